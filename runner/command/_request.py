@@ -44,17 +44,14 @@ SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")  # option
 
 @dataclass(frozen=True)
 class InferenceRequest:
-    """The options of a command line with their defaults, the run, weights and configuration that they mean.
-
-    ``chosen`` are the groups that were typed; ``data`` is a short name of the rows.
-    """
+    """The options of a command line with their defaults, the run, weights and configuration that they mean."""
 
     options: Mapping[str, Any]
     cfg: dict[str, Any]
     run: Run | None
     weights: Weights
-    chosen: frozenset[str]
-    data: str
+    chosen: frozenset[str]  # the groups that were typed
+    data: str  # a short name of the rows
 
     @property
     def head(self) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from runner.command import CommandLine
 from runner.command._option import read_options
@@ -16,7 +15,7 @@ from runner.run.seal import SEAL, check_sealed
 from runner.training.export import export
 
 if TYPE_CHECKING:
-    from huggingface_hub import RepoUrl
+    from huggingface_hub import HfApi, RepoUrl
 
 
 def main(line: CommandLine) -> int:
@@ -44,25 +43,22 @@ def main(line: CommandLine) -> int:
 
 def open_repository(name: str, private: bool = True) -> RepoUrl:
     """The repository of this name on the hub, which is made where it is not there."""
-    from huggingface_hub import HfApi
-
-    with _as_environment_fault(name, "hf auth login, then the same words again"):
-        return HfApi().create_repo(name, private=private, exist_ok=True)
+    fix = "hf auth login, then the same words again"
+    return _ask_hub(name, fix, lambda hub: hub.create_repo(name, private=private, exist_ok=True))
 
 
 def push(folder: Path, repository: RepoUrl) -> None:
     """Upload an export."""
+    name, fix = repository.repo_id, f"hf auth login, then the same words again; {display_path(folder)} is whole"
+    _ask_hub(name, fix, lambda hub: hub.upload_folder(repo_id=name, folder_path=folder, ignore_patterns=[SEAL]))
+
+
+def _ask_hub(name: str, fix: str, call: Callable[[HfApi], Any]) -> Any:
+    """The answer of the hub to a call; EnvironmentFault where it gives none."""
     from huggingface_hub import HfApi
 
-    fix = f"hf auth login, then the same words again; {display_path(folder)} is whole"
-    with _as_environment_fault(repository.repo_id, fix):
-        HfApi().upload_folder(repo_id=repository.repo_id, folder_path=folder, ignore_patterns=[SEAL])
-
-
-@contextlib.contextmanager
-def _as_environment_fault(name: str, fix: str) -> Iterator[None]:
     try:
-        yield
+        return call(HfApi())
     except Exception as error:  # whatever its HTTP library of the day raises
         text = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         raise EnvironmentFault(Fault(f"push={name}", text, "a hub that takes it", fix)) from error

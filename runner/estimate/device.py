@@ -9,16 +9,13 @@ REACHED = 0.5  # of the speed of large products: about what the passes of a trai
 
 @dataclass(frozen=True)
 class Device:
-    """A device that runs are meant for: ``memory`` in bytes and ``speed`` in operations a second, None where unknown.
-
-    ``how`` says where the speed comes from.
-    """
+    """A device that runs are meant for; None is what nobody knows."""
 
     name: str
     gpu: bool
-    memory: int | None = None
-    speed: float | None = None
-    how: str = ""
+    memory: int | None = None  # bytes
+    speed: float | None = None  # operations a second
+    how: str = ""  # the speed is known
 
 
 def read_memory() -> dict[str, int]:

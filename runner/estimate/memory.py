@@ -23,15 +23,12 @@ DRAWS = 4  # copies of a step's logits while a token is drawn from them
 
 @dataclass
 class MeasuredStep:
-    """A step of a small model of this ``shape``. Bytes are those of the first micro-batch, tokens those of all steps.
-
-    ``tokens`` go through the model at a time, in so many ``rows``; ``sampled`` rows are sampled side by side.
-    """
+    """A step of a small model of this shape. Bytes are those of the first micro-batch, tokens those of all steps."""
 
     shape: Shape
-    rows: int = 0
+    rows: int = 0  # that go through the model at a time, with
     tokens: int = 0
-    sampled: int = 0
+    sampled: int = 0  # rows that are sampled side by side
     body: int = 0  # activations inside the layers that wait for the backward pass
     maps: int = 0  # those of them that grow with the square of a row's length
     casts: int = 0  # copies of weights in another precision

@@ -38,14 +38,11 @@ GPU_ATTENTION = ("flash", "kernels", "paged", "sdpa_paged")  # what names of suc
 
 @dataclass
 class Reduced:
-    """A run in small. ``unreduced`` is the run as it is, but for the rows, of which it has the first few hundred.
-
-    ``rows`` counts those of the real run, None where nobody knows; ``notes`` say what is not as in the real run.
-    """
+    """A run in small, and what of it is not as in the real run."""
 
     cfg: dict[str, Any]
-    unreduced: dict[str, Any]
-    rows: int | None = None
+    unreduced: dict[str, Any]  # the run as it is, but for the rows, of which it has the first few hundred
+    rows: int | None = None  # of the real run, None where nobody knows
     notes: list[str] = field(default_factory=list)
 
     def note(self, text: str) -> None:

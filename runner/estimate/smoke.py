@@ -48,18 +48,15 @@ UNREDUCED, ROWS, UNEXPORTED = "unreduced", "rows.json", "unexported.json"  # in 
 
 @dataclass
 class Case:
-    """One run that is tried, that of the stage before it, and the runs that it stands for by key, itself among them.
-
-    ``small`` is the run in small that is played for it, in the folder of ``run``; ``code`` is None until it has ended.
-    """
+    """One run that is tried, that of the stage before it, and the runs that it stands for by key, itself among them."""
 
     composed: Composed
     before: "Case | None" = None
     runs: dict[str, Composed] = field(default_factory=dict)
-    small: Reduced = field(init=False)
-    run: Run = field(init=False)
+    small: Reduced = field(init=False)  # what is played for it
+    run: Run = field(init=False)  # whose folder that is in
     seconds: float = 0.0
-    code: int | None = None
+    code: int | None = None  # until it has ended
 
     @property
     def name(self) -> str:

@@ -16,15 +16,11 @@ RECOMPUTE = (upstream.ACTIVATION_CHECKPOINTING, upstream.GRADIENT_CHECKPOINTING)
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows to train on: tokens of those that were looked at, and how many there are in all.
+    """The rows to train on: tokens of those that were looked at, and how many there are in all."""
 
-    ``lengths`` are those of sequences as they are trained, or of prompts; ``limit`` cuts them. ``total`` is None where
-    nobody knows.
-    """
-
-    lengths: Sequence[int]
-    limit: int | None = None
-    total: float | None = None
+    lengths: Sequence[int]  # of sequences as they are trained, or of prompts
+    limit: int | None = None  # by which they are cut
+    total: float | None = None  # None where nobody knows
 
     @property
     def longest(self) -> int:

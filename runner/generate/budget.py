@@ -39,17 +39,14 @@ def prompts_answered(cfg: Config) -> int | None:
 
 @dataclass(frozen=True)
 class EvaluationBudget:
-    """The most that the evaluations of a run sample: prompts of each held-out set and answers of each, in so many
-    evaluations; ``judged`` are the answers of each set that metrics sample. ``texts`` are those that the training
-    samples or reads, None where only its rows can tell.
-    """
+    """The most that the evaluations of a run sample."""
 
     sets: int
-    prompts: int
-    times: int
-    judged: int
+    prompts: int  # of each set
+    times: int  # that each is answered
+    judged: int  # answers of each set that metrics sample
     evaluations: int
-    texts: int | None
+    texts: int | None  # that the training samples or reads, None where only its rows can tell
     is_open: bool  # nobody has said how many prompts
 
     @property

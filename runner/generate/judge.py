@@ -22,16 +22,13 @@ Score = Callable[[Sequence[Completion], Sequence[Row]], tuple[list[float], Mappi
 
 @dataclass
 class Figures:
-    """Numbers by name for one set of rows, their standard errors, and each completion as a row of a file.
-
-    ``earned`` [rows] holds the weighted sum of the rewards, the mean over the samples of a row.
-    """
+    """Numbers by name for one set of rows, their standard errors, and each completion as a row of a file."""
 
     rows: int = 0
     scores: dict[str, float] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     completions: list[dict[str, Any]] = field(default_factory=list)
-    earned: list[float] = field(default_factory=list)
+    earned: list[float] = field(default_factory=list)  # the weighted sum of the rewards of each row, over its samples
 
     def add(self, metric: Metric, numbers: Sequence[int], **given: Any) -> None:
         """Ask a metric about the rows with these numbers; the standard error where it gives one value for each."""

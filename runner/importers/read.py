@@ -1,7 +1,4 @@
-"""A file -> its keys and the dialect that it is in: YAML, JSON, or a shell script with one training command.
-
-What the keys mean is in the tables.
-"""
+"""A file -> its keys and the dialect that it is in: YAML, JSON, or a shell script with one training command."""
 
 import json
 import re

@@ -19,21 +19,17 @@ SAMPLES = 200  # prompts of each held-out set that are answered, unless the conf
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric with what the config says of it.
-
-    ``on`` names held-out sets, None is all; ``limit`` is the most rows of each, None is all. ``max_new_tokens`` is how
-    long a sampled answer may be, None is as the trainer samples. ``answers`` tells whether wrong answers are read too.
-    """
+    """A metric with what the config says of it."""
 
     name: str
     ask: Callable[..., Any]
     kind: str  # sampled or read
     preprocess: Callable[..., Any] | None = None
     takes_logits: bool = False
-    on: Sequence[str] | None = None
-    limit: int | None = None
-    max_new_tokens: int | None = None
-    answers: Literal["right", "all"] = "right"
+    on: Sequence[str] | None = None  # held-out sets, None is all
+    limit: int | None = None  # the most rows of each, None is all
+    max_new_tokens: int | None = None  # of a sampled answer, None is as the trainer samples
+    answers: Literal["right", "all"] = "right"  # that are read
 
     def measures(self, held_out: str) -> bool:
         """True where it applies to the held-out set of this name."""

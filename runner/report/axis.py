@@ -21,15 +21,12 @@ UNREAD = "?"  # in place of a value where the run's config could not be read
 
 @dataclass(frozen=True)
 class Axis:
-    """A key with its value in each run, UNREAD where the run's config could not be read.
-
-    ``also`` names the keys that go with it: they say the same, or follow from its choice.
-    """
+    """A key with its value in each run, UNREAD where the run's config could not be read."""
 
     key: str
     name: str
     column: tuple[Hashable, ...]
-    also: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()  # keys that go with it: they say the same, or follow from its choice
 
     @property
     def levels(self) -> list[Hashable]:

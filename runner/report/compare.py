@@ -1,7 +1,4 @@
-"""Differences of two runs, from their files alone: section by section for people, and to the bit for a repetition.
-
-What is said of each of them is gathered in ``facts``.
-"""
+"""Differences of two runs, from their files alone: section by section for people, and to the bit for a repetition."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,14 +16,11 @@ WEIGHTS = ".safetensors"
 
 @dataclass(frozen=True)
 class Section:
-    """One respect in which two runs are compared: rows of a name and both values, none where they are alike.
-
-    A row of numbers ends in their difference. ``unknown`` is whether neither run says anything of it.
-    """
+    """One respect in which two runs are compared: rows of a name and both values, none where they are alike."""
 
     title: str
-    rows: Sequence[tuple[str, ...]]
-    unknown: bool = False
+    rows: Sequence[tuple[str, ...]]  # one of numbers ends in their difference
+    unknown: bool = False  # neither run says anything of it
 
 
 def sections_of(ours: RunRecord, theirs: RunRecord) -> list[Section]:

@@ -10,15 +10,12 @@ SPARE = 2  # degrees of freedom that must be left, or the shares would add up to
 
 @dataclass(frozen=True)
 class Importance:
-    """Shares of the variance by key, largest first, and that of the seeds inside a setting, where it has several runs.
-
-    ``chance`` is what a key without any effect has on average; ``refused`` says why there are no shares.
-    """
+    """Shares of the variance by key, largest first, and that of seeds inside a setting, where it has several runs."""
 
     runs: int
     shares: Mapping[str, float] = field(default_factory=dict)
-    chance: Mapping[str, float] = field(default_factory=dict)
-    refused: str = ""
+    chance: Mapping[str, float] = field(default_factory=dict)  # the share that a key without any effect has on average
+    refused: str = ""  # why there are no shares
 
 
 def importance_of(columns: Mapping[str, Sequence[Hashable]], scores: Sequence[float]) -> Importance:

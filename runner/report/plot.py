@@ -267,16 +267,13 @@ def _trade_pictures(summary: Summary) -> Iterator[Picture]:
 
 
 def _curve_picture(summary: Summary, name: str) -> Picture:
-    """One metric over the steps: the mean of each setting, with a band of one standard deviation over its seeds.
-
-    Settings beyond the palette are thin lines.
-    """
+    """One metric over the steps: the mean of each setting, with a band of one standard deviation over its seeds."""
     with _axes(name) as (figure, axes):
         for setting, colour, label in reversed(styled(summary)[: len(COLOURS) + MAX_OTHERS]):
             steps, means, sds = band(setting.runs, name)
             if not steps:
                 continue
-            thin = colour == OTHERS
+            thin = colour == OTHERS  # beyond the palette
             marker = "o" if len(steps) < 4 and not thin else ""
             style = {"linewidth": 0.7 if thin else 1.6, "zorder": 1 if thin else 2, "marker": marker, "markersize": 3}
             axes.plot(steps, means, color=colour, label=label, **style)

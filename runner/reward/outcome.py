@@ -96,14 +96,11 @@ def load_whole(
 
 @dataclass(eq=False)
 class ScoringModel:
-    """A frozen classifier, of whose scores one is given, as a logit or a probability.
-
-    ``label`` is the name or number of its class; a model with one score needs none.
-    """
+    """A frozen classifier, of whose scores one is given, as a logit or a probability."""
 
     path: str
     _: KW_ONLY
-    label: str | int | None = None
+    label: str | int | None = None  # the name or number of a class; a model with one score needs none
     gives: Gives = "logit"
     revision: str | None = None
     dtype: str = "float32"

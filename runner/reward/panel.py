@@ -85,16 +85,13 @@ class RewardTracker:
 
 @dataclass(eq=False)
 class Scorer:
-    """A reward or metric under its config name; each answer is checked before anybody reads it.
-
-    ``timeout`` is for one batch, in seconds. ``per_step`` allows a list of numbers for a completion.
-    """
+    """A reward or metric under its config name; each answer is checked before anybody reads it."""
 
     name: str
     call: Callable[..., Any]
     _: KW_ONLY
-    timeout: float | None = TIMEOUT
-    per_step: bool = False
+    timeout: float | None = TIMEOUT  # seconds for one batch
+    per_step: bool = False  # a list of numbers for a completion is allowed
     tracker: RewardTracker | None = None
     group: str = "reward"
 

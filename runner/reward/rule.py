@@ -1,7 +1,4 @@
-"""Rewards that a few lines of code can decide. Scores of models are in ``outcome``.
-
-Each takes the completions and, by name, the columns of the rows that it needs; ``**columns`` is all of them.
-"""
+"""Rewards that a few lines of code can decide. Scores of models are in ``outcome``."""
 
 import functools
 import re

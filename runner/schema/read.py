@@ -15,20 +15,16 @@ UNKNOWN = object()  # the default of a parameter where the source holds no plain
 
 @dataclass(frozen=True)
 class Parameter:
-    """One argument of a target.
-
-    ``documented`` is its type in the docstring, ``choices`` what a field's metadata lists, and ``also`` what
-    ``__post_init__`` accepts besides.
-    """
+    """One argument of a target."""
 
     name: str
     required: bool = False
     default: object = UNKNOWN
     annotation: ast.expr | None = None
     module: Module | None = None
-    documented: str = ""
-    choices: tuple[object, ...] = ()
-    also: tuple[Type, ...] = ()
+    documented: str = ""  # its type in the docstring
+    choices: tuple[object, ...] = ()  # that a field's metadata lists
+    also: tuple[Type, ...] = ()  # accepted by ``__post_init__`` besides
 
     @functools.cached_property
     def type(self) -> Type:
@@ -54,16 +50,13 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Signature:
-    """The arguments of a target. ``is_open`` says that it takes other keyword arguments too.
-
-    ``home`` is where it is defined; ``lineage`` names its class and those that this one builds on.
-    """
+    """The arguments of a target."""
 
     target: str
-    home: str
+    home: str  # where it is defined
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
-    is_open: bool = False
-    lineage: tuple[str, ...] = ()
+    is_open: bool = False  # it takes other keyword arguments too
+    lineage: tuple[str, ...] = ()  # its class and those that this one builds on
 
     @property
     def name(self) -> str:

@@ -69,16 +69,12 @@ class Module:
 
 @dataclass(frozen=True)
 class Definition:
-    """The meaning of a name.
-
-    ``node`` is its class or function, another expression, or None where there is nothing to read;
-    ``owner`` is the class through which a method was reached.
-    """
+    """The meaning of a name."""
 
     module: Module
     name: str
-    node: Any = None
-    owner: "Definition | None" = None
+    node: Any = None  # a class or function, another expression, or None where there is nothing to read
+    owner: "Definition | None" = None  # the class through which a method was reached
 
     @property
     def home(self) -> str:
