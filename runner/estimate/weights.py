@@ -33,17 +33,14 @@ NOT_QUANTISED = ("lora_", "modules_to_save", *OUTPUT_LAYERS)
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes by which the cost of a pass grows: ``width`` is that of all that enters and leaves the matrices of a layer.
-
-    ``weights`` are those that a token is multiplied with, without embeddings; those of the ``head`` are apart.
-    """
+    """Sizes by which the cost of a pass grows."""
 
     layers: int
     hidden: int
     heads: int
-    width: float
-    weights: float
-    head: int
+    width: float  # of all that enters and leaves the matrices of a layer
+    weights: float  # that a token is multiplied with, without embeddings
+    head: int  # its weights, which are apart
 
     @staticmethod
     def of(model: PreTrainedModel) -> "Shape":

@@ -53,17 +53,14 @@ class Completion:
 
 @dataclass
 class TextGenerator:
-    """A model that answers the prompts of rows, ``n`` times each; noise comes from seed, row and sample alone.
-
-    A prompt that leaves no room for a completion is refused. ``on_progress`` is called with the number of those made.
-    """
+    """A model that answers the prompts of rows, ``n`` times each; noise comes from seed, row and sample alone."""
 
     model: Model
     tokenizer: PreTrainedTokenizerBase
     how: Sampling
     seed: int = 0
     n: int = 1
-    on_progress: Callable[[int], object] = lambda count: None
+    on_progress: Callable[[int], object] = lambda count: None  # is called with the number of those made
 
     def __post_init__(self) -> None:
         self.how = replace(self.how, stop_ids=tuple(stop_ids(self.model)), logprob_temperature=1.0)

@@ -33,17 +33,13 @@ class AnswerReading:
 
 @dataclass
 class AnswerReader:
-    """A model that reads rows with known answers, at most ``batch_size`` texts at once.
-
-    A text is cut after ``max_length`` tokens, so that an answer may lose its end or, behind a long prompt, all of its
-    tokens. ``on_progress`` is called with the number of those read.
-    """
+    """A model that reads rows with known answers, of which what is too long loses its end, or all of its tokens."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    max_length: int | None = None
-    batch_size: int | None = None
-    on_progress: Callable[[int], object] = lambda count: None
+    max_length: int | None = None  # tokens of a text, with the prompt
+    batch_size: int | None = None  # texts at once
+    on_progress: Callable[[int], object] = lambda count: None  # is called with the number of those read
 
     def read(
         self, rows: Sequence[Row], keep: Mapping[str, Callable[[Tensor, Tensor], Any]] | None = None

@@ -50,19 +50,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Sampling:
-    """The distribution that tokens are drawn from, and the end of completions; a model's own settings do not count.
-
-    ``temperature`` 0 takes the likeliest token; ``top_k`` 0 and ``top_p`` 1 leave every token in. Log-probabilities
-    are those of the whole distribution at ``logprob_temperature``, else at that of sampling.
-    """
+    """The distribution that tokens are drawn from, and the end of completions; a model's own settings do not count."""
 
     max_new_tokens: int = 64
     stop_ids: tuple[int, ...] = ()
-    temperature: float = 1.0
+    temperature: float = 1.0  # 0 takes the likeliest token
     rows: int = 64  # that are sampled side by side
-    top_k: int = 0
+    top_k: int = 0  # leaves every token in, as does
     top_p: float = 1.0
-    logprob_temperature: float | None = None
+    logprob_temperature: float | None = None  # of log-probabilities, which are of all tokens; None is that of sampling
     max_length: int | None = None  # of prompt and completion together
 
     def limit(self, prompt: Sequence[int]) -> int:

@@ -19,19 +19,14 @@ MAX_STRETCH = 800  # characters of a stretch of equal tokens in the terminal; of
 
 @dataclass(frozen=True)
 class TokenRow:
-    """One sequence as the model sees it, without padding.
+    """One sequence as the model sees it, without padding."""
 
-    ``number`` is its row, which a pair's ``chosen`` and ``rejected`` share; ``role`` is also ``good`` or ``bad`` of a
-    labelled answer, ``prompt`` of what is sampled from, and else empty. ``trained`` says which tokens the loss counts,
-    of a scored text the one where the score is read. ``whole`` is the length before it was cut, 0 where it is whole.
-    """
-
-    number: int
-    role: str
+    number: int  # of its row, which both of a pair share
+    role: str  # chosen or rejected, good or bad of a labelled answer, prompt of what is sampled from, and else empty
     ids: list[int]
-    trained: list[bool]
+    trained: list[bool]  # which tokens the loss counts; of a scored text the one where the score is read
     weights: list[float] | None = None
-    whole: int = 0
+    whole: int = 0  # the length before it was cut, 0 where it is whole
     texts: list[str] = field(default_factory=list)  # of each token, where they are to be shown
 
     @property

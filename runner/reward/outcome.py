@@ -139,16 +139,12 @@ class ScoringModel:
 
 @dataclass(eq=False)
 class Classifier(ScoringModel):
-    """The answer of a sequence classification model to completions.
-
-    ``reads`` is what the model is shown: the ``answer`` alone, or the ``conversation`` with the prompt, a chat through
-    the model's own template if it has it. Longer texts are cut on the left, so that the answer stays, to ``max_length``
-    tokens or what the model holds.
-    """
+    """The answer of a sequence classification model to completions; a text that is too long loses its beginning."""
 
     _: KW_ONLY
+    # What it is shown: the answer alone, or with the prompt, a chat through the model's own template if it has it.
     reads: Literal["answer", "conversation"] = "conversation"
-    max_length: int | None = None
+    max_length: int | None = None  # tokens of a text; None is what the model holds
 
     def __post_init__(self) -> None:
         self.load("reward.classifier")

@@ -40,21 +40,18 @@ def find_address_faults(url: str, where: str = "reward.remote.url") -> Iterator[
 class Remote:
     """Rewards of a server, in the order of the completions.
 
-    ``timeout`` is for one answer, in seconds; after a failure there are ``retries`` more tries, each after twice the
-    wait of the one before. ``columns`` of the rows are sent along; nothing else is. The text of ``token_variable`` in
-    the environment goes to ``url`` as a bearer token, to no other host, and over plain HTTP to this machine only.
-
     Raises EnvironmentFault when no answer came, ConfigError for a refusal, DataError for an answer that is none.
     """
 
     url: str
     _: KW_ONLY
     batch_size: int = 32
-    request_timeout: float = 60.0
-    retries: int = 3
-    wait: float = 0.5
+    request_timeout: float = 60.0  # seconds for one answer
+    retries: int = 3  # after a failure
+    wait: float = 0.5  # seconds before the first of them, and before each other one twice as long
     parallel: int = 1
-    columns: Sequence[str] = ()
+    columns: Sequence[str] = ()  # of the rows, which are sent along; nothing else is
+    # Whose text in the environment is a bearer token: for no other host, and over plain HTTP for this machine only.
     token_variable: str | None = None
 
     def __post_init__(self) -> None:

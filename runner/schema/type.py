@@ -17,17 +17,12 @@ MAX_LETTERS = 68  # of a printed list of choices, so that a fault fits on a line
 
 @dataclass(frozen=True)
 class Type:
-    """The values that a parameter accepts.
+    """The values that a parameter accepts."""
 
-    ``kind`` is any, instance (of some class), none, bool, int, float, str, list, tuple, dict, record, choice, enum or
-    union.
-    ``parts`` are the types inside (a dict has two, of keys and of values), ``values`` the constants of a choice, or the
-    names of a record's parts.
-    """
-
+    # Any, instance (of some class), none, bool, int, float, str, list, tuple, dict, record, choice, enum or union.
     kind: str
-    parts: tuple["Type", ...] = ()
-    values: tuple[object, ...] = ()
+    parts: tuple["Type", ...] = ()  # the types inside: a dict has two, of keys and of values
+    values: tuple[object, ...] = ()  # the constants of a choice, or the names of a record's parts
 
     def accepts(self, value: object) -> bool:
         """True for a value that YAML can hold and that fits; a node with a ``_target_`` fits everywhere."""
