@@ -36,7 +36,7 @@ class Option:
         meant = [word for meaning in find_meanings(key, text) for word in meaning.words.values()]
         value = next((word for word in meant if word in (self.words or meant)), text)
         value = value if self.kind == "str" else plain(re.sub(f"(?i) *({self.unit})$", "", text))
-        numbers = RANGES.get(self.numbers)
+        numbers = RANGES[self.numbers] if self.numbers else None
         fault = misfit_number(key, value, numbers) if known.accepts(value) else misfit_type(key, value, known)
         if self.parts and not re.fullmatch(re.sub(r"\w+", "[^/]+", self.parts), text):
             fault = Fault(key, text, self.parts, f"{key}={self.parts}")
