@@ -1,8 +1,10 @@
 """Processes: several train as one, and what happens in one run of a sweep stays there."""
 
+import os
 import signal
 import socket
 import time
+from pathlib import Path
 
 import pytest
 from warm import world_of_two
@@ -54,6 +56,32 @@ def read(runner, name):
     # The norms tell what the losses do not: whether the processes averaged their gradients.
     steps = [line[name] for line in lines for name in ("loss", "grad_norm")]
     return {"steps": steps, "manifest": read_json(run.folder / "manifest.json")}
+
+
+def with_gpu_awake(words: list[str]) -> int:
+    """The command, where an import has woken the driver of a GPU; leaves a file that says what it was replaced by."""
+    import torch
+
+    from runner.__main__ import main
+
+    replace = os.execv
+
+    def execv(python: str, replaced: list[str]) -> None:
+        Path("words").write_text("\n".join(replaced))
+        replace(python, replaced)
+
+    torch.cuda.is_initialized, os.execv = (lambda: True), execv
+    return main(words)
+
+
+def test_a_run_begins_in_a_python_of_its_own_where_a_fork_could_use_no_gpu(runner):
+    words = ("trainer=sft", *SAME)
+    runner("-m", *words, "seed=0", "name=fresh", "--debug", door="test_launcher:with_gpu_awake")
+    (fresh,) = runner.runs("fresh")
+    assert (runner.folder / "words").read_text().splitlines()[-4:] == [str(fresh), "--trust", "--launch", "--debug"]
+    runner(*words, "name=forked")
+    weights = [(run / "model" / "model.safetensors").read_bytes() for run in (fresh, runner.runs("forked")[0])]
+    assert weights[0] == weights[1]
 
 
 def test_a_sweep_trains_four_runs_each_in_its_own_folder_as_it_would_be_alone(runner):

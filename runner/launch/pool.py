@@ -9,6 +9,7 @@ import contextlib
 import gc
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -147,12 +148,17 @@ class Pool:
         # 19.4 s with a forkserver that has preloaded the same modules (medians of 3): Python starts a second time.
         # Nor could a number be kept until all of a run is killed.
         log = None if self.settings.attached else HidingLog.open(run.log)
+        # A driver of GPUs that an import has woken works in no process forked from here, but in a Python of its own.
+        afresh = worker.python_words("runner.launch") if sys.modules["torch"].cuda.is_initialized() else []
 
         def train() -> int:
             os.setpgid(0, 0)
             if log:
                 log.take_output()
             confine(slot, self.settings, run.cfg)
+            if afresh:
+                debug = ["--debug"] if self.settings.debug else []
+                os.execv(afresh[0], [*afresh, str(run.folder), "--trust", "--launch", *debug])
             return launch(run, debug=self.settings.debug)
 
         pid = worker.fork(train)

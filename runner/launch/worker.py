@@ -163,7 +163,8 @@ def main(words: Sequence[str]) -> int:
     except RunnerError as error:
         print_error(error)
         return error.code
-    return launch(run, "--debug" in words) if own > world else work(folders[0], debug="--debug" in words)
+    debug, starts = "--debug" in words, own > world or "--launch" in words
+    return launch(run, debug) if starts else work(folders[0], debug=debug)
 
 
 def launch(run: Run, debug: bool = False, launcher: Mapping[str, Any] | None = None) -> int:
