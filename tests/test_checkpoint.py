@@ -1,5 +1,6 @@
 """Checkpoints are taken where a resume is exact, sealed, and only then rotated."""
 
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from runner.run.alarms import ALARMS, build_alarms, steps_to_notice
 from runner.run.seal import checkpoints_at_once, damage_of, rotate, seal
 from runner.schema.upstream import cycle_steps
+from runner.training import checkpoint as checkpoints
 from runner.training.checkpoint import Seal
 
 
@@ -99,3 +101,16 @@ def test_cycle_steps(args, steps):
 
 def test_without_any_alarm_the_last_checkpoints_are_enough():
     assert steps_to_notice(dict.fromkeys(ALARMS, True)) == 1
+
+
+def test_processes_meet_while_one_reads_a_large_checkpoint(monkeypatch):
+    met = []
+
+    def gather(mine: list) -> list:
+        met.append(mine)
+        return [*mine, *([True] if isinstance(mine[0], bool) else ["of another"])]
+
+    monkeypatch.setattr(checkpoints, "gather_object", gather)
+    monkeypatch.setattr(checkpoints, "MEET", 0.01)
+    assert checkpoints.gather_long(lambda: [time.sleep(0.1) or "mine"]) == ["mine", "of another"]
+    assert met[0] == [False] and met[-2:] == [[True], ["mine"]]

@@ -56,7 +56,7 @@ from runner.run.seal import last_checkpoint, rotate, seal, sealed_hashes, step_o
 from runner.schema import upstream
 from runner.tracker.callback import trackers_closed
 from runner.training.callback import AtStart, StopRequest
-from runner.training.checkpoint import all_steps_taken, disk_needed, restore
+from runner.training.checkpoint import all_steps_taken, disk_needed, gather_long, restore
 from runner.training.components import Components, build_components
 from runner.training.components.evaluation import held_out_scores
 from runner.training.components.model import has_base, path_of, policy_of
@@ -112,7 +112,7 @@ def _train(run: Run, components: Components, stop: StopRequest) -> None:
     began = time.monotonic()
     trainer, rows = components.trainer, components.train_rows
     is_first = trainer.is_world_process_zero()
-    (newest,) = broadcast_object_list([last_checkpoint(run) if is_first else None])  # one process reads all of it
+    (newest,) = gather_long(lambda: [last_checkpoint(run)] if is_first else [])  # one process reads all of it
     other = other_run(run.cfg) if newest is None else None
     if is_first and newest is None and other is None and (step := run.status()["step"]):
         print(f"begins    again: it had come to step {step}, and no checkpoint was saved", flush=True)

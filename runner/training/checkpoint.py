@@ -5,8 +5,10 @@ checkpoint that could not be loaded). What a seal holds, and which checkpoint is
 """
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from accelerate.utils import gather_object, wait_for_everyone
 from peft import PeftModel
@@ -17,8 +19,22 @@ from runner.io.files import read_json
 from runner.run.seal import checkpoints_at_once, put_down, rotate, seal
 from runner.schema import upstream
 
+MEET = 10.0  # seconds; far below a third of the shortest ``ddp_timeout`` that anybody sets
 # Numbers that an optimizer keeps of each weight, by what its name holds.
 STATES = {"ademamix": 3, "adam": 2, "lion": 1, "rmsprop": 1, "adagrad": 1, "muon": 1}
+
+
+def gather_long(call: Callable[[], list[Any]]) -> list[Any]:
+    """The entries that a call gives in each process, of all of them, however long it takes in one.
+
+    Meanwhile the processes meet: a process that waited for one that reads and hashes a large checkpoint would be ended
+    after ``ddp_timeout``.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        called = pool.submit(call)
+        while not all(gather_object([called in wait([called], MEET).done])):
+            pass
+    return gather_object(called.result())
 
 
 @dataclass(eq=False)
@@ -57,7 +73,7 @@ class Seal(TrainerCallback):
         wait_for_everyone()  # every rank writes a file of its own into the checkpoint
         root = Path(args.output_dir)
         folder = root / f"checkpoint-{state.global_step}"
-        entries = gather_object([*put_down(folder, args.process_index, args.world_size).items()])
+        entries = gather_long(lambda: [*put_down(folder, args.process_index, args.world_size).items()])
         if state.is_world_process_zero:
             seal(folder, dict(entries))
             if self.set_status:
