@@ -116,6 +116,12 @@ def texts(found):
 # --- what is good ---
 
 
+def test_of_thousands_of_unknown_keys_no_more_are_looked_up_than_anybody_reads():
+    many = {f"odd{number}": number for number in range(2_000)}
+    assert 50 <= len(find_all_faults(good() | many, menu=MENU)) <= 200
+    assert 50 <= len(find_all_faults(good() | {"model": good()["model"] | many}, menu=MENU)) <= 200
+
+
 @pytest.mark.parametrize("name", PACKAGES)
 def test_a_good_configuration_has_no_fault(name):
     assert faults(good(name)) == []

@@ -14,18 +14,18 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from runner.config.limits import MAX_DEPTH, check_size, parse_yaml
+from runner.config.limits import MAX_DEPTH, MAX_VALUES, check_size, parse_yaml
 from runner.config.menu import takes_one
 from runner.config.override import list_fault
 from runner.errors import ConfigError, Fault
 from runner.io.filetype import undecodable
-from runner.schema.text import short_text
+from runner.schema.text import short_text, walk
 
 if TYPE_CHECKING:
     from hydra.core.config_search_path import ConfigSearchPath
     from hydra.plugins.config_source import ConfigResult
 
-MAX_FILES = 500  # that the lists of defaults of one lead to
+FILE_VALUES = 20  # that a file counts for beside its own, since each is read and merged several times
 OFFERED = "hydra.sweeper and hydra.mode"
 # What a file may choose of Hydra's own settings.
 CHOSEN = re.compile(r"(override )?/?hydra/sweeper(/\w+)*")
@@ -33,26 +33,30 @@ CHOSEN = re.compile(r"(override )?/?hydra/sweeper(/\w+)*")
 
 def use_folders(folders: Sequence[Path]) -> None:
     """Have Hydra search the user's own config folders before the menu, so that a same-named option of theirs wins."""
-    _plugin().folders = [Path(folder).resolve() for folder in folders]
+    _plugin().folders, _plugin().known = [Path(folder).resolve() for folder in folders], {}
 
 
-def _count_files(name: str, above: tuple[str, ...], known: dict[str, int]) -> int:
-    """The number of files that a file and its lists of defaults lead to; ConfigError where that has no end."""
+def _count_values(name: str, above: tuple[str, ...], known: dict[str, int]) -> int:
+    """The number of values that a file and its lists of defaults lead to; ConfigError where that has no end."""
     if name in above or len(above) > MAX_DEPTH:
         found = " -> ".join((*above[above.index(name) if name in above else -3 :], name))
         raise ConfigError(Fault("defaults", found, "lists of defaults with an end", "mend one of them"))
     if name not in known:
         file = next(filter(os.path.isfile, (root / f"{name}.yaml" for root in _plugin().folders)), None)
-        named = _find_named(name, file) if file else ()
-        known[name] = 1 + sum(_count_files(each, (*above, name), known) for each in named)
+        whole = _read_keys(file) if file else {}
+        named = _find_named(name, file, whole) if file else ()
+        count = FILE_VALUES + sum(1 for _ in walk(whole))
+        for each in named:
+            count += _count_values(each, (*above, name), known)
+            if count > MAX_VALUES:
+                found = f"defaults that lead to more than {MAX_VALUES:,} values, {FILE_VALUES} for each file"
+                raise ConfigError(Fault(str(file), found, "what a person could have written", "fewer of them"))
+        known[name] = count
     return known[name]
 
 
-def _find_named(name: str, file: Path) -> Iterator[str]:
-    """The files that the defaults list of a file names, whichever of its forms an entry has.
-
-    Raises ConfigError where the file is no YAML, or holds something else than keys.
-    """
+def _read_keys(file: Path) -> Mapping[str, Any]:
+    """The content of a file; ConfigError where it is no YAML, or holds something else than keys."""
     check_size(file)
     text = file.read_bytes()
     try:
@@ -64,7 +68,12 @@ def _find_named(name: str, file: Path) -> Iterator[str]:
     if whole is not None and not isinstance(whole, Mapping):
         found = "a list" if isinstance(whole, list) else f"the text {str(whole)[:40]!r}"
         raise ConfigError(Fault(str(file), found, "keys with values", "key: value, one in each line"))
-    entries, own = (whole or {}).get("defaults", []), f"{name.rpartition('/')[0]}/".lstrip("/")
+    return whole or {}
+
+
+def _find_named(name: str, file: Path, content: Mapping[str, Any]) -> Iterator[str]:
+    """The files that the defaults list of a file names, whichever of its forms an entry has."""
+    entries, own = content.get("defaults", []), f"{name.rpartition('/')[0]}/".lstrip("/")
     for entry in entries if isinstance(entries, list) else [None]:
         (group, options), *more = entry.items() if isinstance(entry, Mapping) and entry else [("", entry)]
         words = options if isinstance(options, list) else [options or ("" if group else options)]
@@ -98,9 +107,7 @@ def _plugin() -> Any:
         def load_config(self, config_path: str) -> ConfigResult:
             name = config_path.removesuffix(".yaml")
             file = Path(self.path, f"{name}.yaml")
-            if (count := _count_files(name, (), {})) > MAX_FILES:
-                led = f"defaults that lead to {count:,} files"
-                raise ConfigError(Fault(str(file), led, f"at most {MAX_FILES}", "fewer of them"))
+            _count_values(name, (), _plugin().known)
             try:
                 loaded = super().load_config(config_path)
             except ValueError as error:  # of a comment like # @package
@@ -114,6 +121,7 @@ def _plugin() -> Any:
 
     class UserFolders(SearchPathPlugin):
         folders: ClassVar[list[Path]] = []
+        known: ClassVar[dict[str, int]] = {}
 
         def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
             for folder in reversed(self.folders):

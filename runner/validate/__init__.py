@@ -19,6 +19,7 @@ is only what a signature cannot say. What all of them know of a configuration is
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 
 from runner.config.menu import read_menu
 from runner.errors import Fault
@@ -29,6 +30,8 @@ from runner.validate.keys import find_infinite, find_node_faults, find_top_fault
 from runner.validate.objective import find_objective_faults
 from runner.validate.parts import find_mismatches, find_part_faults
 from runner.validate.targets import find_target_fault
+
+MAX_SHOWN = 100  # faults of the top level, or of a node: of each the keys that look like it are sought
 
 
 def find_all_faults(
@@ -47,9 +50,9 @@ def find_all_faults(
     node_faults: list[Fault] = []
     for path, node in nodes(cfg):
         target = find_target_fault(path, node["_target_"], context.allow)
-        node_faults += [target] if target else find_node_faults(context, path, node)
+        node_faults += [target] if target else islice(find_node_faults(context, path, node), MAX_SHOWN)
     faults = [
-        *find_top_faults(context),
+        *islice(find_top_faults(context), MAX_SHOWN),
         *node_faults,
         *find_infinite(context),
         *find_risks(cfg, context.typed),

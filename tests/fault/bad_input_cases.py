@@ -138,6 +138,16 @@ def doubling(count: int, again: str = ", /g/a{}@b") -> dict[str, Content]:
     return files | own(f"g/a{count}.yaml", "v: 1\n")
 
 
+def fan(count: int, keys: int) -> tuple[str, dict[str, Content]]:
+    """A list of defaults that names so many files, and these, each with so many keys."""
+    texts = {f"own/g/f{file}.yaml": "".join(f"k{file}_{key}: 0\n" for key in range(keys)) for file in range(count)}
+    return f"[{', '.join(f'/g/f{file}@_global_' for file in range(count))}]", texts
+
+
+MANY, WIDE = fan(500, 1), fan(30, 900)
+CHAIN = {name: f"{text}many: [{'0, ' * 300}]\n" for name, text in doubling(50, "").items()}
+
+
 def model(change: Callable[[Path], None] | None = None) -> dict[str, Content]:
     """The shipped model in a folder ``m``, changed."""
 
@@ -368,6 +378,9 @@ SYNTAX = [
     bad("defaults with two keys", OWN, "a:b", "x.yaml", experiment("defaults: [{a: b, c: d}]\n")),
     bad("defaults with _self_ elsewhere", OWN, "_self_@", "", experiment("defaults: [_self_@x]\n")),
     bad("defaults that double", OWN, "lead to", "fewer", experiment("defaults: [/g/a0]\n") | doubling(20)),
+    bad("defaults of 500 files", OWN, "lead to more than", "fewer", experiment(f"defaults: {MANY[0]}\n") | MANY[1]),
+    bad("defaults of large files", OWN, "lead to more than", "fewer", experiment(f"defaults: {WIDE[0]}\n") | WIDE[1]),
+    bad("defaults of a chain of large files", OWN, "lead to more", "fewer", experiment("defaults: [/g/a0]\n") | CHAIN),
     bad("defaults 300 deep", OWN, "g/a64", "mend", experiment("defaults: [/g/a0]\n") | doubling(300, "")),
     bad(
         "defaults in a circle beside a pipe",
