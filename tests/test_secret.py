@@ -1,6 +1,7 @@
 """No secret in any byte that is written: a part of what ``tests/fault/secret.py`` does in full."""
 
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -29,6 +30,25 @@ def test_a_secret_is_hidden_by_its_value_however_it_is_spelt(monkeypatch):
     for before in ("", "m", "me"):  # which shift the letters, and no header tells that this is a login
         packed = base64.b64encode(f"{before}{secret}".encode()).decode()
         assert packed[4:-4] not in without_values(f"a blob {packed}")
+
+
+@pytest.mark.parametrize("name", ["HUB", "KEY", "PLAIN", "OTHER"])
+@pytest.mark.parametrize("width", [6, 10, 14])
+def test_a_secret_that_is_wrapped_is_hidden_too(monkeypatch, name, width):
+    monkeypatch.setenv("MY_TOKEN", secret := SECRETS[name])
+    lines = textwrap.wrap(f"reward of {secret}", width, initial_indent="  ", subsequent_indent="  ")
+    told = hidden("\n".join(["before", *lines, "after"]))
+    assert not any(secret[at : at + 5] in told for at in range(len(secret) - 5))
+    assert told.startswith("before\n") and told.endswith("\nafter") and "  rew" in told
+
+
+def test_a_piece_of_a_secret_is_hidden_where_its_rest_came_before(monkeypatch):
+    monkeypatch.setenv("MY_TOKEN", secret := SECRETS["HUB"])
+    monkeypatch.setenv("OTHER_KEY", "to-authentication eu-central-1")  # of two words, which may stand in any text
+    for piece in (secret[:14], secret[14:], secret[10:23]):
+        assert hidden(f"it says {piece}\n") == f"it says {HIDDEN}\n"
+    for word in ("authentication", "eu-central-1", secret[4:10], "configuration"):
+        assert hidden(word) == word
 
 
 def test_no_file_of_ours_holds_a_secret_of_the_environment(monkeypatch, tmp_path):

@@ -38,6 +38,7 @@ ESCAPES: tuple[Callable[[str], str], ...] = (
     lambda text: text.replace("'", "'\"'\"'"),
 )
 SHORTEST = 8
+PIECE = re.compile(r"[\w+/=.-]{12,}")  # of a secret of one word, whose rest may stand in another line
 MARKED: set[str] = set()  # variables that hold a secret whatever they are called
 
 
@@ -108,14 +109,20 @@ def _blank(found: re.Match[str]) -> str:
 
 
 def without_values(text: str) -> str:
-    """A text without the secrets that the environment holds, in any of their encodings."""
-    pattern = _pattern(tuple(holders()))
-    return pattern.sub(HIDDEN, text) if pattern else text
+    """A text without the secrets that the environment holds, in any of their encodings, and long pieces of them."""
+    values = tuple(holders())
+    text = pattern.sub(HIDDEN, text) if (pattern := _pattern(values)) else text
+    words = [value for value in values if PIECE.fullmatch(value)]
+
+    def blank(found: re.Match[str]) -> str:
+        return HIDDEN if any(found[0] in word for word in words) and _is_random(found[0]) else found[0]
+
+    return PIECE.sub(blank, text) if words else text
 
 
 @functools.lru_cache(maxsize=8)
 def _pattern(values: tuple[str, ...]) -> re.Pattern[str] | None:
-    """Values as they are, escaped once or twice, in hex, and in base64, where what stands before shifts the letters.
+    """Values as they are, wrapped, escaped once or twice, in hex, and in base64, where what stands before shifts them.
 
     So is each line of one with several, because texts are often printed by lines.
     """
@@ -129,8 +136,9 @@ def _pattern(values: tuple[str, ...]) -> re.Pattern[str] | None:
             encoded = base64.b64encode(b"\0" * shift + text.encode()).decode().rstrip("=")
             shifted = encoded[(0, 2, 3)[shift] : len(encoded) - 1]
             spelt |= {shifted, shifted.replace("+", "-").replace("/", "_")}
-    longest_first = sorted(spelt, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first))) if spelt else None
+    longest_first = map(re.escape, sorted(spelt, key=len, reverse=True))
+    wrapped = [r"\s*".join(map(re.escape, "".join(value.split()))) for value in values]
+    return re.compile("|".join([*longest_first, *wrapped])) if spelt else None
 
 
 def _is_random(value: str) -> bool:
