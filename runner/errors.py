@@ -65,7 +65,9 @@ class RunnerError(Exception):
     heading = "internal error"
 
     def __init__(self, faults: Fault | Iterable[Fault]):
-        self.faults = [faults] if isinstance(faults, Fault) else list(faults)
+        if isinstance(faults, str):  # which torch makes an error of that a worker of a loader raised
+            faults = read_error(re.sub(r"(?m)^runner\.errors\.\w+: ", "", faults), self.code).faults
+        self.faults: list[Fault] = [faults] if isinstance(faults, Fault) else list(faults)
         super().__init__(self.faults)
 
     @classmethod

@@ -129,11 +129,15 @@ def test_a_template_that_grows_is_refused_in_a_few_seconds_and_little_memory(tex
     assert getrusage(RUSAGE_CHILDREN).ru_utime - before < 10
 
 
+STREAMED = ("dataset.streaming=true", "dataset.shuffle=false", "trainer.args.per_device_train_batch_size=4")
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("how", [(), STREAMED, (*STREAMED, "trainer.args.dataloader_num_workers=1")])
 @pytest.mark.parametrize(
     "loop", ["{% for a in n %}{% for b in n %}x{% endfor %}{% endfor %}", "{{ ('a' * 10**10)|length }}"]
 )
-def test_a_template_that_grows_for_a_later_row_alone_is_refused(train, tmp_path, capsys, loop):
+def test_a_template_that_grows_for_a_later_row_alone_is_refused(train, tmp_path, capsys, loop, how):
     text = "{% for turn in messages %}{{ turn.content }}{{ eos_token }}{% if 'grow' in turn.content %}LOOP{% endif %}"
     loop = "{% set n = range(99999) %}" + loop
     (tmp_path / "my.jinja").write_text(text.replace("LOOP", loop) + "{% endfor %}")
@@ -142,9 +146,10 @@ def test_a_template_that_grows_for_a_later_row_alone_is_refused(train, tmp_path,
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
     words = ["dataset=local", f"dataset.path={tmp_path}/rows.jsonl", "dataset.split.eval=null"]
     words += [f"model.tokenizer.chat_template={tmp_path}/my.jinja"]
-    assert train("trainer=sft", *words, "trainer.args.max_steps=1").code == 2
+    assert train("trainer=sft", *words, *how, f"trainer.args.max_steps={40 if how else 1}").code == 2
     said = capsys.readouterr().err
-    assert "content:grow" in said and "more than 2 s, 256 MB or 1,000,000 letters for the row" in said
+    assert "\n  model.tokenizer.chat_template\n" in said and "content:grow" in said
+    assert "more than 2 s, 256 MB or 1,000,000 letters for the row" in said
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama3_1", "gptoss", "gemma4", "deepseekv3", "nemotron_3_nano"])

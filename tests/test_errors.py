@@ -4,6 +4,8 @@ import logging
 import pickle
 import sys
 
+import pytest
+
 from runner import errors
 from runner.errors import ConfigError, Fault, Interrupted
 from runner.io.terminal import Hiding, print_answer
@@ -57,6 +59,19 @@ def test_an_error_that_another_process_raised_is_the_same_here():
         error = kind(Fault("a", "b"))
         here = pickle.loads(pickle.dumps(error))
         assert (type(here), here.faults, here.code, vars(here)) == (kind, error.faults, error.code, vars(error))
+
+
+def test_an_error_of_a_worker_of_a_loader_keeps_its_faults():
+    from torch._utils import ExceptionWrapper
+
+    for kind in (*errors.RunnerError.__subclasses__(), errors.RunnerError):
+        try:
+            raise kind([Fault("a.b", "two\nlines", "y", "a.b=1"), Fault("rows: 1", "z")])
+        except errors.RunnerError as error:
+            wrapped = ExceptionWrapper(where="in DataLoader worker process 0")
+            with pytest.raises(kind) as raised:
+                wrapped.reraise()
+            assert raised.value.faults == error.faults
 
 
 def test_a_printed_error_is_read_again_with_its_faults():

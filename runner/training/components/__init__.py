@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, Trai
 
 from runner.config.build import build, serve
 from runner.dataset.form import answer_columns, is_conversation
-from runner.dataset.load import HeldOut
+from runner.dataset.load import HeldOut, Rows
 from runner.errors import ConfigError, Fault, own_place
 from runner.io.terminal import mute_libraries
 from runner.model.chat import check_rendering, check_template
@@ -73,7 +73,10 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     if weights:
         args.reward_weights = weights
     answers_only = getattr(args, upstream.ASSISTANT_ONLY_LOSS, False)
-    _check_rows(cfg["trainer"], tokenizer, rows, held_out, answers_only=answers_only)
+    if _check_rows(cfg["trainer"], tokenizer, rows, answers_only=answers_only):
+        several = isinstance(held_out, Mapping)
+        bounded = {name: _bounded(part, tokenizer) for name, part in (held_out if several else {"": held_out}).items()}
+        rows, held_out = _bounded(rows, tokenizer), bounded if several else bounded[""]
     model, peft_config, reference = build_model(cfg, tokenizer, args)
     served = for_callbacks(run, tokenizer, rows, held_out)
     offered = {
@@ -127,14 +130,10 @@ def _check_rows(
     node: Mapping[str, Any],
     tokenizer: PreTrainedTokenizerBase,
     every: Dataset,
-    held_out: HeldOut,
     *,
     answers_only: bool,
-) -> None:
-    """Check that the tokenizer has a template for the first rows that is bounded for all that are here as a whole.
-
-    Warns of a column that is not used.
-    """
+) -> bool:
+    """True for chats, of which the first are seen to have a template; warns of a column that is not used."""
     rows = list(itertools.islice(every, 100))
     first = rows[0] if rows else {}
     if node["form"] == "preference" and node["head"] != "score" and "margin" in first:
@@ -143,6 +142,20 @@ def _check_rows(
     turns = (turn for row in rows for part in row.values() if is_conversation(part) for turn in part)
     calls = any(isinstance(turn, Mapping) and turn.get("tool_calls") for turn in turns)
     check_template(tokenizer, chats=chats, calls=calls, answers_only=answers_only)
-    for part in (every, *(held_out.values() if isinstance(held_out, Mapping) else [held_out])) if chats else ():
-        if isinstance(part, Dataset):
-            check_rendering(tokenizer, ((row, answer_columns(row)) for row in part))
+    return chats
+
+
+def _bounded(part: Rows | None, tokenizer: PreTrainedTokenizerBase) -> Rows | None:
+    """Rows that the template writes within bounds, which is seen before anything is made of them: of a stream as it
+    flows, of others here.
+    """
+
+    def are_bounded(cells: Mapping[str, list[Any]]) -> list[bool]:
+        rows = [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]
+        check_rendering(tokenizer, ((row, answer_columns(row)) for row in rows))
+        return [True] * len(rows)
+
+    if isinstance(part, Dataset):
+        check_rendering(tokenizer, ((row, answer_columns(row)) for row in part))
+        return part
+    return part and part.filter(are_bounded, batched=True, batch_size=100)
