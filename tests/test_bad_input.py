@@ -120,6 +120,8 @@ def test_a_template_that_fails_is_a_fault_however_it_fails(text):
         "{{ 9**(9**9) }}",
         "{% macro deep(n) %}{{ deep(n + 1) }}{{ deep(n + 1) }}{% endmacro %}{{ deep(0) }}",
         "{{ '%0999999999999d' % 1 }}",
+        "{% if messages|length > 99 %}{{ 1 / 0 }}{{ ('a' * 10**10)|length }}{% endif %}",
+        "{% if messages|length > 99 %}{{ 'a'|center(10**10) }}{% endif %}",
     ],
 )
 def test_a_template_that_grows_is_refused_in_a_few_seconds_and_little_memory(text):

@@ -196,6 +196,16 @@ def test_a_classifier_reads_a_chat_by_its_template_whether_the_answer_is_a_turn_
     assert join_texts(tokenizer, prompt, turn) == "Hi\nHo" and join_texts(tokenizer, "Hi ", "Ho") == "Hi Ho"
 
 
+@pytest.mark.parametrize("model", [Classifier, ProcessModel])
+def test_a_template_of_a_reward_model_that_grows_is_refused(tmp_path, model):
+    stepper(tmp_path, AutoModelForTokenClassification if model is ProcessModel else AutoModelForSequenceClassification)
+    model(str(tmp_path), label=1)
+    for text in ("{{ (messages[0].content * 10**9)|length }}", "{% if 0 %}{{ ('a' * 10**9)|length }}{% endif %}"):
+        (tmp_path / "chat_template.jinja").write_text(text + "{{ messages[1].content }}")
+        with pytest.raises(ConfigError, match=r"reward\.\w+\.path\n.*takes more than 2 s(.|\n)*\.path=<another>"):
+            model(str(tmp_path), label=1)
+
+
 def stepper(folder, kind):
     torch.manual_seed(0)
     model = kind.from_pretrained(TINY, num_labels=2).eval()

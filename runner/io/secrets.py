@@ -113,11 +113,7 @@ def without_values(text: str) -> str:
     values = tuple(holders())
     text = pattern.sub(HIDDEN, text) if (pattern := _pattern(values)) else text
     words = [value for value in values if PIECE.fullmatch(value)]
-
-    def blank(found: re.Match[str]) -> str:
-        return HIDDEN if any(found[0] in word for word in words) and _is_random(found[0]) else found[0]
-
-    return PIECE.sub(blank, text) if words else text
+    return PIECE.sub(lambda it: HIDDEN if any(it[0] in one for one in words) and _is_random(it[0]) else it[0], text)
 
 
 @functools.lru_cache(maxsize=8)

@@ -183,8 +183,16 @@ def render(text: str, tokens: Mapping[str, str]) -> str:
         raise TemplateError(message)
 
     extensions = [Generation, ext.loopcontrols]
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    how = {"trim_blocks": True, "lstrip_blocks": True, "extensions": extensions}
+    environment = ImmutableSandboxedEnvironment(**how, optimized=False)
     environment.filters["tojson"] = lambda value, **how: json.dumps(value, **{"ensure_ascii": False} | how)
     environment.globals |= {"raise_exception": refuse, "strftime_now": lambda how: datetime.now().strftime(how)}
+    # What is made of constants alone Jinja makes while it compiles, used or not, and passes over a lack of memory.
+    for node in environment.parse(text).find_all((nodes.BinExpr, nodes.Filter)):
+        if not any(node.find_all((nodes.Name, nodes.Call))):
+            with contextlib.suppress(
+                ArithmeticError, AttributeError, LookupError, TypeError, ValueError, TemplateError
+            ):
+                environment.from_string(nodes.Template([nodes.Output([node])])).render()
     given = {"messages": PROBE, "tools": None, "documents": None, "add_generation_prompt": False}
     return environment.from_string(text).render(**{**tokens, **given})

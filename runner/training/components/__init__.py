@@ -127,11 +127,7 @@ def _refusals_of(where: str) -> Iterator[None]:
 
 
 def _check_rows(
-    node: Mapping[str, Any],
-    tokenizer: PreTrainedTokenizerBase,
-    every: Dataset,
-    *,
-    answers_only: bool,
+    node: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, every: Dataset, *, answers_only: bool
 ) -> bool:
     """True for chats, of which the first are seen to have a template; warns of a column that is not used."""
     rows = list(itertools.islice(every, 100))
@@ -146,9 +142,7 @@ def _check_rows(
 
 
 def _bounded(part: Rows | None, tokenizer: PreTrainedTokenizerBase) -> Rows | None:
-    """Rows that the template writes within bounds, which is seen before anything is made of them: of a stream as it
-    flows, of others here.
-    """
+    """Rows that the template is seen to write within bounds before anything is made of them, of a stream as they flow."""
 
     def are_bounded(cells: Mapping[str, list[Any]]) -> list[bool]:
         rows = [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]
