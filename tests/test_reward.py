@@ -15,6 +15,7 @@ from runner.io.files import shipped
 from runner.reward import math, rule
 from runner.reward.outcome import Classifier, join_texts, load_reward_model
 from runner.reward.process import ProcessModel, aggregate
+from runner.training.components.rewards import build_rewards
 from runner.validate.start import find_environment_faults
 
 TINY = shipped("runner://model/tiny")
@@ -196,14 +197,15 @@ def test_a_classifier_reads_a_chat_by_its_template_whether_the_answer_is_a_turn_
     assert join_texts(tokenizer, prompt, turn) == "Hi\nHo" and join_texts(tokenizer, "Hi ", "Ho") == "Hi Ho"
 
 
-@pytest.mark.parametrize("model", [Classifier, ProcessModel])
-def test_a_template_of_a_reward_model_that_grows_is_refused(tmp_path, model):
-    stepper(tmp_path, AutoModelForTokenClassification if model is ProcessModel else AutoModelForSequenceClassification)
-    model(str(tmp_path), label=1)
+@pytest.mark.parametrize("loader", ["Classifier", "load_reward_model"])
+def test_a_template_of_a_reward_model_that_grows_is_refused(tmp_path, loader):
+    classifier(tmp_path)
+    cfg = {"reward": {"model": {"_target_": f"runner.reward.outcome.{loader}", "path": str(tmp_path)}}}
+    build_rewards(cfg)
     for text in ("{{ (messages[0].content * 10**9)|length }}", "{% if 0 %}{{ ('a' * 10**9)|length }}{% endif %}"):
         (tmp_path / "chat_template.jinja").write_text(text + "{{ messages[1].content }}")
-        with pytest.raises(ConfigError, match=r"reward\.\w+\.path\n.*takes more than 2 s(.|\n)*\.path=<another>"):
-            model(str(tmp_path), label=1)
+        with pytest.raises(ConfigError, match=r"reward\.model\.path\n.*takes more than 2 s(.|\n)*\.path=<another>"):
+            build_rewards(cfg)
 
 
 def stepper(folder, kind):

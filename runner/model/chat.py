@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
@@ -33,10 +34,10 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase | ProcessorMixin) -> str:
     return hashlib.sha256(json.dumps(words, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def set_template(tokenizer: PreTrainedTokenizerBase, name: str | None) -> None:
+def set_template(tokenizer: PreTrainedTokenizerBase, name: str | None, where: str = KEY) -> None:
     """Give the tokenizer the named template, or leave it the one it has; either must work.
 
-    A template of the tokenizer's own is replaced only here, and that is logged.
+    A template of the tokenizer's own is replaced only here, and that is logged. ``where`` is the key that chose it.
     """
     if name is not None:
         chosen = read_template(name)
@@ -49,7 +50,9 @@ def set_template(tokenizer: PreTrainedTokenizerBase, name: str | None) -> None:
             text, end, tokens = tokenizer.get_chat_template(), tokenizer.eos_token, tokenizer.special_tokens_map
         except ValueError as error:  # several, and none by default
             raise ConfigError(Fault(KEY, describe(error), "one template", f"{KEY}=chatml")) from None
-        ConfigError.refuse(jinja.find_template_faults(text, name or OWN, end, tokens, chosen=bool(name)))
+        faults = jinja.find_template_faults(text, name or OWN, end, tokens, chosen=bool(name))
+        another = {} if where == KEY else {"where": where, "fix": f"{where}=<another>"}
+        ConfigError.refuse(replace(fault, **another) for fault in faults)
 
 
 def check_template(

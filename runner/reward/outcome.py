@@ -6,7 +6,7 @@ from it. ``Classifier`` asks any classifier here, of several classes too, and se
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
 import torch
@@ -24,8 +24,6 @@ from transformers.utils import find_adapter_config_file
 from runner.errors import ConfigError, Fault
 from runner.io.files import shipped
 from runner.io.turns import Completion, text_of
-from runner.model.chat import set_template
-from runner.model.jinja import KEY
 
 AutoClass = type[AutoModelForSequenceClassification] | type[AutoModelForTokenClassification]
 Gives = Literal["logit", "probability"]
@@ -67,12 +65,9 @@ def load_reward_model(
 
 @contextlib.contextmanager
 def translate_errors(path: str, where: str) -> Iterator[None]:
-    """Turn an OSError of a model that is not there, or a fault of its template, into one of the key that names it."""
+    """Turn an OSError, which tells of a model that is not there, into a ConfigError of the key that names it."""
     try:
         yield
-    except ConfigError as error:
-        of_key = {"where": where, "fix": f"{where}=<another>"}
-        raise ConfigError(replace(each, **of_key) if each.where == KEY else each for each in error.faults) from error
     except OSError as error:
         found, expected = f"{path}: {str(error).splitlines()[0]}", "a folder, or org/name on the hub"
         raise ConfigError(Fault(where, found, expected, TRAIN_ONE.format(where=where))) from error
@@ -121,7 +116,6 @@ class ScoringModel:
         with translate_errors(self.path, f"{key}.path"):
             model = load_whole(shipped(self.path), how, kind, f"{key}.path", self.random_head)
             self.tokenizer = AutoTokenizer.from_pretrained(shipped(self.path), truncation_side="left", **options)
-            set_template(self.tokenizer, None)
         if self.tokenizer.pad_token_id is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
         model.config.get_text_config().pad_token_id = self.tokenizer.pad_token_id

@@ -142,7 +142,7 @@ def _check_rows(
 
 
 def _bounded(part: Rows | None, tokenizer: PreTrainedTokenizerBase) -> Rows | None:
-    """Rows that the template is seen to write within bounds before anything is made of them, of a stream as they flow."""
+    """Rows that the template is seen to write within bounds before they are used, those of a stream as they flow."""
 
     def are_bounded(cells: Mapping[str, list[Any]]) -> list[bool]:
         rows = [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]

@@ -5,12 +5,13 @@ from collections.abc import Callable, Collection
 from typing import TypeAlias
 
 from torch import nn
-from transformers import PreTrainedTokenizerBase, TrainingArguments
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainingArguments
 
 from runner.config.build import asked_for, build, locate, serve
 from runner.errors import ConfigError, Fault
 from runner.metric.ask import OWN, READ, SAMPLED, SAMPLES, Metric, kind_of
-from runner.reward.outcome import load_reward_model
+from runner.model.chat import set_template
+from runner.reward.outcome import ScoringModel, load_reward_model
 from runner.reward.panel import TIMEOUT, RewardTracker, Scorer, to_scorer
 from runner.schema import upstream
 from runner.schema.text import Config, Node, named
@@ -32,6 +33,10 @@ def build_rewards(
     panel, rewards, entries = RewardTracker(), [], named(cfg["reward"] or {}, "reward")
     for name, entry in entries.items():
         call, timeout = build_scorer(entry, random_head=random_head), entry.get("timeout", TIMEOUT)
+        if isinstance(call, nn.Module) and (path := getattr(call.config, "_name_or_path", "")):
+            set_template(AutoTokenizer.from_pretrained(path), None, f"reward.{name}.path")  # as whoever asks it will
+        elif isinstance(call, ScoringModel):
+            set_template(call.tokenizer, None, f"reward.{name}.path")
         rewards.append(to_scorer(name, call, timeout=timeout, per_step=per_step, tracker=panel))
     weights = [float(entry.get("weight", 1.0)) for entry in entries.values()]
     if args is not None and (path := getattr(args, upstream.REWARD_MODEL_PATH, None)):
