@@ -29,6 +29,7 @@ from runner.io.distribution import to_install
 from runner.io.secrets import hidden
 from runner.io.visible import visible_lines
 
+DEEPER = "\n" + 14 * " "  # before a later line of a text, which must not look like a beat
 MAX_LETTERS = 500  # of a message of somebody else's that are shown
 # Where files that are not the user's own lie.
 OTHERS = [Path(__file__).parent, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))]
@@ -55,7 +56,8 @@ class Fault:
     def __str__(self) -> str:
         fix = LIST.sub(r"'\g<0>'", self.fix)
         beats = [("found", self.found), ("expected", self.expected), ("type", fix), ("job", self.job)]
-        return "\n".join([f"  {self.where}"] + [f"    {name:<9} {text}" for name, text in beats if text])
+        lines = [f"  {self.where}"] + [f"    {name:<9} {text}" for name, text in beats if text]
+        return "\n".join(line.replace("\n", DEEPER) for line in lines)
 
 
 class RunnerError(Exception):
@@ -189,7 +191,8 @@ def read_error(text: str, code: int) -> RunnerError:
         return kind(Fault("runner", "\n".join(text.splitlines()[-5:])))
     faults = []
     for block in re.split(r"\n  (?=\S)", text[found[-1].end() :].rstrip())[1:]:
-        where, *beats = re.split(r"\n    (found|expected|type|job) +", block)
+        parts = re.split(r"\n    (found|expected|type|job) +", block)
+        where, *beats = (part.replace(DEEPER, "\n") for part in parts)
         named = {"fix" if name == "type" else name: beat for name, beat in zip(beats[::2], beats[1::2], strict=True)}
         faults.append(Fault(where, **{"found": ""} | named))
     error = next(kind for kind in kinds if kind.heading == found[-1][1])(faults)

@@ -41,7 +41,7 @@ def test_all_faults_print_with_their_four_beats():
 
 def test_what_others_have_written_cannot_steer_a_terminal():
     text = str(ConfigError(Fault("rows \x1b[2J", "a\u202eb\rc", fix="one\ntwo")))
-    assert text.splitlines()[1:] == ["  rows ␛[2J", "    found     a·b␍c", "    type      one", "two"]
+    assert text.splitlines()[1:] == ["  rows ␛[2J", "    found     a·b␍c", "    type      one", "              two"]
     record = logging.LogRecord("runner", logging.WARNING, "", 0, "from \x1b]0;title\x07 to\nthere", None, None)
     assert Hiding().format(record) == "from ␛]0;title␇ to\nthere"
     assert one_line("gone\x1b[2J") == "gone␛[2J"
@@ -59,6 +59,16 @@ def test_an_error_that_another_process_raised_is_the_same_here():
         error = kind(Fault("a", "b"))
         here = pickle.loads(pickle.dumps(error))
         assert (type(here), here.faults, here.code, vars(here)) == (kind, error.faults, error.code, vars(error))
+
+
+@pytest.mark.parametrize("beat", ["where", "found", "expected", "fix", "job"])
+def test_no_text_of_others_can_look_like_a_beat_of_ours_or_steer_the_terminal(beat):
+    evil = "a\x1b[2J\u202eb\u2028\r\nconfig\n  x\n    type      rm -rf home\x07"
+    fault = Fault(**({"where": "key", "found": "it"} | {beat: evil}))
+    lines = str(ConfigError([fault, Fault("y", "z", fix="y=1")])).split("\n")
+    assert lines[0] == "config: 2 faults" and not any(line.startswith("config") for line in lines[1:])
+    assert [line for line in lines if line.startswith("    type")] == ["    type      " + "y=1"] or beat == "fix"
+    assert not any(line.startswith("    type      rm") for line in lines) and "".join(lines).isprintable()
 
 
 def test_an_error_of_a_worker_of_a_loader_keeps_its_faults():
