@@ -3,9 +3,12 @@
 import json
 
 import pytest
+import yaml
 from laid import lay_run
 
+from runner.__main__ import main
 from runner.config import compose
+from runner.io.files import display_path
 from runner.report.facts import command_of, differing, first_rows
 from runner.report.page import over_time, write_run_report
 from runner.report.plot import thinned, write_plots
@@ -110,3 +113,22 @@ def test_a_folder_with_nothing_readable_has_a_page_too(tmp_path):
 def test_long_curves_are_averaged_not_cut():
     steps, values = thinned(list(range(1000)), [float(step % 2) for step in range(1000)], most=100)
     assert len(steps) == 100 and set(values) == {0.5} and steps[0] == 4.5
+
+
+def test_a_stranger_s_run_cannot_write_a_line_of_its_own_into_what_is_printed(tmp_path, monkeypatch, capsys):
+    evil = "a\x1b[2J\u202e\nnext      rm -rf home"
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", f"two {evil}"):
+        lay_run(tmp_path / "outputs" / "x" / name)
+    folder = tmp_path / "outputs" / "x" / f"two {evil}"
+    cfg = yaml.safe_load((folder / "config.yaml").read_text())
+    cfg |= {"seed": evil, evil: 1}
+    (folder / "config.yaml").write_text(yaml.safe_dump(cfg))
+    status = json.loads((folder / "status.json").read_text()) | {"state": evil, "cause": evil}
+    (folder / "status.json").write_text(json.dumps(status))
+    for words in (["report"], ["report", str(folder)], ["report", "outputs/x"], ["diff", str(folder), "outputs/x/one"]):
+        main(words)
+        text = "".join(capsys.readouterr())
+        assert "\x1b" not in text and "\u202e" not in text, words
+        assert not [line for line in text.split("\n") if line.startswith("next      rm")], words
+    assert display_path(folder).isprintable()

@@ -94,8 +94,7 @@ class Conversion:
     def batch(self, columns: Mapping[str, list], numbers: Sequence[int]) -> dict[str, list]:
         """The converted batch; ``numbers`` are the numbers of its rows in messages."""
         made: list[Row] = []
-        cells = zip(*columns.values(), strict=True)
-        for number, values in zip(numbers, cells, strict=True):
+        for number, values in zip(numbers, zip(*columns.values(), strict=True), strict=True):
             try:
                 rows = self.one(dict(zip(columns, values, strict=True)))
                 for row in rows or ():

@@ -237,8 +237,7 @@ def _scan(path: Path, reader: str, max_bytes: int | None = None, *, is_first: bo
         return
     try:
         odd = sniff(_head_of(path), str(path))
-        meant = kind or ("parquet" if reader == "parquet" else "?")
-        if odd and not odd.found.startswith(meant):
+        if odd and not odd.found.startswith(kind or ("parquet" if reader == "parquet" else "?")):
             yield Fault(str(path), odd.found, _EXPECTED[reader], _then_named(odd.fix))
             return
         if is_first and reader != "parquet" and (long := _find_long_line(path, max_bytes)):

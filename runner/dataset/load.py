@@ -93,8 +93,7 @@ def load_rows(
         used = [split_of(part) for cut in (train, *evals.values()) if cut for part in cut.split("+")]
         files = files and files.only(used)
         source = open_source(named, files, config, revision, streaming)
-        order = seed if shuffle else None
-        rows = source.read("train", train, limits["train"], order, request) if train else None
+        rows = source.read("train", train, limits["train"], seed if shuffle else None, request) if train else None
         held_out = {name: source.read("eval", cut, limits["eval"], None, request) for name, cut in evals.items()}
         for name, others in held_out.items():
             if isinstance(rows, Dataset) and isinstance(others, Dataset):  # of streams nobody knows

@@ -38,8 +38,7 @@ def mix_rows(
     check_weights(parts, weights)
     limits = read_limits(limit)
     # Every part hands over what it has, because a reward may concern the rows of one part only.
-    own = None if to == "prompt" else keep
-    loaded = {name: load(to=to, keep=own, seed=seed) for name, load in parts.items()}
+    loaded = {name: load(to=to, keep=None if to == "prompt" else keep, seed=seed) for name, load in parts.items()}
     trains = {name: train for name, (train, _) in loaded.items() if train is not None}
     if to == "prompt" and keep is not None:
         columns = {name: list_columns(rows) for name, rows in trains.items()}

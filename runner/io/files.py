@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from runner.io.secrets import without_values
+from runner.io.visible import to_visible
 
 PACKAGE = Path(__file__).resolve().parent.parent
 HUB_NAME = re.compile(r"(?:[\w.-]+/)?[\w.-]{1,96}")  # of a model or a dataset
@@ -41,8 +42,8 @@ def shipped(path: str) -> str:
 
 
 def display_path(path: Path) -> str:
-    """A path as one would type it from here."""
-    return os.path.relpath(path) if path.absolute().is_relative_to(Path.cwd()) else str(path)
+    """A path as one would type it from here, visible where somebody has hidden a part of it."""
+    return to_visible(os.path.relpath(path) if path.absolute().is_relative_to(Path.cwd()) else str(path))
 
 
 def hub_home() -> Path:

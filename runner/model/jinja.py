@@ -182,8 +182,7 @@ def render(text: str, tokens: Mapping[str, str]) -> str:
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
-    extensions = [Generation, ext.loopcontrols]
-    how = {"trim_blocks": True, "lstrip_blocks": True, "extensions": extensions}
+    how = {"trim_blocks": True, "lstrip_blocks": True, "extensions": [Generation, ext.loopcontrols]}
     environment = ImmutableSandboxedEnvironment(**how, optimized=False)
     environment.filters["tojson"] = lambda value, **how: json.dumps(value, **{"ensure_ascii": False} | how)
     environment.globals |= {"raise_exception": refuse, "strftime_now": lambda how: datetime.now().strftime(how)}

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 
+from runner.io.visible import to_visible
 from runner.schema.text import flatten, number, to_text
 
 
@@ -45,6 +46,7 @@ def short(text: str, width: int) -> str:
     >>> short("kl_coef-0.05+learning_rate-0.0001", 16)
     'kl_coef-…-0.0001'
     """
+    text = to_visible(text)
     if len(text) <= width:
         return text
     tail = (width - 1) // 2

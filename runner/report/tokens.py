@@ -131,7 +131,7 @@ def _text_lines(row: TokenRow, colour: bool, width: int) -> Iterator[str]:
     Of a long stretch of equally marked tokens the middle is left out.
     """
     cells: list[tuple[str, str]] = []  # each visible character with its mark
-    marked = ((to_visible(text), to_mark(row, place)) for place, text in enumerate(row.texts))
+    marked = ((to_visible(text).replace("↵", "↵\n"), to_mark(row, place)) for place, text in enumerate(row.texts))
     for mark, run in itertools.groupby(marked, key=lambda cell: cell[1]):
         text, half = "".join(text for text, _ in run), MAX_STRETCH // 2
         if len(text) > MAX_STRETCH:

@@ -211,8 +211,7 @@ def check_metadata(run: Run) -> None:
     for name, consequence in after.items():
         path = run.folder / name
         found = read_json(path)
-        is_status = name == "status.json"
-        if path.exists() and not (is_shaped(found) and (not is_status or found.get("state") in STATES)):
+        if path.exists() and not (is_shaped(found) and (name != "status.json" or found.get("state") in STATES)):
             faults.append(Fault(str(path), "it cannot be read", "JSON", f"rm {path}  (the run then {consequence})"))
     FolderError.refuse(faults)
 

@@ -74,7 +74,7 @@ class RunRecord:
         """The state of ``status.json``, or ``lost`` where it says running and the process is gone, or ``unknown``."""
         if "status.json" in self.damaged or self.faults:
             return "unknown"
-        state = str(self.status.get("state") or "created")
+        state = to_visible(str(self.status.get("state") or "created"))
         is_here = self.status.get("host") == socket.gethostname() and isinstance(self.status.get("pid"), int)
         if state == "running" and is_here:
             try:

@@ -119,8 +119,7 @@ def step_of(checkpoint: Path) -> int:
 
 def sealed_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a folder that carry a seal, oldest first."""
-    found = sorted(folder.glob("checkpoint-[0-9]*"), key=step_of)
-    return [path for path in found if (path / SEAL).exists()]
+    return [path for path in sorted(folder.glob("checkpoint-[0-9]*"), key=step_of) if (path / SEAL).exists()]
 
 
 def last_checkpoint(run: Run, clean: bool = True) -> Path | None:

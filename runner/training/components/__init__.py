@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, Trai
 
 from runner.config.build import build, serve
 from runner.dataset.form import answer_columns, is_conversation
-from runner.dataset.load import HeldOut, Rows
+from runner.dataset.load import HeldOut
 from runner.errors import ConfigError, Fault, own_place
 from runner.io.terminal import mute_libraries
 from runner.model.chat import check_rendering, check_template
@@ -74,9 +74,7 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
         args.reward_weights = weights
     answers_only = getattr(args, upstream.ASSISTANT_ONLY_LOSS, False)
     if _check_rows(cfg["trainer"], tokenizer, rows, answers_only=answers_only):
-        several = isinstance(held_out, Mapping)
-        bounded = {name: _bounded(part, tokenizer) for name, part in (held_out if several else {"": held_out}).items()}
-        rows, held_out = _bounded(rows, tokenizer), bounded if several else bounded[""]
+        rows, held_out = _bounded(rows, tokenizer), _bounded(held_out, tokenizer)
     model, peft_config, reference = build_model(cfg, tokenizer, args)
     served = for_callbacks(run, tokenizer, rows, held_out)
     offered = {
@@ -141,7 +139,7 @@ def _check_rows(
     return chats
 
 
-def _bounded(part: Rows | None, tokenizer: PreTrainedTokenizerBase) -> Rows | None:
+def _bounded(part: Any, tokenizer: PreTrainedTokenizerBase) -> Any:
     """Rows that the template is seen to write within bounds before they are used, those of a stream as they flow."""
 
     def are_bounded(cells: Mapping[str, list[Any]]) -> list[bool]:
@@ -149,6 +147,8 @@ def _bounded(part: Rows | None, tokenizer: PreTrainedTokenizerBase) -> Rows | No
         check_rendering(tokenizer, ((row, answer_columns(row)) for row in rows))
         return [True] * len(rows)
 
+    if isinstance(part, Mapping):
+        return {name: _bounded(inner, tokenizer) for name, inner in part.items()}
     if isinstance(part, Dataset):
         check_rendering(tokenizer, ((row, answer_columns(row)) for row in part))
         return part
