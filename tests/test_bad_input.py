@@ -137,7 +137,7 @@ STREAMED = ("dataset.streaming=true", "dataset.shuffle=false", "trainer.args.per
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [(), STREAMED, (*STREAMED, "trainer.args.dataloader_num_workers=1")])
 @pytest.mark.parametrize(
-    "loop", ["{% for a in n %}{% for b in n %}x{% endfor %}{% endfor %}", "{{ ('a' * 10**10)|length }}"]
+    "loop", ["{% for a in n %}{% for b in n %}x{% endfor %}{% endfor %}", "{{ (turn.content * 10**10)|length }}"]
 )
 def test_a_template_that_grows_for_a_later_row_alone_is_refused(train, tmp_path, capsys, loop, how):
     text = "{% for turn in messages %}{{ turn.content }}{{ eos_token }}{% if 'grow' in turn.content %}LOOP{% endif %}"
