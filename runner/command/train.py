@@ -24,6 +24,7 @@ from huggingface_hub import RepoUrl
 from peft import PeftModel
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from transformers import Trainer, TrainingArguments
+from transformers.integrations import unset_hf_deepspeed_config
 
 from runner.command.export import open_repository, push
 from runner.config import rank, world_size
@@ -39,7 +40,7 @@ from runner.model.adapter import write_adapter
 from runner.model.chat import tokenizer_hash
 from runner.model.encoding import stop_ids
 from runner.model.load import read_adapter
-from runner.model.saved import find_missing, gather_weights
+from runner.model.saved import find_missing, gather_weights, is_partitioned
 from runner.report.facts import folders_in, score_rows, words_of
 from runner.report.number import format_duration, plural
 from runner.report.objective import choose_objective, describe_decline
@@ -227,7 +228,7 @@ def save_model(run: Run, trainer: Trainer) -> None:
     weights, saves_itself = None, policy is not model
     if trainer.is_fsdp_enabled and not saves_itself:
         weights = trainer.accelerator.get_state_dict(trainer.model)
-    elif trainer.is_fsdp_enabled:
+    elif trainer.is_fsdp_enabled or (isinstance(policy, PeftModel) and is_partitioned(policy)):
         weights = gather_weights(policy, keep=is_first)
     if saves_itself or (weights is None and not isinstance(model, PeftModel)):
         trainer.save_model(str(new))
@@ -240,6 +241,7 @@ def save_model(run: Run, trainer: Trainer) -> None:
         once = {name: weight for name, weight in weights.items() if name not in policy.all_tied_weights_keys}
         policy.save_pretrained(new, state_dict=once)
     trainer.processing_class.save_pretrained(new)
+    unset_hf_deepspeed_config()  # ZeRO-3 would split what is loaded now over processes that have left
     missing = find_missing(policy, new, weights)
     if critic := getattr(model, "value_model", None):
         missing += find_missing(critic, new / "value_model")

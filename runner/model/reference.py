@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, Trainer
 
 from runner.errors import ConfigError, Fault
 from runner.model.adapter import changes_base, loaded_config
+from runner.model.saved import whole_weights
 from runner.schema import upstream
 
 
@@ -51,8 +52,8 @@ def match_reference(trainer: Trainer) -> list[str]:
     """Make the reference that a built trainer holds equal to its policy, before the first step.
 
     Gives the names of the weights that were different. For GRPO and RLOO, which take no reference;
-    each shard of FSDP2 gets its own part, and what ZeRO-3 has in parts is left alone. Raises ConfigError where the
-    trainer would switch an adapter off that has changed the base.
+    each shard of FSDP2 and of ZeRO-3 gets its own part. Raises ConfigError where the trainer would switch an adapter
+    off that has changed the base.
     """
     model, reference = trainer.model, getattr(trainer, upstream.REF_MODEL, None)
     if isinstance(model, PeftModel):
@@ -62,7 +63,7 @@ def match_reference(trainer: Trainer) -> list[str]:
             expected = "an adapter that leaves the base as it is, or no KL"
             raise ConfigError(Fault("peft", found, expected, "peft=lora, or kl_coef=0"))
         return []
-    if reference is None or any(hasattr(weight, "ds_id") for weight in reference.parameters()):
+    if reference is None:
         return []
     whole = trainer.accelerator.unwrap_model(reference, keep_torch_compile=False)
     if any(weight.is_meta for weight in reference.parameters()):  # another process of this machine has read them
@@ -73,11 +74,11 @@ def match_reference(trainer: Trainer) -> list[str]:
     held, different = dict(whole.named_parameters()), []
     for name, weight in model.named_parameters():
         own = held[name]
-        weight = weight.to(own.device)
-        if isinstance(own, DTensor):
-            weight = distribute_tensor(weight, own.device_mesh, own.placements)
-        local, wanted = (each.to_local() if isinstance(each, DTensor) else each for each in (own, weight))
-        if not torch.equal(local, wanted):
-            different.append(name)
-            local.copy_(wanted)
+        with whole_weights(own, weight):
+            if isinstance(own, DTensor):
+                weight = distribute_tensor(weight.to(own.device), own.device_mesh, own.placements)
+            local, wanted = (each.to_local() if isinstance(each, DTensor) else each for each in (own, weight))
+            if not torch.equal(local, wanted.to(local.device)):
+                different.append(name)
+                local.copy_(wanted)
     return different

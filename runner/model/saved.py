@@ -1,6 +1,7 @@
 """A saved model and the one in memory: every weight must load again from its folder, and some are loaded onto it."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,29 @@ def find_missing(model: nn.Module, folder: Path, weights: Mapping[str, Any] | No
         return [str(error).splitlines()[0]]
 
 
-def gather_weights(model: nn.Module, *, keep: bool) -> dict[str, Tensor] | None:
-    """All weights of a model on the CPU, for the process that keeps them; None where FSDP2 has sharded none of them.
+def is_partitioned(model: PreTrainedModel | PeftModel) -> bool:
+    """True for a model of which ZeRO-3 holds a share in each process."""
+    return any(hasattr(weight, "ds_id") for weight in model.parameters())
 
-    All processes call it together, since each holds a share.
+
+def whole_weights(*weights: Tensor) -> AbstractContextManager[None]:
+    """Inside, weights that ZeRO-3 has in shares are whole in each process; what the first one changes is kept."""
+    if not any(hasattr(weight, "ds_id") for weight in weights):
+        return nullcontext()
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters(weights, modifier_rank=0)
+
+
+def gather_weights(model: nn.Module, *, keep: bool) -> dict[str, Tensor] | None:
+    """All weights of a model on the CPU, for the process that keeps them; None where nothing has sharded them.
+
+    All processes call it together, since each holds a share. Of what ZeRO-3 has in shares these are the trained ones.
     """
+    if is_partitioned(model):
+        trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+        with whole_weights(*trained.values()):
+            return {name: weight.detach().cpu().clone() for name, weight in trained.items()}
     weights = nn.Module.state_dict(model)  # all of them, whatever a class of its own would save
     if not any(isinstance(weight, DTensor) for weight in weights.values()):
         return None

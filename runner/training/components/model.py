@@ -11,6 +11,7 @@ from runner.errors import ConfigError, Fault
 from runner.model.adapter import OWN, check_adapter, train_beside
 from runner.model.load import check_quantization, hold_places
 from runner.model.reference import copy_reference, needs_reference
+from runner.model.saved import is_partitioned
 from runner.schema import upstream
 from runner.schema.text import Config, Node
 
@@ -50,9 +51,12 @@ def build_model(
     precomputed = getattr(args, upstream.PRECOMPUTE_REF_LOG_PROBS, False)
     takes_one = upstream.REF_MODEL in asked_for(cfg["trainer"]["_target_"]) and getattr(args, "penalises_kl", True)
     if takes_one and needs_reference(model, peft_config, precomputed=precomputed):
-        if is_handed_out and (peft_config or isinstance(model, PeftModel)):  # ``match_reference`` fills those without
-            return model, peft_config, copy_reference(serve(node, **offered))
-        return model, peft_config, copy_reference(model)
+        if is_partitioned(model):  # a share is nothing to copy
+            return model, peft_config, serve(node, **offered).requires_grad_(False).eval()
+        is_empty = is_handed_out and bool(
+            peft_config or isinstance(model, PeftModel)
+        )  # else ``match_reference`` fills it
+        return model, peft_config, copy_reference(serve(node, **offered) if is_empty else model)
     return model, peft_config, None
 
 

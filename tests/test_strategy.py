@@ -1,5 +1,6 @@
 """Models that are spread over processes: refused where they cannot be, and whole in ``model/`` where they can."""
 
+import copy
 import os
 import signal
 import threading
@@ -341,3 +342,40 @@ def test_a_run_whose_layers_are_split_does_not_go_on_from_its_checkpoint(tmp_pat
     said = capsys.readouterr().err
     assert "parallelism_config.tp_size\n" in said and "checkpoint-3" in said and "type      name=<another name>" in said
     assert main([*words, "name=another", "--dry-run"]) == 0
+
+
+def test_what_zero_3_has_in_shares_is_whole_while_it_is_compared_and_saved(tiny, monkeypatch):
+    """With a stand-in for DeepSpeed, whose shares have no rows; tried with the library by hand, two processes on a CPU."""
+    import sys
+    from contextlib import contextmanager
+
+    from runner.model.reference import match_reference
+    from runner.model.saved import gather_weights
+
+    whole = {weight: weight.detach().clone() for weight in tiny.parameters()}
+    reference = copy.deepcopy(tiny)
+    whole |= {weight: torch.zeros_like(weight) for weight in reference.parameters()}
+
+    @contextmanager
+    def gathered(weights, modifier_rank):
+        assert modifier_rank == 0
+        for weight in weights:
+            weight.data = whole[weight]
+        yield
+        for weight in weights:
+            whole[weight], weight.data = weight.data, torch.empty(0)
+
+    zero = SimpleNamespace(GatheredParameters=gathered)
+    monkeypatch.setitem(sys.modules, "deepspeed", SimpleNamespace(zero=zero))
+    for weight in whole:
+        weight.ds_id, weight.data = 1, torch.empty(0)
+    accelerator = SimpleNamespace(unwrap_model=lambda model, **_: model)
+    trainer = SimpleNamespace(model=tiny, ref_model=reference, accelerator=accelerator)
+    names = [name for name, _ in tiny.named_parameters()]
+    assert match_reference(trainer) == names and not match_reference(trainer)
+    shares = zip(tiny.parameters(), reference.parameters(), strict=True)
+    assert all(torch.equal(whole[own], whole[other]) for own, other in shares)
+    weights = gather_weights(tiny, keep=True)
+    assert {name: weight.shape for name, weight in weights.items()} == {
+        name: whole[weight].shape for name, weight in tiny.named_parameters()
+    }
