@@ -345,7 +345,7 @@ def test_a_run_whose_layers_are_split_does_not_go_on_from_its_checkpoint(tmp_pat
 
 
 def test_what_zero_3_has_in_shares_is_whole_while_it_is_compared_and_saved(tiny, monkeypatch):
-    """With a stand-in for DeepSpeed, whose shares have no rows. The library was tried by hand: two processes on a CPU."""
+    """With a stand-in for DeepSpeed, whose shares have no rows; the library was tried by two processes on a CPU."""
     import sys
     from contextlib import contextmanager
 
