@@ -1,5 +1,6 @@
 """The policy, what of it is trained, and its reference."""
 
+from collections.abc import Callable
 from typing import TypeAlias
 
 from accelerate.utils import patch_environment
@@ -25,7 +26,27 @@ def build_model(
     check_quantization(cfg["quant"])
     head, quantization = cfg["trainer"]["head"], build(cfg["quant"])
     node = {key: value for key, value in cfg["model"].items() if key != "tokenizer"} | path_of(cfg)
-    offered = {"tokenizer": tokenizer, "head": head, "quantization_config": quantization, "seed": cfg["seed"]}
+
+    def load(node: Node) -> Model:
+        return serve(node, tokenizer=tokenizer, head=head, quantization_config=quantization, seed=cfg["seed"])
+
+    model, is_handed_out = _load_policy(cfg, args, node, load)
+    model, peft_config = build_tuner(cfg["peft"], model, head)
+    check_adapter(model, peft_config)
+    check_merged(cfg, peft_config, args)
+    precomputed = getattr(args, upstream.PRECOMPUTE_REF_LOG_PROBS, False)
+    takes_one = upstream.REF_MODEL in asked_for(cfg["trainer"]["_target_"]) and getattr(args, "penalises_kl", True)
+    if not (takes_one and needs_reference(model, peft_config, precomputed=precomputed)):
+        return model, peft_config, None
+    if is_partitioned(model):  # a share is nothing to copy
+        return model, peft_config, load(node).requires_grad_(False).eval()
+    # ``match_reference`` fills one that is empty, but for that of an adapter.
+    is_whole = not is_handed_out or not (peft_config or isinstance(model, PeftModel))
+    return model, peft_config, copy_reference(model if is_whole else load(node))
+
+
+def _load_policy(cfg: Config, args: TrainingArguments, node: Node, load: Callable[[Node], Model]) -> tuple[Model, bool]:
+    """The policy, and True where its weights are only places that the first process of this machine will fill."""
     plugin = getattr(args, "fsdp_plugin_args", None) or {}
     # Accelerate hands out no buffers that are saved (the balance of experts, matrices that some adapters share), and no
     # tied weights that an adapter may have put something around.
@@ -33,31 +54,19 @@ def build_model(
     is_handed_out = (
         bool(args.local_process_index and plugin.get("cpu_ram_efficient_loading"))
         and "device_map" in asked_for(node["_target_"])
-        and not (has_buffers or quantization or node.get("merge"))
+        and not (has_buffers or cfg["quant"] or node.get("merge"))
     )
     # transformers fills the other buffers of a model without weights by the variables of accelerate launch alone.
     variables = dict.fromkeys(("ACCELERATE_USE_FSDP", "FSDP_CPU_RAM_EFFICIENT_LOADING"), str(is_handed_out))
     with patch_environment(**variables):
-        model = serve(node | ({"device_map": "meta"} if is_handed_out else {}), **offered)
+        model = load({**node, "device_map": "meta"} if is_handed_out else node)
     has_buffers |= bool(model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys())
     if has_buffers or (model.all_tied_weights_keys and (cfg["peft"] or isinstance(model, PeftModel))):
         plugin["cpu_ram_efficient_loading"] = False
-        model, is_handed_out = serve(node, **offered) if is_handed_out else model, False
+        return (load(node) if is_handed_out else model), False
     if is_handed_out:
         hold_places(model)
-    model, peft_config = build_tuner(cfg["peft"], model, head)
-    check_adapter(model, peft_config)
-    check_merged(cfg, peft_config, args)
-    precomputed = getattr(args, upstream.PRECOMPUTE_REF_LOG_PROBS, False)
-    takes_one = upstream.REF_MODEL in asked_for(cfg["trainer"]["_target_"]) and getattr(args, "penalises_kl", True)
-    if takes_one and needs_reference(model, peft_config, precomputed=precomputed):
-        if is_partitioned(model):  # a share is nothing to copy
-            return model, peft_config, serve(node, **offered).requires_grad_(False).eval()
-        is_empty = is_handed_out and bool(
-            peft_config or isinstance(model, PeftModel)
-        )  # else ``match_reference`` fills it
-        return model, peft_config, copy_reference(serve(node, **offered) if is_empty else model)
-    return model, peft_config, None
+    return model, is_handed_out
 
 
 def build_tuner(node: Node | None, model: Model, head: str) -> tuple[Model, PeftConfig | None]:
