@@ -541,6 +541,29 @@ def test_no_kernel_is_compiled_for_each_shape_in_float32(tmp_path, capfd, bf16):
     assert "gelu" in capfd.readouterr().out  # else the line before proves nothing
 
 
+@pytest.mark.parametrize("critic", ["model", slow("head"), "adapter"])
+def test_values_and_scores_are_not_rounded_under_bf16(tmp_path, critic):
+    seen = []
+
+    def earned(completions, **_):
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return [0.0] * len(completions)
+
+    judges = [letter_model(labels=1, seed=3), letter_model("gpt2", labels=1, seed=4).to(torch.bfloat16), earned]
+    trainer = letter_trainer(
+        tmp_path, reward_funcs=judges, bf16=True, critic=critic, peft_config=lora() if critic == "adapter" else None
+    )
+    rollout = rolled_out(trainer)
+    if critic != "model":
+        torch.nn.init.normal_(trainer.actor_critic.value_head.weight)
+    _, _, figures = trainer._score(rollout)
+    set_advantages(trainer, rollout)
+    given = [values for name, values in figures.items() if name.startswith("rewards/")][:2]
+    for exact in (*given, rollout.values_BR[rollout.mask_BR]):
+        assert (exact != exact.bfloat16()).float().mean() > 0.5
+    assert not any(seen) and rollout.logprobs_BR.dtype == torch.float32
+
+
 @pytest.mark.slow
 def test_bf16_is_honoured(tmp_path):
     seen = []

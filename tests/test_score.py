@@ -1,13 +1,14 @@
 """Rewards of PPO: functions and models of every kind, called alike, checked, weighed and named."""
 
 import asyncio
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from peft import get_peft_model
 from tiny_ppo import END, letter_model, letter_tokenizer, lora
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from runner.errors import ConfigError, RunnerError, SickRun
 from runner.generate.completion import Completion
@@ -292,3 +293,18 @@ def test_a_model_may_carry_an_adapter():
 
 def test_names_that_repeat_are_numbered():
     assert build(len, len, sorted).names == ["len_0", "len_1", "sorted"]
+
+
+@pytest.mark.parametrize("kind", ["llama", "bert"])
+def test_scores_are_float32_where_models_read_in_bfloat16(kind):
+    """Of a model whose head is not called ``score``, too."""
+    if kind == "bert":
+        sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+        config = AutoConfig.for_model("bert", vocab_size=24, num_labels=1, initializer_range=0.3, **sizes)
+        model = AutoModelForSequenceClassification.from_config(config)
+    else:
+        model = letter_model(labels=1, seed=3)
+    asked = completions("ab.", "c", "de.")
+    whole = build(model)(*asked, None, 512)[1]
+    half = build(model)(*asked, None, 512, partial(torch.autocast, "cpu", torch.bfloat16))[1]
+    assert torch.allclose(whole, half, atol=0.1) and (half != half.bfloat16()).any()

@@ -22,6 +22,7 @@ from peft import PeftModel
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 from transformers import (
@@ -56,6 +57,13 @@ def hidden_states(trunk: nn.Module, batch: MicroBatch) -> Tensor:
     """Those before the targets of a batch; causal attention, which looks back, needs no mask for it."""
     line = to_line_arguments(batch.row_lengths, batch.input_ids_BT.device) if batch.row_lengths else {}
     return last_hidden_states(trunk, batch.input_ids_BT, batch.positions_N, **line)
+
+
+def score_states(head: nn.Module, states_NH: Tensor) -> Tensor:
+    """The one label of each state [N], in float32 whatever surrounds it: bfloat16 would round it to 8 bits."""
+    weights = {name: weight.float() for name, weight in head.named_parameters() if weight.is_floating_point()}
+    with torch.autocast(states_NH.device.type, enabled=False):
+        return functional_call(head, weights, states_NH.float()).squeeze(-1).float()
 
 
 class TokenLogProbs:
@@ -178,7 +186,8 @@ class ActorCritic(nn.Module):
         """Log-probabilities of the targets, and values of the states before them, float32 [N]."""
         if self.critic == "head" and self.backbone.is_plain:
             hidden_NH = hidden_states(self.backbone.trunk, batch)
-            return self.backbone.of_hidden(hidden_NH, batch.targets_N, temperature), self._of_head(hidden_NH)
+            values_N = score_states(self.value_head, hidden_NH)
+            return self.backbone.of_hidden(hidden_NH, batch.targets_N, temperature), values_N
         values_N = self.values(batch)
         return self.logprobs(batch, temperature), values_N
 
@@ -195,12 +204,9 @@ class ActorCritic(nn.Module):
     def values(self, batch: MicroBatch) -> Tensor:
         """The critic's values of the states before the targets, float32 [N]."""
         if self.value_model is not None:
-            return self.value_model.score(hidden_states(self.value_model.base_model, batch)).squeeze(-1).float()
+            return score_states(self.value_model.score, hidden_states(self.value_model.base_model, batch))
         with self.adapter(self.critic_adapter):
-            return self._of_head(hidden_states(self.backbone.trunk, batch))
-
-    def _of_head(self, hidden_NH: Tensor) -> Tensor:
-        return self.value_head(hidden_NH.to(self.value_head.weight.dtype)).squeeze(-1).float()
+            return score_states(self.value_head, hidden_states(self.backbone.trunk, batch))
 
     @contextlib.contextmanager
     def adapter(self, name: str) -> Iterator[None]:

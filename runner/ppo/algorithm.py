@@ -632,8 +632,8 @@ class PPOTrainer(Trainer):
         """
         args = self.args
         budget = args.max_tokens_per_micro_batch or TOKENS_PER_PASS * (1 if args.device.type == "cpu" else 32)
-        with self.accelerator.autocast(), whole(*self.rewards.models):
-            scores = self.rewards(rollout.completions, rollout.rows, self.state, budget)
+        with whole(*self.rewards.models):
+            scores = self.rewards(rollout.completions, rollout.rows, self.state, budget, self.accelerator.autocast)
         earned_BR, each_BF = (score.to(args.device) for score in scores)
         cut_off_B = torch.tensor([each.finish == "length" for each in rollout.completions], device=args.device)
         penalty_B = (args.missing_eos_penalty or 0.0) * cut_off_B

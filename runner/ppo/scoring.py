@@ -9,6 +9,7 @@ import bisect
 import inspect
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
 import torch
@@ -21,7 +22,7 @@ from runner.generate.batch import pad, split_by_tokens
 from runner.generate.completion import Completion
 from runner.generate.judge import to_columns
 from runner.generate.rows import Row
-from runner.ppo.actor_critic import last_hidden_states
+from runner.ppo.actor_critic import last_hidden_states, score_states
 from runner.reward.panel import Prompt, check_answer, check_some_apply
 from runner.schema import upstream
 from runner.schema.text import to_text
@@ -80,13 +81,19 @@ class Rewards:
         return None
 
     def __call__(
-        self, completions: Sequence[Completion], rows: Sequence[Row], state: TrainerState | None, budget: int
+        self,
+        completions: Sequence[Completion],
+        rows: Sequence[Row],
+        state: TrainerState | None,
+        budget: int,
+        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> tuple[Tensor, Tensor]:
         """The weighted reward of each token [B, R], and the plain sum of each reward [B, F], on the CPU.
 
         Both are NaN where no reward was given, which is not a reward of 0; the last token earns those of the whole.
         ``rows`` are those of the completions, whose columns functions may take; models read at most ``budget`` padded
-        tokens at once. A reward may give None where it does not apply. Raises DataError or SickRun for what is none.
+        tokens at once, their backbones within ``autocast``, which rounds no score. A reward may give None where it does
+        not apply. Raises DataError or SickRun for what is none.
         """
         prompts: list[Prompt] = [each.prompt for each in completions]
         given = to_columns(rows) | {
@@ -95,7 +102,7 @@ class Rewards:
             "trainer_state": state,
         }
         answers = [
-            reward(**given) if tokenizer is None else self._score(reward, tokenizer, completions, budget)
+            reward(**given) if tokenizer is None else self._score(reward, tokenizer, completions, budget, autocast)
             for reward, tokenizer in zip(self.rewards, self.tokenizers, strict=True)
         ]
         if any(map(inspect.isawaitable, answers)):
@@ -128,7 +135,12 @@ class Rewards:
 
     @torch.no_grad()
     def _score(
-        self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, completions: Sequence[Completion], budget: int
+        self,
+        model: nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        completions: Sequence[Completion],
+        budget: int,
+        autocast: Callable[[], AbstractContextManager[Any]],
     ) -> list[float]:
         """The score of a model at the last token of each completion."""
         rows = self._encode(tokenizer, completions)
@@ -139,9 +151,10 @@ class Rewards:
             if hasattr(model, "score"):
                 # Not by the model's own search for the last token, which takes an end token for padding.
                 last_B = torch.arange(len(group), device=device) * ids_BT.shape[1] + mask_BT.sum(1) - 1
-                states_BH = last_hidden_states(model.base_model, ids_BT, last_B, attention_mask=mask_BT)
-                scores_B = model.score(states_BH).squeeze(-1)
-            else:
+                with autocast():
+                    states_BH = last_hidden_states(model.base_model, ids_BT, last_B, attention_mask=mask_BT)
+                scores_B = score_states(model.score, states_BH)
+            else:  # nobody knows which part is the head, so all of it reads as its weights are
                 scores_B = model(input_ids=ids_BT, attention_mask=mask_BT).logits[:, 0]
             for row, score in zip(group, scores_B.float().tolist(), strict=True):
                 scores[row] = score
