@@ -171,6 +171,39 @@ def test_running_statistics_are_those_of_all_scores():
     assert running.deviation == pytest.approx(scores.std(correction=0).item())
 
 
+def test_what_counts_as_clipped_is_what_trl_counts(tmp_path):
+    """Where the clipped loss is the larger one, as in TRL 1.12's PPOTrainer; not all that went far."""
+    trainer = letter_trainer(tmp_path)
+    rollout = rolled_out(trainer)
+    set_advantages(trainer, rollout)
+    batch, generator = rollout.micro_batch(range(8)), torch.Generator().manual_seed(0)
+    rollout.returns_BR = torch.randn(rollout.returns_BR.shape, generator=generator)
+    old_logprobs, old_values = batch.select(rollout.logprobs_BR), batch.select(rollout.values_BR)
+    logprobs = old_logprobs + torch.randn(len(old_logprobs), generator=generator)
+    values = old_values + torch.randn(len(old_values), generator=generator)
+    rollout.sums.clear()
+    trainer._policy_loss(rollout, batch, logprobs)
+    trainer._value_loss(rollout, batch, values)
+    ratios, advantages, returns = (
+        (logprobs - old_logprobs).exp(),
+        *map(batch.select, (rollout.advantages_BR, rollout.returns_BR)),
+    )
+    clipped = (-advantages * ratios.clamp(0.8, 1.2) > -advantages * ratios).sum()
+    near = torch.clamp(values, old_values - 0.2, old_values + 0.2)
+    value_clipped = ((near - returns).square() > (values - returns).square()).sum()
+    assert 0 < clipped < len(ratios) and 0 < value_clipped < len(ratios)
+    assert [rollout.sums["clipped"], rollout.sums["value_clipped"]] == [clipped, value_clipped]
+
+
+def test_no_figure_has_the_name_of_one_that_trl_computes_otherwise(tmp_path):
+    """TRL's entropy is that of the whole distribution, and its variance that of the means of micro-batches."""
+    trainer = letter_trainer(tmp_path, max_steps=1)
+    trainer.train()
+    (line,) = logs_of(trainer)
+    assert not {"policy/entropy_avg", "val/ratio_var"} & line.keys()
+    assert line["policy/sampled_entropy_avg"] > 0 and line["val/token_ratio_var"] > 0
+
+
 # --- The first mini-batch -----------------------------------------------------------------------
 
 FIRST = {

@@ -36,7 +36,8 @@ def test_nothing_logged_draws_nothing(tmp_path):
 
 def test_the_curves_of_ppo_are_drawn_too(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    logged = ("objective/scores", "objective/kl", "policy/entropy_avg", "loss/value_avg", "val/explained_variance")
+    logged = ("objective/scores", "objective/kl", "policy/sampled_entropy_avg", "loss/value_avg")
+    logged += ("val/explained_variance",)
     rows = [{"step": n} | dict.fromkeys(logged, n) | {"eval_objective/scores": n} for n in (1, 2)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     written = write_plots(path, tmp_path / "plots")

@@ -549,7 +549,7 @@ class PPOTrainer(Trainer):
         sums["policy"] += loss.detach()
         sums["tokens"] += len(ratios_N)
         sums["approxkl"] += log_ratios_N.square().sum() / 2
-        sums["clipped"] += ((ratios_N - 1).abs() > self.args.cliprange).sum()
+        sums["clipped"] += ((ratios_N - 1) * advantages_N.sign() > self.args.cliprange).sum()
         sums["ratio"] += ratios_N.sum()
         sums["ratio_squared"] += ratios_N.square().sum()
         sums["entropy"] -= logprobs_N.detach().sum()
@@ -561,7 +561,7 @@ class PPOTrainer(Trainer):
         losses_N = value_losses(values_N, old_values_N, returns_N, self.args.cliprange_value)
         loss = (losses_N * batch.select(rollout.weights_BR)).sum()
         rollout.sums["value"] += loss.detach()
-        rollout.sums["value_clipped"] += ((values_N.detach() - old_values_N).abs() > self.args.cliprange_value).sum()
+        rollout.sums["value_clipped"] += (losses_N > (values_N - returns_N).square() / 2).sum()
         return self.args.vf_coef * loss
 
     # --- Pieces of an update
@@ -689,9 +689,11 @@ class PPOTrainer(Trainer):
         self._note({"val/num_eos_tokens": self._total(ended).item()})
 
     def _note_update(self, sums: Mapping[str, Tensor], steps: int) -> Tensor:
-        """Log the update under TRL's names: means over all tokens of all mini-batches. Gives the mean loss.
+        """Log the update: means over all tokens of all mini-batches. Gives the mean loss.
 
-        The entropy is that of the sampled tokens under the policy as it changes: an estimate.
+        Names of TRL mean what they mean there: clipped is where the clipped loss is the larger one. Names of our own
+        have the entropy, which is estimated from sampled tokens alone, and the variance of ratios, which is that of
+        tokens and not of the means of micro-batches.
         """
         total = dict(zip(sums, self._total(torch.stack(list(sums.values()))).tolist(), strict=True))
         tokens, ratio = total["tokens"], total["ratio"] / total["tokens"]
@@ -701,10 +703,10 @@ class PPOTrainer(Trainer):
                 "loss/value_avg": total["value"] / steps,
                 "policy/approxkl_avg": total["approxkl"] / tokens,
                 "policy/clipfrac_avg": total["clipped"] / tokens,
-                "policy/entropy_avg": total["entropy"] / tokens,
+                "policy/sampled_entropy_avg": total["entropy"] / tokens,
                 "val/clipfrac_avg": total["value_clipped"] / tokens,
                 "val/ratio": ratio,
-                "val/ratio_var": max(total["ratio_squared"] / tokens - ratio**2, 0.0),
+                "val/token_ratio_var": max(total["ratio_squared"] / tokens - ratio**2, 0.0),
             }
         )
         return torch.tensor((total["policy"] + self.args.vf_coef * total["value"]) / steps, device=self.args.device)
