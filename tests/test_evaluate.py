@@ -18,7 +18,7 @@ from runner.__main__ import main, read_command_line
 from runner.errors import EnvironmentFault
 from runner.io.files import PACKAGE, read_json
 from runner.launch.stages import compose_runs
-from runner.metric.paired import compare, interval, resampled_means
+from runner.metric.paired import compare, resampled_means
 from runner.run import open_run
 from runner.run.seal import seal
 
@@ -67,9 +67,6 @@ def test_the_bootstrap_is_what_all_resamples_by_hand_come_to():
     for mean in sorted({round(each, 9) for each in by_hand}):
         share = sum(round(each, 9) == mean for each in by_hand) / 27
         assert np.isclose(means, mean).mean() == pytest.approx(share, abs=0.01)
-    # 1 of 27 resamples has the mean 0: more than 2.5 % of them, and less than 5 %.
-    assert interval(means) == (0.0, 1.0)
-    assert interval(means, level=0.9) == pytest.approx((1 / 6, 5 / 6))
 
 
 def test_the_bootstrap_is_seeded_and_takes_pairs():
@@ -78,15 +75,58 @@ def test_the_bootstrap_is_seeded_and_takes_pairs():
     assert (resampled_means(values, 100, seed=2) != resampled_means(values, 100, seed=3)).any()
     # What is the same in both moves neither figure, however large it is.
     shifted = compare(values + 1e6 * np.arange(50) + 0.5, values + 1e6 * np.arange(50))
-    assert shifted["difference_interval"] == pytest.approx([0.5, 0.5], abs=1e-6) and shifted["win_rate"] == 1.0
+    plain = compare(np.full(50, 0.5), np.zeros(50))
+    assert shifted["difference_interval"] == pytest.approx(plain["difference_interval"], abs=1e-6)
+    assert shifted["win_rate"] == 1.0
 
 
-def test_the_interval_covers_the_truth_about_as_often_as_it_says():
+NORMAL, SKEWED, HALVES = (0.2, "normal"), (math.exp(0.5), "lognormal"), (0.05, "halves")
+
+
+def draw(generator, kind, size):
+    """Differences of two rewards, or with a number its wins and losses at such a win rate."""
+    if kind == "normal":
+        return generator.normal(0.2, 1, size=size)
+    if kind == "lognormal":
+        return generator.lognormal(0, 1, size=size)
+    if kind == "halves":
+        return generator.choice([0, 0.5, 1.0], p=[0.92, 0.06, 0.02], size=size)
+    return np.where(generator.random(size) < kind, 1.0, -1.0)
+
+
+@pytest.mark.parametrize(
+    ("truth", "kind", "prompts", "least"),
+    [
+        (0.98, 0.98, 20, 0.92),  # the plain bootstrap covers these two .32 and .62 of the time
+        (0.98, 0.98, 50, 0.9),
+        (0.9, 0.9, 20, 0.92),
+        (0.5, 0.5, 10, 0.92),
+        (*NORMAL, 10, 0.92),
+        (*NORMAL, 100, 0.92),
+        (*SKEWED, 20, 0.88),
+        (*HALVES, 50, 0.92),
+    ],
+)
+def test_intervals_cover_the_truth_about_as_often_as_they_say(truth, kind, prompts, least):
+    """Near 0 and 1 too, and from few prompts."""
     generator, held = np.random.default_rng(3), 0
-    for trial in range(200):
-        low, high = interval(resampled_means(generator.normal(0.2, 1, size=40), 500, seed=trial))
-        held += low <= 0.2 <= high
-    assert 0.88 <= held / 200 <= 0.99
+    for trial in range(300):
+        found = compare(draw(generator, kind, prompts), np.zeros(prompts), seed=trial)
+        low, high = found["difference_interval" if isinstance(kind, str) else "win_rate_interval"]
+        held += low <= truth <= high
+    assert least <= held / 300
+
+
+def test_the_interval_of_wins_is_wilsons_and_ties_make_it_narrower():
+    for wins, prompts in ((0, 5), (7, 20), (20, 20)):
+        share, z = wins / prompts, 1.959964
+        middle = (share + z**2 / 2 / prompts) / (1 + z**2 / prompts)
+        half = z / (1 + z**2 / prompts) * math.sqrt(share * (1 - share) / prompts + z**2 / 4 / prompts**2)
+        found = compare([1.0] * wins + [0.0] * (prompts - wins), [0.5] * prompts)["win_rate_interval"]
+        assert found == pytest.approx([middle - half, middle + half], abs=1e-6)
+    tied = [compare([0.5] * ties + [1.0, 0.0] * ((20 - ties) // 2), [0.5] * 20) for ties in (0, 10, 20)]
+    widths = [high - low for low, high in (each["win_rate_interval"] for each in tied)]
+    assert widths[0] > widths[1] > widths[2] > 0.1  # that 20 are tied does not mean that all would be
 
 
 # --- Figures --------------------------------------------------------------------------------------
@@ -164,7 +204,8 @@ def test_a_model_against_itself_wins_half(evaluate, laid):
     low, high = verdict["win_rate_interval"]
     assert low <= 0.5 <= high and verdict["win_rate"] == 0.5
     assert found["scores"] == found["against"]["scores"] and len(rows) == 16
-    assert "win rate  0.5" in said.out
+    assert "win rate  0.5" in said.out and "both draw by the same random numbers" in said.out
+    assert "8 prompts" in said.out and "fewer than 100" in said.out
 
 
 @pytest.mark.slow

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from runner.metric.ask import Metric
 
 OF_THE_HARNESS = ("tasks", "num_fewshot", "include", "trust_remote_code")
+FEW = 100  # prompts, below which what is rare may not have been seen, and no interval can know of it
 TOKENS_PER_REWARD_PASS = 8192  # padded, that a reward model reads at once
 READ = table_of("evaluate")["read"]  # metrics of known answers, beside the configured ones
 
@@ -83,7 +84,7 @@ def main(line: CommandLine) -> int:
     if len(sides) > 1:
         seed = request.options["seed"]
         earned = {name: (figures.earned, sides[1].sets[name].earned) for name, figures in sides[0].sets.items()}
-        comparison = {name: compare(*both, seed) for name, both in earned.items() if both[0]}
+        comparison = {name: compare(*both, seed) | {"draws": "coupled"} for name, both in earned.items() if both[0]}
         found |= {"against": sides[1].to_json(), "comparison": comparison}
     path = _write(request, request.data, facts, found, began)
     written = [(side.name, name, row) for side in sides for name in side.sets for row in side.sets[name].completions]
@@ -276,8 +277,11 @@ def to_table(sides: Sequence[Side], comparison: Mapping[str, Any]) -> Iterator[s
             intervals = found["win_rate_interval"], found["difference_interval"]
             rate, more = (f"[{number(low, 3)}, {number(high, 3)}]" for low, high in intervals)
             counts = f"{found['wins']} wins, {found['ties']} ties, {found['losses']} losses"
-            yield f"win rate  {number(found['win_rate'], 3)} {rate}: {counts}"
+            yield f"win rate  {number(found['win_rate'], 3)} {rate}: {counts}; both draw by the same random numbers"
             yield f"reward    {number(found['difference'], 3)} more {more}"
+            if found["prompts"] < FEW:
+                few = f"{found['prompts']} prompts: intervals from fewer than {FEW} can be too narrow"
+                yield f"note      {few}; more rows make them sure"
     yield from (f"note      {note}" for note in side.notes)
 
 
