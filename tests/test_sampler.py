@@ -16,8 +16,20 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from runner.generate import sampler
 from runner.generate.engines import VLLM
-from runner.generate.sampler import Responses, Sampling, choose_engine, cut, evaluating, sample, sample_token, truncate
+from runner.generate.sampler import (
+    Responses,
+    Sampling,
+    choose_engine,
+    cut,
+    evaluating,
+    sample,
+    sample_token,
+    seeded_generator,
+    truncate,
+    uniform,
+)
 from runner.run.read import read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,12 +70,37 @@ def test_random_noise_passes_a_chi_square_test():
     assert ((tokens.bincount(minlength=12) - expected).square() / expected).sum() < 31.3
 
 
-@pytest.mark.parametrize("uniform", [0.0, 1 - 2**-24])
-def test_the_ends_of_the_noise_draw_no_impossible_token(uniform):
+@pytest.mark.parametrize("end", [0.0, 1 - 2**-24, 1 - 2**-48])
+def test_the_ends_of_the_noise_draw_no_impossible_token(end):
     logits = torch.full((1, 50_000), -torch.inf)
     logits[0, 7:40_000] = torch.randn(39_993, generator=torch.Generator().manual_seed(0))
-    token, logprob = sample_token(logits, torch.tensor([uniform]), Sampling())
+    token, logprob = sample_token(logits, torch.tensor([end], dtype=torch.float64), Sampling())
     assert logprob.isfinite().all() and 7 <= token.item() < 40_000
+
+
+def test_of_150000_words_each_is_drawn_as_often_as_its_share_says():
+    """Float32 cannot: neither its sums nor its 24 bits of noise tell words apart of which each has a millionth."""
+    words = torch.arange(100_003, 150_000, 1_999)
+    logits = -torch.log1p(torch.arange(150_000.0)).expand(len(words), -1)
+    ends = logits[0].double().softmax(-1).cumsum(-1)
+    for inside in (0.02, 0.98):
+        aims = ends[words - 1] + inside * (ends[words] - ends[words - 1])
+        assert torch.equal(sample_token(logits, aims, Sampling())[0], words)
+    drawn = uniform(3, 5, generator=seeded_generator(1))
+    coarse = torch.rand(3, 5, generator=seeded_generator(1))
+    assert drawn.dtype == torch.float64 and 0 < (drawn - coarse).max() < 2**-24
+    assert ((drawn * 2**24) % 1).unique().numel() == 15
+
+
+def test_a_scan_that_falls_draws_no_impossible_token(monkeypatch):
+    """As one on a GPU may, which is put together from parts that are rounded apart."""
+    logits, plain = torch.full((1, 8), -torch.inf), torch.Tensor.cumsum
+    logits[0, [1, 6]] = 0.0
+    dip = torch.tensor([0, 0, -1e-3, 0, 0, 0, 0, 0], dtype=torch.float64)
+    monkeypatch.setattr(torch.Tensor, "cumsum", lambda values, *args, **kwargs: plain(values, *args, **kwargs) + dip)
+    monkeypatch.setattr(sampler, "IN_ORDER", frozenset())
+    for noise_1 in torch.linspace(0.498, 0.502, 41, dtype=torch.float64).split(1):
+        assert sample_token(logits, noise_1, Sampling())[0].item() in (1, 6)
 
 
 @pytest.mark.parametrize(

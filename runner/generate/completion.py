@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from runner.errors import DataError, Fault
 from runner.generate.batch import split_by_rows
 from runner.generate.rows import Row
-from runner.generate.sampler import Model, OnToken, Sampling, evaluating, sample, seeded_generator
+from runner.generate.sampler import Model, OnToken, Sampling, evaluating, sample, seeded_generator, uniform
 from runner.model.encoding import encode_prompt, stop_ids
 
 Draw: TypeAlias = tuple[int, int]  # the row that is answered and the number of the sample, which number the noise
@@ -90,7 +90,7 @@ class TextGenerator:
         """The completions of one batch of a plan, each as often as it is wanted."""
         prompts = [encode_prompt(self.tokenizer, rows[row]["prompt"], rows[row]) for row, _ in batch]
         length, generators = self.how.max_new_tokens, [seeded_generator(self.seed, *draw) for draw in batch]
-        noise_BR = torch.stack([torch.rand(length, generator=each) for each in generators])
+        noise_BR = torch.stack([uniform(length, generator=each) for each in generators])
         samples = sample(self.model, prompts, self.how, noise_BR, halves=True, on_token=on_token)
         made = []
         drawn = zip(batch, prompts, samples.tokens, samples.logprobs, strict=True)

@@ -1,7 +1,7 @@
 """Token ids of prompts -> completions with their log-probabilities: the one sampler.
 
     sample(model, prompts, how, noise_BR)     a completion for each prompt
-    seeded_generator(seed, row, sample)       the uniform numbers of one completion
+    uniform(length, generator=seeded_generator(seed, row, sample))      the noise of one completion
 
 A token is where its noise falls in the cumulated probabilities. So a completion depends on the model, its prompt and
 its noise alone, not on what is beside it in the batch or was sampled before; rounding aside, which only differs where
@@ -41,6 +41,9 @@ from runner.io.temporary import temporarily
 
 # Layers whose cache keeps a key and a value per token, so that finished rows can leave it.
 CACHED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+# Devices that add from left to right. Elsewhere a scan is put together from parts, and rounding can make it fall.
+IN_ORDER = frozenset({"cpu"})
+FLOAT64 = {"mps": torch.float32}  # Apple's have none
 
 Model: TypeAlias = PreTrainedModel | PeftModel
 OnToken: TypeAlias = Callable[[list[int]], None] | None  # is called with the tokens of a single prompt as they come
@@ -95,6 +98,7 @@ def sample(
     decode = _decode_by_loop if engine == "loop" else _decode_by_generate
     with whole(model):
         model = _without_wrapper(model)
+        noise_BR = noise_BR.to(model.device, FLOAT64.get(model.device.type, torch.float64))
         found: dict[int, tuple[Tensor, Tensor]] = {}
         waiting = split_by_rows(list(map(len, prompts)), how.rows)
         while waiting:
@@ -168,6 +172,12 @@ def seeded_generator(*parts: Any) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:7]))
 
 
+def uniform(*shape: int, generator: torch.Generator) -> Tensor:
+    """Uniform numbers of 48 bits, in float64: those of ``torch.rand``, 24, are too few for 150,000 words."""
+    coarse, fine = torch.rand(shape, generator=generator), torch.rand(shape, generator=generator)
+    return coarse.double() + fine.double() / 2**24
+
+
 def sample_token(logits_BV: Tensor, noise_B: Tensor, how: Sampling) -> tuple[Tensor, Tensor]:
     """A token per row, where its uniform noise falls in the cumulated probabilities, and its log-probability."""
     logits_BV, temperature = logits_BV.float(), how.temperature or 1.0
@@ -179,7 +189,10 @@ def sample_token(logits_BV: Tensor, noise_B: Tensor, how: Sampling) -> tuple[Ten
         sampled_BV = logprobs_BV
         if how.top_k or how.top_p < 1 or temperature != logprob_temperature:
             sampled_BV = torch.log_softmax(truncate(logits_BV / temperature, how), -1)
-        cumulated_BV = sampled_BV.exp().cumsum(-1)
+        kind = sampled_BV.device.type
+        # Sums of float32 move the shares of 150,000 words, by 1.5e-3 in total variation.
+        cumulated_BV = sampled_BV.exp().cumsum(-1, dtype=FLOAT64.get(kind, torch.float64))
+        cumulated_BV = cumulated_BV if kind in IN_ORDER else cumulated_BV.cummax(-1).values
         aim_B1 = (noise_B * cumulated_BV[:, -1]).unsqueeze(1)
         token_B1 = torch.searchsorted(cumulated_BV, aim_B1, right=True).clamp_(max=logits_BV.shape[1] - 1)
     return token_B1.squeeze(1), logprobs_BV.gather(1, token_B1).squeeze(1)
@@ -206,7 +219,6 @@ def _decode_by_loop(
     lengths_B = torch.zeros_like(limits_B)
     stop_ids = torch.tensor(how.stop_ids, device=device, dtype=torch.long)
     live_B = torch.arange(len(prompts), device=device)  # the rows that are still being written
-    noise_BR = noise_BR.to(device)
     # Prefill: the logits after the prompts, and the cache of their tokens.
     ids_BP, mask = pad(prompts, device, side="left")
     ragged, cache = not bool(mask.all()), DynamicCache(config=model.config)
@@ -262,7 +274,7 @@ def _decode_by_generate(
     """By ``model.generate`` with the same choice of tokens, for caches that the loop does not know."""
     input_ids, mask = pad(prompts, model.device, side="left")
     limits = list(map(how.limit, prompts))
-    choice = TokenChoice(how, noise_BR.to(model.device), on_token)
+    choice = TokenChoice(how, noise_BR, on_token)
     config = GenerationConfig(
         max_new_tokens=max(limits), do_sample=False, eos_token_id=list(how.stop_ids) or None, pad_token_id=0
     )

@@ -54,7 +54,7 @@ from runner.generate.batch import TOKENS_PER_PASS
 from runner.generate.completion import Completion
 from runner.generate.engines import VLLM
 from runner.generate.rows import Row
-from runner.generate.sampler import Sampling, sample, seeded_generator, whole
+from runner.generate.sampler import Sampling, sample, seeded_generator, uniform, whole
 from runner.io.files import replace_rows, write_json
 from runner.io.temporary import temporarily
 from runner.model.encoding import encode_prompt
@@ -569,7 +569,7 @@ class PPOTrainer(Trainer):
     def _noise(self, rows: int, *, at: str = "train") -> Tensor:
         """Uniform numbers for every token of this process's rows: those of all processes, cut out."""
         generator = seeded_generator(self.args.seed, at, self.state.global_step if at == "train" else 0)
-        everyone = torch.rand(rows * self.args.world_size, self.args.response_length, generator=generator)
+        everyone = uniform(rows * self.args.world_size, self.args.response_length, generator=generator)
         return everyone[self.args.process_index * rows :][:rows]
 
     def _permute(self, rows: int) -> list[list[int]]:
