@@ -16,7 +16,7 @@ from trl import chat_template_utils as trl_templates
 from runner.errors import ConfigError, EnvironmentFault, RunnerError
 from runner.model.adapter import write_adapter
 from runner.model.chat import check_template
-from runner.model.check import LOADER, TOKENIZER, find_model_faults, find_tokenizer_faults
+from runner.model.check import LOADER, NEW, TOKENIZER, find_model_faults, find_tokenizer_faults
 from runner.model.jinja import read_template, template_names
 from runner.model.load import (
     adopt_tokens,
@@ -452,6 +452,25 @@ def test_keys_that_an_architecture_lacks_are_named_all_at_once():
     assert fix_of(caught) == "model.hidden_size=32"
     with pytest.raises(ConfigError, match="an architecture of transformers"):
         new_model(tiny_tokenizer(), model_type="qwen99")
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [("bert", "still to be written"), ("roberta", "still to be written"), ("xlm", "still to be written"),
+     ("rwkv", "padding"), ("bart", "padding"), ("openai-gpt", "keeps nothing")],
+)  # fmt: skip
+def test_what_cannot_write_is_refused_by_name_before_anything_loads(qwen, kind, found):
+    edit_json(qwen / "config.json", model_type=kind)
+    asked = {"_target_": LOADER, "path": str(qwen)}, {"_target_": NEW, "model_type": kind}
+    for node in asked:
+        (fault,) = find_model_faults(node, "lm")
+        assert kind in fault.found and found in fault.found and fault.expected and fault.fix, fault
+        assert not any(found in each.found for each in find_model_faults(node, "score"))  # it may well judge
+    with pytest.raises(ConfigError, match=found):
+        load(qwen)
+    edit_json(qwen / "config.json", is_decoder=True)
+    refused = [fault for fault in find_model_faults(asked[0], "lm") if found in fault.found]
+    assert bool(refused) == (kind != "bert")  # which looks back alone where it is a decoder
 
 
 # --- The hub ------------------------------------------------------------------------------------

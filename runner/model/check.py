@@ -49,6 +49,7 @@ VOCABULARIES = (
 )
 BYTE_TOKENIZERS = ("ByT5", "MyT5", "Canine", "Perceiver")  # they have no vocabulary
 ENDLESS_TOKENIZERS = ("", "TokenizersBackend", "PreTrainedTokenizerFast")  # classes without an end token of their own
+DECODER = "a decoder, as language models are"
 ON_TOP = "model.path is an adapter, and a second one would go on top"
 SECOND_ADAPTER = Fault("peft", ON_TOP, "one adapter", "peft=none, or model.merge=true")
 
@@ -62,6 +63,8 @@ def find_model_faults(
         kind, own = str(node.get("model_type")), {"_target_", "tokenizer", "dtype", "seed", "head", "model_type"}
         if not _is_known(kind):
             return [unknown_architecture(kind)]
+        if found := _describe_unfit(kind, node, head):
+            return [Fault("model.model_type", found, DECODER, "model.model_type=qwen2")]
         signature = read_signature(f"transformers.{_read_classes(CONFIG_CLASSES).get(kind)}")
         given = {key: value for key, value in node.items() if key not in own}
         known = set(signature.parameters) if signature else set()
@@ -142,7 +145,9 @@ def find_config_faults(folder: ModelFolder, head: str | None = None, *, trust: b
         return [folder.fault(found, "an architecture that it knows", "pip install --upgrade transformers")]
     if head and not _is_known(kind, head):
         found = f"the architecture {kind} has no head for this trainer in transformers"
-        return [folder.fault(found, "a decoder, as language models are" if head == "lm" else "a model that can score")]
+        return [folder.fault(found, DECODER if head == "lm" else "a model that can score")]
+    if found := _describe_unfit(kind, folder.whole_config, head):
+        return [folder.fault(found, DECODER)]
     faults = [*_find_value_faults(folder, "config.json", f"transformers.{_read_classes(CONFIG_CLASSES).get(kind)}")]
     if folder.has("generation_config.json"):
         faults += _find_value_faults(folder, "generation_config.json", "transformers.GenerationConfig")
@@ -178,6 +183,14 @@ def _find_limit(limits: Any, values: list[Any]) -> str:
         return "" if all(each in limits for each in values) else f"one of {', '.join(limits)}"
     is_near = all(isinstance(each, int | float) and limits[0] <= each <= limits[1] for each in values)
     return "" if is_near else f"{limits[0]:,} to {limits[1]:,}"
+
+
+def _describe_unfit(kind: str, config: Mapping[str, Any], head: str | None) -> str:
+    """Why a model of an architecture that transformers lists cannot write, as ``check.yaml`` knows it; else empty."""
+    for each in LIMITS["unfit"].values() if head == "lm" else ():
+        if kind in each["kinds"] and not config.get(each.get("unless")):
+            return f"the architecture {kind} {each['found']}"
+    return ""
 
 
 def _is_known(kind: object, head: str | None = None) -> bool:
