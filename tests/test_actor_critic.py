@@ -59,7 +59,7 @@ def plain_logprobs(model, temperature=1.0):
 # --- Log-probabilities --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_neox", "opt", "gemma2"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_neox", "opt", "gemma2", "llama4_text"])
 def test_log_probabilities_are_those_of_the_models_own_logits(kind):
     changes = {"final_logit_softcapping": 0.8, "sliding_window": 3} if kind == "gemma2" else {}
     model = letter_model(kind, **changes)
@@ -194,9 +194,9 @@ def test_a_critic_from_the_policy_has_its_backbone_and_says_zero():
     assert not shared
 
 
-@pytest.mark.parametrize("kind", ["granite", "cohere", "olmoe", "bert"])
+@pytest.mark.parametrize("kind", ["granite", "cohere", "olmoe", "bert", "llama4_text"])
 def test_a_critic_needs_no_classifier_of_its_architecture(tmp_path, kind):
-    """Three that transformers has none of, and one whose classifier reads other states."""
+    """Some that transformers has none of, one whose classifier reads other states, one that hides its backbone."""
     changes = {"olmoe": {"num_experts": 4, "num_experts_per_tok": 2}, "bert": {"is_decoder": True}}
     policy = letter_model(kind, **changes.get(kind, {}))
     critic = build_critic_model(policy, None)

@@ -47,6 +47,12 @@ LOGITS_PER_CHUNK_ELSEWHERE = 1 << 26
 Policy: TypeAlias = PreTrainedModel | PeftModel
 
 
+def find_backbone(model: PreTrainedModel) -> PreTrainedModel:
+    """The model without its head, also where it is not under the name that its class says, as in Llama 4."""
+    parts = (part for part in model.children() if isinstance(part, PreTrainedModel))
+    return next(parts, model) if model.base_model is model else model.base_model
+
+
 def last_hidden_states(trunk: nn.Module, input_ids_BT: Tensor, positions_N: Tensor, **kwargs: Any) -> Tensor:
     """The last hidden states [N, H] of a model without its head, at flat positions of rows padded on the right."""
     states_BTH = trunk(input_ids=input_ids_BT, use_cache=False, **kwargs).last_hidden_state
@@ -75,7 +81,7 @@ class TokenLogProbs:
 
     def __init__(self, model: Policy):
         self.model = model.get_base_model() if isinstance(model, PeftModel) else model
-        self.trunk = self.model.base_model
+        self.trunk = find_backbone(self.model)
         self.head = self.model.get_output_embeddings()
         self.is_plain = self._is_plain()
 
@@ -370,7 +376,7 @@ def build_critic_model(policy: Policy, reward_model: PreTrainedModel | PeftModel
         return copy_reference(reward_model).to(policy.dtype).requires_grad_(True)
     source = copy_reference(policy) if isinstance(policy, PeftModel) else policy
     model: Critic | None = _build_classifier(source)
-    model = model or ValueModel(copy.deepcopy(source.base_model), _zero_head(source).to(source.dtype))
+    model = model or ValueModel(copy.deepcopy(find_backbone(source)), _zero_head(source).to(source.dtype))
     return model.to(source.device).requires_grad_(True)  # buffers such as the angles of positions stay float32
 
 
@@ -382,7 +388,7 @@ def _build_classifier(source: PreTrainedModel) -> PreTrainedModel | None:
         return None
     with torch.random.fork_rng(devices=[]):
         model = AutoModelForSequenceClassification.from_config(config, dtype=source.dtype)
-    weights = source.base_model.state_dict()
+    weights = find_backbone(source).state_dict()
     if not hasattr(model, "score") or model.base_model.state_dict().keys() != weights.keys():
         return None
     model.base_model.load_state_dict(weights)
