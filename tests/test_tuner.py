@@ -10,7 +10,7 @@ import pytest
 import torch
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from runner.__main__ import main
 from runner.errors import ConfigError
@@ -63,6 +63,22 @@ def test_layers_are_trained_whole_beside_an_adapter():
     low_rank = {name for name in trained(adapted) if "lora_" in name}
     assert whole | low_rank == trained(adapted)
     assert any("layers.1.mlp" in name for name in low_rank) and not any("layers.0.mlp" in name for name in low_rank)
+
+
+@pytest.mark.parametrize("kind", ["llama4_text", "phimoe", "falcon"])
+def test_layers_that_are_more_than_linear_are_left_alone_by_an_adapter_of_all_linear_ones(kind, tmp_path):
+    """A router gives two tensors; Falcon's layers have a class of their own and are linear all the same."""
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes |= {} if kind == "falcon" else {"num_key_value_heads": 1, "head_dim": 8, "num_local_experts": 2}
+    config = AutoConfig.for_model(kind, vocab_size=24, **sizes, pad_token_id=None, bos_token_id=None, eos_token_id=2)
+    model = AutoModelForCausalLM.from_config(config)
+    adapted = get_peft_model(*build_tuner(LORA, model, "lm"))
+    assert adapted(torch.arange(4)[None]).logits.isfinite().all()
+    names = {name.split(".lora_")[0].rpartition(".")[2] for name in trained(adapted)}
+    assert names == ({"query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"} if kind == "falcon" else names)
+    assert len(names) >= 4 and "router" not in names
+    adapted.save_pretrained(tmp_path)
+    assert LoraConfig.from_pretrained(str(tmp_path)).exclude_modules == (None if kind == "falcon" else {"router"})
 
 
 @pytest.mark.parametrize("pattern", ["lm_head", "embed_tokens"])

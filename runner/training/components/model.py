@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, Trai
 
 from runner.config.build import asked_for, build, serve
 from runner.errors import ConfigError, Fault
-from runner.model.adapter import OWN, check_adapter, train_beside
+from runner.model.adapter import OWN, check_adapter, leave_out_routers, train_beside
 from runner.model.load import check_quantization, hold_places
 from runner.model.reference import copy_reference, needs_reference
 from runner.model.saved import is_partitioned
@@ -76,6 +76,7 @@ def build_tuner(node: Node | None, model: Model, head: str) -> tuple[Model, Peft
     arguments = {key: value for key, value in node.items() if key not in OWN}
     made = serve(arguments, model=model, task_type="SEQ_CLS" if head == "score" else "CAUSAL_LM")
     if isinstance(made, PeftConfig):
+        leave_out_routers(model, made)
         if node.get("full"):
             train_beside(model, made, node["full"])
         return model, made
