@@ -306,5 +306,7 @@ def test_scores_are_float32_where_models_read_in_bfloat16(kind):
         model = letter_model(labels=1, seed=3)
     asked = completions("ab.", "c", "de.")
     whole = build(model)(*asked, None, 512)[1]
-    half = build(model)(*asked, None, 512, partial(torch.autocast, "cpu", torch.bfloat16))[1]
+    rewards = build(model)
+    rewards.autocast = partial(torch.autocast, "cpu", torch.bfloat16)
+    half = rewards(*asked, None, 512)[1]
     assert torch.allclose(whole, half, atol=0.1) and (half != half.bfloat16()).any()

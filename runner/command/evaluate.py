@@ -280,8 +280,7 @@ def to_table(sides: Sequence[Side], comparison: Mapping[str, Any]) -> Iterator[s
             yield f"win rate  {number(found['win_rate'], 3)} {rate}: {counts}; both draw by the same random numbers"
             yield f"reward    {number(found['difference'], 3)} more {more}"
             if found["prompts"] < FEW:
-                few = f"{found['prompts']} prompts: intervals from fewer than {FEW} can be too narrow"
-                yield f"note      {few}; more rows make them sure"
+                yield f"note      {found['prompts']} prompts: intervals from fewer than {FEW} can be too narrow"
     yield from (f"note      {note}" for note in side.notes)
 
 

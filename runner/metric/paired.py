@@ -24,28 +24,22 @@ def compare(first: Sequence[float], second: Sequence[float], seed: int = 0) -> d
     wins, losses, count = int((difference > 0).sum()), int((difference < 0).sum()), len(difference)
     size = np.abs(difference).max() or np.ptp([one, other])
     steps = difference / size if size else difference
-    if np.isclose(steps, steps.round()).all():  # won, tied or lost by one size, as of right and wrong answers
-        interval = [size * end for end in score_interval(int((steps > 0.5).sum()), int((steps < -0.5).sum()), count)]
-    else:
-        interval = mean_interval(difference, seed)
+    shares = score_interval(wins, losses, count)
+    by_one_size = np.isclose(np.abs(steps), steps != 0).all()  # as of right and wrong answers
     return {
         "prompts": count,
         "wins": wins,
         "ties": count - wins - losses,
         "losses": losses,
         "win_rate": (1 + (wins - losses) / count) / 2,
-        "win_rate_interval": [(1 + end) / 2 for end in score_interval(wins, losses, count)],
+        "win_rate_interval": [(1 + end) / 2 for end in shares],
         "difference": float(difference.mean()),
-        "difference_interval": list(map(float, interval)),
+        "difference_interval": [float(size * e) for e in shares] if by_one_size else mean_interval(difference, seed),
     }
 
 
 def score_interval(wins: int, losses: int, count: int) -> list[float]:
-    """The 95 % limits of the share of wins less that of losses (Tango 1998); Wilson's where there are no ties.
-
-    >>> [round(end, 2) for end in score_interval(10, 0, 10)]
-    [0.44, 1.0]
-    """
+    """The 95 % limits of the share of wins less that of losses (Tango 1998); Wilson's where there are no ties."""
 
     def excludes(gap: float) -> bool:
         slope = (2 * count - wins + losses) * gap - wins - losses
@@ -64,17 +58,14 @@ def score_interval(wins: int, losses: int, count: int) -> list[float]:
 
 
 def mean_interval(values: np.ndarray, seed: int = 0) -> list[float]:
-    """The 95 % limits of the mean of values that are not all alike, by the bootstrap.
-
-    Its quantiles are corrected for bias and skew (BCa, Efron 1987), and are farther out for few values (Hesterberg
-    2015), by the first terms of Student's quantile.
-    """
+    """The 95 % limits of the mean of values that are not all alike, by the bootstrap (BCa, Efron 1987)."""
     means, mean, count = resampled_means(values, seed=seed), values.mean(), len(values)
     bias = NORMAL.inv_cdf(float((means < mean).mean() + (means <= mean).mean()) / 2)
     skew = ((values - mean) ** 3).sum() / (6 * ((values - mean) ** 2).sum() ** 1.5)
+    # Farther out for few values (Hesterberg 2015), by the first terms of Student's quantile.
     far = math.sqrt(count / (count - 1)) * (Z + (Z**3 + Z) / (4 * (count - 1)))
-    moved = (bias - far, bias + far)
-    return np.quantile(means, [NORMAL.cdf(float(bias + each / (1 - skew * each))) for each in moved]).tolist()
+    levels = [bias + moved / (1 - skew * moved) for moved in (bias - far, bias + far)]
+    return np.quantile(means, list(map(NORMAL.cdf, levels))).tolist()
 
 
 def resampled_means(values: Sequence[float] | np.ndarray, count: int = RESAMPLES, seed: int = 0) -> np.ndarray:

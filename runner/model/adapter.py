@@ -80,18 +80,13 @@ def check_adapter(model: PreTrainedModel | PeftModel, peft_config: PeftConfig | 
 
 
 def leave_out_routers(model: nn.Module, peft_config: PeftConfig) -> None:
-    """Have an adapter of all linear layers leave out those that are more than linear, such as routers of experts.
-
-    Those have a class of transformers that is made otherwise; Falcon's only multiplies otherwise, and stays in.
-    """
-    own = {
-        name.rpartition(".")[2]
-        for name, part in model.named_modules()
-        if isinstance(part, nn.Linear) and type(part).__module__.startswith("transformers.models.")
-        if "__init__" in vars(type(part))
-    }
-    if own and getattr(peft_config, "target_modules", None) == "all-linear" and not peft_config.exclude_modules:
-        peft_config.exclude_modules = own
+    """Have an adapter of all linear layers leave out those that are more than linear, such as routers of experts."""
+    # They are of classes that are made otherwise than a linear layer; Falcon's only multiplies otherwise.
+    linear = [(name, type(part)) for name, part in model.named_modules() if isinstance(part, nn.Linear)]
+    own = [(name, kind) for name, kind in linear if kind.__module__.startswith("transformers.models.")]
+    routers = {name.rpartition(".")[2] for name, kind in own if "__init__" in vars(kind)}
+    if routers and getattr(peft_config, "target_modules", None) == "all-linear" and not peft_config.exclude_modules:
+        peft_config.exclude_modules = routers
 
 
 def train_beside(model: PreTrainedModel, peft_config: PeftConfig, patterns: Sequence[str]) -> None:

@@ -333,6 +333,7 @@ class PPOTrainer(Trainer):
             optimizers=optimizers,
         )
         self.model_accepts_loss_kwargs = False
+        self.rewards.autocast = self.accelerator.autocast
         if self.is_deepspeed_enabled or self.accelerator.parallelism_config:
             found, expected = "DeepSpeed or a parallelism_config", "whole models in each process, or FSDP2"
             raise ConfigError(Fault("trainer.args", found, expected, "strategy=fsdp2"))
@@ -633,7 +634,7 @@ class PPOTrainer(Trainer):
         args = self.args
         budget = args.max_tokens_per_micro_batch or TOKENS_PER_PASS * (1 if args.device.type == "cpu" else 32)
         with whole(*self.rewards.models):
-            scores = self.rewards(rollout.completions, rollout.rows, self.state, budget, self.accelerator.autocast)
+            scores = self.rewards(rollout.completions, rollout.rows, self.state, budget)
         earned_BR, each_BF = (score.to(args.device) for score in scores)
         cut_off_B = torch.tensor([each.finish == "length" for each in rollout.completions], device=args.device)
         penalty_B = (args.missing_eos_penalty or 0.0) * cut_off_B

@@ -50,6 +50,7 @@ class Rewards:
             raise ConfigError(Fault(where, found, "one for each", f"{where}={to_text([1.0] * len(rewards))}"))
         self.tokenizer = tokenizer
         self.step_separator = step_separator
+        self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext  # of backbones; no score is rounded
         self.weights = torch.tensor(list(weights or [1.0] * len(rewards)))
         self.rewards = list(rewards)
         names = list(map(_name_of, rewards))
@@ -81,19 +82,13 @@ class Rewards:
         return None
 
     def __call__(
-        self,
-        completions: Sequence[Completion],
-        rows: Sequence[Row],
-        state: TrainerState | None,
-        budget: int,
-        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        self, completions: Sequence[Completion], rows: Sequence[Row], state: TrainerState | None, budget: int
     ) -> tuple[Tensor, Tensor]:
         """The weighted reward of each token [B, R], and the plain sum of each reward [B, F], on the CPU.
 
         Both are NaN where no reward was given, which is not a reward of 0; the last token earns those of the whole.
         ``rows`` are those of the completions, whose columns functions may take; models read at most ``budget`` padded
-        tokens at once, their backbones within ``autocast``, which rounds no score. A reward may give None where it does
-        not apply. Raises DataError or SickRun for what is none.
+        tokens at once. A reward may give None where it does not apply. Raises DataError or SickRun for what is none.
         """
         prompts: list[Prompt] = [each.prompt for each in completions]
         given = to_columns(rows) | {
@@ -102,7 +97,7 @@ class Rewards:
             "trainer_state": state,
         }
         answers = [
-            reward(**given) if tokenizer is None else self._score(reward, tokenizer, completions, budget, autocast)
+            reward(**given) if tokenizer is None else self._score(reward, tokenizer, completions, budget)
             for reward, tokenizer in zip(self.rewards, self.tokenizers, strict=True)
         ]
         if any(map(inspect.isawaitable, answers)):
@@ -135,12 +130,7 @@ class Rewards:
 
     @torch.no_grad()
     def _score(
-        self,
-        model: nn.Module,
-        tokenizer: PreTrainedTokenizerBase,
-        completions: Sequence[Completion],
-        budget: int,
-        autocast: Callable[[], AbstractContextManager[Any]],
+        self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, completions: Sequence[Completion], budget: int
     ) -> list[float]:
         """The score of a model at the last token of each completion."""
         rows = self._encode(tokenizer, completions)
@@ -151,7 +141,7 @@ class Rewards:
             if hasattr(model, "score"):
                 # Not by the model's own search for the last token, which takes an end token for padding.
                 last_B = torch.arange(len(group), device=device) * ids_BT.shape[1] + mask_BT.sum(1) - 1
-                with autocast():
+                with self.autocast():
                     states_BH = last_hidden_states(model.base_model, ids_BT, last_B, attention_mask=mask_BT)
                 scores_B = score_states(model.score, states_BH)
             else:  # nobody knows which part is the head, so all of it reads as its weights are
