@@ -48,11 +48,13 @@ def build_model(
 def _load_policy(cfg: Config, args: TrainingArguments, node: Node, load: Callable[[Node], Model]) -> tuple[Model, bool]:
     """The policy, and True where its weights are only places that the first process of this machine will fill."""
     plugin = getattr(args, "fsdp_plugin_args", None) or {}
+    if not plugin.get("cpu_ram_efficient_loading"):
+        return load(node), False
     # Accelerate hands out no buffers that are saved (the balance of experts, matrices that some adapters share), and no
     # tied weights that an adapter may have put something around.
     has_buffers = bool(cfg["peft"]) and upstream.setting(cfg["peft"], "save_projection", False)
     is_handed_out = (
-        bool(args.local_process_index and plugin.get("cpu_ram_efficient_loading"))
+        bool(args.local_process_index)
         and "device_map" in asked_for(node["_target_"])
         and not (has_buffers or cfg["quant"] or node.get("merge"))
     )
