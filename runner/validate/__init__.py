@@ -31,7 +31,7 @@ from runner.validate.objective import find_objective_faults
 from runner.validate.parts import find_mismatches, find_part_faults
 from runner.validate.targets import find_target_fault
 
-MAX_SHOWN = 300  # faults of the top level, or of a node: of each the keys that look like it are sought
+MAX_SHOWN = 200  # faults of the top level, or of a node: of each the keys that look like it are sought
 
 
 def find_all_faults(
