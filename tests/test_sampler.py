@@ -175,6 +175,15 @@ def test_what_is_beside_a_row_does_not_change_it():
     assert_same(turned, Responses(whole.tokens[::-1], whole.logprobs[::-1]))
 
 
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_neox", "opt"])
+@pytest.mark.parametrize("stops", [(END, 3, 4), ()])
+def test_the_steps_of_a_graph_draw_what_the_loop_draws(kind, stops):
+    model, how = letter_model(kind), Sampling(20, stops, 0.7, max_length=24)
+    one, other = (sample(model, PROMPTS, how, noise(4, 20), engine=engine) for engine in ("loop", "graph"))
+    assert_same(one, other)
+    assert len(set(map(len, one.tokens))) > 1
+
+
 class Caching(torch.nn.Module):
     """A module that makes a table in its first pass and keeps it, as models do with the angles of positions."""
 
@@ -187,7 +196,7 @@ class Caching(torch.nn.Module):
         return self.inner(*args) * self.table
 
 
-@pytest.mark.parametrize("engine", ["loop", "generate"])
+@pytest.mark.parametrize("engine", ["loop", "graph", "generate"])
 def test_what_a_model_keeps_of_sampling_can_be_trained_on(engine):
     model = letter_model()
     model.base_model.norm = Caching(model.base_model.norm)
@@ -202,7 +211,7 @@ def assert_same(one, other):
     assert torch.allclose(torch.cat(one.logprobs), torch.cat(other.logprobs), atol=1e-5)
 
 
-@pytest.mark.parametrize("engine", ["loop", "generate"])
+@pytest.mark.parametrize("engine", ["loop", "graph", "generate"])
 def test_every_engine_draws_from_the_tempered_softmax(engine):
     model, count = letter_model(), 3000
     with torch.no_grad():
@@ -218,7 +227,7 @@ def test_every_engine_draws_from_the_tempered_softmax(engine):
     assert model.generation_config.to_dict() == kept
 
 
-@pytest.mark.parametrize("engine", ["loop", "generate"])
+@pytest.mark.parametrize("engine", ["loop", "graph", "generate"])
 def test_a_completion_ends_with_any_of_the_stop_tokens_and_only_those(engine):
     model = letter_model(spread=0.05)
     model.generation_config.eos_token_id = 5

@@ -57,4 +57,5 @@ def pad(
     ids = [torch.tensor(row, dtype=torch.long) for row in rows]
     masks = [torch.ones(len(row), dtype=torch.long) for row in rows]
     ids_BT = pad_sequence(ids, batch_first=True, padding_value=value, padding_side=side)
-    return ids_BT.to(device), pad_sequence(masks, batch_first=True, padding_side=side).to(device)
+    mask_BT = pad_sequence(masks, batch_first=True, padding_side=side)
+    return ids_BT.to(device, non_blocking=True), mask_BT.to(device, non_blocking=True)  # waits for no pass before it

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from transformers import (
+    Cache,
     DynamicCache,
     GenerationConfig,
     LogitsProcessor,
@@ -34,6 +35,7 @@ from transformers import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
+from transformers.cache_utils import StaticLayer
 
 from runner.errors import EnvironmentFault, Fault
 from runner.generate.batch import pad, split_by_rows
@@ -44,6 +46,7 @@ CACHED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 # Devices that add from left to right. Elsewhere a scan is put together from parts, and rounding can make it fall.
 IN_ORDER = frozenset({"cpu"})
 FLOAT64 = {"mps": torch.float32}  # Apple's have none
+STEPS_PER_LOOK = 8  # of a graph, after which it is asked if all rows have ended, which waits for the device
 
 Model: TypeAlias = PreTrainedModel | PeftModel
 OnToken: TypeAlias = Callable[[list[int]], None] | None  # is called with the tokens of a single prompt as they come
@@ -89,13 +92,15 @@ def sample(
     halves: bool = False,
     on_token: OnToken = None,
 ) -> Responses:
-    """Sample a completion for each prompt, by the ``loop`` or by ``generate``; prompts of like length go together.
+    """Sample a completion for each prompt, by ``loop``, ``graph`` or ``generate``; prompts of like length go together.
 
     Where memory does not suffice, half as many rows are sampled side by side if ``halves``, which changes no
     completion; without it the error is the caller's, which may want to remember it.
     """
     engine = choose_engine(model) if engine == "auto" else engine
-    decode = _decode_by_loop if engine == "loop" else _decode_by_generate
+    if engine == "graph" and on_token is not None:
+        engine = "loop"  # which has each token when it is drawn
+    decode = {"loop": _decode_by_loop, "graph": _decode_by_graph, "generate": _decode_by_generate}[engine]
     with whole(model):
         model = _without_wrapper(model)
         noise_BR = noise_BR.to(model.device, FLOAT64.get(model.device.type, torch.float64))
@@ -108,8 +113,7 @@ def sample(
                 found |= zip(rows, decode(model, batch, how, noise_BR[rows], on_token), strict=True)
                 continue
             except torch.OutOfMemoryError as error:
-                sharded = any(isinstance(weight, DTensor) or hasattr(weight, "ds_id") for weight in model.parameters())
-                if not halves or sharded:  # other processes would wait for a pass that this one does not take
+                if not halves or _is_sharded(model):  # others would wait for a pass that this process does not take
                     raise
                 if len(rows) == 1:
                     longest = f"a prompt of {len(prompts[rows[0]])} tokens alone does not fit"
@@ -149,11 +153,25 @@ def whole(*models: nn.Module) -> Iterator[None]:
 
 
 def choose_engine(model: Model) -> str:
-    """``loop`` where the cache is one of keys and values and nothing stands before the prompt, else ``generate``."""
+    """The fastest engine for a model where it is.
+
+    ``loop`` where the cache is one of keys and values and nothing stands before the prompt, else ``generate``. On CUDA
+    ``graph`` in place of the loop, where all layers attend to everything and no weight is in shards.
+    """
     config = model.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or CACHED_LAYERS)
-    plain = kinds <= CACHED_LAYERS and hasattr(config, "num_attention_heads")
-    return "loop" if plain and not isinstance(_without_wrapper(model), PeftModel) else "generate"
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if not (kinds <= CACHED_LAYERS and hasattr(config, "num_attention_heads")):
+        return "generate"
+    if isinstance(model := _without_wrapper(model), PeftModel):
+        return "generate"
+    static = getattr(model, "_can_compile_fullgraph", False) and kinds <= {"full_attention"}
+    if not static or getattr(config, "sliding_window", None) or _is_sharded(model):
+        return "loop"
+    return "graph" if model.device.type == "cuda" else "loop"
+
+
+def _is_sharded(model: Model) -> bool:
+    return any(isinstance(weight, DTensor) or hasattr(weight, "ds_id") for weight in model.parameters())
 
 
 def _without_wrapper(model: Model) -> Model:
@@ -250,7 +268,7 @@ def _cut_rows(tokens_BR: Tensor, logprobs_BR: Tensor, lengths_B: Tensor) -> list
     return [(tokens_R[:length].clone(), logprobs_R[:length].clone()) for tokens_R, logprobs_R, length in rows]
 
 
-def decode_step(model: Model, cache: DynamicCache, ids_BT: Tensor, mask: Tensor | None, position_ids: Tensor) -> Tensor:
+def decode_step(model: Model, cache: Cache, ids_BT: Tensor, mask: Tensor | None, position_ids: Tensor) -> Tensor:
     """The logits [B, V] after further tokens, which are added to the cache."""
     taken = _arguments_of(type(model).forward)
     # transformers 5.24 has another name for the cache.
@@ -263,6 +281,62 @@ def decode_step(model: Model, cache: DynamicCache, ids_BT: Tensor, mask: Tensor 
 def _arguments_of(forward: Callable[..., object]) -> frozenset[str]:
     """The arguments of a kind of model: not every architecture counts positions."""
     return frozenset(inspect.signature(forward).parameters)
+
+
+# --- By a CUDA graph ----------------------------------------------------------------------------
+
+
+def _decode_by_graph(
+    model: Model, prompts: list[Sequence[int]], how: Sampling, noise_BR: Tensor, on_token: OnToken
+) -> list[tuple[Tensor, Tensor]]:
+    """As the loop, with a cache of one size, so that a step is always the same kernels on the same places.
+
+    On CUDA they are recorded once and replayed, without Python between them and without waiting for a token. Finished
+    rows stay: a step takes about as long with them. On other devices each step is taken as it is.
+    """
+    device, limits = model.device, list(map(how.limit, prompts))
+    ids_BP, mask_BP = pad(prompts, device, side="left")
+    (rows, length), most = ids_BP.shape, max(limits)
+    tokens_BR = torch.zeros(rows, most, dtype=torch.long, device=device)
+    logprobs_BR = torch.zeros(tokens_BR.shape, device=device)
+    layers = model.config.get_text_config().num_hidden_layers
+    cache = Cache(layers=[CastLayer(max_cache_len=length + most) for _ in range(layers)])
+    logits_BV = decode_step(model, cache, ids_BP, mask_BP, (mask_BP.cumsum(1) - 1).clamp(min=0))
+    mask_B11T = torch.nn.functional.pad(mask_BP.bool(), (0, most))[:, None, None]
+    position_ids, step_1 = mask_BP.sum(1, keepdim=True), torch.zeros(1, dtype=torch.long, device=device)
+
+    def step() -> None:
+        token_B, logprob_B = sample_token(logits_BV, noise_BR.index_select(1, step_1)[:, 0], how)
+        tokens_BR.index_copy_(1, step_1, token_B[:, None])
+        logprobs_BR.index_copy_(1, step_1, logprob_B[:, None])
+        mask_B11T.index_fill_(3, step_1 + length, True)
+        logits_BV.copy_(decode_step(model, cache, token_B[:, None], mask_B11T, position_ids))
+        position_ids.add_(1)
+        step_1.add_(1)
+
+    replay, stop_ids = step, torch.tensor(how.stop_ids, dtype=torch.long, device=device)
+    for number in range(1, most + 1):
+        replay()
+        if number == 1 and most > 2 and device.type == "cuda":  # after a step that has loaded every kernel
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                step()
+            replay = graph.replay
+        if number % STEPS_PER_LOOK == 0 and torch.isin(tokens_BR[:, :number], stop_ids).any(1).all():
+            break
+    return _cut_at_stops(tokens_BR, logprobs_BR, how, limits)
+
+
+class CastLayer(StaticLayer):
+    """Keys and values of one layer in one type, that of attention under autocast, which casts them in any case.
+
+    Rotated keys come in float32 beside values in bfloat16; to keep them so is to cast all of them for each token.
+    """
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        kind, dtype = value_states.device.type, value_states.dtype
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype
+        return super().update(key_states.to(dtype), value_states.to(dtype), *args, **kwargs)
 
 
 # --- By transformers ----------------------------------------------------------------------------
@@ -282,7 +356,13 @@ def _decode_by_generate(
     own = model.get_base_model() if isinstance(model, PeftModel) else model
     with temporarily(own, generation_config=GenerationConfig()):  # whose settings would fill in what is not given
         model.generate(input_ids=input_ids, attention_mask=mask, generation_config=config, logits_processor=choices)
-    tokens_BR, logprobs_BR = torch.stack(choice.tokens, 1), torch.stack(choice.logprobs, 1)
+    return _cut_at_stops(torch.stack(choice.tokens, 1), torch.stack(choice.logprobs, 1), how, limits)
+
+
+def _cut_at_stops(
+    tokens_BR: Tensor, logprobs_BR: Tensor, how: Sampling, limits: list[int]
+) -> list[tuple[Tensor, Tensor]]:
+    tokens_BR = tokens_BR.cpu()
     lengths = [min(len(cut(tokens_R, how.stop_ids)), limit) for tokens_R, limit in zip(tokens_BR, limits, strict=True)]
     return _cut_rows(tokens_BR, logprobs_BR, torch.tensor(lengths))
 
