@@ -24,6 +24,7 @@ from tiny_ppo import (
 )
 
 from runner.errors import ConfigError, DataError
+from runner.ppo.actor_critic import store_as_autocast_casts
 from runner.ppo.algorithm import (
     PPOConfig,
     PPOTrainer,
@@ -595,6 +596,32 @@ def test_values_and_scores_are_not_rounded_under_bf16(tmp_path, critic):
     for exact in (*given, rollout.values_BR[rollout.mask_BR]):
         assert (exact != exact.bfloat16()).float().mean() > 0.5
     assert not any(seen) and rollout.logprobs_BR.dtype == torch.float32
+
+
+@pytest.mark.parametrize("critic", ["adapter", "model"])
+def test_frozen_weights_in_the_type_of_autocast_give_the_same_bits(tmp_path, critic):
+    found = []
+    for stored in (False, True):
+        options = {
+            "reward_funcs": [letter_model(labels=1, seed=3)],
+            "critic": critic,
+            "bf16": True,
+            "num_ppo_epochs": 2,
+        }
+        trainer = letter_trainer(tmp_path, peft_config=lora() if critic == "adapter" else None, **options)
+        frozen = [trainer.rewards.models[0].base_model, trainer.reference or trainer.actor_critic.policy]
+        for model in frozen if stored else []:
+            store_as_autocast_casts(model, torch.bfloat16)
+        halves = {name for each in frozen for name, weight in each.named_parameters() if weight.dtype == torch.bfloat16}
+        assert bool(halves) == stored and not any("norm" in name or "embed_tokens" in name for name in halves)
+        trainer.train()
+        found.append((trainer.actor_critic.state_dict(), logs_of(trainer)[-1]))
+        with torch.no_grad():  # without autocast, as a callback may
+            assert frozen[1](input_ids=torch.tensor([[1, 2, 3]])).logits.dtype == torch.float32
+    (states, log), (again, log_again) = found
+    assert all(torch.equal(states[name], again[name]) for name in states)
+    names = [name for name in log if not name.startswith("time/") and name not in ("eps", "tokens_per_second")]
+    assert {name: log[name] for name in names} == {name: log_again[name] for name in names}
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ vocabulary.
 
 import contextlib
 import copy
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -36,7 +37,7 @@ from runner.errors import ConfigError, Fault
 from runner.generate.sampler import evaluating
 from runner.model.reference import copy_reference
 from runner.ppo.batching import MicroBatch
-from runner.ppo.padding_free import make_padding_free, to_line_arguments
+from runner.ppo.padding_free import equal_to_rounding, make_padding_free, to_line_arguments
 
 CRITIC = "critic"
 REFERENCE = "reference"
@@ -108,17 +109,45 @@ class TokenLogProbs:
 
     @torch.no_grad()
     def _is_plain(self) -> bool:
-        """True where the logits are just the head of the last hidden states, without a cap or a scale on them."""
-        ids_BT = torch.arange(4, device=self.model.device).unsqueeze(0)
+        """True where the logits are just the head of the last hidden states, without a cap or a scale on them.
+
+        The logits are compared with what the head gave in the same pass, because kernels for another number of rows may
+        round in another way; the states with those of a pass without the head, up to rounding.
+        """
+        ids_BT, seen = torch.arange(4, device=self.model.device)[None], []
+        hook = self.head.register_forward_hook(lambda _, taken, logits: seen.append((taken[0], logits)))
         with evaluating(self.model):
-            whole = self.model(input_ids=ids_BT, use_cache=False).logits
-            apart = self.head(self.trunk(input_ids=ids_BT, use_cache=False).last_hidden_state)
-        return torch.equal(whole.float(), apart.float())
+            logits = self.model(input_ids=ids_BT, use_cache=False).logits
+            hook.remove()
+            states = self.trunk(input_ids=ids_BT, use_cache=False).last_hidden_state
+        return bool(seen) and equal_to_rounding(states, seen[0][0]) and torch.equal(logits.float(), seen[0][1].float())
 
 
 def _gather(logits_NV: Tensor, targets_N: Tensor, temperature: float) -> Tensor:
     logits_NV = logits_NV.float()
     return -cross_entropy(logits_NV / temperature if temperature != 1 else logits_NV, targets_N, reduction="none")
+
+
+def store_as_autocast_casts(model: nn.Module, dtype: torch.dtype) -> None:
+    """Keep frozen float32 weights of linear layers in the type that autocast casts them to, again in each pass.
+
+    Bits are the same. A weight that another layer reads too, such as a tied head, stays as it is, and so do embeddings
+    and norms, which autocast reads in float32.
+    """
+    readers = Counter(id(weight) for each in model.modules() for weight in each.parameters(recurse=False))
+    for layer in model.modules():
+        own = list(layer.parameters(recurse=False)) if type(layer) is nn.Linear else []
+        if own and all(
+            weight.dtype == torch.float32 and not weight.requires_grad and readers[id(weight)] == 1 for weight in own
+        ):
+            layer.to(dtype)
+            # For passes without autocast, in which all others stay float32.
+            layer.register_forward_pre_hook(lambda layer, args: (args[0].to(layer.weight.dtype),))
+            layer.register_forward_hook(_to_float32_without_autocast)
+
+
+def _to_float32_without_autocast(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    return output if torch.is_autocast_enabled(output.device.type) else output.float()
 
 
 class ValueModel(nn.Module):
@@ -181,6 +210,11 @@ class ActorCritic(nn.Module):
         return all(model.is_plain for model in models) and all(map(make_padding_free, trunks))
 
     @property
+    def start_adapter(self) -> str:
+        """The adapter under which the backbone is the start model."""
+        return REFERENCE if REFERENCE in self.policy.peft_config else NO_ADAPTER
+
+    @property
     def config(self) -> PreTrainedConfig:
         return self.policy.config
 
@@ -204,7 +238,7 @@ class ActorCritic(nn.Module):
 
     def reference_logprobs(self, batch: MicroBatch, temperature: float) -> Tensor:
         """Those of the start model: the backbone without the adapter, or with that of the start."""
-        with self.adapter(REFERENCE if REFERENCE in self.policy.peft_config else NO_ADAPTER):
+        with self.adapter(self.start_adapter):
             return self.backbone(batch, temperature)
 
     def values(self, batch: MicroBatch) -> Tensor:

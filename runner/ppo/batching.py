@@ -75,7 +75,7 @@ def check_rows(
 class MicroBatch:
     """Rows for one pass through a model."""
 
-    rows: Sequence[int]  # of the rollout
+    rows_B: Tensor  # of the rollout
     input_ids_BT: Tensor  # padded on the right; or [1, T], end to end
     positions_N: Tensor  # flat index in input_ids_BT of the token before each response token
     targets_N: Tensor  # the response tokens
@@ -141,9 +141,9 @@ class Rollout:
             positions += range(start, start + size)
             targets += self.sequences[row][prompt:]
             indices += range(row * self.mask_BR.shape[1], row * self.mask_BR.shape[1] + size)
-        tensors = (torch.tensor(numbers, device=device) for numbers in (positions, targets, indices))
-        positions_N, targets_N, indices_N = tensors
-        return MicroBatch(rows, input_ids_BT, positions_N, targets_N, indices_N, lengths if padding_free else None)
+        numbers = (torch.tensor(each).to(device, non_blocking=True) for each in (rows, positions, targets, indices))
+        rows_B, positions_N, targets_N, indices_N = numbers
+        return MicroBatch(rows_B, input_ids_BT, positions_N, targets_N, indices_N, lengths if padding_free else None)
 
 
 def fill_by_tokens(rows: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:

@@ -10,6 +10,7 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -135,8 +136,9 @@ class Rewards:
         """The score of a model at the last token of each completion."""
         rows = self._encode(tokenizer, completions)
         model = model.get_base_model() if isinstance(model, PeftModel) else model  # its layers keep their adapters
-        scores, device = [0.0] * len(rows), next(model.parameters()).device
-        for group in split_by_tokens(range(len(rows)), list(map(len, rows)), budget):
+        device, found = next(model.parameters()).device, []
+        groups = split_by_tokens(range(len(rows)), list(map(len, rows)), budget)
+        for group in groups:
             ids_BT, mask_BT = pad([rows[row] for row in group], device)
             if hasattr(model, "score"):
                 # Not by the model's own search for the last token, which takes an end token for padding.
@@ -146,9 +148,9 @@ class Rewards:
                 scores_B = score_states(model.score, states_BH)
             else:  # nobody knows which part is the head, so all of it reads as its weights are
                 scores_B = model(input_ids=ids_BT, attention_mask=mask_BT).logits[:, 0]
-            for row, score in zip(group, scores_B.float().tolist(), strict=True):
-                scores[row] = score
-        return scores
+            found.append(scores_B.float())
+        scores = dict(zip(chain(*groups), torch.cat(found).tolist(), strict=True))  # only now waits for the device
+        return [scores[row] for row in range(len(rows))]
 
     def _encode(self, tokenizer: PreTrainedTokenizerBase, completions: Sequence[Completion]) -> list[list[int]]:
         """The input of a reward model, as in its training: a closed chat, or text that ends with the end token."""

@@ -129,6 +129,8 @@ def write_models(folder: Path, models: Models) -> None:
     from transformers import GPTNeoXForCausalLM, GPTNeoXForSequenceClassification
 
     torch.manual_seed(0)
+    if torch.cuda.is_available():  # where a billion numbers are drawn at once
+        torch.set_default_device("cuda")
     policy = GPTNeoXForCausalLM(neox_config(models))
     lean_to_stop(policy, models.mean_response)
     lean_together(policy, models.vocabulary // 8, models.lean)
