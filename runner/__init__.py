@@ -27,7 +27,7 @@ Where a change goes. What else it touches, if anything, is named by the first of
     a report: facts, curves, look    runner/report/facts.py; runner/report/plot.py; runner/report/page.py, its template/
     a tool to import from            runner/importers/__init__.py, a table in runner/config/dialects/
     another version of Python        pyproject.toml, if it is the least one; what may break is argparse below Hydra
-                                     (launch/start.call_hydra) and forks (launch/worker, model/jinja); .ci/run tells
+                                     (config/__init__.call_hydra) and forks (launch/worker, model/jinja); .ci/run tells
 """
 
 from typing import TYPE_CHECKING, Any

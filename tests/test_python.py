@@ -15,10 +15,10 @@ import pytest
 
 import runner
 from runner.command import _python
+from runner.config.user_folder import add_working_folder
 from runner.errors import ConfigError, EnvironmentFault, FolderError, RunnerError
 from runner.io.files import PACKAGE
 from runner.launch.stages import compose_runs
-from runner.launch.worker import add_working_folder
 from runner.run import open_run
 
 QUICK = ("trainer=sft", "trainer.args.max_steps=2", "dataset.limit.train=32", "dataset.limit.eval=8", "metric=none")
@@ -32,7 +32,7 @@ class Say(TrainerCallback):
 START = """
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from runner.launch.worker import add_working_folder
+from runner.config.user_folder import add_working_folder
 if __name__ == '__main__':
     add_working_folder()
     print(ProcessPoolExecutor(1, get_context('spawn')).submit(add_working_folder).result())

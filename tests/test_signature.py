@@ -16,7 +16,7 @@ import pytest
 
 from runner.config.override import parse, quote_text
 from runner.schema.read import UNKNOWN, choices_compared, read_signature
-from runner.schema.source import Definition, find_definition, public_names
+from runner.schema.source import Definition, find_definition, find_module, public_names
 from runner.schema.text import to_override, to_text
 from runner.schema.type import shortened
 
@@ -110,6 +110,22 @@ def test_types_of_a_trainer_config():
     assert types["loss_type"].accepts("ipo"), "__post_init__ makes a list of a text"
     beta = read_signature("trl.experimental.online_dpo.OnlineDPOConfig").parameters["beta"]
     assert beta.type.accepts(0.1), "its docstring says float or list[float]"
+
+
+@pytest.mark.parametrize("name", ["trl.trainer.dpo_trainer", "transformers.trainer", "transformers.training_args"])
+def test_what_is_left_out_of_methods_is_no_argument_and_no_line(name):
+    """Of most methods only the head is parsed; all other statements, and the lines of each, are those of the file."""
+
+    def outline(tree):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                yield node.name, node.lineno
+                for entry in node.body:
+                    yield entry.lineno, ast.dump(entry.args if hasattr(entry, "args") else entry)
+
+    module = find_module(name)
+    bare, whole = list(outline(module.tree)), list(outline(ast.parse(module.text)))
+    assert bare == whole and len(list(ast.walk(module.tree))) < len(list(ast.walk(ast.parse(module.text)))) * 0.7
 
 
 def test_types_without_annotations_come_from_the_docstring():

@@ -12,6 +12,8 @@ from runner.config.dialect import read_sections
 from runner.config.menu import read_menu
 from runner.errors import ConfigError
 from runner.io.files import MENU
+from runner.validate.context import PLAIN_GROUPS, TOP
+from runner.validate.keys import MEANT_OTHERWISE
 
 SHARED = read_sections()["shared"]
 # A value for each key of ours that has other names; two for all the rest.
@@ -379,3 +381,12 @@ def test_rows_of_the_table_name_options_that_there_are():
     chosen = {word for word in re.findall(r"choose: (\w+=\w+)", text)}
     assert len(chosen) > 10
     assert [word for word in chosen if word.partition("=")[2] not in menu[word.partition("=")[0]]] == []
+
+
+def test_no_other_key_of_ours_holds_a_value_that_the_tables_refuse():
+    """Else it would have to be looked up, as ``resume`` is, also where its value fits."""
+    ours = {*TOP, *(f"{group}.{name}" for group, names in PLAIN_GROUPS.items() for name in names)}
+    rows = [
+        pair for each in read_sections().values() for table in ("typed", "keys") for pair in each.get(table, {}).items()
+    ]
+    assert {key for key, row in rows if key in ours and "'refused'" in str(row)} == {*MEANT_OTHERWISE}

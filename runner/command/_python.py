@@ -23,13 +23,14 @@ from runner.command._request import read_request
 from runner.config import Composed
 from runner.config.menu import read_menu
 from runner.config.override import expand
+from runner.config.user_folder import add_working_folder
 from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError, read_error
 from runner.generate.weights import find_weights
 from runner.io.files import shipped
 from runner.io.temporary import temporarily
 from runner.io.terminal import quiet
 from runner.launch import axis, stages
-from runner.launch.worker import add_working_folder, describe_exit, is_finished, prepare_environment, python_words
+from runner.launch.worker import describe_exit, is_finished, prepare_environment, python_words
 from runner.run import Run
 from runner.run.key import folder_of
 from runner.run.read import RunRecord, find_folders, finished, is_run, read_run

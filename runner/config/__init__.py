@@ -11,7 +11,8 @@ import functools
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -143,6 +144,29 @@ def compose_unresolved(overrides: Sequence[str], folders: Sequence[Path] = ()) -
         lists = {group: [file.stem for file, _ in layers if file.parent.name == group] for group in unknown}
         raise ConfigError(list_fault(group, names) for group, names in lists.items())
     return cfg, chosen
+
+
+def as_yaml(overrides: Sequence[str], folders: Sequence[Path] = (), *, followed: bool = False) -> str:
+    """The text that ``--cfg job`` shows of these overrides, with every ``${...}`` as it is written or ``followed``."""
+    from omegaconf import OmegaConf, flag_override
+
+    cfg, _ = compose_unresolved(overrides, folders)
+    with flag_override(cfg, ["struct", "readonly"], [False, False]):
+        del cfg["hydra"]
+    if followed:
+        OmegaConf.resolve(cfg)
+    return OmegaConf.to_yaml(cfg)
+
+
+def call_hydra(
+    task: Callable[[object], object], flags: Sequence[str], overrides: Sequence[str], folders: Sequence[Path]
+) -> None:
+    """Have Hydra call a task with what it composes, with every key forced; it reads its words from ``sys.argv``."""
+    from hydra import main as hydra_main
+
+    use_folders(folders)
+    with temporarily(sys, argv=["runner", *flags, *force(overrides, read_menu(folders))]):
+        hydra_main(version_base="1.3", config_path=str(MENU), config_name="config")(task)()
 
 
 @functools.lru_cache(maxsize=256)

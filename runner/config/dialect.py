@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from runner.config.limits import read_yaml
+from runner.schema.text import LOADER
 
 OFF: tuple[object, ...] = (False, "", [], {}, "no", "none")
 CONDITIONS = ("value", "trainer", "peft", "optimizer", "form", "held_out", "command")
@@ -57,9 +57,15 @@ class Table:
 
 
 @functools.cache
+def _read_texts() -> dict[str, str]:
+    files = sorted(Path(__file__).with_name("dialects").glob("*.yaml"))
+    return {path.stem: path.read_text(encoding="utf-8") for path in files}
+
+
+@functools.cache
 def read_sections() -> dict[str, dict[str, Any]]:
     """The content of each table by its dialect."""
-    return {path.stem: read_yaml(path) for path in sorted(Path(__file__).with_name("dialects").glob("*.yaml"))}
+    return {name: yaml.load(text, LOADER) for name, text in _read_texts().items()}
 
 
 def find_dialects() -> dict[str, dict[str, Any]]:
@@ -158,7 +164,8 @@ def find_meanings(key: str, value: object, trainer: str = "") -> Iterator[Meanin
     """The meanings of a key that is not ours, with this value, the likeliest first; an adapter is taken for LoRA."""
     facts: dict[str, list[object]] = {"value": [value], "trainer": [trainer], "peft": ["lora"]}
     names = {"key": key, "value": value, "trainer": trainer}
-    known = [rule for rows in _read_typed() for rule in rows.get(key, ()) if not rule.by and "*" not in rule.to]
+    tables = _read_typed() if any(key in text for text in _read_texts().values()) else []
+    known = [rule for rows in tables for rule in rows.get(key, ()) if not rule.by and "*" not in rule.to]
     for rule in (rule for rule in known if holds(rule, facts, {key: value})):
         group, _, option = filled(rule.choose, names).partition("=")
         words: dict[str, Any] = {group: None if option == "null" else option} if group else {}

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from runner.io.files import MENU
+from runner.schema.text import LOADER
 
 GROUPS = (
     *("trainer", "model", "dataset", "peft", "quant", "collator", "reward", "loss", "weight", "metric"),
@@ -33,7 +34,7 @@ def read_menu(folders: Sequence[Path] = ()) -> Options:
 def read_options(group: str) -> dict[str, Any]:
     """The content of each option of a group of the menu, by its name."""
     files = sorted(MENU.glob(f"{group}/*.yaml"))
-    return {file.stem: yaml.safe_load(file.read_text(encoding="utf-8")) or {} for file in files}
+    return {file.stem: yaml.load(file.read_bytes(), LOADER) or {} for file in files}
 
 
 def takes_one(group: str) -> bool:

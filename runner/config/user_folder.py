@@ -1,4 +1,5 @@
-"""The user's own config folders, as Hydra reads them: within bounds, and without what would change Hydra itself.
+"""The user's own folders: that of their modules, and those of configs, as Hydra reads them: within bounds, and without
+what would change Hydra itself.
 
 A folder of ``--config-dir`` can come from anybody. ``validate`` checks what a run may be; but loggers, callbacks,
 launchers and search paths are made by Hydra while it composes, before any check.
@@ -7,7 +8,9 @@ launchers and search paths are made by Hydra while it composes, before any check
 from __future__ import annotations
 
 import os
+import platform
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -17,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from runner.config.limits import MAX_DEPTH, MAX_VALUES, check_size, parse_yaml
 from runner.config.menu import takes_one
 from runner.config.override import list_fault
-from runner.errors import ConfigError, Fault
+from runner.errors import ConfigError, EnvironmentFault, Fault
 from runner.io.filetype import undecodable
 from runner.schema.text import short_text, walk
 
@@ -29,6 +32,24 @@ FILE_VALUES = 20  # that a file counts for beside its own, since each is read an
 OFFERED = "hydra.sweeper and hydra.mode"
 # What a file may choose of Hydra's own settings.
 CHOSEN = re.compile(r"(override )?/?hydra/sweeper(/\w+)*")
+
+
+def add_working_folder() -> None:
+    """Have the user's own modules in the working folder found, as ``python -m`` does.
+
+    A runner.py among them comes last, or whatever starts another Python would find it instead of this package. Raises
+    EnvironmentFault where the folder was deleted meanwhile, and on a system that no command of ours works on.
+    """
+    if not hasattr(os, "fork"):  # as a run of a sweep is, and what nothing could stop inside of this process
+        fix = "wsl --install, and the same command in the terminal of that Linux"
+        raise EnvironmentFault(Fault("system", f"{platform.system()}, which has no fork", "Linux or macOS", fix))
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        found, fix = "the folder that this shell is in was deleted", "cd <a folder that is there>"
+        raise EnvironmentFault(Fault("working folder", found, "a folder", fix)) from None
+    if not {"", here} & set(sys.path):
+        sys.path.insert(len(sys.path) if os.path.exists("runner.py") else 0, here)
 
 
 def use_folders(folders: Sequence[Path]) -> None:

@@ -1,4 +1,4 @@
-"""Overrides -> composed, checked and started: one run in this process, or stages, a sweep, or a plugin's sweep.
+"""Composed runs, or a sweep's overrides -> checked and started: one in this process, stages, a sweep, or a plugin's.
 
 Each function returns an exit code of ``errors``. ``--dry-run`` ends after the check, with the plan.
 """
@@ -8,7 +8,6 @@ import errno
 import functools
 import math
 import shlex
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,14 +16,11 @@ from pathlib import Path
 from runner import config
 from runner.config import Composed
 from runner.config.machines import processes_here, processes_of, rank_of, rendezvous_of
-from runner.config.menu import read_menu
-from runner.config.override import dotted_key, force, latest, parse
-from runner.config.user_folder import use_folders
+from runner.config.override import dotted_key, latest, parse
 from runner.dataset.request import split_words
 from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError, code_of
 from runner.generate.budget import evaluation_budget
-from runner.io.files import MENU, read_json
-from runner.io.temporary import temporarily
+from runner.io.files import read_json
 from runner.io.terminal import print_error, print_visible
 from runner.launch import axis, stages
 from runner.launch.plan import LiveProgress, Plan, Stages, Task, state_of, tasks_of
@@ -43,12 +39,11 @@ from runner.validate.start import HERE, check_ahead, settle_hub
 NO_FOLDER = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
 
 
-def start_runs(overrides: Sequence[str], folders: Sequence[Path], *, dry_run: bool = False, debug: bool = False) -> int:
+def start_runs(runs: Sequence[Composed], *, dry_run: bool = False, debug: bool = False) -> int:
     """Train one run here, unless it is finished; or stages, and what has a time limit, like the jobs of a sweep.
 
     Each of these has a process of its own, so that it is what it would be alone.
     """
-    runs = stages.compose_runs(overrides, folders)
     tasks = tasks_of([runs])
     check_ahead([runs])
     launcher = runs[0].cfg["launcher"]
@@ -234,7 +229,7 @@ def _start_plugin(
     """Let a launcher or sweeper of Hydra's own start the jobs, each of which is a run like ours."""
     began, code = time.time(), 0
     try:
-        call_hydra(job, ["--multirun"], overrides, job.folders)
+        config.call_hydra(job, ["--multirun"], overrides, job.folders)
     except KeyboardInterrupt:
         code = 130
     ends = sorted(find_ends())
@@ -247,17 +242,6 @@ def _start_plugin(
             code = code or next(named, 1)
     _print_end(ends, [status["state"] for status in states.values()].count("finished"), report)
     return code
-
-
-def call_hydra(
-    task: Callable[[object], object], flags: Sequence[str], overrides: Sequence[str], folders: Sequence[Path]
-) -> None:
-    """Have Hydra call a task with what it composes, with every key forced; it reads its words from ``sys.argv``."""
-    from hydra import main as hydra_main
-
-    use_folders(folders)
-    with temporarily(sys, argv=["runner", *flags, *force(overrides, read_menu(folders))]):
-        hydra_main(version_base="1.3", config_path=str(MENU), config_name="config")(task)()
 
 
 def _exit_code(codes: Mapping[Path, int], signals: Sequence[int]) -> int:

@@ -7,11 +7,9 @@ from anybody, so what it may run is looked at again, unless the command line has
 """
 
 import contextlib
-import ctypes
 import faulthandler
 import logging
 import os
-import platform
 import re
 import runpy
 import shlex
@@ -55,7 +53,6 @@ from runner.run.seal import damage_of, describe_damage, remove_leftovers, remove
 from runner.schema.text import nodes
 from runner.validate import find_dangers, find_frozen_faults
 from runner.validate.context import OWN
-from runner.validate.start import find_missing_libraries, find_variable_faults
 from runner.validate.targets import is_allowed
 
 log = logging.getLogger("runner.launch.worker")
@@ -149,6 +146,8 @@ def main(words: Sequence[str]) -> int:
         fault = Fault("command line", " ".join(words), "one run folder", "python -m runner.launch <folder>")
         print_error(ConfigError(fault))
         return ConfigError.code
+    from runner.validate.start import find_variable_faults
+
     try:
         run, world = Run(Path(folders[0])), config.world_size()
         check_metadata(run)
@@ -199,6 +198,8 @@ def work(folder: str | Path, command: str = "train", debug: bool = False, record
     However the command ends becomes a state, a message and an exit code. Where a signal has come, whatever ended the
     command is that: libraries turn an exception that passes through them into a fault of the data.
     """
+    from runner.validate.start import find_missing_libraries
+
     prepare_environment()
     run, stop = Run(Path(folder)), Stop()
     try:
@@ -289,24 +290,6 @@ def fork(call: Callable[[], int]) -> int:
         os._exit(code)
 
 
-def add_working_folder() -> None:
-    """Have the user's own modules in the working folder found, as ``python -m`` does.
-
-    A runner.py among them comes last, or whatever starts another Python would find it instead of this package. Raises
-    EnvironmentFault where the folder was deleted meanwhile, and on a system that no command of ours works on.
-    """
-    if not hasattr(os, "fork"):  # as a run of a sweep is, and what nothing could stop inside of this process
-        fix = "wsl --install, and the same command in the terminal of that Linux"
-        raise EnvironmentFault(Fault("system", f"{platform.system()}, which has no fork", "Linux or macOS", fix))
-    try:
-        here = os.getcwd()
-    except FileNotFoundError:
-        found, fix = "the folder that this shell is in was deleted", "cd <a folder that is there>"
-        raise EnvironmentFault(Fault("working folder", found, "a folder", fix)) from None
-    if not {"", here} & set(sys.path):
-        sys.path.insert(len(sys.path) if os.path.exists("runner.py") else 0, here)
-
-
 def python_words(module: str) -> list[str]:
     """The words that run a module of ours in a Python of its own, which is asked to end when this process has.
 
@@ -326,6 +309,8 @@ def run_module(module: str, parent: int) -> None:
 def set_parent_death_signal(parent: int) -> None:
     """Have this process asked to save its step and end when the parent is gone, however that went."""
     if sys.platform == "linux":
+        import ctypes
+
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:  # it was quicker
         os.kill(os.getpid(), signal.SIGTERM)

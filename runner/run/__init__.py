@@ -20,12 +20,10 @@ import platform
 import shlex
 import socket
 import stat
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
-from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -356,6 +354,8 @@ def _now() -> str:
 
 def installed_version(name: str) -> str | None:
     """The version of an installed package; None where it is not installed."""
+    from importlib import metadata
+
     with contextlib.suppress(metadata.PackageNotFoundError, ValueError):  # a run of others names any
         return metadata.version(name)
     return None
@@ -363,6 +363,8 @@ def installed_version(name: str) -> str | None:
 
 def run_git(*words: str, text: str | None = None, folder: Path | None = None) -> str | None:
     """The output of git in a folder, or in the working one; None where it refuses or is not there."""
+    import subprocess
+
     with contextlib.suppress(OSError, subprocess.CalledProcessError):
         words = ("git", *words)
         return subprocess.run(words, capture_output=True, text=True, check=True, input=text, cwd=folder).stdout.strip()

@@ -13,7 +13,6 @@ and the rewards of ``reward.panel`` - and says what kind of training the alarms 
 """
 
 import math
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -213,13 +212,15 @@ class Diverged(Alarm):
     def suspect(self, step: Step) -> str | None:
         if step.loss is None:
             return UNKNOWN
-        usual = statistics.mean(self.last or [step.loss]) if self.lowest is None else self.lowest
+        from statistics import mean
+
+        usual = mean(self.last or [step.loss]) if self.lowest is None else self.lowest
         if abs(step.loss) > self.TIMES * abs(usual) + self.MORE:
             return f"a loss of {number(step.loss, 3)}, after {number(usual, 3)}"
         self.last = [*self.last, step.loss][-self.STEPS :]
         if len(self.last) == self.STEPS:
-            mean = statistics.mean(self.last)
-            self.lowest = mean if self.lowest is None else min(mean, self.lowest, key=abs)
+            level = mean(self.last)
+            self.lowest = level if self.lowest is None else min(level, self.lowest, key=abs)
         return HEALTHY
 
 
@@ -274,6 +275,8 @@ class PreferencesInverted(Alarm):
     last: list[tuple[float, float | None]] = field(default_factory=list)
 
     def suspect(self, step: Step) -> str | None:
+        from statistics import mean, stdev
+
         noted = step.noted
         margin, right = (next((noted[name] for name in names if name in noted), None) for names in (MARGINS, RANKINGS))
         if margin is None:
@@ -283,14 +286,14 @@ class PreferencesInverted(Alarm):
             self.first.append((margin, right))
             return HEALTHY
         self.last = [*self.last, (margin, right)][-size:]
-        begin = 0.0 if self.anchored else statistics.mean(margin for margin, _ in self.first)
+        begin = 0.0 if self.anchored else mean(margin for margin, _ in self.first)
         falls = [begin - margin for margin, _ in self.last]
-        if len(falls) < size or min(falls) <= 0 or statistics.mean(falls) <= self.LEAST:
+        if len(falls) < size or min(falls) <= 0 or mean(falls) <= self.LEAST:
             return HEALTHY
-        error = statistics.stdev(falls) / math.sqrt(len(falls))
-        is_clear = statistics.mean(falls) > self.ERRORS_OF_MARGINS * error
+        error = stdev(falls) / math.sqrt(len(falls))
+        is_clear = mean(falls) > self.ERRORS_OF_MARGINS * error
         if right is not None:
-            now, before = (statistics.mean(right or 0.0 for _, right in part) for part in (self.last, self.first))
+            now, before = (mean(right or 0.0 for _, right in part) for part in (self.last, self.first))
             before = 0.5 if self.anchored else before
             spread = before * (1 - before) + (0 if self.anchored else now * (1 - now))
             error = math.sqrt(spread / (size * self.pairs))

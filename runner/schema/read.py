@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from runner.schema.source import Definition, Function, Module, bases, find_definition, last_name, member
+from runner.schema.source import Definition, Function, Module, bases, find_definition, last_name, member, parse_module
 from runner.schema.type import ANY, NONE, PLAIN, TEXT, Type, documented_types, to_type, to_union
 
 UNKNOWN = object()  # the default of a parameter where the source holds no plain value
@@ -87,7 +87,8 @@ def choices_compared(target: str, name: str, least: int = 2) -> tuple[str, ...]:
     found = find_definition(target)
     package = target.partition(".")[0]
     while isinstance(found, Definition) and found.home.split(".")[0] == package:
-        texts = _comparisons(found.module, found.module.changed).get(name, ())
+        module = found.module
+        texts = _comparisons(module, module.changed).get(name, ()) if name in module.text else ()
         if len(texts) >= least:
             return texts
         found = next(bases(found), None)
@@ -265,7 +266,7 @@ def _comparisons(module: Module, changed: int) -> dict[str, tuple[str, ...]]:
     """Every name that a module compares with texts, and these texts in order."""
     refused: set[int] = set()  # the ids of tests such as ``if x == "no longer supported": raise``
     items: dict[str, str] = {}  # the name of a loop's items, and of what it loops over, in the singular
-    nodes = list(ast.walk(module.tree))
+    nodes = list(ast.walk(parse_module(module.text) or ast.Module([], [])))
     for node in nodes:
         match node:
             case ast.If(test=ast.Compare(ops=[ast.Eq() | ast.In()]) as test, body=[ast.Raise()]):

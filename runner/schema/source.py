@@ -241,17 +241,39 @@ def _read(file: Path, changed: int) -> str:
     return file.read_text(encoding="utf-8", errors="replace")
 
 
-@functools.lru_cache(maxsize=256)
-def _parse(file: Path, changed: int) -> ast.Module:
+# A method that takes no ``**``, so that its body adds no argument: its first line, and that body.
+METHOD = re.compile(
+    r"^( +)((?:async )?def (?!__post_init__)(\w+)\((?:[^\n*]|\*(?!\*))*"
+    r"(?:(?<=[(,])\n(?:\1 (?:[^\n*]|\*(?!\*))*\n)+\1\)[^\n]*)?:)\n((?:\1 .*\n|[ \t]*\n)+)",
+    re.MULTILINE,
+)
+
+
+def parse_module(text: str) -> ast.Module | None:
+    """The tree of a module, or None where it has no valid syntax: the import reports this better, with its line."""
     collects = gc.isenabled()
     gc.disable()  # nothing of a tree is garbage, and looking for some takes longer than to parse
     try:
-        return ast.parse(_read(file, changed))
-    except (SyntaxError, ValueError):  # the import reports this better, with its line
-        return ast.Module([], [])
+        return ast.parse(text)
+    except (SyntaxError, ValueError):
+        return None
     finally:
         if collects:
             gc.enable()
+
+
+@functools.lru_cache(maxsize=256)
+def _parse(file: Path, changed: int) -> ast.Module:
+    """The tree of a file, at its lines, without what most methods do: that is two thirds of the time."""
+    text = _read(file, changed)
+    return parse_module(METHOD.sub(_without_body, text)) or parse_module(text) or ast.Module([], [])
+
+
+def _without_body(found: re.Match[str]) -> str:
+    """The head of a method, on as many lines, with its body where that begins with a docstring that is read."""
+    begin, head, name, body = found.groups()
+    is_read = name.startswith(("__", "from_")) and body.lstrip()[:1] in "\"'rR"
+    return found[0] if is_read else f"{begin}{head} ..." + "\n" * (body.count("\n") + 1)
 
 
 @functools.lru_cache(maxsize=4096)

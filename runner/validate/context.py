@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from runner.config.menu import GROUPS, read_options
@@ -12,11 +13,12 @@ from runner.metric import ask as metric
 from runner.run.alarms import ALARMS
 from runner.schema import upstream
 from runner.schema.read import Parameter, Signature, read_signature
-from runner.schema.source import public_names
+from runner.schema.source import find_module, public_names
 from runner.schema.text import Config, Node, nodes, read_tables, select, to_text
 from runner.schema.type import expression
 
 ARGS = "trainer.args."
+CONFIGS = ("trl", "transformers.training_args")  # where the fields of TRL's trainers are
 # Each is described where it stands, in context.yaml.
 _TABLES = read_tables(__file__)
 TOP: dict[str, str] = _TABLES["top"]
@@ -147,6 +149,15 @@ class ValidationContext:
                 if full != short and f"{short}Trainer" in names and (signature := read_signature(full)):
                     found[short.rpartition(".")[2]] = signature
         return found
+
+    def owners(self, key: str) -> list[str]:
+        """Those of them that have a field; of a word that no source of a config holds, no config needs to be read."""
+        known = [module for name in CONFIGS if (module := find_module(name))]
+        files = [file for module in known for folder in module.folders for file in Path(folder).rglob("*config.py")]
+        paths = (*files, *(module.file for module in known))
+        if not any(key in path.read_text(encoding="utf-8") for path in paths if path):
+            return []
+        return [name for name, other in self.others.items() if key in other.parameters]
 
 
 def args_fault(name: str, found: str, expected: str, fix: str) -> Fault:

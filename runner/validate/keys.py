@@ -21,6 +21,7 @@ from runner.validate.values import SETTINGS, find_misfits, misfit_choice, misfit
 NEEDED_GROUPS = ("trainer", "model", "dataset")
 READ_GROUPS = ("tracker", "launcher")  # where the key is there, there must be something in it
 NAMED_GROUPS = ("reward", "weight", "metric", "callback")  # of parts that each have a name
+MEANT_OTHERWISE = ("resume",)  # keys that take what a dialect's table refuses; for any other none needs to be read
 NOT_AT_THE_TOP = "no such key at the top level"
 MAX_PATH_BYTES = 3500  # systems allow 4096, and a run's folders and files come on top
 
@@ -66,7 +67,8 @@ def _stray(context: ValidationContext, key: str, value: object) -> Iterator[Faul
 def _setting(context: ValidationContext, path: str, kind: str, value: object) -> Iterator[Fault]:
     """A fault for a value of the top level, or of a plain group, that does not fit."""
     known = to_type(expression(kind), None)
-    if meaning := next((each for each in find_meanings(path, value) if each.final), None):
+    is_sure = value is None or (known.accepts(value) and path not in MEANT_OTHERWISE)
+    if not is_sure and (meaning := next((each for each in find_meanings(path, value) if each.final), None)):
         yield Fault(path, short_text(value), meaning.why, meaning.fix or f"leave {path} out")
     elif not known.accepts(value) or (isinstance(value, dict) and "_target_" in value):
         yield misfit_type(path, value, known)
@@ -276,8 +278,7 @@ def _unknown(context: ValidationContext, path: str, node: Node, key: str, signat
 
 def _find_owners(context: ValidationContext, key: str) -> str:
     """The trainers of TRL whose config has this field, which that of this one has not; empty where none has it."""
-    owners = [name for name, other in context.others.items() if key in other.parameters]
-    trainer = context.trainer
+    owners, trainer = context.owners(key), context.trainer
     who = trainer.name.removesuffix("Trainer") if trainer else "this trainer"
     return f"`{key}` exists for {shortened(owners, 50)}, not for {who}" if owners else ""
 

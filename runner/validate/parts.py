@@ -20,7 +20,6 @@ from runner.dataset.form import FORMS, FORMS_FOR, TRAINER_FORMS, Role, fits
 from runner.errors import DataError, Fault
 from runner.metric.ask import kind_of
 from runner.ppo.minibatches import find_minibatch_faults
-from runner.reward.remote import find_address_faults
 from runner.schema import upstream
 from runner.schema.read import Signature, read_signature
 from runner.schema.text import Config, last_key, named, nearest, nodes, scalars, select, short_text, to_text
@@ -197,6 +196,8 @@ def _patterns(context: ValidationContext) -> Iterator[Fault]:
             patterns.append((where, value, "=['<pattern>']") if index.isdigit() else (path, value, "='<pattern>'"))
     for path, node in nodes({group: context.cfg.get(group) for group in ("reward", "metric")}):
         if node["_target_"] == "runner.reward.remote.Remote" and isinstance(url := node.get("url"), str):
+            from runner.reward.remote import find_address_faults  # with all that asks servers
+
             yield from find_address_faults(url, f"{path}.url")
     for where, pattern, fix in patterns:
         try:
