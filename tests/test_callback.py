@@ -39,9 +39,11 @@ def lines(path):
 def test_all_that_was_logged_at_one_step_is_one_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
     statuses = record(path, [1, 2])
+    assert statuses == [{"step": step, "max_steps": 10} for step in (0, 1)]  # of several in a second the first
+    assert record(path, [10], start=9)[-1]["step"] == 10  # and the last of all
+    record(path, [1, 2])
     assert [(line["step"], line["loss"], line["eval_loss"]) for line in lines(path)] == [(1, 0.5, None), (2, 1.0, None)]
     assert [line["percentage"] for line in lines(path)] == [10.0, 20.0]
-    assert statuses[-1] == {"step": 2, "max_steps": 10}
 
 
 def test_what_is_no_json_is_written_as_text(tmp_path):

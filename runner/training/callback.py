@@ -6,6 +6,7 @@ Each class is a small TrainerCallback that knows only what it is given. Checkpoi
 
 import functools
 import inspect
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,6 +41,10 @@ from runner.schema import upstream
 from runner.schema.text import Config, named
 from runner.training.checkpoint import Seal
 from runner.training.health import Health
+
+# Of a state that says how far a run is, at least: to have one on the disk takes as long as a short step. The steps
+# themselves are in the record at once.
+SECONDS_OF_STATUS = 1.0
 
 
 class StopRequest(Protocol):
@@ -158,7 +163,7 @@ class Record(TrainerCallback):
         self.set_status = set_status
         self.line: dict[str, Any] = {}
         self.started, self.first_step = time.monotonic(), 0
-        self.spent = 0.0
+        self.spent, self.written = 0.0, -math.inf
         self.counted: tuple[float, float] | None = None  # tokens, and the time at which there were so many
         self.ended = True
 
@@ -179,7 +184,7 @@ class Record(TrainerCallback):
                 self.line = {name: value for name, value in self.line.items() if not _of_the_end(name)}
                 replace_rows(self.path, [self.line])
             self.spent = self.line.get("elapsed_seconds", 0.0)
-            self.started, self.first_step = time.monotonic(), state.global_step
+            self.started, self.first_step, self.written = time.monotonic(), state.global_step, -math.inf
             self.counted = None if state.global_step else (0.0, 0.0)
             self.set_status(step=state.global_step, max_steps=state.max_steps)
 
@@ -199,7 +204,9 @@ class Record(TrainerCallback):
             torch.cuda.reset_peak_memory_stats()
         remaining = round(here / steps * (state.max_steps - state.global_step), 2) if steps > 0 else None
         self._add(state.global_step, state.max_steps, logs, round(self.spent + here, 2), remaining)
-        self.set_status(step=state.global_step, max_steps=state.max_steps)
+        if here > self.written + SECONDS_OF_STATUS or state.global_step >= state.max_steps:
+            self.written = here
+            self.set_status(step=state.global_step, max_steps=state.max_steps)
 
     def on_save(self, args, state: TrainerState, control, **_) -> None:
         if state.is_world_process_zero:

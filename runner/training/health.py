@@ -110,12 +110,13 @@ class Health(TrainerCallback):
         self.loss = None
         several = torch.distributed.is_available() and torch.distributed.is_initialized()
         # Not every device knows float64, and nothing has to lie on one where there is nobody to gather from.
-        rows = gather(torch.tensor([mine], dtype=torch.float64, device=args.device if several else "cpu")).cpu()
-        # A maximum is NaN where what one process saw is, and below 0 where none of them saw anything.
-        gradient, weight, moves = (None if most < 0 else most for most in rows[:, 1:4].amax(0).tolist())
-        slopes, length = rows[:, 4], rows[:, 5].mean().item()
-        lows, highs, counts = rows[:, 6::3].amin(0), rows[:, 7::3].amax(0), rows[:, 8::3].sum(0)
-        spread = zip(lows.tolist(), highs.tolist(), counts.long().tolist(), strict=True)
+        every = gather(torch.tensor([mine], dtype=torch.float64, device=args.device)).tolist() if several else [mine]
+        losses, *seen, slopes, lengths = (columns := list(zip(*every, strict=True)))[:6]
+        # What is below 0 none of them saw.
+        gradient, weight, moves = (None if most < 0 else most for most in map(_largest, seen))
+        length = sum(lengths) / len(lengths)
+        lows, highs = ([-_largest([-one for one in low]) for low in columns[6::3]], map(_largest, columns[7::3]))
+        spread = zip(lows, highs, (int(sum(counts)) for counts in columns[8::3]), strict=True)
         # The means of what the trainer has noted in this step.
         noted = {name: values for name, values in (self.notes or {}).items() if name in NOTED}
         fresh = {name: values[self.taken.get(name, 0) :] for name, values in noted.items()}
@@ -123,11 +124,11 @@ class Health(TrainerCallback):
         self._judge(
             Step(
                 state.global_step,
-                loss=rows[:, 0].mean().item(),
+                loss=sum(losses) / len(losses),
                 gradient=gradient,
                 weight=weight,
                 moved=None if moves is None else moves > 0,
-                slope=next(iter(slopes[slopes.isfinite()].tolist()), None),
+                slope=next(filter(math.isfinite, slopes), None),
                 pace=self.pace,
                 length=length if math.isfinite(length) else None,
                 skipped=self.skipped,
@@ -216,17 +217,21 @@ class Probe:
     looks so in the pieces is looked up in all weights.
     """
 
-    TENSORS, ENTRIES = 32, 256
+    TENSORS, ENTRIES = 16, 256
 
     def __init__(self, model: nn.Module):
         self.all = [each for each in model.parameters() if each.requires_grad and _local(each).numel()]
         self.picked = self.all[:: math.ceil(len(self.all) / self.TENSORS) or 1]
+        self.places, self.pieces = list[int](), list[Tensor]()  # in memory, and of the weights that are there
         self.before, self.bits = self.weights(), None
 
     @torch.no_grad()
     def weights(self) -> Tensor | None:
         """The entries that are looked at, in one row."""
-        return _in_a_row([_piece(each) for each in self.picked])
+        places = [_local(each).data_ptr() for each in self.picked]
+        if places != self.places:
+            self.places, self.pieces = places, [_piece(each) for each in self.picked]
+        return _in_a_row(self.pieces)
 
     @torch.no_grad()
     def gradients(self) -> Tensor | None:
@@ -271,8 +276,15 @@ class Probe:
         return all(bool(each.isfinite().all()) for each in doubtful)
 
 
+def _largest(values: Sequence[float]) -> float:
+    """The largest of what each process saw, NaN where one of these is."""
+    return max(values, key=lambda value: (math.isnan(value), value))
+
+
 def _local(tensor: Tensor) -> Tensor:
     """The part of a tensor that this process holds, where it may be spread over several."""
+    if type(tensor) is Tensor or type(tensor) is nn.Parameter:  # as nearly all, and asking takes longer
+        return tensor
     tensor = tensor.detach()
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
@@ -284,13 +296,12 @@ def _has_gradient(weight: Tensor) -> bool:
 def _piece(tensor: Tensor) -> Tensor:
     """The first entries of the middle row, without a copy of the tensor."""
     tensor = _local(tensor)
-    while tensor.ndim > 1:
-        tensor = tensor[len(tensor) // 2]
-    return tensor[: Probe.ENTRIES]
+    middle = tuple(size // 2 for size in tensor.shape[:-1])
+    return (tensor[middle] if middle else tensor)[: Probe.ENTRIES]
 
 
 def _in_a_row(pieces: Sequence[Tensor]) -> Tensor | None:
     if not pieces:
         return None
     device = pieces[0].device
-    return torch.cat([piece.reshape(-1).to(device, torch.float32) for piece in pieces])
+    return torch.cat([piece if piece.device == device else piece.to(device) for piece in pieces]).to(torch.float32)
