@@ -33,6 +33,7 @@ TABLE = read_tables(__file__)
 PICTURES, COLOURS, STYLE = TABLE["pictures"], TABLE["colours"], TABLE["style"]
 INK, OTHERS = STYLE["text.color"], STYLE["grid.color"]
 MAX_CURVES = 8
+DPI = 160
 # Points of a curve; longer ones are averaged to as many, which also keeps the page light.
 MAX_POINTS = 300
 MAX_POINTS_BESIDE = 120  # of each of many
@@ -121,7 +122,11 @@ def write_png(picture: Picture, folder: Path) -> Path:
     path, file = folder / f"{picture.name}.png", io.BytesIO()
     with _style():
         _add_legend(picture)
-        picture.figure.savefig(file, format="png", dpi=160, facecolor="white")
+        picture.figure.set_dpi(DPI)
+        if layout := picture.figure.get_layout_engine():  # once: savefig would draw everything twice to have it done
+            layout.execute(picture.figure)
+            picture.figure.set_layout_engine(None)
+        picture.figure.savefig(file, format="png", dpi=DPI, facecolor="white", pil_kwargs={"compress_level": 1})
     write_bytes(path, file.getvalue(), again=False)
     return path
 
