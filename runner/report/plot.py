@@ -33,7 +33,6 @@ TABLE = read_tables(__file__)
 PICTURES, COLOURS, STYLE = TABLE["pictures"], TABLE["colours"], TABLE["style"]
 INK, OTHERS = STYLE["text.color"], STYLE["grid.color"]
 MAX_CURVES = 8
-DPI = 160
 # Points of a curve; longer ones are averaged to as many, which also keeps the page light.
 MAX_POINTS = 300
 MAX_POINTS_BESIDE = 120  # of each of many
@@ -55,7 +54,7 @@ class Picture:
 
 def write_plots(metrics: Path, folder: Path, title: str = "") -> list[Path]:
     """Draw one PNG for each kind of metric that the run logged, training and held-out curves together."""
-    return [write_png(picture, folder) for picture in run_pictures(read_metrics(metrics), title)]
+    return [write_png(picture, folder, of_numbers=True) for picture in run_pictures(read_metrics(metrics), title)]
 
 
 def run_pictures(lines: Sequence[Mapping[str, Any]], title: str = "") -> Iterator[Picture]:
@@ -117,16 +116,16 @@ def to_svg(picture: Picture, prefix: str) -> str:
     return re.sub(r"\s*\n\s*", " ", text.replace(INK, "currentColor"))
 
 
-def write_png(picture: Picture, folder: Path) -> Path:
-    """Write the figure as ``<name>.png`` into a folder, whole or not at all."""
+def write_png(picture: Picture, folder: Path, *, of_numbers: bool = False) -> Path:
+    """Write the figure as ``<name>.png`` into a folder, whole or not at all; on its axes may be words, or numbers."""
     path, file = folder / f"{picture.name}.png", io.BytesIO()
     with _style():
         _add_legend(picture)
-        picture.figure.set_dpi(DPI)
-        if layout := picture.figure.get_layout_engine():  # once: savefig would draw everything twice to have it done
-            layout.execute(picture.figure)
-            picture.figure.set_layout_engine(None)
-        picture.figure.savefig(file, format="png", dpi=DPI, facecolor="white", pil_kwargs={"compress_level": 1})
+        figure, height = picture.figure, picture.figure.get_figheight()
+        if of_numbers:  # which fit between these margins; to measure them, all would be drawn three times
+            figure.set_layout_engine(None)
+            figure.subplots_adjust(left=0.19, right=0.975, top=1 - 0.32 / height, bottom=1 - 2.65 / height)
+        figure.savefig(file, format="png", dpi=160, facecolor="white", pil_kwargs={"compress_level": 1})
     write_bytes(path, file.getvalue(), again=False)
     return path
 
