@@ -23,6 +23,7 @@ from resume import (
     told_differently,
 )
 
+from runner.io.files import write_json
 from runner.run import Run
 from runner.run.continuation import find_resume_faults
 from runner.schema import upstream
@@ -70,6 +71,16 @@ def test_a_change_of_the_list_is_refused_where_something_hears_of_it(tmp_path, w
     cfg = laid(composed("sft", *words), tmp_path)
     (fault,) = find_resume_faults(told_differently(cfg, change))
     assert reason in fault.expected and " -> " in fault.found
+
+
+def test_a_longer_run_keeps_to_when_the_reference_is_computed(tmp_path):
+    cfg = laid(composed("dpo"), tmp_path)
+    facts = {"reference": "in each step", "data": {"train": {"rows": 99 * upstream.batch_size(cfg["trainer"]["args"])}}}
+    write_json(Run(Path(cfg["resume"])).folder / "manifest.json", facts)
+    assert find_resume_faults(told_differently(cfg, {"max_steps": 98})) == []
+    (fault,) = find_resume_faults(told_differently(cfg, {"max_steps": 99}))
+    assert "once" in fault.found and fault.fix.startswith("trainer.args.precompute_ref_log_probs=false")
+    assert find_resume_faults(told_differently(cfg, {"max_steps": 99, "precompute_ref_log_probs": False})) == []
 
 
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing:FutureWarning")

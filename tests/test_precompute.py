@@ -4,17 +4,14 @@ import pytest
 
 from runner.io.files import files_of
 from runner.run import Run
+from runner.run.read import read_metrics
 
 pytestmark = pytest.mark.slow
-QUICK = (
-    "dataset=toy_sort",
-    "dataset.limit.train=48",
-    "dataset.limit.eval=8",
-    "metric=none",
-    "trainer.args.max_steps=3",
-)
+QUICK = ("dataset=toy_sort", "dataset.limit.eval=8", "metric=none", "learning_rate=1e-3")
+QUICK += ("trainer.args.max_steps=3", "trainer.args.logging_steps=1")
+ROWS = {"dpo": "dataset.limit.train=24", "kto": "dataset.limit.train=12"}  # each of which three steps read
 COMPUTED = "Computing reference log probs for train dataset"
-ONCE = "trainer.args.precompute_ref_log_probs=true"
+NEVER = "trainer.args.precompute_ref_log_probs=false"
 
 
 def weights(runner, name, **found):
@@ -34,17 +31,28 @@ def computed(runner, name):
     return sum(COMPUTED in log for log in logs)
 
 
-@pytest.mark.parametrize("trainer", ["kto"])
+@pytest.mark.parametrize("trainer", ["kto", "dpo"])
 def test_a_sweep_computes_the_reference_once_and_each_run_is_what_it_is_alone(runner, trainer):
-    words = (f"trainer={trainer}", *QUICK, ONCE)
+    words = (f"trainer={trainer}", *QUICK, ROWS[trainer])
     # What the log-probabilities depend on is part of the key.
-    runner("-m", *words, "trainer.args.max_length=60,90", "kl_coef=0.1,0.3", "learning_rate=1e-3", "name=sweep")
-    assert computed(runner, "sweep") == 2
+    lengths = ("trainer.args.max_length=60,90",) if trainer == "kto" else ("trainer.args.max_length=90",)
+    runner("-m", *words, *lengths, "kl_coef=0.1,0.3", "name=sweep")
+    assert computed(runner, "sweep") == (2 if trainer == "kto" else 1)
     runner.forget_cache()
-    alone = runner(*words, "trainer.args.max_length=90", "kl_coef=0.1", "learning_rate=1e-3", "name=alone")
+    alone = runner(*words, "trainer.args.max_length=90", "kl_coef=0.1", "name=alone")
     assert COMPUTED in alone.stderr
     assert weights(runner, "alone").items() <= weights(runner, "sweep").items()
     assert len(set(weights(runner, "sweep").values())) == 2  # one for each kl_coef: no row is as long as either length
+    if trainer == "dpo":
+        each = runner(*words, "trainer.args.max_length=90", "kl_coef=0.1", "name=each", NEVER)
+        assert COMPUTED not in each.stderr
+        for name, how in (("alone", "once"), ("each", "in each step")):
+            assert Run(runner.runs(name)[0]).manifest()["reference"] == how
+        losses = [
+            [line["loss"] for line in read_metrics(Run(runner.runs(name)[0]).metrics) if line["step"]]
+            for name in ("alone", "each")
+        ]
+        assert losses[0] == pytest.approx(losses[1], abs=1e-6) and len(losses[0]) == 3
 
 
 def test_precomputing_with_lengths_gives_what_trl_alone_gives(tmp_path):

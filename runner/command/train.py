@@ -62,6 +62,7 @@ from runner.training.components import Components, build_components
 from runner.training.components.evaluation import held_out_scores
 from runner.training.components.model import has_base, path_of, policy_of
 from runner.training.inspection import find_faults, find_notes, inspect_training
+from runner.training.precompute import reference_of
 from runner.training.recovery import adjust, record_adjustments
 
 log = logging.getLogger(__name__)
@@ -322,6 +323,7 @@ def _facts(components: Components) -> dict[str, Any]:
     counts = [(parameter.numel(), parameter.requires_grad) for parameter in trainer.model.parameters()]
     return {
         "disk": disk_needed(trainer, components.seal),
+        "reference": reference_of(components.args),
         "tokenizer": {"fingerprint": tokenizer_hash(components.tokenizer)},
         "data": {"train": describe_rows(components.train_rows), "eval": describe_rows(components.held_out)},
         "model": {

@@ -25,6 +25,7 @@ from runner.schema.text import flatten, last_key, nodes, to_override, to_text, w
 
 LENGTH_INDEPENDENT_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt")
 PREFIX = "trainer.args."
+ONCE, EACH_STEP = "once", "in each step"  # when a reference's log-probabilities are computed, in a manifest
 OURS = "runner."  # of which a user can choose samples alone, which listens to no log
 LENGTH_INDEPENDENT_CALLBACKS = (OURS, "transformers.")
 
@@ -130,6 +131,12 @@ def _differences(other: Run, cfg: Mapping[str, Any]) -> Iterator[Fault]:
             fix = f"leave {path} out" if is_default or unknown else to_override(path, old)
             fix += ", or leave resume out, to start from the first step"
             yield Fault(path, f"{was} -> {to_text(new)}", reason, fix)
+    facts, once = other.manifest(), upstream.PRECOMPUTE_REF_LOG_PROBS
+    rows, args = ((facts.get("data") or {}).get("train") or {}).get("rows"), {**known, **cfg["trainer"]["args"]}
+    is_open = longer and facts.get("reference") == EACH_STEP and once not in cfg["trainer"]["args"]
+    if is_open and rows and upstream.passes(args, rows, processes_of(cfg)) >= 1:
+        found = f"{EACH_STEP}, and {ONCE} in a run that reads each of its {rows} rows"
+        yield Fault(PREFIX + once, found, "as the run so far", f"{PREFIX}{once}=false, or leave resume out")
     status = other.status()
     if status["state"] == "finished" and not (longer and status["step"] == status["max_steps"]):
         found = f"{other} is finished" + (", and stopped before its last step" if longer else "")

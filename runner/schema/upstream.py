@@ -77,6 +77,17 @@ def cycle_steps(args: Mapping[str, Any]) -> int:
     return math.lcm(micro_steps, accumulated) // accumulated
 
 
+def passes(args: Mapping[str, Any], rows: int, processes: int) -> float:
+    """The number of times that a training reads each of its rows, from all its arguments, of which none is a default.
+
+    >>> passes({"max_steps": 4, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}, 16, 1)
+    4.0
+    """
+    if args["max_steps"] <= 0:
+        return float(args["num_train_epochs"])
+    return args["max_steps"] * batch_size(args) * args["gradient_accumulation_steps"] * processes / max(1, rows)
+
+
 def config_fields(args: Mapping[str, Any]) -> Mapping[str, Parameter]:
     """The fields of a trainer's config object by name."""
     signature = read_signature(args["_target_"])

@@ -1,6 +1,7 @@
 """Reference log-probabilities that are computed once for all runs with the same rows, reference and lengths.
 
-TRL keeps what it precomputes beside the rows, under the fingerprint of the prepared rows and the reference's weights.
+TRL keeps what it precomputes beside the rows in the cache of datasets, under the fingerprint of the prepared rows and
+the reference's weights.
 Yet a run never finds what another has left: where TRL drops rows that are too long, the fingerprint takes in every
 argument of the run, its learning rate and its folder too. Without a maximal length it would take in none, not even
 those on which the log-probabilities depend. So the rows come in under a fingerprint that holds exactly these, the
@@ -14,10 +15,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
+import torch
 from datasets import Dataset
+from peft import PeftModel
 from transformers import Trainer, TrainingArguments
 
-from runner.dataset.load import HeldOut
+from runner.dataset.load import HeldOut, Rows
+from runner.run import Run, installed_version
+from runner.run.continuation import EACH_STEP, ONCE
 from runner.schema import upstream
 
 # Of the arguments that every trainer has, those on which a log-probability depends; of TRL's own all but these two.
@@ -28,21 +33,47 @@ RELEVANT = (
 FREE = ("beta", "learning_rate")
 
 
+def precompute_by_default(run: Run, args: TrainingArguments, rows: Rows, held_out: HeldOut) -> None:
+    """Have the reference's log-probabilities computed once where a training reads each of its rows at least once.
+
+    So no step waits for the reference, and it takes no memory. Not where rows are streamed, weighed or collated by the
+    user's own, where the reference changes or has dropout, and not by several processes. A run that goes on keeps to
+    what it began with: the other way its last bits might differ.
+    """
+    then, cfg = run.manifest().get("reference"), run.cfg
+    changes = cfg["collator"] or cfg.get("weight") or args.sync_ref_model or not args.disable_dropout
+    is_spread = args.world_size > 1 or args.fsdp or args.deepspeed
+    if (
+        then is None
+        and not changes
+        and not is_spread
+        and all(isinstance(part, Dataset) for part in (rows, *sets_of(held_out)))
+    ):
+        then = ONCE if upstream.passes(vars(args), len(rows), 1) >= 1 else EACH_STEP
+    args.precompute_ref_log_probs = then == ONCE
+
+
+def reference_of(args: TrainingArguments) -> str | None:
+    """When the reference's log-probabilities are computed, for the manifest; None of one without such a choice."""
+    once = getattr(args, upstream.PRECOMPUTE_REF_LOG_PROBS, None)
+    return None if once is None else ONCE if once else EACH_STEP
+
+
 def share_reference(offered: Mapping[str, Any], interface: str | None) -> dict[str, Any] | None:
     """The offered arguments with rows whose fingerprint says what their log-probabilities depend on.
 
     None where a trainer with this ``loss_interface`` does not precompute its reference, or no other run could use it.
     The collator has the maximal length, which has to be None in the arguments themselves while the trainer is built.
     """
-    args, held_out = offered["args"], offered["eval_dataset"]
-    sets = held_out.values() if isinstance(held_out, Mapping) else [] if held_out is None else [held_out]
+    args, model = offered["args"], offered["model"]
     if (
         interface not in ("pairs", "labels")
         or not getattr(args, upstream.PRECOMPUTE_REF_LOG_PROBS, False)
-        or args.max_length is None
         or offered[upstream.DATA_COLLATOR] is not None
         or offered[upstream.PROCESSING_CLASS].pad_token_id is None
-        or not all(isinstance(part, Dataset) for part in (offered[upstream.TRAIN_DATASET], *sets))
+        or not all(
+            isinstance(part, Dataset) for part in (offered[upstream.TRAIN_DATASET], *sets_of(offered["eval_dataset"]))
+        )
     ):
         return None
     from trl.trainer.dpo_trainer import DataCollatorForPreference
@@ -54,7 +85,15 @@ def share_reference(offered: Mapping[str, Any], interface: str | None) -> dict[s
         collator = functools.partial(DataCollatorForPreference, truncation_mode=args.truncation_mode)
     common = {field.name for field in fields(TrainingArguments)} - set(RELEVANT)
     relevant = {name: value for name, value in asdict(args).items() if name not in common and name not in FREE}
-    stamp = json.dumps(relevant, sort_keys=True, default=str)
+    # What is no weight, and changes what a model computes from them; and what rounds, in another way than others.
+    adapters = [config.to_dict() for config in model.peft_config.values()] if isinstance(model, PeftModel) else []
+    attention = model.config._attn_implementation
+    machine = [torch.get_num_threads(), torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"]
+    machine += [installed_version(name) for name in ("torch", "transformers", "trl")]
+    described = [relevant, model.config.to_dict(), adapters, attention, machine]
+    stamp = json.dumps(
+        described, sort_keys=True, default=lambda value: str(sorted(value) if isinstance(value, set) else value)
+    )
 
     def stamped(rows: Dataset) -> Dataset:
         fingerprint = hashlib.sha256(f"{rows._fingerprint} {stamp}".encode()).hexdigest()[:16]
@@ -76,9 +115,14 @@ def drop_filled(trainer: Trainer) -> None:
         short = [number for number, length in enumerate(lengths) if length < trainer.args.max_length]
         return rows if len(short) == len(rows) else rows.select(short)
 
-    if getattr(trainer.args, upstream.TRUNCATION_MODE, "keep_start") == "keep_start":
+    if trainer.args.max_length and getattr(trainer.args, upstream.TRUNCATION_MODE, "keep_start") == "keep_start":
         trainer.train_dataset = without_filled(trainer.train_dataset)
         trainer.eval_dataset = map_sets(without_filled, trainer.eval_dataset)
+
+
+def sets_of(held_out: HeldOut) -> list[Rows]:
+    """The held-out sets, whether there are several, one or none."""
+    return list(held_out.values()) if isinstance(held_out, Mapping) else [] if held_out is None else [held_out]
 
 
 def map_sets(change: Callable[[Dataset], Dataset], held_out: HeldOut) -> HeldOut:

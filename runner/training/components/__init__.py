@@ -35,6 +35,7 @@ from runner.training.components.model import build_model
 from runner.training.components.rewards import build_rewards
 from runner.training.extension import Hooks
 from runner.training.health import Health, build_health
+from runner.training.precompute import precompute_by_default
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +76,8 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     answers_only = getattr(args, upstream.ASSISTANT_ONLY_LOSS, False)
     if _check_rows(cfg["trainer"], tokenizer, rows, answers_only=answers_only):
         rows, held_out = _bounded(rows, tokenizer), _bounded(held_out, tokenizer)
+    if hasattr(args, once := upstream.PRECOMPUTE_REF_LOG_PROBS) and once not in cfg["trainer"]["args"]:
+        precompute_by_default(run, args, rows, held_out)
     model, peft_config, reference = build_model(cfg, tokenizer, args)
     served = for_callbacks(run, tokenizer, rows, held_out)
     offered = {

@@ -34,7 +34,7 @@ def build_model(
     model, peft_config = build_tuner(cfg["peft"], model, head)
     check_adapter(model, peft_config)
     check_merged(cfg, peft_config, args)
-    precomputed = getattr(args, upstream.PRECOMPUTE_REF_LOG_PROBS, False)
+    precomputed = getattr(args, upstream.PRECOMPUTE_REF_LOG_PROBS, False) and not args.fsdp  # then TRL loads one
     takes_one = upstream.REF_MODEL in asked_for(cfg["trainer"]["_target_"]) and getattr(args, "penalises_kl", True)
     if not (takes_one and needs_reference(model, peft_config, precomputed=precomputed)):
         return model, peft_config, None
