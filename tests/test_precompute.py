@@ -1,8 +1,11 @@
 """A precomputed reference is found again by runs that may use it, and by no other; and it changes no weight."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 
-from runner.io.files import files_of
+from runner.io.files import files_of, shipped
 from runner.run import Run
 from runner.run.read import read_metrics
 
@@ -60,8 +63,7 @@ def test_precomputing_with_lengths_gives_what_trl_alone_gives(tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import DPOConfig, DPOTrainer
 
-    from runner.io.files import shipped
-    from runner.training.precompute import drop_filled, share_reference
+    from runner.training.precompute import drop_long, share_rows
 
     def build(ours):
         # A cache of its own: another run's may hold the numbers of other kernels.
@@ -78,10 +80,10 @@ def test_precomputing_with_lengths_gives_what_trl_alone_gives(tmp_path):
         if not ours:
             trainer = DPOTrainer(**offered)
         else:
-            given, args.max_length = share_reference(offered, "pairs"), None
+            given, args.max_length = share_rows(offered, "pairs"), None
             trainer = DPOTrainer(**given)
             args.max_length = 26
-            drop_filled(trainer)
+            drop_long(trainer)
         assert trainer.args.max_length == 26
         trainer.train()
         return trainer
@@ -90,3 +92,14 @@ def test_precomputing_with_lengths_gives_what_trl_alone_gives(tmp_path):
     assert len(ours.train_dataset) == len(theirs.train_dataset)
     state = theirs.model.state_dict()
     assert all(weight.equal(state[name]) for name, weight in ours.model.state_dict().items())
+
+
+@pytest.mark.parametrize("trainer", ["dpo", "reward"])
+def test_another_run_finds_all_rows_prepared_also_where_an_equal_tokenizer_lies_elsewhere(runner, tmp_path, trainer):
+    words = (f"trainer={trainer}", *QUICK, "dataset.limit.train=40", "trainer.args.max_length=90", "name=again")
+    runner(*words)
+    home = Path(runner.warm.environment["HF_HOME"])
+    before = set(home.rglob("*.arrow"))
+    shutil.copytree(shipped("runner://model/tiny"), tmp_path / "tokenizer")
+    runner(*words, f"model.tokenizer.path={tmp_path / 'tokenizer'}", "learning_rate=1e-4")
+    assert before and set(home.rglob("*.arrow")) == before

@@ -1,11 +1,12 @@
-"""Reference log-probabilities that are computed once for all runs with the same rows, reference and lengths.
+"""Rows that are prepared once for all runs that may share them, and reference log-probabilities likewise.
+
+Where TRL drops rows that are too long, it does so again in every run: the fingerprint of what is left takes in every
+argument, the learning rate and the run's folder too. So the length is left to the collator, as TRL does it anyway, and
+such rows are dropped afterwards.
 
 TRL keeps what it precomputes beside the rows in the cache of datasets, under the fingerprint of the prepared rows and
-the reference's weights.
-Yet a run never finds what another has left: where TRL drops rows that are too long, the fingerprint takes in every
-argument of the run, its learning rate and its folder too. Without a maximal length it would take in none, not even
-those on which the log-probabilities depend. So the rows come in under a fingerprint that holds exactly these, the
-length is left to the collator, as TRL does it anyway, and rows that are too long are dropped afterwards.
+the reference's weights. Without a maximal length that takes in none of the arguments, not even those on which the
+log-probabilities depend. So the rows come in under a fingerprint that holds exactly these.
 """
 
 import functools
@@ -15,6 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
+import numpy as np
+import pyarrow.compute as pc
 import torch
 from datasets import Dataset
 from peft import PeftModel
@@ -25,12 +28,12 @@ from runner.run import Run, installed_version
 from runner.run.continuation import EACH_STEP, ONCE
 from runner.schema import upstream
 
-# Of the arguments that every trainer has, those on which a log-probability depends; of TRL's own all but these two.
+# Of the arguments that every trainer has, those on which a log-probability depends; of TRL's own all but the loss's.
 RELEVANT = (
     *(upstream.BF16, upstream.FP16, upstream.TF32, upstream.USE_CPU),
     *(upstream.PER_DEVICE_TRAIN_BATCH_SIZE, upstream.PER_DEVICE_EVAL_BATCH_SIZE),
 )
-FREE = ("beta", "learning_rate")
+FREE = ("beta", "learning_rate", upstream.LOSS_TYPE, upstream.DESIRABLE_WEIGHT)
 
 
 def precompute_by_default(run: Run, args: TrainingArguments, rows: Rows, held_out: HeldOut) -> None:
@@ -40,15 +43,10 @@ def precompute_by_default(run: Run, args: TrainingArguments, rows: Rows, held_ou
     user's own, where the reference changes or has dropout, and not by several processes. A run that goes on keeps to
     what it began with: the other way its last bits might differ.
     """
-    then, cfg = run.manifest().get("reference"), run.cfg
+    then, cfg, sets = run.manifest().get("reference"), run.cfg, (rows, *sets_of(held_out))
     changes = cfg["collator"] or cfg.get("weight") or args.sync_ref_model or not args.disable_dropout
     is_spread = args.world_size > 1 or args.fsdp or args.deepspeed
-    if (
-        then is None
-        and not changes
-        and not is_spread
-        and all(isinstance(part, Dataset) for part in (rows, *sets_of(held_out)))
-    ):
+    if then is None and not changes and not is_spread and all(isinstance(part, Dataset) for part in sets):
         then = ONCE if upstream.passes(vars(args), len(rows), 1) >= 1 else EACH_STEP
     args.precompute_ref_log_probs = then == ONCE
 
@@ -59,22 +57,22 @@ def reference_of(args: TrainingArguments) -> str | None:
     return None if once is None else ONCE if once else EACH_STEP
 
 
-def share_reference(offered: Mapping[str, Any], interface: str | None) -> dict[str, Any] | None:
-    """The offered arguments with rows whose fingerprint says what their log-probabilities depend on.
+def share_rows(offered: Mapping[str, Any], interface: str | None) -> dict[str, Any] | None:
+    """The offered arguments as a trainer with this ``loss_interface`` prepares its rows once for all runs.
 
-    None where a trainer with this ``loss_interface`` does not precompute its reference, or no other run could use it.
-    The collator has the maximal length, which has to be None in the arguments themselves while the trainer is built.
+    None where it does so by itself, or cannot. The maximal length has to be None in the arguments while the trainer is
+    built, and its rows go through :func:`drop_long` afterwards. Precomputed log-probabilities are shared as well.
     """
-    args, model = offered["args"], offered["model"]
-    if (
-        interface not in ("pairs", "labels")
-        or not getattr(args, upstream.PRECOMPUTE_REF_LOG_PROBS, False)
-        or offered[upstream.DATA_COLLATOR] is not None
-        or offered[upstream.PROCESSING_CLASS].pad_token_id is None
-        or not all(
-            isinstance(part, Dataset) for part in (offered[upstream.TRAIN_DATASET], *sets_of(offered["eval_dataset"]))
-        )
-    ):
+    args, model, collator = offered["args"], offered["model"], offered[upstream.DATA_COLLATOR]
+    once, pad = getattr(args, upstream.PRECOMPUTE_REF_LOG_PROBS, False), offered[upstream.PROCESSING_CLASS].pad_token_id
+    sets = (offered[upstream.TRAIN_DATASET], *sets_of(offered["eval_dataset"]))
+    # KTO pairs the rows that are left, so that none may be dropped afterwards: worth a try where much is to be gained.
+    is_known = interface in ("pairs", "scores") or (interface == "labels" and once)
+    if not is_known or not (once or args.max_length) or not all(isinstance(part, Dataset) for part in sets):
+        return None
+    if interface == "scores":  # whose collator cuts nothing
+        return dict(offered)
+    if collator is not None or pad is None or getattr(args, "pad_token", None):
         return None
     from trl.trainer.dpo_trainer import DataCollatorForPreference
     from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
@@ -83,6 +81,9 @@ def share_reference(offered: Mapping[str, Any], interface: str | None) -> dict[s
     collator = DataCollatorForUnpairedPreference
     if hasattr(args, upstream.TRUNCATION_MODE):
         collator = functools.partial(DataCollatorForPreference, truncation_mode=args.truncation_mode)
+    offered = {**offered, upstream.DATA_COLLATOR: collator(pad, **settings)}
+    if not once:
+        return offered
     common = {field.name for field in fields(TrainingArguments)} - set(RELEVANT)
     relevant = {name: value for name, value in asdict(args).items() if name not in common and name not in FREE}
     # What is no weight, and changes what a model computes from them; and what rounds, in another way than others.
@@ -103,21 +104,30 @@ def share_reference(offered: Mapping[str, Any], interface: str | None) -> dict[s
         **offered,
         upstream.TRAIN_DATASET: stamped(offered[upstream.TRAIN_DATASET]),
         "eval_dataset": map_sets(stamped, offered["eval_dataset"]),
-        upstream.DATA_COLLATOR: collator(offered[upstream.PROCESSING_CLASS].pad_token_id, **settings),
     }
 
 
-def drop_filled(trainer: Trainer) -> None:
-    """Drop the rows whose prompt alone fills the maximal length, as TRL does before it has precomputed."""
+def drop_long(trainer: Trainer) -> bool:
+    """Drop the rows that TRL drops: scored ones that are too long, and those whose prompt alone fills the length.
 
-    def without_filled(rows: Dataset) -> Dataset:
-        lengths = map(len, rows.with_format("arrow")["prompt_ids"])
-        short = [number for number, length in enumerate(lengths) if length < trainer.args.max_length]
-        return rows if len(short) == len(rows) else rows.select(short)
+    False where that would part rows that are paired already, so that TRL has to drop them before.
+    """
+    args, changed = trainer.args, False
 
-    if trainer.args.max_length and getattr(trainer.args, upstream.TRUNCATION_MODE, "keep_start") == "keep_start":
-        trainer.train_dataset = without_filled(trainer.train_dataset)
-        trainer.eval_dataset = map_sets(without_filled, trainer.eval_dataset)
+    def without_long(rows: Dataset) -> Dataset:
+        nonlocal changed
+        is_scored = "prompt_ids" not in rows.column_names
+        most = args.max_length if is_scored else args.max_length - 1
+        names = ("chosen_ids", "rejected_ids") if is_scored else ("prompt_ids",)
+        columns = [rows.with_format("arrow").select_columns([name])[:][name] for name in names]
+        kept = np.all([pc.list_value_length(column).to_numpy() <= most for column in columns], axis=0)
+        changed = changed or not kept.all()
+        return rows if kept.all() else rows.select(np.flatnonzero(kept))
+
+    if args.max_length and getattr(args, upstream.TRUNCATION_MODE, "keep_start") == "keep_start":
+        trainer.train_dataset = without_long(trainer.train_dataset)
+        trainer.eval_dataset = map_sets(without_long, trainer.eval_dataset)
+    return not (changed and getattr(trainer, "calculate_KL", False))
 
 
 def sets_of(held_out: HeldOut) -> list[Rows]:

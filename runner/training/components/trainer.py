@@ -27,18 +27,21 @@ from runner.schema.read import read_signature
 from runner.schema.text import Config, Node, named
 from runner.training.extension import Hooks, extend
 from runner.training.objective import OBJECTIVES
-from runner.training.precompute import drop_filled, map_sets, share_reference
+from runner.training.precompute import drop_long, map_sets, share_rows
 
 BoundRule: TypeAlias = functools.partial[Sequence[Entry]]
 
 NOT_FOR_THE_TRAINER = ("_target_", "form", "head", "evaluates", "shares_batch", "args")
 
 
-def build_trainer(cfg: Config, offered: Mapping[str, Any], hooks: Hooks, rules: Sequence[BoundRule] = ()) -> Trainer:
+def build_trainer(
+    cfg: Config, offered: Mapping[str, Any], hooks: Hooks, rules: Sequence[BoundRule] = (), *, shares: bool = True
+) -> Trainer:
     """The trainer, given those of the offered arguments that its constructor names.
 
-    A precomputed reference is one that other runs find again. With ``rules`` its batches may carry weights; then it
-    packs no rows, because its own packing keeps token ids and labels only, and the weights would be lost.
+    Where it ``shares`` them, prepared rows and a precomputed reference are found again by other runs. With ``rules``
+    its batches may carry weights; then it packs no rows, because its own packing keeps token ids and labels only, and
+    the weights would be lost.
     """
     node, tokenizer, args = cfg["trainer"], offered[upstream.PROCESSING_CLASS], offered["args"]
     wanted, trainer_class = asked_for(node["_target_"]), locate(node["_target_"])
@@ -46,7 +49,7 @@ def build_trainer(cfg: Config, offered: Mapping[str, Any], hooks: Hooks, rules: 
     own = {key: _build_inside(value, tokenizer, f"trainer.{key}") for key, value in inside.items()}
     kind = upstream.loss_interface(read_signature(node["_target_"]), read_signature(node["args"]["_target_"]))
     objective = OBJECTIVES.get(kind) if hooks.loss or rules else None
-    shared, changed = share_reference(offered, kind), {}
+    shared, changed = share_rows(offered, kind) if shares else None, {}
     if rules and getattr(args, upstream.PACKING, False):
         padding_free = args.padding_free or args.packing_strategy != "wrapped"
         changed = {upstream.PACKING: False, "max_length": None, upstream.PADDING_FREE: padding_free}
@@ -59,16 +62,18 @@ def build_trainer(cfg: Config, offered: Mapping[str, Any], hooks: Hooks, rules: 
         sets = DatasetDict(sets)  # some trainers map over all of them as if they were one
     parts["eval_dataset"] = sets
     served = {name: part for name, part in parts.items() if name in wanted and part is not None and part != []}
-    with temporarily(args, **changed):
+    # Rows are found again under a hash of the tokenizer too, in which its folder is not to matter.
+    nameless = {key: value for key, value in tokenizer.init_kwargs.items() if key != "name_or_path"}
+    with temporarily(args, **changed), temporarily(tokenizer, name_or_path="", init_kwargs=nameless):
         trainer = extend(trainer_class, objective)(hooks=hooks, **served | own)
+    if shared and not drop_long(trainer):
+        return build_trainer(cfg, offered, hooks, rules, shares=False)
     trainer.remove_callback(PrinterCallback)
     match_reference(trainer)
     # Under its name in the config each reward is logged; TRL and PPO call a model by its folder.
     names = list(named(cfg["reward"] or {}, "reward"))
     logged = getattr(getattr(trainer, "rewards", None), "names", None) or getattr(trainer, "reward_func_names", [])
     logged[: len(names)] = names
-    if shared:
-        drop_filled(trainer)
     return trainer
 
 
