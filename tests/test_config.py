@@ -3,9 +3,13 @@
 import pytest
 
 from runner import config
-from runner.config import build
+from runner.config import build, speed
+from runner.config.menu import read_options
+from runner.config.provenance import read_provenance
 from runner.errors import ConfigError
 from runner.launch.axis import combinations
+from runner.run.key import key_of
+from runner.validate.context import ValidationContext
 
 
 def test_any_field_can_be_set_without_a_plus():
@@ -220,3 +224,52 @@ def test_a_batch_that_cannot_be_shared_is_refused(words, where, fix):
 def test_what_an_experiment_sets_of_its_option_goes_with_the_option(words, left):
     found = config.compose(["experiment=ppo_pythia_tldr", "peft=none", *words]).cfg["peft"]
     assert found == (left and {"target_modules": ["query_key_value"]} | left)
+
+
+# --- speed=max --------------------------------------------------------------------------------------
+
+GROUPED = "trainer.args.train_sampling_strategy=group_by_length"
+
+
+@pytest.fixture
+def chosen(monkeypatch):
+    """The names that speed=max sets among the trainer's arguments, on GPUs of a compute capability."""
+
+    def call(*words, capability=0.0):
+        monkeypatch.setattr(speed, "compute_capability", lambda: capability)
+        before, after = (config.compose([*words, *extra]) for extra in ((), ("speed=max",)))
+        assert "speed" not in after.cfg and len(after.speed) == len(read_options("speed")["max"]) and not before.speed
+        return set(after.cfg["trainer"]["args"]) - set(before.cfg["trainer"]["args"])
+
+    return call
+
+
+def test_speed_sets_what_is_sound_for_the_trainer_and_the_machine(chosen):
+    grouping, workers = "train_sampling_strategy", "dataloader_num_workers"
+    assert chosen("trainer=sft") == chosen("trainer=reward") == {grouping}
+    assert chosen("trainer=kto") == chosen("trainer=grpo", "reward=length") == set()
+    assert chosen("trainer=ppo", "reward=length", capability=9.0) == {"bf16", "tf32", workers}
+    assert chosen("trainer=sft", capability=7.5) == {grouping, workers}
+    flash = ("trainer=sft", "model.attention=flash_attention_2")
+    assert chosen(*flash) == {"packing"} and chosen(*flash, "dataset.streaming=true") == set()
+    assert chosen("trainer=sft", GROUPED, "trainer.args.bf16=null", capability=9.0) == {"tf32", workers}
+
+
+def test_a_run_is_the_same_whether_speed_or_the_user_has_set_it():
+    keys = {key_of(config.compose(["trainer=sft", "name=a", word]).cfg) for word in ("speed=max", GROUPED)}
+    assert len(keys) == 1 and key_of(config.compose(["trainer=sft"]).cfg) not in keys
+    (setting, default) = read_provenance(config.compose(["speed=max"]).cfg, ["speed=max"]).of(GROUPED.partition("=")[0])
+    assert setting.place.startswith("conf/speed/max.yaml:") and default.text == "random"
+
+
+def test_another_speed_is_a_fault_that_names_the_one_there_is():
+    for word, where, fix in [("speed=fast", "speed", "speed=max"), ("speed.x=true", "speed.x", "trainer.args.x=")]:
+        with pytest.raises(ConfigError) as caught:
+            config.compose(["speed=max", word] if "." in word else [word])
+        (fault,) = caught.value.faults
+        assert fault.where == where and str(fault).rpartition("type")[2].strip().startswith(fix)
+
+
+def test_each_speed_is_a_field_of_some_trainer():
+    known = {name for other in ValidationContext({}).others.values() for name in other.parameters}
+    assert set(read_options("speed")["max"]) <= known

@@ -220,11 +220,12 @@ def kept_folder(done) -> Path:
 @pytest.mark.slow
 def test_a_sweep_is_played_through_once_for_each_structure_and_nothing_is_left(runner):
     words = ("trainer=dpo,kto", "learning_rate=1e-6,3e-6", "metric=none", "peft=lora", "name=leaves-nothing")
-    done = runner("rehearse", "-m", *words, "memory=80", "speed=200")
+    done = runner("rehearse", "-m", *words, "memory=80", "tflops=200")
     assert "4 jobs, 2 of them to play" in done.stdout
     assert done.stdout.count("for 2 runs that differ in numbers only") == done.stdout.count("forecast ") == 2
     assert re.search(r"training, saving +checkpoint-1", done.stdout)
     assert "held-out scores, such as eval_loss" in done.stdout and "as transformers loads it" in done.stdout
+    assert done.stdout.count("speed=max would set train_sampling_strategy=group_by_length: little padding") == 1
     assert "80 GB" in done.stdout and "a GPU at 200 TFLOP/s (as typed)" in done.stdout
     assert not [path for path in runner.folder.iterdir() if path.name != "hf"]
     assert not list(Path(tempfile.gettempdir()).glob("rehearsal-*/*/outputs/leaves-nothing"))
@@ -269,9 +270,9 @@ def test_rows_that_a_training_would_refuse_are_refused(runner):
 def test_the_words_of_a_rehearsal_are_told_apart_from_those_of_a_training():
     own = options_of("rehearse")
     assert split_options(["memory=80GB", "seed=1"], own, "rehearse") == ({"memory": 80}, ["seed=1"], [])
-    *_, faults = split_options(["memory=much", "speed=-1"], own, "rehearse")
-    assert [fault.where for fault in faults] == ["memory", "speed"]
-    assert Option("float", unit="tflops?(/s)?").read("speed", "300 TFLOP/s") == 300
+    *_, faults = split_options(["memory=much", "tflops=-1"], own, "rehearse")
+    assert [fault.where for fault in faults] == ["memory", "tflops"]
+    assert Option("float", unit="tflops?(/s)?").read("tflops", "300 TFLOP/s") == 300
     assert Option(words=("float32", "float16")).read("dtype", "fp16") == "float16"
     assert (Option().read("against", "base"), Option().read("against", "outputs/a")) == ("start", "outputs/a")
 

@@ -4,7 +4,6 @@ import contextlib
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -17,6 +16,7 @@ from packaging.requirements import Requirement
 
 from runner.command import CommandLine
 from runner.command._option import read_options
+from runner.config.machines import ask_driver
 from runner.errors import EnvironmentFault
 from runner.estimate.device import read_memory
 from runner.io.distribution import NAME, read_extras, read_project, read_requirements
@@ -106,12 +106,8 @@ def extras_table(extras: Mapping[str, Sequence[str]]) -> list[str]:
 def _gpus() -> str:
     """The GPUs as their driver names them; torch is not woken for that."""
     if shutil.which("nvidia-smi"):
-        words = ["nvidia-smi", "--query-gpu=name,memory.total,memory.used", "--format=csv,noheader"]
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            done = subprocess.run(words, capture_output=True, text=True, timeout=5, check=True)
-            cards = done.stdout.strip().splitlines()
-            if cards:
-                return f"{len(cards)} x {cards[0]} used" if len(set(cards)) == 1 else "; ".join(cards)
+        if cards := ask_driver("name,memory.total,memory.used"):
+            return f"{len(cards)} x {cards[0]} used" if len(set(cards)) == 1 else "; ".join(cards)
         return "nvidia-smi is there and does not answer"
     return "AMD, by /dev/kfd" if Path("/dev/kfd").exists() else "none; runs use the CPU in float32"
 

@@ -23,6 +23,7 @@ from runner.config.limits import check_growth, read_yaml, yaml_fault
 from runner.config.machines import processes_here, processes_of
 from runner.config.menu import GROUPS, LISTED, OPTIONAL, SEVERAL, read_menu, takes_one
 from runner.config.override import dotted_key, find_choice_faults, force, list_fault, parse
+from runner.config.speed import choose_speed
 from runner.config.user_folder import use_folders
 from runner.errors import ConfigError, EnvironmentFault, Fault
 from runner.io.distribution import to_install
@@ -48,7 +49,8 @@ class Composed:
     ``overrides`` are those of the command line as the user typed them, ``choices`` maps each group to its option. Of a
     stage they are those that were meant for it; ``words`` are all that compose it, those of the experiment's file too.
     ``command`` are the arguments of the command line that make this run, together with the other stages of the same
-    experiment if it has any. ``note`` says what is left out of the option of the model, where another one is trained.
+    experiment if it has any. ``note`` says what is left out of the option of the model, where another one is trained,
+    ``speed`` what was set because of ``speed=``, and what was not.
     """
 
     cfg: dict[str, Any]
@@ -58,6 +60,7 @@ class Composed:
     words: list[str] = field(default_factory=list)
     command: list[str] = field(default_factory=list)
     note: str = ""
+    speed: list[str] = field(default_factory=list)
 
     @property
     def typed(self) -> set[str]:
@@ -318,8 +321,9 @@ def resolve(cfg: DictConfig, overrides: list[str], choices: dict[str, str] | Non
     launcher = composed.cfg["launcher"]  # the key must know the processes that somebody else has started
     if isinstance(launcher, dict) and launcher.get("num_processes") == 1 and NUM_PROCESSES not in composed.typed:
         launcher["num_processes"] = world_size()
+    chosen, left = choose_speed(composed.cfg, composed.cfg.pop("speed", None) or {})
     spread_batch(composed.cfg, composed.typed)
-    return composed
+    return replace(composed, speed=chosen + left)
 
 
 def _find_example(key: str, choices: Mapping[str, str]) -> str:

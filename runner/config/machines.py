@@ -6,7 +6,9 @@ A configuration says so, or else the variables of whoever has started the same c
 import math
 import os
 import re
+import subprocess
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from runner.errors import Fault
@@ -79,3 +81,12 @@ def find_machine_faults(launcher: Mapping[str, Any], machines: int) -> Iterator[
     elif machines == 1 and launcher.get("rendezvous") is not None:
         fix = f"launcher.num_machines=2, or {where}=null"
         yield Fault("launcher.num_machines", f"1, and {where} says where several meet", "at least 2", fix)
+
+
+def ask_driver(fields: str) -> list[str]:
+    """A line of these fields for each GPU, by NVIDIA's driver, which wakes none; none where it does not answer."""
+    words = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(words, capture_output=True, text=True, timeout=5, check=True)
+        return done.stdout.strip().splitlines()
+    return []

@@ -249,7 +249,8 @@ def option_fault(group: str, name: str, menu: Options) -> Fault:
     elif group in GROUPS and (target := _find_target(name)):
         fix = f"{group}._target_={target} 'allow=[{target.partition('.')[0]}]'"
     else:
-        fix = f"={[*near, '<one of them>'][0]}"
+        others = [each for each in options if each != "none"]
+        fix = f"={[*near, *(others if len(others) == 1 else ()), '<one of them>'][0]}"
     return Fault(group, found, ", ".join(options), fix)
 
 

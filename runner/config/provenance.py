@@ -6,7 +6,7 @@ Files are read here as text, for their lines; what they compose to is Hydra's wo
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
@@ -54,6 +54,9 @@ class Provenance:
         A key above it that was set to something plain took it away, and comes along.
         """
         own = [entry for entry in self.settings if key == entry.key or key.startswith(f"{entry.key}.")]
+        if not own:  # what speed= has set is set nowhere else
+            listed, is_set = f"speed.{key.rpartition('.')[2]}.value", select(self.cfg, key) is not None
+            own = [replace(each, key=key, note="speed=") for each in self.settings if is_set and each.key == listed]
         if key in MADE and self.cfg.get("batch"):
             own.append(Setting(key, "${batch}, shared by the processes", "runner/config/batch.py", "the runner"))
         machine = list(of_machine(key.removeprefix("trainer.args."))) if key.startswith("trainer.args.") else []

@@ -5,6 +5,7 @@ is done; a batch size, a rank or a zero changes that too. Each part is a process
 ``command.rehearse`` has them in order. They leave the files of any run, from which it is read how far they came.
 """
 
+import copy
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +17,8 @@ import torch
 from pyarrow import parquet
 
 from runner.config import Composed
+from runner.config.menu import read_options
+from runner.config.speed import choose_speed
 from runner.errors import ConfigError, EnvironmentFault
 from runner.estimate.device import Device, this_device
 from runner.estimate.measure import measure_small, one_thread, run_apart
@@ -63,6 +66,14 @@ class Case:
         """A case as a person knows it: the name of its runs, and its stage."""
         label = label_of(self.composed.overrides)
         return f"{self.composed.cfg['name']} {'' if label == 'default' else label}".rstrip()
+
+    @property
+    def speed(self) -> list[str]:
+        """The settings for speed that were made or left; where none was asked for, those that speed=max would make."""
+        if self.composed.speed:
+            return self.composed.speed
+        chosen, _ = choose_speed(copy.deepcopy(self.composed.cfg), read_options("speed")["max"])
+        return [f"speed=max would set {line}" for line in chosen]
 
 
 # --- Which runs are alike -------------------------------------------------------------------------
@@ -192,6 +203,7 @@ def describe_case(case: Case) -> list[str]:
         head,
         *(f"  {part:<19}{outcome}" for part, outcome in outcomes.items() if outcome),
         *(f"  {'' if index else 'instead':<10}{note}" for index, note in enumerate(case.small.notes)),
+        *(f"  {'' if index else 'speed':<10}{line}" for index, line in enumerate(case.speed)),
     ]
 
 
@@ -237,8 +249,8 @@ def print_forecasts(cases: Sequence[Case], target: Mapping[str, float], folder: 
     meant = here if here.gpu else Device("a GPU", True)
     if "memory" in target:
         meant = replace(meant, memory=int(target["memory"] * 1e9))
-    if "speed" in target:
-        meant = replace(meant, speed=target["speed"] * 1e12, how="as typed")
+    if "tflops" in target:
+        meant = replace(meant, speed=target["tflops"] * 1e12, how="as typed")
     devices = [meant] if here.gpu else [here, meant]
     for number, (case, cfg, steps) in enumerate(measured):
         seen, total = read_lengths(case.run), case.small.rows

@@ -82,7 +82,7 @@ class Forecast:
             return "unknown"
         operations, speed = self.training.operations_per_step * (self.steps or 1), self.device.speed or ASSUMED
         evaluations = self.training.evaluation_operations(self.steps)
-        where = f"{self.device.name} at {sized(speed, 'FLOP/s')} ({self.device.how or 'assumed; type speed=<TFLOP/s>'})"
+        where = f"{self.device.name} at {sized(speed, 'FLOP/s')} ({self.device.how or 'assumed; type tflops=<them>'})"
         more = f", and {_span(evaluations / speed)} of evaluations that sample" if evaluations else ""
         each = "" if self.steps else " a step"
         return f"{_span(operations / speed)}{each}{more}, {number(operations + evaluations, 2)} FLOP: {where}"

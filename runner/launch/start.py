@@ -132,9 +132,10 @@ def _settle_hub(runs: Sequence[Composed]) -> None:
 
 
 def _print_notes(tasks: Sequence[Task]) -> None:
-    """Print what evaluations sample, what is left out for another model, and what was finished without its tracker."""
+    """Print what evaluations sample, what is left out or set for speed, and what was finished without its tracker."""
     runs = [task.composed for task in tasks if state_of(task.folder) != "finished"]
     lines = [f"note      {run.stage and f'{run.stage}: '}{run.note}" for run in runs if run.note]
+    lines += [f"speed     {run.stage and f'{run.stage}: '}{line}" for run in runs for line in run.speed]
     for each in (run for run in runs if run.machines > 1):
         cfg, launcher = each.cfg, each.cfg["launcher"]
         part = f"{processes_here(cfg)} of {processes_of(cfg)} processes; they meet at {rendezvous_of(launcher)}"

@@ -1010,4 +1010,20 @@ DEFECTS = (
         "if self.limit and row.length >= self.limit]",
         tests=("tests/test_preview.py::test_a_row_as_long_as_the_limit_is_whole",),
     ),
+    Defect(
+        "order_of_nobody",
+        "The order of rows that are grouped by length is drawn from whatever state torch's generator has.",
+        "runner/training/lengths.py",
+        "sampler.generator = torch.Generator().manual_seed(seed + int(state.epoch or 0))",
+        "sampler.generator = None",
+        tests=("tests/test_lengths.py::test_the_order_of_an_epoch_is_the_same_whatever_was_drawn_before",),
+    ),
+    Defect(
+        "speed_over_the_user",
+        "speed=max takes the place of what the user has set.",
+        "runner/config/speed.py",
+        "if name in args:",
+        "if False:",
+        tests=("tests/test_config.py::test_speed_sets_what_is_sound_for_the_trainer_and_the_machine",),
+    ),
 )
