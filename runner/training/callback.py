@@ -41,6 +41,7 @@ from runner.schema import upstream
 from runner.schema.text import Config, named
 from runner.training.checkpoint import Seal
 from runner.training.health import Health
+from runner.training.profile import Profile
 
 # Of a state that says how far a run is, at least: to have one on the disk takes as long as a short step. The steps
 # themselves are in the record at once.
@@ -117,6 +118,8 @@ def add_callbacks(
     progress = Progress(record)
     trainer.hooks.on_evaluate = progress.begin_evaluation
     callbacks += [record, health, progress, seal]
+    if run.cfg.get("profile"):
+        callbacks.append(Profile(run.folder / "profile"))
     if count_of(adjustments, ROLLBACK):
         callbacks.append(Slower(functools.partial(adjusted_share, adjustments)))
     for callback in callbacks:
