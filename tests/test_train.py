@@ -1,8 +1,10 @@
 """Training through the public command: every trainer learns from real steps, and a run is idempotent."""
 
+import gzip
 import json
 import math
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,12 +13,17 @@ from runner.io.files import MENU, files_of, read_json, write_json
 from runner.run.read import read_metrics
 from runner.run.seal import SEAL
 
+sys.path.append(str(Path(__file__).parent / "fault"))
+
+from equal import differences
+
 GOLDEN = Path(__file__).parent / "golden"
 QUICK = (
     "trainer.args.max_steps=3",
     "trainer.args.logging_steps=1",
     "trainer.args.per_device_train_batch_size=8",
 )
+PROFILED = ("dpo", "grpo", "ppo")  # which comes to the same bits
 TRAINERS = sorted(path.stem for path in (MENU / "trainer").glob("*.yaml"))
 # Other processors round otherwise; a changed loss, mask, seed or row order is far outside of this.
 TOLERANCE = 5e-3
@@ -28,12 +35,14 @@ def few_rows(*words: str) -> tuple[str, ...]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", TRAINERS)
-def test_every_trainer_takes_real_steps_and_its_losses_equal_the_golden_file(train, trainer, request):
-    teacher = ()
+def test_every_trainer_takes_real_steps_and_its_losses_equal_the_golden_file(train, trainer, request, tmp_path):
+    """The golden losses, and those of TRL's own trainer in a plain script with its weights, bit for bit."""
+    more = ()
     if trainer in ("gkd", "distillation"):
         taught = train(*few_rows("trainer=sft", "learning_rate=1e-2", *QUICK), name="teacher")
-        teacher = (f"trainer.teacher_model.path={taught.run.model}",)
-    done = train(*few_rows(f"trainer={trainer}", "learning_rate=1e-3", *QUICK, *teacher))
+        more = (f"trainer.teacher_model.path={taught.run.model}",)
+    more += ("profile=true",) if trainer in PROFILED else ()
+    done = train(*few_rows(f"trainer={trainer}", "learning_rate=1e-3", *QUICK, *more))
     assert (done.code, done.state()) == (0, "finished")
     taken = [(line["loss"], line["grad_norm"]) for line in done.lines if line["step"]]
     assert len(taken) == 3 and all(math.isfinite(value) for pair in taken for value in pair)
@@ -44,6 +53,12 @@ def test_every_trainer_takes_real_steps_and_its_losses_equal_the_golden_file(tra
     golden = [tuple(map(float, line.split()[1:])) for line in path.read_text().splitlines()]
     for now, then in zip(taken, golden, strict=True):
         assert now == pytest.approx(then, rel=TOLERANCE, abs=TOLERANCE)
+    if trainer in PROFILED:
+        table = (done.run.folder / "profile" / "table.txt").read_text()
+        assert {"forward", "backward", "optimizer"} <= set(re.findall(r"^ +[\d.]+%  (\w+)", table, re.MULTILINE))
+        assert json.loads(gzip.decompress((done.run.folder / "profile" / "trace.json.gz").read_bytes()))["traceEvents"]
+    if re.fullmatch(r"trl\.\w+", done.run.cfg["trainer"]["_target_"]):  # tests/fault/equal.py takes the others too
+        assert differences(done.run, tmp_path / "plain") == []
 
 
 def test_a_run_leaves_what_the_design_promises(train, capsys):

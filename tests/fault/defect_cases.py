@@ -1011,6 +1011,14 @@ DEFECTS = (
         tests=("tests/test_preview.py::test_a_row_as_long_as_the_limit_is_whole",),
     ),
     Defect(
+        "another_default",
+        "The runner gives a field of TRL's a default of its own, too near to TRL's for the golden losses to tell.",
+        "runner/training/components/args.py",
+        '        upstream.PROJECT: "runner",  # in trackio\n',
+        '        upstream.PROJECT: "runner",\n        "adam_epsilon": 1.0001e-8,\n',
+        slow=("tests/test_train.py::test_every_trainer_takes_real_steps_and_its_losses_equal_the_golden_file",),
+    ),
+    Defect(
         "order_of_nobody",
         "The order of rows that are grouped by length is drawn from whatever state torch's generator has.",
         "runner/training/lengths.py",
