@@ -139,8 +139,8 @@ def _inspect(line: CommandLine) -> int:
             more = ["model=hub"] if composed.note else []
             more += [f"{name}={select(composed.cfg, name)}" for name in MADE if composed.cfg.get("batch")]
             words = latest([f"name={composed.cfg['name']!r}", *(composed.words or line.overrides), *more])
-            if set(line.inspect) <= {"--cfg=job", "--resolve"}:  # with its lists known, in a third of the time
-                print(as_yaml(words, line.folders, followed="--resolve" in line.inspect), end="")
+            if line.inspect == ["--cfg=job"]:  # without composing it once more
+                print(as_yaml(words, line.folders), end="")
             else:
                 call_hydra(lambda cfg: None, line.inspect, words, line.folders)
         if not runs:

@@ -149,16 +149,12 @@ def compose_unresolved(overrides: Sequence[str], folders: Sequence[Path] = ()) -
     return cfg, chosen
 
 
-def as_yaml(overrides: Sequence[str], folders: Sequence[Path] = (), *, followed: bool = False) -> str:
-    """The text that ``--cfg job`` shows of these overrides, with every ``${...}`` as it is written or ``followed``."""
-    from omegaconf import OmegaConf, flag_override
+def as_yaml(overrides: Sequence[str], folders: Sequence[Path] = ()) -> str:
+    """The text that ``--cfg job`` shows of these overrides."""
+    from omegaconf import OmegaConf
 
     cfg, _ = compose_unresolved(overrides, folders)
-    with flag_override(cfg, ["struct", "readonly"], [False, False]):
-        del cfg["hydra"]
-    if followed:
-        OmegaConf.resolve(cfg)
-    return OmegaConf.to_yaml(cfg)
+    return OmegaConf.to_yaml(OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"]))
 
 
 def call_hydra(

@@ -20,6 +20,7 @@ import platform
 import shlex
 import socket
 import stat
+import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -363,8 +364,6 @@ def installed_version(name: str) -> str | None:
 
 def run_git(*words: str, text: str | None = None, folder: Path | None = None) -> str | None:
     """The output of git in a folder, or in the working one; None where it refuses or is not there."""
-    import subprocess
-
     with contextlib.suppress(OSError, subprocess.CalledProcessError):
         words = ("git", *words)
         return subprocess.run(words, capture_output=True, text=True, check=True, input=text, cwd=folder).stdout.strip()

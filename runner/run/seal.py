@@ -15,6 +15,7 @@ import math
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from runner.errors import Fault, FolderError
@@ -49,8 +50,6 @@ def put_down(folder: Path, process: int = 0, processes: int = 1) -> dict[str, li
         sync(path)
         return [path.stat().st_size, sha256(path)]
 
-    from concurrent.futures import ThreadPoolExecutor
-
     paths = [path for path in folder.rglob("*") if path.is_file() and path.name != SEAL]
     numbers = [OF_A_PROCESS.search(path.name) for path in paths]
     own = [path for path, of in zip(paths, numbers, strict=True) if (int(of[1]) if of else 0) % processes == process]
@@ -69,8 +68,6 @@ def damage_of(folder: Path, *, touched_only: bool = False) -> dict[str, str]:
 
     ``touched_only`` reads only files that were written to after the seal, which costs no time where none was.
     """
-    from concurrent.futures import ThreadPoolExecutor
-
     files = read_json(folder / SEAL)
     if files is None or SEAL not in files:
         return {SEAL: "cannot be read" if (folder / SEAL).is_file() else "missing"}

@@ -43,9 +43,7 @@ from runner.training.checkpoint import Seal
 from runner.training.health import Health
 from runner.training.profile import Profile
 
-# Of a state that says how far a run is, at least: to have one on the disk takes as long as a short step. The steps
-# themselves are in the record at once.
-SECONDS_OF_STATUS = 1.0
+SECONDS_OF_STATUS = 1.0  # between two states that say how far a run is, which take as long as a short step each
 
 
 class StopRequest(Protocol):

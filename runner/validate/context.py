@@ -153,11 +153,10 @@ class ValidationContext:
     def owners(self, key: str) -> list[str]:
         """Those of them that have a field; of a word that no source of a config holds, no config needs to be read."""
         known = [module for name in CONFIGS if (module := find_module(name))]
-        files = [file for module in known for folder in module.folders for file in Path(folder).rglob("*config.py")]
-        paths = (*files, *(module.file for module in known))
-        if not any(key in path.read_text(encoding="utf-8") for path in paths if path):
-            return []
-        return [name for name, other in self.others.items() if key in other.parameters]
+        files = (file for module in known for folder in module.folders for file in Path(folder).rglob("*config.py"))
+        texts = (*(module.text for module in known), *(file.read_text(encoding="utf-8") for file in files))
+        is_there = any(key in text for text in texts)
+        return [name for name, other in self.others.items() if key in other.parameters] if is_there else []
 
 
 def args_fault(name: str, found: str, expected: str, fix: str) -> Fault:
