@@ -103,3 +103,8 @@ def test_another_run_finds_all_rows_prepared_also_where_an_equal_tokenizer_lies_
     shutil.copytree(shipped("runner://model/tiny"), tmp_path / "tokenizer")
     runner(*words, f"model.tokenizer.path={tmp_path / 'tokenizer'}", "learning_rate=1e-4")
     assert before and set(home.rglob("*.arrow")) == before
+    if trainer == "dpo":
+        for path in home.rglob("cache-*.arrow"):
+            path.write_bytes(path.read_bytes()[:-100])
+        assert "damaged; it is made again" in runner(*words, "learning_rate=3e-4").stderr
+        assert set(home.rglob("*.arrow")) == before

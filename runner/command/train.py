@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import torch
 from accelerate.utils import broadcast_object_list, gather_object, release_memory, set_seed
 from huggingface_hub import RepoUrl
@@ -31,7 +32,7 @@ from runner.config import rank, world_size
 from runner.config.menu import read_options
 from runner.config.override import dotted_key
 from runner.dataset.form import fits
-from runner.dataset.load import fingerprint
+from runner.dataset.load import fingerprint, forget_damaged
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, FolderError, RunnerError
 from runner.io.files import read_json, shipped, strict, sync_rows, write_json, write_text
 from runner.io.terminal import coloured, line_of
@@ -79,7 +80,12 @@ def train(run: Run, stop: StopRequest) -> None:
     """
     _open_repository(run)
     while True:
-        components = build_components(run, stop)
+        try:
+            components = build_components(run, stop)
+        except (pa.ArrowInvalid, OSError):
+            if not forget_damaged():
+                raise
+            components = build_components(run, stop)
         try:
             _check_shared(run)
             _train(run, components, stop)

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from glob import escape
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import datasets
@@ -309,6 +310,19 @@ def mix_labels(rows: Dataset, seed: int, label: str = "rows") -> Dataset:
     fractions = [(np.arange(len(side)) + 0.5) / max(1, len(side)) for side in sides]
     order = np.concatenate(sides)[np.argsort(np.concatenate(fractions), kind="stable")]
     return rows.select(order, new_fingerprint=cache_key(rows._fingerprint, "labels mixed", seed))
+
+
+def forget_damaged() -> list[Path]:
+    """Delete what no longer can be read of rows that were converted or prepared before, so that it is made again."""
+    damaged = []
+    for path in Path(datasets.config.HF_DATASETS_CACHE).rglob("cache-*.arrow"):
+        try:
+            Dataset.from_file(str(path))
+        except (pa.ArrowInvalid, OSError):
+            log.warning("%s is damaged; it is made again", path)
+            path.unlink(missing_ok=True)
+            damaged.append(path)
+    return damaged
 
 
 # --- Contents -----------------------------------------------------------------------------------

@@ -93,7 +93,9 @@ class Bench:
         self.count = 0
 
     def environment(self, cache: str, **more: str) -> dict[str, str]:
-        given = dict(os.environ) | {"PYTHONPATH": f"{ROOT}{os.pathsep}{self.folder}", "HF_HUB_OFFLINE": "1"}
+        given = dict(os.environ) | {"HF_HUB_OFFLINE": "1"}
+        path = (str(ROOT), str(self.folder), os.environ.get("PYTHONPATH", ""))
+        given["PYTHONPATH"] = os.pathsep.join(path)
         return given | {"OMP_NUM_THREADS": "1", "HF_HOME": str(self.folder / cache)} | more
 
     def rows(self, kind: str, count: int, length: int = 6) -> Path:
@@ -264,9 +266,10 @@ def sources(bench: Bench):
     sys.path.insert(0, str(ROOT / "tests"))
     import hub
 
+    online = {"HF_HUB_OFFLINE": "0", "PYTHONPATH": bench.environment("hub")["PYTHONPATH"]}
     with hub.Hub() as served:
         served.add_dataset("some/rows", {"default": {"train": list(map(json.loads, path.read_text().splitlines()))}})
-        yield "hub", ["dataset=hub", "dataset.path=some/rows"], served.environment(bench.folder / "hubcache")
+        yield "hub", ["dataset=hub", "dataset.path=some/rows"], served.environment(bench.folder / "hub") | online
     try:
         import boto3
         import s3fs  # noqa: F401

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
 from datasets import Dataset
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments, set_seed
@@ -123,6 +124,8 @@ def _refusals_of(where: str) -> Iterator[None]:
     """Turn a ValueError of a TRL constructor into a ConfigError: it refuses a configuration that cannot work."""
     try:
         yield
+    except pa.ArrowInvalid:  # of a file in the cache
+        raise
     except ValueError as error:
         if own_place(error):
             raise
