@@ -247,7 +247,8 @@ def chosen(monkeypatch):
 def test_speed_sets_what_is_sound_for_the_trainer_and_the_machine(chosen):
     grouping, workers = "train_sampling_strategy", "dataloader_num_workers"
     assert chosen("trainer=sft") == chosen("trainer=reward") == {grouping}
-    assert chosen("trainer=kto") == chosen("trainer=grpo", "reward=length") == set()
+    teacher = "trainer.teacher_model.path=runner://model/tiny"
+    assert chosen("trainer=kto") == chosen("trainer=grpo", "reward=length") == chosen("trainer=gkd", teacher) == set()
     assert chosen("trainer=ppo", "reward=length", capability=9.0) == {"bf16", "tf32", workers}
     assert chosen("trainer=sft", capability=7.5) == {grouping, workers}
     flash = ("trainer=sft", "model.attention=flash_attention_2")
