@@ -1,23 +1,23 @@
-"""The forms of rows: one record of each in ``FORMS``, which everything that knows of forms asks.
+"""The forms of rows: one record of each in ``form.yaml``, which everything that knows of forms asks.
 
 A row goes two hops. Its form reads it from the columns that play its roles, and it is canonical: one key per role, and
 all of it conversations or all of it text. Then one arrow takes it to the form of a trainer, whose rows have the same
 keys. Rows that cannot be meant, and rows that TRL would silently take for something else, are refused.
 
-A new form is a record below, with its new roles in ``Role``. Nothing else in the code changes: its documents are the
-table and the roles in conf/README.md and conf/dataset/hub.yaml, its tests the tables of ``tests/test_convert.py``
-(``CELLS``, ``FORMS_FOR``, ``fixes``). A raw list, as of good answers, is spread by its arrows over several rows. What a
-reward gets as ``reference`` is one text, or None. The first role of a ``needs`` names a column that no reward can ask
-for, since its rows are of that form. A form that only a trainer takes is a name in the ``becomes`` of those that can be
-turned into it. Only where a trainer's own row holds something else than one text or one conversation as an answer, its
-tokens are made in ``model.encoding.encode_row`` and weighed in ``weigh.Weigher``, and ``convert`` compares it with the
-first row's.
+A new form is a record there, with its function in ``READ`` and its new roles in ``Role``. Nothing else changes: its
+documents are the table and the roles in conf/README.md and conf/dataset/hub.yaml, its tests the tables of
+``tests/test_convert.py`` (``CELLS``, ``FORMS_FOR``, ``fixes``). A raw list, as of good answers, is spread by its arrows
+over several rows. What a reward gets as ``reference`` is one text, or None. The first role of a ``needs`` names a
+column that no reward can ask for, since its rows are of that form. A form that only a trainer takes is a name in the
+``becomes`` of those that can be turned into it. Only where a trainer's own row holds something else than one text or
+one conversation as an answer, its tokens are made in ``model.encoding.encode_row`` and weighed in ``weigh.Weigher``,
+and ``convert`` compares it with the first row's.
 
 Which form a source has is found in ``detect``, many rows are converted in ``convert``. Nothing here needs torch or
 datasets, because the config check asks before either is imported.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
@@ -27,10 +27,10 @@ from typing import Any, Literal, TypeGuard, get_args
 from runner.dataset.step import Cells, Row
 from runner.errors import DataError, Fault
 from runner.io.turns import text_of
+from runner.schema.text import read_tables
 
 Turns = list[dict[str, Any]]
-# Text in `prompt` or `completion` is continued as it stands; in `input` or `target` it is a turn of
-# a conversation.
+# Text in `prompt` or `completion` is continued as it stands; in `input` or `target` it is a turn of a conversation.
 Role = Literal[
     "prompt", "completion", "chosen", "rejected", "label", "messages", "system", "input", "target", "text", "margin"
 ]
@@ -55,12 +55,12 @@ class RowForm:
     form, and ``left_out`` says why. ``answers`` are the keys that hold what is learnt to write.
     """
 
-    needs: tuple[tuple[str, ...], ...]
-    answers: tuple[str, ...]
+    needs: Sequence[Sequence[str]]
+    answers: Sequence[str]
     read: Callable[[Row], Row]
     becomes: Mapping[str, Callable[[Row], list[Row]]]
-    also: tuple[tuple[str, ...], ...] = ()
-    known_as: tuple[dict[str, str], ...] = ()
+    also: Sequence[Sequence[str]] = ()
+    known_as: Sequence[Mapping[str, str]] = ()
     left_out: str = ""
 
 
@@ -236,9 +236,8 @@ def _split_turns(
 def _split_text(chosen: str, rejected: str) -> tuple[str, str, str]:
     """Two texts cut where their answers begin: after a last shared ``Assistant:``, else at a word.
 
-    The texts alone cannot say where the prompt ends if the answers begin alike. Whole words on the
-    wrong side weigh nothing in the difference that preferences are learnt from; half a word would
-    change the tokens, so none is cut.
+    The texts alone cannot say where the prompt ends if the answers begin alike. Whole words on the wrong side weigh
+    nothing in the difference that preferences are learnt from; half a word would change the tokens, so none is cut.
     """
     if chosen == rejected:
         return "", chosen, rejected
@@ -319,76 +318,21 @@ def _know_last(row: Row) -> list[Row]:
 
 
 # --- The forms ----------------------------------------------------------------------------------
-# The order is the order of recognition: what needs more columns comes first, and messages before prompt_completion,
-# which would lose the earlier turns.
 
-_PROMPT, _COMPLETION = ("prompt", "input"), ("completion", "target")
+READ: Mapping[str, Callable[[Row], Row]] = {
+    "preference": _read_preference,
+    "unpaired": _read_exchange,
+    "messages": lambda cells: {"messages": to_turns(cells["messages"], "messages")},
+    "prompt_completion": _read_exchange,
+    "text": lambda cells: {"text": _text(cells["text"], "text")},
+    "prompt": lambda cells: {"prompt": _side(cells, "prompt")},
+}
+ARROWS = (_keep, _imitate, _join, _judge, _ask, _know, _check_turns, _ask_last, _know_last)
+BY_NAME: Mapping[str, Callable[[Row], list[Row]]] = {arrow.__name__.removeprefix("_"): arrow for arrow in ARROWS}
+# In the order of recognition.
 FORMS = {
-    "preference": RowForm(
-        needs=(("chosen",), ("rejected",)),
-        also=(_PROMPT, ("context",), ("margin",)),
-        known_as=(
-            {"input": "instruction", "context": "input"},
-            *({"input": name} for name in ("instruction", "input", "question", "query")),
-        ),
-        answers=("chosen", "rejected"),
-        read=_read_preference,
-        left_out="chosen equals rejected",
-        becomes={
-            "demonstration": _imitate,
-            "messages": _join,
-            "preference": _keep,
-            "unpaired": _judge,
-            "prompt": _ask,
-            "answer": _judge,
-        },
-    ),
-    "unpaired": RowForm(
-        needs=(_PROMPT, _COMPLETION, ("label",)),
-        answers=("completion",),
-        read=_read_exchange,
-        left_out="the label is false",
-        becomes={"demonstration": _imitate, "messages": _join, "unpaired": _keep, "prompt": _ask, "answer": _keep},
-    ),
-    "messages": RowForm(
-        needs=(("messages",),),
-        known_as=tuple({"messages": name} for name in ("messages", "conversations", "conversation")),
-        answers=("messages",),
-        read=lambda cells: {"messages": to_turns(cells["messages"], "messages")},
-        left_out="it has no answer behind a prompt",
-        becomes={"demonstration": _check_turns, "messages": _check_turns, "prompt": _ask_last, "answer": _know_last},
-    ),
-    "prompt_completion": RowForm(
-        needs=(_PROMPT, _COMPLETION),
-        also=(("context",),),
-        known_as=(
-            {"prompt": "prompt", "input": "input", "target": "target"},
-            {"input": "input", "target": "target"},
-            {"input": "instruction", "target": "output", "context": "input"},
-            {"input": "instruction", "target": "output"},
-            {"input": "instruction", "target": "response", "context": "context"},
-            {"input": "instruction", "target": "response"},
-            {"input": "input", "target": "output"},
-            {"input": "question", "target": "answer"},
-            {"input": "query", "target": "response"},
-            {"input": "prompt", "target": "response"},
-        ),
-        answers=("completion",),
-        read=_read_exchange,
-        becomes={"demonstration": _keep, "messages": _join, "prompt": _ask, "answer": _know},
-    ),
-    "text": RowForm(
-        needs=(("text",),),
-        answers=("text",),
-        read=lambda cells: {"text": _text(cells["text"], "text")},
-        becomes={"demonstration": _keep, "answer": _know},
-    ),
-    "prompt": RowForm(
-        needs=(_PROMPT,),
-        answers=(),
-        read=lambda cells: {"prompt": _side(cells, "prompt")},
-        becomes={"prompt": _keep},
-    ),
+    name: RowForm(**table | {"read": READ[name], "becomes": {to: BY_NAME[by] for to, by in table["becomes"].items()}})
+    for name, table in read_tables(__file__).items()
 }
 # The raw forms that can feed each form that is asked for; the last of these feeds no trainer.
 FORMS_FOR = {
@@ -415,14 +359,13 @@ def answer_columns(row: Cells) -> tuple[str, ...]:
     (('completion',), ())
     """
     there = {name for name, value in row.items() if value is not None}
-    return next((form.answers for form in FORMS.values() if form.answers and there.issuperset(form.answers)), ())
+    return next((tuple(form.answers) for form in FORMS.values() if form.answers and there.issuperset(form.answers)), ())
 
 
 def convert(row: Cells, layout: RowLayout, to: str, system: str | None = None) -> list[Row]:
     """The rows of a trainer form that one raw row becomes; none where it teaches nothing in this form.
 
-    ``system`` opens each conversation that has no system turn of its own.
-    Raises DataError at the role that is wrong.
+    ``system`` opens each conversation that has no system turn of its own. Raises DataError at the role that is wrong.
     """
     form, cells = FORMS[layout.form], {role: row.get(column) for role, column in layout.columns.items()}
     system = cells.pop("system", None) or system

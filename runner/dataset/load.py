@@ -66,13 +66,12 @@ def load_rows(
     """The training rows, and the held-out rows: one set, a mapping of named sets, or None.
 
     ``path`` is a name on the hub, a file, a folder, a pattern of files, a list of these, ``runner://...``, or an
-    address (``s3://...``) whose files are copied into the cache.
-    ``split`` has ``train`` and ``eval``, each a slice as datasets writes it (``train[:90%]``);
-    ``eval`` may map names to slices. Training rows are shuffled before ``limit`` is taken, because
-    files are often sorted, and the head of a sorted file is no sample; held-out rows keep their
+    address (``s3://...``) whose files are copied into the cache. ``split`` has ``train`` and ``eval``, each a slice as
+    datasets writes it (``train[:90%]``); ``eval`` may map names to slices. Training rows are shuffled before ``limit``
+    is taken, because files are often sorted, and the head of a sorted file is no sample; held-out rows keep their
     order. ``limit`` counts rows of the source. ``map`` is a function row -> row, or None to leave it out, or several of
-    them; each goes over the source's rows before their form is found. ``without`` names columns that are as if
-    they were not there. ``to`` is the trainer form; None changes no row.
+    them; each goes over the source's rows before their form is found. ``without`` names columns that are as if they
+    were not there. ``to`` is the trainer form; None changes no row.
 
     Raises DataError with every bad row of a split; ``bad_rows="drop"`` logs them and leaves them out.
     """

@@ -141,10 +141,9 @@ def load_model(
 ) -> PreTrainedModel | PeftModel:
     """A model whose special tokens are the tokenizer's; with ``head="score"``, one score per text.
 
-    Full fine-tuning wants float32 weights: of bfloat16 ones, 20 steps of DPO at a learning rate of
-    1e-6 moved 2 %, the other updates being rounded away. A path with an adapter gives its base with
-    the adapter on it, ready to be trained further, or with ``merge`` a whole model, for a new adapter or none.
-    ``seed`` draws the weights of a new score head.
+    Full fine-tuning wants float32 weights: of bfloat16 ones, 20 steps of DPO at a learning rate of 1e-6 moved 2 %, the
+    other updates being rounded away. A path with an adapter gives its base with the adapter on it, ready to be trained
+    further, or with ``merge`` a whole model, for a new adapter or none. ``seed`` draws the weights of a new score head.
     """
     check_quantization(quantization_config)
     folder = fetch(path, "model", revision)

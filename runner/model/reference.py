@@ -26,8 +26,7 @@ def needs_reference(
 ) -> bool:
     """True where a trainer must be handed a reference, because the one it would find is wrong.
 
-    ``precomputed`` says that the trainer scores all rows before the first step, which a whole model
-    can do for itself.
+    ``precomputed`` says that the trainer scores all rows before the first step, which a whole model can do for itself.
     """
     adapter = peft_config or loaded_config(model)
     return not precomputed if adapter is None else changes_base(adapter)

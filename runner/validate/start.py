@@ -38,7 +38,7 @@ from runner.tracker.variable import COMPLETED
 from runner.validate.context import JUDGED
 from runner.validate.targets import find_absent_imports
 
-VARIABLES: list[tuple[str, str, str]] = read_tables(__file__)["variables"]
+TABLES = read_tables(__file__)
 HERE = ("local", "accelerate")  # launchers that train on this machine
 # Arguments that every trainer of rewards gives to them beside the columns of the rows.
 GIVEN_TO_REWARDS = {*JUDGED, "prompts", "trainer_state", "log_extra", "log_metric", "environments"}
@@ -154,42 +154,16 @@ def _is_ahead(path: Any, folders: set[Path]) -> bool:
 
 # --- Libraries, processes, places -------------------------------------------------------------------
 
-QUANT = ("bitsandbytes", "bitsandbytes")
-# The values, by the last name of their key, that need a library, and what installs it.
-WANTED = {
-    "_target_": (
-        (r".*BitsAndBytesConfig", *QUANT),
-        (r"runner\.reward\.math\.boxed_answer", "math_verify", "math-verify"),
-        (r"runner\.metric\.reference\.(?:bleu|chrf)", "sacrebleu", "sacrebleu"),
-        (r"runner\.metric\.reference\.rouge", "rouge_score", "rouge-score"),
-    ),
-    upstream.OPTIM: (
-        (r"(?!galore|adamw_torch).*8bit|paged_.*|(?!.*8bit)(?:lion_|ademamix|rmsprop_bnb).*", *QUANT),
-        (r"adamw_torch_[48]bit", "torchao", "torchao"),
-        (r"galore_.*", "galore_torch", "galore-torch"),
-        (r"apollo_.*", "apollo_torch", "apollo-torch"),
-        (r"lomo|adalomo", "lomo_optim", "lomo-optim"),
-        (r"grokadamw", "grokadamw", "grokadamw"),
-        (r"schedule_free_.*", "schedulefree", "schedulefree"),
-        (r"stable_adamw", "optimi", "torch-optimi"),
-    ),
-    upstream.USE_LIGER_KERNEL: (("True", "liger_kernel", "liger-kernel"),),
-    upstream.USE_VLLM: (("True", "vllm", "trl[vllm]"),),
-    "rollout_engine": (("vllm", "vllm", "trl[vllm]"),),
-    upstream.DEEPSPEED: ((r"(?!None|False).+", upstream.DEEPSPEED, upstream.DEEPSPEED),),  # called like the field
-    "attention": (("flash_attention_2", "flash_attn", "flash-attn"),),
-    "report_to": tuple((name, name, name) for name in COMPLETED),
+# The values that need a library, as start.yaml has them, and those of fields that TRL and transformers name.
+WANTED: dict[str, list[Sequence[str]]] = TABLES["wanted"] | {
+    upstream.OPTIM: TABLES["wanted_by_optimizers"],
+    upstream.USE_LIGER_KERNEL: [("True", "liger_kernel", "liger-kernel")],
+    upstream.USE_VLLM: [("True", "vllm", "trl[vllm]")],
+    upstream.DEEPSPEED: [(r"(?!None|False).+", upstream.DEEPSPEED, upstream.DEEPSPEED)],  # called like the field
+    "report_to": [(name, name, name) for name in COMPLETED],
 }
-# What serves instead of a library, where it is there.
-INSTEAD = {"flash_attn": ("kernels", "torch_npu"), "tensorboard": ("tensorboardX",)}
-OTHER_VALUES = {
-    upstream.OPTIM: "adamw_torch",
-    "attention": "sdpa",
-    "report_to": "none",
-    upstream.USE_LIGER_KERNEL: "false",
-    upstream.USE_VLLM: "false",
-    "rollout_engine": "auto",
-}
+OTHER_VALUES = {"attention": "sdpa", "report_to": "none", "rollout_engine": "auto", upstream.OPTIM: "adamw_torch"}
+OTHER_VALUES |= dict.fromkeys((upstream.USE_LIGER_KERNEL, upstream.USE_VLLM), "false")
 
 
 def find_variable_faults(machines: int = 1) -> Iterator[Fault]:
@@ -197,7 +171,7 @@ def find_variable_faults(machines: int = 1) -> Iterator[Fault]:
 
     MPI may have started the command once on each of the ``machines`` of a run.
     """
-    for name, (names, values, expected) in itertools.product(sorted(os.environ), VARIABLES):
+    for name, (names, values, expected) in itertools.product(sorted(os.environ), TABLES["variables"]):
         if re.fullmatch(names, name) and not re.fullmatch(values, os.environ[name], re.IGNORECASE):
             if name.endswith("_SIZE") and os.environ[name] == str(machines):
                 continue
@@ -299,10 +273,11 @@ def find_missing_libraries(cfg: Config) -> Iterator[Fault]:
     for path, value in walk(cfg):
         where, key = re.sub(r"\.(?:_target_|\d+)$", "", path), last_key(path)
         for pattern, library, package in WANTED.get(key, ()):
-            if re.fullmatch(pattern, str(value)) and not any(map(find_spec, (library, *INSTEAD.get(library, ())))):
+            if re.fullmatch(pattern, str(value)) and not any(
+                map(find_spec, (library, *TABLES["instead"].get(library, ())))
+            ):
                 fix = to_install(package) + (f", or {where}={OTHER_VALUES[key]}" if key in OTHER_VALUES else "")
-                needs = f"{value} needs {library}, which is not installed"
-                yield Fault(where, needs, f"the package {library}", fix)
+                yield Fault(where, f"{value} needs {library}, which is not installed", f"the package {library}", fix)
         found = find_definition(value) if key == "_target_" else None
         for place, name in find_absent_imports(found.module.name) if isinstance(found, Definition) else ():
             place = display_path(Path(place))

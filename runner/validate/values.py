@@ -46,37 +46,9 @@ class Range:
         return " and ".join(words) + ("" if self.other is None else f", or {self.other}")
 
 
-POSITIVE = Range(0, above=True)
-STEP_SIZE = Range(0, 100, above=True)
-NOT_NEGATIVE = Range(0)
-COUNT = Range(1)
-PROCESSES = Range(1, 1024)  # on one machine
-FRACTION = Range(0, 1)
-RATE = Range(0, 1, below=True)
-SHARE = Range(0, 1, above=True)
-SEED = Range(0, 2**32 - 1)
-
-# Of the top level.
-SETTINGS = {
-    **{"seed": SEED, "learning_rate": STEP_SIZE, "attempts": COUNT, "batch": COUNT},
-    "tolerate.truncated": FRACTION,
-    **{f"tolerate.{alarm}": COUNT for alarm in ALARMS},
-}
-
-
 def by_name(groups: Mapping[T, Sequence[str]]) -> dict[str, T]:
     """Several names' common value, by each name."""
     return {name: value for value, names in groups.items() for name in names}
-
-
-RANGES = {
-    **{"positive": POSITIVE, "count": COUNT, "not negative": NOT_NEGATIVE, "rate": RATE, "fraction": FRACTION},
-    **{"share": SHARE, "step size": STEP_SIZE, "seed": SEED, "processes": PROCESSES},
-    "top k": Range(0, other=-1),
-    "steps": Range(1, other=-1),
-    "two": Range(2),
-    "workers": Range(0, 1024),  # each is a process
-}
 
 
 def _ranges_of(kinds: Mapping[str, Sequence[str]]) -> dict[str, Range]:
@@ -84,6 +56,8 @@ def _ranges_of(kinds: Mapping[str, Sequence[str]]) -> dict[str, Range]:
 
 
 _TABLES = read_tables(__file__)
+RANGES = {kind: Range(**ends) for kind, ends in _TABLES["ranges"].items()}
+SETTINGS = _ranges_of(_TABLES["settings"]) | {f"tolerate.{alarm}": RANGES["count"] for alarm in ALARMS}
 BY_GROUP = {group: _ranges_of(kinds) for group, kinds in _TABLES["by_group"].items()}
 BY_GROUP["trainer"] = _ranges_of(upstream.NUMERIC_FIELDS)
 BY_CLASS = {owner: _ranges_of(kinds) for owner, kinds in _TABLES["by_class"].items()}
@@ -94,14 +68,16 @@ def range_of(path: str, name: str, signature: Signature, trainer: Signature | No
     if trainer and name == "beta" and path in ("trainer.args.beta", "kl_coef"):
         names = {*trainer.parameters, *signature.parameters}
         if upstream.REWARD_FUNCS not in names and any(each.startswith("teacher_") for each in names):
-            return FRACTION  # between forward and reverse KL
+            return RANGES["fraction"]  # between forward and reverse KL
         # Preferences are learnt through beta: at 0 nothing is, and below it the opposite is.
         loss = signature.parameters.get(upstream.LOSS_TYPE)
         if upstream.loss_interface(trainer, signature) or (loss and loss.default == "sigmoid"):
-            return POSITIVE
+            return RANGES["positive"]
     rows = (BY_CLASS.get(owner, {}) for owner in (*signature.lineage, signature.target))
     own = (row[name] for row in rows if name in row)
-    return next(own, NOT_NEGATIVE if path == "kl_coef" else BY_GROUP.get(path.partition(".")[0], {}).get(name))
+    return next(
+        own, RANGES["not negative"] if path == "kl_coef" else BY_GROUP.get(path.partition(".")[0], {}).get(name)
+    )
 
 
 def find_misfits(
