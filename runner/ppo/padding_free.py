@@ -36,11 +36,15 @@ def attend_row_by_row(
     if row_lengths is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     if row_starts is None:
-        # Split as they lie in memory, or putting the gradients together takes twice as long.
-        lines = (states.transpose(1, 2).split(row_lengths, dim=1) for states in (query, key, value))
-        rows = ([states.transpose(1, 2) for states in row] for row in zip(*lines, strict=True))
+        # Split as they lie in memory, or putting the gradients together takes twice as long; rows of one length at once.
+        step, lines = row_lengths[0], [states[0].transpose(0, 1) for states in (query, key, value)]
+        if len(set(row_lengths)) == 1:
+            parts = [[line.unflatten(0, (-1, step))] for line in lines]
+        else:
+            parts = [line.unsqueeze(0).split(row_lengths, dim=1) for line in lines]
+        rows = ([states.transpose(1, 2) for states in row] for row in zip(*parts, strict=True))
         each = [sdpa_attention_forward(module, *row, None, scaling=scaling, **kwargs)[0] for row in rows]
-        return torch.cat(each, dim=1), None
+        return torch.cat([states.flatten(0, 1) for states in each])[None], None
     from torch.nn.attention.varlen import varlen_attn
 
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else value.dtype
