@@ -36,7 +36,7 @@ def attend_row_by_row(
     if row_lengths is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     if row_starts is None:
-        # Split as they lie in memory, or putting the gradients together takes twice as long; rows of one length at once.
+        # Split as they lie in memory, or putting gradients together takes twice as long; rows of one length at once.
         step, lines = row_lengths[0], [states[0].transpose(0, 1) for states in (query, key, value)]
         if len(set(row_lengths)) == 1:
             parts = [[line.unflatten(0, (-1, step))] for line in lines]
