@@ -149,7 +149,8 @@ class Pool:
         # Nor could a number be kept until all of a run is killed.
         log = None if self.settings.attached else HidingLog.open(run.log)
         # A driver of GPUs that an import has woken works in no process forked from here, but in a Python of its own.
-        afresh = worker.python_words("runner.launch") if sys.modules["torch"].cuda.is_initialized() else []
+        torch = sys.modules.get("torch")
+        afresh = worker.python_words("runner.launch") if torch and torch.cuda.is_initialized() else []
 
         def train() -> int:
             os.setpgid(0, 0)
