@@ -95,9 +95,7 @@ class DataError(RunnerError):
 
 
 class SickRun(RunnerError):
-    """Raised while it trains; ``healthy`` is the last step whose checkpoint is good, ``curable`` what a lower learning
-    rate may help.
-    """
+    """Raised while it trains; ``healthy`` is the last step to go on from, ``curable`` what a lower rate may help."""
 
     code = 3
     heading = "sick run"
@@ -191,8 +189,7 @@ def read_error(text: str, code: int) -> RunnerError:
         return kind(Fault("runner", "\n".join(text.splitlines()[-5:])))
     faults = []
     for block in re.split(r"\n  (?=\S)", text[found[-1].end() :].rstrip())[1:]:
-        parts = re.split(r"\n    (found|expected|type|job) +", block)
-        where, *beats = (part.replace(DEEPER, "\n") for part in parts)
+        where, *beats = (part.replace(DEEPER, "\n") for part in re.split(r"\n    (found|expected|type|job) +", block))
         named = {"fix" if name == "type" else name: beat for name, beat in zip(beats[::2], beats[1::2], strict=True)}
         faults.append(Fault(where, **{"found": ""} | named))
     error = next(kind for kind in kinds if kind.heading == found[-1][1])(faults)

@@ -68,8 +68,7 @@ def split_options(
             continue
         head, known = key.partition(".")[0].lstrip("~"), [*own, *(others or ())]
         near = [] if head in (*TOP, *GROUPS) else nearest(key, known, 0.8 if others is None else 0.6)
-        is_taken = not near if others is None else head in others
-        if is_taken:
+        if (others is None and not near) or head in (others or ()):
             kept.append(override)
             continue
         reason = ": a key of a training, which is over" if others and head in GROUPS else " has no such key"

@@ -65,14 +65,11 @@ class InferenceRequest:
 
     def facts(self, parts: Sequence[str]) -> dict[str, Any]:
         """Everything on which the answers of the model depend, with these parts of the configuration."""
-        return {
-            **{name: self.cfg.get(name) for name in parts},
-            **{name: self.options.get(name) for name in ("limit", "set", "n")},
-            "files": read_fingerprints({name: self.cfg[name] for name in ("model", "dataset")}),
-            "weights": [self.weights.name, self.weights.seal],
-            "head": self.head,
-            "sampling": {name: self.options[name] for name in SAMPLING},
-        }
+        facts = {name: self.cfg.get(name) for name in parts}
+        facts |= {name: self.options.get(name) for name in ("limit", "set", "n")}
+        facts["files"] = read_fingerprints({name: self.cfg[name] for name in ("model", "dataset")})
+        facts |= {"weights": [self.weights.name, self.weights.seal], "head": self.head}
+        return facts | {"sampling": {name: self.options[name] for name in SAMPLING}}
 
     def read_sets(self, to: str, keep: Sequence[str] | None = None) -> dict[str, Rows]:
         """The rows of each set that is meant, in the form ``to``."""
@@ -170,8 +167,7 @@ def _compose(run: Run | None, overrides: Sequence[str], folders: Sequence[Path])
         brought = {"metric", "reward"} if "dataset" in chosen else set()
         cfg |= {key: composed.get(key) for key in chosen | brought | set(SETTINGS)}
         cfg["allow"] = cfg["allow"] or []
-    changes = [each for each in overrides if each not in fresh]
-    if not changes:
+    if not (changes := [each for each in overrides if each not in fresh]):
         return cfg
     if deleted := [override for override in changes if override.startswith("~")]:
         key = dotted_key(deleted[0])

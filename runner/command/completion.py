@@ -78,8 +78,7 @@ def _candidates(words: Sequence[str], current: str) -> Iterator[str]:
         if verb and not takes_key and verb not in WITHOUT_RUN:
             roots = [word.partition("=")[2] for word in words if word.startswith("output_root=")]
             root = roots[-1] if roots else "outputs"
-            is_path = current.startswith((root, ".", "/", "~"))
-            yield from _paths(current if is_path else f"{root}/", folders=True)
+            yield from _paths(current if current.startswith((root, ".", "/", "~")) else f"{root}/", folders=True)
 
 
 def _paths(text: str, folders: bool = False) -> Iterator[str]:

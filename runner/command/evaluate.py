@@ -123,8 +123,7 @@ def _select_parts(request: InferenceRequest) -> tuple[InferenceRequest, list[str
     faults = [Fault(key, alone, needed, needed) for key in OF_THE_HARNESS if key in options]
     for name, node in named(request.cfg.get("metric") or {}, "metric").items():
         as_in_training = {"trainer": {"head": request.head}, "dataset": rows, "metric": {name: node}}
-        found = list(find_metric_faults(as_in_training))
-        if found and "metric" in request.chosen:
+        if (found := list(find_metric_faults(as_in_training))) and "metric" in request.chosen:
             faults += found
         elif found:
             notes.append(f"{name} is left out: {found[0].found}")
@@ -148,8 +147,7 @@ def _select_parts(request: InferenceRequest) -> tuple[InferenceRequest, list[str
 
 def _other_side(line: CommandLine, request: InferenceRequest) -> list[Side]:
     """The model to compare with, if any: another run, on the same rows, with the same metrics and rewards."""
-    wish = request.options.get("against")
-    if wish is None:
+    if (wish := request.options.get("against")) is None:
         return []
     if wish == "start":
         return [Side(dataclasses.replace(request, weights=Weights("start")))]

@@ -68,10 +68,9 @@ def listing(root: Path) -> str:
     if not rows:
         return f"no runs under {display_path(root)}/ yet"
     rows.sort(key=lambda row: row[0], reverse=True)
-    states = [list_states(runs) for _, _, runs in rows]
     columns = [
         Column("folder", [short(display_path(path), 50) for _, path, _ in rows], True, True),
         Column("runs", [str(len(runs)) for _, _, runs in rows], True),
-        Column("states", states, True, True),
+        Column("states", [list_states(runs) for _, _, runs in rows], True, True),
     ]
     return "\n".join([*format_table(columns, 80), f"\nnext      python -m runner report {display_path(rows[0][1])}"])

@@ -71,8 +71,7 @@ def obstacles(run: RunRecord) -> Iterator[str]:
     if then.get("python") not in (None, platform.python_version()):
         yield f"python {then['python']}, here {platform.python_version()}"
     versions = {name: (version, installed_version(name)) for name, version in (then.get("versions") or {}).items()}
-    changed = {name: pair for name, pair in versions.items() if pair[0] != pair[1]}
-    if changed:
+    if changed := {name: pair for name, pair in versions.items() if pair[0] != pair[1]}:
         pinned = shlex.join(f"{name}=={str(old).partition('+')[0]}" for name, (old, _) in changed.items() if old)
         listed = ", ".join(f"{name} {old or 'none'} (here {new or 'none'})" for name, (old, new) in changed.items())
         yield listed + (f"; pip install {pinned}" if pinned else "")
@@ -172,9 +171,8 @@ def judge_reproduction(run: RunRecord, again: RunRecord, unmatched: Sequence[str
             "unmatched": unmatched,
         },
     )
-    steps = len(run.lines)
     if not found:
-        return f"bit-equal {steps} logged steps, {len(run.after)} scores and the weights"
+        return f"bit-equal {len(run.lines)} logged steps, {len(run.after)} scores and the weights"
     if close:
         return f"close     nothing is more than {number(100 * largest, 2)} % apart; the first: {found[0]}"
     count = "1 difference" if len(found) == 1 else f"{len(found)} differences, by up to {number(100 * largest, 2)} %"

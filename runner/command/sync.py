@@ -28,8 +28,7 @@ from runner.validate.start import find_missing_libraries
 def main(line: CommandLine) -> int:
     """Send each run that the command line names to each of its trackers; 5 where one did not take it."""
     typed = [word for word in line.overrides if dotted_key(word).partition(".")[0] == "tracker"]
-    others = [word for word in line.overrides if word not in typed]
-    options = read_options(others, "sync")
+    options = read_options([word for word in line.overrides if word not in typed], "sync")
     root, node = Path(options.get("output_root", "outputs")), config.compose(typed, line.folders).cfg["tracker"]
     faults = find_all_faults({"tracker": node}, menu=config.read_menu(line.folders), typed=set(map(dotted_key, typed)))
     faults = [fault for fault in faults if fault.where.startswith("tracker")]

@@ -151,8 +151,7 @@ def _explain_run(line: CommandLine, key: str, run: RunRecord) -> Iterator[str]:
         return
     name, key_of_run = run.cfg.get("name"), key_of(run.cfg)
     composed = max(runs, key=lambda one: (key_of(one.cfg) == key_of_run, one.cfg.get("name") == name))
-    today = select(composed.cfg, key)
-    if today != frozen:
+    if (today := select(composed.cfg, key)) != frozen:
         yield f"changed   the files of today would make it {to_text(today)}:"
     yield ""
     yield from explain(key, origins_of(composed, folders))

@@ -56,8 +56,7 @@ def check_size(path: Path) -> None:
     if not stat.S_ISREG(about.st_mode):
         found = "a folder" if stat.S_ISDIR(about.st_mode) else "a pipe, a socket or a device"
         raise ConfigError(Fault(str(path), found, "a file", "the path of a file"))
-    size = about.st_size
-    if size > MAX_BYTES:
+    if (size := about.st_size) > MAX_BYTES:
         expected, fix = f"{EXPECTED}, at most 1 MB", "rows belong into a file of dataset.path"
         raise ConfigError(Fault(str(path), f"{size / 1e6:.1f} MB", expected, fix))
 
@@ -70,8 +69,7 @@ def _find_excesses(text: str | bytes, where: str) -> Iterator[Fault]:
     for event in yaml.parse(text, LOADER):
         place = f"{where}:{event.start_mark.line + 1}"
         if isinstance(event, yaml.AliasEvent):
-            size = anchors.get(event.anchor, 1)
-            if size is None:
+            if (size := anchors.get(event.anchor, 1)) is None:
                 yield Fault(place, f"*{event.anchor} is inside of itself", EXPECTED, "write it out")
             count += size or 1
         elif isinstance(event, yaml.NodeEvent):
@@ -146,8 +144,7 @@ class InterpolationSize:
 
     def _measure(self, value: object, path: tuple[str, ...]) -> str:
         """The key of a value, when it has been measured."""
-        key = ".".join(path)
-        if key not in self.sizes:
+        if (key := ".".join(path)) not in self.sizes:
             self.sizes[key] = self.read[key] = 0  # of a circle, which OmegaConf reports better
             text = value if isinstance(value, str) else ""
             entries = [self._measure(entry, (*path, name)) for name, entry in _entries(value)]

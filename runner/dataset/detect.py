@@ -45,8 +45,7 @@ def read_layout(
             faults.append(misnamed(where, column, columns, where + "={}"))
     DataError.refuse(faults)
     readings = [_read_as(name, columns, chosen) for name in ([form] if form else FORMS)]
-    layouts = [layout for layout in readings if layout is not None]
-    if not layouts:
+    if not (layouts := [layout for layout in readings if layout is not None]):
         roles = "".join(f", {column} given as {role}" for role, column in chosen.items())
         forms = [form] if form else FORMS_FOR[to] if to else list(FORMS)
         needed = "; or ".join(f"{name}: {' with '.join(map(' or '.join, FORMS[name].needs))}" for name in forms)

@@ -133,8 +133,7 @@ def find_files(path: Paths) -> Files | None:
         near = files_beside(local, (*READERS, *PACKED))
         is_meant = near and (len(near) == 1 or likeness(local.stem, Path(near[0]).stem) > 0.5)
         fix = to_override("dataset.path", near[0]) if is_meant else CHOOSE
-        expected = f"one of {_listed(near)}" if near else READABLE
-        raise DataError(Fault(path, f"there is no {local.name}", expected, fix))
+        raise DataError(Fault(path, f"there is no {local.name}", f"one of {_listed(near)}" if near else READABLE, fix))
     return None
 
 
@@ -204,9 +203,7 @@ def check_files(files: Files, max_bytes: int | None = None) -> None:
 
 
 def read_data_file(path: Path, reader: str, first: int | None = None) -> list[Row]:
-    """The rows of a file that was checked, or the ``first`` of them, as its reader would give them, but for the types
-    of its columns.
-    """
+    """The rows of a checked file, or the ``first`` of them, as its reader would give them but for columns' types."""
     if reader == "parquet":
         return [row for batch, _ in _parquet_batches(path) for row in batch.to_pylist()]
     return [row for row in islice(_scan(path, reader), first) if isinstance(row, dict)]
@@ -389,9 +386,7 @@ def _read_line(line: bytes, path: Path, number: int) -> Entry:
 
 
 def _looks(text: bytes) -> tuple[bool, bool]:
-    """The two searches that a text gives reason for, since few do: for values in each other without an end, and for
-    escapes that make no character.
-    """
+    """The searches that a text gives reason for, since few do: for values in each other without an end, for escapes."""
     return text.count(b"[") + text.count(b"{") > MAX_DEPTH, b"\\u" in text
 
 
@@ -433,23 +428,21 @@ def _quoted(line: bytes) -> str:
 
 
 def _wrapped(value: Row, path: Path) -> Fault:
-    keys = ", ".join(list(value)[:5])
     name = next((name for name, entry in value.items() if isinstance(entry, list)), "data")
     rows = quote(str(path.with_name(f"{path.stem}-{name}.jsonl")))
     fix = f"jq -c '.{name}[]' {quote(str(path))} > {rows}, then dataset.path={rows}"
-    return Fault(str(path), f"one object with the keys {keys}", _EXPECTED["list"], fix)
+    return Fault(str(path), f"one object with the keys {', '.join(list(value)[:5])}", _EXPECTED["list"], fix)
 
 
 def _read_document(text: bytes, path: Path) -> Iterator[Entry]:
     """The rows of one list."""
-    mend = f"mend {path}"
     try:
         value = _parse(text)
     except ValueError as error:
         if isinstance(error, UnicodeDecodeError):
             raise
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        yield Fault(f"{path}{line}", f"no JSON: {error}", _EXPECTED["list"], mend)
+        yield Fault(f"{path}{line}", f"no JSON: {error}", _EXPECTED["list"], f"mend {path}")
         return
     if isinstance(value, dict):
         yield _wrapped(value, path)
@@ -561,9 +554,5 @@ def _no_rows(path: Path) -> Fault:
     return Fault(str(path), "no rows", "at least one", f"copy or download {path.name} again, or {CHOOSE}")
 
 
-_EXPECTED = {
-    "json": "one JSON object in each line",
-    "list": "a list of objects, or one object in each line",
-    "csv": "comma-separated values",
-    "parquet": "a whole parquet file",
-}
+_EXPECTED = {"json": "one JSON object in each line", "list": "a list of objects, or one object in each line"}
+_EXPECTED |= {"csv": "comma-separated values", "parquet": "a whole parquet file"}

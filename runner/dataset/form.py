@@ -120,8 +120,7 @@ def to_turns(value: object, where: str) -> Turns:
         if not isinstance(turn, Mapping):
             raise _bad(f"{where}[{index}]", describe_cell(turn), "a turn with role and content")
         speaker = turn.get("role") or turn.get("from")
-        role = SPEAKERS.get(str(speaker).lower())
-        if role is None:
+        if (role := SPEAKERS.get(str(speaker).lower())) is None:
             raise _bad(f"{where}[{index}].role", describe_cell(speaker), "one of " + ", ".join(SPEAKERS))
         extras = {key: turn[key] for key in TURN_EXTRAS if turn.get(key) is not None}
         content = turn.get("value") if turn.get("content") is None else turn["content"]
@@ -196,8 +195,7 @@ def _read_preference(cells: Row) -> Row:
     prompt = _side(cells, "prompt") if {"prompt", "input"} & set(cells) else None
     if isinstance(chosen, list):
         turns = to_turns(chosen, "chosen"), to_turns(rejected, "rejected")
-        listed = isinstance(cells.get("prompt", cells.get("input")), list)
-        parts = _split_turns(prompt, *turns, listed=listed)
+        parts = _split_turns(prompt, *turns, listed=isinstance(cells.get("prompt", cells.get("input")), list))
     else:
         texts = _text(chosen, "chosen"), _text(rejected, "rejected", empty=True)
         parts = _split_text(*texts) if prompt is None else _alike(prompt, *texts)
@@ -369,8 +367,7 @@ def convert(row: Cells, layout: RowLayout, to: str, system: str | None = None) -
     """
     form, cells = FORMS[layout.form], {role: row.get(column) for role, column in layout.columns.items()}
     system = cells.pop("system", None) or system
-    canonical = form.read(cells)
-    if canonical and system:
+    if (canonical := form.read(cells)) and system:
         key = next(key for key in ("messages", "prompt", "text") if key in canonical)
         turns = canonical[key]
         if isinstance(turns, str):

@@ -50,8 +50,7 @@ def write_head(node: Node, folder: Path, *, count: int, train: int, held_out: in
     path = path_text(node["path"])
     config, revision = node.get("config"), node.get("revision")
     if files:
-        size = sum(file.stat().st_size for file in files.paths)
-        streaming = streaming or size > MAX_BYTES_WHOLE
+        streaming = streaming or sum(file.stat().st_size for file in files.paths) > MAX_BYTES_WHOLE
     else:
         with translate_dataset_errors(path):
             is_prepared = os.path.exists(load_dataset_builder(path, config, revision=revision).cache_dir)

@@ -54,8 +54,7 @@ def copy_here(path: Paths) -> Paths:
         is_pattern = has_magic(inner)
         is_one = not is_pattern and there.isfile(inner)
         names = there.glob(inner) if is_pattern else [inner] if is_one else there.find(inner, maxdepth=2)
-        names = sorted(name for name in names if suffix_of(Path(name)) in READERS)
-        if not names:
+        if not (names := sorted(name for name in names if suffix_of(Path(name)) in READERS)):
             raise FileNotFoundError(path)
         versions = json.dumps([path, *((name, there.ukey(name)) for name in names)])
         folder = hub_home() / "runner" / "rows" / hashlib.sha256(versions.encode()).hexdigest()[:16]

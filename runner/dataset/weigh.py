@@ -185,8 +185,7 @@ class Weigher:
         An end token may close that mark in turn.
         """
         blank, end = len(rest) - len(rest.lstrip()), self.tokenizer.eos_token or ""
-        found = [len(mark) for mark in self._marks if rest.startswith(mark, blank)]
-        if not found:
+        if not (found := [len(mark) for mark in self._marks if rest.startswith(mark, blank)]):
             return 0
         length = blank + max(found)
         return length + (len(end) if rest.startswith(end, length) else 0)
@@ -231,8 +230,7 @@ def _changed(text: str, other: str, begin: int) -> tuple[int, int]:
 
 def _entries(rule: Rule, messages: Sequence[Cells], row: Cells) -> list[tuple[float, Sequence[Span]]]:
     """The entries of a rule, called with what it names, each as a number and spans."""
-    columns = {name: row if name == "row" else row[name] for name in columns_of(rule)}
-    given = rule(messages=messages, **columns)
+    given = rule(messages=messages, **{name: row if name == "row" else row[name] for name in columns_of(rule)})
     if len(given) != len(messages):
         raise DataError(Fault("weight", f"{len(given)} entries for {len(messages)} messages", "one for each"))
     entries = [entry if isinstance(entry, tuple | list) else (entry, ()) for entry in given]

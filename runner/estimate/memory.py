@@ -105,12 +105,9 @@ class Training:
         reference = self.small.reference and not self.args.get(upstream.PRECOMPUTE_REF_LOG_PROBS)
         state = state_bytes(self.optimizer, self.policy.learned)
         trained = self.policy.trained_bytes
-        held = {
-            "weights": self.policy.bytes,
-            "optimizer": round(state * (trained + self.critic_bytes) / max(1, trained)),
-            "reference": self.policy.bytes if reference else 0,
-            "critic": self.critic_bytes,
-        }
+        states = round(state * (trained + self.critic_bytes) / max(1, trained))
+        held = {"weights": self.policy.bytes, "optimizer": states}
+        held |= {"reference": self.policy.bytes if reference else 0, "critic": self.critic_bytes}
         parts = {name: self.parts.of(name, size) for name, size in (held | self.others).items()}
         return {name: size for name, size in parts.items() if size}
 
@@ -127,10 +124,8 @@ class Training:
         if self.small.sampled:
             phases["sampling"] = self.sampling_bytes
         if self.parts.stage == 3:  # layers are gathered one at a time and the next one ahead, and all of them to sample
-            layers = 2 * self.policy.bytes // self.policy.shape.layers
-            phases = {
-                name: size + (self.policy.bytes if name == "sampling" else layers) for name, size in phases.items()
-            }
+            whole, layers = self.policy.bytes, 2 * self.policy.bytes // self.policy.shape.layers
+            phases = {name: size + (whole if name == "sampling" else layers) for name, size in phases.items()}
         return phases
 
     @property

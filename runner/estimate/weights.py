@@ -18,12 +18,8 @@ from runner.schema import upstream
 from runner.schema.text import Config, Node, nodes
 from runner.training.components.model import build_tuner, path_of
 
-LOADERS = (
-    LOADER,
-    "runner.reward.outcome.load_reward_model",
-    "runner.reward.outcome.Classifier",
-    "runner.reward.process.ProcessModel",
-)
+OF_REWARDS = ("outcome.load_reward_model", "outcome.Classifier", "process.ProcessModel")
+LOADERS = (LOADER, *(f"runner.reward.{name}" for name in OF_REWARDS))
 NOT_ARCHITECTURE = ("_target_", "tokenizer", "head", "dtype", "seed")
 # Bytes of a quantised weight beside its bits: one scale of 4 bytes for 64 weights, or with double quantisation one of
 # 1 byte, and another of 4 for 256 of those.

@@ -50,8 +50,7 @@ def judge_completions(
     for metric in metrics:
         measured = [each for each in completions if metric.limit is None or each.row < metric.limit]
         columns = to_columns([rows[each.row] for each in measured])
-        texts = [each.text for each in measured]
-        figures.add(metric, [each.row for each in measured], completions=texts, **columns)
+        figures.add(metric, [each.row for each in measured], completions=[each.text for each in measured], **columns)
     if score is not None:
         numbers = [each.row for each in completions]
         total, rewards = score(completions, [rows[number] for number in numbers])

@@ -39,8 +39,7 @@ def find_weights(run: Run | None, wish: str | None) -> Weights:
         return Weights("start")
     if wish is not None and wish.isdigit():
         asked = run.checkpoints / f"checkpoint-{int(wish)}"
-        damage = damage_of(asked)
-        if not damage:
+        if not (damage := damage_of(asked)):
             return Weights(asked.name, asked)
         there = [path.name.rpartition("-")[2] for path in sealed_checkpoints(run.checkpoints)]
         state_of_it = f"damaged: {describe_damage(damage)}" if asked.is_dir() else "not there"
@@ -62,12 +61,9 @@ def find_weights(run: Run | None, wish: str | None) -> Weights:
         folder = best if best and not damage_of(best) else folder
     if folder is not None:
         return Weights(folder.name, folder)
-    found = {
-        None: "no sealed checkpoint that is whole, and no model",
-        "model": "no model yet",
-        "best": "no whole checkpoint is known to be the best",
-        "last": "no sealed checkpoint that is whole",
-    }[wish]
+    whole = "no sealed checkpoint that is whole"
+    lacking = {None: f"{whole}, and no model", "model": "no model yet", "last": whole}
+    found = lacking.get(wish, "no whole checkpoint is known to be the best")
     fix = f"python -m runner.launch {run}  (to train on), or checkpoint=start for the model it begins with"
     fix = "checkpoint=last" if newest else "checkpoint=model" if is_finished else fix
     progress = f"it is {state['state']}, step {state['step']} of {state['max_steps']}"

@@ -214,8 +214,7 @@ def is_unset(value: object) -> bool:
 def follow(draft: Draft, *keys: str) -> None:
     """Deal with these keys, in this order, by the first rule of their row that holds."""
     for key in keys:
-        value = draft.keys.get(key)
-        if value is None or key in draft.taken:
+        if (value := draft.keys.get(key)) is None or key in draft.taken:
             continue
         rules = [SECRET] if value == HIDDEN else draft.find_rules(key)
         if rule := next((rule for rule in rules if draft.meets(rule, value)), None):

@@ -92,8 +92,7 @@ def _to_node(draft: Draft, name: str, folder: str, info: Mapping[str, Any]) -> N
     """One dataset by its name in their list; without it, by a guess that is noted."""
     form = "text" if draft.keys.get("stage") == "pt" else draft.form
     where = f"dataset_info.json: {name}"
-    entry = draft.convert(where, info.get(name) or {}, "mapping", {})
-    if not entry:
+    if not (entry := draft.convert(where, info.get(name) or {}, "mapping", {})):
         path = name if "/" in name else f"{folder}/{name}.json"
         if "/" not in name:
             draft.no_equivalent("dataset", f"{name} is in no dataset_info.json here", f"dataset.path: {path}, a guess")
@@ -352,8 +351,7 @@ def _cut_off(node: Node, size: float) -> str:
         unit, cut = "", int(end or 0) - int(size)
     else:
         unit, whole = "" if end and not percent else "%", int(end or 100)
-        cut = round(whole * (1 - size))
-        if cut == whole:
+        if (cut := round(whole * (1 - size))) == whole:
             cut, remark = cut - 1, f"{remark}; a slice counts whole per cents"
     if (size >= 1 and percent) or cut == 0 or (cut < 0 and (end or size < 1)):
         return ""

@@ -153,8 +153,7 @@ def read_last_row(path: Path) -> dict:
         return {}
     with open_own(path, "rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
-        rows = map(read_step, reversed(file.read().splitlines(keepends=True)))
-        return next(filter(None, rows), {})
+        return next(filter(None, map(read_step, reversed(file.read().splitlines(keepends=True)))), {})
 
 
 def replace_rows(path: Path, rows: Sequence[Mapping[str, Any]], *, same: Sequence[str] = ()) -> None:
@@ -169,8 +168,7 @@ def replace_rows(path: Path, rows: Sequence[Mapping[str, Any]], *, same: Sequenc
     with open_own(path, "r+b") as file:
         found = [row for row in _seek_behind(file, step - 1) if row["step"] == step]
         others = [row for row in found if tuple(row.get(key) for key in same) not in there]
-        text = "".join(map(to_line, [*others, *rows]))
-        file.write(without_values(text).encode())
+        file.write(without_values("".join(map(to_line, [*others, *rows]))).encode())
         file.truncate()
 
 
@@ -234,8 +232,7 @@ def sha256(path: Path) -> str:
 
 def remove(folder: Path) -> None:
     """Delete a folder, or a file in its place, so that no reader meets half of it: rename first."""
-    doomed = folder.with_name(f".{folder.name}.{os.urandom(8).hex()}.removed")
-    folder.rename(doomed)
+    folder.rename(folder.with_name(f".{folder.name}.{os.urandom(8).hex()}.removed"))
     for path in folder.parent.glob(glob.escape(f".{folder.name}.") + "*.removed"):  # and what a kill has left
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 

@@ -15,7 +15,7 @@ from typing import TextIO
 from runner.config import Composed
 from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import read_last_row
-from runner.report.number import format_duration
+from runner.report.number import format_duration, plural
 from runner.report.objective import list_figures
 from runner.run import Run, held
 from runner.run.key import folder_of, key_of, label_of
@@ -80,8 +80,7 @@ class Plan:
         groups = sorted({str(task.folder.parent) for task in self.tasks})
         shape = " x ".join(f"{axis} {size}" for axis, size in self.sizes.items() if size > 1)
         where = groups[0] if len(groups) == 1 else f"{len(groups)} folders"
-        many = "run" if len(self.tasks) == 1 else "runs"
-        head = f"{len(self.tasks)} {many} in {where}{f': {shape}' if shape else ''}"
+        head = f"{plural(len(self.tasks), 'run')} in {where}{f': {shape}' if shape else ''}"
         return f"sweep     {head}\n          {', '.join(parts)}"
 
     def lines(self) -> Iterator[str]:
@@ -101,8 +100,7 @@ def state_of(folder: Path) -> str:
     if not (folder / "config.yaml").exists():
         return "new"
     run = Run(folder)
-    state = run.status()["state"]
-    if state in ("running", "created") and held(run):
+    if (state := run.status()["state"]) in ("running", "created") and held(run):
         return "running"
     return "interrupted" if state == "running" else state
 
@@ -173,8 +171,7 @@ class LiveProgress:
     def tick(self, live: Sequence[tuple[Task, float]], waiting: int) -> None:
         from rich.text import Text
 
-        now = time.monotonic()
-        if now < self.next:
+        if (now := time.monotonic()) < self.next:
             return
         self.next = now + (REFRESH if self.console.is_terminal else PULSE)
         done = sum(self.counts.values())

@@ -82,8 +82,7 @@ class Pool:
                     self._reap()
                     self._end_late_ones()
                     now = time.monotonic()
-                    live = [(child.task, now - child.began) for child in self.live.values()]
-                    self.show.tick(live, len(self.waiting))
+                    self.show.tick([(child.task, now - child.began) for child in self.live.values()], len(self.waiting))
                     time.sleep(POLL if self.live or self.waiting else 0)
             finally:
                 self._let_end()
@@ -105,8 +104,7 @@ class Pool:
     def _start(self) -> None:
         """Start what can start now, as far as there is room."""
         for task in list(self.waiting):
-            failed = [folder for folder in task.after if self.codes.get(folder, 0)]
-            if failed:
+            if failed := [folder for folder in task.after if self.codes.get(folder, 0)]:
                 self.waiting.remove(task)
                 self._end(task, self.codes[failed[0]], "not begun", f"it builds on {failed[0]}, which has failed")
             elif all(folder in self.codes for folder in task.after) and len(self.live) < self.settings.jobs:

@@ -189,8 +189,7 @@ class References:
         return Fault(key, found, f"{stage}a finished run under {root}/{listed}", self._fix(key, name, known))
 
     def _fix(self, key: str, name: str, known: list[str]) -> str:
-        near = [*nearest(name, [*self.models, *known]), *list(self.models)[-1:]]
-        if near:
+        if near := [*nearest(name, [*self.models, *known]), *list(self.models)[-1:]]:
             return f"{key}='${{run:{near[0]}}}'"
         return f"{key}=<org/name, or a folder>"
 

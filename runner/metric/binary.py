@@ -80,8 +80,7 @@ def grouped_auc(
     members: dict[Any, list[int]] = defaultdict(list)
     for row, name in enumerate(read_column(columns, group, "metric.<name>.group=<column>")):
         members[name].append(row)
-    rows = [each for each in members.values() if len({labels[row] for row in each}) == 2]
-    if not rows:
+    if not (rows := [each for each in members.values() if len({labels[row] for row in each}) == 2]):
         found = f"none of {len(members)} groups has right and wrong rows"
         raise DataError(Fault("metric.grouped_auc", found, f"a column {group} that groups several rows"))
     areas = [area([scores[row] for row in each], [labels[row] for row in each]) for each in rows]

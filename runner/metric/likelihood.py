@@ -13,8 +13,7 @@ def loss(log_probs: Sequence[Sequence[float]]) -> float:
     >>> loss([[-1.0, -2.0], [-6.0], []])
     3.0
     """
-    tokens = [value for row in log_probs for value in row]
-    if not tokens:
+    if not (tokens := [value for row in log_probs for value in row]):
         raise DataError(Fault("metric", f"no tokens in {len(log_probs)} answers", "answers with tokens"))
     return -math.fsum(tokens) / len(tokens)
 

@@ -34,8 +34,7 @@ def chrf(completions: Sequence[Completion], column: str = "reference", word_orde
     check_library("sacrebleu", "metric")
     from sacrebleu.metrics import CHRF
 
-    pairs = _pairs("chrf", completions, column, columns)
-    return float(CHRF(word_order=word_order).corpus_score(*pairs).score)
+    return float(CHRF(word_order=word_order).corpus_score(*_pairs("chrf", completions, column, columns)).score)
 
 
 def rouge(

@@ -70,8 +70,7 @@ def check_adapter(model: PreTrainedModel | PeftModel, peft_config: PeftConfig | 
     if how.startswith("pissa_niter"):
         found = f"{how} draws at random, and again when the adapter is loaded: another model"
         faults.append(Fault("peft.init_lora_weights", found, "an exact start", "=pissa"))
-    targets = getattr(peft_config, "target_modules", None)
-    if targets:
+    if targets := getattr(peft_config, "target_modules", None):
         parts = dict(model.named_modules())
         kinds = {name: "Linear" if isinstance(part, nn.Linear) else type(part).__name__ for name, part in parts.items()}
         linear = {name.rpartition(".")[2] for name, kind in kinds.items() if kind in ("Linear", "Conv1D")}
@@ -103,8 +102,7 @@ def train_beside(model: PreTrainedModel, peft_config: PeftConfig, patterns: Sequ
     for pattern in patterns:
         fitting = [name for name in weights if re.search(pattern, name)]
         if rounded := [name for name in fitting if not weights[name].is_floating_point()]:
-            expected = f"such as {', '.join(_embeddings(model))}"
-            faults.append(Fault("peft.full", f"{rounded[0]} is quantised", expected))
+            faults.append(Fault("peft.full", f"{rounded[0]} is quantised", f"such as {', '.join(_embeddings(model))}"))
         layers |= {name.rpartition(".")[0] for name in fitting}
     ConfigError.refuse(faults)
     source, *shared = _embeddings(model) if model.config.get_text_config().tie_word_embeddings else [""]

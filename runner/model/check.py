@@ -75,8 +75,7 @@ def find_model_faults(
     is_merged, faults = bool(node.get("merge")), list[Fault]()
     how = {"safetensors_only": node.get("safetensors_only", True), "trust": bool(node.get("trust_remote_code"))}
     try:
-        folder = find_folder(node["path"], f"{where}.path")
-        if folder is None:
+        if (folder := find_folder(node["path"], f"{where}.path")) is None:
             return []
         faults += find_merge_faults(folder) if is_merged else []
         if folder.adapter is None:
@@ -232,8 +231,7 @@ def _find_folder_faults(folder: ModelFolder, head: str, *, safetensors_only: boo
     if folder.has(WEIGHTS, INDEX):
         found = list(_find_weight_faults(folder))  # read in any case, because that finds files that are damaged
         return found if folder.is_plain else []  # others may name and shape their weights in other ways
-    pickles = [name for name in PICKLES if folder.has(name)]
-    if pickles and safetensors_only:
+    if (pickles := [name for name in PICKLES if folder.has(name)]) and safetensors_only:
         expected = "safetensors; a .bin file is a pickle, which can run code when it is read"
         fix = "model.safetensors_only=false"
         return [folder.fault(f"{folder.source} has its weights as {pickles[0]}", expected, fix)]
@@ -429,9 +427,7 @@ def find_size_faults(vocabulary: Vocabulary, rows: int) -> list[Fault]:
 
 
 def find_tokenizer_faults(node: object, rows: int | None, *, chats: bool = False) -> list[Fault]:
-    """Faults of the tokenizer that a node names, and of its template, which ``chats`` need; ``rows`` are the model's
-    embeddings.
-    """
+    """Faults of a node's tokenizer, and of its template, which ``chats`` need; ``rows`` are the model's embeddings."""
     if not isinstance(node, Mapping) or node.get("_target_") != TOKENIZER:
         return []
     try:
@@ -465,8 +461,7 @@ def _find_vocabulary_faults(
     kind = str(config.get("tokenizer_class") or "")
     has_none = kind.startswith(BYTE_TOKENIZERS) or config.get("auto_map") or any(folder.path.glob("*.tiktoken"))
     if not has_none and not folder.has(*VOCABULARIES):
-        expected = "tokenizer.json, or the files of a slow tokenizer"
-        yield folder.fault(f"{folder.source} holds no tokenizer", expected)
+        yield folder.fault(f"{folder.source} holds no tokenizer", "tokenizer.json, or the files of a slow tokenizer")
     try:
         vocabulary = _read_vocabulary(folder, config, named)
     except ConfigError:

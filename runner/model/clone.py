@@ -7,24 +7,15 @@ and where heads allow, how wide the parts of a layer are in proportion.
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from peft import get_peft_model
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    AutoTokenizer,
-    GenerationConfig,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from runner.errors import ConfigError, Fault
 from runner.io.files import shipped
@@ -33,6 +24,9 @@ from runner.schema.text import read_tables
 
 TABLES = read_tables(__file__)
 HEAD_SIZE: int = TABLES["limits"]["head_dim"]  # units of an attention head
+# By peft's name of the task; any other is a causal language model's.
+CLASSES = {"SEQ_CLS": transformers.AutoModelForSequenceClassification}
+CLASSES |= {"TOKEN_CLS": transformers.AutoModelForTokenClassification}
 RANK = 4  # of the adapter of an adapter's clone
 MAX_SHORTENED_WEIGHTS = 200_000_000  # weights of a clone that only has fewer layers
 
@@ -71,15 +65,13 @@ def write_clone(source: Source, folder: Path) -> str:
         for name, value in {**new, "init_lora_weights": True}.items():
             if hasattr(config, name):
                 setattr(config, name, value)
-        kinds = {"SEQ_CLS": AutoModelForSequenceClassification, "TOKEN_CLS": AutoModelForTokenClassification}
-        kind = kinds.get(str(config.task_type).rpartition(".")[2], AutoModelForCausalLM)
-        own = {"num_labels": 1} if kind is AutoModelForSequenceClassification else {}
+        kind = CLASSES.get(str(config.task_type).rpartition(".")[2], transformers.AutoModelForCausalLM)
+        own = {"num_labels": 1} if kind is CLASSES["SEQ_CLS"] else {}
         model = get_peft_model(kind.from_pretrained(small, **own), config)
         model.save_pretrained(str(folder), save_embedding_layers=False)
         _copy_tokenizer(source, folder)
         return f"{described}, with a new adapter"
-    model = small_model(source.config(), source.trust)
-    if model is None:
+    if (model := small_model(source.config(), source.trust)) is None:
         found = f"{source.path}: a {source.config().model_type}, which cannot be made small"
         fix = "model=tiny, to rehearse everything but the architecture"
         raise ConfigError(Fault("model.path", found, "an architecture of transformers", fix))
@@ -108,10 +100,9 @@ def count_weights(config: PretrainedConfig, trust: bool = False) -> int:
 
 def auto_class_of(config: PretrainedConfig) -> Any:
     """The class that makes what the config says it is; a causal language model where it says nothing."""
-    named = (getattr(config, "architectures", None) or [""])[0]
-    if named.endswith("ForSequenceClassification"):
-        return AutoModelForSequenceClassification
-    return AutoModelForTokenClassification if named.endswith("ForTokenClassification") else AutoModelForCausalLM
+    kind = (getattr(config, "architectures", None) or [""])[0].rpartition("For")[2]
+    known = {"SequenceClassification": CLASSES["SEQ_CLS"], "TokenClassification": CLASSES["TOKEN_CLS"]}
+    return known.get(kind, transformers.AutoModelForCausalLM)
 
 
 # --- Making it small ----------------------------------------------------------------------------
@@ -171,7 +162,9 @@ def shorten(config: PretrainedConfig) -> PretrainedConfig:
         if not isinstance(depth, int):
             continue
         listed = {name: value for name, value in vars(part).items() if isinstance(value, list | tuple)}
-        numbers = {name: value for name, value in listed.items() if _is_layer_numbers(value)}
+        # Lists that name some layers, such as those with experts, by their rising numbers.
+        wholes = {name: value for name, value in listed.items() if all(type(entry) is int for entry in value)}
+        numbers = {name: value for name, value in wholes.items() if len(value) > 2 and sorted({*value}) == list(value)}
         settings = {name: value for name, value in listed.items() if len(value) == depth and name not in numbers}
         # The first layer of each kind, by the settings that the config lists for every layer.
         kinds: dict[str, int] = {}
@@ -197,12 +190,6 @@ def _parts(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
     for name in getattr(config, "sub_configs", None) or {}:
         if isinstance(part := getattr(config, name, None), PretrainedConfig):
             yield from _parts(part)
-
-
-def _is_layer_numbers(value: Sequence[object]) -> bool:
-    """True of a list that names some layers, such as those with experts, by their rising numbers."""
-    numbers = [entry for entry in value if type(entry) is int]
-    return len(value) > 2 and sorted({*numbers}) == list(value)
 
 
 def _value(part: PretrainedConfig, name: str) -> Any:
@@ -256,4 +243,4 @@ def _copy_tokenizer(source: Source, folder: Path) -> None:
     """The real tokenizer beside the clone, where there is one: trainers look for a reward model's there."""
     own = {"revision": source.revision, "trust_remote_code": source.trust}
     with contextlib.suppress(OSError, ValueError):
-        AutoTokenizer.from_pretrained(shipped(source.path), **own).save_pretrained(folder)
+        transformers.AutoTokenizer.from_pretrained(shipped(source.path), **own).save_pretrained(folder)

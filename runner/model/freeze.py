@@ -54,8 +54,7 @@ def train_weights(model: PreTrainedModel, *, matching: Sequence[str]) -> PreTrai
     """
     weights = dict(model.named_parameters())
     faults = [] if matching else [Fault("peft.matching", "nothing", "patterns", "peft.matching=[norm]")]
-    faults += _whole_faults(model)
-    faults += find_pattern_faults("peft.matching", matching, [*weights])
+    faults += [*_whole_faults(model), *find_pattern_faults("peft.matching", matching, [*weights])]
     ConfigError.refuse(faults)
     for name, weight in weights.items():
         weight.requires_grad_(any(re.search(pattern, name) for pattern in matching))

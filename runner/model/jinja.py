@@ -5,12 +5,12 @@ memory, so that a template is tried in a process of its own, which the system en
 of each other is in ``chat``.
 """
 
-import contextlib
 import json
 import mmap
 import os
 import signal
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -70,8 +70,7 @@ def find_template_faults(
 
     One that was ``chosen`` must close the answer with the tokenizer's ``end``, where that is known.
     """
-    tried = _try(text, tokens)
-    if tried is None:
+    if (tried := _try(text, tokens)) is None:
         found = f"{name} takes more than {GRANTED} for one exchange"
         return [Fault(KEY, found, "a Jinja template that renders", f"{KEY}=chatml")]
     if "error" in tried:
@@ -156,11 +155,11 @@ def _limit(seconds: int = MAX_SECONDS) -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(60)
     limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: seconds}
-    with contextlib.suppress(FileNotFoundError):  # where the system is no Linux, time alone is bounded
+    with suppress(FileNotFoundError):  # where the system is no Linux, time alone is bounded
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limits[resource.RLIMIT_AS] = pages * resource.getpagesize() + MAX_MEGABYTES * 2**20
     for kind, limit in limits.items():
-        with contextlib.suppress(ValueError):  # the user's own limit is lower
+        with suppress(ValueError):  # the user's own limit is lower
             resource.setrlimit(kind, (limit, limit))
 
 
@@ -189,9 +188,7 @@ def render(text: str, tokens: Mapping[str, str]) -> str:
     # What is made of constants alone Jinja makes while it compiles, used or not, and passes over a lack of memory.
     for node in environment.parse(text).find_all((nodes.BinExpr, nodes.Filter)):
         if not any(node.find_all((nodes.Name, nodes.Call))):
-            with contextlib.suppress(
-                ArithmeticError, AttributeError, LookupError, TypeError, ValueError, TemplateError
-            ):
+            with suppress(ArithmeticError, AttributeError, LookupError, TypeError, ValueError, TemplateError):
                 environment.from_string(nodes.Template([nodes.Output([node])])).render()
     given = {"messages": PROBE, "tools": None, "documents": None, "add_generation_prompt": False}
     return environment.from_string(text).render(**{**tokens, **given})

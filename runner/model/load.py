@@ -12,18 +12,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import transformers
 from huggingface_hub import snapshot_download
 from peft import PeftConfig, PeftModel
 from peft.utils.constants import SEQ_CLS_HEAD_NAMES
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import has_file
 
 from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError, causes_of, check_library, describe
@@ -34,7 +27,7 @@ from runner.model.encoding import stop_ids
 from runner.model.folder import ADAPTER, CONFIGS, ModelFolder, find_folder
 from runner.schema.text import read_tables
 
-HEADS = {"lm": AutoModelForCausalLM, "score": AutoModelForSequenceClassification}
+HEADS = {"lm": transformers.AutoModelForCausalLM, "score": transformers.AutoModelForSequenceClassification}
 # Tokens that may pad, the best first; one that ends texts is passed over.
 PADS = ("<|finetune_right_pad_id|>", "<|padding|>", "<|pad|>", "<pad>", "[PAD]", "<|endoftext|>", "<unk>")
 # Failures of transformers, peft and the hub, translated into four beats. Memory that runs out goes on as it was raised;
@@ -93,7 +86,7 @@ def load_tokenizer(
         ConfigError.refuse(check.find_config_faults(folder, trust=trust_remote_code))
     with translate_model_errors(folder.source, folder.revision, "model.tokenizer"):
         how = {"revision": folder.revision, "trust_remote_code": trust_remote_code}
-        tokenizer = AutoTokenizer.from_pretrained(folder.source, **how)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder.source, **how)
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         # Where the files are missing, some classes come back with an empty vocabulary.
         found, fix = f"{path} holds no vocabulary", "model.tokenizer.path=<folder or org/name>"
@@ -156,8 +149,7 @@ def load_model(
         quantization_config=quantization_config,
         use_safetensors=True if safetensors_only else None,
     )
-    load = _load_whole if folder.adapter is None else _load_adapter
-    model = load(folder, head, seed, how)
+    model = (_load_whole if folder.adapter is None else _load_adapter)(folder, head, seed, how)
     if merge:
         model = model.merge_and_unload().requires_grad_(True)
     ConfigError.refuse(check.find_size_faults(_vocabulary_of(tokenizer), model.get_input_embeddings().num_embeddings))
@@ -257,11 +249,8 @@ def adopt_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> 
     generation.eos_token_id = ends if len(ends) > 1 else end
     mark = turn_end(tokenizer)
     if mark and not {*ends} & {*tokenizer.encode(mark, add_special_tokens=False)}:
-        message = (
-            "the chat template ends an answer with %r, the tokenizer with %r: generation would not "
-            "stop there; type model.tokenizer.eos_token=<the template's mark>"
-        )
-        log.warning(message, mark, tokenizer.eos_token)
+        found = "the chat template ends an answer with %r, the tokenizer with %r: generation would not stop there; "
+        log.warning(found + "type model.tokenizer.eos_token=<the template's mark>", mark, tokenizer.eos_token)
 
 
 def hold_places(model: PreTrainedModel | PeftModel) -> None:

@@ -41,8 +41,7 @@ def write_plain(
     adapter that is no change of weights, and SickRun where the merged model is another one.
     """
     tokenizer = load_tokenizer(str(source), trust_remote_code=trust)
-    adapter = read_adapter(str(source))
-    if adapter is not None and adapter.is_prompt_learning:
+    if (adapter := read_adapter(str(source))) is not None and adapter.is_prompt_learning:
         found = f"a learnt prompt ({adapter.peft_type.value}), which is no change of weights and cannot be merged"
         fix = f"PeftModel.from_pretrained(base, {str(source)!r}), which loads it as it is"
         raise ConfigError(Fault(str(source), found, "an adapter of the weights, or a whole model", fix))

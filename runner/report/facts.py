@@ -37,8 +37,7 @@ def command_of(run: RunRecord, seeds: Sequence[object] = ()) -> str:
 
     Where the folder does not say how it was made, the command continues or finishes what is in the folder.
     """
-    words = words_of(run)
-    if words is None:
+    if (words := words_of(run)) is None:
         return shlex.join(["python", "-m", "runner.launch", str(run)])
     if len(seeds) > 1:
         words = [word for word in words if not word.lstrip("+").startswith("seed=")]
@@ -59,8 +58,7 @@ def folders_in(words: Sequence[str]) -> tuple[list[str], list[Path]]:
     """The overrides among some words, and the user's own config folders."""
     overrides, folders, queue = [], [], list(words)
     while queue:
-        word = queue.pop(0)
-        if word in FOLDER_FLAGS and queue:
+        if (word := queue.pop(0)) in FOLDER_FLAGS and queue:
             folders.append(Path(queue.pop(0)))
         elif not word.startswith("-"):
             overrides.append(word)
@@ -79,8 +77,7 @@ def differing(run: RunRecord) -> list[tuple[str, str, str]] | None:
 
     The options are looked up in the menu as it is today; None where they are not known or no longer there.
     """
-    words = words_of(run)
-    if words is None or not run.cfg:
+    if (words := words_of(run)) is None or not run.cfg:
         return None
     overrides, folders = folders_in(words)
     try:

@@ -68,7 +68,6 @@ def format_duration(seconds: float) -> str:
     >>> format_duration(7.2), format_duration(75), format_duration(7500)
     ('7 s', '1:15', '2:05 h')
     """
-    whole = round(seconds)
-    if whole < 60:
+    if (whole := round(seconds)) < 60:
         return f"{whole} s"
     return f"{whole // 60}:{whole % 60:02}" if whole < 3600 else f"{whole // 3600}:{whole % 3600 // 60:02} h"

@@ -61,15 +61,9 @@ def write_run_report(run: RunRecord, differing: Sequence[tuple[str, str, str]] |
     """Write ``report.html`` and ``plots/`` into the run's folder, where they are not there already."""
     folder, page = run.folder, run.folder / "report.html"
     plot.write_plots(folder / "metrics.jsonl", folder / "plots", title=folder.parent.name)
-    context = {
-        "run": run,
-        "differing": differing,
-        "scores": score_rows(run),
-        "rows": first_rows(run.cfg),
-        "curves": _to_svgs(plot.run_pictures(run.lines)),
-        "steps": over_time(run),
-        "facts": count_facts([run]),
-    }
+    context: dict[str, object] = {"run": run, "differing": differing, "scores": score_rows(run)}
+    context |= {"rows": first_rows(run.cfg), "steps": over_time(run), "facts": count_facts([run])}
+    context["curves"] = _to_svgs(plot.run_pictures(run.lines))
     write_text(page, fill_template("run.html", GLOBALS, title=folder.name, **context), again=False)
     return page
 

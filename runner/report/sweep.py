@@ -84,8 +84,7 @@ class Summary:
     @property
     def counts(self) -> str:
         """The number of settings and seeds; nothing where every run has the same seed."""
-        both = f"{plural(len(self.settings), 'setting')}, {plural(len(self.seeds), 'seed')}"
-        return both if self.seeds else ""
+        return f"{plural(len(self.settings), 'setting')}, {plural(len(self.seeds), 'seed')}" if self.seeds else ""
 
     @property
     def best(self) -> SweepSetting | None:

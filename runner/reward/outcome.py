@@ -10,22 +10,17 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
 import torch
+import transformers
 from peft import AutoPeftModelForSequenceClassification
 from torch import Tensor
-from transformers import (
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import find_adapter_config_file
 
 from runner.errors import ConfigError, Fault
 from runner.io.files import shipped
 from runner.io.turns import Completion, text_of
 
-AutoClass = type[AutoModelForSequenceClassification] | type[AutoModelForTokenClassification]
+AutoClass = type[AutoModelForSequenceClassification] | type[transformers.AutoModelForTokenClassification]
 Gives = Literal["logit", "probability"]
 TRAIN_ONE = "python -m runner trainer=reward, then {where}=<its model folder>"
 
@@ -111,11 +106,12 @@ class ScoringModel:
 
     def load(self, key: str, kind: AutoClass = AutoModelForSequenceClassification) -> None:
         """Load it, and the tokenizer beside it, which pads with a token that the model knows as padding."""
-        options = {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
+        options: dict[str, Any] = {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
         how = {**options, "dtype": getattr(torch, self.dtype)}
         with translate_errors(self.path, f"{key}.path"):
             model = load_whole(shipped(self.path), how, kind, f"{key}.path", self.random_head)
-            self.tokenizer = AutoTokenizer.from_pretrained(shipped(self.path), truncation_side="left", **options)
+            options["truncation_side"] = "left"
+            self.tokenizer = transformers.AutoTokenizer.from_pretrained(shipped(self.path), **options)
         if self.tokenizer.pad_token_id is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
         model.config.get_text_config().pad_token_id = self.tokenizer.pad_token_id

@@ -14,10 +14,8 @@ from runner.schema.text import number
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # In messages of writers that are not Python's own when a write has failed: torch's archives, safetensors, arrow.
-WRITE_FAILURES = (
-    *("unexpected pos", "PytorchStreamWriter", "iostream", "No space left", "Disk quota"),
-    *(f"os error {number}" for number in FULL),
-)
+WRITE_FAILURES = ["unexpected pos", "PytorchStreamWriter", "iostream", "No space left", "Disk quota"]
+WRITE_FAILURES += [f"os error {number}" for number in FULL]
 MIN_FREE_BYTES = 1 << 20  # bytes; with less than that left, what failed did so for want of space
 
 

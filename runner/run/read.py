@@ -102,11 +102,9 @@ class RunRecord:
         damaged = [f"{name} cannot be read" for name in self.damaged]
         damaged += [f"{fault.found}; expected {fault.expected}" for fault in self.faults]
         heard = f"last heard of {format_time(self.status.get('updated'))}"
-        why = {
-            "created": "not started",
-            "running": f"since {format_time(self.status.get('started'))}, {heard}",
-            "lost": f"its process is gone without a word, {heard}",
-        }.get(self.state) or one_line(str(self.status.get("cause") or ""))
+        words = {"created": "not started", "running": f"since {format_time(self.status.get('started'))}, {heard}"}
+        words["lost"] = f"its process is gone without a word, {heard}"
+        why = words.get(self.state) or one_line(str(self.status.get("cause") or ""))
         return "; ".join(filter(None, [*damaged, "" if self.state == "unknown" else why]))
 
     @property
@@ -169,9 +167,8 @@ def find_runs(words: Sequence[str], verb: str, count: int, root: Path = Path("ou
     for number, each in enumerate(found):  # a command has the others, too
         if isinstance(each, Fault) and (others := words[number + 1 :]) and not each.fix.endswith(")"):
             found[number] = replace(each, fix=" ".join([each.fix, *others]))
-    folders = [each for each in found if isinstance(each, Path)]
     faults = [each for each in found if isinstance(each, Fault)]
-    runs = [read_run(folder) for folder in folders]
+    runs = [read_run(each) for each in found if isinstance(each, Path)]
     FolderError.refuse(faults + [fault for run in runs for fault in run.faults])
     return runs
 

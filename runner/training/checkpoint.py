@@ -125,11 +125,9 @@ def disk_needed(trainer: Trainer, seal: Seal) -> dict[str, int]:
     saved = [each for each in policy.parameters() if each.requires_grad or not isinstance(policy, PeftModel)]
     trained = [each for each in model.parameters() if each.requires_grad]
     optimizer = "" if trainer.hooks.make_optimizer else str(args.optim.value).lower()
-    state = state_bytes(optimizer, trained)
     weights = sum(each.nbytes for each in saved)
-    cadence = args.save_strategy, args.save_steps, args.max_steps
-    count = checkpoints_at_once(seal.keep, seal.steps_to_notice, *cadence)
-    return {"checkpoint": weights + state, "checkpoints": count, "model": weights}
+    count = checkpoints_at_once(seal.keep, seal.steps_to_notice, args.save_strategy, args.save_steps, args.max_steps)
+    return {"checkpoint": weights + state_bytes(optimizer, trained), "checkpoints": count, "model": weights}
 
 
 def state_bytes(optimizer: str, trained: Sequence[Tensor]) -> int:

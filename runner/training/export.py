@@ -58,8 +58,7 @@ def _write(run: RunRecord, new: Path, dtype: str | None, trust: bool) -> tuple[s
     from runner.model.merge import write_plain
 
     with quiet():
-        head = str(run.cfg["trainer"].get("head", "lm"))
-        wanted = dtype or (trained if trained in DTYPES else None)
+        head, wanted = str(run.cfg["trainer"].get("head", "lm")), dtype or (trained if trained in DTYPES else None)
         written = write_plain(source, new, head=head, dtype=wanted, trust=trust)
     largest = f"the largest logit is {number(written.largest, 3)}"
     notes = []
@@ -75,8 +74,7 @@ def _write(run: RunRecord, new: Path, dtype: str | None, trust: bool) -> tuple[s
 def _copy(source: Path, new: Path) -> list[str]:
     """Copy the files of a whole model, and see that the copies are the same; a critic beside it stays."""
     files = [path for path in sorted(source.iterdir()) if path.is_file() and path.name not in LEFT]
-    unsafe = [path.name for path in files if path.suffix in (".bin", ".pt", ".pth", ".pkl")]
-    if unsafe:
+    if unsafe := [path.name for path in files if path.suffix in (".bin", ".pt", ".pth", ".pkl")]:
         raise FolderError(Fault(display_path(source), f"{unsafe[0]}, a pickle", "safetensors only", "train it again"))
     for path in files:
         shutil.copyfile(path, new / path.name)

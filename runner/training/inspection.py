@@ -171,8 +171,7 @@ def _with_length(row: TokenRow, encoded: Sequence[EncodedRow], limit: int | None
 
 
 def _is_blank(answer: Any) -> bool:
-    calls = None if isinstance(answer, str) else answer[-1].get("tool_calls")
-    return not calls and not text_of(answer).strip()
+    return not (isinstance(answer, list) and answer[-1].get("tool_calls")) and not text_of(answer).strip()
 
 
 def head_of(rows: Rows, count: int) -> Rows:
@@ -245,47 +244,36 @@ def _sampled_prompts(trainer: Trainer, rows: Rows) -> Iterator[TokenRow]:
 
 def find_faults(inspection: Inspection, tolerate: Mapping[str, Any] | None = None) -> list[Fault]:
     """Faults that no training may start with; ``tolerate`` is the node of the configuration that allows them."""
-    tolerate = tolerate or {}
-    allowed = tolerate.get("truncated")
-    found = [_no_row(inspection), _truncated(inspection, TRUNCATED if allowed is None else allowed)]
-    found += [check(inspection) for name, check in CHECKS.items() if not tolerate.get(name)]
-    return list(filter(None, found))
+    tolerate, faults = tolerate or {}, list[Fault]()
+    longest, count, where = inspection.longest_cut, len(inspection.encoded), "trainer.args.max_length"
+    if not inspection.rows:
+        found, fix = "the trainer leaves out all of them", f"{where}={longest}" if longest else "another dataset"
+        faults.append(Fault("dataset", f"no row is left of {count}: {found}", "rows that fit", fix))
+    allowed = TRUNCATED if tolerate.get("truncated") is None else tolerate["truncated"]
+    if len(inspection.cut) > allowed * count:
+        share = len(inspection.cut) / count
+        found = f"{inspection.limit}: {share:.0%} of {count} rows are longer, and would be cut or left out"
+        found += f"; the longest has {longest} tokens"
+        fix = f"{where}={longest}, or tolerate.truncated={min(1.0, -(-share * 100 // 5) * 0.05):.2g}"
+        faults.append(Fault(where, found, f"at most {allowed:.0%} of the rows", fix))
+    return faults + [fault for name in CHECKS if not tolerate.get(name) for fault in CHECKS[name](inspection)]
 
 
-def _no_row(inspection: Inspection) -> Fault | None:
-    if inspection.rows:
-        return None
-    fix = f"trainer.args.max_length={inspection.longest_cut}" if inspection.cut else "another dataset"
-    found = f"no row is left of {len(inspection.encoded)}: the trainer leaves out all of them"
-    return Fault("dataset", found, "rows that fit", fix)
-
-
-def _truncated(inspection: Inspection, allowed: float) -> Fault | None:
-    cut, count, longest = len(inspection.cut), len(inspection.encoded), inspection.longest_cut
-    if cut <= allowed * count:
-        return None
-    share = cut / count
-    found = f"{share:.0%} of {count} rows are longer, and would be cut or left out; the longest has {longest} tokens"
-    fix = f"trainer.args.max_length={longest}, or tolerate.truncated={min(1.0, -(-share * 100 // 5) * 0.05):.2g}"
-    return Fault("trainer.args.max_length", f"{inspection.limit}: {found}", f"at most {allowed:.0%} of the rows", fix)
-
-
-def _nothing_trained(inspection: Inspection) -> Fault | None:
+def _nothing_trained(inspection: Inspection) -> Iterator[Fault]:
     if inspection.goal == "prompt" or inspection.trained or not inspection.rows:
-        return None
+        return
     fix = f"trainer.args.max_length={inspection.longest_cut}" if inspection.cut else "collator=none"
     if inspection.answers_only:
         fix = "trainer.args.assistant_only_loss=false"
     found = f"no token of {len(inspection.rows)} texts is trained: the loss would be 0"
-    expected = "labels on what the model is to learn"
-    return Fault("trainer", found, expected, f"{fix}, or tolerate.nothing_trained=true")
+    yield Fault("trainer", found, "labels on what the model is to learn", f"{fix}, or tolerate.nothing_trained=true")
 
 
-def _no_end(inspection: Inspection) -> Fault | None:
+def _no_end(inspection: Inspection) -> Iterator[Fault]:
     """The fix is a pad token of its own, the mark that the rows end with, or another template."""
     whole = [row for row in inspection.rows if any(row.trained) and not row.whole and row.role != "rejected"]
     if inspection.goal != "tokens" or not whole or inspection.ended:
-        return None
+        return
     tokenizer, ids = inspection.tokenizer, whole[0].ids
     trained = list(itertools.compress(ids, whole[0].trained))
     special = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
@@ -298,25 +286,22 @@ def _no_end(inspection: Inspection) -> Fault | None:
         fix = "model.tokenizer.chat_template=chatml,"
     ends, tail = ", ".join(sorted(decode(tokenizer, [end]) for end in inspection.ends)), decode(tokenizer, trained[-4:])
     found = f"{ends}: no row trains it; what is trained ends with {tail!r}, so the model would not learn to stop"
-    expected = "an end in every answer"
-    return Fault("model.tokenizer.eos_token", found, expected, f"{fix} or tolerate.no_end=true")
+    yield Fault("model.tokenizer.eos_token", found, "an end in every answer", f"{fix} or tolerate.no_end=true")
 
 
-def _doubled_bos(inspection: Inspection) -> Fault | None:
-    bos = inspection.tokenizer.bos_token_id
-    rows = [row for row in inspection.rows if bos is not None and row.ids[:2] == [bos, bos]]
-    if not rows:
-        return None
-    found = f"{len(rows)} of {len(inspection.rows)} rows begin with {decode(inspection.tokenizer, rows[0].ids[:2])!r}"
-    fix = "a template or rows without it, because the tokenizer sets one itself; or tolerate.doubled_bos=true"
-    return Fault("model.tokenizer", found, "one begin token", fix)
+def _doubled_bos(inspection: Inspection) -> Iterator[Fault]:
+    bos, count = inspection.tokenizer.bos_token_id, len(inspection.rows)
+    if rows := [row for row in inspection.rows if bos is not None and row.ids[:2] == [bos, bos]]:
+        found = f"{len(rows)} of {count} rows begin with {decode(inspection.tokenizer, rows[0].ids[:2])!r}"
+        fix = "a template or rows without it, because the tokenizer sets one itself; or tolerate.doubled_bos=true"
+        yield Fault("model.tokenizer", found, "one begin token", fix)
 
 
-def _other_template(inspection: Inspection) -> Fault | None:
+def _other_template(inspection: Inspection) -> Iterator[Fault]:
     """The fault tells where the row that agrees with a prompt longest leaves it."""
     prompts, tokenizer = inspection.prompt_mismatches, inspection.tokenizer
     if not prompts:
-        return None
+        return
     shared, after = -1, []
     for row in inspection.rows:
         ids = inspection.without_bos(row.ids)
@@ -325,7 +310,7 @@ def _other_template(inspection: Inspection) -> Fault | None:
             shared, after = length, ids[length : length + 20]
     count = sum(len(row.prompts) for row in inspection.encoded)
     found = f"{len(prompts)} of {count} answers are trained after another prompt than the one that asks for them"
-    return Fault(
+    yield Fault(
         "model.tokenizer.chat_template",
         f"{found}: after {decode(tokenizer, prompts[0][:shared])[-SHOWN:]!r} the rows go on with "
         f"{decode(tokenizer, after)[:SHOWN]!r}, generation with {decode(tokenizer, prompts[0][shared:])[:SHOWN]!r}",
@@ -334,12 +319,8 @@ def _other_template(inspection: Inspection) -> Fault | None:
     )
 
 
-CHECKS = {  # by the name that ``tolerate`` takes; ``validate/context.yaml`` lists these names too
-    "nothing_trained": _nothing_trained,
-    "no_end": _no_end,
-    "doubled_bos": _doubled_bos,
-    "other_template": _other_template,
-}
+# By the name that ``tolerate`` takes; ``validate/context.yaml`` lists these names too.
+CHECKS = {each.__name__[1:]: each for each in (_nothing_trained, _no_end, _doubled_bos, _other_template)}
 
 
 def find_notes(inspection: Inspection) -> list[str]:
@@ -374,9 +355,8 @@ def ends_of(cfg: Config, model: PreTrainedModel) -> list[int]:
 
 def summary_of(seen: Inspection) -> list[str]:
     """The figures of all rows that were looked at, not only of those that are shown."""
-    count = len({row.number for row in seen.rows})
     longest = max((len(row.ids) for row in seen.rows), default=0)
-    lines = [f"{count} rows looked at, the longest of {longest} tokens"]
+    lines = [f"{len({row.number for row in seen.rows})} rows looked at, the longest of {longest} tokens"]
     if seen.limit:
         lines.append(f"{len(seen.cut)} of {len(seen.encoded)} rows are longer than max_length={seen.limit}")
     if seen.goal == "prompt":
@@ -386,8 +366,7 @@ def summary_of(seen: Inspection) -> list[str]:
     tokens = sum(len(row.ids) for row in seen.rows)
     lines.append(f"{seen.trained} of {tokens} tokens are trained ({seen.trained / max(1, tokens):.1%})")
     lines.append(f"an end token is trained in {len(seen.ended)} of {len(seen.rows)} texts")
-    answers = sum(len(row.prompts) for row in seen.encoded)
-    if answers and seen.comparable:
+    if (answers := sum(len(row.prompts) for row in seen.encoded)) and seen.comparable:
         right = answers - len(seen.prompt_mismatches)
         lines.append(f"{right} of {answers} answers follow the prompt that generation spells")
     return [*lines, *find_notes(seen)]

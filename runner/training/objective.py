@@ -165,8 +165,7 @@ def watched(trainer: Trainer, sequences: Sequences, times: int) -> Iterator[Outp
         if given.get("fused_lm_head"):
             found = given["input_ids"]
             name = next(name for name, (ids, _) in sequences.items() if torch.equal(ids.to(found.device), found))
-            weights = sequences[name][1]
-            if weights is not None:
+            if (weights := sequences[name][1]) is not None:
                 output.log_probs = output.log_probs * aligned(weights, output.log_probs)
             seen[name].append(output)
 
@@ -238,8 +237,7 @@ class Labelled(Answers):
         logps, desirable = summed(seen["input_ids"][0], inputs["input_ids"]), inputs["label"].bool()
         kl = logps.new_zeros(())
         if self.calculate_KL:
-            policy = summed(seen["KL_input_ids"][0], inputs["KL_input_ids"])
-            ratios = policy - reference("KL_input_ids", "ref_KL_logps")
+            ratios = summed(seen["KL_input_ids"][0], inputs["KL_input_ids"]) - reference("KL_input_ids", "ref_KL_logps")
             kl = self.accelerator.gather_for_metrics(ratios.mean().detach()).mean().clamp(min=0)
         lengths = inputs["completion_mask"][:, 1:].sum(1)
         given = {"logps": logps, "ref_logps": reference("input_ids", "ref_logps"), "desirable": desirable}
@@ -279,11 +277,5 @@ class Scores(Objective):
         return (loss, outputs) if return_outputs else loss
 
 
-OBJECTIVES: dict[str | None, type[Objective]] = {
-    "tokens": Tokens,
-    "pairs": Pairs,
-    "labels": Labelled,
-    "odds": Odds,
-    "contrasts": Contrasts,
-    "scores": Scores,
-}
+OBJECTIVES: dict[str | None, type[Objective]] = {"tokens": Tokens, "pairs": Pairs, "labels": Labelled}
+OBJECTIVES |= {"odds": Odds, "contrasts": Contrasts, "scores": Scores}

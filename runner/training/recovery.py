@@ -52,8 +52,7 @@ def adjust(run: Run, components: Components, error: Exception) -> None:
 
 def record_adjustments(run: Run) -> None:
     """Note them in the manifest and, in a line each, in the status."""
-    adjustments = read_adjustments(run.folder)
-    if adjustments:
+    if adjustments := read_adjustments(run.folder):
         run.set_status(adjustments=list(map(in_words, adjustments)))
         write_manifest(run, adjustments=adjustments)
 

@@ -18,8 +18,7 @@ def _is_elsewhere(value: object) -> bool:
 
     Where clients read one differently, as with a backslash or a number of another base, it may be.
     """
-    text = str(value or "")
-    if not text or text.lower() == "localhost" or _is_loopback(text):
+    if not (text := str(value or "")) or text.lower() == "localhost" or _is_loopback(text):
         return False
     try:
         # Clients put http:// before all else, so that of evil.com://127.0.0.1 the first part is the host.

@@ -78,8 +78,7 @@ def check_parts(jobs: Sequence[Sequence[Composed]], to_do: Collection[Path] | No
         fields = {name: trainer["args"].get(name) for name in ("max_length", upstream.REWARD_MODEL_PATH)}
         groups = ("dataset", "model", "peft", "reward", "metric", "tolerate")
         parts = {name: composed.cfg.get(name) for name in groups} | {"trainer": {**trainer, "args": fields}}
-        key = canonical_text(parts)
-        if key not in seen:
+        if (key := canonical_text(parts)) not in seen:
             seen[key] = _look_at_rows(parts).faults, list(_find_faults(parts, folders))
         return seen[key]
 

@@ -41,9 +41,8 @@ class Range:
 
     def __str__(self) -> str:
         low = f"{'above' if self.above else 'at least'} {self.low}"
-        high = f"{'below' if self.below else 'at most'} {self.high}"
-        words = [low] if math.isinf(self.high) else [low, high]
-        return " and ".join(words) + ("" if self.other is None else f", or {self.other}")
+        high = "" if math.isinf(self.high) else f" and {'below' if self.below else 'at most'} {self.high}"
+        return low + high + ("" if self.other is None else f", or {self.other}")
 
 
 def by_name(groups: Mapping[T, Sequence[str]]) -> dict[str, T]:
@@ -110,9 +109,8 @@ def _misfits_inside(path: str, value: object, known: Type) -> Iterator[Fault]:
     for key, entry in value.items():
         inner = f"{path}.{key}"
         if words and key not in words:
-            near = [*nearest(str(key), words), *words][0]
-            expected = f"one of {shortened(list(words))}"
-            yield Fault(inner, "no such key", expected, to_override(f"{path}.{near}", entry))
+            fix = to_override(f"{path}.{[*nearest(str(key), words), *words][0]}", entry)
+            yield Fault(inner, "no such key", f"one of {shortened(list(words))}", fix)
         elif not shape.parts[1].accepts(entry):
             yield misfit_type(inner, entry, shape.parts[1])
 

@@ -256,8 +256,8 @@ DEFECTS = (
         "failed_stage_built_on",
         "A run is started although one that it builds on has failed.",
         "runner/launch/pool.py",
-        "failed = [folder for folder in task.after if self.codes.get(folder, 0)]",
-        "failed = []",
+        "failed := [folder for folder in task.after if self.codes.get(folder, 0)]",
+        "failed := []",
         slow=("tests/test_sweep.py::test_what_builds_on_a_failed_run_is_not_begun",),
     ),
     Defect(
@@ -904,8 +904,8 @@ DEFECTS = (
         "forecast_forgets_the_critic",
         "The critic of PPO costs nothing in the forecast.",
         "runner/estimate/memory.py",
-        '"critic": self.critic_bytes,',
-        '"critic": 0,',
+        '"critic": self.critic_bytes}',
+        '"critic": 0}',
         tests=("tests/test_estimate.py::test_ppo_has_a_critic_and_samples",),
     ),
     Defect(
