@@ -130,12 +130,10 @@ def read_request(line: CommandLine, own: Mapping[str, Option], parts: Sequence[s
     ConfigError.refuse(fault for fault in found_faults if fault.where != "trainer")  # which nobody needs here
     settle_hub([used])
     weights = find_weights(run, options.get("checkpoint"))
-    defaults = {
-        "batch_size": BATCH_SIZE_OF_HARNESS if "evaluate" in options else BATCH_SIZE,
-        "max_new_tokens": int(upstream.completion_length(cfg["trainer"].get("args") or {}) or MAX_NEW_TOKENS),
-        "temperature": 0 if verb == "predict" and options.get("n", 1) == 1 else 1,
-        **{"top_k": 0, "top_p": 1, "seed": 0},
-    }
+    tokens = upstream.completion_length(cfg["trainer"].get("args") or {}) or MAX_NEW_TOKENS
+    defaults = {"batch_size": BATCH_SIZE_OF_HARNESS if "evaluate" in options else BATCH_SIZE}
+    defaults |= {"max_new_tokens": int(tokens), "top_k": 0, "top_p": 1, "seed": 0}
+    defaults["temperature"] = 0 if verb == "predict" and options.get("n", 1) == 1 else 1
     options = defaults | options
     options |= {name: float(options[name]) for name in ("temperature", "top_p")}
     data = typed.get("dataset", "").partition("=")[2]

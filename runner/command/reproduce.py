@@ -158,19 +158,9 @@ def judge_reproduction(run: RunRecord, again: RunRecord, unmatched: Sequence[str
     others = [key for key in dict.fromkeys([*then, *now]) if then.get(key) != now.get(key)]
     unmatched = [*unmatched, *(f"{key}: {then.get(key)}, here {now.get(key)}" for key in others)]
     close = tolerance > 0 and None not in sizes and largest <= tolerance
-    write_json(
-        again.folder / "reproduction.json",
-        {
-            "of": str(run),
-            "equal": not found,
-            "within_tolerance": not found or close,
-            "tolerance": tolerance,
-            "differences": len(found),
-            "first": str(found[0]) if found else None,
-            "largest": largest,
-            "unmatched": unmatched,
-        },
-    )
+    verdict: dict[str, Any] = {"of": str(run), "equal": not found, "within_tolerance": not found or close}
+    verdict |= {"tolerance": tolerance, "differences": len(found), "first": str(found[0]) if found else None}
+    write_json(again.folder / "reproduction.json", verdict | {"largest": largest, "unmatched": unmatched})
     if not found:
         return f"bit-equal {len(run.lines)} logged steps, {len(run.after)} scores and the weights"
     if close:

@@ -34,19 +34,14 @@ PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "adapter_model.b
 TASKS = {"lm": "CAUSAL_LM", "score": "SEQ_CLS"}  # peft's names of the heads
 # Where the installed transformers lists its architectures: all of them, and those that have a head.
 CONFIG_CLASSES = "transformers.models.auto.auto_mappings.CONFIG_MAPPING_NAMES"
-MODEL_CLASSES = {
-    "lm": "transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
-    "score": "transformers.models.auto.modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
-}
+WITH_HEAD = "transformers.models.auto.modeling_auto.MODEL_FOR_{}_MAPPING_NAMES"
+MODEL_CLASSES = {"lm": WITH_HEAD.format("CAUSAL_LM"), "score": WITH_HEAD.format("SEQUENCE_CLASSIFICATION")}
 LIMITS: dict[str, dict[str, Any]] = read_tables(__file__)
 KINDS = {"an object": Mapping, "a list": list, "a text": str, "a text or an object": str | Mapping}
 NESTED = ("text_config", "rope_parameters", "rope_scaling")
 READ_WITH_WEIGHTS = ("special_tokens_map.json", "added_tokens.json")
 OUTPUT_LAYERS = ("lm_head", "embed_out", "score")  # in no file where they share the embeddings' weights, or are new
-VOCABULARIES = (
-    *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "spiece.model"),
-    *("sentencepiece.bpe.model", "tekken.json", "vocab.bpe", "encoder.json"),
-)
+VOCABULARIES: list[str] = LIMITS["files"]["vocabularies"]
 BYTE_TOKENIZERS = ("ByT5", "MyT5", "Canine", "Perceiver")  # they have no vocabulary
 ENDLESS_TOKENIZERS = ("", "TokenizersBackend", "PreTrainedTokenizerFast")  # classes without an end token of their own
 DECODER = "a decoder, as language models are"

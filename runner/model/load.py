@@ -141,14 +141,9 @@ def load_model(
     check_quantization(quantization_config)
     folder = fetch(path, "model", revision)
     ConfigError.refuse(check.find_merge_faults(folder, quantized=bool(quantization_config)) if merge else [])
-    how = dict(
-        dtype=dtype if dtype == "auto" else getattr(torch, dtype),
-        attn_implementation=attention,
-        device_map=device_map,
-        trust_remote_code=trust_remote_code,
-        quantization_config=quantization_config,
-        use_safetensors=True if safetensors_only else None,
-    )
+    how = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype), "attn_implementation": attention}
+    how |= {"device_map": device_map, "trust_remote_code": trust_remote_code}
+    how |= {"quantization_config": quantization_config, "use_safetensors": True if safetensors_only else None}
     model = (_load_whole if folder.adapter is None else _load_adapter)(folder, head, seed, how)
     if merge:
         model = model.merge_and_unload().requires_grad_(True)

@@ -42,17 +42,13 @@ def write_report(summary: Summary) -> Path:
     write_text(page.with_name("summary.jsonl"), to_jsonl(summary), again=False)
     pictures = plot.sweep_pictures(summary)
     svgs = _to_svgs(pictures)
+    curves, charts = ([pair for pair in svgs if pair[0].name.startswith("curve-") is curve] for curve in (True, False))
     written = {plot.write_png(picture, plots) for picture in pictures}
     for path in set(plots.glob("*.png")) - written:
         path.unlink(missing_ok=True)  # another report may have done so
-    context = {
-        "summary": summary,
-        "colours": [colour for _, colour, _ in plot.styled(summary)],
-        "charts": [(picture, svg) for picture, svg in svgs if not picture.name.startswith("curve-")],
-        "curves": [(picture, svg) for picture, svg in svgs if picture.name.startswith("curve-")],
-        "prompts": side_by_side(summary),
-        "facts": count_facts(summary.runs),
-    }
+    context: dict[str, object] = {"summary": summary, "colours": [colour for _, colour, _ in plot.styled(summary)]}
+    context |= {"charts": charts, "curves": curves, "prompts": side_by_side(summary)}
+    context["facts"] = count_facts(summary.runs)
     write_text(page, fill_template("sweep.html", GLOBALS, title=summary.group.name, **context), again=False)
     return page
 

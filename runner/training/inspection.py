@@ -329,10 +329,8 @@ def find_notes(inspection: Inspection) -> list[str]:
     notes = [f"dataset: {found} of {count} rows have an empty {name} answer" for name, found in blank.items()]
     rows = inspection.rows
     if inspection.goal == "tokens" and inspection.chats and all(all(row.trained) and not row.weights for row in rows):
-        notes.append(
-            f"dataset: of {inspection.chats} conversations every token is trained, the questions too; "
-            "weight=answers trains only what the assistant says"
-        )
+        found = f"of {inspection.chats} conversations every token is trained, the questions too"
+        notes.append(f"dataset: {found}; weight=answers trains only what the assistant says")
     if inspection.glued:
         found = f"in {inspection.glued} of {count} rows prompt and answer are one text without a blank between"
         turns = "dataset.columns.input=prompt dataset.columns.target=completion makes turns of a chat of them"

@@ -109,10 +109,8 @@ def halve_training(given: Node, args: TrainingArguments) -> dict[str, int] | Non
     pairs_of_a_batch = hasattr(args, upstream.DESIRABLE_WEIGHT)  # KTO compares the rows of a batch with each other
     if parts == 1 or (pairs_of_a_batch and size // parts < 2):
         return None
-    changes = {
-        upstream.PER_DEVICE_TRAIN_BATCH_SIZE: size // parts,
-        upstream.GRADIENT_ACCUMULATION_STEPS: args.gradient_accumulation_steps * parts,
-    }
+    changes = {upstream.PER_DEVICE_TRAIN_BATCH_SIZE: size // parts}
+    changes[upstream.GRADIENT_ACCUMULATION_STEPS] = args.gradient_accumulation_steps * parts
     if given.get(upstream.STEPS_PER_GENERATION):
         changes[upstream.STEPS_PER_GENERATION] = args.steps_per_generation * parts
     if hasattr(args, "max_tokens_per_micro_batch"):  # PPO's own passes, which its batches do not rule

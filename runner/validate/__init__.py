@@ -51,15 +51,9 @@ def find_all_faults(
     for path, node in nodes(cfg):
         target = find_target_fault(path, node["_target_"], context.allow)
         node_faults += [target] if target else islice(find_node_faults(context, path, node), MAX_SHOWN)
-    faults = [
-        *islice(find_top_faults(context), MAX_SHOWN),
-        *node_faults,
-        *find_infinite(context),
-        *find_risks(cfg, context.typed),
-        *find_secrets(cfg),
-        *find_part_faults(context),
-        *find_objective_faults(context),
-    ]
+    faults = [*islice(find_top_faults(context), MAX_SHOWN), *node_faults, *find_infinite(context)]
+    faults += [*find_risks(cfg, context.typed), *find_secrets(cfg)]
+    faults += [*find_part_faults(context), *find_objective_faults(context)]
     # In the configuration's order, a missing key by its neighbours.
     order = {path: index for index, (path, _) in enumerate(walk(cfg))}
 

@@ -272,9 +272,8 @@ def find_missing_libraries(cfg: Config) -> Iterator[Fault]:
     for path, value in walk(cfg):
         where, key = re.sub(r"\.(?:_target_|\d+)$", "", path), last_key(path)
         for pattern, library, package in WANTED.get(key, ()):
-            if re.fullmatch(pattern, str(value)) and not any(
-                map(find_spec, (library, *TABLES["instead"].get(library, ())))
-            ):
+            there = map(find_spec, (library, *TABLES["instead"].get(library, ())))
+            if re.fullmatch(pattern, str(value)) and not any(there):
                 fix = to_install(package) + (f", or {where}={OTHER_VALUES[key]}" if key in OTHER_VALUES else "")
                 yield Fault(where, f"{value} needs {library}, which is not installed", f"the package {library}", fix)
         found = find_definition(value) if key == "_target_" else None

@@ -56,12 +56,9 @@ def find_target_fault(path: str, target: object, allow: Collection[str] = ()) ->
         package = outside[0].partition(".")[0]
         is_elsewhere = found.home.partition(".")[0] != target.partition(".")[0]
         is_offered = package.isidentifier() and package not in source.NOT_OF_THE_USER
-        return Fault(
-            own,
-            f"{target} may not run" + (f": it is {found.home}" if is_elsewhere else ""),
-            "what the runner lists of trl, transformers, peft, torch.optim and itself",
-            f"allow=[{package}]  (if you trust that package)" if is_offered else "",
-        )
+        what = f"{target} may not run" + (f": it is {found.home}" if is_elsewhere else "")
+        expected = "what the runner lists of trl, transformers, peft, torch.optim and itself"
+        return Fault(own, what, expected, f"allow=[{package}]  (if you trust that package)" if is_offered else "")
     # Targets that may run and look like this one, of its module or of TRL's experimental and the runner's trainers.
     words = target.split(".")
     known = max((n for n in range(len(words)) if source.find_definition(".".join(words[:n]))), default=0)

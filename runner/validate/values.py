@@ -73,10 +73,8 @@ def range_of(path: str, name: str, signature: Signature, trainer: Signature | No
         if upstream.loss_interface(trainer, signature) or (loss and loss.default == "sigmoid"):
             return RANGES["positive"]
     rows = (BY_CLASS.get(owner, {}) for owner in (*signature.lineage, signature.target))
-    own = (row[name] for row in rows if name in row)
-    return next(
-        own, RANGES["not negative"] if path == "kl_coef" else BY_GROUP.get(path.partition(".")[0], {}).get(name)
-    )
+    usual = RANGES["not negative"] if path == "kl_coef" else BY_GROUP.get(path.partition(".")[0], {}).get(name)
+    return next((row[name] for row in rows if name in row), usual)
 
 
 def find_misfits(

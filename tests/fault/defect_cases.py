@@ -436,8 +436,8 @@ DEFECTS = (
         "whole_step_lost",
         "Micro-batches are halved without as many more of them, so that a step sees fewer rows.",
         "runner/training/recovery.py",
-        "upstream.GRADIENT_ACCUMULATION_STEPS: args.gradient_accumulation_steps * parts,",
-        "upstream.GRADIENT_ACCUMULATION_STEPS: args.gradient_accumulation_steps,",
+        "changes[upstream.GRADIENT_ACCUMULATION_STEPS] = args.gradient_accumulation_steps * parts",
+        "changes[upstream.GRADIENT_ACCUMULATION_STEPS] = args.gradient_accumulation_steps",
         tests=("tests/test_heal.py::test_a_step_sees_the_same_rows_in_smaller_micro_batches",),
     ),
     Defect(
