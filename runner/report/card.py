@@ -28,11 +28,15 @@ def to_card(run: RunRecord, copy: Sequence[str], license: str | None = None, pic
     trainer, base = short_target(run.cfg.get("trainer")), base_of(run)
     is_scorer = (run.cfg.get("trainer") or {}).get("head") == "score"
     path = str((run.cfg.get("dataset") or {}).get("path") or "")
-    metadata: dict[str, object] = {"license": license, "base_model": base}
-    metadata |= {"base_model_relation": "finetune" if base else None, "datasets": [path] if is_hub_name(path) else None}
-    metadata["library_name"] = "transformers"
-    metadata["pipeline_tag"] = "text-classification" if is_scorer else "text-generation"
-    metadata["tags"] = ["trl", trainer.lower(), "runner"]
+    metadata = {
+        "license": license,
+        "base_model": base,
+        "base_model_relation": "finetune" if base else None,
+        "datasets": [path] if is_hub_name(path) else None,
+        "library_name": "transformers",
+        "pipeline_tag": "text-classification" if is_scorer else "text-generation",
+        "tags": ["trl", trainer.lower(), "runner"],
+    }
     goal = "A reward model" if is_scorer else "A language model"
     start = f"[{base}](https://huggingface.co/{base})" if base else (run.cfg.get("model") or {}).get("path")
     data = [(name, node) for name, node in walk(run.manifest.get("data")) if isinstance(node, Mapping)]

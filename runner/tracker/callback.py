@@ -49,9 +49,12 @@ class Tracker(TrainerCallback):
         paths = {part: path.rstrip("/").rpartition("/")[2] for part, path in whole.items()}
         targets = {part: (config.get(part) or {}).get("_target_", "") for part in ("trainer", "dataset", "peft")}
         classes = {part: target.rpartition(".")[2].lower() for part, target in targets.items()}
-        facts = {"trainer": classes["trainer"].removesuffix("trainer"), "model": paths["model"] or "new"}
-        facts["dataset"] = paths["dataset"] or classes["dataset"]
-        facts["peft"] = classes["peft"].removesuffix("config") or "full"
+        facts = {
+            "trainer": classes["trainer"].removesuffix("trainer"),
+            "model": paths["model"] or "new",
+            "dataset": paths["dataset"] or classes["dataset"],
+            "peft": classes["peft"].removesuffix("config") or "full",
+        }
         self.facts = {name: text[:MAX_TAG_LETTERS] for name, text in facts.items()}
         self.tags = list(dict.fromkeys([*self.facts.values(), *((config.get("tracker") or {}).get("tags") or ())]))
         self.name = type(self).__name__.lower()
