@@ -13,7 +13,6 @@ from runner.ppo.batching import fill_by_tokens
 from runner.ppo.padding_free import ROW_BY_ROW, make_padding_free, to_line_arguments
 
 ROWS = [[3, 1, 4, 1, 5, 9, 2], [6], [5, 3, 5, 8, 9]]
-LENGTHS = list(map(len, ROWS))
 
 
 def read(trunk, ids, **kwargs):
@@ -24,12 +23,14 @@ def read(trunk, ids, **kwargs):
     return found.detach(), {name: weight.grad.clone() for name, weight in trunk.named_parameters()}
 
 
+@pytest.mark.parametrize("rows", [ROWS, [row[:1] * 4 + row[-1:] for row in ROWS]], ids=["ragged", "one length"])
 @pytest.mark.parametrize("kind", ["llama", "gpt_neox", "gpt2", "qwen3", "opt"])
-def test_rows_end_to_end_are_as_they_are_alone(kind):
+def test_rows_end_to_end_are_as_they_are_alone(kind, rows):
     trunk = letter_model(kind).base_model
-    alone = [read(trunk, [row]) for row in ROWS]
+    alone = [read(trunk, [row]) for row in rows]
     assert make_padding_free(trunk)
-    together, gradient = read(trunk, [list(itertools.chain(*ROWS))], **to_line_arguments(LENGTHS, trunk.device))
+    line = to_line_arguments(list(map(len, rows)), trunk.device)
+    together, gradient = read(trunk, [list(itertools.chain(*rows))], **line)
     assert torch.allclose(together, torch.cat([found for found, _ in alone]), atol=1e-5)
     for name, found in gradient.items():
         assert torch.allclose(found, sum(each[name] for _, each in alone), atol=1e-3, rtol=1e-4), name
