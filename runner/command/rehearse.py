@@ -1,5 +1,6 @@
 """Plays a run through in small before it takes days, and forecasts what the real one will need."""
 
+import re
 import shutil
 import signal
 import sys
@@ -23,6 +24,10 @@ from runner.validate.start import check_parts, settle_hub
 def main(line: CommandLine) -> int:
     """Play through what the command line means, tell what the real thing will need, and return the exit code."""
     target, overrides, faults = split_options(line.overrides, options_of("rehearse"), "rehearse")
+    for word in overrides:
+        if number := re.fullmatch(r"speed=([\d.]+)\D*", word):  # as this option was called
+            expected = "speed=max or none; the speed of a device is tflops="
+            faults.append(Fault("speed", number[1], expected, f"tflops={number[1]}"))
     if line.runs:
         expected, fix = "overrides as for a training", "python -m runner rehearse trainer=dpo"
         faults.append(Fault("command line", " ".join(line.runs), expected, fix))
