@@ -33,7 +33,7 @@ import yaml
 from runner.config.limits import read_yaml
 from runner.config.menu import GROUPS
 from runner.errors import ConfigError, Fault, FolderError
-from runner.io.files import ROWS, display_path, open_own, read_json, read_step, write_json, write_text
+from runner.io.files import ROWS, display_path, open_own, read_json, read_last_row, read_step, write_json, write_text
 from runner.io.secrets import hidden, hidden_source
 from runner.io.visible import to_visible
 from runner.run.key import canonical_text, folder_of, key_of
@@ -134,6 +134,8 @@ class Run:
         status |= {"pid": os.getpid(), "host": socket.gethostname(), "updated": now}
         if state:
             status["state"] = state
+        if state in ("failed", "interrupted"):  # how far it is, is written once in a while
+            status["step"] = read_last_row(self.metrics).get("step", status.get("step"))
         if state == "running":
             status["since"] = now
         if state != "created":
