@@ -165,9 +165,9 @@ def choose_engine(model: Model) -> str:
     if isinstance(model := _without_wrapper(model), PeftModel):
         return "generate"
     static = getattr(model, "_can_compile_fullgraph", False) and kinds <= {"full_attention"}
-    if not static or getattr(config, "sliding_window", None) or _is_sharded(model):
+    if not static or getattr(config, "sliding_window", None) or model.device.type != "cuda":
         return "loop"
-    return "graph" if model.device.type == "cuda" else "loop"
+    return "loop" if _is_sharded(model) else "graph"  # which looks at every weight
 
 
 def _is_sharded(model: Model) -> bool:

@@ -444,9 +444,9 @@ class PPOTrainer(Trainer):
                 batch.assign(rollout.logprobs_BR, actor_critic.logprobs(batch, temperature))
             if self.args.penalises_kl:
                 adapter = actor_critic.policy_adapter if self.ref_logprobs else actor_critic.start_adapter
+                reference = self.ref_logprobs or actor_critic.reference_logprobs
                 with actor_critic.adapter(adapter):
                     for batch in batches:
-                        reference = self.ref_logprobs or actor_critic.reference_logprobs
                         batch.assign(rollout.ref_logprobs_BR, reference(batch, temperature))
         if rollout.sampler_logprobs_N is not None:
             self._weigh_by_importance(rollout, rollout.sampler_logprobs_N)
