@@ -3,7 +3,8 @@
 The models are Qwen2.5-0.5B and Pythia 1B in bfloat16 files, with random weights and the tokenizer of the tiny model;
 rows are as long as the experiments' own. Each case is the public command in a process of its own, and then TRL's
 trainer on the arguments, rows and model of that run's ``config.yaml``. ``full`` trains float32 weights under bf16,
-``lora`` adapts bfloat16 weights, ``4bit`` is that on 4 bits, ``liger`` that with fused kernels. TRL 1.16 has no PPO.
+``lora`` adapts bfloat16 weights, ``4bit`` is that on 4 bits, ``liger`` that with fused kernels, ``max`` with
+``speed=max``. TRL 1.16 has no PPO.
 
 run: python tests/benchmark/card.py                needs 20 GB of disk, and a card of 80 GB for PPO in full
      python tests/benchmark/card.py --experiment sft_qwen_tldr --variant lora 4bit --steps 50
@@ -50,6 +51,7 @@ VARIANTS = {
     "lora": ["model.dtype=bfloat16"],
     "4bit": ["model.dtype=bfloat16", "quant=4bit"],
     "liger": ["model.dtype=bfloat16", "trainer.args.use_liger_kernel=true"],
+    "max": ["model.dtype=bfloat16", "speed=max"],
 }
 LENGTHS = {"prompt": (200, 512), "completion": (20, 53)}, {"prompt": (64, 64), "chosen": (24, 24), "rejected": (24, 24)}
 NEEDS = {"4bit": "bitsandbytes", "liger": "liger_kernel"}
@@ -91,7 +93,8 @@ def write_model(folder: Path, values: dict[str, Any], scored: bool) -> None:
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "runner" / "model" / "tiny")  # one token per digit
     ends = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "eos", "bos")}
     kind, more = (AutoModelForSequenceClassification, {"num_labels": 1}) if scored else (AutoModelForCausalLM, {})
-    model = kind.from_config(AutoConfig.for_model(**values, **ends, **more), dtype=torch.bfloat16)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):  # where a billion numbers are drawn at once
+        model = kind.from_config(AutoConfig.for_model(**values, **ends, **more), dtype=torch.bfloat16)
     if not scored:  # the words that the tokenizer knows are likelier, so that a completion has text in it
         model.get_output_embeddings().weight.data[: len(tokenizer)] *= 5
     model.save_pretrained(folder)
@@ -149,6 +152,8 @@ def train_plain(run: Path) -> tuple[float, float]:
     args, peft, quant, path = cfg["trainer"]["args"], cfg["peft"], cfg["quant"], cfg["model"]["path"]
     config, *_ = [node.pop("_target_").removeprefix("trl.") for node in (args, peft, quant) if node]
     args |= {"output_dir": str(run / "plain"), "seed": cfg["seed"], "report_to": "none", "disable_tqdm": True}
+    if config == "DPOConfig":  # in which TRL cannot group: its rows of pairs have no input_ids
+        args.pop("train_sampling_strategy", None)
     args |= {} if torch.cuda.is_available() else {"use_cpu": True, "bf16": False, "activation_checkpointing": False}
     loaded = {"quantization_config": BitsAndBytesConfig(**quant)} if quant else {}
     rewards = {"reward_funcs": lambda completions, **_: [len(set(text)) for text in completions]}
