@@ -281,6 +281,14 @@ def test_a_field_of_other_trainers():
     assert fault.expected == "`precompute_ref_log_probs` exists for DPO, KTO, not for SFT"
 
 
+@pytest.mark.parametrize(("name", "form"), [("GKD", "messages"), ("OnlineDPO", "prompt")])
+def test_rows_that_are_tokens_only_in_a_batch_are_not_grouped_by_length(name, form):
+    cfg = good(name, trainer__form=form, trainer__args__train_sampling_strategy="group_by_length")
+    fault = only(cfg)
+    assert fault.where == "trainer.args.train_sampling_strategy" and form in fault.found
+    assert faults(good(trainer__args__train_sampling_strategy="group_by_length")) == []
+
+
 def test_a_key_without_any_likeness_lists_what_there_is():
     fault = only(good(model__xyzzy=1))
     assert fault.expected.startswith("one of ") and fault.fix == "leave xyzzy out"

@@ -283,6 +283,10 @@ def _exclusions(context: ValidationContext) -> Iterator[Fault]:
     if isinstance(given := context.field(parallelism), dict) and "_target_" not in given:
         kind = "accelerate.ParallelismConfig"
         yield args_fault(parallelism, "a mapping", f"{kind}, built from it", f"{ARGS}{parallelism}._target_={kind}")
+    sampling, form = context.field(upstream.TRAIN_SAMPLING_STRATEGY), context.cfg["trainer"].get("form")
+    if sampling in upstream.OTHER_STEPS[upstream.TRAIN_SAMPLING_STRATEGY] and form in ("messages", "prompt"):
+        found = f"{sampling}, and rows of {form} are tokens only in a batch"
+        yield args_fault(upstream.TRAIN_SAMPLING_STRATEGY, found, "an order that asks for no length", "=random")
     if context.field(upstream.PACKING) is True and "max_length" in args and args["max_length"] is None:
         yield args_fault("max_length", "null, and rows are to be packed up to it", "a length", "=1024")
 

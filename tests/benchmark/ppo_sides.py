@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -81,18 +81,27 @@ class Result:
 
 
 def trl_python() -> Path:
-    """The interpreter of an environment with TRL 1.12.0, made at first use and kept under ``~/.cache``.
+    """The interpreter of an environment with TRL 1.12.0.
 
     The libraries beside TRL have the versions that are installed here, so only the trainer differs.
-    Raises CalledProcessError where it cannot be installed.
     """
-    wanted = [f"trl=={TRL}", *(f"{name}=={installed(name)}" for name in BESIDE_TRL if installed(name))]
-    home = CACHE / f"trl-{TRL}-{hashlib.sha256(' '.join(wanted).encode()).hexdigest()[:8]}"
+    beside = (f"{name}=={installed(name)}" for name in BESIDE_TRL if installed(name))
+    return python_with(f"trl-{TRL}", [f"trl=={TRL}", *beside])
+
+
+def python_with(name: str, wanted: Sequence[str], without: Sequence[str] = ()) -> Path:
+    """The interpreter of an environment with these packages, made at first use and kept under ``~/.cache``.
+
+    Those ``without`` which it is to be are taken out again. Raises CalledProcessError where it cannot be installed.
+    """
+    home = CACHE / f"{name}-{hashlib.sha256(' '.join([*wanted, *without]).encode()).hexdigest()[:8]}"
     python, complete = home / "bin" / "python", home / "complete"
     if not complete.exists():
         print(f"making {home} with {', '.join(wanted)}", file=sys.stderr)
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(home)], check=True)
         subprocess.run([str(python), "-m", "pip", "install", "--quiet", *wanted], check=True)
+        if without:
+            subprocess.run([str(python), "-m", "pip", "uninstall", "--quiet", "--yes", *without], check=True)
         complete.touch()
     return python
 
