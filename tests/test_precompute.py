@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +13,7 @@ from runner.run.read import read_metrics
 pytestmark = pytest.mark.slow
 QUICK = ("dataset=toy_sort", "dataset.limit.eval=8", "metric=none", "learning_rate=1e-3")
 QUICK += ("trainer.args.max_steps=3", "trainer.args.logging_steps=1")
-ROWS = {"dpo": "dataset.limit.train=24", "kto": "dataset.limit.train=12"}  # each of which three steps read
+ROWS = {"dpo": "dataset.limit.train=60", "kto": "dataset.limit.train=12"}  # each of which three steps read
 COMPUTED = "Computing reference log probs for train dataset"
 NEVER = "trainer.args.precompute_ref_log_probs=false"
 
@@ -56,6 +57,37 @@ def test_a_sweep_computes_the_reference_once_and_each_run_is_what_it_is_alone(ru
             for name in ("alone", "each")
         ]
         assert losses[0] == pytest.approx(losses[1], abs=1e-6) and len(losses[0]) == 3
+        # A run that reads less than each row takes what is kept of them, and nothing where something else matters.
+        for name, length in (("kept", 90), ("other", 91)):
+            short = runner(*words, f"trainer.args.max_length={length}", "trainer.args.max_steps=1", f"name={name}")
+            assert COMPUTED not in short.stderr
+            how = "once" if name == "kept" else "in each step"
+            assert Run(runner.runs(name)[0]).manifest()["reference"] == how
+        runner.forget_cache()
+        runner("reproduce", "kept")
+        assert Run(runner.runs("kept-again")[0]).manifest()["reference"] == "once"
+
+
+@pytest.mark.parametrize(("own", "other"), [(None, None), ("in each step", None), (None, "in each step")])
+def test_what_is_kept_is_not_taken_by_a_run_that_goes_on_without(tmp_path, monkeypatch, own, other):
+    from datasets import Dataset
+    from trl import DPOConfig
+
+    from runner.training import precompute
+
+    def having(reference):
+        cfg = {"collator": None, "model": {"path": "x"}, "peft": None, "quant": None, "trainer": {"_target_": "x"}}
+        return SimpleNamespace(cfg=cfg, manifest=lambda: {"reference": reference})
+
+    rows = Dataset.from_dict({"prompt": ["x"] * 60})
+    args = DPOConfig(str(tmp_path), max_steps=1, use_cpu=True, bf16=False, activation_checkpointing=False)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
+    monkeypatch.setattr(precompute, "other_run", lambda cfg: having(other) if other else None)
+    precompute.precompute_by_default(having(own), args, rows, None)
+    assert not args.precompute_ref_log_probs
+    precompute.note_of(having(own).cfg, args, rows, None).touch()
+    precompute.precompute_by_default(having(own), args, rows, None)
+    assert args.precompute_ref_log_probs == (own is other is None)
 
 
 def test_precomputing_with_lengths_gives_what_trl_alone_gives(tmp_path):

@@ -22,7 +22,7 @@ from runner.io.terminal import print_visible
 from runner.launch.worker import launch
 from runner.report.compare import deviations
 from runner.report.facts import folders_in, words_of
-from runner.run import CHANGES, Run, installed_version, open_run, run_git
+from runner.run import CHANGES, Run, installed_version, open_run, run_git, write_manifest
 from runner.run.read import RunRecord, check_finished, check_whole, find_runs, read_run
 from runner.schema.text import flatten, number
 from runner.validate import find_dangers, find_frozen_faults
@@ -116,6 +116,7 @@ def compare_data(run: RunRecord, cfg: Mapping[str, Any]) -> None:
 
 def train_again(again: Run, run: RunRecord, worktree: bool, debug: bool = False) -> int:
     """Train in the new folder by the run's own launcher, or with the code of its commit, and return the exit code."""
+    write_manifest(again, reference=run.manifest.get("reference"))  # which may not be kept here, or by now
     if not worktree:
         return launch(again, debug)
     with checkout_of(run.manifest.get("git") or {}) as code:

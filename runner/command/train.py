@@ -49,7 +49,7 @@ from runner.report.page import over_time
 from runner.report.plot import write_plots
 from runner.report.table import score_table
 from runner.run import Run, add_notes, write_manifest
-from runner.run.continuation import begin_from, copy_history, other_run
+from runner.run.continuation import EACH_STEP, ONCE, begin_from, copy_history, other_run
 from runner.run.disk import check_space
 from runner.run.inputs import check_fingerprints, find_other_facts, read_fingerprints
 from runner.run.key import made_of_batch
@@ -63,7 +63,6 @@ from runner.training.components import Components, build_components
 from runner.training.components.evaluation import held_out_scores
 from runner.training.components.model import has_base, path_of, policy_of
 from runner.training.inspection import find_faults, find_notes, inspect_training
-from runner.training.precompute import reference_of
 from runner.training.recovery import adjust, record_adjustments
 
 log = logging.getLogger(__name__)
@@ -325,11 +324,11 @@ def _push(run: Run, stop: StopRequest) -> None:
 
 def _facts(components: Components) -> dict[str, Any]:
     """The entries of the manifest on the data, the model and the machine."""
-    model, trainer = components.model, components.trainer
+    model, trainer, args = components.model, components.trainer, components.args
     counts = [(parameter.numel(), parameter.requires_grad) for parameter in trainer.model.parameters()]
     return {
         "disk": disk_needed(trainer, components.seal),
-        "reference": reference_of(components.args),
+        "reference": {True: ONCE, False: EACH_STEP, None: None}[vars(args).get(upstream.PRECOMPUTE_REF_LOG_PROBS)],
         "tokenizer": {"fingerprint": tokenizer_hash(components.tokenizer)},
         "data": {"train": describe_rows(components.train_rows), "eval": describe_rows(components.held_out)},
         "model": {
@@ -344,7 +343,7 @@ def _facts(components: Components) -> dict[str, Any]:
             "processors": os.cpu_count(),
             "threads": torch.get_num_threads(),
             "devices": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
-            "processes": components.args.world_size,
+            "processes": args.world_size,
         },
     }
 

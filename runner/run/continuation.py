@@ -134,7 +134,7 @@ def _differences(other: Run, cfg: Mapping[str, Any]) -> Iterator[Fault]:
     facts, once = other.manifest(), upstream.PRECOMPUTE_REF_LOG_PROBS
     rows, args = ((facts.get("data") or {}).get("train") or {}).get("rows"), {**known, **cfg["trainer"]["args"]}
     is_open = longer and facts.get("reference") == EACH_STEP and once not in cfg["trainer"]["args"]
-    if is_open and rows and upstream.passes(args, rows, processes_of(cfg)) >= 1:
+    if is_open and rows and computes_once(cfg, args, rows):
         found = f"{EACH_STEP}, and {ONCE} in a run that reads each of its {rows} rows"
         yield Fault(PREFIX + once, found, "as the run so far", f"{PREFIX}{once}=false, or leave resume out")
     status = other.status()
@@ -143,14 +143,22 @@ def _differences(other: Run, cfg: Mapping[str, Any]) -> Iterator[Fault]:
         yield Fault("resume", found, "steps that are left", "a larger trainer.args.max_steps, or leave resume out")
 
 
+def computes_once(cfg: Mapping[str, Any], args: Mapping[str, Any], rows: float, kept: bool = False) -> bool:
+    """True where a reference is computed once by default: each row is read, or it is kept; and nothing changes it."""
+    changes = cfg.get("collator") or cfg.get("weight") or args.get(upstream.SYNC_REF_MODEL)
+    is_spread = processes_of(cfg) > 1 or args.get(upstream.FSDP) or args.get(upstream.DEEPSPEED)
+    is_one = not changes and not is_spread and args.get(upstream.DISABLE_DROPOUT)
+    return bool(is_one) and (kept or upstream.passes(args, rows, 1) >= 1)
+
+
 def _objection(path: str, old: object, new: object, cfg: Mapping[str, Any], known: Mapping[str, Any]) -> str:
     """Why a run from the start would not have taken the same steps with the new value; empty where it would."""
     name = path.removeprefix(PREFIX) if path.startswith(PREFIX) else ""
-    args = {**known, **cfg["trainer"]["args"]}
+    args, callbacks = {**known, **cfg["trainer"]["args"]}, list(nodes(cfg.get("callback"), "callback"))
     if name in upstream.CALLBACK_VISIBLE:
         best = upstream.LOAD_BEST_MODEL_AT_END
         acting = [f"{PREFIX}{best}"] if args.get(best) else []
-        acting += [path for path, target in _callbacks(cfg) if not target.startswith(OURS)]
+        acting += [path for path, node in callbacks if not node["_target_"].startswith(OURS)]
         if acting:
             return f"the same, because {acting[0]} may act on it"
     if name in upstream.LOGGED | upstream.CALLBACK_VISIBLE and args.get(upstream.NUM_COMPLETIONS_TO_PRINT):
@@ -166,7 +174,7 @@ def _objection(path: str, old: object, new: object, cfg: Mapping[str, Any], know
             return f"more than {to_text(old)}"
         if args.get(upstream.LOAD_BEST_MODEL_AT_END):
             return "the same, because the best checkpoint so far stays behind (trainer.args.load_best_model_at_end)"
-        users = [path for path, target in _callbacks(cfg) if not target.startswith(LENGTH_INDEPENDENT_CALLBACKS)]
+        users = [path for path, node in callbacks if not node["_target_"].startswith(LENGTH_INDEPENDENT_CALLBACKS)]
         if users:
             return f"the same, because {users[0]} may look at how many steps there will be"
         own = (cfg.get("optimizer") or {}).get("scheduler")
@@ -180,10 +188,6 @@ def _objection(path: str, old: object, new: object, cfg: Mapping[str, Any], know
         reason = f"the same, because the schedule ({schedule}) was drawn for {to_text(old)} from the first step"
         return reason if ahead else ""
     return "" if name in upstream.EXTENDABLE else "the same, because the steps so far were taken with it"
-
-
-def _callbacks(cfg: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [(path, node["_target_"]) for path, node in nodes(cfg.get("callback"), "callback")]
 
 
 def copy_history(run: Run, other: Run) -> None:

@@ -77,7 +77,7 @@ def cycle_steps(args: Mapping[str, Any]) -> int:
     return math.lcm(micro_steps, accumulated) // accumulated
 
 
-def passes(args: Mapping[str, Any], rows: int, processes: int) -> float:
+def passes(args: Mapping[str, Any], rows: float, processes: int) -> float:
     """The number of times that a training reads each of its rows, from all its arguments, of which none is a default.
 
     >>> passes({"max_steps": 4, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}, 16, 1)

@@ -42,7 +42,7 @@ class Hooks:
     on_log: Callable[[dict[str, float], int], None] | None = None
     reward_means: Callable[[], dict[str, float]] | None = None
     make_optimizer: Callable[[Trainer], Optimizer] | None = None
-    make_schedule: Callable[[Optimizer, int], LRScheduler] | None = None
+    make_schedule: Callable[..., LRScheduler] | None = None
     loss: Callable[..., Tensor] | None = None
 
 
@@ -141,7 +141,8 @@ class AfterTrainer(Trainer):
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
         if self.lr_scheduler is None and self.hooks.make_schedule is not None:
-            self.lr_scheduler = self.hooks.make_schedule(optimizer or self.optimizer, num_training_steps)
+            given = {"optimizer": optimizer or self.optimizer, "num_training_steps": num_training_steps}
+            self.lr_scheduler = self.hooks.make_schedule(**given)
         return super().create_scheduler(num_training_steps, optimizer)
 
 

@@ -14,8 +14,10 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
+from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pyarrow.compute as pc
 import torch
@@ -25,36 +27,54 @@ from transformers import Trainer, TrainingArguments
 
 from runner.dataset.load import HeldOut, Rows
 from runner.run import Run, installed_version
-from runner.run.continuation import EACH_STEP, ONCE
+from runner.run.continuation import EACH_STEP, ONCE, computes_once, other_run
+from runner.run.inputs import read_fingerprints
 from runner.schema import upstream
+from runner.schema.text import Config
 
 # Of the arguments that every trainer has, those on which a log-probability depends; of TRL's own all but the loss's.
 RELEVANT = (
     *(upstream.BF16, upstream.FP16, upstream.TF32, upstream.USE_CPU),
     *(upstream.PER_DEVICE_TRAIN_BATCH_SIZE, upstream.PER_DEVICE_EVAL_BATCH_SIZE),
 )
-FREE = ("beta", "learning_rate", upstream.LOSS_TYPE, upstream.DESIRABLE_WEIGHT)
+FREE = ("beta", "learning_rate", upstream.LOSS_TYPE, upstream.DESIRABLE_WEIGHT, upstream.PRECOMPUTE_REF_LOG_PROBS)
 
 
 def precompute_by_default(run: Run, args: TrainingArguments, rows: Rows, held_out: HeldOut) -> None:
-    """Have the reference's log-probabilities computed once where a training reads each of its rows at least once.
+    """Have the reference's log-probabilities computed once where a training reads each row, or they are kept already.
 
     So no step waits for the reference, and it takes no memory. Not where rows are streamed, weighed or collated by the
     user's own, where the reference changes or has dropout, and not by several processes. A run that goes on keeps to
-    what it began with: the other way its last bits might differ.
+    what its steps began with, also those of another run: the other way its last bits might differ.
     """
-    then, cfg, sets = run.manifest().get("reference"), run.cfg, (rows, *sets_of(held_out))
-    changes = cfg["collator"] or cfg.get("weight") or args.sync_ref_model or not args.disable_dropout
-    is_spread = args.world_size > 1 or args.fsdp or args.deepspeed
-    if then is None and not changes and not is_spread and all(isinstance(part, Dataset) for part in sets):
-        then = ONCE if upstream.passes(vars(args), len(rows), 1) >= 1 else EACH_STEP
+    then = run.manifest().get("reference")
+    if then is None and (other := other_run(run.cfg)):
+        then = other.manifest().get("reference")
+    if then is None and args.world_size == 1 and all(isinstance(part, Dataset) for part in (rows, *sets_of(held_out))):
+        kept = note_of(run.cfg, args, rows, held_out).exists()
+        then = ONCE if computes_once(run.cfg, vars(args), len(rows), kept) else EACH_STEP
     args.precompute_ref_log_probs = then == ONCE
 
 
-def reference_of(args: TrainingArguments) -> str | None:
-    """When the reference's log-probabilities are computed, for the manifest; None of one without such a choice."""
-    once = getattr(args, upstream.PRECOMPUTE_REF_LOG_PROBS, None)
-    return None if once is None else ONCE if once else EACH_STEP
+def note_of(cfg: Config, args: TrainingArguments, rows: Dataset, held_out: HeldOut) -> Path:
+    """The file that says that log-probabilities of this model and these rows are kept, beside them in the cache.
+
+    It can be looked at before anything is loaded. Where it is wrong they are computed, and the run is slower.
+    """
+    model = {name: cfg[name] for name in ("model", "peft", "quant")}
+    facts = [cfg["trainer"]["_target_"], model, read_fingerprints(model)]
+    prints = [part._fingerprint for part in (rows, *sets_of(held_out))]
+    return Path(datasets.config.HF_DATASETS_CACHE) / f"reference-{_stamp(args, facts, prints)}"
+
+
+def _stamp(args: TrainingArguments, *facts: object) -> str:
+    """A hash of facts and of what else log-probabilities depend on: the arguments, the machine and its libraries."""
+    common = {field.name for field in fields(TrainingArguments)} - set(RELEVANT)
+    relevant = {name: value for name, value in asdict(args).items() if name not in common and name not in FREE}
+    machine = [torch.get_num_threads(), torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"]
+    parts = [relevant, machine, [installed_version(name) for name in ("torch", "transformers", "trl")], facts]
+    text = json.dumps(parts, sort_keys=True, default=lambda each: sorted(each) if isinstance(each, set) else str(each))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def share_rows(offered: Mapping[str, Any], interface: str | None) -> dict[str, Any] | None:
@@ -84,27 +104,15 @@ def share_rows(offered: Mapping[str, Any], interface: str | None) -> dict[str, A
     offered = {**offered, upstream.DATA_COLLATOR: collator(pad, **settings)}
     if not once:
         return offered
-    common = {field.name for field in fields(TrainingArguments)} - set(RELEVANT)
-    relevant = {name: value for name, value in asdict(args).items() if name not in common and name not in FREE}
-    # What is no weight, and changes what a model computes from them; and what rounds, in another way than others.
+    # What is no weight, and changes what a model computes from them.
     adapters = [config.to_dict() for config in model.peft_config.values()] if isinstance(model, PeftModel) else []
-    attention = model.config._attn_implementation
-    machine = [torch.get_num_threads(), torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"]
-    machine += [installed_version(name) for name in ("torch", "transformers", "trl")]
-    described = [relevant, model.config.to_dict(), adapters, attention, machine]
-    stamp = json.dumps(
-        described, sort_keys=True, default=lambda value: str(sorted(value) if isinstance(value, set) else value)
-    )
+    facts = [model.config.to_dict(), adapters, model.config._attn_implementation]
 
     def stamped(rows: Dataset) -> Dataset:
-        fingerprint = hashlib.sha256(f"{rows._fingerprint} {stamp}".encode()).hexdigest()[:16]
-        return rows.select(range(len(rows)), new_fingerprint=fingerprint)
+        return rows.select(range(len(rows)), new_fingerprint=_stamp(args, rows._fingerprint, *facts))
 
-    return {
-        **offered,
-        upstream.TRAIN_DATASET: stamped(offered[upstream.TRAIN_DATASET]),
-        "eval_dataset": map_sets(stamped, offered["eval_dataset"]),
-    }
+    held_out = map_sets(stamped, offered["eval_dataset"])
+    return {**offered, upstream.TRAIN_DATASET: stamped(offered[upstream.TRAIN_DATASET]), "eval_dataset": held_out}
 
 
 def drop_long(trainer: Trainer) -> bool:

@@ -44,7 +44,7 @@ def lighten(cfg: Config, rows: int, stand_in: Path) -> dict[str, Any]:
     light: dict[str, Any] = copy.deepcopy(dict(cfg))
     trainer, args = light["trainer"], light["trainer"]["args"]
     known = asked_for(args["_target_"])
-    args |= {name: value for name, value in LEFT_OUT.items() if name in args}
+    args |= {name: value for name, value in LEFT_OUT.items() if name in known}
     if upstream.TRAIN_SAMPLING_STRATEGY in known:
         args[upstream.TRAIN_SAMPLING_STRATEGY] = "sequential"
     small = {"_target_": LOADER, "path": str(stand_in)}

@@ -94,7 +94,7 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
         upstream.CALLBACKS: build_callbacks(cfg, served),
         "peft_config": peft_config,
     }
-    health = build_health(cfg, args, peft_config, panel)
+    health, schedule = build_health(cfg, args, peft_config, panel), (cfg.get("optimizer") or {}).get("scheduler")
     hooks = Hooks(
         evaluates=cfg["trainer"].get("evaluates", True),
         measure=build_measure(run, tokenizer, adjustments) if held_out is not None else None,
@@ -102,7 +102,7 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
         on_log=functools.partial(adjust_logs, adjustments) if adjustments else None,
         reward_means=panel.pop_means if panel else None,
         make_optimizer=trainers.optimizer_maker(cfg.get("optimizer")),
-        make_schedule=trainers.schedule_maker(cfg.get("optimizer")),
+        make_schedule=schedule and functools.partial(serve, schedule),
         loss=trainers.build_loss(cfg.get("loss")),
     )
     with _refusals_of("trainer"):

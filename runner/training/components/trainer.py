@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 
 from datasets import Dataset, DatasetDict
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedTokenizerBase, PrinterCallback, Trainer
 
 from runner.collator import Collator
@@ -27,7 +26,7 @@ from runner.schema.read import read_signature
 from runner.schema.text import Config, Node, named
 from runner.training.extension import Hooks, extend
 from runner.training.objective import OBJECTIVES
-from runner.training.precompute import drop_long, map_sets, share_rows
+from runner.training.precompute import drop_long, map_sets, note_of, share_rows
 
 BoundRule: TypeAlias = functools.partial[Sequence[Entry]]
 
@@ -68,6 +67,8 @@ def build_trainer(
         trainer = extend(trainer_class, objective)(hooks=hooks, **served | own)
     if shared and not drop_long(trainer):
         return build_trainer(cfg, offered, hooks, rules, shares=False)
+    if shared and getattr(args, upstream.PRECOMPUTE_REF_LOG_PROBS, False):
+        note_of(cfg, args, offered[upstream.TRAIN_DATASET], offered["eval_dataset"]).touch()
     trainer.remove_callback(PrinterCallback)
     match_reference(trainer)
     # Under its name in the config each reward is logged; TRL and PPO call a model by its folder.
@@ -108,12 +109,6 @@ def optimizer_maker(node: Node | None) -> Callable[[Trainer], Optimizer] | None:
         groups=node.get("groups") or {},
         decayed=trainer.get_decay_parameter_names(trainer.model),
     )
-
-
-def schedule_maker(node: Node | None) -> Callable[[Optimizer, int], LRScheduler] | None:
-    """A function that makes the configured schedule of an optimizer for a number of steps; None without one."""
-    schedule = (node or {}).get("scheduler")
-    return schedule and (lambda optimizer, steps: serve(schedule, optimizer=optimizer, num_training_steps=steps))
 
 
 def build_collator(
