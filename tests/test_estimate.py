@@ -152,9 +152,17 @@ def test_recomputed_activations_take_less_and_cost_more(composed, measured):
 def test_pairs_are_twice_as_many_rows_and_need_a_reference(composed, measured):
     words = ("trainer=dpo", "trainer.args.per_device_train_batch_size=2")
     cfg = composed(*words)
-    training = Training(cfg, Rows([32] * 8), measured(cfg), gpu=False)
+    training = Training(cfg, Rows([32] * 8), seen := measured(cfg), gpu=False)
     assert (training.batch[0], training.texts) == (4, 2)
     assert training.held["reference"] == 4 * WEIGHTS
+    # Where each row is read, the policy is asked before the first step, and what it takes then is no longer there.
+    once = Training(cfg, Rows([32] * 8, total=64), seen, gpu=False)
+    assert "reference" not in once.held and once.peak == training.peak - 4 * WEIGHTS
+    args = cfg["trainer"]["args"] | {"precompute_ref_batch_size": 128}
+    large = Training(cfg | {"trainer": cfg["trainer"] | {"args": args}}, Rows([32] * 8, total=64), seen, gpu=False)
+    layers = 64 * large.activations / large.policy.shape.layers
+    assert large.peak == large.policy.bytes + int(layers) > once.peak
+    assert "reference" in Training(cfg | {"weight": {"x": {}}}, Rows([32] * 8, total=64), seen, gpu=False).held
     own = composed(*words, "peft=lora")
     assert "reference" not in Training(own, Rows([32] * 8), measured(own), gpu=False).held
 

@@ -13,6 +13,7 @@ from runner.estimate.steps import Rows, autocasts, recomputes
 from runner.estimate.weights import ModelWeights, Shape, others_of, source_of
 from runner.generate.batch import TOKENS_PER_PASS
 from runner.generate.budget import answer_tokens, evaluation_budget
+from runner.run.continuation import computes_once
 from runner.schema import upstream
 from runner.schema.text import Config, named, select
 from runner.schema.upstream import batch_size, config_fields, setting
@@ -96,16 +97,19 @@ class Training:
         head = 0 if self.policy.is_tied else self.policy.dtype.itemsize * self.policy.shape.head
         sizes = {"model": self.policy.bytes - head, "adapter": self.policy.trained_bytes}
         self.critic_bytes = sizes.get(self.critic, 0)
-        self.parts = shards_of(cfg)
+        self.parts, once = shards_of(cfg), upstream.PRECOMPUTE_REF_LOG_PROBS
+        known = {name: each.default for name, each in config_fields(self.args).items()} | dict(self.args)
+        is_open = once in known and once not in self.args and rows.total is not None
+        # The reference is asked before the first step alone, and is the policy itself, or what is below its adapter.
+        self.once = computes_once(cfg, known, rows.total or 1) if is_open else bool(known.get(once))
         self.gradients = self.parts.of("gradients", self.policy.trained_bytes + self.critic_bytes)
 
     @property
     def held(self) -> dict[str, int]:
         """Bytes by what holds them."""
-        reference = self.small.reference and not self.args.get(upstream.PRECOMPUTE_REF_LOG_PROBS)
-        state = state_bytes(self.optimizer, self.policy.learned)
-        trained = self.policy.trained_bytes
-        states = round(state * (trained + self.critic_bytes) / max(1, trained))
+        reference = self.small.reference and (self.policy.is_adapted or not self.once)
+        share = (self.policy.trained_bytes + self.critic_bytes) / max(1, self.policy.trained_bytes)
+        states = round(share * state_bytes(self.optimizer, self.policy.learned))
         held = {"weights": self.policy.bytes, "optimizer": states}
         held |= {"reference": self.policy.bytes if reference else 0, "critic": self.critic_bytes}
         parts = {name: self.parts.of(name, size) for name, size in (held | self.others).items()}
@@ -118,9 +122,12 @@ class Training:
     @property
     def phases(self) -> dict[str, int]:
         """The most bytes that each phase of a step adds to what is held."""
-        phases = {"step": self.gradients + self.step_bytes, "update": self.gradients}
-        if self.small.tokens:
-            phases["update"] = self.update_bytes
+        phases = {"step": self.gradients + self.step_bytes}
+        phases["update"] = self.update_bytes if self.small.tokens else self.gradients
+        if self.small.tokens and self.once:  # one layer at a time, and the optimizer has no states yet
+            rows = self.args.get(upstream.PRECOMPUTE_REF_BATCH_SIZE) or batch_size(self.args)
+            layer = self.activations / self.policy.shape.layers
+            phases["reference"] = int(layer * rows / batch_size(self.args)) - self.held.get("optimizer", 0)
         if self.small.sampled:
             phases["sampling"] = self.sampling_bytes
         if self.parts.stage == 3:  # layers are gathered one at a time and the next one ahead, and all of them to sample

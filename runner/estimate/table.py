@@ -33,13 +33,6 @@ class Forecast:
     def steps(self) -> int | None:
         return steps_of(self.training.cfg, self.training.rows)
 
-    @property
-    def tokens_per_step(self) -> int:
-        """Tokens of one optimizer step over all processes, without padding; of sampled ones all that may be written."""
-        args, training = self.training.args, self.training
-        rows = batch_size(args) * setting(args, upstream.GRADIENT_ACCUMULATION_STEPS, 1) * processes_of(training.cfg)
-        return round(rows * training.texts * (training.packed or training.rows.mean + training.completion))
-
     def shares(self) -> dict[str, int | None]:
         """Bytes by what holds them; activations and sampling take turns, and the peak is with the larger."""
         held, phases, gradients = self.training.held, self.training.phases, self.training.gradients
@@ -111,7 +104,10 @@ def _span(seconds: float) -> str:
 def format_forecasts(forecasts: Sequence[Forecast]) -> list[str]:
     """Forecasts of one run, a column for each device, ending with a warning where something will not fit."""
     first = forecasts[0]
-    training, policy, steps, tokens = first.training, first.training.policy, first.steps, first.tokens_per_step
+    training, policy, steps, args = first.training, first.training.policy, first.steps, first.training.args
+    # Of one step over all processes, without padding; of sampled ones all that may be written.
+    rows = batch_size(args) * setting(args, upstream.GRADIENT_ACCUMULATION_STEPS, 1) * processes_of(training.cfg)
+    tokens = round(rows * training.texts * (training.packed or training.rows.mean + training.completion))
     trained = "all" if policy.trained == policy.count else sized(policy.trained, "")
     counted = f"{steps:,} of {tokens:,} tokens, {sized(tokens * steps, '')} in all" if steps else ""
     shares = [each.shares() for each in forecasts]
