@@ -162,7 +162,8 @@ def test_pairs_are_twice_as_many_rows_and_need_a_reference(composed, measured):
     large = Training(cfg | {"trainer": cfg["trainer"] | {"args": args}}, Rows([32] * 8, total=64), seen, gpu=False)
     layers = 64 * large.activations / large.policy.shape.layers
     assert large.peak == large.policy.bytes + int(layers) > once.peak
-    assert "reference" in Training(cfg | {"weight": {"x": {}}}, Rows([32] * 8, total=64), seen, gpu=False).held
+    for change in ({"weight": {"x": {}}}, {"dataset": {"streaming": True}}):
+        assert "reference" in Training(cfg | change, Rows([32] * 8, total=64), seen, gpu=False).held
     own = composed(*words, "peft=lora")
     assert "reference" not in Training(own, Rows([32] * 8), measured(own), gpu=False).held
 

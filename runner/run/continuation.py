@@ -145,10 +145,14 @@ def _differences(other: Run, cfg: Mapping[str, Any]) -> Iterator[Fault]:
 
 def computes_once(cfg: Mapping[str, Any], args: Mapping[str, Any], rows: float, kept: bool = False) -> bool:
     """True where a reference is computed once by default: each row is read, or it is kept; and nothing changes it."""
-    changes = cfg.get("collator") or cfg.get("weight") or args.get(upstream.SYNC_REF_MODEL)
-    is_spread = processes_of(cfg) > 1 or args.get(upstream.FSDP) or args.get(upstream.DEEPSPEED)
-    is_one = not changes and not is_spread and args.get(upstream.DISABLE_DROPOUT)
-    return bool(is_one) and (kept or upstream.passes(args, rows, 1) >= 1)
+    against = [cfg.get("collator"), cfg.get("weight"), _streams(cfg), processes_of(cfg) > 1]
+    against += [args.get(name) for name in (upstream.SYNC_REF_MODEL, upstream.FSDP, upstream.DEEPSPEED)]
+    is_same = not any(against) and bool(args.get(upstream.DISABLE_DROPOUT))
+    return is_same and (kept or upstream.passes(args, rows, 1) >= 1)
+
+
+def _streams(cfg: Mapping[str, Any]) -> bool:
+    return any(last_key(key) == "streaming" and each for key, each in walk(cfg.get("dataset") or {}))
 
 
 def _objection(path: str, old: object, new: object, cfg: Mapping[str, Any], known: Mapping[str, Any]) -> str:
@@ -163,8 +167,7 @@ def _objection(path: str, old: object, new: object, cfg: Mapping[str, Any], know
             return f"the same, because {acting[0]} may act on it"
     if name in upstream.LOGGED | upstream.CALLBACK_VISIBLE and args.get(upstream.NUM_COMPLETIONS_TO_PRINT):
         return "the same, because trainer.args.num_completions_to_print draws some each time"
-    streams = any(last_key(key) == "streaming" and each for key, each in walk(cfg["dataset"]))
-    if name in upstream.MAP_STYLE_ONLY and streams:
+    if name in upstream.MAP_STYLE_ONLY and _streams(cfg):
         return "the same, because streamed rows come in another order"
     if name in upstream.LONGER:
         # Why a training cannot be made longer; empty where it can.

@@ -47,8 +47,7 @@ def precompute_by_default(run: Run, args: TrainingArguments, rows: Rows, held_ou
     user's own, where the reference changes or has dropout, and not by several processes. A run that goes on keeps to
     what its steps began with, also those of another run: the other way its last bits might differ.
     """
-    then = run.manifest().get("reference")
-    if then is None and (other := other_run(run.cfg)):
+    if (then := run.manifest().get("reference")) is None and (other := other_run(run.cfg)):
         then = other.manifest().get("reference")
     if then is None and args.world_size == 1 and all(isinstance(part, Dataset) for part in (rows, *sets_of(held_out))):
         kept = note_of(run.cfg, args, rows, held_out).exists()

@@ -21,7 +21,7 @@ from runner.training.inspection import SAMPLE, ends_of
 LEFT_OUT = upstream.ELSEWHERE | {
     **dict.fromkeys((upstream.PRECOMPUTE_REF_LOG_PROBS, upstream.PUSH_TO_HUB, upstream.BF16, upstream.FP16), False),
     **dict.fromkeys(("sft_model_path", upstream.REWARD_MODEL_PATH), None),
-    "rollout_engine": "auto",
+    **{"rollout_engine": "auto", upstream.TRAIN_SAMPLING_STRATEGY: "sequential"},
 }
 
 
@@ -45,8 +45,6 @@ def lighten(cfg: Config, rows: int, stand_in: Path) -> dict[str, Any]:
     trainer, args = light["trainer"], light["trainer"]["args"]
     known = asked_for(args["_target_"])
     args |= {name: value for name, value in LEFT_OUT.items() if name in known}
-    if upstream.TRAIN_SAMPLING_STRATEGY in known:
-        args[upstream.TRAIN_SAMPLING_STRATEGY] = "sequential"
     small = {"_target_": LOADER, "path": str(stand_in)}
     if cfg["model"]["_target_"] == LOADER:
         light["model"] = small | {"tokenizer": cfg["model"]["tokenizer"]}
