@@ -6,7 +6,6 @@ save their step and end.
 """
 
 import contextlib
-import gc
 import os
 import signal
 import sys
@@ -22,6 +21,7 @@ from runner.config import Composed
 from runner.config.build import locate
 from runner.config.machines import processes_here
 from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError, RunnerError
+from runner.io.temporary import uncollected
 from runner.io.terminal import HidingLog
 from runner.launch import worker
 from runner.launch.plan import LiveProgress, Stages, Task
@@ -262,13 +262,12 @@ def warm_up(runs: Iterable[Composed]) -> None:
     """Import what runs need, so that each process forked from here inherits it: 4 s of CPU once and not for each."""
     # Asked without the driver, which a process that is about to fork must not wake.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    for name in WARM:
-        import_module(name)
-    for target in {str(run.cfg["trainer"]["_target_"]) for run in runs}:
-        if target.startswith(("trl.", "runner.")):  # a user's own module may hold a state, which no two runs share
-            locate(target)
-    # What is here by now lives as long as the process: no child needs to look through it for garbage (0.4 s each).
-    gc.freeze()
+    with uncollected():
+        for name in WARM:
+            import_module(name)
+        for target in {str(run.cfg["trainer"]["_target_"]) for run in runs}:
+            if target.startswith(("trl.", "runner.")):  # a user's own module may hold a state, which no two runs share
+                locate(target)
 
 
 def end_group(pid: int) -> int | None:

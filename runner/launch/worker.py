@@ -41,7 +41,7 @@ from runner.errors import (
 from runner.io.files import PACKAGE, open_own
 from runner.io.hub import is_of_network
 from runner.io.secrets import hidden
-from runner.io.temporary import temporarily
+from runner.io.temporary import temporarily, uncollected
 from runner.io.terminal import Copied, Hiding, copied_output, is_logged, print_error, said, to_terminal
 from runner.model.jinja import KEY
 from runner.run import PATIENCE, Run, add_notes, check_lines, check_metadata, find_foreign_faults, locked
@@ -221,7 +221,9 @@ def work(folder: str | Path, command: str = "train", debug: bool = False, record
                 if config.rank() == 0:
                     check_lines(run)
                     add_notes(run, [f"at step {run.status()['step']}: {line}" for line in check_fingerprints(run)])
-                getattr(import_module(f"runner.command.{command}"), command)(run, stop)
+                with uncollected():
+                    module = import_module(f"runner.command.{command}")
+                getattr(module, command)(run, stop)
                 return 0
             except BaseException as ended:  # the user's own code may raise anything
                 error = _explained(run, ended) if stop.number is None else stop.error()
