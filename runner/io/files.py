@@ -16,7 +16,7 @@ import re
 import shutil
 import stat
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import IO, Any
 
@@ -186,11 +186,10 @@ def _seek_behind(file: IO[bytes], step: int) -> list[dict[str, Any]]:
     while True:
         start = file.seek(max(0, size - block))
         lines = file.read().splitlines(keepends=True)[bool(start) :]  # the first may be the end of one
-        rows = list(map(read_step, lines))
-        before = max((number for number, row in enumerate(rows, 1) if row and row["step"] <= step), default=0)
-        if before or not start:
-            file.seek(size - sum(map(len, lines[before:])))
-            return [row for row in rows[before:] if row]
+        later = list(takewhile(lambda row: not row or row["step"] > step, map(read_step, reversed(lines))))
+        if len(later) < len(lines) or not start:
+            file.seek(size - sum(map(len, lines[len(lines) - len(later) :])))
+            return [row for row in reversed(later) if row]
         block *= 2
 
 

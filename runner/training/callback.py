@@ -160,7 +160,7 @@ class Record(TrainerCallback):
     """
 
     def __init__(self, path: Path, set_status: Callable[..., None]):
-        self.path = path
+        self.path, self.run = path, Run(path.parent)
         self.set_status = set_status
         self.line: dict[str, Any] = {}
         self.started, self.first_step = time.monotonic(), 0
@@ -190,7 +190,7 @@ class Record(TrainerCallback):
             self.set_status(step=state.global_step, max_steps=state.max_steps)
 
     def on_step_end(self, args, state, control, **_) -> None:
-        Run(self.path.parent).check_there()
+        self.run.check_there()
 
     def on_log(self, args, state: TrainerState, control, logs: dict[str, Any], **_) -> None:
         if not state.is_world_process_zero or (self.ended and args.load_best_model_at_end):

@@ -27,7 +27,7 @@ from runner.errors import SickRun
 from runner.io.files import read_json, write_text
 from runner.model.adapter import moves_start
 from runner.reward.panel import RewardTracker
-from runner.run.alarms import NOTED, Alarm, GradientAscent, NotFinite, Step, build_alarms
+from runner.run.alarms import CHOSEN, NOTED, Alarm, GradientAscent, NotFinite, Step, build_alarms
 from runner.schema import upstream
 from runner.schema.text import Config
 
@@ -64,7 +64,7 @@ class Health(TrainerCallback):
         if self.notes and isinstance(next(iter(self.notes.values())), Mapping):  # of trainings and evaluations
             self.notes = self.notes.get("train", {})
         # The mean number of tokens of an answer in a batch of pairs or of labelled answers; None of any other.
-        masks = batch if isinstance(batch, Mapping) else {}
+        masks = batch if isinstance(batch, Mapping) and CHOSEN in (self.notes or ()) else {}
         mask = masks.get("completion_mask")
         if mask is None and "chosen_labels" in masks:
             mask = masks["chosen_labels"] != upstream.IGNORED
@@ -94,6 +94,7 @@ class Health(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control, **_) -> None:
         # Gather the figures of the step in this process, and then of all of them.
         weights = self.probe.weights()
+        size = -1.0 if weights is None else weights.norm().item() / math.sqrt(len(weights))
         # A policy without a gradient waits for its critic, which then has to move.
         waits = self.gradient is None and self.probe is not self.trained
         moved = self.trained.moved(self.trained.weights()) if waits else self.probe.moved(weights)
@@ -101,7 +102,7 @@ class Health(TrainerCallback):
         mine = [
             math.nan if self.loss is None else self.loss.item(),
             -1.0 if self.gradient is None else self.gradient,
-            -1.0 if weights is None else (weights.norm() / math.sqrt(len(weights))).item(),
+            size,
             moved,
             self._slope(weights),
             math.nan if self.length is None else self.length.item(),
@@ -241,10 +242,14 @@ class Probe:
 
     @torch.no_grad()
     def gradient(self) -> float | None:
-        """The largest entry that was found, NaN where one is none; None where no weight keeps its gradient."""
-        row = _in_a_row([_piece(each.grad) for each in self.picked if _has_gradient(each)])
-        if row is not None and (largest := row.abs().max().item()) != 0:
-            return largest
+        """The largest entry of a piece, NaN where one is none; 0 where every entry is; None where none is kept.
+
+        One piece tells for all, the first that is not 0: where a gradient is no number, their norm is none, by which
+        all of them were scaled. Those of the last layers are 0 least.
+        """
+        for each in filter(_has_gradient, reversed(self.picked)):
+            if (largest := _piece(each.grad).abs().max().item()) != 0:
+                return largest
         every = (_local(each.grad).abs().max().item() for each in self.all if _has_gradient(each))
         return max(every, key=lambda found: (math.isnan(found), found), default=None)
 
