@@ -29,7 +29,7 @@ from runner.errors import ConfigError, EnvironmentFault, Fault
 from runner.io.distribution import to_install
 from runner.io.files import MENU, shipped
 from runner.io.temporary import temporarily
-from runner.schema.text import nearest, nodes, scalars, select
+from runner.schema.text import nearest, nodes, read_tables, scalars, select
 
 if TYPE_CHECKING:
     from hydra.core.global_hydra import GlobalHydra
@@ -207,15 +207,6 @@ PLUGINS = {
     **{"optuna": "hydra-optuna-sweeper", "joblib": "hydra-joblib-launcher"},
     **dict.fromkeys(("submitit_local", "submitit_slurm"), "hydra-submitit-launcher"),
 }
-# The messages of OmegaConf, each with the beats of its fault: {0} is what the pattern captures, {where} the key.
-MESSAGES = {
-    "Interpolation key '([^']+)' not found": "{where} | ${{{0}}} refers to nothing | a known key | leave {where} out",
-    "Recursive interpolation": "{where} | it refers to itself, in a circle | a value at some end | leave {where} out",
-    r"interpolation type (\S+)": "{where} | there is no resolver {0} | oc.env, run, a key | leave {where} out",
-    r"Error merging override ~(\S+)": "{0} | deleted, and other keys refer to it | a value | leave ~{0} out",
-    r"Could not delete.*'([^']+)' does": "~{0} | there is no such key to delete | a known key | leave it out",
-    "Environment variable '([^']+)'": "{where} | the environment has no {0} | one that is set | export {0}=<value>",
-}
 
 
 @contextlib.contextmanager
@@ -262,7 +253,7 @@ def _composition_fault(error: Exception) -> Fault:
         return Fault(f"{file}.yaml", f"its defaults name {name}, and there is none", expected, f"mend {file}.yaml")
     if found := re.search("In '(experiment/[^']+)': Could not override '[^'@]+@experiment[.]", text):
         return _not_global(found[1])
-    for pattern, beats in MESSAGES.items():
+    for pattern, beats in read_tables(f"{Path(__file__).parent}/message.py").items():
         if found := re.search(pattern, text):
             return Fault(*beats.format(*found.groups(), where=where).split(" | "))
     return Fault(where, text, "a configuration that Hydra composes", "see python -m runner --help")

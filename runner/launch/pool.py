@@ -6,6 +6,8 @@ save their step and end.
 """
 
 import contextlib
+import functools
+import gc
 import os
 import signal
 import sys
@@ -21,11 +23,13 @@ from runner.config import Composed
 from runner.config.build import locate
 from runner.config.machines import processes_here
 from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError, RunnerError
+from runner.io.files import shipped
 from runner.io.temporary import uncollected
-from runner.io.terminal import HidingLog
+from runner.io.terminal import HidingLog, mute_libraries
 from runner.launch import worker
 from runner.launch.plan import LiveProgress, Stages, Task
 from runner.launch.worker import launch
+from runner.report.plot import run_pictures
 from runner.run import Run, held, locked, open_run
 from runner.schema.text import number
 from runner.tracker.variable import set_variables
@@ -33,8 +37,6 @@ from runner.tracker.variable import set_variables
 POLL = 0.05  # seconds between two looks at the children
 POLL_ELSEWHERE = 0.5  # and at runs that another process holds
 MAX_GRACE = 60.0  # seconds that a run has for saving its step when its time is over
-# What every run imports, and its pictures at its end.
-WARM = ("runner.training.components", "matplotlib.backends.backend_agg", "matplotlib.figure")
 
 
 @dataclass(frozen=True)
@@ -263,11 +265,20 @@ def warm_up(runs: Iterable[Composed]) -> None:
     # Asked without the driver, which a process that is about to fork must not wake.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     with uncollected():
-        for name in WARM:
-            import_module(name)
+        _do_first_things()
         for target in {str(run.cfg["trainer"]["_target_"]) for run in runs}:
             if target.startswith(("trl.", "runner.")):  # a user's own module may hold a state, which no two runs share
                 locate(target)
+    gc.freeze()  # what is here stays: no child needs to look through it for garbage (0.4 s each)
+
+
+@functools.cache
+def _do_first_things() -> None:
+    """Have the libraries do what they do once: find fonts, and load a model, here without weights or threads."""
+    import_module("runner.training.components")
+    mute_libraries()
+    locate("transformers.AutoModelForCausalLM").from_pretrained(shipped("runner://model/tiny"), device_map="meta")
+    next(run_pictures([{"step": 1, "loss": 1.0}])).figure.canvas.draw()
 
 
 def end_group(pid: int) -> int | None:

@@ -8,6 +8,7 @@ from anybody, so what it may run is looked at again, unless the command line has
 
 import contextlib
 import faulthandler
+import gc
 import logging
 import os
 import re
@@ -50,24 +51,13 @@ from runner.run.disk import full, is_full
 from runner.run.inputs import check_fingerprints
 from runner.run.read import finished
 from runner.run.seal import damage_of, describe_damage, remove_leftovers, remove_unfinished, sealed_checkpoints
-from runner.schema.text import nodes
+from runner.schema.text import nodes, read_tables
 from runner.validate import find_dangers, find_frozen_faults
 from runner.validate.context import OWN
 from runner.validate.targets import is_allowed
 
 log = logging.getLogger("runner.launch.worker")
 
-# Before torch is imported. Measured beside one other busy process on two cores: OpenMP's default spinning makes two
-# threads 15 to 50 times slower, a short spin about 2 times, and it costs an idle machine about a fifth.
-# Nothing is sent anywhere unasked, and tokenizers must not keep threads across a fork.
-ENVIRONMENT = {
-    "GOMP_SPINCOUNT": "1000",
-    "TOKENIZERS_PARALLELISM": "false",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "HF_UPDATE_DOWNLOAD_COUNTS": "0",  # or datasets tells a server each time that rows of a local file are read
-    "DO_NOT_TRACK": "1",
-    "TRL_EXPERIMENTAL_SILENCE": "1",  # each such trainer says so in its YAML
-}
 MISSING = re.compile("No such file|does not exist")  # in the words of Python, torch and safetensors
 RecordEnd = Callable[[Run, str | None, RunnerError, bool], None]  # takes a run, its last state, the error, --debug
 
@@ -223,6 +213,7 @@ def work(folder: str | Path, command: str = "train", debug: bool = False, record
                     add_notes(run, [f"at step {run.status()['step']}: {line}" for line in check_fingerprints(run)])
                 with uncollected():
                     module = import_module(f"runner.command.{command}")
+                gc.freeze()  # nor is what is there by now looked through later
                 getattr(module, command)(run, stop)
                 return 0
             except BaseException as ended:  # the user's own code may raise anything
@@ -238,7 +229,7 @@ def work(folder: str | Path, command: str = "train", debug: bool = False, record
 
 def prepare_environment() -> None:
     """Set what the heavy libraries read as they are imported; too late once torch is."""
-    for name, value in ENVIRONMENT.items():
+    for name, value in read_tables(__file__)["environment"].items():
         os.environ.setdefault(name, value)
     os.environ["MPLBACKEND"] = "agg"  # of a notebook or a desktop: pictures are files here
     # Said at every import on a machine without a GPU, about a kernel that nobody asked for.

@@ -80,7 +80,7 @@ def check_rendering(tokenizer: PreTrainedTokenizerBase, rows: Iterator[tuple[Row
 
     ``rows`` are conversations, each with its columns of answers; each is written once, without tokens.
     """
-    if tokenizer.chat_template in map(read_template, jinja.template_names()):
+    if tokenizer.chat_template in (file.read_text("utf-8") for file in jinja.SHELF.parent.glob("*/*.jinja")):
         return
     number = jinja.find_excess(render_row(tokenizer, row, answers) for row, answers in rows)
     if number is not None:

@@ -125,6 +125,8 @@ def write_png(picture: Picture, folder: Path, *, of_numbers: bool = False) -> Pa
         if of_numbers:  # which fit between these margins; to measure them, all would be drawn three times
             figure.set_layout_engine(None)
             figure.subplots_adjust(left=0.19, right=0.975, top=1 - 0.32 / height, bottom=1 - 2.65 / height)
+            figure.axes[0].xaxis.set_label_coords(0.5, -0.12)
+            figure.axes[0].yaxis.set_label_coords(-0.17, 0.5)
         figure.savefig(file, format="png", dpi=160, facecolor="white", pil_kwargs={"compress_level": 1})
     write_bytes(path, file.getvalue(), again=False)
     return path

@@ -121,7 +121,7 @@ class Run:
 
     def check_there(self) -> None:
         """Raise FolderError where the folder was moved or deleted while somebody worked in it."""
-        if not os.path.exists(f"{self.folder}/config.yaml"):  # asked at every step
+        if not os.path.exists(f"{self.folder}/config.yaml"):
             found = "it was moved or deleted meanwhile"
             fix = "the same command again; it goes on if the folder is put back"
             raise FolderError(Fault(str(self.folder), found, "the folder of the run", fix))

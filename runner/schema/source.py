@@ -7,7 +7,6 @@ imports and aliases. Only the top-level package is asked of the import system, b
 import ast
 import contextlib
 import functools
-import gc
 import importlib.util
 import os
 import re
@@ -17,6 +16,8 @@ from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
+
+from runner.io.temporary import uncollected
 
 # Packages whose source is nobody's own: those that a training is made of, with the runner, and those beside them.
 LIBRARY_PACKAGES = frozenset({"runner", "trl", "transformers", "torch", "peft", "datasets", "accelerate", "numpy"})
@@ -251,15 +252,9 @@ METHOD = re.compile(
 
 def parse_module(text: str) -> ast.Module | None:
     """The tree of a module, or None where it has no valid syntax: the import reports this better, with its line."""
-    collects = gc.isenabled()
-    gc.disable()  # nothing of a tree is garbage, and looking for some takes longer than to parse
-    try:
+    with uncollected(), contextlib.suppress(SyntaxError, ValueError):
         return ast.parse(text)
-    except (SyntaxError, ValueError):
-        return None
-    finally:
-        if collects:
-            gc.enable()
+    return None
 
 
 @functools.lru_cache(maxsize=256)

@@ -95,6 +95,19 @@ def _contain(callback: TrainerCallback, where: str) -> None:
             setattr(callback, name, functools.partial(call, getattr(callback, name)))
 
 
+class Joined(TrainerCallback):
+    """Our callbacks as one, in their order: an event costs nothing for those that do not answer it."""
+
+    def __init__(self, callbacks: Sequence[TrainerCallback]):
+        for name in (name for name in dir(self) if name.startswith("on_")):
+            if calls := [getattr(each, name) for each in callbacks if name in vars(type(each))]:
+                setattr(self, name, functools.partial(self._call, calls))
+
+    def _call(self, calls: Sequence[Callable[..., None]], *given: object, **more: object) -> None:
+        for call in calls:
+            call(*given, **more)
+
+
 def add_callbacks(
     trainer: Trainer,
     run: Run,
@@ -120,8 +133,7 @@ def add_callbacks(
         callbacks.append(Profile(run.folder / "profile"))
     if count_of(adjustments, ROLLBACK):
         callbacks.append(Slower(functools.partial(adjusted_share, adjustments)))
-    for callback in callbacks:
-        trainer.add_callback(callback)
+    trainer.add_callback(Joined(callbacks))
 
 
 def for_callbacks(run: Run, tokenizer: PreTrainedTokenizerBase, rows: Dataset, held_out: HeldOut) -> dict[str, object]:
@@ -189,8 +201,9 @@ class Record(TrainerCallback):
             self.counted = None if state.global_step else (0.0, 0.0)
             self.set_status(step=state.global_step, max_steps=state.max_steps)
 
-    def on_step_end(self, args, state, control, **_) -> None:
-        self.run.check_there()
+    def on_step_end(self, args, state, control: TrainerControl, **_) -> None:
+        if control.should_log or control.should_save:  # a network's disk may take a while to answer
+            self.run.check_there()
 
     def on_log(self, args, state: TrainerState, control, logs: dict[str, Any], **_) -> None:
         if not state.is_world_process_zero or (self.ended and args.load_best_model_at_end):

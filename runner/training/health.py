@@ -69,7 +69,8 @@ class Health(TrainerCallback):
         if mask is None and "chosen_labels" in masks:
             mask = masks["chosen_labels"] != upstream.IGNORED
         self.length = None if mask is None else mask.sum() / len(mask)
-        self.loss = loss.detach() if self.loss is None else self.loss + loss.detach()
+        loss = loss.detach() if loss.requires_grad else loss
+        self.loss = loss if self.loss is None else self.loss + loss
         if any(isinstance(alarm, GradientAscent) and not alarm.over for alarm in self.alarms):
             self.slope_at = self.probe.weights(), self.probe.gradients()
 
@@ -94,30 +95,25 @@ class Health(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control, **_) -> None:
         # Gather the figures of the step in this process, and then of all of them.
         weights = self.probe.weights()
-        size = -1.0 if weights is None else weights.norm().item() / math.sqrt(len(weights))
         # A policy without a gradient waits for its critic, which then has to move.
         waits = self.gradient is None and self.probe is not self.trained
         moved = self.trained.moved(self.trained.weights()) if waits else self.probe.moved(weights)
         rewards = dict(self.rewards()) if self.rewards else {}
-        mine = [
+        found = [
             math.nan if self.loss is None else self.loss.item(),
             -1.0 if self.gradient is None else self.gradient,
-            size,
+            -1.0 if weights is None else weights.norm().item() / math.sqrt(len(weights)),
             moved,
             self._slope(weights),
             math.nan if self.length is None else self.length.item(),
             *(value for each in rewards.values() for value in each),
         ]
         self.loss = None
-        several = torch.distributed.is_available() and torch.distributed.is_initialized()
-        # Not every device knows float64, and nothing has to lie on one where there is nobody to gather from.
-        every = gather(torch.tensor([mine], dtype=torch.float64, device=args.device)).tolist() if several else [mine]
-        losses, *seen, slopes, lengths = (columns := list(zip(*every, strict=True)))[:6]
-        # What is below 0 none of them saw.
-        gradient, weight, moves = (None if most < 0 else most for most in map(_largest, seen))
-        length = sum(lengths) / len(lengths)
-        lows, highs = ([-_largest([-one for one in low]) for low in columns[6::3]], map(_largest, columns[7::3]))
-        spread = zip(lows, highs, (int(sum(counts)) for counts in columns[8::3]), strict=True)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            found = _merged(gather(torch.tensor([found], dtype=torch.float64, device=args.device)).tolist())
+        # What is below 0 nobody saw.
+        gradient, weight, moves = (None if most < 0 else most for most in found[1:4])
+        spread = zip(found[6::3], found[7::3], map(int, found[8::3]), strict=True)
         # The means of what the trainer has noted in this step.
         noted = {name: values for name, values in (self.notes or {}).items() if name in NOTED}
         fresh = {name: values[self.taken.get(name, 0) :] for name, values in noted.items()}
@@ -125,13 +121,13 @@ class Health(TrainerCallback):
         self._judge(
             Step(
                 state.global_step,
-                loss=sum(losses) / len(losses),
+                loss=found[0],
                 gradient=gradient,
                 weight=weight,
                 moved=None if moves is None else moves > 0,
-                slope=next(filter(math.isfinite, slopes), None),
+                slope=found[4] if math.isfinite(found[4]) else None,
                 pace=self.pace,
-                length=length if math.isfinite(length) else None,
+                length=found[5] if math.isfinite(found[5]) else None,
                 skipped=self.skipped,
                 noted={name: statistics.fmean(map(float, values)) for name, values in fresh.items() if values},
                 rewards=dict(zip(rewards, spread, strict=True)),
@@ -244,8 +240,7 @@ class Probe:
     def gradient(self) -> float | None:
         """The largest entry of a piece, NaN where one is none; 0 where every entry is; None where none is kept.
 
-        One piece tells for all, the first that is not 0: where a gradient is no number, their norm is none, by which
-        all of them were scaled. Those of the last layers are 0 least.
+        One piece tells for all, the first that is not 0: all were scaled by their norm, which is none where one is.
         """
         for each in filter(_has_gradient, reversed(self.picked)):
             if (largest := _piece(each.grad).abs().max().item()) != 0:
@@ -284,6 +279,17 @@ class Probe:
 def _largest(values: Sequence[float]) -> float:
     """The largest of what each process saw, NaN where one of these is."""
     return max(values, key=lambda value: (math.isnan(value), value))
+
+
+def _merged(every: Sequence[Sequence[float]]) -> list[float]:
+    """The figures of all processes as one: means of loss and length, and of the rest what is largest, or known."""
+    columns = list(zip(*every, strict=True))
+    losses, *seen, slopes, lengths = columns[:6]
+    slope = next(filter(math.isfinite, slopes), math.nan)
+    means = [sum(each) / len(every) for each in (losses, lengths)]
+    spread = zip(columns[6::3], columns[7::3], columns[8::3], strict=True)
+    rewards = [(-_largest([-one for one in low]), _largest(high), sum(counts)) for low, high, counts in spread]
+    return [means[0], *map(_largest, seen), slope, means[1], *(value for each in rewards for value in each)]
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -18,19 +18,13 @@ from torch.profiler import profile, record_function
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from runner.io.files import write_bytes, write_text
+from runner.schema.text import read_tables
 
 # Steps of a start before those that are recorded; of these the first warms up, and counts only if it is alone.
 SKIPPED, STEPS = 2, 4
 MAX_SECONDS, MAX_BYTES = 3, 64_000_000  # of recording, also within a step; of a trace, which is left out beyond
 END = "end of step"
-# Parts of a step, by how what is recorded is called; the rest is between them.
-PARTS = {
-    "enumerate(DataLoader)": "reading batches",
-    "forward": "forward",
-    "without gradient": "forward without gradient: sampling, reference, scores",
-    "autograd::engine::evaluate_function": "backward",
-    "Optimizer.step": "optimizer",
-}
+PARTS: dict[str, str] = read_tables(__file__)["parts"]
 
 
 class Profile(TrainerCallback):

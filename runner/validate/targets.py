@@ -12,32 +12,12 @@ from pathlib import Path
 
 from runner.errors import Fault, is_own
 from runner.schema import source
-from runner.schema.text import nearest, short_text
+from runner.schema.text import nearest, read_tables, short_text
 from runner.validate.context import experimental_names
 
 MAX_LETTERS = 300  # of a target
-# The rooms whose public functions are parts of a run.
-ROOMS = "collator|dataset|loss|metric|model|optimizer|ppo|reward"
-
-IN = r"(?:\.\w+)*"  # any submodule
-MODEL = r"\w+(?:ForCausalLM|ForSequenceClassification)"
-TOKENIZER = r"\w*(?:Tokenizer|TokenizerFast|Processor)"
-ALLOWED = (
-    rf"trl{IN}\.\w+(?:Trainer|Config|Callback)",
-    rf"trl{IN}\.DataCollator\w+",
-    r"trl\.rewards(?:\.\w+)?\.\w+",
-    rf"transformers{IN}\.(?:\w+(?:Callback|Config)|{MODEL}|{TOKENIZER})",
-    rf"transformers{IN}\.(?:DataCollator\w+|Adafactor|get_\w*schedule\w*)",
-    rf"transformers{IN}\.(?:Auto\w+|_BaseAuto\w+|\w+Config|{MODEL}|{TOKENIZER})\.from_(?:pretrained|config)",
-    r"transformers\.\w+\.(?:PreTrainedModel|PreTrainedTokenizerBase|ProcessorMixin)\.from_pretrained",
-    rf"peft{IN}\.\w+Config",
-    rf"torch\.optim{IN}\.[A-Z]\w*",
-    rf"torch\.nn{IN}\.\w+Loss",
-    rf"bitsandbytes\.optim{IN}\.[A-Z]\w*",
-    rf"accelerate{IN}\.ParallelismConfig",
-    rf"runner\.(?:{ROOMS}){IN}\.(?!(?:write|save|copy|remove|push)_|main$)\w+",
-    r"runner\.training\.callback\.Samples",  # the others are the runner's own, and write to paths they are given
-)
+TABLES = read_tables(__file__)
+ALLOWED = [re.sub(r"<(\w+)>", lambda part: TABLES["parts"][part[1]], text) for text in TABLES["allowed"]]
 LAUNCHER = r"runner\.launch\.(\w+)\.\1"  # the function of its module's name
 
 
