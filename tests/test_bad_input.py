@@ -32,10 +32,10 @@ LATE = [case for case in BAD if case.late and not case.skip]
 ODD = [case for case in GOOD if not case.skip]
 
 
-def try_out(cases):
-    """What the script says of these cases; fails where one of them misses."""
+def try_out(cases, warm):
+    """Have the script try these cases; fails where one of them misses."""
     names = [f"{case.kind} {case.name}" for case in cases]
-    done = subprocess.run([sys.executable, str(SCRIPT), *names], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, str(SCRIPT), *names], capture_output=True, text=True, **warm.lend())
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("\nok") >= len(cases) - 1
 
@@ -46,12 +46,12 @@ def test_there_are_as_many_cases_as_promised():
 
 
 @pytest.mark.slow
-def test_rows_that_crash_a_reader_and_some_of_each_kind_are_refused_and_what_is_good_trains():
-    try_out([*NULL, *EARLY[::80], *LATE[::24], *ODD[::38]])
+def test_rows_that_crash_a_reader_and_some_of_each_kind_are_refused_and_what_is_good_trains(warm):
+    try_out([*NULL, *EARLY[::80], *LATE[::24], *ODD[::38]], warm)
 
 
 @pytest.mark.slow
-def test_what_is_told_to_type_works_when_it_is_typed():
+def test_what_is_told_to_type_works_when_it_is_typed(warm):
     kinds = (
         "list for a number",
         "4 and 8",
@@ -60,7 +60,7 @@ def test_what_is_told_to_type_works_when_it_is_typed():
         "object around the rows,",
         "that may not run",
     )
-    done = subprocess.run([sys.executable, str(FIXES), *kinds], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, str(FIXES), *kinds], capture_output=True, text=True, **warm.lend())
     assert done.returncode == 0, done.stdout + done.stderr
     assert int(done.stdout.split()[0]) >= len(kinds)
 

@@ -19,9 +19,9 @@ import yaml
 from datasets import Audio, Dataset, Features, Image, IterableDataset, List, Value
 from pyarrow import parquet
 
+from runner.dataset import disk
 from runner.dataset.check import LOADER, check_dataset
 from runner.dataset.convert import Conversion, RowRequest
-from runner.dataset.disk import MAX_BYTES_READ
 from runner.dataset.load import RowSource, convert_rows, fingerprint, load_rows
 from runner.dataset.mix import mix_rows
 from runner.dataset.remote import check_remote
@@ -277,9 +277,11 @@ def test_a_record_in_which_the_look_at_a_file_ends_is_no_fault(tmp_path, suffix)
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 @pytest.mark.parametrize("name", ["line.jsonl", "lines.jsonl", "rows.json", "rows.csv"])
-def test_the_look_at_a_packed_file_takes_little_memory(tmp_path, name, suffix):
-    row = json.dumps(exchange(1)).encode() + b"\n"
-    size = 16 * MAX_BYTES_READ
+def test_the_look_at_a_packed_file_takes_little_memory(tmp_path, monkeypatch, name, suffix):
+    monkeypatch.setattr(disk, "MAX_BYTES_READ", 1 << 20)
+    monkeypatch.setattr(disk, "MAX_BYTES_ROW", 2 << 20)
+    row = json.dumps({"prompt": "1+1=" * 50, "completion": " 2"}).encode() + b"\n"
+    size = 16 * disk.MAX_BYTES_READ
     parts = {
         "line.jsonl": (b'{"prompt": "', b"a", b'"}\n'),
         "lines.jsonl": (b"", row, b""),
@@ -292,7 +294,7 @@ def test_the_look_at_a_packed_file_takes_little_memory(tmp_path, name, suffix):
     tracemalloc.start()
     try:
         found = [fault.found for fault in find_faults(path)]
-        assert found == (["a line of more than 8,388,608 bytes"] if name == "line.jsonl" else [])
+        assert found == (["a line of more than 2,097,152 bytes"] if name == "line.jsonl" else [])
         assert tracemalloc.get_traced_memory()[1] < size / 2
     finally:
         tracemalloc.stop()

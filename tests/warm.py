@@ -27,11 +27,13 @@ import warnings
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 from instant import Instant, watch
 
 DOOR = "runner.__main__:main"
 LIBRARIES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "matplotlib", "pyarrow", "runner")
+LENT = "RUNNER_TEST_WARM"  # the pipes of a process that waits already
 SUBREAPER = 36  # prctl's PR_SET_CHILD_SUBREAPER
 
 
@@ -41,7 +43,7 @@ class Warm:
     def __init__(self, folder: Path, environment: dict[str, str] | None = None):
         self.folder = folder
         self.environment = environment or os.environ | {"HF_HOME": str(folder / "hf")}
-        self.process: subprocess.Popen | None = None
+        self.process: subprocess.Popen | SimpleNamespace | None = None
         self.count = 0
 
     def run(self, words: list[str], cwd: Path, environment: dict[str, str], **more) -> subprocess.CompletedProcess:
@@ -62,15 +64,30 @@ class Warm:
 
         ``door`` is the function that gets the words; what it starts is forked too, or has a ``fresh`` Python.
         """
-        if self.process is None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-            self.process = subprocess.Popen([sys.executable, __file__], text=True, env=self.environment, **pipes)
+        self.begin()
         self.count += 1
         out, err = (self.folder / f"{self.count}.{name}" for name in ("out", "err"))
         request = {"words": words, "cwd": str(cwd), "environment": environment, "out": str(out), "err": str(err)}
         request |= {"instant": instant and vars(instant), "door": door, "session": session, "fresh": fresh}
         return Started(self, self.ask(request), words, out, err)
+
+    def begin(self) -> None:
+        """Start the process, unless it waits already, or one was lent to this program."""
+        if self.process is not None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if lent := os.environ.get(LENT):
+            stdin, stdout = map(int, lent.split())
+            self.process = SimpleNamespace(stdin=open(stdin, "w"), stdout=open(stdout), communicate=lambda: None)
+            return
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self.process = subprocess.Popen([sys.executable, __file__], text=True, env=self.environment, **pipes)
+
+    def lend(self) -> dict:
+        """What ``subprocess.run`` takes for a program whose own waiting process shall be this one, until it ends."""
+        self.begin()
+        pipes = (self.process.stdin.fileno(), self.process.stdout.fileno())
+        return {"env": os.environ | {LENT: "{} {}".format(*pipes)}, "pass_fds": pipes}
 
     def ask(self, request: dict) -> int | None:
         self.process.stdin.write(json.dumps(request) + "\n")

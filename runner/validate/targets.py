@@ -48,8 +48,8 @@ def find_target_fault(path: str, target: object, allow: Collection[str] = ()) ->
         names += [full for package in experimental_names() for full in package]
         names += [f"runner.ppo.{each}" for each in source.public_names("runner.ppo")]  # which TRL no longer has
     full = {each.rpartition(".")[2]: ".".join([each, *rest]) for each in reversed(names)}
-    able = [key for key, path in full.items() if is_allowed(path, allow, is_launcher) and source.find_definition(path)]
-    near = [full[each] for each in nearest(name, able, 0.75)]
+    able = [key for key, path in full.items() if is_allowed(path, allow, is_launcher)]
+    near = [full[each] for each in nearest(name, able, 0.75) if source.find_definition(full[each])]
     fix = f"={near[0] if near else '<module.name>'}"
     if found:
         return Fault(own, f"{target} is a module", near[0] if near else "a name in it", fix)

@@ -96,14 +96,14 @@ def be_command(
 
 
 def misses_of_targets(targets: Sequence[str] = TARGETS, places: Sequence[str] = PLACES) -> Iterator[str]:
-    """Each target that the check lets pass, alone, and each place where it does not look."""
+    """Each target that the check lets pass among others, and each place where it does not look."""
     from runner.validate import find_all_faults, find_dangers
 
-    good = compose(["trainer=grpo", "reward=sorted_digits", "optimizer=adamw"]).cfg
-    for target in targets:
-        found = {fault.where for fault in find_all_faults(laid(good, "callback.x", target))}
-        if "callback.x._target_" not in found:
-            yield f"{target}"
+    good = bad = compose(["trainer=grpo", "reward=sorted_digits", "optimizer=adamw"]).cfg
+    for number, target in enumerate(targets):
+        bad = laid(bad, f"callback.x{number}", target)
+    found = {fault.where for fault in find_all_faults(bad)}
+    yield from (target for number, target in enumerate(targets) if f"callback.x{number}._target_" not in found)
     for place in places:
         bad = laid(good, place, "os.system")
         for faults in (find_all_faults(bad), find_dangers(bad)):
