@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -182,6 +183,17 @@ def own_modules(tmp_path_factory):
     for name in set(sys.modules) - known:
         if str(getattr(sys.modules[name], "__file__", None)).startswith(place):
             del sys.modules[name]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Leave to the quick part as many cases of a test as its mark ``quick`` says."""
+    cases = Counter()
+    for item in items:
+        if mark := item.get_closest_marker("quick"):
+            cases[name := item.nodeid.partition("[")[0]] += 1
+            if cases[name] > mark.args[0]:
+                item.add_marker("slow")
 
 
 def pytest_collection_finish():

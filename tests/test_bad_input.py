@@ -154,6 +154,7 @@ def test_a_template_that_grows_for_a_later_row_alone_is_refused(train, tmp_path,
     assert "more than 2 s, 256 MB or 1,000,000 letters for the row" in said
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", ["qwen3", "llama3_1", "gptoss", "gemma4", "deepseekv3", "nemotron_3_nano"])
 def test_the_longest_templates_of_real_models_render(name):
     text = (Path(find_spec("trl").origin).parent / "chat_templates" / f"{name}.jinja").read_text()

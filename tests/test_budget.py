@@ -35,6 +35,7 @@ def test_what_reads_known_answers_is_not_bounded_and_not_told(capsys, monkeypatc
     assert evaluation_budget(composed.cfg) is None  # its own evaluation is left out
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("words", "answers", "evaluations"),
     [

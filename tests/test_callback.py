@@ -243,6 +243,7 @@ def test_a_class_that_hears_nothing_is_no_callback(train, mine, capsys):
     assert done.code == 2 and "callback.deaf" in capsys.readouterr().err
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("words", "where"),
     [

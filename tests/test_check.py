@@ -116,6 +116,7 @@ def texts(found):
 # --- what is good ---
 
 
+@pytest.mark.slow
 def test_of_thousands_of_unknown_keys_no_more_are_looked_up_than_anybody_reads():
     many = {f"odd{number}": number for number in range(2_000)}
     assert 50 <= len(find_all_faults(good() | many, menu=MENU)) <= 200
@@ -724,6 +725,7 @@ def test_a_launcher_is_the_function_of_its_module(tmp_path, monkeypatch):
     assert fault.fix == "launcher.partition=x"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("target", "fix"),
     [
@@ -891,6 +893,7 @@ def test_the_check_imports_nothing_heavy():
 JUNK = (None, [{}], {"_target_": None}, {3: 4}, math.nan, "???")
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("junk", JUNK, ids=str)
 def test_nothing_that_stands_anywhere_breaks_the_check(junk):
     for path in paths(good("GRPO")):

@@ -61,6 +61,7 @@ def test_older_checkpoints_go_after_the_new_one_is_sealed_and_the_best_stays(tmp
     assert not any(damage_of(path) for path in tmp_path.iterdir())
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("tolerate", [None, {"diverged": 20}], ids=["as_it_is", "patient"])
 @pytest.mark.parametrize("every", [1, 4, 10])
 def test_a_checkpoint_from_before_the_first_sick_step_stays_until_the_sickness_is_noticed(tmp_path, tolerate, every):

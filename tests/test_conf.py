@@ -72,6 +72,7 @@ def test_every_trainer_runs_as_typed_on_every_dataset_whose_rows_fit(trainer):
 MISSION = ["trainer=ppo", "model=pythia_1b", "dataset=tldr"]
 
 
+@pytest.mark.slow
 def test_the_missions_line_needs_nothing_but_bitsandbytes(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(start, "find_spec", lambda name: None if name == "bitsandbytes" else find_spec(name))
@@ -86,12 +87,14 @@ def test_the_missions_line_needs_nothing_but_bitsandbytes(capsys, monkeypatch, t
     assert not Path("outputs").exists()
 
 
+@pytest.mark.slow
 def test_the_missions_sweep_is_four_jobs(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert main(["-m", *MISSION, "kl_coef=0.01,0.05", "learning_rate=1e-6,3e-6", "--dry-run"]) == 0
     assert capsys.readouterr().out.count("new  ") == 4
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("rows", "first"),
     [
@@ -168,6 +171,7 @@ trainer:
 """
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("words", "fix"),
     [

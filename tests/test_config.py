@@ -100,6 +100,7 @@ def test_a_word_that_hydra_cannot_read_is_a_fault_with_a_fix(word, where, found,
     assert (fault.where, fault.found[: len(found)], fault.fix) == (where, found, fix)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("text", "found"),
     [
@@ -244,6 +245,7 @@ def chosen(monkeypatch):
     return call
 
 
+@pytest.mark.slow
 def test_speed_sets_what_is_sound_for_the_trainer_and_the_machine(chosen):
     grouping, workers = "train_sampling_strategy", "dataloader_num_workers"
     assert chosen("trainer=sft") == chosen("trainer=reward") == {grouping}

@@ -31,6 +31,7 @@ from runner.training.components.args import build_args
 from runner.validate.keys import SET_BY_RUNNER
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("trainer", NAMES)
 def test_every_field_of_a_trainer_is_on_the_list_or_refused(trainer, tmp_path):
     cfg = laid(composed(trainer), tmp_path)
@@ -52,6 +53,7 @@ def test_every_other_key_is_refused(tmp_path):
     assert [miss for miss in misses_of_groups(tmp_path) if miss[1]] == []
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("words", "change", "reason"),
     [

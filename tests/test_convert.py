@@ -642,6 +642,7 @@ def python(code, **variables):
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("seed", ["0", "1", "2"])
 def test_nothing_hangs_on_the_order_of_a_set(seed):
     code = (

@@ -254,6 +254,7 @@ def packed(suffix, data):
     return gzip.compress(data, 1) if suffix else data
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
 def test_a_record_in_which_the_look_at_a_file_ends_is_no_fault(tmp_path, suffix):
     lines = "é" * 700_000 + "\n"  # of two bytes each, and the look ends inside of the third line
@@ -322,6 +323,7 @@ def test_slices(file):
     assert numbers(train) == [5, 6, 98, 99] and evals is None
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("cut", ["train[:0]", "train[:0%]", "train[200:]"])
 @pytest.mark.parametrize("use", ["train", "eval"])
 def test_a_slice_without_rows_is_refused(file, cut, use):
@@ -467,8 +469,9 @@ def test_pictures_and_sounds_are_refused_by_name_and_by_type(tmp_path, monkeypat
     assert faults(tmp_path / "rows.parquet", without=["txt"])[0].fix == "dataset.without=[text]"
 
 
-@pytest.mark.parametrize("count", [1, 200_000])  # a file that is looked at whole, and one that is not
-def test_pictures_are_refused_at_the_look(tmp_path, count):
+@pytest.mark.parametrize("count", [1, 200])  # a file that is looked at whole, and one that is not
+def test_pictures_are_refused_at_the_look(tmp_path, monkeypatch, count):
+    monkeypatch.setattr(disk, "MAX_BYTES_READ", 4096)
     path = write(tmp_path / "rows.jsonl", [exchange(1) | {"images": ["a.png"]}] * count)
     (fault,) = find_faults(path)
     assert fault.fix.startswith("dataset.without=[images]")

@@ -81,6 +81,7 @@ def test_a_dry_run_prints_the_plan_and_starts_nothing(tmp_path, capsys):
 MINE = ("trainer=grpo", "reward=none", "reward.x._target_=my_reward.short", "allow=[my_reward]")
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -173,6 +174,7 @@ def test_a_tracker_sets_only_variables_of_trackers(capsys):
     assert "GIT_CONFIG_COUNT" in text and "WANDB_" in text
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("words", "said"),
     [

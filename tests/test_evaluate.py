@@ -94,6 +94,7 @@ def draw(generator, kind, size):
     return np.where(generator.random(size) < kind, 1.0, -1.0)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("truth", "kind", "prompts", "least"),
     [
@@ -110,11 +111,11 @@ def draw(generator, kind, size):
 def test_intervals_cover_the_truth_about_as_often_as_they_say(truth, kind, prompts, least):
     """Near 0 and 1 too, and from few prompts."""
     generator, held = np.random.default_rng(3), 0
-    for trial in range(300):
+    for trial in range(200):
         found = compare(draw(generator, kind, prompts), np.zeros(prompts), seed=trial)
         low, high = found["difference_interval" if isinstance(kind, str) else "win_rate_interval"]
         held += low <= truth <= high
-    assert least <= held / 300
+    assert least <= held / 200
 
 
 def test_the_interval_of_wins_is_wilsons_and_ties_make_it_narrower():
@@ -226,6 +227,7 @@ def test_a_run_to_compare_with_is_answered_under_its_key(laid, evaluate):
 # --- What is asked --------------------------------------------------------------------------------
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -138,6 +138,7 @@ def test_a_plan_imports_nothing_of_it(plan, monkeypatch):
     assert "my_lab" not in sys.modules
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_each_variant_passes_the_check(plan, variant):
     assert plan("allow=[my_lab]", *WORDS, *VARIANTS[variant])[0] == 0

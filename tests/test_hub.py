@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from hub import STRANGER, TOKEN, USER, Hub, list_tree, to_blob
-from tiny import CHATML, MODELS, ROWS, rows_of, tiny_model
+from tiny import CHATML, MODELS, ROWS, rows_of, tiny_model, trained_tokenizer
 
 Ask = Callable[..., object]
 
@@ -133,6 +133,7 @@ def expected_answers(absent: str, gated: str, private: str, there: str) -> dict[
     }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("token", "absent", "gated", "private"),
     [
@@ -324,10 +325,12 @@ except HfHubHTTPError as error:
     assert small_hub.repo("theirs/model").private is False
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("architecture", ["gpt2", "gpt_neox", "llama", "qwen2"])
 @pytest.mark.parametrize("head", ["lm", "score"])
 def test_tiny_models_are_small_and_repeatable(tmp_path: Path, architecture: str, head: str) -> None:
     first = tiny_model(tmp_path / "a", architecture, head)
+    trained_tokenizer.cache_clear()
     again = tiny_model(tmp_path / "b", architecture, head)
     other = tiny_model(tmp_path / "c", architecture, head, seed=1)
     weights = [(folder / "model.safetensors").read_bytes() for folder in (first, again, other)]

@@ -79,6 +79,7 @@ def written(tmp_path):
 # --- Every sample ---------------------------------------------------------------------------------
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", FILES)
 def test_a_sample_becomes_an_experiment_that_passes_the_check(imported, name):
     done = imported(name)
@@ -151,6 +152,7 @@ def test_axolotl_chats(imported):
     assert done.cfg["callback"]["early_stopping"]["early_stopping_patience"] == 3
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
@@ -203,6 +205,7 @@ def test_llama_factory_ppo(imported):
     assert done.cfg["model"]["path"] == "meta-llama/Meta-Llama-3-8B-Instruct", "a variable of the script"
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
@@ -258,6 +261,7 @@ def test_swift_grpo_takes_rewards_of_ours(imported):
     assert done.args["mask_truncated_completions"] is True and done.cfg["kl_coef"] == 0.01
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("scale", ["last_round", "hermes", "all", "alpha_umi"])
 def test_loss_scales_of_swift(written, scale):
     done = written({"model": "a/b", "tuner_type": "lora", "dataset": ["hf::a/b"], "loss_scale": scale})
@@ -315,6 +319,7 @@ def test_a_variable_that_the_shell_sets_is_asked_for(tmp_path):
     assert faults and all(fault.where.endswith("path") for fault in faults)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("text", "rate", "accumulated"),
     [
@@ -374,6 +379,7 @@ def test_a_flag_that_a_comment_cuts_off_is_never_lost_in_silence(tmp_path):
         read_file(path)
 
 
+@pytest.mark.slow
 def test_none_is_a_value(written):
     done = written("swift rlhf --rlhf_type grpo --model a/b --dataset a/b --scale_rewards none", name="a.sh")
     assert done.args["scale_rewards"] == "none"
@@ -418,6 +424,7 @@ def test_what_is_no_training_that_there_is_here_becomes_none(written, keys, wher
     assert any(fault.where.endswith(where) and fault.fix for fault in caught.value.faults)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("keys", "target"),
     [

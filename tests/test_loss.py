@@ -231,6 +231,7 @@ def test_a_trainer_of_the_users_own_is_of_the_kind_that_it_builds_on(own_trainer
     assert kind_of("my_trainers.Fresh", "my_trainers.FreshConfig") is None
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("group", ["loss", "weight"])
 def test_a_trainer_that_nobody_knows_takes_no_loss_and_everything_else(own_trainers, capsys, group):
     words = ["trainer=sft", "trainer._target_=my_trainers.Fresh", "allow=[my_trainers]", "metric=none", "--dry-run"]
@@ -247,6 +248,7 @@ def test_a_trainer_that_nobody_knows_takes_no_loss_and_everything_else(own_train
 # --- What is refused before anything loads ------------------------------------------------------
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -160,6 +160,7 @@ def test_log_odds_are_of_the_first_token_of_the_answer():
 # --- Texts against references, by libraries -----------------------------------------------------
 
 
+@pytest.mark.slow
 def test_figures_against_references_are_those_of_the_libraries():
     pytest.importorskip("sacrebleu")
     pytest.importorskip("rouge_score")

@@ -129,6 +129,7 @@ def test_a_folder_without_a_vocabulary_is_refused(qwen):
 # --- Templates ----------------------------------------------------------------------------------
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", template_names())
 def test_a_shipped_template_trains_answers_with_their_end_and_nothing_else(name, folder):
     tokenizer = load_tokenizer(str(folder), chat_template=name)
@@ -141,6 +142,7 @@ def test_a_shipped_template_trains_answers_with_their_end_and_nothing_else(name,
     assert trl_templates.is_chat_template_stop_token_trained(tokenizer)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", template_names())
 def test_the_generation_prompt_is_what_an_answer_follows(name, folder):
     tokenizer = load_tokenizer(str(folder), chat_template=name)
@@ -174,6 +176,7 @@ def test_replacing_a_template_is_logged_and_keeping_it_is_not(qwen, caplog):
     assert replaced.chat_template == read_template("plain")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("template", "found"),
     [
@@ -289,6 +292,7 @@ def pickle_weights(folder: Path) -> None:
 CONFIG_DAMAGES = (damage_json, remove_config, damage_architecture, bring_code)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("damage", "where", "found", "fix"),
     [
@@ -320,6 +324,7 @@ def test_pickled_weights_load_when_asked_for(qwen):
     assert all(torch.equal(model.get_parameter(n), w) for n, w in own.named_parameters())
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("loader", [load_tokenizer, load])
 @pytest.mark.parametrize(
     ("path", "found"),
@@ -396,6 +401,7 @@ def lora(**how) -> peft.LoraConfig:
     return peft.LoraConfig(r=4, target_modules="all-linear", **{"task_type": "CAUSAL_LM"} | how)
 
 
+@pytest.mark.quick(1)
 def test_an_adapter_comes_on_its_base_and_can_be_trained_further(folder, tmp_path):
     save_adapter(folder, tmp_path, lora())
     tokenizer = load_tokenizer(str(tmp_path))  # the base's, as the adapter brings none
@@ -430,6 +436,7 @@ SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 SMALL |= {"num_attention_heads": 2, "max_position_embeddings": 64}
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("model_type", ["qwen2", "gpt_neox"])
 @pytest.mark.parametrize("head", ["lm", "score"])
 def test_a_new_model_depends_on_the_seed_alone(model_type, head, tmp_path):
@@ -454,6 +461,7 @@ def test_keys_that_an_architecture_lacks_are_named_all_at_once():
         new_model(tiny_tokenizer(), model_type="qwen99")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("kind", "found"),
     [("bert", "still to be written"), ("roberta", "still to be written"), ("xlm", "still to be written"),

@@ -51,6 +51,7 @@ def test_a_hub_that_never_answers_is_waited_for_in_one_line(address, here, monke
     assert not (here / "outputs").exists()
 
 
+@pytest.mark.slow
 def test_a_hub_that_is_not_there_is_told_at_once(here, monkeypatch, capsys):
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")

@@ -53,6 +53,7 @@ def test_every_pattern_that_fits_nothing_is_a_fault():
     assert [fault.where for fault in error.value.faults] == ["optimizer.groups.embd", "optimizer.groups.layr"]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("word", "said"),
     [

@@ -360,6 +360,7 @@ def test_a_reference_is_a_frozen_copy(folder):
     assert torch.equal(answer(reference, folder), answer(load(folder), folder))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", ["sft", "dpo", "grpo"])
 def test_an_adapter_is_put_on_once(kind, folder):
     model, config, _ = load_adapter_weights("lora", folder)
@@ -445,6 +446,7 @@ def test_quantised_weights_need_an_adapter_that_leaves_them_alone(folder):
 # --- Quantised ----------------------------------------------------------------------------------
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("bits", ["4bit", "8bit"])
 @pytest.mark.parametrize("architecture", ["qwen2", "llama"])
 def test_gradients_are_the_same_after_an_evaluation(bits, architecture, folders):

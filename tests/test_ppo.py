@@ -216,6 +216,7 @@ FIRST = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("case", "twice"),
     [(case, False) for case in ("full", "adapter", "generate")]
@@ -253,6 +254,7 @@ def test_an_adapter_that_the_model_came_with_is_the_reference(tmp_path):
     assert abs(first) < 1e-5 and abs(last) > 1e-2
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("case", ["full", "adapter"])
 def test_without_kl_there_is_no_reference(tmp_path, case):
     trainer = letter_trainer(tmp_path, kl_coef=0.0, max_steps=1, **FIRST[case])
@@ -329,6 +331,7 @@ def test_every_declared_end_token_ends_a_completion(tmp_path):
     assert stops(stop_token=None) == () and stops(stop_token=None, stop_token_id=5) == (5,)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("asked", [{}, {"stop_token_id": 3}, {"stop_token": None, "stop_token_id": 3}])
 def test_a_missing_end_is_penalised_whatever_ends_a_completion(tmp_path, asked):
     trainer = letter_trainer(
@@ -471,6 +474,7 @@ def test_scores_that_are_all_the_same_stay_finite_numbers(tmp_path):
     assert rollout.returns_BR.max() < 100
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("target", "change"), [(1e9, 1 - 0.2 * 8 / 100), (1e-9, 1 + 0.2 * 8 / 100)])
 def test_the_kl_coefficient_moves_towards_its_target(tmp_path, target, change):
     trainer = letter_trainer(
@@ -484,6 +488,7 @@ def test_the_kl_coefficient_moves_towards_its_target(tmp_path, target, change):
 # --- The step -----------------------------------------------------------------------------------
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("average", "budget"), [("token", 1), ("sequence", 40), slow("token", 512)])
 def test_a_step_follows_the_gradient_of_the_loss_as_it_is_written(tmp_path, average, budget):
     def earned(completions, **_):
@@ -554,6 +559,7 @@ def test_activation_checkpointing_is_honoured_and_changes_nothing(tmp_path, case
     assert farthest(plain, weights(trainer)) < 1e-5
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("bf16", [False, True])
 def test_no_kernel_is_compiled_for_each_shape_in_float32(tmp_path, capfd, bf16):
     seen = []
@@ -598,6 +604,7 @@ def test_values_and_scores_are_not_rounded_under_bf16(tmp_path, critic):
     assert not any(seen) and rollout.logprobs_BR.dtype == torch.float32
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("critic", ["adapter", "model"])
 def test_frozen_weights_in_the_type_of_autocast_give_the_same_bits(tmp_path, critic):
     found = []

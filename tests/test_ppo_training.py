@@ -131,6 +131,7 @@ def test_evaluating_does_not_change_the_training(tmp_path):
     assert farthest(*map(weights, trainers)) == 0
 
 
+@pytest.mark.slow
 def test_samples_do_not_replace_those_of_an_evaluation(tmp_path):
     build(
         tmp_path, eval_dataset=letter_rows(8), per_device_eval_batch_size=2, num_sample_generations=2, num_ppo_epochs=1,
@@ -141,6 +142,7 @@ def test_samples_do_not_replace_those_of_an_evaluation(tmp_path):
     assert counts == {(0, "samples"): 2, (1, "samples"): 2, (1, "eval"): 8, (2, "eval"): 8}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("times", "at"), [(0, []), (1, [0]), (3, [0, 3, 5]), (5, [0, 2, 3, 5, 6]), (9, [*range(7)])])
 def test_samples_are_written_so_many_times_evenly_spread(tmp_path, times, at):
     asked = {"max_steps": 7, "num_sample_generations": times, "eval_dataset": letter_rows(1), "num_ppo_epochs": 1}
@@ -175,6 +177,7 @@ class Events(TrainerCallback):
         self.seen.append("save")
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_comes_back_and_callbacks_see_every_event(tmp_path):
     events = Events()
     trainer = build(
@@ -209,6 +212,7 @@ def test_training_stops_early_where_the_metric_does_not_rise(tmp_path):
 # --- Saves load elsewhere -----------------------------------------------------------------------
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", ["llama", "gpt_neox"])
 def test_a_policy_and_its_critic_load_elsewhere(tmp_path, kind):
     trainer = build(tmp_path, kind, save_strategy="steps", save_steps=2, num_ppo_epochs=1)
@@ -223,6 +227,7 @@ def test_a_policy_and_its_critic_load_elsewhere(tmp_path, kind):
     assert torch.equal(logits(critic), logits(trainer.actor_critic.value_model))
 
 
+@pytest.mark.slow
 def test_an_adapter_loads_elsewhere(tmp_path):
     trainer = build(tmp_path, peft_config=lora(), save_strategy="steps", save_steps=2, num_ppo_epochs=1)
     trainer.train()

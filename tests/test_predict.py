@@ -187,6 +187,7 @@ def test_an_evaluation_samples_the_same_whatever_is_side_by_side_and_leaves_all_
 # --- A file of rows -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_row_has_its_lines_in_order(predict, tmp_path):
     predict(*TOY, "n=2", "to=out.jsonl")
     rows = rows_of(tmp_path / "out.jsonl")
@@ -199,6 +200,7 @@ def test_every_row_has_its_lines_in_order(predict, tmp_path):
     assert all(row["finish"] in ("stop", "length") and row["log_probability"] < 0 < row["tokens"] for row in rows)
 
 
+@pytest.mark.slow
 def test_the_batch_size_changes_nothing(predict, tmp_path):
     predict(*TOY[:3], "temperature=1", "batch_size=1", "to=one.jsonl")
     predict(*TOY[:3], "temperature=1", "batch_size=12", "to=all.jsonl")
@@ -206,6 +208,7 @@ def test_the_batch_size_changes_nothing(predict, tmp_path):
     assert said[0] == said[1] and len(set(said[0])) > 6
 
 
+@pytest.mark.slow
 def test_a_killed_command_goes_on_and_comes_to_the_same(predict, tmp_path):
     predict(*TOY, "n=2", "seed=5", "to=whole.jsonl")
     whole = (tmp_path / "whole.jsonl").read_text()
@@ -390,6 +393,7 @@ def test_a_run_answers_from_its_frozen_configuration(predict, laid):
     assert [row["prompt"] for row in rows_of(path)] == [row["prompt"] for row in shipped[:3]]
 
 
+@pytest.mark.slow
 def test_a_typed_prompt_is_what_the_runs_own_samples_were(predict, laid):
     asked = (str(laid.folder), "checkpoint=start", "prompt=1 2 3", "max_new_tokens=4")
     chat, text = (predict(*asked, f"as={kind}").out for kind in ("chat", "text"))

@@ -70,6 +70,7 @@ def test_a_run_that_does_not_say_how_it_was_made_is_continued(tmp_path):
     assert differing(run) is None and command_of(run) == f"python -m runner.launch {folder}"
 
 
+@pytest.mark.slow
 def test_a_run_page_shows_what_was_said_at_the_first_and_the_last_step(tmp_path):
     folder = lay_run(tmp_path / "x" / "run", after={"eval_exact": 0.5}, lines=[{"step": 1, "loss": 1.0}])
     rows = [

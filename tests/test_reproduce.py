@@ -82,6 +82,7 @@ def test_a_configuration_that_lacks_most_of_itself_is_no_run(tmp_path, monkeypat
     assert said.count("it lacks name, output_root, trainer") == said.count(" quant") == 2
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("key", "value", "code"),
     [

@@ -197,6 +197,7 @@ def test_a_classifier_reads_a_chat_by_its_template_whether_the_answer_is_a_turn_
     assert join_texts(tokenizer, prompt, turn) == "Hi\nHo" and join_texts(tokenizer, "Hi ", "Ho") == "Hi Ho"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("loader", ["Classifier", "load_reward_model"])
 def test_a_template_of_a_reward_model_that_grows_is_refused(tmp_path, loader):
     classifier(tmp_path)

@@ -246,6 +246,7 @@ VERBS = {
 }
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("number", "age"), [(None, "format 1, of an older"), (3, "format 3, of a newer")])
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_folder_of_another_format_is_refused_in_words(tmp_path, monkeypatch, capsys, verb, number, age):

@@ -15,6 +15,7 @@ from transformers import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
+from warm import Warm
 
 from runner.generate import sampler
 from runner.generate.engines import VLLM
@@ -175,6 +176,7 @@ def test_what_is_beside_a_row_does_not_change_it():
     assert_same(turned, Responses(whole.tokens[::-1], whole.logprobs[::-1]))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_neox", "opt"])
 @pytest.mark.parametrize("stops", [(END, 3, 4), ()])
 def test_the_steps_of_a_graph_draw_what_the_loop_draws(kind, stops):
@@ -295,11 +297,19 @@ VLLM_RUN += (
 SHARDED = ("strategy=fsdp2", "launcher.num_processes=2", "trainer.args.bf16=false")
 
 
+@pytest.fixture(scope="module")
+def warm_vllm(warm, tmp_path_factory):
+    """A process that has imported the libraries where vLLM is."""
+    process = Warm(tmp_path_factory.mktemp("warm-vllm"), warm.environment | STAND_IN)
+    yield process
+    process.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [["peft=lora", "trainer.args.vllm_enable_sleep_mode=true"], SHARDED])
-def test_vllm_samples_from_the_policy_as_it_is_now(runner, more):
-    done = runner.cold(*VLLM_RUN, *more, RUNNER_TEST_FSDP_ON_CPU="1", **STAND_IN)
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_vllm_samples_from_the_policy_as_it_is_now(runner, warm_vllm, more):
+    runner.warm = warm_vllm
+    runner(*VLLM_RUN, *more, RUNNER_TEST_FSDP_ON_CPU="1", **STAND_IN)
     lines = [line for line in read_metrics(runner.runs("run")[0] / "metrics.jsonl") if "loss" in line]
     assert abs(lines[0]["objective/kl"]) < 1e-4 < abs(lines[1]["objective/kl"])
     for line in lines:  # of what it drew, PPO's own probabilities are the same
@@ -307,6 +317,7 @@ def test_vllm_samples_from_the_policy_as_it_is_now(runner, more):
             assert line[f"sampling/importance_sampling_ratio/{kind}"] == pytest.approx(1, abs=1e-3)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("words", [VLLM_RUN, ["trainer=grpo", "trainer.args.use_vllm=true"]], ids=["ppo", "grpo"])
 def test_vllm_is_asked_for_where_it_is_and_missed_where_it_is_not(runner, words):
     missing = runner(*words, "--dry-run", code=5)

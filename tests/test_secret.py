@@ -81,6 +81,7 @@ def test_a_variable_of_a_password_is_known_by_its_name():
     assert not any(map(names_secret, ("PASSAGE", "KEYBOARD_LAYOUT", "TOKENIZERS_PARALLELISM", "MONKEYS")))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "piece", ["a", "1", "sk-", "gsk_", "eyJ-", "a.", "A_", "\n", " ", "token: '", "hub_token=", "://a"]
 )
@@ -91,6 +92,7 @@ def test_a_line_of_30_kb_is_looked_through_at_once(piece):
     assert time.process_time() - start < 4
 
 
+@pytest.mark.slow
 def test_nothing_harmless_is_taken_for_a_secret():
     assert list(misses_of_harmless()) == []
 

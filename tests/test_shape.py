@@ -41,8 +41,12 @@ OLD_WORDS = r"\b(tray|papers?|vouched|uphill|amendments?|theatre|told|cures?|cur
 
 FILES = sorted((ROOT / "runner").rglob("*.py"))
 TEXTS = {path: path.read_text(encoding="utf-8") for path in FILES}
-TREES = {path: ast.parse(text) for path, text in TEXTS.items()}
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@cache
+def trees() -> dict[Path, ast.Module]:
+    return {path: ast.parse(text) for path, text in TEXTS.items()}
 
 
 def module_of(path: Path) -> str:
@@ -63,7 +67,7 @@ def where(path: Path, node: ast.AST) -> str:
 def imports(path: Path) -> set[str]:
     """The rooms of the package that a file imports anywhere in it, by a statement or by a name in a text."""
     found = set()
-    for node in ast.walk(TREES[path]):
+    for node in ast.walk(trees()[path]):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "runner":
             parts = node.module.split(".")
             found |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
@@ -87,7 +91,7 @@ def graph() -> dict[str, set[str]]:
     """The modules that each module imports anywhere in it."""
     modules = {module_of(path) for path in FILES}
     found = {module: set() for module in modules}
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         named = found[module_of(path)]
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.module:
@@ -167,7 +171,7 @@ def longest_import_chain() -> list[str]:
 def private_functions_with_one_caller() -> list[str]:
     """Functions, methods and functions inside of functions that only their own file can use, and that it uses once."""
     found = []
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         used = collections.Counter(
             node.id if isinstance(node, ast.Name) else node.attr
             for node in ast.walk(tree)
@@ -190,7 +194,7 @@ def private_functions_with_one_caller() -> list[str]:
 def public_names_defined_twice() -> list[str]:
     """Functions and classes of one name in several modules; each verb has a ``main``, and functions of its own."""
     homes = collections.defaultdict(list)
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         for node in tree.body if room_of(path) != "command" else ():
             if isinstance(node, FUNCTIONS | ast.ClassDef) and not node.name.startswith("_") and node.name != "main":
                 homes[node.name].append(str(path.relative_to(ROOT)))
@@ -201,7 +205,7 @@ def docstrings_that_begin_with_a_question() -> list[str]:
     """Docstrings that do not begin with what comes out."""
     return [
         where(path, node)
-        for path, tree in TREES.items()
+        for path, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, FUNCTIONS | ast.ClassDef)
         and re.match(r"(What|Whether|Where|Who|How|Which|That)\b", ast.get_docstring(node) or "")
@@ -209,7 +213,9 @@ def docstrings_that_begin_with_a_question() -> list[str]:
 
 
 def functions_over_60_lines() -> list[str]:
-    functions = [(path, node) for path, tree in TREES.items() for node in ast.walk(tree) if isinstance(node, FUNCTIONS)]
+    functions = [
+        (path, node) for path, tree in trees().items() for node in ast.walk(tree) if isinstance(node, FUNCTIONS)
+    ]
     return [where(path, node) for path, node in functions if node.end_lineno - node.lineno >= 60]
 
 
@@ -244,18 +250,19 @@ def test_a_budget_holds(figure):
 
 
 def test_functions_are_small():
-    functions = [node for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, FUNCTIONS)]
+    functions = [node for tree in trees().values() for node in ast.walk(tree) if isinstance(node, FUNCTIONS)]
     lengths = sorted(node.end_lineno - node.lineno + 1 for node in functions)
     assert lengths[len(lengths) // 2] <= 12
 
 
+@pytest.mark.slow
 def test_an_eighth_of_the_lines_explains():
     """Docstrings and comments, a line each however many tokens stand on it."""
     count = 0
     for path, text in TEXTS.items():
         tokens = tokenize.generate_tokens(io.StringIO(text).readline)
         explained = {token.start[0] for token in tokens if token.type == tokenize.COMMENT}
-        for node in ast.walk(TREES[path]):
+        for node in ast.walk(trees()[path]):
             if isinstance(node, FUNCTIONS | ast.ClassDef | ast.Module) and ast.get_docstring(node):
                 explained |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
         count += len(explained)
@@ -282,9 +289,10 @@ def test_a_training_is_few_calls_below_the_command_line(train, monkeypatch):
 
 
 def test_every_module_says_what_lives_there():
-    assert not [path for path, tree in TREES.items() if not ast.get_docstring(tree)]
+    assert not [path for path, tree in trees().items() if not ast.get_docstring(tree)]
 
 
+@pytest.mark.slow
 def test_the_types_are_right(tmp_path):
     command = [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

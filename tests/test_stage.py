@@ -149,6 +149,7 @@ def test_a_word_for_every_stage_cuts_none_off_from_an_earlier_one(chain):
     assert "sft.reward.model.path" in {fault.where for fault in faults(*chain, "reward.model.path=x")}
 
 
+@pytest.mark.slow
 def test_what_an_option_is_tuned_for_stays_with_its_own_model_and_what_is_trained_from_that(write, tmp_path, capsys):
     field, words = "per_device_train_batch_size", write(CHAIN)
     kept = [cfg["trainer"]["args"].get(field) for cfg in composed(*words).values()]
@@ -176,6 +177,7 @@ def test_what_an_option_is_tuned_for_stays_with_its_own_model_and_what_is_traine
     assert capsys.readouterr().out.count(note) == 1
 
 
+@pytest.mark.slow
 def test_many_stages_are_composed_by_hydra_once_and_know_the_model_that_they_began_with(write):
     words = write({f"s{n}": [f"seed={n}", *([f"model.path=${{run:s{n - 1}}}"] * (n > 0))] for n in range(30)})
     config._compose_choices.cache_clear()
@@ -232,6 +234,7 @@ def test_a_word_that_cannot_be_meant_says_what_to_type(chain, word, found, fix):
     assert found in fault.found and fault.fix == fix and fault.expected
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("stages", "where", "said"),
     [
@@ -259,6 +262,7 @@ def test_stages_outside_of_an_experiment_are_not_overlooked(tmp_path):
     assert "stages" in {fault.where for fault in faults("callback=mine", "-cd", str(tmp_path))}
 
 
+@pytest.mark.slow
 def test_what_a_file_says_does_not_count_as_typed(write):
     unsafe = {"a": ["trainer=sft", "model=hub", "model.path=org/name", "model.trust_remote_code=true", "allow=[pack]"]}
     words = write(unsafe)
@@ -338,6 +342,7 @@ def test_a_stop_starts_no_other_stage(chain, monkeypatch, tmp_path, kind):
     assert folders == ["chain-judge", "chain-sft"]
 
 
+@pytest.mark.slow
 def test_without_a_name_each_stage_is_named_after_its_parts_and_itself(write, tmp_path):
     words = write({"one": ["trainer=sft"], "two": ["trainer=dpo", "model.path=${run:one}"]})
     path = tmp_path / "mine" / "experiment" / "chain.yaml"

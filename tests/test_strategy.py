@@ -26,6 +26,7 @@ from runner.validate import start
 EFFICIENT = "trainer.args.fsdp_config.cpu_ram_efficient_loading"
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("variables", "words", "code", "said"),
     [
@@ -145,6 +146,7 @@ def test_a_process_that_fails_while_it_saves_leaves_no_other_waiting(runner):
     assert Run(folders[0]).status()["state"] == "failed"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("words", ["peft=vera", "peft=lora model.path=tied", "model.merge=true model.path=adapter"])
 def test_each_process_reads_what_accelerate_does_not_hand_out(words, tmp_path, monkeypatch):
     from peft import LoraConfig, get_peft_model
@@ -256,6 +258,7 @@ SHARED = ("dataset.limit.train=64", "dataset.limit.eval=8", "metric=none", "batc
 SHARED += ("trainer.args.per_device_train_batch_size=8", "trainer.args.max_steps=4", "trainer.args.save_steps=2")
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("words", ["sft", "dpo", "reward", "ppo", "sft peft=lora", "ppo strategy=fsdp2"])
 def test_a_shared_batch_has_one_key_on_any_number_of_processes(words):
     one, two, whole = (
@@ -265,6 +268,7 @@ def test_a_shared_batch_has_one_key_on_any_number_of_processes(words):
     assert one == two == whole
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "words",
     [
@@ -307,6 +311,7 @@ def test_a_batch_lets_a_run_go_on_by_another_number_of_processes(runner, trainer
         assert weights[1][name].numpy() == pytest.approx(each.numpy(), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_batch_is_not_shared_otherwise_where_the_rows_of_an_epoch_would_be(runner):
     words = ("trainer=sft", *SHARED, "dataset.limit.train=20", "name=run")
     runner(*words)

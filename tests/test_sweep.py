@@ -133,6 +133,7 @@ def test_a_checked_in_sweep_needs_no_flag_and_its_axes_can_be_replaced(capsys):
     assert "3 runs in outputs/toy-sft: seed 3" in text
 
 
+@pytest.mark.slow
 def test_jobs_that_differ_in_values_only_are_composed_by_hydra_once(monkeypatch):
     config._compose_choices.cache_clear()
     jobs("trainer=dpo", "kl_coef=0.1,0.2,0.3", "learning_rate=1e-6,1e-5")
@@ -147,6 +148,7 @@ def test_a_fault_of_all_jobs_is_one_whatever_is_swept():
     assert [(fault.fix, fault.job) for fault in error.value.faults] == [("trainer.args.max_steps=2", "")]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "words",
     [
@@ -248,6 +250,7 @@ def test_what_one_job_does_to_its_process_touches_no_other(train_all):
     assert Counter(run.status()["state"] for run in failed) == {"finished": 2, "failed": 6}
 
 
+@pytest.mark.slow
 def test_what_a_job_says_is_in_its_log_without_secrets(train_all, capfd, monkeypatch):
     monkeypatch.setenv("DEPLOY_KEY", "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEA7b1x\n-----END")
 
@@ -324,6 +327,7 @@ def test_a_signal_is_handed_on_and_nothing_more_starts(train_all):
     assert signals == [signal.SIGTERM] and codes == [143] and recorder.ends[0][0] == "interrupted"
 
 
+@pytest.mark.slow
 def test_threads_of_a_forked_process_that_compute_first_find_their_pool():
     """Without a renewed pool 7 of 10 such processes end with "Invalid thread pool!"."""
     import threading

@@ -76,6 +76,7 @@ STRANGE = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("name", "text"), STRANGE.values(), ids=STRANGE)
 def test_what_a_strangers_run_holds_is_its_own_fault_and_not_that_of_the_report(tmp_path, name, text):
     group = lay_sweep(tmp_path / "kl", SEEDS, logged=True)
@@ -86,6 +87,7 @@ def test_what_a_strangers_run_holds_is_its_own_fault_and_not_that_of_the_report(
     assert report(run)
 
 
+@pytest.mark.slow
 def test_the_end_of_a_sweep_shows_nothing_of_a_strangers_run_raw(tmp_path, capsys):
     group = lay_sweep(tmp_path / "kl", SEEDS)
     lay_run(group / "another", kl_coef="\x1b[31m")
@@ -240,6 +242,7 @@ def test_the_objective_is_that_of_the_configuration(tmp_path):
     assert summarise(tmp_path / "bare").best.mean("loss") == 1.0
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("metric", "given", "best", "said"),
     [

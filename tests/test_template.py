@@ -60,6 +60,7 @@ def trained_of(tokenizer, turns, tools=TOOLS):
     return tokenizer.decode([token for token, mask in pairs if mask])
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("tools", [TOOLS, None], ids=["tools given", "no tools given"])
 @pytest.mark.parametrize("name", TRAINED)
 def test_thoughts_and_calls_are_trained_with_their_end_and_observations_are_not(bare, name, tools):
@@ -138,6 +139,7 @@ def test_of_several_templates_one_is_the_default():
         set_template(tokenizer, None)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "template",
     [
@@ -167,11 +169,13 @@ def compose(*words):
     return composed.cfg
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", template_names())
 def test_the_template_group_offers_every_shipped_template(name):
     assert compose(f"template={name}")["model"]["tokenizer"]["chat_template"] == name
 
 
+@pytest.mark.slow
 def test_the_template_group_is_a_short_name_and_no_part_of_a_run():
     assert key_of(compose()) == key_of(compose("template=none"))
     same = [compose("template=react"), compose("model.tokenizer.chat_template=react")]

@@ -69,6 +69,7 @@ def test_progress_in_a_file_is_a_line_now_and_then_and_none_of_what_is_quick(mon
     assert "\r" not in "".join(lines)
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_a_bar_with_the_loss_and_the_time_that_is_left(look, tmp_path):
     shown, code = look("trainer=sft", *FEW, "objective=eval_loss")
     bars = [frame for frame in re.split(r"[\r\n]", shown) if frame.startswith("training")]
@@ -114,6 +115,7 @@ PAIRS = ("dataset=local", "dataset.path=runner://dataset/toy_sort")
 MODEL = "model.path=MODEL"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("words", "then"),
     [

@@ -71,6 +71,7 @@ def test_a_missing_package_is_a_fault_that_says_what_to_install_for_the_worker_t
     assert "pip install 'wandb>=0.19'" in told and "pip install 'tensorboard>=2.18'" in told
 
 
+@pytest.mark.slow
 def test_several_trackers_are_composed_into_one_and_change_no_key(tmp_path):
     (tmp_path / "tracker").mkdir()
     (tmp_path / "tracker" / "ours.yaml").write_text("report_to: [wandb, mlflow]\ntags: [ours]\n")
@@ -85,6 +86,7 @@ def test_several_trackers_are_composed_into_one_and_change_no_key(tmp_path):
     assert compose(["experiment=two", "tracker.report_to=none"], [tmp_path]).cfg["tracker"]["report_to"] == "none"
 
 
+@pytest.mark.slow
 @needs("tensorboard")
 def test_a_run_that_is_over_is_sent_once_by_the_line_that_the_command_tells(tmp_path, monkeypatch, capsys):
     def said(*words, code=0):

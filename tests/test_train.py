@@ -61,6 +61,7 @@ def test_every_trainer_takes_real_steps_and_its_losses_equal_the_golden_file(tra
         assert differences(done.run, tmp_path / "plain") == []
 
 
+@pytest.mark.slow
 def test_a_run_leaves_what_the_design_promises(train, capsys):
     done = train(*few_rows("trainer=dpo", *QUICK), pictures=("loss", "learning_rate", "reward"))
     folder = done.run.folder
@@ -157,6 +158,7 @@ def test_evaluation_does_not_change_an_online_run(train):
     assert weights(evaluated.run.model) == weights(train(*words, name="without").run.model)
 
 
+@pytest.mark.slow
 def test_fewer_rows_than_one_step_needs_is_an_error_and_not_zero_steps(train, capsys):
     done = train("trainer=grpo", *QUICK, "dataset.limit.train=1", "trainer.args.generation_batch_size=64")
     assert done.code == 2 and "1 training rows" in capsys.readouterr().err

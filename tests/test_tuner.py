@@ -102,6 +102,7 @@ def test_what_cannot_be_trained_whole_is_told():
         train_beside(load(), PromptTuningConfig(num_virtual_tokens=2), ["norm"])
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("words", "where"),
     [
@@ -146,6 +147,7 @@ def mine(tmp_path, monkeypatch):
     sys.modules.pop("my_tuners", None)
 
 
+@pytest.mark.slow
 def test_a_tuner_of_ones_own_changes_the_model_or_gives_an_adapter(mine):
     model, config = build_tuner({"_target_": "my_tuners.biases"}, load(), "lm")
     assert config is None and all("norm" in name or "bias" in name for name in trained(model))

@@ -263,6 +263,7 @@ def test_sequences_in_one_row_have_their_weights_in_one_row():
 # --- What is refused before anything loads ------------------------------------------------------
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -110,6 +110,7 @@ def test_a_wrong_configuration_can_be_asked_about(capsys):
     assert "is  1  command line" in text
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("words", "said"),
     [

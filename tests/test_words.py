@@ -141,6 +141,7 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
         assert re.search(rf"^  {key}: .* {re.escape(ours)}$", said, re.MULTILINE), said
 
 
+@pytest.mark.quick(20)
 @pytest.mark.parametrize(
     ("words", "fixes"),
     [

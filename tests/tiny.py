@@ -193,14 +193,14 @@ def tiny_tokenizer(chat: bool = True) -> "PreTrainedTokenizerFast":
         named = {"eos_token": "<|im_end|>", "pad_token": end}
     else:
         named = {"eos_token": end, "bos_token": end, "unk_token": end}
-    core = Tokenizer.from_str(_trained(chat))
+    core = Tokenizer.from_str(trained_tokenizer(chat))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, model_max_length=1024, **named)
     tokenizer.chat_template = CHATML if chat else None
     return tokenizer
 
 
 @cache
-def _trained(chat: bool) -> str:
+def trained_tokenizer(chat: bool) -> str:
     """The tokenizer of a kind as JSON, trained once: it takes a tenth of a second."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 

@@ -78,7 +78,9 @@ class Warm:
         self.folder.mkdir(parents=True, exist_ok=True)
         if lent := os.environ.get(LENT):
             stdin, stdout = map(int, lent.split())
-            self.process = SimpleNamespace(stdin=open(stdin, "w"), stdout=open(stdout), communicate=lambda: None)
+            self.process = SimpleNamespace(
+                stdin=os.fdopen(stdin, "w"), stdout=os.fdopen(stdout), communicate=lambda: None
+            )
             return
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self.process = subprocess.Popen([sys.executable, __file__], text=True, env=self.environment, **pipes)
