@@ -82,6 +82,7 @@ class Measure:
 
     def __init__(self, folder: Path, repeats: int):
         self.folder, self.repeats = folder, repeats
+        self.states: list[str] = []  # of the trainer, in the checkpoints of what was measured last
         (folder / "script.py").write_text(SCRIPT)
         (folder / "app.py").write_text(HYDRA)
         for count, rows in ((2000, "rows"), (COUNT, "few")):
@@ -101,6 +102,7 @@ class Measure:
             if (done.returncode != 0) != fails:
                 raise SystemExit(f"{' '.join(words)}\n{done.stdout}\n{done.stderr}")
         seconds = spent() - before
+        self.states = [path.read_text() for path in (self.folder / "made").rglob("trainer_state.json")]
         for left in ("hf", "made"):
             shutil.rmtree(self.folder / left, ignore_errors=True)
         return seconds

@@ -17,6 +17,7 @@ from pathlib import Path
 
 SCRIPTS = {
     "overhead": ["overhead.py"],
+    "peers": ["peers.py"],
     "data": ["data.py"],
     "growth": ["growth.py"],
     "ppo": ["ppo_speed.py"],

@@ -1,0 +1,211 @@
+"""CPU seconds of ours beside a plain TRL script, TRL's command, LLaMA-Factory and ms-swift, for the same work.
+
+Each is called by its public command: ours once with all that it does by default beside the steps (held-out scores of
+100 rows before and after, curves, a manifest with the hashes of what it wrote), and once without any score; the others
+evaluate nothing. All of them tokenise the same rows in the same words, train all weights of the tiny model in float32
+with the same batch, steps, rate and schedule, log each tenth step, and save the model; all but the script a checkpoint
+too. The mean loss says that it is the same work: rows come in an order of each one's own, and ms-swift logs the first
+step as well.
+
+run: python tests/benchmark/peers.py                 20 minutes on two cores, and the installation at first
+     python tests/benchmark/peers.py --repeats 1 --steps 10 --batch 8
+
+Each of the others has an environment of its own under ``~/.cache`` with the release named below and what that asks for,
+and the torch that is installed here. Of one that cannot be installed, or fails, the line says why. Torchvision and
+torchaudio are left out, because there is no build of them for a CPU's torch; an empty module stands for the latter,
+which LLaMA-Factory imports and uses for sound alone. So it starts a little sooner than with both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import compileall
+import datetime
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from overhead import MODEL, PACKAGES, ROOT, Measure, ours, processor, theirs
+from ppo_sides import installed, python_with
+
+LLAMA_FACTORY, SWIFT = "0.9.5", "4.6.0"
+KINDS = ("sft", "dpo")
+RATE, BETA, LENGTH = 1e-4, 0.1, 1024
+# What all of them are given, under the names that they have from transformers' arguments.
+SHARED = {"learning_rate": RATE, "lr_scheduler_type": "linear", "weight_decay": 0.0, "gradient_accumulation_steps": 1}
+SHARED |= {"logging_steps": 10, "bf16": False, "fp16": False, "use_cpu": True, "report_to": "none"}
+
+
+@dataclass
+class Side:
+    """One of the tools, and how its command is made of a kind and its sizes."""
+
+    name: str
+    command: Callable[[str, int, int], list[object]]
+    why: str = ""  # it could not be installed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--batch", type=int, default=32)
+    chosen = parser.parse_args()
+    compileall.compile_dir(ROOT / "runner", quiet=1)
+    print(f"{datetime.date.today()}, {os.cpu_count()} cores, {processor()}, {platform.platform()}, ", end="")
+    print(f"Python {platform.python_version()}, " + ", ".join(f"{name} {version(name)}" for name in PACKAGES))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        measure = Measure(folder, chosen.repeats)
+        write_rows(folder)
+        sides = [side(folder) for side in (runner, bare, script, trl, llama_factory, swift)]
+        head = " | ".join(f"{kind}: CPU s | ours / it | mean loss" for kind in KINDS)
+        print(
+            f"\n{chosen.steps} steps of {chosen.batch}, medians of {chosen.repeats}\n\n| | {head} |\n|---|{'---|' * 6}"
+        )
+        parts = [compare(measure, sides, kind, chosen) for kind in KINDS]
+        for side, *cells in zip(sides, *parts, strict=True):
+            print(f"| {side.name} | {' | '.join(cells)} |")
+
+
+def compare(measure: Measure, sides: list[Side], kind: str, chosen: argparse.Namespace) -> list[str]:
+    """The cells of each side, which is measured in turn with the others; of one that fails its last words."""
+    costs: list[list[float]] = [[] for _ in sides]
+    whys, losses = [side.why for side in sides], [""] * len(sides)
+    for number, side in [*enumerate(sides)] * chosen.repeats:
+        if not whys[number]:
+            try:
+                costs[number].append(measure.cost([side.command(kind, chosen.steps, chosen.batch)]))
+                losses[number] = mean_loss(measure.states)
+            except SystemExit as error:
+                whys[number] = next(line for line in reversed(str(error).splitlines()) if line.strip())[:200]
+    medians = [statistics.median(each or [math.nan]) for each in costs]
+    return [
+        f"{why} | |" if why else f"{cost:.1f} | {medians[0] / cost:.2f} | {loss}"
+        for why, cost, loss in zip(whys, medians, losses, strict=True)
+    ]
+
+
+def mean_loss(states: list[str]) -> str:
+    """The mean of the losses that were logged, as the last checkpoint has them."""
+    if not states:
+        return ""
+    last = max(map(json.loads, states), key=lambda state: state["global_step"])
+    return f"{statistics.fmean(line['loss'] for line in last['log_history'] if 'loss' in line):.3f}"
+
+
+def write_rows(folder: Path) -> None:
+    """The same rows in the form of each tool, one file for each kind."""
+    rows = [json.loads(line) for line in (folder / "rows" / "train.jsonl").read_text(encoding="utf-8").splitlines()]
+    said = [{key: row[key][0]["content"] for key in ("prompt", "chosen", "rejected")} for row in rows]
+    turns = [
+        [{"role": "user", "content": each["prompt"]}, {"role": "assistant", "content": each["chosen"]}] for each in said
+    ]
+    forms = {
+        "trl/sft": [{"prompt": row["prompt"], "completion": row["chosen"]} for row in rows],
+        "trl/dpo": [{key: row[key] for key in ("prompt", "chosen", "rejected")} for row in rows],
+        "lf/sft": said,
+        "lf/dpo": said,
+        "swift/sft": [{"messages": each} for each in turns],
+        "swift/dpo": [
+            {"messages": each, "rejected_response": row["rejected"]} for each, row in zip(turns, said, strict=True)
+        ],
+    }
+    for name, form in forms.items():
+        (folder / name).mkdir(parents=True)
+        (folder / name / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in form))
+    columns = {"sft": {"prompt": "prompt", "response": "chosen"}}
+    columns["dpo"] = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
+    described = {
+        kind: {"file_name": f"{kind}/train.jsonl", "ranking": kind == "dpo", "columns": names}
+        for kind, names in columns.items()
+    }
+    (folder / "lf" / "dataset_info.json").write_text(json.dumps(described))
+
+
+# --- The sides ------------------------------------------------------------------------------------
+
+
+def runner(folder: Path) -> Side:
+    more = [f"learning_rate={RATE}", "output_root=made", "dataset.limit.eval=100"]
+    return Side("ours", lambda *how: [*ours(*how), *more])
+
+
+def bare(folder: Path) -> Side:
+    more = [f"learning_rate={RATE}", "output_root=made", "metric=none", "dataset.split.eval=null"]
+    return Side("ours, no held-out rows", lambda *how: [*ours(*how), *more])
+
+
+def script(folder: Path) -> Side:
+    rows = folder / "rows" / "train.jsonl"
+    return Side(
+        "plain script", lambda kind, *how: [sys.executable, "script.py", kind.upper(), MODEL, rows, *how, "made"]
+    )
+
+
+def trl(folder: Path) -> Side:
+    def command(kind: str, steps: int, batch: int) -> list[object]:
+        words = theirs(kind, steps, batch, folder / "trl" / kind, RATE, BETA)
+        if kind == "sft":
+            del words[(place := words.index("--beta")) : place + 2]
+        return words
+
+    return Side(f"`trl` {version('trl')}", command)
+
+
+def llama_factory(folder: Path) -> Side:
+    def command(kind: str, steps: int, batch: int) -> list[object]:
+        settings = SHARED | {
+            "model_name_or_path": str(MODEL),
+            "stage": kind,
+            "finetuning_type": "full",
+            "do_train": True,
+        }
+        settings |= {"dataset": kind, "dataset_dir": str(folder / "lf"), "template": "chatml", "cutoff_len": LENGTH}
+        settings |= {"disable_gradient_checkpointing": True, "max_steps": steps, "per_device_train_batch_size": batch}
+        settings |= {"output_dir": "made/lf"} | ({"pref_beta": BETA} if kind == "dpo" else {})
+        (folder / f"{kind}.yaml").write_text(json.dumps(settings))  # which is YAML too
+        return [python.with_name("llamafactory-cli"), "train", f"{kind}.yaml"]
+
+    side = Side(f"LLaMA-Factory {LLAMA_FACTORY}", command)
+    if python := install(side, "llamafactory", LLAMA_FACTORY, ["torchvision", "torchaudio"]):
+        place = subprocess.run([python, "-c", "import torch; print(torch.__path__[0])"], capture_output=True, text=True)
+        (Path(place.stdout.strip()).parent / "torchaudio.py").touch()
+    return side
+
+
+def swift(folder: Path) -> Side:
+    def command(kind: str, steps: int, batch: int) -> list[object]:
+        settings = SHARED | {"model": MODEL, "model_type": "llama", "template": "chatml", "tuner_type": "full"}
+        settings |= {"torch_dtype": "float32", "dataset": folder / "swift" / kind / "train.jsonl", "max_length": LENGTH}
+        settings |= {"gradient_checkpointing": False, "max_steps": steps, "per_device_train_batch_size": batch}
+        settings |= {"output_dir": "made/swift", "warmup_ratio": 0, "adam_beta2": 0.999, "use_hf": True}
+        words = ["rlhf", "--rlhf_type", "dpo", "--beta", BETA] if kind == "dpo" else ["sft"]
+        return [python.with_name("swift"), *words, *(word for key in settings for word in (f"--{key}", settings[key]))]
+
+    side = Side(f"ms-swift {SWIFT}", command)
+    python = install(side, "ms-swift", SWIFT)
+    return side
+
+
+def install(side: Side, package: str, release: str, without: list[str] | None = None) -> Path | None:
+    try:
+        return python_with(
+            f"{package}-{release}", [f"torch=={installed('torch')}", f"{package}=={release}"], without or []
+        )
+    except subprocess.CalledProcessError as error:
+        side.why = f"not installed: {' '.join(map(str, error.cmd[1:]))} ended with {error.returncode}"
+        return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
