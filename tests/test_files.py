@@ -85,6 +85,7 @@ def test_rows_are_added_without_a_look_at_those_of_earlier_steps(table):
     assert table.stat().st_ino == node
 
 
+@pytest.mark.slow
 def test_rows_take_the_place_of_those_of_the_same_step_and_of_later_ones(table):
     files.replace_rows(table, [{"step": 900, "set": "a", "new": 1}], same=["step", "set"])
     assert said(table)[-2:] == [{"step": 900, "set": "b"}, {"step": 900, "set": "a", "new": 1}]

@@ -317,7 +317,7 @@ def test_vllm_samples_from_the_policy_as_it_is_now(runner, warm_vllm, more):
             assert line[f"sampling/importance_sampling_ratio/{kind}"] == pytest.approx(1, abs=1e-3)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [VLLM_RUN, ["trainer=grpo", "trainer.args.use_vllm=true"]], ids=["ppo", "grpo"])
 def test_vllm_is_asked_for_where_it_is_and_missed_where_it_is_not(runner, words):
     missing = runner(*words, "--dry-run", code=5)

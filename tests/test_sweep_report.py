@@ -328,6 +328,7 @@ def test_every_state_is_shown_as_what_it_is(partial):
         assert words in page
 
 
+@pytest.mark.slow
 def test_the_rows_are_in_csv_and_in_json_lines(partial):
     summary = summarise(partial)
     rows = list(csv.DictReader(to_csv(summary).splitlines()))
@@ -346,6 +347,7 @@ def test_the_rows_are_in_csv_and_in_json_lines(partial):
     assert lines[0]["before"]["eval_exact"] == 0.0 and lines[0]["after"]["eval_exact"] == lines[0]["objective"]
 
 
+@pytest.mark.slow
 def test_nothing_from_a_folder_is_taken_for_html(partial):
     page = (partial / "report.html").read_text()
     assert "<script" not in page and "partial<b>" not in page
