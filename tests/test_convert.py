@@ -148,6 +148,36 @@ CELLS = {
             "prompt": [{"prompt": "2+2=", "reference": " 4"}],
         },
     ),
+    "three answers": (
+        {"prompt": "2+2=", "chosen": " 4", "rejected": " 5", "reference": " four"},
+        "triple",
+        {
+            "demonstration": [{"prompt": "2+2=", "completion": " 4"}],
+            "messages": [{"messages": [user("2+2="), bot("4")]}],
+            "preference": [{"prompt": "2+2=", "chosen": " 4", "rejected": " 5"}],
+            "triple": [{"prompt": "2+2=", "chosen": " 4", "rejected": " 5", "reference": " four"}],
+            "unpaired": [
+                {"prompt": "2+2=", "completion": " 4", "label": True},
+                {"prompt": "2+2=", "completion": " 5", "label": False},
+            ],
+            "prompt": [{"prompt": "2+2=", "reference": " 4"}],
+        },
+    ),
+    "three whole conversations": (
+        {"chosen": LONG + A, "rejected": LONG + B, "reference": [*LONG, bot("four")]},
+        "triple",
+        {
+            "demonstration": [{"prompt": LONG, "completion": A}],
+            "messages": [{"messages": LONG + A}],
+            "preference": [{"prompt": LONG, "chosen": A, "rejected": B}],
+            "triple": [{"prompt": LONG, "chosen": A, "rejected": B, "reference": [bot("four")]}],
+            "unpaired": [
+                {"prompt": LONG, "completion": A, "label": True},
+                {"prompt": LONG, "completion": B, "label": False},
+            ],
+            "prompt": [{"prompt": LONG, "reference": "4"}],
+        },
+    ),
     "a pair of turns": (
         {"prompt": LONG, "chosen": A, "rejected": B},
         "preference",
@@ -233,8 +263,8 @@ def test_every_raw_form_in_every_trainer_form(name, to):
 
 def test_the_table_of_arrows():
     assert {form for _, form, _ in CELLS.values()} == set(FORMS)
-    assert FORMS_FOR["preference"] == ("preference",)
-    assert FORMS_FOR["demonstration"] == (*("preference", "unpaired", "messages", "prompt_completion", "text"),)
+    assert FORMS_FOR["preference"] == ("triple", "preference")
+    assert FORMS_FOR["demonstration"] == (*("triple", "preference", "unpaired", "messages", "prompt_completion", "text"),)
     assert fits(None, "preference") and fits("text", None) and not fits("text", "prompt")
 
 
@@ -247,7 +277,8 @@ def test_a_trainer_eats_one_of_its_forms(form):
         "promt": "prompt",
         "stepwise": "<one of them>",
     }
-    assert found == ([f"trainer.form={fixes[form]}"] if form in fixes else [])
+    other = ["dataset=local dataset.path=<file>"] if form == "triple" else []  # the rows of the toy are pairs
+    assert found == ([f"trainer.form={fixes[form]}"] if form in fixes else other)
 
 
 @pytest.mark.parametrize(

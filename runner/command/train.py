@@ -26,6 +26,7 @@ from peft import PeftModel
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from transformers import Trainer, TrainingArguments
 from transformers.integrations import unset_hf_deepspeed_config
+from trl import RichProgressCallback
 
 from runner.command.export import open_repository, push
 from runner.config import rank, world_size
@@ -151,6 +152,7 @@ def _train(run: Run, components: Components, stop: StopRequest) -> None:
             restore(trainer, newest)
         else:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        trainer.remove_callback(RichProgressCallback)  # whose bars are closed, also for an evaluation
         if stop.number is not None:
             raise stop.error()
         if trainer.state.global_step == 0:

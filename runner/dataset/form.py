@@ -32,8 +32,9 @@ from runner.schema.text import read_tables
 Turns = list[dict[str, Any]]
 # Text in `prompt` or `completion` is continued as it stands; in `input` or `target` it is a turn of a conversation.
 Role = Literal[
-    "prompt", "completion", "chosen", "rejected", "label", "messages", "system", "input", "target", "text", "margin"
-]
+    "prompt", "completion", "chosen", "rejected", "label", "messages", "system", "input", "target", "text", "margin",
+    "reference",
+]  # fmt: skip
 ROLES = get_args(Role)
 TWINS = {"prompt": "input", "completion": "target"}
 SPEAKERS = {name: name for name in ("system", "developer", "user", "assistant", "tool")}
@@ -204,6 +205,8 @@ def _read_preference(cells: Row) -> Row:
         if not is_finite_number(cells["margin"]):
             raise _bad("margin", describe_cell(cells["margin"]), "a number", "dataset.without=[margin]")
         row["margin"] = float(cells["margin"])
+    if "reference" in cells:
+        row["reference"] = cells["reference"]  # which is read where it is learnt from
     _check_answer(row["chosen"], "chosen")
     _check_answer(row["rejected"], "rejected", empty=True)
     return row if row["chosen"] != row["rejected"] else {}
@@ -277,6 +280,21 @@ def _join(row: Row) -> list[Row]:
     return found
 
 
+def _drop_third(row: Row) -> list[Row]:
+    return [{key: value for key, value in row.items() if key != "reference"}]
+
+
+def _keep_three(row: Row) -> list[Row]:
+    """A pair beside an answer that is imitated, which may repeat the prompt as the two do."""
+    given = row["reference"]
+    answer = to_turns(given, "reference") if isinstance(given, list) else _text(given, "reference")
+    prompt, chosen, rejected, answer = _alike(row["prompt"], row["chosen"], row["rejected"], answer)
+    opening = prompt if isinstance(prompt, str) else [turn for turn in prompt if turn["role"] != "system"]
+    answer = answer[len(opening) :] if answer[: len(opening)] == opening else answer
+    _check_answer(answer, "reference")
+    return [{"prompt": prompt, "chosen": chosen, "rejected": rejected, "reference": answer}]
+
+
 def _judge(row: Row) -> list[Row]:
     """Both answers of a pair, each with its prompt and whether it is good."""
     sides = ("chosen", "rejected")
@@ -318,6 +336,7 @@ def _know_last(row: Row) -> list[Row]:
 # --- The forms ----------------------------------------------------------------------------------
 
 READ: Mapping[str, Callable[[Row], Row]] = {
+    "triple": _read_preference,
     "preference": _read_preference,
     "unpaired": _read_exchange,
     "messages": lambda cells: {"messages": to_turns(cells["messages"], "messages")},
@@ -325,7 +344,7 @@ READ: Mapping[str, Callable[[Row], Row]] = {
     "text": lambda cells: {"text": _text(cells["text"], "text")},
     "prompt": lambda cells: {"prompt": _side(cells, "prompt")},
 }
-ARROWS = (_keep, _imitate, _join, _judge, _ask, _know, _check_turns, _ask_last, _know_last)
+ARROWS = (_keep, _imitate, _join, _drop_third, _keep_three, _judge, _ask, _know, _check_turns, _ask_last, _know_last)
 BY_NAME: Mapping[str, Callable[[Row], list[Row]]] = {arrow.__name__.removeprefix("_"): arrow for arrow in ARROWS}
 # In the order of recognition.
 FORMS = {

@@ -43,6 +43,7 @@ from runner.training.checkpoint import Seal
 from runner.training.health import Health
 from runner.training.profile import Profile
 
+OF_TRAINER = {"trainer", "accelerator", upstream.REF_MODEL}  # that a callback is given once there is a trainer
 SECONDS_OF_STATUS = 1.0  # between two states that say how far a run is, which take as long as a short step each
 
 
@@ -63,10 +64,10 @@ def build_callbacks(cfg: Config, served: Mapping[str, Any], trainer: Trainer | N
     """
     callbacks = []
     for name, node in named(cfg["callback"] or {}, "callback").items():
-        asks = "trainer" in asked_for(node["_target_"]) and "trainer" not in node
+        asks = bool(asked_for(node["_target_"]) & OF_TRAINER - set(node))
         if asks != (trainer is not None):
             continue
-        own = {"callback_name": name, "trainer": trainer}
+        own = {of: getattr(trainer, of, None) for of in OF_TRAINER} | {"callback_name": name, "trainer": trainer}
         own |= {"prompts": served["prompts"]()} if "prompts" in served else {}  # each has its own
         callback = serve(node, **{key: part for key, part in {**served, **own}.items() if key not in node})
         if not isinstance(callback, TrainerCallback):

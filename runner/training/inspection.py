@@ -233,7 +233,8 @@ def _sampled_prompts(trainer: Trainer, rows: Rows) -> Iterator[TokenRow]:
     """The prompts of rows as the trainer samples from them."""
     rows = list(rows)
     own = getattr(trainer, "_tokenize_prompts", None)  # TRL's own, which knows tools, template and its arguments
-    prompts = own([row["prompt"] for row in rows])[0] if own and rows else None
+    prompts = own([row["prompt"] for row in rows]) if own and rows else None
+    prompts = prompts[0] if isinstance(prompts, tuple) else prompts  # beside pictures
     for number, row in enumerate(rows):
         ids = list(prompts[number] if prompts else encode_prompt(trainer.processing_class, row["prompt"], row))
         yield TokenRow(number, "prompt", ids, [False] * len(ids))

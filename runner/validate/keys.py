@@ -150,7 +150,7 @@ SERVED = {
     "optimizer.scheduler": {"optimizer", "num_training_steps"},
     "callback": {
         *("tokenizer", upstream.PROCESSING_CLASS, "folder", upstream.TRAIN_DATASET, "eval_dataset", "trainer"),
-        *("generate", "prompts"),
+        *("generate", "prompts", "accelerator", upstream.REF_MODEL),
     },
     "launcher": {"folder", "debug"},
 }

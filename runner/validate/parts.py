@@ -331,7 +331,8 @@ def find_mismatches(cfg: Config, menu: Mapping[str, Sequence[str]]) -> list[Faul
         expected = f"rows that can become {form} rows: {', '.join(FORMS_FOR[form])}"
         forms = {name: (node.get("dataset") or node).get("form") for name, node in read_options("dataset").items()}
         able = [name for name in menu.get("dataset", ()) if forms.get(name) and fits(forms[name], form)]
-        faults.append(Fault("dataset", found, expected, f"=<{' | '.join(able)}>"))
+        fix = f"=<{' | '.join(able)}>" if able else "=local dataset.path=<file>"
+        faults.append(Fault("dataset", found, expected, fix))
     faults += [*find_metric_faults(cfg), *_callback_faults(cfg), *find_foreign_variables(cfg["tracker"])]
     holds_out = "split" not in rows or (rows["split"] or {}).get("eval")
     if args.get(upstream.EVAL_STRATEGY, "no") not in ("no", False) and not holds_out:

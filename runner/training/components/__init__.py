@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, Trai
 
 from runner.config.build import build, serve
 from runner.dataset.form import answer_columns, is_conversation
-from runner.dataset.load import HeldOut
+from runner.dataset.load import HeldOut, list_columns
 from runner.errors import ConfigError, Fault, own_place
 from runner.io.terminal import mute_libraries
 from runner.model.chat import check_rendering, check_template
@@ -37,7 +37,7 @@ from runner.training.components.rewards import build_rewards
 from runner.training.extension import Hooks
 from runner.training.health import Health, build_health
 from runner.training.lengths import group_lengths
-from runner.training.precompute import precompute_by_default
+from runner.training.precompute import map_sets, precompute_by_default
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +72,8 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     rules = trainers.build_rules(cfg.get("weight"))
     kept = trainers.columns_asked_for(rules)
     rows, held_out = serve(cfg["dataset"], to=cfg["trainer"]["form"], seed=cfg["seed"], keep=kept)
+    if column := cfg["trainer"].get("reference_column"):
+        rows, held_out = (map_sets(functools.partial(_name_reference, column), part) for part in (rows, held_out))
     rewards, weights, panel = build_rewards(cfg, args)
     if weights:
         args.reward_weights = weights
@@ -117,6 +119,11 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     seal = Seal(keep, steps_to_notice(cfg.get("tolerate")), upstream.cycle_steps(vars(args)), run.set_status)
     add_callbacks(trainer, run, served, stop, health, seal, adjustments)
     return Components(args, model, tokenizer, rows, held_out, trainer, health, seal, trackers, adjustments)
+
+
+def _name_reference(column: str, rows: Dataset) -> Dataset:
+    """Rows with their good answers in a column of this name, unless they have one."""
+    return rows if column in list_columns(rows) else rows.rename_column("reference", column)
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ from runner.training.precompute import drop_long, map_sets, note_of, share_rows
 
 BoundRule: TypeAlias = functools.partial[Sequence[Entry]]
 
-NOT_FOR_THE_TRAINER = ("_target_", "form", "head", "evaluates", "shares_batch", "args")
+NOT_FOR_THE_TRAINER = ("_target_", "form", "head", "evaluates", "shares_batch", "reference_column", "args")
 
 
 def build_trainer(
