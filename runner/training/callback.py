@@ -39,7 +39,7 @@ from runner.run import Run
 from runner.run.adjustments import ROLLBACK, adjusted_share, count_of
 from runner.schema import upstream
 from runner.schema.text import Config, named
-from runner.training.checkpoint import Seal
+from runner.training.checkpoint import MovedModels, Seal
 from runner.training.health import Health
 from runner.training.profile import Profile
 
@@ -129,7 +129,7 @@ def add_callbacks(
     record = Record(run.metrics, run.set_status)
     progress = Progress(record)
     trainer.hooks.on_evaluate = progress.begin_evaluation
-    callbacks += [record, health, progress, seal]
+    callbacks += [record, health, progress, MovedModels(trainer), seal]
     if run.cfg.get("profile"):
         callbacks.append(Profile(run.folder / "profile"))
     if count_of(adjustments, ROLLBACK):

@@ -12,8 +12,10 @@ from typing import Any
 
 from accelerate.utils import gather_object, wait_for_everyone
 from peft import PeftModel
-from torch import Tensor
+from safetensors.torch import load_model, save_model
+from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from trl import SyncRefModelCallback
 
 from runner.io.files import read_json
 from runner.run.seal import checkpoints_at_once, put_down, rotate, seal
@@ -82,6 +84,37 @@ class Seal(TrainerCallback):
         wait_for_everyone()
 
 
+@dataclass(eq=False)
+class MovedModels(TrainerCallback):
+    """Saves with each checkpoint the models that follow the trained one, as TRL's own callbacks move them.
+
+    Those are a reference under ``sync_ref_model``, and a teacher; a run that goes on has them as they were. The trainer
+    saves none of them, and only the first process writes, since each has the same.
+    """
+
+    trainer: Trainer
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
+        for path, model in self._places(Path(args.output_dir) / f"checkpoint-{state.global_step}"):
+            if state.is_world_process_zero:
+                save_model(model, str(path))
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
+        for path, model in self._places(Path(self.trainer.resumed_from or "")):
+            if path.is_file():
+                load_model(model, path, device=str(self.trainer.accelerator.device))
+
+    def _places(self, folder: Path) -> list[tuple[Path, nn.Module]]:
+        found = enumerate(moved_models(self.trainer))
+        return [(folder / f"moved-{number}.safetensors", model) for number, model in found]
+
+
+def moved_models(trainer: Trainer) -> list[nn.Module]:
+    """The models that callbacks move towards the trained one."""
+    moved = [each for each in trainer.callback_handler.callbacks if isinstance(each, SyncRefModelCallback)]
+    return [trainer.accelerator.unwrap_model(each.ref_model) for each in moved if each.ref_model is not None]
+
+
 class Restored(Exception):
     """Raised by :class:`Restore` when the weights are in the model; not an error."""
 
@@ -126,8 +159,9 @@ def disk_needed(trainer: Trainer, seal: Seal) -> dict[str, int]:
     trained = [each for each in model.parameters() if each.requires_grad]
     optimizer = "" if trainer.hooks.make_optimizer else str(args.optim.value).lower()
     weights = sum(each.nbytes for each in saved)
+    more = sum(each.nbytes for model in moved_models(trainer) for each in model.parameters())
     count = checkpoints_at_once(seal.keep, seal.steps_to_notice, args.save_strategy, args.save_steps, args.max_steps)
-    return {"checkpoint": weights + state_bytes(optimizer, trained), "checkpoints": count, "model": weights}
+    return {"checkpoint": weights + more + state_bytes(optimizer, trained), "checkpoints": count, "model": weights}
 
 
 def state_bytes(optimizer: str, trained: Sequence[Tensor]) -> int:

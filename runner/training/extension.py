@@ -104,8 +104,10 @@ class AfterTrainer(Trainer):
     lr_scheduler: LRScheduler | None
     _prefix = "eval"
     tokens_before = 0.0
+    resumed_from: str | None = None
 
     def train(self, resume_from_checkpoint: str | None = None, *args: object, **kwargs: object) -> TrainOutput:
+        self.resumed_from = resume_from_checkpoint
         if resume_from_checkpoint:
             history = (read_json(Path(resume_from_checkpoint) / "trainer_state.json") or {}).get("log_history", [])
             self.tokens_before = next((line["num_tokens"] for line in reversed(history) if "num_tokens" in line), 0.0)

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from runner.dataset.load import load_rows
 from runner.io.files import shipped
+from runner.io.turns import text_of
 from runner.reward.rule import sorted_digits
 from runner.run import Run
 from runner.run.read import read_metrics
@@ -38,8 +39,10 @@ FORMS = {
     "preference": lambda row: {name: row[name] for name in ("prompt", "chosen", "rejected")},
     "demonstration": lambda row: {"prompt": row["prompt"], "completion": row["chosen"]},
     "messages": lambda row: {"messages": row["prompt"] + row["chosen"]},
-    "prompt": lambda row: {"prompt": row["prompt"], "digits": row["digits"]},
+    "triple": lambda row: FORMS["preference"](row) | {"reference": row["chosen"]},
+    "prompt": lambda row: {"prompt": row["prompt"], "digits": row["digits"], "reference": text_of(row["chosen"])},
 }
+THREE = ("dataset.form=triple", "dataset.columns={chosen: chosen, reference: chosen}")
 
 
 def rows_of(cfg: dict[str, Any]) -> Dataset:
@@ -49,7 +52,8 @@ def rows_of(cfg: dict[str, Any]) -> Dataset:
         return load_rows(node["path"], form=node["form"], limit=node["limit"], to=form, seed=cfg["seed"])[0]
     rows = load_dataset("json", data_files=f"{shipped(node['path'])}/train.jsonl", split="train")
     rows = rows.shuffle(seed=cfg["seed"]).select(range(node["limit"]["train"]))
-    return rows.map(FORMS[form], remove_columns=rows.column_names)
+    rows = rows.map(FORMS[form], remove_columns=rows.column_names)
+    return rows.rename_column("reference", column) if (column := cfg["trainer"].get("reference_column")) else rows
 
 
 def train_plainly(cfg: dict[str, Any], folder: Path) -> tuple[list[float], dict[str, torch.Tensor]]:
@@ -93,9 +97,8 @@ def main(trainers: list[str]) -> int:
     from runner.__main__ import main as command
     from runner.config.menu import read_options
 
-    known = [
-        name for name, option in read_options("trainer").items() if option["trainer"]["_target_"].startswith("trl.")
-    ]
+    options = {name: option["trainer"] for name, option in read_options("trainer").items()}
+    known = [name for name, node in options.items() if node["_target_"].startswith("trl.")]
     few = ["trainer.args.max_steps=3", "trainer.args.logging_steps=1", "trainer.args.per_device_train_batch_size=8"]
     few += ["dataset.limit.train=200", "dataset.limit.eval=16", "metric=none", "learning_rate=1e-3"]
     bad = 0
@@ -106,11 +109,11 @@ def main(trainers: list[str]) -> int:
             return None if code else Run(next(Path(place, name).glob("*-*")))
 
         for name in trainers or known:
-            teacher = []
-            if name in ("gkd", "distillation"):
-                taught = train("sft", "learning_rate=1e-2")
-                teacher = [f"trainer.teacher_model.path={taught.model}"]
-            run = train(name, *teacher)
+            more = THREE if options[name]["form"] == "triple" else ()
+            more += ("dataset.split.eval=null",) if name == "a2po" else ()  # which samples held-out rows before it trains
+            if "teacher_model" in options[name]:
+                more = (f"trainer.teacher_model.path={train('sft', 'learning_rate=1e-2').model}",)
+            run = train(name, *more)
             found = differences(run, Path(place, f"{name}-plain")) if run else ["it failed"]
             bad += bool(found)
             print(f"{name:<14}{'; '.join(found[:3]) or 'the same bits'}", flush=True)

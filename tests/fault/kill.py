@@ -57,11 +57,12 @@ SHARED = (
 )
 WORDS = (*SHARED, "model.path=start")
 GROUPS = ("trainer.args.per_device_train_batch_size=8", "trainer.args.num_generations=4")
+SYNCED = ("trainer.args.sync_ref_model=true", "trainer.args.ref_model_sync_steps=1")  # a reference that moves
 TRAINERS = {
     "sft": ("trainer=sft", "trainer.args.gradient_accumulation_steps=2", "trainer.args.eval_strategy=epoch"),
     "dpo": ("trainer=dpo", "metric=none"),
     "reward": ("trainer=reward",),
-    "grpo": ("trainer=grpo", *GROUPS, "trainer.args.num_iterations=2", "kl_coef=0.1"),
+    "grpo": ("trainer=grpo", *GROUPS, "trainer.args.num_iterations=2", "kl_coef=0.1", *SYNCED),
     "ppo": ("trainer=ppo", "trainer.args.kl_target=0.1", "trainer.args.score_normalization=whiten"),
     "lora": ("trainer=sft", "peft=lora", "peft.lora_dropout=0.1", "metric=none"),
 }
