@@ -264,7 +264,9 @@ def test_every_raw_form_in_every_trainer_form(name, to):
 def test_the_table_of_arrows():
     assert {form for _, form, _ in CELLS.values()} == set(FORMS)
     assert FORMS_FOR["preference"] == ("triple", "preference")
-    assert FORMS_FOR["demonstration"] == (*("triple", "preference", "unpaired", "messages", "prompt_completion", "text"),)
+    assert FORMS_FOR["demonstration"] == (
+        *("triple", "preference", "unpaired", "messages", "prompt_completion", "text"),
+    )
     assert fits(None, "preference") and fits("text", None) and not fits("text", "prompt")
 
 

@@ -110,7 +110,8 @@ def main(trainers: list[str]) -> int:
 
         for name in trainers or known:
             more = THREE if options[name]["form"] == "triple" else ()
-            more += ("dataset.split.eval=null",) if name == "a2po" else ()  # which samples held-out rows before it trains
+            if name == "a2po":  # it samples answers of held-out rows before it trains
+                more = ("dataset.split.eval=null",)
             if "teacher_model" in options[name]:
                 more = (f"trainer.teacher_model.path={train('sft', 'learning_rate=1e-2').model}",)
             run = train(name, *more)
