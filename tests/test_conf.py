@@ -7,12 +7,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from needs import TRAINERS
 
 from runner.__main__ import main, read_command_line
 from runner.errors import ConfigError
 from runner.io.files import MENU
 from runner.launch.axis import combinations
 from runner.launch.stages import compose_runs
+from runner.schema.read import read_signature
 from runner.schema.source import find_definition
 from runner.validate import start
 
@@ -65,7 +67,7 @@ def test_every_trainer_runs_as_typed_on_every_dataset_whose_rows_fit(trainer):
     assert len(datasets) >= 4
     for dataset in datasets:
         (composed,) = compose_runs(words_of(trainer, dataset))
-        takes_rewards = trainer in ("grpo", "rloo", "ppo", "online_dpo")
+        takes_rewards = "reward_funcs" in read_signature(TRAINERS[trainer]["_target_"]).parameters
         assert bool(composed.cfg["reward"]) is takes_rewards, dataset
 
 

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from needs import needed
 
 from runner.errors import ConfigError
 from runner.launch.stages import compose_runs
@@ -71,7 +72,7 @@ def steps(tmp_path, monkeypatch):
 def refused(trainer, part):
     """The faults of a trainer with a part."""
     words = [f"trainer={trainer}", "model=tiny", "allow=[steps]", part]
-    words += ["trainer.teacher_model.path=org/name"] * (trainer in ("gkd", "distillation"))
+    words += needed(trainer)
     words += BEST if part.startswith("callback") else []
     try:
         compose_runs(words)

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from needs import ON_CPU, TRAINERS, needed
 
-from runner.io.files import MENU, files_of, read_json, write_json
+from runner.io.files import files_of, read_json, write_json
 from runner.run.read import read_metrics
 from runner.run.seal import SEAL
 
@@ -24,7 +25,6 @@ QUICK = (
     "trainer.args.per_device_train_batch_size=8",
 )
 PROFILED = ("dpo", "grpo", "ppo")  # which comes to the same bits
-TRAINERS = sorted(path.stem for path in (MENU / "trainer").glob("*.yaml"))
 # Other processors round otherwise; a changed loss, mask, seed or row order is far outside of this.
 TOLERANCE = 5e-3
 
@@ -34,13 +34,13 @@ def few_rows(*words: str) -> tuple[str, ...]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("trainer", ON_CPU)
 def test_every_trainer_takes_real_steps_and_its_losses_equal_the_golden_file(train, trainer, request, tmp_path):
     """The golden losses, and those of TRL's own trainer in a plain script with its weights, bit for bit."""
-    more = ()
-    if trainer in ("gkd", "distillation"):
+    more = needed(trainer)
+    if "teacher_model" in TRAINERS[trainer]:
         taught = train(*few_rows("trainer=sft", "learning_rate=1e-2", *QUICK), name="teacher")
-        more = (f"trainer.teacher_model.path={taught.run.model}",)
+        more = needed(trainer, taught.run.model)
     more += ("profile=true",) if trainer in PROFILED else ()
     done = train(*few_rows(f"trainer={trainer}", "learning_rate=1e-3", *QUICK, *more))
     assert (done.code, done.state()) == (0, "finished")

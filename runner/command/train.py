@@ -326,7 +326,7 @@ def _push(run: Run, stop: StopRequest) -> None:
 
 def _facts(components: Components) -> dict[str, Any]:
     """The entries of the manifest on the data, the model and the machine."""
-    model, trainer, args = components.model, components.trainer, components.args
+    trainer, args, model = components.trainer, components.args, policy_of(components.trainer)
     counts = [(parameter.numel(), parameter.requires_grad) for parameter in trainer.model.parameters()]
     return {
         "disk": disk_needed(trainer, components.seal),

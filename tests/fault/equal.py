@@ -18,6 +18,10 @@ from datasets import Dataset, load_dataset
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, set_seed
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from needs import ON_CPU, TRAINERS, needed
+
 from runner.dataset.load import load_rows
 from runner.io.files import shipped
 from runner.io.turns import text_of
@@ -42,7 +46,6 @@ FORMS = {
     "triple": lambda row: FORMS["preference"](row) | {"reference": row["chosen"]},
     "prompt": lambda row: {"prompt": row["prompt"], "digits": row["digits"], "reference": text_of(row["chosen"])},
 }
-THREE = ("dataset.form=triple", "dataset.columns={chosen: chosen, reference: chosen}")
 
 
 def rows_of(cfg: dict[str, Any]) -> Dataset:
@@ -95,10 +98,8 @@ def differences(run: Run, folder: Path) -> list[str]:
 
 def main(trainers: list[str]) -> int:
     from runner.__main__ import main as command
-    from runner.config.menu import read_options
 
-    options = {name: option["trainer"] for name, option in read_options("trainer").items()}
-    known = [name for name, node in options.items() if node["_target_"].startswith("trl.")]
+    known = [name for name in ON_CPU if TRAINERS[name]["_target_"].startswith("trl.")]
     few = ["trainer.args.max_steps=3", "trainer.args.logging_steps=1", "trainer.args.per_device_train_batch_size=8"]
     few += ["dataset.limit.train=200", "dataset.limit.eval=16", "metric=none", "learning_rate=1e-3"]
     bad = 0
@@ -109,11 +110,11 @@ def main(trainers: list[str]) -> int:
             return None if code else Run(next(Path(place, name).glob("*-*")))
 
         for name in trainers or known:
-            more = THREE if options[name]["form"] == "triple" else ()
+            more = needed(name)
             if name == "a2po":  # it samples answers of held-out rows before it trains
-                more = ("dataset.split.eval=null",)
-            if "teacher_model" in options[name]:
-                more = (f"trainer.teacher_model.path={train('sft', 'learning_rate=1e-2').model}",)
+                more += ("dataset.split.eval=null",)
+            if "teacher_model" in TRAINERS[name]:
+                more = needed(name, train("sft", "learning_rate=1e-2").model)
             run = train(name, *more)
             found = differences(run, Path(place, f"{name}-plain")) if run else ["it failed"]
             bad += bool(found)

@@ -15,30 +15,26 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
 from hub import Hub, serve_all
+from needs import ON_CPU, TINY, TRAINERS, needed
 from warm import Warm
 
 from runner.config.menu import read_options
 from runner.dataset.form import fits
 
 MODEL = "model=qwen2_5_0_5b"
-TEACHER = "trainer.teacher_model.path=Qwen/Qwen2.5-0.5B-Instruct"
+TEACHER = "Qwen/Qwen2.5-0.5B-Instruct"
 SHORT = "trainer.args.max_completion_length=8"
 # What a step of a small machine needs beside the pair.
 QUICK = ("trainer.args.max_steps=1", "trainer.args.per_device_train_batch_size=8", "dataset.limit.eval=8")
-MORE = {
-    "gkd": (TEACHER, "trainer.args.max_new_tokens=8"),
-    "distillation": (TEACHER, SHORT),
-    "grpo": (SHORT,),
-    "rloo": (SHORT,),
-    "ppo": ("trainer.args.response_length=8",),
-    "online_dpo": ("trainer.args.max_new_tokens=8",),
-}
+MORE = dict.fromkeys(("distillation", "grpo", "rloo", "a2po", "gmpo", "gold", "iw_opd", "sdft", "sdpo"), (SHORT,))
+MORE |= dict.fromkeys(("gkd", "online_dpo"), ("trainer.args.max_new_tokens=8",))
+MORE |= {"ppo": ("trainer.args.response_length=8",)}
 UNNAMED = ("hub", "local")  # that have no rows of their own
 
 
 def fitting_pairs() -> list[tuple[str, str]]:
     """Each trainer with each dataset of the menu that has rows for it."""
-    trainers = {name: node["trainer"]["form"] for name, node in read_options("trainer").items()}
+    trainers = {name: node["form"] for name, node in TRAINERS.items()}
     rows = {name: node.get("dataset", {}).get("form") for name, node in read_options("dataset").items()}
     named = {name: form or "preference" for name, form in rows.items() if name not in UNNAMED}  # a mixture, the toy
     return [(trainer, name) for trainer, form in trainers.items() for name, rows in named.items() if fits(rows, form)]
@@ -47,16 +43,13 @@ def fitting_pairs() -> list[tuple[str, str]]:
 def words_of(trainer: str, dataset: str) -> list[str]:
     """The pair as typed, on a small hub model, or on the one that ships for what ships."""
     model = [] if dataset.startswith("toy") or dataset == "mixture" else [MODEL]
-    teacher = [word for word in MORE.get(trainer, ()) if word == TEACHER]
-    if teacher and not model:
-        teacher = ["trainer.teacher_model.path=runner://model/tiny"]
-    return [f"trainer={trainer}", *model, f"dataset={dataset}", *teacher]
+    return [f"trainer={trainer}", *model, f"dataset={dataset}", *needed(trainer, TEACHER if model else TINY)]
 
 
 def main(words: list[str]) -> int:
     """Train each pair that the words name, and say which failed."""
     failed, began = [], time.monotonic()
-    pairs = [pair for pair in fitting_pairs() if not words or set(words) & set(pair)]
+    pairs = [pair for pair in fitting_pairs() if pair[0] in ON_CPU and (not words or set(words) & set(pair))]
     with tempfile.TemporaryDirectory() as folder, Hub() as hub:
         home = Path(folder)
         serve_all(hub, home / "models")
@@ -64,8 +57,7 @@ def main(words: list[str]) -> int:
         environment.pop("HF_HUB_OFFLINE", None)
         warm = Warm(home / "warm", environment)
         for number, (trainer, dataset) in enumerate(pairs):
-            quick = [word for word in MORE.get(trainer, ()) if word != TEACHER]
-            words = [*words_of(trainer, dataset), *QUICK, *quick, f"name=run{number}"]
+            words = [*words_of(trainer, dataset), *QUICK, *MORE.get(trainer, ()), f"name=run{number}"]
             start = time.monotonic()
             done = warm.run(words, home, environment)
             print(f"{done.returncode}  {time.monotonic() - start:5.1f} s  {' '.join(words[:4])}", flush=True)

@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from damage import LAST_SAVE, flip
 from kill import GROUPS, TRAINERS, WORDS, Place, unbroken
+from needs import needed
 from warm import Warm
 
 from runner.config import compose
@@ -47,8 +48,6 @@ from runner.schema.text import flatten, to_text
 
 CONF = Path(__file__).resolve().parents[2] / "conf" / "trainer"
 NAMES = sorted(path.stem for path in CONF.glob("*.yaml"))
-TEACHER = "trainer.teacher_model.path=runner://model/tiny"
-NEEDS = {"distillation": (TEACHER,), "gkd": (TEACHER,), "grpo": ("reward=sorted_digits",)}
 # What a person may read in the documentation, written down once more: no step of a training hears of these.
 ALLOWED = frozenset(
     {
@@ -108,7 +107,7 @@ def laid(cfg: Mapping[str, Any], root: Path) -> dict[str, Any]:
 
 
 def composed(trainer: str, *words: str) -> dict[str, Any]:
-    return dict(compose([f"trainer={trainer}", *NEEDS.get(trainer, ()), STEADY, *words]).cfg)
+    return dict(compose([f"trainer={trainer}", *needed(trainer), STEADY, *words]).cfg)
 
 
 def misses_of_fields(root: Path, trainers: list[str] = NAMES) -> Iterator[tuple[str, str]]:

@@ -13,8 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 from datasets import Dataset
-from peft import PeftModel
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments, set_seed
+from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments, set_seed
 
 from runner.config.build import build, serve
 from runner.dataset.form import answer_columns, is_conversation
@@ -50,7 +49,6 @@ class Components:
     """
 
     args: TrainingArguments
-    model: PreTrainedModel | PeftModel
     tokenizer: PreTrainedTokenizerBase
     train_rows: Dataset
     held_out: HeldOut
@@ -85,7 +83,7 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     model, peft_config, reference = build_model(cfg, tokenizer, args)
     served = for_callbacks(run, tokenizer, rows, held_out)
     offered = {
-        "model": model,
+        "model": model.name_or_path if trainers.takes_path(cfg["trainer"]["_target_"]) else model,
         upstream.REF_MODEL: reference,
         "args": args,
         upstream.PROCESSING_CLASS: tokenizer,
@@ -118,7 +116,7 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     keep = cfg["trainer"]["args"].get(upstream.SAVE_TOTAL_LIMIT) or 2
     seal = Seal(keep, steps_to_notice(cfg.get("tolerate")), upstream.cycle_steps(vars(args)), run.set_status)
     add_callbacks(trainer, run, served, stop, health, seal, adjustments)
-    return Components(args, model, tokenizer, rows, held_out, trainer, health, seal, trackers, adjustments)
+    return Components(args, tokenizer, rows, held_out, trainer, health, seal, trackers, adjustments)
 
 
 def _name_reference(column: str, rows: Dataset) -> Dataset:

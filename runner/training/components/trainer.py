@@ -1,5 +1,6 @@
 """The trainer, served what its signature names, with its collator, loss, token weights, optimizer and schedule."""
 
+import ast
 import functools
 import inspect
 import re
@@ -30,7 +31,9 @@ from runner.training.precompute import drop_long, map_sets, note_of, share_rows
 
 BoundRule: TypeAlias = functools.partial[Sequence[Entry]]
 
-NOT_FOR_THE_TRAINER = ("_target_", "form", "head", "evaluates", "shares_batch", "reference_column", "args")
+NOT_FOR_THE_TRAINER = (
+    *("_target_", "form", "head", "evaluates", "shares_batch", "reference_column", "needs_gpu", "args"),
+)
 
 
 def build_trainer(
@@ -76,6 +79,13 @@ def build_trainer(
     logged = getattr(getattr(trainer, "rewards", None), "names", None) or getattr(trainer, "reward_func_names", [])
     logged[: len(names)] = names
     return trainer
+
+
+def takes_path(target: str) -> bool:
+    """True for a trainer that loads the weights in a way of its own, from the path that it asks for."""
+    signature = read_signature(target)
+    asked = signature.parameters.get("model") if signature else None
+    return asked is not None and isinstance(asked.annotation, ast.Name) and asked.annotation.id == "str"
 
 
 def _build_inside(value: object, tokenizer: PreTrainedTokenizerBase, where: str) -> object:
