@@ -14,4 +14,5 @@ def needed(trainer: str, teacher: str = TINY) -> tuple[str, ...]:
     node = TRAINERS[trainer]
     words = [f"trainer.teacher_model.path={teacher}"] * ("teacher_model" in node)
     words += [f"trainer.args.{name}={SERVER}" for name, value in node["args"].items() if value == "???"]
+    words += ["trainer.args.success_reward_threshold=0.5"] * (trainer == "sdpo")  # or some steps have nothing to learn
     return (*words, *(THREE if node["form"] == "triple" else ()))

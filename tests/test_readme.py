@@ -84,13 +84,14 @@ def test_the_exit_codes_are_those_of_the_code():
 
 def test_the_table_of_rows_agrees_with_the_arrows():
     rows = {
-        cells[0].strip(): [bool(cell.strip()) for cell in cells[1:6]]
-        for cells in (line.strip("|").split("|") for line in TEXT.splitlines() if line.count("|") == 7)
+        cells[0].strip(): [bool(cell.strip()) for cell in cells[1:7]]
+        for cells in (line.strip("|").split("|") for line in TEXT.splitlines() if line.count("|") == 8)
         if not set(cells[0].strip()) <= {"-"}
     }
-    columns = ("demonstration", "preference", "unpaired", "messages", "prompt")
+    columns = ("demonstration", "preference", "triple", "unpaired", "messages", "prompt")
     named = {
         "preference": "preference",
+        "triple: preference and `reference`": "triple",
         "prompt and completion, messages": "prompt_completion",
         "unpaired (label)": "unpaired",
         "prompt": "prompt",

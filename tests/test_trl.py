@@ -3,19 +3,26 @@
 import dataclasses
 import importlib
 import inspect
+import json
+import math
 import os
 import pkgutil
 import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import torch
 import trl
-from needs import TRAINERS, needed
-from transformers import TrainerCallback, TrainingArguments
+from conftest import ROOT
+from needs import TINY, TRAINERS, needed
+from transformers import AutoModelForCausalLM, TrainerCallback, TrainingArguments
 
 from runner.config import compose
 from runner.config.menu import read_options
-from runner.io.files import MENU
+from runner.io.files import MENU, read_json, shipped
+from runner.run.read import read_metrics
 from runner.schema.read import read_signature
 
 FOLDER = Path(trl.__file__).parent / "experimental"
@@ -73,3 +80,80 @@ def test_every_field_of_every_config_can_be_set():
 @pytest.mark.parametrize("option", sorted(TRAINERS))
 def test_a_trainer_composes_with_what_it_must_be_given(option):
     assert compose([f"trainer={option}", *needed(option)]).cfg["trainer"]["args"]["_target_"].endswith("Config")
+
+
+# --- A teacher behind vLLM's protocol: a stand-in for the server, since the real one needs a GPU ----------------------
+
+STAND_IN = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "vllm_stand_in")])}
+
+
+class Teacher(BaseHTTPRequestHandler):
+    """What the training asks of ``vllm serve``: whether it is there, its model, and log-probabilities of prompts."""
+
+    def do_GET(self):
+        self.answer({"data": [{"id": "teacher"}]})
+
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.answer({"choices": [{"prompt_logprobs": self.score(ids, asked)} for ids in asked["prompt"]]})
+
+    def score(self, ids, asked):
+        """Of each token but the first its own log-probability, and those of the likeliest, with their ranks."""
+        with torch.no_grad():
+            logits = self.server.model(torch.tensor([ids])).logits[0, :-1].float() / asked["temperature"]
+        found = []
+        for token, row in zip(ids[1:], logits.log_softmax(-1), strict=True):
+            order = row.argsort(descending=True).tolist()
+            wanted = {*order[: asked["prompt_logprobs"]], token}
+            found.append({str(each): {"logprob": row[each].item(), "rank": order.index(each) + 1} for each in wanted})
+        return [None, *found]
+
+    def answer(self, value):
+        body = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        """Say nothing."""
+
+
+@pytest.mark.slow
+def test_a_teacher_on_a_server_teaches(runner):
+    pytest.importorskip("requests", reason="TRL's client of vLLM asks by it")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Teacher) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        server.model = AutoModelForCausalLM.from_pretrained(shipped(TINY))
+        with torch.no_grad():
+            server.model.get_output_embeddings().weight[5] += 1.0  # it likes one word more than the student does
+        words = ("trainer=server_distillation", "metric=none", "trainer.args.max_steps=2", "dataset.limit.eval=8")
+        words += ("trainer.args.logging_steps=1", "trainer.args.per_device_train_batch_size=4", "name=run")
+        address = f"trainer.args.teacher_model_server_url=http://127.0.0.1:{server.server_port}"
+        done = runner.cold(*words, address, "learning_rate=1e-3", **STAND_IN)
+        server.shutdown()
+    assert done.returncode == 0, done.stdout + done.stderr
+    losses = [line["loss"] for line in read_metrics(runner.runs("run")[0] / "metrics.jsonl") if "loss" in line]
+    assert len(losses) == 2 and all(0 < loss < math.inf for loss in losses)
+
+
+# --- A trainer that loads the weights itself --------------------------------------------------------------------------
+
+BY_PATH = """
+from trl import SFTTrainer
+
+
+class PathTrainer(SFTTrainer):
+    def __init__(self, model: str, args=None, train_dataset=None, processing_class=None, callbacks=None):
+        assert type(model) is str
+        super().__init__(model, args, None, train_dataset, processing_class=processing_class, callbacks=callbacks)
+"""
+
+
+@pytest.mark.slow
+def test_a_trainer_that_asks_for_a_path_is_given_one(runner):
+    (runner.folder / "mine.py").write_text(BY_PATH)
+    words = ("trainer=sft", "trainer._target_=mine.PathTrainer", "allow=[mine]", "trainer.args.max_steps=2")
+    done = runner(*words, "dataset.limit.train=64", "dataset.limit.eval=8", "metric=none", "name=run")
+    assert "finished  2 steps" in done.stdout
+    assert read_json(runner.runs("run")[0] / "manifest.json")["model"]["path"].endswith("tiny")
