@@ -60,6 +60,11 @@ class Fault:
         return "\n".join(line.replace("\n", DEEPER) for line in lines)
 
 
+def fault_of(beats: Iterable[str], **facts: object) -> Fault:
+    """A fault by its beats, as the table beside a module lists it, with what was found in the place of each brace."""
+    return Fault(*(beat.format(**facts) for beat in beats))
+
+
 class RunnerError(Exception):
     """The root of what the runner raises; prints as a heading and its faults, and sets the exit code."""
 

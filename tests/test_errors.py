@@ -1,10 +1,14 @@
 """The exit codes are a contract, and an error says four things."""
 
+import ast
 import logging
 import pickle
+import string
 import sys
+from pathlib import Path
 
 import pytest
+import yaml
 
 from runner import errors
 from runner.errors import ConfigError, Fault, Interrupted
@@ -97,3 +101,22 @@ def test_what_is_installed_is_nobody_s_own_wherever_it_lies(tmp_path):
     assert errors.is_own(tmp_path / "mine.py")
     places = ("/home/me/.local/lib/python3.12/site-packages", "/usr/lib/python3/dist-packages", errors.__file__)
     assert not any(errors.is_own(f"{place}/torch.py") for place in places[:2]) and not errors.is_own(places[2])
+
+
+TABLED = [path for path in sorted(Path(errors.__file__).parent.rglob("*.py")) if "return fault_of(" in path.read_text()]
+
+
+@pytest.mark.parametrize("path", TABLED, ids=lambda path: path.stem)
+def test_a_fault_of_a_table_is_there_and_is_given_what_its_braces_want(path):
+    whole = yaml.safe_load(path.with_suffix(".yaml").read_text())
+    table, used = whole.get("faults", whole), set()
+    for call in ast.walk(ast.parse(path.read_text())):
+        if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "_fault":
+            names = {node.value for node in ast.walk(call.args[0]) if isinstance(node, ast.Constant)} & {*table}
+            assert names, f"line {call.lineno}: no such fault"
+            given = {word.arg for word in call.keywords}
+            for name in names:
+                braces = {field for beat in table[name] for _, field, *_ in string.Formatter().parse(beat) if field}
+                assert braces == given or (None in given and given - {None} < braces), f"line {call.lineno}: {name}"
+            used |= names
+    assert {*table} - used == set(), "not used"

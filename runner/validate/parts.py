@@ -17,15 +17,15 @@ from runner.config.menu import read_options
 from runner.dataset.detect import read_layout
 from runner.dataset.disk import MAX_BYTES_READ, check_files, find_files, read_columns
 from runner.dataset.form import FORMS, FORMS_FOR, TRAINER_FORMS, Role, fits
-from runner.errors import DataError, Fault
+from runner.errors import DataError, Fault, fault_of
 from runner.metric.ask import kind_of
 from runner.ppo.minibatches import find_minibatch_faults
 from runner.schema import upstream
 from runner.schema.read import Signature, read_signature
-from runner.schema.text import Config, last_key, named, nearest, nodes, scalars, select, short_text, to_text
+from runner.schema.text import Config, last_key, named, nearest, nodes, read_tables, scalars, short_text, to_text
 from runner.schema.type import shortened
 from runner.tracker.variable import find_foreign_variables
-from runner.validate.context import ARGS, ValidationContext, args_fault
+from runner.validate.context import ARGS, ValidationContext
 from runner.validate.values import is_plain_number
 
 # Groups that only some trainers can use; the others every run needs.
@@ -39,6 +39,10 @@ REWARDS_FOR = {
 SCHEDULES_BY_SCORE = ("reduce_lr_on_plateau", "greedy")  # those that look at what was evaluated
 
 
+def _fault(name: str, **facts: object) -> Fault:
+    return fault_of(read_tables(__file__)[name], **facts)
+
+
 def find_part_faults(context: ValidationContext) -> Iterator[Fault]:
     """A fault for each part that is missing, in vain, or at odds with another."""
     trainer = context.trainer
@@ -49,8 +53,8 @@ def find_part_faults(context: ValidationContext) -> Iterator[Fault]:
         if not _is_given(node) or trainer.is_open or _changes_model(context, node):
             continue
         if not any(upstream.FROM_GROUP.get(name) == group for name in trainer.parameters):
-            off = "=none" if "none" in context.menu.get(group, ()) else "=null"
-            yield Fault(group, f"set, but {trainer.name} takes no {group}", "none, or a trainer that takes one", off)
+            off = "none" if "none" in context.menu.get(group, ()) else "null"
+            yield _fault("in_vain", group=group, trainer=trainer.name, off=off)
     yield from _not_given(context, trainer)
     of_fields = (_steps, _exclusions, _batches) if context.signature(context.args) else ()
     for find in (_adapter, _strategy, _parameter_groups, _patterns, _selection, *of_fields):
@@ -76,15 +80,14 @@ def _not_given(context: ValidationContext, trainer: Signature) -> Iterator[Fault
         options = _rewards_for(context)
         expected = f"one of {shortened(options)}" if options else "entries with a _target_"
         fix = f"={options[0]}" if options else "reward.<name>._target_=<module.name>"
-        yield Fault("reward", f"none, and {trainer.name} learns from rewards", expected, fix)
+        yield _fault("no_reward", trainer=trainer.name, expected=expected, fix=fix)
     rewards = len(named(context.mapping("reward"), "reward")) + bool(context.args.get(upstream.REWARD_MODEL_PATH))
     weights = context.args.get(upstream.REWARD_WEIGHTS)
     if isinstance(weights, list) and given and len(weights) != rewards:
-        found, expected = f"{len(weights)} weights for {rewards} reward{'s' * (rewards > 1)}", "one for each"
-        yield args_fault(upstream.REWARD_WEIGHTS, found, expected, f"={to_text([1.0] * rewards)}")
+        count = "1 reward" if rewards == 1 else f"{rewards} rewards"
+        yield _fault("number_of_weights", weights=len(weights), rewards=count, ones=to_text([1.0] * rewards))
     if upstream.TEACHER_MODEL in trainer.parameters and not node.get(upstream.TEACHER_MODEL):
-        where, found = f"trainer.{upstream.TEACHER_MODEL}", f"none, and {trainer.name} learns from a teacher"
-        yield Fault(where, found, "a model that shares the tokenizer", f"{where}.path=<org/name>")
+        yield _fault("no_teacher", trainer=trainer.name)
 
 
 def _rewards_for(context: ValidationContext) -> list[str]:
@@ -107,15 +110,12 @@ def _adapter(context: ValidationContext) -> Iterator[Fault]:
     if quant:
         adapter = Path(str(context.mapping("model").get("path")), "adapter_config.json")  # which is trained on
         if (not _is_given(context.cfg.get("peft")) or _changes_model(context, peft)) and not adapter.is_file():
-            fix = "peft=lora" if "lora" in context.options("peft") else "peft=<an adapter>"
-            yield Fault("quant", "set, but quantised weights cannot be trained", "an adapter", fix)
+            yield _fault("quantised", option="lora" if "lora" in context.options("peft") else "<an adapter>")
         bits = [name for name in ("load_in_4bit", "load_in_8bit") if quant.get(name)]
         if str(quant.get("_target_")).endswith("BitsAndBytesConfig") and len(bits) != 1:
-            found = " and ".join(bits) or "neither load_in_4bit nor load_in_8bit"
-            yield Fault("quant", found, "one of the two", f"quant.load_in_{'8bit=false' if bits else '4bit=true'}")
+            yield _fault("both_bits" if bits else "no_bits")
     if signature and peft.get("full") and _changes_model(context, peft):
-        found = f"set, and {signature.name} puts on no adapter"
-        yield Fault("peft.full", found, "an adapter beside which layers are trained whole", "peft=lora")
+        yield _fault("whole_layers", kind=signature.name)
 
 
 def _strategy(context: ValidationContext) -> Iterator[Fault]:
@@ -124,30 +124,22 @@ def _strategy(context: ValidationContext) -> Iterator[Fault]:
     given = [name for name in sharding.FIELDS if args.get(name)]
     if signature and upstream.FSDP in given:
         if "num_virtual_tokens" in signature.parameters:
-            found = f"{signature.name} on a sharded model, no process of which has its tokens whole to save them"
-            yield Fault("peft", found, "an adapter inside the layers", "=lora")
+            yield _fault("virtual_tokens", kind=signature.name)
         if context.mapping("model").get("merge"):
-            found = "true, and no process has the sharded model whole to merge the new adapter into it"
-            yield Fault("model.merge", found, "false, or no adapter", "peft=none")
+            yield _fault("merged_shards")
     whole = [name for name in given if quant.get("load_in_8bit") or (quant and name == upstream.DEEPSPEED)]
     if whole:
         where = f"{ARGS}{whole[0]}"
-        fix = sharding.unspread(where, context.typed)
-        yield Fault("quant", f"set, and {where} would split its rounded weights", "whole copies", fix)
+        yield _fault("split_weights", where=where, fix=sharding.unspread(where, context.typed))
     elif quant.get("load_in_4bit") and upstream.FSDP in given and not quant.get("bnb_4bit_quant_storage"):
-        where, found = "quant.bnb_4bit_quant_storage", "bytes, which FSDP does not split beside other weights"
-        yield Fault(where, found, "the type of the other weights", f"{where}=bfloat16")
-    where = f"{ARGS}{upstream.FSDP_CONFIG}.cpu_ram_efficient_loading"
-    signature = context.signature(args)
-    if signature and "critic" in signature.parameters and select(context.cfg, where):
-        found = "true, and accelerate cannot fill a policy and a critic from those of the first process"
-        yield Fault(where, found, "false for a trainer that has a critic", f"{where}=false")
+        yield _fault("split_bytes")
+    signature, fsdp = context.signature(args), context.mapping(f"{ARGS}{upstream.FSDP_CONFIG}")
+    if signature and "critic" in signature.parameters and fsdp.get("cpu_ram_efficient_loading"):
+        yield _fault("critic")
     if given and context.mapping("model").get("device_map"):
-        found = "set, and the processes spread the model themselves"
-        yield Fault("model.device_map", found, "one of the two", "model.device_map=null")
+        yield _fault("two_placements")
     if context.cfg.get("resume") and (split := sharding.split_layers(args)):
-        found = f"a run, and {split[0]} {sharding.NOT_RESUMED}"
-        yield Fault("resume", found, "a model of whole layers", "resume=null")
+        yield _fault("split_layers", field=split[0], why=sharding.NOT_RESUMED)
     yield from _sizes(context, context.mapping(f"{ARGS}{upstream.PARALLELISM_CONFIG}"))
 
 
@@ -162,11 +154,9 @@ def _sizes(context: ValidationContext, sizes: Mapping[str, object]) -> Iterator[
         rest, left = divmod(processes, total // counts.get("dp_shard_size", 1))
         fix = words_for(context.cfg, total) + ("" if left or rest < 2 else f", or {where}.dp_shard_size={rest}")
         product = " x ".join(f"{name} {size}" for name, size in counts.items())
-        yield Fault(where, f"{product} = {total}, and {processes} train", f"sizes that multiply to {processes}", fix)
+        yield _fault("sizes", where=where, product=product, total=total, processes=processes, fix=fix)
     if context.args.get(upstream.FSDP) and counts.get("dp_shard_size", 1) * counts.get("cp_size", 1) == 1:
-        found, rest = "1, so that FSDP has no processes to share a model", processes // counts.get("tp_size", 1)
-        fix = f"{where}.dp_replicate_size=1 {where}.dp_shard_size={rest}"
-        yield Fault(f"{where}.dp_shard_size", found, "at least 2", fix)
+        yield _fault("no_shards", where=where, rest=processes // counts.get("tp_size", 1))
 
 
 def _parameter_groups(context: ValidationContext) -> Iterator[Fault]:
@@ -176,14 +166,12 @@ def _parameter_groups(context: ValidationContext) -> Iterator[Fault]:
         return
     known = [*(name for name in signature.parameters if name not in ("params", "groups", "scheduler")), "lr_ratio"]
     for pattern, settings in context.mapping("optimizer.groups").items():
-        where = f"optimizer.groups.{pattern}"
         if not isinstance(settings, dict):
-            fix = f"optimizer.groups={{{pattern}: {{lr_ratio: 0.1}}}}"
-            yield Fault(where, short_text(settings), "settings of the optimizer, or lr_ratio", fix)
+            yield _fault("no_settings", pattern=pattern, found=short_text(settings))
             continue
         for key in (key for key in settings if key not in known):
-            fix = f"optimizer.groups={{{pattern}: {{{[*nearest(key, known), 'lr_ratio'][0]}: <value>}}}}"
-            yield Fault(f"{where}.{key}", f"{signature.name} has no such setting", shortened(known), fix)
+            names = {"known": shortened(known), "near": [*nearest(key, known), "lr_ratio"][0]}
+            yield _fault("no_such_setting", pattern=pattern, key=key, kind=signature.name, **names)
 
 
 def _patterns(context: ValidationContext) -> Iterator[Fault]:
@@ -203,7 +191,7 @@ def _patterns(context: ValidationContext) -> Iterator[Fault]:
         try:
             re.compile(pattern if isinstance(pattern, str) else "")
         except re.error as error:
-            yield Fault(where, f"{pattern!r}: {error}", "a regular expression", fix)
+            yield _fault("pattern", where=where, pattern=pattern, error=error, fix=fix)
 
 
 def _selection(context: ValidationContext) -> Iterator[Fault]:
@@ -214,31 +202,26 @@ def _selection(context: ValidationContext) -> Iterator[Fault]:
         better, name = entry.get("better") if isinstance(entry, dict) else None, name.removeprefix("metric.")
         chosen = args.get(upstream.GREATER_IS_BETTER, not wanted.endswith("loss"))
         if better and (wanted == name or wanted.endswith(f"_{name}")) and chosen is not (better == "higher"):
-            found = f"{wanted} is better when it is {better}, and {'higher' if chosen else 'lower'} would be chosen"
-            right = "true" if better == "higher" else "false"
-            yield args_fault(upstream.GREATER_IS_BETTER, found, right, f"={right}")
+            right = {"other": "higher" if chosen else "lower", "right": to_text(better == "higher")}
+            yield _fault("better", wanted=wanted, better=better, **right)
     evaluates, best = _evaluates(context), upstream.LOAD_BEST_MODEL_AT_END
     signatures = map(context.signature, context.entries("callback").values())
     if any(signature and "EarlyStoppingCallback" in signature.lineage for signature in signatures):
-        found = "and a training is to stop early"
         if not evaluates:
-            yield args_fault(upstream.EVAL_STRATEGY, f"no, {found}", "evaluations", f"=steps {ARGS}eval_steps=20")
+            yield _fault("stops_unseen")
         if not wanted and context.field(best) is not True:
-            yield args_fault(upstream.METRIC_FOR_BEST_MODEL, f"none, {found}", "a held-out figure", "=eval_loss")
+            yield _fault("stops_by_nothing")
     if context.field(best) is not True:
         return
     if not evaluates:
-        yield args_fault(best, "true, but nothing is evaluated", "an eval_strategy", f"{ARGS}eval_strategy=steps")
+        yield _fault("best_of_nothing")
         return
     saves, strategy = context.field(upstream.SAVE_STRATEGY), context.field(upstream.EVAL_STRATEGY)
     if saves != "best" and isinstance(saves, str) and saves != strategy:
-        found = f"true, with save_strategy {saves} and eval_strategy {strategy}"
-        yield args_fault(best, found, "what is evaluated to be saved too", f"{ARGS}save_strategy={strategy}")
+        yield _fault("best_not_saved", saves=saves, strategy=strategy)
     each, step = context.field(upstream.SAVE_STEPS), context.field(upstream.EVAL_STEPS)
     if saves == strategy == "steps" and all(is_plain_number(one) and one >= 1 for one in (each, step)) and each % step:
-        found = f"{each}, and evaluations every {step} steps, so that the best may not be saved"
-        right = max(1, round(each / step)) * step
-        yield args_fault(upstream.SAVE_STEPS, found, f"a multiple of eval_steps ({step})", f"={right}")
+        yield _fault("best_between", each=each, step=step, right=max(1, round(each / step)) * step)
 
 
 # --- Fields of the trainer's config -----------------------------------------------------------------
@@ -255,48 +238,41 @@ def _steps(context: ValidationContext) -> Iterator[Fault]:
     names = (upstream.MAX_STEPS, upstream.WARMUP_STEPS, upstream.NUM_TRAIN_EPOCHS)
     steps, warmup, epochs = map(context.args.get, names)
     if is_plain_number(steps) and is_plain_number(warmup) and 1 <= steps <= warmup:
-        found = f"{warmup} of {steps} steps, so the learning rate would never be reached"
-        yield args_fault(upstream.WARMUP_STEPS, found, "fewer than max_steps, or a share below 1", "=0.1")
+        yield _fault("only_warmup", warmup=warmup, steps=steps)
     # Steps that nobody typed may have come with the model.
     typed = [f"{ARGS}{name}" in context.typed for name in (upstream.NUM_TRAIN_EPOCHS, upstream.MAX_STEPS)]
     if typed == [True, False] and is_plain_number(steps) and steps > 0:
-        found, fix = f"{epochs}, overruled by max_steps={steps}", f"{ARGS}max_steps=-1"
-        yield args_fault(upstream.NUM_TRAIN_EPOCHS, found, "no number of steps beside it", fix)
+        yield _fault("overruled", epochs=epochs, steps=steps)
     for name in (upstream.LOGGING_STEPS, upstream.SAVE_STEPS, upstream.EVAL_STEPS):
         value = context.field(name)
         if is_plain_number(value) and value > 1 and value != int(value):
-            yield args_fault(name, short_text(value), "a whole number, or a share below 1", f"={round(value)}")
+            yield _fault("broken_steps", field=name, found=short_text(value), right=round(value))
 
 
 def _exclusions(context: ValidationContext) -> Iterator[Fault]:
     """A fault for each field that means nothing without, or beside, another one."""
-    args, parallelism = context.args, upstream.PARALLELISM_CONFIG
+    args, parallelism = context.args, context.field(upstream.PARALLELISM_CONFIG)
     fetched, schedule = context.field(upstream.DATALOADER_PREFETCH_FACTOR), context.field(upstream.LR_SCHEDULER_TYPE)
     if args.get(upstream.FP16) is True and args.get(upstream.BF16) is True:
-        yield args_fault(upstream.FP16, "true beside bf16: true", "one of the two", "=false")
+        yield _fault("two_precisions")
     if fetched and context.field(upstream.DATALOADER_NUM_WORKERS) == 0:
-        found, fix = f"{fetched}, and no worker fetches", f"{ARGS}dataloader_num_workers=2"
-        yield args_fault(upstream.DATALOADER_PREFETCH_FACTOR, found, "workers", fix)
+        yield _fault("no_workers", fetched=fetched)
     if schedule in SCHEDULES_BY_SCORE and not _evaluates(context):
-        found, fix = f"{schedule}, and nothing is evaluated", f"{ARGS}eval_strategy=steps"
-        yield args_fault(upstream.LR_SCHEDULER_TYPE, found, "an eval_strategy", fix)
-    if isinstance(given := context.field(parallelism), dict) and "_target_" not in given:
-        kind = "accelerate.ParallelismConfig"
-        yield args_fault(parallelism, "a mapping", f"{kind}, built from it", f"{ARGS}{parallelism}._target_={kind}")
+        yield _fault("schedule_by_score", schedule=schedule)
+    if isinstance(parallelism, dict) and "_target_" not in parallelism:
+        yield _fault("parallelism")
     sampling, form = context.field(upstream.TRAIN_SAMPLING_STRATEGY), context.cfg["trainer"].get("form")
     if sampling in upstream.OTHER_STEPS[upstream.TRAIN_SAMPLING_STRATEGY] and form in ("messages", "prompt"):
-        found = f"{sampling}, and rows of {form} are tokens only in a batch"
-        yield args_fault(upstream.TRAIN_SAMPLING_STRATEGY, found, "an order that asks for no length", "=random")
+        yield _fault("no_lengths", sampling=sampling, form=form)
     if context.field(upstream.PACKING) is True and "max_length" in args and args["max_length"] is None:
-        yield args_fault("max_length", "null, and rows are to be packed up to it", "a length", "=1024")
+        yield _fault("no_packed_length")
 
 
 def _batches(context: ValidationContext) -> Iterator[Fault]:
     """A fault where a batch of completions does not hold whole groups of one prompt, or equal mini-batches."""
     own, rounds = context.field(upstream.GENERATION_BATCH_SIZE), upstream.STEPS_PER_GENERATION
     if own and context.field(rounds):
-        found, fix = f"{own} beside {rounds}={context.field(rounds)}", f"{ARGS}{rounds}=null"
-        yield args_fault(upstream.GENERATION_BATCH_SIZE, found, "one of the two, which makes the other", fix)
+        yield _fault("two_batches", size=own, rounds=context.field(rounds))
         return
 
     def counts(*names: str) -> list[int]:
@@ -308,9 +284,7 @@ def _batches(context: ValidationContext) -> Iterator[Fault]:
     if sizes := counts(upstream.NUM_GENERATIONS, size, rounds if context.field(rounds) else accumulation):
         batch = own or sizes[1] * sizes[2] * processes_of(context.cfg)
         if isinstance(batch, int) and sizes[0] > 1 and batch % sizes[0]:
-            expected = "a batch that holds whole groups: batch size x accumulation x processes"
-            found = f"{sizes[0]} completions a prompt, in batches of {batch}"
-            yield args_fault(upstream.NUM_GENERATIONS, found, expected, f"{ARGS}{size}={sizes[0]}")
+            yield _fault("broken_groups", count=sizes[0], batch=batch)
     if sizes := counts(size, accumulation, "num_mini_batches"):
         yield from find_minibatch_faults(sizes[0] * sizes[1], sizes[2])
 
