@@ -1,8 +1,8 @@
-"""Alarms: what makes a training sick, each a small class that observes every optimizer step. Standard library only.
+"""Alarms: what makes a training sick, each a small class that observes every optimizer step.
 
-An alarm's name, thresholds, patience and message stand in its class, and nowhere else. Its name is what ``tolerate``
-takes: ``true`` switches it off, a number is for how many steps in a row it may last. Step numbers are those of the
-whole training, also after a resume.
+An alarm's name, thresholds and patience stand in its class, and what it expects and says to type in alarms.yaml. Its
+name is what ``tolerate`` takes: ``true`` switches it off, a number is for how many steps in a row it may last. Step
+numbers are those of the whole training, also after a resume.
 
 Checkpoints of the last ``patience + lag`` steps are not trusted when an alarm rings, and none is removed before so many
 have passed: one that may notice a sickness later than that must say so by its ``lag``; one that takes the first steps
@@ -19,9 +19,9 @@ from statistics import fmean, stdev
 from typing import Any
 
 from runner.errors import Fault, SickRun
-from runner.schema.text import number
+from runner.schema.text import number, read_tables
 
-LOWER = "a lower learning_rate=, or on_sick=rollback"
+TABLE: dict[str, dict[str, Any]] = read_tables(__file__)
 MARGINS, RANKINGS = ("rewards/margins", "margin"), ("rewards/accuracies", "accuracy")
 MUST_BE_NUMBERS = ("reward", "kl", "objective/scores", "objective/kl")
 # Of these the mean length only scales the alarm ``kl``: none is of lengths.
@@ -51,19 +51,16 @@ HEALTHY, UNKNOWN = "", None
 
 @dataclass
 class Alarm:
-    """One way to be sick: ``patience`` steps in a row that ``suspect`` finds something wrong with.
+    """One way to be sick: ``patience`` steps in a row that ``suspect`` finds something wrong with."""
 
-    ``curable`` are those that a lower learning rate may help. ``lag`` is 1 where a step shows what the one before it
-    has done, as a loss does and every figure of samples.
-    """
-
-    name = ""
-    expected = ""
-    fix = ""
-    curable = False
-    lag = 0
+    name = expected = fix = ""  # of each alarm those in alarms.yaml, as what follows
+    curable, lag = False, 0
     patience: int = 1
     count: int = 0  # of steps in a row, so far
+
+    def __init_subclass__(cls) -> None:
+        for name, value in TABLE[cls.name].items():
+            setattr(cls, name, value)
 
     def suspect(self, step: Step) -> str | None:
         """A line on what is wrong with a step; HEALTHY; or UNKNOWN where it has nothing of what the alarm looks at."""
@@ -80,7 +77,7 @@ class Alarm:
     def sickness(self, number: int, found: str) -> SickRun:
         """The end of a run; its checkpoints are good up to the step before the first that looked sick."""
         fix = f"{self.fix}; or tolerate.{self.name}=true"
-        fault = Fault(f"{self.name} at step {number}", found, self.expected, fix.removeprefix("; or "))
+        fault = Fault(f"{self.name} at step {number}", found, self.expected, fix)
         return SickRun(fault, healthy=max(0, number - self.patience - self.lag), curable=self.curable)
 
 
@@ -88,9 +85,6 @@ class NotFinite(Alarm):
     """A loss, gradient, weight or reward that is no number: nothing is learnt from it, and all after it is lost."""
 
     name = "not_finite"
-    expected = "finite numbers"
-    fix = LOWER
-    curable = True
 
     def suspect(self, step: Step) -> str | None:
         seen = {"the loss": step.loss, "a weight": step.weight}
@@ -111,8 +105,6 @@ class ZeroGradient(Alarm):
     """
 
     name = "zero_gradient"
-    expected = "a loss that depends on the weights"
-    fix = "look at what is trained: python -m runner preview <the same words>"
     LEFT = 0.1
     patience: int = 3
     online: bool = False
@@ -138,8 +130,6 @@ class Frozen(Alarm):
     """
 
     name = "frozen"
-    expected = "trained weights that change"
-    fix = "another optimizer= or peft=, or model.dtype=float32, where small steps are not rounded away"
     PACE = 0.1
     patience: int = 3
 
@@ -158,8 +148,6 @@ class GradientAscent(Alarm):
     """
 
     name = "gradient_ascent"
-    expected = "weights that move down the gradient of the loss"
-    fix = "the sign in optimizer= (maximize), or a callback that changes gradients"
     LEAST = 0.05  # weight decay alone moves them at right angles to it
     patience: int = 3
     over: bool = False
@@ -176,9 +164,6 @@ class Exploded(Alarm):
     """Weights beyond all sizes that a model has: they began near 0.02 to 1 and are 100 times what they were."""
 
     name = "exploded"
-    expected = "weights of about their first size"
-    fix = LOWER
-    curable = True
     TIMES = 100
     first: float | None = None
 
@@ -201,10 +186,6 @@ class Diverged(Alarm):
     """
 
     name = "diverged"
-    expected = "a loss that falls"
-    fix = LOWER
-    curable = True
-    lag = 1
     TIMES, MORE, STEPS = 3.0, 6.0, 5
     patience: int = 5
     last: list[float] = field(default_factory=list)
@@ -233,10 +214,6 @@ class KL(Alarm):
     """
 
     name = "kl"
-    expected = "a policy that the reference still knows"
-    fix = f"a larger kl_coef=, {LOWER}"
-    curable = True
-    lag = 1
     PER_TOKEN, PER_COMPLETION = 5.0, 50.0
     patience: int = 2
     length: int | None = None
@@ -264,8 +241,6 @@ class PreferencesInverted(Alarm):
     """
 
     name = "preferences_inverted"
-    expected = "chosen answers that become likelier than rejected ones"
-    fix = "the sign of the loss, or which column is dataset.columns.chosen"
     STEPS, PAIRS, RIGHT, LEAST = 5, 32, 1 / 3, 1e-3
     ERRORS_OF_RANKS, ERRORS_OF_MARGINS = 3.0, 4.0
     anchored: bool = False
@@ -309,10 +284,6 @@ class ChosenLost(Alarm):
     """
 
     name = "chosen_lost"
-    expected = "chosen answers that the model still gives"
-    fix = f"a larger kl_coef=, {LOWER}"
-    curable = True
-    lag = 1
     PER_TOKEN, PER_ANSWER = 5.0, 50.0
     patience: int = 2
     first: float | None = None  # a token's log-probability in the first step
@@ -337,8 +308,6 @@ class ConstantReward(Alarm):
     """
 
     name = "constant_reward"
-    expected = "rewards that tell completions apart"
-    fix = "another reward=, or easier prompts; where it is the best reward, there is nothing left to learn"
     COMPLETIONS = 128
     patience: int = 5
 
@@ -363,8 +332,6 @@ class FirstMargin(Alarm):
     """
 
     name = "first_margin"
-    expected = "a margin of 0, because nothing was learned yet: the reference is not the start model"
-    fix = "trainer.args.disable_dropout=true, or another peft="
     tolerance: float = 0.0
 
     def suspect(self, step: Step) -> str | None:
