@@ -1,16 +1,14 @@
 """Values that run, send, publish, write elsewhere or reveal something: typed by the user, or refused."""
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
 from runner.errors import Fault
 from runner.io.secrets import LOGIN_KEY, MIXED_TEXT, SECRET_KEY, form_of, hidden, holder_of, names_secret
-from runner.schema import upstream
-from runner.schema.text import Config, last_key, scalars, short_text, to_override
-from runner.validate.values import by_name
+from runner.schema.text import Config, last_key, read_tables, scalars, short_text, to_override
 
 
 def _is_elsewhere(value: object) -> bool:
@@ -58,51 +56,30 @@ HARMLESS_VARIABLES = re.compile(
 )
 STAYS = ("offline", "disabled", "dryrun")
 UPLOADING = {"all", "wandb", "comet_ml", "neptune", "clearml", "swanlab", "azure_ml", "dagshub", "flyte"}
-CODE, PICKLE, KERNEL = "runs code of others", "loads pickles, which can run code", "runs a kernel from the hub"
-SENDS_TEXTS = "sends prompts and completions to a server"
-SENDS_METRICS = "sends the figures to a server"
-OUTSIDE = "writes outside of the run"
+SENDS_FIGURES = "sends the figures to a server"
 Risk = tuple[Callable[[Any], bool], str]  # which values of a key are risky, and what they do
 NO_RISK: Risk = (lambda value: False, "")
+CONDITIONS: dict[str, Callable[[Any], bool]] = {
+    "is true": lambda value: value is True,
+    "is false": lambda value: value is False,
+    "is given": bool,
+    "has a slash": lambda value: "/" in str(value),
+    "is elsewhere": _is_elsewhere,
+    # Of a host alone, before which clients put http:// whatever it is.
+    "is more than a host here": lambda value: "/" in str(value or "") or _is_elsewhere(value),
+    "leads out": _is_outside,
+    "leaves the run": _leaves_the_run,
+    "is online": lambda value: value not in STAYS,
+}
 
-# Each of these keys needs its own flag on the command line.
-RISKS: dict[str, Risk] = by_name(
-    {
-        (lambda value: value is True, CODE): ["trust_remote_code"],
-        (bool, CODE): ["custom_generate"],
-        (lambda value: value is False, PICKLE): ["safetensors_only", "use_safetensors", "weights_only"],
-        (lambda value: value is True, KERNEL): ["use_kernels"],
-        (lambda value: "/" in str(value), KERNEL): ["attention", "attn_implementation", "experts_implementation"],
-        (lambda value: value is True, "publishes the model"): [upstream.PUSH_TO_HUB],
-        (bool, "publishes completions"): [upstream.LOG_COMPLETIONS_HUB_REPO],
-        (bool, "publishes the metrics"): [
-            *(upstream.TRACKIO_SPACE_ID, upstream.TRACKIO_STATIC_SPACE_ID, upstream.TRACKIO_BUCKET_ID),
-            "TRACKIO_SPACE_ID",
-        ],
-        (bool, SENDS_TEXTS): ["url"],
-        (_is_elsewhere, SENDS_TEXTS): [
-            *("vllm_server_base_url", upstream.TEACHER_MODEL_SERVER_URL, upstream.TEACHER_SERVER_URLS),
-        ],
-        # A host alone, before which clients put http:// whatever it is.
-        (lambda value: "/" in str(value or "") or _is_elsewhere(value), SENDS_TEXTS): [upstream.VLLM_SERVER_HOST],
-        (bool, "sends a variable of the environment to a server"): ["token_variable"],
-        (bool, "sends all that is loaded through another machine"): ["proxies"],
-        (_is_outside, OUTSIDE): ["folder", "cache_dir", "offload_folder", "offload_dir"],
-    }
-)
-# The same of the variables of a tracker, of which the choice of one speaks, too.
-VARIABLES: dict[str, Risk] = by_name(
-    {
-        (lambda value: value not in STAYS, SENDS_METRICS): ["WANDB_MODE"],
-        (_is_elsewhere, SENDS_METRICS): ["WANDB_BASE_URL"],
-        (_leaves_the_run, "sends the figures to a server, or writes outside of the run"): ["MLFLOW_TRACKING_URI"],
-        (bool, CODE): ["WANDB__EXECUTABLE"],
-        (_is_outside, OUTSIDE): [
-            *("TENSORBOARD_LOGGING_DIR", "TRACKIO_DIR", "WANDB_DIR"),
-            *("WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR"),
-        ],
-    }
-)
+
+def _read_risks(table: Mapping[str, Mapping[str, Sequence[str]]]) -> dict[str, Risk]:
+    """The risk of each key."""
+    rows = [(danger, word, key) for danger, words in table.items() for word, keys in words.items() for key in keys]
+    return {last_key(key): (CONDITIONS[word], danger) for danger, word, key in rows}
+
+
+RISKS, VARIABLES = map(_read_risks, read_tables(__file__).values())
 
 
 def find_risks(cfg: Config, typed: Collection[str] = ()) -> Iterator[Fault]:
@@ -127,7 +104,7 @@ def find_risks(cfg: Config, typed: Collection[str] = ()) -> Iterator[Fault]:
         if path.startswith(VARIABLE) and not HARMLESS_VARIABLES.fullmatch(key) and not names_secret(key):
             is_risky, danger = VARIABLES.get(key, (bool, "may lead the tracker elsewhere"))
         if key == "report_to" and value in UPLOADING and not (value == "wandb" and stays):
-            is_risky, danger = bool, SENDS_METRICS
+            is_risky, danger = bool, SENDS_FIGURES
         if is_risky(value) and not {"tracker", where} & set(typed):
             found = f"{key}: {value} {danger}, and was not typed"
             yield Fault(path, found, expected, f"tracker=<name>, or {where}={value}  (if you want that)")

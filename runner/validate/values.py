@@ -7,7 +7,7 @@ where one class means another thing by it, that class has a row of its own.
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeGuard, TypeVar
+from typing import TypeGuard
 
 from runner.config.dialect import find_meanings
 from runner.errors import Fault
@@ -16,8 +16,6 @@ from runner.schema import upstream
 from runner.schema.read import Parameter, Signature
 from runner.schema.text import nearest, read_tables, short_text, to_override, to_text
 from runner.schema.type import Type, shortened
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -45,13 +43,9 @@ class Range:
         return low + high + ("" if self.other is None else f", or {self.other}")
 
 
-def by_name(groups: Mapping[T, Sequence[str]]) -> dict[str, T]:
-    """Several names' common value, by each name."""
-    return {name: value for value, names in groups.items() for name in names}
-
-
 def _ranges_of(kinds: Mapping[str, Sequence[str]]) -> dict[str, Range]:
-    return by_name({RANGES[kind]: names for kind, names in kinds.items()})
+    """The range of each name."""
+    return {name: RANGES[kind] for kind, names in kinds.items() for name in names}
 
 
 _TABLES = read_tables(__file__)
