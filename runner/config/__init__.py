@@ -25,7 +25,7 @@ from runner.config.menu import GROUPS, LISTED, OPTIONAL, SEVERAL, read_menu, tak
 from runner.config.override import dotted_key, find_choice_faults, force, list_fault, parse
 from runner.config.speed import choose_speed
 from runner.config.user_folder import use_folders
-from runner.errors import ConfigError, EnvironmentFault, Fault
+from runner.errors import ConfigError, EnvironmentFault, Fault, fault_of
 from runner.io.distribution import to_install
 from runner.io.files import MENU, shipped
 from runner.io.temporary import temporarily
@@ -135,7 +135,8 @@ def compose_unresolved(overrides: Sequence[str], folders: Sequence[Path] = ()) -
         for override in values:
             OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True, force_add=True)
     if cfg.get("experiment"):
-        raise ConfigError(_not_global(f"experiment/{cfg.hydra.runtime.choices.experiment}"))
+        name = f"experiment/{cfg.hydra.runtime.choices.experiment}"
+        raise ConfigError(fault_of(read_tables(__file__)["not_global"], file=name))
     if folders:
         check_growth(OmegaConf.to_container(cfg, resolve=False))
     HydraConfig.instance().set_config(cfg)
@@ -197,18 +198,6 @@ def _fresh_hydra(folders: Sequence[Path]) -> Iterator[GlobalHydra]:
         yield hydra
 
 
-NEEDED = ("name", "output_root", "seed")  # at the top level
-# A defaults list, in a file or our own, that names what is not there.
-MISSING_DEFAULT = (
-    r"In '([^']+)': Could not find '([^']+)'(?: Available options in '[^']+': (.*?))?(?: Config search.*)?$"
-)
-# The packages of Hydra's launchers and sweepers that an extra of ours brings.
-PLUGINS = {
-    **{"optuna": "hydra-optuna-sweeper", "joblib": "hydra-joblib-launcher"},
-    **dict.fromkeys(("submitit_local", "submitit_slurm"), "hydra-submitit-launcher"),
-}
-
-
 @contextlib.contextmanager
 def _as_config_errors() -> Iterator[None]:
     """Turn what Hydra, OmegaConf and YAML raise into a ConfigError."""
@@ -235,11 +224,11 @@ def _composition_fault(error: Exception) -> Fault:
     text = " ".join(str(error).split())
     key = re.search(r"full_key: (\S+)", text)
     where, text = key[1] if key else "command line", re.sub(r" full_key: .*", "", text)
-    if found := re.search(MISSING_DEFAULT, text):
+    tables = read_tables(__file__)
+    if found := re.search(tables["missing_default"], text):
         file, name, options = found.groups()
         group, _, option = name.rpartition("/")
-        if option in PLUGINS:
-            package = PLUGINS[option]
+        if package := tables["plugins"].get(option):
             fault = Fault(group, f"{package} is not installed", f"the package {package}", to_install(package))
             raise EnvironmentFault(fault)
         if group in ("hydra/launcher", "hydra/sweeper"):
@@ -251,17 +240,8 @@ def _composition_fault(error: Exception) -> Fault:
             return Fault(group, f"there is no {name}", f"one of {options}", fix)
         expected = f"one of {options}" if options else "a group and an option that are there"
         return Fault(f"{file}.yaml", f"its defaults name {name}, and there is none", expected, f"mend {file}.yaml")
-    if found := re.search("In '(experiment/[^']+)': Could not override '[^'@]+@experiment[.]", text):
-        return _not_global(found[1])
-    for pattern, beats in read_tables(f"{Path(__file__).parent}/message.py").items():
-        if found := re.search(pattern, text):
-            return Fault(*beats.format(*found.groups(), where=where).split(" | "))
-    return Fault(where, text, "a configuration that Hydra composes", "see python -m runner --help")
-
-
-def _not_global(name: str) -> Fault:
-    line = "# @package _global_"
-    return Fault(f"{name}.yaml", "all that it sets would be below its group", line, f"write {line} as its first line")
+    said = ((re.search(pattern, text), beats) for pattern, beats in tables["messages"])
+    return next(fault_of(beats, **found.groupdict(), where=where, text=text) for found, beats in said if found)
 
 
 def resolve(cfg: DictConfig, overrides: list[str], choices: dict[str, str] | None = None) -> Composed:
@@ -286,7 +266,7 @@ def resolve(cfg: DictConfig, overrides: list[str], choices: dict[str, str] | Non
             place = next(path for path, entry in scalars(read_yaml(readers[trainer])) if entry == reference)
             found, fix = f"takes the place of {key}, which is given too", f"leave {place} out"
             faults.append(Fault(place, found, "one of them", fix))
-    gone = [key for key in NEEDED if choices and key not in cfg]  # else it is a part of one
+    gone = [key for key in ("name", "output_root", "seed") if choices and key not in cfg]  # else it is a part of one
     faults += [Fault(key, "deleted, and every run needs it", "a value", f"leave ~{key} out") for key in gone]
     missing = sorted(key for key, value in scalars(unread) if value == "???")
     faults += [Fault(key, NO_VALUE, "one, it has no default", _find_example(key, choices or {})) for key in missing]
