@@ -53,16 +53,8 @@ def rendezvous_of(launcher: Mapping[str, Any]) -> str:
     job = os.environ.get("SLURM_JOB_ID", "")
     if (given := launcher.get("rendezvous")) is not None or not (nodes and job.isdigit()):
         return str(given or "")
-    return f"{first_node(nodes)}:{PORTS[0] + int(job) % (PORTS[1] - PORTS[0])}"
-
-
-def first_node(nodes: str) -> str:
-    """The first of the nodes that Slurm lists.
-
-    >>> first_node("node[01-03,7],gpu1")
-    'node01'
-    """
-    return re.sub(r"\[([^],-]*)[^]]*\]", r"\1", re.split(r",(?![^[]*\])", nodes)[0])
+    first = re.sub(r"\[([^],-]*)[^]]*\]", r"\1", re.split(r",(?![^[]*\])", nodes)[0])  # node01 of node[01-03,7],gpu1
+    return f"{first}:{PORTS[0] + int(job) % (PORTS[1] - PORTS[0])}"
 
 
 def find_machine_faults(launcher: Mapping[str, Any], machines: int) -> Iterator[Fault]:

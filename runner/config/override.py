@@ -39,12 +39,6 @@ def dotted_key(override: str) -> str:
     return re.split(r"[=@]", override.lstrip("+~"), maxsplit=1)[0]
 
 
-def is_choice(override: str, menu: Options) -> bool:
-    """True for an override that chooses an option of a group, or sets something of Hydra's own."""
-    key = dotted_key(override)
-    return key in menu or key.startswith(("hydra/", "hydra."))
-
-
 def force(overrides: Sequence[str], menu: Options) -> list[str]:
     """The same overrides, each ``key=value`` as ``++key=value``, so that Hydra accepts every key.
 
@@ -54,7 +48,8 @@ def force(overrides: Sequence[str], menu: Options) -> list[str]:
     """
     typed = {dotted_key(override) for override in overrides}
     alone = [f"{group}=none" for group in SEVERAL if f"{group}._target_" in typed and group not in typed]
-    valued = {each for each in overrides if "=" in each and not each.startswith("~") and not is_choice(each, menu)}
+    keys = {each: dotted_key(each) for each in overrides if "=" in each and not each.startswith("~")}
+    valued = {each for each, key in keys.items() if key not in menu and not key.startswith(("hydra/", "hydra."))}
     return alone + [f"++{each.lstrip('+')}" if each in valued else each for each in overrides]
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from runner.config.menu import GROUPS, read_options
 from runner.config.override import HELD, find_place
-from runner.errors import Fault
 from runner.metric import ask as metric
 from runner.run.alarms import ALARMS
 from runner.schema import upstream
@@ -157,11 +156,6 @@ class ValidationContext:
         texts = (*(module.text for module in known), *(file.read_text(encoding="utf-8") for file in files))
         is_there = any(key in text for text in texts)
         return [name for name, other in self.others.items() if key in other.parameters] if is_there else []
-
-
-def args_fault(name: str, found: str, expected: str, fix: str) -> Fault:
-    """The fault of a field of the trainer's config."""
-    return Fault(f"{ARGS}{name}", found, expected, fix)
 
 
 def keys_of(path: str, signature: Signature) -> dict[str, Parameter]:

@@ -11,7 +11,7 @@ from runner.schema import upstream
 from runner.schema.read import Signature, read_signature
 from runner.schema.text import Node, nearest, read_tables, short_text
 from runner.schema.type import shortened
-from runner.validate.context import ValidationContext, args_fault
+from runner.validate.context import ARGS, ValidationContext
 
 WHOLE_BATCH = ("outputs", "labels", "num_items_in_batch")
 # Each is described where it stands, in objective.yaml.
@@ -39,7 +39,7 @@ def find_objective_faults(context: ValidationContext) -> Iterator[Fault]:
             overruled.append(upstream.LOSS_TYPE)
         for name in overruled:  # settings of TRL's own loss, which this one replaces
             found, fix = f"{short_text(args[name])}, in vain beside a loss", f"leave {name} out, or loss=none"
-            yield args_fault(name, found, "one of the two", fix)
+            yield Fault(f"{ARGS}{name}", found, "one of the two", fix)
     elif loss and upstream.COMPUTE_LOSS_FUNC not in trainer.parameters:
         yield _unusable("loss", trainer.name, why, tuple(GIVES))
     if not weight:
@@ -50,10 +50,10 @@ def find_objective_faults(context: ValidationContext) -> Iterator[Fault]:
     for name, (right, why) in upstream.UNWEIGHABLE.items():  # under which they would be wrong or without effect
         if name in args and args[name] != right:
             found, fix = f"{short_text(args[name])} beside weights of tokens", f"leave {name} out, or weight=none"
-            yield args_fault(name, found, f"{short_text(right)}: {why}", fix)
+            yield Fault(f"{ARGS}{name}", found, f"{short_text(right)}: {why}", fix)
     if args.get(upstream.LOSS_TYPE) == "dft":
         fix = "trainer.args.loss_type=nll loss=rescaled"
-        yield args_fault(upstream.LOSS_TYPE, "dft, which weighs tokens itself", "the same as a loss", fix)
+        yield Fault(f"{ARGS}{upstream.LOSS_TYPE}", "dft, which weighs tokens itself", "the same as a loss", fix)
     if signature and set(signature.parameters) & set(WHOLE_BATCH):
         found = f"weights of tokens, and {signature.name} makes one number of the whole batch"
         yield Fault("weight", found, "a loss of log_probs, or of logits and targets", "=none")
