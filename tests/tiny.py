@@ -74,7 +74,7 @@ def _gsm8k_socratic(number: int) -> dict:
 
 MANY, FEW = 600, 220
 ROWS: dict[str, dict[str, dict[str, tuple[Callable[[int], dict], int]]]] = {
-    "trl-lib/tldr": {"default": {"train": (_tldr, MANY), "validation": (_tldr, FEW), "test": (_tldr, FEW)}},
+    "trl-lib/tldr": {"default": {"train": (_tldr, MANY), "validation": (_tldr, MANY), "test": (_tldr, FEW)}},
     "trl-lib/ultrafeedback_binarized": {"default": {"train": (_ultrafeedback, MANY), "test": (_ultrafeedback, FEW)}},
     "trl-internal-testing/descriptiveness-sentiment-trl-style": {
         "default": {"sentiment": (_sentiment, MANY), "descriptiveness": (_descriptiveness, MANY)}
