@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -161,8 +161,7 @@ def _compose(words: Sequence[str], config_dir: str | Path | None, /, **keys: obj
 
 
 def _read(folder: Path) -> TrainedRun:
-    record = read_run(folder)
-    return TrainedRun(**{field.name: getattr(record, field.name) for field in fields(record)})
+    return TrainedRun(**vars(read_run(folder)))
 
 
 def _call(words: Sequence[str]) -> tuple[int, str]:

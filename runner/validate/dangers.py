@@ -49,13 +49,7 @@ def _leaves_the_run(store: object) -> bool:
 
 
 VARIABLE = "tracker.environment."
-HARMLESS_VARIABLES = re.compile(
-    "WANDB_(PROJECT|ENTITY|NAME|NOTES|TAGS|JOB_TYPE|RUN_GROUP|RUN_ID|RESUME|SILENT|QUIET|CONSOLE|WATCH|LOG_MODEL)"
-    "|WANDB_(DISABLED|INIT_TIMEOUT|DISABLE_CODE|DISABLE_GIT)"
-    "|MLFLOW_(EXPERIMENT_NAME|FLATTEN_PARAMS|MAX_LOG_PARAMS|NESTED_RUN|RUN_ID|RUN_NAME|TAGS)"
-)
 STAYS = ("offline", "disabled", "dryrun")
-UPLOADING = {"all", "wandb", "comet_ml", "neptune", "clearml", "swanlab", "azure_ml", "dagshub", "flyte"}
 SENDS_FIGURES = "sends the figures to a server"
 Risk = tuple[Callable[[Any], bool], str]  # which values of a key are risky, and what they do
 NO_RISK: Risk = (lambda value: False, "")
@@ -79,7 +73,9 @@ def _read_risks(table: Mapping[str, Mapping[str, Sequence[str]]]) -> dict[str, R
     return {last_key(key): (CONDITIONS[word], danger) for danger, word, key in rows}
 
 
-RISKS, VARIABLES = map(_read_risks, read_tables(__file__).values())
+_TABLES = read_tables(__file__)
+RISKS, VARIABLES = (_read_risks(_TABLES[name]) for name in ("risks", "variables"))
+HARMLESS, UPLOADING = (frozenset(_TABLES[name]) for name in ("harmless_variables", "uploading_trackers"))
 
 
 def find_risks(cfg: Config, typed: Collection[str] = ()) -> Iterator[Fault]:
@@ -101,7 +97,7 @@ def find_risks(cfg: Config, typed: Collection[str] = ()) -> Iterator[Fault]:
             found = f"{key}: {short_text(value)} {danger}, and was not typed"
             yield Fault(path, found, expected, f"{to_override(path, value)}  (if you trust where it leads)")
         is_risky, danger = NO_RISK
-        if path.startswith(VARIABLE) and not HARMLESS_VARIABLES.fullmatch(key) and not names_secret(key):
+        if path.startswith(VARIABLE) and key not in HARMLESS and not names_secret(key):
             is_risky, danger = VARIABLES.get(key, (bool, "may lead the tracker elsewhere"))
         if key == "report_to" and value in UPLOADING and not (value == "wandb" and stays):
             is_risky, danger = bool, SENDS_FIGURES
