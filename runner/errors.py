@@ -20,7 +20,7 @@ import re
 import signal
 import sysconfig
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -60,9 +60,13 @@ class Fault:
         return "\n".join(line.replace("\n", DEEPER) for line in lines)
 
 
-def fault_of(beats: Iterable[str], **facts: object) -> Fault:
-    """A fault by its beats, as the table beside a module lists it, with what was found in the place of each brace."""
-    return Fault(*(beat.format(**facts) for beat in beats))
+def faults_by_name(table: Mapping[str, Mapping[str, str]]) -> Callable[..., Fault]:
+    """A function that makes the faults of a table: each by its name, and by what fills in the braces of its beats.
+
+    >>> faults_by_name({"few": {"where": "rows", "found": "{count} rows", "fix": "=<more>"}})("few", count=1)
+    Fault(where='rows', found='1 rows', expected='', fix='rows=<more>', job='')
+    """
+    return lambda name, /, **values: Fault(**{beat: text.format(**values) for beat, text in table[name].items()})
 
 
 class RunnerError(Exception):

@@ -3,17 +3,17 @@
 import ast
 import logging
 import pickle
-import string
 import sys
 from pathlib import Path
+from string import Formatter
 
 import pytest
-import yaml
 
 from runner import errors
 from runner.errors import ConfigError, Fault, Interrupted
 from runner.io.terminal import Hiding, print_answer
 from runner.run.read import one_line
+from runner.schema.text import read_tables
 
 
 def test_exit_codes():
@@ -103,12 +103,16 @@ def test_what_is_installed_is_nobody_s_own_wherever_it_lies(tmp_path):
     assert not any(errors.is_own(f"{place}/torch.py") for place in places[:2]) and not errors.is_own(places[2])
 
 
-TABLED = [path for path in sorted(Path(errors.__file__).parent.rglob("*.py")) if "return fault_of(" in path.read_text()]
+TABLED = [
+    path
+    for path in sorted(Path(errors.__file__).parent.rglob("*.py"))
+    if "\n_fault = faults_by_name(" in path.read_text()
+]
 
 
 @pytest.mark.parametrize("path", TABLED, ids=lambda path: path.stem)
 def test_a_fault_of_a_table_is_there_and_is_given_what_its_braces_want(path):
-    whole = yaml.safe_load(path.with_suffix(".yaml").read_text())
+    whole = read_tables(str(path))
     table, used = whole.get("faults", whole), set()
     for call in ast.walk(ast.parse(path.read_text())):
         if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "_fault":
@@ -116,7 +120,33 @@ def test_a_fault_of_a_table_is_there_and_is_given_what_its_braces_want(path):
             assert names, f"line {call.lineno}: no such fault"
             given = {word.arg for word in call.keywords}
             for name in names:
-                braces = {field for beat in table[name] for _, field, *_ in string.Formatter().parse(beat) if field}
+                braces = {field for beat in table[name].values() for _, field, *_ in Formatter().parse(beat) if field}
                 assert braces == given or (None in given and given - {None} < braces), f"line {call.lineno}: {name}"
             used |= names
     assert {*table} - used == set(), "not used"
+
+
+def test_each_fault_of_a_table_is_made_somewhere_and_given_all_that_its_beats_ask_for():
+    room = Path(errors.__file__).parent
+    trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file in sorted(room.rglob("*.py"))}
+    tables, calls = {}, []
+    for file, tree in trees.items():
+        module = ".".join(file.relative_to(room.parent).with_suffix("").parts)
+        nodes = list(ast.walk(tree))
+        imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+        bound = {"fault": f"{module}.fault"}
+        bound |= {each.asname or each.name: f"{node.module}.{each.name}" for node in imports for each in node.names}
+        if any(isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "fault" for node in tree.body):
+            tables[f"{module}.fault"] = read_tables(str(file))["faults"]
+        for call in (node for node in nodes if isinstance(node, ast.Call)):
+            first, _, rest = ast.unparse(call.func).partition(".")
+            if (first, rest) == ("fault", "") or (first in bound and rest == "fault"):
+                calls.append((".".join(filter(None, (bound[first], rest))), call))
+    made = set()
+    for table, call in calls:
+        name = ast.literal_eval(call.args[0])
+        fields = [field for beat in tables[table][name].values() for _, field, _, _ in Formatter().parse(beat)]
+        asked = {field.partition(".")[0].partition("!")[0] for field in fields if field is not None}
+        assert asked == {given.arg for given in call.keywords}, f"{table}: {name}"
+        made.add((table, name))
+    assert made == {(table, name) for table, faults in tables.items() for name in faults}

@@ -25,7 +25,7 @@ from runner.config.menu import GROUPS, LISTED, OPTIONAL, SEVERAL, read_menu, tak
 from runner.config.override import dotted_key, find_choice_faults, force, list_fault, parse
 from runner.config.speed import choose_speed
 from runner.config.user_folder import use_folders
-from runner.errors import ConfigError, EnvironmentFault, Fault, fault_of
+from runner.errors import ConfigError, EnvironmentFault, Fault, faults_by_name
 from runner.io.distribution import to_install
 from runner.io.files import MENU, shipped
 from runner.io.temporary import temporarily
@@ -136,7 +136,7 @@ def compose_unresolved(overrides: Sequence[str], folders: Sequence[Path] = ()) -
             OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True, force_add=True)
     if cfg.get("experiment"):
         name = f"experiment/{cfg.hydra.runtime.choices.experiment}"
-        raise ConfigError(fault_of(read_tables(__file__)["not_global"], file=name))
+        raise ConfigError(faults_by_name(read_tables(__file__))("not_global", file=name))
     if folders:
         check_growth(OmegaConf.to_container(cfg, resolve=False))
     HydraConfig.instance().set_config(cfg)
@@ -240,8 +240,8 @@ def _composition_fault(error: Exception) -> Fault:
             return Fault(group, f"there is no {name}", f"one of {options}", fix)
         expected = f"one of {options}" if options else "a group and an option that are there"
         return Fault(f"{file}.yaml", f"its defaults name {name}, and there is none", expected, f"mend {file}.yaml")
-    said = ((re.search(pattern, text), beats) for pattern, beats in tables["messages"])
-    return next(fault_of(beats, **found.groupdict(), where=where, text=text) for found, beats in said if found)
+    make, said = faults_by_name(tables["messages"]), ((name, re.search(name, text)) for name in tables["messages"])
+    return next(make(name, **found.groupdict(), where=where, text=text) for name, found in said if found)
 
 
 def resolve(cfg: DictConfig, overrides: list[str], choices: dict[str, str] | None = None) -> Composed:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from runner.errors import ConfigError, Fault
 from runner.io.temporary import temporarily
-from runner.model.check import SECOND_ADAPTER, find_pattern_faults, find_target_faults
+from runner.model.check import fault, find_pattern_faults, find_target_faults
 
 # Initialisations that move part of the base model's weights into the adapter: with the adapter
 # switched off, what remains is not the base model.
@@ -54,7 +54,7 @@ def check_adapter(model: PreTrainedModel | PeftModel, peft_config: PeftConfig | 
     """Raise ConfigError with everything that keeps this adapter from being put on this model."""
     faults = []
     if peft_config is not None and loaded_config(model) is not None:
-        faults.append(SECOND_ADAPTER)
+        faults.append(fault("second_adapter"))
     if is_quantized(model):
         adapter = peft_config or loaded_config(model)
         if adapter is None:

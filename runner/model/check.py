@@ -17,9 +17,9 @@ from functools import cache
 from os.path import getmtime
 from typing import TYPE_CHECKING, Any
 
-from runner.errors import ConfigError, Fault, describe
+from runner.errors import ConfigError, Fault, describe, faults_by_name
 from runner.model import jinja
-from runner.model.folder import ADAPTER, DOWNLOAD_AGAIN, INDEX, LOCATION, WEIGHTS, ModelFolder, find_folder
+from runner.model.folder import ADAPTER, INDEX, WEIGHTS, ModelFolder, find_folder
 from runner.schema.read import read_signature
 from runner.schema.source import find_definition
 from runner.schema.text import Node, read_tables, to_override
@@ -44,9 +44,8 @@ OUTPUT_LAYERS = ("lm_head", "embed_out", "score")  # in no file where they share
 VOCABULARIES: list[str] = LIMITS["files"]["vocabularies"]
 BYTE_TOKENIZERS = ("ByT5", "MyT5", "Canine", "Perceiver")  # they have no vocabulary
 ENDLESS_TOKENIZERS = ("", "TokenizersBackend", "PreTrainedTokenizerFast")  # classes without an end token of their own
-DECODER = "a decoder, as language models are"
-ON_TOP = "model.path is an adapter, and a second one would go on top"
-SECOND_ADAPTER = Fault("peft", ON_TOP, "one adapter", "peft=none, or model.merge=true")
+WITH = {"lm": "a decoder, as language models are", "score": "a model that can score"}  # models by their heads
+fault = faults_by_name(LIMITS["faults"])
 
 
 def find_model_faults(
@@ -57,14 +56,14 @@ def find_model_faults(
         # A fault for a new model of no architecture, and for what looks like a misspelt key of its config.
         kind, own = str(node.get("model_type")), {"_target_", "tokenizer", "dtype", "seed", "head", "model_type"}
         if not _is_known(kind):
-            return [unknown_architecture(kind)]
+            return [fault("unknown_architecture", kind=kind)]
         if found := _describe_unfit(kind, node, head):
-            return [Fault("model.model_type", found, DECODER, "model.model_type=qwen2")]
+            return [fault("new_that_is_unfit", found=found)]
         signature = read_signature(f"transformers.{_read_classes(CONFIG_CLASSES).get(kind)}")
         given = {key: value for key, value in node.items() if key not in own}
         known = set(signature.parameters) if signature else set()
         # Some keys stand in no signature, and only loading knows them.
-        return [fault for fault in find_unknown_keys(kind, given, known, 0.9) if fault.fix]
+        return [each for each in find_unknown_keys(kind, given, known, 0.9) if each.fix]
     if node.get("_target_") != LOADER:
         return []
     is_merged, faults = bool(node.get("merge")), list[Fault]()
@@ -79,7 +78,7 @@ def find_model_faults(
         faults += find_adapter_faults(folder, head, is_safe=folder.has(ADAPTER) or not how["safetensors_only"])
         freezes = isinstance(peft, Mapping) and str(peft.get("_target_")).startswith("runner.model.freeze.")
         if peft and not is_merged and not freezes:
-            faults.append(SECOND_ADAPTER)
+            faults.append(fault("second_adapter"))
     except ConfigError as error:
         return faults + error.faults
     if folder.base:
@@ -111,8 +110,7 @@ def find_scorer_faults(path: str, where: str) -> list[Fault]:
             return []
     except ConfigError as error:
         return error.faults
-    fix = f"python -m runner trainer=reward, then {where}=<its model folder>; or tolerate.random_head=true"
-    return [folder.fault(f"{path}: it has no weights for score.weight", "a trained reward model", fix)]
+    return [fault("no_score", folder=folder, path=path)]
 
 
 # --- Architectures ------------------------------------------------------------------------------
@@ -125,23 +123,20 @@ def find_config_faults(folder: ModelFolder, head: str | None = None, *, trust: b
             return []
         names = ", ".join(sorted(path.name for path in folder.path.iterdir())[:6])
         trained = [file.parent for runs in ("", "*/", "*/*/") for file in folder.path.glob(f"{runs}model/*config.json")]
-        fix = to_override(folder.where, str(max(trained, key=getmtime))) if trained else ""
+        fix = to_override(folder.where, str(max(trained, key=getmtime))) if trained else "=<folder or org/name>"
         found = f"has no config.json, but {names}" if names else "is empty"
-        return [folder.fault(f"{folder.source} {found}", LOCATION, fix)]
+        return [fault("no_config", folder=folder, found=found, fix=fix)]
     kind = folder.whole_config.get("model_type")
     if folder.whole_config.get("auto_map") and not _is_known(kind):
-        found, fix = f"{folder.source} brings Python code of its own", "=true  (if you trust it)"
-        return [] if trust else [Fault("model.trust_remote_code", found, "leave to run it, from you", fix)]
+        return [] if trust else [fault("own_code", folder=folder)]
     if not isinstance(kind, str):
-        return [folder.fault(f"config.json of {folder.source} has no model_type", "the config.json of a model")]
+        return [fault("no_model_type", folder=folder)]
     if not _is_known(kind):
-        found = f"the architecture {kind} is unknown to the installed transformers"
-        return [folder.fault(found, "an architecture that it knows", "pip install --upgrade transformers")]
+        return [fault("newer_architecture", folder=folder, kind=kind)]
     if head and not _is_known(kind, head):
-        found = f"the architecture {kind} has no head for this trainer in transformers"
-        return [folder.fault(found, DECODER if head == "lm" else "a model that can score")]
+        return [fault("no_head", folder=folder, kind=kind, expected=WITH[head])]
     if found := _describe_unfit(kind, folder.whole_config, head):
-        return [folder.fault(found, DECODER)]
+        return [fault("unfit", folder=folder, found=found)]
     faults = [*_find_value_faults(folder, "config.json", f"transformers.{_read_classes(CONFIG_CLASSES).get(kind)}")]
     if folder.has("generation_config.json"):
         faults += _find_value_faults(folder, "generation_config.json", "transformers.GenerationConfig")
@@ -166,7 +161,8 @@ def _find_value_faults(folder: ModelFolder, name: str, target: str = "") -> Iter
         if known and not has_parts and not known.type.accepts(int(value) if is_whole else value):
             expected = str(known.type)
         if expected:
-            yield folder.fault(f"{name} of {folder.source}: {key} is {json.dumps(value)[:40]}", expected)
+            text = json.dumps(value)[:40]
+            yield fault("bad_value", folder=folder, file=name, key=key, value=text, expected=expected)
 
 
 def _find_limit(limits: Any, values: list[Any]) -> str:
@@ -202,16 +198,11 @@ def _read_classes(table: str) -> dict[str, str]:
     return {}
 
 
-def unknown_architecture(kind: str) -> Fault:
-    return Fault("model.model_type", kind, "an architecture of transformers", "model.model_type=qwen2")
-
-
 def find_unknown_keys(kind: str, given: Node, known: Collection[str], cutoff: float = 0.6) -> Iterator[Fault]:
     """A fault for each given key that is not among those of an architecture, with the nearest one to type."""
     for key in sorted(set(given) - set(known)):
         close = get_close_matches(key, known, 1, cutoff)
-        fix = f"model.{close[0]}={given[key]}" if close else ""
-        yield Fault(f"model.{key}", f"{kind} has no {key}", "a key of its config", fix)
+        yield fault("unknown_key", key=key, kind=kind, fix=f"model.{close[0]}={given[key]}" if close else "")
 
 
 # --- Weights ------------------------------------------------------------------------------------
@@ -227,22 +218,8 @@ def _find_folder_faults(folder: ModelFolder, head: str, *, safetensors_only: boo
         found = list(_find_weight_faults(folder))  # read in any case, because that finds files that are damaged
         return found if folder.is_plain else []  # others may name and shape their weights in other ways
     if (pickles := [name for name in PICKLES if folder.has(name)]) and safetensors_only:
-        expected = "safetensors; a .bin file is a pickle, which can run code when it is read"
-        fix = "model.safetensors_only=false"
-        return [folder.fault(f"{folder.source} has its weights as {pickles[0]}", expected, fix)]
-    return [] if pickles else [folder.fault(f"{folder.source} has no weights", f"{WEIGHTS}, or {INDEX} and its files")]
-
-
-def missing_weights(folder: ModelFolder, count: int, example: str) -> Fault:
-    """The fault of weights that a model needs and the files lack."""
-    found = f"{folder.source} lacks {count} weights, such as {example}; they would be random"
-    return folder.fault(found, "weights for the whole of config.json")
-
-
-def not_finite(folder: ModelFolder, names: Sequence[str]) -> Fault:
-    """The fault of weights that hold a NaN or an infinity: what is trained from them is none, either."""
-    more = f", and {len(names) - 1} more" if len(names) > 1 else ""
-    return folder.fault(f"{folder.source}: {names[0]}{more} holds numbers that are not finite", "finite weights")
+        return [fault("pickled", folder=folder, file=pickles[0])]
+    return [] if pickles else [fault("no_weights", folder=folder)]
 
 
 def _find_weight_faults(folder: ModelFolder) -> Iterator[Fault]:
@@ -256,12 +233,12 @@ def _find_weight_faults(folder: ModelFolder) -> Iterator[Fault]:
         part, total = config.get(key), config.get(whole, 0)
         is_free = whole == "hidden_size" and "head_dim" in config
         if isinstance(part, int) and isinstance(total, int) and total % part and not is_free:
-            found = f"config.json of {folder.source}: {key} is {part}, and {whole} {total}"
-            yield folder.fault(found, "what divides it")
+            yield fault("indivisible", folder=folder, key=key, part=part, whole=whole, total=total)
     known = range(depth) if isinstance(depth, int) else ()
     lacking = [(layer, part) for layer in known for part in sorted(first - layers.get(layer, set()))]
     if lacking:
-        yield missing_weights(folder, len(lacking), f"{lacking[0][1]} of layer {lacking[0][0]}")
+        example = f"{lacking[0][1]} of layer {lacking[0][0]}"
+        yield fault("missing_weights", folder=folder, count=len(lacking), example=example)
     count, size = config.get("num_attention_heads"), config.get("head_dim")
     if isinstance(count, int) and isinstance(size, int):
         config = config | {"num_attention_heads * head_dim": count * size}
@@ -272,20 +249,18 @@ def _find_weight_faults(folder: ModelFolder) -> Iterator[Fault]:
         shape = next((shape for name, shape in folder.shapes.items() if name.endswith(part)), None)
         wanted = [config.get(key) for key in keys]
         if shape and None not in wanted and shape != wanted:
-            found = f"config.json does not fit the shapes of its weights: {part} is {shape}, and {keys} are {wanted}"
-            yield folder.fault(found, "the config that the weights were saved with")
+            yield fault("other_shape", folder=folder, part=part, shape=shape, keys=keys, wanted=wanted)
             return
 
 
 def _find_length_faults(folder: ModelFolder, length: object) -> Iterator[Fault]:
     """A fault where rows may be longer than the positions that the model was trained with."""
-    config, where = folder.config, "trainer.args.max_length"
+    config = folder.config
     positions = config.get("max_position_embeddings") or config.get("n_positions")
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     is_scaled = isinstance(rope, Mapping) and rope.get("rope_type") not in (None, "default")
     if isinstance(length, int) and isinstance(positions, int) and length > positions and not is_scaled:
-        fix = f"{where}={positions}, or tolerate.beyond_positions=true"
-        yield Fault(where, f"{length}, and the model has {positions} positions", f"at most {positions}", fix)
+        yield fault("too_long", length=length, positions=positions)
 
 
 # --- What is trained of it, and adapters ----------------------------------------------------------
@@ -316,56 +291,50 @@ def find_pattern_faults(
     """A fault for each pattern that is found in the name of no weight."""
     for pattern in patterns:
         if not any(re.search(str(pattern), name) for name in weights):
-            found, expected = f"no weight has {pattern} in its name", f"such as {', '.join(examples or weights[:3])}"
-            yield Fault(where, found, expected, f"{where}=[norm]")
+            yield fault("no_such_weight", where=where, pattern=pattern, examples=", ".join(examples or weights[:3]))
 
 
 def find_target_faults(targets: object, modules: Collection[str], linear: Collection[str]) -> Iterator[Fault]:
     """A fault for each layer that the model lacks; peft passes over them if any other fits. A text is a pattern."""
-    where, expected = "peft.target_modules", f"among {', '.join(sorted(linear))}"
+    there = ", ".join(sorted(linear))
     if isinstance(targets, str) and targets != "all-linear":
         if not any(re.fullmatch(targets, name) for name in modules):
             near = [name for name in sorted(linear) if re.search(rf"\b{re.escape(name)}\b", targets)]
-            fix = f"{where}=[{','.join(near)}]" if near else f"{where}=all-linear"
-            yield Fault(where, f"{targets} is the whole name of no layer", f"a list, {expected}, or a pattern", fix)
+            fix = f"=[{','.join(near)}]" if near else "=all-linear"
+            yield fault("target_that_fits_nothing", targets=targets, there=there, fix=fix)
         return
     for target in sorted(targets) if isinstance(targets, list | set | tuple) else ():
         if not any(name == target or name.endswith(f".{target}") for name in modules):
-            yield Fault(where, f"the model has no layer {target}", expected, f"{where}=all-linear")
+            yield fault("no_such_target", target=target, there=there)
 
 
 def find_depth_faults(layers: int, depth: int) -> Iterator[Fault]:
     """A fault for a number of trained layers that the model does not have."""
     if not 0 <= layers <= depth:
-        found = f"{layers}, and the model has {depth} layers"
-        yield Fault("peft.layers", found, f"0 to {depth}", f"peft.layers={max(1, depth // 2)}")
+        yield fault("too_deep", layers=layers, depth=depth, half=max(1, depth // 2))
 
 
 def find_merge_faults(folder: ModelFolder, *, quantized: bool = False) -> Iterator[Fault]:
     """Faults of what is to be merged: no adapter, or one on rounded weights."""
     if folder.adapter is None:
-        found = f"true, and {folder.source} is no adapter"
-        yield Fault("model.merge", found, "an adapter", "model.merge=false")
+        yield fault("merged_without_adapter", folder=folder)
     if quantized:
-        found = "true, and merging into quantised weights would round the adapter away"
-        yield Fault("model.merge", found, "weights in full precision", "quant=none")
+        yield fault("merged_quantised")
 
 
 def find_adapter_faults(folder: ModelFolder, head: str, *, is_safe: bool) -> Iterator[Fault]:
     """Faults of an adapter; ``is_safe`` says that its weights are in safetensors, or need not be."""
     if not is_safe:
-        found, fix = f"{folder.source} has no {ADAPTER}", "model.safetensors_only=false"
-        yield Fault(folder.where, found, "an adapter in a safetensors file", fix)
+        yield fault("pickled_adapter", folder=folder, file=ADAPTER)
     is_lora = (folder.adapter or {}).get("peft_type") == "LORA"
     yield from _find_value_faults(folder, "adapter_config.json", "peft.LoraConfig" if is_lora else "peft.PeftConfig")
     task = (folder.adapter or {}).get("task_type")
     if task != TASKS.get(head, task):
         trainers = {"SEQ_CLS": "trainer=reward, or ", "CAUSAL_LM": "a trainer of language models, or "}
-        found, expected = f"{folder.source} is an adapter for {task}", f"{TASKS[head]}, which this trainer trains"
-        yield Fault(folder.where, found, expected, f"{trainers.get(str(task), '')}another model.path")
+        trainer = trainers.get(str(task), "")
+        yield fault("adapter_of_other_task", folder=folder, task=task, wanted=TASKS[head], trainer=trainer)
     if not folder.base:
-        found = f"adapter_config.json of {folder.source} names no base_model_name_or_path"
-        yield Fault(folder.where, found, "the model that it belongs on", f"{DOWNLOAD_AGAIN}: {folder.source}")
+        yield fault("adapter_of_nothing", folder=folder)
 
 
 # --- The tokenizer --------------------------------------------------------------------------------
@@ -395,15 +364,7 @@ def find_token_faults(wanted: Mapping[str, str | None], vocabulary: Vocabulary) 
     expected = f"such as {vocabulary.marks}" if vocabulary.marks else "one of its tokens"
     for key, token in wanted.items():
         if token is not None and token not in vocabulary.tokens:
-            yield Fault(f"model.tokenizer.{key}", f"{token} is not in the vocabulary", expected, "=<token>")
-
-
-def no_end_token(vocabulary: Vocabulary) -> Fault:
-    """The fault of a tokenizer that ends no text."""
-    where = "model.tokenizer.eos_token"
-    found = "the tokenizer has no token that ends a text, so nothing would ever stop"
-    marks = vocabulary.marks or "no special token at all"
-    return Fault(where, found, f"a token of its vocabulary (it marks {marks})", f"{where}=<token>")
+            yield fault("no_such_token", key=key, token=token, expected=expected)
 
 
 def find_size_faults(vocabulary: Vocabulary, rows: int) -> list[Fault]:
@@ -416,9 +377,7 @@ def find_size_faults(vocabulary: Vocabulary, rows: int) -> list[Fault]:
     written = any(not token.special or token.content in used or token.content in template for token in beyond)
     if not written and len(vocabulary.tokens) - len(beyond) <= rows:
         return []
-    found = f"the tokenizer has {len(vocabulary.tokens)} tokens, the model {rows}"
-    expected, fix = "the tokenizer that the model was trained with", "model.tokenizer.path=<folder or org/name>"
-    return [Fault("model.tokenizer.path", found, expected, fix)]
+    return [fault("too_many_tokens", count=len(vocabulary.tokens), rows=rows)]
 
 
 def find_tokenizer_faults(node: object, rows: int | None, *, chats: bool = False) -> list[Fault]:
@@ -456,19 +415,18 @@ def _find_vocabulary_faults(
     kind = str(config.get("tokenizer_class") or "")
     has_none = kind.startswith(BYTE_TOKENIZERS) or config.get("auto_map") or any(folder.path.glob("*.tiktoken"))
     if not has_none and not folder.has(*VOCABULARIES):
-        yield folder.fault(f"{folder.source} holds no tokenizer", "tokenizer.json, or the files of a slow tokenizer")
+        yield fault("no_tokenizer", folder=folder)
     try:
         vocabulary = _read_vocabulary(folder, config, named)
     except ConfigError:
         raise
     except Exception as error:  # of which the library has no other kind
-        found = f"tokenizer.json or tokenizer_config.json of {folder.source} lists no tokens: {describe(error)}"
-        yield folder.fault(found, "tokens by their numbers, as tokenizers writes them")
+        yield fault("no_tokens", folder=folder, error=describe(error))
         return
     if vocabulary is None or not vocabulary.tokens:
         return
     if not named["eos_token"] and kind in ENDLESS_TOKENIZERS and not folder.has("special_tokens_map.json"):
-        yield no_end_token(vocabulary)
+        yield fault("no_end_token", marks=vocabulary.marks or "no special token")
     yield from find_token_faults({key: node.get(key) for key in ("eos_token", "pad_token")}, vocabulary)
     yield from find_size_faults(vocabulary, rows) if rows else ()
 

@@ -96,7 +96,7 @@ def load_tokenizer(
     if eos_token is not None:
         tokenizer.eos_token = eos_token
     if tokenizer.eos_token is None:
-        raise ConfigError(check.no_end_token(vocabulary))
+        raise ConfigError(check.fault("no_end_token", marks=vocabulary.marks or "no special token"))
     if pad_token is not None:
         tokenizer.pad_token = pad_token
     elif tokenizer.pad_token is None:
@@ -152,7 +152,8 @@ def load_model(
     with torch.no_grad():
         here = ((name, each) for name, each in floating if not each.is_meta)
         unsound = [name for name, each in here if not all(map(torch.isfinite, torch.aminmax(each)))]
-    ConfigError.refuse([check.not_finite(folder, unsound)] if unsound else [])
+    if unsound:  # what is trained from them is none, either
+        raise ConfigError(check.fault("not_finite", folder=folder, count=len(unsound), example=unsound[0]))
     adopt_tokens(model, tokenizer)
     for part in model.modules():
         # bitsandbytes would repack 4-bit weights at a first evaluation on CPUs with bfloat16. Its kernel for the packed
@@ -209,7 +210,8 @@ def _load_whole(folder: ModelFolder, head: str, seed: int, how: Mapping[str, Any
         model, report = HEADS[head].from_pretrained(folder.source, **own, **how)
     new = SEQ_CLS_HEAD_NAMES if head == "score" else ()
     missing = sorted(name for name in report["missing_keys"] if name.split(".")[0] not in new)
-    ConfigError.refuse([check.missing_weights(folder, len(missing), missing[0])] if missing else [])
+    if missing:
+        raise ConfigError(check.fault("missing_weights", folder=folder, count=len(missing), example=missing[0]))
     return model
 
 
@@ -282,7 +284,7 @@ def new_model(
     try:
         default = AutoConfig.for_model(model_type)
     except ValueError:
-        raise ConfigError(check.unknown_architecture(model_type)) from None
+        raise ConfigError(check.fault("unknown_architecture", kind=model_type)) from None
     known = {*vars(default), *default.attribute_map, "num_labels"}
     ConfigError.refuse(check.find_unknown_keys(model_type, architecture, known))
     tokens = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}

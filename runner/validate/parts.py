@@ -17,7 +17,7 @@ from runner.config.menu import read_options
 from runner.dataset.detect import read_layout
 from runner.dataset.disk import MAX_BYTES_READ, check_files, find_files, read_columns
 from runner.dataset.form import FORMS, FORMS_FOR, TRAINER_FORMS, Role, fits
-from runner.errors import DataError, Fault, fault_of
+from runner.errors import DataError, Fault, faults_by_name
 from runner.metric.ask import kind_of
 from runner.ppo.minibatches import find_minibatch_faults
 from runner.schema import upstream
@@ -39,8 +39,7 @@ REWARDS_FOR = {
 SCHEDULES_BY_SCORE = ("reduce_lr_on_plateau", "greedy")  # those that look at what was evaluated
 
 
-def _fault(name: str, **facts: object) -> Fault:
-    return fault_of(read_tables(__file__)[name], **facts)
+_fault = faults_by_name(read_tables(__file__))
 
 
 def find_part_faults(context: ValidationContext) -> Iterator[Fault]:
