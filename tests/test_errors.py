@@ -137,7 +137,7 @@ def test_each_fault_of_a_table_is_made_somewhere_and_given_all_that_its_beats_as
         bound = {"fault": f"{module}.fault"}
         bound |= {each.asname or each.name: f"{node.module}.{each.name}" for node in imports for each in node.names}
         if any(isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "fault" for node in tree.body):
-            tables[f"{module}.fault"] = read_tables(str(file))["faults"]
+            tables[f"{module}.fault"] = read_tables(str(file))
         for call in (node for node in nodes if isinstance(node, ast.Call)):
             first, _, rest = ast.unparse(call.func).partition(".")
             if (first, rest) == ("fault", "") or (first in bound and rest == "fault"):

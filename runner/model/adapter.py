@@ -12,9 +12,10 @@ from peft import PeftConfig, PeftModel, PeftType
 from torch import nn
 from transformers import PreTrainedModel
 
-from runner.errors import ConfigError, Fault
+from runner.errors import ConfigError
 from runner.io.temporary import temporarily
-from runner.model.check import fault, find_pattern_faults, find_target_faults
+from runner.model.check import find_pattern_faults, find_target_faults
+from runner.model.fault import fault
 
 # Initialisations that move part of the base model's weights into the adapter: with the adapter
 # switched off, what remains is not the base model.
@@ -58,18 +59,14 @@ def check_adapter(model: PreTrainedModel | PeftModel, peft_config: PeftConfig | 
     if is_quantized(model):
         adapter = peft_config or loaded_config(model)
         if adapter is None:
-            found = "weights of 4 or 8 bits cannot be trained"
-            faults.append(Fault("peft", found, "an adapter on top of them", "peft=lora, or quant=none"))
+            faults.append(fault("rounded_without_adapter"))
         elif changes_base(adapter):
-            found = f"{adapter.init_lora_weights} rewrites the base, whose weights are rounded here"
-            faults.append(Fault("peft", found, "an adapter that leaves the base alone", "peft=lora"))
+            faults.append(fault("rounded_and_rewritten", start=adapter.init_lora_weights))
     if getattr(peft_config, "peft_type", None) == PeftType.ADALORA:
-        found = "AdaLoRA, whose ranks nothing would move, and no checkpoint could be resumed"
-        faults.append(Fault("peft", found, "an adapter whose shape stays", "peft=lora"))
+        faults.append(fault("adalora"))
     how = str(getattr(peft_config, "init_lora_weights", ""))
     if how.startswith("pissa_niter"):
-        found = f"{how} draws at random, and again when the adapter is loaded: another model"
-        faults.append(Fault("peft.init_lora_weights", found, "an exact start", "=pissa"))
+        faults.append(fault("random_start", start=how))
     if targets := getattr(peft_config, "target_modules", None):
         parts = dict(model.named_modules())
         kinds = {name: "Linear" if isinstance(part, nn.Linear) else type(part).__name__ for name, part in parts.items()}
@@ -95,14 +92,13 @@ def train_beside(model: PreTrainedModel, peft_config: PeftConfig, patterns: Sequ
     for those. Raises ConfigError for what fits nothing, or cannot be trained whole.
     """
     if peft_config.is_prompt_learning or not hasattr(peft_config, "modules_to_save"):
-        found = f"{type(peft_config).__name__} trains no layer whole"
-        raise ConfigError(Fault("peft.full", found, "an adapter inside the layers", "peft=lora"))
+        raise ConfigError(fault("no_whole_layers", adapter=type(peft_config).__name__))
     layers, weights = set(), dict(model.named_parameters(remove_duplicate=False))
     faults = list(find_pattern_faults("peft.full", patterns, [*weights], _embeddings(model)))
     for pattern in patterns:
         fitting = [name for name in weights if re.search(pattern, name)]
         if rounded := [name for name in fitting if not weights[name].is_floating_point()]:
-            faults.append(Fault("peft.full", f"{rounded[0]} is quantised", f"such as {', '.join(_embeddings(model))}"))
+            faults.append(fault("whole_and_rounded", layer=rounded[0], examples=", ".join(_embeddings(model))))
         layers |= {name.rpartition(".")[0] for name in fitting}
     ConfigError.refuse(faults)
     source, *shared = _embeddings(model) if model.config.get_text_config().tie_word_embeddings else [""]

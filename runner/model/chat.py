@@ -13,9 +13,10 @@ from itertools import islice
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 from trl.chat_template_utils import get_training_chat_template, has_generation_markers, supports_tool_calling
 
-from runner.errors import ConfigError, Fault, describe
+from runner.errors import ConfigError, describe
 from runner.model import jinja
 from runner.model.encoding import Row, render_row
+from runner.model.fault import fault
 from runner.model.jinja import ANSWER, KEY, PROBE, read_template
 from runner.schema.text import short_text
 
@@ -49,7 +50,7 @@ def set_template(tokenizer: PreTrainedTokenizerBase, name: str | None, where: st
         try:
             text, end, tokens = tokenizer.get_chat_template(), tokenizer.eos_token, tokenizer.special_tokens_map
         except ValueError as error:  # several, and none by default
-            raise ConfigError(Fault(KEY, describe(error), "one template", f"{KEY}=chatml")) from None
+            raise ConfigError(fault("several_templates", error=describe(error))) from None
         faults = jinja.find_template_faults(text, name or OWN, end, tokens, chosen=bool(name))
         another = {} if where == KEY else {"where": where, "fix": f"{where}=<another>"}
         ConfigError.refuse(replace(fault, **another) for fault in faults)
@@ -66,12 +67,9 @@ def check_template(
         raise ConfigError(jinja.no_template())
     faults = []
     if calls and not supports_tool_calling(tokenizer):
-        found = "the rows call tools, and the template leaves out the calls or what comes back"
-        faults.append(Fault(KEY, found, "a template that spells them", f"{KEY}=hermes, or react"))
+        faults.append(fault("template_without_tools"))
     if chats and answers_only and not _marks_answers(tokenizer):
-        found = "trainer.args.assistant_only_loss, and the template does not mark what the assistant says"
-        fix = f"{KEY}=chatml, or trainer.args.assistant_only_loss=false"
-        faults.append(Fault(KEY, found, "{% generation %} around each answer", fix))
+        faults.append(fault("template_without_marks"))
     ConfigError.refuse(faults)
 
 
@@ -85,8 +83,8 @@ def check_rendering(tokenizer: PreTrainedTokenizerBase, rows: Iterator[tuple[Row
     number = jinja.find_excess(render_row(tokenizer, row, answers) for row, answers in rows)
     if number is not None:
         row, _ = next(islice(rows, number, None))  # only the fork has gone through them
-        found = f"the template takes more than {jinja.GRANTED} for the row {short_text(row)}"
-        raise ConfigError(Fault(KEY, found, "a Jinja template that renders", f"{KEY}=chatml"))
+        text = f"the row {short_text(row)}"
+        raise ConfigError(fault("costly_template", name="the template", granted=jinja.GRANTED, text=text))
 
 
 def _marks_answers(tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -17,8 +17,9 @@ from functools import cache
 from os.path import getmtime
 from typing import TYPE_CHECKING, Any
 
-from runner.errors import ConfigError, Fault, describe, faults_by_name
+from runner.errors import ConfigError, Fault, describe
 from runner.model import jinja
+from runner.model.fault import fault
 from runner.model.folder import ADAPTER, INDEX, WEIGHTS, ModelFolder, find_folder
 from runner.schema.read import read_signature
 from runner.schema.source import find_definition
@@ -45,7 +46,6 @@ VOCABULARIES: list[str] = LIMITS["files"]["vocabularies"]
 BYTE_TOKENIZERS = ("ByT5", "MyT5", "Canine", "Perceiver")  # they have no vocabulary
 ENDLESS_TOKENIZERS = ("", "TokenizersBackend", "PreTrainedTokenizerFast")  # classes without an end token of their own
 WITH = {"lm": "a decoder, as language models are", "score": "a model that can score"}  # models by their heads
-fault = faults_by_name(LIMITS["faults"])
 
 
 def find_model_faults(

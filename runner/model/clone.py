@@ -17,8 +17,9 @@ import transformers
 from peft import get_peft_model
 from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from runner.errors import ConfigError, Fault
+from runner.errors import ConfigError
 from runner.io.files import shipped
+from runner.model.fault import fault
 from runner.model.load import new_model, read_adapter, read_config
 from runner.schema.text import read_tables
 
@@ -72,9 +73,7 @@ def write_clone(source: Source, folder: Path) -> str:
         _copy_tokenizer(source, folder)
         return f"{described}, with a new adapter"
     if (model := small_model(source.config(), source.trust)) is None:
-        found = f"{source.path}: a {source.config().model_type}, which cannot be made small"
-        fix = "model=tiny, to rehearse everything but the architecture"
-        raise ConfigError(Fault("model.path", found, "an architecture of transformers", fix))
+        raise ConfigError(fault("not_made_small", path=source.path, kind=source.config().model_type))
     if source.path:
         with contextlib.suppress(OSError):  # without such a file a model stops at the config's end
             revision = source.revision or "main"

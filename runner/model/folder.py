@@ -10,17 +10,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from runner.errors import ConfigError, Fault
+from runner.errors import ConfigError
 from runner.io.files import HUB_NAME, shipped
 from runner.io.filetype import HEAD, sniff, special_file
+from runner.model.fault import fault
 
 JsonObject = dict[str, Any]
 
-LOCATION = "a folder of this machine, runner://..., or org/name on the hub"
 WEIGHTS, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
 CONFIGS = ("config.json", "tokenizer_config.json", "adapter_config.json")  # all that a snapshot is sure to hold
 MAX_JSON_BYTES = 256 << 20  # the largest tokenizers take a tenth of it
-DOWNLOAD_AGAIN = "copy or download it again"
 # Architectures whose files name each weight as the model does, with the same names in every layer.
 PLAIN = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "olmo2", "smollm3", "gpt_neox", "gpt2", "opt", "phi3")
 
@@ -44,26 +43,21 @@ class ModelFolder:
         """The commit of the snapshot, so that what is loaded later comes from the same; None for a folder."""
         return self.path.name if self.repo else None
 
-    def fault(self, found: str, expected: str, fix: str = "") -> Fault:
-        return Fault(self.where, found, expected, fix or f"{self.where}=<folder or org/name>")
-
     def read(self, name: str) -> JsonObject:
         """The object in a JSON file of the folder; raises ConfigError where it holds none."""
         path = self.path / name
         if (size := path.stat().st_size) > MAX_JSON_BYTES:
-            found, expected = f"{size:,} bytes of JSON", f"at most {MAX_JSON_BYTES:,}"
-            raise ConfigError(Fault(str(path), found, expected, f"{DOWNLOAD_AGAIN}: {path}"))
+            raise ConfigError(fault("too_much_json", path=path, size=size, most=MAX_JSON_BYTES))
         head = path.read_bytes()
         if odd := sniff(head[:HEAD], str(path)):
-            raise ConfigError(Fault(str(path), odd.found, "a JSON file", odd.fix))
+            raise ConfigError(fault("other_bytes", path=path, odd=odd, expected="a JSON file"))
         try:
             value = json.loads(head)
+            found = "" if isinstance(value, dict) else f"JSON, and no object: {str(value)[:40]}"
         except (ValueError, RecursionError) as error:
             found = f"no JSON: {error}" if head else "an empty file"
-            raise ConfigError(Fault(str(path), found, "a whole JSON file", f"{DOWNLOAD_AGAIN}: {path}")) from None
-        if not isinstance(value, dict):
-            found = f"JSON, and no object: {str(value)[:40]}"
-            raise ConfigError(Fault(str(path), found, "an object with keys", f"{DOWNLOAD_AGAIN}: {path}"))
+        if found:
+            raise ConfigError(fault("no_json_object", path=path, found=found))
         return value
 
     def has(self, *names: str) -> bool:
@@ -103,30 +97,29 @@ class ModelFolder:
         if not self.has(WEIGHTS):
             index = self.read(INDEX).get("weight_map")
             if not index or not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
-                found, expected = f"{INDEX} has no weight_map", "the file of each weight by its name"
-                raise ConfigError(self.fault(found, expected, f"{DOWNLOAD_AGAIN}: {INDEX}"))
+                raise ConfigError(fault("index_of_nothing", folder=self, index=INDEX))
             files = sorted(set(index.values()))
             if missing := [name for name in files if "/" in name or not self.has(name)]:
-                found = f"{INDEX} names {', '.join(missing[:3])}, and it has no such file"
-                raise ConfigError(self.fault(found, "every file of the index", f"{DOWNLOAD_AGAIN}: {missing[0]}"))
+                names = ", ".join(missing[:3])
+                raise ConfigError(fault("index_of_missing", folder=self, index=INDEX, names=names))
         return {name: shape for file in files for name, shape in read_shapes(self.path / file).items()}
 
 
 def find_folder(path: object, where: str) -> ModelFolder | None:
     """The folder behind a path, None for a name on the hub; raises ConfigError for what is neither."""
-    path, fix = str(path), f"{where}=<folder or org/name>"
+    path = str(path)
     home = Path(shipped(path))
     if odd := special_file(home):
-        raise ConfigError(Fault(where, f"{path} is {odd.found}", LOCATION, fix))
+        raise ConfigError(fault("special_file", where=where, path=path, odd=odd))
     if home.is_file():
-        fix = f"{where}={home.parent}" if (home.parent / "config.json").is_file() else fix
-        raise ConfigError(Fault(where, f"{path} is a file", "the folder of a model", fix))
+        fix = f"={home.parent}" if (home.parent / "config.json").is_file() else "=<folder or org/name>"
+        raise ConfigError(fault("file_for_folder", where=where, path=path, fix=fix))
     if home.is_dir():
         return ModelFolder(home, where)
     if path.startswith(("/", ".", "~", "runner://", "outputs/")) or path.count("/") > 1:
-        raise ConfigError(Fault(where, f"there is no folder {home}", LOCATION, fix))
+        raise ConfigError(fault("no_folder", where=where, home=home))
     if not HUB_NAME.fullmatch(path):
-        raise ConfigError(Fault(where, f"{path!r} is neither a folder nor a name on the hub", LOCATION, fix))
+        raise ConfigError(fault("no_name_on_the_hub", where=where, path=path))
     return None
 
 
@@ -135,7 +128,7 @@ def read_shapes(path: Path) -> dict[str, list[int]]:
     with open(path, "rb") as file:
         first = file.read(HEAD)
     if first[8:9] != b"{" and (odd := sniff(first, str(path))):
-        raise ConfigError(Fault(str(path), odd.found, "weights in safetensors", odd.fix))
+        raise ConfigError(fault("other_bytes", path=path, odd=odd, expected="weights in safetensors"))
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -143,5 +136,4 @@ def read_shapes(path: Path) -> dict[str, list[int]]:
             names = weights.keys()
             return {name: weights.get_slice(name).get_shape() for name in names}
     except SafetensorError as error:
-        found = f"the weights are cut off, or no safetensors: {path.stat().st_size:,} bytes ({error})"
-        raise ConfigError(Fault(str(path), found, "a whole file", f"{DOWNLOAD_AGAIN}: {path}")) from None
+        raise ConfigError(fault("cut_weights", path=path, size=path.stat().st_size, error=error)) from None

@@ -18,6 +18,7 @@ from typing import Any
 from runner.errors import ConfigError, Fault
 from runner.io.files import shipped
 from runner.io.filetype import undecodable
+from runner.model.fault import fault
 
 SHELF = Path(__file__).parent / "template"
 KEY = "model.tokenizer.chat_template"
@@ -35,32 +36,29 @@ def template_names() -> list[str]:
 
 def no_template() -> Fault:
     """The fault of chats without a template."""
-    found = "the rows are chats, and the tokenizer has no chat template"
-    return Fault(KEY, found, f"one of {', '.join(template_names())}, or the path of a .jinja file", f"{KEY}=plain")
+    return fault("no_template", names=", ".join(template_names()))
 
 
 def read_template(name: str) -> str:
     """The text of a shipped template (``plain``, ``chatml``, ``react``, ``hermes``) or of a ``.jinja`` file."""
     file = Path(shipped(name)) if name.endswith(".jinja") else SHELF / f"{name}.jinja"
-    choices = f"{', '.join(template_names())}, or the path of a .jinja file"
     if not file.is_file():
-        raise ConfigError(Fault(KEY, f"no template {name}", choices, f"{KEY}=plain"))
+        raise ConfigError(fault("unknown_template", name=name, names=", ".join(template_names())))
     check_length(file)
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         odd = undecodable(error.object, str(file))
-        raise ConfigError(Fault(str(file), odd.found, "UTF-8", odd.fix)) from error
+        raise ConfigError(fault("other_bytes", path=file, odd=odd, expected="UTF-8")) from error
     if not text.strip():
-        raise ConfigError(Fault(KEY, f"{name} is empty", choices, f"{KEY}=plain"))
+        raise ConfigError(fault("empty_template", name=name, names=", ".join(template_names())))
     return text
 
 
 def check_length(file: Path) -> None:
     """Raise ConfigError for a file that is too large for a template."""
     if (size := file.stat().st_size) > MAX_LETTERS:
-        found, expected = f"{file.name} has {size:,} bytes", f"a template of at most {MAX_LETTERS:,}"
-        raise ConfigError(Fault(KEY, found, expected, f"{KEY}=chatml"))
+        raise ConfigError(fault("long_template", file=file, size=size, most=MAX_LETTERS))
 
 
 def find_template_faults(
@@ -71,20 +69,16 @@ def find_template_faults(
     One that was ``chosen`` must close the answer with the tokenizer's ``end``, where that is known.
     """
     if (tried := _try(text, tokens)) is None:
-        found = f"{name} takes more than {GRANTED} for one exchange"
-        return [Fault(KEY, found, "a Jinja template that renders", f"{KEY}=chatml")]
+        return [fault("costly_template", name=name, granted=GRANTED, text="one exchange")]
     if "error" in tried:
         line = f", line {tried['line']}" if tried["line"] else ""
-        fix = f"mend that line, or {KEY}=chatml" if line else f"{KEY}=chatml"
-        return [Fault(KEY, f"{name}{line}: {tried['error']}", "a Jinja template that renders", fix)]
+        fix = f"mend that line, or {KEY}=chatml" if line else "=chatml"
+        return [fault("failing_template", name=name, line=line, error=tried["error"], fix=fix)]
     _, answer, behind = tried["rendered"].rpartition(ANSWER)
     if not answer:
-        found = f"{name} leaves out what the assistant says"
-        return [Fault(KEY, found, "a chat template", f"{KEY}=chatml, or another one")]
+        return [fault("template_without_answer", name=name)]
     if chosen and end and end not in behind:
-        found = f"{name} does not end an answer with {end}, so the model would never learn to stop"
-        fix = f"model.tokenizer.eos_token=<the mark it ends with>, or {KEY}=plain"
-        return [Fault(KEY, found, "the end token behind each answer", fix)]
+        return [fault("template_without_end", name=name, end=end)]
     return []
 
 

@@ -24,6 +24,7 @@ from runner.io.hub import is_of_network
 from runner.model import check
 from runner.model.chat import set_template, turn_end
 from runner.model.encoding import stop_ids
+from runner.model.fault import fault
 from runner.model.folder import ADAPTER, CONFIGS, ModelFolder, find_folder
 from runner.schema.text import read_tables
 
@@ -55,8 +56,7 @@ def translate_model_errors(path: str, revision: str | None = None, part: str = "
                     blamed = EnvironmentFault if known.get("environment") else ConfigError
                     raise blamed(Fault(f"{part}.{known.get('key', 'path')}", *beats)) from error
         if is_of_network(error):
-            found, fix = f"{path} cannot be fetched: {describe(error)}", f"{part}.path=<a copy here>"
-            raise EnvironmentFault(Fault(f"{part}.path", found, "a hub that answers", fix)) from error
+            raise EnvironmentFault(fault("no_hub", part=part, path=path, error=describe(error))) from error
         raise
 
 
@@ -89,14 +89,13 @@ def load_tokenizer(
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder.source, **how)
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         # Where the files are missing, some classes come back with an empty vocabulary.
-        found, fix = f"{path} holds no vocabulary", "model.tokenizer.path=<folder or org/name>"
-        raise ConfigError(Fault("model.tokenizer.path", found, "tokenizer.json", fix))
+        raise ConfigError(fault("no_vocabulary", path=path))
     vocabulary = _vocabulary_of(tokenizer)
     ConfigError.refuse(check.find_token_faults({"eos_token": eos_token, "pad_token": pad_token}, vocabulary))
     if eos_token is not None:
         tokenizer.eos_token = eos_token
     if tokenizer.eos_token is None:
-        raise ConfigError(check.fault("no_end_token", marks=vocabulary.marks or "no special token"))
+        raise ConfigError(fault("no_end_token", marks=vocabulary.marks or "no special token"))
     if pad_token is not None:
         tokenizer.pad_token = pad_token
     elif tokenizer.pad_token is None:
@@ -153,7 +152,7 @@ def load_model(
         here = ((name, each) for name, each in floating if not each.is_meta)
         unsound = [name for name, each in here if not all(map(torch.isfinite, torch.aminmax(each)))]
     if unsound:  # what is trained from them is none, either
-        raise ConfigError(check.fault("not_finite", folder=folder, count=len(unsound), example=unsound[0]))
+        raise ConfigError(fault("not_finite", folder=folder, count=len(unsound), example=unsound[0]))
     adopt_tokens(model, tokenizer)
     for part in model.modules():
         # bitsandbytes would repack 4-bit weights at a first evaluation on CPUs with bfloat16. Its kernel for the packed
@@ -211,7 +210,7 @@ def _load_whole(folder: ModelFolder, head: str, seed: int, how: Mapping[str, Any
     new = SEQ_CLS_HEAD_NAMES if head == "score" else ()
     missing = sorted(name for name in report["missing_keys"] if name.split(".")[0] not in new)
     if missing:
-        raise ConfigError(check.fault("missing_weights", folder=folder, count=len(missing), example=missing[0]))
+        raise ConfigError(fault("missing_weights", folder=folder, count=len(missing), example=missing[0]))
     return model
 
 
@@ -222,8 +221,7 @@ def _load_adapter(folder: ModelFolder, head: str, seed: int, how: Mapping[str, A
         adapter = PeftConfig.from_pretrained(str(folder.path))
     faults = list(check.find_adapter_faults(folder, head, is_safe=is_safe))
     if adapter.is_prompt_learning:
-        found = f"{folder.source} holds a learnt prompt, which peft cannot train any further"
-        faults.append(Fault("model.path", found, "", f"model.path={adapter.base_model_name_or_path}"))
+        faults.append(fault("learnt_prompt", folder=folder, base=adapter.base_model_name_or_path))
     ConfigError.refuse(faults)
     model = _load_whole(fetch(adapter.base_model_name_or_path, "model", adapter.revision), head, seed, how)
     with translate_model_errors(folder.source, folder.revision):
@@ -284,7 +282,7 @@ def new_model(
     try:
         default = AutoConfig.for_model(model_type)
     except ValueError:
-        raise ConfigError(check.fault("unknown_architecture", kind=model_type)) from None
+        raise ConfigError(fault("unknown_architecture", kind=model_type)) from None
     known = {*vars(default), *default.attribute_map, "num_labels"}
     ConfigError.refuse(check.find_unknown_keys(model_type, architecture, known))
     tokens = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}

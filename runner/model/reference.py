@@ -15,8 +15,9 @@ from peft import PeftConfig, PeftModel
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel, Trainer
 
-from runner.errors import ConfigError, Fault
+from runner.errors import ConfigError
 from runner.model.adapter import changes_base, loaded_config
+from runner.model.fault import fault
 from runner.model.saved import whole_weights
 from runner.schema import upstream
 
@@ -58,9 +59,7 @@ def match_reference(trainer: Trainer) -> list[str]:
     if isinstance(model, PeftModel):
         penalizes_kl = hasattr(trainer, upstream.REF_MODEL) and bool(getattr(trainer, "beta", 0))
         if reference is None and changes_base(loaded_config(model)) and penalizes_kl:
-            found = f"{type(trainer).__name__} cannot tell the start model from below this adapter"
-            expected = "an adapter that leaves the base as it is, or no KL"
-            raise ConfigError(Fault("peft", found, expected, "peft=lora, or kl_coef=0"))
+            raise ConfigError(fault("no_start_model", trainer=type(trainer).__name__))
         return []
     if reference is None:
         return []

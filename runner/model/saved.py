@@ -11,7 +11,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from runner.errors import ConfigError, Fault, FolderError
+from runner.errors import ConfigError, FolderError
+from runner.model.fault import fault
 from runner.model.folder import ADAPTER, read_shapes
 
 
@@ -79,6 +80,5 @@ def load_adapter_weights(model: PreTrainedModel | PeftModel, folder: Path) -> Pe
         return PeftModel.from_pretrained(model, folder, config=PeftConfig.from_pretrained(folder), is_trainable=False)
     loaded = set_peft_model_state_dict(model, load_peft_weights(str(folder), device=str(model.device)))
     if loaded.unexpected_keys:
-        found = f"an adapter with {loaded.unexpected_keys[0]}, which the run's own has not"
-        raise FolderError(Fault(str(folder), found, "the adapter that the run trains"))
+        raise FolderError(fault("other_adapter", folder=folder, key=loaded.unexpected_keys[0]))
     return model
