@@ -17,6 +17,7 @@ from runner.dataset import LOADER, disk
 from runner.dataset import request as keys
 from runner.dataset.convert import RowRequest
 from runner.dataset.detect import MEDIA, check_without, misnamed, read_layout, refuse_media
+from runner.dataset.fault import fault
 from runner.dataset.form import FORMS, answer_columns, is_conversation
 from runner.dataset.remote import check_remote
 from runner.dataset.step import Row
@@ -87,8 +88,7 @@ def _check_rows_of(node: Node, to: str, seen: DatasetCheck) -> None:
         if train:
             cuts.insert(0, ("train", train))
         else:
-            where = "dataset.split.train"
-            seen.faults.append(Fault(where, "null, and a training needs rows", "a slice of a split", f"{where}=train"))
+            seen.faults.append(fault("no_training"))
     with seen.noting():
         if check_remote(given):
             return
@@ -97,8 +97,7 @@ def _check_rows_of(node: Node, to: str, seen: DatasetCheck) -> None:
         keys.check_words(files, node.get("bad_rows", "refuse"), **hub_only)
     if files is None:
         if not seen.faults and not HUB_NAME.fullmatch(path):
-            found = f"{path!r} is no file or folder here, and no name that the hub could have"
-            seen.faults.append(Fault("dataset.path", found, f"{disk.READABLE}, or org/name", disk.CHOOSE))
+            seen.faults.append(fault("no_name_on_the_hub", path=path))
         return
     is_shipped, streaming = path.startswith(SHIPPED), bool(node.get("streaming"))
     for use, cut in cuts:
@@ -115,9 +114,8 @@ def _check_rows_of(node: Node, to: str, seen: DatasetCheck) -> None:
             without, known = node.get("without") or (), (node.get("columns") or {}).values()
             columns = disk.read_columns(files, disk.MAX_BYTES_READ)
             if len(columns) > MAX_COLUMNS:  # each of which the libraries keep a type and a place for
-                found = f"{len(columns):,} columns, such as {columns[-1]}"
-                expected, fix = f"at most {MAX_COLUMNS:,}", "name values, not columns, by what varies"
-                raise DataError(Fault(path, found, expected, fix))
+                last, count = columns[-1], len(columns)
+                raise DataError(fault("many_columns", path=path, count=count, last=last, most=MAX_COLUMNS))
             left = [name for name in columns if name not in (*without, *known)]
             refuse_media(name for name in left if name in (MEDIA[:2] if to == "prompt" else MEDIA))
     if not seen.faults and not streaming and disk.holds_at_most(files, disk.MAX_BYTES_READ):
@@ -151,8 +149,7 @@ def _check_slices(
             seen.chats |= any(is_conversation(made.get(name)) for name in ("prompt", *answer_columns(made)))
         if seen.faults and len(heads) > 1:
             found = "; ".join(f"{path} has {columns}" for columns, path in heads.items())
-            fix = f"dataset.path={next(iter(heads.values()))}"
-            seen.faults.append(Fault(label, found, "the same columns in all files", fix))
+            seen.faults.append(fault("unlike_files", label=label, found=found, first=next(iter(heads.values()))))
 
 
 def _find_columns(request: RowRequest, rows: Sequence[Row], label: str, *, all_used: bool) -> Row:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from runner.dataset.detect import kept_columns, read_layout
+from runner.dataset.fault import fault
 from runner.dataset.form import FORMS, TWINS, Role, RowLayout, answer_columns, convert, describe_cell, is_conversation
 from runner.dataset.step import Row, Step, apply_steps
 from runner.errors import DataError, Fault
@@ -88,8 +89,7 @@ class Conversion:
     def nothing_left(self, count: int) -> Fault:
         """The fault of rows of which none comes out, with the reasons."""
         why = "".join(f", {number} because {reason}" for reason, number in self.reasons.items())
-        fix = "another dataset, or other rows: dataset.path=<file, or org/name>"
-        return Fault(self.label, f"none of {count} rows is left{why}", "at least one", fix)
+        return fault("none_is_left", label=self.label, count=count, why=why)
 
     def batch(self, columns: Mapping[str, list], numbers: Sequence[int]) -> dict[str, list]:
         """The converted batch; ``numbers`` are the numbers of its rows in messages."""
@@ -102,13 +102,14 @@ class Conversion:
                         is_chat = isinstance(self.like.get(name), list)
                         if isinstance(row.get(name), list) != is_chat:
                             kind = "conversations" if is_chat else "plain text"
-                            raise DataError(Fault(name, describe_cell(row.get(name)), f"{kind}, as in the rows before"))
+                            cell = describe_cell(row.get(name))
+                            raise DataError(fault("unlike_rows_before", column=name, cell=cell, kind=kind))
             except DataError as error:  # its fault gets the row's number, and the column that plays the role
-                fault, roles = error.faults[0], self.layout.columns
-                role = fault.where.split("[")[0]
+                first, roles = error.faults[0], self.layout.columns
+                role = first.where.split("[")[0]
                 column = roles.get(role) or roles.get(TWINS.get(role, ""), role)
-                where = f"{self.label} row {number}, {column}{fault.where.removeprefix(role)}"
-                self.faults.append(replace(fault, where=where))
+                where = f"{self.label} row {number}, {column}{first.where.removeprefix(role)}"
+                self.faults.append(replace(first, where=where))
                 continue
             if not rows:
                 self.left_out["dataset.map gave None" if rows is None else FORMS[self.layout.form].left_out] += 1
@@ -127,12 +128,12 @@ class Conversion:
         faults, self.faults = self.faults, []
         if not faults:
             return
-        of = f" of {self.total}" if self.total is not None else ""
+        many = f"{len(faults)}" if self.total is None else f"{len(faults)} of {self.total}"
         more = f", the first {SHOWN} are below" if len(faults) > SHOWN else ""
         is_dropped = self.request.bad_rows == "drop"
         fix = "mend them, or leave them out with dataset.bad_rows=drop"
         fix = "" if is_dropped else "mend them" if len(faults) == self.total else fix
-        summary = Fault(self.label, f"{len(faults)}{of} rows are bad{more}", f"{self.layout.form} rows", fix)
+        summary = fault("bad_rows", label=self.label, count=many, more=more, form=self.layout.form, fix=fix)
         error = DataError([summary, *faults[:SHOWN]])
         if not is_dropped:
             raise error

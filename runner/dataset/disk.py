@@ -23,6 +23,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from runner.dataset.fault import fault
 from runner.dataset.step import Row
 from runner.errors import DataError, EnvironmentFault, Fault, describe
 from runner.io.files import shipped
@@ -36,19 +37,19 @@ OPTIONS: dict[str, dict[str, object]] = {
     "parquet": {},
 }
 PACKED = {".gz": "gzip", ".zst": "zstandard"}
-READABLE = "a file that ends in " + ", ".join(READERS) + "; .gz or .zst may follow"
 MAX_BYTES_READ = 4 << 20  # of a large dataset, before it is loaded
 MAX_BYTES_ROW, MAX_BYTES_LINE = 8 << 20, 256 << 20  # the second of a line that may be a whole list of rows
 PIECE = 1 << 20  # bytes that are in memory at a time while lines are measured
 ENDLESS = ("/", "/proc/", "/sys/", "/dev/")  # below which nobody looks through all folders
 MAX_DEPTH = 50  # of lists and objects in each other; the reader of rows takes 60
 MAX_ROWS_PACKED = 1_000_000  # of a parquet file with less than a byte for each
-CHOOSE = "dataset.path=<file, folder, pattern, or org/name>"
 # Words of the names of files that are splits; where no name in a folder holds one, all of it is to train on.
 SPLITS = re.compile(r"train|test|val|dev|eval|held|hold|split", re.IGNORECASE)
 WRAPPERS = ("data", "rows", "train", "examples", "instances", "records", "items", "dataset")
 SAVED_TO_DISK = {"dataset_dict.json", "state.json"}
 SHOWN = 5
+EXPECTED = {"json": "one JSON object in each line", "list": "a list of objects, or one object in each line"}
+EXPECTED |= {"csv": "comma-separated values", "parquet": "a whole parquet file"}
 
 Entry = Row | Fault  # of a file: a row, or what is wrong in its place
 Paths = str | list[str]  # a file, folder or pattern, or several of them
@@ -106,21 +107,20 @@ def find_files(path: Paths) -> Files | None:
         strange = [one for one, files in several.items() if files is None or "train" not in files.splits]
         if strange or not several:
             what = f"{strange[0]}, which is no file here" if strange else "an empty list"
-            fix = "dataset=mixture, with each under dataset.parts"
-            raise DataError(Fault("dataset.path", what, "files of one kind; for several datasets a mixture", fix))
+            raise DataError(fault("no_list_of_files", found=what))
         names = dict.fromkeys(name for files in several.values() if files for name in files.splits["train"])
         return _one_kind(path_text(path), {"train": list(map(Path, names))})
     if not path.strip():
-        raise DataError(Fault("dataset.path", "no path", READABLE + ", or a name on the hub", CHOOSE))
+        raise DataError(fault("no_path"))
     local = Path(shipped(path))
     if odd := special_file(local):
-        raise DataError(Fault(path, odd.found, READABLE, f"{odd.fix}, or {CHOOSE}"))
+        raise DataError(fault("no_plain_file", path=path, odd=odd))
     if "**" in str(local) and str(local).partition("*")[0] in ENDLESS:
-        raise DataError(Fault("dataset.path", f"{path}, which is all of this machine", READABLE, CHOOSE))
+        raise DataError(fault("whole_machine", path=path))
     if has_magic(str(local)) and not local.exists():
         found = sorted(file for file in map(Path, glob(str(local), recursive=True)) if file.is_file())
         if not found:
-            raise DataError(Fault(path, "no file matches the pattern", READABLE, CHOOSE))
+            raise DataError(fault("no_match", path=path))
         return _one_kind(path, {"train": found})
     if local.is_dir():
         return _one_kind(path, _splits_in(path, local))
@@ -129,11 +129,13 @@ def find_files(path: Paths) -> Files | None:
     if local.is_absolute() or path.startswith((".", "~")) or suffix_of(local) in READERS:
         for folder in reversed(local.parents):
             if not folder.is_dir():
-                raise DataError(Fault(path, f"there is no folder {folder}", READABLE, CHOOSE))
+                raise DataError(fault("no_folder", path=path, folder=folder))
         near = files_beside(local, (*READERS, *PACKED))
         is_meant = near and (len(near) == 1 or likeness(local.stem, Path(near[0]).stem) > 0.5)
-        fix = to_override("dataset.path", near[0]) if is_meant else CHOOSE
-        raise DataError(Fault(path, f"there is no {local.name}", f"one of {_listed(near)}" if near else READABLE, fix))
+        if not near:
+            raise DataError(fault("no_file", path=path, name=local.name))
+        fix = to_override("dataset.path", near[0]) if is_meant else "dataset.path=<one of them>"
+        raise DataError(fault("no_file_but_others", path=path, name=local.name, there=_listed(near), fix=fix))
     return None
 
 
@@ -141,8 +143,7 @@ def _splits_in(path: str, folder: Path) -> dict[str, list[Path]]:
     """The files of rows by the name of their split, from the folder itself or from its data/."""
     names = sorted(file.name for file in folder.iterdir())
     if SAVED_TO_DISK & set(names):
-        fix = "load_from_disk(folder).to_parquet(file) in Python, then dataset.path=<file>"
-        raise DataError(Fault(path, "a folder that save_to_disk wrote", READABLE, fix))
+        raise DataError(fault("saved_to_disk", path=path))
     splits: dict[str, list[Path]] = {}
     for inside in (folder, folder / "data"):
         for file in sorted(inside.glob("*")):
@@ -153,7 +154,7 @@ def _splits_in(path: str, folder: Path) -> dict[str, list[Path]]:
             return {"train": [file for files in splits.values() for file in files], **splits}
         if splits:
             return splits
-    raise DataError(Fault(path, f"a folder with {_listed(names)}", READABLE, CHOOSE))
+    raise DataError(fault("folder_without_rows", path=path, names=_listed(names)))
 
 
 def _one_kind(path: str, splits: Mapping[str, list[Path]]) -> Files:
@@ -163,14 +164,14 @@ def _one_kind(path: str, splits: Mapping[str, list[Path]]) -> Files:
         first = next(file for files in splits.values() for file in files)
         odd = sniff(_head_of(first), str(first))
         found = odd.found if odd and "pickle" in odd.found else f"a file of another kind: {first.suffix or 'no suffix'}"
-        raise DataError(Fault(path, found, READABLE, f"save its rows as {first.stem}.jsonl or {first.stem}.csv"))
+        raise DataError(fault("other_kind", path=path, found=found, stem=first.stem))
     kinds = {(READERS[suffix], suffix == ".tsv") for suffix in suffixes}
     if len(kinds) > 1:
         fix = f"dataset.path='{path.rstrip('/')}/*{suffixes[0]}'"
         if not Path(shipped(path)).is_dir():
             of_one = [str(file) for files in splits.values() for file in files if suffix_of(file) == suffixes[0]]
             fix = f"dataset.path=[{','.join(of_one)}], or dataset=mixture with each under dataset.parts"
-        raise DataError(Fault(path, " and ".join(suffixes) + " files", "files of one kind", fix))
+        raise DataError(fault("several_kinds", path=path, suffixes=" and ".join(suffixes), fix=fix))
     reader, tabs = kinds.pop()
     options = OPTIONS[reader] | ({"sep": "\t"} if tabs else {})
     return Files(reader, {name: list(map(str, files)) for name, files in splits.items()}, options)
@@ -196,8 +197,7 @@ def read_columns(files: Files, max_bytes: int | None = None) -> list[str]:
 def check_files(files: Files, max_bytes: int | None = None) -> None:
     """Raise DataError with file and line for what cannot be read, in the first ``max_bytes`` of each file."""
     if locked := [path for path in files.paths if path.suffix == ".zst" and find_spec("zstandard") is None]:
-        found, fix = "zstandard data, and that package is missing", "pip install zstandard"
-        raise EnvironmentFault(Fault(str(locked[0]), found, "the package zstandard", fix))
+        raise EnvironmentFault(fault("no_zstandard", path=locked[0]))
     entries = (entry for path in files.paths for entry in _scan(path, files.reader, max_bytes, is_first=True))
     DataError.refuse(islice((entry for entry in entries if isinstance(entry, Fault)), SHOWN))
 
@@ -230,12 +230,12 @@ def _scan(path: Path, reader: str, max_bytes: int | None = None, *, is_first: bo
     """The rows of a file, but for those of parquet, and a fault in place of each that cannot be read, or has no end."""
     kind = PACKED.get(path.suffix.lower(), "")
     if strange := special_file(path):
-        yield Fault(str(path), strange.found, "a file", strange.fix)
+        yield fault("special", path=path, odd=strange)
         return
     try:
         odd = sniff(_head_of(path), str(path))
         if odd and not odd.found.startswith(kind or ("parquet" if reader == "parquet" else "?")):
-            yield Fault(str(path), odd.found, _EXPECTED[reader], _then_named(odd.fix))
+            yield fault("other_bytes", path=path, odd=odd, expected=EXPECTED[reader], fix=_then_named(odd.fix))
             return
         if is_first and reader != "parquet" and (long := _find_long_line(path, max_bytes)):
             yield long
@@ -244,16 +244,13 @@ def _scan(path: Path, reader: str, max_bytes: int | None = None, *, is_first: bo
             read = {"json": _read_json, "csv": _read_csv, "parquet": _check_parquet}[reader]
             yield from read(file, path, max_bytes)
     except UnicodeDecodeError as error:
-        odd = undecodable(error.object, str(path))
-        yield Fault(str(path), odd.found, "UTF-8", odd.fix)
+        yield fault("undecodable", where=path, odd=undecodable(error.object, str(path)))
     except PermissionError:
-        found, expected = "you have no permission to read it", "a file that this process may read"
-        yield Fault(str(path), found, expected, f"chmod +r {path}")
+        yield fault("unreadable", path=path)
     except (EOFError, zlib.error, OSError) as error:
         if not kind or getattr(error, "errno", None):  # an error of the disk is none of the data
             raise
-        found, fix = f"broken {kind} data: {error}", f"copy or download {path.name} again"
-        yield Fault(str(path), found, f"a whole {path.suffix} file", fix)
+        yield fault("broken_packing", path=path, kind=kind, error=error)
 
 
 def _find_long_line(path: Path, max_bytes: int | None) -> Fault | None:
@@ -269,7 +266,7 @@ def _find_long_line(path: Path, max_bytes: int | None) -> Fault | None:
                 if is_list:
                     rows = quote(str(path.with_name(f"{path.name.partition('.')[0]}.jsonl")))
                     fix = _unpacking(path, "jq -c '.[]'") + f" > {rows}, then dataset.path={rows}"
-                return Fault(f"{path}:{number}", f"a line of more than {most:,} bytes", "rows with an end", fix)
+                return fault("endless_line", path=path, number=number, most=most, fix=fix)
             if newline:
                 number, length = number + 1 + rest.count(b"\n"), len(rest) - rest.rfind(b"\n") - 1
     return None
@@ -326,7 +323,7 @@ def _read_json(file: io.BufferedReader, path: Path, max_bytes: int | None) -> It
     if suffix_of(path) != ".json" and is_list:
         moved = _then_named(f"mv {quote(str(path))} {quote(str(path.with_suffix('.json')))}")
         fix = moved if re.match(rb"\[\s*(\{|$)", start) else _see(path, 1)
-        yield Fault(f"{path}:1", f"a list: {_quoted(start.splitlines()[0])}", _EXPECTED["json"], fix)
+        yield fault("list_in_lines", path=path, start=_quoted(start.splitlines()[0]), fix=fix)
         return
     rows = 0
     for number, line in chain([(begin, first)], numbered):
@@ -334,7 +331,7 @@ def _read_json(file: io.BufferedReader, path: Path, max_bytes: int | None) -> It
             rows += 1
             yield _read_line(line, path, number)
     if not rows and not lines.cut:
-        yield _no_rows(path)
+        yield fault("no_rows", path=path)
     elif rows == 1 and isinstance(only := _as_json(first), dict):
         lists = [only[name] for name in WRAPPERS if isinstance(only.get(name), list)]
         if any(entry and isinstance(entry[0], dict) for entry in lists):  # it holds the rows under a usual name
@@ -379,10 +376,9 @@ def _read_line(line: bytes, path: Path, number: int) -> Entry:
         row = _as_row(_parse(line), where, "", *_looks(line))
         return replace(row, fix=_see(path, number)) if isinstance(row, Fault) else row
     except UnicodeDecodeError:
-        odd = undecodable(line, str(path))
-        return Fault(where, odd.found, "UTF-8", odd.fix)
+        return fault("undecodable", where=where, odd=undecodable(line, str(path)))
     except ValueError as error:
-        return Fault(where, f"no JSON: {error}", _EXPECTED["json"], _see(path, number))
+        return fault("no_json", where=where, error=error, expected=EXPECTED["json"], fix=_see(path, number))
 
 
 def _looks(text: bytes) -> tuple[bool, bool]:
@@ -393,18 +389,18 @@ def _looks(text: bytes) -> tuple[bool, bool]:
 def _as_row(value: object, where: str, fix: str, may_be_deep: bool, has_escapes: bool) -> Entry:
     """The value if it is a row of whole characters, else its fault."""
     if not isinstance(value, dict):
-        return Fault(where, repr(json.dumps(value, ensure_ascii=False)[:40]), "a JSON object", fix)
+        return fault("no_object", where=where, text=json.dumps(value, ensure_ascii=False)[:40], fix=fix)
     level: list[Any] = [value] if may_be_deep else []
     for _ in range(MAX_DEPTH):
         inside = [each.values() if isinstance(each, dict) else each for each in level]
         level = [each for each in chain.from_iterable(inside) if isinstance(each, dict | list)]
     if level:
-        return Fault(where, "lists or objects in each other without an end", f"at most {MAX_DEPTH} deep", fix)
+        return fault("too_deep", where=where, most=MAX_DEPTH, fix=fix)
     if has_escapes:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            return Fault(where, "half a surrogate pair, which is no character", "whole characters", fix)
+            return fault("half_a_character", where=where, fix=fix)
     return value
 
 
@@ -431,7 +427,7 @@ def _wrapped(value: Row, path: Path) -> Fault:
     name = next((name for name, entry in value.items() if isinstance(entry, list)), "data")
     rows = quote(str(path.with_name(f"{path.stem}-{name}.jsonl")))
     fix = f"jq -c '.{name}[]' {quote(str(path))} > {rows}, then dataset.path={rows}"
-    return Fault(str(path), f"one object with the keys {', '.join(list(value)[:5])}", _EXPECTED["list"], fix)
+    return fault("wrapped", path=path, keys=", ".join(list(value)[:5]), fix=fix)
 
 
 def _read_document(text: bytes, path: Path) -> Iterator[Entry]:
@@ -442,12 +438,12 @@ def _read_document(text: bytes, path: Path) -> Iterator[Entry]:
         if isinstance(error, UnicodeDecodeError):
             raise
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        yield Fault(f"{path}{line}", f"no JSON: {error}", _EXPECTED["list"], f"mend {path}")
+        yield fault("no_json", where=f"{path}{line}", error=error, expected=EXPECTED["list"], fix=f"mend {path}")
         return
     if isinstance(value, dict):
         yield _wrapped(value, path)
     elif not isinstance(value, list) or not value:
-        yield _no_rows(path)
+        yield fault("no_rows", path=path)
     else:
         looks = _looks(text)
         for number, row in enumerate(value):
@@ -458,7 +454,7 @@ def _read_csv(file: io.BufferedReader, path: Path, max_bytes: int | None) -> Ite
     """Rows of text, and faults of records that have another number of fields than the header."""
     if file.peek(1)[:1] in (b"{", b"["):
         fix = _then_named(f"mv {quote(str(path))} {quote(str(path.with_suffix('.jsonl')))}")
-        yield Fault(str(path), f"json in a {suffix_of(path)} file", _EXPECTED["csv"], fix)
+        yield fault("json_in_csv", path=path, suffix=suffix_of(path), fix=fix)
         return
     lines = _Lines(file, None)
     text = codecs.iterdecode((line for _, line in lines), "utf-8-sig")
@@ -469,16 +465,14 @@ def _read_csv(file: io.BufferedReader, path: Path, max_bytes: int | None) -> Ite
         header: list[str] = next(records, [])
         begin += records.line_num
         if len(header) == 1 and (other := re.fullmatch(r"\w+(?:([;|\t])\w+)+", header[0])):
-            expected = f"{_EXPECTED['csv']}, or tabs in a .tsv file"
-            fix = f"save it with commas, or with tabs as {path.stem}.tsv"
-            yield Fault(f"{path}:1", f"one column {header[0]!r}, cut by {other[1]!r}", expected, fix)
+            yield fault("other_commas", path=path, header=header[0], comma=other[1])
             return
         for name in sorted({name for name, other in pairwise(sorted(header)) if name == other}):
-            yield Fault(f"{path}:1", f"the column {name!r} twice", "each name once", "rename one of the two")
+            yield fault("column_twice", path=path, column=name)
         for record in records:
             if records.line_num > lines.number:
                 if begin <= lines.number:
-                    yield _open_quote(path, begin)
+                    yield fault("open_quote", path=path, number=begin, fix=_see(path, begin))
                 break
             before, begin = begin, records.line_num + 1
             rows += bool(record)
@@ -486,54 +480,49 @@ def _read_csv(file: io.BufferedReader, path: Path, max_bytes: int | None) -> Ite
                 yield dict(zip(header, record, strict=True))
             elif record:
                 over = f", in lines {before} to {records.line_num}" if begin - before > 1 else ""
-                found, fix = f"{len(record)} fields{over}", 'quote fields that hold commas or lines: "a, b"'
-                yield Fault(f"{path}:{records.line_num}", found, f"{len(header)}, as in the header", fix)
+                number, count = records.line_num, len(record)
+                yield fault("other_fields", path=path, number=number, count=count, lines=over, wanted=len(header))
             if max_bytes is not None and lines.read > max_bytes:
                 return
     except csv.Error as error:
-        odd = Fault(f"{path}:{records.line_num}", str(error), _EXPECTED["csv"], _see(path, records.line_num))
-        yield _open_quote(path, begin) if "field larger" in str(error) else odd
+        if "field larger" in str(error):
+            yield fault("open_quote", path=path, number=begin, fix=_see(path, begin))
+        else:
+            yield fault("no_csv", path=path, number=records.line_num, error=error, fix=_see(path, records.line_num))
         return
     finally:
         csv.field_size_limit(previous)
     if not rows:
-        yield _no_rows(path)
-
-
-def _open_quote(path: Path, number: int) -> Fault:
-    return Fault(f"{path}:{number}", "a quote that nothing closes", 'two of them: "a, b"', _see(path, number))
+        yield fault("no_rows", path=path)
 
 
 def _check_parquet(file: io.BufferedReader, path: Path, max_bytes: int | None) -> Iterator[Entry]:
     """Faults of the mark that stands at both ends of a whole file, of its footer, and of its first rows."""
     from pyarrow import ArrowException, parquet
 
-    again = f"copy or download {path.name} again"
     first, size = file.read(4), file.seek(0, io.SEEK_END)
     file.seek(max(0, size - 4))
     if (last := file.read(4)) != b"PAR1" or first != b"PAR1":
-        found = f"a file that begins with {_quoted(first)} and ends with {_quoted(last)}"
-        yield Fault(str(path), found, "a whole parquet file, PAR1 at both ends", again)
+        yield fault("cut_parquet", path=path, first=_quoted(first), last=_quoted(last))
         return
     try:
         what, total = "a broken footer", size
         about = parquet.read_metadata(path)
         if about.num_rows <= 0:
-            yield _no_rows(path)
+            yield fault("no_rows", path=path)
             return
         if about.num_rows > max(MAX_ROWS_PACKED, total):
-            found, fix = f"{about.num_rows:,} rows in {total:,} bytes", f"save each row once, as {path.stem}.jsonl"
-            yield Fault(str(path), found, "rows that differ from each other", fix)
+            yield fault("same_rows", path=path, rows=about.num_rows, size=total)
             return
         what = "broken rows"
         for batch, size in _parquet_batches(path):
             if size > MAX_BYTES_ROW and any(batch.slice(row, 1).nbytes > MAX_BYTES_ROW for row in range(len(batch))):
-                yield Fault(str(path), f"a row of more than {MAX_BYTES_ROW:,} bytes", "rows with an end", again)
+                yield fault("endless_row", path=path, most=MAX_BYTES_ROW)
                 return
             if max_bytes is not None and (max_bytes := max_bytes - size) < 0:
                 break
     except (ArrowException, OSError, OverflowError) as error:
-        yield Fault(str(path), f"{what}: {describe(error)}", "a whole parquet file", again)
+        yield fault("broken_parquet", path=path, part=what, error=describe(error))
 
 
 def _parquet_batches(path: Path) -> Iterator[tuple[Any, int]]:
@@ -548,11 +537,3 @@ def _parquet_batches(path: Path) -> Iterator[tuple[Any, int]]:
         for batch in file.iter_batches(max(1, min(64, MAX_BYTES_LINE // max(1, *sizes, 1)))):
             columns = [each.dictionary_decode() if hasattr(each, "dictionary_decode") else each for each in batch]
             yield batch, len(batch) + sum(each.nbytes for each in columns)
-
-
-def _no_rows(path: Path) -> Fault:
-    return Fault(str(path), "no rows", "at least one", f"copy or download {path.name} again, or {CHOOSE}")
-
-
-_EXPECTED = {"json": "one JSON object in each line", "list": "a list of objects, or one object in each line"}
-_EXPECTED |= {"csv": "comma-separated values", "parquet": "a whole parquet file"}

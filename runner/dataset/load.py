@@ -25,12 +25,13 @@ from datasets.exceptions import DatasetGenerationError
 
 from runner.dataset.convert import CONVERT_VERSION, Conversion, RowRequest
 from runner.dataset.detect import check_without, refuse_media
-from runner.dataset.disk import CHOOSE, MAX_BYTES_READ, Files, check_files, find_files, path_text, read_columns
+from runner.dataset.disk import MAX_BYTES_READ, Files, check_files, find_files, path_text, read_columns
+from runner.dataset.fault import fault
 from runner.dataset.form import TURN_EXTRAS, Role
 from runner.dataset.remote import copy_here
 from runner.dataset.request import Use, check_cut, check_words, no_row, read_cuts, read_limits, split_of
 from runner.dataset.step import first_made, key_of_steps, list_steps
-from runner.errors import DataError, EnvironmentFault, Fault, describe
+from runner.errors import DataError, EnvironmentFault, describe
 from runner.io.hub import is_of_network
 
 log = logging.getLogger(__name__)
@@ -143,7 +144,7 @@ class RowSource:
                 return rows
             conversion = _conversion(stream, request, label)
             if not conversion.first(stream.take(STREAM_HEAD)):
-                raise DataError(Fault(label, f"no good row among the first {STREAM_HEAD}", "rows"))
+                raise DataError(fault("no_good_row", label=label, count=STREAM_HEAD))
             how = {"batched": True, "batch_size": BATCH, "with_indices": True}
             converted = rows.map(conversion.batch, remove_columns=list(next(iter(stream))), **how)
             if request.to != "unpaired":
@@ -212,20 +213,17 @@ def translate_dataset_errors(path: str, where: str = "dataset.path") -> Iterator
     try:
         yield
     except FileNotFoundError as error:
-        expected = "a file or folder here, or a name on the hub that you may read"
-        raise DataError(Fault("dataset.path", describe(error), expected)) from error
+        raise DataError(fault("not_found", error=describe(error))) from error
     except DatasetGenerationError as error:
-        raise DataError(Fault(path, describe(error.__cause__ or error), "rows")) from error
+        raise DataError(fault("not_read", path=path, error=describe(error.__cause__ or error))) from error
     except (ValueError, RuntimeError) as error:
         text = " ".join(str(error).split())
         fix = "dataset.config=<name>" if "Config name" in text else ""
-        raise DataError(Fault(where, text, fix=fix)) from error
+        raise DataError(fault("refused_by_datasets", where=where, error=text, fix=fix)) from error
     except Exception as error:
         if not is_of_network(error):
             raise
-        fix = "a local copy with dataset.path=<folder>, or unset HF_HUB_OFFLINE"
-        found = f"neither a file or folder here nor in the cache; {describe(error)}"
-        raise EnvironmentFault(Fault("dataset.path", found, "a connection to the hub", fix)) from error
+        raise EnvironmentFault(fault("no_hub", error=describe(error))) from error
 
 
 def cache_key(*parts: object) -> str:
@@ -286,7 +284,7 @@ def convert_rows(
 def _conversion(rows: Rows, request: RowRequest, label: str, total: int | None = None) -> Conversion:
     row = first_made(rows, request.steps) if request.steps else next(iter(rows), None)
     if row is None:
-        raise DataError(Fault(label, "no row", "at least one row", CHOOSE))
+        raise DataError(fault("no_row", label=label))
     return request.start_conversion(list(row), row, label, total)
 
 

@@ -10,9 +10,10 @@ from typing import Any
 from datasets import Dataset, IterableDataset, Value, concatenate_datasets, interleave_datasets
 
 from runner.dataset.detect import misnamed
+from runner.dataset.fault import fault
 from runner.dataset.load import STREAM_BUFFER, Rows, list_columns, mix_labels
 from runner.dataset.request import Use, check_weights, read_limits
-from runner.errors import DataError, Fault
+from runner.errors import DataError
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ def mix_rows(
             trains[name] = rows.select_columns([column for column in columns[name] if column in wanted])
     if len(trains) < len(parts):
         missing = next(name for name in parts if name not in trains)
-        raise DataError(Fault(f"dataset.parts.{missing}.split.train", "null", "rows to mix"))
+        raise DataError(fault("part_without_rows", part=missing))
     # No column may hold conversations in one part and text in another, or other types.
     seen: dict[str, tuple[str, Any]] = {}
     for part, rows in trains.items():
@@ -58,15 +59,12 @@ def mix_rows(
                 continue
             first, other = seen.setdefault(column, (part, kind))
             if other != kind:
-                found = f"{column} is {kind} here and {other} in {first}"
-                fix = f"dataset.parts.{part}.columns.<role>=<column>, or form, to read both alike"
-                raise DataError(Fault(f"dataset.parts.{part}", found, "one type in all parts", fix))
+                raise DataError(fault("unlike_parts", part=part, column=column, kind=kind, other=other, first=first))
     if to == "preference":  # of which a batch has all margins or none
         with_margin = [part for part, rows in trains.items() if "margin" in list_columns(rows)]
         without = [part for part in trains if part not in with_margin]
         if with_margin and without:
-            where, found = f"dataset.parts.{with_margin[0]}", f"a margin here, and none in {without[0]}"
-            raise DataError(Fault(where, found, "margins in all parts, or in none", f"{where}.without=[margin]"))
+            raise DataError(fault("margin_in_one_part", part=with_margin[0], other=without[0]))
     mixed = _mix(trains, weights, seed)
     if to == "unpaired" and isinstance(mixed, Dataset):
         mixed = mix_labels(mixed, seed, "mixture")

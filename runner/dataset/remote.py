@@ -11,8 +11,9 @@ import re
 from glob import has_magic
 from pathlib import Path
 
-from runner.dataset.disk import CHOOSE, READABLE, READERS, Paths, suffix_of
-from runner.errors import DataError, EnvironmentFault, Fault
+from runner.dataset.disk import READERS, Paths, suffix_of
+from runner.dataset.fault import fault
+from runner.errors import DataError, EnvironmentFault, describe
 from runner.io.distribution import to_install
 from runner.io.files import hub_home
 
@@ -27,14 +28,14 @@ def check_remote(path: Paths) -> bool:
 
         protocol, where = address[1], address.string
         if protocol not in available_protocols():
-            raise DataError(Fault(where, f"{protocol}:// is unknown", "s3://, gs://, hf://, https:// ...", CHOOSE))
+            raise DataError(fault("unknown_protocol", where=where, protocol=protocol))
         try:
             get_filesystem_class(protocol)
         except ImportError as error:
             found = re.search(r"(?i)\binstall (\S+)|\"(\w+)\" to be installed", str(error))
             package = (found[1] or found[2]) if found else protocol
-            fault = Fault("dataset.path", f"{where} needs {package}", f"the package {package}", to_install(package))
-            raise EnvironmentFault(fault) from None
+            fix = to_install(package)
+            raise EnvironmentFault(fault("missing_library", address=where, package=package, fix=fix)) from None
     return bool(addresses)
 
 
@@ -68,8 +69,6 @@ def copy_here(path: Paths) -> Paths:
                 os.replace(part, file)
         return str(file if is_one else folder)
     except (FileNotFoundError, DataError):
-        raise DataError(Fault("dataset.path", f"no rows at {path}", READABLE, CHOOSE)) from None
+        raise DataError(fault("no_rows_there", path=path)) from None
     except Exception as error:  # each library has its own, for a key that is missing as for a network that is
-        found = f"{path}: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        fix = "the same command where it can be read, or dataset.path=<a copy here>"
-        raise EnvironmentFault(Fault("dataset.path", found, "an address that can be read from here", fix)) from error
+        raise EnvironmentFault(fault("unreachable", path=path, error=describe(error)[:200])) from error
