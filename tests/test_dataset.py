@@ -206,7 +206,7 @@ BROKEN = [
     ("wide.jsonl", '{"prompt": "a"}'.encode("utf-16"), "", "text in UTF-16"),
     ("pointer.jsonl", POINTER, "", "git-lfs"),
     ("pointer.parquet", POINTER, "", "git-lfs"),
-    ("torn.parquet", b"PAR1 and no more", "", "a file that begins with 'PAR1'"),
+    ("torn.parquet", b"PAR1 and no more", "", "a broken footer"),
     ("list.json", b'[null, {"prompt": "a"}]', " row 0", "null"),
     ("torn.json", b'[{"prompt": "a"},\n{"pro', ":2", "no JSON"),
     ("nested.json", b'{\n"data": [{"prompt": "a"}]}', "", "one object with the keys data"),

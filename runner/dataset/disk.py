@@ -39,7 +39,6 @@ OPTIONS: dict[str, dict[str, object]] = {
 PACKED = {".gz": "gzip", ".zst": "zstandard"}
 MAX_BYTES_READ = 4 << 20  # of a large dataset, before it is loaded
 MAX_BYTES_ROW, MAX_BYTES_LINE = 8 << 20, 256 << 20  # the second of a line that may be a whole list of rows
-PIECE = 1 << 20  # bytes that are in memory at a time while lines are measured
 ENDLESS = ("/", "/proc/", "/sys/", "/dev/")  # below which nobody looks through all folders
 MAX_DEPTH = 50  # of lists and objects in each other; the reader of rows takes 60
 MAX_ROWS_PACKED = 1_000_000  # of a parquet file with less than a byte for each
@@ -254,21 +253,20 @@ def _scan(path: Path, reader: str, max_bytes: int | None = None, *, is_first: bo
 
 
 def _find_long_line(path: Path, max_bytes: int | None) -> Fault | None:
-    """The fault of a line that no row can be; of a file that is only looked at, in its first MAX_BYTES_LINE."""
-    number, length = 1, 0
+    """The fault of a line that no row can be, among those that begin in the first ``max_bytes``."""
+    left = math.inf if max_bytes is None else max_bytes
     with _open(path) as file:
         is_list = suffix_of(path) == ".json" and file.peek(HEAD).lstrip().startswith(b"[")
         most = MAX_BYTES_LINE if is_list else MAX_BYTES_ROW
-        for piece in islice(iter(lambda: file.read(PIECE), b""), max_bytes and MAX_BYTES_LINE // PIECE):
-            first, newline, rest = piece.partition(b"\n")
-            if (length := length + len(first)) >= most:
+        for number, line in enumerate(iter(lambda: file.readline(most), b""), 1):
+            if len(line) == most:
                 fix = _see(path, number).replace("  (", " | head -c 300  (", 1)
                 if is_list:
                     rows = quote(str(path.with_name(f"{path.name.partition('.')[0]}.jsonl")))
                     fix = _unpacking(path, "jq -c '.[]'") + f" > {rows}, then dataset.path={rows}"
                 return fault("endless_line", path=path, number=number, most=most, fix=fix)
-            if newline:
-                number, length = number + 1 + rest.count(b"\n"), len(rest) - rest.rfind(b"\n") - 1
+            if (left := left - len(line)) < 0:
+                break
     return None
 
 
@@ -497,16 +495,11 @@ def _read_csv(file: io.BufferedReader, path: Path, max_bytes: int | None) -> Ite
 
 
 def _check_parquet(file: io.BufferedReader, path: Path, max_bytes: int | None) -> Iterator[Entry]:
-    """Faults of the mark that stands at both ends of a whole file, of its footer, and of its first rows."""
+    """Faults of a file's footer, and of its first rows."""
     from pyarrow import ArrowException, parquet
 
-    first, size = file.read(4), file.seek(0, io.SEEK_END)
-    file.seek(max(0, size - 4))
-    if (last := file.read(4)) != b"PAR1" or first != b"PAR1":
-        yield fault("cut_parquet", path=path, first=_quoted(first), last=_quoted(last))
-        return
+    what, total = "a broken footer", file.seek(0, io.SEEK_END)
     try:
-        what, total = "a broken footer", size
         about = parquet.read_metadata(path)
         if about.num_rows <= 0:
             yield fault("no_rows", path=path)

@@ -7,6 +7,7 @@ own, how they are built from a configuration too.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean, stdev
 from typing import Any
 
 from torch import Tensor
@@ -127,7 +128,7 @@ def _means_by_row(numbers: Sequence[int], values: Sequence[float], rows: int) ->
     for number, value in zip(numbers, values, strict=True):
         if not math.isnan(value):
             gathered[number].append(value)
-    return [math.fsum(values) / len(values) if values else math.nan for values in gathered]
+    return [fmean(values) if values else math.nan for values in gathered]
 
 
 def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
@@ -137,8 +138,4 @@ def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     (2.0, 1.0)
     """
     values = [value for value in values if not math.isnan(value)]
-    mean = math.fsum(values) / len(values)
-    if len(values) < 2:
-        return mean, 0.0
-    variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    return mean, math.sqrt(variance / len(values))
+    return fmean(values), stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
