@@ -16,13 +16,13 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import find_adapter_config_file
 
-from runner.errors import ConfigError, Fault
+from runner.errors import ConfigError
 from runner.io.files import shipped
 from runner.io.turns import Completion, text_of
+from runner.reward.fault import fault
 
 AutoClass = type[AutoModelForSequenceClassification] | type[transformers.AutoModelForTokenClassification]
 Gives = Literal["logit", "probability"]
-TRAIN_ONE = "python -m runner trainer=reward, then {where}=<its model folder>"
 
 
 def load_reward_model(
@@ -52,9 +52,7 @@ def load_reward_model(
             model.config._name_or_path = home  # where the adapter's tokenizer is
     if model.config.num_labels != 1:
         classes = ", ".join(map(str, model.config.id2label.values()))
-        fix = f"reward=classifier reward.classifier.path={path} reward.classifier.label=<one of {classes}>"
-        found = f"{path}: it gives {model.config.num_labels} scores"
-        raise ConfigError(Fault(where, found, "a model with one score per text", fix))
+        raise ConfigError(fault("several_scores", where=where, path=path, config=model.config, classes=classes))
     return model.eval().requires_grad_(False)
 
 
@@ -64,8 +62,8 @@ def translate_errors(path: str, where: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        found, expected = f"{path}: {str(error).splitlines()[0]}", "a folder, or org/name on the hub"
-        raise ConfigError(Fault(where, found, expected, TRAIN_ONE.format(where=where))) from error
+        text = str(error).splitlines()[0]
+        raise ConfigError(fault("no_model", where=where, path=path, error=text)) from error
 
 
 def load_whole(
@@ -83,9 +81,7 @@ def load_whole(
         torch.manual_seed(0)
         model, report = kind.from_pretrained(home, use_safetensors=True, output_loading_info=True, **options)
     if (missing := sorted(report["missing_keys"])) and not random_head:
-        found = f"{home}: it has no weights for {', '.join(missing)}"
-        fix = f"{TRAIN_ONE.format(where=where)}; or tolerate.random_head=true"
-        raise ConfigError(Fault(where, found, "a trained reward model", fix))
+        raise ConfigError(fault("random_head", where=where, path=home, names=", ".join(missing)))
     return model
 
 
@@ -123,9 +119,8 @@ class ScoringModel:
         elif isinstance(self.label, int) and 0 <= self.label < model.config.num_labels:
             self.column = self.label
         else:
-            found = f"{self.path}: {'no label' if self.label is None else repr(self.label)}"
-            fix = f"{key}.label={next(iter(names))}"
-            raise ConfigError(Fault(f"{key}.label", found, f"one of {', '.join(names)}", fix))
+            label = "no label" if self.label is None else repr(self.label)
+            raise ConfigError(fault("unknown_label", key=key, path=self.path, label=label, names=", ".join(names)))
         # The most tokens that model and tokenizer say they can take, None where neither says it.
         positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         counts = (positions, self.tokenizer.model_max_length)

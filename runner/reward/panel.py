@@ -26,9 +26,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from runner.errors import DataError, EnvironmentFault, Fault, RunnerError, SickRun, describe, own_place
+from runner.errors import DataError, EnvironmentFault, RunnerError, SickRun, describe, own_place
 from runner.io.terminal import keep_output
 from runner.io.turns import Completion
+from runner.reward.fault import fault
 
 TIMEOUT = 1800.0  # seconds for one batch, unless the config says otherwise
 # What the runner and the trainers give beside columns; never offered as a column.
@@ -122,10 +123,8 @@ class Scorer:
         return values
 
     def _late(self, given: Mapping[str, Any]) -> SickRun:
-        prompts = _prompts(given)
-        found = f"no answer after {self.timeout:g} s for {len(prompts)} completions"
-        fix = f"{self.where}.timeout=<seconds>, or null"
-        return SickRun(Fault(self.where, found, f"an answer; {_quote(prompts, 0)}", fix))
+        count, prompt = len(_prompts(given)), _quote(_prompts(given), 0)
+        return SickRun(fault("late", where=self.where, seconds=self.timeout, count=count, prompt=prompt))
 
     @contextlib.contextmanager
     def _explained(self, arguments: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[None]:
@@ -135,17 +134,16 @@ class Scorer:
         except (RunnerError, KeyboardInterrupt, asyncio.CancelledError):
             raise
         except BaseException as error:
-            prompts, found = _prompts(given), f"raised {describe(error)}"
-            fix = f"mend {own_place(error) or self.where}; the same command with --debug shows the traceback"
+            prompts, found, place = _prompts(given), describe(error), own_place(error) or self.where
             if isinstance(error, OF_THE_MACHINE) or type(error).__name__ == "OutOfMemoryError":
-                expected = f"an answer; {_quote(prompts, 0)}"
-                raise EnvironmentFault(Fault(self.where, found, expected, fix)) from error
+                quoted = _quote(prompts, 0)
+                failed = fault("failed", where=self.where, error=found, prompt=quoted, place=place)
+                raise EnvironmentFault(failed) from error
             row = self._row_of(error, arguments, len(prompts))
             found += f", for {len(prompts)} completions" if row is None else f", for completion {row} of {len(prompts)}"
             is_chat = isinstance(next(iter(given.get("completions", ())), ""), list)
-            turns = ", a list of messages here" if is_chat else ""
-            expected = f"a number for each completion{turns}; {_quote(prompts, row or 0)}"
-            raise DataError(Fault(self.where, found, expected, fix)) from error
+            prompt = f"{', a list of messages here' if is_chat else ''}; {_quote(prompts, row or 0)}"
+            raise DataError(fault("raised", where=self.where, error=found, prompt=prompt, place=place)) from error
 
     def _row_of(self, error: BaseException, arguments: Mapping[str, Any], count: int) -> int | None:
         """The first row for which the same is raised when a function is called for that row alone."""
@@ -283,8 +281,8 @@ def to_scorer(name: str, call: object, **options: Any) -> Scorer | nn.Module:
     if isinstance(call, nn.Module):
         return watch_model(name, call, options.get("tracker"))
     if not callable(call):
-        found = f"{type(call).__name__} {str(call)[:40]!r}"
-        raise DataError(Fault(f"{options.get('group', 'reward')}.{name}", found, "a function, or something to call"))
+        group, text = options.get("group", "reward"), str(call)[:40]
+        raise DataError(fault("not_called", group=group, name=name, value=call, text=text))
     function = getattr(call, "func", call)
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
     return (AsyncScorer if is_async else Scorer)(name, call, **options)
@@ -301,8 +299,7 @@ def watch_model(name: str, model: nn.Module, tracker: RewardTracker | None = Non
         scores = output.logits[:, 0].float().tolist()
         for row, score in enumerate(scores):
             if not math.isfinite(score):
-                found = f"{score} for completion {row} of {len(scores)}"
-                raise SickRun(Fault(f"reward.{name}", found, "a finite score", f"reward.{name}.dtype=float32"))
+                raise SickRun(fault("odd_score", name=name, score=score, row=row, count=len(scores)))
         if tracker is not None:
             tracker.record(name, scores)
 
@@ -321,8 +318,7 @@ def serve_columns(where: str, call: Callable[..., Any], given: Mapping[str, Any]
     needed = [name for name, p in names.items() if p.default is p.empty and p.kind in NAMED]
     if missing := [name for name in needed if name not in given]:
         known = ", ".join(sorted(name for name in given if name not in NOT_COLUMNS))
-        found = f"it takes {' and '.join(missing)}, and the rows have no such column"
-        raise DataError(Fault(where, found, f"some of {known}", "a column of that name in the data"))
+        raise DataError(fault("no_column", where=where, missing=" and ".join(missing), known=known))
     return {name: value for name, value in given.items() if name not in bound and (takes_all or name in names)}
 
 
@@ -334,29 +330,25 @@ def check_answer(where: str, answer: object, prompts: Sequence[Prompt], *, per_s
     """
     answer = answer.tolist() if hasattr(answer, "tolist") else answer
     if not isinstance(answer, Iterable) or isinstance(answer, str | bytes | Mapping):
-        found = f"{type(answer).__name__} {str(answer)[:60]!r}"
-        raise DataError(Fault(where, found, "a list with a number for each completion", "return a list of numbers"))
+        raise DataError(fault("no_list", where=where, value=answer, text=str(answer)[:60]))
     answer = islice(answer, len(prompts) + 1)  # it may never end
     values = [value.tolist() if hasattr(value, "tolist") else value for value in answer]
     if len(values) != len(prompts):
-        found, fix = f"{len(values)} rewards for {len(prompts)} completions", "return a list as long as completions"
-        raise DataError(Fault(where, found, f"one for each completion; {_quote(prompts, 0)}", fix))
+        count, wanted, prompt = len(values), len(prompts), _quote(prompts, 0)
+        raise DataError(fault("other_length", where=where, count=count, wanted=wanted, prompt=prompt))
     for row, value in enumerate(values):
         place, prompt = f"for completion {row} of {len(prompts)}", _quote(prompts, row)
         if isinstance(value, list) and not per_step:
-            fix = f"{where}.aggregate=last where it has one, or trainer=ppo, which takes rewards per step"
-            raise DataError(Fault(where, f"a list of {len(value)} {place}", f"one number; {prompt}", fix))
+            raise DataError(fault("list_for_number", where=where, count=len(value), place=place, prompt=prompt))
         for number in value if isinstance(value, list) else [value]:
             if number is None and not isinstance(value, list):
                 continue
             if not isinstance(number, int | float):
-                found = f"{type(number).__name__} {str(number)[:40]!r} {place}"
-                expected = f"a number, or None where it does not apply; {prompt}"
-                raise DataError(Fault(where, found, expected, "return a list of numbers"))
+                text = str(number)[:40]
+                raise DataError(fault("no_number", where=where, value=number, text=text, place=place, prompt=prompt))
             if not -LARGEST < number < LARGEST:
-                expected = f"a finite number, or None where it does not apply; {prompt}"
                 found = f"{number}" if isinstance(number, float) else f"a number of {number.bit_length()} bits"
-                raise SickRun(Fault(where, f"{found} {place}", expected))
+                raise SickRun(fault("odd_number", where=where, number=found, place=place, prompt=prompt))
     return values
 
 
@@ -364,9 +356,8 @@ def check_some_apply(answers: Sequence[Answer], prompts: Sequence[Prompt]) -> No
     """Raise DataError for a row to which every reward has answered None."""
     rows = [row for row, values in enumerate(zip(*answers, strict=True)) if all(value is None for value in values)]
     if rows:
-        found = f"every reward gave None to completion {rows[0]} of {len(prompts)}, and to {len(rows) - 1} more"
-        expected = f"at least one reward that applies to each row; {_quote(prompts, rows[0])}"
-        raise DataError(Fault("reward", found, expected))
+        prompt = _quote(prompts, rows[0])
+        raise DataError(fault("none_applies", row=rows[0], count=len(prompts), more=len(rows) - 1, prompt=prompt))
 
 
 def _prompts(given: Mapping[str, Any]) -> Sequence[Prompt]:

@@ -19,6 +19,7 @@ from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_ope
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault
 from runner.io.secrets import MARKED
 from runner.io.turns import Completion, Values
+from runner.reward.fault import fault
 
 BUSY = (408, 425, 429, 500, 502, 503, 504)  # worth another try
 MAX_MEBIBYTES = 64  # of an answer
@@ -33,7 +34,7 @@ def find_address_faults(url: str, where: str = "reward.remote.url") -> Iterator[
     except ValueError as error:  # a bracket that is open, or a port that cannot be
         is_whole, found = False, f"{url!r}: {error}"
     if not is_whole:
-        yield Fault(where, found, "an address that begins with http:// or https://", "=<address>")
+        yield fault("no_address", where=where, found=found)
 
 
 @dataclass(eq=False)
@@ -60,21 +61,20 @@ class Remote:
         ConfigError.refuse(find_address_faults(self.url))
         parts, variable = urlsplit(self.url), self.token_variable
         if parts.username or parts.password:
-            raise _fault("url", "a name or password in it", "the name of a variable in token_variable")
+            raise ConfigError(fault("password_in_address"))
         if variable and parts.scheme == "http" and parts.hostname not in HERE:
-            raise _fault("url", "a token would travel over plain http", "https, or a server on this machine")
+            raise ConfigError(fault("token_in_plain_text"))
         if variable is not None:
             if not os.environ.get(variable):
-                fix = f"export {variable}=..."
-                raise _fault("token_variable", f"{variable} is not set", "a token in the environment", fix)
+                raise ConfigError(fault("no_token", variable=variable))
             MARKED.add(variable)
 
     def __call__(
         self, prompts: Sequence[Completion], completions: Sequence[Completion], **columns: Values
     ) -> list[float | None]:
         if missing := [name for name in self.columns if name not in columns]:
-            found = f"the rows have no column {' or '.join(missing)}"
-            raise DataError(Fault("reward.remote.columns", found, f"some of {', '.join(sorted(columns))}"))
+            there = ", ".join(sorted(columns))
+            raise DataError(fault("no_column_to_send", missing=" or ".join(missing), there=there))
         sent = {"prompts": prompts, "completions": completions} | {name: columns[name] for name in self.columns}
         starts = range(0, len(completions), self.batch_size)
         batches = [{name: list(values[at : at + self.batch_size]) for name, values in sent.items()} for at in starts]
@@ -94,14 +94,13 @@ class Remote:
             except HTTPError as error:
                 error.close()
                 if error.code not in BUSY:
-                    expected = "status 200, and no redirect"
-                    raise _fault("url", f"{self._shown} answered {error.code} {error.reason}", expected) from None
+                    raise ConfigError(fault("refused", address=self._shown, error=error)) from None
                 failures.append(f"status {error.code}")
             except (OSError, HTTPException) as error:
                 failures.append(str(getattr(error, "reason", None) or error) or type(error).__name__)
-        found = f"{self._shown} gave no answer to completions {start} to {start + len(batch['completions']) - 1}"
-        found += f" in {self.retries + 1} tries, at last: {failures[-1]}"
-        raise EnvironmentFault(Fault("reward.remote", found, "a server that answers", "the same command continues"))
+        numbers = f"{start} to {start + len(batch['completions']) - 1}"
+        tries = f"{len(failures)} tries, at last: {failures[-1]}"
+        raise EnvironmentFault(fault("no_answer", address=self._shown, numbers=numbers, tries=tries))
 
     def _post(self, body: bytes) -> bytes:
         """The server's answer, read before the time is over even if it comes slowly."""
@@ -118,20 +117,19 @@ class Remote:
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"no whole answer in {self.request_timeout:g} s")
                 if len(answer) > MAX_MEBIBYTES << 20:
-                    raise DataError(Fault("reward.remote", f"an answer of more than {MAX_MEBIBYTES} MiB", "rewards"))
+                    raise DataError(fault("endless_answer", most=MAX_MEBIBYTES))
         return bytes(answer)
 
     def _read(self, body: bytes, count: int, start: int) -> list[float | None]:
-        expected = f'{{"rewards": [...]}} with {count} numbers or nulls'
         try:
             answer = json.loads(body)
         except ValueError:
-            raise DataError(Fault("reward.remote", f"{self._shown} answered {body[:60]!r}", expected)) from None
+            raise DataError(fault("no_json", address=self._shown, text=body[:60], count=count)) from None
         rewards = answer.get("rewards") if isinstance(answer, dict) else answer
         if isinstance(rewards, list) and len(rewards) == count:
             return rewards
         size = f"{len(rewards)} rewards" if isinstance(rewards, list) else "no list of rewards"
-        raise DataError(Fault("reward.remote", f"{size} for completions from {start} on", expected))
+        raise DataError(fault("other_number_of_rewards", size=size, start=start, count=count))
 
     @property
     def _shown(self) -> str:
@@ -145,7 +143,3 @@ class _NoRedirect(HTTPRedirectHandler):
 
     def redirect_request(self, *args: object, **kwargs: object) -> None:
         return None
-
-
-def _fault(key: str, found: str, expected: str, fix: str = "") -> ConfigError:
-    return ConfigError(Fault(f"reward.remote.{key}", found, expected, fix or f"reward.remote.{key}=<value>"))

@@ -4,8 +4,9 @@ import functools
 import re
 from collections.abc import Collection, Sequence
 
-from runner.errors import ConfigError, Fault, read_column
+from runner.errors import ConfigError, read_column
 from runner.io.turns import Completion, Values, text_of
+from runner.reward.fault import fault
 from runner.schema.text import read_tables
 
 PRAISE, COMPLAINT = map(frozenset, read_tables(__file__).values())
@@ -102,8 +103,7 @@ def keywords(
     [1.0, -1.0, 0.0]
     """
     if not required and not forbidden:
-        fix = "reward.keywords.required=[great]"
-        raise ConfigError(Fault("reward.keywords", "no words", "required or forbidden ones", fix))
+        raise ConfigError(fault("no_keywords"))
     texts = [text_of(completion) for completion in completions]
     return [_share(required, text) - _share(forbidden, text) for text in texts]
 
@@ -122,5 +122,4 @@ def _compiled(pattern: str, flags: re.RegexFlag = re.DOTALL) -> re.Pattern[str]:
     try:
         return re.compile(pattern, flags)
     except re.error as error:
-        where, expected = "reward.format_match.pattern", "a regular expression"
-        raise ConfigError(Fault(where, f"{pattern!r}: {error}", expected)) from error
+        raise ConfigError(fault("no_pattern", pattern=pattern, error=error)) from error
