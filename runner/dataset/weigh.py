@@ -217,10 +217,8 @@ def _changed(text: str, other: str, begin: int) -> tuple[int, int]:
         raise ValueError("the template leaves this message out")
     tail = other.rpartition(STAND_IN)[2]
     end = len(text) - len(tail)
-    if end < begin or not text.endswith(tail):
-        raise ValueError("the template writes what follows otherwise, depending on this message")
-    if text[:begin] != other[:begin]:
-        raise ValueError("the template writes what comes before otherwise, depending on this message")
+    if end < begin or not text.endswith(tail) or not other.startswith(text[:begin]):
+        raise ValueError("the template writes what is around it otherwise, depending on this message")
     start = begin
     while start < end and text[start] == other[start]:
         start += 1
