@@ -364,7 +364,7 @@ def test_options_lists_every_option_with_its_first_comment(tmp_path, capsys):
 def test_an_option_or_a_key_is_found_by_its_name(capsys):
     assert main(["options", "beta", "dpo"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert text.startswith("beta trainer.args.beta= cpo, distillation, dpo, ") and "kl_coef= dpo, grpo, kto, " in text
+    assert text.startswith("beta kl_coef= a2po, dpo, ") and "trainer.args.beta= async_distillation, cpo, " in text
     assert "dpo trainer=dpo Direct preference optimisation" in text
 
 
