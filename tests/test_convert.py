@@ -178,6 +178,16 @@ CELLS = {
             "prompt": [{"prompt": LONG, "reference": "4"}],
         },
     ),
+    "tokens": (
+        {"input_ids": [5, 6, 7], "labels": [-100, 6, 7]},
+        "tokens",
+        {"demonstration": [{"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}]},
+    ),
+    "a pair of tokens": (
+        {"chosen_ids": [5, 6], "rejected_ids": [5, 6, 7], "margin": 1},
+        "token_pair",
+        {"preference": [{"chosen_ids": [5, 6], "rejected_ids": [5, 6, 7], "margin": 1.0}]},
+    ),
     "a pair of turns": (
         {"prompt": LONG, "chosen": A, "rejected": B},
         "preference",
@@ -235,7 +245,7 @@ def answers(wanted):
     """What metrics read: the judged answers, or what is to be imitated, cut before its last turn."""
     if "unpaired" in wanted:
         return {"answer": wanted["unpaired"]}
-    rows = [dict(row) for row in wanted.get("demonstration", [])]
+    rows = [dict(row) for row in wanted.get("demonstration", []) if "input_ids" not in row]
     for row in rows:
         if turns := row.pop("messages", None):
             row |= {"prompt": turns[:-1], "completion": turns[-1:]}
@@ -263,9 +273,9 @@ def test_every_raw_form_in_every_trainer_form(name, to):
 
 def test_the_table_of_arrows():
     assert {form for _, form, _ in CELLS.values()} == set(FORMS)
-    assert FORMS_FOR["preference"] == ("triple", "preference")
+    assert FORMS_FOR["preference"] == ("triple", "preference", "token_pair")
     assert FORMS_FOR["demonstration"] == (
-        *("triple", "preference", "unpaired", "messages", "prompt_completion", "text"),
+        *("triple", "preference", "unpaired", "messages", "prompt_completion", "text", "tokens"),
     )
     assert fits(None, "preference") and fits("text", None) and not fits("text", "prompt")
 
@@ -279,6 +289,7 @@ def test_a_trainer_eats_one_of_its_forms(form):
         "promt": "prompt",
         "stepwise": "<one of them>",
     }
+    fixes |= {"tokens": "demonstration", "token_pair": "preference"}
     other = ["dataset=local dataset.path=<file>"] if form == "triple" else []  # the rows of the toy are pairs
     assert found == ([f"trainer.form={fixes[form]}"] if form in fixes else other)
 
@@ -293,6 +304,20 @@ def test_a_trainer_eats_one_of_its_forms(form):
 def test_other_names_of_an_exchange(question, answer):
     row = {question: "2+2?", answer: "4", "id": 7}
     assert converted(row, "demonstration") == [{"prompt": Q, "completion": A}]
+
+
+@pytest.mark.parametrize(
+    ("row", "where"),
+    [
+        ({"input_ids": [5, "6"]}, "input_ids"),
+        ({"input_ids": [5, 6], "labels": [5]}, "input_ids"),
+        ({"chosen_ids": [], "rejected_ids": [5]}, "chosen_ids"),
+        ({"chosen": "a", "rejected": "b", "prompt": "c", "reference": " "}, "reference"),
+    ],
+)
+def test_tokens_and_third_answers_that_cannot_be_meant(row, where):
+    (fault,) = faults(row, {"input_ids": "demonstration", "chosen_ids": "preference"}.get(where, "triple"))
+    assert fault.where == where
 
 
 @pytest.mark.parametrize("blank", ["", None])

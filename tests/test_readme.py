@@ -95,7 +95,8 @@ def test_the_table_of_rows_agrees_with_the_arrows():
         "prompt and completion, messages": "prompt_completion",
         "unpaired (label)": "unpaired",
         "prompt": "prompt",
-        "text": "text",
+        "text, or tokens (`input_ids`, perhaps `labels`)": "text",
+        "tokens of a pair (`chosen_ids`, `rejected_ids`)": "token_pair",
     }
     for title, form in named.items():
         assert rows[title] == [form in FORMS_FOR[column] for column in columns], title

@@ -20,7 +20,7 @@ EVERY = "*"  # all columns, where names of columns are asked for
 # Columns that never stand beside `prompt`, each with the reason.
 CLASHES = {name: why for why, names in read_tables(__file__)["clashes"].items() for name in names}
 OF_A_FORM = {group[0] for form in FORMS.values() for group in form.needs} - {"prompt", "text", "reference"}
-CLASHES |= dict.fromkeys(OF_A_FORM, "TRL would take the rows for another form")
+CLASHES = dict.fromkeys(OF_A_FORM, "TRL would take the rows for another form") | CLASHES
 
 
 def read_layout(

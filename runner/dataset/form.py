@@ -33,7 +33,8 @@ Turns = list[dict[str, Any]]
 # Text in `prompt` or `completion` is continued as it stands; in `input` or `target` it is a turn of a conversation.
 Role = Literal[
     "prompt", "completion", "chosen", "rejected", "label", "messages", "system", "input", "target", "text", "margin",
-    "reference",
+    "reference", "input_ids", "labels", "attention_mask", "completion_mask", "assistant_masks", "chosen_ids",
+    "rejected_ids",
 ]  # fmt: skip
 ROLES = get_args(Role)
 TWINS = {"prompt": "input", "completion": "target"}
@@ -200,11 +201,7 @@ def _read_preference(cells: Row) -> Row:
     else:
         texts = _text(chosen, "chosen"), _text(rejected, "rejected", empty=True)
         parts = _split_text(*texts) if prompt is None else _alike(prompt, *texts)
-    row: Row = dict(zip(("prompt", "chosen", "rejected"), parts, strict=True))
-    if "margin" in cells:
-        if not is_finite_number(cells["margin"]):
-            raise _bad("margin", describe_cell(cells["margin"]), "a number", "dataset.without=[margin]")
-        row["margin"] = float(cells["margin"])
+    row = _with_margin(dict(zip(("prompt", "chosen", "rejected"), parts, strict=True)), cells)
     if "reference" in cells:
         row["reference"] = cells["reference"]  # which is read where it is learnt from
     _check_answer(row["chosen"], "chosen")
@@ -254,6 +251,24 @@ def _split_text(chosen: str, rejected: str) -> tuple[str, str, str]:
         found = "texts that share no beginning, and no prompt"
         raise _bad("chosen", found, "a prompt", "dataset.columns.prompt=<column>")
     return chosen[:cut], chosen[cut:], rejected[cut:]
+
+
+def _read_tokens(cells: Row) -> Row:
+    """Sequences of whole numbers: those of one text of one length, those of a pair each of its own."""
+    for name, value in cells.items():
+        if name != "margin" and not (isinstance(value, list) and value and all(type(each) is int for each in value)):
+            raise _bad(name, describe_cell(value), "a list of whole numbers")
+    lengths = {name: len(value) for name, value in cells.items() if name != "margin"}
+    if "input_ids" in lengths and len(set(lengths.values())) > 1:
+        found = ", ".join(f"{name} of {length}" for name, length in lengths.items())
+        raise _bad("input_ids", found, "as many of each as there are tokens")
+    return _with_margin(cells, cells)
+
+
+def _with_margin(row: Row, cells: Row) -> Row:
+    if "margin" in cells and not is_finite_number(cells["margin"]):
+        raise _bad("margin", describe_cell(cells["margin"]), "a number", "dataset.without=[margin]")
+    return row | {"margin": float(cells["margin"])} if "margin" in cells else row
 
 
 # --- Canonical to trainer form ------------------------------------------------------------------
@@ -343,6 +358,8 @@ READ: Mapping[str, Callable[[Row], Row]] = {
     "prompt_completion": _read_exchange,
     "text": lambda cells: {"text": _text(cells["text"], "text")},
     "prompt": lambda cells: {"prompt": _side(cells, "prompt")},
+    "tokens": _read_tokens,
+    "token_pair": _read_tokens,
 }
 ARROWS = (_keep, _imitate, _join, _drop_third, _keep_three, _judge, _ask, _know, _check_turns, _ask_last, _know_last)
 BY_NAME: Mapping[str, Callable[[Row], list[Row]]] = {arrow.__name__.removeprefix("_"): arrow for arrow in ARROWS}

@@ -291,7 +291,7 @@ def _conversion(rows: Rows, request: RowRequest, label: str, total: int | None =
 def _type_of(value: object, turn: Json | dict[str, Value]) -> List | Value:
     if isinstance(value, list):
         return List(turn if isinstance(value[0], dict) else _type_of(value[0], turn))
-    return Value("bool" if isinstance(value, bool) else "float64" if isinstance(value, float) else "string")
+    return Value({bool: "bool", float: "float64", int: "int64"}.get(type(value), "string"))
 
 
 def mix_labels(rows: Dataset, seed: int, label: str = "rows") -> Dataset:

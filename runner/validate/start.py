@@ -131,6 +131,9 @@ def _find_faults(cfg: Config, folders: set[Path]) -> Iterator[Fault]:
             yield from error.faults
     # A fault for each reward that takes a column, or reads a named one, which the rows, as far as known, lack.
     columns = _look_at_rows(cfg).columns if cfg["trainer"]["form"] == "prompt" else None
+    if cfg["trainer"]["head"] != "score" and "chosen_ids" in (_look_at_rows(cfg).columns or ()):
+        found = "pairs of tokens, and this trainer makes tokens itself"
+        yield Fault("dataset", found, "text or conversations", "trainer=reward, which takes them")
     if columns and (own := cfg["trainer"].get("reference_column")) and not {own, "reference"} & columns:
         found, fix = f"the rows have neither answers nor a column {own}", "another dataset"
         yield Fault("dataset", found, "what the trainer's own teacher sees beside the prompt", fix)
