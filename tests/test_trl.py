@@ -154,6 +154,7 @@ class PathTrainer(SFTTrainer):
 def test_a_trainer_that_asks_for_a_path_is_given_one(runner):
     (runner.folder / "mine.py").write_text(BY_PATH)
     words = ("trainer=sft", "trainer._target_=mine.PathTrainer", "allow=[mine]", "trainer.args.max_steps=2")
+    words += ("trainer.args.chat_template_path=runner://model/tiny",)  # which TRL opens, too
     done = runner(*words, "dataset.limit.train=64", "dataset.limit.eval=8", "metric=none", "name=run")
     assert "finished  2 steps" in done.stdout
     assert read_json(runner.runs("run")[0] / "manifest.json")["model"]["path"].endswith("tiny")

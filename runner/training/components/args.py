@@ -9,6 +9,7 @@ from transformers import TrainingArguments
 from runner.config.build import asked_for, build
 from runner.config.sharding import find_gpu_faults, shards_on_cpu
 from runner.errors import ConfigError, EnvironmentFault, Fault
+from runner.io.files import SHIPPED, shipped
 from runner.run import Run
 from runner.schema import upstream
 from runner.schema.text import Config, nodes
@@ -29,7 +30,8 @@ def build_args(run: Run, adjustments: Sequence[Mapping[str, Any]] = ()) -> Train
     """
     cfg = run.cfg
     adjusted = {name: value for each in adjustments for name, value in each.get("args", {}).items()}
-    node = cfg["trainer"]["args"] | adjusted
+    named = {name: value for name, value in cfg["trainer"]["args"].items() if str(value).startswith(SHIPPED)}
+    node = cfg["trainer"]["args"] | {name: shipped(value) for name, value in named.items()} | adjusted
     ConfigError.refuse(find_foreign_variables(cfg["tracker"]))
     set_variables(cfg["tracker"], run.folder, cfg["name"])
     defaults = {
