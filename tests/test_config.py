@@ -5,6 +5,7 @@ import pytest
 from runner import config
 from runner.config import build, speed
 from runner.config.menu import read_options
+from runner.config.override import expand, parse
 from runner.config.provenance import read_provenance
 from runner.errors import ConfigError
 from runner.launch.axis import combinations
@@ -276,3 +277,14 @@ def test_another_speed_is_a_fault_that_names_the_one_there_is():
 def test_each_speed_is_a_field_of_some_trainer():
     known = {name for other in ValidationContext({}).others.values() for name in other.parameters}
     assert set(read_options("speed")["max"]) <= known
+
+
+def test_a_name_in_any_letters_stands_in_a_list_and_as_a_key_in_a_file(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    text = '# @package _global_\nname: x\ndataset:\n  split:\n    eval: {算auc的dataset: eval, b: "eval[:5]"}\n'
+    (tmp_path / "experiment" / "mine.yaml").write_text(text, encoding="utf-8")
+    words = expand(["experiment=mine", "metric.exact.on=[算auc的dataset]"], {})
+    assert config.compose(words, [tmp_path]).cfg["metric"]["exact"]["on"] == ["算auc的dataset"]
+    with pytest.raises(ConfigError) as refused:
+        parse(["dataset.split.eval={算auc的dataset: eval}"])
+    assert "in a file of --config-dir" in refused.value.faults[0].fix

@@ -39,6 +39,13 @@ def dotted_key(override: str) -> str:
     return re.split(r"[=@]", override.lstrip("+~"), maxsplit=1)[0]
 
 
+# An element of a list or a value of a mapping, and a key of one, with letters beyond ASCII.
+BEYOND_ASCII = re.compile(
+    r"""(?<=[\[,:])\s*([^\[\]{}:,'"()=$\x00-\x1f]*[^\x00-\x7f][^\[\]{}:,'"()=$\x00-\x1f]*)(?=[,\]}])"""
+)
+KEY_BEYOND_ASCII = re.compile(r"""[{,][^\[\]{}:,'"]*[^\x00-\x7f][^\[\]{}:,'"]*:""")
+
+
 def force(overrides: Sequence[str], menu: Options) -> list[str]:
     """The same overrides, each ``key=value`` as ``++key=value``, so that Hydra accepts every key.
 
@@ -56,12 +63,17 @@ def force(overrides: Sequence[str], menu: Options) -> list[str]:
 def quote_text(word: str) -> str:
     """A word as Hydra takes it: a slice of rows or a file's name may need quotes, which the shell has taken away.
 
-    A value that looks like a list, a mapping, a function or several values is left as it is.
+    A value that looks like a list, a mapping, a function or several values is left as it is, but for what stands in a
+    list or a mapping in letters that Hydra's grammar does not know.
 
     >>> quote_text("dataset.split.train=train[:500]"), quote_text("dataset.path=~/rows.csv"), quote_text("allow=[a]")
     ("dataset.split.train='train[:500]'", "dataset.path='~/rows.csv'", 'allow=[a]')
+    >>> quote_text("metric.exact.on=[a,é b]")
+    "metric.exact.on=[a,'é b']"
     """
     key, _, value = word.partition("=")
+    if value[:1] in ("[", "{"):
+        return "=".join([key, BEYOND_ASCII.sub(r"'\1'", value)])
     plain = re.fullmatch(r"""[^\[{("',=$][^{}"',=$]*""", value) and not re.fullmatch(r"\w+\(.*\)", value)
     paired = all(value.count(first) == value.count(last) for first, last in ("()", "[]"))
     special = re.search(r"^~|[()\[\]]|[^\x00-\x7f]", value)
@@ -170,6 +182,8 @@ def _respelt(word: str) -> str:
     plain[-1] = plain[-1].rstrip(",;") + ({"[": "]", "{": "}"}.get(value[:1], "") if is_open else "")
     if meaning := next(find_meanings(key, value), None) if refused(key) else None:
         return as_typed(meaning.words)
+    if value[:1] == "{" and KEY_BEYOND_ASCII.search(value):
+        return f"{key} in a file of --config-dir, where a name may have any letters; Hydra's grammar knows ASCII alone"
     if plain != [word] and len(word) <= MAX_LETTERS and plain[-1][-1:] != "=":
         return shlex.join(plain)
     is_text = not is_open and len(word) <= MAX_LETTERS and not re.match(r"\w+\(", value) and not refused(key)
