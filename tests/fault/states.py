@@ -118,7 +118,7 @@ class Trainer:
         self.callbacks.append(callback)
 
     def remove_callback(self, callback: object) -> None:
-        self.callbacks.remove(callback)
+        self.callbacks = [each for each in self.callbacks if callback not in (each, type(each))]
 
     def tell(self, event: str, **more: object) -> None:
         for callback in list(self.callbacks):
@@ -180,7 +180,7 @@ def made_up(way: str, when: int) -> Iterator[None]:
         trainer = Trainer(run, stop, way, when)
         seal = trainer.callbacks[-1]
         health = SimpleNamespace(sickness_behind=lambda step: None)
-        return Components(trainer.args, None, None, [0], None, trainer, health, seal, trackers=[], adjustments=[])
+        return Components(trainer.args, None, [0], None, trainer, health, seal, trackers=[], adjustments=[])
 
     nothing = {"inspect_training", "find_faults", "find_notes", "stop_ids", "_check_sharded"}
     with contextlib.ExitStack() as patches:
