@@ -16,7 +16,8 @@ VARIABLES = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")  # as accelerate
 NOT_RESUMED = "splits layers or rows, whose optimizer accelerate does not load again"
 # Nodes of devices: NVIDIA (in WSL too), AMD, Intel and others, Huawei, Habana and TPU.
 DEVICES = ("nvidia[0-9]*", "dxg", "kfd", "dri/renderD*", "davinci[0-9]*", "accel/*", "accel[0-9]*", "vfio/[0-9]*")
-ON_GPUS = (upstream.FP16, upstream.TF32, upstream.USE_LIGER_KERNEL)  # which a CPU does not have
+# What a CPU does not have.
+ON_GPUS = (upstream.FP16, upstream.TF32, upstream.USE_LIGER_KERNEL, upstream.ACTIVATION_OFFLOADING)
 
 
 def find_gpu_faults(args: Mapping[str, object], typed: Collection[str] = ()) -> Iterator[Fault]:

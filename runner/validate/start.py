@@ -75,7 +75,8 @@ def check_parts(jobs: Sequence[Sequence[Composed]], to_do: Collection[Path] | No
     def look(composed: Composed) -> tuple[list[Fault], list[Fault]]:
         # What is read here, which most jobs of a sweep have in common.
         trainer = composed.cfg["trainer"]
-        fields = {name: trainer["args"].get(name) for name in ("max_length", upstream.REWARD_MODEL_PATH)}
+        names = ("max_length", upstream.REWARD_MODEL_PATH, upstream.DATASET_KWARGS)
+        fields = {name: trainer["args"].get(name) for name in names}
         groups = ("dataset", "model", "peft", "reward", "metric", "tolerate")
         parts = {name: composed.cfg.get(name) for name in groups} | {"trainer": {**trainer, "args": fields}}
         if (key := canonical_text(parts)) not in seen:
@@ -131,7 +132,12 @@ def _find_faults(cfg: Config, folders: set[Path]) -> Iterator[Fault]:
             yield from error.faults
     # A fault for each reward that takes a column, or reads a named one, which the rows, as far as known, lack.
     columns = _look_at_rows(cfg).columns if cfg["trainer"]["form"] == "prompt" else None
-    if cfg["trainer"]["head"] != "score" and "chosen_ids" in (_look_at_rows(cfg).columns or ()):
+    how, known = args.get(upstream.DATASET_KWARGS), _look_at_rows(cfg).columns
+    if isinstance(how, dict) and how.get("skip_prepare_dataset") and known and "input_ids" not in known:
+        where = f"trainer.args.{upstream.DATASET_KWARGS}"
+        found = f"rows that nobody makes tokens of: {', '.join(sorted(known))}"
+        yield Fault(where, found, "rows with input_ids and labels", f"{where}=null")
+    if cfg["trainer"]["head"] != "score" and "chosen_ids" in (known or ()):
         found = "pairs of tokens, and this trainer makes tokens itself"
         yield Fault("dataset", found, "text or conversations", "trainer=reward, which takes them")
     if columns and (own := cfg["trainer"].get("reference_column")) and not {own, "reference"} & columns:

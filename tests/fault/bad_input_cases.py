@@ -94,6 +94,8 @@ CHAT = {"messages": [{"role": "user", "content": "1+1?"}, ANSWER]}
 LINE = json.dumps(EXCHANGE).encode() + b"\n"
 FOUR = [EXCHANGE | {"prompt": f"{number}+1="} for number in range(4)]
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614\nsize 12345\n"
+IDS = [{"chosen_ids": [5, 6], "rejected_ids": [5, 7]} for _ in range(4)]
+ASKED = [{"prompt": f"{number}+1="} for number in range(4)]
 ROWS = "dataset=local dataset.path=rows.jsonl"
 ROWS_PARQUET = "dataset=local dataset.path=rows.parquet"
 CSV = "dataset=local dataset.path=rows.csv"
@@ -602,6 +604,15 @@ COMBINATION = [
     bad("reward for SFT", "trainer=sft reward=sorted_digits", "takes no reward", "reward=none"),
     bad("quantised and no adapter", "quant=4bit", "cannot be trained", "peft=lora"),
     bad("4 and 8 bits", "quant=4bit peft=lora quant.load_in_8bit=true", "load_in_8bit", "quant.load_in"),
+    bad(
+        "rows without tokens",
+        'trainer=sft "trainer.args.dataset_kwargs={skip_prepare_dataset: true}"',
+        "nobody makes tokens of",
+        f"{A}dataset_kwargs=null",
+    ),
+    bad("offloading on a CPU", f"trainer=sft {A}activation_offloading=true", "no GPU here", "=false", code=5),
+    bad("pairs of tokens for DPO", f"trainer=dpo {ROWS}", "makes tokens itself", "trainer=reward", {"rows.jsonl": IDS}),
+    bad("privileged context for nobody", f"trainer=sdft {ROWS}", "neither answers nor", "", {"rows.jsonl": ASKED}),
     bad("GKD without a teacher", "trainer=gkd", "teacher", "trainer.teacher_model.path="),
     bad("token weights for GRPO", "trainer=grpo reward=sorted_digits weight=answers", "takes none", "weight=none"),
     bad(
