@@ -282,7 +282,9 @@ def test_each_speed_is_a_field_of_some_trainer():
 def test_a_name_in_any_letters_stands_in_a_list_and_as_a_key_in_a_file(tmp_path):
     (tmp_path / "experiment").mkdir()
     text = '# @package _global_\nname: x\ndataset:\n  split:\n    eval: {算auc的dataset: eval, b: "eval[:5]"}\n'
+    text += "metric:\n  exact:\n    on: [b]\n"  # which YAML reads as true
     (tmp_path / "experiment" / "mine.yaml").write_text(text, encoding="utf-8")
+    assert config.compose(["experiment=mine"], [tmp_path]).cfg["metric"]["exact"]["on"] == ["b"]
     words = expand(["experiment=mine", "metric.exact.on=[算auc的dataset]"], {})
     assert config.compose(words, [tmp_path]).cfg["metric"]["exact"]["on"] == ["算auc的dataset"]
     with pytest.raises(ConfigError) as refused:

@@ -244,6 +244,15 @@ def _composition_fault(error: Exception) -> Fault:
     return next(make(name, **found.groupdict(), where=where, text=text) for name, found in said if found)
 
 
+def _with_words(value: Any) -> Any:
+    """The value with each key ``on`` or ``off`` as that word, which YAML reads as true or false."""
+    if isinstance(value, list):
+        return list(map(_with_words, value))
+    if not isinstance(value, dict):
+        return value
+    return {("on" if key else "off") if isinstance(key, bool) else key: _with_words(v) for key, v in value.items()}
+
+
 def resolve(cfg: DictConfig, overrides: list[str], choices: dict[str, str] | None = None) -> Composed:
     """A Hydra config as plain values; every key that still waits for one is a fault."""
     from omegaconf import OmegaConf, flag_override
@@ -273,7 +282,7 @@ def resolve(cfg: DictConfig, overrides: list[str], choices: dict[str, str] | Non
     ConfigError.refuse(faults)
     OmegaConf.clear_resolver("oc.create")  # it reads YAML of others, whose aliases nobody has counted
     with _as_config_errors(), flag_override(cfg, "struct", False):
-        plain = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+        plain = _with_words(OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))
     # A group that was deleted is a group without a part, and so is an entry that was set to null.
     parts = {group: plain.get(group) for group in GROUPS if group in plain or group not in OPTIONAL}
     for group in SEVERAL:
