@@ -13,7 +13,8 @@ from transformers import TrainerControl, TrainerState
 
 from runner.__main__ import main
 from runner.config import compose
-from runner.training.callback import Record
+from runner.io.files import read_json
+from runner.training.callback import Anomaly, Record
 from runner.training.profile import END, Profile, table_lines
 
 EXAMPLE = Path(__file__).parent / "example_project"
@@ -315,3 +316,25 @@ def test_what_an_error_has_left_recording_ends_with_the_next(tmp_path):
     assert Profile.live == profiles[1:] and (tmp_path / "a" / "table.txt").exists()
     profiles[1].on_train_end(None, state(1, 1), None)
     assert Profile.live == []
+
+
+# --- debug= ---------------------------------------------------------------------------------------
+
+
+def test_anomalies_are_looked_for_while_it_trains():
+    callback = Anomaly()
+    callback.on_train_begin()
+    assert torch.is_anomaly_enabled()
+    callback.on_train_end()
+    assert not torch.is_anomaly_enabled()
+
+
+@pytest.mark.slow
+def test_an_experiment_is_tried_in_two_steps_and_learns_eight_rows_by_heart(train):
+    done = train("experiment=toy_dpo", "debug=steps")
+    assert (done.code, done.state()) == (0, "finished")
+    assert read_json(done.run.folder / "manifest.json")["data"]["train"]["rows"] == 64
+    assert [line["step"] for line in done.lines] == [0, 1, 2]
+    done = train("experiment=toy_sft", "debug=overfit", name="overfit")
+    losses = [line["loss"] for line in done.lines if "loss" in line]
+    assert losses[-1] < 0.01 and len(losses) == 10

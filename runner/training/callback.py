@@ -96,6 +96,16 @@ def _contain(callback: TrainerCallback, where: str) -> None:
             setattr(callback, name, functools.partial(call, getattr(callback, name)))
 
 
+class Anomaly(TrainerCallback):
+    """Has torch name the operation of the forward pass whose gradient is no number, as ``debug=anomaly`` asks."""
+
+    def on_train_begin(self, *_: object, **given: object) -> None:
+        torch.autograd.set_detect_anomaly(True)
+
+    def on_train_end(self, *_: object, **given: object) -> None:
+        torch.autograd.set_detect_anomaly(False)
+
+
 class Joined(TrainerCallback):
     """Our callbacks as one, in their order: an event costs nothing for those that do not answer it."""
 
