@@ -9,7 +9,7 @@ from runner.__main__ import main
 from runner.config.build import build
 from runner.dataset.load import load_rows
 from runner.dataset.mix import mix_rows
-from runner.dataset.step import apply_steps, key_of_steps, list_steps
+from runner.dataset.step import apply_steps, fill, key_of_steps, list_steps
 from runner.errors import DataError
 
 ROWS = [{"number": number, "question": f"{number}?", "answer": f"{number}!"} for number in range(6)]
@@ -159,3 +159,12 @@ def test_steps_by_target(train, path, tmp_path, monkeypatch):
     assert done.code == 0
     facts = json.loads((done.run.folder / "manifest.json").read_text())
     assert facts["data"]["train"]["rows"] == 4
+
+
+def test_names_are_filled_in_wherever_text_is_in_a_row():
+    row = {
+        "messages": [{"role": "user", "content": "{{NAME}}?"}, {"role": "assistant", "content": "{{ NAME }}."}],
+        "n": 1,
+    }
+    filled = apply_steps(row, [functools.partial(fill, names={"NAME": "Ada"})])
+    assert [turn["content"] for turn in filled["messages"]] == ["Ada?", "Ada."] and filled["n"] == 1

@@ -6,6 +6,7 @@ into a collator.
 """
 
 import functools
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -59,6 +60,23 @@ def first_made(rows: Iterable[Row], steps: Sequence[Step]) -> Row:
         if made is not None:
             return made
     raise failed
+
+
+def fill(row: Row, names: Mapping[str, str]) -> Row:
+    """Each ``{{NAME}}`` in the texts of a row, those of its conversations too, as the text that is given for it.
+
+    >>> fill({"input": "Who are you?", "target": "I am {{NAME}}, by {{ AUTHOR }}."}, {"NAME": "Ada"})
+    {'input': 'Who are you?', 'target': 'I am Ada, by {{ AUTHOR }}.'}
+    """
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, str):
+            return re.sub(r"\{\{ ?(\w+) ?\}\}", lambda found: str(names.get(found[1], found[0])), value)
+        if isinstance(value, Mapping):
+            return {key: filled(entry) for key, entry in value.items()}
+        return list(map(filled, value)) if isinstance(value, list) else value
+
+    return {column: filled(value) for column, value in row.items()}
 
 
 def key_of_steps(steps: Sequence[Step]) -> list[Any]:
