@@ -356,7 +356,7 @@ def test_options_lists_every_option_with_its_first_comment(tmp_path, capsys):
     for group, options in read_menu().items():
         assert f"\n{group}\n" in f"\n{text}"
         for option in options:
-            assert re.search(rf"^  {option} +\S", text, re.MULTILINE), option
+            assert re.search(rf"^  {option}\s+\S", text, re.MULTILINE), option
     assert main(["options", "quant"]) == 0
     assert capsys.readouterr().out.splitlines()[0] == "quant"
 

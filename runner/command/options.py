@@ -57,7 +57,8 @@ def _describe(group: str, option: str, folders: Sequence[Path]) -> str:
 
 
 def _listed(name: str, text: str) -> str:
-    return textwrap.fill(text or "-", 80, initial_indent=f"  {name} ".ljust(16), subsequent_indent=" " * 16)
+    wrapped = textwrap.fill(text or "-", 80, initial_indent=" " * 16, subsequent_indent=" " * 16)
+    return f"  {name}\n{wrapped}" if len(name) > 13 else f"  {name}".ljust(16) + wrapped.lstrip()
 
 
 def help_text(verb: str, folders: Sequence[Path]) -> str:
