@@ -768,7 +768,7 @@ def option(name):
 
 
 ON_THE_HUB = {
-    "tldr": ("demonstration", 600, 600),
+    "tldr": ("demonstration", 600, 500),
     "ultrafeedback": ("preference", 600, 220),
     "descriptiveness": ("preference", 540, 60),
     "sentiment": ("unpaired", 1080, 120),
