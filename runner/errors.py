@@ -15,6 +15,7 @@ A new error is a class here with its code and heading, made of its faults alone 
 tree above and in README's table of exit codes; and a case in tests/test_errors.py.
 """
 
+import functools
 import importlib.util
 import re
 import signal
@@ -60,13 +61,16 @@ class Fault:
         return "\n".join(line.replace("\n", DEEPER) for line in lines)
 
 
-def faults_by_name(table: Mapping[str, Mapping[str, str]]) -> Callable[..., Fault]:
+def faults_by_name(read: Callable[[], Mapping[str, Mapping[str, str]]]) -> Callable[..., Fault]:
     """A function that makes the faults of a table: each by its name, and by what fills in the braces of its beats.
 
-    >>> faults_by_name({"few": {"where": "rows", "found": "{count} rows", "fix": "=<more>"}})("few", count=1)
+    The table is read for the first fault, so that a start without any does not wait for it.
+
+    >>> faults_by_name(lambda: {"few": {"where": "rows", "found": "{count} rows", "fix": "=<more>"}})("few", count=1)
     Fault(where='rows', found='1 rows', expected='', fix='rows=<more>', job='')
     """
-    return lambda name, /, **values: Fault(**{beat: text.format(**values) for beat, text in table[name].items()})
+    table = functools.cache(read)
+    return lambda name, /, **values: Fault(**{beat: text.format(**values) for beat, text in table()[name].items()})
 
 
 class RunnerError(Exception):

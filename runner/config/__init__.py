@@ -136,7 +136,7 @@ def compose_unresolved(overrides: Sequence[str], folders: Sequence[Path] = ()) -
             OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True, force_add=True)
     if cfg.get("experiment"):
         name = f"experiment/{cfg.hydra.runtime.choices.experiment}"
-        raise ConfigError(faults_by_name(read_tables(__file__))("not_global", file=name))
+        raise ConfigError(faults_by_name(lambda: read_tables(__file__))("not_global", file=name))
     if folders:
         check_growth(OmegaConf.to_container(cfg, resolve=False))
     HydraConfig.instance().set_config(cfg)
@@ -240,7 +240,10 @@ def _composition_fault(error: Exception) -> Fault:
             return Fault(group, f"there is no {name}", f"one of {options}", fix)
         expected = f"one of {options}" if options else "a group and an option that are there"
         return Fault(f"{file}.yaml", f"its defaults name {name}, and there is none", expected, f"mend {file}.yaml")
-    make, said = faults_by_name(tables["messages"]), ((name, re.search(name, text)) for name in tables["messages"])
+    make, said = (
+        faults_by_name(lambda: tables["messages"]),
+        ((name, re.search(name, text)) for name in tables["messages"]),
+    )
     return next(make(name, **found.groupdict(), where=where, text=text) for name, found in said if found)
 
 

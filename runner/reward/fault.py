@@ -3,4 +3,4 @@
 from runner.errors import faults_by_name
 from runner.schema.text import read_tables
 
-fault = faults_by_name(read_tables(__file__))
+fault = faults_by_name(lambda: read_tables(__file__))

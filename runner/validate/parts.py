@@ -39,7 +39,7 @@ REWARDS_FOR = {
 SCHEDULES_BY_SCORE = ("reduce_lr_on_plateau", "greedy")  # those that look at what was evaluated
 
 
-_fault = faults_by_name(read_tables(__file__))
+_fault = faults_by_name(lambda: read_tables(__file__))
 
 
 def find_part_faults(context: ValidationContext) -> Iterator[Fault]:
