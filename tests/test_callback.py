@@ -5,6 +5,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -13,8 +14,10 @@ from transformers import TrainerControl, TrainerState
 
 from runner.__main__ import main
 from runner.config import compose
+from runner.errors import ConfigError
 from runner.io.files import read_json
-from runner.training.callback import Anomaly, Record
+from runner.run.continuation import computes_once
+from runner.training.callback import Anomaly, Record, build_callbacks
 from runner.training.profile import END, Profile, table_lines
 
 EXAMPLE = Path(__file__).parent / "example_project"
@@ -338,3 +341,23 @@ def test_an_experiment_is_tried_in_two_steps_and_learns_eight_rows_by_heart(trai
     done = train("experiment=toy_sft", "debug=overfit", name="overfit")
     losses = [line["loss"] for line in done.lines if "loss" in line]
     assert losses[-1] < 0.01 and len(losses) == 10
+
+
+# --- A reference that a callback moves ------------------------------------------------------------
+
+
+def test_a_reference_that_a_callback_moves_is_held_and_asked_in_each_step():
+    cfg = compose(["trainer=dpo", "callback=sync_ref_model"]).cfg
+    args = {"disable_dropout": True, "max_steps": 100}
+    args |= {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
+    assert not computes_once(cfg, args, rows=64)
+    assert computes_once(cfg | {"callback": None}, args, rows=64)
+
+
+def test_without_a_reference_a_callback_that_takes_one_is_refused():
+    cfg = compose(["trainer=sft", "callback=sync_ref_model"]).cfg
+    with pytest.raises(ConfigError) as refused:
+        build_callbacks(cfg, {}, SimpleNamespace(ref_model=None, accelerator=None))
+    assert "holds none" in refused.value.faults[0].found
+    (callback,) = build_callbacks(cfg, {}, SimpleNamespace(ref_model=torch.nn.Linear(1, 1), accelerator=None))
+    assert callback.ref_model is not None

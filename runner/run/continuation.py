@@ -147,6 +147,8 @@ def computes_once(cfg: Mapping[str, Any], args: Mapping[str, Any], rows: float, 
     """True where a reference is computed once by default: each row is read, or it is kept; and nothing changes it."""
     against = [cfg.get("collator"), cfg.get("weight"), _streams(cfg), processes_of(cfg) > 1]
     against += [args.get(name) for name in (upstream.SYNC_REF_MODEL, upstream.FSDP, upstream.DEEPSPEED)]
+    callbacks = (read_signature(node["_target_"]) for _, node in nodes(cfg.get("callback")))
+    against += [signature and upstream.REF_MODEL in signature.parameters for signature in callbacks]
     is_same = not any(against) and bool(args.get(upstream.DISABLE_DROPOUT))
     return is_same and (kept or upstream.passes(args, rows, 1) >= 1)
 

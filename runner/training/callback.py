@@ -68,6 +68,10 @@ def build_callbacks(cfg: Config, served: Mapping[str, Any], trainer: Trainer | N
         if asks != (trainer is not None):
             continue
         own = {of: getattr(trainer, of, None) for of in OF_TRAINER} | {"callback_name": name, "trainer": trainer}
+        if upstream.REF_MODEL in asked_for(node["_target_"]) - set(node) and own[upstream.REF_MODEL] is None:
+            found, expected = "it takes the reference, and this training holds none", "a trainer that holds one"
+            fix = f"callback=none, or trainer.args.{upstream.PRECOMPUTE_REF_LOG_PROBS}=false where that is true"
+            raise ConfigError(Fault(f"callback.{name}", found, expected, fix))
         own |= {"prompts": served["prompts"]()} if "prompts" in served else {}  # each has its own
         callback = serve(node, **{key: part for key, part in {**served, **own}.items() if key not in node})
         if not isinstance(callback, TrainerCallback):
