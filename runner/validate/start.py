@@ -130,16 +130,17 @@ def _find_faults(cfg: Config, folders: set[Path]) -> Iterator[Fault]:
             find_folder(path_of_other, where)
         except ConfigError as error:
             yield from error.faults
-    # A fault for each reward that takes a column, or reads a named one, which the rows, as far as known, lack.
-    columns = _look_at_rows(cfg).columns if cfg["trainer"]["form"] == "prompt" else None
-    how, known = args.get(upstream.DATASET_KWARGS), _look_at_rows(cfg).columns
-    if isinstance(how, dict) and how.get("skip_prepare_dataset") and known and "input_ids" not in known:
+    # The columns of the rows, as far as they are known, that a setting, the trainer or a reward cannot do without.
+    columns, how = _look_at_rows(cfg).columns or set(), args.get(upstream.DATASET_KWARGS)
+    if isinstance(how, dict) and how.get("skip_prepare_dataset") and columns and "input_ids" not in columns:
         where = f"trainer.args.{upstream.DATASET_KWARGS}"
-        found = f"rows that nobody makes tokens of: {', '.join(sorted(known))}"
+        found = f"rows that nobody makes tokens of: {', '.join(sorted(columns))}"
         yield Fault(where, found, "rows with input_ids and labels", f"{where}=null")
-    if cfg["trainer"]["head"] != "score" and "chosen_ids" in (known or ()):
+    if cfg["trainer"]["head"] != "score" and "chosen_ids" in columns:
         found = "pairs of tokens, and this trainer makes tokens itself"
         yield Fault("dataset", found, "text or conversations", "trainer=reward, which takes them")
+    if cfg["trainer"]["form"] != "prompt":
+        return
     if columns and (own := cfg["trainer"].get("reference_column")) and not {own, "reference"} & columns:
         found, fix = f"the rows have neither answers nor a column {own}", "another dataset"
         yield Fault("dataset", found, "what the trainer's own teacher sees beside the prompt", fix)
