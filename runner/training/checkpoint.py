@@ -12,8 +12,9 @@ from typing import Any
 
 from accelerate.utils import gather_object, wait_for_everyone
 from peft import PeftModel
-from safetensors.torch import load_model, save_model
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from trl import SyncRefModelCallback
 
@@ -89,20 +90,21 @@ class MovedModels(TrainerCallback):
     """Saves with each checkpoint the models that follow the trained one, as TRL's own callbacks move them.
 
     Those are a reference under ``sync_ref_model``, and a teacher; a run that goes on has them as they were. The trainer
-    saves none of them, and only the first process writes, since each has the same.
+    saves none of them. All processes take part, which may each hold a shard; the first one writes the whole.
     """
 
     trainer: Trainer
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
         for path, model in self._places(Path(args.output_dir) / f"checkpoint-{state.global_step}"):
+            weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
             if state.is_world_process_zero:
-                save_model(model, str(path))
+                save_file({name: each.clone() for name, each in weights.items()}, path)  # tied ones share a storage
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
         for path, model in self._places(Path(self.trainer.resumed_from or "")):
             if path.is_file():
-                load_model(model, path, device=str(self.trainer.accelerator.device))
+                set_model_state_dict(model, load_file(path), options=StateDictOptions(full_state_dict=True))
 
     def _places(self, folder: Path) -> list[tuple[Path, nn.Module]]:
         found = enumerate(moved_models(self.trainer))
