@@ -79,7 +79,7 @@ SPREAD = {
     "shards": ("trainer=sft", "strategy=fsdp2", "trainer.args.fsdp_config.state_dict_type=SHARDED_STATE_DICT"),
     "fsdp2-lora": ("trainer=dpo", "peft=lora", "strategy=fsdp2", "metric=none"),
     "fsdp2-ppo": ("trainer=ppo", "strategy=fsdp2", "trainer.args.kl_target=0.1"),
-    "fsdp2-grpo": ("trainer=grpo", "strategy=fsdp2", *GROUPS, "kl_coef=0.1"),
+    "fsdp2-grpo": ("trainer=grpo", "strategy=fsdp2", *GROUPS, "kl_coef=0.1", *SYNCED),
 }
 DROPOUT = ("sft", "reward")  # the others need a model that says the same twice
 # Where a kill lands, by what was touched last, and how often it is chosen.
