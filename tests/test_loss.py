@@ -147,6 +147,7 @@ def test_a_trl_that_asks_for_no_log_probabilities_is_refused():
 # --- The names of TRL that are relied on --------------------------------------------------------
 
 KINDS = {"sft": "tokens", "dpo": "pairs", "kto": "labels", "orpo": "odds", "cpo": "contrasts", "reward": "scores"}
+KINDS |= {"ppo": "policy"}
 # What our classes read of TRL's trainers beside the names in ``upstream``: attributes, and columns of their batches.
 READ = {
     "sft": ("fused_lm_head", "label_mask", "log_probs", "entropy", "is_top1", "aux_loss"),
@@ -155,6 +156,7 @@ READ = {
     "orpo": ("policy_chosen_logps", "policy_rejected_logps", "self.beta"),
     "cpo": ("policy_chosen_logps", "policy_rejected_logps", "self.beta"),
     "reward": ("outputs.logits",),
+    "ppo": (),  # our own, which calls the loss itself
 }
 
 
@@ -173,7 +175,7 @@ def test_a_trainer_is_known_by_its_names(option):
 
 
 def test_every_kind_has_a_class_and_says_what_it_gives():
-    assert {*LOSS_INTERFACES} == {*KINDS.values()} == {*GIVES} == {*objective.OBJECTIVES}
+    assert {*LOSS_INTERFACES} == {*KINDS.values()} == {*GIVES} == {*objective.OBJECTIVES, "policy"}
 
 
 @pytest.mark.parametrize("option", KINDS)
@@ -253,7 +255,7 @@ def test_a_trainer_that_nobody_knows_takes_no_loss_and_everything_else(own_train
     ("words", "said"),
     [
         (("trainer=grpo", "loss=focal"), "learns from rewards"),
-        (("trainer=ppo", "loss=focal"), "learns from rewards"),
+        (("trainer=ppo", "loss=focal"), "does not ask for advantages"),
         (("trainer=gkd", "loss=focal", "trainer.teacher_model.path=runner://model/tiny"), "distance to a teacher"),
         (
             ("trainer=distillation", "loss=focal", "trainer.teacher_model.path=runner://model/tiny"),
@@ -304,6 +306,13 @@ def odds(chosen_logps, rejected_logps, beta):
     chosen, rejected = chosen_logps.exp(), rejected_logps.exp()
     return -beta * logsigmoid((chosen_logps - torch.log1p(-chosen)) - (rejected_logps - torch.log1p(-rejected)))
 
+def surrogate(log_probs, old_log_probs, advantages, mask, clip=0.2):
+    ratio = (log_probs - old_log_probs).exp()
+    return torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - clip, 1 + clip))
+
+def one_number(log_probs, advantages, mask):
+    return -(log_probs * advantages)[mask].sum()
+
 def scores(chosen_rewards, rejected_rewards):
     return -logsigmoid(chosen_rewards - rejected_rewards)
 
@@ -352,6 +361,7 @@ TWINS = [
     ("trainer=kto", "loss._target_=my_losses.judged", False),
     ("trainer=orpo", "loss._target_=my_losses.odds", False),
     ("trainer=reward", "loss._target_=my_losses.scores", True),
+    ("trainer=ppo trainer.args.num_mini_batches=2", "loss._target_=my_losses.surrogate", True),
 ]
 
 
@@ -368,6 +378,12 @@ def test_a_loss_that_is_that_of_the_trainer_trains_as_it_does(train, mine, words
     assert logged[0] == logged[1], "the trainer's own metrics stay"
     if is_exact:
         assert weights(own) == weights(theirs)
+
+
+@pytest.mark.slow
+def test_a_loss_of_ppo_that_is_one_number_is_refused(train, mine, capsys):
+    done = train("trainer=ppo", "loss._target_=my_losses.one_number", "allow=[my_losses]", *SMALL)
+    assert done.code == 2 and "a loss for each token" in capsys.readouterr().err
 
 
 @pytest.mark.slow

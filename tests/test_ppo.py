@@ -756,8 +756,9 @@ def test_the_critic_begins_as_the_reward_model_that_reads_its_tokens(tmp_path):
     assert critic is not judge
     assert all(torch.equal(a, b) for a, b in zip(critic.parameters(), judge.parameters(), strict=True))
     assert letter_trainer(tmp_path).actor_critic.value_model.score.weight.abs().max() == 0
-    mine = letter_model(labels=1, seed=8)
-    assert letter_trainer(tmp_path, reward_funcs=judge, value_model=mine).actor_critic.value_model is mine
+    mine = letter_model(labels=1, seed=8).requires_grad_(False)  # as load_reward_model gives it
+    critic = letter_trainer(tmp_path, reward_funcs=judge, value_model=mine).actor_critic.value_model
+    assert critic is mine and all(weight.requires_grad for weight in critic.parameters())
 
 
 def test_what_adapters_start_as_depends_on_the_seed_alone(tmp_path):

@@ -1,6 +1,7 @@
 """PPO as people type it: the commands of the README and the issue, the seeds, and what cannot work."""
 
 import pytest
+from safetensors.torch import load_file
 
 from runner.run import Run
 
@@ -61,6 +62,20 @@ def test_what_cannot_work_is_told_before_any_training(train, capsys, words, said
     done = train("trainer=ppo", *words)
     assert done.code == 2 and said in capsys.readouterr().err
     assert not done.lines
+
+
+def test_a_critic_begins_as_a_model_that_is_no_reward(train, capsys):
+    scorer = train("trainer=reward", *SHORT, name="scorer")
+    own = "trainer.value_model._target_=runner.reward.outcome.load_reward_model"
+    assert train(*PPO, own, f"trainer.value_model.path={scorer.run.folder.parent}").code == 2
+    assert f"type      trainer.value_model.path={scorer.run.model}" in capsys.readouterr().err
+    done = train(*PPO, own, f"trainer.value_model.path={scorer.run.model}")
+    assert done.state() == "finished"
+    before, after = (
+        load_file(path / "model.safetensors") for path in (scorer.run.model, done.run.model / "value_model")
+    )
+    moved = [(before[name] - after[name]).abs().max() for name in before]
+    assert 0 < max(moved) < 0.01
 
 
 def test_sft_model_path_is_where_the_policy_begins(train):

@@ -83,6 +83,40 @@ def told(line):
 
 
 @pytest.mark.slow
+def first_letter(completions, **_):
+    """One number for nearly all completions, so that those of many prompts earn the same."""
+    return [float(text.startswith("c")) for text in completions]
+
+
+@pytest.mark.slow
+def test_prompts_whose_completions_earn_the_same_give_way_to_others(tmp_path):
+    asked = {"rows": letter_rows(20), "num_generations": 4, "reward_funcs": first_letter, "temperature": 1.5}
+    seen = {}
+    for times in (0, 4):
+        trainer = build(tmp_path / str(times), **asked, dynamic_sampling=times, max_steps=1)
+        rollouts = [
+            trainer._roll_out_groups(trainer.train_dataset.select(range(at, at + 5)).to_list()) for at in (0, 5)
+        ]
+        groups = [trainer._score(each)[2]["objective/scores"].view(5, 4) for each in rollouts]
+        seen[times] = sum((group.amax(1) > group.amin(1)).sum().item() for group in groups)
+        assert all(
+            len({row["prompt"] for row in each.rows[at : at + 4]}) == 1 for each in rollouts for at in range(0, 20, 4)
+        )
+    assert seen[0] < seen[4]
+
+
+@pytest.mark.slow
+def test_dynamic_sampling_resumes_to_the_same_bits(tmp_path):
+    asked = {"rows": letter_rows(20), "max_steps": 4, "save_strategy": "steps", "save_steps": 2, "num_generations": 4}
+    asked |= {"dynamic_sampling": 4, "temperature": 1.5, "reward_funcs": first_letter, "num_ppo_epochs": 2}
+    whole = build(tmp_path / "whole", **asked)
+    whole.train()
+    assert logs_of(whole)[-1]["episode"] == 8 and any(line["sampling/prompts_exchanged"] for line in logs_of(whole))
+    resumed = build(tmp_path / "resumed", **asked | {"save_strategy": "no"})
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    assert farthest(weights(whole), weights(resumed)) == 0
+
+
 def test_the_newest_checkpoint_is_found(tmp_path):
     asked = {"save_strategy": "steps", "save_steps": 1, "score_normalization": "scale", "num_ppo_epochs": 1}
     build(tmp_path, **asked).train()

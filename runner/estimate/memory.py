@@ -92,10 +92,11 @@ class Training:
         self.texts = max(1, self.small.rows // batch_size(self.args))
         # The critic of a trainer that has one: a model without a head, a second adapter, or a head on the policy's.
         self.critic = str(setting(self.args, "critic", "auto")) if "critic" in config_fields(self.args) else ""
-        if self.critic == "auto":
-            self.critic = "adapter" if self.policy.is_adapted else "model"
+        value = self.others.pop("value", 0)  # a model for it
+        if self.critic == "auto" or value:
+            self.critic = "adapter" if self.policy.is_adapted and not value else "model"
         head = 0 if self.policy.is_tied else self.policy.dtype.itemsize * self.policy.shape.head
-        sizes = {"model": self.policy.bytes - head, "adapter": self.policy.trained_bytes}
+        sizes = {"model": value or self.policy.bytes - head, "adapter": self.policy.trained_bytes}
         self.critic_bytes = sizes.get(self.critic, 0)
         self.parts, once = shards_of(cfg), upstream.PRECOMPUTE_REF_LOG_PROBS
         known = {name: each.default for name, each in config_fields(self.args).items()} | dict(self.args)

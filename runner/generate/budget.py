@@ -12,7 +12,7 @@ from runner.metric.ask import SAMPLES, kind_of
 from runner.schema import upstream
 from runner.schema.read import read_signature
 from runner.schema.text import Config, Node, named
-from runner.schema.upstream import batch_size, setting
+from runner.schema.upstream import batch_size, config_fields, setting
 
 PROMPTS = 64  # of each held-out set that a trainer answers: the mean reward is known to an eighth of its spread
 ANSWER_TOKENS = 64  # most tokens of an answer that a metric judges, where the trainer has no number of its own
@@ -80,7 +80,8 @@ def evaluation_budget(cfg: Config, steps: int | None = None) -> EvaluationBudget
     prompts = min(most, prompts_answered(cfg) or math.inf) if _answers(cfg["trainer"]) else 0
     if not sets or not (judged or prompts) or math.isinf(judged + prompts):
         return None
-    times = setting(args, upstream.NUM_GENERATIONS_EVAL) or setting(args, upstream.NUM_GENERATIONS, 1)
+    groups = upstream.NUM_GENERATIONS_EVAL in config_fields(args)
+    times = setting(args, upstream.NUM_GENERATIONS_EVAL) or (setting(args, upstream.NUM_GENERATIONS) if groups else 1)
     steps, between = steps or setting(args, upstream.MAX_STEPS, -1), 0
     if (strategy := setting(args, upstream.EVAL_STRATEGY, "no")) == "epoch":
         between = math.ceil(setting(args, upstream.NUM_TRAIN_EPOCHS, 3.0))

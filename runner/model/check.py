@@ -104,6 +104,8 @@ def find_scorer_faults(path: str, where: str) -> list[Fault]:
     """A fault for a model that is to score texts and has no weights to do so, as far as its folder tells."""
     try:
         folder = find_folder(path, where)
+        if folder and not folder.adapter and (faults := find_config_faults(folder, trust=True)):
+            return faults
         if folder is None or not folder.has("config.json") or not folder.is_plain or not folder.has(WEIGHTS, INDEX):
             return []
         if "score.weight" in folder.shapes:

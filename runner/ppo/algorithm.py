@@ -159,7 +159,7 @@ def value_losses(values_N: Tensor, old_values_N: Tensor, returns_N: Tensor, clip
 class PPOConfig(TrainingArguments):
     """Arguments of :class:`PPOTrainer`: all of TrainingArguments, and PPO's under the names that TRL gave them.
 
-    A process rolls out ``per_device_train_batch_size * gradient_accumulation_steps`` prompts per update.
+    A process rolls out ``per_device_train_batch_size * gradient_accumulation_steps`` completions per update.
     """
 
     learning_rate: float = 3e-6
@@ -175,6 +175,9 @@ class PPOConfig(TrainingArguments):
     # The rollout.
     total_episodes: int | None = None  # prompts in all, in place of max_steps
     response_length: int = 53  # most tokens of a completion
+    num_generations: int = 1  # completions of each prompt
+    # Times that prompts whose completions all earn the same give way to others (Yu et al. 2025, section 3.2).
+    dynamic_sampling: int = 0
     temperature: float = 0.7  # of sampling and of every log-probability
     stop_token: Literal["eos"] | None = "eos"  # every end token that tokenizer and model declare
     stop_token_id: int | None = None  # a further token that ends a completion
@@ -232,7 +235,7 @@ class PPOConfig(TrainingArguments):
 
     @property
     def rollout_rows(self) -> int:
-        """Prompts that one process rolls out for an update."""
+        """Completions that one process rolls out for an update."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps
 
     @property
@@ -244,10 +247,12 @@ class PPOConfig(TrainingArguments):
 def _find_faults(args: PPOConfig) -> Iterator[Fault]:
     """A fault for each number that PPO cannot work with."""
     yield from find_minibatch_faults(args.rollout_rows, args.num_mini_batches)
-    penalised = args.missing_eos_penalty is not None
+    penalised, groups = args.missing_eos_penalty is not None, upstream.NUM_GENERATIONS
     can_end = args.stop_token is not None or args.stop_token_id is not None
     checks = [
         ("num_ppo_epochs", args.num_ppo_epochs >= 1, "at least 1", "1"),
+        ("dynamic_sampling", args.num_generations > 1 or not args.dynamic_sampling, "0 beside one completion", "0"),
+        (groups, not args.rollout_rows % args.num_generations, f"a divisor of {args.rollout_rows} completions", "1"),
         ("response_length", args.response_length >= 1, "at least 1", "1"),
         ("local_rollout_forward_batch_size", args.local_rollout_forward_batch_size >= 1, "at least 1", "1"),
         ("temperature", args.temperature > 0, "above 0: PPO samples", "1.0"),
@@ -292,9 +297,10 @@ class PPOTrainer(Trainer):
 
     ``reward_funcs`` are functions as GRPO takes them, sequence classification models, or a list of these; a model that
     is only named, who builds the trainer loads. A function may give one number per completion, or a list with one
-    number per token or per step. The reference is the policy as it comes in: ``ref_model``, or the backbone without the
-    adapter, or a frozen copy, or none where nothing needs it. ``save_model`` writes the policy, and beside it the
-    critic in ``value_model/``.
+    number per token or per step. ``policy_loss`` replaces the clipped surrogate: from ``log_probs``, ``old_log_probs``,
+    ``advantages`` and ``mask`` [B, R] of some rows it gives a loss for each token [B, R]. The reference is the policy
+    as it comes in: ``ref_model``, or the backbone without the adapter, or a frozen copy, or none where nothing needs
+    it. ``save_model`` writes the policy, and beside it the critic in ``value_model/``.
 
     Raises ConfigError or DataError, before any training, for what cannot work.
     """
@@ -313,15 +319,17 @@ class PPOTrainer(Trainer):
         peft_config: PeftConfig | None = None,
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Optimizer | None, LRScheduler | None] = (None, None),
+        policy_loss: Callable[..., Tensor] | None = None,
     ):
-        given = args or PPOConfig()
+        given, self.own_loss = args or PPOConfig(), policy_loss
         set_seed(given.seed)  # for the weights of adapters
         policy = _load_policy(model or given.sft_model_path)
         tokenizer = processing_class or AutoTokenizer.from_pretrained(policy.config._name_or_path)
         self.stop_ids = find_stop_ids(given.stop_token, given.stop_token_id, policy, tokenizer)
         rewards, tokenizers = _as_list(reward_funcs), _as_list(reward_processing_classes)
         self.rewards = Rewards(rewards, given.reward_weights, tokenizer, tokenizers, given.step_separator)
-        for dataset, needed in ((train_dataset, given.rollout_rows * given.world_size), (eval_dataset, 1)):
+        prompts = given.rollout_rows // given.num_generations * given.world_size
+        for dataset, needed in ((train_dataset, prompts), (eval_dataset, 1)):
             for rows in _as_list(dataset):
                 check_rows(rows, policy, tokenizer, needed=needed, response_length=given.response_length)
         self.reference = ref_model if given.penalises_kl else None
@@ -394,7 +402,7 @@ class PPOTrainer(Trainer):
         self._write_samples()
         began = time.perf_counter()
         model.eval()
-        rollout = self.roll_out(inputs, self._noise(len(inputs)))
+        rollout = self._roll_out_groups(inputs)
         rolled_out = time.perf_counter()
         self.compute_logprobs(rollout)
         rewards_BR = self.compute_rewards(rollout)
@@ -405,9 +413,40 @@ class PPOTrainer(Trainer):
         ended = time.perf_counter()
         self._note({"time/rollout": rolled_out - began, "time/score": scored - rolled_out})
         seconds, tokens = ended - began, self._total(torch.tensor(float(sum(rollout.lengths)), device=self.args.device))
-        self._note({"time/update": ended - scored, "eps": len(inputs) * self.args.world_size / seconds})
+        self._note({"time/update": ended - scored, "eps": len(rollout.rows) * self.args.world_size / seconds})
         self._note({"tokens_per_second": tokens.item() / seconds})
         return loss
+
+    def _roll_out_groups(self, prompts: Sequence[Row]) -> Rollout:
+        """Sample the completions of each prompt; prompts whose completions all earn the same give way to others."""
+        args, size, step = self.args, self.args.num_generations, self.state.global_step
+
+        def roll_out(rows: Sequence[Row], at: str) -> Rollout:
+            return self.roll_out([row for row in rows for _ in range(size)], self._noise(len(rows) * size, at=at))
+
+        def tell_apart(rollout: Rollout) -> list[bool]:
+            groups_PG = self._score(rollout)[2]["objective/scores"].view(-1, size)
+            return (groups_PG.amax(1) > groups_PG.amin(1)).tolist()
+
+        rollout, dropped = roll_out(prompts, "train"), 0
+        for number in range(args.dynamic_sampling):
+            differ = tell_apart(rollout)
+            if not self._most(differ.count(False)):
+                break
+            generator = seeded_generator(args.seed, f"further {number}", step)
+            drawn = torch.randint(len(self.train_dataset), (len(prompts) * args.world_size,), generator=generator)
+            own = drawn[args.process_index * len(prompts) :][: len(prompts)].tolist()
+            further = roll_out([self.train_dataset[row] for row in own], f"further {number}")
+            spare = iter([group for group, differs in enumerate(tell_apart(further)) if differs])
+            groups = [
+                (rollout, group) if differs else (further, next(spare, None)) for group, differs in enumerate(differ)
+            ]
+            groups = [(rollout, at) if group is None else (of, group) for at, (of, group) in enumerate(groups)]
+            dropped += sum(of is further for of, _ in groups)
+            rollout = Rollout.joined([(of, group * size + row) for of, group in groups for row in range(size)])
+        if args.dynamic_sampling:
+            self._note({"sampling/prompts_exchanged": self._mean(torch.tensor([float(dropped)], device=args.device))})
+        return rollout
 
     @torch.no_grad()
     def roll_out(self, inputs: Sequence[Row], noise_BR: Tensor) -> Rollout:
@@ -432,7 +471,10 @@ class PPOTrainer(Trainer):
             rollout.logprobs_BR[rollout.mask_BR] = torch.cat(samples.logprobs).to(args.device)
             rollout.has_logprobs = True
         elif self.vllm and args.vllm_importance_sampling_clip_max is not None:
-            rollout.sampler_logprobs_N = torch.cat(samples.logprobs).to(args.device)
+            sampled_N = torch.cat(samples.logprobs).to(args.device)
+            rollout.sampler_logprobs_BR = torch.zeros_like(rollout.logprobs_BR).masked_scatter(
+                rollout.mask_BR, sampled_N
+            )
         return rollout
 
     @torch.no_grad()
@@ -448,8 +490,8 @@ class PPOTrainer(Trainer):
                 with actor_critic.adapter(adapter):
                     for batch in batches:
                         batch.assign(rollout.ref_logprobs_BR, reference(batch, temperature))
-        if rollout.sampler_logprobs_N is not None:
-            self._weigh_by_importance(rollout, rollout.sampler_logprobs_N)
+        if rollout.sampler_logprobs_BR is not None:
+            self._weigh_by_importance(rollout, rollout.sampler_logprobs_BR[rollout.mask_BR])
         if self.args.penalises_kl:
             kl_BR = kl_estimate(rollout.logprobs_BR, rollout.ref_logprobs_BR, self.args.kl_estimator)
             rollout.kl_BR = kl_BR * rollout.mask_BR
@@ -563,7 +605,10 @@ class PPOTrainer(Trainer):
         """The policy's share of a mini-batch's loss; what is logged is added to the sums."""
         sums, log_ratios_N = rollout.sums, logprobs_N - batch.select(rollout.logprobs_BR)
         advantages_N = batch.select(rollout.advantages_BR)
-        losses_N = policy_losses(log_ratios_N, advantages_N, self.args.cliprange, self.args.dual_clip)
+        if self.own_loss:
+            losses_N = self._own_losses(self.own_loss, rollout, batch, logprobs_N)
+        else:
+            losses_N = policy_losses(log_ratios_N, advantages_N, self.args.cliprange, self.args.dual_clip)
         if rollout.importance_BR is not None:
             losses_N = losses_N * batch.select(rollout.importance_BR)
         loss = (losses_N * batch.select(rollout.weights_BR)).sum()
@@ -578,6 +623,19 @@ class PPOTrainer(Trainer):
         sums["entropy"] -= logprobs_N.detach().sum()
         return loss
 
+    def _own_losses(
+        self, loss: Callable[..., Tensor], rollout: Rollout, batch: MicroBatch, logprobs_N: Tensor
+    ) -> Tensor:
+        """The user's loss of each token [N], from rows [B, R] that it sees whole."""
+        mask_BR, old_BR = rollout.mask_BR[batch.rows_B], rollout.logprobs_BR[batch.rows_B]
+        log_probs_BR = torch.zeros_like(old_BR).masked_scatter(mask_BR, logprobs_N)
+        given = {"log_probs": log_probs_BR, "old_log_probs": old_BR, "mask": mask_BR}
+        losses_BR = loss(**given, advantages=rollout.advantages_BR[batch.rows_B])
+        if not isinstance(losses_BR, Tensor) or losses_BR.shape != mask_BR.shape:
+            found = f"a result of shape {tuple(getattr(losses_BR, 'shape', ()))}"
+            raise ConfigError(Fault("loss", found, f"a tensor of shape {tuple(mask_BR.shape)}: a loss for each token"))
+        return losses_BR[mask_BR]
+
     def _value_loss(self, rollout: Rollout, batch: MicroBatch, values_N: Tensor) -> Tensor:
         """The critic's share of a mini-batch's loss, weighted; what is logged is added to the sums."""
         old_values_N, returns_N = batch.select(rollout.values_BR), batch.select(rollout.returns_BR)
@@ -591,7 +649,7 @@ class PPOTrainer(Trainer):
 
     def _noise(self, rows: int, *, at: str = "train") -> Tensor:
         """Uniform numbers for every token of this process's rows: those of all processes, cut out."""
-        generator = seeded_generator(self.args.seed, at, self.state.global_step if at == "train" else 0)
+        generator = seeded_generator(self.args.seed, at, 0 if at.startswith("eval") else self.state.global_step)
         everyone = uniform(rows * self.args.world_size, self.args.response_length, generator=generator)
         return everyone[self.args.process_index * rows :][:rows]
 
@@ -654,10 +712,12 @@ class PPOTrainer(Trainer):
         Third, figures of each completion [B] under TRL's names; NaN where a reward does not apply.
         """
         args = self.args
-        budget = args.max_tokens_per_micro_batch or TOKENS_PER_PASS * (1 if args.device.type == "cpu" else 32)
-        with whole(*self.rewards.models):
-            scores = self.rewards(rollout.completions, rollout.rows, self.state, budget)
-        earned_BR, each_BF = (score.to(args.device) for score in scores)
+        if not rollout.scores:
+            budget = args.max_tokens_per_micro_batch or TOKENS_PER_PASS * (1 if args.device.type == "cpu" else 32)
+            with whole(*self.rewards.models):
+                scores = self.rewards(rollout.completions, rollout.rows, self.state, budget)
+            rollout.scores = scores[0].to(args.device), scores[1].to(args.device)
+        earned_BR, each_BF = rollout.scores
         cut_off_B = torch.tensor([each.finish == "length" for each in rollout.completions], device=args.device)
         penalty_B = (args.missing_eos_penalty or 0.0) * cut_off_B
         figures = {"objective/scores": earned_BR.nansum(1) - penalty_B}
@@ -848,10 +908,10 @@ def _adapt_to_loop(given: PPOConfig) -> PPOConfig:
         fix = "reward_funcs=runner.reward.outcome.load_reward_model(<path>)"
         raise ConfigError(Fault(where, given.reward_model_path, expected, fix))
     args = copy.copy(given)
-    args.per_device_train_batch_size = given.rollout_rows
+    args.per_device_train_batch_size = given.rollout_rows // given.num_generations
     args.gradient_accumulation_steps = 1
     if given.total_episodes:
-        args.max_steps = math.ceil(given.total_episodes / (given.rollout_rows * given.world_size))
+        args.max_steps = math.ceil(given.total_episodes / (args.per_device_train_batch_size * given.world_size))
     if given.ddp_find_unused_parameters is None:
         args.ddp_find_unused_parameters = False  # policy and critic use every weight
     return args

@@ -108,8 +108,28 @@ class Rollout:
         # Over all micro-batches of an update, of what is logged.
         self.sums: defaultdict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=device))
         self.has_logprobs = False
-        self.sampler_logprobs_N: Tensor | None = None  # where another than the policy has sampled
+        self.sampler_logprobs_BR: Tensor | None = None  # where another than the policy has sampled
+        self.scores: tuple[Tensor, ...] = ()  # rewards [B, R] and [B, F], once they are known
         self.importance_BR: Tensor | None = None  # weights of its tokens
+
+    @classmethod
+    def joined(cls, picked: Sequence[tuple["Rollout", int]]) -> "Rollout":
+        """Rows of several rollouts, which are scored, as one."""
+        rows, completions = ([getattr(of, name)[row] for of, row in picked] for name in ("rows", "completions"))
+        first = picked[0][0]
+        made = cls(rows, completions, first.mask_BR.device)
+        made.has_logprobs = first.has_logprobs
+
+        def placed(fill: float, parts: Callable[["Rollout"], Tensor]) -> Tensor:
+            values = torch.cat([parts(of)[row, : of.responses[row]] for of, row in picked])
+            return torch.full_like(made.logprobs_BR, fill).masked_scatter(made.mask_BR, values)
+
+        made.logprobs_BR = placed(0.0, lambda of: of.logprobs_BR)
+        if first.sampler_logprobs_BR is not None:
+            made.sampler_logprobs_BR = placed(0.0, lambda of: of.sampler_logprobs_BR)
+        each_BF = torch.stack([of.scores[1][row] for of, row in picked])
+        made.scores = placed(math.nan, lambda of: of.scores[0]), each_BF
+        return made
 
     def micro_batches(
         self, rows: Sequence[int], budget: int, *, padding_free: bool = False, agree: Callable[[int], int] | None = None

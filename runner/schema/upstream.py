@@ -51,7 +51,8 @@ def __getattr__(constant: str) -> str:
 
 def loss_interface(trainer: Signature | None, config: Signature | None) -> str | None:
     """The key in LOSS_INTERFACES of a trainer with this config; None for one that computes its loss in another way."""
-    if trainer is None or {"reward_funcs", "teacher_model"} & set(trainer.parameters):
+    own = trainer is not None and "policy_loss" in trainer.parameters
+    if trainer is None or (not own and {"reward_funcs", "teacher_model"} & set(trainer.parameters)):
         return None
     names = {*trainer.parameters, *(config.parameters if config else ()), *public_names(trainer.target)}
     return next((kind for kind, needed in LOSS_INTERFACES.items() if names.issuperset(needed)), None)

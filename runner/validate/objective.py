@@ -17,6 +17,7 @@ WHOLE_BATCH = ("outputs", "labels", "num_items_in_batch")
 # Each is described where it stands, in objective.yaml.
 _TABLES = read_tables(__file__)
 GIVES: dict[str, list[str]] = _TABLES["gives"]
+NEEDS: dict[str, tuple[str, str]] = _TABLES["needs"]
 ALSO_GIVES: dict[str, list[str]] = _TABLES["also_gives"]
 NOT_WEIGHED: dict[str, str] = _TABLES["not_weighed"]
 WEIGHED = ("tokens", "pairs", "labels")
@@ -80,6 +81,9 @@ def _not_given(loss: Node, signature: Signature | None, kind: str, trainer: str)
         yield Fault("loss", f"{signature.name} takes logits and targets", shortened(GIVES[kind]), "trainer=sft")
     if signature.lineage:  # a class: what its instances are called with is not its signature
         return
+    needed, why = NEEDS.get(kind, ("", ""))
+    if needed and needed not in signature.parameters and not signature.is_open:
+        yield Fault("loss", f"{signature.name} does not ask for {needed}", f"a loss of {why}", "loss=none")
     for name in signature.required:
         if name not in given and name not in loss:
             near = nearest(name, given)

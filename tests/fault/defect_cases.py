@@ -627,7 +627,7 @@ DEFECTS = (
         "same_noise_each_update",
         "Every rollout is drawn with the random numbers of the first one.",
         "runner/ppo/algorithm.py",
-        'self.state.global_step if at == "train" else 0)',
+        '0 if at.startswith("eval") else self.state.global_step)',
         "0)",
         tests=("tests/test_ppo.py::test_each_update_draws_with_random_numbers_of_its_own",),
     ),

@@ -26,7 +26,7 @@ from runner.schema import upstream
 from runner.schema.read import read_signature
 from runner.schema.text import Config, Node, named
 from runner.training.extension import Hooks, extend
-from runner.training.objective import OBJECTIVES
+from runner.training.objective import OBJECTIVES, call
 from runner.training.precompute import drop_long, map_sets, note_of, share_rows
 
 BoundRule: TypeAlias = functools.partial[Sequence[Entry]]
@@ -58,6 +58,7 @@ def build_trainer(
     elif shared:
         changed = {"max_length": None}
     parts = dict(shared or offered) | ({} if objective else {upstream.COMPUTE_LOSS_FUNC: hooks.loss})
+    parts["policy_loss"] = (lambda **given: call(hooks.loss, given)) if hooks.loss else None
     most, sets = prompts_answered(cfg), parts["eval_dataset"]
     sets = map_sets(lambda rows: rows.take(most), sets) if most else sets
     if isinstance(sets, dict) and all(isinstance(each, Dataset) for each in sets.values()):
