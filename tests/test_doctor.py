@@ -111,7 +111,7 @@ def test_verbs_that_look_need_nothing_heavy(tmp_path):
     assert done.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0]", done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("verb", ["export", "diff", "why", "reproduce", "doctor", "completion", "report", "preview"])
+@pytest.mark.parametrize("verb", ["export", "diff", "why", "reproduce", "doctor", "report", "preview"])
 def test_every_verb_has_its_help(verb, capsys):
     assert main([verb, "--help"]) == 0
     text = capsys.readouterr().out
