@@ -36,6 +36,7 @@ from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import ROWS, display_path, open_own, read_json, read_last_row, read_step, write_json, write_text
 from runner.io.secrets import hidden, hidden_source
 from runner.io.visible import to_visible
+from runner.run.fault import fault
 from runner.run.key import canonical_text, folder_of, key_of
 from runner.schema.text import Config, walk
 
@@ -83,7 +84,7 @@ class Run:
         try:
             found = read_yaml(path)
         except ConfigError as error:
-            raise FolderError(replace(fault, fix=fix) for fault in error.faults) from None
+            raise FolderError(replace(each, fix=fix) for each in error.faults) from None
         if not is_shaped(found):
             raise FolderError(Fault(str(path), "it cannot be read", "the configuration of the run", fix))
         if (number := found.pop("format", 1)) != FORMAT:
@@ -122,9 +123,7 @@ class Run:
     def check_there(self) -> None:
         """Raise FolderError where the folder was moved or deleted while somebody worked in it."""
         if not os.path.exists(f"{self.folder}/config.yaml"):
-            found = "it was moved or deleted meanwhile"
-            fix = "the same command again; it goes on if the folder is put back"
-            raise FolderError(Fault(str(self.folder), found, "the folder of the run", fix))
+            raise FolderError(fault("gone", folder=self.folder))
 
     def set_status(self, state: str | None = None, **changes: object) -> None:
         """Replace the state atomically, keeping what is not named; in a folder that is there."""
@@ -145,7 +144,7 @@ class Run:
 
 def format_fault(folder: Path, number: object) -> Fault:
     """The fault of a run folder of another format, with the command that trains the same run in a new folder."""
-    found = f"format {number}, of {'an older' if number in range(FORMAT) else 'a newer'} runner"
+    age = "an older" if number in range(FORMAT) else "a newer"
     command = Run(folder).manifest().get("command")
     fix = "name=<another name>, and the words of the command that made it"
     if isinstance(command, list) and command[:3] == ["python", "-m", "runner"]:
@@ -153,7 +152,7 @@ def format_fault(folder: Path, number: object) -> Fault:
         fix = to_visible(shlex.join([*words, f"name={folder.parent.name}-again"]))
         if any(word.startswith(TRUSTING) or "trust" in word for word in words):
             fix += "  (if you trust who wrote its manifest.json)"
-    return Fault(display_path(folder), found, f"format {FORMAT}", f"{fix}  (trains it again, in a new folder)")
+    return fault("other_format", folder=display_path(folder), number=number, age=age, own=FORMAT, fix=fix)
 
 
 def write_config(folder: Path, cfg: Mapping[str, Any]) -> None:
@@ -172,8 +171,7 @@ def open_run(cfg: Config, overrides: Sequence[str], command: Sequence[str] = (),
     root = Path(str(cfg["output_root"])).resolve()
     group = (root / str(cfg["name"])).resolve()
     if not str(cfg["name"]).strip() or not group.is_relative_to(root) or group == root:
-        found = f"{cfg['name']!r} leads out of {root}"
-        raise FolderError(Fault("name", found, "a folder name", "name=<letters and digits>"))
+        raise FolderError(fault("name_leads_out", name=cfg["name"], root=root))
     key, folder = key_of(cfg), folder_of(cfg, overrides).absolute()
     run, options = Run(folder), {group: option for group, option in (choices or {}).items() if "/" not in group}
     recorded = {"command": ["python", "-m", "runner", *map(hidden, command or overrides)], "choices": options}
@@ -188,8 +186,7 @@ def open_run(cfg: Config, overrides: Sequence[str], command: Sequence[str] = (),
             if not (folder / "config.yaml").exists():
                 write_config(folder, cfg)  # last, because a folder is a run's where this file is
     elif key_of(run.cfg) != key:
-        found = "its config.yaml is that of another run"
-        raise FolderError(Fault(str(folder), found, f"the key {key}", "name=<another name>"))
+        raise FolderError(fault("of_another_run", folder=folder, key=key))
     elif run.status()["state"] != "finished" and canonical_text(run.cfg) != canonical_text(cfg):
         with contextlib.suppress(FolderError), locked(run):  # who holds it has read the old one
             write_config(folder, cfg)
@@ -205,15 +202,14 @@ def check_metadata(run: Run) -> None:
     if (run.folder / "config.yaml").exists():
         key, known = key_of(run.cfg), run.manifest().get("key")
         if known not in (None, key):
-            fix = "name=<another name>, and the command with the new values"
-            faults.append(Fault(str(run.folder / "config.yaml"), f"changed since the run began: {key}", known, fix))
+            faults.append(fault("changed_config", file=run.folder / "config.yaml", key=key, known=known))
     after = {"status.json": "goes on from its newest whole checkpoint", "manifest.json": "is recorded again"}
     after |= {"scores.json": "is measured at its end only", "adjustments.json": "goes on as its config says"}
     for name, consequence in after.items():
         path = run.folder / name
         found = read_json(path)
         if path.exists() and not (is_shaped(found) and (name != "status.json" or found.get("state") in STATES)):
-            faults.append(Fault(str(path), "it cannot be read", "JSON", f"rm {path}  (the run then {consequence})"))
+            faults.append(fault("torn_metadata", file=path, consequence=consequence))
     FolderError.refuse(faults)
 
 
@@ -278,9 +274,7 @@ def check_lines(run: Run) -> None:
     if not (last.startswith(b"{") or not last.strip(b"\0" if lines else b"")):
         bad.append(len(lines) + 1)  # after whole lines, zeros are a last write that never reached the disk
     if bad:
-        found = f"line {', '.join(map(str, bad[:5]))} cannot be read"
-        fix = f"rm {run.metrics}  (the run goes on without the lines so far), or mend them"
-        raise FolderError(Fault(str(run.metrics), found, "JSON with a step in each line", fix))
+        raise FolderError(fault("torn_lines", file=run.metrics, lines=", ".join(map(str, bad[:5]))))
 
 
 @contextlib.contextmanager
@@ -299,10 +293,8 @@ def locked(run: Run, patience: float = 0.0) -> Iterator[None]:
             yield
     except Timeout:
         holder = run.status()
-        since = holder.get("since", holder.get("started"))
-        found = f"held by pid {holder.get('pid')} on {holder.get('host')} since {since}"
-        fix = "wait for it, or start another run: name=<another name>"
-        raise FolderError(Fault(str(run.folder), found, "a folder that no other process trains in", fix)) from None
+        pid, host, since = holder.get("pid"), holder.get("host"), holder.get("since", holder.get("started"))
+        raise FolderError(fault("held", folder=run.folder, pid=pid, host=host, since=since)) from None
 
 
 def held(run: Run) -> bool:

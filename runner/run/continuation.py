@@ -16,6 +16,7 @@ from runner.config.machines import processes_of, words_for
 from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import read_json, write_json
 from runner.run import Run, find_foreign_faults, held
+from runner.run.fault import fault
 from runner.run.key import folder_of, lasting, made_of_batch
 from runner.run.read import find_run
 from runner.run.seal import damage_of, describe_damage, sealed_checkpoints, step_of
@@ -41,11 +42,9 @@ def find_resume_faults(cfg: Mapping[str, Any]) -> list[Fault]:
     if faults := find_foreign_faults(other.folder):
         return faults + differences
     if held(other):
-        found = f"{other} is being trained by pid {other.status().get('pid')}"
-        return [Fault("resume", found, "a run that stands still", "wait for it"), *differences]
+        return [fault("resumes_living", run=other, pid=other.status().get("pid")), *differences]
     if not sealed_checkpoints(other.checkpoints):
-        found, fix = f"{other} has no checkpoint", "leave resume out, to start from the first step"
-        return [Fault("resume", found, "a run that was saved", fix), *differences]
+        return [fault("resumes_unsaved", run=other), *differences]
     return differences
 
 
@@ -57,9 +56,8 @@ def _process_faults(cfg: Mapping[str, Any]) -> Iterator[Fault]:
     manifest = run.manifest()
     then, reason = (manifest.get("hardware") or {}).get("processes"), manifest.get("of_processes")
     if reason and isinstance(then, int) and then != processes_of(cfg):
-        found = f"{processes_of(cfg)}, {run} was trained by {then}, and others would take other steps: {reason}"
-        fix = f"{words_for(cfg, then)}, or name=<another name>"
-        yield Fault("launcher.num_processes", found, f"{then}", fix)
+        words = words_for(cfg, then)
+        yield fault("other_processes", now=processes_of(cfg), then=then, run=run, reason=reason, words=words)
 
 
 def other_run(cfg: Mapping[str, Any]) -> Run | None:
@@ -82,8 +80,7 @@ def begin_from(other: Run, cycle_steps: int) -> Path:
             refused.append(f"{path.name}: inside a generation cycle of {cycle_steps} steps")
         else:
             return path
-    fix = "leave resume out, to start from the first step"
-    raise FolderError(Fault("resume", "; ".join(refused) or "no checkpoint", f"a whole checkpoint of {other}", fix))
+    raise FolderError(fault("resumes_damaged", run=other, damage="; ".join(refused) or "no checkpoint"))
 
 
 def find_offer(cfg: Mapping[str, Any], folder: Path) -> str:
@@ -116,8 +113,7 @@ def _differences(other: Run, cfg: Mapping[str, Any]) -> Iterator[Fault]:
     longer = False
     same_batch = cfg.get("batch") and cfg["batch"] == other.cfg.get("batch")  # shared by however many processes
     if (before := processes_of(other.cfg)) != (after := processes_of(cfg)) and not same_batch:
-        reason, fix = "as many processes, because each draws rows of its own", words_for(cfg, before)
-        yield Fault("launcher", f"{before} -> {after} processes", reason, f"{fix}, or leave resume out")
+        yield fault("resumes_other_processes", before=before, after=after, words=words_for(cfg, before))
     for path in {**then, **now}:
         name = path.removeprefix(PREFIX)
         old, new = (each.get(path, known.get(name) if path.startswith(PREFIX) else None) for each in (then, now))
@@ -135,8 +131,7 @@ def _differences(other: Run, cfg: Mapping[str, Any]) -> Iterator[Fault]:
     rows, args = ((facts.get("data") or {}).get("train") or {}).get("rows"), {**known, **cfg["trainer"]["args"]}
     is_open = longer and facts.get("reference") == EACH_STEP and once not in cfg["trainer"]["args"]
     if is_open and rows and computes_once(cfg, args, rows):
-        found = f"{EACH_STEP}, and {ONCE} in a run that reads each of its {rows} rows"
-        yield Fault(PREFIX + once, found, "as the run so far", f"{PREFIX}{once}=false, or leave resume out")
+        yield fault("reference_computed_once", each_step=EACH_STEP, once=ONCE, rows=rows)
     status = other.status()
     if status["state"] == "finished" and not (longer and status["step"] == status["max_steps"]):
         found = f"{other} is finished" + (", and stopped before its last step" if longer else "")

@@ -7,8 +7,9 @@ import errno
 import shutil
 from pathlib import Path
 
-from runner.errors import EnvironmentFault, Fault, RunnerError, causes_of, describe
+from runner.errors import EnvironmentFault, RunnerError, causes_of, describe
 from runner.run import Run
+from runner.run.fault import fault
 from runner.run.seal import sealed_checkpoints
 from runner.schema.text import number
 
@@ -24,8 +25,7 @@ def check_space(run: Run) -> None:
     need, description = needed(run)
     room = free(run.folder)
     if need > room:
-        fix = "free some, trainer.args.save_total_limit=1, or output_root=<a folder on a larger disk>"
-        raise EnvironmentFault(Fault(str(run), f"{sized(room)} free", description, fix))
+        raise EnvironmentFault(fault("little_space", run=run, free=sized(room), needed=description))
 
 
 def needed(run: Run) -> tuple[int, str]:
@@ -60,12 +60,10 @@ def full(run: Run, error: BaseException) -> EnvironmentFault:
     place = Path(next((one.filename for one in failed if isinstance(one.filename, str)), run.folder))
     text = next(iter(str(error).splitlines()), "") or type(error).__name__
     if any(one.errno == errno.EFBIG for one in failed) or "os error 27" in text:
-        fix = "ulimit -f unlimited, and the same command again"
-        return EnvironmentFault(Fault(str(place), text, "a file as large as it needs to be", fix))
-    found = f"the disk is full: {sized(free(place))} free ({text})"
+        return EnvironmentFault(fault("file_limit", file=place, error=text))
     need, description = needed(run)
     expected = description if need else "free space"
-    return EnvironmentFault(Fault(str(place), found, expected, "free some and run the same command again"))
+    return EnvironmentFault(fault("full_disk", place=place, free=sized(free(place)), error=text, needed=expected))
 
 
 def sized(count: float, unit: str = "B") -> str:

@@ -21,6 +21,7 @@ from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import read_json, read_rows
 from runner.io.visible import to_visible
 from runner.run import FORMAT, METADATA, Run, find_foreign_faults, format_fault, is_shaped
+from runner.run.fault import fault
 from runner.schema.text import nearest
 
 LARGEST = 1e300  # of a number that is taken for one: differences and means of those beyond have no float
@@ -100,7 +101,7 @@ class RunRecord:
     def cause(self) -> str:
         """The reason why it is not finished, or finished and worse than it began, in one line."""
         damaged = [f"{name} cannot be read" for name in self.damaged]
-        damaged += [f"{fault.found}; expected {fault.expected}" for fault in self.faults]
+        damaged += [f"{each.found}; expected {each.expected}" for each in self.faults]
         heard = f"last heard of {format_time(self.status.get('updated'))}"
         words = {"created": "not started", "running": f"since {format_time(self.status.get('started'))}, {heard}"}
         words["lost"] = f"its process is gone without a word, {heard}"
@@ -169,7 +170,7 @@ def find_runs(words: Sequence[str], verb: str, count: int, root: Path = Path("ou
             found[number] = replace(each, fix=" ".join([each.fix, *others]))
     faults = [each for each in found if isinstance(each, Fault)]
     runs = [read_run(each) for each in found if isinstance(each, Path)]
-    FolderError.refuse(faults + [fault for run in runs for fault in run.faults])
+    FolderError.refuse(faults + [each for run in runs for each in run.faults])
     return runs
 
 
@@ -200,18 +201,16 @@ def check_whole(run: RunRecord) -> None:
     """Raise FolderError where the configuration of a run lacks what that of every run has."""
     lacking = [key for key in NEEDED if run.cfg.get(key) in (None, "", {})]
     if lacking := [*lacking, *(group for group in GROUPS if group not in {*run.cfg, *lacking, *OPTIONAL})]:
-        found, fix = f"it lacks {', '.join(lacking)}", "the command that made the run, with another name="
-        raise FolderError(Fault(str(run.folder / "config.yaml"), found, "the configuration of a run", fix))
+        raise FolderError(fault("lacking_config", file=run.folder / "config.yaml", keys=", ".join(lacking)))
 
 
 def check_finished(run: RunRecord, verb: str) -> None:
     """Raise FolderError where a run is not finished, or its configuration cannot be read."""
     if not run.cfg:
-        raise FolderError(Fault(str(run), "config.yaml is missing or torn", "the folder of a whole run"))
+        raise FolderError(fault("no_config", run=run))
     if run.state != "finished":
         found = run.standing + (f": {run.cause}" if run.cause else "")
-        fix = f"python -m runner.launch {run}  (to finish it)"
-        raise FolderError(Fault(str(run), found, f"a finished run to {verb}", fix))
+        raise FolderError(fault("not_finished", run=run, standing=found, verb=verb))
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
