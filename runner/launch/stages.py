@@ -22,6 +22,7 @@ from runner.config.provenance import read_settings
 from runner.errors import ConfigError, Fault, FolderError, name_jobs
 from runner.io.files import MENU
 from runner.launch import axis
+from runner.launch.fault import fault
 from runner.run import Run
 from runner.run.continuation import find_resume_faults
 from runner.run.key import folder_of
@@ -41,10 +42,9 @@ def compose_runs(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list
 
     Raises ConfigError with the faults of all of them, so that none starts where one cannot.
     """
-    expected = "stages in a file of conf/experiment/, or <stage>.<key>=<value> for one of them"
-    fix = "experiment=<one with stages> <stage>.seed=1"
+
     listed = [word for word in overrides if dotted_key(word).partition(".")[0] == "stages"]
-    ConfigError.refuse(Fault(dotted_key(word), f"{word} on the command line", expected, fix) for word in listed)
+    ConfigError.refuse(fault("typed_stages", key=dotted_key(word), word=word) for word in listed)
     references = References()
     if experiment := _read_experiment(overrides, folders):
         runs, found = [], {}
@@ -156,12 +156,12 @@ class References:
         key, name, root = str(_node_._get_full_key(None)), str(name), Path(str(_root_.output_root))
         if name in self.models:
             return self.models[name]
-        fault = None
+        missing = None
         if name in self.ahead:
             stage = "this stage itself" if name == self.ahead[0] else "a later stage"
             earlier = f"an earlier stage: {', '.join(self.models)}" if self.models else ""
             expected = earlier or "a run that is there before this stage"
-            fault = Fault(key, f"${{run:{name}}} is {stage}", expected, self._fix(key, name, []))
+            missing = Fault(key, f"${{run:{name}}} is {stage}", expected, self._fix(key, name, []))
         else:
             finished = _finished(root, name)
             meant = [read_run(folder).faults for folder in finished[-1:] or _folders(root, name)]
@@ -170,16 +170,15 @@ class References:
             elif finished:
                 return str(finished[-1] / "model")
             else:
-                fault = self._missing(key, name, root)
-        self.faults += [fault] if fault and fault not in self.faults else []
+                missing = self._missing(key, name, root)
+        self.faults += [missing] if missing and missing not in self.faults else []
         return f"<model of {name}>"
 
     def _missing(self, key: str, name: str, root: Path) -> Fault:
         """The fault of a name that no finished run has: what state it is in, or what was probably meant."""
         if begun := [Run(folder) for folder in _folders(root, name)]:
             states = ", ".join(f"{run} is {run.status()['state']}" for run in begun)
-            fix = f"python -m runner.launch {begun[-1]}  (to finish it)"
-            return Fault(key, f"${{run:{name}}} has no finished model: {states}", "a finished run", fix)
+            return fault("unfinished_reference", key=key, name=name, states=states, run=begun[-1])
         group = name.partition("/")[0]
         known = [f"{group}/{folder.name}" for folder in _finished(root, group)] if "/" in name else []
         known = known or [folder.name for folder in sorted(root.glob("[!.]*")) if _finished(root, folder.name)]
@@ -209,14 +208,13 @@ def _compose_one(
     try:
         for name in [word.partition("=")[2] for word in words if word.startswith("+experiment@_global_=")]:
             if "stages" in config.compose_unresolved([f"experiment={name}"], folders)[0]:
-                found, expected = f"{name} has stages of its own", "an experiment that is a single run"
-                raise ConfigError(Fault("experiment", found, expected, "experiment=<another>"))
+                raise ConfigError(fault("stages_of_a_stage", name=name))
         composed = config.compose(words, folders, references.starts)
     except ConfigError as error:
         faults = [*references.faults, *error.faults]
-        if missing := [fault.where for fault in error.faults if fault.found == config.NO_VALUE]:  # what else is wrong?
+        if missing := [each.where for each in error.faults if each.found == config.NO_VALUE]:  # what else is wrong?
             _, others = _compose_one([*words, *(f"{key}=_" for key in missing)], folders, references, typed, stage)
-            faults += [fault for fault in others if fault.where not in missing and fault not in faults]
+            faults += [each for each in others if each.where not in missing and each not in faults]
         return None, faults
     FolderError.refuse(references.of_other_formats)
     if typed is not None:
@@ -226,7 +224,7 @@ def _compose_one(
         layers = [layer for layer in config.read_layers(words, folders) if not layer[0].is_relative_to(MENU)]
         entries = [entry for layer in layers for entry in read_settings(*layer) if entry.key not in composed.typed]
         place = {entry.key: f"  (in {entry.place})" for entry in entries}
-        faults = [replace(fault, fix=fault.fix + place.get(fault.where, "")) for fault in faults]
+        faults = [replace(each, fix=each.fix + place.get(each.where, "")) for each in faults]
     return composed, [*references.faults, *faults]
 
 
@@ -273,8 +271,7 @@ def _read_experiment(typed: Sequence[str], folders: Sequence[Path]) -> Experimen
     experiment = Experiment(str(plain["name"]), stages, chosen, shared, own, faults)
     for word in shared:
         if not any(word in experiment.typed_for(stage) for stage in stages):
-            found, fix = "every stage takes it from another run", f"{list(stages)[-1]}.{word}"
-            faults.append(Fault(dotted_key(word), found, "the stage that it is for", fix))
+            faults.append(fault("of_no_stage", key=dotted_key(word), last=list(stages)[-1], word=word))
     return experiment
 
 
@@ -286,12 +283,11 @@ def _faults_of_stages(stages: object, top: set[str]) -> Iterator[Fault]:
     for stage, words in stages.items():
         where = f"stages.{stage}"
         if stage in top:
-            expected = "another name: what stands before a dot must say which of the two is meant"
-            yield Fault(where, f"{stage} is a key of every run", expected, f"{stage}_model, or what it is for")
+            yield fault("taken_name", where=where, stage=stage)
         elif not re.fullmatch(r"[A-Za-z][\w-]*", str(stage)):
-            yield Fault(where, f"{stage!r}", "letters, digits, _ and -, the first a letter", "stages: {sft: [...]}")
+            yield fault("odd_name", where=where, stage=stage)
         if not isinstance(words, list) or not words:
-            yield Fault(where, f"{words!r}", "a list of words as they are typed", f"{stage}: [trainer=sft, model=tiny]")
+            yield fault("no_words", where=where, words=words, stage=stage)
         for word in words if isinstance(words, list) else ():
             if not isinstance(word, str) or not re.match(r"~?[+\w]", word) or not ("=" in word or word[0] == "~"):
                 yield Fault(where, f"{word!r}", "key=value", f"{stage}: [trainer=sft, model=tiny]")
@@ -306,17 +302,17 @@ def _gather(found: Mapping[str, list[Fault]], shared: Sequence[str]) -> list[Fau
     """
     gathered: dict[tuple[str, str], Fault] = {}
     for stage, faults in found.items():
-        for fault in faults:
-            same = [any((one.where, one.fix) == (fault.where, fault.fix) for one in other) for other in found.values()]
+        for each in faults:
+            same = [any((one.where, one.fix) == (each.where, each.fix) for one in other) for other in found.values()]
             if len(found) == 1 or not all(same):
-                able = [name for name, others in found.items() if all(other.where != fault.where for other in others)]
-                typed = [word for word in shared if dotted_key(word) == fault.where]
-                is_typed = re.match(r"[A-Za-z_][\w.]*=", fault.fix)
-                fix = re.sub(r"(^|(?<= ))(?=[A-Za-z_][\w.]*=)", f"{stage}.", fault.fix) if is_typed else fault.fix
+                able = [name for name, others in found.items() if all(other.where != each.where for other in others)]
+                typed = [word for word in shared if dotted_key(word) == each.where]
+                is_typed = re.match(r"[A-Za-z_][\w.]*=", each.fix)
+                fix = re.sub(r"(^|(?<= ))(?=[A-Za-z_][\w.]*=)", f"{stage}.", each.fix) if is_typed else each.fix
                 if typed and able:
                     fix = f"{' or '.join(f'{name}.{typed[-1]}' for name in able)}  (for that stage alone)"
-                fault = replace(fault, where=f"{stage}.{fault.where}", fix=fix)
-            gathered.setdefault((fault.where, fault.fix), fault)
+                each = replace(each, where=f"{stage}.{each.where}", fix=fix)
+            gathered.setdefault((each.where, each.fix), each)
     return list(gathered.values())
 
 

@@ -29,21 +29,13 @@ from typing import Any, NoReturn
 from runner import config
 from runner.config.build import build, locate
 from runner.config.machines import processes_here, processes_of
-from runner.errors import (
-    ConfigError,
-    EnvironmentFault,
-    Fault,
-    FolderError,
-    Interrupted,
-    RunnerError,
-    describe,
-    own_place,
-)
+from runner.errors import ConfigError, EnvironmentFault, FolderError, Interrupted, RunnerError, describe, own_place
 from runner.io.files import PACKAGE, open_own
 from runner.io.hub import is_of_network
 from runner.io.secrets import hidden
 from runner.io.temporary import temporarily, uncollected
 from runner.io.terminal import Copied, Hiding, copied_output, is_logged, print_error, said, to_terminal
+from runner.launch.fault import fault
 from runner.model.jinja import KEY
 from runner.run import PATIENCE, Run, add_notes, check_lines, check_metadata, find_foreign_faults, locked
 from runner.run.adjustments import is_out_of_memory
@@ -85,7 +77,7 @@ class Stop:
         """The exception that ends the process once the step is saved."""
         number = self.number or signal.SIGTERM
         name = signal.Signals(number).name
-        return Interrupted(Fault(name, "asked to stop", fix="run the same command again to continue"), number)
+        return Interrupted(fault("asked_to_stop", name=name), number)
 
 
 def detach_terminal() -> None:
@@ -133,8 +125,7 @@ def main(words: Sequence[str]) -> int:
     """Run the folder that the words name and return the exit code."""
     folders = [word for word in words if not word.startswith("-")]
     if len(folders) != 1 or not (Path(folders[0]) / "config.yaml").exists():
-        fault = Fault("command line", " ".join(words), "one run folder", "python -m runner.launch <folder>")
-        print_error(ConfigError(fault))
+        print_error(ConfigError(fault("no_folder", words=" ".join(words))))
         return ConfigError.code
     from runner.validate.start import find_variable_faults
 
@@ -147,8 +138,7 @@ def main(words: Sequence[str]) -> int:
         ConfigError.refuse([] if "--trust" in words else find_frozen_faults(run.cfg, f"{run}/config.yaml"))
         own = processes_of(run.cfg)
         if world not in (1, own):
-            found, fix = f"a world of {world} processes", f"python -m runner.launch {run}  (which starts them itself)"
-            raise ConfigError(Fault(str(run), found, f"the {own} that the run is trained by", fix))
+            raise ConfigError(fault("other_world", run=run, world=world, own=own))
     except RunnerError as error:
         print_error(error)
         return error.code
@@ -322,8 +312,7 @@ def is_finished(run: Run) -> bool:
     if damage:
         found = f"the run is finished, and its model is damaged: {describe_damage(damage)}"
         if not sealed_checkpoints(run.checkpoints):
-            fix = "a whole copy of it put back, or name=<another name> to train it again"
-            raise FolderError(Fault(str(run.model), found, "the files that were sealed", fix))
+            raise FolderError(fault("damaged_model", folder=run.model, found=found))
         log.warning("%s: %s; it is written again from the newest checkpoint", run, found)
         return False
     for line in check_fingerprints(run):
@@ -331,21 +320,19 @@ def is_finished(run: Run) -> bool:
     return True
 
 
-def _own_fault(run: Run, error: BaseException, text: str) -> Fault | None:
-    """The fault of the user's own code that an exception came through, or that does not take or give what it should."""
+def _own_error(run: Run, error: BaseException, text: str) -> ConfigError | None:
+    """The error of the user's own code that an exception came through, or that does not take or give what it should."""
     targets = {path: str(node["_target_"]) for path, node in nodes(run.cfg)}
     if place := own_place(error):
         file = place.rpartition(":")[0]
         modules = {path: target.rpartition(".")[0].replace(".", os.sep) for path, target in targets.items()}
         own = (path for path, module in modules.items() if file.endswith((f"/{module}.py", f"/{module}/__init__.py")))
-        fix = f"mend {place}; the same command with --debug shows the traceback"
-        return Fault(next(own, file), f"your own code: {text}", "code that runs", fix)
+        return ConfigError(fault("own_code", where=next(own, file), error=text, place=place))
     if any(frame.filename == "<template>" for frame in traceback.extract_tb(error.__traceback__)):
-        return Fault(KEY, f"it raises for these rows: {text}", "a template that takes them", f"{KEY}=chatml")
+        return ConfigError(fault("template_raises", key=KEY, error=text))
     strange = [path for path, target in targets.items() if not is_allowed(target, launcher=path == "launcher")]
     if strange:  # what it gave, or left behind, was met elsewhere
-        fix = f"the same words without {strange[0]}, to see whether it is that; with --debug for the traceback"
-        return Fault(", ".join(strange), text, "your own code to leave and give what is right", fix)
+        return ConfigError(fault("met_elsewhere", targets=", ".join(strange), error=text, first=strange[0]))
     return None
 
 
@@ -361,10 +348,9 @@ def _folder_fault(run: Run, error: BaseException, text: str) -> FolderError | No
         return gone
     if isinstance(error, IsADirectoryError) and str(run.folder) in text and not own_place(error):
         path = str(error.filename2 or error.filename)
-        return FolderError(Fault(path, "a folder", "a file, or nothing", f"rm -r {shlex.quote(path)}"))
+        return FolderError(fault("folder_in_place", path=path, quoted=shlex.quote(path)))
     if is_missing and str(run.folder) in text and not own_place(error):
-        fix = "the same command again; it goes on from what is whole"
-        return FolderError(Fault(str(run.folder), text, "files that nobody else moves or deletes meanwhile", fix))
+        return FolderError(fault("files_gone", folder=run.folder, error=text))
     return None
 
 
@@ -382,15 +368,12 @@ def _explained(run: Run, error: BaseException) -> RunnerError:
     if isinstance(error, RunnerError):
         return error
     if is_of_network(error):
-        return EnvironmentFault(Fault("network", text, "a connection", "run the same command again when there is one"))
+        return EnvironmentFault(fault("network", error=text))
     if is_out_of_memory(error):
-        fix = "trainer.args.per_device_train_batch_size=<half>"
-        return EnvironmentFault(Fault("memory", text, "a smaller step", fix))
+        return EnvironmentFault(fault("memory", error=text))
     if isinstance(error, ImportError):
-        return EnvironmentFault(Fault("library", text, "an installed package", "pip install <the package named above>"))
-    if fault := _own_fault(run, error, text):
-        return ConfigError(fault)
-    return RunnerError(Fault(str(run.log), text, fix="read the traceback there, or run again with --debug"))
+        return EnvironmentFault(fault("library", error=text))
+    return _own_error(run, error, text) or RunnerError(fault("unexplained", log=run.log, error=text))
 
 
 @contextlib.contextmanager
