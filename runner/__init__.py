@@ -18,7 +18,7 @@ Where a change goes. What else it touches, if anything, is named by the first of
     a field that TRL has renamed     runner/schema/upstream.py, and the lines that tests/test_upstream.py lists
     a metric, a reward               runner/metric/__init__.py, runner/reward/rule.py; conf/<group>/<name>.yaml
     a form of rows                   runner/dataset/form.py
-    a launcher                       runner/launch/__init__.py says how; tests/example_project/my_lab/launcher.py is one
+    a launcher                       runner/launch/README.md says how; tests/example_project/my_lab/launcher.py is one
     a check before the start         runner/validate/parts.py of keys, runner/validate/start.py of files and machine
     when a training is sick          runner/run/alarms.py; what alarms are fed: runner/training/health.py
     what names a run, its top keys   runner/run/key.py, runner/validate/context.py, conf/config.yaml

@@ -17,7 +17,10 @@ from runner.launch.axis import combinations
 from runner.launch.stages import compose_runs
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / folder / "README.md" for folder in ("", "conf", "tests", "tests/fault", "runner/ppo", "runner/command")]
+PAGES = [
+    ROOT / folder / "README.md"
+    for folder in ("", "conf", "tests", "tests/fault", "runner/ppo", "runner/command", "runner/launch")
+]
 FIRST, *OTHERS = (page.read_text(encoding="utf-8") for page in PAGES)
 TEXT = "\n".join([FIRST, *OTHERS])
 BLOCKS = re.findall(r"```bash\n(.*?)```", TEXT.replace("\\\n", ""), re.S)

@@ -1,4 +1,4 @@
-"""The launcher of several machines, each given the same command. What a launcher has to do is in ``launch``.
+"""The launcher of several machines, each given the same command. What one has to do: README.md beside it.
 
 The first machine serves a store of torch's, by which they say where torchrun is to meet, and how their processes ended.
 """

@@ -1,4 +1,4 @@
-"""The launcher of this machine: run folder -> process, or several. What a launcher has to do is in ``launch``."""
+"""The launcher of this machine: run folder -> process, or several. What one has to do: README.md beside it."""
 
 import contextlib
 import logging
