@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from runner.config.batch import spread_batch
+from runner.config.fault import fault
 from runner.config.limits import check_growth, read_yaml, yaml_fault
 from runner.config.machines import processes_here, processes_of
 from runner.config.menu import GROUPS, LISTED, OPTIONAL, SEVERAL, read_menu, takes_one
@@ -210,8 +211,7 @@ def _as_config_errors() -> Iterator[None]:
     except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
         raise ConfigError(_composition_fault(error)) from None
     except RecursionError:
-        found, expected = "a value with more levels than can be followed", "a few levels"
-        raise ConfigError(Fault("command line", found, expected, "leave it out")) from None
+        raise ConfigError(fault("many_levels")) from None
 
 
 def _composition_fault(error: Exception) -> Fault:
@@ -229,21 +229,17 @@ def _composition_fault(error: Exception) -> Fault:
         file, name, options = found.groups()
         group, _, option = name.rpartition("/")
         if package := tables["plugins"].get(option):
-            fault = Fault(group, f"{package} is not installed", f"the package {package}", to_install(package))
-            raise EnvironmentFault(fault)
+            raise EnvironmentFault(fault("no_plugin", group=group, package=package, fix=to_install(package)))
         if group in ("hydra/launcher", "hydra/sweeper"):
             known = str(options).split()
             near = [*nearest(option, known), *known][0]
             return Fault(group, f"no plugin {option!r} is installed", f"one of {', '.join(known)}", f"{group}={near}")
         if file == "config":
-            fix = f"{group}=<one of them>, or mend the defaults"
-            return Fault(group, f"there is no {name}", f"one of {options}", fix)
+            return fault("no_option", group=group, name=name, options=options)
         expected = f"one of {options}" if options else "a group and an option that are there"
         return Fault(f"{file}.yaml", f"its defaults name {name}, and there is none", expected, f"mend {file}.yaml")
-    make, said = (
-        faults_by_name(lambda: tables["messages"]),
-        ((name, re.search(name, text)) for name in tables["messages"]),
-    )
+    make = faults_by_name(lambda: tables["messages"])
+    said = ((name, re.search(name, text)) for name in tables["messages"])
     return next(make(name, **found.groupdict(), where=where, text=text) for name, found in said if found)
 
 
@@ -271,13 +267,10 @@ def resolve(cfg: DictConfig, overrides: list[str], choices: dict[str, str] | Non
         files = [path for path in sorted(MENU.glob("trainer/*.yaml")) if reference in path.read_text("utf-8")]
         readers = {path.stem: path for path in files}
         if trainer not in readers:
-            found = "set, but nothing in this configuration reads it"
-            expected = f"a trainer that has one: {', '.join(readers)}"
-            faults.append(Fault(key, found, expected, f"leave {key} out, or trainer=<one of them>"))
+            faults.append(fault("read_by_nothing", key=key, readers=", ".join(readers)))
         elif key in map(dotted_key, overrides):  # else what is typed wins over what the option brings: no fault
             place = next(path for path, entry in scalars(read_yaml(readers[trainer])) if entry == reference)
-            found, fix = f"takes the place of {key}, which is given too", f"leave {place} out"
-            faults.append(Fault(place, found, "one of them", fix))
+            faults.append(fault("given_twice", key=key, place=place))
     gone = [key for key in ("name", "output_root", "seed") if choices and key not in cfg]  # else it is a part of one
     faults += [Fault(key, "deleted, and every run needs it", "a value", f"leave ~{key} out") for key in gone]
     missing = sorted(key for key, value in scalars(unread) if value == "???")

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from runner.config.fault import fault
 from runner.errors import ConfigError, Fault
 from runner.schema.text import LOADER
 
@@ -27,7 +28,7 @@ STANDARD = "tag:yaml.org,2002:"
 KNOWN_TAGS = {f"{STANDARD}{name}" for name in ("str", "int", "float", "bool", "null", "map", "seq")}
 REFERENCE = re.compile(r"\$\{([^${}]*)(?=(\$|\}|$))")
 INDEX = re.compile(r"[0-9]{1,9}")
-FLAT = "write the values out"
+
 EXPECTED = "a configuration that a person could have written"
 
 
@@ -43,8 +44,8 @@ def parse_yaml(text: str | bytes, where: str) -> Any:
     So it is for one that is too deep, stands for too much, or calls for more than plain values.
     """
     try:
-        if fault := next(_find_excesses(text, where), None):
-            raise ConfigError(fault)
+        if excess := next(_find_excesses(text, where), None):
+            raise ConfigError(excess)
         return yaml.load(text, LOADER)
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(yaml_fault(error, where)) from None
@@ -57,8 +58,7 @@ def check_size(path: Path) -> None:
         found = "a folder" if stat.S_ISDIR(about.st_mode) else "a pipe, a socket or a device"
         raise ConfigError(Fault(str(path), found, "a file", "the path of a file"))
     if (size := about.st_size) > MAX_BYTES:
-        expected, fix = f"{EXPECTED}, at most 1 MB", "rows belong into a file of dataset.path"
-        raise ConfigError(Fault(str(path), f"{size / 1e6:.1f} MB", expected, fix))
+        raise ConfigError(fault("large_file", file=path, megabytes=size / 1e6, expected=EXPECTED))
 
 
 def _find_excesses(text: str | bytes, where: str) -> Iterator[Fault]:
@@ -75,21 +75,17 @@ def _find_excesses(text: str | bytes, where: str) -> Iterator[Fault]:
         elif isinstance(event, yaml.NodeEvent):
             count += 1
             if event.tag and event.tag not in KNOWN_TAGS and event.tag != "!":
-                found = f"the tag !{event.tag.removeprefix(STANDARD).lstrip('!')}"
-                yield Fault(place, found, "plain values", "leave the tag out; _target_ names what is built")
+                yield fault("tagged", place=place, tag=event.tag.removeprefix(STANDARD).lstrip("!"))
             plain = event.value if isinstance(event, yaml.ScalarEvent) and not event.style else ""
             letters += len(event.value) if isinstance(event, yaml.ScalarEvent) and "${" in event.value else 0
             if letters > MAX_LETTERS_READ:
-                found = f"{letters:,} letters of texts that refer to others"
-                yield Fault(place, found, f"at most {MAX_LETTERS_READ:,}", FLAT)
+                yield fault("many_references", place=place, letters=letters, most=MAX_LETTERS_READ)
             if len(plain) > MAX_DIGITS and NUMBER.fullmatch(plain):
-                fix = "quotes, if it is a text"
-                yield Fault(place, f"a number of {len(plain)} digits", f"at most {MAX_DIGITS}", fix)
+                yield fault("many_digits", place=place, digits=len(plain), most=MAX_DIGITS)
             elif OTHER_NUMBER.fullmatch(plain) and event.implicit[0]:
-                found = f"{plain}, which YAML reads as {yaml.safe_load(plain)}"
-                fix = f"{plain.lstrip('+-0_') or 0}" if ":" not in plain else f"{yaml.safe_load(plain)}"
-                fix += f", or '{plain}' if it is a text"
-                yield Fault(place, found, "a number that is read as it looks", fix)
+                read = yaml.safe_load(plain)
+                meant = read if ":" in plain else plain.lstrip("+-0_") or 0
+                yield fault("other_number", place=place, text=plain, read=read, meant=meant)
             is_open = isinstance(event, yaml.CollectionStartEvent)
             if event.anchor:
                 anchors[event.anchor] = None if is_open else 1
@@ -122,12 +118,11 @@ def check_growth(config: Mapping[str, object]) -> None:
     try:
         measured = InterpolationSize(config)
     except RecursionError:
-        raise ConfigError(Fault("${...}", "references to references without an end", EXPECTED, FLAT)) from None
+        raise ConfigError(fault("endless_references", expected=EXPECTED)) from None
     for sizes, most in ((measured.sizes, MAX_BYTES), (measured.read, MAX_LETTERS_READ)):
         if sizes[""] > most:
             large = sorted((key for key in sizes if key and sizes[key] > most), key=lambda key: sizes[key])
-            found = f"with what it refers to {sizes[(large or [''])[0]]:,} letters"
-            raise ConfigError(Fault([*large, "${...}"][0], found, f"at most {most:,}", FLAT))
+            raise ConfigError(fault("grows", key=[*large, "${...}"][0], letters=sizes[[*large, ""][0]], most=most))
 
 
 class InterpolationSize:

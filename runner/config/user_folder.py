@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from runner.config.fault import fault
 from runner.config.limits import MAX_DEPTH, MAX_VALUES, check_size, parse_yaml
 from runner.config.menu import takes_one
 from runner.config.override import list_fault
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from hydra.plugins.config_source import ConfigResult
 
 FILE_VALUES = 20  # that a file counts for beside its own, since each is read and merged several times
-OFFERED = "hydra.sweeper and hydra.mode"
+
 # What a file may choose of Hydra's own settings.
 CHOSEN = re.compile(r"(override )?/?hydra/sweeper(/\w+)*")
 
@@ -41,13 +42,11 @@ def add_working_folder() -> None:
     EnvironmentFault where the folder was deleted meanwhile, and on a system that no command of ours works on.
     """
     if not hasattr(os, "fork"):  # as a run of a sweep is, and what nothing could stop inside of this process
-        fix = "wsl --install, and the same command in the terminal of that Linux"
-        raise EnvironmentFault(Fault("system", f"{platform.system()}, which has no fork", "Linux or macOS", fix))
+        raise EnvironmentFault(fault("no_fork", system=platform.system()))
     try:
         here = os.getcwd()
     except FileNotFoundError:
-        found, fix = "the folder that this shell is in was deleted", "cd <a folder that is there>"
-        raise EnvironmentFault(Fault("working folder", found, "a folder", fix)) from None
+        raise EnvironmentFault(fault("no_working_folder")) from None
     if not {"", here} & set(sys.path):
         sys.path.insert(len(sys.path) if os.path.exists("runner.py") else 0, here)
 
@@ -70,8 +69,7 @@ def _count_values(name: str, above: tuple[str, ...], known: dict[str, int]) -> i
         for each in named:
             count += _count_values(each, (*above, name), known)
             if count > MAX_VALUES:
-                found = f"defaults that lead to more than {MAX_VALUES:,} values, {FILE_VALUES} for each file"
-                raise ConfigError(Fault(str(file), found, "what a person could have written", "fewer of them"))
+                raise ConfigError(fault("many_defaults", file=file, most=MAX_VALUES, each=FILE_VALUES))
         known[name] = count
     return known[name]
 
@@ -99,8 +97,7 @@ def _find_named(name: str, file: Path, content: Mapping[str, Any]) -> Iterator[s
         (group, options), *more = entry.items() if isinstance(entry, Mapping) and entry else [("", entry)]
         words = options if isinstance(options, list) else [options or ("" if group else options)]
         if more or not all(isinstance(word, str) for word in (group, *words)):
-            found, expected = f"defaults: {short_text(entry or entries)}", "a list such as [/peft: lora, _self_]"
-            raise ConfigError(Fault(str(file), found, expected, "mend it, or leave it out"))
+            raise ConfigError(fault("odd_defaults", file=file, entry=short_text(entry or entries)))
         is_override, group = "override " in group, re.sub(r"^(optional |override )+|@.*$", "", group)
         whole = group.lstrip("/") if group.startswith("/") else own + group
         if isinstance(options, list) and takes_one(whole) and not is_override:  # such a list is refused where it counts
@@ -132,8 +129,7 @@ def _plugin() -> Any:
             try:
                 loaded = super().load_config(config_path)
             except ValueError as error:  # of a comment like # @package
-                line = "# @package and one word"
-                raise ConfigError(Fault(str(file), str(error), line, "mend the comment in front")) from None
+                raise ConfigError(fault("odd_package", file=file, error=error)) from None
             # A byte order mark keeps Hydra from seeing the package that the first line names.
             if found := re.match(r"\ufeff\s*#\s*@package\s+(\S+)", file.read_text(encoding="utf-8")):
                 loaded.header["package"] = found[1]
@@ -158,18 +154,14 @@ def _changes_hydra(name: str, file: Path, loaded: ConfigResult) -> Iterator[Faul
     from omegaconf import OmegaConf
 
     if name.lstrip("/").startswith("hydra/") or "hydra" in str(loaded.header.get("package")).split("."):
-        yield _fault(file, "it is a setting of Hydra's own")
+        yield fault("changes_hydra", file=file, found="it is a setting of Hydra's own")
     config = OmegaConf.to_container(loaded.config, resolve=False)
     config = config if isinstance(config, dict) else {}
     for entry in config.get("defaults") or ():
         text = " ".join(map(str, entry)) if isinstance(entry, Mapping) else str(entry)
         if "hydra" in text and not CHOSEN.fullmatch(text):
-            yield _fault(file, f"defaults: {text}")
+            yield fault("changes_hydra", file=file, found=f"defaults: {text}")
     hydra = config.get("hydra", {})
     for key, entry in hydra.items() if isinstance(hydra, Mapping) else [("", hydra)]:
         if key not in ("sweeper", "mode") or "_target_" in str(entry):
-            yield _fault(file, f"hydra.{key}")
-
-
-def _fault(file: Path, found: str) -> Fault:
-    return Fault(str(file), found, f"of Hydra's settings only {OFFERED}", "leave it out, or type it")
+            yield fault("changes_hydra", file=file, found=f"hydra.{key}")
