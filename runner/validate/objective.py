@@ -11,7 +11,8 @@ from runner.schema import upstream
 from runner.schema.read import Signature, read_signature
 from runner.schema.text import Node, nearest, read_tables, short_text
 from runner.schema.type import shortened
-from runner.validate.context import ARGS, ValidationContext
+from runner.validate.context import ValidationContext
+from runner.validate.fault import fault
 
 WHOLE_BATCH = ("outputs", "labels", "num_items_in_batch")
 # Each is described where it stands, in objective.yaml.
@@ -39,8 +40,7 @@ def find_objective_faults(context: ValidationContext) -> Iterator[Fault]:
         if args.get(upstream.LOSS_TYPE, "nll") not in upstream.PLAIN_LOSS_TYPES:
             overruled.append(upstream.LOSS_TYPE)
         for name in overruled:  # settings of TRL's own loss, which this one replaces
-            found, fix = f"{short_text(args[name])}, in vain beside a loss", f"leave {name} out, or loss=none"
-            yield Fault(f"{ARGS}{name}", found, "one of the two", fix)
+            yield fault("beside_a_loss", field=name, value=short_text(args[name]))
     elif loss and upstream.COMPUTE_LOSS_FUNC not in trainer.parameters:
         yield _unusable("loss", trainer.name, why, tuple(GIVES))
     if not weight:
@@ -50,14 +50,12 @@ def find_objective_faults(context: ValidationContext) -> Iterator[Fault]:
         return
     for name, (right, why) in upstream.UNWEIGHABLE.items():  # under which they would be wrong or without effect
         if name in args and args[name] != right:
-            found, fix = f"{short_text(args[name])} beside weights of tokens", f"leave {name} out, or weight=none"
-            yield Fault(f"{ARGS}{name}", found, f"{short_text(right)}: {why}", fix)
+            value = short_text(args[name])
+            yield fault("beside_weights", field=name, value=value, right=short_text(right), reason=why)
     if args.get(upstream.LOSS_TYPE) == "dft":
-        fix = "trainer.args.loss_type=nll loss=rescaled"
-        yield Fault(f"{ARGS}{upstream.LOSS_TYPE}", "dft, which weighs tokens itself", "the same as a loss", fix)
+        yield fault("weighs_itself")
     if signature and set(signature.parameters) & set(WHOLE_BATCH):
-        found = f"weights of tokens, and {signature.name} makes one number of the whole batch"
-        yield Fault("weight", found, "a loss of log_probs, or of logits and targets", "=none")
+        yield fault("whole_batch", loss=signature.name)
     if args.get(upstream.PACKING) and context.mapping("dataset").get("streaming"):
         yield Fault("weight", "streamed rows that are packed", "rows on disk", "dataset.streaming=false")
 
@@ -87,6 +85,6 @@ def _not_given(loss: Node, signature: Signature | None, kind: str, trainer: str)
     for name in signature.required:
         if name not in given and name not in loss:
             near = nearest(name, given)
-            found = f"{signature.name} asks for {name}, which {trainer} does not give"
             fix = f"call the argument {near[0]}, or give it: loss.{name}=<value>" if near else "loss=none"
-            yield Fault("loss", found, f"some of {', '.join(GIVES[kind])}", fix)
+            listed = ", ".join(GIVES[kind])
+            yield fault("not_given", loss=signature.name, name=name, trainer=trainer, given=listed, fix=fix)

@@ -36,6 +36,7 @@ from runner.schema.source import Definition, find_definition
 from runner.schema.text import Config, last_key, nodes, read_tables, walk
 from runner.tracker.variable import COMPLETED
 from runner.validate.context import JUDGED
+from runner.validate.fault import fault
 from runner.validate.targets import find_absent_imports
 
 TABLES = read_tables(__file__)
@@ -132,31 +133,26 @@ def _find_faults(cfg: Config, folders: set[Path]) -> Iterator[Fault]:
             yield from error.faults
     # The columns of the rows, as far as they are known, that a setting, the trainer or a reward cannot do without.
     columns, how = _look_at_rows(cfg).columns or set(), args.get(upstream.DATASET_KWARGS)
+    listed = ", ".join(sorted(columns))
     if isinstance(how, dict) and how.get("skip_prepare_dataset") and columns and "input_ids" not in columns:
-        where = f"trainer.args.{upstream.DATASET_KWARGS}"
-        found = f"rows that nobody makes tokens of: {', '.join(sorted(columns))}"
-        yield Fault(where, found, "rows with input_ids and labels", f"{where}=null")
+        yield fault("no_tokens", columns=listed)
     if cfg["trainer"]["head"] != "score" and "chosen_ids" in columns:
-        found = "pairs of tokens, and this trainer makes tokens itself"
-        yield Fault("dataset", found, "text or conversations", "trainer=reward, which takes them")
+        yield fault("pairs_of_tokens")
     if cfg["trainer"]["form"] != "prompt":
         return
     if columns and (own := cfg["trainer"].get("reference_column")) and not {own, "reference"} & columns:
-        found, fix = f"the rows have neither answers nor a column {own}", "another dataset"
-        yield Fault("dataset", found, "what the trainer's own teacher sees beside the prompt", fix)
+        yield fault("no_reference", column=own)
     for path, node in nodes({"reward": cfg.get("reward")}):
         signature = read_signature(node["_target_"])
         if not columns or signature is None or not GIVEN_TO_REWARDS & set(signature.parameters):
             continue
         for name in sorted(set(signature.required) - set(node) - GIVEN_TO_REWARDS - columns):
-            found = f"it takes {name}, and the rows have no such column"
-            fix = f"a column {name} in the data, or {path}.{name}=<value>"
-            yield Fault(path, found, f"some of {', '.join(sorted(columns))}", fix)
+            yield fault("no_column_for_reward", reward=path, name=name, columns=listed)
         named = node.get("column", getattr(signature.parameters.get("column"), "default", None))
         if str(node["_target_"]).startswith("runner.reward.") and named and named not in columns:
-            usable, expected = columns - {"prompt"}, f"one of {', '.join(sorted(columns))}"
-            fix = f"={next(iter(usable))}" if len(usable) == 1 else "=<column>"
-            yield Fault(f"{path}.column", f"the rows have no column {named}", expected, fix)
+            usable = columns - {"prompt"}
+            likely = next(iter(usable)) if len(usable) == 1 else "<column>"
+            yield fault("no_such_column", reward=path, column=named, columns=listed, likely=likely)
 
 
 def _is_ahead(path: Any, folders: set[Path]) -> bool:
@@ -205,8 +201,7 @@ def find_environment_faults(to_do: Sequence[Composed], elsewhere: bool) -> Itera
     if not all((composed.cfg.get("tolerate") or {}).get("versions") for composed in to_do):
         yield from find_other_versions()
     if world_size() > 1 and "MASTER_ADDR" not in os.environ:
-        found, fix = f"not set, and WORLD_SIZE is {world_size()}", "unset WORLD_SIZE RANK LOCAL_RANK"
-        yield Fault("MASTER_ADDR", found, "the host of the first process, as torchrun sets it", fix)
+        yield fault("no_first_host", world=world_size())
     # A fault where converted rows could not be kept, as they are for every run.
     variable = "HF_DATASETS_CACHE" if os.environ.get("HF_DATASETS_CACHE") else "HF_HOME"
     folder = Path(os.environ.get("HF_DATASETS_CACHE") or hub_home() / "datasets").expanduser()
@@ -216,13 +211,11 @@ def find_environment_faults(to_do: Sequence[Composed], elsewhere: bool) -> Itera
     except OSError as error:
         closed = str(error)
     if closed:
-        fix = f"export {variable}=<a folder that you may write>"
-        yield Fault(variable, f"{folder}: {closed}", "a folder for rows and models", fix)
+        yield fault("closed_cache", variable=variable, folder=folder, reason=closed)
     for root in dict.fromkeys(Path(str(composed.cfg["output_root"])).absolute() for composed in to_do):
         there = next(path for path in (root, *root.parents) if path.exists())
         if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
-            found = f"{display_path(there)} is {'closed to you' if there.is_dir() else 'a file'}"
-            yield Fault("output_root", found, "a folder", "output_root=<a folder that you may write>")
+            yield fault("closed_root", path=display_path(there), kind="closed to you" if there.is_dir() else "a file")
 
 
 def settle_hub(cfgs: Sequence[Config]) -> None:
@@ -234,11 +227,10 @@ def settle_hub(cfgs: Sequence[Config]) -> None:
     if not wanted or not (silence := f"{OFFLINE} is set" if is_offline() else hub_silence()):
         return
     lacking = [(where, name) for (name, kind), where in reversed(wanted.items()) if not is_cached(name, kind)]
-    if lacking:
-        online = f"unset {OFFLINE}" if is_offline() else "the same command with a network"
-        expected, fix = "a connection to the hub", f"{online}, or {{}}=<a copy here>"
-        found = f"is not in the cache, and {silence}"
-        raise EnvironmentFault(Fault(where, f"{name} {found}", expected, fix.format(where)) for where, name in lacking)
+    online = f"unset {OFFLINE}" if is_offline() else "the same command with a network"
+    EnvironmentFault.refuse(
+        fault("not_in_cache", key=key, name=name, why=silence, online=online) for key, name in lacking
+    )
     if not is_offline():
         print(f"note      {silence}: what is in the cache is used", flush=True)
         os.environ[OFFLINE] = "1"
@@ -257,9 +249,7 @@ def find_split_faults(composed: Composed, folder: Path) -> Iterator[Fault]:
     """A fault where a run whose layers are split would have to go on from a checkpoint of its own."""
     split = split_layers(composed.cfg["trainer"]["args"])
     if split and (sealed := sealed_checkpoints(folder / "checkpoints")):
-        where = f"trainer.args.{upstream.PARALLELISM_CONFIG}.{split[0]}"
-        found = f"it would go on from {display_path(sealed[-1])}, and it {NOT_RESUMED}"
-        yield Fault(where, found, "a run from its first step", "name=<another name>")
+        yield fault("split_again", field=split[0], checkpoint=display_path(sealed[-1]), reason=NOT_RESUMED)
 
 
 def find_other_worlds(composed: Composed) -> Iterator[Fault]:
@@ -269,15 +259,13 @@ def find_other_worlds(composed: Composed) -> Iterator[Fault]:
     """
     world, own = world_size(), processes_of(composed.cfg)
     rank()  # raises where it is none, before a folder is made
-    expected, fix = "one program that starts the processes", "python -m runner <the same words>"
+
     if world > 1 and (own != world or NUM_PROCESSES in composed.typed):
-        found = f"{own}, in one of {world} processes that torchrun or its like has started"
         word = f"{NUM_PROCESSES}={own}" if composed.machines == 1 else f"launcher.num_machines={composed.machines}"
-        yield Fault(NUM_PROCESSES, found, expected, f"{fix}, or the same line without {word}")
+        yield fault("other_processes", own=own, world=world, word=word)
     # The launcher that accelerate has for a CPU starts one process, whatever --num_processes says.
     if "ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:
-        found = "one process, though its --num_processes is more than 1"
-        yield Fault("accelerate launch", found, expected, f"{fix} {NUM_PROCESSES}={own if own > 1 else 2}")
+        yield fault("one_process", processes=own if own > 1 else 2)
     if composed.choices.get("launcher") == "accelerate":
         yield from find_machine_faults(composed.cfg["launcher"], composed.machines)
 
@@ -293,9 +281,7 @@ def find_missing_libraries(cfg: Config) -> Iterator[Fault]:
                 yield Fault(where, f"{value} needs {library}, which is not installed", f"the package {library}", fix)
         found = find_definition(value) if key == "_target_" else None
         for place, name in find_absent_imports(found.module.name) if isinstance(found, Definition) else ():
-            place = display_path(Path(place))
-            fix = f"pip install <the package of {name}>, or mend {place}"
-            yield Fault(where, f"{place} imports {name}, which is not there", f"the module {name}", fix)
+            yield fault("absent_import", where=where, place=display_path(Path(place)), name=name)
 
 
 def find_other_versions() -> Iterator[Fault]:
