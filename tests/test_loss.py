@@ -243,7 +243,7 @@ def test_a_trainer_that_nobody_knows_takes_no_loss_and_everything_else(own_train
     assert main([*words, {"loss": "loss=focal", "weight": "weight=answers"}[group]]) == 2
     said = capsys.readouterr().err
     assert "Fresh takes none: it computes its loss in a way of its own" in said
-    able = {"loss": "sft, dpo, kto, orpo, cpo, reward", "weight": "sft, dpo, kto"}[group]
+    able = {"loss": "sft, dpo, kto, orpo, cpo, reward, ppo", "weight": "sft, dpo, kto"}[group]
     assert f"one of these trainers: {able}\n" in said
 
 
