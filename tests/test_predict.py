@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from safetensors.torch import load_file
 from tiny_ppo import letter_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -430,6 +431,40 @@ def test_a_wrong_word_is_told_before_torch_is_there():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+CALLBACKS = """
+from pathlib import Path
+from transformers import TrainerCallback
+
+class Tell(TrainerCallback):
+    def __init__(self, folder, eval_dataset):
+        self.folder, self.steps, self.rows = folder, 0, len(eval_dataset)
+
+    def on_prediction_step(self, args, state, control, **given):
+        self.steps += 1
+
+    def on_predict(self, args, state, control, metrics, model, **given):
+        Path("told.txt").write_text(f"{self.steps} {self.rows} {sorted(metrics)} {type(model).__name__}")
+"""
+
+
+def test_callbacks_hear_of_a_prediction_and_logits_are_written(predict, tmp_path, monkeypatch):
+    (tmp_path / "my_callbacks.py").write_text(CALLBACKS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = ("callback._target_=my_callbacks.Tell", "allow=[my_callbacks]", "logits=true", "to=out.jsonl")
+    predict("model=tiny", "dataset=toy_sort", "limit=5", "batch_size=2", *own)
+    names = ["test_runtime", "test_samples", "test_stopped", "test_tokens"]
+    assert Path("told.txt").read_text() == f"3 5 {names} LlamaForCausalLM"
+    for row in rows_of(tmp_path / "out.jsonl"):
+        found = load_file(f"out.logits/{row['row']}-0.safetensors")
+        picked = found["logits"].log_softmax(-1).gather(-1, found["token_ids"][:, None])
+        assert len(picked) == row["tokens"] and picked.sum().item() == pytest.approx(row["log_probability"], abs=1e-4)
+
+
+def test_logits_are_of_rows_that_a_language_model_answers(predict):
+    assert "true beside prompt" in predict("model=tiny", "prompt=hello", "logits=true", code=2).err
 
 
 @pytest.mark.slow

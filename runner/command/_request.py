@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from runner.generate.completion import TextGenerator
     from runner.generate.sampler import Model
 
-PARTS = ("model", "dataset", "quant", "metric", "reward")  # of a configuration, what is used here
+PARTS = ("model", "dataset", "quant", "metric", "reward", "callback")  # of a configuration, what is used here
 SETTINGS = ("allow", "output_root")  # of its top level
 BATCH_SIZE = 32
 BATCH_SIZE_OF_HARNESS = 8  # which does not take fewer by itself where memory does not suffice

@@ -12,22 +12,26 @@ from typing import TYPE_CHECKING, Any
 from runner.command import CommandLine
 from runner.command._option import options_of
 from runner.command._request import InferenceRequest, in_a_name, read_request
+from runner.config.override import dotted_key
 from runner.errors import ConfigError, Fault
 from runner.generate.prediction import PredictionFile, prediction_key
 from runner.generate.rows import Rows, find_prompt_fault
-from runner.io.files import display_path, read_last_row
+from runner.io.files import display_path, read_last_row, write_bytes
 from runner.io.terminal import print_answer, progress_bar, quiet, sample_lines
 from runner.model.encoding import encode_prompt
 from runner.run.read import SAMPLE_FILES
+from runner.schema import upstream
 from runner.schema.text import number, to_override
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from runner.generate.completion import TextGenerator
+    from runner.generate.completion import Completion, TextGenerator
+    from runner.generate.likelihood import AnswerReader
     from runner.generate.sampler import Model
 
-PARTS = ("model", "dataset", "quant")
+PARTS = ("model", "dataset", "quant")  # on which the answers depend
+ASK_CALLBACKS = {"callback", "allow"}  # of which one is typed where the events of callbacks are wanted
 SHOWN_COMPLETIONS = 3
 
 
@@ -36,7 +40,8 @@ def main(line: CommandLine) -> int:
     if text := " ".join(line.runs[1:]):
         fix = f"python -m runner predict {line.runs[0]} {to_override('prompt', text)}"
         raise ConfigError(Fault("command line", repr(text), "one run; what it is to answer has a key", fix))
-    request = read_request(line, options_of("predict"), PARTS)
+    typed = {dotted_key(word).partition(".")[0] for word in line.overrides}
+    request = read_request(line, options_of("predict"), (*PARTS, *(["callback"] if typed & ASK_CALLBACKS else [])))
     options, head, faults = request.options, request.head, []
     ways = [key for key in ("prompt", "chat") if options.get(key)]
     if len(ways) > 1 or (ways and ("dataset" in request.chosen or "file" in options)):
@@ -49,6 +54,9 @@ def main(line: CommandLine) -> int:
         faults.append(Fault("prompt", found, "an answer, too", 'completion="<text>"'))
     if head == "lm" and "completion" in options:
         faults.append(Fault("completion", "set, and a language model writes it", "none", "leave it out"))
+    if options.get("logits") and (ways or head == "score"):
+        found = "true, and a reward model's score is its logit" if head == "score" else f"true beside {ways[0]}"
+        faults.append(Fault("logits", found, "rows that a language model answers", "leave it out"))
     if not ways and head == "lm" and (fault := find_prompt_fault(request.cfg["dataset"], "dataset")):
         faults.append(fault)
     ConfigError.refuse(faults)
@@ -82,8 +90,10 @@ def _load(request: InferenceRequest, *, chats: bool | None = None) -> tuple[Mode
 def predict(request: InferenceRequest) -> int:
     """Answer every row that is asked for, and put the answers into a file."""
     from runner.model.chat import check_rendering
+    from runner.training.callback import PredictionEvents
 
     weights, facts = request.weights, request.facts(PARTS)
+    facts |= {"logits": True} if request.options.get("logits") else {}
     key, checkpoint = prediction_key(facts), "" if weights.name == "model" else weights.name
     parts = [request.data, in_a_name(request.options.get("set", "")), checkpoint, key]
     name = f"{'-'.join(filter(None, parts))}.jsonl"
@@ -103,17 +113,25 @@ def predict(request: InferenceRequest) -> int:
         if chats:
             check_rendering(tokenizer, ((row, ()) for row in rows))
         print(f"rows      {len(rows)} of {request.data}, {set_name}", flush=True)
+        served = {"tokenizer": tokenizer, upstream.PROCESSING_CLASS: tokenizer, "folder": file.path.parent}
+        asked = request.cfg if request.chosen & ASK_CALLBACKS else {}
+        events = PredictionEvents(asked, served | {"eval_dataset": rows}, model)
+        file.on_batch = events.on_step
         old = (_write_scores if is_scorer else _write_completions)(request, model, tokenizer, rows, file)
     made = file.finish({"asked": request.name, "rows_of": set_name} | facts)
-    before, seconds = f", {old} of them from before" if old else "", number(time.monotonic() - began, 2)
+    before, seconds = f", {old} of them from before" if old else "", time.monotonic() - began
+    figures = {"test_samples": len(made), "test_runtime": seconds}
     if is_scorer:
-        mean = number(sum(row["score"] for row in made) / len(made))
-        print(f"wrote     {len(made)} scores{before}, {mean} on average, in {seconds} s")
+        figures["test_score"] = sum(row["score"] for row in made) / len(made)
+        mean = number(figures["test_score"])
+        print(f"wrote     {len(made)} scores{before}, {mean} on average, in {number(seconds, 2)} s")
     else:
-        stopped, tokens = sum(row["finish"] == "stop" for row in made), sum(row["tokens"] for row in made)
-        ended = f"{stopped} ended by themselves, {number(tokens / len(made), 3)} tokens each"
-        print(f"wrote     {len(made)} completions{before}, {ended}, in {seconds} s")
+        stopped = sum(row["finish"] == "stop" for row in made)
+        figures |= {"test_stopped": stopped / len(made), "test_tokens": sum(row["tokens"] for row in made) / len(made)}
+        ended = f"{stopped} ended by themselves, {number(figures['test_tokens'], 3)} tokens each"
+        print(f"wrote     {len(made)} completions{before}, {ended}, in {number(seconds, 2)} s")
         print("\n".join(sample_lines((row["prompt"], row["completion"]) for row in made[:SHOWN_COMPLETIONS])))
+    events.on_end(figures)
     print(f"to        {display_path(file.path)}")
     return 0
 
@@ -122,12 +140,33 @@ def _write_completions(
     request: InferenceRequest, model: Model, tokenizer: PreTrainedTokenizerBase, rows: Rows, file: PredictionFile
 ) -> int:
     """Append what the model writes to the file; returns how many completions were there already."""
-    generator = request.build_generator(model, tokenizer)
+    from runner.generate.likelihood import AnswerReader
+
+    generator, reader = request.build_generator(model, tokenizer), AnswerReader(model, tokenizer)
     batches, total = generator.plan(rows), len(rows) * generator.n
     with progress_bar("predicting", total, "completion") as bar:
         generator.on_progress = bar.update
-        skipped = file.complete(batches, lambda batch: [each.to_row() for each in generator.complete(batch, rows)])
+
+        def answer(batch: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+            made = generator.complete(batch, rows)
+            if request.options.get("logits"):
+                _write_logits(reader, made, file.path.with_suffix(".logits"))
+            return [each.to_row() for each in made]
+
+        skipped = file.complete(batches, answer)
         return total - bar.n if skipped else 0
+
+
+def _write_logits(reader: AnswerReader, made: Sequence[Completion], folder: Path) -> None:
+    """Write of each completion the logits [T, V] before its tokens, float32 at temperature 1, and its ``token_ids``."""
+    import torch
+    from safetensors.torch import save
+
+    for index, logits_TV in reader.read_logits([[*each.prompt_ids, *each.token_ids] for each in made]):
+        each = made[index]
+        logits_TV = logits_TV[len(each.prompt_ids) - 1 :][: len(each.token_ids)].float().cpu().contiguous()
+        content = save({"logits": logits_TV, "token_ids": torch.tensor(each.token_ids)})
+        write_bytes(folder / f"{each.row}-{each.sample}.safetensors", content)
 
 
 def _write_scores(

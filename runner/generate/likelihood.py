@@ -51,7 +51,7 @@ class AnswerReader:
         keep, encoded = keep or {}, [to_ids(self.tokenizer, row) for row in rows]
         reading = AnswerReading([ids[start : self.max_length] for ids, start in encoded], [[] for _ in rows])
         reading.kept = {name: [None] * len(rows) for name in keep}
-        for row, logits_TV in self._read_batches([ids for ids, _ in encoded]):
+        for row, logits_TV in self.read_logits([ids for ids, _ in encoded]):
             start, labels = encoded[row][1], reading.labels[row]
             logits_TV = logits_TV[start - 1 : start - 1 + len(labels)].float()
             labels_T = torch.tensor(labels, device=logits_TV.device, dtype=torch.long)
@@ -64,11 +64,11 @@ class AnswerReader:
     def score(self, rows: Sequence[Row]) -> list[float]:
         """The score that a model with one score per text gives to each row, read as in its training."""
         encoded = [to_ids(self.tokenizer, row)[0] for row in rows]
-        scores = {row: logits[0].item() for row, logits in self._read_batches(encoded)}
+        scores = {row: logits[0].item() for row, logits in self.read_logits(encoded)}
         return [scores.get(row, 0.0) for row in range(len(rows))]
 
     @torch.no_grad()
-    def _read_batches(self, texts: Sequence[Sequence[int]]) -> Iterator[tuple[int, Tensor]]:
+    def read_logits(self, texts: Sequence[Sequence[int]]) -> Iterator[tuple[int, Tensor]]:
         """The number and the logits of each text that has tokens; texts of like length are read together.
 
         What a learnt prompt puts before the tokens is left out.

@@ -32,6 +32,7 @@ class PredictionFile:
         self.path, self.key = path, key
         self.facts = path.with_name(f"{path.name}.json")
         self.partial = path.with_name(f".{path.name}.{key}.part")
+        self.on_batch: Callable[[], object] = lambda: None  # is called when a batch is on the disk
 
     def is_finished(self) -> bool:
         """Tell whether these very predictions are there; raises FolderError where something else is in the way."""
@@ -84,4 +85,5 @@ class PredictionFile:
                 file.writelines(lines)
                 file.flush()
                 os.fsync(file.fileno())
+            self.on_batch()
         return len(batches) - len(left)

@@ -20,10 +20,18 @@ from datasets import Dataset
 from torch import nn
 from torch.optim import Optimizer
 from tqdm import tqdm
-from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback, TrainerControl, TrainerState
+from transformers import (
+    PreTrainedTokenizerBase,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.trainer_callback import CallbackHandler
 from transformers.trainer_utils import has_length
 
-from runner.config.build import asked_for, serve
+from runner.config.build import asked_for, locate, serve
 from runner.dataset.form import fits
 from runner.dataset.load import HeldOut
 from runner.errors import ConfigError, Fault, is_own
@@ -43,6 +51,7 @@ from runner.training.checkpoint import MovedModels, Seal
 from runner.training.health import Health
 from runner.training.profile import Profile
 
+PREDICTION = ("on_prediction_step", "on_predict")
 OF_TRAINER = {"trainer", "accelerator", upstream.REF_MODEL}  # that a callback is given once there is a trainer
 SECONDS_OF_STATUS = 1.0  # between two states that say how far a run is, which take as long as a short step each
 
@@ -98,6 +107,25 @@ def _contain(callback: TrainerCallback, where: str) -> None:
     for name in dir(TrainerCallback):
         if name.startswith("on_") and getattr(type(callback), name) is not getattr(TrainerCallback, name):
             setattr(callback, name, functools.partial(call, getattr(callback, name)))
+
+
+class PredictionEvents:
+    """The events of a prediction, for those of the user's callbacks that handle one and ask for no trainer."""
+
+    def __init__(self, cfg: Config, served: Mapping[str, Any], model: nn.Module):
+        nodes = named(cfg.get("callback") or {}, "callback").items()
+        asked = {name: node for name, node in nodes if any(map(locate(node["_target_"]).__dict__.get, PREDICTION))}
+        callbacks = build_callbacks({"callback": asked}, served)
+        self.handler = CallbackHandler(callbacks, model, served["tokenizer"], None, None)
+        self.given = TrainingArguments(str(served["folder"]), report_to="none"), TrainerState(), TrainerControl()
+
+    def on_step(self) -> None:
+        """A batch is answered."""
+        self.handler.on_prediction_step(*self.given)
+
+    def on_end(self, metrics: Mapping[str, float]) -> None:
+        """All are answered, and the file is written."""
+        self.handler.on_predict(*self.given, metrics)
 
 
 class Anomaly(TrainerCallback):
