@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from runner.generate.completion import TextGenerator
     from runner.generate.sampler import Model
 
-PARTS = ("model", "dataset", "quant", "metric", "reward", "callback")  # of a configuration, what is used here
+PARTS = ("model", "dataset", "quant", "metric", "reward")  # of a configuration, what is used here
 SETTINGS = ("allow", "output_root")  # of its top level
 BATCH_SIZE = 32
 BATCH_SIZE_OF_HARNESS = 8  # which does not take fewer by itself where memory does not suffice
@@ -157,7 +157,7 @@ def _compose(run: Run | None, overrides: Sequence[str], folders: Sequence[Path])
     chosen = {key for key in map(dotted_key, overrides) if key in menu} if run else {*PARTS, "tolerate"}
     heads = {override: dotted_key(override).partition(".")[0] for override in overrides}
     fresh = [each for each in overrides if not run or heads[each] in chosen or dotted_key(each) in SETTINGS]
-    cfg = {key: frozen.get(key) for key in (*PARTS, "tolerate", "trainer")}
+    cfg = {key: frozen.get(key) for key in (*PARTS, "callback", "tolerate", "trainer")}
     cfg |= {"seed": frozen.get("seed", 0), "output_root": "outputs", "allow": []}
     if fresh:
         # A trainer that takes rewards keeps those that a dataset brings.

@@ -910,6 +910,7 @@ def _adapt_to_loop(given: PPOConfig) -> PPOConfig:
     args = copy.copy(given)
     args.per_device_train_batch_size = given.rollout_rows // given.num_generations
     args.gradient_accumulation_steps = 1
+    args.accelerator_config = dataclasses.replace(given.accelerator_config, dispatch_batches=False)  # rows are texts
     if given.total_episodes:
         args.max_steps = math.ceil(given.total_episodes / (args.per_device_train_batch_size * given.world_size))
     if given.ddp_find_unused_parameters is None:

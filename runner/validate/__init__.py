@@ -9,6 +9,7 @@ The passes, in their order, each in a module that returns faults:
         dangers                      what must be typed by the user, and that there is no secret
         parts, objective             parts that the trainer takes and needs, fields of its config, losses and weights
                                      of tokens that exclude each other
+        refusal                      what the trainer's own constructor refuses, where nothing else is wrong
     parts.find_mismatches(cfg)       parts that are each right and do not go together, where the keys have no fault
     start.check_ahead(jobs)          the world around the runs of a command: raises before a folder is made
         start                        rows, models and columns, libraries, processes, places to write
@@ -29,6 +30,7 @@ from runner.validate.dangers import find_risks, find_secrets
 from runner.validate.keys import find_infinite, find_node_faults, find_top_faults
 from runner.validate.objective import find_objective_faults
 from runner.validate.parts import find_mismatches, find_part_faults
+from runner.validate.refusal import find_refused
 from runner.validate.targets import find_target_fault
 
 MAX_SHOWN = 200  # faults of the top level, or of a node: of each the keys that look like it are sought
@@ -54,6 +56,7 @@ def find_all_faults(
     faults = [*islice(find_top_faults(context), MAX_SHOWN), *node_faults, *find_infinite(context)]
     faults += [*find_risks(cfg, context.typed), *find_secrets(cfg)]
     faults += [*find_part_faults(context), *find_objective_faults(context)]
+    faults += [] if faults else find_refused(context)
     # In the configuration's order, a missing key by its neighbours.
     order = {path: index for index, (path, _) in enumerate(walk(cfg))}
 

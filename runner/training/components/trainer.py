@@ -1,16 +1,18 @@
 """The trainer, served what its signature names, with its collator, loss, token weights, optimizer and schedule."""
 
 import ast
+import contextlib
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple
+from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
 from datasets import Dataset, DatasetDict
 from torch.optim import Optimizer
-from transformers import PreTrainedTokenizerBase, PrinterCallback, Trainer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, Trainer
 
 from runner.collator import Collator
 from runner.config.build import asked_for, build, locate, serve
@@ -67,7 +69,8 @@ def build_trainer(
     served = {name: part for name, part in parts.items() if name in wanted and part is not None and part != []}
     # Rows are found again under a hash of the tokenizer too, in which its folder is not to matter.
     nameless = {key: value for key, value in tokenizer.init_kwargs.items() if key != "name_or_path"}
-    with temporarily(args, **changed), temporarily(tokenizer, name_or_path="", init_kwargs=nameless):
+    places = (temporarily(args, **changed), temporarily(tokenizer, name_or_path="", init_kwargs=nameless))
+    with places[0], places[1], _on_disk(offered["model"]):
         trainer = extend(trainer_class, objective)(hooks=hooks, **served | own)
     if shared and not drop_long(trainer):
         return build_trainer(cfg, offered, hooks, rules, shares=False)
@@ -80,6 +83,17 @@ def build_trainer(
     logged = getattr(getattr(trainer, "rewards", None), "names", None) or getattr(trainer, "reward_func_names", [])
     logged[: len(names)] = names
     return trainer
+
+
+@contextlib.contextmanager
+def _on_disk(model: PreTrainedModel | str) -> Iterator[None]:
+    """Within it a model that came from no path has one, for a trainer that loads its reference from there."""
+    if isinstance(model, str) or model.config._name_or_path:
+        yield
+        return
+    with TemporaryDirectory() as folder, temporarily(model.config, _name_or_path=folder):
+        model.save_pretrained(folder)
+        yield
 
 
 def takes_path(target: str) -> bool:

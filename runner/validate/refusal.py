@@ -1,0 +1,67 @@
+"""Refusals of a trainer and its config by their arguments alone, before anything is loaded: by tests of their own.
+
+No refusal is repeated here; ``schema.refusal`` reads them from the installed source. What others say of the same key in
+words of our own comes first.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from runner.config.machines import processes_of
+from runner.errors import Fault
+from runner.schema import upstream
+from runner.schema.read import UNKNOWN
+from runner.schema.refusal import Refusal, Something, find_refusals
+from runner.schema.text import short_text, to_override
+from runner.validate.context import ARGS, ValidationContext
+
+# Fields that are not as they were typed when a trainer is built (``training.components.trainer``, ``precompute``).
+CHANGED = {"max_length", upstream.REWARD_WEIGHTS, upstream.PACKING, upstream.PADDING_FREE}
+
+
+def find_refused(context: ValidationContext) -> Iterator[Fault]:
+    """A fault for each error that the trainer's constructor or that of its config would raise."""
+    args = context.args
+    if not context.trainer or not context.signature(args):
+        return
+    streams = context.mapping("dataset").get("streaming")
+    for refusal in _refusals(context, args):
+        names = list(dict.fromkeys(name.partition(".")[2] for name in refusal.names if "." in name))
+        names.sort(key=lambda name: (f"{ARGS}{name}" not in context.typed, name not in args))
+        groups = [upstream.FROM_GROUP[name] for name in refusal.names if name in upstream.FROM_GROUP]
+        where = f"{ARGS}{names[0]}" if names else groups[0] if groups else "trainer.args"
+        text = refusal.text.partition(". ")[0].replace("`", "").rstrip(".")
+        found = f"{short_text(args[names[0]])}: {text}" if names and names[0] in args else text
+        other = f"leave {where} out" if names else "dataset.streaming=false" if streams else f"another {where}"
+        yield Fault(where, found, "values that go together", _fix(context, names) or other)
+
+
+def _fix(context: ValidationContext, names: list[str]) -> str:
+    """The words that set the first field whose default would not be refused."""
+    fields = upstream.config_fields(context.args)
+    for name in names:
+        default = fields[name].default if name in fields else UNKNOWN
+        if default is not UNKNOWN and not _refusals(context, {**context.args, name: default}):
+            return to_override(f"{ARGS}{name}", default)
+    return ""
+
+
+def _refusals(context: ValidationContext, args: Mapping[str, Any]) -> list[Refusal]:
+    """The errors of the config's own checks, or else of the trainer's constructor."""
+    known = {name: args.get(name, each.default) for name, each in upstream.config_fields(args).items()}
+    known |= {name: UNKNOWN for name in upstream.MACHINE_DEFAULTS if name not in args}
+    own = {f"self.{name}": value for name, value in known.items()} | {"self.world_size": processes_of(context.cfg)}
+    if found := find_refusals(args["_target_"], "__post_init__", own):
+        return found
+    unsettled = CHANGED | ({upstream.PRECOMPUTE_REF_LOG_PROBS} - args.keys())
+    given = {f"args.{name.removeprefix('self.')}": value for name, value in own.items() if name.startswith("self.")}
+    given |= {f"args.{name}": UNKNOWN for name in unsettled}
+    node, is_adapted = context.mapping("trainer"), str(context.mapping("peft").get("_target_")).startswith("peft.")
+    for name, each in context.trainer.parameters.items() if context.trainer else ():
+        given[name] = Something() if name in node else UNKNOWN if name in upstream.FROM_GROUP else each.default
+    stream = context.mapping("dataset").get("streaming")
+    given[upstream.TRAIN_DATASET] = Something(frozenset({"IterableDataset" if stream else "Dataset"}))
+    given |= {"model": Something(), "peft_config": Something(frozenset({"PeftConfig"}))} if is_adapted else {}
+    given["get_peft_model()"] = lambda *_: Something(frozenset({"PeftModel"}))
+    given["is_peft_model()"] = lambda model: "PeftModel" in model.classes
+    return find_refusals(node["_target_"], "__init__", given)

@@ -1,0 +1,215 @@
+"""Kinds of configuration after what TRL's own tests train (kinds.yaml), each composed, and trained for two steps.
+
+    python tests/fault/kinds.py [TRAINER ...]     prints each that did not do as it should, and a table by trainer
+    python tests/fault/kinds.py --compose         composes and checks alone
+
+A kind trains, or is refused in the words that kinds.yaml names: exit 2 or 5 before a step is taken, and no traceback.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Queue
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from needs import TRAINERS, needed
+from warm import Warm
+
+from runner.config.menu import read_menu
+from runner.config.override import expand
+from runner.errors import RunnerError
+from runner.io.files import shipped
+from runner.launch.stages import compose_runs
+from runner.schema import upstream
+from runner.schema.read import read_signature
+
+FEW = "model=tiny dataset.limit.train=16 dataset.limit.eval=4 metric=none trainer.args.max_steps=2"
+FEW += " trainer.args.per_device_train_batch_size=4 trainer.args.per_device_eval_batch_size=4"
+SHORT = 8  # tokens of a completion
+END = json.loads(Path(shipped("runner://model/tiny"), "config.json").read_text())["eos_token_id"]
+PARTS = """
+def first(completions, **_):
+    return [float(len(str(each)) % 7) for each in completions]
+
+async def late(completions, **_):
+    return [float(len(str(each)) % 5) for each in completions]
+
+def some(completions, **_):
+    return [None if number % 2 else float(len(str(each)) % 7) for number, each in enumerate(completions)]
+
+def none(completions, **_):
+    return [None for _ in completions]
+
+def of_column(completions, digits, **_):
+    return [float(len(str(each)) - len(str(known))) for each, known in zip(completions, digits)]
+
+def logging_reward(completions, log_extra, log_metric, **_):
+    log_extra("length", [len(str(each)) for each in completions])
+    log_metric("mean_length", 1.0)
+    return first(completions)
+
+def format_row(row):
+    return "Sorted: " + row["text"]
+
+def of_state(completions, trainer_state, **_):
+    return [float(trainer_state.global_step + len(str(each)) % 3) for each in completions]
+"""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One configuration: who trains it, its name, its words, and a word of the refusal where it cannot be trained."""
+
+    trainer: str
+    name: str
+    own: str
+    refused: str = ""
+
+    @property
+    def words(self) -> list[str]:
+        """The words of the command; a later one wins over an earlier one."""
+        config = read_signature(TRAINERS[self.trainer]["args"]["_target_"])
+        length = next((name for name in upstream.COMPLETION_LENGTHS if config and name in config.parameters), None)
+        few = FEW.split() + ([f"trainer.args.{length}={SHORT}"] if length else [])
+        groups = config and upstream.NUM_GENERATIONS in config.parameters and self.trainer != "ppo"
+        few += ["trainer.args.num_generations=2"] * bool(groups)
+        own = shlex.split(self.own)
+        changed = {word.partition("=")[0].lstrip("+") for word in own}
+        few = [word for word in few if word.partition("=")[0] not in changed]
+        rows = [] if any(key == "dataset" or key.startswith("dataset.form") for key in changed) else ["dataset=toy"]
+        return [f"trainer={self.trainer}", *rows, *few, *needed(self.trainer), *own]
+
+
+def read_kinds() -> Iterator[Kind]:
+    """Every kind of the file beside this one."""
+    for family in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")):
+        for trainer in family["trainers"]:
+            for name, given in family["kinds"].items():
+                words, refused = (given["words"], given["refused"]) if isinstance(given, dict) else (given, "")
+                yield Kind(trainer, name, words, refused)
+
+
+def write_rows(folder: Path) -> None:
+    """The files of rows that kinds name, each in 24 lines, and their plug-ins."""
+    (folder / "kinds_parts.py").write_text(PARTS)
+
+    def turn(role: str, text: str) -> list[dict[str, Any]]:
+        return [{"role": role, "content": text}]
+
+    schema = {"type": "object", "properties": {"digits": {"type": "string"}}}
+    tool = {"type": "function", "function": {"name": "sort", "description": "Sorts.", "parameters": schema}}
+    files: dict[str, list[dict[str, Any]]] = {}
+    for number in range(24):
+        digits = f"{number % 10} {number % 7} {number % 3}"
+        prompt, good, bad = f"Sort these digits: {digits}", " ".join(sorted(digits.split())), digits + " 9"
+        user, right, wrong = turn("user", prompt), turn("assistant", good), turn("assistant", bad)
+        function = {"name": "sort", "arguments": {"digits": digits}}
+        called = [{"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}]
+        called += [{"role": "tool", "name": "sort", "content": good}]
+        ids = [12 + number % 5, 14, 15, 16, END]
+        rows = {
+            "text": {"text": f"{prompt} {good}"},
+            "messages": {"messages": user + right},
+            "completion": {"prompt": prompt, "completion": " " + good},
+            "completion_turns": {"prompt": user, "completion": right},
+            "sharegpt": {"conversations": [{"from": "human", "value": prompt}, {"from": "gpt", "value": good}]},
+            "tokens": {"input_ids": ids, "labels": [-100, -100, *ids[2:]]},
+            "masks": {"input_ids": ids, "completion_mask": [0, 0, 1, 1, 1]},
+            "tools": {"messages": user + called + right, "tools": [tool]},
+            "tools_text": {"messages": user + called + right, "tools": json.dumps([tool])},
+            "arguments": {"messages": user + right, "chat_template_kwargs": {"enable_thinking": bool(number % 2)}},
+            "pairs": {"prompt": prompt, "chosen": " " + good, "rejected": " " + bad},
+            "pairs_implicit": {"chosen": f"{prompt} {good}", "rejected": f"{prompt} {bad}"},
+            "pairs_turns": {"prompt": user, "chosen": right, "rejected": wrong},
+            "pairs_turns_implicit": {"chosen": user + right, "rejected": user + wrong},
+            "pairs_margin": {"prompt": prompt, "chosen": " " + good, "rejected": " " + bad, "margin": 0.5},
+            "pairs_tokens": {"chosen_ids": ids, "rejected_ids": ids[:3]},
+            "tools_pairs": {"prompt": user + called, "chosen": right, "rejected": wrong, "tools": [tool]},
+            "pairs_arguments": {"prompt": user, "chosen": right, "rejected": wrong, "chat_template_kwargs": {"a": 1}},
+            "labelled": {"prompt": prompt, "completion": " " + good, "label": bool(number % 2)},
+            "labelled_turns": {"prompt": user, "completion": right, "label": bool(number % 2)},
+            "prompts": {"prompt": prompt},
+            "prompts_turns": {"prompt": user},
+            "prompts_arguments": {"prompt": user, "chat_template_kwargs": {"a": 1}},
+        }
+        for name, row in rows.items():
+            files.setdefault(name, []).append(row)
+    for name, lines in files.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+
+
+def compose(kind: Kind) -> str:
+    """The first line of a fault that composing a kind met; nothing where it composes."""
+    try:
+        compose_runs(expand(kind.words, read_menu()))
+    except RunnerError as error:
+        return f"{error.faults[0].where}: {error.faults[0].found}"
+    return ""
+
+
+def train(kind: Kind, processes: Queue[Warm], folder: Path) -> str:
+    """Nothing where a kind did as it should, else what happened."""
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    name = re.sub(r"\W+", "_", f"{kind.trainer}_{kind.name}")
+    warm = processes.get()
+    done = warm.run([*kind.words, f"name={name}"], folder, environment)
+    processes.put(warm)
+    said = done.stderr[-4000:]
+    shutil.rmtree(folder / "outputs" / name, ignore_errors=True)
+    if kind.refused and done.returncode in (2, 5) and kind.refused in said and "Traceback" not in said:
+        return ""
+    if not kind.refused and done.returncode == 0:
+        return ""
+    end = said if done.returncode in (2, 3, 4, 5) else said[-800:]
+    return f"exit {done.returncode}{', expected: ' + kind.refused if kind.refused else ''}\n{end.strip()}"
+
+
+def main(words: list[str]) -> int:
+    """Try the kinds of the trainers that are named, else all."""
+    wanted = [word for word in words if not word.startswith("-")]
+    kinds = [kind for kind in read_kinds() if not wanted or kind.trainer in wanted]
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        write_rows(folder)
+        os.chdir(folder)
+        if "--compose" in words:
+            found = {kind: compose(kind) for kind in kinds}
+        else:
+            processes: Queue[Warm] = Queue()
+            for number in range(2):
+                processes.put(Warm(folder / f"warm-{number}"))
+            for made, by in (("adapter", "trainer=sft peft=lora"), ("scorer", "trainer=reward")):
+                words = [*by.split(), *FEW.split(), "dataset=toy", f"name={made}_run"]
+                processes.queue[0].run(words, folder, dict(os.environ)).check_returncode()
+                shutil.copytree(next((folder / "outputs" / f"{made}_run").glob("*/model")), folder / made)
+            with ThreadPoolExecutor(2) as pool:
+                found = dict(zip(kinds, pool.map(lambda kind: train(kind, processes, folder), kinds), strict=True))
+    for kind, text in found.items():
+        if text:
+            print(f"--- {kind.trainer}, {kind.name}: {' '.join(kind.words)}\n{text}", flush=True)
+    tried, failed = Counter(kind.trainer for kind in kinds), Counter(kind.trainer for kind in found if found[kind])
+    refused = Counter(kind.trainer for kind in kinds if kind.refused)
+    print("| trainer | kinds | refused in words | not as they should |\n|---|---|---|---|")
+    for trainer, count in [*tried.items(), ("all", len(kinds))]:
+        rows = (sum(each.values()) if trainer == "all" else each[trainer] for each in (refused, failed))
+        print(f"| {trainer} | {count} | {' | '.join(map(str, rows))} |")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
