@@ -19,7 +19,7 @@ from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference as Labelle
 from trl.trainer.reward_trainer import DataCollatorForPreference as Scored
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling as Tokens
 
-from runner.command._option import options_of, split_options
+from runner.command import options_of, split_options
 from runner.errors import ConfigError
 from runner.io.terminal import sample_lines
 from runner.io.visible import to_visible

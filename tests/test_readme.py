@@ -10,7 +10,7 @@ import pytest
 
 from runner import config
 from runner.__main__ import main, read_command_line
-from runner.command._option import options_of, split_options
+from runner.command import options_of, split_options
 from runner.dataset.form import FORMS_FOR
 from runner.errors import RunnerError
 from runner.launch.axis import combinations

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.command import CommandLine
-from runner.command._option import options_of
+from runner.command import CommandLine, options_of
 from runner.command._request import read_request
 from runner.config import Composed
 from runner.config.menu import read_menu

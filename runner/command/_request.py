@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.command import CommandLine
-from runner.command._option import Option, split_options
+from runner.command import CommandLine, Option, split_options
 from runner.config import resolve
 from runner.config.menu import read_menu
 from runner.config.override import dotted_key, force, parse

@@ -3,8 +3,7 @@
 import shutil
 from pathlib import Path
 
-from runner.command import CommandLine
-from runner.command._option import read_options
+from runner.command import CommandLine, read_options
 from runner.io.terminal import print_visible
 from runner.report.compare import sections_of
 from runner.report.number import short

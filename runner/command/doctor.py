@@ -14,8 +14,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from runner.command import CommandLine
-from runner.command._option import read_options
+from runner.command import CommandLine, read_options
 from runner.config.machines import ask_driver
 from runner.errors import EnvironmentFault
 from runner.estimate.device import read_memory

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.command import CommandLine, table_of
-from runner.command._option import options_of
+from runner.command import CommandLine, options_of, table_of
 from runner.command._request import PARTS, InferenceRequest, read_request
 from runner.dataset.form import fits
 from runner.errors import ConfigError, DataError, Fault, FolderError, check_library

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.command import CommandLine
-from runner.command._option import read_options
+from runner.command import CommandLine, read_options
 from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError
 from runner.io.files import display_path
 from runner.run.read import check_finished, find_runs

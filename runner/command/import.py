@@ -9,8 +9,7 @@ from pathlib import Path
 import yaml
 
 from runner import config
-from runner.command import CommandLine
-from runner.command._option import read_options
+from runner.command import CommandLine, read_options
 from runner.config.dialect import to_single_line
 from runner.errors import ConfigError, Fault
 from runner.importers.draft import KINDS, NO_EQUIVALENT, Draft

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.command import CommandLine
-from runner.command._option import options_of
+from runner.command import CommandLine, options_of
 from runner.command._request import InferenceRequest, in_a_name, read_request
 from runner.config.override import dotted_key
 from runner.errors import ConfigError, Fault

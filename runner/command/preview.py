@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from runner.command import CommandLine
-from runner.command._option import options_of, split_options
+from runner.command import CommandLine, options_of, split_options
 from runner.config import Composed
 from runner.errors import ConfigError, Fault
 from runner.io.files import write_text

@@ -8,8 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from runner.command import CommandLine
-from runner.command._option import options_of, split_options
+from runner.command import CommandLine, options_of, split_options
 from runner.config import Composed
 from runner.config.override import latest
 from runner.errors import ConfigError, Fault, Interrupted

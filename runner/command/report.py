@@ -3,8 +3,7 @@
 import shutil
 from pathlib import Path
 
-from runner.command import CommandLine
-from runner.command._option import read_options
+from runner.command import CommandLine, read_options
 from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import display_path
 from runner.io.terminal import print_visible

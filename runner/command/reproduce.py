@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runner.command import CommandLine
-from runner.command._option import read_options
+from runner.command import CommandLine, read_options
 from runner.config.build import serve
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, SickRun
 from runner.io.files import write_json

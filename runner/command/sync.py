@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from runner import config
-from runner.command import CommandLine
-from runner.command._option import read_options
+from runner.command import CommandLine, read_options
 from runner.config.override import dotted_key
 from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError
 from runner.io.files import display_path
