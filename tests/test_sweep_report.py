@@ -22,11 +22,10 @@ from runner.errors import ConfigError, FolderError
 from runner.io.files import files_of
 from runner.launch.start import _print_end
 from runner.report.axis import axes_of
-from runner.report.importance import importance_of
 from runner.report.objective import describe_decline
 from runner.report.page import write_report
 from runner.report.plot import COLOURS, MAX_LETTERS, band, heat_cells, styled, sweep_pictures, to_svg
-from runner.report.sweep import count_states, summarise
+from runner.report.sweep import count_states, importance_of, summarise
 from runner.report.table import table, to_cell, to_csv, to_jsonl
 from runner.run.read import RunRecord, read_run
 
