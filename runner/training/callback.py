@@ -34,7 +34,7 @@ from transformers.trainer_utils import has_length
 from runner.config.build import asked_for, locate, serve
 from runner.dataset.form import fits
 from runner.dataset.load import HeldOut
-from runner.errors import ConfigError, Fault, is_own
+from runner.errors import ConfigError, is_own
 from runner.generate.completion import generate
 from runner.generate.rows import held_out_sets
 from runner.generate.sampler import whole
@@ -48,6 +48,7 @@ from runner.run.adjustments import ROLLBACK, adjusted_share, count_of
 from runner.schema import upstream
 from runner.schema.text import Config, named
 from runner.training.checkpoint import MovedModels, Seal
+from runner.training.fault import fault
 from runner.training.health import Health
 from runner.training.profile import Profile
 
@@ -78,15 +79,11 @@ def build_callbacks(cfg: Config, served: Mapping[str, Any], trainer: Trainer | N
             continue
         own = {of: getattr(trainer, of, None) for of in OF_TRAINER} | {"callback_name": name, "trainer": trainer}
         if upstream.REF_MODEL in asked_for(node["_target_"]) - set(node) and own[upstream.REF_MODEL] is None:
-            found, expected = "it takes the reference, and this training holds none", "a trainer that holds one"
-            fix = f"callback=none, or trainer.args.{upstream.PRECOMPUTE_REF_LOG_PROBS}=false where that is true"
-            raise ConfigError(Fault(f"callback.{name}", found, expected, fix))
+            raise ConfigError(fault("no_reference", name=name))
         own |= {"prompts": served["prompts"]()} if "prompts" in served else {}  # each has its own
         callback = serve(node, **{key: part for key, part in {**served, **own}.items() if key not in node})
         if not isinstance(callback, TrainerCallback):
-            found, expected = f"a {type(callback).__name__}, which handles no event", "a transformers.TrainerCallback"
-            fix = f"class {type(callback).__name__}({expected}):"
-            raise ConfigError(Fault(f"callback.{name}", found, expected, fix))
+            raise ConfigError(fault("no_callback", name=name, kind=type(callback).__name__))
         if is_own(inspect.getfile(type(callback))):
             _contain(callback, f"callback.{name}")
         callbacks.append(callback)
@@ -101,8 +98,7 @@ def _contain(callback: TrainerCallback, where: str) -> None:
             answer = event(*given, **more)
         if answer is None or isinstance(answer, TrainerControl):
             return answer
-        found = f"{event.__name__} gave {type(answer).__name__}"
-        raise ConfigError(Fault(where, found, "the TrainerControl that it was given, or None", "return control"))
+        raise ConfigError(fault("no_control", where=where, event=event.__name__, kind=type(answer).__name__))
 
     for name in dir(TrainerCallback):
         if name.startswith("on_") and getattr(type(callback), name) is not getattr(TrainerCallback, name):

@@ -33,6 +33,7 @@ from runner.report.tokens import TokenRow
 from runner.reward.panel import random_state_kept
 from runner.schema import upstream
 from runner.schema.text import Config
+from runner.training.fault import fault
 
 Rows: TypeAlias = Dataset | IterableDataset | list[dict[str, Any]]
 Batch: TypeAlias = Mapping[str, Tensor]
@@ -246,18 +247,16 @@ def _sampled_prompts(trainer: Trainer, rows: Rows) -> Iterator[TokenRow]:
 def find_faults(inspection: Inspection, tolerate: Mapping[str, Any] | None = None) -> list[Fault]:
     """Faults that no training may start with; ``tolerate`` is the node of the configuration that allows them."""
     tolerate, faults = tolerate or {}, list[Fault]()
-    longest, count, where = inspection.longest_cut, len(inspection.encoded), "trainer.args.max_length"
+    longest, count = inspection.longest_cut, len(inspection.encoded)
     if not inspection.rows:
-        found, fix = "the trainer leaves out all of them", f"{where}={longest}" if longest else "another dataset"
-        faults.append(Fault("dataset", f"no row is left of {count}: {found}", "rows that fit", fix))
+        fix = f"trainer.args.max_length={longest}" if longest else "another dataset"
+        faults.append(fault("no_row_left", count=count, fix=fix))
     allowed = TRUNCATED if tolerate.get("truncated") is None else tolerate["truncated"]
     if len(inspection.cut) > allowed * count:
         share = len(inspection.cut) / count
-        found = f"{inspection.limit}: {share:.0%} of {count} rows are longer, and would be cut or left out"
-        found += f"; the longest has {longest} tokens"
-        fix = f"{where}={longest}, or tolerate.truncated={min(1.0, -(-share * 100 // 5) * 0.05):.2g}"
-        faults.append(Fault(where, found, f"at most {allowed:.0%} of the rows", fix))
-    return faults + [fault for name in CHECKS if not tolerate.get(name) for fault in CHECKS[name](inspection)]
+        enough = min(1.0, -(-share * 100 // 5) * 0.05)
+        faults.append(fault("cut_off", seen=inspection, share=share, count=count, allowed=allowed, enough=enough))
+    return faults + [each for name in CHECKS if not tolerate.get(name) for each in CHECKS[name](inspection)]
 
 
 def _nothing_trained(inspection: Inspection) -> Iterator[Fault]:
@@ -266,8 +265,7 @@ def _nothing_trained(inspection: Inspection) -> Iterator[Fault]:
     fix = f"trainer.args.max_length={inspection.longest_cut}" if inspection.cut else "collator=none"
     if inspection.answers_only:
         fix = "trainer.args.assistant_only_loss=false"
-    found = f"no token of {len(inspection.rows)} texts is trained: the loss would be 0"
-    yield Fault("trainer", found, "labels on what the model is to learn", f"{fix}, or tolerate.nothing_trained=true")
+    yield fault("nothing_trained", count=len(inspection.rows), fix=fix)
 
 
 def _no_end(inspection: Inspection) -> Iterator[Fault]:
@@ -285,17 +283,15 @@ def _no_end(inspection: Inspection) -> Iterator[Fault]:
         fix = f"model.tokenizer.eos_token='{decode(tokenizer, marks[-1:])}',"
     else:
         fix = "model.tokenizer.chat_template=chatml,"
-    ends, tail = ", ".join(sorted(decode(tokenizer, [end]) for end in inspection.ends)), decode(tokenizer, trained[-4:])
-    found = f"{ends}: no row trains it; what is trained ends with {tail!r}, so the model would not learn to stop"
-    yield Fault("model.tokenizer.eos_token", found, "an end in every answer", f"{fix} or tolerate.no_end=true")
+    ends = ", ".join(sorted(decode(tokenizer, [end]) for end in inspection.ends))
+    yield fault("no_end", ends=ends, tail=decode(tokenizer, trained[-4:]), fix=fix)
 
 
 def _doubled_bos(inspection: Inspection) -> Iterator[Fault]:
     bos, count = inspection.tokenizer.bos_token_id, len(inspection.rows)
     if rows := [row for row in inspection.rows if bos is not None and row.ids[:2] == [bos, bos]]:
-        found = f"{len(rows)} of {count} rows begin with {decode(inspection.tokenizer, rows[0].ids[:2])!r}"
-        fix = "a template or rows without it, because the tokenizer sets one itself; or tolerate.doubled_bos=true"
-        yield Fault("model.tokenizer", found, "one begin token", fix)
+        begin = decode(inspection.tokenizer, rows[0].ids[:2])
+        yield fault("doubled_bos", found=len(rows), count=count, begin=begin)
 
 
 def _other_template(inspection: Inspection) -> Iterator[Fault]:
@@ -309,15 +305,10 @@ def _other_template(inspection: Inspection) -> Iterator[Fault]:
         same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(prompts[0], ids, strict=False))
         if (length := sum(1 for _ in same)) > shared:
             shared, after = length, ids[length : length + 20]
+    before = decode(tokenizer, prompts[0][:shared])[-SHOWN:]
+    rows, generation = (decode(tokenizer, ids)[:SHOWN] for ids in (after, prompts[0][shared:]))
     count = sum(len(row.prompts) for row in inspection.encoded)
-    found = f"{len(prompts)} of {count} answers are trained after another prompt than the one that asks for them"
-    yield Fault(
-        "model.tokenizer.chat_template",
-        f"{found}: after {decode(tokenizer, prompts[0][:shared])[-SHOWN:]!r} the rows go on with "
-        f"{decode(tokenizer, after)[:SHOWN]!r}, generation with {decode(tokenizer, prompts[0][shared:])[:SHOWN]!r}",
-        "one template for both",
-        "model.tokenizer.chat_template=<one that spells both alike, such as chatml>, or tolerate.other_template=true",
-    )
+    yield fault("other_template", found=len(prompts), count=count, before=before, rows=rows, generation=generation)
 
 
 # By the name that ``tolerate`` takes; ``validate/context.yaml`` lists these names too.
