@@ -26,6 +26,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from runner.io.distribution import to_install
 from runner.io.secrets import hidden
 from runner.io.visible import visible_lines
@@ -71,6 +73,23 @@ def faults_by_name(read: Callable[[], Mapping[str, Mapping[str, str]]]) -> Calla
     """
     table = functools.cache(read)
     return lambda name, /, **values: Fault(**{beat: text.format(**values) for beat, text in table()[name].items()})
+
+
+@functools.cache
+def _read_faults(room: str) -> dict[str, dict[str, str]]:
+    """The table of a room's faults; read for the first of them, so that a start without any does not wait for it."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # as in ``schema.text``, which no import leads to from here
+    return yaml.load((Path(__file__).parent / room / "fault.yaml").read_bytes(), loader)
+
+
+def fault(name: str, /, **values: object) -> Fault:
+    """The fault that the table of a room has under a name, as ``run.held``; values fill in the braces of its beats.
+
+    >>> fault("run.resumes_unsaved", run="outputs/a/b").found
+    'outputs/a/b has no checkpoint'
+    """
+    room, _, own = name.partition(".")
+    return Fault(**{beat: text.format(**values) for beat, text in _read_faults(room)[own].items()})
 
 
 class RunnerError(Exception):

@@ -19,14 +19,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from runner.config.batch import spread_batch
-from runner.config.fault import fault
 from runner.config.limits import check_growth, read_yaml, yaml_fault
 from runner.config.machines import processes_here, processes_of
 from runner.config.menu import GROUPS, LISTED, OPTIONAL, SEVERAL, read_menu, takes_one
 from runner.config.override import dotted_key, find_choice_faults, force, list_fault, parse
 from runner.config.speed import choose_speed
 from runner.config.user_folder import use_folders
-from runner.errors import ConfigError, EnvironmentFault, Fault, faults_by_name
+from runner.errors import ConfigError, EnvironmentFault, Fault, fault, faults_by_name
 from runner.io.distribution import to_install
 from runner.io.files import MENU, shipped
 from runner.io.temporary import temporarily
@@ -211,7 +210,7 @@ def _as_config_errors() -> Iterator[None]:
     except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
         raise ConfigError(_composition_fault(error)) from None
     except RecursionError:
-        raise ConfigError(fault("many_levels")) from None
+        raise ConfigError(fault("config.many_levels")) from None
 
 
 def _composition_fault(error: Exception) -> Fault:
@@ -229,13 +228,13 @@ def _composition_fault(error: Exception) -> Fault:
         file, name, options = found.groups()
         group, _, option = name.rpartition("/")
         if package := tables["plugins"].get(option):
-            raise EnvironmentFault(fault("no_plugin", group=group, package=package, fix=to_install(package)))
+            raise EnvironmentFault(fault("config.no_plugin", group=group, package=package, fix=to_install(package)))
         if group in ("hydra/launcher", "hydra/sweeper"):
             known = str(options).split()
             near = [*nearest(option, known), *known][0]
             return Fault(group, f"no plugin {option!r} is installed", f"one of {', '.join(known)}", f"{group}={near}")
         if file == "config":
-            return fault("no_option", group=group, name=name, options=options)
+            return fault("config.no_option", group=group, name=name, options=options)
         expected = f"one of {options}" if options else "a group and an option that are there"
         return Fault(f"{file}.yaml", f"its defaults name {name}, and there is none", expected, f"mend {file}.yaml")
     make = faults_by_name(lambda: tables["messages"])
@@ -267,10 +266,10 @@ def resolve(cfg: DictConfig, overrides: list[str], choices: dict[str, str] | Non
         files = [path for path in sorted(MENU.glob("trainer/*.yaml")) if reference in path.read_text("utf-8")]
         readers = {path.stem: path for path in files}
         if trainer not in readers:
-            faults.append(fault("read_by_nothing", key=key, readers=", ".join(readers)))
+            faults.append(fault("config.read_by_nothing", key=key, readers=", ".join(readers)))
         elif key in map(dotted_key, overrides):  # else what is typed wins over what the option brings: no fault
             place = next(path for path, entry in scalars(read_yaml(readers[trainer])) if entry == reference)
-            faults.append(fault("given_twice", key=key, place=place))
+            faults.append(fault("config.given_twice", key=key, place=place))
     gone = [key for key in ("name", "output_root", "seed") if choices and key not in cfg]  # else it is a part of one
     faults += [Fault(key, "deleted, and every run needs it", "a value", f"leave ~{key} out") for key in gone]
     missing = sorted(key for key, value in scalars(unread) if value == "???")

@@ -12,8 +12,7 @@ from typing import Any
 
 import yaml
 
-from runner.config.fault import fault
-from runner.errors import ConfigError, Fault
+from runner.errors import ConfigError, Fault, fault
 from runner.schema.text import LOADER
 
 MAX_BYTES = 1 << 20  # of a file, and letters of a configuration when all references are followed
@@ -58,7 +57,7 @@ def check_size(path: Path) -> None:
         found = "a folder" if stat.S_ISDIR(about.st_mode) else "a pipe, a socket or a device"
         raise ConfigError(Fault(str(path), found, "a file", "the path of a file"))
     if (size := about.st_size) > MAX_BYTES:
-        raise ConfigError(fault("large_file", file=path, megabytes=size / 1e6, expected=EXPECTED))
+        raise ConfigError(fault("config.large_file", file=path, megabytes=size / 1e6, expected=EXPECTED))
 
 
 def _find_excesses(text: str | bytes, where: str) -> Iterator[Fault]:
@@ -75,17 +74,17 @@ def _find_excesses(text: str | bytes, where: str) -> Iterator[Fault]:
         elif isinstance(event, yaml.NodeEvent):
             count += 1
             if event.tag and event.tag not in KNOWN_TAGS and event.tag != "!":
-                yield fault("tagged", place=place, tag=event.tag.removeprefix(STANDARD).lstrip("!"))
+                yield fault("config.tagged", place=place, tag=event.tag.removeprefix(STANDARD).lstrip("!"))
             plain = event.value if isinstance(event, yaml.ScalarEvent) and not event.style else ""
             letters += len(event.value) if isinstance(event, yaml.ScalarEvent) and "${" in event.value else 0
             if letters > MAX_LETTERS_READ:
-                yield fault("many_references", place=place, letters=letters, most=MAX_LETTERS_READ)
+                yield fault("config.many_references", place=place, letters=letters, most=MAX_LETTERS_READ)
             if len(plain) > MAX_DIGITS and NUMBER.fullmatch(plain):
-                yield fault("many_digits", place=place, digits=len(plain), most=MAX_DIGITS)
+                yield fault("config.many_digits", place=place, digits=len(plain), most=MAX_DIGITS)
             elif OTHER_NUMBER.fullmatch(plain) and event.implicit[0]:
                 read = yaml.safe_load(plain)
                 meant = read if ":" in plain else plain.lstrip("+-0_") or 0
-                yield fault("other_number", place=place, text=plain, read=read, meant=meant)
+                yield fault("config.other_number", place=place, text=plain, read=read, meant=meant)
             is_open = isinstance(event, yaml.CollectionStartEvent)
             if event.anchor:
                 anchors[event.anchor] = None if is_open else 1
@@ -118,11 +117,12 @@ def check_growth(config: Mapping[str, object]) -> None:
     try:
         measured = InterpolationSize(config)
     except RecursionError:
-        raise ConfigError(fault("endless_references", expected=EXPECTED)) from None
+        raise ConfigError(fault("config.endless_references", expected=EXPECTED)) from None
     for sizes, most in ((measured.sizes, MAX_BYTES), (measured.read, MAX_LETTERS_READ)):
         if sizes[""] > most:
-            large = sorted((key for key in sizes if key and sizes[key] > most), key=lambda key: sizes[key])
-            raise ConfigError(fault("grows", key=[*large, "${...}"][0], letters=sizes[[*large, ""][0]], most=most))
+            grown = sorted((key for key in sizes if key and sizes[key] > most), key=lambda key: sizes[key])
+            first = next(iter(grown), "")
+            raise ConfigError(fault("config.grown", key=first or "${...}", letters=sizes[first], most=most))
 
 
 class InterpolationSize:

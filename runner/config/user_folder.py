@@ -17,11 +17,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from runner.config.fault import fault
 from runner.config.limits import MAX_DEPTH, MAX_VALUES, check_size, parse_yaml
 from runner.config.menu import takes_one
 from runner.config.override import list_fault
-from runner.errors import ConfigError, EnvironmentFault, Fault
+from runner.errors import ConfigError, EnvironmentFault, Fault, fault
 from runner.io.filetype import undecodable
 from runner.schema.text import short_text, walk
 
@@ -42,11 +41,11 @@ def add_working_folder() -> None:
     EnvironmentFault where the folder was deleted meanwhile, and on a system that no command of ours works on.
     """
     if not hasattr(os, "fork"):  # as a run of a sweep is, and what nothing could stop inside of this process
-        raise EnvironmentFault(fault("no_fork", system=platform.system()))
+        raise EnvironmentFault(fault("config.no_fork", system=platform.system()))
     try:
         here = os.getcwd()
     except FileNotFoundError:
-        raise EnvironmentFault(fault("no_working_folder")) from None
+        raise EnvironmentFault(fault("config.no_working_folder")) from None
     if not {"", here} & set(sys.path):
         sys.path.insert(len(sys.path) if os.path.exists("runner.py") else 0, here)
 
@@ -69,7 +68,7 @@ def _count_values(name: str, above: tuple[str, ...], known: dict[str, int]) -> i
         for each in named:
             count += _count_values(each, (*above, name), known)
             if count > MAX_VALUES:
-                raise ConfigError(fault("many_defaults", file=file, most=MAX_VALUES, each=FILE_VALUES))
+                raise ConfigError(fault("config.many_defaults", file=file, most=MAX_VALUES, each=FILE_VALUES))
         known[name] = count
     return known[name]
 
@@ -97,7 +96,7 @@ def _find_named(name: str, file: Path, content: Mapping[str, Any]) -> Iterator[s
         (group, options), *more = entry.items() if isinstance(entry, Mapping) and entry else [("", entry)]
         words = options if isinstance(options, list) else [options or ("" if group else options)]
         if more or not all(isinstance(word, str) for word in (group, *words)):
-            raise ConfigError(fault("odd_defaults", file=file, entry=short_text(entry or entries)))
+            raise ConfigError(fault("config.odd_defaults", file=file, entry=short_text(entry or entries)))
         is_override, group = "override " in group, re.sub(r"^(optional |override )+|@.*$", "", group)
         whole = group.lstrip("/") if group.startswith("/") else own + group
         if isinstance(options, list) and takes_one(whole) and not is_override:  # such a list is refused where it counts
@@ -129,7 +128,7 @@ def _plugin() -> Any:
             try:
                 loaded = super().load_config(config_path)
             except ValueError as error:  # of a comment like # @package
-                raise ConfigError(fault("odd_package", file=file, error=error)) from None
+                raise ConfigError(fault("config.odd_package", file=file, error=error)) from None
             # A byte order mark keeps Hydra from seeing the package that the first line names.
             if found := re.match(r"\ufeff\s*#\s*@package\s+(\S+)", file.read_text(encoding="utf-8")):
                 loaded.header["package"] = found[1]
@@ -154,14 +153,14 @@ def _changes_hydra(name: str, file: Path, loaded: ConfigResult) -> Iterator[Faul
     from omegaconf import OmegaConf
 
     if name.lstrip("/").startswith("hydra/") or "hydra" in str(loaded.header.get("package")).split("."):
-        yield fault("changes_hydra", file=file, found="it is a setting of Hydra's own")
+        yield fault("config.changes_hydra", file=file, found="it is a setting of Hydra's own")
     config = OmegaConf.to_container(loaded.config, resolve=False)
     config = config if isinstance(config, dict) else {}
     for entry in config.get("defaults") or ():
         text = " ".join(map(str, entry)) if isinstance(entry, Mapping) else str(entry)
         if "hydra" in text and not CHOSEN.fullmatch(text):
-            yield fault("changes_hydra", file=file, found=f"defaults: {text}")
+            yield fault("config.changes_hydra", file=file, found=f"defaults: {text}")
     hydra = config.get("hydra", {})
     for key, entry in hydra.items() if isinstance(hydra, Mapping) else [("", hydra)]:
         if key not in ("sweeper", "mode") or "_target_" in str(entry):
-            yield fault("changes_hydra", file=file, found=f"hydra.{key}")
+            yield fault("config.changes_hydra", file=file, found=f"hydra.{key}")

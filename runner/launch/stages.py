@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 from runner import config
 from runner.config.override import dotted_key
 from runner.config.provenance import read_settings
-from runner.errors import ConfigError, Fault, FolderError, name_jobs
+from runner.errors import ConfigError, Fault, FolderError, fault, name_jobs
 from runner.io.files import MENU
 from runner.launch import axis
-from runner.launch.fault import fault
 from runner.run import Run
 from runner.run.continuation import find_resume_faults
 from runner.run.key import folder_of
@@ -44,7 +43,7 @@ def compose_runs(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list
     """
 
     listed = [word for word in overrides if dotted_key(word).partition(".")[0] == "stages"]
-    ConfigError.refuse(fault("typed_stages", key=dotted_key(word), word=word) for word in listed)
+    ConfigError.refuse(fault("launch.typed_stages", key=dotted_key(word), word=word) for word in listed)
     references = References()
     if experiment := _read_experiment(overrides, folders):
         runs, found = [], {}
@@ -178,7 +177,7 @@ class References:
         """The fault of a name that no finished run has: what state it is in, or what was probably meant."""
         if begun := [Run(folder) for folder in _folders(root, name)]:
             states = ", ".join(f"{run} is {run.status()['state']}" for run in begun)
-            return fault("unfinished_reference", key=key, name=name, states=states, run=begun[-1])
+            return fault("launch.unfinished_reference", key=key, name=name, states=states, run=begun[-1])
         group = name.partition("/")[0]
         known = [f"{group}/{folder.name}" for folder in _finished(root, group)] if "/" in name else []
         known = known or [folder.name for folder in sorted(root.glob("[!.]*")) if _finished(root, folder.name)]
@@ -208,7 +207,7 @@ def _compose_one(
     try:
         for name in [word.partition("=")[2] for word in words if word.startswith("+experiment@_global_=")]:
             if "stages" in config.compose_unresolved([f"experiment={name}"], folders)[0]:
-                raise ConfigError(fault("stages_of_a_stage", name=name))
+                raise ConfigError(fault("launch.stages_of_a_stage", name=name))
         composed = config.compose(words, folders, references.starts)
     except ConfigError as error:
         faults = [*references.faults, *error.faults]
@@ -271,7 +270,7 @@ def _read_experiment(typed: Sequence[str], folders: Sequence[Path]) -> Experimen
     experiment = Experiment(str(plain["name"]), stages, chosen, shared, own, faults)
     for word in shared:
         if not any(word in experiment.typed_for(stage) for stage in stages):
-            faults.append(fault("of_no_stage", key=dotted_key(word), last=list(stages)[-1], word=word))
+            faults.append(fault("launch.of_no_stage", key=dotted_key(word), last=list(stages)[-1], word=word))
     return experiment
 
 
@@ -283,11 +282,11 @@ def _faults_of_stages(stages: object, top: set[str]) -> Iterator[Fault]:
     for stage, words in stages.items():
         where = f"stages.{stage}"
         if stage in top:
-            yield fault("taken_name", where=where, stage=stage)
+            yield fault("launch.taken_name", where=where, stage=stage)
         elif not re.fullmatch(r"[A-Za-z][\w-]*", str(stage)):
-            yield fault("odd_name", where=where, stage=stage)
+            yield fault("launch.odd_name", where=where, stage=stage)
         if not isinstance(words, list) or not words:
-            yield fault("no_words", where=where, words=words, stage=stage)
+            yield fault("launch.no_words", where=where, words=words, stage=stage)
         for word in words if isinstance(words, list) else ():
             if not isinstance(word, str) or not re.match(r"~?[+\w]", word) or not ("=" in word or word[0] == "~"):
                 yield Fault(where, f"{word!r}", "key=value", f"{stage}: [trainer=sft, model=tiny]")

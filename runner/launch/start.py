@@ -18,12 +18,11 @@ from runner.config import Composed
 from runner.config.machines import processes_here, processes_of, rank_of, rendezvous_of
 from runner.config.override import dotted_key, latest, parse
 from runner.dataset.request import split_words
-from runner.errors import ConfigError, EnvironmentFault, RunnerError, code_of
+from runner.errors import ConfigError, EnvironmentFault, RunnerError, code_of, fault
 from runner.generate.budget import evaluation_budget
 from runner.io.files import read_json
 from runner.io.terminal import print_error, print_visible
 from runner.launch import axis, stages
-from runner.launch.fault import fault
 from runner.launch.plan import LiveProgress, Plan, Stages, Task, state_of, tasks_of
 from runner.launch.pool import Pool, confine, idle_devices, settings_of
 from runner.launch.worker import is_finished, launch
@@ -94,7 +93,7 @@ def start_sweep(
         runs = stages.compose_runs(axis.first_of([*axes, *typed]), folders)
         check_ahead([runs], elsewhere=True)
         if dry_run:
-            raise ConfigError(fault("unknown_jobs"))
+            raise ConfigError(fault("launch.unknown_jobs"))
         group = folder_of(runs[0].cfg, []).parent
         found = functools.partial(group.glob, "*/status.json")
         return _start_plugin(Job(folders, debug), typed, lambda: [path.parent for path in found()], report)
@@ -217,7 +216,7 @@ class Job:
             scores = (read_json(tasks[-1].folder / "scores.json") or {}).get("after") or {}
             if not isinstance(score := scores.get(name), int | float) or not math.isfinite(score):
                 known = ", ".join(sorted(scores)) or "nothing"
-                raise ConfigError(fault("no_objective", run=tasks[-1].folder, name=name, known=known))
+                raise ConfigError(fault("launch.no_objective", run=tasks[-1].folder, name=name, known=known))
             return float(score)
         except RunnerError as error:
             print_error(error)  # Hydra tells it late, or not at all
@@ -253,11 +252,11 @@ def _exit_code(codes: Mapping[Path, int], signals: Sequence[int]) -> int:
 def _refuse_several_processes(what: str, machines: int = 1) -> None:
     """Raise ConfigError where several of us, or several machines, would each start all of the same runs."""
     if (world := config.world_size()) > 1:
-        raise ConfigError(fault("several_processes", where=what, world=world))
+        raise ConfigError(fault("launch.several_processes", where=what, world=world))
     if machines > 1:
         fix = "launcher.num_machines=1 launcher.rendezvous=null  (on each machine: they share the runs)"
         fix = f"{what}=null" if what.startswith("launcher.") else fix
-        raise ConfigError(fault("several_machines", where=what, machines=machines, fix=fix))
+        raise ConfigError(fault("launch.several_machines", where=what, machines=machines, fix=fix))
 
 
 @contextlib.contextmanager
@@ -269,4 +268,4 @@ def _folder_errors(composed: Composed) -> Iterator[None]:
         where = f"{composed.cfg['output_root']}/{composed.cfg['name']}"
         if error.errno not in NO_FOLDER and is_full(error, Path(where)):
             raise full(Run(Path(where)), error) from error
-        raise EnvironmentFault(fault("no_place", where=where, error=error)) from error
+        raise EnvironmentFault(fault("launch.no_place", where=where, error=error)) from error

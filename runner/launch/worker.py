@@ -26,16 +26,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from runner import config
+from runner import config, errors
 from runner.config.build import build, locate
 from runner.config.machines import processes_here, processes_of
-from runner.errors import ConfigError, EnvironmentFault, FolderError, Interrupted, RunnerError, describe, own_place
+from runner.errors import ConfigError, EnvironmentFault, FolderError, Interrupted, RunnerError, describe, fault
 from runner.io.files import PACKAGE, open_own
 from runner.io.hub import is_of_network
 from runner.io.secrets import hidden
 from runner.io.temporary import temporarily, uncollected
 from runner.io.terminal import Copied, Hiding, copied_output, is_logged, print_error, said, to_terminal
-from runner.launch.fault import fault
 from runner.model.jinja import KEY
 from runner.run import PATIENCE, Run, add_notes, check_lines, check_metadata, find_foreign_faults, locked
 from runner.run.adjustments import is_out_of_memory
@@ -77,7 +76,7 @@ class Stop:
         """The exception that ends the process once the step is saved."""
         number = self.number or signal.SIGTERM
         name = signal.Signals(number).name
-        return Interrupted(fault("asked_to_stop", name=name), number)
+        return Interrupted(fault("launch.asked_to_stop", name=name), number)
 
 
 def detach_terminal() -> None:
@@ -125,7 +124,7 @@ def main(words: Sequence[str]) -> int:
     """Run the folder that the words name and return the exit code."""
     folders = [word for word in words if not word.startswith("-")]
     if len(folders) != 1 or not (Path(folders[0]) / "config.yaml").exists():
-        print_error(ConfigError(fault("no_folder", words=" ".join(words))))
+        print_error(ConfigError(fault("launch.no_folder", words=" ".join(words))))
         return ConfigError.code
     from runner.validate.start import find_variable_faults
 
@@ -138,7 +137,7 @@ def main(words: Sequence[str]) -> int:
         ConfigError.refuse([] if "--trust" in words else find_frozen_faults(run.cfg, f"{run}/config.yaml"))
         own = processes_of(run.cfg)
         if world not in (1, own):
-            raise ConfigError(fault("other_world", run=run, world=world, own=own))
+            raise ConfigError(fault("launch.other_world", run=run, world=world, own=own))
     except RunnerError as error:
         print_error(error)
         return error.code
@@ -312,7 +311,7 @@ def is_finished(run: Run) -> bool:
     if damage:
         found = f"the run is finished, and its model is damaged: {describe_damage(damage)}"
         if not sealed_checkpoints(run.checkpoints):
-            raise FolderError(fault("damaged_model", folder=run.model, found=found))
+            raise FolderError(fault("launch.damaged_model", folder=run.model, found=found))
         log.warning("%s: %s; it is written again from the newest checkpoint", run, found)
         return False
     for line in check_fingerprints(run):
@@ -323,16 +322,16 @@ def is_finished(run: Run) -> bool:
 def _own_error(run: Run, error: BaseException, text: str) -> ConfigError | None:
     """The error of the user's own code that an exception came through, or that does not take or give what it should."""
     targets = {path: str(node["_target_"]) for path, node in nodes(run.cfg)}
-    if place := own_place(error):
+    if place := errors.own_place(error):
         file = place.rpartition(":")[0]
         modules = {path: target.rpartition(".")[0].replace(".", os.sep) for path, target in targets.items()}
         own = (path for path, module in modules.items() if file.endswith((f"/{module}.py", f"/{module}/__init__.py")))
-        return ConfigError(fault("own_code", where=next(own, file), error=text, place=place))
+        return ConfigError(fault("launch.own_code", where=next(own, file), error=text, place=place))
     if any(frame.filename == "<template>" for frame in traceback.extract_tb(error.__traceback__)):
-        return ConfigError(fault("template_raises", key=KEY, error=text))
+        return ConfigError(fault("launch.template_raises", key=KEY, error=text))
     strange = [path for path, target in targets.items() if not is_allowed(target, launcher=path == "launcher")]
     if strange:  # what it gave, or left behind, was met elsewhere
-        return ConfigError(fault("met_elsewhere", targets=", ".join(strange), error=text, first=strange[0]))
+        return ConfigError(fault("launch.met_elsewhere", targets=", ".join(strange), error=text, first=strange[0]))
     return None
 
 
@@ -346,11 +345,11 @@ def _folder_fault(run: Run, error: BaseException, text: str) -> FolderError | No
         FolderError.refuse(find_foreign_faults(run.folder))
     except FolderError as gone:
         return gone
-    if isinstance(error, IsADirectoryError) and str(run.folder) in text and not own_place(error):
+    if isinstance(error, IsADirectoryError) and str(run.folder) in text and not errors.own_place(error):
         path = str(error.filename2 or error.filename)
-        return FolderError(fault("folder_in_place", path=path, quoted=shlex.quote(path)))
-    if is_missing and str(run.folder) in text and not own_place(error):
-        return FolderError(fault("files_gone", folder=run.folder, error=text))
+        return FolderError(fault("launch.folder_in_place", path=path, quoted=shlex.quote(path)))
+    if is_missing and str(run.folder) in text and not errors.own_place(error):
+        return FolderError(fault("launch.files_gone", folder=run.folder, error=text))
     return None
 
 
@@ -361,19 +360,19 @@ def _explained(run: Run, error: BaseException) -> RunnerError:
         return gone
     if isinstance(error, SystemExit):
         text = f"something called sys.exit({error.code!r}) or os._exit before the run was finished"
-    if isinstance(error, RunnerError) and error.__cause__ and own_place(error.__cause__):
+    if isinstance(error, RunnerError) and error.__cause__ and errors.own_place(error.__cause__):
         return error
     if is_full(error, run.folder):
         return full(run, error)
     if isinstance(error, RunnerError):
         return error
     if is_of_network(error):
-        return EnvironmentFault(fault("network", error=text))
+        return EnvironmentFault(fault("launch.network", error=text))
     if is_out_of_memory(error):
-        return EnvironmentFault(fault("memory", error=text))
+        return EnvironmentFault(fault("launch.memory", error=text))
     if isinstance(error, ImportError):
-        return EnvironmentFault(fault("library", error=text))
-    return _own_error(run, error, text) or RunnerError(fault("unexplained", log=run.log, error=text))
+        return EnvironmentFault(fault("launch.library", error=text))
+    return _own_error(run, error, text) or RunnerError(fault("launch.unexplained", log=run.log, error=text))
 
 
 @contextlib.contextmanager

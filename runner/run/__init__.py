@@ -32,11 +32,10 @@ import yaml
 
 from runner.config.limits import read_yaml
 from runner.config.menu import GROUPS
-from runner.errors import ConfigError, Fault, FolderError
+from runner.errors import ConfigError, Fault, FolderError, fault
 from runner.io.files import ROWS, display_path, open_own, read_json, read_last_row, read_step, write_json, write_text
 from runner.io.secrets import hidden, hidden_source
 from runner.io.visible import to_visible
-from runner.run.fault import fault
 from runner.run.key import canonical_text, folder_of, key_of
 from runner.schema.text import Config, walk
 
@@ -123,7 +122,7 @@ class Run:
     def check_there(self) -> None:
         """Raise FolderError where the folder was moved or deleted while somebody worked in it."""
         if not os.path.exists(f"{self.folder}/config.yaml"):
-            raise FolderError(fault("gone", folder=self.folder))
+            raise FolderError(fault("run.gone", folder=self.folder))
 
     def set_status(self, state: str | None = None, **changes: object) -> None:
         """Replace the state atomically, keeping what is not named; in a folder that is there."""
@@ -152,7 +151,7 @@ def format_fault(folder: Path, number: object) -> Fault:
         fix = to_visible(shlex.join([*words, f"name={folder.parent.name}-again"]))
         if any(word.startswith(TRUSTING) or "trust" in word for word in words):
             fix += "  (if you trust who wrote its manifest.json)"
-    return fault("other_format", folder=display_path(folder), number=number, age=age, own=FORMAT, fix=fix)
+    return fault("run.other_format", folder=display_path(folder), number=number, age=age, own=FORMAT, fix=fix)
 
 
 def write_config(folder: Path, cfg: Mapping[str, Any]) -> None:
@@ -171,7 +170,7 @@ def open_run(cfg: Config, overrides: Sequence[str], command: Sequence[str] = (),
     root = Path(str(cfg["output_root"])).resolve()
     group = (root / str(cfg["name"])).resolve()
     if not str(cfg["name"]).strip() or not group.is_relative_to(root) or group == root:
-        raise FolderError(fault("name_leads_out", name=cfg["name"], root=root))
+        raise FolderError(fault("run.name_leads_out", name=cfg["name"], root=root))
     key, folder = key_of(cfg), folder_of(cfg, overrides).absolute()
     run, options = Run(folder), {group: option for group, option in (choices or {}).items() if "/" not in group}
     recorded = {"command": ["python", "-m", "runner", *map(hidden, command or overrides)], "choices": options}
@@ -186,7 +185,7 @@ def open_run(cfg: Config, overrides: Sequence[str], command: Sequence[str] = (),
             if not (folder / "config.yaml").exists():
                 write_config(folder, cfg)  # last, because a folder is a run's where this file is
     elif key_of(run.cfg) != key:
-        raise FolderError(fault("of_another_run", folder=folder, key=key))
+        raise FolderError(fault("run.of_another_run", folder=folder, key=key))
     elif run.status()["state"] != "finished" and canonical_text(run.cfg) != canonical_text(cfg):
         with contextlib.suppress(FolderError), locked(run):  # who holds it has read the old one
             write_config(folder, cfg)
@@ -202,14 +201,14 @@ def check_metadata(run: Run) -> None:
     if (run.folder / "config.yaml").exists():
         key, known = key_of(run.cfg), run.manifest().get("key")
         if known not in (None, key):
-            faults.append(fault("changed_config", file=run.folder / "config.yaml", key=key, known=known))
+            faults.append(fault("run.changed_config", file=run.folder / "config.yaml", key=key, known=known))
     after = {"status.json": "goes on from its newest whole checkpoint", "manifest.json": "is recorded again"}
     after |= {"scores.json": "is measured at its end only", "adjustments.json": "goes on as its config says"}
     for name, consequence in after.items():
         path = run.folder / name
         found = read_json(path)
         if path.exists() and not (is_shaped(found) and (name != "status.json" or found.get("state") in STATES)):
-            faults.append(fault("torn_metadata", file=path, consequence=consequence))
+            faults.append(fault("run.torn_metadata", file=path, consequence=consequence))
     FolderError.refuse(faults)
 
 
@@ -274,7 +273,7 @@ def check_lines(run: Run) -> None:
     if not (last.startswith(b"{") or not last.strip(b"\0" if lines else b"")):
         bad.append(len(lines) + 1)  # after whole lines, zeros are a last write that never reached the disk
     if bad:
-        raise FolderError(fault("torn_lines", file=run.metrics, lines=", ".join(map(str, bad[:5]))))
+        raise FolderError(fault("run.torn_lines", file=run.metrics, lines=", ".join(map(str, bad[:5]))))
 
 
 @contextlib.contextmanager
@@ -294,7 +293,7 @@ def locked(run: Run, patience: float = 0.0) -> Iterator[None]:
     except Timeout:
         holder = run.status()
         pid, host, since = holder.get("pid"), holder.get("host"), holder.get("since", holder.get("started"))
-        raise FolderError(fault("held", folder=run.folder, pid=pid, host=host, since=since)) from None
+        raise FolderError(fault("run.held", folder=run.folder, pid=pid, host=host, since=since)) from None
 
 
 def held(run: Run) -> bool:

@@ -13,10 +13,9 @@ from typing import Any
 
 from runner.config.batch import MADE
 from runner.config.machines import processes_of, words_for
-from runner.errors import ConfigError, Fault, FolderError
+from runner.errors import ConfigError, Fault, FolderError, fault
 from runner.io.files import read_json, write_json
 from runner.run import Run, find_foreign_faults, held
-from runner.run.fault import fault
 from runner.run.key import folder_of, lasting, made_of_batch
 from runner.run.read import find_run
 from runner.run.seal import damage_of, describe_damage, sealed_checkpoints, step_of
@@ -42,9 +41,9 @@ def find_resume_faults(cfg: Mapping[str, Any]) -> list[Fault]:
     if faults := find_foreign_faults(other.folder):
         return faults + differences
     if held(other):
-        return [fault("resumes_living", run=other, pid=other.status().get("pid")), *differences]
+        return [fault("run.resumes_living", run=other, pid=other.status().get("pid")), *differences]
     if not sealed_checkpoints(other.checkpoints):
-        return [fault("resumes_unsaved", run=other), *differences]
+        return [fault("run.resumes_unsaved", run=other), *differences]
     return differences
 
 
@@ -57,7 +56,7 @@ def _process_faults(cfg: Mapping[str, Any]) -> Iterator[Fault]:
     then, reason = (manifest.get("hardware") or {}).get("processes"), manifest.get("of_processes")
     if reason and isinstance(then, int) and then != processes_of(cfg):
         words = words_for(cfg, then)
-        yield fault("other_processes", now=processes_of(cfg), then=then, run=run, reason=reason, words=words)
+        yield fault("run.other_processes", now=processes_of(cfg), then=then, run=run, reason=reason, words=words)
 
 
 def other_run(cfg: Mapping[str, Any]) -> Run | None:
@@ -80,7 +79,7 @@ def begin_from(other: Run, cycle_steps: int) -> Path:
             refused.append(f"{path.name}: inside a generation cycle of {cycle_steps} steps")
         else:
             return path
-    raise FolderError(fault("resumes_damaged", run=other, damage="; ".join(refused) or "no checkpoint"))
+    raise FolderError(fault("run.resumes_damaged", run=other, damage="; ".join(refused) or "no checkpoint"))
 
 
 def find_offer(cfg: Mapping[str, Any], folder: Path) -> str:
@@ -113,7 +112,7 @@ def _differences(other: Run, cfg: Mapping[str, Any]) -> Iterator[Fault]:
     longer = False
     same_batch = cfg.get("batch") and cfg["batch"] == other.cfg.get("batch")  # shared by however many processes
     if (before := processes_of(other.cfg)) != (after := processes_of(cfg)) and not same_batch:
-        yield fault("resumes_other_processes", before=before, after=after, words=words_for(cfg, before))
+        yield fault("run.resumes_other_processes", before=before, after=after, words=words_for(cfg, before))
     for path in {**then, **now}:
         name = path.removeprefix(PREFIX)
         old, new = (each.get(path, known.get(name) if path.startswith(PREFIX) else None) for each in (then, now))
@@ -131,7 +130,7 @@ def _differences(other: Run, cfg: Mapping[str, Any]) -> Iterator[Fault]:
     rows, args = ((facts.get("data") or {}).get("train") or {}).get("rows"), {**known, **cfg["trainer"]["args"]}
     is_open = longer and facts.get("reference") == EACH_STEP and once not in cfg["trainer"]["args"]
     if is_open and rows and computes_once(cfg, args, rows):
-        yield fault("reference_computed_once", each_step=EACH_STEP, once=ONCE, rows=rows)
+        yield fault("run.reference_computed_once", each_step=EACH_STEP, once=ONCE, rows=rows)
     status = other.status()
     if status["state"] == "finished" and not (longer and status["step"] == status["max_steps"]):
         found = f"{other} is finished" + (", and stopped before its last step" if longer else "")

@@ -7,9 +7,8 @@ import errno
 import shutil
 from pathlib import Path
 
-from runner.errors import EnvironmentFault, RunnerError, causes_of, describe
+from runner.errors import EnvironmentFault, RunnerError, causes_of, describe, fault
 from runner.run import Run
-from runner.run.fault import fault
 from runner.run.seal import sealed_checkpoints
 from runner.schema.text import number
 
@@ -25,7 +24,7 @@ def check_space(run: Run) -> None:
     need, description = needed(run)
     room = free(run.folder)
     if need > room:
-        raise EnvironmentFault(fault("little_space", run=run, free=sized(room), needed=description))
+        raise EnvironmentFault(fault("run.little_space", run=run, free=sized(room), needed=description))
 
 
 def needed(run: Run) -> tuple[int, str]:
@@ -60,10 +59,10 @@ def full(run: Run, error: BaseException) -> EnvironmentFault:
     place = Path(next((one.filename for one in failed if isinstance(one.filename, str)), run.folder))
     text = next(iter(str(error).splitlines()), "") or type(error).__name__
     if any(one.errno == errno.EFBIG for one in failed) or "os error 27" in text:
-        return EnvironmentFault(fault("file_limit", file=place, error=text))
+        return EnvironmentFault(fault("run.file_limit", file=place, error=text))
     need, description = needed(run)
     expected = description if need else "free space"
-    return EnvironmentFault(fault("full_disk", place=place, free=sized(free(place)), error=text, needed=expected))
+    return EnvironmentFault(fault("run.full_disk", place=place, free=sized(free(place)), error=text, needed=expected))
 
 
 def sized(count: float, unit: str = "B") -> str:

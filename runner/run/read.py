@@ -17,11 +17,10 @@ from typing import Any, TypeGuard
 
 from runner.config.limits import read_yaml
 from runner.config.menu import GROUPS, OPTIONAL
-from runner.errors import ConfigError, Fault, FolderError
+from runner.errors import ConfigError, Fault, FolderError, fault
 from runner.io.files import read_json, read_rows
 from runner.io.visible import to_visible
 from runner.run import FORMAT, METADATA, Run, find_foreign_faults, format_fault, is_shaped
-from runner.run.fault import fault
 from runner.schema.text import nearest
 
 LARGEST = 1e300  # of a number that is taken for one: differences and means of those beyond have no float
@@ -201,16 +200,16 @@ def check_whole(run: RunRecord) -> None:
     """Raise FolderError where the configuration of a run lacks what that of every run has."""
     lacking = [key for key in NEEDED if run.cfg.get(key) in (None, "", {})]
     if lacking := [*lacking, *(group for group in GROUPS if group not in {*run.cfg, *lacking, *OPTIONAL})]:
-        raise FolderError(fault("lacking_config", file=run.folder / "config.yaml", keys=", ".join(lacking)))
+        raise FolderError(fault("run.lacking_config", file=run.folder / "config.yaml", keys=", ".join(lacking)))
 
 
 def check_finished(run: RunRecord, verb: str) -> None:
     """Raise FolderError where a run is not finished, or its configuration cannot be read."""
     if not run.cfg:
-        raise FolderError(fault("no_config", run=run))
+        raise FolderError(fault("run.no_config", run=run))
     if run.state != "finished":
         found = run.standing + (f": {run.cause}" if run.cause else "")
-        raise FolderError(fault("not_finished", run=run, standing=found, verb=verb))
+        raise FolderError(fault("run.not_finished", run=run, standing=found, verb=verb))
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -18,10 +18,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from runner.errors import FolderError
+from runner.errors import FolderError, fault
 from runner.io.files import LEFT_BY_WRITES, display_path, read_json, remove, sha256, sync, write_json
 from runner.run import Run
-from runner.run.fault import fault
 
 log = logging.getLogger(__name__)
 SEAL = "seal.json"
@@ -107,7 +106,7 @@ def describe_damage(damage: Mapping[str, str]) -> str:
 def check_sealed(folder: Path) -> Path:
     """The same sealed folder; FolderError with every file that is not as it was sealed."""
     if damage := damage_of(folder):
-        raise FolderError(fault("damaged", folder=display_path(folder), damage=describe_damage(damage)))
+        raise FolderError(fault("run.damaged", folder=display_path(folder), damage=describe_damage(damage)))
     return folder
 
 
@@ -141,8 +140,8 @@ def last_checkpoint(run: Run, clean: bool = True) -> Path | None:
     for path, wrong in damaged.items():
         log.warning("%s is damaged: %s", path, describe_damage(wrong))
     if clean and damaged and good is None:
-        described = {path: describe_damage(wrong) for path, wrong in damaged.items()}
-        raise FolderError(fault("no_whole_checkpoint", folder=path, damage=each) for path, each in described.items())
+        texts = {path: describe_damage(wrong) for path, wrong in damaged.items()}
+        raise FolderError(fault("run.no_whole_checkpoint", folder=path, damage=text) for path, text in texts.items())
     step = step_of(good) if good else -1
     for path in run.checkpoints.glob("checkpoint-*") if clean else ():
         number = path.name.rpartition("-")[2]

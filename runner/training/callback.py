@@ -34,7 +34,7 @@ from transformers.trainer_utils import has_length
 from runner.config.build import asked_for, locate, serve
 from runner.dataset.form import fits
 from runner.dataset.load import HeldOut
-from runner.errors import ConfigError, is_own
+from runner.errors import ConfigError, fault, is_own
 from runner.generate.completion import generate
 from runner.generate.rows import held_out_sets
 from runner.generate.sampler import whole
@@ -48,7 +48,6 @@ from runner.run.adjustments import ROLLBACK, adjusted_share, count_of
 from runner.schema import upstream
 from runner.schema.text import Config, named
 from runner.training.checkpoint import MovedModels, Seal
-from runner.training.fault import fault
 from runner.training.health import Health
 from runner.training.profile import Profile
 
@@ -79,11 +78,11 @@ def build_callbacks(cfg: Config, served: Mapping[str, Any], trainer: Trainer | N
             continue
         own = {of: getattr(trainer, of, None) for of in OF_TRAINER} | {"callback_name": name, "trainer": trainer}
         if upstream.REF_MODEL in asked_for(node["_target_"]) - set(node) and own[upstream.REF_MODEL] is None:
-            raise ConfigError(fault("no_reference", name=name))
+            raise ConfigError(fault("training.no_reference", name=name))
         own |= {"prompts": served["prompts"]()} if "prompts" in served else {}  # each has its own
         callback = serve(node, **{key: part for key, part in {**served, **own}.items() if key not in node})
         if not isinstance(callback, TrainerCallback):
-            raise ConfigError(fault("no_callback", name=name, kind=type(callback).__name__))
+            raise ConfigError(fault("training.no_callback", name=name, kind=type(callback).__name__))
         if is_own(inspect.getfile(type(callback))):
             _contain(callback, f"callback.{name}")
         callbacks.append(callback)
@@ -98,7 +97,7 @@ def _contain(callback: TrainerCallback, where: str) -> None:
             answer = event(*given, **more)
         if answer is None or isinstance(answer, TrainerControl):
             return answer
-        raise ConfigError(fault("no_control", where=where, event=event.__name__, kind=type(answer).__name__))
+        raise ConfigError(fault("training.no_control", where=where, event=event.__name__, kind=type(answer).__name__))
 
     for name in dir(TrainerCallback):
         if name.startswith("on_") and getattr(type(callback), name) is not getattr(TrainerCallback, name):

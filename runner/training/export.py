@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from runner.errors import EnvironmentFault, FolderError
+from runner.errors import EnvironmentFault, FolderError, fault
 from runner.io.files import display_path, files_of, read_json, remove, write_text
 from runner.io.hub import is_offline
 from runner.io.terminal import quiet
@@ -13,7 +13,6 @@ from runner.report.card import base_of, to_card
 from runner.run.read import RunRecord
 from runner.run.seal import SEAL, damage_of, seal
 from runner.schema.text import number
-from runner.training.fault import fault
 
 DTYPES = ("float32", "bfloat16", "float16")
 LEFT = (SEAL, "training_args.bin", "README.md")  # of model/, what is the run's own
@@ -27,7 +26,7 @@ def export(
     if folder.is_symlink() or (folder.exists() and not is_replaceable):
         kind = "a link" if folder.is_symlink() else "" if folder.is_dir() else "a file"
         found = kind or "holds something else than an export as it was written"
-        raise FolderError(fault("no_export", folder=display_path(folder), found=found))
+        raise FolderError(fault("training.no_export", folder=display_path(folder), found=found))
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as place:
         new = Path(place) / folder.name
@@ -75,13 +74,13 @@ def _copy(source: Path, new: Path) -> list[str]:
     """Copy the files of a whole model, and see that the copies are the same; a critic beside it stays."""
     files = [path for path in sorted(source.iterdir()) if path.is_file() and path.name not in LEFT]
     if unsafe := [path.name for path in files if path.suffix in (".bin", ".pt", ".pth", ".pkl")]:
-        raise FolderError(fault("pickle", folder=display_path(source), file=unsafe[0]))
+        raise FolderError(fault("training.pickle", folder=display_path(source), file=unsafe[0]))
     for path in files:
         shutil.copyfile(path, new / path.name)
     names = {path.name for path in files}
     before = {name: digest for name, digest in files_of(source).items() if name in names}
     if files_of(new) != before:
-        raise EnvironmentFault(fault("other_bytes", folder=display_path(new)))
+        raise EnvironmentFault(fault("training.other_bytes", folder=display_path(new)))
     size = sum(path.stat().st_size for path in files if path.suffix == ".safetensors")
     return [f"copied to the byte, {number(size / 1e6, 3)} MB"]
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 from runner.dataset.form import FORMS, answer_columns
-from runner.errors import Fault
+from runner.errors import Fault, fault
 from runner.io.files import shipped
 from runner.io.temporary import temporarily
 from runner.io.turns import text_of
@@ -33,7 +33,6 @@ from runner.report.tokens import TokenRow
 from runner.reward.panel import random_state_kept
 from runner.schema import upstream
 from runner.schema.text import Config
-from runner.training.fault import fault
 
 Rows: TypeAlias = Dataset | IterableDataset | list[dict[str, Any]]
 Batch: TypeAlias = Mapping[str, Tensor]
@@ -250,12 +249,12 @@ def find_faults(inspection: Inspection, tolerate: Mapping[str, Any] | None = Non
     longest, count = inspection.longest_cut, len(inspection.encoded)
     if not inspection.rows:
         fix = f"trainer.args.max_length={longest}" if longest else "another dataset"
-        faults.append(fault("no_row_left", count=count, fix=fix))
+        faults.append(fault("training.no_row_left", count=count, fix=fix))
     allowed = TRUNCATED if tolerate.get("truncated") is None else tolerate["truncated"]
     if len(inspection.cut) > allowed * count:
         share = len(inspection.cut) / count
         enough = min(1.0, -(-share * 100 // 5) * 0.05)
-        faults.append(fault("cut_off", seen=inspection, share=share, count=count, allowed=allowed, enough=enough))
+        faults.append(fault("training.cut_off", seen=inspection, share=share, count=count, most=allowed, enough=enough))
     return faults + [each for name in CHECKS if not tolerate.get(name) for each in CHECKS[name](inspection)]
 
 
@@ -265,7 +264,7 @@ def _nothing_trained(inspection: Inspection) -> Iterator[Fault]:
     fix = f"trainer.args.max_length={inspection.longest_cut}" if inspection.cut else "collator=none"
     if inspection.answers_only:
         fix = "trainer.args.assistant_only_loss=false"
-    yield fault("nothing_trained", count=len(inspection.rows), fix=fix)
+    yield fault("training.nothing_trained", count=len(inspection.rows), fix=fix)
 
 
 def _no_end(inspection: Inspection) -> Iterator[Fault]:
@@ -284,14 +283,14 @@ def _no_end(inspection: Inspection) -> Iterator[Fault]:
     else:
         fix = "model.tokenizer.chat_template=chatml,"
     ends = ", ".join(sorted(decode(tokenizer, [end]) for end in inspection.ends))
-    yield fault("no_end", ends=ends, tail=decode(tokenizer, trained[-4:]), fix=fix)
+    yield fault("training.no_end", ends=ends, tail=decode(tokenizer, trained[-4:]), fix=fix)
 
 
 def _doubled_bos(inspection: Inspection) -> Iterator[Fault]:
     bos, count = inspection.tokenizer.bos_token_id, len(inspection.rows)
     if rows := [row for row in inspection.rows if bos is not None and row.ids[:2] == [bos, bos]]:
         begin = decode(inspection.tokenizer, rows[0].ids[:2])
-        yield fault("doubled_bos", found=len(rows), count=count, begin=begin)
+        yield fault("training.doubled_bos", found=len(rows), count=count, begin=begin)
 
 
 def _other_template(inspection: Inspection) -> Iterator[Fault]:
@@ -306,9 +305,9 @@ def _other_template(inspection: Inspection) -> Iterator[Fault]:
         if (length := sum(1 for _ in same)) > shared:
             shared, after = length, ids[length : length + 20]
     before = decode(tokenizer, prompts[0][:shared])[-SHOWN:]
-    rows, generation = (decode(tokenizer, ids)[:SHOWN] for ids in (after, prompts[0][shared:]))
+    rows, asked = (decode(tokenizer, ids)[:SHOWN] for ids in (after, prompts[0][shared:]))
     count = sum(len(row.prompts) for row in inspection.encoded)
-    yield fault("other_template", found=len(prompts), count=count, before=before, rows=rows, generation=generation)
+    yield fault("training.other_template", found=len(prompts), count=count, before=before, rows=rows, asked=asked)
 
 
 # By the name that ``tolerate`` takes; ``validate/context.yaml`` lists these names too.

@@ -20,9 +20,8 @@ from torch.nn.functional import cross_entropy
 from transformers import Trainer
 from transformers.utils import ModelOutput
 
-from runner.errors import ConfigError, SickRun
+from runner.errors import ConfigError, SickRun, fault
 from runner.training.extension import Hooks
-from runner.training.fault import fault
 
 WEIGHTS = "token_weights"
 WHOLE_BATCH = {"outputs", "labels", "num_items_in_batch"}
@@ -50,7 +49,7 @@ class Objective(Trainer):
         losses = call(self.own_loss, given)
         if not isinstance(losses, Tensor) or losses.shape != (count,):
             found = f"a result of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
-            raise ConfigError(fault("other_shape", found=found, count=count))
+            raise ConfigError(fault("training.other_shape", found=found, count=count))
         return losses
 
 
@@ -84,7 +83,7 @@ class Tokens(Objective):
 
         found = super().compute_loss(answering, inputs, return_outputs, num_items_in_batch)
         if not calls:
-            raise SickRun(fault("nothing_asked"))
+            raise SickRun(fault("training.nothing_asked"))
         return found
 
     def _answer(self, model: nn.Module, weights: Tensor | None, count: Count, inputs: dict[str, Any]) -> ModelOutput:
@@ -100,7 +99,7 @@ class Tokens(Objective):
             given = {"outputs": outputs.model_outputs, "labels": outputs.labels, "num_items_in_batch": count}
             whole = call(self.own_loss, given)
             if not isinstance(whole, Tensor) or whole.numel() != 1:
-                raise ConfigError(fault("no_number"))
+                raise ConfigError(fault("training.no_number"))
             tokens = torch.as_tensor(outputs.label_mask.sum() if count is None else count).clamp(min=1)
             outputs.log_probs = -whole.reshape(1) * tokens
         elif loss is not None:
@@ -175,7 +174,7 @@ def watched(trainer: Trainer, sequences: Sequences, times: int) -> Iterator[Outp
         yield seen
     for name, outputs in seen.items():
         if len(outputs) != times:
-            raise SickRun(fault("other_passes", count=len(outputs), name=name, times=times))
+            raise SickRun(fault("training.other_passes", count=len(outputs), name=name, times=times))
 
 
 def summed(output: ModelOutput, ids: Tensor) -> Tensor:

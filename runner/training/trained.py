@@ -3,7 +3,7 @@
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from runner.config.build import asked_for, build, serve
-from runner.errors import FolderError
+from runner.errors import FolderError, fault
 from runner.generate.weights import Weights
 from runner.io.files import display_path
 from runner.model.check import LOADER, NEW
@@ -12,7 +12,6 @@ from runner.reward.outcome import best_device
 from runner.schema.text import Config
 from runner.training.components.args import check_devices
 from runner.training.components.model import path_of
-from runner.training.fault import fault
 
 
 def load_trained(cfg: Config, weights: Weights, head: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -24,7 +23,7 @@ def load_trained(cfg: Config, weights: Weights, head: str) -> tuple[PreTrainedMo
     elif folder:
         plain = [name for name in ("config.json", "adapter_config.json") if (folder / name).is_file()]
         if not plain or not list(folder.glob("*.safetensors")) or (folder / "ppo_state.json").is_file():
-            raise FolderError(fault("weights_of_a_trainer", folder=display_path(folder)))
+            raise FolderError(fault("training.weights_of_a_trainer", folder=display_path(folder)))
     own = dict(cfg["model"]["tokenizer"])
     saved = folder and (folder / "tokenizer_config.json").is_file()  # the run's own, with its template
     if saved and "path" in asked_for(own["_target_"]):

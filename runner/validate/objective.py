@@ -6,13 +6,12 @@ Which kind a trainer is, its names say (``schema.upstream``).
 from collections.abc import Iterator, Sequence
 
 from runner.config.menu import read_options
-from runner.errors import Fault
+from runner.errors import Fault, fault
 from runner.schema import upstream
 from runner.schema.read import Signature, read_signature
 from runner.schema.text import Node, nearest, read_tables, short_text
 from runner.schema.type import shortened
 from runner.validate.context import ValidationContext
-from runner.validate.fault import fault
 
 WHOLE_BATCH = ("outputs", "labels", "num_items_in_batch")
 # Each is described where it stands, in objective.yaml.
@@ -40,7 +39,7 @@ def find_objective_faults(context: ValidationContext) -> Iterator[Fault]:
         if args.get(upstream.LOSS_TYPE, "nll") not in upstream.PLAIN_LOSS_TYPES:
             overruled.append(upstream.LOSS_TYPE)
         for name in overruled:  # settings of TRL's own loss, which this one replaces
-            yield fault("beside_a_loss", field=name, value=short_text(args[name]))
+            yield fault("validate.beside_a_loss", field=name, value=short_text(args[name]))
     elif loss and upstream.COMPUTE_LOSS_FUNC not in trainer.parameters:
         yield _unusable("loss", trainer.name, why, tuple(GIVES))
     if not weight:
@@ -51,11 +50,11 @@ def find_objective_faults(context: ValidationContext) -> Iterator[Fault]:
     for name, (right, why) in upstream.UNWEIGHABLE.items():  # under which they would be wrong or without effect
         if name in args and args[name] != right:
             value = short_text(args[name])
-            yield fault("beside_weights", field=name, value=value, right=short_text(right), reason=why)
+            yield fault("validate.beside_weights", field=name, value=value, right=short_text(right), reason=why)
     if args.get(upstream.LOSS_TYPE) == "dft":
-        yield fault("weighs_itself")
+        yield fault("validate.weighs_itself")
     if signature and set(signature.parameters) & set(WHOLE_BATCH):
-        yield fault("whole_batch", loss=signature.name)
+        yield fault("validate.whole_batch", loss=signature.name)
     if args.get(upstream.PACKING) and context.mapping("dataset").get("streaming"):
         yield Fault("weight", "streamed rows that are packed", "rows on disk", "dataset.streaming=false")
 
@@ -87,4 +86,4 @@ def _not_given(loss: Node, signature: Signature | None, kind: str, trainer: str)
             near = nearest(name, given)
             fix = f"call the argument {near[0]}, or give it: loss.{name}=<value>" if near else "loss=none"
             listed = ", ".join(GIVES[kind])
-            yield fault("not_given", loss=signature.name, name=name, trainer=trainer, given=listed, fix=fix)
+            yield fault("validate.not_given", loss=signature.name, name=name, trainer=trainer, given=listed, fix=fix)

@@ -20,7 +20,7 @@ from runner.config.machines import find_machine_faults, processes_of
 from runner.config.override import is_local
 from runner.config.sharding import NOT_RESUMED, find_gpu_faults, find_lone_faults, has_devices, split_layers
 from runner.dataset.check import DatasetCheck, check_dataset
-from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, name_jobs
+from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, fault, name_jobs
 from runner.io.distribution import read_requirements, to_install
 from runner.io.files import HUB_NAME, display_path, hub_home
 from runner.io.hub import OFFLINE, hub_silence, is_cached, is_offline
@@ -36,7 +36,6 @@ from runner.schema.source import Definition, find_definition
 from runner.schema.text import Config, last_key, nodes, read_tables, walk
 from runner.tracker.variable import COMPLETED
 from runner.validate.context import JUDGED
-from runner.validate.fault import fault
 from runner.validate.targets import find_absent_imports
 
 TABLES = read_tables(__file__)
@@ -135,24 +134,24 @@ def _find_faults(cfg: Config, folders: set[Path]) -> Iterator[Fault]:
     columns, how = _look_at_rows(cfg).columns or set(), args.get(upstream.DATASET_KWARGS)
     listed = ", ".join(sorted(columns))
     if isinstance(how, dict) and how.get("skip_prepare_dataset") and columns and "input_ids" not in columns:
-        yield fault("no_tokens", columns=listed)
+        yield fault("validate.no_tokens", columns=listed)
     if cfg["trainer"]["head"] != "score" and "chosen_ids" in columns:
-        yield fault("pairs_of_tokens")
+        yield fault("validate.pairs_of_tokens")
     if cfg["trainer"]["form"] != "prompt":
         return
     if columns and (own := cfg["trainer"].get("reference_column")) and not {own, "reference"} & columns:
-        yield fault("no_reference", column=own)
+        yield fault("validate.no_reference", column=own)
     for path, node in nodes({"reward": cfg.get("reward")}):
         signature = read_signature(node["_target_"])
         if not columns or signature is None or not GIVEN_TO_REWARDS & set(signature.parameters):
             continue
         for name in sorted(set(signature.required) - set(node) - GIVEN_TO_REWARDS - columns):
-            yield fault("no_column_for_reward", reward=path, name=name, columns=listed)
+            yield fault("validate.no_column_for_reward", reward=path, name=name, columns=listed)
         named = node.get("column", getattr(signature.parameters.get("column"), "default", None))
         if str(node["_target_"]).startswith("runner.reward.") and named and named not in columns:
             usable = columns - {"prompt"}
             likely = next(iter(usable)) if len(usable) == 1 else "<column>"
-            yield fault("no_such_column", reward=path, column=named, columns=listed, likely=likely)
+            yield fault("validate.no_such_column", reward=path, column=named, columns=listed, likely=likely)
 
 
 def _is_ahead(path: Any, folders: set[Path]) -> bool:
@@ -201,7 +200,7 @@ def find_environment_faults(to_do: Sequence[Composed], elsewhere: bool) -> Itera
     if not all((composed.cfg.get("tolerate") or {}).get("versions") for composed in to_do):
         yield from find_other_versions()
     if world_size() > 1 and "MASTER_ADDR" not in os.environ:
-        yield fault("no_first_host", world=world_size())
+        yield fault("validate.no_first_host", world=world_size())
     # A fault where converted rows could not be kept, as they are for every run.
     variable = "HF_DATASETS_CACHE" if os.environ.get("HF_DATASETS_CACHE") else "HF_HOME"
     folder = Path(os.environ.get("HF_DATASETS_CACHE") or hub_home() / "datasets").expanduser()
@@ -211,11 +210,12 @@ def find_environment_faults(to_do: Sequence[Composed], elsewhere: bool) -> Itera
     except OSError as error:
         closed = str(error)
     if closed:
-        yield fault("closed_cache", variable=variable, folder=folder, reason=closed)
+        yield fault("validate.closed_cache", variable=variable, folder=folder, reason=closed)
     for root in dict.fromkeys(Path(str(composed.cfg["output_root"])).absolute() for composed in to_do):
         there = next(path for path in (root, *root.parents) if path.exists())
         if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
-            yield fault("closed_root", path=display_path(there), kind="closed to you" if there.is_dir() else "a file")
+            kind = "closed to you" if there.is_dir() else "a file"
+            yield fault("validate.closed_root", path=display_path(there), kind=kind)
 
 
 def settle_hub(cfgs: Sequence[Config]) -> None:
@@ -228,9 +228,8 @@ def settle_hub(cfgs: Sequence[Config]) -> None:
         return
     lacking = [(where, name) for (name, kind), where in reversed(wanted.items()) if not is_cached(name, kind)]
     online = f"unset {OFFLINE}" if is_offline() else "the same command with a network"
-    EnvironmentFault.refuse(
-        fault("not_in_cache", key=key, name=name, why=silence, online=online) for key, name in lacking
-    )
+    faults = (fault("validate.not_in_cache", key=key, name=name, why=silence, online=online) for key, name in lacking)
+    EnvironmentFault.refuse(faults)
     if not is_offline():
         print(f"note      {silence}: what is in the cache is used", flush=True)
         os.environ[OFFLINE] = "1"
@@ -249,7 +248,7 @@ def find_split_faults(composed: Composed, folder: Path) -> Iterator[Fault]:
     """A fault where a run whose layers are split would have to go on from a checkpoint of its own."""
     split = split_layers(composed.cfg["trainer"]["args"])
     if split and (sealed := sealed_checkpoints(folder / "checkpoints")):
-        yield fault("split_again", field=split[0], checkpoint=display_path(sealed[-1]), reason=NOT_RESUMED)
+        yield fault("validate.split_again", field=split[0], checkpoint=display_path(sealed[-1]), reason=NOT_RESUMED)
 
 
 def find_other_worlds(composed: Composed) -> Iterator[Fault]:
@@ -262,10 +261,10 @@ def find_other_worlds(composed: Composed) -> Iterator[Fault]:
 
     if world > 1 and (own != world or NUM_PROCESSES in composed.typed):
         word = f"{NUM_PROCESSES}={own}" if composed.machines == 1 else f"launcher.num_machines={composed.machines}"
-        yield fault("other_processes", own=own, world=world, word=word)
+        yield fault("validate.other_processes", own=own, world=world, word=word)
     # The launcher that accelerate has for a CPU starts one process, whatever --num_processes says.
     if "ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:
-        yield fault("one_process", processes=own if own > 1 else 2)
+        yield fault("validate.one_process", processes=own if own > 1 else 2)
     if composed.choices.get("launcher") == "accelerate":
         yield from find_machine_faults(composed.cfg["launcher"], composed.machines)
 
@@ -281,7 +280,7 @@ def find_missing_libraries(cfg: Config) -> Iterator[Fault]:
                 yield Fault(where, f"{value} needs {library}, which is not installed", f"the package {library}", fix)
         found = find_definition(value) if key == "_target_" else None
         for place, name in find_absent_imports(found.module.name) if isinstance(found, Definition) else ():
-            yield fault("absent_import", where=where, place=display_path(Path(place)), name=name)
+            yield fault("validate.absent_import", where=where, place=display_path(Path(place)), name=name)
 
 
 def find_other_versions() -> Iterator[Fault]:
