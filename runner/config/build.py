@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from runner.errors import ConfigError, Fault, describe
+from runner.errors import ConfigError, Fault, describe, fault
 from runner.schema.read import read_signature
 from runner.schema.text import Node
 
@@ -51,8 +51,7 @@ def build(node: object, **given: object) -> Any:
     except TypeError as error:
         if error.__traceback__ and error.__traceback__.tb_next:  # it was called, and raised
             raise
-        expected, fix = "the arguments that it takes", "the library that the run was made with, or without that key"
-        raise ConfigError(Fault(node["_target_"], describe(error), expected, fix)) from error
+        raise ConfigError(fault("config.other_arguments", target=node["_target_"], error=describe(error))) from error
 
 
 def serve(node: Node, **offered: object) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from runner.errors import Fault
+from runner.errors import Fault, fault
 from runner.schema.text import select
 
 RANKS = ("SLURM_NODEID", "GROUP_RANK", "NODE_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
@@ -61,18 +61,14 @@ def find_machine_faults(launcher: Mapping[str, Any], machines: int) -> Iterator[
     """A fault for each thing that keeps the machines of a run from finding each other."""
     (rank, origin), place = rank_of(launcher), rendezvous_of(launcher)
     if not rank.isdigit() or int(rank) >= machines:
-        where, found = "launcher.machine_rank", f"{rank} ({origin}), and launcher.num_machines is {machines}"
         more = f", or launcher.num_machines={int(rank) + 1}" if rank.isdigit() else ""
-        yield Fault(where, found, f"0 to {machines - 1}", f"{where}={machines - 1}{more}")
-    where, expected = "launcher.rendezvous", "host:port of the first machine, which all of them reach"
+        yield fault("config.no_such_machine", rank=rank, source=origin, machines=machines, last=machines - 1, more=more)
     host, _, port = place.rpartition(":")
     is_place = re.fullmatch(r"[\w.-]+", host) and re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) < 65536
     if (place or machines > 1) and not is_place:
-        found = place or f"null, and {machines} machines have to meet"
-        yield Fault(where, found, expected, f"{where}=<its name>:29500")
+        yield fault("config.no_rendezvous", found=place or f"null, and {machines} machines have to meet")
     elif machines == 1 and launcher.get("rendezvous") is not None:
-        fix = f"launcher.num_machines=2, or {where}=null"
-        yield Fault("launcher.num_machines", f"1, and {where} says where several meet", "at least 2", fix)
+        yield fault("config.nobody_to_meet")
 
 
 def ask_driver(fields: str) -> list[str]:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from runner.errors import Fault
+from runner.errors import Fault, fault
 from runner.schema import upstream
 
 FIELDS = (upstream.FSDP, upstream.DEEPSPEED, upstream.PARALLELISM_CONFIG)
@@ -34,8 +34,8 @@ def find_gpu_faults(args: Mapping[str, object], typed: Collection[str] = ()) -> 
     requests |= {name: (os.environ.get(name, "").lower() in ("1", "true"), f"unset {name}") for name in VARIABLES}
     for where, (value, fix) in requests.items():
         if value:
-            found = f"{'set' if isinstance(value, Mapping) else str(value).lower()}, and there is no GPU here"
-            yield Fault(where, found, "GPUs: on a CPU each process would train a whole copy", fix)
+            text = "set" if isinstance(value, Mapping) else str(value).lower()
+            yield fault("config.no_gpus", where=where, value=text, fix=fix)
 
 
 def split_layers(args: Mapping[str, object]) -> list[str]:
@@ -47,8 +47,7 @@ def split_layers(args: Mapping[str, object]) -> list[str]:
 def find_lone_faults(args: Mapping[str, object], processes: int) -> Iterator[Fault]:
     """A fault for a model that is to be spread over processes where there is one."""
     for where in [f"trainer.args.{name}" for name in FIELDS if args.get(name) and processes == 1][:1]:
-        expected = "several, each with a GPU of its own"
-        yield Fault(where, "one process, which has nobody to share a model with", expected, "launcher.num_processes=2")
+        yield fault("config.lone_process", where=where)
 
 
 def unspread(where: str, typed: Collection[str]) -> str:

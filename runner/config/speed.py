@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from runner.config.machines import ask_driver
-from runner.errors import ConfigError, Fault
+from runner.errors import ConfigError, fault
 from runner.schema import upstream
 from runner.schema.text import select, short_text, to_text
 
@@ -25,8 +25,7 @@ def choose_speed(cfg: Mapping[str, Any], listed: Mapping[str, Any]) -> tuple[lis
     fields = upstream.config_fields(args) if isinstance(args, dict) and isinstance(args.get("_target_"), str) else {}
     for name, node in listed.items() if fields else ():
         if not isinstance(node, Mapping) or not {"value", "why", "needs"} <= node.keys():
-            expected = "value, why and needs, as in conf/speed/max.yaml"
-            raise ConfigError(Fault(f"speed.{name}", short_text(node), expected, f"trainer.args.{name}=<value>"))
+            raise ConfigError(fault("config.odd_speed", name=name, found=short_text(node)))
         word = f"{name}={to_text(node['value'])}"
         if name in args:
             left.append(f"{name}={to_text(args[name])}: as it was set")

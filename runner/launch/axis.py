@@ -9,7 +9,7 @@ from pathlib import Path
 
 from runner.config import compose_unresolved
 from runner.config.override import MAX_JOBS, count_values, latest, parse
-from runner.errors import ConfigError, Fault
+from runner.errors import ConfigError, Fault, fault
 from runner.schema.text import select
 
 LAUNCHER, SWEEPER = "hydra/launcher", "hydra/sweeper"
@@ -25,8 +25,7 @@ def axes(overrides: Sequence[str]) -> dict[str, int]:
     """
     swept = [override for override in parse(latest(overrides)) if override.is_sweep_override()]
     endless = [override.get_key_element() for override in swept if override.is_interval_sweep()]
-    found, fix = "an interval has no list of values", "hydra/sweeper=optuna, or values with commas"
-    ConfigError.refuse(Fault(axis, found, "values", fix) for axis in endless)
+    ConfigError.refuse(fault("launch.interval", axis=axis) for axis in endless)
     sizes = {override.get_key_element(): count_values(override) for override in swept}
     empty = [axis for axis, size in sizes.items() if size == 0]
     ConfigError.refuse(Fault(axis, "no values", "one or more", f"{axis}=1,2") for axis in empty)
@@ -90,7 +89,6 @@ def read_sweep(overrides: Sequence[str], folders: Sequence[Path]) -> tuple[list[
     cfg, choices = compose_unresolved([*typed, *([f"sweep={name}"] if name else [])], folders)
     params = select(OmegaConf.to_container(cfg, resolve=False), "hydra.sweeper.params")
     if name and not (params and isinstance(params, Mapping)):
-        found, example = "no hydra.sweeper.params in it", "hydra: {sweeper: {params: {seed: '0,1'}}}"
-        raise ConfigError(Fault(f"conf/sweep/{name}.yaml", found, "the axes", example))
+        raise ConfigError(fault("launch.no_axes", name=name))
     plugins = [group for group in (LAUNCHER, SWEEPER) if choices.get(group) != "basic"]
     return [f"{key}={value}" for key, value in (params or {}).items()], plugins
