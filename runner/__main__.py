@@ -23,7 +23,7 @@ from runner.config.batch import MADE
 from runner.config.menu import read_menu
 from runner.config.override import expand, latest, parse
 from runner.config.user_folder import add_working_folder
-from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError, describe
+from runner.errors import ConfigError, EnvironmentFault, RunnerError, describe, fault
 from runner.io.secrets import hidden
 from runner.io.terminal import copied_output, print_error, print_uncaught
 from runner.launch import axis, stages
@@ -77,10 +77,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if "--debug" in words:
             raise
-        where, expected = str(error.filename or "system"), "what can be read, or written there"
+        where = str(error.filename or "system")
         fix = f"ls -ld {shlex.quote(where)}  (shows what is there)" if error.filename else "the same words with --debug"
-        fault = Fault(where, describe(error), expected, fix)
-        print_error(EnvironmentFault(fault))
+        print_error(EnvironmentFault(fault("command.system", where=where, error=describe(error), fix=fix)))
         return EnvironmentFault.code
     except KeyboardInterrupt:  # between two runs, where no worker listens
         return 130
@@ -110,8 +109,7 @@ def read_command_line(words: Sequence[str]) -> CommandLine:
     try:
         known, rest = parser.parse_known_args(list(words))
     except argparse.ArgumentError as error:
-        fault = Fault("command line", str(error), "a flag with its value", "python -m runner --help")
-        raise ConfigError(fault) from None
+        raise ConfigError(fault("command.odd_flag", error=error)) from None
     menu, (rest, flags) = read_menu(known.folders), take_flags(rest)
     overrides = [word for word in rest if "=" in word or word.startswith("~")]
     plain = [word for word in rest if "=" not in word and not word.startswith("~")]
@@ -120,8 +118,7 @@ def read_command_line(words: Sequence[str]) -> CommandLine:
     faults = list(find_word_faults(line, rest, menu)) or list(find_sweep_faults(line))
     for folder in known.folders:
         if not folder.is_dir():
-            expected, fix = "a folder of config groups", "--config-dir <folder>"
-            faults.append(Fault("--config-dir", f"{folder} is not a folder", expected, fix))
+            faults.append(fault("command.no_config_folder", folder=folder))
     ConfigError.refuse(faults + list(find_flag_faults(line, flags, menu) if flags else ()))
     return line
 

@@ -23,7 +23,7 @@ from runner.config import Composed
 from runner.config.menu import read_menu
 from runner.config.override import expand
 from runner.config.user_folder import add_working_folder
-from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError, read_error
+from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError, fault, read_error
 from runner.generate.weights import find_weights
 from runner.io.files import shipped
 from runner.io.temporary import temporarily
@@ -92,8 +92,7 @@ def train(*overrides: str, config_dir: str | Path | None = None, **keys: object)
     wrong, FolderError where another process trains the run, EnvironmentFault for disk, memory or a missing library.
     """
     if axis.chosen_sweep(_quoted(overrides, (), "train", **keys)) is not None:
-        fix = f"python -m runner {' '.join(overrides)}  and then runner.runs('outputs/<name>')"
-        raise ConfigError(Fault("runner.train", "a sweep", "one training", fix))
+        raise ConfigError(fault("command.sweep_in_python", words=" ".join(overrides)))
     runs = [Run(folder_of(each.cfg, each.overrides).absolute()) for each in _compose(overrides, config_dir)]
     before = [run.status() for run in runs]
     if all(status["state"] == "finished" for status in before) and all(map(is_finished, runs)):
@@ -101,8 +100,7 @@ def train(*overrides: str, config_dir: str | Path | None = None, **keys: object)
         return _read(runs[-1].folder)
     code, said = _call([*overrides, *(["--config-dir", str(config_dir)] if config_dir else [])])
     if code < 0:
-        fix = "the same call again, which goes on"
-        raise EnvironmentFault(Fault(str(runs[-1]), f"the process {describe_exit(code)}", fix=fix))
+        raise EnvironmentFault(fault("command.process_ended", run=runs[-1], how=describe_exit(code)))
     if code:
         after = (run.status() for run in runs)
         causes = [now["cause"] for now, then in zip(after, before, strict=True) if now != then and now.get("cause")]
@@ -137,11 +135,11 @@ def _quoted(
     words: Sequence[str], folders: Sequence[Path] = (), call: str = "TrainedRun.model", /, **keys: object
 ) -> list[str]:
     """The overrides as Hydra takes them; ConfigError for verbs and flags, and for the keys of a ``call``."""
-    expected, fix = "key=value; several values in a call each", f"python -m runner {' '.join(map(str, words))}"
+
     if odd := [word for word in words if not isinstance(word, str)]:
         raise ConfigError(Fault(f"runner.{call}", repr(word), "words", f'runner.{call}("seed=1")') for word in odd)
     bad = [word for word in words if "=" not in word and not word.startswith("~")]
-    faults = [Fault("runner", repr(word), expected, fix) for word in bad]
+    faults = [fault("command.no_override", word=word, words=" ".join(words)) for word in bad]
     for word in words:
         if len(several := re.split(r"\s+(?=[\w./@]+=)", word)) > 1 and not set(word) & {*"'\""}:
             typed = ", ".join(f'"{each}"' for each in several)

@@ -16,7 +16,7 @@ from runner.command import CommandLine, Option, split_options
 from runner.config import resolve
 from runner.config.menu import read_menu
 from runner.config.override import dotted_key, force, parse
-from runner.errors import ConfigError, DataError, Fault
+from runner.errors import ConfigError, DataError, Fault, fault
 from runner.generate.rows import Rows, read_sets
 from runner.generate.weights import Weights, find_weights
 from runner.launch.stages import draft
@@ -109,13 +109,10 @@ def read_request(line: CommandLine, own: Mapping[str, Option], parts: Sequence[s
         overrides += ["dataset=local", f"dataset.path='{path}'"]
     typed = {dotted_key(override): override for override in overrides}
     if not line.runs and "model" not in typed:
-        fix = f"python -m runner {verb} outputs/<name>/<run>, or {verb} model=hub model.path=<org/name>"
-        faults.append(Fault("RUN", "none, and no model", "a run, or a model", fix))
+        faults.append(fault("command.no_model", verb=verb))
     for key in ("model", "template"):
         if line.runs and key in typed:
-            expected = f"either a run, whose model and template are known, or {typed[key]}"
-            fix = "leave it out; model.tokenizer.chat_template=<name> changes the template of a run"
-            faults.append(Fault(key, f"{typed[key]} beside {line.runs[0]}", expected, fix))
+            faults.append(fault("command.run_and_part", key=key, word=typed[key], run=line.runs[0]))
     ConfigError.refuse(faults)
     root = Path(typed.get("output_root", "=outputs").partition("=")[2])
     (found,) = find_runs(line.runs, verb, 1, root) if line.runs else [None]
@@ -126,7 +123,7 @@ def read_request(line: CommandLine, own: Mapping[str, Option], parts: Sequence[s
     used = {key: cfg.get(key) for key in (*parts, *SETTINGS, "seed")}
     allowed = tuple(cfg["allow"]) if "allow" in typed else ()
     found_faults = find_all_faults(used, menu=read_menu(line.folders), allow=allowed, typed=set(typed))
-    ConfigError.refuse(fault for fault in found_faults if fault.where != "trainer")  # which nobody needs here
+    ConfigError.refuse(each for each in found_faults if each.where != "trainer")  # which nobody needs here
     settle_hub([used])
     weights = find_weights(run, options.get("checkpoint"))
     tokens = upstream.completion_length(cfg["trainer"].get("args") or {}) or MAX_NEW_TOKENS

@@ -10,7 +10,7 @@ from runner.command import VERBS, CommandLine, table_of
 from runner.config.dialect import SHARED, filled, read_sections
 from runner.config.menu import Options
 from runner.config.override import FOREIGN, is_local, option_fault
-from runner.errors import ConfigError, Fault
+from runner.errors import ConfigError, Fault, fault
 from runner.launch import axis, stages
 from runner.run.read import is_run
 from runner.schema.text import nearest
@@ -73,13 +73,13 @@ def find_sweep_faults(line: CommandLine) -> Iterator[Fault]:
     """A fault for several values where a verb takes one configuration, and for plugins of sweeps where none is."""
     plugins = [word for word in line.overrides if word.startswith((axis.LAUNCHER, axis.SWEEPER))]
     if plugins and line.verb == "train" and not line.multirun and axis.chosen_sweep(line.overrides) is None:
-        expected, fix = "a sweep, whose jobs it is for", f"{CALL} -m {shlex.join(line.overrides)}"
-        yield from (Fault(word.partition("=")[0], word, expected, fix) for word in plugins)
+        typed = shlex.join(line.overrides)
+        yield from (fault("command.plugin", key=word.partition("=")[0], word=word, words=typed) for word in plugins)
     swept = list(axis.axes(line.overrides)) if line.verb in ("preview", "why") else []
     if swept or (line.multirun and line.verb not in ("train", "rehearse")):
         words = axis.first_of(line.overrides) if swept else line.overrides
-        found, expected = f"several values: {', '.join(swept) or '-m'}", f"one configuration to {line.verb}"
-        yield Fault("command line", found, expected, f"{CALL} {shlex.join([line.verb, *line.runs, *words])}")
+        typed = shlex.join([line.verb, *line.runs, *words])
+        yield fault("command.several_values", swept=", ".join(swept) or "-m", verb=line.verb, words=typed)
 
 
 def find_flag_faults(line: CommandLine, flags: Mapping[str, str], menu: Options) -> Iterator[Fault]:
@@ -91,18 +91,17 @@ def find_flag_faults(line: CommandLine, flags: Mapping[str, str], menu: Options)
             stages.compose_runs(axis.first_of([*line.overrides, *typed.values()]), line.folders)
         except ConfigError as error:
             found = error.faults
-    for fault in found:
-        answer = replace(fault, where=f"--{fault.where}", fix=re.sub("^leave .*", f"{CALL} --help", fault.fix))
-        yield answer if fault.where in flags else fault
+    for each in found:
+        answer = replace(each, where=f"--{each.where}", fix=re.sub("^leave .*", f"{CALL} --help", each.fix))
+        yield answer if each.where in flags else each
     for key, value in flags.items():
         names = [key, *nearest(key, examples)] if key in examples else nearest(key, examples)
         if key in CONFIG_FLAGS and value and Path(value).is_dir():
-            fix = f"--config-dir {shlex.quote(value)}"
-            yield Fault(f"--{key}", "a flag, and there is no such", "a folder of groups", fix)
+            yield fault("command.other_flag", flag=key, folder=shlex.quote(value))
         elif key in CONFIG_FLAGS:
             yield option_fault("experiment", value, menu)
         elif line.verb != "train":
             fix = f"{names[0]}={value or examples[names[0]]}" if names else f"{CALL} {line.verb} --help"
             yield Fault(f"--{key}", "a flag, and there is no such", f"key=value: {', '.join(examples)}", fix)
-        elif not any(fault.where.endswith(key) for fault in found):
+        elif not any(each.where.endswith(key) for each in found):
             yield Fault(f"--{key}", "a flag, and there is no such", "key=value", typed[key])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from runner.command import CommandLine, options_of, table_of
 from runner.command._request import PARTS, InferenceRequest, read_request
 from runner.dataset.form import fits
-from runner.errors import ConfigError, DataError, Fault, FolderError, check_library
+from runner.errors import ConfigError, DataError, Fault, FolderError, check_library, fault
 from runner.generate.harness import check_tasks, run_tasks
 from runner.generate.prediction import prediction_key
 from runner.generate.rows import Row, find_prompt_fault
@@ -118,8 +118,7 @@ def _select_parts(request: InferenceRequest) -> tuple[InferenceRequest, list[str
     rows = dict(request.cfg["dataset"])
     if "split" in rows and not (rows["split"] or {}).get("eval"):
         rows["split"] = {"eval": "train"}  # checked as a training would be, which holds rows out
-    alone, needed = "set, without lm-evaluation-harness", "evaluate=lm_eval"
-    faults = [Fault(key, alone, needed, needed) for key in OF_THE_HARNESS if key in options]
+    faults = [fault("command.of_the_harness", key=key) for key in OF_THE_HARNESS if key in options]
     for name, node in named(request.cfg.get("metric") or {}, "metric").items():
         as_in_training = {"trainer": {"head": request.head}, "dataset": rows, "metric": {name: node}}
         if (found := list(find_metric_faults(as_in_training))) and "metric" in request.chosen:
@@ -133,8 +132,7 @@ def _select_parts(request: InferenceRequest) -> tuple[InferenceRequest, list[str
     if "reward" not in request.chosen and (is_scorer or no_prompts):
         reward = None
     if reward and is_scorer:
-        writes_nothing = "set, and a reward model writes nothing that could earn one"
-        faults.append(Fault("reward", writes_nothing, "none", "reward=none"))
+        faults.append(fault("command.reward_of_a_scorer"))
     elif reward and no_prompts:
         faults.append(no_prompts)
     if "against" in options and not reward:
@@ -154,8 +152,8 @@ def _other_side(line: CommandLine, request: InferenceRequest) -> list[Side]:
     try:
         other = read_request(dataclasses.replace(line, runs=[wish], overrides=words), options_of("evaluate"), PARTS)
     except FolderError as error:
-        fixes = [re.sub(r"^python -m runner evaluate (?=\S)", "against=", fault.fix) for fault in error.faults]
-        error.faults = [dataclasses.replace(fault, fix=fix) for fault, fix in zip(error.faults, fixes, strict=True)]
+        fixes = [re.sub(r"^python -m runner evaluate (?=\S)", "against=", each.fix) for each in error.faults]
+        error.faults = [dataclasses.replace(each, fix=fix) for each, fix in zip(error.faults, fixes, strict=True)]
         raise
     if other.head != request.head:
         raise ConfigError(Fault("against", f"{wish} is a {other.head} model", f"an {request.head} model"))

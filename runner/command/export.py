@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.command import CommandLine, read_options
-from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError
+from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError, fault
 from runner.io.files import display_path
 from runner.run.read import check_finished, find_runs
 from runner.run.seal import SEAL, check_sealed
@@ -23,8 +23,7 @@ def main(line: CommandLine) -> int:
     (run,) = find_runs(line.runs, "export", 1, Path(options.get("output_root", "outputs")))
     check_finished(run, "export")
     if (run.cfg.get("model") or {}).get("trust_remote_code") and "trust_remote_code" not in options:
-        found, fix = "the base model brings code of its own", "trust_remote_code=true  (if you trust it), or =false"
-        raise ConfigError(Fault("trust_remote_code", found, "the same word as for the run", fix))
+        raise ConfigError(fault("command.code_of_the_base"))
     if not (run.folder / "model").is_dir():
         raise FolderError(Fault(display_path(run.folder / "model"), "missing", "the model of a finished run"))
     check_sealed(run.folder / "model")

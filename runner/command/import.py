@@ -11,7 +11,7 @@ import yaml
 from runner import config
 from runner.command import CommandLine, read_options
 from runner.config.dialect import to_single_line
-from runner.errors import ConfigError, Fault
+from runner.errors import ConfigError, Fault, fault
 from runner.importers.draft import KINDS, NO_EQUIVALENT, Draft
 from runner.importers.read import read_file
 from runner.importers.readers import translate
@@ -44,8 +44,7 @@ def main(line: CommandLine) -> int:
     draft = translate(reading, name, options.get("trainer"))
     text = to_file(draft)
     if target and target.exists() and not options.get("force"):
-        fix = "name=<another>, or force=true"
-        raise ConfigError(Fault(str(target), "it is there already", "a name that is free", fix))
+        raise ConfigError(fault("command.there_already", file=target))
     print_visible(text)
     if target:
         target.parent.mkdir(parents=True, exist_ok=True)

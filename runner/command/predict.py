@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from runner.command import CommandLine, options_of
 from runner.command._request import InferenceRequest, in_a_name, read_request
 from runner.config.override import dotted_key
-from runner.errors import ConfigError, Fault
+from runner.errors import ConfigError, Fault, fault
 from runner.generate.prediction import PredictionFile, prediction_key
 from runner.generate.rows import Rows, find_prompt_fault
 from runner.io.files import display_path, read_last_row, write_bytes
@@ -37,8 +37,7 @@ SHOWN_COMPLETIONS = 3
 def main(line: CommandLine) -> int:
     """Answer what the command line names, and return 0 when all of it is written."""
     if text := " ".join(line.runs[1:]):
-        fix = f"python -m runner predict {line.runs[0]} {to_override('prompt', text)}"
-        raise ConfigError(Fault("command line", repr(text), "one run; what it is to answer has a key", fix))
+        raise ConfigError(fault("command.bare_prompt", text=text, run=line.runs[0], word=to_override("prompt", text)))
     typed = {dotted_key(word).partition(".")[0] for word in line.overrides}
     request = read_request(line, options_of("predict"), (*PARTS, *(["callback"] if typed & ASK_CALLBACKS else [])))
     options, head, faults = request.options, request.head, []
@@ -47,17 +46,16 @@ def main(line: CommandLine) -> int:
         found = " and ".join([*ways, *(["rows"] if "dataset" in request.chosen else [])])
         faults.append(Fault(ways[0], found, "one of prompt, chat, and rows", "leave the others out"))
     if head == "score" and options.get("chat"):
-        faults.append(Fault("chat", "true, and a reward model writes nothing", "a language model", "dataset=<rows>"))
+        faults.append(fault("command.scorer_chats"))
     if head == "score" and "prompt" in options and "completion" not in options:
-        found = "no answer to it, and a reward model scores answers"
-        faults.append(Fault("prompt", found, "an answer, too", 'completion="<text>"'))
+        faults.append(fault("command.nothing_to_score"))
     if head == "lm" and "completion" in options:
-        faults.append(Fault("completion", "set, and a language model writes it", "none", "leave it out"))
+        faults.append(fault("command.completion_given"))
     if options.get("logits") and (ways or head == "score"):
         found = "true, and a reward model's score is its logit" if head == "score" else f"true beside {ways[0]}"
         faults.append(Fault("logits", found, "rows that a language model answers", "leave it out"))
-    if not ways and head == "lm" and (fault := find_prompt_fault(request.cfg["dataset"], "dataset")):
-        faults.append(fault)
+    if not ways and head == "lm" and (no_prompts := find_prompt_fault(request.cfg["dataset"], "dataset")):
+        faults.append(no_prompts)
     ConfigError.refuse(faults)
     if "prompt" in options:
         return answer_prompt(request)

@@ -10,7 +10,7 @@ from typing import Any
 
 from runner.command import CommandLine, options_of, split_options
 from runner.config import Composed
-from runner.errors import ConfigError, Fault
+from runner.errors import ConfigError, Fault, fault
 from runner.io.files import write_text
 from runner.io.terminal import print_error, quiet, shows_colours
 from runner.launch import stages
@@ -31,8 +31,7 @@ def main(line: CommandLine) -> int:
     ConfigError.refuse(faults)
     if line.runs:
         if overrides:
-            expected, fix = "either a run, which is frozen, or overrides", f"python -m runner preview {line.runs[0]}"
-            raise ConfigError(Fault("command line", " ".join(overrides), expected, fix))
+            raise ConfigError(fault("command.run_and_words", words=" ".join(overrides), fix=f"preview {line.runs[0]}"))
         records = find_runs(line.runs, "preview", len(line.runs))
         for record in records:
             check_whole(record)
@@ -40,7 +39,7 @@ def main(line: CommandLine) -> int:
             fix = f"python -m runner preview {line.runs[0]} trust=true  (if you trust who wrote its config.yaml)"
             ConfigError.refuse(danger for record in records for danger in find_dangers(record.run.cfg, fix))
         frozen = [record.run for record in records]
-        ConfigError.refuse(fault for run in frozen for fault in find_frozen_faults(run.cfg, f"{run}/config.yaml"))
+        ConfigError.refuse(each for run in frozen for each in find_frozen_faults(run.cfg, f"{run}/config.yaml"))
         runs = [Composed(dict(run.cfg), []) for run in frozen]
     else:
         runs = stages.compose_runs(overrides, line.folders)
@@ -59,7 +58,7 @@ def main(line: CommandLine) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, to_preview_page(f"What {first.cfg['name']} ({key}) trains on", sheets))
         print(f"page      {path}", flush=True)
-    if faults := [fault for sheet in sheets for fault in sheet.faults]:
+    if faults := [each for sheet in sheets for each in sheet.faults]:
         print_error(ConfigError(dict.fromkeys(faults)))
         return ConfigError.code
     return 0

@@ -11,7 +11,7 @@ from pathlib import Path
 from runner.command import CommandLine, options_of, split_options
 from runner.config import Composed
 from runner.config.override import latest
-from runner.errors import ConfigError, Fault, Interrupted
+from runner.errors import ConfigError, Interrupted, fault
 from runner.io.terminal import quiet
 from runner.launch import axis, stages
 from runner.launch.worker import Stop, prepare_environment
@@ -25,11 +25,9 @@ def main(line: CommandLine) -> int:
     target, overrides, faults = split_options(line.overrides, options_of("rehearse"), "rehearse")
     for word in overrides:
         if number := re.fullmatch(r"speed=([\d.]+)\D*", word):  # as this option was called
-            expected = "speed=max or none; the speed of a device is tflops="
-            faults.append(Fault("speed", number[1], expected, f"tflops={number[1]}"))
+            faults.append(fault("command.speed_of_a_device", number=number[1]))
     if line.runs:
-        expected, fix = "overrides as for a training", "python -m runner rehearse trainer=dpo"
-        faults.append(Fault("command line", " ".join(line.runs), expected, fix))
+        faults.append(fault("command.no_overrides", words=" ".join(line.runs)))
     ConfigError.refuse(faults)
     jobs = jobs_of(overrides, line.folders, line.multirun)
     check_parts(jobs)

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from runner.command import CommandLine, read_options
-from runner.errors import ConfigError, Fault, FolderError
+from runner.errors import ConfigError, Fault, FolderError, fault
 from runner.io.files import display_path
 from runner.io.terminal import print_visible
 from runner.report.facts import differing
@@ -30,8 +30,8 @@ def main(line: CommandLine) -> int:
             raise FolderError(found)
         folders.append(found)
     if not folders and options:
-        words, fix = " ".join(f"{key}={value}" for key, value in options.items()), "python -m runner report"
-        raise ConfigError(Fault("command line", f"{words} without runs", "the folder of some", f"{fix}  (lists them)"))
+        words = " ".join(f"{key}={value}" for key, value in options.items())
+        raise ConfigError(fault("command.without_runs", words=words))
     if not folders:
         print_visible(listing(root))
     for number, folder in enumerate(folders):
@@ -44,8 +44,8 @@ def report(folder: Path, objective: str | None = None, direction: str | None = N
     width = shutil.get_terminal_size((80, 24)).columns
     if is_run(folder):
         if objective or direction:
-            key, fix = "objective" if objective else "direction", f"python -m runner report {folder.parent}"
-            raise ConfigError(Fault(key, "one run, which nothing is compared with", "several runs", fix))
+            key = "objective" if objective else "direction"
+            raise ConfigError(fault("command.lone_run", key=key, group=folder.parent))
         run = read_run(folder)
         FolderError.refuse(run.faults)
         found = differing(run)

@@ -14,7 +14,7 @@ from typing import Any
 
 from runner.command import CommandLine, read_options
 from runner.config.build import serve
-from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, SickRun
+from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, SickRun, fault
 from runner.io.files import write_json
 from runner.io.secrets import HIDDEN, hidden_source
 from runner.io.terminal import print_visible
@@ -40,8 +40,7 @@ def main(line: CommandLine) -> int:
         fix = f"python -m runner reproduce {run} trust=true  (if you trust who wrote its config.yaml)"
         faults += find_dangers(dict(run.cfg), fix)
         if "code" in options and isinstance(git, Mapping) and git.get("diff"):
-            found = f"{run}/manifest.json holds changes of the code, which would run"
-            faults.append(Fault("code", found, "a commit of this repository alone", fix))
+            faults.append(fault("command.changes_of_code", run=run, fix=fix))
     ConfigError.refuse(faults)
     check_whole(run)
     ConfigError.refuse(find_frozen_faults(run.cfg, f"{run}/config.yaml"))
@@ -108,8 +107,7 @@ def compare_data(run: RunRecord, cfg: Mapping[str, Any]) -> None:
         if old != new:
             found = f"{now[f'{name}.rows']} rows, {new[:12]}" if new else "no such rows"
             expected = f"the {then.get(f'{name}.rows')} rows of then, {old[:12]}" if old else "none, as then"
-            fix = "the data of then: dataset.path and its files, or its revision"
-            faults.append(Fault(f"dataset, {name}", found, expected, fix))
+            faults.append(fault("command.other_rows", name=name, found=found, expected=expected))
     DataError.refuse(faults)
 
 
@@ -138,12 +136,11 @@ def checkout_of(git: Mapping[str, Any]) -> Iterator[Path]:
         is_hash = re.fullmatch("[0-9a-f]{7,}", commit)
         if not is_hash or run_git("worktree", "add", "--detach", str(code), commit) is None:
             found = f"commit {commit[:12]} is not in the repository here" if commit else "the run knows no commit"
-            raise EnvironmentFault(Fault("code=worktree", found, "a repository that has it", "leave code out"))
+            raise EnvironmentFault(fault("command.no_commit", found=found))
         try:
             if diff and run_git("apply", "--whitespace=nowarn", "-", text=f"{diff}\n", folder=code) is None:
                 left_out = ", without the secrets that were in them," if HIDDEN in diff else ""
-                found = f"the uncommitted changes that the run recorded{left_out} do not apply to its commit"
-                raise EnvironmentFault(Fault("code=worktree", found, "text changes only", "leave code out"))
+                raise EnvironmentFault(fault("command.changes_do_not_apply", left_out=left_out))
             yield code
         finally:
             run_git("worktree", "remove", "--force", str(code))

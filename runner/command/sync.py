@@ -13,7 +13,7 @@ from typing import Any
 from runner import config
 from runner.command import CommandLine, read_options
 from runner.config.override import dotted_key
-from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError
+from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError, fault
 from runner.io.files import display_path
 from runner.launch.worker import fork
 from runner.run import PATIENCE, locked
@@ -30,7 +30,7 @@ def main(line: CommandLine) -> int:
     options = read_options([word for word in line.overrides if word not in typed], "sync")
     root, node = Path(options.get("output_root", "outputs")), config.compose(typed, line.folders).cfg["tracker"]
     faults = find_all_faults({"tracker": node}, menu=config.read_menu(line.folders), typed=set(map(dotted_key, typed)))
-    faults = [fault for fault in faults if fault.where.startswith("tracker")]
+    faults = [each for each in faults if each.where.startswith("tracker")]
     installed = next(filter(find_spec, COMPLETED), "wandb")
     faults += [] if trackers_of(node) else [Fault("tracker", "none", ", ".join(COMPLETED), f"tracker={installed}")]
     ConfigError.refuse(faults)
@@ -39,10 +39,9 @@ def main(line: CommandLine) -> int:
         groups = (path for path in (Path(word), root / word) if path.is_dir() and not is_run(path))
         words += map(str, next(filter(None, map(find_folders, groups)), [word]))
     runs = find_runs(words, "sync", max(1, len(words)), root)
-    empty, fix = [run for run in runs if not run.cfg or not run.lines], "python -m runner report  (tells which have)"
-    FolderError.refuse(Fault(str(run), "no figures", "a run that has logged a step", fix) for run in empty)
+    FolderError.refuse(fault("command.no_figures", run=run) for run in runs if not run.cfg or not run.lines)
     missing = list(find_missing_libraries({"tracker": node}))
-    EnvironmentFault.refuse(dataclasses.replace(fault, fix=fault.fix.partition(", or ")[0]) for fault in missing)
+    EnvironmentFault.refuse(dataclasses.replace(each, fix=each.fix.partition(", or ")[0]) for each in missing)
     return max(sync(run, node) for run in runs)
 
 
@@ -88,7 +87,7 @@ def _send(run: RunRecord, node: Mapping[str, Any], names: Sequence[str]) -> int:
             tracker.on_train_end(args, state, control)
             tracker.close(run.state == "finished")
     except Exception as error:  # whatever the library of a tracker raises
-        found, fix = f"{', '.join(names)}: {type(error).__name__}: {error}", "the same words again, when it is mended"
-        print(EnvironmentFault(Fault(str(run), found, "a tracker that takes it", fix)), file=sys.stderr)
+        found = f"{', '.join(names)}: {type(error).__name__}: {error}"
+        print(EnvironmentFault(fault("command.not_sent", run=run, found=found)), file=sys.stderr)
         return EnvironmentFault.code
     return 0

@@ -34,7 +34,7 @@ from runner.config.menu import read_options
 from runner.config.override import dotted_key
 from runner.dataset.form import fits
 from runner.dataset.load import fingerprint, forget_damaged
-from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, FolderError, RunnerError
+from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, FolderError, RunnerError, fault
 from runner.io.files import read_json, shipped, strict, sync_rows, write_json, write_text
 from runner.io.terminal import coloured, line_of
 from runner.io.visible import to_visible
@@ -111,8 +111,7 @@ def _check_shared(run: Run) -> None:
     if rank() == 0:
         marker.unlink(missing_ok=True)
     if lost:
-        fix = "output_root=<a folder that all machines see>, and the same command on each"
-        raise EnvironmentFault(Fault("output_root", lost[0], "one folder for all processes", fix))
+        raise EnvironmentFault(fault("command.folder_not_shared", found=lost[0]))
 
 
 def _train(run: Run, components: Components, stop: StopRequest) -> None:
@@ -198,8 +197,7 @@ def _check_sharded(trainer: Trainer) -> None:
         upstream.DEEPSPEED: type(model).__name__ == "DeepSpeedEngine",
     }
     for name in (name for name, is_so in is_sharded.items() if getattr(trainer.args, name) and not is_so):
-        found = f"set, and the model that was prepared is a {type(model).__name__}"
-        raise RunnerError(Fault(f"trainer.args.{name}", found, "a model that is sharded", "=null"))
+        raise RunnerError(fault("command.not_sharded", field=name, kind=type(model).__name__))
 
 
 def _finish(run: Run, components: Components, stop: StopRequest, seconds: float) -> None:
@@ -254,9 +252,8 @@ def save_model(run: Run, trainer: Trainer) -> None:
     if critic := getattr(model, "value_model", None):
         missing += find_missing(critic, new / "value_model")
     if missing:
-        found = f"{len(missing)} weights were not saved: {', '.join(missing[:3])}"
-        fix = f"python -m runner.launch {run}  (which saves again what the newest checkpoint holds)"
-        raise RunnerError(Fault(str(run.model), found, "every weight of the model", fix))
+        names = ", ".join(missing[:3])
+        raise RunnerError(fault("command.weights_not_saved", run=run, count=len(missing), names=names))
     # Without places and names of this run; tokens are masked by transformers.
     own = (upstream.OUTPUT_DIR, "logging_dir", upstream.RUN_NAME)
     args = {name: value for name, value in trainer.args.to_dict().items() if name not in own}
@@ -320,8 +317,8 @@ def _push(run: Run, stop: StopRequest) -> None:
         words = " private=false" if args.get(upstream.HUB_PRIVATE_REPO) is False else ""
         words += " trust_remote_code=true" if run.cfg["model"].get("trust_remote_code") else ""
         fix = f"python -m runner export {shlex.quote(str(run))} push={named}{words}"
-        fault = replace(error.faults[0], where=f"trainer.args.{upstream.PUSH_TO_HUB}", fix=fix)
-        add_notes(run, [f"the run is finished, and its model was not pushed\n{fault}"])
+        failed = replace(error.faults[0], where=f"trainer.args.{upstream.PUSH_TO_HUB}", fix=fix)
+        add_notes(run, [f"the run is finished, and its model was not pushed\n{failed}"])
 
 
 def _facts(components: Components) -> dict[str, Any]:
@@ -383,10 +380,8 @@ def _rows_per_step(args: TrainingArguments) -> int:
 
 
 def _no_steps(run: Run, args: TrainingArguments, rows: int) -> Fault:
-    expected = f"at least the {_rows_per_step(args)} that one step needs"
-    fix = "dataset.limit.train=null, or " if (run.cfg["dataset"].get("limit") or {}).get("train") else ""
-    fix += "a smaller trainer.args.per_device_train_batch_size"
-    return Fault("dataset", f"{rows} training rows", expected, fix)
+    more = "dataset.limit.train=null, or " if (run.cfg["dataset"].get("limit") or {}).get("train") else ""
+    return fault("command.no_steps", rows=rows, needed=_rows_per_step(args), more=more)
 
 
 def _closing(run: Run, seconds: float) -> str:

@@ -13,7 +13,7 @@ from runner.command import CommandLine
 from runner.config import Composed
 from runner.config.dialect import find_meanings
 from runner.config.provenance import Provenance, read_provenance
-from runner.errors import ConfigError, Fault
+from runner.errors import ConfigError, Fault, fault
 from runner.io.secrets import hidden
 from runner.io.terminal import print_visible
 from runner.launch import stages
@@ -31,8 +31,7 @@ MAX_VALUE_WIDTH = 36  # characters of a value
 def main(line: CommandLine) -> int:
     """Print where the value of the key comes from, for each configuration that the command line means."""
     if not line.runs:
-        fix = "python -m runner why learning_rate trainer=dpo"
-        raise ConfigError(Fault("KEY", "no key", "one key of one configuration", fix))
+        raise ConfigError(fault("command.no_key"))
     key, *words = line.runs
     if words:
         lines = list(_explain_run(line, key, *find_runs(words, f"why {key}", 1)))
@@ -134,8 +133,8 @@ def _explain_run(line: CommandLine, key: str, run: RunRecord) -> Iterator[str]:
     Of a staged experiment that is the run's own stage.
     """
     if line.overrides:
-        expected = "either a run, which is frozen, or overrides"
-        raise ConfigError(Fault("command line", " ".join(line.overrides), expected, f"why {key} {line.runs[1]}"))
+        fix = f"why {key} {line.runs[1]}"
+        raise ConfigError(fault("command.run_and_words", words=" ".join(line.overrides), fix=fix))
     key = find_key(key, run.cfg)
     frozen = select(run.cfg, key)
     yield f"{key} = {short(to_text(frozen), MAX_VALUE_WIDTH)}  frozen in {run}/config.yaml"
