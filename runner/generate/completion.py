@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from runner.errors import DataError, Fault
+from runner.errors import DataError, fault
 from runner.generate.batch import split_by_rows
 from runner.generate.rows import Row
 from runner.generate.sampler import Model, OnToken, Sampling, evaluating, sample, seeded_generator, uniform
@@ -74,12 +74,10 @@ class TextGenerator:
         prompts = [encode_prompt(self.tokenizer, row["prompt"], row) for row in rows]
         faults = []
         if empty := [row for row, ids in enumerate(prompts) if not ids]:
-            found = f"{len(empty)} prompts without a token, the first in row {empty[0]}"
-            faults.append(Fault("dataset", found, "prompts"))
+            faults.append(fault("generate.empty_prompts", count=len(empty), row=empty[0]))
         if long := [row for row, ids in enumerate(prompts) if self.how.limit(ids) < 1]:
-            found = f"{len(long)} prompts leave no room for an answer, the first in row {long[0]}"
-            expected = f"fewer than the {self.how.max_length} that the model holds"
-            faults.append(Fault("dataset", f"{found}: {len(prompts[long[0]])} tokens", expected))
+            size, most = len(prompts[long[0]]), self.how.max_length
+            faults.append(fault("generate.long_prompts", count=len(long), row=long[0], tokens=size, most=most))
         DataError.refuse(faults)
         count = 1 if self.is_greedy else self.n
         draws = [(row, number) for row in range(len(rows)) for number in range(count)]

@@ -8,7 +8,7 @@ import torch
 from accelerate import Accelerator
 from transformers import PreTrainedTokenizerBase
 
-from runner.errors import ConfigError, Fault, check_library
+from runner.errors import ConfigError, check_library, fault
 from runner.generate.sampler import Model, Responses, Sampling, cut
 
 
@@ -45,9 +45,7 @@ class VLLM:
         if args.vllm_mode == "server" and accelerator.is_main_process:
             mode = self.generation.vllm_client.get_server_info()["model_config"]["logprobs_mode"]
             if mode != "processed_logprobs":
-                found, fix = f"the server runs with {mode}", "vllm serve <model> --logprobs-mode processed_logprobs"
-                expected = "log-probabilities at the temperature of sampling"
-                raise ConfigError(Fault("trainer.args.vllm_mode", found, expected, fix))
+                raise ConfigError(fault("generate.other_logprobs", mode=mode))
 
     @torch.no_grad()
     def sample(self, prompts: Sequence[Sequence[int]], step: int) -> Responses:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runner.errors import ConfigError, Fault
+from runner.errors import ConfigError, fault
 
 
 def check_tasks(folder: Path, trusted: bool) -> None:
@@ -16,8 +16,7 @@ def check_tasks(folder: Path, trusted: bool) -> None:
     code = re.compile(rb"!function|^\s*(class|custom_dataset)\s*:", re.M)
     for file in [] if trusted else sorted(folder.rglob("*.y*ml")):
         if file.suffix in (".yaml", ".yml") and code.search(file.read_bytes()):
-            found, fix = f"{file} names Python functions", "trust_remote_code=true  (if you trust who wrote them)"
-            raise ConfigError(Fault("include", f"{found}, which would run", "tasks in YAML alone", fix))
+            raise ConfigError(fault("generate.tasks_with_code", file=file))
 
 
 def run_tasks(
@@ -33,8 +32,7 @@ def run_tasks(
 
     known = TaskManager(include_path=include)
     if missing := [name for name in tasks if not known.match_tasks([name])]:
-        fix = "tasks=hellaswag,arc_easy, or include=<folder of yours>"
-        raise ConfigError(Fault("tasks", f"no task {', '.join(missing)}", "tasks of lm-evaluation-harness", fix))
+        raise ConfigError(fault("generate.no_such_tasks", tasks=", ".join(missing)))
     served = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
     found = simple_evaluate(model=served, tasks=list(tasks), task_manager=known, log_samples=False, **how)
     return to_figures((found or {}).get("results") or {})

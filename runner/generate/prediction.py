@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runner.errors import Fault, FolderError
+from runner.errors import FolderError, fault
 from runner.io.files import display_path, open_own, read_json, read_rows, to_line, write_json, write_text
 from runner.run import foreign_faults
 
@@ -40,8 +40,7 @@ class PredictionFile:
             return False
         if (read_json(self.facts) or {}).get("key") == self.key:
             return True
-        found, fix = "holds something else than these predictions", "to=<another file>"
-        raise FolderError(Fault(display_path(self.path), found, "no file yet, or the same predictions", fix))
+        raise FolderError(fault("generate.other_predictions", file=display_path(self.path)))
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -57,8 +56,7 @@ class PredictionFile:
                 with contextlib.suppress(FileNotFoundError):
                     lock.unlink()
         except Timeout:
-            found, fix = "another process writes these predictions", "wait for it, or to=<another file>"
-            raise FolderError(Fault(display_path(self.path), found, "one at a time", fix)) from None
+            raise FolderError(fault("generate.written_elsewhere", file=display_path(self.path))) from None
 
     def finish(self, facts: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Put every row into the file in its order, each once, and say what they were made with."""

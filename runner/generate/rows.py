@@ -9,7 +9,7 @@ from typing import Any
 from runner.config.build import asked_for, serve
 from runner.dataset import LOADER
 from runner.dataset.form import fits
-from runner.errors import ConfigError, DataError, Fault
+from runner.errors import ConfigError, DataError, Fault, fault
 
 Row = Mapping[str, Any]
 Rows = list[dict[str, Any]]
@@ -45,8 +45,7 @@ def read_sets(
     is_loaded = node["_target_"] == LOADER
     holds_out = not is_loaded or bool((node.get("split") or {}).get("eval"))
     if not (name or holds_out or falls_back):
-        fix = "set=train, or dataset.split.eval=<split>, or file=<rows>"
-        raise ConfigError(Fault("set", "the run holds out no rows", "which rows to take", fix))
+        raise ConfigError(fault("generate.nothing_held_out"))
     if is_loaded:
         node |= {"shuffle": False, "split": dict(node.get("split") or {"train": "train"})}
     if limit is not None and "limit" in asked_for(node["_target_"]):
@@ -68,5 +67,4 @@ def find_prompt_fault(node: Mapping[str, Any], where: str) -> Fault | None:
     """The fault of rows without prompts, as far as the configuration of the dataset tells."""
     if fits(node.get("form"), "prompt"):
         return None
-    found = f"{node['form']} rows ({node.get('path')}), which have no prompts"
-    return Fault(where, found, "other rows", "dataset=<one with them>")
+    return fault("generate.no_prompts", where=where, form=node["form"], path=node.get("path"))

@@ -37,7 +37,7 @@ from transformers import (
 )
 from transformers.cache_utils import StaticLayer
 
-from runner.errors import EnvironmentFault, Fault
+from runner.errors import EnvironmentFault, fault
 from runner.generate.batch import pad, split_by_rows
 from runner.io.temporary import temporarily
 
@@ -116,9 +116,7 @@ def sample(
                 if not halves or _is_sharded(model):  # others would wait for a pass that this process does not take
                     raise
                 if len(rows) == 1:
-                    longest = f"a prompt of {len(prompts[rows[0]])} tokens alone does not fit"
-                    fix = "model.dtype=bfloat16, or shorter completions"
-                    raise EnvironmentFault(Fault("memory", longest, "more of it", fix)) from error
+                    raise EnvironmentFault(fault("generate.no_memory", tokens=len(prompts[rows[0]]))) from error
             # Behind the handler, because the traceback keeps the tensors.
             if torch.accelerator.is_available():
                 torch.accelerator.empty_cache()

@@ -12,7 +12,7 @@ from typing import Any
 from runner.config.dialect import find_dialects
 from runner.config.limits import MAX_DIGITS, check_size, parse_yaml
 from runner.config.override import FOREIGN
-from runner.errors import ConfigError, Fault
+from runner.errors import ConfigError, Fault, fault
 from runner.schema.text import files_beside
 
 FILE_TYPES = (".yaml", ".yml", ".json")
@@ -104,8 +104,7 @@ def _read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         found, other = getattr(error, "strerror", None) or str(error), [*files_beside(path, FOREIGN), "--help"][0]
-        fault = Fault(str(path), found, "a configuration", f"python -m runner import {shlex.quote(other)}")
-        raise ConfigError(fault) from None
+        raise ConfigError(fault("importers.unreadable", file=path, found=found, other=shlex.quote(other))) from None
 
 
 def _read_mapping(path: Path, text: str) -> dict[str, Any]:
@@ -129,8 +128,7 @@ def _read_script(path: Path, text: str) -> ForeignConfig:
     for number, line in enumerate(lines):
         size += len(line) + sum(len(to_value(found)) for found in VARIABLE.finditer(line))
         if size > MAX_LETTERS:
-            found = f"more than {MAX_LETTERS:,} letters, with what its variables stand for"
-            raise ConfigError(Fault(str(path), found, "a script of a person's", "import its training command alone"))
+            raise ConfigError(fault("importers.long_script", file=path, most=MAX_LETTERS))
         try:
             words = shlex.split(COMMAND.sub(lambda found: _to_number(found, reading.variables), line))
         except ValueError:
@@ -145,9 +143,7 @@ def _read_script(path: Path, text: str) -> ForeignConfig:
                 # Flags below the command would be lost without a word.
                 flag = next(filter(str.strip, lines[number + 1 :]), "").lstrip().partition(" ")[0]
                 if flag.startswith("--"):
-                    found = f"{flag} is not part of the command: a comment, or no backslash, ends the line above it"
-                    fix = "move comments above the command, and end each of its lines but the last with a backslash"
-                    raise ConfigError(Fault(str(path), found, "all flags in one command", fix))
+                    raise ConfigError(fault("importers.lost_flag", file=path, flag=flag))
                 start = index + count
                 launcher = DEVICES.search(" ".join(words[:start]))
                 devices = launcher[1] if launcher else reading.variables.get("NPROC_PER_NODE", "")
@@ -200,8 +196,7 @@ def _read_flags(reading: ForeignConfig, words: Sequence[str]) -> None:
         beside = reading.path.parent
         file = next(filter(Path.is_file, (Path(name), beside / name, beside / Path(name).name)), None)
         if file is None:
-            found = f"it reads {name}, which is not there"
-            raise ConfigError(Fault(str(reading.path), found, "that file", f"import {name} itself"))
+            raise ConfigError(fault("importers.absent_file", file=reading.path, name=name))
         reading.keys = _read_mapping(Path(name), _read_text(file))
     reading.keys |= flags
 

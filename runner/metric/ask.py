@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
-from runner.errors import DataError, Fault, SickRun
+from runner.errors import DataError, Fault, SickRun, fault
 from runner.schema.text import read_tables
 
 OWN: dict[str, str] = read_tables(__file__)  # keys of a metric that are not its function's arguments, with their types
@@ -60,19 +60,17 @@ def to_numbers(name: str, answer: object, rows: int) -> dict[str, float]:
     pairs = [(value, f" for row {row} of {rows}") for row, value in enumerate(answer) if value is not None]
     values = [_number(name, *pair) for pair in pairs]
     if len(answer) != rows:
-        found = f"{len(answer)} numbers for {rows} rows"
-        raise DataError(Fault(f"metric.{name}", found, "one for each, or one for all"))
+        raise DataError(fault("metric.other_count", name=name, count=len(answer), rows=rows))
     if not values:
-        expected = "a row to which it applies"
-        raise DataError(Fault(f"metric.{name}", f"None for each of {rows} rows", expected, f"metric.{name}=null"))
+        raise DataError(fault("metric.applies_to_none", name=name, rows=rows))
     return {"": math.fsum(values) / len(values)}
 
 
 def _number(name: str, value: object, place: str = "") -> float:
     value = value.item() if hasattr(value, "item") else value
     if not isinstance(value, int | float):
-        found = f"{type(value).__name__} {str(value)[:40]!r}{place}"
-        raise DataError(Fault(f"metric.{name}", found, "a number, a number or None per row, or numbers by name"))
+        kind, text = type(value).__name__, str(value)[:40]
+        raise DataError(fault("metric.no_number", name=name, kind=kind, text=text, place=place))
     if not (abs(value) <= LARGEST or abs(value) == math.inf):
         found = f"{value}" if isinstance(value, float) else f"a number of {value.bit_length()} bits"
         raise SickRun(Fault(f"metric.{name}", f"{found}{place}", "a number"))

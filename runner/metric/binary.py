@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.errors import DataError, Fault, read_column
+from runner.errors import DataError, Fault, fault, read_column
 from runner.io.turns import Values, text_of
 
 
@@ -81,8 +81,7 @@ def grouped_auc(
     for row, name in enumerate(read_column(columns, group, "metric.<name>.group=<column>")):
         members[name].append(row)
     if not (rows := [each for each in members.values() if len({labels[row] for row in each}) == 2]):
-        found = f"none of {len(members)} groups has right and wrong rows"
-        raise DataError(Fault("metric.grouped_auc", found, f"a column {group} that groups several rows"))
+        raise DataError(fault("metric.no_mixed_group", groups=len(members), column=group))
     areas = [area([scores[row] for row in each], [labels[row] for row in each]) for each in rows]
     weights = [len(each) if weighted else 1 for each in rows]
     mean = sum(one * weight for one, weight in zip(areas, weights, strict=True)) / sum(weights)
@@ -109,6 +108,5 @@ def read_labels(columns: dict[str, Any], column: str, positive: str | None) -> l
     if positive is not None:
         return [text_of(label).strip() == positive.strip() for label in labels]
     if odd := [label for label in labels if label not in (0, 1)]:
-        fix = "metric.<name>.positive=<the right text>"
-        raise DataError(Fault("metric", f"the label {str(odd[0])[:40]!r} in {column}", "true or false, 1 or 0", fix))
+        raise DataError(fault("metric.odd_label", label=str(odd[0])[:40], column=column))
     return [bool(label) for label in labels]

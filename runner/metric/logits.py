@@ -7,7 +7,7 @@ that use them are in ``binary`` and ``likelihood``.
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from runner.errors import ConfigError, DataError, Fault
+from runner.errors import ConfigError, DataError, Fault, fault
 
 
 def likeliest(logits: Tensor, labels: Tensor) -> Tensor:
@@ -26,8 +26,7 @@ def log_odds(
             raise ConfigError(Fault("metric.<name>.preprocess", f"{word!r} has no token", "a word"))
     first, second = ids[positive][0], ids[negative][0]
     if first == second:
-        found = f"{positive!r} and {negative!r} begin with the same token"
-        raise ConfigError(Fault("metric.<name>.preprocess", found, "two words that begin otherwise"))
+        raise ConfigError(fault("metric.same_token", positive=positive, negative=negative))
     if not len(logits):
         raise DataError(Fault("metric", "an answer without tokens", "an answer that begins with one of the two"))
     return float(logits[0, first] - logits[0, second])

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from runner.errors import Fault, FolderError
+from runner.errors import Fault, FolderError, fault
 from runner.io.files import read_json, write_json
 
 COMPLETED = ("tensorboard", "wandb", "trackio", "mlflow")  # whose callbacks are extended in ``callback``
@@ -49,8 +49,7 @@ def id_of(folder: Path) -> str:
     path = folder / RECORD
     known = read_json(path) or {}
     if "id" in known and not re.fullmatch(r"[\w-]{1,64}", str(known["id"])):
-        found = f"the id {known['id']!r}"
-        raise FolderError(Fault(str(path), found, "letters, digits, _ and -", f"rm {path}  (another one is made)"))
+        raise FolderError(fault("tracker.odd_id", file=path, id=known["id"]))
     if "id" not in known and os.environ.get("RANK", "0") == "0":
         known |= {"id": f"{folder.name[-10:]}-{secrets.token_hex(3)}"}
         write_json(path, known)
@@ -76,6 +75,5 @@ def note_complete(folder: Path, name: str) -> None:
 
 def find_foreign_variables(node: Mapping[str, Any]) -> list[Fault]:
     """A fault for each configured variable that no tracker reads."""
-    found, expected = "not a variable of a tracker", f"one that begins with {', '.join(TRACKER_VARIABLES)}"
     foreign = [name for name in node.get("environment") or {} if not name.startswith(TRACKER_VARIABLES)]
-    return [Fault(f"tracker.environment.{name}", found, expected, "leave it out") for name in foreign]
+    return [fault("tracker.foreign_variable", name=name, begins=", ".join(TRACKER_VARIABLES)) for name in foreign]
