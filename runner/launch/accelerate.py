@@ -18,7 +18,7 @@ from typing import Any
 
 from runner.config import world_size
 from runner.config.machines import rank_of, rendezvous_of
-from runner.errors import ConfigError, EnvironmentFault, Fault
+from runner.errors import ConfigError, EnvironmentFault, Fault, fault
 from runner.launch import worker
 from runner.launch.local import GRACE, Alone, End, record_of, train_together
 
@@ -55,8 +55,7 @@ class Machines(Alone):
         self.others = [other for other in range(count) if other != self.rank]
 
     def _fault(self, found: str, fix: str = "run it again on each of them to continue") -> Fault:
-        expected = f"the same command on each of {self.count} machines, and here that of launcher.machine_rank=0"
-        return Fault("launcher.rendezvous", f"{self.address}: {found}", expected, fix)
+        return fault("launch.no_meeting", address=self.address, found=found, count=self.count, fix=fix)
 
     def _open_store(self) -> None:
         """Serve the store, or reach it; raises EnvironmentFault where that cannot be, or takes too long."""

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
-from runner.errors import ConfigError, Fault
+from runner.errors import ConfigError, fault
 from runner.io.files import read_json
 from runner.io.temporary import temporarily
 
@@ -86,8 +86,7 @@ class BeforeTrainer(Trainer):
             self.hooks.on_evaluate("measuring")
             found = self.hooks.measure(self, metric_key_prefix)
             if taken := sorted(set(found) & set(output.metrics)):
-                expected = "another name; the trainer has a figure of this one"
-                raise ConfigError(Fault("metric", f"it would be logged as {', '.join(taken)}", expected))
+                raise ConfigError(fault("training.taken_names", names=", ".join(taken)))
             output.metrics.update(found)
         self.is_measuring = False
         return output

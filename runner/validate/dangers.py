@@ -6,7 +6,7 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
-from runner.errors import Fault
+from runner.errors import Fault, fault
 from runner.io.secrets import LOGIN_KEY, MIXED_TEXT, SECRET_KEY, form_of, hidden, holder_of, names_secret
 from runner.schema.text import Config, last_key, read_tables, scalars, short_text, to_override
 
@@ -87,23 +87,22 @@ def find_risks(cfg: Config, typed: Collection[str] = ()) -> Iterator[Fault]:
     tracker = cfg.get("tracker") if isinstance(cfg, dict) else None
     variables = tracker.get("environment") if isinstance(tracker, dict) else None
     stays = isinstance(variables, dict) and variables.get("WANDB_MODE") in STAYS
-    counted, expected = set(typed), "such a key on the command line only"
+    counted = set(typed)
     for path, value in scalars(cfg):
         key, words, where = last_key(path), path.split(".")[:-1], re.sub(r"\.\d+$", "", path)
         is_risky, danger = RISKS.get(key, NO_RISK)
         around = {".".join([*words[:depth], key]) for depth in range(1, len(words) + 1)} or {key}
         if is_risky(value) and not counted & around:
             counted.add(path)
-            found = f"{key}: {short_text(value)} {danger}, and was not typed"
-            yield Fault(path, found, expected, f"{to_override(path, value)}  (if you trust where it leads)")
+            text, word = short_text(value), to_override(path, value)
+            yield fault("validate.untyped", where=path, key=key, value=text, danger=danger, word=word)
         is_risky, danger = NO_RISK
         if path.startswith(VARIABLE) and key not in HARMLESS and not names_secret(key):
             is_risky, danger = VARIABLES.get(key, (bool, "may lead the tracker elsewhere"))
         if key == "report_to" and value in UPLOADING and not (value == "wandb" and stays):
             is_risky, danger = bool, SENDS_FIGURES
         if is_risky(value) and not {"tracker", where} & set(typed):
-            found = f"{key}: {value} {danger}, and was not typed"
-            yield Fault(path, found, expected, f"tracker=<name>, or {where}={value}  (if you want that)")
+            yield fault("validate.untyped_tracker", where=path, key=key, value=value, danger=danger, counts=where)
 
 
 # --- Secrets ----------------------------------------------------------------------------------------
@@ -116,8 +115,7 @@ def find_secrets(cfg: Config) -> Iterator[Fault]:
             continue
         if found := _secret_in(path, last_key(path), str(value), isinstance(value, str)) or form_of(path):
             variable = holder_of(str(value)) or ("WANDB_API_KEY" if "wandb" in path.lower() else "HF_TOKEN")
-            found, expected = f"{found}, and a config is kept as plain text", "secrets in the environment only"
-            yield Fault(hidden(path), found, expected, f"export {variable}=...  (and leave the key out)")
+            yield fault("validate.secret", where=hidden(path), found=found, variable=variable)
 
 
 def _secret_in(path: str, key: str, text: str, is_text: bool) -> str:

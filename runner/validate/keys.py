@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 
 from runner.config.dialect import find_meanings
-from runner.errors import Fault
+from runner.errors import Fault, fault
 from runner.io.visible import to_visible
 from runner.schema import upstream
 from runner.schema.read import Parameter, Signature, choices_compared
@@ -55,8 +55,8 @@ def _stray(context: ValidationContext, key: str, value: object) -> Iterator[Faul
     is_misspelt = isinstance(value, dict) and bool(likely) and likeness(key, likely[0]) >= MIN_LIKENESS
     if not is_misspelt and value and isinstance(value, dict) and all(below := _answers_below(context, key, value)):
         yield from filter(None, below)
-    elif not is_misspelt and (fault := _answer(context, key, value, NOT_AT_THE_TOP)):
-        yield fault
+    elif not is_misspelt and (answer := _answer(context, key, value, NOT_AT_THE_TOP)):
+        yield answer
     elif likely := likely or _near_places(context, key):
         yield Fault(key, NOT_AT_THE_TOP, likely[0], as_typed({likely[0]: value}))
     else:
@@ -72,10 +72,10 @@ def _setting(context: ValidationContext, path: str, kind: str, value: object) ->
         yield Fault(path, short_text(value), meaning.why, meaning.fix or f"leave {path} out")
     elif not known.accepts(value) or (isinstance(value, dict) and "_target_" in value):
         yield misfit_type(path, value, known)
-    elif (fault := misfit_number(path, value, SETTINGS.get(path))) or (
-        path == "tracker.report_to" and (fault := misfit_choice(path, value, upstream.TRACKERS))
+    elif (misfit := misfit_number(path, value, SETTINGS.get(path))) or (
+        path == "tracker.report_to" and (misfit := misfit_choice(path, value, upstream.TRACKERS))
     ):
-        yield fault
+        yield misfit
     elif path == "name" and isinstance(value, str) and not is_folder_name(value):
         yield Fault(path, short_text(value), "a plain folder name, up to 100 letters", "name=<word>")
     elif path == "output_root" and value == "":
@@ -84,9 +84,7 @@ def _setting(context: ValidationContext, path: str, kind: str, value: object) ->
         parts = [part.encode(errors="surrogateescape") for part in value.split("/")]
         size = sum(map(len, parts)) + len(parts) - 1
         if size >= MAX_PATH_BYTES or max(map(len, parts)) > 255 or to_visible(value) != value:
-            found = f"{short_text(value)}: a path of {size} bytes"
-            expected = f"at most {MAX_PATH_BYTES}, 255 in each folder's name, and each of them seen"
-            yield Fault(path, found, expected, f"{path}=outputs")
+            yield fault("validate.long_path", path=short_text(value), size=size, most=MAX_PATH_BYTES)
     elif path == "allow" and isinstance(value, list) and (strange := sorted(set(value) - set(context.allow))):
         text = to_text(strange)
         yield Fault(path, f"{text} in a file", "allow on the command line only", f"allow={text}")
@@ -176,8 +174,7 @@ def find_node_faults(context: ValidationContext, path: str, node: Node) -> Itera
             fix = f"leave {own} out" if own == "trainer.args" else as_typed({f"{own}.path": value})
             yield Fault(own, short_text(value), "keys", fix)
         elif own == "dataset.map" and isinstance(value, str):
-            fix = f"{own}._target_={value} 'allow=[{value.partition('.')[0]}]'"
-            yield Fault(own, short_text(value), "keys with a function of a row as _target_", fix)
+            yield fault("validate.map_as_text", text=short_text(value), target=value, package=value.partition(".")[0])
         else:
             where, choices = context.origin(own, value), _choices(context, own, value, known[key], signature)
             numbers = range_of(where, key, signature, context.trainer)
@@ -249,8 +246,7 @@ def _unknown(context: ValidationContext, path: str, node: Node, key: str, signat
     """
     own, value = f"{path}.{key}", node.get(key)
     if path in NAMED_GROUPS and isinstance(value, dict) and "_target_" in value:
-        expected, fix = f"one {path}, or several with names", f"{path}.mine._target_={node['_target_']}"
-        yield Fault(own, f"a {path} beside the one of {path}._target_", expected, f"{fix} in place of {path}._target_")
+        yield fault("validate.one_or_several", group=path, key=key, target=node["_target_"])
         return
     is_open = signature.is_open and not is_called_later(path, signature)
     keys = keys_of(path, signature)
@@ -261,8 +257,8 @@ def _unknown(context: ValidationContext, path: str, node: Node, key: str, signat
     found = f"{signature.name} has no such {'field' if 'Config' in signature.name else 'argument'}"
     is_free, is_alike = is_open and not near, bool(near) and likeness(key, near[0]) >= MIN_LIKENESS
     inside = f"{path}." if is_free else "" if path.startswith("trainer") else f"{path.partition('.')[0]}."
-    if fault := _answer(context, own, value, found, inside, is_placed=is_free or is_alike):
-        yield fault
+    if answer := _answer(context, own, value, found, inside, is_placed=is_free or is_alike):
+        yield answer
     elif is_free:
         return
     elif not is_alike and path == "trainer.args" and (owners := _find_owners(context, key)):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from runner.errors import Fault, is_own
+from runner.errors import Fault, fault, is_own
 from runner.schema import source
 from runner.schema.text import nearest, read_tables, short_text
 from runner.validate.context import experimental_names
@@ -26,8 +26,8 @@ def find_target_fault(path: str, target: object, allow: Collection[str] = ()) ->
     own = f"{path}._target_"
     if not isinstance(target, str) or len(target) > MAX_LETTERS:
         return Fault(own, short_text(target), "a dotted name", "=<module.name>")
-    if fault := _find_unreadable(own, target):
-        return fault
+    if unreadable := _find_unreadable(own, target):
+        return unreadable
     found, is_launcher = source.find_definition(target), path == "launcher"
     if isinstance(found, source.Definition):
         outside = [name for name in (target, found.home) if not is_allowed(name, allow, is_launcher)]
@@ -72,8 +72,7 @@ def _find_unreadable(own: str, target: str) -> Fault | None:
         ast.parse(module.file.read_bytes())
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None) or 1
-        found = f"{module.file}:{line}: {getattr(error, 'msg', error)}"
-        return Fault(own, found, "a module that Python can read", f"mend line {line} of {module.file.name}")
+        return fault("validate.unreadable", target=own, file=module.file, line=line, error=getattr(error, "msg", error))
     node = getattr(source.find_definition(target), "node", None)
     if isinstance(node, ast.Constant | ast.List | ast.Dict | ast.Set | ast.Tuple):
         return Fault(own, f"{target} is {ast.unparse(node)[:40]}", "a function or a class", f"={home}.<function>")

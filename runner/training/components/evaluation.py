@@ -10,7 +10,7 @@ from typing import Any
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, Trainer
 
-from runner.errors import ConfigError, Fault
+from runner.errors import ConfigError, Fault, fault
 from runner.generate.budget import answer_tokens
 from runner.generate.completion import TextGenerator, context_length
 from runner.generate.judge import judge_answers, judge_completions
@@ -93,8 +93,7 @@ class HeldOutMetrics:
         if form not in self.sets:
             self.sets[form] = held_out_sets(self.run.cfg, form, None if form == "prompt" else ["*"])
         if name not in self.sets[form]:
-            found, expected = f"an evaluation of {name!r}", f"one of {', '.join(self.sets[form])}"
-            raise ConfigError(Fault("metric", found, expected, "dataset.split.eval=<sets>"))
+            raise ConfigError(fault("training.no_such_set", name=name, known=", ".join(self.sets[form])))
         return self.sets[form][name]
 
 

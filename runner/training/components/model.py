@@ -8,7 +8,7 @@ from peft import PeftConfig, PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 
 from runner.config.build import asked_for, build, serve
-from runner.errors import ConfigError, Fault
+from runner.errors import ConfigError, fault
 from runner.model.adapter import OWN, check_adapter, leave_out_routers, train_beside
 from runner.model.load import check_quantization, hold_places
 from runner.model.reference import copy_reference, needs_reference
@@ -83,8 +83,7 @@ def build_tuner(node: Node | None, model: Model, head: str) -> tuple[Model, Peft
             train_beside(model, made, node["full"])
         return model, made
     if not isinstance(made, PreTrainedModel | PeftModel):
-        found = f"{node['_target_']} gave {type(made).__name__}"
-        raise ConfigError(Fault("peft", found, "the model, or a PeftConfig", "return model"))
+        raise ConfigError(fault("training.no_tuner", target=node["_target_"], kind=type(made).__name__))
     return made, None
 
 
@@ -95,11 +94,9 @@ def check_merged(cfg: Config, peft_config: PeftConfig | None, args: TrainingArgu
     base = "a merged model" if cfg["model"].get("merge") else "a new model"
     faults = []
     if peft_config.is_prompt_learning:
-        found = f"{type(peft_config).__name__} on {base}, which is nowhere on disk, and it cannot be merged"
-        faults.append(Fault("peft", found, "an adapter inside the layers", "peft=lora"))
+        faults.append(fault("training.prompt_on_no_base", kind=type(peft_config).__name__, base=base))
     if getattr(args, "critic", None) in ("auto", "adapter"):
-        found = f"{args.critic}: a second adapter on {base}, which is nowhere on disk"
-        faults.append(Fault("trainer.args.critic", found, "a model of its own", "trainer.args.critic=model"))
+        faults.append(fault("training.critic_on_no_base", critic=args.critic, base=base))
     ConfigError.refuse(faults)
 
 

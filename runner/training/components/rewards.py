@@ -8,7 +8,7 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainingArguments
 
 from runner.config.build import asked_for, build, locate, serve
-from runner.errors import ConfigError, Fault
+from runner.errors import ConfigError, fault
 from runner.metric.ask import OWN, READ, SAMPLED, SAMPLES, Metric, kind_of
 from runner.model.chat import set_template
 from runner.reward.outcome import ScoringModel, load_reward_model
@@ -65,8 +65,7 @@ def build_metrics(node: Node | None, tokenizer: PreTrainedTokenizerBase) -> list
     for name, entry in named(node or {}, "metric").items():
         call = build_scorer(entry, own=OWN)
         if isinstance(call, nn.Module):
-            fix = f"metric.{name}._target_=runner.reward.outcome.Classifier"
-            raise ConfigError(Fault(f"metric.{name}", "a model, which cannot be called as it is", "a function", fix))
+            raise ConfigError(fault("training.model_as_metric", name=name))
         own = {key: entry[key] for key in OWN if key in entry and key not in ("better", "preprocess")}
         arguments = inspect.signature(call).parameters
         own.setdefault("limit", SAMPLES if kind_of(arguments) == "sampled" else None)
