@@ -25,8 +25,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import Trainer
 
 from runner.errors import RunnerError
-from runner.estimate.memory import MeasuredStep
-from runner.estimate.steps import RECOMPUTE, autocasts, cycle_of
+from runner.estimate.memory import RECOMPUTE, MeasuredStep, autocasts, cycle_of
 from runner.estimate.weights import ModelWeights, Shape, source_of, trunks_of
 from runner.io.files import read_json, write_json
 from runner.io.terminal import HidingLog

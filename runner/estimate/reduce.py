@@ -16,7 +16,7 @@ import torch
 from runner.config.machines import processes_of
 from runner.dataset import LOADER as ROWS
 from runner.dataset.head import write_head
-from runner.estimate.steps import cycle_of, rows_per_step
+from runner.estimate.memory import cycle_of, rows_per_step
 from runner.estimate.weights import LOADERS, architecture_of
 from runner.io.distribution import to_install
 from runner.model.check import NEW

@@ -22,9 +22,8 @@ from runner.config.speed import choose_speed
 from runner.errors import ConfigError, EnvironmentFault
 from runner.estimate.device import Device, this_device
 from runner.estimate.measure import measure_small, one_thread, run_apart
-from runner.estimate.memory import Training
+from runner.estimate.memory import Rows, Training
 from runner.estimate.reduce import Clones, Reduced, linked, reduce, rows_of
-from runner.estimate.steps import Rows
 from runner.estimate.table import Forecast, format_forecasts
 from runner.estimate.weights import source_of
 from runner.io.files import read_json, write_json

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from runner.config.machines import processes_of
 from runner.estimate.device import Device
-from runner.estimate.memory import Training
-from runner.estimate.steps import steps_of
+from runner.estimate.memory import Training, steps_of
 from runner.run.alarms import steps_to_notice
 from runner.run.disk import free, sized
 from runner.run.seal import checkpoints_at_once

@@ -120,9 +120,8 @@ def forecast(name: str) -> int:
     from transformers import AutoTokenizer
 
     from runner.estimate.measure import measure_small
-    from runner.estimate.memory import Training
+    from runner.estimate.memory import Rows, Training
     from runner.estimate.reduce import Clones, reduce
-    from runner.estimate.steps import Rows
     from runner.io.files import shipped
     from runner.launch import stages
 
