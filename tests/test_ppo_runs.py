@@ -25,6 +25,7 @@ def test_the_toy_task_is_learned(train):
         ("peft=lora", "trainer.args.critic=model"),
         ("trainer.args.critic=head", "kl_coef=0"),
         ("peft=lora", "trainer.args.activation_checkpointing=true"),
+        ("dataset.streaming=true", "trainer.args.num_generations=2"),
         ("dataset=toy_reviews", "trainer.args.score_normalization=whiten", "trainer.args.score_clip=3"),
     ],
     ids=" ".join,

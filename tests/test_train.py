@@ -234,6 +234,7 @@ COLLATOR = "trl.trainer.sft_trainer.DataCollatorForLanguageModeling"
         ("trainer=grpo", "peft=lora", "kl_coef=0.1", "dataset=toy_reviews"),
         ("trainer=rloo", "reward=[exact_match,length]"),
         ("trainer=sft", "model=new", "model.tokenizer.path=runner://model/tiny"),
+        ("trainer=rloo", "model=new", "reward=length"),  # whose reference TRL loads from a path
     ],
     ids=" ".join,
 )

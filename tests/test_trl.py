@@ -16,6 +16,8 @@ import pytest
 import torch
 import trl
 from conftest import ROOT
+from kinds import compose as compose_kind
+from kinds import read_kinds, write_rows
 from needs import TINY, TRAINERS, needed
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
@@ -158,3 +160,16 @@ def test_a_trainer_that_asks_for_a_path_is_given_one(runner):
     done = runner(*words, "dataset.limit.train=64", "dataset.limit.eval=8", "metric=none", "name=run")
     assert "finished  2 steps" in done.stdout
     assert read_json(runner.runs("run")[0] / "manifest.json")["model"]["path"].endswith("tiny")
+
+
+KINDS = [kind for kind in read_kinds() if not kind.refused]
+
+
+@pytest.mark.slow
+def test_each_kind_of_configuration_that_trl_trains_composes(tmp_path, monkeypatch):
+    """That it trains, too, ``tests/fault/kinds.py`` shows."""
+    write_rows(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = {f"{kind.trainer}, {kind.name}": compose_kind(kind) for kind in KINDS}
+    assert len(found) > 380 and {name: fault for name, fault in found.items() if fault} == {}

@@ -150,7 +150,7 @@ def _compose(run: Run | None, overrides: Sequence[str], folders: Sequence[Path])
 
     frozen = run.cfg if run else {"trainer": {"head": "lm", "args": {}}}
     menu = read_menu(folders)
-    chosen = {key for key in map(dotted_key, overrides) if key in menu} if run else {*PARTS, "tolerate"}
+    chosen = {key for key in map(dotted_key, overrides) if key in menu} if run else {*PARTS, "callback", "tolerate"}
     heads = {override: dotted_key(override).partition(".")[0] for override in overrides}
     fresh = [each for each in overrides if not run or heads[each] in chosen or dotted_key(each) in SETTINGS]
     cfg = {key: frozen.get(key) for key in (*PARTS, "callback", "tolerate", "trainer")}

@@ -1,0 +1,92 @@
+"""Refusals of TRL's own constructors, known before anything is loaded: read from the source, and none is made up."""
+
+import pytest
+
+from runner.__main__ import main
+from runner.schema.refusal import Something, find_refusals
+
+SOURCE = """
+from dataclasses import dataclass
+
+@dataclass
+class Base:
+    size: int = 4
+
+    def __post_init__(self):
+        if self.size < 1:
+            raise ValueError(f"size is {self.size}")
+
+class Config(Base):
+    def __init__(self, args, other=None, rows=None):
+        self.size = args.size
+        half = args.size // 2
+        if other is not None and isinstance(rows, (list, Rows)):
+            raise TypeError("rows")
+        for each in args.names:
+            half = each
+        if half == 1:
+            raise ValueError("not known any more")
+        if self.size > 8 or unheard_of(args):
+            raise ValueError("large")
+        if any(name in {"a", "b"} for name in args.names):
+            raise NotImplementedError("a or b")
+        if is_nowhere_to_be_found_available():
+            raise ImportError("installed")
+        if not (0 <= args.share < 1):
+            raise ValueError("a share")
+        return
+        raise ValueError("never")
+"""
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    (tmp_path / "refusing.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+GOOD = {"args.size": 2, "args.names": ["c"], "args.share": 0.5, "other": None, "rows": None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "texts"),
+    [
+        ({}, []),
+        ({"args.size": 9}, ["large"]),
+        ({"args.names": ["b"]}, ["a or b"]),
+        ({"args.share": 1}, ["a share"]),
+        ({"other": Something(), "rows": Something(frozenset({"Rows"}))}, ["rows"]),
+        ({"other": Something(), "rows": Something(frozenset({"Others"}))}, []),
+    ],
+)
+def test_an_error_is_foreseen_where_all_that_decides_it_is_known(source, changes, texts):
+    assert [each.text for each in find_refusals("refusing.Config", "__init__", GOOD | changes)] == texts
+
+
+def test_a_base_refuses_once_and_says_what_it_found(source):
+    (found,) = find_refusals("refusing.Config", "__post_init__", {"self.size": 0})
+    assert (found.text, found.names) == ("size is 0", ("self.size",))
+
+
+TEACHER = "trainer.teacher_model.path=runner://model/tiny"
+REFUSED = [
+    ("trainer=grpo trainer.args.sync_ref_model=true", "trainer.args.sync_ref_model=false"),
+    ("trainer=dpo peft=lora trainer.args.sync_ref_model=true", "trainer.args.sync_ref_model=false"),
+    ("trainer=kto trainer.args.per_device_train_batch_size=1", "trainer.args.per_device_train_batch_size=8"),
+    ("trainer=dpo trainer.args.loss_type=[exo_pair]", "leave trainer.args.loss_type out"),
+    ("trainer=dpo trainer.args.loss_type=[aot] trainer.args.use_weighting=true", "trainer.args.use_weighting=false"),
+    ("trainer=rloo trainer.args.auto_find_batch_size=true", "trainer.args.auto_find_batch_size=false"),
+    (f"trainer=gold {TEACHER} trainer.args.max_completion_length=2048", "trainer.args.max_completion_length=128"),
+    (f"trainer=iw_opd {TEACHER} trainer.args.lmbda=0.5", "trainer.args.lmbda=1.0"),
+    ("trainer=sdft dataset.streaming=true trainer.args.max_steps=2", "dataset.streaming=false"),
+]
+
+
+@pytest.mark.parametrize(("words", "fix"), REFUSED, ids=[words for words, _ in REFUSED])
+def test_trl_refuses_before_torch_is_imported_and_what_is_told_to_type_works(words, fix, capsys):
+    assert main([*words.split(), "--dry-run"]) == 2
+    said = capsys.readouterr().err
+    assert f"type      {fix}" in said and "values that go together" in said
+    left = [word for word in words.split() if not fix.endswith(f"{word.partition('=')[0]} out")]
+    assert main([*left, *([] if fix.startswith("leave") else [fix]), "--dry-run"]) == 0
