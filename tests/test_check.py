@@ -529,7 +529,7 @@ def test_what_is_known_of_fields_is_of_fields_that_there_are():
     others = {f"{name}Config": signature for name, signature in ValidationContext({}).others.items()}
     others |= {target.rpartition(".")[2]: read_signature(target) for target in (
         "runner.training.callback.Samples", "transformers.EarlyStoppingCallback", "peft.OFTConfig",
-        "accelerate.ParallelismConfig",
+        "accelerate.ParallelismConfig", "runner.ppo.PPOConfig",
     )}  # fmt: skip
     others |= {name: read_signature(name) for name in ("runner.loss.focal", "runner.loss.label_smoothed")}
     assert [

@@ -369,13 +369,13 @@ def build_actor_critic(
     if adapted and policy.active_peft_config.is_prompt_learning:
         found = f"{policy.active_peft_config.peft_type.value} puts a learnt prompt before the tokens"
         raise ConfigError(Fault("peft", found, "an adapter inside the layers", "peft=lora"))
-    if critic == "model" and value_model is None:
+    if value_model is not None:
+        value_model.requires_grad_(True)
+    elif critic == "model":
         if getattr(policy, "is_quantized", False):
             found = "a model of its own, beside a quantised policy"
             raise ConfigError(Fault("trainer.args.critic", found, "an adapter", "trainer.args.critic=adapter"))
         value_model = build_critic_model(policy, reward_model)
-    if value_model is not None:
-        value_model.requires_grad_(True)
     actor_critic = ActorCritic(policy, critic, value_model)
     disable_dropout(actor_critic)
     return actor_critic
@@ -409,11 +409,11 @@ def build_critic_model(policy: Policy, reward_model: PreTrainedModel | PeftModel
     head starts at zero, so that the first advantages are the rewards.
     """
     if reward_model is not None:
-        return copy_reference(reward_model).to(policy.dtype)
+        return copy_reference(reward_model).to(policy.dtype).requires_grad_(True)
     source = copy_reference(policy) if isinstance(policy, PeftModel) else policy
     model: Critic | None = _build_classifier(source)
     model = model or ValueModel(copy.deepcopy(find_backbone(source)), _zero_head(source).to(source.dtype))
-    return model.to(source.device)  # buffers such as the angles of positions stay float32
+    return model.to(source.device).requires_grad_(True)  # buffers such as the angles of positions stay float32
 
 
 def _build_classifier(source: PreTrainedModel) -> PreTrainedModel | None:
