@@ -19,7 +19,7 @@ from runner.launch.stages import compose_runs
 ROOT = Path(__file__).parent.parent
 PAGES = [
     ROOT / folder / "README.md"
-    for folder in ("", "conf", "tests", "tests/fault", "runner/ppo", "runner/command", "runner/launch")
+    for folder in ("", "conf", "tests", "tests/fault", "runner", "runner/ppo", "runner/command", "runner/launch")
 ]
 FIRST, *OTHERS = (page.read_text(encoding="utf-8") for page in PAGES)
 TEXT = "\n".join([FIRST, *OTHERS])
