@@ -181,8 +181,7 @@ def take_flags(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 def find_word_faults(line: CommandLine, words: Sequence[str], menu: Options) -> Iterator[Fault]:
     """A fault for words that are a key=value together, or for those of a training that are none."""
     if (spelt := SPELT.sub(r"\1=", typed := "\0".join(words))) != typed:
-        fix = f"{CALL} {shlex.join(spelt.split(chr(0)))}"
-        yield Fault("command line", shlex.join(words), "key=value, in one word", fix)
+        yield fault("command.split_words", typed=shlex.join(words), meant=shlex.join(spelt.split("\0")))
     if line.verb != "train" or not line.runs or spelt != typed:
         return
     first, rest = line.runs[0], shlex.join([*line.runs[1:], *line.overrides])

@@ -12,7 +12,7 @@ from typing import Any
 
 from runner.config.dialect import find_meanings
 from runner.config.menu import GROUPS
-from runner.errors import ConfigError, Fault
+from runner.errors import ConfigError, Fault, fault
 from runner.io.secrets import form_of
 from runner.schema.text import nearest, read_tables
 from runner.schema.type import Type
@@ -58,18 +58,17 @@ class Option:
         from runner.importers.read import plain  # whose patterns take 4 ms of a short command that has no option
 
         if form := form_of(text):
-            expected = "no secret, which a file or its name would keep"
-            raise ConfigError(Fault(key, f"looks like {form}", expected, f"leave {key} out"))
+            raise ConfigError(fault("command.secret", key=key, form=form))
         known = Type("choice", values=tuple(self.words)) if self.words else Type(self.kind)
         meant = [word for meaning in find_meanings(key, text) for word in meaning.words.values()]
         value = next((word for word in meant if word in (self.words or meant)), text)
         value = value if self.kind == "str" else plain(re.sub(f"(?i) *({self.unit})$", "", text))
         numbers = RANGES[self.numbers] if self.numbers else None
-        fault = misfit_number(key, value, numbers) if known.accepts(value) else misfit_type(key, value, known)
+        misfit = misfit_number(key, value, numbers) if known.accepts(value) else misfit_type(key, value, known)
         if self.parts and not re.fullmatch(re.sub(r"\w+", "[^/]+", self.parts), text):
-            fault = Fault(key, text, self.parts, f"{key}={self.parts}")
-        if fault:
-            raise ConfigError(fault)
+            misfit = Fault(key, text, self.parts, f"{key}={self.parts}")
+        if misfit:
+            raise ConfigError(misfit)
         return value
 
 

@@ -61,8 +61,7 @@ def read_file(path: Path, dialect: str | None = None) -> ForeignConfig:
         if len(found[best]) == len(found[second]):
             tied = [known[name]["title"] for name in found if len(found[name]) == len(found[best])]
             what = f"as much of {' as of '.join(tied)}" if found[best] else "no key that one of them has"
-            expected = f"a configuration of {', '.join(known)}"
-            raise ConfigError(Fault(str(path), what, expected, "dialect=<one of them>"))
+            raise ConfigError(fault("importers.no_dialect", file=path, what=what, known=", ".join(known)))
         reading.dialect, reading.why = best, ", ".join(found[best][:5])
     strange = {key: why for key, why in known[reading.dialect].get("strange", {}).items() if reading.keys.get(key)}
     if strange and not reading.keys.get("do_train"):

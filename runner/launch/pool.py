@@ -22,7 +22,7 @@ from runner import config
 from runner.config import Composed
 from runner.config.build import locate
 from runner.config.machines import processes_here
-from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError, RunnerError
+from runner.errors import ConfigError, EnvironmentFault, FolderError, RunnerError, fault
 from runner.io.files import shipped
 from runner.io.temporary import uncollected
 from runner.io.terminal import HidingLog, mute_libraries
@@ -245,8 +245,7 @@ def settings_of(
             key, fix = "num_processes", f"launcher.num_processes={len(devices)} launcher.jobs=1"
         if processes == 1:
             fix += f", or launcher.devices=[{','.join((devices * jobs)[:jobs])}] to share them"
-        found = f"{jobs} x {processes} processes (launcher.jobs x num_processes) for {len(devices)} devices"
-        raise ConfigError(Fault(f"launcher.{key}", found, "a device for each process", fix))
+        raise ConfigError(fault("launch.few_devices", key=key, jobs=jobs, each=processes, count=len(devices), fix=fix))
     return Settings(jobs, processes, launcher.get("timeout_seconds"), devices, attached, debug)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import Trainer, TrainingArguments
 
-from runner.errors import EnvironmentFault, Fault, RunnerError, SickRun
+from runner.errors import EnvironmentFault, RunnerError, SickRun, fault
 from runner.generate.batch import TOKENS_PER_PASS
 from runner.io.files import remove, write_json
 from runner.run import Run, write_manifest
@@ -69,7 +69,7 @@ def _of_sickness(run: Run, error: SickRun, healthy: int, trainer: Trainer) -> tu
         run.set_status(sealed=max(map(step_of, sealed_checkpoints(run.checkpoints)), default=None))
     good = last_checkpoint(run, clean=False)
     place = f"{run}/checkpoints/{good.name}" if good else "the start"
-    faults = [replace(fault, found=f"{fault.found}; the last good checkpoint is {place}") for fault in error.faults]
+    faults = [replace(each, found=f"{each.found}; the last good checkpoint is {place}") for each in error.faults]
     error = SickRun(faults, healthy, error.curable)
     rollbacks, most = count_of(read_adjustments(run.folder), ROLLBACK), run.cfg.get("attempts", ATTEMPTS)
     if run.cfg.get("on_sick") != ROLLBACK or not error.curable or rollbacks >= most:
@@ -87,10 +87,8 @@ def _of_memory(run: Run, error: Exception, components: Components) -> dict[str, 
     if smaller is None or times >= run.cfg.get("attempts", ATTEMPTS) or run.cfg.get("on_memory") == "stop":
         found = f"{str(error).splitlines()[0] if str(error) else type(error).__name__}, with trainer.args.{size}={rows}"
         found += f", {times} times halved" if times else ""
-        fix = "trainer.args.max_length=<less>, peft=lora, model.dtype=bfloat16, or a smaller model="
-        if rows > 1:
-            fix = f"on_memory=halve attempts={times + ATTEMPTS}, or {fix}"
-        raise EnvironmentFault(Fault("memory", found, "a smaller step", fix)) from error
+        first = f"on_memory=halve attempts={times + ATTEMPTS}, or " if rows > 1 else ""
+        raise EnvironmentFault(fault("training.no_memory", found=found, first=first)) from error
     good = last_checkpoint(run, clean=False)
     steps = {"step": trainer.state.global_step, "from_step": step_of(good) if good else 0}
     cause = f"out of memory in {'an evaluation' if trainer.is_measuring else 'a step'}"

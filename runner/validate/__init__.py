@@ -1,18 +1,10 @@
 """Everything that is wrong with a configuration, at once, before torch is imported.
 
-The passes, in their order, each in a module that returns faults:
-
-    find_all_faults(cfg)                 the configuration alone, key by key
-        keys                         those of the top level, and of each node against its target's signature
-        targets                      what a ``_target_`` may name
-        values                       types, ranges and choices
-        dangers                      what must be typed by the user, and that there is no secret
-        parts, objective             parts that the trainer takes and needs, fields of its config, losses and weights
-                                     of tokens that exclude each other
-        refusal                      what the trainer's own constructor refuses, where nothing else is wrong
-    parts.find_mismatches(cfg)       parts that are each right and do not go together, where the keys have no fault
-    start.check_ahead(jobs)          the world around the runs of a command: raises before a folder is made
-        start                        rows, models and columns, libraries, processes, places to write
+    find_all_faults(cfg)            the configuration alone, key by key: ``keys`` with ``targets`` and ``values``,
+                                    ``dangers``, by ``parts`` and ``objective`` what excludes each other, and
+                                    ``refusal`` for what the trainer itself would refuse
+    parts.find_mismatches(cfg)      parts that are each right and do not go together, where the keys have no fault
+    start.check_ahead(jobs)         the world around the runs of a command: raises before a folder is made
 
 The schema is the signature of what each ``_target_`` names, so a new field or trainer needs no line here. Written down
 is only what a signature cannot say. What all of them know of a configuration is in ``context``.
