@@ -6,7 +6,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
-from runner.training.lengths import EpochOrder, group_lengths
+from runner.training.components.trainer import EpochOrder, group_lengths
 
 
 def order_of(epoch, seed=0, *, drawn_before=0):

@@ -64,7 +64,7 @@ class TrainedRun(RunRecord):
         ``overrides`` are those of ``python -m runner predict RUN``: ``checkpoint=best``, ``model.dtype=bfloat16``, or
         ``allow=[my_lab]`` where code of your own builds it. Raises FolderError where there are no weights.
         """
-        from runner.training.trained import load_trained
+        from runner.training.components.model import load_trained
 
         line = CommandLine("predict", _quoted(overrides), [str(self.folder)])
         request = read_request(line, options_of("_request"), PARTS)

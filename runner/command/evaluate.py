@@ -167,8 +167,8 @@ def _other_side(line: CommandLine, request: InferenceRequest) -> list[Side]:
 
 def measure_side(side: Side) -> None:
     """Load a model once and measure every set; the model is let go of again, because another may follow."""
+    from runner.training.components.model import load_trained
     from runner.training.components.rewards import build_metrics
-    from runner.training.trained import load_trained
 
     request = side.request
     with quiet():
@@ -287,7 +287,7 @@ def _with_error(scores: Mapping[str, float], errors: Mapping[str, float], key: s
 
 def evaluate_tasks(side: Side) -> int:
     """Run tasks of lm-evaluation-harness on the model, and write their figures like our own."""
-    from runner.training.trained import load_trained
+    from runner.training.components.model import load_trained
 
     request, options = side.request, side.request.options
     tasks = [task for task in str(options.get("tasks", "")).strip("[]").split(",") if task.strip()]

@@ -68,7 +68,7 @@ def _load(request: InferenceRequest, *, chats: bool | None = None) -> tuple[Mode
     Where ``chats`` does not say, that is as typed, as in the run's own samples, or as the tokenizer can.
     """
     from runner.model.chat import check_template
-    from runner.training.trained import load_trained
+    from runner.training.components.model import load_trained
 
     model, tokenizer = load_trained(request.cfg, request.weights, request.head)
     if chats is None and "as" in request.options:

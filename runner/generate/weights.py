@@ -1,7 +1,7 @@
 """Run folder -> the weights that are meant, whole and sealed.
 
 Finding them needs nothing heavy, so that a wrong option is refused before torch is imported. How they are loaded is in
-``training.trained``.
+``training.components.model``.
 """
 
 from dataclasses import dataclass

@@ -1,10 +1,10 @@
 """A training, from the folder of its run to a trained model.
 
-components      every component that the configuration names, in the order in which they need each other; evaluation
-                among them gives scores on held-out rows before, during and after
+components      every component that the configuration names, in the order in which they need each other; model among
+                them also loads what a training has left, evaluation gives scores on held-out rows
 extension       the one subclass of the trainer; precompute and objective say what it adds
 callback        the user's callbacks and the runner's; checkpoint seals what is saved
 health          the figures by which the alarms (``run.alarms``) find a sick training; recovery goes on from before it
 inspection      the tokens that are really trained, with stand_in without what costs
-trained         the finished model, and export for others to load
+export          the finished model, for others to load
 """

@@ -1021,7 +1021,7 @@ DEFECTS = (
     Defect(
         "order_of_nobody",
         "The order of rows that are grouped by length is drawn from whatever state torch's generator has.",
-        "runner/training/lengths.py",
+        "runner/training/components/trainer.py",
         "sampler.generator = torch.Generator().manual_seed(seed + int(state.epoch or 0))",
         "sampler.generator = None",
         tests=("tests/test_lengths.py::test_the_order_of_an_epoch_is_the_same_whatever_was_drawn_before",),

@@ -35,7 +35,6 @@ from runner.training.components.model import build_model
 from runner.training.components.rewards import build_rewards
 from runner.training.extension import Hooks
 from runner.training.health import Health, build_health
-from runner.training.lengths import group_lengths
 from runner.training.precompute import map_sets, precompute_by_default
 
 log = logging.getLogger(__name__)
@@ -111,7 +110,7 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     trainer.data_collator = collator or trainer.data_collator
     if rules:
         trainers.set_weights(trainer, rules)
-    group_lengths(trainer)
+    trainers.group_lengths(trainer)
     trackers = replace_trackers(trainer, cfg, run.folder)
     keep = cfg["trainer"]["args"].get(upstream.SAVE_TOTAL_LIMIT) or 2
     seal = Seal(keep, steps_to_notice(cfg.get("tolerate")), upstream.cycle_steps(vars(args)), run.set_status)

@@ -1,4 +1,4 @@
-"""The trainer, served what its signature names, with its collator, loss, token weights, optimizer and schedule."""
+"""The trainer, served what its signature names, with its collator, loss, token weights, optimizer, schedule, order."""
 
 import ast
 import contextlib
@@ -10,9 +10,18 @@ from dataclasses import astuple
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
+import torch
 from datasets import Dataset, DatasetDict
 from torch.optim import Optimizer
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, Trainer
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerState,
+)
+from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from runner.collator import Collator
 from runner.config.build import asked_for, build, locate, serve
@@ -195,3 +204,40 @@ def set_weights(trainer: Trainer, rules: list[BoundRule]) -> None:
         trainer.eval_dataset = map_sets(weighed, trainer.eval_dataset)
     trainer.data_collator = WeightCollator(trainer.data_collator)
     args.remove_unused_columns = False  # or the weights would be among them
+
+
+class EpochOrder(TrainerCallback):
+    """Has the order of an epoch drawn from the seed and its number, so that a run that goes on within one has it again.
+
+    The library draws it from the state that torch's generator happens to have.
+    """
+
+    def on_epoch_begin(self, args, state: TrainerState, control, train_dataloader: object, **_) -> None:
+        sampler = train_dataloader
+        for name in ("batch_sampler", "batch_sampler", "sampler"):  # of several processes each has a share of batches
+            sampler = getattr(sampler, name, sampler)
+        if isinstance(sampler, LengthGroupedSampler):
+            seed = args.seed if args.data_seed is None else args.data_seed
+            sampler.generator = torch.Generator().manual_seed(seed + int(state.epoch or 0))
+
+
+def group_lengths(trainer: Trainer) -> None:
+    """Give rows of several texts a length, and each epoch an order of its own, if rows are grouped by length.
+
+    The library knows the lengths of rows with one text alone.
+    """
+    args = trainer.args
+    if args.train_sampling_strategy not in upstream.OTHER_STEPS[upstream.TRAIN_SAMPLING_STRATEGY]:
+        return
+
+    def measured(rows: Dataset) -> Dataset:
+        names = [name for name in getattr(rows, "column_names", None) or () if name.endswith("_ids")]
+        if not isinstance(rows, Dataset) or not names or "input_ids" in names:
+            return rows
+        args.remove_unused_columns = False  # or the lengths would be among them
+        texts = (rows.with_format("arrow")[name] for name in names)
+        return rows.add_column(args.length_column_name, [sum(map(len, row)) for row in zip(*texts, strict=True)])
+
+    trainer.train_dataset = measured(trainer.train_dataset)
+    trainer.eval_dataset = map_sets(measured, trainer.eval_dataset)
+    trainer.add_callback(EpochOrder())
