@@ -79,6 +79,11 @@ REFUSED = [
     ("trainer=rloo trainer.args.auto_find_batch_size=true", "trainer.args.auto_find_batch_size=false"),
     (f"trainer=gold {TEACHER} trainer.args.max_completion_length=2048", "trainer.args.max_completion_length=128"),
     (f"trainer=iw_opd {TEACHER} trainer.args.lmbda=0.5", "trainer.args.lmbda=1.0"),
+    (
+        "trainer=ppo reward=length dataset.streaming=true trainer.args.max_steps=2 trainer.args.num_generations=2 "
+        "trainer.args.dynamic_sampling=1",
+        "trainer.args.dynamic_sampling=0",
+    ),
     ("trainer=sdft dataset.streaming=true trainer.args.max_steps=2", "dataset.streaming=false"),
 ]
 

@@ -30,6 +30,7 @@ from typing import Any, Literal
 
 import torch
 from accelerate.utils import gather_object
+from datasets import IterableDataset
 from peft import PeftConfig, get_peft_model
 from torch import Tensor
 from torch.nn.functional import pad
@@ -321,6 +322,10 @@ class PPOTrainer(Trainer):
         optimizers: tuple[Optimizer | None, LRScheduler | None] = (None, None),
         policy_loss: Callable[..., Tensor] | None = None,
     ):
+        if args is not None and args.dynamic_sampling and isinstance(train_dataset, IterableDataset):
+            raise ValueError(
+                "dynamic sampling draws further prompts from rows that are all there, and not from a stream"
+            )
         given, self.own_loss = args or PPOConfig(), policy_loss
         set_seed(given.seed)  # for the weights of adapters
         policy = _load_policy(model or given.sft_model_path)
@@ -428,24 +433,23 @@ class PPOTrainer(Trainer):
             groups_PG = self._score(rollout)[2]["objective/scores"].view(-1, size)
             return (groups_PG.amax(1) > groups_PG.amin(1)).tolist()
 
-        rollout, dropped = roll_out(prompts, "train"), 0
+        rollout, exchanged = roll_out(prompts, "train"), 0
         for number in range(args.dynamic_sampling):
             differ = tell_apart(rollout)
             if not self._most(differ.count(False)):
                 break
+            # Each may give way to the one in its place, so that it does not matter which process has which.
             generator = seeded_generator(args.seed, f"further {number}", step)
             drawn = torch.randint(len(self.train_dataset), (len(prompts) * args.world_size,), generator=generator)
             own = drawn[args.process_index * len(prompts) :][: len(prompts)].tolist()
             further = roll_out([self.train_dataset[row] for row in own], f"further {number}")
-            spare = iter([group for group, differs in enumerate(tell_apart(further)) if differs])
-            groups = [
-                (rollout, group) if differs else (further, next(spare, None)) for group, differs in enumerate(differ)
-            ]
-            groups = [(rollout, at) if group is None else (of, group) for at, (of, group) in enumerate(groups)]
-            dropped += sum(of is further for of, _ in groups)
-            rollout = Rollout.joined([(of, group * size + row) for of, group in groups for row in range(size)])
+            places = [not old and new for old, new in zip(differ, tell_apart(further), strict=True)]
+            exchanged += sum(places)
+            picked = [further if is_better else rollout for is_better in places for _ in range(size)]
+            rollout = Rollout.joined([(of, row) for row, of in enumerate(picked)])
         if args.dynamic_sampling:
-            self._note({"sampling/prompts_exchanged": self._mean(torch.tensor([float(dropped)], device=args.device))})
+            count = self._total(torch.tensor(float(exchanged), device=args.device))
+            self._note({"sampling/prompts_exchanged": count.item()})
         return rollout
 
     @torch.no_grad()

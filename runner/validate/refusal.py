@@ -60,6 +60,7 @@ def _refusals(context: ValidationContext, args: Mapping[str, Any]) -> list[Refus
     for name, each in context.trainer.parameters.items() if context.trainer else ():
         given[name] = Something() if name in node else UNKNOWN if name in upstream.FROM_GROUP else each.default
     stream = context.mapping("dataset").get("streaming")
+    given["args"] = Something()
     given[upstream.TRAIN_DATASET] = Something(frozenset({"IterableDataset" if stream else "Dataset"}))
     given |= {"model": Something(), "peft_config": Something(frozenset({"PeftConfig"}))} if is_adapted else {}
     given["get_peft_model()"] = lambda *_: Something(frozenset({"PeftModel"}))
