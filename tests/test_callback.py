@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -361,3 +362,21 @@ def test_without_a_reference_a_callback_that_takes_one_is_refused():
     assert "holds none" in refused.value.faults[0].found
     (callback,) = build_callbacks(cfg, {}, SimpleNamespace(ref_model=torch.nn.Linear(1, 1), accelerator=None))
     assert callback.ref_model is not None
+
+
+@pytest.mark.slow
+def test_averages_of_weights_go_on_where_they_were(train):
+    words = ("trainer=sft", "callback=bema", "callback.bema.update_freq=1", "trainer.args.save_steps=2", "metric=none")
+    words += (
+        "trainer.args.max_steps=4",
+        "trainer.args.save_strategy=steps",
+        "dataset.limit.train=64",
+        "learning_rate=1e-3",
+    )
+    run = train(*words).run
+    average = run.checkpoints / "bema" / "model.safetensors"
+    whole = average.read_bytes()
+    for folder in (run.model, run.checkpoints / "checkpoint-4", average.parent):
+        shutil.rmtree(folder)
+    run.set_status("interrupted", step=2, max_steps=4, sealed=2)
+    assert train(*words).state() == "finished" and average.read_bytes() == whole

@@ -16,12 +16,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from trl import SyncRefModelCallback
+from trl import BEMACallback, SyncRefModelCallback
 
 from runner.io.files import read_json
 from runner.run.seal import checkpoints_at_once, put_down, rotate, seal
 from runner.schema import upstream
 
+AVERAGES = "averages.safetensors"
 MEET = 10.0  # seconds; far below a third of the shortest ``ddp_timeout`` that anybody sets
 # Numbers that an optimizer keeps of each weight, by what its name holds.
 STATES = {"ademamix": 3, "adam": 2, "lion": 1, "rmsprop": 1, "adagrad": 1, "muon": 1}
@@ -89,8 +90,8 @@ class Seal(TrainerCallback):
 class MovedModels(TrainerCallback):
     """Saves with each checkpoint the models that follow the trained one, as TRL's own callbacks move them.
 
-    Those are a reference under ``sync_ref_model``, and a teacher; a run that goes on has them as they were. The trainer
-    saves none of them. All processes take part, which may each hold a shard; the first one writes the whole.
+    Those are a reference under ``sync_ref_model``, a teacher, and averages; a run that goes on has them as they were.
+    The trainer saves none of them. All processes take part, which may each hold a shard; the first one writes the whole.
     """
 
     trainer: Trainer
@@ -100,11 +101,24 @@ class MovedModels(TrainerCallback):
             weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
             if state.is_world_process_zero:
                 save_file({name: each.clone() for name, each in weights.items()}, path)  # tied ones share a storage
+        if state.is_world_process_zero and (averages := self._averages()):
+            path = Path(args.output_dir) / f"checkpoint-{state.global_step}" / AVERAGES
+            save_file({name: each.detach().clone() for name, each in averages.items()}, path)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
         for path, model in self._places(Path(self.trainer.resumed_from or "")):
             if path.is_file():
                 set_model_state_dict(model, load_file(path), options=StateDictOptions(full_state_dict=True))
+        if (path := Path(self.trainer.resumed_from or "", AVERAGES)).is_file():
+            averages = self._averages()
+            for name, tensor in load_file(path).items():
+                averages[name].data.copy_(tensor)
+
+    def _averages(self) -> dict[str, Tensor]:
+        """The tensors of each callback that averages weights."""
+        found = [each for each in self.trainer.callback_handler.callbacks if isinstance(each, BEMACallback)]
+        lists = [(*each.theta0_params, *each.ema_params, *each.running_model.parameters()) for each in found]
+        return {f"{number}.{place}": each for number, own in enumerate(lists) for place, each in enumerate(own)}
 
     def _places(self, folder: Path) -> list[tuple[Path, nn.Module]]:
         found = enumerate(moved_models(self.trainer))
