@@ -90,8 +90,8 @@ class Seal(TrainerCallback):
 class MovedModels(TrainerCallback):
     """Saves with each checkpoint the models that follow the trained one, as TRL's own callbacks move them.
 
-    Those are a reference under ``sync_ref_model``, a teacher, and averages; a run that goes on has them as they were.
-    The trainer saves none of them. All processes take part, which may each hold a shard; the first one writes the whole.
+    Those are a reference under ``sync_ref_model``, a teacher, and averages: a run that goes on has them as they were.
+    The trainer saves none of them. All processes take part, each perhaps with a shard; the first one writes the whole.
     """
 
     trainer: Trainer
