@@ -1,17 +1,7 @@
 """Losses that ship: functions of what a trainer measures, named by the ``loss`` group.
 
-A loss names as arguments what it wants to be given; the rest comes from its keys in the YAML.
-
-    supervised      one entry for each of the N tokens that are trained on: log_probs (N,), entropy (N,), targets (N,)
-                    and logits (N, vocabulary), which cost memory; or, as the Trainer's own hook has it, outputs, labels
-                    and num_items_in_batch
-    preference      one entry for each of the B pairs: chosen_logps, rejected_logps, chosen_lengths, rejected_lengths,
-                    ref_chosen_logps and ref_rejected_logps where there is a reference; and beta
-    labelled        one entry for each of the B answers: logps, ref_logps, desirable, lengths; and kl and beta
-    reward model    one entry for each of the B pairs: chosen_rewards, rejected_rewards
-
-It gives back one loss for each entry, or, of the whole batch, one number. When it is called, and how batches are
-averaged, is in ``training.objective``.
+A loss names as arguments what it wants to be given (``conf/README.md``, what a part of yours is given); the rest comes
+from its keys in the YAML. When it is called, and how batches are averaged, is in ``training.objective``.
 """
 
 from torch import Tensor

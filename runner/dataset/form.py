@@ -4,15 +4,6 @@ A row goes two hops. Its form reads it from the columns that play its roles, and
 all of it conversations or all of it text. Then one arrow takes it to the form of a trainer, whose rows have the same
 keys. Rows that cannot be meant, and rows that TRL would silently take for something else, are refused.
 
-A new form is a record there, with its function in ``READ`` and its new roles in ``Role``. Nothing else changes: its
-documents are the table and the roles in conf/README.md and conf/dataset/hub.yaml, its tests the tables of
-``tests/test_convert.py`` (``CELLS``, ``FORMS_FOR``, ``fixes``). A raw list, as of good answers, is spread by its arrows
-over several rows. What a reward gets as ``reference`` is one text, or None. The first role of a ``needs`` names a
-column that no reward can ask for, since its rows are of that form. A form that only a trainer takes is a name in the
-``becomes`` of those that can be turned into it. Only where a trainer's own row holds something else than one text or
-one conversation as an answer, its tokens are made in ``model.encoding.encode_row`` and weighed in ``weigh.Weigher``,
-and ``convert`` compares it with the first row's.
-
 Which form a source has is found in ``detect``, many rows are converted in ``convert``. Nothing here needs torch or
 datasets, because the config check asks before either is imported.
 """
@@ -274,10 +265,6 @@ def _with_margin(row: Row, cells: Row) -> Row:
 # --- Canonical to trainer form ------------------------------------------------------------------
 
 
-def _keep(row: Row) -> list[Row]:
-    return [row]
-
-
 def _imitate(row: Row) -> list[Row]:
     """The prompt with its good answer; none where the only one is bad."""
     good = row["chosen"] if "chosen" in row else row["completion"]
@@ -295,10 +282,6 @@ def _join(row: Row) -> list[Row]:
     return found
 
 
-def _drop_third(row: Row) -> list[Row]:
-    return [{key: value for key, value in row.items() if key != "reference"}]
-
-
 def _keep_three(row: Row) -> list[Row]:
     """A pair beside an answer that is imitated, which may repeat the prompt as the two do."""
     given = row["reference"]
@@ -310,21 +293,10 @@ def _keep_three(row: Row) -> list[Row]:
     return [{"prompt": prompt, "chosen": chosen, "rejected": rejected, "reference": answer}]
 
 
-def _judge(row: Row) -> list[Row]:
-    """Both answers of a pair, each with its prompt and whether it is good."""
-    sides = ("chosen", "rejected")
-    return [{"prompt": row["prompt"], "completion": row[side], "label": side == "chosen"} for side in sides]
-
-
 def _ask(row: Row) -> list[Row]:
     """The prompt of the policy, and as ``reference`` the text of a good answer or None."""
     good = _imitate(row)
     return [{"prompt": row["prompt"], "reference": text_of(good[0]["completion"]) if good else None}]
-
-
-def _know(row: Row) -> list[Row]:
-    """A right answer with its prompt, or a text."""
-    return [row | {"label": True}]
 
 
 def _check_turns(row: Row) -> list[Row]:
@@ -361,11 +333,18 @@ READ: Mapping[str, Callable[[Row], Row]] = {
     "tokens": _read_tokens,
     "token_pair": _read_tokens,
 }
-ARROWS = (_keep, _imitate, _join, _drop_third, _keep_three, _judge, _ask, _know, _check_turns, _ask_last, _know_last)
-BY_NAME: Mapping[str, Callable[[Row], list[Row]]] = {arrow.__name__.removeprefix("_"): arrow for arrow in ARROWS}
+ARROWS: Mapping[str, Callable[[Row], list[Row]]] = {
+    **{each.__name__[1:]: each for each in (_imitate, _join, _keep_three, _ask, _check_turns, _ask_last, _know_last)},
+    "keep": lambda row: [row],
+    "drop_third": lambda row: [{key: value for key, value in row.items() if key != "reference"}],
+    "judge": lambda row: [  # both answers of a pair, each with its prompt and whether it is good
+        {"prompt": row["prompt"], "completion": row[side], "label": side == "chosen"} for side in ("chosen", "rejected")
+    ],
+    "know": lambda row: [row | {"label": True}],  # a right answer with its prompt, or a text
+}
 # In the order of recognition.
 FORMS = {
-    name: RowForm(**table | {"read": READ[name], "becomes": {to: BY_NAME[by] for to, by in table["becomes"].items()}})
+    name: RowForm(**table | {"read": READ[name], "becomes": {to: ARROWS[by] for to, by in table["becomes"].items()}})
     for name, table in read_tables(__file__).items()
 }
 # The raw forms that can feed each form that is asked for; the last of these feeds no trainer.

@@ -6,18 +6,7 @@ any module and an option in ``conf/metric``, with ``better: lower`` where less i
 and a name in the table of ``conf/README.md``. Which library it needs, and who else asks metrics: ``validate.start``,
 ``generate.judge``.
 
-The arguments of a metric decide what it gets; the columns of the rows come by name, ``**columns`` is all of
-them, as TRL passes them to rewards.
-
-``completions``   the model answers the prompts of the rows, and its answers are judged. Rewards can serve here too.
-``scores``, ``log_probs``, ``labels``, ``logits``   the model reads the rows with their known answers, and what it
-                  thinks of them is judged. One entry per row, and of the answer's tokens alone: ``labels`` are their
-                  ids, ``log_probs`` and ``logits`` what the model says of each. ``scores`` is one number: the
-                  log-probability of the answer, or what a reward model gives. What ``preprocess`` makes of the logits
-                  and labels of one row comes as ``logits``, and as ``scores``, where it should be one number.
-
-It returns a number for each row, which are averaged without the Nones; or one number for all of them; or several by
-name, which are logged as ``eval_<metric>_<name>``, the one without a name as ``eval_<metric>``.
+The arguments of a metric decide what it gets (``conf/README.md``, what a part of yours is given).
 """
 
 import re

@@ -1,14 +1,7 @@
 """The names of TRL and transformers that our code relies on, in one place: names and tables in upstream.yaml.
 
-Where a new version renames a field: widen the range in pyproject.toml, change the field in upstream.yaml, add its old
-name to those of the new one in ``config/dialects/shared.yaml``, and change every line that ``pytest
-tests/test_upstream.py`` then lists, none of which must be understood for it: constants (``upstream.MAX_STEPS``),
-attributes (``args.max_steps``), messages that say what to type, YAML of ``conf/`` and targets in ``config/dialects/``.
-No other Python holds a name as text. Where only some trainers rename it, the new name stands beside the old one, and
-tests/test_conf.py and tests/test_import.py list the YAML.
-
-What a trainer of TRL more may need here: ``COMPLETION_LENGTHS``, where it samples, and ``LOSS_INTERFACES``, for losses
-of the user's own. ``training.health`` looks in ``NOTES`` for what it notes between logged steps, if it does.
+What to do where a new version renames one, and what one more trainer may need, stands there. No other Python holds a
+name as text.
 """
 
 import math
