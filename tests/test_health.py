@@ -136,6 +136,16 @@ def test_exploded():
     assert rings(Exploded(), [{"weight": None}] * 3) is None
 
 
+def test_a_loss_above_the_tolerated_one():
+    alarms = build_alarms({"loss": 5.0, "loss_steps": 2}, online=True)
+    (alarm,) = (each for each in alarms if each.name == "loss")
+    assert rings(alarm, of_loss(9, 5, 9, 4, 6, 6)) == 6
+    assert rings(alarm, [{"loss": None}] * 9) is None
+    assert steps_to_notice({"loss": 5.0, "loss_steps": 9}) == 10
+    for tolerate in ({}, {"loss": None}, {"loss": True}, {"loss_steps": 2}):
+        assert not [each for each in build_alarms(tolerate) if each.name == "loss"]
+
+
 def test_diverged():
     assert rings(Diverged(), of_loss(2.0, 2.1, 50.0, 60.0, 50.0, 90.0, 80.0)) == 7
     assert rings(Diverged(), of_loss(0.5, *[4.6] * 4, 0.5, *[4.6] * 4, 0.5)) is None  # hard batches of one row

@@ -123,6 +123,7 @@ def test_axolotl_qlora(imported):
     assert done.kinds("train_on_inputs") == ["same by default"]
     assert done.kinds("deepspeed") == ["ignored (machine, not experiment)"]
     assert done.kinds("hub_model_id") == ["no equivalent"]
+    assert done.cfg["tolerate"] == {"loss": 5.0, "loss_steps": 3}
 
 
 def test_axolotl_dpo(imported):

@@ -1,12 +1,7 @@
 """Alarms: what makes a training sick, each a small class that observes every optimizer step.
 
-An alarm's name, thresholds and patience stand in its class, and what it expects and says to type in alarms.yaml. Its
-name is what ``tolerate`` takes: ``true`` switches it off, a number is for how many steps in a row it may last. Step
-numbers are those of the whole training, also after a resume.
-
-Checkpoints of the last ``patience + lag`` steps are not trusted when an alarm rings, and none is removed before so many
-have passed: one that may notice a sickness later than that must say so by its ``lag``; one that takes the first steps
-for healthy, whatever they are, needs none.
+An alarm's name, thresholds and patience stand in its class; what it expects and says to type, its lag, and why its
+thresholds are these, in alarms.yaml. Step numbers are those of the whole training, also after a resume.
 
 The other half is ``training.health``, which fills in each :class:`Step` - from the trainer's losses, weights and notes,
 and the rewards of ``reward.panel`` - and says what kind of training the alarms are built for.
@@ -97,12 +92,7 @@ class NotFinite(Alarm):
 
 @dataclass
 class ZeroGradient(Alarm):
-    """No gradient at all: every label is masked, the two answers of each pair are one, or nothing leads to a weight.
-
-    That of one batch may be 0, therefore three. It is 0 as well where all has been learnt: then there was one before,
-    and little is left of the loss. Of groups of completions it is 0 while each group has one reward, which is a
-    sickness only where no completion ever had another (``constant_reward``).
-    """
+    """No gradient at all: every label is masked, the two answers of each pair are one, or nothing leads to a weight."""
 
     name = "zero_gradient"
     LEFT = 0.1
@@ -124,10 +114,7 @@ class ZeroGradient(Alarm):
 
 @dataclass
 class Frozen(Alarm):
-    """Weights that stay as they are: the optimizer has others, or what is trained is not what the model uses.
-
-    Only steps that should move them count: not the begin of a warm-up, the end of a decay, or a step without gradient.
-    """
+    """Weights that stay as they are: the optimizer has others, or what is trained is not what the model uses."""
 
     name = "frozen"
     PACE = 0.1
@@ -141,11 +128,7 @@ class Frozen(Alarm):
 
 @dataclass
 class GradientAscent(Alarm):
-    """Weights that follow the gradient of their own loss upwards, so that the opposite is learnt: a sign is wrong.
-
-    Asked of the first steps alone, until one goes down. Without momentum no optimizer goes up; with it a healthy
-    training does, later.
-    """
+    """Weights that follow the gradient of their own loss upwards, so that the opposite is learnt: a sign is wrong."""
 
     name = "gradient_ascent"
     LEAST = 0.05  # weight decay alone moves them at right angles to it
@@ -178,12 +161,7 @@ class Exploded(Alarm):
 
 @dataclass
 class Diverged(Alarm):
-    """A loss far from what it was, five steps in a row: three times the lowest mean of five steps, and 6 more.
-
-    One hard batch of one row can be that far off; five in a row do not come by chance, and rows of another kind that
-    come after easy ones are at 5 or less. Far below is no better: none of these losses has so much to give, unless its
-    sign is wrong. Only of losses that fall when the model learns; those of samples do not.
-    """
+    """A loss far from what it was, five steps in a row: three times the lowest mean of five steps, and 6 more."""
 
     name = "diverged"
     TIMES, MORE, STEPS = 3.0, 6.0, 5
@@ -205,13 +183,22 @@ class Diverged(Alarm):
 
 
 @dataclass
-class KL(Alarm):
-    """A policy that has left its reference: more than 5 nats a token and 50 a completion, two steps in a row.
+class HighLoss(Alarm):
+    """A loss above the one that ``tolerate.loss`` names, for ``tolerate.loss_steps`` steps in a row; none without."""
 
-    Policies that are over-optimised but still speak were seen at 1 to 2 nats a token (85 for 53 tokens); a policy that
-    always says the same against a reference that says anything reaches the logarithm of the vocabulary, 10 to 12. A
-    short answer may well cost more than 5 a token, and a single completion can carry the estimate of a whole step.
-    """
+    name = "loss"
+    patience: int = 3
+    most: float = math.inf
+
+    def suspect(self, step: Step) -> str | None:
+        if step.loss is None or step.loss <= self.most:
+            return UNKNOWN if step.loss is None else HEALTHY
+        return f"a loss of {number(step.loss)}, and at most {number(self.most)} is tolerated"
+
+
+@dataclass
+class KL(Alarm):
+    """A policy that has left its reference: more than 5 nats a token and 50 a completion, two steps in a row."""
 
     name = "kl"
     PER_TOKEN, PER_COMPLETION = 5.0, 50.0
@@ -232,13 +219,7 @@ class KL(Alarm):
 
 @dataclass
 class PreferencesInverted(Alarm):
-    """Preferences learnt the wrong way round: for five steps, and 32 pairs, the chosen answers have fallen behind.
-
-    All those margins are below where they began, and so many pairs are ranked wrongly that chance would do it one time
-    in a thousand; where no ranking is noted, ten margins are by four standard errors. With a reference all begins with
-    a margin of 0 and even odds, without one with what the first five steps showed. A held-out reward may fall in a
-    healthy run; what is trained on may not.
-    """
+    """Preferences learnt the wrong way round: for five steps, and 32 pairs, the chosen answers have fallen behind."""
 
     name = "preferences_inverted"
     STEPS, PAIRS, RIGHT, LEAST = 5, 32, 1 / 3, 1e-3
@@ -276,12 +257,7 @@ class PreferencesInverted(Alarm):
 
 @dataclass
 class ChosenLost(Alarm):
-    """Preferences learnt by making both answers impossible: the chosen ones have lost 5 nats a token, and 50 an answer.
-
-    A loss of preferences is small wherever the rejected answers have lost more. Healthy trainings take 1 to 2 nats a
-    token from the chosen ones as well; a model that says anything has lost the logarithm of the vocabulary, 10 to 12.
-    They are compared with the first step, which where there is a reference is that of the reference.
-    """
+    """Preferences learnt by making both answers impossible: the chosen ones have lost 5 nats a token, 50 an answer."""
 
     name = "chosen_lost"
     PER_TOKEN, PER_ANSWER = 5.0, 50.0
@@ -301,11 +277,7 @@ class ChosenLost(Alarm):
 
 @dataclass
 class ConstantReward(Alarm):
-    """The same reward for every completion since the begin: there is nothing to prefer, and noise is learnt.
-
-    In five steps and 128 completions, because rare successes may take that long; once a reward has differed, rewards
-    that are all alike again are what success looks like.
-    """
+    """The same reward for every completion since the begin: there is nothing to prefer, and noise is learnt."""
 
     name = "constant_reward"
     COMPLETIONS = 128
@@ -325,11 +297,7 @@ class ConstantReward(Alarm):
 
 @dataclass
 class FirstMargin(Alarm):
-    """A policy and a reference that differ before anything was learned: both are the start model, and the margin 0.
-
-    Anything else is a wrong reference: an adapter copied with its weights, other weights read from disk, dropout in one
-    of the two.
-    """
+    """A policy and a reference that differ before anything was learned: both are the start model, and the margin 0."""
 
     name = "first_margin"
     tolerance: float = 0.0
@@ -378,6 +346,8 @@ def build_alarms(
     for alarm in alarms:
         steps = tolerate.get(alarm.name)
         alarm.patience = steps if steps and steps is not True else alarm.patience
+    if most := tolerate.get(HighLoss.name):
+        alarms.append(HighLoss(patience=tolerate.get("loss_steps") or HighLoss.patience, most=most))
     return [alarm for alarm in alarms if tolerate.get(alarm.name) is not True]
 
 

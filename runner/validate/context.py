@@ -22,7 +22,7 @@ CONFIGS = ("trl", "transformers.training_args")  # where the fields of TRL's tra
 _TABLES = read_tables(__file__)
 TOP: dict[str, str] = _TABLES["top"]
 PLAIN_GROUPS: dict[str, dict[str, str]] = _TABLES["plain_groups"]
-PLAIN_GROUPS["tolerate"] |= dict.fromkeys(ALARMS, "bool | int")
+PLAIN_GROUPS["tolerate"] = dict.fromkeys(ALARMS, "bool | int") | PLAIN_GROUPS["tolerate"]
 OWN: dict[str, dict[str, str]] = _TABLES["own"] | {"metric": metric.OWN}
 # Arguments by which rewards and metrics say what they judge; the other arguments may be columns of the rows.
 JUDGED = (*metric.SAMPLED, *metric.READ)

@@ -50,7 +50,7 @@ def _ranges_of(kinds: Mapping[str, Sequence[str]]) -> dict[str, Range]:
 
 _TABLES = read_tables(__file__)
 RANGES = {kind: Range(**ends) for kind, ends in _TABLES["ranges"].items()}
-SETTINGS = _ranges_of(_TABLES["settings"]) | {f"tolerate.{alarm}": RANGES["count"] for alarm in ALARMS}
+SETTINGS = {f"tolerate.{alarm}": RANGES["count"] for alarm in ALARMS} | _ranges_of(_TABLES["settings"])
 BY_GROUP = {group: _ranges_of(kinds) for group, kinds in _TABLES["by_group"].items()}
 BY_GROUP["trainer"] = _ranges_of(upstream.NUMERIC_FIELDS)
 BY_CLASS = {owner: _ranges_of(kinds) for owner, kinds in _TABLES["by_class"].items()}
