@@ -1,12 +1,16 @@
 """Optimizers by target: which weights get which settings, with every trainer, and what is refused."""
 
+import pickle
+from importlib.util import find_spec
+
 import pytest
 import torch
 from torch import nn
 
 from runner.__main__ import main
 from runner.errors import ConfigError
-from runner.optimizer import build_optimizer
+from runner.optimizer import Muon, build_optimizer, trust_state
+from runner.validate import start
 
 WEIGHTS = ["model.embed.weight", "model.layer.0.weight", "model.layer.0.bias", "model.layer.1.lora_B.weight"]
 DECAYED = {name for name in WEIGHTS if not name.endswith("bias")}
@@ -68,6 +72,81 @@ def test_every_pattern_that_fits_nothing_is_a_fault():
 )
 def test_a_fault_is_found_before_anything_loads(capsys, word, said):
     assert main(["optimizer=adamw", word]) == 2
+    assert said in capsys.readouterr().err
+
+
+# --- Muon, and what other packages bring --------------------------------------------------------
+
+
+def test_muon_has_the_matrices_inside_and_adamw_the_rest():
+    shapes = {
+        "model.embed_tokens.weight": (4, 2),
+        "layers.0.q_proj.weight": (2, 2),
+        "norm.weight": (2,),
+        "lm_head": (4, 2),
+    }
+    weights = {name: nn.Parameter(torch.ones(shape)) for name, shape in shapes.items()}
+    settings = {"lr": 0.1, "weight_decay": 0.5, "betas": [0.8, 0.9]}
+    made = build_optimizer(Muon, weights.items(), settings=settings, groups={}, decayed=())
+    inner, outer, rest = made.param_groups
+    names = {id(weight): name for name, weight in weights.items()}
+    found = [[names[id(weight)] for weight in group["params"]] for group in (inner, outer, rest)]
+    assert found == [["layers.0.q_proj.weight"], ["model.embed_tokens.weight", "lm_head"], ["norm.weight"]]
+    assert [group["weight_decay"] for group in (inner, outer, rest)] == [0.5, 0.5, 0.0]
+    for weight in weights.values():
+        weight.grad = torch.ones_like(weight)
+    made.step()
+    for group in made.param_groups:  # as a schedule does it
+        group["lr"] = 0.0
+    before = {name: weight.detach().clone() for name, weight in weights.items()}
+    made.step()
+    assert all(
+        torch.equal(weight, before[name]) and not torch.equal(weight, torch.ones(shapes[name]))
+        for name, weight in weights.items()
+    )
+    again = build_optimizer(Muon, weights.items(), settings=settings, groups={}, decayed=())
+    again.load_state_dict(made.state_dict())
+    assert again.state.keys() == made.state.keys() == set(weights.values()) and again.param_groups[0]["lr"] == 0.0
+    again.step()
+    assert all(torch.equal(weight, before[name]) for name, weight in weights.items())
+
+
+def test_what_an_optimizer_keeps_beside_tensors_is_read_again(tmp_path, monkeypatch):
+    (tmp_path / "galore_torch").mkdir()
+    (tmp_path / "galore_torch" / "__init__.py").write_text(
+        "import torch\nfrom galore_torch.galore_projector import GaLoreProjector\nclass GaLore(torch.optim.SGD): pass\n"
+    )
+    (tmp_path / "galore_torch" / "galore_projector.py").write_text("class GaLoreProjector:\n    rank = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import galore_torch
+
+    projector = galore_torch.GaLoreProjector()
+    projector.ortho_matrix = torch.ones(2)
+    torch.save({"state": {0: {"projector": projector}}}, tmp_path / "optimizer.pt")
+    with pytest.raises(pickle.UnpicklingError):
+        torch.load(tmp_path / "optimizer.pt", weights_only=True)
+    made = galore_torch.GaLore([nn.Parameter(torch.ones(2))])
+    assert trust_state(made) is made
+    read = torch.load(tmp_path / "optimizer.pt", weights_only=True)["state"][0]["projector"]
+    assert torch.equal(read.ortho_matrix, torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("optimizer=galore",), 5, "pip install galore-torch"),
+        (("optimizer=apollo",), 5, "pip install apollo-torch"),
+        (("optimizer=adam_mini", "optimizer.dim=128", "optimizer.n_heads=4"), 5, "pip install adam-mini"),
+        (("trainer.args.optim=muon",), 2, "optimizer=muon"),
+        (("trainer.args.optim=galore_adamw",), 2, "trainer.args.optim_target_modules=all-linear"),
+        (("optimizer=muon", "optimizer.groups={norm: {lr: 1}}"), 2, "optimizer.groups=null"),
+        (("optimizer=adamw", "optimizer.groups={norm: {rank: 1}}"), 2, "no such setting"),
+    ],
+)
+def test_what_is_missing_is_told_at_the_start(capsys, monkeypatch, words, code, said):
+    absent = ("galore_torch", "apollo_torch", "adam_mini")
+    monkeypatch.setattr(start, "find_spec", lambda name: None if name in absent else find_spec(name))
+    assert main([*words, "metric=none", "--dry-run"]) == code
     assert said in capsys.readouterr().err
 
 

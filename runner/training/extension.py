@@ -21,6 +21,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from runner.errors import ConfigError, fault
 from runner.io.files import read_json
 from runner.io.temporary import temporarily
+from runner.optimizer import trust_state
 
 Measure = Callable[[Trainer, str], dict[str, float]]
 
@@ -138,7 +139,7 @@ class AfterTrainer(Trainer):
     def create_optimizer(self, model: torch.nn.Module | None = None) -> Optimizer:
         if self.optimizer is None and self.hooks.make_optimizer is not None:
             self.optimizer = self.hooks.make_optimizer(self)
-        return super().create_optimizer(model)
+        return trust_state(super().create_optimizer(model))
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
         if self.lr_scheduler is None and self.hooks.make_schedule is not None:

@@ -144,7 +144,7 @@ SERVED = {
     "dataset": {"to", "keep", "seed"},
     "peft": {"model", "task_type"},
     "collator": {"tokenizer", upstream.PROCESSING_CLASS, "pad_token_id", "inner"},
-    "optimizer": {"params", "model"},
+    "optimizer": {"params", "named_parameters", "model"},
     "optimizer.scheduler": {"optimizer", "num_training_steps"},
     "callback": {
         *("tokenizer", upstream.PROCESSING_CLASS, "folder", upstream.TRAIN_DATASET, "eval_dataset", "trainer"),

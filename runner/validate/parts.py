@@ -22,6 +22,7 @@ from runner.metric.ask import kind_of
 from runner.ppo.minibatches import find_minibatch_faults
 from runner.schema import upstream
 from runner.schema.read import Signature, read_signature
+from runner.schema.source import Definition, find_definition
 from runner.schema.text import Config, last_key, named, nearest, nodes, read_tables, scalars, short_text, to_text
 from runner.schema.type import shortened
 from runner.tracker.variable import find_foreign_variables
@@ -164,11 +165,16 @@ def _parameter_groups(context: ValidationContext) -> Iterator[Fault]:
     if not signature:
         return
     known = [*(name for name in signature.parameters if name not in ("params", "groups", "scheduler")), "lr_ratio"]
+    found = find_definition(signature.target)  # whose code may read more of a group than its constructor takes
+    text = found.module.text.replace("'", '"') if isinstance(found, Definition) else ""
+    if "named_parameters" in known and context.mapping("optimizer.groups"):
+        yield _fault("own_groups", kind=signature.name)
+        return
     for pattern, settings in context.mapping("optimizer.groups").items():
         if not isinstance(settings, dict):
             yield _fault("no_settings", pattern=pattern, found=short_text(settings))
             continue
-        for key in (key for key in settings if key not in known):
+        for key in (key for key in settings if key not in known and f'"{key}"' not in text):
             names = {"known": shortened(known), "near": [*nearest(key, known), "lr_ratio"][0]}
             yield _fault("no_such_setting", pattern=pattern, key=key, kind=signature.name, **names)
 
@@ -252,15 +258,19 @@ def _exclusions(context: ValidationContext) -> Iterator[Fault]:
     """A fault for each field that means nothing without, or beside, another one."""
     args, parallelism = context.args, context.field(upstream.PARALLELISM_CONFIG)
     fetched, schedule = context.field(upstream.DATALOADER_PREFETCH_FACTOR), context.field(upstream.LR_SCHEDULER_TYPE)
+    form = context.cfg["trainer"].get("form")
     if args.get(upstream.FP16) is True and args.get(upstream.BF16) is True:
         yield _fault("two_precisions")
+    optimizer = str(args.get(upstream.OPTIM))
+    if optimizer.startswith(("galore", "apollo")) and not args.get(upstream.OPTIM_TARGET_MODULES):
+        yield _fault("no_low_rank_layers", optimizer=optimizer)
     if fetched and context.field(upstream.DATALOADER_NUM_WORKERS) == 0:
         yield _fault("no_workers", fetched=fetched)
     if schedule in SCHEDULES_BY_SCORE and not _evaluates(context):
         yield _fault("schedule_by_score", schedule=schedule)
     if isinstance(parallelism, dict) and "_target_" not in parallelism:
         yield _fault("parallelism")
-    sampling, form = context.field(upstream.TRAIN_SAMPLING_STRATEGY), context.cfg["trainer"].get("form")
+    sampling = context.field(upstream.TRAIN_SAMPLING_STRATEGY)
     if sampling in upstream.OTHER_STEPS[upstream.TRAIN_SAMPLING_STRATEGY] and form in ("messages", "prompt"):
         yield _fault("no_lengths", sampling=sampling, form=form)
     if context.field(upstream.PACKING) is True and "max_length" in args and args["max_length"] is None:
@@ -300,20 +310,17 @@ def find_mismatches(cfg: Config, menu: Mapping[str, Sequence[str]]) -> list[Faul
         near = [*own, *nearest(str(form), TRAINER_FORMS), "<one of them>"]
         faults.append(Fault("trainer.form", str(form), ", ".join(TRAINER_FORMS), f"={near[0]}"))
     elif not fits(rows.get("form"), form):
-        found = f"{rows.get('form')} rows ({rows.get('path')})"
-        expected = f"rows that can become {form} rows: {', '.join(FORMS_FOR[form])}"
         forms = {name: (node.get("dataset") or node).get("form") for name, node in read_options("dataset").items()}
         able = [name for name in menu.get("dataset", ()) if forms.get(name) and fits(forms[name], form)]
         fix = f"=<{' | '.join(able)}>" if able else "=local dataset.path=<file>"
-        faults.append(Fault("dataset", found, expected, fix))
+        known = {"raw": rows.get("form"), "path": rows.get("path"), "to": form, "forms": ", ".join(FORMS_FOR[form])}
+        faults.append(_fault("other_form", **known, fix=fix))
     faults += [*find_metric_faults(cfg), *_callback_faults(cfg), *find_foreign_variables(cfg["tracker"])]
     holds_out = "split" not in rows or (rows["split"] or {}).get("eval")
     if args.get(upstream.EVAL_STRATEGY, "no") not in ("no", False) and not holds_out:
-        where = f"{ARGS}{upstream.EVAL_STRATEGY}"
-        faults.append(Fault(where, str(args[upstream.EVAL_STRATEGY]), "held-out rows", "dataset.split.eval=<split>"))
+        faults.append(_fault("nothing_held_out", strategy=args[upstream.EVAL_STRATEGY]))
     if rows.get("streaming") and int(args.get(upstream.MAX_STEPS) or -1) < 1:
-        found, fix = "a stream, whose length nobody knows", f"{ARGS}max_steps=<steps>"
-        faults.append(Fault("dataset.streaming", found, "a number of steps", fix))
+        faults.append(_fault("endless"))
     return faults
 
 
@@ -323,31 +330,25 @@ def find_metric_faults(cfg: Config) -> Iterator[Fault]:
     is_known = "split" in rows  # a dataset of one's own holds out what it will
     evals = (rows["split"] or {}).get("eval") if is_known else None
     if metrics and is_known and not evals:
-        found = f"{', '.join(metrics)}, and there are no held-out rows to measure"
-        yield Fault("metric", found, "held-out rows, or no metric", "dataset.split.eval=<split>, or metric=none")
+        yield _fault("nothing_to_measure", metrics=", ".join(metrics))
     known = evals if isinstance(evals, Mapping) else ()
     for name, node in metrics.items():
         signature = read_signature(node["_target_"])
         if signature is None:
             continue
-        where, off = f"metric.{name}", f"metric.{name}=null, or metric=none"
-        arguments = set(signature.parameters)
+        where, arguments, path = f"metric.{name}", set(signature.parameters), rows.get("path")
         kind = kind_of(arguments)
         if head == "score" and (kind == "sampled" or arguments & {"log_probs", "logits", "labels"}):
             wants = "completions" if kind == "sampled" else "what a model says of tokens"
-            found = f"it judges {wants}, and a reward model gives one score per text"
-            yield Fault(where, found, "a metric of scores, such as metric=auc", off)
+            yield _fault("only_scores", where=where, wants=wants)
         elif not fits(rows.get("form"), "prompt" if kind == "sampled" else "answer"):
             wanted = "prompts" if kind == "sampled" else "known answers"
-            found = f"{rows['form']} rows ({rows.get('path')}), and it needs {wanted}"
-            yield Fault(where, found, f"rows with {wanted}, or no such metric", off)
+            yield _fault("rows_without", where=where, form=rows["form"], path=path, wanted=wanted)
         elif evals and (unknown := [on for on in node.get("on") or () if on not in known]):
             names = ", ".join(evals) if isinstance(evals, Mapping) else "one set without a name; leave it out"
-            found, fix = f"no held-out set {', '.join(unknown)}", "dataset.split.eval={<name>: <split>}"
-            yield Fault(f"{where}.on", found, names, fix)
+            yield _fault("no_such_set", where=where, unknown=", ".join(unknown), names=names)
         if node.get("preprocess") and (kind == "sampled" or head == "score"):
-            found = "set, and there are no logits of tokens to make something of"
-            yield Fault(f"{where}.preprocess", found, "none", "=null")
+            yield _fault("no_logits", where=where)
 
 
 def _callback_faults(cfg: Config) -> Iterator[Fault]:
@@ -357,13 +358,9 @@ def _callback_faults(cfg: Config) -> Iterator[Fault]:
         signature = read_signature(entry["_target_"])
         needed = set(signature.required) - set(entry) if signature else set()
         where = "callback" if entry is node else f"callback.{name}"
-        off = f"{where}=null, or callback=none"
         if "generate" in needed and cfg["trainer"]["head"] == "score":
-            found = "it samples completions, and a reward model writes none"
-            yield Fault(where, found, "a trainer of a language model", off)
+            yield _fault("writes_none", where=where)
         elif "prompts" in needed and not fits(rows.get("form"), "prompt"):
-            found = f"{rows['form']} rows ({rows.get('path')}), which have no prompts"
-            yield Fault(f"{where}.prompts", found, "prompts", f"{where}.prompts=[<text>, ...], or {off}")
+            yield _fault("without_prompts", where=where, form=rows["form"], path=rows.get("path"))
         elif "prompts" in needed and "split" in rows and not (rows["split"] or {}).get("eval"):
-            fix = f"dataset.split.eval=<split>, or {where}.prompts=[<text>, ...]"
-            yield Fault(f"{where}.prompts", "none, and there are no held-out rows", "prompts", fix)
+            yield _fault("no_prompts", where=where)

@@ -195,7 +195,7 @@ def find_environment_faults(to_do: Sequence[Composed], elsewhere: bool) -> Itera
         if args.get(upstream.USE_CPU) or (is_here and not has_devices()):
             lacking += find_gpu_faults(args, composed.typed)
             if composed.cfg["trainer"].get("needs_gpu"):
-                lacking.append(Fault("trainer", "it learns on a GPU alone", "a CUDA GPU", "a machine that has one"))
+                lacking.append(fault("validate.needs_gpu"))
         yield from lacking or find_lone_faults(args, processes_of(composed.cfg))
     if not all((composed.cfg.get("tolerate") or {}).get("versions") for composed in to_do):
         yield from find_other_versions()

@@ -54,6 +54,8 @@ def find_target_fault(path: str, target: object, allow: Collection[str] = ()) ->
     if found:
         return Fault(own, f"{target} is a module", near[0] if near else "a name in it", fix)
     if source.find_module(package := target.partition(".")[0]) is None:
+        if is_allowed(target):
+            return None  # which package that is, the start tells
         beside = nearest(package, [file.stem for file in Path.cwd().glob("*.py")])
         fix = f"={target.replace(package, beside[0], 1)} 'allow=[{beside[0]}]'" if beside else fix
         return Fault(own, f"there is no module {package}", "an installed package, or a module in this folder", fix)

@@ -14,7 +14,7 @@ from runner.errors import Fault
 from runner.run.alarms import ALARMS
 from runner.schema import upstream
 from runner.schema.read import Parameter, Signature
-from runner.schema.text import nearest, read_tables, short_text, to_override, to_text
+from runner.schema.text import as_typed, nearest, read_tables, short_text, to_override, to_text
 from runner.schema.type import Type, shortened
 
 
@@ -129,12 +129,14 @@ def misfit_choice(path: str, value: object, choices: Collection[str]) -> Fault |
 
 def misfit_type(path: str, value: object, known: Type, default: object = None) -> Fault:
     """The fault of a value that its type does not accept, with what was probably meant."""
-    others = [each.words[path] for each in find_meanings(path, value) if path in each.words]
+    meanings = list(find_meanings(path, value))
+    others = [each.words[path] for each in meanings if path in each.words]
     meant = _meant(value, known) or [each for each in others if known.accepts(each)]
     if isinstance(value, list) and value[1:] and all(map(known.accepts, value)):
         return Fault(path, f"a list: {short_text(value)}", f"{known}, or a sweep", f"-m {path}={to_text(value)[1:-1]}")
     is_guess = not meant or (meant[0] == str(value) and isinstance(default, str))
     fix = _fix(path, default, known) if is_guess else to_override(path, meant[0])
+    fix = next((as_typed(each.words) for each in meanings if each.words and path not in each.words), fix)
     kinds: dict[type, str] = {str: "the text ", list: "a list: ", dict: "a mapping: "}
     found = kinds.get(type(value), "") + short_text(value)
     if isinstance(value, bool) and meant and isinstance(meant[0], str):
