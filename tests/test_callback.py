@@ -128,7 +128,7 @@ DIARY = ("allow=[my_lab,others]", "callback.diary._target_=my_lab.callback.Diary
 OTHERS = """
 import json
 from pathlib import Path
-from transformers import TrainerCallback
+from transformers import EarlyStoppingCallback, TrainerCallback
 
 class Predict(TrainerCallback):
     def __init__(self, trainer):
@@ -160,10 +160,22 @@ class Everything(TrainerCallback):
         self.found += [self.generate(model, self.prompts, max_new_tokens=3, temperature=0), model is self.trainer.model]
         self.path.write_text(json.dumps(self.found))
 
+class Open(TrainerCallback):
+    def __init__(self, path, **all_there_is):
+        Path(path).write_text(json.dumps(sorted(all_there_is)))
+
+class Handed(EarlyStoppingCallback):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+
 class Deaf:
     def __init__(self, tokenizer):
         pass
 """
+ALL_THERE_IS = [
+    *("accelerator", "callback_name", "eval_dataset", "folder", "generate", "processing_class", "prompts", "ref_model"),
+    *("tokenizer", "train_dataset", "trainer"),
+]
 SHORT = ("metric=none", "dataset.limit.train=40", "dataset.limit.eval=4", "trainer.args.max_steps=2")
 
 
@@ -202,9 +214,13 @@ def test_a_callback_hears_of_every_event(train, mine, trainer):
 
 
 @pytest.mark.slow
-def test_a_callback_is_served_what_it_names(train, mine):
-    done = train("trainer=dpo", "allow=[others]", "callback.x._target_=others.Everything", *SHORT)
+def test_a_callback_is_served_what_it_names(train, mine, tmp_path):
+    place = tmp_path / "open.json"
+    words = ("callback.y._target_=others.Open", f"callback.y.path={place}", "callback.z._target_=others.Handed")
+    words += ("trainer.args.eval_strategy=steps", "trainer.args.metric_for_best_model=eval_loss")
+    done = train("trainer=dpo", "allow=[others]", "callback.x._target_=others.Everything", *words, *SHORT)
     assert done.code == 0
+    assert json.loads(place.read_text()) == ALL_THERE_IS
     words, same, rows, held_out, prompt, completions, trained = json.loads((done.run.folder / "found.json").read_text())
     assert words > 10 and same and (rows, held_out) == (40, 4) and prompt and trained
     assert len(completions) == 4

@@ -7,8 +7,10 @@ import torch
 
 from runner.__main__ import main
 from runner.collator import Buckets
+from runner.config import compose
 from runner.errors import ConfigError
 from runner.run.read import read_metrics
+from runner.training.stand_in import first_rows_prepared
 
 
 def batch(rows):
@@ -101,6 +103,17 @@ def plain(tmp_path_factory):
 def test_buckets_change_shapes_and_no_loss(train, plain, trainer):
     bucketed = losses(train(f"trainer={trainer}", "collator=buckets", "collator.lengths=[40]", *SMALL))
     assert bucketed == pytest.approx(plain(trainer), rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["sft", "sft weight=answers", "dpo weight=answers", "kto", "reward"])
+def test_batches_are_padded_to_a_multiple(words):
+    trainer, *more = words.split()
+    cfg = compose([f"trainer={trainer}", *more, *SMALL, "trainer.args.pad_to_multiple_of=16"]).cfg
+    with first_rows_prepared(cfg, 8) as (components, _):
+        batch = next(iter(components.trainer.get_train_dataloader()))
+    widths = {part.shape[1] for name, part in batch.items() if name.endswith(("input_ids", "token_weights"))}
+    assert {width % 16 for width in widths} == {0}
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import pytest
 
 from runner import config
+from runner.__main__ import main
 from runner.config import build, speed
 from runner.config.menu import read_options
 from runner.config.override import expand, parse
@@ -48,6 +49,26 @@ def test_missing_options_are_told_together_with_the_nearest():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("word", "where", "said"),
+    [
+        ("trainer=classification", "trainer", "one score of a text"),
+        ("trainer.head=embedding", "trainer.head", "one score of a text"),
+        ("trainer._target_=sentence_transformers.SentenceTransformerTrainer", "trainer._target_", "embeddings"),
+        ("num_labels=3", "num_labels", "one score of a text"),
+        (
+            "model._target_=transformers.AutoModelForSequenceClassification.from_pretrained",
+            "model._target_",
+            "no trainer here learns",
+        ),
+    ],
+)
+def test_classes_and_vectors_of_texts_are_refused_in_words(capsys, word, where, said):
+    assert main([word, "metric=none", "--dry-run"]) == 2
+    err = capsys.readouterr().err
+    assert f"  {where}\n" in err and said in err and "trainer=reward" in err
+
+
 def test_several_options_of_a_group_that_takes_one_are_all_refused(tmp_path):
     """The last would win in silence; typed or in a file, and of a group that names its parts they go together."""
     with pytest.raises(ConfigError) as caught:

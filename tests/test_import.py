@@ -126,6 +126,15 @@ def test_axolotl_qlora(imported):
     assert done.cfg["tolerate"] == {"loss": 5.0, "loss_steps": 3}
 
 
+def test_muon_is_an_optimizer_of_ours_and_classes_of_texts_are_nothing(tmp_path):
+    file = tmp_path / "axolotl.yml"
+    keys = {"base_model": "a/b", "datasets": [{"path": "x/y", "type": "alpaca"}], "micro_batch_size": 2}
+    file.write_text(yaml.safe_dump(keys | {"optimizer": "muon", "weight_decay": 0.1, "num_labels": 3}))
+    draft = translate(read_file(file), "mine", None)
+    assert draft.values["optimizer"] == {"weight_decay": 0.1} and "override /optimizer: muon" in verb.to_file(draft)
+    assert any(note.key == "num_labels" and "classes of texts" in str(note) for note in draft.notes)
+
+
 def test_axolotl_dpo(imported):
     done = imported("axolotl_dpo.yaml")
     assert done.cfg["kl_coef"] == done.args["beta"] == 0.05 and done.cfg["seed"] == 42

@@ -3,6 +3,7 @@ as the best checkpoint.
 """
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 from runner.__main__ import main
 from runner.errors import ConfigError
 from runner.io.files import shipped
+from runner.launch.local import local
 from runner.model.adapter import train_beside
 from runner.model.freeze import train_weights
 from runner.model.load import load_model, load_tokenizer
@@ -157,6 +159,37 @@ def test_a_tuner_of_ones_own_changes_the_model_or_gives_an_adapter(mine):
     assert config is None and isinstance(model, PeftModel)
     with pytest.raises(ConfigError, match="gave NoneType"):
         build_tuner({"_target_": "my_tuners.forgetful"}, load(), "lm")
+
+
+@pytest.mark.slow
+def test_a_tuner_saves_and_loads_what_it_has_put_on_the_model_by_itself(train, capsys, monkeypatch):
+    """Its own files are the model; a run that goes on, evaluations and exports of it have the same weights."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "example_project"))
+    words = ("peft._target_=my_lab.tuner.Scales", "allow=[my_lab]", *FEW, "trainer.args.save_steps=2")
+    done = train("trainer=sft", *words, "learning_rate=1e-2")
+    assert (done.code, done.state()) == (0, "finished")
+    files = {path.name for path in done.run.model.iterdir()}
+    assert "scales.safetensors" in files and not files & {"config.json", "model.safetensors"}
+    assert "predict" in capsys.readouterr().out.partition("next ")[2]  # nothing else could train on
+    saved = load_file(done.run.model / "scales.safetensors")
+    assert {name.rpartition(".")[2] for name in saved} == {"scale"}
+    assert all((scale - 1).abs().max() > 1e-3 for scale in saved.values())
+    shutil.rmtree(done.run.model), shutil.rmtree(done.run.checkpoints / "checkpoint-4")
+    done.run.set_status("interrupted", step=2, max_steps=4, sealed=2)
+    assert local(done.run.folder) == 0
+    again = load_file(done.run.model / "scales.safetensors")
+    assert all(torch.equal(saved[name], again[name]) for name in saved)
+    figures = {}
+    for checkpoint in ("model", "4", "start"):
+        asked = ("allow=[my_lab]", f"checkpoint={checkpoint}", "metric=none", f"to={done.run.folder / 'found.json'}")
+        assert main(["evaluate", str(done.run), *asked]) == 0
+        figures[checkpoint] = json.loads((done.run.folder / "found.json").read_text())["scores"]
+    assert figures["model"] == figures["4"] != figures["start"]
+    assert main(["evaluate", str(done.run), "metric=none"]) == 2  # its code is not trusted without a word
+    assert main(["export", str(done.run)]) == 0
+    export = load_file(done.run.folder / "export" / "scales.safetensors")
+    assert all(torch.equal(saved[name], export[name]) for name in saved)
+    assert main(["trainer=ppo", *words, "--dry-run"]) == 2 and "policy and critic" in capsys.readouterr().err
 
 
 # --- Merged -------------------------------------------------------------------------------------

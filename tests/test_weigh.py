@@ -80,6 +80,7 @@ def test_columns_are_the_arguments_without_a_value():
     assert columns_of(answers) == frozenset()
     assert columns_of(by_column) == {"row"}
     assert columns_of(lambda messages, grade, scale=1.0: []) == {"grade"}
+    assert columns_of(lambda messages, grade, **more: []) == {"grade", "row"}
 
 
 # --- Row -> weights -----------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from runner.run import Run
 from runner.run.inputs import read_fingerprints
 from runner.run.read import check_whole, find_runs
 from runner.schema import upstream
+from runner.schema.source import has_method
 from runner.validate import find_all_faults
 from runner.validate.start import settle_hub
 
@@ -121,6 +122,8 @@ def read_request(line: CommandLine, own: Mapping[str, Option], parts: Sequence[s
     run = found.run if found else None
     cfg = _compose(run, overrides, line.folders)
     used = {key: cfg.get(key) for key in (*parts, *SETTINGS, "seed")}
+    if (tuner := cfg.get("peft")) and has_method(tuner.get("_target_"), "prepare_model"):
+        used["peft"] = tuner  # whose code puts the weights on the model
     allowed = tuple(cfg["allow"]) if "allow" in typed else ()
     found_faults = find_all_faults(used, menu=read_menu(line.folders), allow=allowed, typed=set(typed))
     ConfigError.refuse(each for each in found_faults if each.where != "trainer")  # which nobody needs here
@@ -153,7 +156,7 @@ def _compose(run: Run | None, overrides: Sequence[str], folders: Sequence[Path])
     chosen = {key for key in map(dotted_key, overrides) if key in menu} if run else {*PARTS, "callback", "tolerate"}
     heads = {override: dotted_key(override).partition(".")[0] for override in overrides}
     fresh = [each for each in overrides if not run or heads[each] in chosen or dotted_key(each) in SETTINGS]
-    cfg = {key: frozen.get(key) for key in (*PARTS, "callback", "tolerate", "trainer")}
+    cfg = {key: frozen.get(key) for key in (*PARTS, "callback", "peft", "tolerate", "trainer")}
     cfg |= {"seed": frozen.get("seed", 0), "output_root": "outputs", "allow": []}
     if fresh:
         # A trainer that takes rewards keeps those that a dataset brings.

@@ -231,24 +231,26 @@ def save_model(run: Run, trainer: Trainer) -> None:
         new.mkdir()  # nobody else's: a link there would be followed
     trainer.accelerator.wait_for_everyone()  # or what another process writes would be removed
     # Gathered by all processes, whatever form the checkpoints have; PPO knows the parts of its model.
-    weights, saves_itself = None, policy is not model
+    weights, saves_itself, tuner = None, policy is not model, getattr(policy, "own_tuner", None)
     if trainer.is_fsdp_enabled and not saves_itself:
         weights = trainer.accelerator.get_state_dict(trainer.model)
     elif trainer.is_fsdp_enabled or (isinstance(policy, PeftModel) and is_partitioned(policy)):
         weights = gather_weights(policy, keep=is_first)
-    if saves_itself or (weights is None and not isinstance(model, PeftModel)):
+    if saves_itself or (weights is None and not tuner and not isinstance(model, PeftModel)):
         trainer.save_model(str(new))
     trainer.accelerator.wait_for_everyone()  # or what another process still writes would not be there
     if not is_first:
         return
-    if isinstance(policy, PeftModel):
+    if tuner:
+        tuner.save_pretrained(policy, new)
+    elif isinstance(policy, PeftModel):
         _save_adapter(run, policy, new, weights)
     elif weights is not None and not saves_itself:
         once = {name: weight for name, weight in weights.items() if name not in policy.all_tied_weights_keys}
         policy.save_pretrained(new, state_dict=once)
     trainer.processing_class.save_pretrained(new)
     unset_hf_deepspeed_config()  # ZeRO-3 would split what is loaded now over processes that have left
-    missing = find_missing(policy, new, weights)
+    missing = [] if tuner else find_missing(policy, new, weights)
     if critic := getattr(model, "value_model", None):
         missing += find_missing(critic, new / "value_model")
     if missing:
@@ -425,8 +427,10 @@ def _next_command(record: RunRecord) -> str:
         follower = "dpo"
     has_rewards = _brings_rewards(choices.get("dataset")) or ("dataset" in typed and follower != "grpo")
     has_prompts = node["form"] != "prompt" and form and fits(form, "prompt")
-    if not (has_rewards and has_prompts) or choices.get("model", "new") == "new":
+    own = not any((record.run.model / name).exists() for name in ("config.json", "adapter_config.json"))
+    if not (has_rewards and has_prompts) or choices.get("model", "new") == "new" or own:
         rows = [] if (record.manifest.get("data") or {}).get("eval") else ["set=train"]
+        rows += [typed["allow"]] if own and "allow" in typed else []  # its tuner reads what it wrote
         return shlex.join(["python", "-m", "runner", "predict", str(record), *rows])
     if left_out and (record.run.model / "adapter_config.json").exists():
         left_out += r"|peft(\..*)?"

@@ -3,7 +3,7 @@
 import functools
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from runner.errors import ConfigError, Fault, describe, fault
@@ -58,6 +58,12 @@ def serve(node: Node, **offered: object) -> Any:
     """Build a node with those of the offered arguments that its signature names."""
     wanted = asked_for(node["_target_"])
     return build(node, **{name: part for name, part in offered.items() if name in wanted})
+
+
+def arguments_of(call: Callable[..., object]) -> frozenset[str] | None:
+    """The arguments by which a part says what it is given; None where ``**kwargs`` asks for all there is."""
+    known = inspect.signature(call).parameters
+    return None if any(each.kind is each.VAR_KEYWORD for each in known.values()) else frozenset(known)
 
 
 def asked_for(target: str) -> set[str]:

@@ -249,6 +249,8 @@ def option_fault(group: str, name: str, menu: Options) -> Fault:
         return Fault(group, found, "an option; a file of another tool is imported", fix)
     (option, path), near = find_place(group, name, menu), nearest(name, options)
     meaning = next((each for each in find_meanings(group, name) if group not in HELD and each.words), None)
+    if final := next((each for each in find_meanings(group, name) if each.final), None):
+        return Fault(group, found, final.why, final.fix)
     if meaning and name.lower() not in options:
         fix = as_typed(meaning.words)
     elif group == "model" and os.path.isdir(f"outputs/{name}"):  # runs of this name

@@ -1,15 +1,7 @@
 """Weights of tokens in the loss: the rules of the ``weight`` group, and the row -> weights arrow.
 
-A rule is a function of ``messages`` that gives one entry for each of them: a number, or a number and spans of its text
-with numbers of their own. The text of a message is what the chat template writes for it, so that tool calls and
-thoughts are there too; a plain prompt counts as the user's turn, a plain completion or text as the assistant's. Other
-arguments of a rule are columns of the rows, ``row`` is all of them. Several rules multiply.
-
-What the template writes around the messages weighs as little as the lightest of them. A token with a letter of a span
-takes the weight of that span, also where it goes on outside of it; blanks count only in a token of blanks alone, so
-that the blank before a word never decides. A token that two spans or messages share takes the larger weight. Tokens
-that the trainer does not train on, such as a prompt, stay out whatever they weigh, and tokens that weigh nothing are no
-longer counted. What is done with the weights is in ``training.objective``.
+What a rule is given and gives, and which tokens that means, is in ``conf/README.md``; what is done with the weights in
+``training.objective``.
 """
 
 import functools
@@ -29,6 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from trl import pack_dataset
 
+from runner.config.build import arguments_of
 from runner.dataset.fault import fault
 from runner.dataset.form import FORMS, answer_columns
 from runner.dataset.load import Rows, cache_key
@@ -91,8 +84,9 @@ def by_message(messages: Turns, key: str = "weight", default: float = 1.0) -> li
 
 def columns_of(rule: Rule) -> frozenset[str]:
     """The columns of the rows that a rule asks for: its arguments without a value, ``row`` being all of them."""
-    given = inspect.signature(rule).parameters.values()
-    return frozenset(each.name for each in given if each.default is each.empty) - {"messages"}
+    given, every = inspect.signature(rule).parameters.values(), {"row"} if arguments_of(rule) is None else set[str]()
+    needed = {each.name for each in given if each.default is each.empty and each.kind is not each.VAR_KEYWORD}
+    return frozenset(needed - {"messages"} | every)
 
 
 # --- Row -> weights -----------------------------------------------------------------------------

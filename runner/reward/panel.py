@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from runner.config.build import arguments_of
 from runner.errors import DataError, EnvironmentFault, RunnerError, SickRun, describe, own_place
 from runner.io.terminal import keep_output
 from runner.io.turns import Completion
@@ -312,14 +313,13 @@ def serve_columns(where: str, call: Callable[..., Any], given: Mapping[str, Any]
 
     Raises DataError for a column that it takes and the rows do not have.
     """
-    names = inspect.signature(call).parameters
+    names, wanted = inspect.signature(call).parameters, arguments_of(call)
     bound = call.keywords if isinstance(call, functools.partial) else {}
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in names.values())
     needed = [name for name, p in names.items() if p.default is p.empty and p.kind in NAMED]
     if missing := [name for name in needed if name not in given]:
         known = ", ".join(sorted(name for name in given if name not in NOT_COLUMNS))
         raise DataError(fault("no_column", where=where, missing=" and ".join(missing), known=known))
-    return {name: value for name, value in given.items() if name not in bound and (takes_all or name in names)}
+    return {name: value for name, value in given.items() if name not in bound and (wanted is None or name in wanted)}
 
 
 def check_answer(where: str, answer: object, prompts: Sequence[Prompt], *, per_step: bool = False) -> Answer:

@@ -168,6 +168,13 @@ def member(name: str, owner: Definition) -> Definition | None:
     return None
 
 
+def has_method(target: object, name: str) -> bool:
+    """True for a dotted name of a class that is seen to have a method of this name."""
+    found = find_definition(target) if isinstance(target, str) else None
+    method = member(name, found) if isinstance(found, Definition) else None
+    return method is not None and method.node is not None
+
+
 def bases(owner: Definition) -> Iterator[Definition | None]:
     """The classes that a class names as its bases; None for one that cannot be read."""
     for expression in owner.node.bases if isinstance(owner.node, ast.ClassDef) else ():

@@ -31,7 +31,7 @@ from transformers import (
 from transformers.trainer_callback import CallbackHandler
 from transformers.trainer_utils import has_length
 
-from runner.config.build import asked_for, locate, serve
+from runner.config.build import asked_for, build, locate, serve
 from runner.dataset.form import fits
 from runner.dataset.load import HeldOut
 from runner.errors import ConfigError, fault, is_own
@@ -46,6 +46,7 @@ from runner.reward.panel import contained
 from runner.run import Run
 from runner.run.adjustments import ROLLBACK, adjusted_share, count_of
 from runner.schema import upstream
+from runner.schema.read import read_signature
 from runner.schema.text import Config, named
 from runner.training.checkpoint import MovedModels, Seal
 from runner.training.health import Health
@@ -73,14 +74,17 @@ def build_callbacks(cfg: Config, served: Mapping[str, Any], trainer: Trainer | N
     """
     callbacks = []
     for name, node in named(cfg["callback"] or {}, "callback").items():
-        asks = bool(asked_for(node["_target_"]) & OF_TRAINER - set(node))
+        signature = read_signature(node["_target_"])  # which is open where **kwargs is not handed on alone
+        takes_all = signature and signature.is_open and is_own(inspect.getfile(locate(node["_target_"])))
+        asks = takes_all or bool(asked_for(node["_target_"]) & OF_TRAINER - set(node))
         if asks != (trainer is not None):
             continue
         own = {of: getattr(trainer, of, None) for of in OF_TRAINER} | {"callback_name": name, "trainer": trainer}
         if upstream.REF_MODEL in asked_for(node["_target_"]) - set(node) and own[upstream.REF_MODEL] is None:
             raise ConfigError(fault("training.no_reference", name=name))
         own |= {"prompts": served["prompts"]()} if "prompts" in served else {}  # each has its own
-        callback = serve(node, **{key: part for key, part in {**served, **own}.items() if key not in node})
+        offered = {key: part for key, part in {**served, **own}.items() if key not in node}
+        callback = build(node, **offered) if takes_all else serve(node, **offered)
         if not isinstance(callback, TrainerCallback):
             raise ConfigError(fault("training.no_callback", name=name, kind=type(callback).__name__))
         if is_own(inspect.getfile(type(callback))):

@@ -8,7 +8,6 @@ known to compute its loss in one of these ways in ``schema.upstream``, what each
 ``validate/objective.yaml``. A trainer of another way needs nothing here, and takes neither.
 """
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
@@ -20,6 +19,7 @@ from torch.nn.functional import cross_entropy
 from transformers import Trainer
 from transformers.utils import ModelOutput
 
+from runner.config.build import arguments_of
 from runner.errors import ConfigError, SickRun, fault
 from runner.training.extension import Hooks
 
@@ -55,16 +55,12 @@ class Objective(Trainer):
 
 def call(loss: Callable[..., object], given: Mapping[str, object]) -> object:
     """The result of a loss called with those given arguments that its signature names."""
-    names = names_of(loss)
+    names = _names_of(loss)
     return loss(**given) if names is None else loss(**{name: part for name, part in given.items() if name in names})
 
 
-def names_of(loss: Callable[..., object]) -> frozenset[str] | None:
-    """The arguments of a loss; None where it takes whatever it is given."""
-    parameters = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters
-    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
-        return None
-    return frozenset(parameters)
+def _names_of(loss: Callable[..., object]) -> frozenset[str] | None:
+    return arguments_of(loss.forward if isinstance(loss, nn.Module) else loss)
 
 
 class Tokens(Objective):
@@ -89,7 +85,7 @@ class Tokens(Objective):
     def _answer(self, model: nn.Module, weights: Tensor | None, count: Count, inputs: dict[str, Any]) -> ModelOutput:
         """An output that TRL's ``compute_loss`` takes for the model's, with losses where it reads log-probabilities."""
         loss = self.hooks.loss
-        names = (names_of(loss) or frozenset()) if loss is not None else frozenset()
+        names = (_names_of(loss) or frozenset()) if loss is not None else frozenset()
         if names & (WHOLE_BATCH | FULL_LOGITS):
             outputs = measured(model, inputs.pop("labels"), inputs)
         else:

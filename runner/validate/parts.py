@@ -22,7 +22,7 @@ from runner.metric.ask import kind_of
 from runner.ppo.minibatches import find_minibatch_faults
 from runner.schema import upstream
 from runner.schema.read import Signature, read_signature
-from runner.schema.source import Definition, find_definition
+from runner.schema.source import Definition, find_definition, has_method
 from runner.schema.text import Config, last_key, named, nearest, nodes, read_tables, scalars, short_text, to_text
 from runner.schema.type import shortened
 from runner.tracker.variable import find_foreign_variables
@@ -114,6 +114,9 @@ def _adapter(context: ValidationContext) -> Iterator[Fault]:
         bits = [name for name in ("load_in_4bit", "load_in_8bit") if quant.get(name)]
         if str(quant.get("_target_")).endswith("BitsAndBytesConfig") and len(bits) != 1:
             yield _fault("both_bits" if bits else "no_bits")
+    config = context.signature(context.args)
+    if has_method(peft.get("_target_"), "prepare_model") and config and "critic" in config.parameters:
+        yield _fault("tuner_beside_critic", trainer=context.option)
     if signature and peft.get("full") and _changes_model(context, peft):
         yield _fault("whole_layers", kind=signature.name)
 
@@ -258,7 +261,9 @@ def _exclusions(context: ValidationContext) -> Iterator[Fault]:
     """A fault for each field that means nothing without, or beside, another one."""
     args, parallelism = context.args, context.field(upstream.PARALLELISM_CONFIG)
     fetched, schedule = context.field(upstream.DATALOADER_PREFETCH_FACTOR), context.field(upstream.LR_SCHEDULER_TYPE)
-    form = context.cfg["trainer"].get("form")
+    form, head = (context.cfg["trainer"].get(name) for name in ("form", "head"))
+    if "ForSequenceClassification" in (target := str(context.mapping("model").get("_target_"))) and head == "lm":
+        yield _fault("classifier", target=target)
     if args.get(upstream.FP16) is True and args.get(upstream.BF16) is True:
         yield _fault("two_precisions")
     optimizer = str(args.get(upstream.OPTIM))

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from runner.config.dialect import find_meanings
 from runner.errors import Fault, fault, is_own
 from runner.schema import source
 from runner.schema.text import nearest, read_tables, short_text
@@ -28,6 +29,8 @@ def find_target_fault(path: str, target: object, allow: Collection[str] = ()) ->
         return Fault(own, short_text(target), "a dotted name", "=<module.name>")
     if unreadable := _find_unreadable(own, target):
         return unreadable
+    if why := next((each.why for each in find_meanings(target.partition(".")[0], target) if each.final), ""):
+        return Fault(own, target, why, "trainer=reward")
     found, is_launcher = source.find_definition(target), path == "launcher"
     if isinstance(found, source.Definition):
         outside = [name for name in (target, found.home) if not is_allowed(name, allow, is_launcher)]

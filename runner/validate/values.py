@@ -141,7 +141,8 @@ def misfit_type(path: str, value: object, known: Type, default: object = None) -
     found = kinds.get(type(value), "") + short_text(value)
     if isinstance(value, bool) and meant and isinstance(meant[0], str):
         found += f", which is how YAML reads {meant[0]} without quotes"
-    return Fault(path, found, str(known), fix)
+    refusal = next((each for each in meanings if each.final), None)
+    return Fault(path, found, refusal.why, refusal.fix) if refusal else Fault(path, found, str(known), fix)
 
 
 def is_plain_number(value: object) -> TypeGuard[int | float]:

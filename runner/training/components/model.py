@@ -1,10 +1,11 @@
 """The policy, what of it is trained, and its reference; and the model that a training has left."""
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from accelerate.utils import patch_environment
 from peft import PeftConfig, PeftModel
+from safetensors.torch import load_model
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 
 from runner.config.build import asked_for, build, serve
@@ -18,6 +19,7 @@ from runner.model.reference import copy_reference, needs_reference
 from runner.model.saved import is_partitioned, load_adapter_weights
 from runner.reward.outcome import best_device
 from runner.schema import upstream
+from runner.schema.source import has_method
 from runner.schema.text import Config, Node
 from runner.training.components.args import check_devices
 
@@ -76,12 +78,23 @@ def _load_policy(cfg: Config, args: TrainingArguments, node: Node, load: Callabl
     return model, is_handed_out
 
 
+def own_tuner(node: Node | None) -> Any:
+    """A tuner with methods of its own, ``prepare_model(model)``, ``save_pretrained(model, folder)`` and
+    ``from_pretrained(model, folder)``, of which the first and the last give the model; None of any other.
+    """
+    return build(node) if node and has_method(node["_target_"], "prepare_model") else None
+
+
 def build_tuner(node: Node | None, model: Model, head: str) -> tuple[Model, PeftConfig | None]:
     """The model, perhaps changed by a function that asks for it, and the adapter for the trainer to put on, if any."""
     if not node:
         return model, None
     arguments = {key: value for key, value in node.items() if key not in OWN}
-    made = serve(arguments, model=model, task_type="SEQ_CLS" if head == "score" else "CAUSAL_LM")
+    if tuner := own_tuner(node):
+        made = tuner.prepare_model(model)
+        made.own_tuner = tuner  # for whoever saves the model
+    else:
+        made = serve(arguments, model=model, task_type="SEQ_CLS" if head == "score" else "CAUSAL_LM")
     if isinstance(made, PeftConfig):
         leave_out_routers(model, made)
         if node.get("full"):
@@ -125,10 +138,10 @@ def policy_of(trainer: Trainer) -> Model:
 def load_trained(cfg: Config, weights: Weights, head: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model with these weights and its tokenizer, on the accelerator if there is one, not to be trained."""
     check_devices(cfg)
-    folder = weights.folder
+    folder, tuner = weights.folder, own_tuner(cfg.get("peft"))
     if folder and (folder / "policy").is_dir():  # where PPO keeps them, beside its critic
         folder /= "policy"
-    elif folder:
+    elif folder and not tuner:
         plain = [name for name in ("config.json", "adapter_config.json") if (folder / name).is_file()]
         if not plain or not list(folder.glob("*.safetensors")) or (folder / "ppo_state.json").is_file():
             raise FolderError(fault("training.weights_of_a_trainer", folder=display_path(folder)))
@@ -139,9 +152,13 @@ def load_trained(cfg: Config, weights: Weights, head: str) -> tuple[PreTrainedMo
     tokenizer = build(own)
     node = {key: value for key, value in cfg["model"].items() if key != "tokenizer"}
     served = {"tokenizer": tokenizer, "head": head, "quantization_config": build(cfg.get("quant"))}
-    if folder is None or (folder / "adapter_config.json").is_file():
+    if folder is None or tuner or (folder / "adapter_config.json").is_file():
         model = serve(node | path_of(cfg), **served, seed=cfg.get("seed", 0))  # which the training began with
-        model = load_adapter_weights(model, folder) if folder else model
+        if folder and tuner and (folder / "trainer_state.json").is_file():  # a checkpoint, as the trainer writes it
+            model = tuner.prepare_model(model)
+            load_model(model, str(folder / "model.safetensors"), strict=False)
+        elif folder:
+            model = tuner.from_pretrained(model, folder) if tuner else load_adapter_weights(model, folder)
     else:
         target = node["_target_"]
         if target not in (LOADER, NEW) and "path" in asked_for(target):  # a user's own that can

@@ -1,6 +1,13 @@
-"""Tuners: what is trained. A function of ``model`` changes it and gives it back, or gives a PeftConfig to be put on."""
+"""Tuners: what is trained. A function of ``model`` changes it and gives it back, or gives a PeftConfig to be put on; a
+class may save and load what it has put on a model by itself.
+"""
 
+import torch
 from peft import LoraConfig
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+FILE = "scales.safetensors"
 
 
 def upper_half(model, also: tuple[str, ...] = ("norm",)):
@@ -21,3 +28,34 @@ def upper_lora(model, task_type, r: int = 8):
         if name.endswith(("q_proj", "v_proj")) and int(name.split("layers.")[1].split(".")[0]) >= depth // 2
     ]
     return LoraConfig(r=r, lora_alpha=2 * r, target_modules=names, task_type=task_type)
+
+
+class Scaled(nn.Module):
+    """A layer whose outputs have a factor each."""
+
+    def __init__(self, inner: nn.Linear, start: float):
+        super().__init__()
+        self.inner, self.scale = inner, nn.Parameter(torch.full((inner.out_features,), start))
+
+    def forward(self, states):
+        return self.inner(states) * self.scale
+
+
+class Scales:
+    """Factors behind each MLP, which alone are trained. Three methods put them on a model, save them, and load them."""
+
+    def __init__(self, start: float = 1.0):
+        self.start = start
+
+    def prepare_model(self, model):
+        model.requires_grad_(False)
+        for layer in model.model.layers:
+            layer.mlp.down_proj = Scaled(layer.mlp.down_proj, self.start)
+        return model
+
+    def save_pretrained(self, model, folder):
+        save_file({name: part.data for name, part in model.named_parameters() if name.endswith("scale")}, folder / FILE)
+
+    def from_pretrained(self, model, folder):
+        self.prepare_model(model).load_state_dict(load_file(folder / FILE), strict=False)
+        return model
