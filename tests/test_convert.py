@@ -504,7 +504,7 @@ def test_rewards_get_the_other_columns(caplog):
 
 CLASHING = (
     *("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"),
-    *("input_ids", "labels", "chat_template_kwargs", "tools", "label"),
+    *("input_ids", "labels", "tools", "label"),
 )
 
 

@@ -157,7 +157,7 @@ def test_of_a_dataset_the_shortest_of_its_first_rows_are_kept(tmp_path, monkeypa
     Path("rows.jsonl").write_text("\n".join(lines))
     node = {"path": "rows.jsonl", "split": {"train": "train[:30]", "eval": {"tail": "train[30:]"}}}
     head = write_head(node, tmp_path / "head", count=20, train=5, held_out=2)
-    assert head.rows == 30 and head.split == {"train": "train", "eval": {"tail": "eval_tail"}}
+    assert head.rows == 30 and head.split == {"train": "train", "eval": {"tail": "eval_0"}}
     whole, short = (
         load_dataset("parquet", data_files=str(folder / "train.parquet"), split="train")["prompt"]
         for folder in (head.whole, head.short)

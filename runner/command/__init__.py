@@ -88,8 +88,8 @@ def split_options(
     for override in overrides:
         key, _, text = override.lstrip("+").partition("=")
         if key in own:
-            try:  # without the quotes that make Hydra read a slice of rows as text
-                options[key] = own[key].read(key, re.sub(r"^'(\w[\w.-]*\[[-\d:%]*\])'$", r"\1", text))
+            try:  # without the quotes that make Hydra read it as text
+                options[key] = own[key].read(key, re.sub(r"^'([^']*)'$", r"\1", text))
             except ConfigError as error:
                 faults += error.faults
             continue

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,20 +49,17 @@ class DatasetCheck:
 
 def check_dataset(node: Node, to: str | None, where: str = "dataset") -> DatasetCheck:
     """Check the rows that a node of the configuration names, for a trainer of the form ``to``."""
-    target, seen = str(node.get("_target_")), DatasetCheck()
+    target, seen, inner = str(node.get("_target_")), DatasetCheck(), dict[str, Node]()
     if target == MIXER:
         parts = {name: part for name, part in (node.get("parts") or {}).items() if part is not None}
         with seen.noting():
             keys.check_weights(parts, node.get("weights"))
-        for name, part in parts.items():
-            inside = check_dataset(part, to, f"{where}.parts.{name}")
-            seen.faults += inside.faults
-            seen.chats |= inside.chats
+        inner = {f"{where}.parts.{name}": part for name, part in parts.items()}
     elif target == LOADER:
         before = logging.root.manager.disable
         logging.disable(logging.WARNING)  # the loading will say once more what is left out
         try:
-            _check_rows_of(node, to or "", seen)
+            _check_rows_of(node, to or "", seen, trains=".split.eval" not in where)
         finally:
             logging.disable(before)
         # With the keys of this node, which may be a part of another one; the path of a whole one chooses its option.
@@ -70,10 +67,17 @@ def check_dataset(node: Node, to: str | None, where: str = "dataset") -> Dataset
         fixes = [re.sub(r"^dataset\.path=(?!\[)", "dataset=", own(at.fix)) for at in seen.faults]
         found = zip(seen.faults, fixes, strict=True)
         seen.faults = [Fault(own(at.where), own(at.found), at.expected, fix) for at, fix in found]
+        evals = keys.named_sets((node.get("split") or {}).get("eval"))
+        sources = {name: each for name, each in evals.items() if isinstance(each, Mapping)}
+        inner = {".".join(filter(None, (where, "split.eval", name))): each for name, each in sources.items()}
+    for place, part in inner.items():
+        inside = check_dataset(part, to, place)
+        seen.faults += inside.faults
+        seen.chats |= inside.chats
     return seen
 
 
-def _check_rows_of(node: Node, to: str, seen: DatasetCheck) -> None:
+def _check_rows_of(node: Node, to: str, seen: DatasetCheck, *, trains: bool) -> None:
     """Note what is wrong with the keys of a node, its files, and their rows; the first two all at once."""
     files, given = None, node["path"] if isinstance(node["path"], list) else str(node["path"])
     path = disk.path_text(given)
@@ -84,10 +88,10 @@ def _check_rows_of(node: Node, to: str, seen: DatasetCheck) -> None:
         keys.read_limits(node.get("limit"))
     with seen.noting():
         train, evals = keys.read_cuts(node.get("split"))
-        cuts = [("eval", cut) for cut in evals.values()]
+        cuts = [("eval", cut) for cut in evals.values() if isinstance(cut, str)]
         if train:
             cuts.insert(0, ("train", train))
-        else:
+        elif trains:
             seen.faults.append(fault("no_training"))
     with seen.noting():
         if check_remote(given):

@@ -4,17 +4,20 @@ What the forms and their arrows are is in ``form``, which one a source has is fo
 ``load``. Nothing here needs torch or datasets.
 """
 
+import json
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from runner.dataset.detect import kept_columns, read_layout
 from runner.dataset.fault import fault
 from runner.dataset.form import FORMS, TWINS, Role, RowLayout, answer_columns, convert, describe_cell, is_conversation
 from runner.dataset.step import Row, Step, apply_steps
 from runner.errors import DataError, Fault
+from runner.io.turns import TEMPLATE_ARGUMENTS
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +78,8 @@ class Conversion:
         if changed is None:
             return None
         along = {name: changed.get(name) for name in self.kept}
+        if TEMPLATE_ARGUMENTS in along:
+            along[TEMPLATE_ARGUMENTS] = read_arguments(along[TEMPLATE_ARGUMENTS])
         return [made | along for made in convert(changed, self.layout, request.to, request.system)]
 
     def first(self, rows: Iterable[Row]) -> Row:
@@ -138,3 +143,12 @@ class Conversion:
         if not is_dropped:
             raise error
         log.warning("left out, because dataset.bad_rows=drop:\n%s", error)
+
+
+def read_arguments(value: object) -> dict[str, Any]:
+    """The arguments for the template that a row's own column holds, a mapping or JSON of one; null is not given."""
+    with suppress(ValueError):
+        given = json.loads(value or "null") if isinstance(value, str) else value
+        if isinstance(given, Mapping | None):
+            return {name: entry for name, entry in (given or {}).items() if entry is not None}
+    raise DataError(Fault(TEMPLATE_ARGUMENTS, describe_cell(value), "a mapping, or JSON of one"))

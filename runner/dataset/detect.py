@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from runner.dataset.form import FORMS, FORMS_FOR, ROLES, Role, RowLayout, fits, is_finite_number
 from runner.dataset.step import Cells
 from runner.errors import DataError, Fault
+from runner.io.turns import TEMPLATE_ARGUMENTS
 from runner.schema.text import nearest, read_tables
 
 log = logging.getLogger(__name__)
@@ -106,7 +107,7 @@ def _to_type(form: str) -> str:
 
 
 def kept_columns(columns: Iterable[str], layout: RowLayout, to: str, keep: Sequence[str] | None) -> tuple[str, ...]:
-    """The source's columns that go along: for ``prompt`` what rewards may ask for, else tools only.
+    """The source's columns that go along: for ``prompt`` what rewards may ask for, and what templates are given.
 
     ``keep`` None takes every column whose name is safe; for other forms than ``prompt`` it takes none, and EVERY all.
     Raises DataError for a named one that is not there.
@@ -115,21 +116,20 @@ def kept_columns(columns: Iterable[str], layout: RowLayout, to: str, keep: Seque
     played = set(layout.columns.values())
     # Of prompts, a reward may read the path of a sound; pictures would make TRL take the rows for others.
     refuse_media(name for name in columns if name in (MEDIA[:2] if to == "prompt" else MEDIA) and name not in played)
-    if to != "prompt" or keep is None:
-        lost = CLASHES if to == "prompt" else ("chat_template_kwargs",)
-        for name in sorted({*lost} & ({*columns} - played)):
+    if to == "prompt" and keep is None:
+        for name in sorted({*CLASHES} & ({*columns} - played)):
             log.warning("the column `%s` is left out: %s", name, CLASHES[name])
-    safe = [name for name in columns if name not in CLASHES]
-    tools: tuple[str, ...] = ()
+    for_template = (TEMPLATE_ARGUMENTS,) if to == "prompt" else ("tools", TEMPLATE_ARGUMENTS)
+    given = tuple(name for name in for_template if name in columns and layout.form != "text")
+    safe = [name for name in columns if name not in (*CLASHES, *given)]
     if to == "prompt":
         made = ("prompt",) if layout.form == "prompt" else ("prompt", "reference")
-        wanted = safe if keep is None else [name for name in keep if name not in made or name in columns]
+        wanted = [name for name in (safe if keep is None else keep) if name not in made or name in columns]
     else:
-        tools = ("tools",) if "tools" in columns and layout.form != "text" else ()
         safe = [name for name in safe if name not in ("prompt", "text")]
-        wanted = safe if EVERY in (keep or ()) else [name for name in keep or () if name not in tools]
+        wanted = safe if EVERY in (keep or ()) else [*(keep or ())]
     faults = []
-    for name in wanted:
+    for name in (wanted := [name for name in wanted if name not in given]):
         if name in columns and name not in safe:
             why = CLASHES.get(name, "the trainer would take the rows for another form")
             fix = "give the column another name in the data"
@@ -137,7 +137,7 @@ def kept_columns(columns: Iterable[str], layout: RowLayout, to: str, keep: Seque
         elif name not in safe:
             faults.append(misnamed(group, name, safe, f"a {group} that asks for {{}}"))
     DataError.refuse(faults)
-    return (*tools, *(name for name in wanted if name != "prompt"))
+    return (*given, *(name for name in wanted if name != "prompt"))
 
 
 def refuse_media(names: Iterable[str]) -> None:

@@ -6,7 +6,6 @@ Rows are read as ``load`` would read them, but for those of the hub that are not
 import itertools
 import json
 import os
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,8 +63,11 @@ def write_head(node: Node, folder: Path, *, count: int, train: int, held_out: in
         rows = _read(source, "train", cut, min(count, limits["train"] or count))
         head.split["train"] = _write(rows, source, head, "train", train)
     kept = {}
-    for name, other in evals.items():
-        file = f"eval_{re.sub(r'[^A-Za-z0-9]', '_', name)}" if name else "eval"
+    for number, (name, other) in enumerate(evals.items()):
+        if not isinstance(other, str):  # of another source
+            kept[name] = other
+            continue
+        file = f"eval_{number}" if name else "eval"
         rows = _read(source, "eval", other, min(count, limits["eval"] or count))
         kept[name] = _write(rows, source, head, file, held_out)
     head.split["eval"] = kept.get("") if set(kept) <= {""} else kept

@@ -33,6 +33,7 @@ from runner.dataset.request import Use, check_cut, check_words, no_row, read_cut
 from runner.dataset.step import first_made, key_of_steps, list_steps
 from runner.errors import DataError, EnvironmentFault, describe
 from runner.io.hub import is_of_network
+from runner.io.turns import TEMPLATE_ARGUMENTS
 
 log = logging.getLogger(__name__)
 
@@ -68,17 +69,17 @@ def load_rows(
 
     ``path`` is a name on the hub, a file, a folder, a pattern of files, a list of these, ``runner://...``, or an
     address (``s3://...``) whose files are copied into the cache. ``split`` has ``train`` and ``eval``, each a slice as
-    datasets writes it (``train[:90%]``); ``eval`` may map names to slices. Training rows are shuffled before ``limit``
-    is taken, because files are often sorted, and the head of a sorted file is no sample; held-out rows keep their
-    order. ``limit`` counts rows of the source. ``map`` is a function row -> row, or None to leave it out, or several of
-    them; each goes over the source's rows before their form is found. ``without`` names columns that are as if they
-    were not there. ``to`` is the trainer form; None changes no row.
+    datasets writes it (``train[:90%]``); ``eval`` may map names to slices, or to functions such as a partial of this
+    one, whose held-out rows are meant. Training rows are shuffled before ``limit`` is taken, because files are often
+    sorted, and the head of a sorted file is no sample; held-out rows keep their order. ``limit`` counts rows of the
+    source. ``map`` is a function row -> row, or None to leave it out, or several of them; each goes over the source's
+    rows before their form is found. ``without`` names columns that are as if they were not there. ``to`` is the trainer
+    form; None changes no row.
 
     Raises DataError with every bad row of a split; ``bad_rows="drop"`` logs them and leaves them out.
     """
-    train, evals = read_cuts(split)
-    limits = read_limits(limit)
-    named = path_text(path)
+    (train, evals), limits = read_cuts(split), read_limits(limit)
+    named, held_out = path_text(path), dict[str, Any]()
     request = RowRequest(form, columns, system, bad_rows, to or "", keep, list_steps(map), without)  # type: ignore[arg-type]
     in_turn: AbstractContextManager[None] = nullcontext()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -91,17 +92,19 @@ def load_rows(
     with in_turn:
         files = find_files(copy_here(path))
         check_words(files, bad_rows, config=config, revision=revision)
-        used = [split_of(part) for cut in (train, *evals.values()) if cut for part in cut.split("+")]
-        files = files and files.only(used)
-        source = open_source(named, files, config, revision, streaming)
+        used = [split_of(part) for cut in (train, *evals.values()) if isinstance(cut, str) for part in cut.split("+")]
+        source = open_source(named, files and files.only(used), config, revision, streaming)
         rows = source.read("train", train, limits["train"], seed if shuffle else None, request) if train else None
-        held_out = {name: source.read("eval", cut, limits["eval"], None, request) for name, cut in evals.items()}
-        for name, others in held_out.items():
-            if isinstance(rows, Dataset) and isinstance(others, Dataset):  # of streams nobody knows
-                shared = int(np.isin(_digests(others), _digests(rows)).sum())
-                if shared:
-                    message = "%s %s: %d of %d held-out rows are trained on too"
-                    log.warning(message, named, evals[name], shared, len(others))
+        for name, cut in evals.items():
+            if callable(cut):
+                _, others = cut(to=to, keep=keep, seed=seed)
+                others = others.take(limits["eval"]) if limits["eval"] else others
+            else:
+                others = source.read("eval", cut, limits["eval"], None, request)
+            held_out[name], is_known = others, isinstance(rows, Dataset) and isinstance(others, Dataset)  # no streams
+            if is_known and (shared := int(np.isin(_digests(others), _digests(rows)).sum())):
+                which = name if callable(cut) else cut
+                log.warning("%s %s: %d of %d held-out rows are trained on too", named, which, shared, len(others))
     return rows, held_out.get("") if set(held_out) <= {""} else held_out
 
 
@@ -267,6 +270,7 @@ def convert_rows(
             kind = getattr(rows.features[column], "feature", rows.features[column])
             if isinstance(kind, Json) or (isinstance(kind, dict) and set(kind) & set(TURN_EXTRAS)):
                 turn = Json()  # turns hold more than role and content, which may be anything
+    kept |= {name: Json() for name in conversion.kept if name == TEMPLATE_ARGUMENTS}
     converted = rows.map(
         lambda cells, indices: conversion.batch(cells, [numbers[index] for index in indices]),
         batched=True,

@@ -7,13 +7,14 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from datasets import Dataset, IterableDataset, Value, concatenate_datasets, interleave_datasets
+from datasets import Dataset, Features, IterableDataset, Json, Value, concatenate_datasets, interleave_datasets
 
 from runner.dataset.detect import misnamed
 from runner.dataset.fault import fault
 from runner.dataset.load import STREAM_BUFFER, Rows, list_columns, mix_labels
 from runner.dataset.request import Use, check_weights, read_limits
 from runner.errors import DataError
+from runner.io.turns import TEMPLATE_ARGUMENTS
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +46,14 @@ def mix_rows(
         columns = {name: list_columns(rows) for name, rows in trains.items()}
         there = {column for part in columns.values() for column in part}
         DataError.refuse([misnamed("reward", column, sorted(there)) for column in keep if column not in there])
-        wanted = {"prompt", "reference", *keep}
+        wanted = {"prompt", "reference", TEMPLATE_ARGUMENTS, *keep}
         for name, rows in trains.items():
             trains[name] = rows.select_columns([column for column in columns[name] if column in wanted])
+    if any(TEMPLATE_ARGUMENTS in list_columns(rows) for rows in trains.values()):  # in all, or it would be null in some
+        for name, rows in trains.items():
+            if TEMPLATE_ARGUMENTS not in list_columns(rows):
+                kinds = rows.features and Features(rows.features | {TEMPLATE_ARGUMENTS: Json()})
+                trains[name] = rows.map(lambda row: {TEMPLATE_ARGUMENTS: {}}, features=kinds)
     if len(trains) < len(parts):
         missing = next(name for name in parts if name not in trains)
         raise DataError(fault("part_without_rows", part=missing))

@@ -30,15 +30,20 @@ def split_words(split: str = "train", share: int = 90, group: str = "dataset", h
     return f"{group}.split.train='{split}[:{share}%]' {held_out}='{split}[{share}%:]'"
 
 
-def read_cuts(split: Mapping[Use, Any] | None) -> tuple[str | None, dict[str, str]]:
-    """The slice to train on, and the slices to hold out by name; a single one has the name ""."""
+def named_sets(evals: Any) -> Mapping[str, Any]:
+    """The held-out sets of ``split.eval`` by name, each a slice or a source of its own; a single one is called ""."""
+    return evals if isinstance(evals, Mapping) and "_target_" not in evals else {"": evals}
+
+
+def read_cuts(split: Mapping[Use, Any] | None) -> tuple[str | None, dict[str, Any]]:
+    """The slice to train on, and the held-out sets by name, as ``named_sets`` has them."""
     split = {"train": "train"} if split is None else split
     if odd := [name for name in split if name not in ("train", "eval")]:
         raise DataError(misnamed("dataset.split", odd[0], ("train", "eval"), f"dataset.split.{{}}={split[odd[0]]}"))
-    evals = split.get("eval")
-    evals = evals if isinstance(evals, Mapping) else {"": evals}
+    evals = named_sets(split.get("eval"))
     for name, cut in [("train", split.get("train")), *(("eval", cut) for cut in evals.values())]:
-        if cut is not None and not isinstance(cut, str):  # a share or a number of rows, as other tools have it
+        is_known = cut is None or isinstance(cut, str) or callable(cut) or (isinstance(cut, dict) and "_target_" in cut)
+        if not is_known:  # a share or a number of rows, as other tools have it
             share = round(100 * (1 - cut)) if isinstance(cut, float) and 0 < cut < 1 else 90
             fix = split_words(share=share)
             raise DataError(fault("share_for_slice", use=name, cut=short_text(cut), fix=fix))

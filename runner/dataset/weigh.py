@@ -6,7 +6,6 @@ What a rule is given and gives, and which tokens that means, is in ``conf/README
 
 import functools
 import inspect
-import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +26,7 @@ from runner.dataset.form import FORMS, answer_columns
 from runner.dataset.load import Rows, cache_key
 from runner.dataset.step import Cells
 from runner.errors import ConfigError, DataError
+from runner.io.turns import template_arguments
 from runner.schema import upstream
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,6 @@ Span = tuple[int, int, float]
 Entry = float | tuple[float, Sequence[Span]]
 Rule = Callable[..., Sequence[Entry]]
 Turns = Sequence[Cells]
-Tools = Sequence[Cells] | None
 
 # Part of the key under which weighed rows are cached: count up when weights come out otherwise.
 WEIGH_VERSION = 2
@@ -120,8 +119,7 @@ class Weigher:
         prompt. Raises DataError where a message cannot be found in what the template writes, or a rule gives what is no
         weight.
         """
-        tools, end = row.get("tools"), self.tokenizer.eos_token or ""
-        tools = json.loads(tools) if isinstance(tools, str) else tools
+        end, how = self.tokenizer.eos_token or "", template_arguments(row)
         answers, prompt, found = answer_columns(row), row.get("prompt"), {}
         for column in answers:
             side, name = row[column], WEIGHTS if len(answers) == 1 else f"{column}_weights"
@@ -133,18 +131,18 @@ class Weigher:
                 spans = [(at, at + len(content), at + len(content)) for _, content, at in turns]
                 rendered = RenderedSequence((prompt or "") + text, messages, spans, is_chat=False)
             else:
-                rendered = self._render([*(prompt or ()), *side], tools)
+                rendered = self._render([*(prompt or ()), *side], how)
             found[name] = self._weigh(rendered, row)
         return found
 
-    def _render(self, turns: Turns, tools: Tools) -> RenderedSequence:
+    def _render(self, turns: Turns, how: Cells) -> RenderedSequence:
         """A conversation as the template writes it, each message found by what changes if it says something else."""
-        text, spans, begin = self._write(turns, tools), [], 0
+        text, spans, begin = self._write(turns, how), [], 0
         for index, turn in enumerate(turns):
             other = {key: turn[key] for key in ("role", "name", "tool_call_id") if turn.get(key) is not None}
             other["content"] = STAND_IN
             try:
-                start, end = _changed(text, self._write([*turns[:index], other, *turns[index + 1 :]], tools), begin)
+                start, end = _changed(text, self._write([*turns[:index], other, *turns[index + 1 :]], how), begin)
             except (TemplateError, ValueError) as error:
                 raise DataError(fault("message_without_place", index=index, error=error)) from error
             # An answer starts right after its opening, whatever the template then writes by itself.
@@ -156,14 +154,14 @@ class Weigher:
         messages = [dict(turn) | {"content": text[start:end]} for turn, (start, end, _) in places]
         return RenderedSequence(text, messages, spans, is_chat=True)
 
-    def _write(self, turns: Turns, tools: Tools) -> str:
-        return self.tokenizer.apply_chat_template(list(turns), tokenize=False, tools=tools)
+    def _write(self, turns: Turns, how: Cells) -> str:
+        return self.tokenizer.apply_chat_template(list(turns), tokenize=False, **how)
 
     @functools.cached_property
     def _opening(self) -> str:
         """The text that the template writes before an answer that is yet to come; empty where it does not show."""
         question = [{"role": "user", "content": "?"}]
-        opening = self._write(question, None)
+        opening = self._write(question, {})
         waiting = self.tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=True)
         return waiting.removeprefix(opening) if waiting.startswith(opening) else ""
 

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from runner.config.machines import processes_of
+from runner.dataset.request import named_sets
 from runner.metric.ask import SAMPLES, kind_of
 from runner.schema import upstream
 from runner.schema.read import read_signature
@@ -110,5 +111,4 @@ def _held_out_sets(node: Node) -> int:
         return sum(_held_out_sets(part) for part in parts.values() if part)
     if "split" not in node:
         return 1  # a dataset of one's own holds out what it will
-    evals = (node["split"] or {}).get("eval")
-    return len(evals) if isinstance(evals, Mapping) else int(evals is not None)
+    return sum(each is not None for each in named_sets((node["split"] or {}).get("eval")).values())

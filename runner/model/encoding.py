@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from runner.io.turns import template_arguments
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,6 +40,13 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str | list[Any], r
     if isinstance(prompt, str):
         return tokenizer(prompt)["input_ids"]
     return list(_write(tokenizer, prompt, row, add_generation_prompt=True))
+
+
+def write_prompt(tokenizer: PreTrainedTokenizerBase, row: Row) -> str:
+    """The text of a row's prompt as ``encode_prompt`` takes it, without the begin token that the tokenizer adds."""
+    text: str = _write(tokenizer, row["prompt"], row, tokenize=False, add_generation_prompt=True)
+    adds_bos = tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
+    return text.removeprefix(tokenizer.bos_token) if adds_bos else text
 
 
 def encode_row(tokenizer: PreTrainedTokenizerBase, row: Row, answers: Iterable[str]) -> EncodedRow:
@@ -76,10 +84,7 @@ def _conversations(row: Row, answers: Iterable[str]) -> tuple[list[Any], list[An
 
 
 def _write(tokenizer: PreTrainedTokenizerBase, turns: list[Any], row: Row, **how: bool) -> Any:
-    tools = row.get("tools")
-    tools = json.loads(tools) if isinstance(tools, str) else tools
-    how |= row.get("chat_template_kwargs") or {}
-    return tokenizer.apply_chat_template(turns, tools=tools or None, return_dict=False, **how)
+    return tokenizer.apply_chat_template(turns, return_dict=False, **how | template_arguments(row))
 
 
 def to_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:

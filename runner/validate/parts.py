@@ -17,6 +17,7 @@ from runner.config.menu import read_options
 from runner.dataset.detect import read_layout
 from runner.dataset.disk import MAX_BYTES_READ, check_files, find_files, read_columns
 from runner.dataset.form import FORMS, FORMS_FOR, TRAINER_FORMS, Role, fits
+from runner.dataset.request import named_sets
 from runner.errors import DataError, Fault, faults_by_name
 from runner.metric.ask import kind_of
 from runner.ppo.minibatches import find_minibatch_faults
@@ -336,7 +337,7 @@ def find_metric_faults(cfg: Config) -> Iterator[Fault]:
     evals = (rows["split"] or {}).get("eval") if is_known else None
     if metrics and is_known and not evals:
         yield _fault("nothing_to_measure", metrics=", ".join(metrics))
-    known = evals if isinstance(evals, Mapping) else ()
+    known = named_sets(evals)
     for name, node in metrics.items():
         signature = read_signature(node["_target_"])
         if signature is None:
@@ -350,7 +351,7 @@ def find_metric_faults(cfg: Config) -> Iterator[Fault]:
             wanted = "prompts" if kind == "sampled" else "known answers"
             yield _fault("rows_without", where=where, form=rows["form"], path=path, wanted=wanted)
         elif evals and (unknown := [on for on in node.get("on") or () if on not in known]):
-            names = ", ".join(evals) if isinstance(evals, Mapping) else "one set without a name; leave it out"
+            names = ", ".join(filter(None, known)) or "one set without a name; leave it out"
             yield _fault("no_such_set", where=where, unknown=", ".join(unknown), names=names)
         if node.get("preprocess") and (kind == "sampled" or head == "score"):
             yield _fault("no_logits", where=where)

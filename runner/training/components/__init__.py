@@ -20,7 +20,9 @@ from runner.dataset.form import answer_columns, is_conversation
 from runner.dataset.load import HeldOut, list_columns
 from runner.errors import ConfigError, Fault, own_place
 from runner.io.terminal import mute_libraries
+from runner.io.turns import TEMPLATE_ARGUMENTS
 from runner.model.chat import check_rendering, check_template
+from runner.model.encoding import write_prompt
 from runner.run import Run
 from runner.run.adjustments import adjust_logs, read_adjustments
 from runner.run.alarms import steps_to_notice
@@ -67,8 +69,8 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
         args = build_args(run, adjustments)
     tokenizer = build(cfg["model"]["tokenizer"])
     rules = trainers.build_rules(cfg.get("weight"))
-    kept = trainers.columns_asked_for(rules)
-    rows, held_out = serve(cfg["dataset"], to=cfg["trainer"]["form"], seed=cfg["seed"], keep=kept)
+    form, kept = cfg["trainer"]["form"], trainers.columns_asked_for(rules)
+    rows, held_out = serve(cfg["dataset"], to=form, seed=cfg["seed"], keep=kept)
     if column := cfg["trainer"].get("reference_column"):
         rows, held_out = (map_sets(functools.partial(_name_reference, column), part) for part in (rows, held_out))
     rewards, weights, panel = build_rewards(cfg, args)
@@ -77,6 +79,8 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     answers_only = getattr(args, upstream.ASSISTANT_ONLY_LOSS, False)
     if _check_rows(cfg["trainer"], tokenizer, rows, answers_only=answers_only):
         rows, held_out = _bounded(rows, tokenizer), _bounded(held_out, tokenizer)
+        if form == "prompt" and hasattr(args, upstream.CHAT_TEMPLATE_KWARGS):
+            rows, held_out = (map_sets(functools.partial(_write_prompts, tokenizer, args), x) for x in (rows, held_out))
     if hasattr(args, once := upstream.PRECOMPUTE_REF_LOG_PROBS) and once not in cfg["trainer"]["args"]:
         precompute_by_default(run, args, rows, held_out)
     model, peft_config, reference = build_model(cfg, tokenizer, args)
@@ -121,6 +125,19 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
 def _name_reference(column: str, rows: Dataset) -> Dataset:
     """Rows with their good answers in a column of this name, unless they have one."""
     return rows if column in list_columns(rows) else rows.rename_column("reference", column)
+
+
+def _write_prompts(tokenizer: PreTrainedTokenizerBase, args: TrainingArguments, rows: Dataset) -> Dataset:
+    """Rows with prompts as texts, where each has arguments of its own for the template, which the trainer ignores."""
+    if TEMPLATE_ARGUMENTS not in list_columns(rows):
+        return rows
+    log.warning("each prompt is written with its own %s: rewards are given texts, and not chats", TEMPLATE_ARGUMENTS)
+
+    def write(row: dict[str, Any]) -> dict[str, Any]:
+        own = {TEMPLATE_ARGUMENTS: (args.chat_template_kwargs or {}) | row[TEMPLATE_ARGUMENTS]}
+        return {"prompt": write_prompt(tokenizer, row | own)}
+
+    return rows.map(write, remove_columns=[TEMPLATE_ARGUMENTS])
 
 
 @contextlib.contextmanager

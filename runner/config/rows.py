@@ -1,0 +1,47 @@
+"""Short forms of a dataset written out: a system prompt in a file, and held-out sets of another source.
+
+So the frozen configuration says all of it, and a run that goes on reads no prompt again.
+"""
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+from runner.config.limits import check_size
+from runner.errors import ConfigError, Fault
+from runner.schema.text import files_beside, nodes
+
+
+def write_out_rows(dataset: object) -> None:
+    """Write the texts of prompts and the keys of sources into a dataset's node, and into those of its parts.
+
+    A source stands in ``split.eval``, or under a name there, and has the keys of the dataset but for its own; ``split``
+    is its slice. Raises ConfigError for a prompt that cannot be read.
+    """
+    for path, node in nodes(dataset, "dataset"):
+        if re.fullmatch(r"\S+\.(txt|md)", str(node.get("system"))):
+            node["system"] = _read_prompt(Path(node["system"]).expanduser(), f"{path}.system")
+        evals = node["split"].get("eval") if isinstance(node.get("split"), dict) else None
+        if isinstance(evals, dict) and "_target_" not in evals:
+            sources = {name: _written_out(each, node) for name, each in evals.items()}
+            node["split"]["eval"] = _written_out(evals, node) if "path" in evals else sources
+
+
+def _written_out(own: Any, node: dict[str, Any]) -> Any:
+    if not isinstance(own, dict) or "_target_" in own:
+        return own
+    left = ("split", *(("config", "revision") if "path" in own else ()))
+    common = copy.deepcopy({key: value for key, value in node.items() if key not in left})
+    limit, slices = {**(node.get("limit") or {}), "train": None}, {"train": None, "eval": own.get("split", "train")}
+    return common | {"limit": limit} | own | {"_partial_": True, "split": slices}
+
+
+def _read_prompt(file: Path, where: str) -> str:
+    try:
+        check_size(file)
+        return file.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        near = [*files_beside(file, (".txt", ".md")), "<file>"][0]
+        found = f"{file}: {getattr(error, 'strerror', None) or 'no UTF-8 text'}"
+        raise ConfigError(Fault(where, found, "a text, or a file with one", f"{where}={near}")) from None
