@@ -29,7 +29,9 @@ def find_target_fault(path: str, target: object, allow: Collection[str] = ()) ->
         return Fault(own, short_text(target), "a dotted name", "=<module.name>")
     if unreadable := _find_unreadable(own, target):
         return unreadable
-    if why := next((each.why for each in find_meanings(target.partition(".")[0], target) if each.final), ""):
+    package = target.partition(".")[0]
+    refused = () if package in source.LIBRARY_PACKAGES else find_meanings(package, target)  # reading tables takes time
+    if why := next((each.why for each in refused if each.final), ""):
         return Fault(own, target, why, "trainer=reward")
     found, is_launcher = source.find_definition(target), path == "launcher"
     if isinstance(found, source.Definition):
@@ -56,7 +58,7 @@ def find_target_fault(path: str, target: object, allow: Collection[str] = ()) ->
     fix = f"={near[0] if near else '<module.name>'}"
     if found:
         return Fault(own, f"{target} is a module", near[0] if near else "a name in it", fix)
-    if source.find_module(package := target.partition(".")[0]) is None:
+    if source.find_module(package) is None:
         if is_allowed(target):
             return None  # which package that is, the start tells
         beside = nearest(package, [file.stem for file in Path.cwd().glob("*.py")])
