@@ -39,9 +39,9 @@ def dotted_key(override: str) -> str:
     return re.split(r"[=@]", override.lstrip("+~"), maxsplit=1)[0]
 
 
-# An element of a list or a value of a mapping, and a key of one, with letters beyond ASCII.
+# An element of a list or a value of a mapping, and a key of one, with letters beyond ASCII, or marks as of <tokens>.
 BEYOND_ASCII = re.compile(
-    r"""(?<=[\[,:])\s*([^\[\]{}:,'"()=$\x00-\x1f]*[^\x00-\x7f][^\[\]{}:,'"()=$\x00-\x1f]*)(?=[,\]}])"""
+    r"""(?<=[\[,:])\s*([^\[\]{}:,'"()=$\x00-\x1f]*[<>\x80-\U0010ffff][^\[\]{}:,'"()=$\x00-\x1f]*)(?=[,\]}])"""
 )
 KEY_BEYOND_ASCII = re.compile(r"""[{,][^\[\]{}:,'"]*[^\x00-\x7f][^\[\]{}:,'"]*:""")
 
@@ -68,15 +68,17 @@ def quote_text(word: str) -> str:
 
     >>> quote_text("dataset.split.train=train[:500]"), quote_text("dataset.path=~/rows.csv"), quote_text("allow=[a]")
     ("dataset.split.train='train[:500]'", "dataset.path='~/rows.csv'", 'allow=[a]')
-    >>> quote_text("metric.exact.on=[a,é b]")
-    "metric.exact.on=[a,'é b']"
+    >>> quote_text("metric.exact.on=[a,é b]"), quote_text("model.tokenizer.pad_token=[PAD]")
+    ("metric.exact.on=[a,'é b']", "model.tokenizer.pad_token='[PAD]'")
     """
     key, _, value = word.partition("=")
+    if key.endswith("_token") and value[:1] == "[":
+        return f"{key}='{value}'"
     if value[:1] in ("[", "{"):
         return "=".join([key, BEYOND_ASCII.sub(r"'\1'", value)])
     plain = re.fullmatch(r"""[^\[{("',=$][^{}"',=$]*""", value) and not re.fullmatch(r"\w+\(.*\)", value)
     paired = all(value.count(first) == value.count(last) for first, last in ("()", "[]"))
-    special = re.search(r"^~|[()\[\]]|[^\x00-\x7f]", value)
+    special = re.search(r"^~|[()\[\]<>]|[^\x00-\x7f]", value)
     return f"{key}='{value}'" if plain and paired and special and value.isprintable() else word
 
 

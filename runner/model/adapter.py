@@ -6,16 +6,19 @@ Putting it on is the trainer's work. Which adapters there are is peft's; ``conf/
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from peft import PeftConfig, PeftModel, PeftType
+from peft import LoraConfig, PeftConfig, PeftModel, PeftType
+from peft.utils.other import TrainableTokensWrapper
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from runner.errors import ConfigError
 from runner.io.temporary import temporarily
 from runner.model.check import find_pattern_faults, find_target_faults
 from runner.model.fault import fault
+
+Model: TypeAlias = PreTrainedModel | PeftModel
 
 # Initialisations that move part of the base model's weights into the adapter: with the adapter
 # switched off, what remains is not the base model.
@@ -51,7 +54,7 @@ def is_quantized(model: nn.Module) -> bool:
     return getattr(model.config, "quantization_config", None) is not None
 
 
-def check_adapter(model: PreTrainedModel | PeftModel, peft_config: PeftConfig | None) -> None:
+def check_adapter(model: Model, peft_config: PeftConfig | None) -> None:
     """Raise ConfigError with everything that keeps this adapter from being put on this model."""
     faults = []
     if peft_config is not None and loaded_config(model) is not None:
@@ -72,6 +75,11 @@ def check_adapter(model: PreTrainedModel | PeftModel, peft_config: PeftConfig | 
         kinds = {name: "Linear" if isinstance(part, nn.Linear) else type(part).__name__ for name, part in parts.items()}
         linear = {name.rpartition(".")[2] for name, kind in kinds.items() if kind in ("Linear", "Conv1D")}
         faults += find_target_faults(targets, parts, linear)
+    weights = {f".{name}": weight for name, weight in model.named_parameters()}
+    for target in getattr(peft_config, "target_parameters", None) or ():  # of which peft passes over what is not there
+        if not any(name.endswith(f".{target}") for name in weights):
+            experts = {".".join(name.split(".")[-3:]) for name, weight in weights.items() if weight.ndim == 3}
+            faults.append(fault("no_such_parameter", target=target, there=",".join(sorted(experts or weights)[:3])))
     ConfigError.refuse(faults)
 
 
@@ -109,6 +117,32 @@ def train_beside(model: PreTrainedModel, peft_config: PeftConfig, patterns: Sequ
     peft_config.modules_to_save = sorted({*(peft_config.modules_to_save or ()), *layers})
 
 
+def train_tokens(model: Model, peft_config: PeftConfig | None, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Have an adapter train the rows of new tokens; raises ConfigError where they would stay as they began."""
+    new = {*getattr(tokenizer, "new_tokens", ())} - {tokenizer.pad_token}  # which nobody learns to write
+    parts, tied = dict(model.named_modules()), model.config.get_text_config().tie_word_embeddings
+    layers = _embeddings(model)[: 1 if tied else None] if new else []
+    complete_heads(model)
+    if peft_config is None:
+        trained = {layer for layer in layers if any(weight.requires_grad for weight in parts[layer].parameters())}
+    else:
+        targets, saved = (getattr(peft_config, name, None) or () for name in ("target_modules", "modules_to_save"))
+        trained = {*saved, *(() if isinstance(targets, str) else targets)}
+    layers = [layer for layer in layers if not {layer, layer.rpartition(".")[2]} & trained]
+    if layers and not isinstance(peft_config, LoraConfig):
+        raise ConfigError(fault("untrained_tokens", kind=type(peft_config).__name__ if peft_config else "this part"))
+    if layers and not getattr(peft_config, rows := "trainable_token_indices"):
+        ids = sorted(tokenizer.convert_tokens_to_ids([*new]))
+        setattr(peft_config, rows, {layer.rpartition(".")[2]: ids for layer in layers})
+
+
+def complete_heads(model: nn.Module) -> None:
+    """Give an output layer in which an adapter trains some rows the bias that it has none of, which TRL asks it for."""
+    for part in model.modules():
+        if isinstance(part, TrainableTokensWrapper) and getattr(part.original_module, "bias", None) is None:
+            part.register_parameter("bias", None)
+
+
 def write_adapter(
     model: PeftModel, folder: Path, *, base: str | None = None, revision: str | None = None, state_dict: Any = None
 ) -> None:
@@ -117,7 +151,7 @@ def write_adapter(
     ``state_dict`` has the weights where those in the model are only a share of them.
 
     Left out are the copy that DPO, KTO and GRPO keep under the name "ref" as their reference, and
-    the embeddings, which are never resized here; asking peft about them would call the hub.
+    whole embeddings, of which trained rows are saved alone; asking peft about them would call the hub.
     """
     named = {} if base is None else {"base_model_name_or_path": base, "revision": revision}
     how = {"selected_adapters": ["default"], "save_embedding_layers": False, "state_dict": state_dict}

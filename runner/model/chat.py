@@ -51,7 +51,8 @@ def set_template(tokenizer: PreTrainedTokenizerBase, name: str | None, where: st
             text, end, tokens = tokenizer.get_chat_template(), tokenizer.eos_token, tokenizer.special_tokens_map
         except ValueError as error:  # several, and none by default
             raise ConfigError(fault("several_templates", error=describe(error))) from None
-        faults = jinja.find_template_faults(text, name or OWN, end, tokens, chosen=bool(name))
+        known = tokenizer.get_vocab()
+        faults = jinja.find_template_faults(text, name or OWN, end, tokens, chosen=bool(name), vocabulary=known)
         another = {} if where == KEY else {"where": where, "fix": f"{where}=<another>"}
         ConfigError.refuse(replace(fault, **another) for fault in faults)
 

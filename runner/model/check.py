@@ -23,7 +23,7 @@ from runner.model.fault import fault
 from runner.model.folder import ADAPTER, INDEX, WEIGHTS, ModelFolder, find_folder
 from runner.schema.read import read_signature
 from runner.schema.source import find_definition
-from runner.schema.text import Node, read_tables, to_override
+from runner.schema.text import Node, nearest, read_tables, to_override
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
@@ -63,7 +63,7 @@ def find_model_faults(
         given = {key: value for key, value in node.items() if key not in own}
         known = set(signature.parameters) if signature else set()
         # Some keys stand in no signature, and only loading knows them.
-        return [each for each in find_unknown_keys(kind, given, known, 0.9) if each.fix]
+        return [each for each in find_unknown_keys("model", kind, given, known, 0.9) if each.fix]
     if node.get("_target_") != LOADER:
         return []
     is_merged, faults = bool(node.get("merge")), list[Fault]()
@@ -71,6 +71,7 @@ def find_model_faults(
     try:
         if (folder := find_folder(node["path"], f"{where}.path")) is None:
             return []
+        folder = replace(folder, overrides=node.get("config") or {})
         faults += find_merge_faults(folder) if is_merged else []
         if folder.adapter is None:
             faults += _find_folder_faults(folder, head, **how)
@@ -84,7 +85,7 @@ def find_model_faults(
     if folder.base:
         try:
             base = find_folder(folder.base[0], folder.where)
-            faults += _find_folder_faults(base, head, **how) if base else []
+            faults += _find_folder_faults(replace(base, overrides=folder.overrides), head, **how) if base else []
         except ConfigError as error:
             for each in error.faults:
                 faults.append(replace(each, where=folder.where, found=f"the base of the adapter: {each.found}"))
@@ -139,20 +140,48 @@ def find_config_faults(folder: ModelFolder, head: str | None = None, *, trust: b
         return [fault("no_head", folder=folder, kind=kind, expected=WITH[head])]
     if found := _describe_unfit(kind, folder.whole_config, head):
         return [fault("unfit", folder=folder, found=found)]
-    faults = [*_find_value_faults(folder, "config.json", f"transformers.{_read_classes(CONFIG_CLASSES).get(kind)}")]
+    target = f"transformers.{_read_classes(CONFIG_CLASSES).get(kind)}"
+    faults = [*_find_value_faults(folder, "config.json", target), *_find_override_faults(folder, kind, target)]
     if folder.has("generation_config.json"):
         faults += _find_value_faults(folder, "generation_config.json", "transformers.GenerationConfig")
     return faults
 
 
-def _find_value_faults(folder: ModelFolder, name: str, target: str = "") -> Iterator[Fault]:
-    """A fault for each value in a JSON file that the class behind it does not take, or that no model can have."""
-    signature, values = read_signature(target) if target else None, folder.read(name)
+def _find_override_faults(folder: ModelFolder, kind: str, target: str) -> Iterator[Fault]:
+    """A fault for each key of the config that is set otherwise, and is none of it or has a value that none has."""
+    where, own = f"{folder.where.removesuffix('path')}config", folder.read("config.json")
+    signature, text, elsewhere = read_signature(target), own.get("text_config") or {}, LIMITS["set_elsewhere"]
+    for key in folder.overrides.keys() & elsewhere.keys():
+        yield fault("set_elsewhere", where=where, key=key, fix=elsewhere[key])
+    given = dict(_entries({key: value for key, value in folder.overrides.items() if key not in elsewhere}))
+    known = {*text, *dict(_entries(own)), *LIMITS["inside"]["keys"], *(signature.parameters if signature else ())}
+    unknown = find_unknown_keys(where, kind, given, known) if signature else ()
+    yield from (each for each in unknown if each.fix or not text)  # of a text, not all of its keys are known here
+    rope, positions = folder.config.get("rope_parameters"), "max_position_embeddings"
+    is_scaled = isinstance(rope, Mapping) and rope.get("rope_type") not in (None, "default", "linear")
+    if positions in folder.overrides and is_scaled and f"original_{positions}" not in (rope or ()):
+        yield fault("other_positions", where=where, trained=(text or own).get(positions))
+    yield from _find_value_faults(folder, "config.json", target, where)
+
+
+def overrides_answers(node: Node) -> bool:
+    """True for a model that answers otherwise by its keys of a config, so that an adapter alone would not do."""
+    config = node.get("config")
+    keys = config if isinstance(config, Mapping) else ()
+    return not all(re.fullmatch(LIMITS["of_training"]["keys"], str(key)) for key in keys)
+
+
+def _entries(values: Node) -> list[tuple[str, Any]]:
+    """Keys with their values, and those inside of some by dotted names."""
     inside = [(key, each.items()) for key, each in values.items() if key in NESTED and isinstance(each, Mapping)]
-    deeper = [(f"{key}.{inner}", each) for key, entries in inside for inner, each in entries]
-    for key, value in [*values.items(), *deeper]:
-        known = signature.parameters.get(key) if signature else None
-        keys = (key, key.split(".")[-1])
+    return [*values.items(), *((f"{key}.{inner}", each) for key, entries in inside for inner, each in entries)]
+
+
+def _find_value_faults(folder: ModelFolder, name: str, target: str = "", where: str = "") -> Iterator[Fault]:
+    """A fault for each value in a JSON file, or set otherwise at ``where``, that its class or no model can have."""
+    signature = read_signature(target) if target else None
+    for key, value in _entries(folder.overrides if where else folder.read(name)):
+        known, keys = signature.parameters.get(key) if signature else None, (key, key.split(".")[-1])
         limits = next((each for form, each in LIMITS[name].items() if any(re.fullmatch(form, k) for k in keys)), None)
         numbers = value if isinstance(value, list) else [value]
         has_parts = any(isinstance(each, Mapping) for each in numbers)  # such as {"__float__": "Infinity"}
@@ -163,8 +192,8 @@ def _find_value_faults(folder: ModelFolder, name: str, target: str = "") -> Iter
         if known and not has_parts and not known.type.accepts(int(value) if is_whole else value):
             expected = str(known.type)
         if expected:
-            text = json.dumps(value)[:40]
-            yield fault("bad_value", folder=folder, file=name, key=key, value=text, expected=expected)
+            text, kind = json.dumps(value)[:40], "bad_override" if where else "bad_value"
+            yield fault(kind, where=where, folder=folder, file=name, key=key, value=text, expected=expected)
 
 
 def _find_limit(limits: Any, values: list[Any]) -> str:
@@ -200,11 +229,12 @@ def _read_classes(table: str) -> dict[str, str]:
     return {}
 
 
-def find_unknown_keys(kind: str, given: Node, known: Collection[str], cutoff: float = 0.6) -> Iterator[Fault]:
+def find_unknown_keys(where: str, kind: str, given: Node, known: set[str], least: float = 0.6) -> Iterator[Fault]:
     """A fault for each given key that is not among those of an architecture, with the nearest one to type."""
     for key in sorted(set(given) - set(known)):
-        close = get_close_matches(key, known, 1, cutoff)
-        yield fault("unknown_key", key=key, kind=kind, fix=f"model.{close[0]}={given[key]}" if close else "")
+        close = get_close_matches(key, known, 1, least)
+        fix = to_override(f"{where}.{close[0]}", given[key]) if close else ""
+        yield fault("unknown_key", where=where, key=key, kind=kind, fix=fix)
 
 
 # --- Weights ------------------------------------------------------------------------------------
@@ -347,13 +377,14 @@ class Vocabulary:
     """The tokens of a tokenizer, by its files or by what was loaded.
 
     ``added`` are those beside the ones that were learnt from text, by number; ``used`` are the special tokens that it
-    writes by itself, ``template`` what else may write some.
+    writes by itself, ``template`` what else may write some; ``new`` those that a model gets rows for.
     """
 
     tokens: Collection[str]
     added: Mapping[int, AddedToken]
     used: Collection[str | None] = ()
     template: str = ""
+    new: Collection[str] = ()
 
     @property
     def marks(self) -> str:
@@ -361,22 +392,36 @@ class Vocabulary:
         return ", ".join([token.content for token in self.added.values() if token.special][:5])
 
 
-def find_token_faults(wanted: Mapping[str, str | None], vocabulary: Vocabulary) -> Iterator[Fault]:
-    """A fault for each special token that is asked for by its key and is none of the vocabulary."""
+def new_tokens(node: Node) -> list[str]:
+    """The tokens that a node of a tokenizer adds, but for a pad token."""
+    lists = [node.get(key) for key in ("add_tokens", "add_special_tokens")]
+    return [str(token) for each in lists if isinstance(each, list | tuple) for token in each]
+
+
+def find_token_faults(node: Node, vocabulary: Vocabulary) -> Iterator[Fault]:
+    """A fault for a token that ends texts and is not there, and for one that pads and is there under a similar name."""
     expected = f"such as {vocabulary.marks}" if vocabulary.marks else "one of its tokens"
-    for key, token in wanted.items():
-        if token is not None and token not in vocabulary.tokens:
-            yield fault("no_such_token", key=key, token=token, expected=expected)
+    new = new_tokens(node)
+    if not all(new):
+        yield fault("empty_token")
+    for key in ("eos_token", "pad_token"):
+        if (token := node.get(key)) is None or token in (*vocabulary.tokens, *new):
+            continue
+        near = nearest(token, [each.content for each in vocabulary.added.values()], 0.8)
+        if near or not token or key == "eos_token":
+            fix = to_override("", near[0]) if near else "=<token>"
+            fix += f", or {to_override('model.tokenizer.add_special_tokens', [token])}, which is new" if token else ""
+            yield fault("no_such_token", key=key, token=token, expected=expected, fix=fix)
 
 
 def find_size_faults(vocabulary: Vocabulary, rows: int) -> list[Fault]:
-    """A fault where a text could become a token that the model, of so many embeddings, has none of.
+    """A fault where a text could become a token that the model, of so many embeddings, has none of and gets none for.
 
     A special token that nothing here writes may lie beyond: that of Gemma's images does in its models of text alone.
     """
     beyond = [token for number, token in vocabulary.added.items() if number >= rows]
-    used, template = vocabulary.used, vocabulary.template
-    written = any(not token.special or token.content in used or token.content in template for token in beyond)
+    used, old = {*vocabulary.used}, [token for token in beyond if token.content not in vocabulary.new]
+    written = any(not each.special or each.content in used or each.content in vocabulary.template for each in old)
     if not written and len(vocabulary.tokens) - len(beyond) <= rows:
         return []
     return [fault("too_many_tokens", count=len(vocabulary.tokens), rows=rows)]
@@ -391,17 +436,18 @@ def find_tokenizer_faults(node: object, rows: int | None, *, chats: bool = False
         if folder and folder.base and not folder.has("tokenizer_config.json"):
             folder = find_folder(folder.base[0], folder.where)
         if folder is None:
-            return _find_template_faults(node, {})
+            return _find_template_faults(node, {}, Vocabulary((), {}))
         config = folder.read("tokenizer_config.json") if folder.has("tokenizer_config.json") else {}
         if config and (faults := [*_find_value_faults(folder, "tokenizer_config.json")]):
             return faults
         named = {key: _token(node.get(key) or config.get(key)) for key in ("bos_token", "eos_token", "pad_token")}
-        faults = list(_find_vocabulary_faults(folder, config, node, named, rows))
+        vocabulary = _read_vocabulary(folder, config, named, node)
+        faults = list(_find_vocabulary_faults(folder, config, vocabulary, node, named["eos_token"], rows))
         files = [folder.path / name for name in ("chat_template.jinja", "additional_chat_templates")]
         named_one = node.get("chat_template") or config.get("chat_template")
         if chats and not named_one and not any(file.exists() for file in files):
             faults.append(jinja.no_template())
-        return faults or _find_template_faults(node, named, folder, config)
+        return faults or _find_template_faults(node, named, vocabulary, folder, config)
     except ConfigError as error:
         return error.faults
 
@@ -412,35 +458,31 @@ def _token(entry: object) -> str | None:
 
 
 def _find_vocabulary_faults(
-    folder: ModelFolder, config: Node, node: Node, named: Mapping[str, str | None], rows: int | None
+    folder: ModelFolder, config: Node, vocabulary: Vocabulary, node: Node, end: str | None, rows: int | None
 ) -> Iterator[Fault]:
     kind = str(config.get("tokenizer_class") or "")
     has_none = kind.startswith(BYTE_TOKENIZERS) or config.get("auto_map") or any(folder.path.glob("*.tiktoken"))
     if not has_none and not folder.has(*VOCABULARIES):
         yield fault("no_tokenizer", folder=folder)
-    try:
-        vocabulary = _read_vocabulary(folder, config, named)
-    except ConfigError:
-        raise
-    except Exception as error:  # of which the library has no other kind
-        yield fault("no_tokens", folder=folder, error=describe(error))
+    if not vocabulary.tokens:
         return
-    if vocabulary is None or not vocabulary.tokens:
-        return
-    if not named["eos_token"] and kind in ENDLESS_TOKENIZERS and not folder.has("special_tokens_map.json"):
+    if not end and kind in ENDLESS_TOKENIZERS and not folder.has("special_tokens_map.json"):
         yield fault("no_end_token", marks=vocabulary.marks or "no special token")
-    yield from find_token_faults({key: node.get(key) for key in ("eos_token", "pad_token")}, vocabulary)
+    yield from find_token_faults(node, vocabulary)
     yield from find_size_faults(vocabulary, rows) if rows else ()
 
 
-def _read_vocabulary(folder: ModelFolder, config: Node, named: Mapping[str, str | None]) -> Vocabulary | None:
-    """Every token; None where they are in a file of another kind."""
+def _read_vocabulary(folder: ModelFolder, config: Node, named: Node, node: Node) -> Vocabulary:
+    """Every token; none where they are in a file of another kind."""
     if not folder.has("tokenizer.json"):
-        return None
+        return Vocabulary((), {})
     from tokenizers import AddedToken, Tokenizer
 
     whole = folder.read("tokenizer.json")
-    Tokenizer.from_file(str(folder.path / "tokenizer.json"))  # raises where it is none
+    try:
+        Tokenizer.from_file(str(folder.path / "tokenizer.json"))
+    except Exception as error:  # of which the library has no other kind
+        raise ConfigError(fault("no_tokens", folder=folder, error=describe(error))) from error
     entries = (whole.get("model") or {}).get("vocab") or {}
     listed = [*(whole.get("added_tokens") or ())]
     later = config.get("added_tokens_decoder") or {}  # those that were added after the tokenizer's own file was written
@@ -449,19 +491,18 @@ def _read_vocabulary(folder: ModelFolder, config: Node, named: Mapping[str, str 
     names = entries if isinstance(entries, Mapping) else (entry[0] for entry in entries)
     used = {*named.values(), _token(config.get("unk_token"))}
     tokens = {*names, *(entry["content"] for entry in listed)}
-    return Vocabulary(tokens, added, used, str(config.get("chat_template") or ""))
+    return Vocabulary(tokens, added, used, str(config.get("chat_template") or ""), new_tokens(node))
 
 
 def _find_template_faults(
-    node: Node, named: Mapping[str, str | None], folder: ModelFolder | None = None, config: Node | None = None
+    node: Node, named: Node, vocabulary: Vocabulary, folder: ModelFolder | None = None, config: Node | None = None
 ) -> list[Fault]:
     """Faults of the template that was chosen, or else of the tokenizer's own, where its folder is here."""
     name, tokens = str(node.get("chat_template") or ""), {key: token or "" for key, token in named.items()}
     if name:
         chosen = jinja.read_template(name)
-        if not name.endswith(".jinja"):  # those that ship work
-            return []
-        return jinja.find_template_faults(chosen, name, named.get("eos_token"), tokens, chosen=True)
+        known = vocabulary.tokens and {*vocabulary.tokens, *vocabulary.new}
+        return jinja.find_template_faults(chosen, name, named.get("eos_token"), tokens, chosen=True, vocabulary=known)
     own, text = "tokenizer_config.json", (config or {}).get("chat_template")
     if folder and folder.has("chat_template.jinja") and not str(node["path"]).startswith("runner://"):
         own = "chat_template.jinja"

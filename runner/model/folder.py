@@ -5,7 +5,8 @@ wrong with a model is found in ``check``.
 """
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ class ModelFolder:
     where: str
     repo: str | None = None
     revision: str | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)  # keys of the config that are set otherwise
 
     @property
     def source(self) -> str:
@@ -66,7 +68,7 @@ class ModelFolder:
 
     @cached_property
     def whole_config(self) -> JsonObject:
-        return self.read("config.json")
+        return override(self.read("config.json"), self.overrides)
 
     @property
     def config(self) -> JsonObject:
@@ -103,6 +105,17 @@ class ModelFolder:
                 names = ", ".join(missing[:3])
                 raise ConfigError(fault("index_of_missing", folder=self, index=INDEX, names=names))
         return {name: shape for file in files for name, shape in read_shapes(self.path / file).items()}
+
+
+def override(config: JsonObject, overrides: Mapping[str, Any]) -> JsonObject:
+    """A config with some keys set otherwise, those of a mapping one by one; what only its text has is set there."""
+    config = dict(config)
+    for key, value in overrides.items():
+        if key not in config and config.get("text_config"):
+            key, value = "text_config", {key: value}
+        held = config.get(key)
+        config[key] = override(held, value) if isinstance(held, dict) and isinstance(value, Mapping) else value
+    return config
 
 
 def find_folder(path: object, where: str) -> ModelFolder | None:

@@ -8,8 +8,9 @@ of each other is in ``chat``.
 import json
 import mmap
 import os
+import re
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -19,10 +20,13 @@ from runner.errors import ConfigError, Fault
 from runner.io.files import shipped
 from runner.io.filetype import undecodable
 from runner.model.fault import fault
+from runner.schema.source import find_module
+from runner.schema.text import nearest, to_override
 
 SHELF = Path(__file__).parent / "template"
 KEY = "model.tokenizer.chat_template"
 ANSWER = "probe"
+MARK = re.compile(r"<[|｜][^<>\s]+[|｜]>|<\|\w+>|<\w+\|>|<(?:start|end)_of_\w+>")  # of turns, in templates of families
 # CPU, memory and text of one exchange; the longest templates take a tenth of each.
 MAX_SECONDS, MAX_MEGABYTES, MAX_LETTERS = 2, 256, 1_000_000
 GRANTED = f"{MAX_SECONDS} s, {MAX_MEGABYTES} MB or {MAX_LETTERS:,} letters"
@@ -34,16 +38,26 @@ def template_names() -> list[str]:
     return sorted(file.stem for file in SHELF.glob("*.jinja"))
 
 
+def family_files() -> dict[str, Path]:
+    """TRL's templates by families of models; its trainers find by themselves those for training."""
+    folders = module.folders if (module := find_module("trl")) else ()
+    files = sorted(file for folder in folders for file in Path(folder).glob("chat_templates/*.jinja"))
+    return {file.stem: file for file in files if not file.stem.endswith("_training")}
+
+
 def no_template() -> Fault:
     """The fault of chats without a template."""
     return fault("no_template", names=", ".join(template_names()))
 
 
 def read_template(name: str) -> str:
-    """The text of a shipped template (``plain``, ``chatml``, ``react``, ``hermes``) or of a ``.jinja`` file."""
-    file = Path(shipped(name)) if name.endswith(".jinja") else SHELF / f"{name}.jinja"
+    """The text of a template: one of ours (``plain``, ``chatml``, ``react``, ``hermes``), of TRL's, or in a file."""
+    families = family_files()
+    file = Path(shipped(name)) if name.endswith(".jinja") else families.get(name, SHELF / f"{name}.jinja")
+    names = {"names": ", ".join(template_names()), "families": ", ".join(families)}
     if not file.is_file():
-        raise ConfigError(fault("unknown_template", name=name, names=", ".join(template_names())))
+        near = nearest(name, [*template_names(), *families, "plain"], 0)[0]
+        raise ConfigError(fault("unknown_template", name=name, near=near, **names))
     check_length(file)
     try:
         text = file.read_text(encoding="utf-8")
@@ -51,7 +65,7 @@ def read_template(name: str) -> str:
         odd = undecodable(error.object, str(file))
         raise ConfigError(fault("other_bytes", path=file, odd=odd, expected="UTF-8")) from error
     if not text.strip():
-        raise ConfigError(fault("empty_template", name=name, names=", ".join(template_names())))
+        raise ConfigError(fault("empty_template", name=name, **names))
     return text
 
 
@@ -62,11 +76,12 @@ def check_length(file: Path) -> None:
 
 
 def find_template_faults(
-    text: str, name: str, end: str | None, tokens: Mapping[str, str], *, chosen: bool
+    text: str, name: str, end: str | None, tokens: Mapping[str, str], *, chosen: bool, vocabulary: Collection[str] = ()
 ) -> list[Fault]:
     """Faults of a template, found by rendering one exchange with it: the answer must be in it. ``name`` is its file.
 
-    One that was ``chosen`` must close the answer with the tokenizer's ``end``, where that is known.
+    One that was ``chosen`` must close the answer with the tokenizer's ``end``, where that is known; and one by its name
+    write marks that are of its ``vocabulary``. In a file, they may be words like others.
     """
     if (tried := _try(text, tokens)) is None:
         return [fault("costly_template", name=name, granted=GRANTED, text="one exchange")]
@@ -77,6 +92,12 @@ def find_template_faults(
     _, answer, behind = tried["rendered"].rpartition(ANSWER)
     if not answer:
         return [fault("template_without_answer", name=name)]
+    marks = dict.fromkeys(MARK.findall(tried["rendered"])) if chosen and vocabulary and ".jinja" not in name else ()
+    if lacking := [mark for mark in marks if mark not in vocabulary]:
+        fix = to_override("model.tokenizer.add_special_tokens", lacking)
+        last = (mark for mark in MARK.findall(behind)[-1:] if mark != end)
+        fix += "".join(f" {to_override('model.tokenizer.eos_token', mark)}" for mark in last)
+        return [fault("template_with_marks", name=name, marks=", ".join(lacking), fix=fix)]
     if chosen and end and end not in behind:
         return [fault("template_without_end", name=name, end=end)]
     return []

@@ -8,6 +8,7 @@ import logging
 import pkgutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,10 +24,11 @@ from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError, cau
 from runner.io.hub import is_of_network
 from runner.model import check
 from runner.model.chat import set_template, turn_end
+from runner.model.check import Vocabulary
 from runner.model.encoding import stop_ids
 from runner.model.fault import fault
-from runner.model.folder import ADAPTER, CONFIGS, ModelFolder, find_folder
-from runner.schema.text import read_tables
+from runner.model.folder import ADAPTER, CONFIGS, ModelFolder, find_folder, override
+from runner.schema.text import Node, read_tables
 
 HEADS = {"lm": transformers.AutoModelForCausalLM, "score": transformers.AutoModelForSequenceClassification}
 # Tokens that may pad, the best first; one that ends texts is passed over.
@@ -70,13 +72,15 @@ def load_tokenizer(
     chat_template: str | None = None,
     pad_token: str | None = None,
     eos_token: str | None = None,
+    add_tokens: list[str] | None = None,
+    add_special_tokens: list[str] | None = None,
     trust_remote_code: bool = False,
 ) -> PreTrainedTokenizerBase:
     """A tokenizer that can pad, ends texts, and spells chats with a template that was tried.
 
-    Tokens are chosen among those it has, because new ones would need new rows in the model. Without
-    a pad token, one that never ends a text is taken, else the end token. ``chat_template`` names a
-    shipped template or a ``.jinja`` file; None leaves the tokenizer's own, or none.
+    Tokens may be added, as is a pad token that is not there: ``new_tokens`` of the tokenizer names them for
+    ``load_model``. Without a pad token, one that never ends a text is taken, else the end token. ``chat_template``
+    names one that ships, or a ``.jinja`` file; None leaves the tokenizer's own, or none.
     """
     folder = fetch(path, "model.tokenizer", revision)
     if folder.base and not folder.has("tokenizer_config.json"):
@@ -90,8 +94,14 @@ def load_tokenizer(
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         # Where the files are missing, some classes come back with an empty vocabulary.
         raise ConfigError(fault("no_vocabulary", path=path))
+    node = {"add_tokens": add_tokens, "add_special_tokens": add_special_tokens, "eos_token": eos_token}
+    ConfigError.refuse(check.find_token_faults(node | {"pad_token": pad_token}, _vocabulary_of(tokenizer)))
+    tokenizer.add_tokens(add_tokens or [])
+    pad = [] if pad_token is None or pad_token in tokenizer.get_vocab() else [pad_token]
+    tokenizer.add_tokens([*(add_special_tokens or ()), *pad], special_tokens=True)
+    if new := [*check.new_tokens(node), *filter(None, [pad_token])]:
+        tokenizer.new_tokens = new
     vocabulary = _vocabulary_of(tokenizer)
-    ConfigError.refuse(check.find_token_faults({"eos_token": eos_token, "pad_token": pad_token}, vocabulary))
     if eos_token is not None:
         tokenizer.eos_token = eos_token
     if tokenizer.eos_token is None:
@@ -107,10 +117,10 @@ def load_tokenizer(
     return tokenizer
 
 
-def _vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> check.Vocabulary:
+def _vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
     used = {tokenizer.pad_token, tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token}
     added, template = tokenizer.added_tokens_decoder, str(tokenizer.chat_template or "")
-    return check.Vocabulary(tokenizer.get_vocab(), added, used, template)
+    return Vocabulary(tokenizer.get_vocab(), added, used, template, getattr(tokenizer, "new_tokens", ()))
 
 
 # --- Model --------------------------------------------------------------------------------------
@@ -124,6 +134,7 @@ def load_model(
     revision: str | None = None,
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32",
     attention: str | None = None,
+    config: dict[str, Any] | None = None,
     device_map: str | dict | None = None,
     trust_remote_code: bool = False,
     quantization_config: Any = None,
@@ -135,18 +146,19 @@ def load_model(
 
     Full fine-tuning wants float32 weights: of bfloat16 ones, 20 steps of DPO at a learning rate of 1e-6 moved 2 %, the
     other updates being rounded away. A path with an adapter gives its base with the adapter on it, ready to be trained
-    further, or with ``merge`` a whole model, for a new adapter or none. ``seed`` draws the weights of a new score head.
+    further, or with ``merge`` a whole model, for a new adapter or none. ``config`` holds keys of its config to be set
+    otherwise. ``seed`` draws the weights of a new score head, and of the rows of tokens that are new to the tokenizer.
     """
     check_quantization(quantization_config)
-    folder = fetch(path, "model", revision)
+    folder = replace(fetch(path, "model", revision), overrides=config or {})
     ConfigError.refuse(check.find_merge_faults(folder, quantized=bool(quantization_config)) if merge else [])
     how = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype), "attn_implementation": attention}
     how |= {"device_map": device_map, "trust_remote_code": trust_remote_code}
     how |= {"quantization_config": quantization_config, "use_safetensors": True if safetensors_only else None}
-    model = (_load_whole if folder.adapter is None else _load_adapter)(folder, head, seed, how)
+    load = _load_whole if folder.adapter is None else _load_adapter
+    model = load(folder, head, seed, _vocabulary_of(tokenizer), how)
     if merge:
         model = model.merge_and_unload().requires_grad_(True)
-    ConfigError.refuse(check.find_size_faults(_vocabulary_of(tokenizer), model.get_input_embeddings().num_embeddings))
     floating = ((name, each) for name, each in model.named_parameters() if each.is_floating_point() and each.numel())
     with torch.no_grad():
         here = ((name, each) for name, each in floating if not each.is_meta)
@@ -200,13 +212,21 @@ def check_quantization(quantization_config: object) -> None:
         check_library("bitsandbytes", "quant")
 
 
-def _load_whole(folder: ModelFolder, head: str, seed: int, how: Mapping[str, Any]) -> PreTrainedModel:
-    """A model and every one of its weights, all from one commit; only a score head may be new."""
+def _load_whole(folder: ModelFolder, head: str, seed: int, known: Vocabulary, how: Node) -> PreTrainedModel:
+    """A model and every one of its weights, all from one commit; only a score head and rows of tokens may be new."""
     ConfigError.refuse(check.find_config_faults(folder, head, trust=how["trust_remote_code"]))
-    own = {"revision": folder.commit, "output_loading_info": True} | ({"num_labels": 1} if head == "score" else {})
+    labels = {"num_labels": 1} if head == "score" else {}
+    own: dict[str, Any] = {"revision": folder.commit, "output_loading_info": True}
+    own |= {"config": _overridden(folder, labels, how["trust_remote_code"])} if folder.overrides else labels
     with translate_model_errors(folder.source, folder.revision), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model, report = HEADS[head].from_pretrained(folder.source, **own, **how)
+        rows = model.get_input_embeddings().num_embeddings
+        ConfigError.refuse(check.find_size_faults(known, rows))
+        added = [number for number, token in known.added.items() if token.content in known.new]
+        if max(added, default=0) >= rows:
+            torch.manual_seed(seed)
+            model.resize_token_embeddings(max(added) + 1, mean_resizing=not next(model.parameters()).is_meta)
     new = SEQ_CLS_HEAD_NAMES if head == "score" else ()
     missing = sorted(name for name in report["missing_keys"] if name.split(".")[0] not in new)
     if missing:
@@ -214,7 +234,18 @@ def _load_whole(folder: ModelFolder, head: str, seed: int, how: Mapping[str, Any
     return model
 
 
-def _load_adapter(folder: ModelFolder, head: str, seed: int, how: Mapping[str, Any]) -> PeftModel:
+def _overridden(folder: ModelFolder, labels: Mapping[str, int], trust: bool) -> PretrainedConfig:
+    """The config of a model with the keys that are set otherwise."""
+    config = read_config(folder.source, folder.revision, trust)
+    try:
+        changed = type(config).from_dict(override(config.to_dict(), folder.overrides), **labels)
+    except Exception as error:  # each class checks its values, and raises what it likes
+        raise ConfigError(fault("refused_overrides", error=describe(error))) from error
+    changed._commit_hash = getattr(config, "_commit_hash", None)
+    return changed
+
+
+def _load_adapter(folder: ModelFolder, head: str, seed: int, known: Vocabulary, how: Node) -> PeftModel:
     """The adapter at this folder on the base that it names, trainable."""
     with translate_model_errors(folder.source, folder.revision):
         is_safe = not how["use_safetensors"] or has_file(folder.source, ADAPTER, revision=folder.revision)
@@ -223,7 +254,12 @@ def _load_adapter(folder: ModelFolder, head: str, seed: int, how: Mapping[str, A
     if adapter.is_prompt_learning:
         faults.append(fault("learnt_prompt", folder=folder, base=adapter.base_model_name_or_path))
     ConfigError.refuse(faults)
-    model = _load_whole(fetch(adapter.base_model_name_or_path, "model", adapter.revision), head, seed, how)
+    base = replace(fetch(adapter.base_model_name_or_path, "model", adapter.revision), overrides=folder.overrides)
+    has_own = folder.has("tokenizer_config.json") and base.has("config.json")
+    if has_own and max(known.added, default=0) >= base.config.get("vocab_size", 0):
+        before = load_tokenizer(base.source, revision=base.revision).get_vocab()
+        known = replace(known, new={*known.tokens} - before.keys())  # which were added for the adapter
+    model = _load_whole(base, head, seed, known, how)
     with translate_model_errors(folder.source, folder.revision):
         return PeftModel.from_pretrained(model, folder.source, is_trainable=True, revision=folder.revision)
 
@@ -284,7 +320,7 @@ def new_model(
     except ValueError:
         raise ConfigError(fault("unknown_architecture", kind=model_type)) from None
     known = {*vars(default), *default.attribute_map, "num_labels"}
-    ConfigError.refuse(check.find_unknown_keys(model_type, architecture, known))
+    ConfigError.refuse(check.find_unknown_keys("model", model_type, architecture, known))
     tokens = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     config = AutoConfig.for_model(model_type, **{"vocab_size": len(tokenizer)} | architecture, **tokens)
     with torch.random.fork_rng(devices=[]):

@@ -29,7 +29,9 @@ def needs_reference(
 
     ``precomputed`` says that the trainer scores all rows before the first step, which a whole model can do for itself.
     """
-    adapter = peft_config or loaded_config(model)
+    adapter, came = peft_config or loaded_config(model), loaded_config(model)
+    if came and came == adapter and getattr(came, "trainable_token_indices", None):
+        return True  # the trainer's copy of the adapter lacks the rows of tokens
     return not precomputed if adapter is None else changes_base(adapter)
 
 
@@ -60,6 +62,10 @@ def match_reference(trainer: Trainer) -> list[str]:
         penalizes_kl = hasattr(trainer, upstream.REF_MODEL) and bool(getattr(trainer, "beta", 0))
         if reference is None and changes_base(loaded_config(model)) and penalizes_kl:
             raise ConfigError(fault("no_start_model", trainer=type(trainer).__name__))
+        for name, weight in (weights := dict(model.named_parameters())).items():
+            twin = weights.get(f"{name.removesuffix('default')}ref") if name.endswith(".default") else None
+            if twin is not None:  # rows of tokens, likewise
+                twin.copy_(weight)
         return []
     if reference is None:
         return []

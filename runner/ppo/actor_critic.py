@@ -12,6 +12,7 @@ vocabulary.
 
 import contextlib
 import copy
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -33,7 +34,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from runner.errors import ConfigError, Fault
+from runner.errors import ConfigError, Fault, fault
 from runner.generate.sampler import evaluating
 from runner.model.reference import copy_reference
 from runner.ppo.batching import MicroBatch
@@ -314,7 +315,7 @@ class ActorCritic(nn.Module):
     def drop_policy_gradient(self) -> None:
         """Leave only the gradient of the critic's own weights."""
         for name, parameter in self.policy.named_parameters():
-            if f".{CRITIC}." not in name:
+            if f".{CRITIC}." not in f"{name}.":
                 parameter.grad = None
 
     def save_policy(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
@@ -367,14 +368,12 @@ def build_actor_critic(
     if critic == "adapter" and not adapted:
         raise ConfigError(Fault("trainer.args.critic", "adapter, beside a whole model", "model or head", "peft=lora"))
     if adapted and policy.active_peft_config.is_prompt_learning:
-        found = f"{policy.active_peft_config.peft_type.value} puts a learnt prompt before the tokens"
-        raise ConfigError(Fault("peft", found, "an adapter inside the layers", "peft=lora"))
+        raise ConfigError(fault("ppo.learnt_prompt", kind=policy.active_peft_config.peft_type.value))
     if value_model is not None:
         value_model.requires_grad_(True)
     elif critic == "model":
         if getattr(policy, "is_quantized", False):
-            found = "a model of its own, beside a quantised policy"
-            raise ConfigError(Fault("trainer.args.critic", found, "an adapter", "trainer.args.critic=adapter"))
+            raise ConfigError(fault("ppo.rounded_critic"))
         value_model = build_critic_model(policy, reward_model)
     actor_critic = ActorCritic(policy, critic, value_model)
     disable_dropout(actor_critic)
@@ -394,8 +393,8 @@ def build_reference(policy: Policy, *, adapted_later: bool) -> PreTrainedModel |
     weights = dict(policy.named_parameters())
     with torch.no_grad():
         for name, weight in weights.items():
-            if f".{REFERENCE}." in name:
-                weight.copy_(weights[name.replace(f".{REFERENCE}.", f".{own}.")])
+            if f".{REFERENCE}." in f"{name}.":  # which is the end of the name where rows of tokens are
+                weight.copy_(weights[re.sub(rf"\.{REFERENCE}\b", f".{own}", name)])
     policy.set_adapter(own)
     for parameter in policy.parameters():
         parameter.requires_grad_(id(parameter) in trained)

@@ -51,7 +51,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput, get_last_che
 from trl.models import prepare_fsdp
 
 from runner.dataset.load import Rows
-from runner.errors import ConfigError, Fault
+from runner.errors import ConfigError, Fault, fault
 from runner.generate.batch import TOKENS_PER_PASS
 from runner.generate.completion import Completion
 from runner.generate.engines import VLLM
@@ -328,7 +328,10 @@ class PPOTrainer(Trainer):
             )
         given, self.own_loss = args or PPOConfig(), policy_loss
         set_seed(given.seed)  # for the weights of adapters
-        policy = _load_policy(model or given.sft_model_path)
+        if (policy := model or given.sft_model_path) is None:
+            raise ConfigError(fault("ppo.no_policy"))
+        if isinstance(policy, str):
+            policy = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
         tokenizer = processing_class or AutoTokenizer.from_pretrained(policy.config._name_or_path)
         self.stop_ids = find_stop_ids(given.stop_token, given.stop_token_id, policy, tokenizer)
         rewards, tokenizers = _as_list(reward_funcs), _as_list(reward_processing_classes)
@@ -358,8 +361,7 @@ class PPOTrainer(Trainer):
         self.model_accepts_loss_kwargs = False
         self.rewards.autocast = self.accelerator.autocast
         if self.is_deepspeed_enabled or self.accelerator.parallelism_config:
-            found, expected = "DeepSpeed or a parallelism_config", "whole models in each process, or FSDP2"
-            raise ConfigError(Fault("trainer.args", found, expected, "strategy=fsdp2"))
+            raise ConfigError(fault("ppo.shards"))
         self.vllm = None
         if given.rollout_engine == "vllm":
             self.vllm = VLLM(actor_critic.policy, self.accelerator, tokenizer, given, self.sampling)
@@ -636,8 +638,8 @@ class PPOTrainer(Trainer):
         given = {"log_probs": log_probs_BR, "old_log_probs": old_BR, "mask": mask_BR}
         losses_BR = loss(**given, advantages=rollout.advantages_BR[batch.rows_B])
         if not isinstance(losses_BR, Tensor) or losses_BR.shape != mask_BR.shape:
-            found = f"a result of shape {tuple(getattr(losses_BR, 'shape', ()))}"
-            raise ConfigError(Fault("loss", found, f"a tensor of shape {tuple(mask_BR.shape)}: a loss for each token"))
+            shape = tuple(getattr(losses_BR, "shape", ()))
+            raise ConfigError(fault("ppo.shape_of_loss", shape=shape, expected=tuple(mask_BR.shape)))
         return losses_BR[mask_BR]
 
     def _value_loss(self, rollout: Rollout, batch: MicroBatch, values_N: Tensor) -> Tensor:
@@ -898,19 +900,10 @@ class PPOTrainer(Trainer):
 # --- What the trainer is made of ----------------------------------------------------------------
 
 
-def _load_policy(model: Policy | str | None) -> Policy:
-    """The model itself, or the one of this name in float32."""
-    if model is None:
-        raise ConfigError(Fault("model", "none", "a causal language model", "trainer.args.sft_model_path=<model>"))
-    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32) if isinstance(model, str) else model
-
-
 def _adapt_to_loop(given: PPOConfig) -> PPOConfig:
     """The arguments as the Trainer's loop shall see them: one batch is one rollout, and one step."""
     if given.reward_model_path:
-        where, expected = f"trainer.args.{upstream.REWARD_MODEL_PATH}", "the model itself, among reward_funcs"
-        fix = "reward_funcs=runner.reward.outcome.load_reward_model(<path>)"
-        raise ConfigError(Fault(where, given.reward_model_path, expected, fix))
+        raise ConfigError(fault("ppo.path_of_a_reward", path=given.reward_model_path))
     args = copy.copy(given)
     args.per_device_train_batch_size = given.rollout_rows // given.num_generations
     args.gradient_accumulation_steps = 1

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from runner.dataset.load import Rows
-from runner.errors import ConfigError, DataError, Fault
+from runner.errors import ConfigError, DataError, Fault, fault
 from runner.generate.batch import pad, split_by_tokens
 from runner.generate.completion import Completion, context_length
 from runner.generate.rows import Row
@@ -36,8 +36,7 @@ def find_stop_ids(
     of_tokenizer = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     ids = sorted({*further, *of_tokenizer, *stop_ids(model)})
     if not ids:
-        found, fix = "the tokenizer has no end token", "trainer.args.stop_token_id=<id>, or stop_token=null"
-        raise ConfigError(Fault("trainer.args.stop_token", found, "a token that ends a completion", fix))
+        raise ConfigError(fault("ppo.no_end"))
     return tuple(ids)
 
 
@@ -60,14 +59,12 @@ def check_rows(
         if not text or len(text.encode()) + 1024 > room:
             counts[index] = len(encode_prompt(tokenizer, prompt, rows[index]))
     if too_long := [count for count in counts.values() if count > room]:
-        found = f"{len(too_long)} prompts are too long, one of {max(too_long)} tokens"
-        expected = f"at most {room}: the model holds {longest}, the response {response_length}"
-        faults.append(Fault("dataset", found, expected, "a smaller trainer.args.response_length, or shorter prompts"))
+        sizes = {"longest": max(too_long), "room": room, "held": longest, "response": response_length}
+        faults.append(fault("ppo.long_prompts", count=len(too_long), **sizes))
     if empty := [index for index, count in counts.items() if count == 0]:
         faults.append(Fault("dataset", f"{len(empty)} prompts without a token, the first in row {empty[0]}"))
     if len(rows) < needed:
-        fix = "dataset.limit.train=null, or a smaller trainer.args.per_device_train_batch_size"
-        faults.append(Fault("dataset", f"{len(rows)} training rows", f"at least the {needed} of one update", fix))
+        faults.append(fault("ppo.few_rows", rows=len(rows), needed=needed))
     DataError.refuse(faults)
 
 

@@ -18,14 +18,13 @@ from peft import PeftModel
 from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, TrainerState
 
-from runner.errors import ConfigError, Fault
+from runner.errors import ConfigError, fault
 from runner.generate.batch import pad, split_by_tokens
 from runner.generate.completion import Completion
 from runner.generate.judge import to_columns
 from runner.generate.rows import Row
 from runner.ppo.actor_critic import last_hidden_states, score_states
 from runner.reward.panel import Prompt, check_answer, check_some_apply
-from runner.schema import upstream
 from runner.schema.text import to_text
 
 Reward: TypeAlias = Callable[..., Any] | nn.Module
@@ -43,12 +42,10 @@ class Rewards:
         step_separator: str = "\n",
     ):
         if not rewards:
-            fix = "reward=<one of conf/reward>, or trainer.args.reward_model_path=<model>"
-            raise ConfigError(Fault("reward", "no reward", "at least one", fix))
+            raise ConfigError(fault("ppo.no_reward"))
         if weights is not None and len(weights) != len(rewards):
-            where = f"trainer.args.{upstream.REWARD_WEIGHTS}"
-            found = f"{len(weights)} weights for {len(rewards)} rewards"
-            raise ConfigError(Fault(where, found, "one for each", f"{where}={to_text([1.0] * len(rewards))}"))
+            counts = {"weights": len(weights), "rewards": len(rewards)}
+            raise ConfigError(fault("ppo.number_of_weights", ones=to_text([1.0] * len(rewards)), **counts))
         self.tokenizer = tokenizer
         self.step_separator = step_separator
         self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext  # of backbones; no score is rounded
@@ -59,9 +56,7 @@ class Rewards:
         for model in self.models:
             labels = getattr(getattr(model, "score", None), "out_features", model.config.num_labels)
             if labels != 1:
-                where, found = f"reward.{_name_of(model)}", f"a model with {labels} labels"
-                fix = "a model loaded with num_labels=1, or a function around it"
-                raise ConfigError(Fault(where, found, "one label, the score", fix))
+                raise ConfigError(fault("ppo.labels", name=_name_of(model), labels=labels))
             model.eval()
         given = [*(tokenizers or []), *[None] * len(rewards)][: len(rewards)]
         self.tokenizers = [
@@ -124,9 +119,8 @@ class Rewards:
             return list(range(len(tokens)))
         ends = step_ends(self.tokenizer, tokens, self.step_separator)
         if len(values) != len(ends):
-            found = f"{len(values)} rewards for a completion of {len(tokens)} tokens and {len(ends)} steps"
-            expected = f"one for each token, or for each step (steps end with {self.step_separator!r})"
-            raise ConfigError(Fault(f"reward.{name}", found, expected, "trainer.args.step_separator=<text>"))
+            counts = {"values": len(values), "tokens": len(tokens), "steps": len(ends)}
+            raise ConfigError(fault("ppo.number_of_rewards", name=name, separator=self.step_separator, **counts))
         return ends
 
     @torch.no_grad()
@@ -198,8 +192,7 @@ def _load_tokenizer(model: nn.Module, policy_tokenizer: PreTrainedTokenizerBase)
     path = getattr(model.config, "_name_or_path", "")
     tokenizer = AutoTokenizer.from_pretrained(path) if path else policy_tokenizer
     if not tokenizer("reward")["input_ids"]:  # what a folder without one gives
-        expected = "the tokenizer that the model was trained with, beside its weights"
-        raise ConfigError(Fault("reward.model.path", f"{path} has no tokenizer", expected))
+        raise ConfigError(fault("ppo.no_tokenizer", path=path))
     return tokenizer
 
 

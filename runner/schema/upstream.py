@@ -4,6 +4,7 @@ What to do where a new version renames one, and what one more trainer may need, 
 name as text.
 """
 
+import ast
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -23,6 +24,9 @@ UNWEIGHABLE: dict[str, tuple[Any, str]] = _TABLES["unweighable"]
 NUMERIC_FIELDS: dict[str, list[str]] = _TABLES["numeric_fields"]
 OTHER_STEPS: dict[str, list[Any]] = _TABLES["other_steps"]
 FROM_GROUP: dict[str, str] = _TABLES["from_group"]
+SERVED: dict[str, list[str]] = _TABLES["served"]
+WANTED: dict[str, list[list[str]]] = _TABLES["wanted"]
+OTHER_VALUES: dict[str, str] = _TABLES["other_values"]
 FROM_TOP: dict[str, str] = _TABLES["from_top"]
 TRACKERS = tuple(_TABLES["trackers"])
 LOGGED, CALLBACK_VISIBLE = frozenset(_TABLES["logged"]), frozenset(_TABLES["callback_visible"])
@@ -49,6 +53,12 @@ def loss_interface(trainer: Signature | None, config: Signature | None) -> str |
         return None
     names = {*trainer.parameters, *(config.parameters if config else ()), *public_names(trainer.target)}
     return next((kind for kind, needed in LOSS_INTERFACES.items() if names.issuperset(needed)), None)
+
+
+def takes_path(trainer: Signature | None) -> bool:
+    """True for a trainer that loads the weights in a way of its own, from the path that it asks for."""
+    asked = trainer.parameters.get("model") if trainer else None
+    return asked is not None and isinstance(asked.annotation, ast.Name) and asked.annotation.id == "str"
 
 
 def completion_length(args: Mapping[str, Any]) -> int | None:

@@ -135,23 +135,7 @@ def find_infinite(context: ValidationContext) -> Iterator[Fault]:
 # --- Nodes ------------------------------------------------------------------------------------------
 
 # What the train command gives to a part whose signature names it, so that no config needs to.
-SERVED = {
-    "trainer": {
-        *(*upstream.FROM_GROUP, "tokenizer", "reward_model", upstream.REF_MODEL, upstream.TEACHER_MODEL),
-        *(upstream.COMPUTE_METRICS, upstream.REWARD_PROCESSING_CLASSES),
-    },
-    "model": {"tokenizer", "head", "quantization_config"},
-    "dataset": {"to", "keep", "seed"},
-    "peft": {"model", "task_type"},
-    "collator": {"tokenizer", upstream.PROCESSING_CLASS, "pad_token_id", "inner"},
-    "optimizer": {"params", "named_parameters", "model"},
-    "optimizer.scheduler": {"optimizer", "num_training_steps"},
-    "callback": {
-        *("tokenizer", upstream.PROCESSING_CLASS, "folder", upstream.TRAIN_DATASET, "eval_dataset", "trainer"),
-        *("generate", "prompts", "accelerator", upstream.REF_MODEL),
-    },
-    "launcher": {"folder", "debug"},
-}
+SERVED = upstream.SERVED | {"trainer": [*upstream.SERVED["trainer"], *upstream.FROM_GROUP]}
 NEEDED_KEYS = {"trainer": ("form", "head", "args"), "model": ("tokenizer",)}
 # Arguments of functions that are called with rows and what was made of them.
 GIVEN_LATER = {"completions", "messages", "row"}
@@ -184,7 +168,7 @@ def find_node_faults(context: ValidationContext, path: str, node: Node) -> Itera
     group = path.partition(".")[0]
     inside = "model" if group in ("trainer", "model") else ""
     inside = group if group == "callback" and path.count(".") < 2 else inside
-    served = SERVED.get(path if path in SERVED else inside, set())
+    served = SERVED.get(path if path in SERVED else inside, [])
     later = is_called_later(path, signature) or bool(GIVEN_LATER & set(signature.parameters))
     later = later or (path == "loss" and not signature.lineage)  # what a loss is given, the trainer decides
     for name in () if later or node.get("_partial_") is True else signature.required:

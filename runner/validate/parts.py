@@ -20,6 +20,8 @@ from runner.dataset.form import FORMS, FORMS_FOR, TRAINER_FORMS, Role, fits
 from runner.dataset.request import named_sets
 from runner.errors import DataError, Fault, faults_by_name
 from runner.metric.ask import kind_of
+from runner.model.check import new_tokens, overrides_answers
+from runner.model.fault import fault
 from runner.ppo.minibatches import find_minibatch_faults
 from runner.schema import upstream
 from runner.schema.read import Signature, read_signature
@@ -31,13 +33,9 @@ from runner.validate.context import ARGS, ValidationContext
 from runner.validate.values import is_plain_number
 
 # Groups that only some trainers can use; the others every run needs.
+# Rewards that make something of rows of a form, before a model that judges; the first is what to type.
+REWARDS_FOR = {"preference": [], "demonstration": ["exact_match", "final_answer", "overlap"], "prompt": []}
 OPTIONAL_GROUPS = ("reward", "peft", "collator", "callback", "optimizer")
-# Rewards that make something of rows of a form; the first is what to type.
-REWARDS_FOR = {
-    "preference": ["chat_model"],
-    "demonstration": ["exact_match", "final_answer", "overlap", "chat_model"],
-    "prompt": ["chat_model"],
-}
 SCHEDULES_BY_SCORE = ("reduce_lr_on_plateau", "greedy")  # those that look at what was evaluated
 
 
@@ -100,7 +98,7 @@ def _rewards_for(context: ValidationContext) -> list[str]:
             if files := find_files(path):
                 check_files(files, MAX_BYTES_READ)
                 form = read_layout(read_columns(files, MAX_BYTES_READ), {}, given=given).form
-    fitting = next(names for to, names in REWARDS_FOR.items() if fits(form, to) or to == "prompt")
+    fitting = [*next(names for to, names in REWARDS_FOR.items() if fits(form, to) or to == "prompt"), "chat_model"]
     return [name for name in fitting if name in options] + [name for name in options if name not in fitting]
 
 
@@ -120,6 +118,19 @@ def _adapter(context: ValidationContext) -> Iterator[Fault]:
         yield _fault("tuner_beside_critic", trainer=context.option)
     if signature and peft.get("full") and _changes_model(context, peft):
         yield _fault("whole_layers", kind=signature.name)
+    added, known = new_tokens(context.mapping("model.tokenizer")), signature.parameters if signature else {}
+    is_whole = peft.get("full") or peft.get("modules_to_save") or "trainable_token_indices" in known
+    if added and signature and "inference_mode" in known and not is_whole:
+        yield fault("untrained_tokens", kind=signature.name)
+    model, trainer, fields = context.mapping("model"), context.trainer, context.signature(context.args)
+    if quant and overrides_answers(model):
+        yield _fault("rounded_base")
+    routed = [key for key in context.mapping("model.config") if "router" in str(key)]
+    yield from (_fault("no_router_loss", key=key) for key in routed if fields and "critic" in fields.parameters)
+    loader = "vLLM" if context.args.get(upstream.USE_VLLM) or context.args.get("rollout_engine") == "vllm" else ""
+    loader = trainer.name if trainer and upstream.takes_path(trainer) else loader
+    own = {"config": overrides_answers(model), "tokenizer.add_tokens": added}
+    yield from (_fault("loaded_elsewhere", key=key, loader=loader) for key in own if loader and own[key])
 
 
 def _strategy(context: ValidationContext) -> Iterator[Fault]:
@@ -129,7 +140,7 @@ def _strategy(context: ValidationContext) -> Iterator[Fault]:
     if signature and upstream.FSDP in given:
         if "num_virtual_tokens" in signature.parameters:
             yield _fault("virtual_tokens", kind=signature.name)
-        if context.mapping("model").get("merge"):
+        if context.mapping("model").get("merge") or overrides_answers(context.mapping("model")):
             yield _fault("merged_shards")
     whole = [name for name in given if quant.get("load_in_8bit") or (quant and name == upstream.DEEPSPEED)]
     if whole:

@@ -162,15 +162,8 @@ def _is_ahead(path: Any, folders: set[Path]) -> bool:
 # --- Libraries, processes, places -------------------------------------------------------------------
 
 # The values that need a library, as start.yaml has them, and those of fields that TRL and transformers name.
-WANTED: dict[str, list[Sequence[str]]] = TABLES["wanted"] | {
-    upstream.OPTIM: TABLES["wanted_by_optimizers"],
-    upstream.USE_LIGER_KERNEL: [("True", "liger_kernel", "liger-kernel")],
-    upstream.USE_VLLM: [("True", "vllm", "trl[vllm]")],
-    upstream.DEEPSPEED: [(r"(?!None|False).+", upstream.DEEPSPEED, upstream.DEEPSPEED)],  # called like the field
-    "report_to": [(name, name, name) for name in COMPLETED],
-}
-OTHER_VALUES = {"attention": "sdpa", "report_to": "none", "rollout_engine": "auto", upstream.OPTIM: "adamw_torch"}
-OTHER_VALUES |= dict.fromkeys((upstream.USE_LIGER_KERNEL, upstream.USE_VLLM), "false")
+WANTED = TABLES["wanted"] | upstream.WANTED | {"report_to": [(name, name, name) for name in COMPLETED]}
+OTHER_VALUES = {"attention": "sdpa", "report_to": "none", "rollout_engine": "auto"} | upstream.OTHER_VALUES
 
 
 def find_variable_faults(machines: int = 1) -> Iterator[Fault]:

@@ -27,6 +27,7 @@ from runner.run import Run
 from runner.run.adjustments import adjust_logs, read_adjustments
 from runner.run.alarms import steps_to_notice
 from runner.schema import upstream
+from runner.schema.read import read_signature
 from runner.tracker.callback import Tracker, replace_trackers
 from runner.training.callback import StopRequest, add_callbacks, build_callbacks, for_callbacks
 from runner.training.checkpoint import Seal
@@ -86,7 +87,7 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     model, peft_config, reference = build_model(cfg, tokenizer, args)
     served = for_callbacks(run, tokenizer, rows, held_out)
     offered = {
-        "model": model.name_or_path if trainers.takes_path(cfg["trainer"]["_target_"]) else model,
+        "model": model.name_or_path if upstream.takes_path(read_signature(cfg["trainer"]["_target_"])) else model,
         upstream.REF_MODEL: reference,
         "args": args,
         upstream.PROCESSING_CLASS: tokenizer,

@@ -12,8 +12,8 @@ from runner.config.build import asked_for, build, serve
 from runner.errors import ConfigError, FolderError, fault
 from runner.generate.weights import Weights
 from runner.io.files import display_path
-from runner.model.adapter import OWN, check_adapter, leave_out_routers, train_beside
-from runner.model.check import LOADER, NEW
+from runner.model.adapter import OWN, check_adapter, leave_out_routers, train_beside, train_tokens
+from runner.model.check import LOADER, NEW, overrides_answers
 from runner.model.load import check_quantization, hold_places
 from runner.model.reference import copy_reference, needs_reference
 from runner.model.saved import is_partitioned, load_adapter_weights
@@ -39,6 +39,7 @@ def build_model(
 
     model, is_handed_out = _load_policy(cfg, args, node, load)
     model, peft_config = build_tuner(cfg["peft"], model, head)
+    train_tokens(model, peft_config, tokenizer)
     check_adapter(model, peft_config)
     check_merged(cfg, peft_config, args)
     precomputed = getattr(args, upstream.PRECOMPUTE_REF_LOG_PROBS, False) and not args.fsdp  # then TRL loads one
@@ -109,7 +110,7 @@ def check_merged(cfg: Config, peft_config: PeftConfig | None, args: TrainingArgu
     """Raise ConfigError where an adapter on a merged or new model could not be saved: that model is nowhere on disk."""
     if has_base(cfg) or peft_config is None:
         return
-    base = "a merged model" if cfg["model"].get("merge") else "a new model"
+    base = "a merged model" if cfg["model"].get("merge") else "a model that is new, or has another config"
     faults = []
     if peft_config.is_prompt_learning:
         faults.append(fault("training.prompt_on_no_base", kind=type(peft_config).__name__, base=base))
@@ -125,8 +126,8 @@ def path_of(cfg: Config) -> dict[str, str]:
 
 
 def has_base(cfg: Config) -> bool:
-    """True where the weights below an adapter lie somewhere, so that it can be saved alone and loaded again."""
-    return bool(path_of(cfg)) and not cfg["model"].get("merge")
+    """True where what is below an adapter lies somewhere, so that it can be saved alone and loaded again."""
+    return bool(path_of(cfg)) and not cfg["model"].get("merge") and not overrides_answers(cfg["model"])
 
 
 def policy_of(trainer: Trainer) -> Model:

@@ -1,6 +1,5 @@
 """The trainer, served what its signature names, with its collator, loss, token weights, optimizer, schedule, order."""
 
-import ast
 import contextlib
 import functools
 import inspect
@@ -31,6 +30,7 @@ from runner.errors import Fault, RunnerError
 from runner.generate.budget import prompts_answered
 from runner.io.files import source_hash
 from runner.io.temporary import temporarily
+from runner.model.adapter import complete_heads
 from runner.model.reference import match_reference
 from runner.optimizer import build_optimizer
 from runner.schema import upstream
@@ -78,6 +78,10 @@ def build_trainer(
     served = {name: part for name, part in parts.items() if name in wanted and part is not None and part != []}
     # Rows are found again under a hash of the tokenizer too, in which its folder is not to matter.
     nameless = {key: value for key, value in tokenizer.init_kwargs.items() if key != "name_or_path"}
+    loads_reference = upstream.REWARD_FUNCS in wanted and upstream.REF_MODEL not in wanted
+    if loads_reference and (cfg["model"].get("config") or hasattr(tokenizer, "new_tokens")):
+        how = {"config": offered["model"].config, "ignore_mismatched_sizes": True}
+        changed[upstream.MODEL_INIT_KWARGS] = (args.model_init_kwargs or {}) | how
     places = (temporarily(args, **changed), temporarily(tokenizer, name_or_path="", init_kwargs=nameless))
     with places[0], places[1], _on_disk(offered["model"]):
         trainer = extend(trainer_class, objective)(hooks=hooks, **served | own)
@@ -87,6 +91,7 @@ def build_trainer(
         note_of(cfg, args, offered[upstream.TRAIN_DATASET], offered["eval_dataset"]).touch()
     trainer.remove_callback(PrinterCallback)
     match_reference(trainer)
+    complete_heads(trainer.model)
     # Under its name in the config each reward is logged; TRL and PPO call a model by its folder.
     names = list(named(cfg["reward"] or {}, "reward"))
     logged = getattr(getattr(trainer, "rewards", None), "names", None) or getattr(trainer, "reward_func_names", [])
@@ -103,13 +108,6 @@ def _on_disk(model: PreTrainedModel | str) -> Iterator[None]:
     with TemporaryDirectory() as folder, temporarily(model.config, _name_or_path=folder):
         model.save_pretrained(folder)
         yield
-
-
-def takes_path(target: str) -> bool:
-    """True for a trainer that loads the weights in a way of its own, from the path that it asks for."""
-    signature = read_signature(target)
-    asked = signature.parameters.get("model") if signature else None
-    return asked is not None and isinstance(asked.annotation, ast.Name) and asked.annotation.id == "str"
 
 
 def _build_inside(value: object, tokenizer: PreTrainedTokenizerBase, where: str) -> object:
