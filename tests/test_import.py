@@ -18,6 +18,7 @@ from runner.importers.readers import translate
 from runner.io.visible import visible_lines
 from runner.launch.stages import faults_of
 from runner.schema.read import read_signature
+from runner.schema.text import select
 
 verb = import_module("runner.command.import")
 
@@ -486,6 +487,32 @@ WRONG = {
     "swift": {"model": "a/b", "tuner_type": "lora", "dataset": ["hf::a/b"]},
     "trl": {"model_name_or_path": "a/b", "dataset_name": "c/d", "use_peft": True},
 }
+
+
+THEIRS = {"template": "qwen", "cutoff_len": 64, "val_size": 0.1}  # by which such a file is known
+
+
+@pytest.mark.parametrize(
+    ("tool", "keys", "ours"),
+    [
+        ("axolotl", {"tokens": ["<a>"]}, {"model.tokenizer.add_tokens": ["<a>"]}),
+        (
+            "axolotl",
+            {"special_tokens": {"additional_special_tokens": ["<a>"]}},
+            {"model.tokenizer.add_special_tokens": ["<a>"]},
+        ),
+        ("axolotl", {"overrides_of_model_config": {"attention_dropout": 0.1}}, {"model.config.attention_dropout": 0.1}),
+        ("axolotl", {"chat_template": "qwen_25"}, {"model.tokenizer.chat_template": "qwen2_5"}),
+        ("llama_factory", {"add_tokens": "<a>,<b>"}, {"model.tokenizer.add_tokens": ["<a>", "<b>"]}),
+        ("llama_factory", {"new_special_tokens": "<a>"}, {"model.tokenizer.add_special_tokens": ["<a>"]}),
+        ("llama_factory", {"rope_scaling": "yarn"}, {"model.config.rope_parameters.rope_type": "yarn"}),
+        ("swift", {"new_special_tokens": ["<a>"]}, {"model.tokenizer.add_special_tokens": ["<a>"]}),
+        ("swift", {"router_aux_loss_coef": 0.1}, {"model.config.router_aux_loss_coef": 0.1}),
+    ],
+)
+def test_tokens_and_keys_of_the_model_come_over(written, tool, keys, ours):
+    run, (path, value) = written(WRONG[tool] | keys | (THEIRS if tool == "llama_factory" else {})), *ours.items()
+    assert select(run.cfg, path) == value and not run.faults
 
 
 @pytest.mark.parametrize(
