@@ -80,8 +80,8 @@ def find_template_faults(
 ) -> list[Fault]:
     """Faults of a template, found by rendering one exchange with it: the answer must be in it. ``name`` is its file.
 
-    One that was ``chosen`` must close the answer with the tokenizer's ``end``, where that is known; and one by its name
-    write marks that are of its ``vocabulary``. In a file, they may be words like others.
+    One that was ``chosen`` must close the answer with the tokenizer's ``end``, where that is known; and one of a family
+    write marks that are of the ``vocabulary``. In others, they may be words.
     """
     if (tried := _try(text, tokens)) is None:
         return [fault("costly_template", name=name, granted=GRANTED, text="one exchange")]
@@ -92,7 +92,7 @@ def find_template_faults(
     _, answer, behind = tried["rendered"].rpartition(ANSWER)
     if not answer:
         return [fault("template_without_answer", name=name)]
-    marks = dict.fromkeys(MARK.findall(tried["rendered"])) if chosen and vocabulary and ".jinja" not in name else ()
+    marks = dict.fromkeys(MARK.findall(tried["rendered"])) if vocabulary and chosen and name in family_files() else ()
     if lacking := [mark for mark in marks if mark not in vocabulary]:
         fix = to_override("model.tokenizer.add_special_tokens", lacking)
         last = (mark for mark in MARK.findall(behind)[-1:] if mark != end)
