@@ -149,6 +149,7 @@ def test_each_fault_of_a_table_is_made_somewhere_and_given_all_that_its_beats_as
             table = f"runner.{named}.fault.fault"
         fields = [field for beat in tables[table][name].values() for _, field, _, _ in Formatter().parse(beat)]
         asked = {field.partition(".")[0].partition("!")[0] for field in fields if field is not None}
-        assert asked == {given.arg for given in call.keywords}, f"{table}: {name}"
+        given = {each.arg for each in call.keywords}  # None is a mapping, of which this knows no names
+        assert asked == given or (None in given and asked > given - {None}), f"{table}: {name}"
         made.add((table, name))
     assert made == {(table, name) for table, faults in tables.items() for name in faults}

@@ -8,9 +8,9 @@ from laid import lay_run, write
 from omegaconf import OmegaConf
 
 from runner.__main__ import main
-from runner.command.reproduce import checkout_of, judge_reproduction, obstacles
+from runner.command.reproduce import judge_reproduction, obstacles
 from runner.config import compose
-from runner.errors import EnvironmentFault, SickRun
+from runner.errors import SickRun
 from runner.io.files import files_of, read_json
 from runner.launch import worker
 from runner.run import write_config
@@ -125,26 +125,12 @@ def repository(tmp_path, monkeypatch):
     return record, git
 
 
-def test_the_code_of_a_commit_comes_and_goes_without_a_trace(repository, tmp_path):
-    record, git = repository
-    (tmp_path / "code.py").write_text("now\n")
-    with checkout_of(record) as code:
-        assert (code / "code.py").read_text() == "changed\n" and git("worktree", "list").count("\n") == 1
-    assert git("worktree", "list").count("\n") == 0 and not code.exists()
-    assert (tmp_path / "code.py").read_text() == "now\n" and git("branch", "--show-current")
-    with pytest.raises(EnvironmentFault, match="is not in the repository"), checkout_of({"commit": "f" * 40}):
-        pass
-    with pytest.raises(EnvironmentFault, match="do not apply"), checkout_of(record | {"diff": "nonsense"}):
-        pass
-    assert git("worktree", "list").count("\n") == 0
-
-
 def test_other_code_is_told_with_the_command_that_brings_it(repository, tmp_path):
     record, git = repository
     run = lay(tmp_path, "a").folder
     write(run / "manifest.json", {"git": record})
     (code,) = obstacles(read_run(run))
-    assert f"git worktree add ../at-{record['commit'][:8]}" in code and "code=worktree" in code
+    assert f"git worktree add ../at-{record['commit'][:8]}" in code
     write(run / "manifest.json", {"git": {"commit": git("rev-parse", "HEAD"), "diff": "x"}})
     (code,) = obstacles(read_run(run))
     assert "other uncommitted changes" in code
@@ -157,7 +143,7 @@ def test_other_code_is_told_with_the_command_that_brings_it(repository, tmp_path
     [
         ([], 2, "one run"),
         (["a", "tolerance=much"], 2, "leave tolerance out"),
-        (["a", "code=yes"], 2, "code=worktree"),
+        (["a", "code=yes"], 2, "no such key"),
         (["a", "name=../../b"], 2, "name=<word>"),
         (["b"], 4, "a finished run to reproduce"),
         (["c"], 2, "trust=true"),

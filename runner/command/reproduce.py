@@ -1,27 +1,21 @@
 """Trains a finished run again and compares the two."""
 
-import contextlib
-import os
 import platform
-import re
 import shlex
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from runner.command import CommandLine, read_options
 from runner.config.build import serve
-from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, SickRun, fault
+from runner.errors import ConfigError, DataError, Fault, SickRun, fault
 from runner.io.files import write_json
-from runner.io.secrets import HIDDEN, hidden_source
+from runner.io.secrets import hidden_source
 from runner.io.terminal import print_visible
 from runner.launch.worker import launch
 from runner.report.compare import deviations
 from runner.report.facts import folders_in, words_of
-from runner.run import CHANGES, Run, installed_version, open_run, run_git, write_manifest
+from runner.run import CHANGES, installed_version, open_run, run_git, write_manifest
 from runner.run.read import RunRecord, check_finished, check_whole, find_runs, read_run
 from runner.schema.text import flatten, number
 from runner.validate import find_dangers, find_frozen_faults
@@ -33,14 +27,12 @@ def main(line: CommandLine) -> int:
     options = read_options(line.overrides, "reproduce")
     (run,) = find_runs(line.runs, "reproduce", 1, Path(options.get("output_root", "outputs")))
     check_finished(run, "reproduce")
-    faults, git = [], run.manifest.get("git")
+    faults = []
     if not is_folder_name(options.get("name", "name")):
         faults.append(Fault("name", options["name"], "a plain folder name, up to 100 letters", "name=<word>"))
     if not options.get("trust"):
         fix = f"python -m runner reproduce {run} trust=true  (if you trust who wrote its config.yaml)"
         faults += find_dangers(dict(run.cfg), fix)
-        if "code" in options and isinstance(git, Mapping) and git.get("diff"):
-            faults.append(fault("command.changes_of_code", run=run, fix=fix))
     ConfigError.refuse(faults)
     check_whole(run)
     ConfigError.refuse(find_frozen_faults(run.cfg, f"{run}/config.yaml"))
@@ -57,7 +49,8 @@ def main(line: CommandLine) -> int:
         print(f"finished  {again} already; it is compared as it is")
     else:
         print(f"run       {again}", flush=True)
-        if code := train_again(again, run, "code" in options, line.debug):
+        write_manifest(again, reference=run.manifest.get("reference"))  # which may not be kept here, or by now
+        if code := launch(again, line.debug):
             return code
     print_visible(judge_reproduction(run, read_run(again.folder), unmatched, options.get("tolerance", 0.0)))
     return 0
@@ -81,10 +74,10 @@ def obstacles(run: RunRecord) -> Iterator[str]:
         yield f"code: commit {commit[:12]}, and there is no git repository here"
     elif now != commit:
         is_here = run_git("cat-file", "-e", f"{commit}^{{commit}}") is not None
-        fix = f"code=worktree, or git worktree add ../at-{commit[:8]} {commit[:12]}" if is_here else "git fetch"
+        fix = f"git worktree add ../at-{commit[:8]} {commit[:12]}" if is_here else "git fetch"
         yield f"code: commit {commit[:12]}, here {now[:12]}; {fix}"
     elif hidden_source(run_git(*CHANGES) or "") != (git.get("diff") or ""):
-        yield "code: the same commit with other uncommitted changes; code=worktree applies those of then"
+        yield "code: the same commit with other uncommitted changes; those of then are in manifest.json, under git.diff"
     for key, folder in (then.get("uses") or {}).items():
         if not (Path(folder) / "model").is_dir():
             yield f"{key}: the run {folder} is gone"
@@ -109,41 +102,6 @@ def compare_data(run: RunRecord, cfg: Mapping[str, Any]) -> None:
             expected = f"the {then.get(f'{name}.rows')} rows of then, {old[:12]}" if old else "none, as then"
             faults.append(fault("command.other_rows", name=name, found=found, expected=expected))
     DataError.refuse(faults)
-
-
-def train_again(again: Run, run: RunRecord, worktree: bool, debug: bool = False) -> int:
-    """Train in the new folder by the run's own launcher, or with the code of its commit, and return the exit code."""
-    write_manifest(again, reference=run.manifest.get("reference"))  # which may not be kept here, or by now
-    if not worktree:
-        return launch(again, debug)
-    with checkout_of(run.manifest.get("git") or {}) as code:
-        # Without this folder's own modules, and with those of the worktree before whatever is installed.
-        path = os.pathsep.join(filter(None, [str(code), os.environ.get("PYTHONPATH")]))
-        command = [sys.executable, "-P", "-m", "runner.launch", str(again.folder), "--trust"]
-        command += ["--debug"] if debug else []
-        return subprocess.run(command, env=dict(os.environ) | {"PYTHONPATH": path}).returncode
-
-
-@contextlib.contextmanager
-def checkout_of(git: Mapping[str, Any]) -> Iterator[Path]:
-    """A folder with the code of a commit and the changes that were not committed, removed at the end.
-
-    The branch and the files of the repository stay as they are.
-    """
-    commit, diff = str(git.get("commit") or ""), str(git.get("diff") or "")
-    with tempfile.TemporaryDirectory(prefix="worktree-") as place:
-        code = Path(place) / "code"
-        is_hash = re.fullmatch("[0-9a-f]{7,}", commit)
-        if not is_hash or run_git("worktree", "add", "--detach", str(code), commit) is None:
-            found = f"commit {commit[:12]} is not in the repository here" if commit else "the run knows no commit"
-            raise EnvironmentFault(fault("command.no_commit", found=found))
-        try:
-            if diff and run_git("apply", "--whitespace=nowarn", "-", text=f"{diff}\n", folder=code) is None:
-                left_out = ", without the secrets that were in them," if HIDDEN in diff else ""
-                raise EnvironmentFault(fault("command.changes_do_not_apply", left_out=left_out))
-            yield code
-        finally:
-            run_git("worktree", "remove", "--force", str(code))
 
 
 def judge_reproduction(run: RunRecord, again: RunRecord, unmatched: Sequence[str], tolerance: float = 0.0) -> str:

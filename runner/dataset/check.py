@@ -17,11 +17,10 @@ from runner.dataset import LOADER, disk
 from runner.dataset import request as keys
 from runner.dataset.convert import RowRequest
 from runner.dataset.detect import MEDIA, check_without, misnamed, read_layout, refuse_media
-from runner.dataset.fault import fault
 from runner.dataset.form import FORMS, answer_columns, is_conversation
 from runner.dataset.remote import check_remote
 from runner.dataset.step import Row
-from runner.errors import DataError, Fault
+from runner.errors import DataError, Fault, fault
 from runner.io.files import HUB_NAME, SHIPPED
 from runner.schema.text import Node
 
@@ -92,7 +91,7 @@ def _check_rows_of(node: Node, to: str, seen: DatasetCheck, *, trains: bool) -> 
         if train:
             cuts.insert(0, ("train", train))
         elif trains:
-            seen.faults.append(fault("no_training"))
+            seen.faults.append(fault("dataset.no_training"))
     with seen.noting():
         if check_remote(given):
             return
@@ -101,7 +100,7 @@ def _check_rows_of(node: Node, to: str, seen: DatasetCheck, *, trains: bool) -> 
         keys.check_words(files, node.get("bad_rows", "refuse"), **hub_only)
     if files is None:
         if not seen.faults and not HUB_NAME.fullmatch(path):
-            seen.faults.append(fault("no_name_on_the_hub", path=path))
+            seen.faults.append(fault("dataset.no_name_on_the_hub", path=path))
         return
     is_shipped, streaming = path.startswith(SHIPPED), bool(node.get("streaming"))
     for use, cut in cuts:
@@ -119,7 +118,7 @@ def _check_rows_of(node: Node, to: str, seen: DatasetCheck, *, trains: bool) -> 
             columns = disk.read_columns(files, disk.MAX_BYTES_READ)
             if len(columns) > MAX_COLUMNS:  # each of which the libraries keep a type and a place for
                 last, count = columns[-1], len(columns)
-                raise DataError(fault("many_columns", path=path, count=count, last=last, most=MAX_COLUMNS))
+                raise DataError(fault("dataset.many_columns", path=path, count=count, last=last, most=MAX_COLUMNS))
             left = [name for name in columns if name not in (*without, *known)]
             refuse_media(name for name in left if name in (MEDIA[:2] if to == "prompt" else MEDIA))
     if not seen.faults and not streaming and disk.holds_at_most(files, disk.MAX_BYTES_READ):
@@ -153,7 +152,9 @@ def _check_slices(
             seen.chats |= any(is_conversation(made.get(name)) for name in ("prompt", *answer_columns(made)))
         if seen.faults and len(heads) > 1:
             found = "; ".join(f"{path} has {columns}" for columns, path in heads.items())
-            seen.faults.append(fault("unlike_files", label=label, found=found, first=next(iter(heads.values()))))
+            seen.faults.append(
+                fault("dataset.unlike_files", label=label, found=found, first=next(iter(heads.values())))
+            )
 
 
 def _find_columns(request: RowRequest, rows: Sequence[Row], label: str, *, all_used: bool) -> Row:

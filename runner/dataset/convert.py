@@ -13,10 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from runner.dataset.detect import kept_columns, read_layout
-from runner.dataset.fault import fault
 from runner.dataset.form import FORMS, TWINS, Role, RowLayout, answer_columns, convert, describe_cell, is_conversation
 from runner.dataset.step import Row, Step, apply_steps
-from runner.errors import DataError, Fault
+from runner.errors import DataError, Fault, fault
 from runner.io.turns import TEMPLATE_ARGUMENTS
 
 log = logging.getLogger(__name__)
@@ -94,7 +93,7 @@ class Conversion:
     def nothing_left(self, count: int) -> Fault:
         """The fault of rows of which none comes out, with the reasons."""
         why = "".join(f", {number} because {reason}" for reason, number in self.reasons.items())
-        return fault("none_is_left", label=self.label, count=count, why=why)
+        return fault("dataset.none_is_left", label=self.label, count=count, why=why)
 
     def batch(self, columns: Mapping[str, list], numbers: Sequence[int]) -> dict[str, list]:
         """The converted batch; ``numbers`` are the numbers of its rows in messages."""
@@ -108,7 +107,7 @@ class Conversion:
                         if isinstance(row.get(name), list) != is_chat:
                             kind = "conversations" if is_chat else "plain text"
                             cell = describe_cell(row.get(name))
-                            raise DataError(fault("unlike_rows_before", column=name, cell=cell, kind=kind))
+                            raise DataError(fault("dataset.unlike_rows_before", column=name, cell=cell, kind=kind))
             except DataError as error:  # its fault gets the row's number, and the column that plays the role
                 first, roles = error.faults[0], self.layout.columns
                 role = first.where.split("[")[0]
@@ -138,7 +137,7 @@ class Conversion:
         is_dropped = self.request.bad_rows == "drop"
         fix = "mend them, or leave them out with dataset.bad_rows=drop"
         fix = "" if is_dropped else "mend them" if len(faults) == self.total else fix
-        summary = fault("bad_rows", label=self.label, count=many, more=more, form=self.layout.form, fix=fix)
+        summary = fault("dataset.bad_rows", label=self.label, count=many, more=more, form=self.layout.form, fix=fix)
         error = DataError([summary, *faults[:SHOWN]])
         if not is_dropped:
             raise error

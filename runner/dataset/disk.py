@@ -23,9 +23,8 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from runner.dataset.fault import fault
 from runner.dataset.step import Row
-from runner.errors import DataError, EnvironmentFault, Fault, describe
+from runner.errors import DataError, EnvironmentFault, Fault, describe, fault
 from runner.io.files import shipped
 from runner.io.filetype import HEAD, sniff, special_file, undecodable
 from runner.schema.text import files_beside, likeness, to_override
@@ -106,20 +105,20 @@ def find_files(path: Paths) -> Files | None:
         strange = [one for one, files in several.items() if files is None or "train" not in files.splits]
         if strange or not several:
             what = f"{strange[0]}, which is no file here" if strange else "an empty list"
-            raise DataError(fault("no_list_of_files", found=what))
+            raise DataError(fault("dataset.no_list_of_files", found=what))
         names = dict.fromkeys(name for files in several.values() if files for name in files.splits["train"])
         return _one_kind(path_text(path), {"train": list(map(Path, names))})
     if not path.strip():
-        raise DataError(fault("no_path"))
+        raise DataError(fault("dataset.no_path"))
     local = Path(shipped(path))
     if odd := special_file(local):
-        raise DataError(fault("no_plain_file", path=path, odd=odd))
+        raise DataError(fault("dataset.no_plain_file", path=path, odd=odd))
     if "**" in str(local) and str(local).partition("*")[0] in ENDLESS:
-        raise DataError(fault("whole_machine", path=path))
+        raise DataError(fault("dataset.whole_machine", path=path))
     if has_magic(str(local)) and not local.exists():
         found = sorted(file for file in map(Path, glob(str(local), recursive=True)) if file.is_file())
         if not found:
-            raise DataError(fault("no_match", path=path))
+            raise DataError(fault("dataset.no_match", path=path))
         return _one_kind(path, {"train": found})
     if local.is_dir():
         return _one_kind(path, _splits_in(path, local))
@@ -128,13 +127,13 @@ def find_files(path: Paths) -> Files | None:
     if local.is_absolute() or path.startswith((".", "~")) or suffix_of(local) in READERS:
         for folder in reversed(local.parents):
             if not folder.is_dir():
-                raise DataError(fault("no_folder", path=path, folder=folder))
+                raise DataError(fault("dataset.no_folder", path=path, folder=folder))
         near = files_beside(local, (*READERS, *PACKED))
         is_meant = near and (len(near) == 1 or likeness(local.stem, Path(near[0]).stem) > 0.5)
         if not near:
-            raise DataError(fault("no_file", path=path, name=local.name))
+            raise DataError(fault("dataset.no_file", path=path, name=local.name))
         fix = to_override("dataset.path", near[0]) if is_meant else "dataset.path=<one of them>"
-        raise DataError(fault("no_file_but_others", path=path, name=local.name, there=_listed(near), fix=fix))
+        raise DataError(fault("dataset.no_file_but_others", path=path, name=local.name, there=_listed(near), fix=fix))
     return None
 
 
@@ -142,7 +141,7 @@ def _splits_in(path: str, folder: Path) -> dict[str, list[Path]]:
     """The files of rows by the name of their split, from the folder itself or from its data/."""
     names = sorted(file.name for file in folder.iterdir())
     if SAVED_TO_DISK & set(names):
-        raise DataError(fault("saved_to_disk", path=path))
+        raise DataError(fault("dataset.saved_to_disk", path=path))
     splits: dict[str, list[Path]] = {}
     for inside in (folder, folder / "data"):
         for file in sorted(inside.glob("*")):
@@ -153,7 +152,7 @@ def _splits_in(path: str, folder: Path) -> dict[str, list[Path]]:
             return {"train": [file for files in splits.values() for file in files], **splits}
         if splits:
             return splits
-    raise DataError(fault("folder_without_rows", path=path, names=_listed(names)))
+    raise DataError(fault("dataset.folder_without_rows", path=path, names=_listed(names)))
 
 
 def _one_kind(path: str, splits: Mapping[str, list[Path]]) -> Files:
@@ -163,14 +162,14 @@ def _one_kind(path: str, splits: Mapping[str, list[Path]]) -> Files:
         first = next(file for files in splits.values() for file in files)
         odd = sniff(_head_of(first), str(first))
         found = odd.found if odd and "pickle" in odd.found else f"a file of another kind: {first.suffix or 'no suffix'}"
-        raise DataError(fault("other_kind", path=path, found=found, stem=first.stem))
+        raise DataError(fault("dataset.other_kind", path=path, found=found, stem=first.stem))
     kinds = {(READERS[suffix], suffix == ".tsv") for suffix in suffixes}
     if len(kinds) > 1:
         fix = f"dataset.path='{path.rstrip('/')}/*{suffixes[0]}'"
         if not Path(shipped(path)).is_dir():
             of_one = [str(file) for files in splits.values() for file in files if suffix_of(file) == suffixes[0]]
             fix = f"dataset.path=[{','.join(of_one)}], or dataset=mixture with each under dataset.parts"
-        raise DataError(fault("several_kinds", path=path, suffixes=" and ".join(suffixes), fix=fix))
+        raise DataError(fault("dataset.several_kinds", path=path, suffixes=" and ".join(suffixes), fix=fix))
     reader, tabs = kinds.pop()
     options = OPTIONS[reader] | ({"sep": "\t"} if tabs else {})
     return Files(reader, {name: list(map(str, files)) for name, files in splits.items()}, options)
@@ -196,7 +195,7 @@ def read_columns(files: Files, max_bytes: int | None = None) -> list[str]:
 def check_files(files: Files, max_bytes: int | None = None) -> None:
     """Raise DataError with file and line for what cannot be read, in the first ``max_bytes`` of each file."""
     if locked := [path for path in files.paths if path.suffix == ".zst" and find_spec("zstandard") is None]:
-        raise EnvironmentFault(fault("no_zstandard", path=locked[0]))
+        raise EnvironmentFault(fault("dataset.no_zstandard", path=locked[0]))
     entries = (entry for path in files.paths for entry in _scan(path, files.reader, max_bytes, is_first=True))
     DataError.refuse(islice((entry for entry in entries if isinstance(entry, Fault)), SHOWN))
 
@@ -229,12 +228,12 @@ def _scan(path: Path, reader: str, max_bytes: int | None = None, *, is_first: bo
     """The rows of a file, but for those of parquet, and a fault in place of each that cannot be read, or has no end."""
     kind = PACKED.get(path.suffix.lower(), "")
     if strange := special_file(path):
-        yield fault("special", path=path, odd=strange)
+        yield fault("dataset.special", path=path, odd=strange)
         return
     try:
         odd = sniff(_head_of(path), str(path))
         if odd and not odd.found.startswith(kind or ("parquet" if reader == "parquet" else "?")):
-            yield fault("other_bytes", path=path, odd=odd, expected=EXPECTED[reader], fix=_then_named(odd.fix))
+            yield fault("dataset.other_bytes", path=path, odd=odd, expected=EXPECTED[reader], fix=_then_named(odd.fix))
             return
         if is_first and reader != "parquet" and (long := _find_long_line(path, max_bytes)):
             yield long
@@ -243,13 +242,13 @@ def _scan(path: Path, reader: str, max_bytes: int | None = None, *, is_first: bo
             read = {"json": _read_json, "csv": _read_csv, "parquet": _check_parquet}[reader]
             yield from read(file, path, max_bytes)
     except UnicodeDecodeError as error:
-        yield fault("undecodable", where=path, odd=undecodable(error.object, str(path)))
+        yield fault("dataset.undecodable", where=path, odd=undecodable(error.object, str(path)))
     except PermissionError:
-        yield fault("unreadable", path=path)
+        yield fault("dataset.unreadable", path=path)
     except (EOFError, zlib.error, OSError) as error:
         if not kind or getattr(error, "errno", None):  # an error of the disk is none of the data
             raise
-        yield fault("broken_packing", path=path, kind=kind, error=error)
+        yield fault("dataset.broken_packing", path=path, kind=kind, error=error)
 
 
 def _find_long_line(path: Path, max_bytes: int | None) -> Fault | None:
@@ -264,7 +263,7 @@ def _find_long_line(path: Path, max_bytes: int | None) -> Fault | None:
                 if is_list:
                     rows = quote(str(path.with_name(f"{path.name.partition('.')[0]}.jsonl")))
                     fix = _unpacking(path, "jq -c '.[]'") + f" > {rows}, then dataset.path={rows}"
-                return fault("endless_line", path=path, number=number, most=most, fix=fix)
+                return fault("dataset.endless_line", path=path, number=number, most=most, fix=fix)
             if (left := left - len(line)) < 0:
                 break
     return None
@@ -321,7 +320,7 @@ def _read_json(file: io.BufferedReader, path: Path, max_bytes: int | None) -> It
     if suffix_of(path) != ".json" and is_list:
         moved = _then_named(f"mv {quote(str(path))} {quote(str(path.with_suffix('.json')))}")
         fix = moved if re.match(rb"\[\s*(\{|$)", start) else _see(path, 1)
-        yield fault("list_in_lines", path=path, start=_quoted(start.splitlines()[0]), fix=fix)
+        yield fault("dataset.list_in_lines", path=path, start=_quoted(start.splitlines()[0]), fix=fix)
         return
     rows = 0
     for number, line in chain([(begin, first)], numbered):
@@ -329,7 +328,7 @@ def _read_json(file: io.BufferedReader, path: Path, max_bytes: int | None) -> It
             rows += 1
             yield _read_line(line, path, number)
     if not rows and not lines.cut:
-        yield fault("no_rows", path=path)
+        yield fault("dataset.no_rows", path=path)
     elif rows == 1 and isinstance(only := _as_json(first), dict):
         lists = [only[name] for name in WRAPPERS if isinstance(only.get(name), list)]
         if any(entry and isinstance(entry[0], dict) for entry in lists):  # it holds the rows under a usual name
@@ -374,9 +373,9 @@ def _read_line(line: bytes, path: Path, number: int) -> Entry:
         row = _as_row(_parse(line), where, "", *_looks(line))
         return replace(row, fix=_see(path, number)) if isinstance(row, Fault) else row
     except UnicodeDecodeError:
-        return fault("undecodable", where=where, odd=undecodable(line, str(path)))
+        return fault("dataset.undecodable", where=where, odd=undecodable(line, str(path)))
     except ValueError as error:
-        return fault("no_json", where=where, error=error, expected=EXPECTED["json"], fix=_see(path, number))
+        return fault("dataset.no_json", where=where, error=error, expected=EXPECTED["json"], fix=_see(path, number))
 
 
 def _looks(text: bytes) -> tuple[bool, bool]:
@@ -387,18 +386,18 @@ def _looks(text: bytes) -> tuple[bool, bool]:
 def _as_row(value: object, where: str, fix: str, may_be_deep: bool, has_escapes: bool) -> Entry:
     """The value if it is a row of whole characters, else its fault."""
     if not isinstance(value, dict):
-        return fault("no_object", where=where, text=json.dumps(value, ensure_ascii=False)[:40], fix=fix)
+        return fault("dataset.no_object", where=where, text=json.dumps(value, ensure_ascii=False)[:40], fix=fix)
     level: list[Any] = [value] if may_be_deep else []
     for _ in range(MAX_DEPTH):
         inside = [each.values() if isinstance(each, dict) else each for each in level]
         level = [each for each in chain.from_iterable(inside) if isinstance(each, dict | list)]
     if level:
-        return fault("too_deep", where=where, most=MAX_DEPTH, fix=fix)
+        return fault("dataset.too_deep", where=where, most=MAX_DEPTH, fix=fix)
     if has_escapes:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            return fault("half_a_character", where=where, fix=fix)
+            return fault("dataset.half_a_character", where=where, fix=fix)
     return value
 
 
@@ -425,7 +424,7 @@ def _wrapped(value: Row, path: Path) -> Fault:
     name = next((name for name, entry in value.items() if isinstance(entry, list)), "data")
     rows = quote(str(path.with_name(f"{path.stem}-{name}.jsonl")))
     fix = f"jq -c '.{name}[]' {quote(str(path))} > {rows}, then dataset.path={rows}"
-    return fault("wrapped", path=path, keys=", ".join(list(value)[:5]), fix=fix)
+    return fault("dataset.wrapped", path=path, keys=", ".join(list(value)[:5]), fix=fix)
 
 
 def _read_document(text: bytes, path: Path) -> Iterator[Entry]:
@@ -436,12 +435,14 @@ def _read_document(text: bytes, path: Path) -> Iterator[Entry]:
         if isinstance(error, UnicodeDecodeError):
             raise
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        yield fault("no_json", where=f"{path}{line}", error=error, expected=EXPECTED["list"], fix=f"mend {path}")
+        yield fault(
+            "dataset.no_json", where=f"{path}{line}", error=error, expected=EXPECTED["list"], fix=f"mend {path}"
+        )
         return
     if isinstance(value, dict):
         yield _wrapped(value, path)
     elif not isinstance(value, list) or not value:
-        yield fault("no_rows", path=path)
+        yield fault("dataset.no_rows", path=path)
     else:
         looks = _looks(text)
         for number, row in enumerate(value):
@@ -452,7 +453,7 @@ def _read_csv(file: io.BufferedReader, path: Path, max_bytes: int | None) -> Ite
     """Rows of text, and faults of records that have another number of fields than the header."""
     if file.peek(1)[:1] in (b"{", b"["):
         fix = _then_named(f"mv {quote(str(path))} {quote(str(path.with_suffix('.jsonl')))}")
-        yield fault("json_in_csv", path=path, suffix=suffix_of(path), fix=fix)
+        yield fault("dataset.json_in_csv", path=path, suffix=suffix_of(path), fix=fix)
         return
     lines = _Lines(file, None)
     text = codecs.iterdecode((line for _, line in lines), "utf-8-sig")
@@ -463,14 +464,14 @@ def _read_csv(file: io.BufferedReader, path: Path, max_bytes: int | None) -> Ite
         header: list[str] = next(records, [])
         begin += records.line_num
         if len(header) == 1 and (other := re.fullmatch(r"\w+(?:([;|\t])\w+)+", header[0])):
-            yield fault("other_commas", path=path, header=header[0], comma=other[1])
+            yield fault("dataset.other_commas", path=path, header=header[0], comma=other[1])
             return
         for name in sorted({name for name, other in pairwise(sorted(header)) if name == other}):
-            yield fault("column_twice", path=path, column=name)
+            yield fault("dataset.column_twice", path=path, column=name)
         for record in records:
             if records.line_num > lines.number:
                 if begin <= lines.number:
-                    yield fault("open_quote", path=path, number=begin, fix=_see(path, begin))
+                    yield fault("dataset.open_quote", path=path, number=begin, fix=_see(path, begin))
                 break
             before, begin = begin, records.line_num + 1
             rows += bool(record)
@@ -479,19 +480,23 @@ def _read_csv(file: io.BufferedReader, path: Path, max_bytes: int | None) -> Ite
             elif record:
                 over = f", in lines {before} to {records.line_num}" if begin - before > 1 else ""
                 number, count = records.line_num, len(record)
-                yield fault("other_fields", path=path, number=number, count=count, lines=over, wanted=len(header))
+                yield fault(
+                    "dataset.other_fields", path=path, number=number, count=count, lines=over, wanted=len(header)
+                )
             if max_bytes is not None and lines.read > max_bytes:
                 return
     except csv.Error as error:
         if "field larger" in str(error):
-            yield fault("open_quote", path=path, number=begin, fix=_see(path, begin))
+            yield fault("dataset.open_quote", path=path, number=begin, fix=_see(path, begin))
         else:
-            yield fault("no_csv", path=path, number=records.line_num, error=error, fix=_see(path, records.line_num))
+            yield fault(
+                "dataset.no_csv", path=path, number=records.line_num, error=error, fix=_see(path, records.line_num)
+            )
         return
     finally:
         csv.field_size_limit(previous)
     if not rows:
-        yield fault("no_rows", path=path)
+        yield fault("dataset.no_rows", path=path)
 
 
 def _check_parquet(file: io.BufferedReader, path: Path, max_bytes: int | None) -> Iterator[Entry]:
@@ -502,20 +507,20 @@ def _check_parquet(file: io.BufferedReader, path: Path, max_bytes: int | None) -
     try:
         about = parquet.read_metadata(path)
         if about.num_rows <= 0:
-            yield fault("no_rows", path=path)
+            yield fault("dataset.no_rows", path=path)
             return
         if about.num_rows > max(MAX_ROWS_PACKED, total):
-            yield fault("same_rows", path=path, rows=about.num_rows, size=total)
+            yield fault("dataset.same_rows", path=path, rows=about.num_rows, size=total)
             return
         what = "broken rows"
         for batch, size in _parquet_batches(path):
             if size > MAX_BYTES_ROW and any(batch.slice(row, 1).nbytes > MAX_BYTES_ROW for row in range(len(batch))):
-                yield fault("endless_row", path=path, most=MAX_BYTES_ROW)
+                yield fault("dataset.endless_row", path=path, most=MAX_BYTES_ROW)
                 return
             if max_bytes is not None and (max_bytes := max_bytes - size) < 0:
                 break
     except (ArrowException, OSError, OverflowError) as error:
-        yield fault("broken_parquet", path=path, part=what, error=describe(error))
+        yield fault("dataset.broken_parquet", path=path, part=what, error=describe(error))
 
 
 def _parquet_batches(path: Path) -> Iterator[tuple[Any, int]]:

@@ -13,12 +13,11 @@ from typing import Any
 from datasets import Dataset, load_dataset_builder
 
 from runner.dataset.disk import find_files, path_text
-from runner.dataset.fault import fault
 from runner.dataset.load import RowSource, open_source, translate_dataset_errors
 from runner.dataset.remote import copy_here
 from runner.dataset.request import Use, read_cuts, read_limits, split_of
 from runner.dataset.step import Row
-from runner.errors import DataError
+from runner.errors import DataError, fault
 from runner.schema.text import Node
 
 MAX_BYTES_WHOLE = 100_000_000  # of local files; of more only the first lines are read
@@ -86,7 +85,7 @@ def _read(source: RowSource, use: Use, cut: str, count: int) -> list[Row]:
         rows = source.streams[split].skip(min(start, MAX_ROWS_SKIPPED)) if start else source.streams[split]
     if first := list(itertools.islice(rows, count)):
         return first
-    raise DataError(fault("empty_slice", where=where, path=source.path, cut=cut))
+    raise DataError(fault("dataset.empty_slice", where=where, path=source.path, cut=cut))
 
 
 def _write(rows: list[Row], source: RowSource, head: Head, name: str, few: int) -> str:

@@ -26,12 +26,11 @@ from datasets.exceptions import DatasetGenerationError
 from runner.dataset.convert import CONVERT_VERSION, Conversion, RowRequest
 from runner.dataset.detect import check_without, refuse_media
 from runner.dataset.disk import MAX_BYTES_READ, Files, check_files, find_files, path_text, read_columns
-from runner.dataset.fault import fault
 from runner.dataset.form import TURN_EXTRAS, Role
 from runner.dataset.remote import copy_here
 from runner.dataset.request import Use, check_cut, check_words, no_row, read_cuts, read_limits, split_of
 from runner.dataset.step import first_made, key_of_steps, list_steps
-from runner.errors import DataError, EnvironmentFault, describe
+from runner.errors import DataError, EnvironmentFault, describe, fault
 from runner.io.hub import is_of_network
 from runner.io.turns import TEMPLATE_ARGUMENTS
 
@@ -147,7 +146,7 @@ class RowSource:
                 return rows
             conversion = _conversion(stream, request, label)
             if not conversion.first(stream.take(STREAM_HEAD)):
-                raise DataError(fault("no_good_row", label=label, count=STREAM_HEAD))
+                raise DataError(fault("dataset.no_good_row", label=label, count=STREAM_HEAD))
             how = {"batched": True, "batch_size": BATCH, "with_indices": True}
             converted = rows.map(conversion.batch, remove_columns=list(next(iter(stream))), **how)
             if request.to != "unpaired":
@@ -216,17 +215,17 @@ def translate_dataset_errors(path: str, where: str = "dataset.path") -> Iterator
     try:
         yield
     except FileNotFoundError as error:
-        raise DataError(fault("not_found", error=describe(error))) from error
+        raise DataError(fault("dataset.not_found", error=describe(error))) from error
     except DatasetGenerationError as error:
-        raise DataError(fault("not_read", path=path, error=describe(error.__cause__ or error))) from error
+        raise DataError(fault("dataset.not_read", path=path, error=describe(error.__cause__ or error))) from error
     except (ValueError, RuntimeError) as error:
         text = " ".join(str(error).split())
         fix = "dataset.config=<name>" if "Config name" in text else ""
-        raise DataError(fault("refused_by_datasets", where=where, error=text, fix=fix)) from error
+        raise DataError(fault("dataset.refused_by_datasets", where=where, error=text, fix=fix)) from error
     except Exception as error:
         if not is_of_network(error):
             raise
-        raise EnvironmentFault(fault("no_hub", error=describe(error))) from error
+        raise EnvironmentFault(fault("dataset.no_hub", error=describe(error))) from error
 
 
 def cache_key(*parts: object) -> str:
@@ -288,7 +287,7 @@ def convert_rows(
 def _conversion(rows: Rows, request: RowRequest, label: str, total: int | None = None) -> Conversion:
     row = first_made(rows, request.steps) if request.steps else next(iter(rows), None)
     if row is None:
-        raise DataError(fault("no_row", label=label))
+        raise DataError(fault("dataset.no_row", label=label))
     return request.start_conversion(list(row), row, label, total)
 
 

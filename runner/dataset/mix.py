@@ -10,10 +10,9 @@ from typing import Any
 from datasets import Dataset, Features, IterableDataset, Json, Value, concatenate_datasets, interleave_datasets
 
 from runner.dataset.detect import misnamed
-from runner.dataset.fault import fault
 from runner.dataset.load import STREAM_BUFFER, Rows, list_columns, mix_labels
 from runner.dataset.request import Use, check_weights, read_limits
-from runner.errors import DataError
+from runner.errors import DataError, fault
 from runner.io.turns import TEMPLATE_ARGUMENTS
 
 log = logging.getLogger(__name__)
@@ -56,7 +55,7 @@ def mix_rows(
                 trains[name] = rows.map(lambda row: {TEMPLATE_ARGUMENTS: {}}, features=kinds)
     if len(trains) < len(parts):
         missing = next(name for name in parts if name not in trains)
-        raise DataError(fault("part_without_rows", part=missing))
+        raise DataError(fault("dataset.part_without_rows", part=missing))
     # No column may hold conversations in one part and text in another, or other types.
     seen: dict[str, tuple[str, Any]] = {}
     for part, rows in trains.items():
@@ -65,21 +64,21 @@ def mix_rows(
                 continue
             first, other = seen.setdefault(column, (part, kind))
             if other != kind:
-                raise DataError(fault("unlike_parts", part=part, column=column, kind=kind, other=other, first=first))
+                unlike = {"part": part, "kind": kind, "other": other, "first": first}
+                raise DataError(fault("dataset.unlike_parts", column=column, **unlike))
     if to == "preference":  # of which a batch has all margins or none
         with_margin = [part for part, rows in trains.items() if "margin" in list_columns(rows)]
         without = [part for part in trains if part not in with_margin]
         if with_margin and without:
-            raise DataError(fault("margin_in_one_part", part=with_margin[0], other=without[0]))
+            raise DataError(fault("dataset.margin_in_one_part", part=with_margin[0], other=without[0]))
     mixed = _mix(trains, weights, seed)
     if to == "unpaired" and isinstance(mixed, Dataset):
         mixed = mix_labels(mixed, seed, "mixture")
-    evals: dict[str, Any] = {}
+    evals, most = dict[str, Any](), limits["eval"]
     for part, (_, held_out) in loaded.items():
         named = held_out if isinstance(held_out, Mapping) else {} if held_out is None else {"": held_out}
-        evals |= {"_".join(filter(None, (part, name))): rows for name, rows in named.items()}
-    if limits["eval"]:
-        evals = {name: rows.take(limits["eval"]) for name, rows in evals.items()}
+        held = {"_".join(filter(None, (part, name))): rows for name, rows in named.items()}
+        evals |= {name: rows.take(most) if most else rows for name, rows in held.items()}
     return mixed.take(limits["train"]) if limits["train"] else mixed, evals or None
 
 

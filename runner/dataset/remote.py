@@ -12,8 +12,7 @@ from glob import has_magic
 from pathlib import Path
 
 from runner.dataset.disk import READERS, Paths, suffix_of
-from runner.dataset.fault import fault
-from runner.errors import DataError, EnvironmentFault, describe
+from runner.errors import DataError, EnvironmentFault, describe, fault
 from runner.io.distribution import to_install
 from runner.io.files import hub_home
 
@@ -28,14 +27,14 @@ def check_remote(path: Paths) -> bool:
 
         protocol, where = address[1], address.string
         if protocol not in available_protocols():
-            raise DataError(fault("unknown_protocol", where=where, protocol=protocol))
+            raise DataError(fault("dataset.unknown_protocol", where=where, protocol=protocol))
         try:
             get_filesystem_class(protocol)
         except ImportError as error:
             found = re.search(r"(?i)\binstall (\S+)|\"(\w+)\" to be installed", str(error))
             package = (found[1] or found[2]) if found else protocol
             fix = to_install(package)
-            raise EnvironmentFault(fault("missing_library", address=where, package=package, fix=fix)) from None
+            raise EnvironmentFault(fault("dataset.missing_library", address=where, package=package, fix=fix)) from None
     return bool(addresses)
 
 
@@ -69,6 +68,6 @@ def copy_here(path: Paths) -> Paths:
                 os.replace(part, file)
         return str(file if is_one else folder)
     except (FileNotFoundError, DataError):
-        raise DataError(fault("no_rows_there", path=path)) from None
+        raise DataError(fault("dataset.no_rows_there", path=path)) from None
     except Exception as error:  # each library has its own, for a key that is missing as for a network that is
-        raise EnvironmentFault(fault("unreachable", path=path, error=describe(error)[:200])) from error
+        raise EnvironmentFault(fault("dataset.unreachable", path=path, error=describe(error)[:200])) from error

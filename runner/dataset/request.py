@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 from runner.dataset.detect import misnamed
 from runner.dataset.disk import Files
-from runner.dataset.fault import fault
-from runner.errors import DataError, Fault
+from runner.errors import DataError, Fault, fault
 from runner.schema.text import short_text
 
 Use = Literal["train", "eval"]
@@ -46,7 +45,7 @@ def read_cuts(split: Mapping[Use, Any] | None) -> tuple[str | None, dict[str, An
         if not is_known:  # a share or a number of rows, as other tools have it
             share = round(100 * (1 - cut)) if isinstance(cut, float) and 0 < cut < 1 else 90
             fix = split_words(share=share)
-            raise DataError(fault("share_for_slice", use=name, cut=short_text(cut), fix=fix))
+            raise DataError(fault("dataset.share_for_slice", use=name, cut=short_text(cut), fix=fix))
     return split.get("train"), {name: cut for name, cut in evals.items() if cut}
 
 
@@ -55,14 +54,14 @@ def read_limits(limit: Mapping[Use, int | None] | None) -> dict[Use, int | None]
     limits: dict[Use, int | None] = {"train": None, "eval": None, **(limit or {})}
     given = {f"dataset.limit.{name}": count for name, count in limits.items() if count is not None}
     bad = {key: count for key, count in given.items() if not isinstance(count, int) or count < 1}
-    DataError.refuse(fault("no_limit", key=key, count=count) for key, count in bad.items())
+    DataError.refuse(fault("dataset.no_limit", key=key, count=count) for key, count in bad.items())
     return limits
 
 
 def check_words(files: Files | None, bad_rows: str, **hub_only: str | None) -> None:
     """Raise DataError for what only datasets of the hub have, and for an unknown way to treat bad rows."""
     given = {f"dataset.{name}": value for name, value in hub_only.items() if value and files}
-    faults = [fault("only_of_the_hub", key=key, value=value) for key, value in given.items()]
+    faults = [fault("dataset.only_of_the_hub", key=key, value=value) for key, value in given.items()]
     if bad_rows not in BAD_ROWS:
         faults.append(misnamed("dataset.bad_rows", bad_rows, BAD_ROWS, "dataset.bad_rows={}"))
     DataError.refuse(faults)
@@ -79,15 +78,15 @@ def check_cut(where: str, cut: str, splits: Iterable[str], path: str, *, streami
             other = misnamed(where, name, splits, where + "={}", f"{where}={splits[0]}" if "train" in where else both)
             raise DataError(replace(other, found=f"{name!r} in {path}"))
         if not SLICE.fullmatch(part.strip()):
-            raise DataError(fault("no_slice", where=where, cut=cut, split=name))
+            raise DataError(fault("dataset.no_slice", where=where, cut=cut, split=name))
         ends = [int(end) for end in re.findall(r"(-?[\d_]+)%", bracket and part.partition("[")[2])]
         if any(abs(end) > 100 for end in ends):
-            raise DataError(fault("large_share", where=where, cut=cut, split=name))
+            raise DataError(fault("dataset.large_share", where=where, cut=cut, split=name))
         if re.search(r"\[(\d*%?):0+%?\]", part):
             raise DataError(no_row(where.rpartition(".")[2], cut, f"{path} {cut}"))
         if streaming and (bracket or part != cut):
             limit = where.replace(".split.", ".limit.")
-            raise DataError(fault("slice_of_stream", where=where, cut=cut, limit=limit))
+            raise DataError(fault("dataset.slice_of_stream", where=where, cut=cut, limit=limit))
 
 
 def slice_length(cut: str, rows: int) -> int | None:
@@ -115,17 +114,17 @@ def no_row(use: str, cut: str, label: str) -> Fault:
     name = split_of(cut)
     held_out = f"dataset.split.train='{name}[:-1]' dataset.split.eval='{name}[-1:]', or dataset.split.eval=null"
     fix = held_out if use == "eval" else f"dataset.split.{use}='{name}[:90%]', or another dataset"
-    return fault("slice_without_rows", use=use, label=label, fix=fix)
+    return fault("dataset.slice_without_rows", use=use, label=label, fix=fix)
 
 
 def check_weights(parts: Mapping[str, object], weights: Mapping[str, float] | None) -> None:
     """Raise DataError for each weight of a mixture that is missing, of no part, or nothing to draw by."""
-    faults = [] if parts else [fault("no_parts")]
+    faults = [] if parts else [fault("dataset.no_parts")]
     for name, weight in (weights or {}).items():
         if name not in parts:
             faults.append(misnamed("dataset.weights", name, parts, "dataset.weights.{}=" + str(weight)))
         elif not isinstance(weight, int | float) or not weight > 0:
-            faults.append(fault("no_weight", part=name, weight=weight))
+            faults.append(fault("dataset.no_weight", part=name, weight=weight))
     unweighed = [name for name in parts if weights and name not in weights]
-    faults += [fault("part_without_weight", part=name) for name in unweighed]
+    faults += [fault("dataset.part_without_weight", part=name) for name in unweighed]
     DataError.refuse(faults)

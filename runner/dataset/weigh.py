@@ -21,11 +21,10 @@ from transformers import PreTrainedTokenizerBase
 from trl import pack_dataset
 
 from runner.config.build import arguments_of
-from runner.dataset.fault import fault
 from runner.dataset.form import FORMS, answer_columns
 from runner.dataset.load import Rows, cache_key
 from runner.dataset.step import Cells
-from runner.errors import ConfigError, DataError
+from runner.errors import ConfigError, DataError, fault
 from runner.io.turns import template_arguments
 from runner.schema import upstream
 
@@ -72,7 +71,7 @@ def pattern(
 def by_column(messages: Turns, row: Mapping[str, Any], column: str = "weight") -> list[Entry]:
     """A number in a column of the rows, for all of the row."""
     if column not in row:
-        raise DataError(fault("no_weight_column", column=column, there=", ".join(row)))
+        raise DataError(fault("dataset.no_weight_column", column=column, there=", ".join(row)))
     return [row[column]] * len(messages)
 
 
@@ -110,7 +109,7 @@ class Weigher:
 
     def __post_init__(self) -> None:
         if not self.tokenizer.is_fast:
-            raise ConfigError(fault("slow_tokenizer", kind=type(self.tokenizer).__name__))
+            raise ConfigError(fault("dataset.slow_tokenizer", kind=type(self.tokenizer).__name__))
 
     def __call__(self, row: Cells) -> dict[str, tuple[list[int], list[float]]]:
         """The token ids of each sequence of a row, and the weight of each token; nothing is cut off yet.
@@ -144,7 +143,7 @@ class Weigher:
             try:
                 start, end = _changed(text, self._write([*turns[:index], other, *turns[index + 1 :]], how), begin)
             except (TemplateError, ValueError) as error:
-                raise DataError(fault("message_without_place", index=index, error=error)) from error
+                raise DataError(fault("dataset.message_without_place", index=index, error=error)) from error
             # An answer starts right after its opening, whatever the template then writes by itself.
             if turn["role"] == "assistant" and self._opening in text[begin:start]:
                 start = text.rfind(self._opening, begin, start) + len(self._opening)
@@ -221,11 +220,11 @@ def _entries(rule: Rule, messages: Sequence[Cells], row: Cells) -> list[tuple[fl
     """The entries of a rule, called with what it names, each as a number and spans."""
     given = rule(messages=messages, **{name: row if name == "row" else row[name] for name in columns_of(rule)})
     if len(given) != len(messages):
-        raise DataError(fault("entries_of_rule", count=len(given), wanted=len(messages)))
+        raise DataError(fault("dataset.entries_of_rule", count=len(given), wanted=len(messages)))
     entries = [entry if isinstance(entry, tuple | list) else (entry, ()) for entry in given]
     for weight in (weight for base, spans in entries for weight in (base, *(span[2] for span in spans))):
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
-            raise DataError(fault("bad_weight", weight=weight))
+            raise DataError(fault("dataset.bad_weight", weight=weight))
     return entries
 
 
@@ -250,7 +249,7 @@ def weigh_rows(rows: Rows, weigher: Weigher, key: str, workers: int | None = Non
     if lost := len(weighed) - len(teaching):
         log.warning("%d of %d rows left out: all that is trained of them weighs nothing", lost, len(weighed))
     if not len(teaching):
-        raise DataError(fault("all_weighs_nothing", count=len(weighed)))
+        raise DataError(fault("dataset.all_weighs_nothing", count=len(weighed)))
     return teaching.select_columns([*kept, *(name for name in weighed.column_names if name.endswith("_weights"))])
 
 
@@ -275,7 +274,7 @@ def weigh_row(row: Cells, weigher: Weigher, index: int | None = None) -> dict[st
             elif list(ids[rest:]) == kept:
                 new[name] = weights[rest:]
             else:
-                raise DataError(fault("other_tokens"))
+                raise DataError(fault("dataset.other_tokens"))
     except DataError as error:
         where = "" if index is None else f"row {index} of the trainer, "
         raise DataError([replace(each, where=f"{where}{each.where}") for each in error.faults]) from error
@@ -293,7 +292,7 @@ def rotate_weights(rows: Dataset, size: int) -> Dataset:
         before = [weights[:start] for weights, start in zip(batch[WEIGHTS], prompts, strict=True)]
         moved, ids = [own[-1], *own[:-1]], [batch["completion_ids"][-1], *batch["completion_ids"][:-1]]
         if ids != batch["KL_completion_ids"]:
-            raise ConfigError(fault("other_pairs_of_kto"))
+            raise ConfigError(fault("dataset.other_pairs_of_kto"))
         return {f"KL_{WEIGHTS}": [left + right for left, right in zip(before, moved, strict=True)]}
 
     return rows.map(rotate, batched=True, batch_size=size)

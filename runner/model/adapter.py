@@ -13,10 +13,9 @@ from peft.utils.other import TrainableTokensWrapper
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from runner.errors import ConfigError
+from runner.errors import ConfigError, fault
 from runner.io.temporary import temporarily
 from runner.model.check import find_pattern_faults, find_target_faults
-from runner.model.fault import fault
 
 Model: TypeAlias = PreTrainedModel | PeftModel
 
@@ -58,18 +57,18 @@ def check_adapter(model: Model, peft_config: PeftConfig | None) -> None:
     """Raise ConfigError with everything that keeps this adapter from being put on this model."""
     faults = []
     if peft_config is not None and loaded_config(model) is not None:
-        faults.append(fault("second_adapter"))
+        faults.append(fault("model.second_adapter"))
     if is_quantized(model):
         adapter = peft_config or loaded_config(model)
         if adapter is None:
-            faults.append(fault("rounded_without_adapter"))
+            faults.append(fault("model.rounded_without_adapter"))
         elif changes_base(adapter):
-            faults.append(fault("rounded_and_rewritten", start=adapter.init_lora_weights))
+            faults.append(fault("model.rounded_and_rewritten", start=adapter.init_lora_weights))
     if getattr(peft_config, "peft_type", None) == PeftType.ADALORA:
-        faults.append(fault("adalora"))
+        faults.append(fault("model.adalora"))
     how = str(getattr(peft_config, "init_lora_weights", ""))
     if how.startswith("pissa_niter"):
-        faults.append(fault("random_start", start=how))
+        faults.append(fault("model.random_start", start=how))
     if targets := getattr(peft_config, "target_modules", None):
         parts = dict(model.named_modules())
         kinds = {name: "Linear" if isinstance(part, nn.Linear) else type(part).__name__ for name, part in parts.items()}
@@ -79,7 +78,9 @@ def check_adapter(model: Model, peft_config: PeftConfig | None) -> None:
     for target in getattr(peft_config, "target_parameters", None) or ():  # of which peft passes over what is not there
         if not any(name.endswith(f".{target}") for name in weights):
             experts = {".".join(name.split(".")[-3:]) for name, weight in weights.items() if weight.ndim == 3}
-            faults.append(fault("no_such_parameter", target=target, there=",".join(sorted(experts or weights)[:3])))
+            faults.append(
+                fault("model.no_such_parameter", target=target, there=",".join(sorted(experts or weights)[:3]))
+            )
     ConfigError.refuse(faults)
 
 
@@ -100,13 +101,13 @@ def train_beside(model: PreTrainedModel, peft_config: PeftConfig, patterns: Sequ
     for those. Raises ConfigError for what fits nothing, or cannot be trained whole.
     """
     if peft_config.is_prompt_learning or not hasattr(peft_config, "modules_to_save"):
-        raise ConfigError(fault("no_whole_layers", adapter=type(peft_config).__name__))
+        raise ConfigError(fault("model.no_whole_layers", adapter=type(peft_config).__name__))
     layers, weights = set(), dict(model.named_parameters(remove_duplicate=False))
     faults = list(find_pattern_faults("peft.full", patterns, [*weights], _embeddings(model)))
     for pattern in patterns:
         fitting = [name for name in weights if re.search(pattern, name)]
         if rounded := [name for name in fitting if not weights[name].is_floating_point()]:
-            faults.append(fault("whole_and_rounded", layer=rounded[0], examples=", ".join(_embeddings(model))))
+            faults.append(fault("model.whole_and_rounded", layer=rounded[0], examples=", ".join(_embeddings(model))))
         layers |= {name.rpartition(".")[0] for name in fitting}
     ConfigError.refuse(faults)
     source, *shared = _embeddings(model) if model.config.get_text_config().tie_word_embeddings else [""]
@@ -130,7 +131,9 @@ def train_tokens(model: Model, peft_config: PeftConfig | None, tokenizer: PreTra
         trained = {*saved, *(() if isinstance(targets, str) else targets)}
     layers = [layer for layer in layers if not {layer, layer.rpartition(".")[2]} & trained]
     if layers and not isinstance(peft_config, LoraConfig):
-        raise ConfigError(fault("untrained_tokens", kind=type(peft_config).__name__ if peft_config else "this part"))
+        raise ConfigError(
+            fault("model.untrained_tokens", kind=type(peft_config).__name__ if peft_config else "this part")
+        )
     if layers and not getattr(peft_config, rows := "trainable_token_indices"):
         ids = sorted(tokenizer.convert_tokens_to_ids([*new]))
         setattr(peft_config, rows, {layer.rpartition(".")[2]: ids for layer in layers})

@@ -13,10 +13,9 @@ from itertools import islice
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 from trl.chat_template_utils import get_training_chat_template, has_generation_markers, supports_tool_calling
 
-from runner.errors import ConfigError, describe
+from runner.errors import ConfigError, describe, fault
 from runner.model import jinja
 from runner.model.encoding import Row, render_row
-from runner.model.fault import fault
 from runner.model.jinja import ANSWER, KEY, PROBE, read_template
 from runner.schema.text import short_text
 
@@ -50,7 +49,7 @@ def set_template(tokenizer: PreTrainedTokenizerBase, name: str | None, where: st
         try:
             text, end, tokens = tokenizer.get_chat_template(), tokenizer.eos_token, tokenizer.special_tokens_map
         except ValueError as error:  # several, and none by default
-            raise ConfigError(fault("several_templates", error=describe(error))) from None
+            raise ConfigError(fault("model.several_templates", error=describe(error))) from None
         known = tokenizer.get_vocab()
         faults = jinja.find_template_faults(text, name or OWN, end, tokens, chosen=bool(name), vocabulary=known)
         another = {} if where == KEY else {"where": where, "fix": f"{where}=<another>"}
@@ -68,9 +67,9 @@ def check_template(
         raise ConfigError(jinja.no_template())
     faults = []
     if calls and not supports_tool_calling(tokenizer):
-        faults.append(fault("template_without_tools"))
+        faults.append(fault("model.template_without_tools"))
     if chats and answers_only and not _marks_answers(tokenizer):
-        faults.append(fault("template_without_marks"))
+        faults.append(fault("model.template_without_marks"))
     ConfigError.refuse(faults)
 
 
@@ -85,7 +84,7 @@ def check_rendering(tokenizer: PreTrainedTokenizerBase, rows: Iterator[tuple[Row
     if number is not None:
         row, _ = next(islice(rows, number, None))  # only the fork has gone through them
         text = f"the row {short_text(row)}"
-        raise ConfigError(fault("costly_template", name="the template", granted=jinja.GRANTED, text=text))
+        raise ConfigError(fault("model.costly_template", name="the template", granted=jinja.GRANTED, text=text))
 
 
 def _marks_answers(tokenizer: PreTrainedTokenizerBase) -> bool:

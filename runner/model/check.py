@@ -17,9 +17,8 @@ from functools import cache
 from os.path import getmtime
 from typing import TYPE_CHECKING, Any
 
-from runner.errors import ConfigError, Fault, describe
+from runner.errors import ConfigError, Fault, describe, fault
 from runner.model import jinja
-from runner.model.fault import fault
 from runner.model.folder import ADAPTER, INDEX, WEIGHTS, ModelFolder, find_folder
 from runner.schema.read import read_signature
 from runner.schema.source import find_definition
@@ -56,9 +55,9 @@ def find_model_faults(
         # A fault for a new model of no architecture, and for what looks like a misspelt key of its config.
         kind, own = str(node.get("model_type")), {"_target_", "tokenizer", "dtype", "seed", "head", "model_type"}
         if not _is_known(kind):
-            return [fault("unknown_architecture", kind=kind)]
+            return [fault("model.unknown_architecture", kind=kind)]
         if found := _describe_unfit(kind, node, head):
-            return [fault("new_that_is_unfit", found=found)]
+            return [fault("model.new_that_is_unfit", found=found)]
         signature = read_signature(f"transformers.{_read_classes(CONFIG_CLASSES).get(kind)}")
         given = {key: value for key, value in node.items() if key not in own}
         known = set(signature.parameters) if signature else set()
@@ -79,7 +78,7 @@ def find_model_faults(
         faults += find_adapter_faults(folder, head, is_safe=folder.has(ADAPTER) or not how["safetensors_only"])
         freezes = isinstance(peft, Mapping) and str(peft.get("_target_")).startswith("runner.model.freeze.")
         if peft and not is_merged and not freezes:
-            faults.append(fault("second_adapter"))
+            faults.append(fault("model.second_adapter"))
     except ConfigError as error:
         return faults + error.faults
     if folder.base:
@@ -113,7 +112,7 @@ def find_scorer_faults(path: str, where: str) -> list[Fault]:
             return []
     except ConfigError as error:
         return error.faults
-    return [fault("no_score", folder=folder, path=path)]
+    return [fault("model.no_score", folder=folder, path=path)]
 
 
 # --- Architectures ------------------------------------------------------------------------------
@@ -128,18 +127,18 @@ def find_config_faults(folder: ModelFolder, head: str | None = None, *, trust: b
         trained = [file.parent for runs in ("", "*/", "*/*/") for file in folder.path.glob(f"{runs}model/*config.json")]
         fix = to_override(folder.where, str(max(trained, key=getmtime))) if trained else "=<folder or org/name>"
         found = f"has no config.json, but {names}" if names else "is empty"
-        return [fault("no_config", folder=folder, found=found, fix=fix)]
+        return [fault("model.no_config", folder=folder, found=found, fix=fix)]
     kind = folder.whole_config.get("model_type")
     if folder.whole_config.get("auto_map") and not _is_known(kind):
-        return [] if trust else [fault("own_code", folder=folder)]
+        return [] if trust else [fault("model.own_code", folder=folder)]
     if not isinstance(kind, str):
-        return [fault("no_model_type", folder=folder)]
+        return [fault("model.no_model_type", folder=folder)]
     if not _is_known(kind):
-        return [fault("newer_architecture", folder=folder, kind=kind)]
+        return [fault("model.newer_architecture", folder=folder, kind=kind)]
     if head and not _is_known(kind, head):
-        return [fault("no_head", folder=folder, kind=kind, expected=WITH[head])]
+        return [fault("model.no_head", folder=folder, kind=kind, expected=WITH[head])]
     if found := _describe_unfit(kind, folder.whole_config, head):
-        return [fault("unfit", folder=folder, found=found)]
+        return [fault("model.unfit", folder=folder, found=found)]
     target = f"transformers.{_read_classes(CONFIG_CLASSES).get(kind)}"
     faults = [*_find_value_faults(folder, "config.json", target), *_find_override_faults(folder, kind, target)]
     if folder.has("generation_config.json"):
@@ -152,7 +151,7 @@ def _find_override_faults(folder: ModelFolder, kind: str, target: str) -> Iterat
     where, own = f"{folder.where.removesuffix('path')}config", folder.read("config.json")
     signature, text, elsewhere = read_signature(target), own.get("text_config") or {}, LIMITS["set_elsewhere"]
     for key in folder.overrides.keys() & elsewhere.keys():
-        yield fault("set_elsewhere", where=where, key=key, fix=elsewhere[key])
+        yield fault("model.set_elsewhere", where=where, key=key, fix=elsewhere[key])
     given = dict(_entries({key: value for key, value in folder.overrides.items() if key not in elsewhere}))
     known = {*text, *dict(_entries(own)), *LIMITS["inside"]["keys"], *(signature.parameters if signature else ())}
     unknown = find_unknown_keys(where, kind, given, known) if signature else ()
@@ -160,7 +159,7 @@ def _find_override_faults(folder: ModelFolder, kind: str, target: str) -> Iterat
     rope, positions = folder.config.get("rope_parameters"), "max_position_embeddings"
     is_scaled = isinstance(rope, Mapping) and rope.get("rope_type") not in (None, "default", "linear")
     if positions in folder.overrides and is_scaled and f"original_{positions}" not in (rope or ()):
-        yield fault("other_positions", where=where, trained=(text or own).get(positions))
+        yield fault("model.other_positions", where=where, trained=(text or own).get(positions))
     yield from _find_value_faults(folder, "config.json", target, where)
 
 
@@ -192,8 +191,11 @@ def _find_value_faults(folder: ModelFolder, name: str, target: str = "", where: 
         if known and not has_parts and not known.type.accepts(int(value) if is_whole else value):
             expected = str(known.type)
         if expected:
-            text, kind = json.dumps(value)[:40], "bad_override" if where else "bad_value"
-            yield fault(kind, where=where, folder=folder, file=name, key=key, value=text, expected=expected)
+            text = json.dumps(value)[:40]
+            if where:
+                yield fault("model.bad_override", where=where, key=key, value=text, expected=expected)
+            else:
+                yield fault("model.bad_value", folder=folder, file=name, key=key, value=text, expected=expected)
 
 
 def _find_limit(limits: Any, values: list[Any]) -> str:
@@ -234,7 +236,7 @@ def find_unknown_keys(where: str, kind: str, given: Node, known: set[str], least
     for key in sorted(set(given) - set(known)):
         close = get_close_matches(key, known, 1, least)
         fix = to_override(f"{where}.{close[0]}", given[key]) if close else ""
-        yield fault("unknown_key", where=where, key=key, kind=kind, fix=fix)
+        yield fault("model.unknown_key", where=where, key=key, kind=kind, fix=fix)
 
 
 # --- Weights ------------------------------------------------------------------------------------
@@ -250,8 +252,8 @@ def _find_folder_faults(folder: ModelFolder, head: str, *, safetensors_only: boo
         found = list(_find_weight_faults(folder))  # read in any case, because that finds files that are damaged
         return found if folder.is_plain else []  # others may name and shape their weights in other ways
     if (pickles := [name for name in PICKLES if folder.has(name)]) and safetensors_only:
-        return [fault("pickled", folder=folder, file=pickles[0])]
-    return [] if pickles else [fault("no_weights", folder=folder)]
+        return [fault("model.pickled", folder=folder, file=pickles[0])]
+    return [] if pickles else [fault("model.no_weights", folder=folder)]
 
 
 def _find_weight_faults(folder: ModelFolder) -> Iterator[Fault]:
@@ -265,12 +267,12 @@ def _find_weight_faults(folder: ModelFolder) -> Iterator[Fault]:
         part, total = config.get(key), config.get(whole, 0)
         is_free = whole == "hidden_size" and "head_dim" in config
         if isinstance(part, int) and isinstance(total, int) and total % part and not is_free:
-            yield fault("indivisible", folder=folder, key=key, part=part, whole=whole, total=total)
+            yield fault("model.indivisible", folder=folder, key=key, part=part, whole=whole, total=total)
     known = range(depth) if isinstance(depth, int) else ()
     lacking = [(layer, part) for layer in known for part in sorted(first - layers.get(layer, set()))]
     if lacking:
         example = f"{lacking[0][1]} of layer {lacking[0][0]}"
-        yield fault("missing_weights", folder=folder, count=len(lacking), example=example)
+        yield fault("model.missing_weights", folder=folder, count=len(lacking), example=example)
     count, size = config.get("num_attention_heads"), config.get("head_dim")
     if isinstance(count, int) and isinstance(size, int):
         config = config | {"num_attention_heads * head_dim": count * size}
@@ -281,7 +283,7 @@ def _find_weight_faults(folder: ModelFolder) -> Iterator[Fault]:
         shape = next((shape for name, shape in folder.shapes.items() if name.endswith(part)), None)
         wanted = [config.get(key) for key in keys]
         if shape and None not in wanted and shape != wanted:
-            yield fault("other_shape", folder=folder, part=part, shape=shape, keys=keys, wanted=wanted)
+            yield fault("model.other_shape", folder=folder, part=part, shape=shape, keys=keys, wanted=wanted)
             return
 
 
@@ -292,7 +294,7 @@ def _find_length_faults(folder: ModelFolder, length: object) -> Iterator[Fault]:
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     is_scaled = isinstance(rope, Mapping) and rope.get("rope_type") not in (None, "default")
     if isinstance(length, int) and isinstance(positions, int) and length > positions and not is_scaled:
-        yield fault("too_long", length=length, positions=positions)
+        yield fault("model.too_long", length=length, positions=positions)
 
 
 # --- What is trained of it, and adapters ----------------------------------------------------------
@@ -323,7 +325,9 @@ def find_pattern_faults(
     """A fault for each pattern that is found in the name of no weight."""
     for pattern in patterns:
         if not any(re.search(str(pattern), name) for name in weights):
-            yield fault("no_such_weight", where=where, pattern=pattern, examples=", ".join(examples or weights[:3]))
+            yield fault(
+                "model.no_such_weight", where=where, pattern=pattern, examples=", ".join(examples or weights[:3])
+            )
 
 
 def find_target_faults(targets: object, modules: Collection[str], linear: Collection[str]) -> Iterator[Fault]:
@@ -333,40 +337,40 @@ def find_target_faults(targets: object, modules: Collection[str], linear: Collec
         if not any(re.fullmatch(targets, name) for name in modules):
             near = [name for name in sorted(linear) if re.search(rf"\b{re.escape(name)}\b", targets)]
             fix = f"=[{','.join(near)}]" if near else "=all-linear"
-            yield fault("target_that_fits_nothing", targets=targets, there=there, fix=fix)
+            yield fault("model.target_that_fits_nothing", targets=targets, there=there, fix=fix)
         return
     for target in sorted(targets) if isinstance(targets, list | set | tuple) else ():
         if not any(name == target or name.endswith(f".{target}") for name in modules):
-            yield fault("no_such_target", target=target, there=there)
+            yield fault("model.no_such_target", target=target, there=there)
 
 
 def find_depth_faults(layers: int, depth: int) -> Iterator[Fault]:
     """A fault for a number of trained layers that the model does not have."""
     if not 0 <= layers <= depth:
-        yield fault("too_deep", layers=layers, depth=depth, half=max(1, depth // 2))
+        yield fault("model.too_deep", layers=layers, depth=depth, half=max(1, depth // 2))
 
 
 def find_merge_faults(folder: ModelFolder, *, quantized: bool = False) -> Iterator[Fault]:
     """Faults of what is to be merged: no adapter, or one on rounded weights."""
     if folder.adapter is None:
-        yield fault("merged_without_adapter", folder=folder)
+        yield fault("model.merged_without_adapter", folder=folder)
     if quantized:
-        yield fault("merged_quantised")
+        yield fault("model.merged_quantised")
 
 
 def find_adapter_faults(folder: ModelFolder, head: str, *, is_safe: bool) -> Iterator[Fault]:
     """Faults of an adapter; ``is_safe`` says that its weights are in safetensors, or need not be."""
     if not is_safe:
-        yield fault("pickled_adapter", folder=folder, file=ADAPTER)
+        yield fault("model.pickled_adapter", folder=folder, file=ADAPTER)
     is_lora = (folder.adapter or {}).get("peft_type") == "LORA"
     yield from _find_value_faults(folder, "adapter_config.json", "peft.LoraConfig" if is_lora else "peft.PeftConfig")
     task = (folder.adapter or {}).get("task_type")
     if task != TASKS.get(head, task):
         trainers = {"SEQ_CLS": "trainer=reward, or ", "CAUSAL_LM": "a trainer of language models, or "}
         trainer = trainers.get(str(task), "")
-        yield fault("adapter_of_other_task", folder=folder, task=task, wanted=TASKS[head], trainer=trainer)
+        yield fault("model.adapter_of_other_task", folder=folder, task=task, wanted=TASKS[head], trainer=trainer)
     if not folder.base:
-        yield fault("adapter_of_nothing", folder=folder)
+        yield fault("model.adapter_of_nothing", folder=folder)
 
 
 # --- The tokenizer --------------------------------------------------------------------------------
@@ -403,7 +407,7 @@ def find_token_faults(node: Node, vocabulary: Vocabulary) -> Iterator[Fault]:
     expected = f"such as {vocabulary.marks}" if vocabulary.marks else "one of its tokens"
     new = new_tokens(node)
     if not all(new):
-        yield fault("empty_token")
+        yield fault("model.empty_token")
     for key in ("eos_token", "pad_token"):
         if (token := node.get(key)) is None or token in (*vocabulary.tokens, *new):
             continue
@@ -411,7 +415,7 @@ def find_token_faults(node: Node, vocabulary: Vocabulary) -> Iterator[Fault]:
         if near or not token or key == "eos_token":
             fix = to_override("", near[0]) if near else "=<token>"
             fix += f", or {to_override('model.tokenizer.add_special_tokens', [token])}, which is new" if token else ""
-            yield fault("no_such_token", key=key, token=token, expected=expected, fix=fix)
+            yield fault("model.no_such_token", key=key, token=token, expected=expected, fix=fix)
 
 
 def find_size_faults(vocabulary: Vocabulary, rows: int) -> list[Fault]:
@@ -424,7 +428,7 @@ def find_size_faults(vocabulary: Vocabulary, rows: int) -> list[Fault]:
     written = any(not each.special or each.content in used or each.content in vocabulary.template for each in old)
     if not written and len(vocabulary.tokens) - len(beyond) <= rows:
         return []
-    return [fault("too_many_tokens", count=len(vocabulary.tokens), rows=rows)]
+    return [fault("model.too_many_tokens", count=len(vocabulary.tokens), rows=rows)]
 
 
 def find_tokenizer_faults(node: object, rows: int | None, *, chats: bool = False) -> list[Fault]:
@@ -463,11 +467,11 @@ def _find_vocabulary_faults(
     kind = str(config.get("tokenizer_class") or "")
     has_none = kind.startswith(BYTE_TOKENIZERS) or config.get("auto_map") or any(folder.path.glob("*.tiktoken"))
     if not has_none and not folder.has(*VOCABULARIES):
-        yield fault("no_tokenizer", folder=folder)
+        yield fault("model.no_tokenizer", folder=folder)
     if not vocabulary.tokens:
         return
     if not end and kind in ENDLESS_TOKENIZERS and not folder.has("special_tokens_map.json"):
-        yield fault("no_end_token", marks=vocabulary.marks or "no special token")
+        yield fault("model.no_end_token", marks=vocabulary.marks or "no special token")
     yield from find_token_faults(node, vocabulary)
     yield from find_size_faults(vocabulary, rows) if rows else ()
 
@@ -482,7 +486,7 @@ def _read_vocabulary(folder: ModelFolder, config: Node, named: Node, node: Node)
     try:
         Tokenizer.from_file(str(folder.path / "tokenizer.json"))
     except Exception as error:  # of which the library has no other kind
-        raise ConfigError(fault("no_tokens", folder=folder, error=describe(error))) from error
+        raise ConfigError(fault("model.no_tokens", folder=folder, error=describe(error))) from error
     entries = (whole.get("model") or {}).get("vocab") or {}
     listed = [*(whole.get("added_tokens") or ())]
     later = config.get("added_tokens_decoder") or {}  # those that were added after the tokenizer's own file was written

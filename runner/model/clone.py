@@ -17,9 +17,8 @@ import transformers
 from peft import get_peft_model
 from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from runner.errors import ConfigError
+from runner.errors import ConfigError, fault
 from runner.io.files import shipped
-from runner.model.fault import fault
 from runner.model.load import new_model, read_adapter, read_config
 from runner.schema.text import read_tables
 
@@ -73,7 +72,7 @@ def write_clone(source: Source, folder: Path) -> str:
         _copy_tokenizer(source, folder)
         return f"{described}, with a new adapter"
     if (model := small_model(source.config(), source.trust)) is None:
-        raise ConfigError(fault("not_made_small", path=source.path, kind=source.config().model_type))
+        raise ConfigError(fault("model.not_made_small", path=source.path, kind=source.config().model_type))
     if source.path:
         with contextlib.suppress(OSError):  # without such a file a model stops at the config's end
             revision = source.revision or "main"

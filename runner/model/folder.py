@@ -11,10 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from runner.errors import ConfigError
+from runner.errors import ConfigError, fault
 from runner.io.files import HUB_NAME, shipped
 from runner.io.filetype import HEAD, sniff, special_file
-from runner.model.fault import fault
 
 JsonObject = dict[str, Any]
 
@@ -49,17 +48,17 @@ class ModelFolder:
         """The object in a JSON file of the folder; raises ConfigError where it holds none."""
         path = self.path / name
         if (size := path.stat().st_size) > MAX_JSON_BYTES:
-            raise ConfigError(fault("too_much_json", path=path, size=size, most=MAX_JSON_BYTES))
+            raise ConfigError(fault("model.too_much_json", path=path, size=size, most=MAX_JSON_BYTES))
         head = path.read_bytes()
         if odd := sniff(head[:HEAD], str(path)):
-            raise ConfigError(fault("other_bytes", path=path, odd=odd, expected="a JSON file"))
+            raise ConfigError(fault("model.other_bytes", path=path, odd=odd, expected="a JSON file"))
         try:
             value = json.loads(head)
             found = "" if isinstance(value, dict) else f"JSON, and no object: {str(value)[:40]}"
         except (ValueError, RecursionError) as error:
             found = f"no JSON: {error}" if head else "an empty file"
         if found:
-            raise ConfigError(fault("no_json_object", path=path, found=found))
+            raise ConfigError(fault("model.no_json_object", path=path, found=found))
         return value
 
     def has(self, *names: str) -> bool:
@@ -99,11 +98,11 @@ class ModelFolder:
         if not self.has(WEIGHTS):
             index = self.read(INDEX).get("weight_map")
             if not index or not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
-                raise ConfigError(fault("index_of_nothing", folder=self, index=INDEX))
+                raise ConfigError(fault("model.index_of_nothing", folder=self, index=INDEX))
             files = sorted(set(index.values()))
             if missing := [name for name in files if "/" in name or not self.has(name)]:
                 names = ", ".join(missing[:3])
-                raise ConfigError(fault("index_of_missing", folder=self, index=INDEX, names=names))
+                raise ConfigError(fault("model.index_of_missing", folder=self, index=INDEX, names=names))
         return {name: shape for file in files for name, shape in read_shapes(self.path / file).items()}
 
 
@@ -123,16 +122,16 @@ def find_folder(path: object, where: str) -> ModelFolder | None:
     path = str(path)
     home = Path(shipped(path))
     if odd := special_file(home):
-        raise ConfigError(fault("special_file", where=where, path=path, odd=odd))
+        raise ConfigError(fault("model.special_file", where=where, path=path, odd=odd))
     if home.is_file():
         fix = f"={home.parent}" if (home.parent / "config.json").is_file() else "=<folder or org/name>"
-        raise ConfigError(fault("file_for_folder", where=where, path=path, fix=fix))
+        raise ConfigError(fault("model.file_for_folder", where=where, path=path, fix=fix))
     if home.is_dir():
         return ModelFolder(home, where)
     if path.startswith(("/", ".", "~", "runner://", "outputs/")) or path.count("/") > 1:
-        raise ConfigError(fault("no_folder", where=where, home=home))
+        raise ConfigError(fault("model.no_folder", where=where, home=home))
     if not HUB_NAME.fullmatch(path):
-        raise ConfigError(fault("no_name_on_the_hub", where=where, path=path))
+        raise ConfigError(fault("model.no_name_on_the_hub", where=where, path=path))
     return None
 
 
@@ -141,7 +140,7 @@ def read_shapes(path: Path) -> dict[str, list[int]]:
     with open(path, "rb") as file:
         first = file.read(HEAD)
     if first[8:9] != b"{" and (odd := sniff(first, str(path))):
-        raise ConfigError(fault("other_bytes", path=path, odd=odd, expected="weights in safetensors"))
+        raise ConfigError(fault("model.other_bytes", path=path, odd=odd, expected="weights in safetensors"))
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -149,4 +148,4 @@ def read_shapes(path: Path) -> dict[str, list[int]]:
             names = weights.keys()
             return {name: weights.get_slice(name).get_shape() for name in names}
     except SafetensorError as error:
-        raise ConfigError(fault("cut_weights", path=path, size=path.stat().st_size, error=error)) from None
+        raise ConfigError(fault("model.cut_weights", path=path, size=path.stat().st_size, error=error)) from None

@@ -8,10 +8,9 @@ from peft.utils.constants import SEQ_CLS_HEAD_NAMES
 from torch import nn
 from transformers import PreTrainedModel
 
-from runner.errors import ConfigError, Fault
+from runner.errors import ConfigError, Fault, fault
 from runner.model.adapter import is_quantized
 from runner.model.check import find_depth_faults, find_pattern_faults
-from runner.model.fault import fault
 
 PARTS = ("norm", "head")
 
@@ -26,13 +25,13 @@ def train_last_layers(model: PreTrainedModel, *, layers: int, also: Sequence[str
     depth = model.config.get_text_config().num_hidden_layers
     lists = [part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) == depth]
     if not lists:
-        raise ConfigError(fault("no_blocks", model=type(model).__name__, depth=depth))
+        raise ConfigError(fault("model.no_blocks", model=type(model).__name__, depth=depth))
     blocks = lists[0]
     faults = list(find_depth_faults(layers, len(blocks)))
     if strangers := sorted(set(also) - set(PARTS)):
-        faults.append(fault("unknown_parts", names=", ".join(strangers), parts=PARTS))
+        faults.append(fault("model.unknown_parts", names=", ".join(strangers), parts=PARTS))
     if not layers and not also:
-        faults.append(fault("nothing_trained"))
+        faults.append(fault("model.nothing_trained"))
     ConfigError.refuse([*faults, *_whole_faults(model)])
     trained = list(blocks[len(blocks) - layers :])
     if "norm" in also:  # whatever the architecture calls it, it stands beside the list of blocks
@@ -53,7 +52,7 @@ def train_weights(model: PreTrainedModel, *, matching: Sequence[str]) -> PreTrai
     Weights that are shared have one name, that of the embeddings. Raises ConfigError for a pattern that fits nothing.
     """
     weights = dict(model.named_parameters())
-    faults = [] if matching else [fault("no_patterns")]
+    faults = [] if matching else [fault("model.no_patterns")]
     faults += [*_whole_faults(model), *find_pattern_faults("peft.matching", matching, [*weights])]
     ConfigError.refuse(faults)
     for name, weight in weights.items():
@@ -64,4 +63,4 @@ def train_weights(model: PreTrainedModel, *, matching: Sequence[str]) -> PreTrai
 def _whole_faults(model: nn.Module) -> list[Fault]:
     if not isinstance(model, PeftModel) and not is_quantized(model):
         return []
-    return [fault("frozen_already")]
+    return [fault("model.frozen_already")]

@@ -16,10 +16,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from runner.errors import ConfigError, Fault
+from runner.errors import ConfigError, Fault, fault
 from runner.io.files import shipped
 from runner.io.filetype import undecodable
-from runner.model.fault import fault
 from runner.schema.source import find_module
 from runner.schema.text import nearest, to_override
 
@@ -47,7 +46,7 @@ def family_files() -> dict[str, Path]:
 
 def no_template() -> Fault:
     """The fault of chats without a template."""
-    return fault("no_template", names=", ".join(template_names()))
+    return fault("model.no_template", names=", ".join(template_names()))
 
 
 def read_template(name: str) -> str:
@@ -57,22 +56,22 @@ def read_template(name: str) -> str:
     names = {"names": ", ".join(template_names()), "families": ", ".join(families)}
     if not file.is_file():
         near = nearest(name, [*template_names(), *families, "plain"], 0)[0]
-        raise ConfigError(fault("unknown_template", name=name, near=near, **names))
+        raise ConfigError(fault("model.unknown_template", name=name, near=near, **names))
     check_length(file)
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         odd = undecodable(error.object, str(file))
-        raise ConfigError(fault("other_bytes", path=file, odd=odd, expected="UTF-8")) from error
+        raise ConfigError(fault("model.other_bytes", path=file, odd=odd, expected="UTF-8")) from error
     if not text.strip():
-        raise ConfigError(fault("empty_template", name=name, **names))
+        raise ConfigError(fault("model.empty_template", name=name, **names))
     return text
 
 
 def check_length(file: Path) -> None:
     """Raise ConfigError for a file that is too large for a template."""
     if (size := file.stat().st_size) > MAX_LETTERS:
-        raise ConfigError(fault("long_template", file=file, size=size, most=MAX_LETTERS))
+        raise ConfigError(fault("model.long_template", file=file, size=size, most=MAX_LETTERS))
 
 
 def find_template_faults(
@@ -84,22 +83,22 @@ def find_template_faults(
     write marks that are of the ``vocabulary``. In others, they may be words.
     """
     if (tried := _try(text, tokens)) is None:
-        return [fault("costly_template", name=name, granted=GRANTED, text="one exchange")]
+        return [fault("model.costly_template", name=name, granted=GRANTED, text="one exchange")]
     if "error" in tried:
         line = f", line {tried['line']}" if tried["line"] else ""
         fix = f"mend that line, or {KEY}=chatml" if line else "=chatml"
-        return [fault("failing_template", name=name, line=line, error=tried["error"], fix=fix)]
+        return [fault("model.failing_template", name=name, line=line, error=tried["error"], fix=fix)]
     _, answer, behind = tried["rendered"].rpartition(ANSWER)
     if not answer:
-        return [fault("template_without_answer", name=name)]
+        return [fault("model.template_without_answer", name=name)]
     marks = dict.fromkeys(MARK.findall(tried["rendered"])) if vocabulary and chosen and name in family_files() else ()
     if lacking := [mark for mark in marks if mark not in vocabulary]:
         fix = to_override("model.tokenizer.add_special_tokens", lacking)
         last = (mark for mark in MARK.findall(behind)[-1:] if mark != end)
         fix += "".join(f" {to_override('model.tokenizer.eos_token', mark)}" for mark in last)
-        return [fault("template_with_marks", name=name, marks=", ".join(lacking), fix=fix)]
+        return [fault("model.template_with_marks", name=name, marks=", ".join(lacking), fix=fix)]
     if chosen and end and end not in behind:
-        return [fault("template_without_end", name=name, end=end)]
+        return [fault("model.template_without_end", name=name, end=end)]
     return []
 
 

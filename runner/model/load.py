@@ -20,13 +20,12 @@ from peft.utils.constants import SEQ_CLS_HEAD_NAMES
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import has_file
 
-from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError, causes_of, check_library, describe
+from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError, causes_of, check_library, describe, fault
 from runner.io.hub import is_of_network
 from runner.model import check
 from runner.model.chat import set_template, turn_end
 from runner.model.check import Vocabulary
 from runner.model.encoding import stop_ids
-from runner.model.fault import fault
 from runner.model.folder import ADAPTER, CONFIGS, ModelFolder, find_folder, override
 from runner.schema.text import Node, read_tables
 
@@ -58,7 +57,7 @@ def translate_model_errors(path: str, revision: str | None = None, part: str = "
                     blamed = EnvironmentFault if known.get("environment") else ConfigError
                     raise blamed(Fault(f"{part}.{known.get('key', 'path')}", *beats)) from error
         if is_of_network(error):
-            raise EnvironmentFault(fault("no_hub", part=part, path=path, error=describe(error))) from error
+            raise EnvironmentFault(fault("model.no_hub", part=part, path=path, error=describe(error))) from error
         raise
 
 
@@ -93,7 +92,7 @@ def load_tokenizer(
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder.source, **how)
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         # Where the files are missing, some classes come back with an empty vocabulary.
-        raise ConfigError(fault("no_vocabulary", path=path))
+        raise ConfigError(fault("model.no_vocabulary", path=path))
     node = {"add_tokens": add_tokens, "add_special_tokens": add_special_tokens, "eos_token": eos_token}
     ConfigError.refuse(check.find_token_faults(node | {"pad_token": pad_token}, _vocabulary_of(tokenizer)))
     tokenizer.add_tokens(add_tokens or [])
@@ -105,7 +104,7 @@ def load_tokenizer(
     if eos_token is not None:
         tokenizer.eos_token = eos_token
     if tokenizer.eos_token is None:
-        raise ConfigError(fault("no_end_token", marks=vocabulary.marks or "no special token"))
+        raise ConfigError(fault("model.no_end_token", marks=vocabulary.marks or "no special token"))
     if pad_token is not None:
         tokenizer.pad_token = pad_token
     elif tokenizer.pad_token is None:
@@ -164,7 +163,7 @@ def load_model(
         here = ((name, each) for name, each in floating if not each.is_meta)
         unsound = [name for name, each in here if not all(map(torch.isfinite, torch.aminmax(each)))]
     if unsound:  # what is trained from them is none, either
-        raise ConfigError(fault("not_finite", folder=folder, count=len(unsound), example=unsound[0]))
+        raise ConfigError(fault("model.not_finite", folder=folder, count=len(unsound), example=unsound[0]))
     adopt_tokens(model, tokenizer)
     for part in model.modules():
         # bitsandbytes would repack 4-bit weights at a first evaluation on CPUs with bfloat16. Its kernel for the packed
@@ -230,7 +229,7 @@ def _load_whole(folder: ModelFolder, head: str, seed: int, known: Vocabulary, ho
     new = SEQ_CLS_HEAD_NAMES if head == "score" else ()
     missing = sorted(name for name in report["missing_keys"] if name.split(".")[0] not in new)
     if missing:
-        raise ConfigError(fault("missing_weights", folder=folder, count=len(missing), example=missing[0]))
+        raise ConfigError(fault("model.missing_weights", folder=folder, count=len(missing), example=missing[0]))
     return model
 
 
@@ -240,7 +239,7 @@ def _overridden(folder: ModelFolder, labels: Mapping[str, int], trust: bool) -> 
     try:
         changed = type(config).from_dict(override(config.to_dict(), folder.overrides), **labels)
     except Exception as error:  # each class checks its values, and raises what it likes
-        raise ConfigError(fault("refused_overrides", error=describe(error))) from error
+        raise ConfigError(fault("model.refused_overrides", error=describe(error))) from error
     changed._commit_hash = getattr(config, "_commit_hash", None)
     return changed
 
@@ -252,7 +251,7 @@ def _load_adapter(folder: ModelFolder, head: str, seed: int, known: Vocabulary, 
         adapter = PeftConfig.from_pretrained(str(folder.path))
     faults = list(check.find_adapter_faults(folder, head, is_safe=is_safe))
     if adapter.is_prompt_learning:
-        faults.append(fault("learnt_prompt", folder=folder, base=adapter.base_model_name_or_path))
+        faults.append(fault("model.learnt_prompt", folder=folder, base=adapter.base_model_name_or_path))
     ConfigError.refuse(faults)
     base = replace(fetch(adapter.base_model_name_or_path, "model", adapter.revision), overrides=folder.overrides)
     has_own = folder.has("tokenizer_config.json") and base.has("config.json")
@@ -318,7 +317,7 @@ def new_model(
     try:
         default = AutoConfig.for_model(model_type)
     except ValueError:
-        raise ConfigError(fault("unknown_architecture", kind=model_type)) from None
+        raise ConfigError(fault("model.unknown_architecture", kind=model_type)) from None
     known = {*vars(default), *default.attribute_map, "num_labels"}
     ConfigError.refuse(check.find_unknown_keys("model", model_type, architecture, known))
     tokens = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}

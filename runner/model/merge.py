@@ -11,8 +11,7 @@ from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import PreTrainedModel
 
-from runner.errors import ConfigError, SickRun
-from runner.model.fault import fault
+from runner.errors import ConfigError, SickRun, fault
 from runner.model.load import HEADS, load_model, load_tokenizer, read_adapter, read_config
 from runner.schema.text import number
 
@@ -43,7 +42,7 @@ def write_plain(
     """
     tokenizer = load_tokenizer(str(source), trust_remote_code=trust)
     if (adapter := read_adapter(str(source))) is not None and adapter.is_prompt_learning:
-        raise ConfigError(fault("merged_prompt", source=source, kind=adapter.peft_type.value))
+        raise ConfigError(fault("model.merged_prompt", source=source, kind=adapter.peft_type.value))
     if not dtype:
         config = read_config(str(source), trust_remote_code=trust)
         dtype = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
@@ -64,7 +63,7 @@ def write_plain(
     loaded, report = HEADS[head].from_pretrained(str(folder), output_loading_info=True, **how)
     kinds = ("missing_keys", "unexpected_keys", "mismatched_keys")
     if lacking := sorted(str(name) for kind in kinds for name in report.get(kind, ())):
-        raise SickRun(fault("written_without", folder=folder, names=", ".join(lacking[:3])))
+        raise SickRun(fault("model.written_without", folder=folder, names=", ".join(lacking[:3])))
     apart = _largest_difference(trained, _logits(loaded.eval(), probe))
     if dtype == "float32":
         _check_same(folder, apart, largest)
@@ -98,4 +97,6 @@ def _largest_difference(logits: torch.Tensor, others: torch.Tensor) -> float:
 def _check_same(source: Path, apart: float, largest: float) -> None:
     """Raise SickRun where logits are further apart than float32 explains."""
     if not apart <= EXACT * max(largest, 1.0):
-        raise SickRun(fault("merged_otherwise", source=source, apart=number(apart, 3), largest=number(largest, 3)))
+        raise SickRun(
+            fault("model.merged_otherwise", source=source, apart=number(apart, 3), largest=number(largest, 3))
+        )

@@ -15,9 +15,8 @@ from peft import PeftConfig, PeftModel
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel, Trainer
 
-from runner.errors import ConfigError
+from runner.errors import ConfigError, fault
 from runner.model.adapter import changes_base, loaded_config
-from runner.model.fault import fault
 from runner.model.saved import whole_weights
 from runner.schema import upstream
 
@@ -61,7 +60,7 @@ def match_reference(trainer: Trainer) -> list[str]:
     if isinstance(model, PeftModel):
         penalizes_kl = hasattr(trainer, upstream.REF_MODEL) and bool(getattr(trainer, "beta", 0))
         if reference is None and changes_base(loaded_config(model)) and penalizes_kl:
-            raise ConfigError(fault("no_start_model", trainer=type(trainer).__name__))
+            raise ConfigError(fault("model.no_start_model", trainer=type(trainer).__name__))
         for name, weight in (weights := dict(model.named_parameters())).items():
             twin = weights.get(f"{name.removesuffix('default')}ref") if name.endswith(".default") else None
             if twin is not None:  # rows of tokens, likewise

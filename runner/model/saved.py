@@ -11,8 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from runner.errors import ConfigError, FolderError
-from runner.model.fault import fault
+from runner.errors import ConfigError, FolderError, fault
 from runner.model.folder import ADAPTER, read_shapes
 
 
@@ -80,5 +79,5 @@ def load_adapter_weights(model: PreTrainedModel | PeftModel, folder: Path) -> Pe
         return PeftModel.from_pretrained(model, folder, config=PeftConfig.from_pretrained(folder), is_trainable=False)
     loaded = set_peft_model_state_dict(model, load_peft_weights(str(folder), device=str(model.device)))
     if loaded.unexpected_keys:
-        raise FolderError(fault("other_adapter", folder=folder, key=loaded.unexpected_keys[0]))
+        raise FolderError(fault("model.other_adapter", folder=folder, key=loaded.unexpected_keys[0]))
     return model

@@ -16,10 +16,9 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import find_adapter_config_file
 
-from runner.errors import ConfigError
+from runner.errors import ConfigError, fault
 from runner.io.files import shipped
 from runner.io.turns import Completion, text_of
-from runner.reward.fault import fault
 
 AutoClass = type[AutoModelForSequenceClassification] | type[transformers.AutoModelForTokenClassification]
 Gives = Literal["logit", "probability"]
@@ -52,7 +51,7 @@ def load_reward_model(
             model.config._name_or_path = home  # where the adapter's tokenizer is
     if model.config.num_labels != 1:
         classes = ", ".join(map(str, model.config.id2label.values()))
-        raise ConfigError(fault("several_scores", where=where, path=path, config=model.config, classes=classes))
+        raise ConfigError(fault("reward.several_scores", where=where, path=path, config=model.config, classes=classes))
     return model.eval().requires_grad_(False)
 
 
@@ -63,7 +62,7 @@ def translate_errors(path: str, where: str) -> Iterator[None]:
         yield
     except OSError as error:
         text = str(error).splitlines()[0]
-        raise ConfigError(fault("no_model", where=where, path=path, error=text)) from error
+        raise ConfigError(fault("reward.no_model", where=where, path=path, error=text)) from error
 
 
 def load_whole(
@@ -81,7 +80,7 @@ def load_whole(
         torch.manual_seed(0)
         model, report = kind.from_pretrained(home, use_safetensors=True, output_loading_info=True, **options)
     if (missing := sorted(report["missing_keys"])) and not random_head:
-        raise ConfigError(fault("random_head", where=where, path=home, names=", ".join(missing)))
+        raise ConfigError(fault("reward.random_head", where=where, path=home, names=", ".join(missing)))
     return model
 
 
@@ -120,7 +119,9 @@ class ScoringModel:
             self.column = self.label
         else:
             label = "no label" if self.label is None else repr(self.label)
-            raise ConfigError(fault("unknown_label", key=key, path=self.path, label=label, names=", ".join(names)))
+            raise ConfigError(
+                fault("reward.unknown_label", key=key, path=self.path, label=label, names=", ".join(names))
+            )
         # The most tokens that model and tokenizer say they can take, None where neither says it.
         positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         counts = (positions, self.tokenizer.model_max_length)

@@ -27,10 +27,9 @@ import torch
 from torch import nn
 
 from runner.config.build import arguments_of
-from runner.errors import DataError, EnvironmentFault, RunnerError, SickRun, describe, own_place
+from runner.errors import DataError, EnvironmentFault, RunnerError, SickRun, describe, fault, own_place
 from runner.io.terminal import keep_output
 from runner.io.turns import Completion
-from runner.reward.fault import fault
 
 TIMEOUT = 1800.0  # seconds for one batch, unless the config says otherwise
 # What the runner and the trainers give beside columns; never offered as a column.
@@ -125,7 +124,7 @@ class Scorer:
 
     def _late(self, given: Mapping[str, Any]) -> SickRun:
         count, prompt = len(_prompts(given)), _quote(_prompts(given), 0)
-        return SickRun(fault("late", where=self.where, seconds=self.timeout, count=count, prompt=prompt))
+        return SickRun(fault("reward.late", where=self.where, seconds=self.timeout, count=count, prompt=prompt))
 
     @contextlib.contextmanager
     def _explained(self, arguments: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[None]:
@@ -138,13 +137,15 @@ class Scorer:
             prompts, found, place = _prompts(given), describe(error), own_place(error) or self.where
             if isinstance(error, OF_THE_MACHINE) or type(error).__name__ == "OutOfMemoryError":
                 quoted = _quote(prompts, 0)
-                failed = fault("failed", where=self.where, error=found, prompt=quoted, place=place)
+                failed = fault("reward.failed", where=self.where, error=found, prompt=quoted, place=place)
                 raise EnvironmentFault(failed) from error
             row = self._row_of(error, arguments, len(prompts))
             found += f", for {len(prompts)} completions" if row is None else f", for completion {row} of {len(prompts)}"
             is_chat = isinstance(next(iter(given.get("completions", ())), ""), list)
             prompt = f"{', a list of messages here' if is_chat else ''}; {_quote(prompts, row or 0)}"
-            raise DataError(fault("raised", where=self.where, error=found, prompt=prompt, place=place)) from error
+            raise DataError(
+                fault("reward.raised", where=self.where, error=found, prompt=prompt, place=place)
+            ) from error
 
     def _row_of(self, error: BaseException, arguments: Mapping[str, Any], count: int) -> int | None:
         """The first row for which the same is raised when a function is called for that row alone."""
@@ -283,7 +284,7 @@ def to_scorer(name: str, call: object, **options: Any) -> Scorer | nn.Module:
         return watch_model(name, call, options.get("tracker"))
     if not callable(call):
         group, text = options.get("group", "reward"), str(call)[:40]
-        raise DataError(fault("not_called", group=group, name=name, value=call, text=text))
+        raise DataError(fault("reward.not_called", group=group, name=name, value=call, text=text))
     function = getattr(call, "func", call)
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
     return (AsyncScorer if is_async else Scorer)(name, call, **options)
@@ -300,7 +301,7 @@ def watch_model(name: str, model: nn.Module, tracker: RewardTracker | None = Non
         scores = output.logits[:, 0].float().tolist()
         for row, score in enumerate(scores):
             if not math.isfinite(score):
-                raise SickRun(fault("odd_score", name=name, score=score, row=row, count=len(scores)))
+                raise SickRun(fault("reward.odd_score", name=name, score=score, row=row, count=len(scores)))
         if tracker is not None:
             tracker.record(name, scores)
 
@@ -318,7 +319,7 @@ def serve_columns(where: str, call: Callable[..., Any], given: Mapping[str, Any]
     needed = [name for name, p in names.items() if p.default is p.empty and p.kind in NAMED]
     if missing := [name for name in needed if name not in given]:
         known = ", ".join(sorted(name for name in given if name not in NOT_COLUMNS))
-        raise DataError(fault("no_column", where=where, missing=" and ".join(missing), known=known))
+        raise DataError(fault("reward.no_column", where=where, missing=" and ".join(missing), known=known))
     return {name: value for name, value in given.items() if name not in bound and (wanted is None or name in wanted)}
 
 
@@ -330,25 +331,27 @@ def check_answer(where: str, answer: object, prompts: Sequence[Prompt], *, per_s
     """
     answer = answer.tolist() if hasattr(answer, "tolist") else answer
     if not isinstance(answer, Iterable) or isinstance(answer, str | bytes | Mapping):
-        raise DataError(fault("no_list", where=where, value=answer, text=str(answer)[:60]))
+        raise DataError(fault("reward.no_list", where=where, value=answer, text=str(answer)[:60]))
     answer = islice(answer, len(prompts) + 1)  # it may never end
     values = [value.tolist() if hasattr(value, "tolist") else value for value in answer]
     if len(values) != len(prompts):
         count, wanted, prompt = len(values), len(prompts), _quote(prompts, 0)
-        raise DataError(fault("other_length", where=where, count=count, wanted=wanted, prompt=prompt))
+        raise DataError(fault("reward.other_length", where=where, count=count, wanted=wanted, prompt=prompt))
     for row, value in enumerate(values):
         place, prompt = f"for completion {row} of {len(prompts)}", _quote(prompts, row)
         if isinstance(value, list) and not per_step:
-            raise DataError(fault("list_for_number", where=where, count=len(value), place=place, prompt=prompt))
+            raise DataError(fault("reward.list_for_number", where=where, count=len(value), place=place, prompt=prompt))
         for number in value if isinstance(value, list) else [value]:
             if number is None and not isinstance(value, list):
                 continue
             if not isinstance(number, int | float):
                 text = str(number)[:40]
-                raise DataError(fault("no_number", where=where, value=number, text=text, place=place, prompt=prompt))
+                raise DataError(
+                    fault("reward.no_number", where=where, value=number, text=text, place=place, prompt=prompt)
+                )
             if not -LARGEST < number < LARGEST:
                 found = f"{number}" if isinstance(number, float) else f"a number of {number.bit_length()} bits"
-                raise SickRun(fault("odd_number", where=where, number=found, place=place, prompt=prompt))
+                raise SickRun(fault("reward.odd_number", where=where, number=found, place=place, prompt=prompt))
     return values
 
 
@@ -357,7 +360,9 @@ def check_some_apply(answers: Sequence[Answer], prompts: Sequence[Prompt]) -> No
     rows = [row for row, values in enumerate(zip(*answers, strict=True)) if all(value is None for value in values)]
     if rows:
         prompt = _quote(prompts, rows[0])
-        raise DataError(fault("none_applies", row=rows[0], count=len(prompts), more=len(rows) - 1, prompt=prompt))
+        raise DataError(
+            fault("reward.none_applies", row=rows[0], count=len(prompts), more=len(rows) - 1, prompt=prompt)
+        )
 
 
 def _prompts(given: Mapping[str, Any]) -> Sequence[Prompt]:

@@ -16,10 +16,9 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
-from runner.errors import ConfigError, DataError, EnvironmentFault, Fault
+from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, fault
 from runner.io.secrets import MARKED
 from runner.io.turns import Completion, Values
-from runner.reward.fault import fault
 
 BUSY = (408, 425, 429, 500, 502, 503, 504)  # worth another try
 MAX_MEBIBYTES = 64  # of an answer
@@ -34,7 +33,7 @@ def find_address_faults(url: str, where: str = "reward.remote.url") -> Iterator[
     except ValueError as error:  # a bracket that is open, or a port that cannot be
         is_whole, found = False, f"{url!r}: {error}"
     if not is_whole:
-        yield fault("no_address", where=where, found=found)
+        yield fault("reward.no_address", where=where, found=found)
 
 
 @dataclass(eq=False)
@@ -61,12 +60,12 @@ class Remote:
         ConfigError.refuse(find_address_faults(self.url))
         parts, variable = urlsplit(self.url), self.token_variable
         if parts.username or parts.password:
-            raise ConfigError(fault("password_in_address"))
+            raise ConfigError(fault("reward.password_in_address"))
         if variable and parts.scheme == "http" and parts.hostname not in HERE:
-            raise ConfigError(fault("token_in_plain_text"))
+            raise ConfigError(fault("reward.token_in_plain_text"))
         if variable is not None:
             if not os.environ.get(variable):
-                raise ConfigError(fault("no_token", variable=variable))
+                raise ConfigError(fault("reward.no_token", variable=variable))
             MARKED.add(variable)
 
     def __call__(
@@ -74,7 +73,7 @@ class Remote:
     ) -> list[float | None]:
         if missing := [name for name in self.columns if name not in columns]:
             there = ", ".join(sorted(columns))
-            raise DataError(fault("no_column_to_send", missing=" or ".join(missing), there=there))
+            raise DataError(fault("reward.no_column_to_send", missing=" or ".join(missing), there=there))
         sent = {"prompts": prompts, "completions": completions} | {name: columns[name] for name in self.columns}
         starts = range(0, len(completions), self.batch_size)
         batches = [{name: list(values[at : at + self.batch_size]) for name, values in sent.items()} for at in starts]
@@ -94,13 +93,13 @@ class Remote:
             except HTTPError as error:
                 error.close()
                 if error.code not in BUSY:
-                    raise ConfigError(fault("refused", address=self._shown, error=error)) from None
+                    raise ConfigError(fault("reward.refused", address=self._shown, error=error)) from None
                 failures.append(f"status {error.code}")
             except (OSError, HTTPException) as error:
                 failures.append(str(getattr(error, "reason", None) or error) or type(error).__name__)
         numbers = f"{start} to {start + len(batch['completions']) - 1}"
         tries = f"{len(failures)} tries, at last: {failures[-1]}"
-        raise EnvironmentFault(fault("no_answer", address=self._shown, numbers=numbers, tries=tries))
+        raise EnvironmentFault(fault("reward.no_answer", address=self._shown, numbers=numbers, tries=tries))
 
     def _post(self, body: bytes) -> bytes:
         """The server's answer, read before the time is over even if it comes slowly."""
@@ -117,19 +116,19 @@ class Remote:
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"no whole answer in {self.request_timeout:g} s")
                 if len(answer) > MAX_MEBIBYTES << 20:
-                    raise DataError(fault("endless_answer", most=MAX_MEBIBYTES))
+                    raise DataError(fault("reward.endless_answer", most=MAX_MEBIBYTES))
         return bytes(answer)
 
     def _read(self, body: bytes, count: int, start: int) -> list[float | None]:
         try:
             answer = json.loads(body)
         except ValueError:
-            raise DataError(fault("no_json", address=self._shown, text=body[:60], count=count)) from None
+            raise DataError(fault("reward.no_json", address=self._shown, text=body[:60], count=count)) from None
         rewards = answer.get("rewards") if isinstance(answer, dict) else answer
         if isinstance(rewards, list) and len(rewards) == count:
             return rewards
         size = f"{len(rewards)} rewards" if isinstance(rewards, list) else "no list of rewards"
-        raise DataError(fault("other_number_of_rewards", size=size, start=start, count=count))
+        raise DataError(fault("reward.other_number_of_rewards", size=size, start=start, count=count))
 
     @property
     def _shown(self) -> str:

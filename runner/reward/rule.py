@@ -4,9 +4,8 @@ import functools
 import re
 from collections.abc import Collection, Sequence
 
-from runner.errors import ConfigError, read_column
+from runner.errors import ConfigError, fault, read_column
 from runner.io.turns import Completion, Values, text_of
-from runner.reward.fault import fault
 from runner.schema.text import read_tables
 
 PRAISE, COMPLAINT = map(frozenset, read_tables(__file__).values())
@@ -103,7 +102,7 @@ def keywords(
     [1.0, -1.0, 0.0]
     """
     if not required and not forbidden:
-        raise ConfigError(fault("no_keywords"))
+        raise ConfigError(fault("reward.no_keywords"))
     texts = [text_of(completion) for completion in completions]
     return [_share(required, text) - _share(forbidden, text) for text in texts]
 
@@ -122,4 +121,4 @@ def _compiled(pattern: str, flags: re.RegexFlag = re.DOTALL) -> re.Pattern[str]:
     try:
         return re.compile(pattern, flags)
     except re.error as error:
-        raise ConfigError(fault("no_pattern", pattern=pattern, error=error)) from error
+        raise ConfigError(fault("reward.no_pattern", pattern=pattern, error=error)) from error

@@ -18,10 +18,9 @@ from runner.dataset.detect import read_layout
 from runner.dataset.disk import MAX_BYTES_READ, check_files, find_files, read_columns
 from runner.dataset.form import FORMS, FORMS_FOR, TRAINER_FORMS, Role, fits
 from runner.dataset.request import named_sets
-from runner.errors import DataError, Fault, faults_by_name
+from runner.errors import DataError, Fault, fault, faults_by_name
 from runner.metric.ask import kind_of
 from runner.model.check import new_tokens, overrides_answers
-from runner.model.fault import fault
 from runner.ppo.minibatches import find_minibatch_faults
 from runner.schema import upstream
 from runner.schema.read import Signature, read_signature
@@ -121,7 +120,7 @@ def _adapter(context: ValidationContext) -> Iterator[Fault]:
     added, known = new_tokens(context.mapping("model.tokenizer")), signature.parameters if signature else {}
     is_whole = peft.get("full") or peft.get("modules_to_save") or "trainable_token_indices" in known
     if added and signature and "inference_mode" in known and not is_whole:
-        yield fault("untrained_tokens", kind=signature.name)
+        yield fault("model.untrained_tokens", kind=signature.name)
     model, trainer, fields = context.mapping("model"), context.trainer, context.signature(context.args)
     if quant and overrides_answers(model):
         yield _fault("rounded_base")

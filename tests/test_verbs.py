@@ -1,0 +1,34 @@
+"""What all verbs have in common: help, and no heavy imports where they only look."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from runner.__main__ import main
+
+
+@pytest.mark.slow
+def test_verbs_that_look_need_nothing_heavy(tmp_path):
+    from laid import lay_run
+
+    for name in "ab":
+        lay_run(tmp_path / "outputs" / name / "run", after={"eval_x": 1.0})
+    heavy = ["torch", "transformers", "datasets", "trl", "peft", "safetensors", "tokenizers", "psutil"]
+    blocked = f"sys.modules |= dict.fromkeys({heavy})"
+    verbs = [["diff", "a", "b"], ["why", "learning_rate"], ["export", "--help"], ["reproduce", "--help"]]
+    code = (
+        f"import sys; {blocked}; from runner.__main__ import main; print([main(verb) for verb in {json.dumps(verbs)}])"
+    )
+    environment = dict(os.environ) | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.stdout.splitlines()[-1] == "[0, 0, 0, 0]", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("verb", ["export", "diff", "why", "reproduce", "report", "preview"])
+def test_every_verb_has_its_help(verb, capsys):
+    assert main([verb, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert f"python -m runner {verb}" in text and len(text.splitlines()) < 40
