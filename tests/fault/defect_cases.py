@@ -775,7 +775,7 @@ DEFECTS = (
         "cut_weights_pass",
         "A file of weights that is cut off is taken for whole.",
         "runner/model/folder.py",
-        'raise ConfigError(fault("cut_weights", path=path, size=path.stat().st_size, error=error)) from None',
+        'raise ConfigError(fault("model.cut_weights", path=path, size=path.stat().st_size, error=error)) from None',
         "return {}",
         tests=("tests/test_bad_input.py::test_weights_that_are_cut_off_raise_one",),
     ),
