@@ -5,6 +5,7 @@ is not decided: what stands below it is left out, and what it may assign is not 
 """
 
 import ast
+import functools
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -89,8 +90,16 @@ def _follow(
 
 def _asked(node: ast.expr, known: Mapping[str, Any]) -> tuple[str, ...]:
     """The known names of which an expression is made, those that others come from in their place."""
-    found = [name for part in ast.walk(node) if known.get(name := _dotted(part), UNKNOWN) is not UNKNOWN]
+    found = [name for name in _names(node, ast.Load) if known.get(name, UNKNOWN) is not UNKNOWN]
     return tuple(dict.fromkeys(origin for name in found for origin in known.get(f"{name} from", (name,))))
+
+
+@functools.lru_cache(maxsize=8192)  # a node is that of a file as it was, which is kept as long
+def _names(node: ast.AST, context: type) -> tuple[str, ...]:
+    """The dotted names that stand below a node to be read, or to be assigned."""
+    return tuple(
+        filter(None, (_dotted(part) for part in ast.walk(node) if isinstance(getattr(part, "ctx", 0), context)))
+    )
 
 
 def _holds(node: ast.expr, known: Mapping[str, Any]) -> Any:
@@ -108,9 +117,7 @@ def _holds(node: ast.expr, known: Mapping[str, Any]) -> Any:
 
 def _forget(node: ast.stmt, known: dict[str, Any]) -> None:
     """Make unknown whatever a statement may assign."""
-    for part in ast.walk(node):
-        if isinstance(getattr(part, "ctx", None), ast.Store) and (name := _dotted(part)):
-            known[name] = UNKNOWN
+    known.update(dict.fromkeys(_names(node, ast.Store), UNKNOWN))
 
 
 def _dotted(node: ast.AST) -> str:

@@ -99,17 +99,24 @@ def find_module(name: str) -> Module | None:
     top, *rest = name.split(".")
     if not top.isidentifier():
         return None
-    spec = None
-    with contextlib.suppress(ImportError, ValueError):
-        spec = importlib.util.find_spec(top)
-    if spec:
-        file = Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
-        module: Module | None = Module(top, file, tuple(spec.submodule_search_locations or ()))
-    else:  # perhaps in the folder of the command, which is not on the path of a console script
-        module = _submodule(Module("", folders=(os.getcwd(),)), top)
+    # A library does not move while a process runs, and is asked for a thousand times.
+    module = _find_library(top) if top in LIBRARY_PACKAGES else _find_top(top)
     for part in rest:
         module = _submodule(module, part) if module else None
     return module
+
+
+def _find_top(name: str) -> Module | None:
+    spec = None
+    with contextlib.suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec(name)
+    if spec is None:  # perhaps in the folder of the command, which is not on the path of a console script
+        return _submodule(Module("", folders=(os.getcwd(),)), name)
+    file = Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
+    return Module(name, file, tuple(spec.submodule_search_locations or ()))
+
+
+_find_library = functools.lru_cache(maxsize=16)(_find_top)
 
 
 def look_up(
