@@ -339,3 +339,15 @@ def test_a_signal_that_a_library_retells_as_its_own_error_is_still_a_stop(tmp_pa
     monkeypatch.setattr("runner.command.train.train", command)
     assert worker.work(tmp_path) == 143
     assert Run(tmp_path).status()["state"] == "interrupted"
+
+
+def test_a_group_is_read_once_for_many_runs_and_anew_when_it_changes(tmp_path, monkeypatch):
+    cfg = {"output_root": str(tmp_path), "name": "group"}
+    made = folder_of(cfg | {"seed": 1}, ["seed=1"])
+    made.with_name(f"other-{key_of(cfg | {'seed': 1})}").mkdir(parents=True)
+    assert folder_of(cfg | {"seed": 1}, ["seed=1"]).name.startswith("other-")  # it has changed a moment ago
+    os.utime(tmp_path / "group", (1, 1))
+    reads = []
+    monkeypatch.setattr(os, "listdir", lambda path, real=os.listdir: reads.append(path) or real(path))
+    found = [folder_of(cfg | {"seed": seed}, [f"seed={seed}"]).name for seed in range(50)]
+    assert len(reads) == 1 and found[1].startswith("other-") and found[2].startswith("seed-2-")

@@ -11,9 +11,12 @@ What asks elsewhere follows ``VOLATILE``: only what lasts is compared by ``run.c
 ``run.FORMAT`` grows.
 """
 
+import functools
 import hashlib
 import json
+import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,7 @@ VOLATILE = frozenset(
     {"name", "output_root", "launcher", "tracker", "allow", "objective", "learning_rate", "kl_coef", "resume"}
     | {"on_memory", "attempts", "on_sick", "tolerate", "profile"}
 )
+SETTLED_NANOSECONDS = 2_000_000_000  # more than any clock of a file system is late
 # The choices that the name of a run is made of; ``model.path=`` is in its label, ``model=`` is not.
 NAMED_BY = ("trainer", "model", "dataset", "experiment", "sweep")
 
@@ -111,5 +115,15 @@ def folder_of(cfg: Mapping[str, Any], overrides: Sequence[str]) -> Path:
     'outputs/a/seed-1-44136fa355'
     """
     key, group = key_of(cfg), Path(str(cfg["output_root"])) / str(cfg["name"])
-    known = sorted(group.glob(f"*-{key}"))
-    return known[0] if known else group / f"{label_of(overrides)}-{key}"
+    changed = group.stat().st_mtime_ns if group.is_dir() else 0
+    # A folder that changed a moment ago may change again without another time: it is read anew.
+    is_settled = time.time_ns() - changed > SETTLED_NANOSECONDS
+    name = (_list_keys if is_settled else _list_keys.__wrapped__)(group.absolute(), changed).get(key)
+    return group / (name or f"{label_of(overrides)}-{key}")
+
+
+@functools.lru_cache(maxsize=16)
+def _list_keys(group: Path, changed: int) -> dict[str, str]:
+    """The names of the folders of a group by the keys at their ends; of two with one key the first by its name."""
+    names = sorted(os.listdir(group), reverse=True) if changed else []
+    return {name.rpartition("-")[2]: name for name in names if "-" in name}

@@ -296,9 +296,6 @@ def _exclusions(context: ValidationContext) -> Iterator[Fault]:
 def _batches(context: ValidationContext) -> Iterator[Fault]:
     """A fault where a batch of completions does not hold whole groups of one prompt, or equal mini-batches."""
     own, rounds = context.field(upstream.GENERATION_BATCH_SIZE), upstream.STEPS_PER_GENERATION
-    if own and context.field(rounds):
-        yield _fault("two_batches", size=own, rounds=context.field(rounds))
-        return
 
     def counts(*names: str) -> list[int]:
         """The values of these fields, if all of them are whole numbers of at least 1; else an empty list."""

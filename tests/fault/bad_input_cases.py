@@ -642,7 +642,7 @@ COMBINATION = [
         "generation batch beside its parts",
         f"trainer=grpo reward=sorted_digits {A}generation_batch_size=32 {A}steps_per_generation=2",
         "steps_per_generation",
-        f"{A}steps_per_generation=null",
+        f"{A}generation_batch_size=null",
     ),
     bad("two adapters", "peft=lora model.path=a", "adapter", "peft=none", adapter()),
     bad("merge of no adapter", "model.merge=true", "no adapter", "model.merge=false"),
