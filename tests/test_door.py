@@ -254,7 +254,7 @@ def test_typed_epochs_are_not_overruled_by_the_steps_of_the_model(capsys):
 
 
 def test_a_rollout_that_cannot_be_dealt_into_mini_batches(capsys):
-    assert "5 for 32 prompts" in faults(capsys, "trainer=ppo", "trainer.args.num_mini_batches=5")
+    assert "no divisor of a process's 32 rows" in faults(capsys, "trainer=ppo", "trainer.args.num_mini_batches=5")
     assert main(["trainer=ppo", "trainer.args.num_mini_batches=8", "--dry-run"]) == 0
 
 

@@ -23,6 +23,7 @@ WORDS = {
         "loss=margin",
         "loss._target_=steps.of_scores",
         "loss._target_=steps.of_rows",
+        "loss._target_=steps.of_advantages",
     ),
     "weight": ("weight=answers",),
     "metric of sampled answers": ("metric=exact",),
@@ -46,6 +47,10 @@ def of_scores(chosen_rewards, rejected_rewards):
 
 def of_rows(logps, ref_logps):
     return ref_logps - logps
+
+
+def of_advantages(log_probs, old_log_probs, advantages, mask):
+    return -advantages * (log_probs - old_log_probs).exp()
 """
 
 

@@ -777,8 +777,6 @@ def test_what_adapters_start_as_depends_on_the_seed_alone(tmp_path):
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"num_mini_batches": 3}, "num_mini_batches"),
-        ({"num_mini_batches": 0}, "num_mini_batches"),
         ({"num_ppo_epochs": 0}, "num_ppo_epochs"),
         ({"response_length": 0}, "response_length"),
         ({"temperature": 0.0}, "temperature"),
@@ -799,9 +797,15 @@ def test_arguments_that_cannot_work_are_refused_with_a_cure(tmp_path, asked, wor
         assert fault.where and fault.found and fault.expected and fault.fix
 
 
+@pytest.mark.parametrize("parts", [0, 3])
+def test_rows_that_make_no_equal_mini_batches_are_refused(tmp_path, parts):
+    with pytest.raises(ValueError, match=f"num_mini_batches is {parts}, and no divisor of a process's 8 rows"):
+        letter_trainer(tmp_path, num_mini_batches=parts)
+
+
 def test_all_arguments_that_cannot_work_are_named_at_once(tmp_path):
     with pytest.raises(ConfigError) as error:
-        PPOConfig(str(tmp_path), use_cpu=True, temperature=0.0, num_ppo_epochs=0, num_mini_batches=3)
+        PPOConfig(str(tmp_path), use_cpu=True, temperature=0.0, num_ppo_epochs=0, dual_clip=0.5)
     assert len(error.value.faults) == 3
 
 

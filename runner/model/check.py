@@ -505,6 +505,8 @@ def _find_template_faults(
     name, tokens = str(node.get("chat_template") or ""), {key: token or "" for key, token in named.items()}
     if name:
         chosen = jinja.read_template(name)
+        if name in jinja.template_names() or (folder is None and not name.endswith(".jinja")):
+            return []  # which work, or with tokens that only the hub knows
         known = vocabulary.tokens and {*vocabulary.tokens, *vocabulary.new}
         return jinja.find_template_faults(chosen, name, named.get("eos_token"), tokens, chosen=True, vocabulary=known)
     own, text = "tokenizer_config.json", (config or {}).get("chat_template")

@@ -70,7 +70,6 @@ from runner.ppo.actor_critic import (
     store_as_autocast_casts,
 )
 from runner.ppo.batching import MicroBatch, Rollout, check_rows, find_stop_ids
-from runner.ppo.minibatches import find_minibatch_faults
 from runner.ppo.scoring import Reward, Rewards
 from runner.schema import upstream
 
@@ -231,6 +230,9 @@ class PPOConfig(TrainingArguments):
     def __post_init__(self) -> None:
         if self.bf16 is None:
             self.bf16 = not self.fp16 and torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+        rows = self.per_device_train_batch_size * self.gradient_accumulation_steps
+        if self.num_mini_batches < 1 or rows % self.num_mini_batches:
+            raise ValueError(f"num_mini_batches is {self.num_mini_batches}, and no divisor of a process's {rows} rows")
         super().__post_init__()
         ConfigError.refuse(_find_faults(self))
 
@@ -247,7 +249,6 @@ class PPOConfig(TrainingArguments):
 
 def _find_faults(args: PPOConfig) -> Iterator[Fault]:
     """A fault for each number that PPO cannot work with."""
-    yield from find_minibatch_faults(args.rollout_rows, args.num_mini_batches)
     penalised, groups = args.missing_eos_penalty is not None, upstream.NUM_GENERATIONS
     can_end = args.stop_token is not None or args.stop_token_id is not None
     checks = [

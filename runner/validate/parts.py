@@ -21,7 +21,6 @@ from runner.dataset.request import named_sets
 from runner.errors import DataError, Fault, fault, faults_by_name
 from runner.metric.ask import kind_of
 from runner.model.check import new_tokens, overrides_answers
-from runner.ppo.minibatches import find_minibatch_faults
 from runner.schema import upstream
 from runner.schema.read import Signature, read_signature
 from runner.schema.source import Definition, find_definition, has_method
@@ -294,7 +293,7 @@ def _exclusions(context: ValidationContext) -> Iterator[Fault]:
 
 
 def _batches(context: ValidationContext) -> Iterator[Fault]:
-    """A fault where a batch of completions does not hold whole groups of one prompt, or equal mini-batches."""
+    """A fault where a batch of completions does not hold whole groups of one prompt."""
     own, rounds = context.field(upstream.GENERATION_BATCH_SIZE), upstream.STEPS_PER_GENERATION
 
     def counts(*names: str) -> list[int]:
@@ -307,8 +306,6 @@ def _batches(context: ValidationContext) -> Iterator[Fault]:
         batch = own or sizes[1] * sizes[2] * processes_of(context.cfg)
         if isinstance(batch, int) and sizes[0] > 1 and batch % sizes[0]:
             yield _fault("broken_groups", count=sizes[0], batch=batch)
-    if sizes := counts(size, accumulation, "num_mini_batches"):
-        yield from find_minibatch_faults(sizes[0] * sizes[1], sizes[2])
 
 
 # --- Where the keys have no fault -------------------------------------------------------------------
