@@ -3,6 +3,7 @@
 import pytest
 
 from runner.__main__ import main
+from runner.schema import refusal
 from runner.schema.refusal import Something, find_refusals
 
 SOURCE = """
@@ -44,6 +45,7 @@ def source(tmp_path, monkeypatch):
     (tmp_path / "refusing.py").write_text(SOURCE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(refusal, "LIBRARY_PACKAGES", {"refusing"})
 
 
 GOOD = {"args.size": 2, "args.names": ["c"], "args.share": 0.5, "other": None, "rows": None}
@@ -64,9 +66,57 @@ def test_an_error_is_foreseen_where_all_that_decides_it_is_known(source, changes
     assert [each.text for each in find_refusals("refusing.Config", "__init__", GOOD | changes)] == texts
 
 
+SHORT = """
+class Short:
+    def __init__(self, args):
+        if args.{test}:
+            return
+        args = args if max([], default=1) == 1 and (0, 1) != [0, 1] else other
+        if args.size == 2 or max([], default=3) == 3 or (0, 1) == [0, 1]:
+            raise ValueError("wrong")
+"""
+
+
+@pytest.mark.parametrize("test", ["size == 2", "heard == 3", "size == 3"])
+def test_what_stands_after_a_return_or_is_assigned_refuses_nothing(test, source, tmp_path):
+    (tmp_path / "refusing.py").write_text(SHORT.format(test=test))
+    assert not find_refusals("refusing.Short", "__init__", dict(GOOD))
+
+
 def test_a_base_refuses_once_and_says_what_it_found(source):
     (found,) = find_refusals("refusing.Config", "__post_init__", {"self.size": 0})
     assert (found.text, found.names) == ("size is 0", ("self.size",))
+
+
+OWN = """
+from dataclasses import dataclass
+import trl
+
+class OwnTrainer(trl.DPOTrainer):
+    def __init__(self, model, args=None, peft_config=None, **kwargs):
+        args.sync_ref_model = self.is_synchronous(args)
+        super().__init__(model, args=args, peft_config=peft_config, **kwargs)
+
+@dataclass
+class OwnConfig(trl.DPOConfig):
+    share: float = 0.5
+
+    def __post_init__(self):
+        self.to_loss_types()
+        if self.loss_type == ["exo_pair"]:
+            raise ValueError("not any more")
+        self.sync_ref_model = False
+        super().__post_init__()
+"""
+
+
+def test_a_constructor_of_the_users_own_may_mend_what_trl_refuses(tmp_path, monkeypatch):
+    (tmp_path / "mending.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = ["trainer=dpo", "peft=lora", "allow=[mending]", "trainer.args.sync_ref_model=true", "--dry-run"]
+    assert main([*words, "trainer._target_=mending.OwnTrainer"]) == 0
+    assert main([*words, "trainer.args._target_=mending.OwnConfig", "trainer.args.loss_type=[exo_pair]"]) == 0
 
 
 TEACHER = "trainer.teacher_model.path=runner://model/tiny"

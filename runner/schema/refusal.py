@@ -2,19 +2,20 @@
 
 Statements are followed as Python would follow them, with the values that are known. A test that asks for anything else
 is not decided: what stands below it is left out, and what it may assign is not known any more. Nothing is imported.
+Constructors of libraries alone are read: a user's own may change what it is given in ways that no reader can follow.
 """
 
 import ast
 import functools
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 from runner.schema.read import UNKNOWN
-from runner.schema.source import Definition, Function, bases, find_definition, last_name, member
+from runner.schema.source import LIBRARY_PACKAGES, Definition, Function, bases, find_definition, last_name, member
 
 OPERATORS: dict[type, Callable[..., Any]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
@@ -54,38 +55,39 @@ def find_refusals(target: str, method: str, known: dict[str, Any]) -> list[Refus
 
 
 def _follow_method(found: Definition | None, known: dict[str, Any]) -> Iterator[Refusal]:
-    if found and isinstance(found.node, Function):
+    if found and isinstance(found.node, Function) and found.module.name.partition(".")[0] in LIBRARY_PACKAGES:
         yield from _follow(found.node.body, known, (), found)
+    elif found:
+        known.update(dict.fromkeys(known, UNKNOWN))
 
 
 def _follow(
     body: list[ast.stmt], known: dict[str, Any], names: tuple[str, ...], method: Definition
-) -> Iterator[Refusal]:
-    """The errors of a block, of which ``known`` is changed by what it assigns; ``names`` are asked for to come here."""
+) -> Generator[Refusal, None, bool]:
+    """The errors of a block that changes ``known``, then True where it may return; ``names`` were asked for."""
     for node in body:
         match node:
             case ast.Raise(exc=ast.Call(func=kind, args=[text, *_])) if last_name(kind).endswith("Error"):
                 yield Refusal(str(_value(text, known)), names)
-                return
-            case ast.Return() | ast.Raise():
-                return
-            case ast.If(test=test):
-                holds = _holds(test, known)
-                if holds is UNKNOWN:
-                    _forget(node, known)
-                else:
-                    asked = (*names, *_asked(test, known))
-                    yield from _follow(node.body if holds else node.orelse, known, asked, method)
+                return False  # what it raises after this one is found, too
+            case ast.If(test=test) if (holds := _holds(test, known)) is not UNKNOWN:
+                asked = (*names, *_asked(test, known))
+                if (yield from _follow(node.body if holds else node.orelse, known, asked, method)):
+                    return True
             case ast.Assign(targets=[target], value=ast.expr() as value) if name := _dotted(target):
-                known[f"{name} from"], known[name] = _asked(value, known), _value(value, known)
+                origins, found = _asked(value, known), _value(value, known)
+                _forget(node, known)
+                known |= {f"{name} from": origins, name: found}
             case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Call(func=ast.Name(id="super")), attr=name))):
                 definer = find_definition(method.home.rpartition(".")[0])  # and not the class through which it came
-                above = (
-                    (member(name, base) for base in bases(definer) if base) if isinstance(definer, Definition) else ()
-                )
-                yield from _follow_method(next(filter(None, above), None), known)
+                owners = bases(definer) if isinstance(definer, Definition) else ()
+                above = filter(None, (member(name, base) for base in owners if base))
+                yield from _follow_method(next(above, None), known)
             case _:
                 _forget(node, known)
+                if any(isinstance(part, ast.Return) for part in ast.walk(node)):
+                    return True
+    return False
 
 
 def _asked(node: ast.expr, known: Mapping[str, Any]) -> tuple[str, ...]:
@@ -116,8 +118,9 @@ def _holds(node: ast.expr, known: Mapping[str, Any]) -> Any:
 
 
 def _forget(node: ast.stmt, known: dict[str, Any]) -> None:
-    """Make unknown whatever a statement may assign."""
-    known.update(dict.fromkeys(_names(node, ast.Store), UNKNOWN))
+    """Make unknown whatever a statement may assign, and what that holds."""
+    changed = _names(node, ast.Store)
+    known |= {name: UNKNOWN for name in known if name in changed or name.partition(".")[0] in changed}
 
 
 def _dotted(node: ast.AST) -> str:
@@ -139,7 +142,7 @@ def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
             return UNKNOWN
         try:
             return function(*values)
-        except (TypeError, ValueError, ArithmeticError):
+        except (TypeError, ValueError, ArithmeticError, AttributeError):
             return UNKNOWN
 
     match node:
@@ -161,13 +164,13 @@ def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
             kinds = kind.elts if isinstance(kind, ast.Tuple) else [kind]
             return apply(lambda value: any([_is_a(value, last_name(each)) for each in kinds]), what)
         case ast.Call(func=ast.Name(id="any"), args=[ast.GeneratorExp(elt=test, generators=[each])]) if not each.ifs:
-            items, name = _value(each.iter, known), _dotted(each.target)
+            items, name = apply(list, each.iter), _dotted(each.target)
             found = UNKNOWN if items is UNKNOWN else [_holds(test, {**known, name: item}) for item in items]
             return found if found is UNKNOWN else True if True in found else UNKNOWN if UNKNOWN in found else False
-        case ast.Call(func=ast.Name(id=name), args=parts):
+        case ast.Call(func=ast.Name(id=name), args=parts, keywords=words):
             if library := re.fullmatch(r"is_(\w+)_available", name):
                 return find_spec(library[1]) is not None
-            return apply(known.get(f"{name}()", CALLED.get(name)), *parts)
+            return apply(known.get(f"{name}()", None if words else CALLED.get(name)), *parts)
         case ast.Compare(left=left, ops=ops, comparators=others):
             pairs = zip(ops, [left, *others], others, strict=False)
             found = [apply(OPERATORS.get(type(op)), one, other) for op, one, other in pairs]
@@ -177,13 +180,13 @@ def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
         case ast.BinOp(left=left, op=op, right=right):
             return apply(OPERATORS.get(type(op)), left, right)
         case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
-            return apply(lambda *values: list(values), *parts)
+            return apply(lambda *values: {ast.List: list, ast.Set: set}.get(type(node), tuple)(values), *parts)
     return UNKNOWN
 
 
 def _is_a(value: Any, kind: str) -> bool:
     """True for a value of a class of this name; ValueError where nobody can tell."""
-    if isinstance(value, Something):
+    if isinstance(value, Something) and (value.classes or kind not in ("list", "dict")):
         return kind in value.classes
     if kind in KINDS:
         return isinstance(value, KINDS[kind])

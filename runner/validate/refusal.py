@@ -58,7 +58,8 @@ def _refusals(context: ValidationContext, args: Mapping[str, Any]) -> list[Refus
     given |= {f"args.{name}": UNKNOWN for name in unsettled}
     node, is_adapted = context.mapping("trainer"), str(context.mapping("peft").get("_target_")).startswith("peft.")
     for name, each in context.trainer.parameters.items() if context.trainer else ():
-        given[name] = Something() if name in node else UNKNOWN if name in upstream.FROM_GROUP else each.default
+        value = UNKNOWN if name in upstream.FROM_GROUP or name in upstream.SERVED["trainer"] else each.default
+        given[name] = Something() if isinstance(node.get(name), dict) else node.get(name, value)
     stream = context.mapping("dataset").get("streaming")
     given["args"] = Something()
     given[upstream.TRAIN_DATASET] = Something(frozenset({"IterableDataset" if stream else "Dataset"}))
