@@ -145,3 +145,8 @@ def test_trl_refuses_before_torch_is_imported_and_what_is_told_to_type_works(wor
     assert f"type      {fix}" in said and "values that go together" in said
     left = [word for word in words.split() if not fix.endswith(f"{word.partition('=')[0]} out")]
     assert main([*left, *([] if fix.startswith("leave") else [fix]), "--dry-run"]) == 0
+
+
+def test_every_value_of_a_field_that_lists_them_is_taken_whatever_the_code_compares_it_with(capsys):
+    words = ["trainer.args.score_normalization=scale", "trainer.args.old_logprobs=recompute", "--dry-run"]
+    assert main(["trainer=ppo", "reward=length", *words]) == 0, capsys.readouterr().err

@@ -204,15 +204,14 @@ def _in_vain(context: ValidationContext, path: str, value: object, default: obje
 def _choices(
     context: ValidationContext, path: str, value: object, parameter: Parameter, signature: Signature
 ) -> tuple[str, ...]:
-    """The texts that the trainer's source knows for a field, if its default is one of them."""
+    """The texts that the trainer's source knows for a field whose type lists none, if its default is one of them."""
     if parameter.name == "report_to":
         return upstream.TRACKERS
-    trainer = context.trainer
-    texts = value if isinstance(value, list) else [value]
+    trainer, texts = context.trainer, value if isinstance(value, list) else [value]
     if not trainer or not any(isinstance(text, str) for text in texts) or not path.startswith(ARGS):
         return ()
     found = choices_compared(trainer.target, parameter.name)
-    if not found or (isinstance(parameter.default, str) and parameter.default not in found):
+    if not found or parameter.type.choices or (isinstance(parameter.default, str) and parameter.default not in found):
         return ()
     return tuple(dict.fromkeys([*found, *choices_compared(signature.target, parameter.name, 1)]))
 
