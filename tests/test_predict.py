@@ -446,6 +446,9 @@ class Tell(TrainerCallback):
 
     def on_predict(self, args, state, control, metrics, model, **given):
         Path("told.txt").write_text(f"{self.steps} {self.rows} {sorted(metrics)} {type(model).__name__}")
+
+class TellAgain(Tell):
+    pass
 """
 
 
@@ -453,12 +456,12 @@ def test_callbacks_hear_of_a_prediction_and_logits_are_written(predict, tmp_path
     (tmp_path / "my_callbacks.py").write_text(CALLBACKS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    own = ("callback._target_=my_callbacks.Tell", "allow=[my_callbacks]", "logits=true", "to=out.jsonl")
+    own = ("callback._target_=my_callbacks.TellAgain", "allow=[my_callbacks]", "logits=true", "to=out.1")
     predict("model=tiny", "dataset=toy_sort", "limit=5", "batch_size=2", *own)
     names = ["test_runtime", "test_samples", "test_stopped", "test_tokens"]
     assert Path("told.txt").read_text() == f"3 5 {names} LlamaForCausalLM"
-    for row in rows_of(tmp_path / "out.jsonl"):
-        found = load_file(f"out.logits/{row['row']}-0.safetensors")
+    for row in rows_of(tmp_path / "out.1"):
+        found = load_file(f"out.1.logits/{row['row']}-0.safetensors")
         picked = found["logits"].log_softmax(-1).gather(-1, found["token_ids"][:, None])
         assert len(picked) == row["tokens"] and picked.sum().item() == pytest.approx(row["log_probability"], abs=1e-4)
 

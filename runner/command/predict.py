@@ -147,7 +147,7 @@ def _write_completions(
         def answer(batch: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
             made = generator.complete(batch, rows)
             if request.options.get("logits"):
-                _write_logits(reader, made, file.path.with_suffix(".logits"))
+                _write_logits(reader, made, file.path.with_name(f"{file.path.name.removesuffix('.jsonl')}.logits"))
             return [each.to_row() for each in made]
 
         skipped = file.complete(batches, answer)

@@ -52,7 +52,7 @@ from runner.training.checkpoint import MovedModels, Seal
 from runner.training.health import Health
 from runner.training.profile import Profile
 
-PREDICTION = ("on_prediction_step", "on_predict")
+PREDICTION = (TrainerCallback.on_prediction_step, TrainerCallback.on_predict)
 OF_TRAINER = {"trainer", "accelerator", upstream.REF_MODEL}  # that a callback is given once there is a trainer
 SECONDS_OF_STATUS = 1.0  # between two states that say how far a run is, which take as long as a short step each
 
@@ -113,9 +113,10 @@ class PredictionEvents:
 
     def __init__(self, cfg: Config, served: Mapping[str, Any], model: nn.Module):
         nodes = named(cfg.get("callback") or {}, "callback").items()
-        asked = {name: node for name, node in nodes if any(map(locate(node["_target_"]).__dict__.get, PREDICTION))}
-        callbacks = build_callbacks({"callback": asked}, served)
-        self.handler = CallbackHandler(callbacks, model, served["tokenizer"], None, None)
+        kinds = [(name, node, locate(node["_target_"])) for name, node in nodes]
+        asked = {n: node for n, node, kind in kinds if any(getattr(kind, of.__name__, of) != of for of in PREDICTION)}
+        own = build_callbacks({"callback": asked}, served)
+        self.handler = CallbackHandler(own, model, served["tokenizer"], None, None)
         self.given = TrainingArguments(str(served["folder"]), report_to="none"), TrainerState(), TrainerControl()
 
     def on_step(self) -> None:
