@@ -57,6 +57,7 @@ def test_a_sweep_over_the_kl_coefficient(runner):
         (("trainer.args.critic=adapter",), "peft=lora"),
         (("trainer.args.kl_target=3", "kl_coef=0"), "above 0, beside kl_target"),
         (("peft=prompt",), "an adapter inside the layers"),
+        (("trainer.value_model.path=runner://model/tiny",), "which is no model"),
     ],
 )
 def test_what_cannot_work_is_told_before_any_training(train, capsys, words, said):

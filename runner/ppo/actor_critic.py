@@ -369,6 +369,8 @@ def build_actor_critic(
         raise ConfigError(Fault("trainer.args.critic", "adapter, beside a whole model", "model or head", "peft=lora"))
     if adapted and policy.active_peft_config.is_prompt_learning:
         raise ConfigError(fault("ppo.learnt_prompt", kind=policy.active_peft_config.peft_type.value))
+    if value_model is not None and not isinstance(value_model, nn.Module):
+        raise ConfigError(fault("ppo.no_critic", found=value_model))
     if value_model is not None:
         value_model.requires_grad_(True)
     elif critic == "model":

@@ -188,6 +188,6 @@ def _is_a(value: Any, kind: str) -> bool:
     """True for a value of a class of this name; ValueError where nobody can tell."""
     if isinstance(value, Something) and (value.classes or kind not in ("list", "dict")):
         return kind in value.classes
-    if kind in KINDS:
-        return isinstance(value, KINDS[kind])
-    raise ValueError(kind)
+    if isinstance(value, Something) or kind not in KINDS:
+        raise ValueError(kind)
+    return isinstance(value, KINDS[kind])

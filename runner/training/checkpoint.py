@@ -121,8 +121,7 @@ class MovedModels(TrainerCallback):
         return {f"{number}.{place}": each for number, own in enumerate(lists) for place, each in enumerate(own)}
 
     def _places(self, folder: Path) -> list[tuple[Path, nn.Module]]:
-        found = enumerate(moved_models(self.trainer))
-        return [(folder / f"moved-{number}.safetensors", model) for number, model in found]
+        return [(folder / f"moved-{number}.safetensors", of) for number, of in enumerate(moved_models(self.trainer))]
 
 
 def moved_models(trainer: Trainer) -> list[nn.Module]:

@@ -53,9 +53,8 @@ def _refusals(context: ValidationContext, args: Mapping[str, Any]) -> list[Refus
     own = {f"self.{name}": value for name, value in known.items()} | {"self.world_size": processes_of(context.cfg)}
     if found := find_refusals(args["_target_"], "__post_init__", own):
         return found
-    unsettled = CHANGED | ({upstream.PRECOMPUTE_REF_LOG_PROBS} - args.keys())
     given = {f"args.{name.removeprefix('self.')}": value for name, value in own.items() if name.startswith("self.")}
-    given |= {f"args.{name}": UNKNOWN for name in unsettled}
+    given |= {f"args.{name}": UNKNOWN for name in CHANGED | ({upstream.PRECOMPUTE_REF_LOG_PROBS} - args.keys())}
     node, is_adapted = context.mapping("trainer"), str(context.mapping("peft").get("_target_")).startswith("peft.")
     for name, each in context.trainer.parameters.items() if context.trainer else ():
         value = UNKNOWN if name in upstream.FROM_GROUP or name in upstream.SERVED["trainer"] else each.default
