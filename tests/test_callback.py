@@ -396,3 +396,9 @@ def test_averages_of_weights_go_on_where_they_were(train):
         shutil.rmtree(folder)
     run.set_status("interrupted", step=2, max_steps=4, sealed=2)
     assert train(*words).state() == "finished" and average.read_bytes() == whole
+
+
+@pytest.mark.parametrize("words", ["trainer=sft peft=lora", "trainer=ppo reward=length"])
+def test_averages_are_of_whole_models_alone(words, capsys):
+    assert main([*words.split(), "callback=bema", "--dry-run"]) == 2
+    assert "no adapter and no critic" in capsys.readouterr().err

@@ -368,6 +368,9 @@ def _callback_faults(cfg: Config) -> Iterator[Fault]:
         signature = read_signature(entry["_target_"])
         needed = set(signature.required) - set(entry) if signature else set()
         where = "callback" if entry is node else f"callback.{name}"
+        is_alone = not cfg["peft"] and "critic" not in upstream.config_fields(cfg["trainer"]["args"])
+        if entry["_target_"] == "trl.BEMACallback" and not is_alone:
+            yield _fault("averages_whole", where=where)
         if "generate" in needed and cfg["trainer"]["head"] == "score":
             yield _fault("writes_none", where=where)
         elif "prompts" in needed and not fits(rows.get("form"), "prompt"):
