@@ -119,7 +119,11 @@ def main_rows(cfg, to, names=("easy", "法", "same")):
         (("dataset.split.eval.path=askd.jsonl",), "dataset.split.eval.path", "asked.jsonl"),
         (("dataset.split.eval.path=asked.jsonl", "trainer=dpo"), "dataset.split.eval.columns", "chosen with rejected"),
         (("dataset.split.eval={a: {path: asked.jsonl, frm: text}}",), "dataset.split.eval.a.frm", "form"),
-        (("dataset.split.eval={a: {path: asked.jsonl, split: test}}",), "dataset.split.eval.a.split.eval", "train"),
+        (("dataset.split.eval={a: {path: asked.jsonl, split: test}}",), "split.eval.a.split\n", "eval.a.split='train["),
+        (("dataset.split.eval.path=asked.jsonl",), "dataset.split.eval.columns", "dataset.split.eval.form=null"),
+        (("dataset.split.eval=asked.jsonl",), "dataset.split.eval", "dataset.split.eval.path=asked.jsonl"),
+        (("eval_file=asked.jsonl",), "eval_file", "dataset.split.eval.path=asked.jsonl"),
+        (("dataset=mixture", "dataset.split.eval.path=a.jsonl"), "dataset.split", "sort.split.eval.path=a.jsonl"),
         (("dataset.system=brif.md",), "dataset.system", "brief.txt"),
         (("dataset=mixture", "dataset.parts.sort.system=no.txt"), "dataset.parts.sort.system", "No such file"),
     ],
@@ -143,9 +147,12 @@ def test_the_text_of_a_prompt_is_in_the_frozen_configuration(folder):
     cfg = compose(["dataset.system=brief.txt", "dataset.split.eval.path=asked.jsonl"]).cfg
     assert cfg["dataset"]["system"] == cfg["dataset"]["split"]["eval"]["system"] == "Be brief, 简短."
     assert compose(["dataset.system='Answer as in notes.txt'"]).cfg["dataset"]["system"] == "Answer as in notes.txt"
-    (folder / "brief.txt").write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="UTF-8"):
-        compose(["dataset.system=brief.txt"])
+    (folder / "brief.txt").write_bytes(b"\xef\xbb\xbfBe brief.\r\n")  # as editors on Windows write it
+    assert compose(["dataset.system=brief.txt"]).cfg["dataset"]["system"] == "Be brief."
+    for content, found in ((b"\xff\xfe", "UTF-8"), (b" \n", "no text")):
+        (folder / "brief.txt").write_bytes(content)
+        with pytest.raises(ConfigError, match=found):
+            compose(["dataset.system=brief.txt"])
 
 
 # --- Arguments of a row's own -------------------------------------------------------------------

@@ -75,6 +75,5 @@ def ask_driver(fields: str) -> list[str]:
     """A line of these fields for each GPU, by NVIDIA's driver, which wakes none; none where it does not answer."""
     words = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
     with suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(words, capture_output=True, text=True, timeout=5, check=True)
-        return done.stdout.strip().splitlines()
+        return subprocess.run(words, capture_output=True, text=True, timeout=5, check=True).stdout.strip().splitlines()
     return []

@@ -33,8 +33,7 @@ def read_menu(folders: Sequence[Path] = ()) -> Options:
 @cache
 def read_options(group: str) -> dict[str, Any]:
     """The content of each option of a group of the menu, by its name."""
-    files = sorted(MENU.glob(f"{group}/*.yaml"))
-    return {file.stem: yaml.load(file.read_bytes(), LOADER) or {} for file in files}
+    return {file.stem: yaml.load(file.read_bytes(), LOADER) or {} for file in sorted(MENU.glob(f"{group}/*.yaml"))}
 
 
 def takes_one(group: str) -> bool:

@@ -23,7 +23,7 @@ def write_out_rows(dataset: object) -> None:
         if re.fullmatch(r"\S+\.(txt|md)", str(node.get("system"))):
             node["system"] = _read_prompt(Path(node["system"]).expanduser(), f"{path}.system")
         evals = node["split"].get("eval") if isinstance(node.get("split"), dict) else None
-        if isinstance(evals, dict) and "_target_" not in evals:
+        if isinstance(evals, dict) and "_target_" not in evals and "parts" not in node:
             sources = {name: _written_out(each, node) for name, each in evals.items()}
             node["split"]["eval"] = _written_out(evals, node) if "path" in evals else sources
 
@@ -40,8 +40,10 @@ def _written_out(own: Any, node: dict[str, Any]) -> Any:
 def _read_prompt(file: Path, where: str) -> str:
     try:
         check_size(file)
-        return file.read_text("utf-8").strip()
+        text, why = file.read_text("utf-8-sig").strip(), "no text in it"
     except (OSError, UnicodeDecodeError) as error:
-        near = [*files_beside(file, (".txt", ".md")), "<file>"][0]
-        found = f"{file}: {getattr(error, 'strerror', None) or 'no UTF-8 text'}"
-        raise ConfigError(Fault(where, found, "a text, or a file with one", f"{where}={near}")) from None
+        text, why = "", getattr(error, "strerror", None) or "no UTF-8 text"
+    if text:
+        return text
+    near = next((name for name in files_beside(file, (".txt", ".md")) if not file.exists()), "<file>")
+    raise ConfigError(Fault(where, f"{file}: {why}", "a text, or a file with one", f"{where}={near}"))

@@ -6,7 +6,6 @@ and what the user's own steps and loaders make.
 """
 
 import contextlib
-import functools
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +25,8 @@ from runner.schema.text import Node
 
 MIXER = "runner.dataset.mix.mix_rows"
 MAX_COLUMNS = 1000
+# In faults of slices, the share of a training, which a held-out set of another source is no part of.
+OF_TRAINING = r"dataset\.split\.train=\S+ |, or dataset\.split\.eval=null|(?<=dataset\.split)\.eval\b"
 SHIPPED_ROWS = 3  # rows of what ships, which is good, that show its columns
 
 
@@ -49,6 +50,7 @@ class DatasetCheck:
 def check_dataset(node: Node, to: str | None, where: str = "dataset") -> DatasetCheck:
     """Check the rows that a node of the configuration names, for a trainer of the form ``to``."""
     target, seen, inner = str(node.get("_target_")), DatasetCheck(), dict[str, Node]()
+    trains = ".split.eval" not in where
     if target == MIXER:
         parts = {name: part for name, part in (node.get("parts") or {}).items() if part is not None}
         with seen.noting():
@@ -58,14 +60,16 @@ def check_dataset(node: Node, to: str | None, where: str = "dataset") -> Dataset
         before = logging.root.manager.disable
         logging.disable(logging.WARNING)  # the loading will say once more what is left out
         try:
-            _check_rows_of(node, to or "", seen, trains=".split.eval" not in where)
+            _check_rows_of(node, to or "", seen, trains=trains)
         finally:
             logging.disable(before)
+
         # With the keys of this node, which may be a part of another one; the path of a whole one chooses its option.
-        own = functools.partial(re.sub, r"\bdataset\.(?=\w)", f"{where}.")
-        fixes = [re.sub(r"^dataset\.path=(?!\[)", "dataset=", own(at.fix)) for at in seen.faults]
-        found = zip(seen.faults, fixes, strict=True)
-        seen.faults = [Fault(own(at.where), own(at.found), at.expected, fix) for at, fix in found]
+        def own(text: str) -> str:
+            one = text if trains else re.sub(OF_TRAINING, "", text)
+            return re.sub(r"^dataset\.path=(?!\[)", "dataset=", re.sub(r"\bdataset\.(?=\w)", f"{where}.", one))
+
+        seen.faults = [Fault(own(at.where), own(at.found), at.expected, own(at.fix)) for at in seen.faults]
         evals = keys.named_sets((node.get("split") or {}).get("eval"))
         sources = {name: each for name, each in evals.items() if isinstance(each, Mapping)}
         inner = {".".join(filter(None, (where, "split.eval", name))): each for name, each in sources.items()}

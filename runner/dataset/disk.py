@@ -239,8 +239,7 @@ def _scan(path: Path, reader: str, max_bytes: int | None = None, *, is_first: bo
             yield long
             return
         with _open(path) as file:
-            read = {"json": _read_json, "csv": _read_csv, "parquet": _check_parquet}[reader]
-            yield from read(file, path, max_bytes)
+            yield from {"json": _read_json, "csv": _read_csv, "parquet": _check_parquet}[reader](file, path, max_bytes)
     except UnicodeDecodeError as error:
         yield fault("dataset.undecodable", where=path, odd=undecodable(error.object, str(path)))
     except PermissionError:

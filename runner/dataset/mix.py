@@ -54,8 +54,7 @@ def mix_rows(
                 kinds = rows.features and Features(rows.features | {TEMPLATE_ARGUMENTS: Json()})
                 trains[name] = rows.map(lambda row: {TEMPLATE_ARGUMENTS: {}}, features=kinds)
     if len(trains) < len(parts):
-        missing = next(name for name in parts if name not in trains)
-        raise DataError(fault("dataset.part_without_rows", part=missing))
+        raise DataError(fault("dataset.part_without_rows", part=next(name for name in parts if name not in trains)))
     # No column may hold conversations in one part and text in another, or other types.
     seen: dict[str, tuple[str, Any]] = {}
     for part, rows in trains.items():
@@ -85,8 +84,7 @@ def mix_rows(
 def _mix(trains: Mapping[str, Rows], weights: Mapping[str, float] | None, seed: int) -> Rows:
     rows = list(trains.values())
     if weights:
-        total = sum(weights.values())
-        shares = [weights[name] / total for name in trains]
+        shares = [weights[name] / sum(weights.values()) for name in trains]
         mixed = interleave_datasets(rows, probabilities=shares, seed=seed, stopping_strategy="all_exhausted")
     elif isinstance(rows[0], IterableDataset):
         mixed = concatenate_datasets(rows).shuffle(seed, buffer_size=STREAM_BUFFER)

@@ -43,8 +43,7 @@ def read_cuts(split: Mapping[Use, Any] | None) -> tuple[str | None, dict[str, An
     for name, cut in [("train", split.get("train")), *(("eval", cut) for cut in evals.values())]:
         is_known = cut is None or isinstance(cut, str) or callable(cut) or (isinstance(cut, dict) and "_target_" in cut)
         if not is_known:  # a share or a number of rows, as other tools have it
-            share = round(100 * (1 - cut)) if isinstance(cut, float) and 0 < cut < 1 else 90
-            fix = split_words(share=share)
+            fix = split_words(share=round(100 * (1 - cut)) if isinstance(cut, float) and 0 < cut < 1 else 90)
             raise DataError(fault("dataset.share_for_slice", use=name, cut=short_text(cut), fix=fix))
     return split.get("train"), {name: cut for name, cut in evals.items() if cut}
 
@@ -74,7 +73,7 @@ def check_cut(where: str, cut: str, splits: Iterable[str], path: str, *, streami
         name, bracket, _ = part.strip().partition("[")
         if name.partition("(")[0] not in splits:
             # Held-out rows of the only split would be trained on, too.
-            both = split_words(splits[0], group=group, held_out=where)
+            both = f"{where}.path={cut}" if "." in cut else split_words(splits[0], group=group, held_out=where)
             other = misnamed(where, name, splits, where + "={}", f"{where}={splits[0]}" if "train" in where else both)
             raise DataError(replace(other, found=f"{name!r} in {path}"))
         if not SLICE.fullmatch(part.strip()):
