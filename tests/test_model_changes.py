@@ -82,6 +82,8 @@ def test_a_token_that_is_misspelt_is_not_taken_for_a_new_one():
         assert fault.where == f"model.tokenizer.{key}" and fix in fault.fix and token in fault.fix
     assert of_tokenizer(eos_token="<|end|>", add_special_tokens=["<|end|>"]) == []
     assert [fault.found for fault in of_tokenizer(add_tokens=[""])] == ["an empty text among the new tokens"]
+    with pytest.raises(ConfigError, match="é, which the tokenizer would write as '\ufffd'"):
+        load_tokenizer(TINY, add_tokens=["日本", "a b", "é"])
 
 
 def test_an_adapter_trains_the_rows_of_new_tokens_or_is_refused():
@@ -126,6 +128,13 @@ def test_an_adapter_trains_the_rows_of_new_tokens_or_is_refused():
 def test_a_key_of_the_config_is_checked_against_the_models_own(config, where, fix):
     (fault,) = of_model(config=config)
     assert fault.where == f"model.config.{where}" and fix in fault.fix
+
+
+def test_a_new_model_has_its_keys_in_itself():
+    (fault,) = find_model_faults(
+        {"_target_": "runner.model.load.new_model", "model_type": "llama", "config": {"use_cache": False}}, "lm"
+    )
+    assert fault.where == "model.config" and fault.fix == "model.<key>=<value>"
 
 
 def test_checks_and_the_loaded_model_have_the_overridden_config():

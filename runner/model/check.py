@@ -58,6 +58,8 @@ def find_model_faults(
             return [fault("model.unknown_architecture", kind=kind)]
         if found := _describe_unfit(kind, node, head):
             return [fault("model.new_that_is_unfit", found=found)]
+        if node.get("config"):
+            return [fault("model.config_of_new")]
         signature = read_signature(f"transformers.{_read_classes(CONFIG_CLASSES).get(kind)}")
         given = {key: value for key, value in node.items() if key not in own}
         known = set(signature.parameters) if signature else set()

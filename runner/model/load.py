@@ -100,6 +100,9 @@ def load_tokenizer(
     tokenizer.add_tokens([*(add_special_tokens or ()), *pad], special_tokens=True)
     if new := [*check.new_tokens(node), *filter(None, [pad_token])]:
         tokenizer.new_tokens = new
+    for token in new:
+        if (text := tokenizer.decode(tokenizer.convert_tokens_to_ids([token]))).strip() != token.strip():
+            raise ConfigError(fault("model.spoilt_token", token=token, text=text))
     vocabulary = _vocabulary_of(tokenizer)
     if eos_token is not None:
         tokenizer.eos_token = eos_token

@@ -26,8 +26,7 @@ def find_missing(model: nn.Module, folder: Path, weights: Mapping[str, Any] | No
         model = model if isinstance(model, PreTrainedModel | PeftModel) else model.base_model
         if isinstance(model, PeftModel) and not (folder / "config.json").exists():  # else it was merged
             known = get_peft_model_state_dict(model, weights, adapter_name="default", save_embedding_layers=False)
-            there = {name for name, shape in read_shapes(folder / ADAPTER).items() if all(shape)}
-            return sorted(known.keys() - there)
+            return sorted(known.keys() - {name for name, shape in read_shapes(folder / ADAPTER).items() if all(shape)})
         base = model.get_base_model() if isinstance(model, PeftModel) else model
         kind: Any = next(each for each in type(base).__mro__ if not issubclass(each, FSDPModule))
         _, loaded = kind.from_pretrained(folder, device_map="meta", output_loading_info=True)
