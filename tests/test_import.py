@@ -508,6 +508,7 @@ THEIRS = {"template": "qwen", "cutoff_len": 64, "val_size": 0.1}  # by which suc
         ("llama_factory", {"rope_scaling": "yarn"}, {"model.config.rope_parameters.rope_type": "yarn"}),
         ("swift", {"new_special_tokens": ["<a>"]}, {"model.tokenizer.add_special_tokens": ["<a>"]}),
         ("swift", {"router_aux_loss_coef": 0.1}, {"model.config.router_aux_loss_coef": 0.1}),
+        ("swift", {"optimizer": "muon"}, {"optimizer._target_": "runner.optimizer.Muon"}),
     ],
 )
 def test_tokens_and_keys_of_the_model_come_over(written, tool, keys, ours):

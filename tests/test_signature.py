@@ -310,8 +310,16 @@ def test_other_arguments(module):
             return dict(**kwargs)
         def ignoring(a, **kwargs):
             return a
+        class Mixin:
+            def __init__(self, size=1, **kwargs):
+                super().__init__(**kwargs)
+        class Bare: ...
+        class Last(Bare):
+            def __init__(self, size=1, **kwargs):
+                super().__init__(**kwargs)
         """
     )
+    assert read_signature("pkg.Mixin").is_open and not read_signature("pkg.Last").is_open, "object takes nothing"
     passing, taking = read_signature("pkg.Passing"), read_signature("pkg.Taking")
     assert list(passing.parameters) == ["second", "extra"] and not passing.is_open
     assert set(taking.parameters) == {"size", "name"} and not taking.is_open

@@ -102,7 +102,7 @@ def load_rows(
                 others = source.read("eval", cut, limits["eval"], None, request)
             held_out[name], is_known = others, isinstance(rows, Dataset) and isinstance(others, Dataset)  # no streams
             if is_known and (shared := int(np.isin(_digests(others), _digests(rows)).sum())):
-                which = name if callable(cut) else cut
+                which = name or "eval" if callable(cut) else cut
                 log.warning("%s %s: %d of %d held-out rows are trained on too", named, which, shared, len(others))
     return rows, held_out.get("") if set(held_out) <= {""} else held_out
 

@@ -194,7 +194,7 @@ def _of_base(found: Definition) -> Taken:
     method = found.name.rpartition(".")[2]
     for base in bases(found.owner) if found.owner else ():
         if base is None:
-            break
+            return {}, True
         if method == "__init__":
             taken = _constructor(base)
         else:
@@ -202,7 +202,7 @@ def _of_base(found: Definition) -> Taken:
             taken = _takes(above) if above else None
         if taken is not None:
             return taken
-    return {}, True
+    return {}, not (method == "__init__" and found.owner and found.owner.node.bases)  # behind bases is that of object
 
 
 # --- dataclasses ---
