@@ -291,7 +291,7 @@ MINE = """
 import torch
 from torch.nn.functional import cross_entropy, logsigmoid
 
-def whole(outputs, labels, num_items_in_batch=None):
+def whole(outputs, labels, num_items_in_batch=None, **more):
     logits, targets = outputs.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
     total = cross_entropy(logits, targets, reduction="sum", ignore_index=-100)
     return total / (num_items_in_batch if num_items_in_batch is not None else (targets != -100).sum())

@@ -8,6 +8,7 @@ known to compute its loss in one of these ways in ``schema.upstream``, what each
 ``validate/objective.yaml``. A trainer of another way needs nothing here, and takes neither.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
@@ -55,12 +56,8 @@ class Objective(Trainer):
 
 def call(loss: Callable[..., object], given: Mapping[str, object]) -> object:
     """The result of a loss called with those given arguments that its signature names."""
-    names = _names_of(loss)
+    names = arguments_of(getattr(loss, "forward", loss))
     return loss(**given) if names is None else loss(**{name: part for name, part in given.items() if name in names})
-
-
-def _names_of(loss: Callable[..., object]) -> frozenset[str] | None:
-    return arguments_of(loss.forward if isinstance(loss, nn.Module) else loss)
 
 
 class Tokens(Objective):
@@ -85,7 +82,8 @@ class Tokens(Objective):
     def _answer(self, model: nn.Module, weights: Tensor | None, count: Count, inputs: dict[str, Any]) -> ModelOutput:
         """An output that TRL's ``compute_loss`` takes for the model's, with losses where it reads log-probabilities."""
         loss = self.hooks.loss
-        names = (_names_of(loss) or frozenset()) if loss is not None else frozenset()
+        # Of a loss with **kwargs, too, those that it names.
+        names = {*inspect.signature(getattr(loss, "forward", loss)).parameters} if loss is not None else set[str]()
         if names & (WHOLE_BATCH | FULL_LOGITS):
             outputs = measured(model, inputs.pop("labels"), inputs)
         else:
