@@ -50,7 +50,7 @@ def read_layout(
         roles = "".join(f", {column} given as {role}" for role, column in chosen.items())
         forms = [form] if form else FORMS_FOR[to] if to else list(FORMS)
         needed = "; or ".join(f"{name}: {' with '.join(map(' or '.join, FORMS[name].needs))}" for name in forms)
-        others = any(_read_as(name, columns, chosen) for name in FORMS_FOR.get(to, FORMS))  # than the given one
+        others = any(_read_as(name, columns, chosen) for name in FORMS_FOR.get(to, ()))  # than the given one
         fix = "dataset.form=null" if others else _to_type(form or to or "prompt_completion")
         raise DataError(Fault("dataset.columns", f"the columns {', '.join(columns)}{roles}", needed, fix))
     layout = next((layout for layout in layouts if fits(layout.form, to or None)), layouts[0])
