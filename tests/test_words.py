@@ -206,7 +206,7 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
         (["trainer.args=foo"], ["leave trainer.args out"]),
         (["model.tokenizer=org/x", "model.dtype=fp16"], ["model.dtype=float16", "model.tokenizer.path=org/x"]),
         (["base_model=tiny"], ["model=tiny"]),
-        (["dataset.eval_path=x"], ["dataset.split.train='train[:90%]' dataset.split.eval='train[90%:]'"]),
+        (["dataset.eval_path=x"], ["dataset.split.eval.path=x"]),
         (["dataset.split.eval=10%"], ["dataset.split.train='train[:90%]' dataset.split.eval='train[90%:]'"]),
         (["preview", "row=3"], ["rows=3"]),
         (["why", "lr", "trainer=dpo"], ["python -m runner why learning_rate trainer=dpo"]),
