@@ -89,7 +89,7 @@ def fault(name: str, /, **values: object) -> Fault:
     'outputs/a/b has no checkpoint'
     """
     room, _, own = name.partition(".")
-    return Fault(**{beat: text.format(**values) for beat, text in _read_faults(room)[own].items()})
+    return faults_by_name(functools.partial(_read_faults, room))(own, **values)
 
 
 class RunnerError(Exception):

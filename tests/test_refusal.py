@@ -33,6 +33,8 @@ class Config(Base):
             raise NotImplementedError("a or b")
         if is_nowhere_to_be_found_available():
             raise ImportError("installed")
+        if not is_torch_bf16_gpu_available():
+            raise ValueError("a feature of a machine is no package, and a package may have another name")
         if not (0 <= args.share < 1):
             raise ValueError("a share")
         return

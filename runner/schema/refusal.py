@@ -24,9 +24,9 @@ OPERATORS: dict[type, Callable[..., Any]] = {
     ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Not: operator.not_,
     ast.USub: operator.neg,
 }  # fmt: skip
-CALLED: dict[str, Callable[..., Any]] = {"len": len, "set": set, "sorted": sorted, "min": min, "max": max, "abs": abs}
-CALLED |= {"float": float, "int": int, "bool": bool, "str": str, "list": list}
 KINDS: dict[str, type] = {"str": str, "list": list, "dict": dict, "int": int, "float": float, "bool": bool}
+CALLED: dict[str, Callable[..., Any]] = {"len": len, "set": set, "sorted": sorted, "min": min, "max": max, "abs": abs}
+CALLED |= KINDS
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,9 @@ class Refusal:
 def find_refusals(target: str, method: str, known: dict[str, Any]) -> list[Refusal]:
     """The errors that a method raises with these values of dotted names; ``known`` is then as it leaves them.
 
-    >>> find_refusals("trl.GRPOConfig", "__post_init__", {"self.log_completions_hub_repo": "a/b"})
-    []
+    >>> known = {"self.log_completions_hub_repo": "a/b", "self.log_completions": False}
+    >>> [refusal.names[0] for refusal in find_refusals("trl.GRPOConfig", "__post_init__", known)]
+    ['self.log_completions_hub_repo']
     """
     owner = find_definition(target)
     return list(_follow_method(member(method, owner), known)) if isinstance(owner, Definition) else []
@@ -168,8 +169,8 @@ def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
             found = UNKNOWN if items is UNKNOWN else [_holds(test, {**known, name: item}) for item in items]
             return found if found is UNKNOWN else True if True in found else UNKNOWN if UNKNOWN in found else False
         case ast.Call(func=ast.Name(id=name), args=parts, keywords=words):
-            if library := re.fullmatch(r"is_(\w+)_available", name):
-                return find_spec(library[1]) is not None
+            if library := re.fullmatch(r"is_(\w+)_available", name):  # which may be called otherwise, or be no package
+                return True if find_spec(library[1]) else UNKNOWN
             return apply(known.get(f"{name}()", None if words else CALLED.get(name)), *parts)
         case ast.Compare(left=left, ops=ops, comparators=others):
             pairs = zip(ops, [left, *others], others, strict=False)

@@ -82,8 +82,9 @@ def build_trainer(
     if loads_reference and (cfg["model"].get("config") or hasattr(tokenizer, "new_tokens")):
         how = {"config": offered["model"].config, "ignore_mismatched_sizes": True}
         changed[upstream.MODEL_INIT_KWARGS] = (args.model_init_kwargs or {}) | how
-    places = (temporarily(args, **changed), temporarily(tokenizer, name_or_path="", init_kwargs=nameless))
-    with places[0], places[1], _on_disk(offered["model"]):
+    by_path = node["form"] == "prompt" and upstream.REF_MODEL not in wanted  # as it may load a reference or a teacher
+    placed = _on_disk(offered["model"]) if by_path else contextlib.nullcontext()
+    with placed, temporarily(args, **changed), temporarily(tokenizer, name_or_path="", init_kwargs=nameless):
         trainer = extend(trainer_class, objective)(hooks=hooks, **served | own)
     if shared and not drop_long(trainer):
         return build_trainer(cfg, offered, hooks, rules, shares=False)
