@@ -138,16 +138,19 @@ def text_of(run: Run, name: str) -> str:
 # --- Whole runs -----------------------------------------------------------------------------------
 
 
-def trained_twice(runner, tracker: str, *words: str) -> Run:
+COLD = {"COLD": "1"}  # trackio reads its folder when it is imported, which the waiting process has done for all
+
+
+def trained_twice(runner, tracker: str, *words: str, **variables: str) -> Run:
     """A run that ended, lost its last checkpoint as in a crash, and trained the steps after the first one again."""
     words = (*FEW, f"tracker={tracker}", "name=group", *words)
-    runner(*words)
+    runner(*words, **variables)
     (folder,) = runner.runs("group")
     run = Run(folder)
     shutil.rmtree(run.checkpoints / "checkpoint-4")
     shutil.rmtree(run.model)
     run.set_status("interrupted", step=2)
-    done = runner(*words)
+    done = runner(*words, **variables)
     assert run.status()["state"] == "finished" and "\x1b[" not in done.stdout + done.stderr
     return run
 
@@ -205,7 +208,7 @@ def test_mlflow(runner):
 @pytest.mark.slow
 @needs("trackio")
 def test_trackio(runner):
-    run = trained_twice(runner, "trackio")
+    run = trained_twice(runner, "trackio", **COLD)
     with sqlite3.connect(runner.folder / "outputs" / "trackio" / "runner.db") as base:
         rows = base.execute("select run_id, run_name, metrics from metrics order by id").fetchall()
         ((config,),) = base.execute("select config from configs").fetchall()
@@ -225,7 +228,7 @@ def test_trackio(runner):
 @needs("trackio")
 def test_the_jobs_of_a_sweep_share_a_database_and_a_group(runner):
     words = (*FEW, "name=group", "trainer.args.max_steps=1", "tracker=[mlflow,trackio]")
-    runner("-m", *words, "seed=0,1", "launcher.jobs=2")
+    runner("-m", *words, "seed=0,1", "launcher.jobs=2", **COLD)
     with sqlite3.connect(runner.folder / "outputs" / "mlflow.db") as base:
         assert base.execute("select count(*), count(distinct experiment_id) from runs").fetchone() == (2, 1)
     with sqlite3.connect(runner.folder / "outputs" / "trackio" / "runner.db") as base:
