@@ -14,7 +14,7 @@ from runner.validate.start import WANTED
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-PACKAGES = {package for entries in WANTED.values() for *_, package in entries} | {"lm-eval", "rouge-score"}
+PACKAGES = {package for entries in WANTED.values() for *_, package in entries} | {"rouge-score"}
 
 
 @pytest.fixture

@@ -3,10 +3,7 @@
 import itertools
 import json
 import math
-import os
 import shutil
-import sys
-from importlib import util
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +12,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from runner.__main__ import main, read_command_line
-from runner.errors import EnvironmentFault
 from runner.io.files import PACKAGE, read_json
 from runner.launch.stages import compose_runs
 from runner.metric.paired import compare, resampled_means
@@ -233,8 +229,6 @@ def test_a_run_to_compare_with_is_answered_under_its_key(laid, evaluate):
     [
         ([*TOY, "against=nowhere", "reward=none"], "type      reward=exact_match"),
         ([*TOY, "against=nowhere"], "no such folder"),
-        ([*TOY, "tasks=hellaswag"], "evaluate=lm_eval"),
-        ([*TOY, "evaluate=lm_eval"], "tasks for a language model"),
         (["model=tiny", "dataset=toy_sort", "head=score", "reward=sorted_digits"], "a reward model writes nothing"),
         (["model=tiny", "dataset=toy_sort", "head=score", "metric=exact"], "gives one score per text"),
         (["model=tiny", "dataset=toy_sort", "metric=exact", "metric.exact.colum=x"], "metric.exact.column"),
@@ -245,22 +239,6 @@ def test_a_run_to_compare_with_is_answered_under_its_key(laid, evaluate):
 def test_words_that_cannot_work_are_refused(evaluate, words, told):
     code = 4 if "no such folder" in told else 2
     assert told in evaluate(*words, code=code)[2].err
-
-
-def test_a_missing_harness_is_told_with_what_to_install(evaluate, monkeypatch):
-    found = util.find_spec
-    monkeypatch.setattr(util, "find_spec", lambda name, *rest: None if name == "lm_eval" else found(name, *rest))
-    said = evaluate("model=tiny", "evaluate=lm_eval", "tasks=hellaswag", code=EnvironmentFault.code)[2]
-    assert "pip install 'lm-eval>=0.4.13'" in said.err
-
-
-def test_figures_of_the_harness_are_written_and_shown_with_their_errors(evaluate, monkeypatch):
-    monkeypatch.setattr("runner.command.evaluate.check_library", lambda *asked, **extra: None)
-    figures = {"arc/acc": 0.25, "arc/f1": 0.5}, {"arc/acc": 0.01}
-    monkeypatch.setattr("runner.command.evaluate.run_tasks", lambda *asked, **how: figures)
-    found, _, said = evaluate("model=tiny", "evaluate=lm_eval", "tasks=arc")
-    assert (found["scores"], found["errors"]) == figures
-    assert "arc/acc  0.25 ± 0.01" in said.out and "arc/f1" in said.out
 
 
 # --- Of trainings ---------------------------------------------------------------------------------
@@ -279,36 +257,3 @@ def test_a_trained_run_beats_its_start_and_another_run(train, evaluate):
         assert found["scores"]["eval_loss"] < found["against"]["scores"]["eval_loss"]
     assert found["scores"]["eval_loss"] == pytest.approx(read_json(held_out)["after"]["eval_loss"], rel=0.02)
     assert found["scores"]["eval_exact"] == pytest.approx(read_json(held_out)["after"]["eval_exact"], abs=0.25)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(util.find_spec("lm_eval") is None, reason="lm-evaluation-harness is not installed")
-def test_tasks_of_the_harness(runner):
-    """In a process of its own, because the library warns of itself, and from a task here, because there is no hub."""
-    tasks = runner.folder / "tasks"
-    tasks.mkdir()
-    rows = [json.loads(line) for line in (PACKAGE / "dataset/toy_sort/eval.jsonl").read_text().splitlines()[:20]]
-    lines = [
-        {"digits": row["digits"], "choices": [row["chosen"][0]["content"], row["rejected"][0]["content"]]}
-        for row in rows
-    ]
-    (tasks / "sort.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    task = {
-        "task": "sort",
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(tasks / "sort.jsonl")}},
-        "test_split": "test",
-        "output_type": "multiple_choice",
-        "doc_to_text": "Sort these digits: {{digits}}",
-        "doc_to_choice": "{{choices}}",
-        "doc_to_target": 0,
-        "target_delimiter": "",
-        "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
-    }
-    (tasks / "sort.yaml").write_text(json.dumps(task))
-    path = os.pathsep.join(filter(None, [str(PACKAGE.parent), *sys.path]))
-    words = ("model=tiny", "evaluate=lm_eval", "tasks=sort", "include=tasks", "as=chat", "to=out.json")
-    done = runner("evaluate", *words, PYTHONPATH=path)
-    found = read_json(runner.folder / "out.json")
-    assert found["scores"]["sort/acc"] > 0.8 and "sort/acc" in done.stdout and "sort/acc" in found["errors"]
-    assert "no task nowhere" in runner("evaluate", *words[:2], "tasks=nowhere", code=2, PYTHONPATH=path).stderr

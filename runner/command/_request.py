@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 PARTS = ("model", "dataset", "quant", "metric", "reward")  # of a configuration, what is used here
 SETTINGS = ("allow", "output_root")  # of its top level
 BATCH_SIZE = 32
-BATCH_SIZE_OF_HARNESS = 8  # which does not take fewer by itself where memory does not suffice
 MAX_NEW_TOKENS = 64  # where neither the options nor the run say otherwise
 SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")  # options
 
@@ -130,8 +129,7 @@ def read_request(line: CommandLine, own: Mapping[str, Option], parts: Sequence[s
     settle_hub([used])
     weights = find_weights(run, options.get("checkpoint"))
     tokens = upstream.completion_length(cfg["trainer"].get("args") or {}) or MAX_NEW_TOKENS
-    defaults = {"batch_size": BATCH_SIZE_OF_HARNESS if "evaluate" in options else BATCH_SIZE}
-    defaults |= {"max_new_tokens": int(tokens), "top_k": 0, "top_p": 1, "seed": 0}
+    defaults = {"batch_size": BATCH_SIZE, "max_new_tokens": int(tokens), "top_k": 0, "top_p": 1, "seed": 0}
     defaults["temperature"] = 0 if verb == "predict" and options.get("n", 1) == 1 else 1
     options = defaults | options
     options |= {name: float(options[name]) for name in ("temperature", "top_p")}

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from runner.command import CommandLine, options_of, table_of
 from runner.command._request import PARTS, InferenceRequest, read_request
 from runner.dataset.form import fits
-from runner.errors import ConfigError, DataError, Fault, FolderError, check_library, fault
-from runner.generate.harness import check_tasks, run_tasks
+from runner.errors import ConfigError, DataError, Fault, FolderError, fault
 from runner.generate.prediction import prediction_key
 from runner.generate.rows import Row, find_prompt_fault
 from runner.generate.weights import Weights
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from runner.generate.sampler import Model
     from runner.metric.ask import Metric
 
-OF_THE_HARNESS = ("tasks", "num_fewshot", "include", "trust_remote_code")
 FEW = 100  # prompts, below which what is rare may not have been seen, and no interval can know of it
 TOKENS_PER_REWARD_PASS = 8192  # padded, that a reward model reads at once
 READ = table_of("evaluate")["read"]  # metrics of known answers, beside the configured ones
@@ -68,8 +66,6 @@ def main(line: CommandLine) -> int:
     from runner.metric.paired import compare
 
     request = read_request(line, options_of("evaluate"), PARTS)
-    if request.options.get("evaluate"):
-        return evaluate_tasks(Side(request))
     request, notes = _select_parts(request)
     sides = [Side(request, notes), *_other_side(line, request)]
     for word, side in zip(("model", "against"), sides, strict=False):
@@ -85,7 +81,10 @@ def main(line: CommandLine) -> int:
         earned = {name: (figures.earned, sides[1].sets[name].earned) for name, figures in sides[0].sets.items()}
         comparison = {name: compare(*both, seed) | {"draws": "coupled"} for name, both in earned.items() if both[0]}
         found |= {"against": sides[1].to_json(), "comparison": comparison}
-    path = _write(request, request.data, facts, found, began)
+    name = f"{request.data}-{prediction_key(facts)}.json"
+    path = Path(request.options.get("to") or request.folder("evaluations") / name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, {**found, "seconds": round(time.monotonic() - began, 2), "asked": facts})
     written = [(side.name, name, row) for side in sides for name in side.sets for row in side.sets[name].completions]
     if written:
         lines = [to_line({"model": model, "set": name, **row}) for model, name, row in written]
@@ -93,16 +92,6 @@ def main(line: CommandLine) -> int:
     print_visible("\n".join(to_table(sides, comparison)))
     print(f"to        {display_path(path)}")
     return 0
-
-
-def _write(
-    request: InferenceRequest, name: str, facts: Mapping[str, Any], found: Mapping[str, Any], began: float
-) -> Path:
-    """Write figures with all that they depend on, and return their file."""
-    path = Path(request.options.get("to") or request.folder("evaluations") / f"{name}-{prediction_key(facts)}.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {**found, "seconds": round(time.monotonic() - began, 2), "asked": facts})
-    return path
 
 
 # --- The command line -----------------------------------------------------------------------------
@@ -118,7 +107,7 @@ def _select_parts(request: InferenceRequest) -> tuple[InferenceRequest, list[str
     rows = dict(request.cfg["dataset"])
     if "split" in rows and not (rows["split"] or {}).get("eval"):
         rows["split"] = {"eval": "train"}  # checked as a training would be, which holds rows out
-    faults = [fault("command.of_the_harness", key=key) for key in OF_THE_HARNESS if key in options]
+    faults = []
     for name, node in named(request.cfg.get("metric") or {}, "metric").items():
         as_in_training = {"trainer": {"head": request.head}, "dataset": rows, "metric": {name: node}}
         if (found := list(find_metric_faults(as_in_training))) and "metric" in request.chosen:
@@ -283,32 +272,3 @@ def _with_error(scores: Mapping[str, float], errors: Mapping[str, float], key: s
     """A figure, and its standard error where it has one."""
     value, error = number(scores.get(key)), errors.get(key)
     return value if error is None else f"{value} ± {number(error, 2)}"
-
-
-def evaluate_tasks(side: Side) -> int:
-    """Run tasks of lm-evaluation-harness on the model, and write their figures like our own."""
-    from runner.training.components.model import load_trained
-
-    request, options = side.request, side.request.options
-    tasks = [task for task in str(options.get("tasks", "")).strip("[]").split(",") if task.strip()]
-    if not tasks or request.head == "score":
-        found = "none" if not tasks else "a reward model, which writes nothing"
-        raise ConfigError(Fault("tasks", found, "tasks for a language model", "tasks=hellaswag,arc_easy"))
-    if "include" in options:
-        check_tasks(Path(options["include"]), options.get("trust_remote_code", False))
-    check_library("lm_eval", "evaluate=lm_eval")
-    print(f"model     {side.name}", flush=True)
-    how = {name: options.get(name) for name in ("num_fewshot", "limit")}
-    how["apply_chat_template"] = options.get("as") == "chat"
-    began = time.monotonic()
-    with quiet():
-        model, tokenizer = load_trained(request.cfg, request.weights, request.head)
-        size, include = options["batch_size"], options.get("include")
-        scores, errors = run_tasks(model, tokenizer, tasks, batch_size=size, include=include, **how)
-    facts = how | {"tasks": tasks, "weights": [side.name, request.weights.seal]}
-    path = _write(request, "lm_eval", facts, {"model": side.name, "scores": scores, "errors": errors}, began)
-    cells = [_with_error(scores, errors, name) for name in scores]
-    columns = [Column("task", list(scores), True, True), Column("value", cells, True)]
-    print_visible("\n".join(format_table(columns, 100)))
-    print(f"to        {display_path(path)}")
-    return 0

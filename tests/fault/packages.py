@@ -1,4 +1,4 @@
-"""The packages that the tests do not install, each used for real: trackers, and lm-evaluation-harness.
+"""The trackers that the tests do not install, each used for real.
 
     python tests/fault/packages.py        installs them into an environment of its own, and runs the tests that need one
 
@@ -14,8 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
-EXTRAS = "test,wandb,trackio,mlflow,tensorboard,eval"
-FILES = ["tests/test_tracker.py", "tests/test_evaluate.py"]
+EXTRAS = "test,wandb,trackio,mlflow,tensorboard"
+FILES = ["tests/test_tracker.py"]
 
 
 def main() -> int:
