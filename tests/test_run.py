@@ -237,7 +237,6 @@ VERBS = {
     "report": ["report", RUN],
     "preview": ["preview", RUN],
     "diff": ["diff", RUN, OTHER],
-    "why": ["why", "seed", RUN],
     "reproduce": ["reproduce", RUN],
     "resume": ["trainer=sft", "name=new", f"resume={RUN}"],
     "rehearse resume": ["rehearse", "trainer=sft", "name=new", f"resume={RUN}"],

@@ -4,13 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
-from laid import lay_run
 
 from runner.__main__ import main
-from runner.config import compose
 from runner.config.provenance import read_settings
 from runner.io.files import MENU
-from runner.run import write_config
 
 
 def why(capsys, *words, code=0):
@@ -118,26 +115,13 @@ def test_a_wrong_configuration_can_be_asked_about(capsys):
         (["path"], "dataset.path, model.path, model.tokenizer.path"),
         (["zzz"], "no such key"),
         ([], "no key"),
+        (["seed", "outputs/name/run"], "what a run froze stands in its config.yaml"),
         (["seed", "trainer=dop"], "trainer=dpo"),
         (["seed", "-m", "seed=1,2"], "one configuration"),
     ],
 )
 def test_what_cannot_be_answered_is_told_with_the_nearest(words, said, capsys):
     assert said in why(capsys, *words, code=2)
-
-
-def test_of_a_run_the_frozen_value_and_what_the_files_say_today(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    words = ["trainer=dpo", "kl_coef=0.3", "name=x"]
-    folder = lay_run(tmp_path / "outputs" / "x" / "run", words=words)
-    cfg = compose(words).cfg
-    write_config(folder, cfg | {"learning_rate": 0.5})
-    text = why(capsys, "trainer.args.beta", "x")
-    assert "trainer.args.beta = 0.3  frozen in outputs/x/run/config.yaml" in text and "changed" not in text
-    assert "made by   python -m runner trainer=dpo kl_coef=0.3 name=x" in text and "0.3   command line" in text
-    text = why(capsys, "learning_rate", "x")
-    assert "learning_rate = 0.5  frozen" in text and "changed   the files of today would make it 0.0001" in text
-    assert "overrides" in why(capsys, "seed", "x", "seed=1", code=2)
 
 
 def test_the_lines_of_a_file(tmp_path):

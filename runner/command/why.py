@@ -17,11 +17,8 @@ from runner.errors import ConfigError, Fault, fault
 from runner.io.secrets import hidden
 from runner.io.terminal import print_visible
 from runner.launch import stages
-from runner.report.facts import command_of, folders_in, words_of
 from runner.report.number import short
 from runner.report.table import Column, format_table
-from runner.run.key import key_of
-from runner.run.read import RunRecord, find_runs
 from runner.schema.text import flatten, nearest, select, to_text, walk
 from runner.validate.context import ValidationContext
 
@@ -30,20 +27,16 @@ MAX_VALUE_WIDTH = 36  # characters of a value
 
 def main(line: CommandLine) -> int:
     """Print where the value of the key comes from, for each configuration that the command line means."""
-    if not line.runs:
-        raise ConfigError(fault("command.no_key"))
-    key, *words = line.runs
-    if words:
-        lines = list(_explain_run(line, key, *find_runs(words, f"why {key}", 1)))
-    else:
-        runs = _compose(line.overrides, line.folders)
-        stage, _, inner = key.partition(".")
-        meant = [composed for composed in runs if inner and composed.stage == stage]  # the key begins with a stage
-        lines = []
-        for number, composed in enumerate(meant or runs):
-            if composed.stage:
-                lines.append(("\n" if number else "") + f"stage {composed.stage}")
-            lines += explain(inner if meant else key, origins_of(composed, line.folders), line.overrides)
+    if len(line.runs) != 1:
+        raise ConfigError(fault("command.no_key", found=" and ".join(line.runs) or "no key"))
+    runs = _compose(line.overrides, line.folders)
+    stage, _, inner = line.runs[0].partition(".")
+    meant = [composed for composed in runs if inner and composed.stage == stage]  # the key begins with a stage
+    lines = []
+    for number, composed in enumerate(meant or runs):
+        if composed.stage:
+            lines.append(("\n" if number else "") + f"stage {composed.stage}")
+        lines += explain(inner if meant else line.runs[0], origins_of(composed, line.folders), line.overrides)
     print_visible(hidden("\n".join(lines)))
     return 0
 
@@ -125,32 +118,3 @@ def find_key(key: str, cfg: Mapping[str, Any], words: Sequence[str] = ()) -> str
     found = f"{len(ends)} keys end so" if ends else "no such key"
     fix = shlex.join(["python", "-m", "runner", "why", *[*near, "trainer"][:1], *words])
     raise ConfigError(Fault(key, found, ", ".join(near[:3]) or "a key of this configuration", fix))
-
-
-def _explain_run(line: CommandLine, key: str, run: RunRecord) -> Iterator[str]:
-    """The frozen value, the words that made it, and where today's files would take it from.
-
-    Of a staged experiment that is the run's own stage.
-    """
-    if line.overrides:
-        fix = f"why {key} {line.runs[1]}"
-        raise ConfigError(fault("command.run_and_words", words=" ".join(line.overrides), fix=fix))
-    key = find_key(key, run.cfg)
-    frozen = select(run.cfg, key)
-    yield f"{key} = {short(to_text(frozen), MAX_VALUE_WIDTH)}  frozen in {run}/config.yaml"
-    yield f"made by   {command_of(run)}"
-    words = words_of(run)
-    overrides, folders = folders_in(words or [])
-    try:
-        runs = [] if words is None else _compose(overrides, folders)
-    except ConfigError:
-        runs = []
-    if not runs:
-        yield "these words compose nothing today, or the folder does not have them"
-        return
-    name, key_of_run = run.cfg.get("name"), key_of(run.cfg)
-    composed = max(runs, key=lambda one: (key_of(one.cfg) == key_of_run, one.cfg.get("name") == name))
-    if (today := select(composed.cfg, key)) != frozen:
-        yield f"changed   the files of today would make it {to_text(today)}:"
-    yield ""
-    yield from explain(key, origins_of(composed, folders))

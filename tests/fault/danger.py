@@ -274,7 +274,6 @@ VERBS = {
     "report": ["report", "{run}"],
     "diff": ["diff", "{run}", "{run}"],
     "preview": ["preview", "{run}"],
-    "why": ["why", "seed", "{run}"],
     "reproduce": ["reproduce", "{run}"],
     "import": ["import", "{run}/config.yaml"],
 }

@@ -34,7 +34,7 @@ SECONDS = 60  # in which every command ends, refused or not
 SECRET = "precious-4711"
 MORE_VERBS = {"train": TRAINED, "resume": TRAINED, "report of the name": ["report", "outputs/x"], "list": ["report"]}
 MORE_VERBS |= {"sweep": ["-m", *QUICK, "name=x", "seed=0,1"], "rehearse": ["rehearse", *TRAINED]}
-MORE_VERBS |= {"preview a page": ["preview", "{run}", "html=true"], "complete": ["why", "model.path", "{run}"]}
+MORE_VERBS |= {"preview a page": ["preview", "{run}", "html=true"]}
 ALL_VERBS = VERBS | MORE_VERBS
 # What is there only for a moment, or was left by an earlier version.
 FOR_A_MOMENT = (
