@@ -175,9 +175,5 @@ def _compose(run: Run | None, overrides: Sequence[str], folders: Sequence[Path])
 
 
 def in_a_name(text: str) -> str:
-    """A text as a part of a file's name, with no letter in it that leads elsewhere.
-
-    >>> in_a_name("../easy rows")
-    'easy-rows'
-    """
+    """A text as a part of a file's name, with no letter in it that leads elsewhere."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")

@@ -19,11 +19,7 @@ PORTS = (20_000, 30_000)  # below those that a system gives to whoever asks for 
 
 
 def processes_of(cfg: Mapping[str, Any]) -> int:
-    """The number of processes that train a configuration together, on all machines.
-
-    >>> processes_of({"launcher": {"num_processes": 4, "num_machines": 2}})
-    8
-    """
+    """The number of processes that train a configuration together, on all machines."""
     counts = (processes_here(cfg), select(cfg, "launcher.num_machines"))
     return math.prod(count for count in counts if isinstance(count, int) and count > 0)
 

@@ -120,11 +120,7 @@ def is_local(path: str) -> bool:
 
 
 def latest(overrides: Sequence[str]) -> list[str]:
-    """The overrides with each key once, as it was given last.
-
-    >>> latest(["seed=1", "kl_coef=0.1", "++seed=2"])
-    ['kl_coef=0.1', '++seed=2']
-    """
+    """The overrides with each key once, as it was given last."""
     last: dict[str, str] = {}
     for override in overrides:
         key = override.lstrip("+~").partition("=")[0]
@@ -194,11 +190,7 @@ def _respelt(word: str) -> str:
 
 
 def refused(key: str) -> str:
-    """Why a typed setting of Hydra's own is refused; empty where it may be typed.
-
-    >>> refused("hydra.launcher.n_jobs"), refused("hydra.callbacks.x")
-    ('', 'hydra.callbacks.x is not for typing: the runner reads hydra/launcher, hydra/sweeper and what is below them')
-    """
+    """Why a typed setting of Hydra's own is refused; empty where it may be typed."""
     if not re.match(r"hydra[./]|hydra$", key) or (OF_HYDRA.fullmatch(key) and "_target_" not in key):
         return ""
     return f"{key} is not for typing: the runner reads hydra/launcher, hydra/sweeper and what is below them"

@@ -85,11 +85,7 @@ def _text(value: object, where: str, *, empty: bool = False) -> str:
 
 
 def is_finite_number(value: Any) -> bool:
-    """True for a finite number, also one in text, as csv has them.
-
-    >>> is_finite_number("-0.5"), is_finite_number(True), is_finite_number(None)
-    (True, False, False)
-    """
+    """True for a finite number, also one in text, as csv has them."""
     with suppress(TypeError, ValueError):
         return not isinstance(value, bool) and isfinite(float(value))
     return False
@@ -357,20 +353,12 @@ TRAINER_FORMS = tuple(to for to in FORMS_FOR if to != "answer")
 
 
 def fits(raw: str | None, trainer: str | None) -> bool:
-    """True where rows of a raw form can feed a trainer form; an unknown one (None) is not refused.
-
-    >>> fits("preference", "demonstration"), fits("text", "preference"), fits(None, "unpaired")
-    (True, False, True)
-    """
+    """True where rows of a raw form can feed a trainer form; an unknown one (None) is not refused."""
     return trainer is None or raw not in FORMS or trainer in FORMS[raw].becomes
 
 
 def answer_columns(row: Cells) -> tuple[str, ...]:
-    """The columns of a row in a trainer's form that hold what is learnt to write; of a pair two, of a prompt none.
-
-    >>> answer_columns({"prompt": "1+1=", "completion": "2"}), answer_columns({"prompt": "1+1="})
-    (('completion',), ())
-    """
+    """The columns of a row in a trainer's form that hold what is learnt to write; of a pair two, of a prompt none."""
     there = {name for name, value in row.items() if value is not None}
     return next((tuple(form.answers) for form in FORMS.values() if form.answers and there.issuperset(form.answers)), ())
 

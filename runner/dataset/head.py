@@ -103,11 +103,7 @@ def _slices(source: RowSource, cut: str) -> list[range]:
 
 
 def shortest(rows: list[Row], count: int) -> list[Row]:
-    """The shortest rows in their order, of each label as many, because some trainers compare good and bad ones.
-
-    >>> shortest([{"text": "long enough"}, {"text": "a"}, {"text": "bc"}], 2)
-    [{'text': 'a'}, {'text': 'bc'}]
-    """
+    """The shortest rows in their order, of each label as many, because some trainers compare good and bad ones."""
     sizes = [len(json.dumps(row, default=str)) for row in rows]
     sides: dict[str, list[int]] = {}
     for index in sorted(range(len(rows)), key=sizes.__getitem__):

@@ -63,11 +63,7 @@ def first_made(rows: Iterable[Row], steps: Sequence[Step]) -> Row:
 
 
 def fill(row: Row, names: Mapping[str, str]) -> Row:
-    """Each ``{{NAME}}`` in the texts of a row, those of its conversations too, as the text that is given for it.
-
-    >>> fill({"input": "Who are you?", "target": "I am {{NAME}}, by {{ AUTHOR }}."}, {"NAME": "Ada"})
-    {'input': 'Who are you?', 'target': 'I am Ada, by {{ AUTHOR }}.'}
-    """
+    """Each ``{{NAME}}`` in the texts of a row, those of its conversations too, as the text that is given for it."""
 
     def filled(value: Any) -> Any:
         if isinstance(value, str):

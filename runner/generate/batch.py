@@ -38,11 +38,7 @@ def split_by_tokens(rows: Sequence[int], lengths: Sequence[int], budget: int) ->
 
 
 def split_by_rows(lengths: Sequence[int], size: int) -> list[list[int]]:
-    """Groups of ``size`` rows of like length, the longest first, so that what does not fit is seen at once.
-
-    >>> split_by_rows([3, 9, 3, 5], size=2)
-    [[1, 3], [0, 2]]
-    """
+    """Groups of ``size`` rows of like length, the longest first, so that what does not fit is seen at once."""
     ordered = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     return [ordered[start : start + size] for start in range(0, len(ordered), size)]
 

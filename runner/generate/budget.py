@@ -20,11 +20,7 @@ ANSWER_TOKENS = 64  # most tokens of an answer that a metric judges, where the t
 
 
 def answer_tokens(asked: Iterable[int | None], completion: int | None) -> int:
-    """The most tokens of an answer that metrics judge: as many as one of them asks for, or as the trainer samples.
-
-    >>> answer_tokens([None, 256], 32), answer_tokens([None], None)
-    (256, 64)
-    """
+    """The most tokens of an answer that metrics judge: as many as one of them asks for, or as the trainer samples."""
     return max(filter(None, asked), default=completion or ANSWER_TOKENS)
 
 

@@ -207,11 +207,7 @@ def to_line(row: Mapping[str, Any]) -> str:
 
 
 def strict(value: object) -> object:
-    """The same value with every NaN and infinity as None, because JSON has no word for them; others' objects as text.
-
-    >>> strict({"loss": float("nan"), "steps": [1, 2.5]})
-    {'loss': None, 'steps': [1, 2.5]}
-    """
+    """The same value with NaN and infinity as None, because JSON has no word for them; others' objects as text."""
     if isinstance(value, dict):
         return {str(key): strict(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

@@ -43,20 +43,12 @@ MARKED: set[str] = set()  # variables that hold a secret whatever they are calle
 
 
 def form_of(text: str) -> str:
-    """The kind of secret that a text holds by its form; empty for none.
-
-    >>> form_of("https://me:pa55word@host/rows.jsonl"), form_of("sk-learn/contributions-of-2024")
-    ('an address with a password', '')
-    """
+    """The kind of secret that a text holds by its form; empty for none."""
     return next((name for name, pattern in FORMS.items() if re.search(pattern, text)), "")
 
 
 def names_secret(variable: str) -> bool:
-    """True for a variable of the environment that holds a secret, by its name.
-
-    >>> names_secret("MY_TOKEN_2"), names_secret("TOKENIZERS_PARALLELISM")
-    (True, False)
-    """
+    """True for a variable of the environment that holds a secret, by its name."""
     return bool(VARIABLE.search(variable))
 
 

@@ -11,11 +11,7 @@ TEMPLATE_ARGUMENTS = "chat_template_kwargs"  # a column of rows, as TRL calls it
 
 
 def text_of(side: str | Turns) -> str:
-    """The text of a prompt or a completion, of a conversation that of its last turn.
-
-    >>> text_of("2"), text_of([{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}])
-    ('2', '2')
-    """
+    """The text of a prompt or a completion, of a conversation that of its last turn."""
     return side if isinstance(side, str) else side[-1]["content"]
 
 

@@ -18,30 +18,18 @@ from runner.io.turns import Completion, Values, text_of
 
 
 def words(completions: Sequence[Completion]) -> list[float]:
-    """The number of words of each completion.
-
-    >>> words(["The bar was so-so.", ""])
-    [5.0, 0.0]
-    """
+    """The number of words of each completion."""
     return [float(len(_words(completion))) for completion in completions]
 
 
 def repetition(completions: Sequence[Completion]) -> list[float]:
-    """The share of words that occur earlier in the same completion.
-
-    >>> repetition(["great, great, great bar", "a bar", ""])
-    [0.5, 0.0, 0.0]
-    """
+    """The share of words that occur earlier in the same completion."""
     texts = [_words(completion) for completion in completions]
     return [1 - len(set(words)) / len(words) if words else 0.0 for words in texts]
 
 
 def mention(completions: Sequence[Completion], of: Sequence[str] = (), **columns: Values) -> list[float]:
-    """The share of the columns named by ``of`` whose text occurs in the completion.
-
-    >>> mention(["The food at the bar.", "Great!"], of=["place", "topic"], place=["bar", "bar"], topic=["view", "food"])
-    [0.5, 0.0]
-    """
+    """The share of the columns named by ``of`` whose text occurs in the completion."""
     texts = [text_of(completion).casefold() for completion in completions]
     wanted = [read_column(columns, name, "metric.mention.of=[<column>]") for name in of]
     hits = [[word.casefold() in text for text, word in zip(texts, column, strict=True)] for column in wanted]
@@ -49,11 +37,7 @@ def mention(completions: Sequence[Completion], of: Sequence[str] = (), **columns
 
 
 def overlap(completions: Sequence[Completion], reference: Sequence[Completion | None]) -> list[float | None]:
-    """F1 of the words of a completion and of its reference, without their order (ROUGE-1); None where there is none.
-
-    >>> overlap(["a red dog", "A cat.", "", "a"], ["the red dog", "a cat", "a cat", None])
-    [0.6666666666666666, 1.0, 0.0, None]
-    """
+    """F1 of the words of a completion and of its reference, without their order (ROUGE-1); None where there is none."""
     scores: list[float | None] = []
     for completion, known in zip(completions, reference, strict=True):
         if known is None:

@@ -22,11 +22,7 @@ def accuracy(
     threshold: float = 0.0,
     **columns: Values,
 ) -> list[float]:
-    """1 where a score above ``threshold`` meets a right answer, or another score a wrong one, else 0.
-
-    >>> accuracy([2.0, -1.0, 0.5], label=[True, True, False])
-    [1.0, 0.0, 0.0]
-    """
+    """1 where a score above ``threshold`` meets a right answer, or another score a wrong one, else 0."""
     labels = read_labels(columns, column, positive)
     return [float((score > threshold) == label) for score, label in zip(scores, labels, strict=True)]
 
@@ -35,9 +31,6 @@ def auc(scores: Sequence[float], column: str = "label", positive: str | None = N
     """The share of pairs of a right and a wrong row in which the right one has the higher score; a tie is half a pair.
 
     Raises DataError where all labels are the same, because there is no such pair.
-
-    >>> auc([0.9, 0.5, 0.5, 0.1], label=[1, 1, 0, 0])
-    0.875
     """
     labels = read_labels(columns, column, positive)
     if len(set(labels)) < 2:

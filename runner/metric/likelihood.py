@@ -8,22 +8,14 @@ from runner.errors import DataError, Fault
 
 
 def loss(log_probs: Sequence[Sequence[float]]) -> float:
-    """The mean negative log-probability of a token, each token of all answers alike; in nats.
-
-    >>> loss([[-1.0, -2.0], [-6.0], []])
-    3.0
-    """
+    """The mean negative log-probability of a token, each token of all answers alike; in nats."""
     if not (tokens := [value for row in log_probs for value in row]):
         raise DataError(Fault("metric", f"no tokens in {len(log_probs)} answers", "answers with tokens"))
     return -math.fsum(tokens) / len(tokens)
 
 
 def perplexity(log_probs: Sequence[Sequence[float]]) -> float:
-    """The exponential of the mean negative log-probability of a token, each token of all answers alike.
-
-    >>> round(perplexity([[math.log(0.5), math.log(0.5)], [math.log(0.125)], []]), 6)
-    3.174802
-    """
+    """The exponential of the mean negative log-probability of a token, each token of all answers alike."""
     mean = loss(log_probs)
     return math.exp(mean) if mean < 700 else math.inf
 
@@ -32,9 +24,6 @@ def token_accuracy(logits: Sequence[Any], labels: Sequence[Sequence[int]]) -> li
     """The share of an answer's tokens that were the likeliest in their place; None for an answer without any.
 
     ``logits`` are those of each token, or its likeliest token where ``preprocess`` left no more.
-
-    >>> token_accuracy([[2, 3], []], labels=[[2, 4], []])
-    [0.5, None]
     """
     shares: list[float | None] = []
     for row, right in zip(logits, labels, strict=True):

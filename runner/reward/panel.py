@@ -275,11 +275,7 @@ class AsyncScorer(Scorer):
 
 
 def to_scorer(name: str, call: object, **options: Any) -> Scorer | nn.Module:
-    """A reward as trainers take it: a function or object checked, and a model with its scores watched.
-
-    >>> to_scorer("size", lambda completions: [len(text) for text in completions])(completions=["ab"], prompts=["?"])
-    [2]
-    """
+    """A reward as trainers take it: a function or object checked, and a model with its scores watched."""
     if isinstance(call, nn.Module):
         return watch_model(name, call, options.get("tracker"))
     if not callable(call):

@@ -23,9 +23,6 @@ def sorted_steps(completions: Sequence[Completion], digits: Sequence[str]) -> li
     """For each digit of an answer its share of the reward if it is in the right place, else nothing.
 
     What is missing or too much costs a half, at the last digit, so that the sum is that of ``rule.sorted_digits``.
-
-    >>> sorted_steps(["1 3 9 7", "1 3"], ["7 3 9 1"] * 2)
-    [[0.25, 0.25, 0.0, 0.0], [0.25, -0.25]]
     """
     rewards = []
     for completion, line in zip(completions, digits, strict=True):
@@ -39,20 +36,12 @@ def sorted_steps(completions: Sequence[Completion], digits: Sequence[str]) -> li
 
 
 def to_steps(text: str, separator: str) -> list[str]:
-    """The steps of a text, without the space around them.
-
-    >>> to_steps("add 2\\n\\n so 4", "\\n")
-    ['add 2', 'so 4']
-    """
+    """The steps of a text, without the space around them."""
     return [step.strip() for step in text.split(separator) if step.strip()]
 
 
 def aggregate(scores: Sequence[float], by: Aggregate) -> float:
-    """One number of the scores of steps (Lightman et al. 2023 compare the product and the smallest).
-
-    >>> [aggregate([0.5, 0.25, 0.75], by) for by in ("last", "min", "mean", "product")]
-    [0.75, 0.25, 0.5, 0.09375]
-    """
+    """One number of the scores of steps (Lightman et al. 2023 compare the product and the smallest)."""
     whole = {"last": scores[-1], "min": min(scores), "mean": sum(scores) / len(scores), "product": math.prod(scores)}
     return whole[by]
 

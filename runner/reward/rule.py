@@ -14,30 +14,18 @@ FULL_PRAISE = 4
 
 
 def distinct_characters(completions: Sequence[Completion]) -> list[float]:
-    """The number of different characters of each completion.
-
-    >>> distinct_characters(["abca", ""])
-    [3.0, 0.0]
-    """
+    """The number of different characters of each completion."""
     return [float(len(set(text_of(completion)))) for completion in completions]
 
 
 def length(completions: Sequence[Completion], target: int | None = None) -> list[float]:
-    """The number of characters; with ``target``, minus the distance from it.
-
-    >>> length(["abc"]), length(["abc"], target=5)
-    ([3.0], [-2.0])
-    """
+    """The number of characters; with ``target``, minus the distance from it."""
     sizes = [len(text_of(completion)) for completion in completions]
     return [float(size) if target is None else -float(abs(size - target)) for size in sizes]
 
 
 def exact_match(completions: Sequence[Completion], column: str = "reference", **columns: Values) -> list[float | None]:
-    """1 where the answer is that of ``column`` but for case, spaces and closing marks, else 0; None where that is null.
-
-    >>> exact_match([" Paris. ", "Rome", "Oslo"], column="city", city=["paris", "Bern", None])
-    [1.0, 0.0, None]
-    """
+    """1 where the answer is that of ``column`` but for case, spaces and end marks, else 0; None where that is null."""
     fix = "reward.exact_match.column=<column>, or metric.exact.column=<column>"
     return [
         None if answer is None else float(_normal(text_of(completion)) == _normal(text_of(answer)))
@@ -46,11 +34,7 @@ def exact_match(completions: Sequence[Completion], column: str = "reference", **
 
 
 def sorted_digits(completions: Sequence[Completion], digits: Sequence[str]) -> list[float]:
-    """The share of places with the right digit, less a half where the number of digits is wrong.
-
-    >>> sorted_digits(["1 3 7 9", "1 3 9 7", "1 3"], ["7 3 9 1"] * 3)
-    [1.0, 0.5, 0.0]
-    """
+    """The share of places with the right digit, less a half where the number of digits is wrong."""
     rewards = []
     for completion, line in zip(completions, digits, strict=True):
         given, right = text_of(completion).split(), sorted(line.split())
@@ -66,9 +50,6 @@ def sentiment(
 
     Nothing else is looked at, so a policy that is paid by it learns to write only such words: a lesson in what a
     reward leaves out.
-
-    >>> sentiment(["A lovely bar. We loved it.", "awful", "Great, great, GREAT, great!", "a bar"])
-    [0.5, -0.25, 1.0, 0.0]
     """
     rewards = []
     for completion in completions:
@@ -82,9 +63,6 @@ def format_match(completions: Sequence[Completion], pattern: str, whole: bool = 
     """1 where a completion has the form of a regular expression, else 0; with ``whole`` all of it, else a part of it.
 
     A dot is any character, a line break too.
-
-    >>> format_match(["<think>2+2</think>4", "4"], r"<think>.*</think>\\s*\\d+")
-    [1.0, 0.0]
     """
     form = _compiled(pattern)
     find = form.fullmatch if whole else form.search
@@ -97,9 +75,6 @@ def keywords(
     """The share of ``required`` words that a completion has, less the share of ``forbidden`` ones: from -1 to 1.
 
     Words count as a whole and in any case; several words in a row are one.
-
-    >>> keywords(["The Red cat", "a dog", "reddish"], required=["red", "the red"], forbidden=["dog"])
-    [1.0, -1.0, 0.0]
     """
     if not required and not forbidden:
         raise ConfigError(fault("reward.no_keywords"))

@@ -45,12 +45,7 @@ class Refusal:
 
 
 def find_refusals(target: str, method: str, known: dict[str, Any]) -> list[Refusal]:
-    """The errors that a method raises with these values of dotted names; ``known`` is then as it leaves them.
-
-    >>> known = {"self.log_completions_hub_repo": "a/b", "self.log_completions": False}
-    >>> [refusal.names[0] for refusal in find_refusals("trl.GRPOConfig", "__post_init__", known)]
-    ['self.log_completions_hub_repo']
-    """
+    """The errors that a method raises with these values of dotted names; ``known`` is then as it leaves them."""
     owner = find_definition(target)
     return list(_follow_method(member(method, owner), known)) if isinstance(owner, Definition) else []
 

@@ -66,11 +66,7 @@ def flatten(node: Node) -> dict[str, Any]:
 
 
 def last_key(path: str) -> str:
-    """The last name of a dotted key, without the indices of lists behind it.
-
-    >>> last_key("dataset.files.0")
-    'files'
-    """
+    """The last name of a dotted key, without the indices of lists behind it."""
     return next((word for word in reversed(path.split(".")) if not word.isdigit()), "")
 
 
@@ -137,11 +133,7 @@ def as_typed(values: Node) -> str:
 
 
 def short_text(value: object) -> str:
-    """A value as it stands in a fault: as typed, on one line, not too long, and never a secret.
-
-    >>> short_text("a\\nb")
-    "'a\\\\nb'"
-    """
+    """A value as it stands in a fault: as typed, on one line, not too long, and never a secret."""
     text = to_text(value).replace("\n", "\\n")
     if form_of(text):
         return "..."

@@ -62,31 +62,19 @@ def takes_path(trainer: Signature | None) -> bool:
 
 
 def completion_length(args: Mapping[str, Any]) -> int | None:
-    """The most tokens of a completion that a trainer's arguments allow; None where they know no such thing.
-
-    >>> completion_length({"max_new_tokens": 64}), completion_length({"max_length": 64})
-    (64, None)
-    """
+    """The most tokens of a completion that a trainer's arguments allow; None where they know no such thing."""
     return next(filter(None, map(args.get, COMPLETION_LENGTHS)), None)
 
 
 def cycle_steps(args: Mapping[str, Any]) -> int:
-    """Optimizer steps from one generation to the next, of a trainer that uses more than once what it generates.
-
-    >>> cycle_steps({"steps_per_generation": 4, "num_iterations": 3, "gradient_accumulation_steps": 2})
-    6
-    """
+    """Optimizer steps from one generation to the next, of a trainer that uses more than once what it generates."""
     accumulated = args["gradient_accumulation_steps"]
     micro_steps = (args.get("steps_per_generation") or accumulated) * (args.get("num_iterations") or 1)
     return math.lcm(micro_steps, accumulated) // accumulated
 
 
 def passes(args: Mapping[str, Any], rows: float, processes: int) -> float:
-    """The number of times that a training reads each of its rows, from all its arguments, of which none is a default.
-
-    >>> passes({"max_steps": 4, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}, 16, 1)
-    4.0
-    """
+    """The number of times that a training reads each of its rows, from its arguments, of which none is a default."""
     if args["max_steps"] <= 0:
         return float(args["num_train_epochs"])
     return args["max_steps"] * batch_size(args) * args["gradient_accumulation_steps"] * processes / max(1, rows)

@@ -180,11 +180,7 @@ def disk_needed(trainer: Trainer, seal: Seal) -> dict[str, int]:
 
 
 def state_bytes(optimizer: str, trained: Sequence[Tensor]) -> int:
-    """Bytes that an optimizer keeps of the weights which it trains, by its name in small letters.
-
-    >>> [state_bytes(name, [Tensor(4, 8)]) for name in ("adamw_torch", "adamw_8bit", "lion_32bit", "adafactor", "sgd")]
-    [256, 64, 128, 48, 0]
-    """
+    """Bytes that an optimizer keeps of the weights which it trains, by its name in small letters."""
     if "adafactor" in optimizer:
         return sum(4 * (sum(each.shape) if each.dim() > 1 else each.numel()) for each in trained)
     states = next((count for name, count in STATES.items() if name in optimizer), 0)

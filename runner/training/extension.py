@@ -149,11 +149,7 @@ class AfterTrainer(Trainer):
 
 
 def mean_loss(history: Sequence[Mapping[str, Any]]) -> float:
-    """The mean over all steps, of which each logged loss is the mean since the one before; 0 where none was logged.
-
-    >>> mean_loss([{"step": 2, "loss": 3.0}, {"step": 2, "eval_loss": 9.0}, {"step": 3, "loss": 6.0}])
-    4.0
-    """
+    """The mean over all steps, of which each logged loss is the mean since the one before; 0 where none was logged."""
     total = done = 0
     for line in history:
         if "loss" in line:
