@@ -196,7 +196,7 @@ def check_files(files: Files, max_bytes: int | None = None) -> None:
     """Raise DataError with file and line for what cannot be read, in the first ``max_bytes`` of each file."""
     if locked := [path for path in files.paths if path.suffix == ".zst" and find_spec("zstandard") is None]:
         raise EnvironmentFault(fault("dataset.no_zstandard", path=locked[0]))
-    entries = (entry for path in files.paths for entry in _scan(path, files.reader, max_bytes, is_first=True))
+    entries = (entry for path in files.paths for entry in _scan(path, files.reader, max_bytes))
     DataError.refuse(islice((entry for entry in entries if isinstance(entry, Fault)), SHOWN))
 
 
@@ -224,7 +224,7 @@ def holds_at_most(files: Files, max_bytes: int) -> bool:
     return True
 
 
-def _scan(path: Path, reader: str, max_bytes: int | None = None, *, is_first: bool = False) -> Iterator[Entry]:
+def _scan(path: Path, reader: str, max_bytes: int | None = None) -> Iterator[Entry]:
     """The rows of a file, but for those of parquet, and a fault in place of each that cannot be read, or has no end."""
     kind = PACKED.get(path.suffix.lower(), "")
     if strange := special_file(path):
@@ -235,11 +235,10 @@ def _scan(path: Path, reader: str, max_bytes: int | None = None, *, is_first: bo
         if odd and not odd.found.startswith(kind or ("parquet" if reader == "parquet" else "?")):
             yield fault("dataset.other_bytes", path=path, odd=odd, expected=EXPECTED[reader], fix=_then_named(odd.fix))
             return
-        if is_first and reader != "parquet" and (long := _find_long_line(path, max_bytes)):
-            yield long
-            return
         with _open(path) as file:
             yield from {"json": _read_json, "csv": _read_csv, "parquet": _check_parquet}[reader](file, path, max_bytes)
+    except DataError as error:
+        yield from error.faults
     except UnicodeDecodeError as error:
         yield fault("dataset.undecodable", where=path, odd=undecodable(error.object, str(path)))
     except PermissionError:
@@ -248,24 +247,6 @@ def _scan(path: Path, reader: str, max_bytes: int | None = None, *, is_first: bo
         if not kind or getattr(error, "errno", None):  # an error of the disk is none of the data
             raise
         yield fault("dataset.broken_packing", path=path, kind=kind, error=error)
-
-
-def _find_long_line(path: Path, max_bytes: int | None) -> Fault | None:
-    """The fault of a line that no row can be, among those that begin in the first ``max_bytes``."""
-    left = math.inf if max_bytes is None else max_bytes
-    with _open(path) as file:
-        is_list = suffix_of(path) == ".json" and file.peek(HEAD).lstrip().startswith(b"[")
-        most = MAX_BYTES_LINE if is_list else MAX_BYTES_ROW
-        for number, line in enumerate(iter(lambda: file.readline(most), b""), 1):
-            if len(line) == most:
-                fix = _see(path, number).replace("  (", " | head -c 300  (", 1)
-                if is_list:
-                    rows = quote(str(path.with_name(f"{path.name.partition('.')[0]}.jsonl")))
-                    fix = _unpacking(path, "jq -c '.[]'") + f" > {rows}, then dataset.path={rows}"
-                return fault("dataset.endless_line", path=path, number=number, most=most, fix=fix)
-            if (left := left - len(line)) < 0:
-                break
-    return None
 
 
 def _head_of(path: Path) -> bytes:
@@ -286,17 +267,28 @@ def _open(path: Path) -> io.BufferedReader:
 
 @dataclass
 class _Lines:
-    """The numbered lines that stand whole in the first bytes; ``cut`` is true once others were left out."""
+    """The numbered lines that stand whole in the first bytes; ``cut`` is true once others were left out.
+
+    Raises DataError for a line that no row can be.
+    """
 
     file: io.BufferedReader
+    path: Path
     left: int | None
     cut: bool = False
     number: int = 0
     read: int = 0
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
+        is_list = suffix_of(self.path) == ".json" and self.file.peek(HEAD).lstrip().startswith(b"[")
+        most = MAX_BYTES_LINE if is_list else MAX_BYTES_ROW
         for number in count(1):
-            line = self.file.readline(-1 if self.left is None else self.left + 1)
+            if len(line := self.file.readline(most)) == most:
+                fix = _see(self.path, number).replace("  (", " | head -c 300  (", 1)
+                if is_list:
+                    rows = quote(str(self.path.with_name(f"{self.path.name.partition('.')[0]}.jsonl")))
+                    fix = _unpacking(self.path, "jq -c '.[]'") + f" > {rows}, then dataset.path={rows}"
+                raise DataError(fault("dataset.endless_line", path=self.path, number=number, most=most, fix=fix))
             if self.left is not None:
                 self.left -= len(line)
                 self.cut = self.left < 0
@@ -308,7 +300,7 @@ class _Lines:
 
 def _read_json(file: io.BufferedReader, path: Path, max_bytes: int | None) -> Iterator[Entry]:
     """Rows that stand one in a line, or in a .json file also as one list."""
-    lines, start = _Lines(file, max_bytes), file.peek(HEAD).lstrip()
+    lines, start = _Lines(file, path, max_bytes), file.peek(HEAD).lstrip()
     is_list, numbered = start.startswith(b"["), iter(lines)
     begin, first = next(((number, line) for number, line in numbered if line.strip()), (0, b""))
     if suffix_of(path) == ".json" and first and (is_list or _as_json(first) is None):
@@ -454,7 +446,7 @@ def _read_csv(file: io.BufferedReader, path: Path, max_bytes: int | None) -> Ite
         fix = _then_named(f"mv {quote(str(path))} {quote(str(path.with_suffix('.jsonl')))}")
         yield fault("dataset.json_in_csv", path=path, suffix=suffix_of(path), fix=fix)
         return
-    lines = _Lines(file, None)
+    lines = _Lines(file, path, None)
     text = codecs.iterdecode((line for _, line in lines), "utf-8-sig")
     # A last quote is taken into the record before it where that has one open.
     records = csv.reader(chain(text, ['"']), delimiter="\t" if suffix_of(path) == ".tsv" else ",")
