@@ -18,19 +18,15 @@ class Device:
     how: str = ""  # the speed is known
 
 
-def read_memory() -> dict[str, int]:
-    """Bytes of memory in all and free, with the limit of the container where that is less."""
-    names = {"MemTotal": "of memory", "MemAvailable": "free"}
-    found = {}
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            key, _, size = line.partition(":")
-            if key in names:
-                found[names[key]] = int(size.split()[0]) * 1024
+def free_memory() -> int | None:
+    """Bytes of memory that are free here, or that the container may have where that is less; None where nobody says."""
+    found = []
+    with contextlib.suppress(OSError, IndexError):  # the system is no Linux
+        kilobytes = Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0]
+        found.append(1024 * int(kilobytes))
     with contextlib.suppress(OSError, ValueError):  # there is no container, or none with a limit
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        found |= {"allowed here": limit} if limit < found.get("of memory", 0) else {}
-    return found
+        found.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(found, default=None)
 
 
 def this_device() -> Device:
@@ -43,7 +39,6 @@ def this_device() -> Device:
     both = {name: torch.rand(size, size, device=kind).to(dtype) for name in ("left", "right")}
     timer = Timer("left @ right", globals=both, num_threads=torch.get_num_threads())
     best = min(timer.timeit(1).mean for _ in range(5))
-    here = min(read_memory().values(), default=None)
-    name, free = (torch.cuda.get_device_name(), torch.cuda.mem_get_info()[0]) if gpu else ("this CPU", here)
+    name, free = (torch.cuda.get_device_name(), torch.cuda.mem_get_info()[0]) if gpu else ("this CPU", free_memory())
     how = f"half of what large {'bf16 ' if gpu else ''}products reach"
     return Device(name, gpu, free, REACHED * 2 * size**3 / best, how)
