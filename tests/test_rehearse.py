@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from runner.__main__ import main
 from runner.command import Option, options_of, split_options
 from runner.config import Composed
 from runner.errors import Interrupted
@@ -276,11 +275,6 @@ def test_the_words_of_a_rehearsal_are_told_apart_from_those_of_a_training():
     assert Option("float", unit="tflops?(/s)?").read("tflops", "300 TFLOP/s") == 300
     assert Option(words=("float32", "float16")).read("dtype", "fp16") == "float16"
     assert (Option().read("against", "base"), Option().read("against", "outputs/a")) == ("start", "outputs/a")
-
-
-def test_the_former_name_of_the_speed_of_a_device_leads_to_the_new_one(capsys):
-    assert main(["rehearse", "trainer=dpo", "memory=24", "speed=60TFLOPS"]) == 2
-    assert "type      tflops=60" in capsys.readouterr().err
 
 
 def compute_and_fork(_):

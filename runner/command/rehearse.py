@@ -1,6 +1,5 @@
 """Plays a run through in small before it takes days, and forecasts what the real one will need."""
 
-import re
 import shutil
 import signal
 import sys
@@ -23,9 +22,6 @@ from runner.validate.start import check_parts, settle_hub
 def main(line: CommandLine) -> int:
     """Play through what the command line means, tell what the real thing will need, and return the exit code."""
     target, overrides, faults = split_options(line.overrides, options_of("rehearse"), "rehearse")
-    for word in overrides:
-        if number := re.fullmatch(r"speed=([\d.]+)\D*", word):  # as this option was called
-            faults.append(fault("command.speed_of_a_device", number=number[1]))
     if line.runs:
         faults.append(fault("command.no_overrides", words=" ".join(line.runs)))
     ConfigError.refuse(faults)
