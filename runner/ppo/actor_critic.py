@@ -144,11 +144,7 @@ def store_as_autocast_casts(model: nn.Module, dtype: torch.dtype) -> None:
             layer.to(dtype)
             # For passes without autocast, in which all others stay float32.
             layer.register_forward_pre_hook(lambda layer, args: (args[0].to(layer.weight.dtype),))
-            layer.register_forward_hook(_to_float32_without_autocast)
-
-
-def _to_float32_without_autocast(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-    return output if torch.is_autocast_enabled(output.device.type) else output.float()
+            layer.register_forward_hook(lambda _, args, x: x if torch.is_autocast_enabled(x.device.type) else x.float())
 
 
 class ValueModel(nn.Module):

@@ -9,7 +9,7 @@ known to compute its loss in one of these ways in ``schema.upstream``, what each
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any, TypeAlias
@@ -38,23 +38,16 @@ class Objective(Trainer):
 
     hooks: Hooks
 
-    @property
-    def own_loss(self) -> Callable[..., object]:
-        """The user's loss, for those who know that there is one."""
-        if self.hooks.loss is None:
-            raise TypeError("no loss of the user's own")
-        return self.hooks.loss
-
     def entrywise(self, count: int, **given: object) -> Tensor:
         """One loss for each of ``count`` entries, from what is given."""
-        losses = call(self.own_loss, given)
+        losses = call(self.hooks.loss, given)
         if not isinstance(losses, Tensor) or losses.shape != (count,):
             found = f"a result of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
             raise ConfigError(fault("training.other_shape", found=found, count=count))
         return losses
 
 
-def call(loss: Callable[..., object], given: Mapping[str, object]) -> object:
+def call(loss: Any, given: Mapping[str, object]) -> object:
     """The result of a loss called with those given arguments that its signature names."""
     names = arguments_of(getattr(loss, "forward", loss))
     return loss(**given) if names is None else loss(**{name: part for name, part in given.items() if name in names})
@@ -91,7 +84,7 @@ class Tokens(Objective):
         if names & WHOLE_BATCH:
             # A single number that comes out of TRL's division by the number of tokens as the loss that was given.
             given = {"outputs": outputs.model_outputs, "labels": outputs.labels, "num_items_in_batch": count}
-            whole = call(self.own_loss, given)
+            whole = call(loss, given)
             if not isinstance(whole, Tensor) or whole.numel() != 1:
                 raise ConfigError(fault("training.no_number"))
             tokens = torch.as_tensor(outputs.label_mask.sum() if count is None else count).clamp(min=1)
