@@ -10,9 +10,10 @@ import mmap
 import os
 import re
 import signal
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -103,78 +104,63 @@ def find_template_faults(
 
 
 def _try(text: str, tokens: Mapping[str, str]) -> dict[str, Any] | None:
-    """One exchange as a template writes it, or the error that it raises; None where it is more than is granted.
-
-    Rendered in a fork, since no loop, product or power inside of Python could be stopped.
-    """
+    """One exchange as a template writes it, or the error that it raises; None where it is more than is granted."""
     import jinja2.sandbox  # noqa: F401  once, rather than in each fork
 
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        tried: dict[str, Any] = {}
+    shared = mmap.mmap(-1, 8 * MAX_LETTERS)  # by the fork that renders it
+
+    def attempt() -> Iterator[str]:
         try:
-            _limit()
-            try:
-                rendered = render(text, tokens)
-                tried = {"rendered": rendered} if len(rendered.encode()) <= MAX_LETTERS else {}
-            except Exception as error:  # a template computes, and can fail in any way
-                if not isinstance(error, MemoryError):
-                    tried = {"error": str(error)[:300], "line": getattr(error, "lineno", None)}
-            with os.fdopen(writing, "w") as pipe:
-                json.dump(tried, pipe)
-        finally:
-            os._exit(0)
-    os.close(writing)
-    try:
-        with os.fdopen(reading) as pipe:
-            written = pipe.read()
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    return json.loads(written) or None if written.endswith("}") else None
+            tried: dict[str, Any] = {"rendered": render(text, tokens)}
+        except MemoryError:
+            raise
+        except Exception as error:  # a template computes, and can fail in any way
+            tried = {"error": str(error)[:300], "line": getattr(error, "lineno", None)}
+        shared.write(json.dumps(tried).encode())
+        yield tried.get("rendered", "")
+
+    excess = find_excess(attempt())
+    written = shared[:].rstrip(b"\0")
+    return json.loads(written) if written and excess is None else None
 
 
 def find_excess(texts: Iterable[str]) -> int | None:
     """The place of the first text that takes more to be made than is granted for one; None where none does.
 
-    They are made in a fork, which the system ends; a minute without a text for another reason ends the search.
+    They are made in a fork, which the system ends, since no loop, product or power inside of Python could be stopped. A
+    minute without a text for another reason ends the search.
     """
+    import resource  # which Windows has not
+
     place = mmap.mmap(-1, 8)  # which the fork shares
     child = os.fork()
     if child == 0:
         code = 2
         try:
-            _limit(-1)
-            signal.signal(signal.SIGPROF, signal.SIG_DFL)
-            signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)
-            for number, text in enumerate(texts, 1):
+            for bell in (signal.SIGALRM, signal.SIGPROF):
+                signal.signal(bell, signal.SIG_DFL)
+            limits = {resource.RLIMIT_CORE: 0}
+            with suppress(FileNotFoundError):  # where the system is no Linux, time alone is bounded
+                pages = int(Path("/proc/self/statm").read_text().split()[0])
+                limits[resource.RLIMIT_AS] = pages * resource.getpagesize() + MAX_MEGABYTES * 2**20
+            for kind, limit in limits.items():
+                with suppress(ValueError):  # the user's own limit is lower
+                    resource.setrlimit(kind, (limit, limit))
+            made = iter(texts)
+            for number in count(1):
+                signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)
+                signal.alarm(60)
+                if (text := next(made, None)) is None:
+                    break
                 if len(text) > MAX_LETTERS:
                     raise MemoryError
                 place[:] = number.to_bytes(8)
-                signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)
-                signal.alarm(60)
         except MemoryError:
             code = 1
         finally:
             os._exit(code)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return int.from_bytes(place[:]) if code in (1, -signal.SIGPROF, -signal.SIGKILL, -signal.SIGSEGV) else None
-
-
-def _limit(seconds: int = MAX_SECONDS) -> None:
-    """Have the system end this process when it has taken what is granted, or a minute for whatever reason."""
-    import resource  # which Windows has not
-
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(60)
-    limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: seconds}
-    with suppress(FileNotFoundError):  # where the system is no Linux, time alone is bounded
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limits[resource.RLIMIT_AS] = pages * resource.getpagesize() + MAX_MEGABYTES * 2**20
-    for kind, limit in limits.items():
-        with suppress(ValueError):  # the user's own limit is lower
-            resource.setrlimit(kind, (limit, limit))
 
 
 def render(text: str, tokens: Mapping[str, str]) -> str:

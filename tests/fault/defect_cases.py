@@ -735,8 +735,8 @@ DEFECTS = (
         "template_unlimited",
         "A template is rendered without a limit on the processor's time.",
         "runner/model/jinja.py",
-        "limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: seconds}",
-        "limits = {resource.RLIMIT_CORE: 0}",
+        "signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)",
+        "signal.setitimer(signal.ITIMER_PROF, 0)",
         slow=("tests/test_bad_input.py::test_a_template_that_grows_is_refused_in_a_few_seconds_and_little_memory",),
     ),
     Defect(
