@@ -3,6 +3,7 @@
 import ast
 import re
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from runner.io.files import MENU
 from runner.schema import upstream
 from runner.schema.read import read_signature
 from runner.schema.source import public_names
+from runner.schema.text import read_tables
 from runner.validate.context import ValidationContext
 
 PACKAGE = Path(upstream.__file__).parent.parent
@@ -77,6 +79,7 @@ def test_every_name_is_one_of_the_installed_libraries():
     numeric = {name for names in upstream.NUMERIC_FIELDS.values() for name in names}
     tables = {*upstream.EXTENDABLE, *upstream.MACHINE_DEFAULTS, *upstream.OWN_LOSS, *upstream.UNWEIGHABLE}
     tables |= {*upstream.ELSEWHERE, *upstream.ON_A_GPU, *upstream.WITHOUT_NOTE}
+    tables |= {*chain(*read_tables(str(PACKAGE / "training" / "components" / "args.py")).values())}
     own = set(read_signature("runner.ppo.PPOConfig").parameters)  # kl_coef, response_length
     assert {*numeric, *tables, *upstream.NAMES} - fields() - constructor_arguments() - own == set(), "renamed"
     trainer = set(read_signature("runner.ppo.PPOTrainer").parameters)  # policy_loss
@@ -119,6 +122,7 @@ def test_a_field_that_is_read_or_told_to_type_is_one():
     known = {
         "get",
         "py",
+        "yaml",
         "lo",
         *dir(TrainingArguments),
         *dir(PPOConfig),

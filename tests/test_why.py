@@ -70,7 +70,7 @@ def test_what_nobody_sets_is_the_default_of_the_installed_source(capsys):
 
 def test_what_the_runner_decides_is_read_from_its_own_source(capsys):
     text = why(capsys, "trainer.args.seed", "seed=3")
-    assert "cfg['seed']  runner/training/components/args.py:" in text and "seed = 3\n  is    3  command line" in text
+    assert "${seed}  runner/training/components/args.yaml:" in text and "seed = 3\n  is    3  command line" in text
     assert "on a machine without a GPU" in why(capsys, "trainer.args.bf16")
     assert text.count("over") == 2  # 42 of transformers, 0 of conf/config.yaml
 

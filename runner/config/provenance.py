@@ -3,7 +3,6 @@
 Files are read here as text, for their lines; what they compose to is Hydra's word (``config``).
 """
 
-import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,14 +14,14 @@ from runner import config
 from runner.config.batch import MADE
 from runner.config.limits import LOADER
 from runner.io.files import MENU, PACKAGE, display_path
-from runner.schema import upstream
 from runner.schema.read import UNKNOWN, read_signature
 from runner.schema.source import Definition, find_definition
 from runner.schema.text import Config, flatten, select, to_text
 
 TYPED = "command line"
 REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")
-INSIDE = re.compile(r"""^cfg((?:\[['"]\w+['"]\])+)$""")
+# The tables of what the runner itself gives a trainer's config, and when each counts.
+BY_RUNNER = {"always": "always", "on_cpu": "on a machine without a GPU", "by_default": "unless it is set"}
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,7 @@ class Setting:
     @property
     def follows(self) -> list[str]:
         """The keys that this value is taken from."""
-        inside = INSIDE.match(self.text)
-        return [".".join(re.findall(r"\w+", inside[1]))] if inside else REFERENCE.findall(self.text)
+        return REFERENCE.findall(self.text)
 
 
 @dataclass(frozen=True)
@@ -59,14 +57,12 @@ class Provenance:
             own = [replace(each, key=key, note="speed=") for each in self.settings if is_set and each.key == listed]
         if key in MADE and self.cfg.get("batch"):
             own.append(Setting(key, "${batch}, shared by the processes", "runner/config/batch.py", "the runner"))
-        machine = list(of_machine(key.removeprefix("trainer.args."))) if key.startswith("trainer.args.") else []
-        above = [entry for kind, entry in machine if kind == "fixed"]
-        below = [entry for kind, entry in machine if kind != "fixed"]
+        always, on_cpu, by_default = (of_runner(key, kind) for kind in BY_RUNNER)
         node, _, name = key.rpartition(".")
         target = select(self.cfg, f"{node}._target_".lstrip("."))
         signature = read_signature(target) if isinstance(target, str) else None
         known = signature.parameters.get(name) if signature else None
-        settings = [*above, *reversed(own), *reversed(below)]
+        settings = [*always, *reversed(own), *on_cpu, *by_default]
         if signature is None or known is None:
             return settings
         # The default of an argument, and the line of the installed source that says so.
@@ -82,27 +78,11 @@ class Provenance:
         return [*settings, Setting(known.name, text or to_text(known.default), place, f"default of {signature.name}")]
 
 
-def of_machine(name: str) -> Iterator[tuple[str, Setting]]:
-    """The values that the runner itself gives a field of the trainer's config, read from its own source.
-
-    ``defaults`` count where no YAML says otherwise, ``fixed`` always, ``ON_CPU`` on a machine without a GPU.
-    """
-    notes = {
-        "defaults": "the runner, unless it is set",
-        "fixed": "the runner, always",
-        "ON_CPU": "the runner, on a machine without a GPU",
-    }
-    file = PACKAGE / "training" / "components" / "args.py"
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        match node:
-            case ast.Assign(targets=[ast.Name(id=kind)], value=ast.Dict() as table) if kind in notes:
-                for key, entry in zip(table.keys, table.values, strict=True):
-                    constant = key.attr if isinstance(key, ast.Attribute) else ""
-                    field = getattr(upstream, constant) if constant else getattr(key, "value", None)
-                    if key and field == name:
-                        text = to_text(entry.value) if isinstance(entry, ast.Constant) else ast.unparse(entry)
-                        place = f"runner/training/components/args.py:{key.lineno}"
-                        yield kind, Setting(f"trainer.args.{name}", text, place, notes[kind])
+def of_runner(key: str, kind: str) -> list[Setting]:
+    """The value that the runner itself gives a field of the trainer's config by its table of this ``kind``, if any."""
+    table = read_settings(PACKAGE / "training" / "components" / "args.yaml", "trainer")
+    found = [each for each in table if each.key.replace(f".{kind}.", ".args.") == key]
+    return [replace(each, key=key, note=f"the runner, {BY_RUNNER[kind]}") for each in found]
 
 
 def read_provenance(
@@ -162,5 +142,6 @@ def _settings(node: yaml.MappingNode, path: str, text: str, file: str) -> Iterat
 
 
 def _shown(file: Path) -> str:
-    """A file of the menu as ``conf/...``, any other as one would type it from here."""
-    return f"conf/{file.relative_to(MENU).as_posix()}" if file.is_relative_to(MENU) else display_path(file)
+    """A file of the menu as ``conf/...``, or of this package, any other as one would type it from here."""
+    whole = next((root for root in (MENU, PACKAGE) if file.is_relative_to(root)), None)
+    return f"{whole.name}/{file.relative_to(whole).as_posix()}" if whole else display_path(file)

@@ -400,17 +400,17 @@ DEFECTS = (
     Defect(
         "resume_without_optimizer",
         "Checkpoints hold the weights alone, so that a resume begins with a new optimizer and other random numbers.",
-        "runner/training/components/args.py",
-        "        upstream.SAVE_TOTAL_LIMIT: None,",
-        "        upstream.SAVE_ONLY_MODEL: True,\n        upstream.SAVE_TOTAL_LIMIT: None,",
+        "runner/training/components/args.yaml",
+        "  save_total_limit: null  #",
+        "  save_only_model: true\n  save_total_limit: null  #",
         slow=("tests/test_resume.py::test_the_same_command_continues_to_the_same_bits",),
     ),
     Defect(
         "resume_sees_rows_again",
         "A resume does not skip the rows that were trained on before.",
-        "runner/training/components/args.py",
-        "        upstream.LOGGING_NAN_INF_FILTER: False,",
-        '        "ignore_data_skip": True,\n        upstream.LOGGING_NAN_INF_FILTER: False,',
+        "runner/training/components/args.yaml",
+        "  logging_nan_inf_filter: false",
+        "  ignore_data_skip: true\n  logging_nan_inf_filter: false",
         slow=("tests/test_resume.py::test_the_same_command_continues_to_the_same_bits",),
     ),
     Defect(
@@ -1013,9 +1013,9 @@ DEFECTS = (
     Defect(
         "another_default",
         "The runner gives a field of TRL's a default of its own, too near to TRL's for the golden losses to tell.",
-        "runner/training/components/args.py",
-        '        upstream.PROJECT: "runner",  # in trackio\n',
-        '        upstream.PROJECT: "runner",\n        "adam_epsilon": 1.0001e-8,\n',
+        "runner/training/components/args.yaml",
+        "  project: runner  # in trackio\n",
+        "  project: runner\n  adam_epsilon: 1.0001e-8\n",
         slow=("tests/test_train.py::test_every_trainer_takes_real_steps_and_its_losses_equal_the_golden_file",),
     ),
     Defect(

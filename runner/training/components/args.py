@@ -12,11 +12,10 @@ from runner.errors import ConfigError, EnvironmentFault, Fault
 from runner.io.files import SHIPPED, shipped
 from runner.run import Run
 from runner.schema import upstream
-from runner.schema.text import Config, nodes
+from runner.schema.text import Config, nodes, read_tables
 from runner.tracker.variable import find_foreign_variables, set_variables
 
-# Measured on CPU: activation checkpointing 1.25 times slower, bf16 autocast 1.28 times slower for a small model.
-ON_CPU = {upstream.USE_CPU: True, upstream.BF16: False, upstream.ACTIVATION_CHECKPOINTING: False}
+BY_DEFAULT, ALWAYS, ON_CPU = read_tables(__file__).values()
 # The old name counts where the new one is not set.
 ALIASES = {upstream.GRADIENT_CHECKPOINTING: upstream.ACTIVATION_CHECKPOINTING}
 # Where a model may lie on any machine, as accelerate has it.
@@ -34,20 +33,8 @@ def build_args(run: Run, adjustments: Sequence[Mapping[str, Any]] = ()) -> Train
     node = cfg["trainer"]["args"] | {name: shipped(value) for name, value in named.items()} | adjusted
     ConfigError.refuse(find_foreign_variables(cfg["tracker"]))
     set_variables(cfg["tracker"], run.folder, cfg["name"])
-    defaults = {
-        "seed": cfg["seed"],
-        upstream.RUN_NAME: run.folder.name,
-        "report_to": cfg["tracker"]["report_to"],
-        upstream.PROJECT: "runner",  # in trackio
-        upstream.LOGGING_NAN_INF_FILTER: False,  # a loss that is not finite must be seen, not averaged away
-        upstream.RESTORE_CALLBACK_STATES_FROM_CHECKPOINT: True,  # early stopping goes on counting
-    }
-    fixed = {
-        upstream.OUTPUT_DIR: str(run.checkpoints),
-        upstream.DISABLE_TQDM: True,  # callback.Progress has a bar
-        upstream.SAVE_TOTAL_LIMIT: None,  # checkpoint.Seal rotates after sealing, the Trainer before
-        upstream.PUSH_TO_HUB: False,  # at the end, without the pickled arguments
-    }
+    own = {"seed": cfg["seed"], upstream.RUN_NAME: run.folder.name, "report_to": cfg["tracker"]["report_to"]}
+    defaults, fixed = BY_DEFAULT | own, ALWAYS | {upstream.OUTPUT_DIR: str(run.checkpoints)}
     check_devices(cfg)
     # What TRL assumes of a GPU is turned off where there is none: it would refuse to start, or run slower.
     if not torch.accelerator.is_available():
