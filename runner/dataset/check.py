@@ -141,9 +141,8 @@ def _check_slices(
     read: dict[str, list[Row]] = {}
     for use, cut in cuts:
         if (name := keys.split_of(cut)) not in read:
-            parts = {path: disk.read_data_file(Path(path), files.reader, first) for path in files.splits[name]}
-            read[name] = [row for rows in parts.values() for row in rows]
-            heads = {", ".join(sorted(rows[0])): path for path, rows in parts.items() if rows}
+            paths = map(Path, files.splits[name])
+            read[name] = [row for path in paths for row in disk.read_data_file(path, files.reader, first)]
         rows, label = read[name], f"{node['path']} {cut}"
         count = keys.slice_length(cut, len(rows)) if first is None else None
         if count == 0:
@@ -154,11 +153,6 @@ def _check_slices(
             made = _find_columns(request, rows, label, all_used=all_used)
             seen.columns = set(made) if use == "train" else seen.columns
             seen.chats |= any(is_conversation(made.get(name)) for name in ("prompt", *answer_columns(made)))
-        if seen.faults and len(heads) > 1:
-            found = "; ".join(f"{path} has {columns}" for columns, path in heads.items())
-            seen.faults.append(
-                fault("dataset.unlike_files", label=label, found=found, first=next(iter(heads.values())))
-            )
 
 
 def _find_columns(request: RowRequest, rows: Sequence[Row], label: str, *, all_used: bool) -> Row:

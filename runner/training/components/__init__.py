@@ -79,7 +79,7 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
         args.reward_weights = weights
     answers_only = getattr(args, upstream.ASSISTANT_ONLY_LOSS, False)
     if _check_rows(cfg["trainer"], tokenizer, rows, answers_only=answers_only):
-        rows, held_out = _bounded(rows, tokenizer), _bounded(held_out, tokenizer)
+        rows, held_out = (map_sets(functools.partial(_bounded, tokenizer), part) for part in (rows, held_out))
         if form == "prompt" and hasattr(args, upstream.CHAT_TEMPLATE_KWARGS):
             rows, held_out = (map_sets(functools.partial(_write_prompts, tokenizer, args), x) for x in (rows, held_out))
     if hasattr(args, once := upstream.PRECOMPUTE_REF_LOG_PROBS) and once not in cfg["trainer"]["args"]:
@@ -169,7 +169,7 @@ def _check_rows(
     return chats
 
 
-def _bounded(part: Any, tokenizer: PreTrainedTokenizerBase) -> Any:
+def _bounded(tokenizer: PreTrainedTokenizerBase, part: Any) -> Any:
     """Rows that the template is seen to write within bounds before they are used, those of a stream as they flow."""
 
     def are_bounded(cells: Mapping[str, list[Any]]) -> list[bool]:
@@ -177,9 +177,7 @@ def _bounded(part: Any, tokenizer: PreTrainedTokenizerBase) -> Any:
         check_rendering(tokenizer, ((row, answer_columns(row)) for row in rows))
         return [True] * len(rows)
 
-    if isinstance(part, Mapping):
-        return {name: _bounded(inner, tokenizer) for name, inner in part.items()}
     if isinstance(part, Dataset):
         check_rendering(tokenizer, ((row, answer_columns(row)) for row in part))
         return part
-    return part and part.filter(are_bounded, batched=True, batch_size=100)
+    return part.filter(are_bounded, batched=True, batch_size=100)
