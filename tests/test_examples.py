@@ -5,21 +5,29 @@ from torch import Tensor
 
 from runner import metric
 from runner.command._request import in_a_name
+from runner.config.dialect import is_wanted
 from runner.config.machines import processes_of
 from runner.config.override import latest, refused
 from runner.dataset.form import answer_columns, is_finite_number
 from runner.dataset.head import shortest
+from runner.dataset.request import split_words
 from runner.dataset.step import fill
 from runner.generate.batch import split_by_rows
 from runner.generate.budget import answer_tokens
 from runner.generate.judge import _mean_and_error
+from runner.io.distribution import to_install
 from runner.io.files import strict
 from runner.io.filetype import sniff
 from runner.io.secrets import form_of
+from runner.io.terminal import line_of
 from runner.io.turns import text_of
 from runner.metric import likelihood
+from runner.metric.ask import kind_of
+from runner.metric.binary import grouped_auc
+from runner.ppo.batching import fill_by_tokens
 from runner.reward import math, process, rule
 from runner.schema.text import last_key, short_text
+from runner.schema.type import shortened
 from runner.schema.upstream import completion_length, passes
 from runner.training.checkpoint import state_bytes
 from runner.training.extension import mean_loss
@@ -30,6 +38,7 @@ ARGS = {"max_steps": 4, "per_device_train_batch_size": 8, "gradient_accumulation
 BOXED = [r"so \boxed{\frac{1}{2}}.", "0.5", r"\boxed{3}"]
 WORDS = {"input": "Who are you?", "target": "I am {{NAME}}, by {{ AUTHOR }}."}
 REVIEWS = ["A lovely bar. We loved it.", "awful", "Great, great, GREAT, great!", "a bar"]
+SCORES = [0.9, 0.1, 0.2, 0.8, 0.5]
 KEYS = {"required": ["red", "the red"], "forbidden": ["dog"]}
 PLACES = {"of": ["place", "topic"], "place": ["bar", "bar"], "topic": ["view", "food"]}
 
@@ -75,6 +84,19 @@ PLACES = {"of": ["place", "topic"], "place": ["bar", "bar"], "topic": ["view", "
         (form_of("sk-learn/contributions-of-2024"), ""),
         (text_of([{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]), "2"),
         (in_a_name("../easy rows"), "easy-rows"),
+        (split_words(share=80), "dataset.split.train='train[:80%]' dataset.split.eval='train[80%:]'"),
+        ([is_wanted(*each) for each in ((True, "true"), (0, ["disabled"]), ("x", "enabled"))], [True] * 3),
+        ((is_wanted(None, [None, "bnb"]), is_wanted("x", ["y"])), (True, False)),
+        (math.find_answer(r"\boxed{1}, no, \boxed{\frac{1}{2}}"), r"\frac{1}{2}"),
+        ((math.find_answer("Answer: 7"), math.find_answer("7", strict=False)), (None, "7")),
+        (shortened(["sigmoid", "hinge", "ipo"], 18), "sigmoid, ... (3)"),
+        (to_install("math-verify"), "pip install 'math-verify>=0.9'  (the extra math)"),
+        (to_install("liger-kernel"), "pip install liger-kernel"),
+        ((line_of("one\ntwo", 9), line_of("one two three", 9)), ("one two", "one tw...")),
+        (line_of("one two three", 9, tail=True), "... three"),
+        (fill_by_tokens([0, 1, 2, 3], lengths=[20, 50, 40, 39], budget=80), [[1, 0], [2, 3]]),
+        (grouped_auc(SCORES, user_id=["a", "a", "b", "b", "c"], label=[1, 0, 1, 0, 1])["skipped"], 1.0),
+        ([kind_of(each) for each in (["completions"], ["scores", "label"], ["path"])], ["sampled", "read", "sampled"]),
     ],
 )
 def test_an_example_gives_what_it_says(found, expected):

@@ -20,11 +20,7 @@ SLICE = re.compile(rf"\w[\w.-]*(?:\[{END}:{END}\])?(?:\(\w+\))?")
 
 
 def split_words(split: str = "train", share: int = 90, group: str = "dataset", held_out: str = "") -> str:
-    """The words that hold out the end of a split from the training.
-
-    >>> split_words(share=80)
-    "dataset.split.train='train[:80%]' dataset.split.eval='train[80%:]'"
-    """
+    """The words that hold out the end of a split from the training."""
     held_out = held_out or f"{group}.split.eval"
     return f"{group}.split.train='{split}[:{share}%]' {held_out}='{split}[{share}%:]'"
 

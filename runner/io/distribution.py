@@ -46,9 +46,6 @@ def to_install(package: str) -> str:
     """The command that installs a package: in our range, and with what else an extra brings that has it or its name.
 
     The extra itself cannot be typed everywhere, for we are on no index.
-
-    >>> to_install("math-verify"), to_install("liger-kernel")
-    ("pip install 'math-verify>=0.9'  (the extra math)", 'pip install liger-kernel')
     """
     for extra, packages in read_extras().items():
         if package == extra or any(re.match(rf"{re.escape(package)}(?![\w\[-])", each) for each in packages):

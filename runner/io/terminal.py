@@ -285,11 +285,7 @@ def sample_lines(pairs: Iterable[tuple[Any, str]]) -> list[str]:
 
 
 def line_of(text: str, width: int, *, tail: bool = False) -> str:
-    """A text as one visible line of so many characters at most: its begin, or its end.
-
-    >>> line_of("one\\ntwo", 9), line_of("one two three", 9), line_of("one two three", 9, tail=True)
-    ('one two', 'one tw...', '...three')
-    """
+    """A text as one visible line of so many characters at most: its begin, or its end."""
     line = to_visible(" ".join(text.split()))
     if len(line) <= width:
         return line

@@ -37,11 +37,7 @@ class Metric:
 
 
 def kind_of(arguments: Collection[str]) -> str:
-    """The kind of a metric with these arguments: ``sampled`` completions, or answers that were ``read``.
-
-    >>> kind_of(["completions", "columns"]), kind_of(["scores", "label"]), kind_of(["path"])
-    ('sampled', 'read', 'sampled')
-    """
+    """The kind of a metric with these arguments: ``sampled`` completions, or answers that were ``read``."""
     return "read" if not set(SAMPLED) & set(arguments) and set(READ) & set(arguments) else "sampled"
 
 

@@ -65,9 +65,6 @@ def grouped_auc(
 
     A group with one kind of label has no AUC: it is left out, and ``skipped`` says how many were; ``groups`` counts the
     others.
-
-    >>> grouped_auc([0.9, 0.1, 0.2, 0.8, 0.5], user_id=["a", "a", "b", "b", "c"], label=[1, 0, 1, 0, 1])
-    {'': 0.5, 'groups': 2.0, 'skipped': 1.0}
     """
     labels = read_labels(columns, column, positive)
     members: dict[Any, list[int]] = defaultdict(list)

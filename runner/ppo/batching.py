@@ -164,11 +164,7 @@ class Rollout:
 
 
 def fill_by_tokens(rows: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Few groups of rows, about equally long and each at most ``budget`` tokens without padding; a longer row is alone.
-
-    >>> fill_by_tokens([0, 1, 2, 3], lengths=[20, 50, 40, 39], budget=80)
-    [[1, 0], [2, 3]]
-    """
+    """Few groups of rows, about equally long, each at most ``budget`` tokens without padding; a longer row is alone."""
     ordered = sorted(rows, key=lambda row: -lengths[row])
     groups_needed = math.ceil(sum(lengths[row] for row in rows) / budget)
     while True:

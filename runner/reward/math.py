@@ -35,11 +35,7 @@ def boxed_answer(
 
 
 def find_answer(text: str, *, strict: bool = True) -> str | None:
-    r"""The content of the last ``\boxed{}``, or when not ``strict`` a marked answer or the last number; else None.
-
-    >>> find_answer(r"\boxed{1}, no, \boxed{\frac{1}{2}}"), find_answer("Answer: 7"), find_answer("7", strict=False)
-    ('\\frac{1}{2}', None, '7')
-    """
+    r"""The content of the last ``\boxed{}``, or when not ``strict`` a marked answer or the last number; else None."""
     start = text.rfind(r"\boxed{")
     depth, inner = 0, text[start + len(r"\boxed") :] if start >= 0 else ""
     for index, character in enumerate(inner):

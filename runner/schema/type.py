@@ -157,11 +157,7 @@ def expression(text: str) -> ast.expr | None:
 
 
 def shortened(words: list[str], width: int = MAX_LETTERS) -> str:
-    """Words with commas, as many as fit.
-
-    >>> shortened(["sigmoid", "hinge", "ipo"], 18)
-    'sigmoid, ... (3)'
-    """
+    """Words with commas, as many as fit."""
     text, count = ", ".join(words), len(words)
     while len(text) > width and count > 1:
         count -= 1

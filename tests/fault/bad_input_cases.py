@@ -1104,7 +1104,14 @@ MODELS = [
     bad("weights as a pickle", MODEL, "pickle", "model.safetensors_only=false", model(as_bin)),
     bad("layers that are missing", MODEL, "lacks", "model.path=", model(weights(without_layer))),
     bad("more layers in the config", MODEL, "lacks", "model.path=", model(edited("config.json", num_hidden_layers=4))),
-    bad("shapes of another config", MODEL, "shape", "model.path=", model(edited("config.json", intermediate_size=256))),
+    bad(
+        "shapes of another config",
+        MODEL,
+        "shape",
+        "model.path=",
+        model(edited("config.json", intermediate_size=256)),
+        late=True,
+    ),
     bad(
         "shard that is missing",
         MODEL,
