@@ -17,13 +17,6 @@ from runner.training.components import Components, build_components
 from runner.training.components.model import policy_of
 from runner.training.inspection import SAMPLE, ends_of
 
-# What would load, start or send something that no row depends on.
-LEFT_OUT = upstream.ELSEWHERE | {
-    **dict.fromkeys((upstream.PRECOMPUTE_REF_LOG_PROBS, upstream.PUSH_TO_HUB, upstream.BF16, upstream.FP16), False),
-    **dict.fromkeys(("sft_model_path", upstream.REWARD_MODEL_PATH), None),
-    **{"rollout_engine": "auto", upstream.TRAIN_SAMPLING_STRATEGY: "sequential"},
-}
-
 
 @contextlib.contextmanager
 def first_rows_prepared(cfg: Config, count: int = SAMPLE) -> Iterator[tuple[Components, dict[str, Any]]]:
@@ -44,7 +37,7 @@ def lighten(cfg: Config, rows: int, stand_in: Path) -> dict[str, Any]:
     light: dict[str, Any] = copy.deepcopy(dict(cfg))
     trainer, args = light["trainer"], light["trainer"]["args"]
     known = asked_for(args["_target_"])
-    args |= {name: value for name, value in LEFT_OUT.items() if name in known}
+    args |= {name: value for name, value in (upstream.ELSEWHERE | upstream.BESIDE_ROWS).items() if name in known}
     small = {"_target_": LOADER, "path": str(stand_in)}
     if cfg["model"]["_target_"] == LOADER:
         light["model"] = small | {"tokenizer": cfg["model"]["tokenizer"]}
