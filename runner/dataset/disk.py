@@ -27,14 +27,9 @@ from runner.dataset.step import Row
 from runner.errors import DataError, EnvironmentFault, Fault, describe, fault
 from runner.io.files import shipped
 from runner.io.filetype import HEAD, sniff, special_file, undecodable
-from runner.schema.text import files_beside, likeness, to_override
+from runner.schema.text import files_beside, likeness, read_tables, to_override
 
-READERS = {".jsonl": "json", ".ndjson": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
-OPTIONS: dict[str, dict[str, object]] = {
-    "json": {"parse_agent_traces": False},  # rows with certain columns would be taken for logs
-    "csv": {"na_filter": False},  # an answer "None" or "NA" would be taken for nothing
-    "parquet": {},
-}
+READERS, OPTIONS, EXPECTED, WRAPPERS = read_tables(__file__).values()
 PACKED = {".gz": "gzip", ".zst": "zstandard"}
 MAX_BYTES_READ = 4 << 20  # of a large dataset, before it is loaded
 MAX_BYTES_ROW, MAX_BYTES_LINE = 8 << 20, 256 << 20  # the second of a line that may be a whole list of rows
@@ -43,11 +38,8 @@ MAX_DEPTH = 50  # of lists and objects in each other; the reader of rows takes 6
 MAX_ROWS_PACKED = 1_000_000  # of a parquet file with less than a byte for each
 # Words of the names of files that are splits; where no name in a folder holds one, all of it is to train on.
 SPLITS = re.compile(r"train|test|val|dev|eval|held|hold|split", re.IGNORECASE)
-WRAPPERS = ("data", "rows", "train", "examples", "instances", "records", "items", "dataset")
 SAVED_TO_DISK = {"dataset_dict.json", "state.json"}
 SHOWN = 5
-EXPECTED = {"json": "one JSON object in each line", "list": "a list of objects, or one object in each line"}
-EXPECTED |= {"csv": "comma-separated values", "parquet": "a whole parquet file"}
 
 Entry = Row | Fault  # of a file: a row, or what is wrong in its place
 Paths = str | list[str]  # a file, folder or pattern, or several of them

@@ -319,15 +319,10 @@ def _know_last(row: Row) -> list[Row]:
 # --- The forms ----------------------------------------------------------------------------------
 
 READ: Mapping[str, Callable[[Row], Row]] = {
-    "triple": _read_preference,
-    "preference": _read_preference,
-    "unpaired": _read_exchange,
+    **{each.__name__.removeprefix("_read_"): each for each in (_read_preference, _read_exchange, _read_tokens)},
     "messages": lambda cells: {"messages": to_turns(cells["messages"], "messages")},
-    "prompt_completion": _read_exchange,
     "text": lambda cells: {"text": _text(cells["text"], "text")},
     "prompt": lambda cells: {"prompt": _side(cells, "prompt")},
-    "tokens": _read_tokens,
-    "token_pair": _read_tokens,
 }
 ARROWS: Mapping[str, Callable[[Row], list[Row]]] = {
     **{each.__name__[1:]: each for each in (_imitate, _join, _keep_three, _ask, _check_turns, _ask_last, _know_last)},
@@ -340,8 +335,8 @@ ARROWS: Mapping[str, Callable[[Row], list[Row]]] = {
 }
 # In the order of recognition.
 FORMS = {
-    name: RowForm(**table | {"read": READ[name], "becomes": {to: ARROWS[by] for to, by in table["becomes"].items()}})
-    for name, table in read_tables(__file__).items()
+    name: RowForm(**own | {"read": READ[own["read"]], "becomes": {to: ARROWS[by] for to, by in own["becomes"].items()}})
+    for name, own in read_tables(__file__).items()
 }
 # The raw forms that can feed each form that is asked for; the last of these feeds no trainer.
 FORMS_FOR = {

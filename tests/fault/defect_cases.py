@@ -689,9 +689,9 @@ DEFECTS = (
     Defect(
         "csv_na_is_null",
         "The text NA in a csv file is read as nothing.",
-        "runner/dataset/disk.py",
-        '"csv": {"na_filter": False},',
-        '"csv": {},',
+        "runner/dataset/disk.yaml",
+        "csv: {na_filter: false}",
+        "csv: {}",
         tests=("tests/test_dataset.py::test_text_in_csv_stays_as_it_is_written",),
     ),
     Defect(
