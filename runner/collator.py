@@ -30,11 +30,10 @@ class Buckets:
         self.padding = {"input_ids": pad_token_id, "labels": upstream.IGNORED, "mask": 0}
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        return {name: self._padded(name, part) for name, part in self.inner(rows).items()}
-
-    def _padded(self, name: str, part: object) -> object:
-        value = next((value for end, value in self.padding.items() if name.endswith(end)), None)
-        if value is None or not isinstance(part, Tensor) or part.ndim != 2:
-            return part
-        length = next((length for length in self.lengths if length >= part.size(1)), part.size(1))
-        return pad(part, (0, length - part.size(1)), value=value)
+        batch = dict(self.inner(rows))
+        for name, part in batch.items():
+            value = next((value for end, value in self.padding.items() if name.endswith(end)), None)
+            if value is not None and isinstance(part, Tensor) and part.ndim == 2:
+                length = next((length for length in self.lengths if length >= part.size(1)), part.size(1))
+                batch[name] = pad(part, (0, length - part.size(1)), value=value)
+        return batch

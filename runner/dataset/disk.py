@@ -418,9 +418,8 @@ def _read_document(text: bytes, path: Path) -> Iterator[Entry]:
         if isinstance(error, UnicodeDecodeError):
             raise
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        yield fault(
-            "dataset.no_json", where=f"{path}{line}", error=error, expected=EXPECTED["list"], fix=f"mend {path}"
-        )
+        where, expected = f"{path}{line}", EXPECTED["list"]
+        yield fault("dataset.no_json", where=where, error=error, expected=expected, fix=f"mend {path}")
         return
     if isinstance(value, dict):
         yield _wrapped(value, path)
@@ -462,19 +461,16 @@ def _read_csv(file: io.BufferedReader, path: Path, max_bytes: int | None) -> Ite
                 yield dict(zip(header, record, strict=True))
             elif record:
                 over = f", in lines {before} to {records.line_num}" if begin - before > 1 else ""
-                number, count = records.line_num, len(record)
-                yield fault(
-                    "dataset.other_fields", path=path, number=number, count=count, lines=over, wanted=len(header)
-                )
+                counts = {"count": len(record), "wanted": len(header)}
+                yield fault("dataset.other_fields", path=path, number=records.line_num, lines=over, **counts)
             if max_bytes is not None and lines.read > max_bytes:
                 return
     except csv.Error as error:
         if "field larger" in str(error):
             yield fault("dataset.open_quote", path=path, number=begin, fix=_see(path, begin))
         else:
-            yield fault(
-                "dataset.no_csv", path=path, number=records.line_num, error=error, fix=_see(path, records.line_num)
-            )
+            number = records.line_num
+            yield fault("dataset.no_csv", path=path, number=number, error=error, fix=_see(path, number))
         return
     finally:
         csv.field_size_limit(previous)

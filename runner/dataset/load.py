@@ -337,8 +337,15 @@ def fingerprint(rows: Rows) -> str:
 
 def _digests(rows: Dataset) -> np.ndarray:
     """One 64-bit hash for each row, int64 of shape (rows,), cached beside the rows."""
+
+    def digest(table: pa.Table) -> pa.Table:
+        texts = (json.dumps(row, sort_keys=True, default=repr) for row in table.to_pylist())
+        hashes = [hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts]
+        digests = [int.from_bytes(each, "little", signed=True) for each in hashes]
+        return pa.table({"digest": pa.array(digests, pa.int64())})
+
     digests = rows.with_format("arrow").map(
-        _digest_batch,
+        digest,
         batched=True,
         batch_size=BATCH,
         remove_columns=rows.column_names,
@@ -347,10 +354,3 @@ def _digests(rows: Dataset) -> np.ndarray:
         desc="hash of the rows",
     )
     return np.asarray(digests.with_format("numpy")["digest"][:]).astype("<i8")
-
-
-def _digest_batch(table: pa.Table) -> pa.Table:
-    texts = (json.dumps(row, sort_keys=True, default=repr) for row in table.to_pylist())
-    hashes = [hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts]
-    digests = [int.from_bytes(value, "little", signed=True) for value in hashes]
-    return pa.table({"digest": pa.array(digests, pa.int64())})

@@ -12,8 +12,6 @@ from runner.io.files import display_path, read_json, sha256
 from runner.run import Run
 from runner.run.seal import SEAL, check_sealed, damage_of, describe_damage, last_checkpoint, sealed_checkpoints
 
-WISHES = "model, best, last, start, or the step of a checkpoint"
-
 
 @dataclass(frozen=True)
 class Weights:
@@ -47,7 +45,8 @@ def find_weights(run: Run | None, wish: str | None) -> Weights:
         fix = f"checkpoint={there[-1]}" if there else "checkpoint=model"
         raise FolderError(Fault(display_path(run.checkpoints), found, f"one of {', '.join(there) or 'none'}", fix))
     if wish not in (None, "model", "best", "last"):
-        raise ConfigError(Fault("checkpoint", wish, WISHES, "checkpoint=last"))
+        expected = "model, best, last, start, or the step of a checkpoint"
+        raise ConfigError(Fault("checkpoint", wish, expected, "checkpoint=last"))
     state = run.status()
     is_finished = state["state"] == "finished" and run.model.is_dir()
     if is_finished if wish is None else wish == "model" and run.model.is_dir():

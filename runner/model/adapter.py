@@ -78,9 +78,8 @@ def check_adapter(model: Model, peft_config: PeftConfig | None) -> None:
     for target in getattr(peft_config, "target_parameters", None) or ():  # of which peft passes over what is not there
         if not any(name.endswith(f".{target}") for name in weights):
             experts = {".".join(name.split(".")[-3:]) for name, weight in weights.items() if weight.ndim == 3}
-            faults.append(
-                fault("model.no_such_parameter", target=target, there=",".join(sorted(experts or weights)[:3]))
-            )
+            there = ",".join(sorted(experts or weights)[:3])
+            faults.append(fault("model.no_such_parameter", target=target, there=there))
     ConfigError.refuse(faults)
 
 
@@ -131,9 +130,8 @@ def train_tokens(model: Model, peft_config: PeftConfig | None, tokenizer: PreTra
         trained = {*saved, *(() if isinstance(targets, str) else targets)}
     layers = [layer for layer in layers if not {layer, layer.rpartition(".")[2]} & trained]
     if layers and not isinstance(peft_config, LoraConfig):
-        raise ConfigError(
-            fault("model.untrained_tokens", kind=type(peft_config).__name__ if peft_config else "this part")
-        )
+        kind = type(peft_config).__name__ if peft_config else "this part"
+        raise ConfigError(fault("model.untrained_tokens", kind=kind))
     if layers and not getattr(peft_config, rows := "trainable_token_indices"):
         ids = sorted(tokenizer.convert_tokens_to_ids([*new]))
         setattr(peft_config, rows, {layer.rpartition(".")[2]: ids for layer in layers})

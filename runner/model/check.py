@@ -310,9 +310,8 @@ def find_pattern_faults(
     """A fault for each pattern that is found in the name of no weight."""
     for pattern in patterns:
         if not any(re.search(str(pattern), name) for name in weights):
-            yield fault(
-                "model.no_such_weight", where=where, pattern=pattern, examples=", ".join(examples or weights[:3])
-            )
+            names = ", ".join(examples or weights[:3])
+            yield fault("model.no_such_weight", where=where, pattern=pattern, examples=names)
 
 
 def find_target_faults(targets: object, modules: Collection[str], linear: Collection[str]) -> Iterator[Fault]:

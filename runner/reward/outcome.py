@@ -119,9 +119,8 @@ class ScoringModel:
             self.column = self.label
         else:
             label = "no label" if self.label is None else repr(self.label)
-            raise ConfigError(
-                fault("reward.unknown_label", key=key, path=self.path, label=label, names=", ".join(names))
-            )
+            known = ", ".join(names)
+            raise ConfigError(fault("reward.unknown_label", key=key, path=self.path, label=label, names=known))
         # The most tokens that model and tokenizer say they can take, None where neither says it.
         positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         counts = (positions, self.tokenizer.model_max_length)

@@ -143,9 +143,8 @@ class Scorer:
             found += f", for {len(prompts)} completions" if row is None else f", for completion {row} of {len(prompts)}"
             is_chat = isinstance(next(iter(given.get("completions", ())), ""), list)
             prompt = f"{', a list of messages here' if is_chat else ''}; {_quote(prompts, row or 0)}"
-            raise DataError(
-                fault("reward.raised", where=self.where, error=found, prompt=prompt, place=place)
-            ) from error
+            raised = fault("reward.raised", where=self.where, error=found, prompt=prompt, place=place)
+            raise DataError(raised) from error
 
     def _row_of(self, error: BaseException, arguments: Mapping[str, Any], count: int) -> int | None:
         """The first row for which the same is raised when a function is called for that row alone."""
@@ -279,8 +278,7 @@ def to_scorer(name: str, call: object, **options: Any) -> Scorer | nn.Module:
     if isinstance(call, nn.Module):
         return watch_model(name, call, options.get("tracker"))
     if not callable(call):
-        group, text = options.get("group", "reward"), str(call)[:40]
-        raise DataError(fault("reward.not_called", group=group, name=name, value=call, text=text))
+        raise DataError(fault("reward.not_called", name=name, value=call, text=str(call)[:40]))
     function = getattr(call, "func", call)
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
     return (AsyncScorer if is_async else Scorer)(name, call, **options)
@@ -341,10 +339,8 @@ def check_answer(where: str, answer: object, prompts: Sequence[Prompt], *, per_s
             if number is None and not isinstance(value, list):
                 continue
             if not isinstance(number, int | float):
-                text = str(number)[:40]
-                raise DataError(
-                    fault("reward.no_number", where=where, value=number, text=text, place=place, prompt=prompt)
-                )
+                odd = {"value": number, "text": str(number)[:40]}
+                raise DataError(fault("reward.no_number", where=where, **odd, place=place, prompt=prompt))
             if not -LARGEST < number < LARGEST:
                 found = f"{number}" if isinstance(number, float) else f"a number of {number.bit_length()} bits"
                 raise SickRun(fault("reward.odd_number", where=where, number=found, place=place, prompt=prompt))
@@ -355,10 +351,8 @@ def check_some_apply(answers: Sequence[Answer], prompts: Sequence[Prompt]) -> No
     """Raise DataError for a row to which every reward has answered None."""
     rows = [row for row, values in enumerate(zip(*answers, strict=True)) if all(value is None for value in values)]
     if rows:
-        prompt = _quote(prompts, rows[0])
-        raise DataError(
-            fault("reward.none_applies", row=rows[0], count=len(prompts), more=len(rows) - 1, prompt=prompt)
-        )
+        row, prompt = rows[0], _quote(prompts, rows[0])
+        raise DataError(fault("reward.none_applies", row=row, count=len(prompts), more=len(rows) - 1, prompt=prompt))
 
 
 def _prompts(given: Mapping[str, Any]) -> Sequence[Prompt]:

@@ -682,8 +682,8 @@ DEFECTS = (
         "csv_line_of_record",
         "A bad record of a csv file is told by the number of records before it, although one may have several lines.",
         "runner/dataset/disk.py",
-        "number, count = records.line_num, len(record)",
-        "number, count = rows + 1, len(record)",
+        "number=records.line_num, lines=over",
+        "number=rows + 1, lines=over",
         tests=("tests/test_dataset.py::test_bytes_that_hold_no_rows",),
     ),
     Defect(
