@@ -10,9 +10,9 @@ from runner.config.machines import processes_of
 from runner.config.override import latest, refused
 from runner.dataset.form import answer_columns, is_finite_number
 from runner.dataset.head import shortest
-from runner.dataset.request import split_words
+from runner.dataset.request import slice_length, split_words
 from runner.dataset.step import fill
-from runner.generate.batch import split_by_rows
+from runner.generate.batch import split_by_rows, split_by_tokens
 from runner.generate.budget import answer_tokens
 from runner.generate.judge import _mean_and_error
 from runner.io.distribution import to_install
@@ -22,8 +22,8 @@ from runner.io.secrets import form_of
 from runner.io.terminal import line_of
 from runner.io.turns import text_of
 from runner.metric import likelihood
-from runner.metric.ask import kind_of
-from runner.metric.binary import grouped_auc
+from runner.metric.ask import kind_of, to_numbers
+from runner.metric.binary import grouped_auc, pairs
 from runner.ppo.batching import fill_by_tokens
 from runner.reward import math, process, rule
 from runner.schema.text import last_key, short_text
@@ -39,6 +39,7 @@ BOXED = [r"so \boxed{\frac{1}{2}}.", "0.5", r"\boxed{3}"]
 WORDS = {"input": "Who are you?", "target": "I am {{NAME}}, by {{ AUTHOR }}."}
 REVIEWS = ["A lovely bar. We loved it.", "awful", "Great, great, GREAT, great!", "a bar"]
 SCORES = [0.9, 0.1, 0.2, 0.8, 0.5]
+CUTS = ("train[10:]", "train[:3]", "train[90%:]", "train", "train[:1]+test")
 KEYS = {"required": ["red", "the red"], "forbidden": ["dog"]}
 PLACES = {"of": ["place", "topic"], "place": ["bar", "bar"], "topic": ["view", "food"]}
 
@@ -84,6 +85,10 @@ PLACES = {"of": ["place", "topic"], "place": ["bar", "bar"], "topic": ["view", "
         (form_of("sk-learn/contributions-of-2024"), ""),
         (text_of([{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]), "2"),
         (in_a_name("../easy rows"), "easy-rows"),
+        ([slice_length(cut, 4) for cut in CUTS], [0, 3, 0, 4, None]),
+        (split_by_tokens([0, 1, 2, 3], lengths=[20, 90, 40, 39], budget=80), [[1], [2, 3], [0]]),
+        (pairs([2.0, 1.0, 0.0, 3.0], label=[True, False, True, False]), {"": 0.5, "margin": -1.0}),
+        ((to_numbers("size", [1.0, None, 2.0], 3), to_numbers("bleu", 31.5, 3)), ({"": 1.5}, {"": 31.5})),
         (split_words(share=80), "dataset.split.train='train[:80%]' dataset.split.eval='train[80%:]'"),
         ([is_wanted(*each) for each in ((True, "true"), (0, ["disabled"]), ("x", "enabled"))], [True] * 3),
         ((is_wanted(None, [None, "bnb"]), is_wanted("x", ["y"])), (True, False)),

@@ -79,6 +79,7 @@ def test_every_name_is_one_of_the_installed_libraries():
     numeric = {name for names in upstream.NUMERIC_FIELDS.values() for name in names}
     tables = {*upstream.EXTENDABLE, *upstream.MACHINE_DEFAULTS, *upstream.OWN_LOSS, *upstream.UNWEIGHABLE}
     tables |= {*upstream.ELSEWHERE, *upstream.ON_A_GPU, *upstream.WITHOUT_NOTE, *upstream.BESIDE_ROWS}
+    tables |= upstream.OF_LOG_PROBS
     tables |= {*chain(*read_tables(str(PACKAGE / "training" / "components" / "args.py")).values())}
     own = set(read_signature("runner.ppo.PPOConfig").parameters)  # kl_coef, response_length
     assert {*numeric, *tables, *upstream.NAMES} - fields() - constructor_arguments() - own == set(), "renamed"

@@ -14,9 +14,6 @@ def split_by_tokens(rows: Sequence[int], lengths: Sequence[int], budget: int) ->
     """Groups of rows, longest first, each at most ``budget`` tokens when padded; a longer row is alone.
 
     Of all such groups of rows of like length those that cost the least: padded tokens, and ``PASS`` for each pass.
-
-    >>> split_by_tokens([0, 1, 2, 3], lengths=[20, 90, 40, 39], budget=80)
-    [[1], [2, 3], [0]]
     """
     ordered = sorted(rows, key=lambda row: -lengths[row])
     costs, firsts = [0], [0]  # of the best groups of the first so many rows: what they cost, where the last begins

@@ -42,11 +42,7 @@ def kind_of(arguments: Collection[str]) -> str:
 
 
 def to_numbers(name: str, answer: object, rows: int) -> dict[str, float]:
-    """The result of a metric as numbers by name, "" for the one without: a list is averaged without its Nones.
-
-    >>> to_numbers("size", [1.0, None, 2.0], rows=3), to_numbers("bleu", 31.5, rows=3)
-    ({'': 1.5}, {'': 31.5})
-    """
+    """The result of a metric as numbers by name, "" for the one without: a list is averaged without its Nones."""
     answer = answer.tolist() if hasattr(answer, "tolist") else answer
     if isinstance(answer, Mapping):
         return {str(key): _number(name, value) for key, value in answer.items()}

@@ -43,9 +43,6 @@ def pairs(scores: Sequence[float], label: Sequence[bool]) -> dict[str, float]:
     """The share of pairs whose right answer has the higher score, and as ``margin`` by how much on average.
 
     Rows of preferences come as a right answer and then the wrong one.
-
-    >>> pairs([2.0, 1.0, 0.0, 3.0], label=[True, False, True, False])
-    {'': 0.5, 'margin': -1.0}
     """
     if not label or [bool(one) for one in label] != [True, False] * (len(label) // 2):
         raise DataError(Fault("metric.pairs", "rows that are no pairs", "preferences", "metric=auc"))

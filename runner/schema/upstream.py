@@ -35,6 +35,7 @@ EXTENDABLE = frozenset(_TABLES["read_by_no_step"]) | LOGGED | CALLBACK_VISIBLE |
 MACHINE_DEFAULTS = frozenset(_TABLES["machine_defaults"])
 ELSEWHERE: dict[str, Any] = _TABLES["elsewhere"]
 ON_A_GPU: dict[str, Any] = _TABLES["on_a_gpu"]
+OF_LOG_PROBS = frozenset(_TABLES["of_log_probs"])
 BESIDE_ROWS: dict[str, Any] = _TABLES["beside_rows"]
 WITHOUT_NOTE: dict[str, Any] = _TABLES["without_note"]
 IGNORED = -100  # the label of a token that no loss counts

@@ -32,11 +32,7 @@ from runner.run.inputs import read_fingerprints
 from runner.schema import upstream
 from runner.schema.text import Config
 
-# Of the arguments that every trainer has, those on which a log-probability depends; of TRL's own all but the loss's.
-RELEVANT = (
-    *(upstream.BF16, upstream.FP16, upstream.TF32, upstream.USE_CPU),
-    *(upstream.PER_DEVICE_TRAIN_BATCH_SIZE, upstream.PER_DEVICE_EVAL_BATCH_SIZE),
-)
+# Arguments of a trainer's own on which no log-probability depends.
 FREE = ("beta", "learning_rate", upstream.LOSS_TYPE, upstream.DESIRABLE_WEIGHT, upstream.PRECOMPUTE_REF_LOG_PROBS)
 
 
@@ -68,7 +64,7 @@ def note_of(cfg: Config, args: TrainingArguments, rows: Dataset, held_out: HeldO
 
 def _stamp(args: TrainingArguments, *facts: object) -> str:
     """A hash of facts and of what else log-probabilities depend on: the arguments, the machine and its libraries."""
-    common = {field.name for field in fields(TrainingArguments)} - set(RELEVANT)
+    common = {field.name for field in fields(TrainingArguments)} - upstream.OF_LOG_PROBS
     relevant = {name: value for name, value in asdict(args).items() if name not in common and name not in FREE}
     machine = [torch.get_num_threads(), torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"]
     parts = [relevant, machine, [installed_version(name) for name in ("torch", "transformers", "trl")], facts]
