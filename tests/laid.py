@@ -1,9 +1,11 @@
-"""Run folders laid by hand, for reports: no training, whatever state is wanted."""
+"""Run folders laid by hand, for reports: no training, whatever state is wanted; and the words of a sweep's jobs."""
 
+import itertools
 import json
 import math
 from pathlib import Path
 
+from runner.launch import axis
 from runner.run import write_config
 
 COMMAND = ["python", "-m", "runner"]
@@ -58,3 +60,8 @@ def wave(steps: int) -> list[dict]:
     return [
         {"step": step, "loss": math.sin(step / 50), "reward": step / steps, "kl": step / 9} for step in range(steps)
     ]
+
+
+def jobs_of(words) -> list[list[str]]:
+    """The words of each job of a sweep."""
+    return [[word for word, _ in picked] for picked in itertools.product(*axis.options(words).values())]

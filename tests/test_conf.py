@@ -7,12 +7,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from laid import jobs_of
 from needs import TRAINERS
 
 from runner.__main__ import main, read_command_line
 from runner.errors import ConfigError
 from runner.io.files import MENU
-from runner.launch.axis import combinations
 from runner.launch.stages import compose_runs
 from runner.schema.read import read_signature
 from runner.schema.source import find_definition
@@ -45,7 +45,7 @@ def test_every_option_says_what_it_is_and_how_to_run_it(path):
 def test_every_run_line_composes_and_passes_the_check(path, line):
     words = shlex.split(line)
     assert words[:3] == ["python", "-m", "runner"]
-    for job in combinations(read_command_line(words[3:]).overrides):
+    for job in jobs_of(read_command_line(words[3:]).overrides):
         group = path.parent.name
         for composed in compose_runs(job):
             if group not in ("conf", "experiment") and composed.choices.get(group) != path.stem:

@@ -1,6 +1,7 @@
 """Composition: every key may be typed, every fault is told at once, and nodes become objects in one place."""
 
 import pytest
+from laid import jobs_of
 
 from runner import config
 from runner.__main__ import main
@@ -9,7 +10,6 @@ from runner.config.menu import read_options
 from runner.config.override import expand, parse
 from runner.config.provenance import read_provenance
 from runner.errors import ConfigError
-from runner.launch.axis import combinations
 from runner.run.key import key_of
 from runner.validate.context import ValidationContext
 
@@ -168,8 +168,8 @@ def test_a_users_folder_adds_and_shadows(tmp_path):
         (["a=[1,2]"], [["a=[1,2]"]]),
     ],
 )
-def test_combinations(words, jobs):
-    assert [*combinations(words)] == jobs
+def test_jobs_of_a_sweep(words, jobs):
+    assert [*jobs_of(words)] == jobs
 
 
 def concatenate(first, second="b", *, third="c"):

@@ -19,9 +19,9 @@ from runner.io.files import MENU, read_json
 from runner.io.terminal import COLOUR
 from runner.launch import axis, pool, start, worker
 from runner.launch.axis import MAX_JOBS, axes
+from runner.launch.grid import compose_jobs
 from runner.launch.plan import LiveProgress, Plan, state_of, tasks_of
 from runner.launch.pool import Settings, confine, settings_of
-from runner.launch.stages import compose_jobs
 from runner.launch.worker import fork, visible_devices
 from runner.run import Run, held, locked, open_run
 from runner.run.read import one_line

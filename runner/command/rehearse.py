@@ -13,6 +13,7 @@ from runner.config.override import latest
 from runner.errors import ConfigError, Interrupted, fault
 from runner.io.terminal import quiet
 from runner.launch import axis, stages
+from runner.launch.grid import compose_jobs
 from runner.launch.worker import Stop, prepare_environment
 from runner.run import Run
 from runner.run.seal import sealed_checkpoints
@@ -57,7 +58,7 @@ def jobs_of(overrides: Sequence[str], folders: Sequence[Path], multirun: bool) -
         return [stages.compose_runs(overrides, folders)]
     axes, plugin = axis.read_sweep(overrides, folders)
     whole = latest([*axes, *latest(overrides)])
-    return [stages.compose_runs(axis.first_of(whole), folders)] if plugin else stages.compose_jobs(whole, folders)
+    return [stages.compose_runs(axis.first_of(whole), folders)] if plugin else compose_jobs(whole, folders)
 
 
 def rehearse(run: Run, stop: Stop) -> None:

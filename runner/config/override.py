@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 OF_HYDRA = re.compile(r"hydra/(launcher|sweeper)(/\w+)*|hydra\.(launcher|sweeper)(\.\w+)*|hydra\.(mode|verbose)")
 HELD = ("dataset", "model")  # groups of what lies in a file or folder, or on the hub
 OF_TEXTS = re.compile(r"(s|allow|without|matching|report_to)$")  # keys that may hold a list of texts
-MAX_JOBS = 5000  # of a sweep: composing takes about 20 ms a job, and nobody reads a table of more
+MAX_JOBS = 100_000  # of a sweep: planning takes a ms a job, and more than this is a slip of the hand
 MAX_VALUES = 100  # of a key where no sweep was meant
 MAX_LETTERS = 300  # of a word that a fault repeats
 FOREIGN = (".yaml", ".yml", ".json", ".sh")  # files of another tool's configuration

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from runner.config import compose_unresolved
 from runner.config.override import MAX_JOBS, count_values, latest, parse
@@ -36,18 +36,21 @@ def axes(overrides: Sequence[str]) -> dict[str, int]:
     return sizes
 
 
-def combinations(overrides: Sequence[str]) -> Iterator[list[str]]:
-    """Each job of a sweep as its own overrides, in Hydra's order: the last axis turns fastest.
+def options(overrides: Sequence[str]) -> dict[str, list[tuple[str, Any]]]:
+    """The words of each key of a sweep with their values, one where it is not swept; jobs are what they combine to.
 
-    >>> list(combinations(["trainer=dpo", "kl_coef=0.05,0.1"]))
-    [['trainer=dpo', 'kl_coef=0.05'], ['trainer=dpo', 'kl_coef=0.1']]
+    >>> options(["trainer=dpo", "kl_coef=0.05,0.1"])
+    {'trainer': [('trainer=dpo', None)], 'kl_coef': [('kl_coef=0.05', 0.05), ('kl_coef=0.1', 0.1)]}
     """
-    axes: dict[str, list[str]] = {}
+    from hydra.core.override_parser.types import Transformer
+
+    found: dict[str, list[tuple[str, Any]]] = {}
     for override in parse(overrides):
         key = override.get_key_element()
-        values = override.sweep_string_iterator() if override.is_sweep_override() else ()
-        axes[key] = [f"{key}={value}" for value in values] or [override.input_line]
-    return map(list, itertools.product(*axes.values()))
+        found[key] = [(override.input_line, None)]
+        if override.is_sweep_override():
+            found[key] = [(f"{key}={Transformer.str(value)}", value) for value in override.sweep_iterator()]
+    return found
 
 
 def first_of(overrides: Sequence[str]) -> list[str]:

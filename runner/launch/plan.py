@@ -18,7 +18,7 @@ from runner.io.files import read_last_row
 from runner.report.number import format_duration, plural
 from runner.report.objective import list_figures
 from runner.run import Run, held
-from runner.run.key import folder_of, key_of, label_of
+from runner.run.key import folder_of, label_of
 from runner.run.read import finished, one_line, read_run
 
 REFRESH = 0.5  # seconds between two pictures on a terminal
@@ -51,7 +51,7 @@ def tasks_of(jobs: Sequence[Sequence[Composed]]) -> list[Task]:
         before: tuple[Path, ...] = ()
         for composed in runs:
             folder = folder_of(composed.cfg, composed.overrides)
-            run = folder.parent / key_of(composed.cfg)  # whatever the words that lead there
+            run = folder.parent / folder.name.rpartition("-")[2]  # its key, whatever the words that lead there
             tasks.setdefault(run, Task(composed, folder, before))
             before = (tasks[run].folder,)
         if run in ends:

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 from runner import config
 from runner.config.override import dotted_key
 from runner.config.provenance import read_settings
-from runner.errors import ConfigError, Fault, FolderError, fault, name_jobs
+from runner.errors import ConfigError, Fault, FolderError, fault
 from runner.io.files import MENU
-from runner.launch import axis
 from runner.run import Run
 from runner.run.continuation import find_resume_faults
 from runner.run.key import folder_of
@@ -62,23 +61,12 @@ def compose_runs(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list
         composed, faults = _compose_one(overrides, folders, references)
         runs = [composed] if composed else []
     ConfigError.refuse(faults)
-    command = [*overrides, *(word for folder in folders for word in ("--config-dir", str(folder)))]
-    return [replace(composed, command=command) for composed in runs]
+    return [replace(composed, command=as_command(overrides, folders)) for composed in runs]
 
 
-def compose_jobs(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list[list[config.Composed]]:
-    """The runs of each job of a sweep, in Hydra's order; raises ConfigError with the faults of all."""
-    axis.axes(overrides)
-    jobs: list[list[config.Composed]] = []
-    faults: list[tuple[list[str], list[Fault]]] = []
-    for words in axis.combinations(overrides):
-        try:
-            jobs.append(compose_runs(words, folders))
-            faults.append((words, []))
-        except ConfigError as error:
-            faults.append((words, error.faults))
-    ConfigError.refuse(name_jobs(faults))
-    return jobs
+def as_command(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
+    """The arguments of the command line that make the runs of these overrides."""
+    return [*overrides, *(word for folder in folders for word in ("--config-dir", str(folder)))]
 
 
 def draft(overrides: Sequence[str], folders: Sequence[Path] = ()) -> config.Composed:

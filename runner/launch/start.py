@@ -23,6 +23,7 @@ from runner.generate.budget import evaluation_budget
 from runner.io.files import read_json
 from runner.io.terminal import print_error, print_visible
 from runner.launch import axis, stages
+from runner.launch.grid import compose_jobs
 from runner.launch.plan import LiveProgress, Plan, Stages, Task, state_of, tasks_of
 from runner.launch.pool import Pool, confine, idle_devices, settings_of
 from runner.launch.worker import is_finished, launch
@@ -99,7 +100,7 @@ def start_sweep(
         return _start_plugin(Job(folders, debug), typed, lambda: [path.parent for path in found()], report)
     words = parse(latest([*axes, *typed]))
     overrides = [override.input_line for override in words if not override.is_hydra_override()]
-    jobs = stages.compose_jobs(overrides, folders)
+    jobs = compose_jobs(overrides, folders)
     tasks = tasks_of(jobs)
     _refuse_several_processes("a sweep", max(run.machines for runs in jobs for run in runs))
     check_ahead(jobs, elsewhere=bool(plugins))

@@ -7,7 +7,17 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from runner.schema.source import Definition, Function, Module, bases, find_definition, last_name, member, parse_module
+from runner.schema.source import (
+    Definition,
+    Function,
+    Module,
+    bases,
+    find_definition,
+    last_name,
+    member,
+    once_of_libraries,
+    parse_module,
+)
 from runner.schema.type import ANY, NONE, PLAIN, TEXT, Type, documented_types, to_type, to_union
 
 UNKNOWN = object()  # the default of a parameter where the source holds no plain value
@@ -69,6 +79,7 @@ class Signature:
         return [name for name, parameter in self.parameters.items() if parameter.required]
 
 
+@once_of_libraries
 def read_signature(target: str) -> Signature | None:
     """The arguments of a call of a dotted target; None where it does not exist or is a module."""
     found = find_definition(target)

@@ -11,11 +11,11 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from runner.io.temporary import uncollected
 
@@ -23,6 +23,7 @@ from runner.io.temporary import uncollected
 LIBRARY_PACKAGES = frozenset({"runner", "trl", "transformers", "torch", "peft", "datasets", "accelerate", "numpy"})
 NOT_OF_THE_USER = LIBRARY_PACKAGES | {*sys.stdlib_module_names, "hydra", "omegaconf", "pandas", "setuptools"}
 
+Found = TypeVar("Found")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -83,6 +84,18 @@ class Definition:
         return f"{self.module.name}.{self.name}"
 
 
+def once_of_libraries(read: Callable[[str], Found]) -> Callable[[str], Found]:
+    """A reading of dotted names that is done once for those of libraries, which do not change while a process runs."""
+    known = functools.lru_cache(maxsize=1024)(read)
+
+    @functools.wraps(read)
+    def choose(target: str) -> Found:
+        return (known if target.partition(".")[0] in LIBRARY_PACKAGES else read)(target)
+
+    return choose
+
+
+@once_of_libraries
 def find_definition(target: str) -> Definition | Module | None:
     """The definition (or module) that a dotted name leads to; None where there is no such name."""
     top, *names = target.split(".")
@@ -99,7 +112,6 @@ def find_module(name: str) -> Module | None:
     top, *rest = name.split(".")
     if not top.isidentifier():
         return None
-    # A library does not move while a process runs, and is asked for a thousand times.
     module = _find_library(top) if top in LIBRARY_PACKAGES else _find_top(top)
     for part in rest:
         module = _submodule(module, part) if module else None

@@ -32,7 +32,7 @@ from runner.run.key import canonical_text, folder_of
 from runner.run.seal import sealed_checkpoints
 from runner.schema import upstream
 from runner.schema.read import read_signature
-from runner.schema.source import Definition, find_definition
+from runner.schema.source import LIBRARY_PACKAGES, Definition, find_definition
 from runner.schema.text import Config, last_key, nodes, read_tables, walk
 from runner.tracker.variable import COMPLETED
 from runner.validate.context import JUDGED
@@ -180,12 +180,13 @@ def find_variable_faults(machines: int = 1) -> Iterator[Fault]:
 
 def find_environment_faults(to_do: Sequence[Composed], elsewhere: bool) -> Iterator[Fault]:
     """A fault for each library that is missing or was not tried, and each place that must take files and does not."""
+    without_gpu = not has_devices()
     for composed in to_do:
         args = composed.cfg["trainer"]["args"]
         yield from find_missing_libraries(composed.cfg)
         is_here = not elsewhere and composed.choices.get("launcher", "local") in HERE
         lacking = list[Fault]()
-        if args.get(upstream.USE_CPU) or (is_here and not has_devices()):
+        if args.get(upstream.USE_CPU) or (is_here and without_gpu):
             lacking += find_gpu_faults(args, composed.typed)
             if composed.cfg["trainer"].get("needs_gpu"):
                 lacking.append(fault("validate.needs_gpu"))
@@ -271,7 +272,8 @@ def find_missing_libraries(cfg: Config) -> Iterator[Fault]:
             if re.fullmatch(pattern, str(value)) and not any(there):
                 fix = to_install(package) + (f", or {where}={OTHER_VALUES[key]}" if key in OTHER_VALUES else "")
                 yield Fault(where, f"{value} needs {library}, which is not installed", f"the package {library}", fix)
-        found = find_definition(value) if key == "_target_" else None
+        is_own = key == "_target_" and str(value).partition(".")[0] not in LIBRARY_PACKAGES
+        found = find_definition(value) if is_own else None
         for place, name in find_absent_imports(found.module.name) if isinstance(found, Definition) else ():
             yield fault("validate.absent_import", where=where, place=display_path(Path(place)), name=name)
 

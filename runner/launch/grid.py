@@ -1,0 +1,141 @@
+"""A sweep's jobs -> their checked configurations; those that differ in plain numbers alone are composed once.
+
+A number is plain where the configuration holds it as it was typed, at its key and wherever a reference takes it, and
+nothing else depends on it. Whether it is, is tried: the first two numbers of a key, its smallest and its largest are
+each composed, and must be what putting them into the first configuration makes.
+"""
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from pathlib import Path
+
+from runner import config
+from runner.config import Composed
+from runner.errors import ConfigError, Fault, name_jobs
+from runner.launch import axis, stages
+from runner.run.read import is_finite
+from runner.schema.text import scalars
+
+REFERENCE = re.compile(r"\$\{[\w.]+\}")  # to one value as a whole
+CHECKED = 64  # combinations of numbers, at least, that are checked together, such as batch sizes and what divides them
+
+
+@dataclass(frozen=True)
+class Family:
+    """Jobs that differ in plain numbers alone: one of them, and the keys of the configuration that hold each number."""
+
+    first: Composed
+    places: Mapping[str, Sequence[str]]
+
+    def derive(self, words: Sequence[str], numbers: Mapping[str, float], folders: Sequence[Path]) -> Composed:
+        """The job of these words: the first with other numbers; what they do not touch, both hold together."""
+        cfg = dict(self.first.cfg)
+        for key, places in self.places.items():
+            for place in places:
+                node, (*inner, last) = cfg, place.split(".")
+                for name in inner:
+                    node[name] = node = dict(node[name])
+                node[last] = numbers[key]
+        return replace(self.first, cfg=cfg, overrides=list(words), command=stages.as_command(words, folders))
+
+
+def compose_jobs(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list[list[Composed]]:
+    """The runs of each job of a sweep, in Hydra's order; raises ConfigError with the faults of all.
+
+    Where there are many, not all numbers are checked in each combination (``_to_check``).
+    """
+    axis.axes(overrides)
+    options = axis.options(overrides)
+    plain = {key: listed for key, listed in options.items() if all(is_finite(number) for _, number in listed)}
+    if math.prod(map(len, plain.values())) < 5 * len(plain):  # to try whether they are plain would take as long
+        plain = {}
+    checked = _to_check(plain)
+    families: dict[tuple[str, ...], Family | None] = {}
+    broken = set()  # whose first job has faults: of the others those are enough that are to be checked
+    jobs: list[list[Composed]] = []
+    faults: list[tuple[list[str], list[Fault]]] = []
+    for picked in itertools.product(*options.values()):
+        words, pairs = [word for word, _ in picked], dict(zip(options, picked, strict=True))
+        structure = tuple(word for key, (word, _) in pairs.items() if key not in plain)
+        is_checked = all(pairs[key][0] in listed for key, listed in checked.items())
+        try:
+            if structure not in families:
+                broken.add(structure)
+                families[structure] = None
+                families[structure] = _find_family(words, plain, folders)
+                broken.remove(structure)
+            if family := families[structure]:
+                jobs.append([family.derive(words, {key: pairs[key][1] for key in plain}, folders)])
+                if is_checked and stages.faults_of(jobs[-1][0], folders):
+                    stages.compose_runs(words, folders)  # raises them, with where each key stands
+            elif is_checked or structure not in broken:
+                jobs.append(stages.compose_runs(words, folders))
+            faults += [(words, [])] if is_checked else []
+        except ConfigError as error:
+            faults.append((words, error.faults))
+    ConfigError.refuse(name_jobs(faults))
+    return jobs
+
+
+def _to_check(options: Mapping[str, Sequence[tuple[str, float]]]) -> dict[str, set[str]]:
+    """The words of each key that are checked, in each combination: all of them where these are few.
+
+    Else those of the first two numbers, and of the smallest and the largest of each type; first of the longest key.
+    """
+    most = max(CHECKED, math.prod(map(len, options.values())) // 50)
+    chosen = {key: {word for word, _ in listed} for key, listed in options.items()}
+    for key in sorted(options, key=lambda key: len(options[key]), reverse=True):
+        if math.prod(map(len, chosen.values())) > most:
+            chosen[key] = {word for word, _ in _ends(options[key])}
+    return chosen
+
+
+def _ends(listed: Sequence[tuple[str, float]]) -> Iterator[tuple[str, float]]:
+    """Of some words with their numbers the first two, and of each type the smallest and the largest."""
+    yield from listed[:2]
+    for kind in (int, float):
+        if own := [pair for pair in listed if isinstance(pair[1], kind)]:
+            yield from (min(own, key=itemgetter(1)), max(own, key=itemgetter(1)))
+
+
+def _find_family(
+    words: Sequence[str], options: Mapping[str, Sequence[tuple[str, float]]], folders: Sequence[Path]
+) -> Family | None:
+    """The family of a job, in which these keys are numbers; None where one of them is not plain, and of stages.
+
+    Raises ConfigError with the faults of this job.
+    """
+    from omegaconf import OmegaConf
+
+    first, *later = stages.compose_runs(words, folders)
+    if later or first.stage or not options:
+        return None
+    unread = OmegaConf.to_container(config.compose_unresolved(words, folders)[0], resolve=False)
+    texts = [text for key, text in scalars(unread) if isinstance(text, str) and not key.startswith("hydra.")]
+    mixed = [text for text in texts if "${" in text and not REFERENCE.fullmatch(text)]  # of which it could be a part
+    if any(key.rpartition(".")[2] in re.findall(r"\w+", text) for key in options for text in mixed):
+        return None
+    start = {key: listed[0] for key, listed in options.items()}
+    others = [start | {key: pair} for key, listed in options.items() for pair in _ends(listed)]
+    others.append({key: max(listed, key=itemgetter(1)) for key, listed in options.items()})
+    places: dict[str, list[str]] = {key: [] for key in options}
+    tried = []
+    for other in others:
+        given = dict(zip((word for word, _ in start.values()), (word for word, _ in other.values()), strict=True))
+        composed = stages.draft([given.get(word, word) for word in words], folders)
+        tried.append((composed, {key: number for key, (_, number) in other.items()}))
+        changed = [key for key in options if other[key] != start[key]]
+        for place, old, new in config.differences(first.cfg, composed.cfg) if len(changed) == 1 else ():
+            is_plain = (old, new) == (start[changed[0]][1], other[changed[0]][1])
+            if not is_plain:
+                return None
+            places[changed[0]] += [] if place in places[changed[0]] else [place]
+    family = Family(first, places)
+    for composed, numbers in tried:
+        if family.derive([], numbers, folders).cfg != composed.cfg or composed.speed != first.speed:
+            return None
+    return family
