@@ -1,5 +1,6 @@
 """The run folder: one configuration, one folder, one holder, and a state that tells the truth."""
 
+import importlib
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from runner.launch import worker
 from runner.launch.stages import compose_runs
 from runner.run import Run, check_lines, format_fault, locked, open_run, write_config, write_manifest
 from runner.run.continuation import find_offer
+from runner.run.inputs import read_fingerprints
 from runner.run.key import folder_of, key_of, label_of
 from runner.run.read import find_runs, read_run
 from runner.run.seal import last_checkpoint, remove_leftovers, seal
@@ -350,3 +352,29 @@ def test_a_group_is_read_once_for_many_runs_and_anew_when_it_changes(tmp_path, m
     monkeypatch.setattr(os, "listdir", lambda path, real=os.listdir: reads.append(path) or real(path))
     found = [folder_of(cfg | {"seed": seed}, [f"seed={seed}"]).name for seed in range(50)]
     assert len(reads) == 1 and found[1].startswith("other-") and found[2].startswith("seed-2-")
+
+
+def test_inputs_are_the_same_where_another_node_mounts_them_elsewhere(tmp_path, monkeypatch):
+    def read(home):
+        monkeypatch.setenv("HOME", str(home))
+        monkeypatch.chdir(home / "project")
+        monkeypatch.syspath_prepend(str(home / "project"))
+        importlib.invalidate_caches()
+        cfg = {"dataset": {"path": "rows.jsonl"}, "model": {"path": "~/models/own"}}
+        return read_fingerprints(cfg | {"reward": {"_target_": "moved_lab.reward.one"}})
+
+    project = tmp_path / "a" / "project"
+    for name in ("project/rows.jsonl", "models/own/config.json", "project/moved_lab/inner/reward.py"):
+        file = tmp_path / "a" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("{}")
+    (project / "moved_lab" / "__init__.py").write_text("")
+    before = read(tmp_path / "a")
+    assert {key: [*files] for key, files in before.items()} == {
+        "dataset.path": ["rows.jsonl"],
+        "model.path": ["~/models/own/config.json"],
+        "code moved_lab": ["moved_lab/__init__.py", "moved_lab/inner/reward.py"],
+    }
+    sys.path.remove(str(project))
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert read(tmp_path / "b") == before

@@ -42,11 +42,11 @@ def read_fingerprints(
     found: Fingerprints = {}
     for key, files in _files_of_keys(cfg):
         before = (known or {}).get(key, {})
-        for file in sorted(set(files)):
-            now, old = file.stat(), before.get(str(file))
+        for name, file in sorted(files.items()):
+            now, old = file.stat(), before.get(name)
             same = old and old[:2] == [now.st_size, now.st_mtime_ns]
             digest = str(old[2]) if old and same else _digest(file, now.st_size)
-            found.setdefault(key, {})[str(file)] = [now.st_size, now.st_mtime_ns, digest]
+            found.setdefault(key, {})[name] = [now.st_size, now.st_mtime_ns, digest]
     return found
 
 
@@ -61,7 +61,7 @@ def check_fingerprints(run: Run) -> list[str]:
     now = read_fingerprints(run.cfg, then)
     changes: dict[str, list[str]] = {}  # for each key of the configuration a line per file
     for key in {**then, **now}:
-        before, after = then.get(key, {}), now.get(key, {})
+        before, after = ({shipped(name): each for name, each in found.get(key, {}).items()} for found in (then, now))
         for file in {**before, **after}:
             old, new = before.get(file), after.get(file)
             if old is None or new is None:
@@ -91,8 +91,12 @@ def find_other_facts(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Fa
     ]
 
 
-def _files_of_keys(cfg: Mapping[str, Any]) -> Iterator[tuple[str, list[Path]]]:
-    """Each key whose value is a file, a folder or a pattern here, and each package of the user's, with the files."""
+def _files_of_keys(cfg: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Path]]]:
+    """Each key whose value is a file, a folder or a pattern here, and each package of the user's, with the files.
+
+    Their names are those of the configuration, and of a package those below it: another node of a cluster may see the
+    same files somewhere else.
+    """
     for path, value in walk(lasting(cfg)):
         is_path = isinstance(value, str) and len(value) < 256 and "\n" not in value
         is_read = is_path and last_key(path).endswith(NAMES) and not value.startswith(SHIPPED)
@@ -104,12 +108,14 @@ def _files_of_keys(cfg: Mapping[str, Any]) -> Iterator[tuple[str, list[Path]]]:
             elif place.is_dir():
                 inner = (file for folder in (place, place / "data", place / "policy") for file in folder.glob("[!.]*"))
                 files = (file for file in inner if file.suffix in SUFFIXES and file.name not in NOT_INPUTS)
-            yield path, [file for file in files if file.is_file()]
+            named = str(Path(value))  # with ~ as it stands there
+            yield path, {str(file).replace(str(place), named, 1): file for file in files if file.is_file()}
     for top in sorted({str(node["_target_"]).partition(".")[0] for _, node in nodes(cfg)} - NOT_OF_THE_USER):
         module = find_module(top)
-        own = [Path(module.file)] if module and module.file else []
-        folders = module.folders if module else ()
-        yield f"{CODE} {top}", [*own, *(file for folder in folders for file in Path(folder).rglob("*.py"))]
+        own = {Path(module.file).name: Path(module.file)} if module and module.file and not module.folders else {}
+        for folder in map(Path, module.folders if module else ()):
+            own |= {str(file.relative_to(folder.parent)): file for file in folder.rglob("*.py")}
+        yield f"{CODE} {top}", own
 
 
 def _digest(file: Path, size: int) -> str:
