@@ -19,6 +19,7 @@ from runner.launch import worker
 from runner.launch.stages import compose_runs
 from runner.run import Run, check_lines, format_fault, locked, open_run, write_config, write_manifest
 from runner.run.continuation import find_offer
+from runner.run.disk import describe_lone_locks
 from runner.run.inputs import read_fingerprints
 from runner.run.key import folder_of, key_of, label_of
 from runner.run.read import find_runs, read_run
@@ -378,3 +379,22 @@ def test_inputs_are_the_same_where_another_node_mounts_them_elsewhere(tmp_path, 
     sys.path.remove(str(project))
     (tmp_path / "a").rename(tmp_path / "b")
     assert read(tmp_path / "b") == before
+
+
+@pytest.mark.parametrize(
+    "mount, found",
+    [
+        ("/home nfs4 rw,vers=4.2,local_lock=none", ""),
+        ("/home nfs rw,vers=3,nolock", "/home (nfs)"),
+        ("/home nfs rw,local_lock=all", "/home (nfs)"),
+        ("/home lustre rw,flock,lazystatfs", ""),
+        ("/home lustre rw,localflock", "/home (lustre)"),
+        ("/home fuse.sshfs rw", "/home (fuse.sshfs)"),
+        ("/home fuse.fuse-overlayfs rw", ""),
+        ("/home/me nfs rw,nolock", "/home/me (nfs)"),
+        ("/homes nfs rw,nolock", ""),
+    ],
+)
+def test_a_disk_whose_locks_no_other_machine_sees_is_named(tmp_path, mount, found):
+    (tmp_path / "mounts").write_text(f"none / ext4 rw 0 0\nserver:/x {mount} 0 0\n")
+    assert describe_lone_locks(Path("/home/me/outputs"), tmp_path / "mounts") == found

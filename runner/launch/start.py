@@ -29,7 +29,7 @@ from runner.launch.pool import Pool, confine, idle_devices, settings_of
 from runner.launch.worker import is_finished, launch
 from runner.run import Run, open_run
 from runner.run.continuation import find_offer
-from runner.run.disk import full, is_full
+from runner.run.disk import describe_lone_locks, full, is_full
 from runner.run.key import folder_of
 from runner.run.read import finished, one_line
 from runner.run.seal import sealed_checkpoints
@@ -140,6 +140,10 @@ def _print_notes(tasks: Sequence[Task]) -> None:
         cfg, launcher = each.cfg, each.cfg["launcher"]
         part = f"{processes_here(cfg)} of {processes_of(cfg)} processes; they meet at {rendezvous_of(launcher)}"
         lines.append(f"note      machine {rank_of(launcher)[0]} of {each.machines}, with {part}")
+    for place in dict.fromkeys(describe_lone_locks(Path(str(run.cfg["output_root"]))) for run in runs):
+        lines += (
+            [f"note      {place}: other machines may not see that a run is in use; start it from one"] if place else []
+        )
     rows = [run.cfg["dataset"] for run in runs if not run.cfg["dataset"].get("streaming")]
     if {"train": "train", "eval": None} in [each.get("split") for each in rows]:
         lines.append(f"note      no rows are held out; {split_words(share=80)}")

@@ -1,4 +1,5 @@
-"""Disk space: what a run still needs, how much is free, and whether an error means that there is none.
+"""Disks: what a run still needs of one, how much is free, whether an error means that there is none, and whether other
+machines see the locks on it.
 
 The size of a checkpoint is counted in ``training.checkpoint``, where the weights are known, and noted in the manifest.
 """
@@ -42,6 +43,23 @@ def needed(run: Run) -> tuple[int, str]:
 def free(path: Path) -> int:
     """Bytes that may still be written where a path is or will be."""
     return shutil.disk_usage(next(place for place in (path, *path.absolute().parents) if place.exists())).free
+
+
+def describe_lone_locks(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
+    """The place and kind of a network disk on which no other machine sees that a run is in use; empty for any other.
+
+    ``flock`` reaches the others over NFS, unless it is mounted with ``nolock`` or ``local_lock``, and over Lustre with
+    ``flock``. What is mounted through FUSE may keep it to itself.
+    """
+    if not mounts.exists():
+        return ""
+    lines = [line.split() for line in mounts.read_text(errors="replace").splitlines()]
+    whole = path.absolute()
+    around = [(place, kind, options.split(",")) for _, place, kind, options, *_ in lines if whole.is_relative_to(place)]
+    place, kind, options = max(around, key=lambda mount: len(mount[0]), default=("", "", []))
+    is_alone = not {"nolock", "local_lock=flock", "local_lock=all", "localflock"}.isdisjoint(options)
+    is_alone = is_alone or (kind == "lustre" and "flock" not in options)
+    return f"{place} ({kind})" if is_alone or (kind.startswith("fuse.") and "overlay" not in kind) else ""
 
 
 def is_full(error: BaseException, folder: Path) -> bool:

@@ -47,7 +47,7 @@ PYTHIA = {
 SMALL = {"vocab_size": 640, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 EXPERIMENTS = ("sft_qwen_tldr", "dpo_qwen_descriptiveness", "grpo_qwen_tldr", "ppo_pythia_tldr")
 VARIANTS = {
-    "full": ["peft=none", "~peft.target_modules", "learning_rate=1e-6"],
+    "full": ["peft=none", "learning_rate=1e-6"],
     "lora": ["model.dtype=bfloat16"],
     "4bit": ["model.dtype=bfloat16", "quant=4bit"],
     "liger": ["model.dtype=bfloat16", "trainer.args.use_liger_kernel=true"],
