@@ -14,10 +14,10 @@ from typing import TextIO
 
 from runner.config import Composed
 from runner.errors import ConfigError, Fault, FolderError
-from runner.io.files import read_last_row
+from runner.io.files import open_own, read_last_row
 from runner.report.number import format_duration, plural
 from runner.report.objective import list_figures
-from runner.run import Run, held
+from runner.run import FORMAT, Run, find_foreign_faults, held
 from runner.run.key import folder_of, label_of
 from runner.run.read import finished, one_line, read_run
 
@@ -61,9 +61,21 @@ def tasks_of(jobs: Sequence[Sequence[Composed]]) -> list[Task]:
             faults.append(Fault("sweep", found, "jobs that differ in something that is trained", fix))
         ends[run] = runs[-1]
     ConfigError.refuse(faults)
-    known = [read_run(task.folder) for task in tasks.values() if (task.folder / "config.yaml").exists()]
-    FolderError.refuse([fault for run in known for fault in run.faults])
+    FolderError.refuse(fault for task in tasks.values() for fault in _folder_faults(task.folder))
     return list(tasks.values())
+
+
+def _folder_faults(folder: Path) -> Sequence[Fault]:
+    """The faults for which nothing is read of a run folder, its configuration looked at only where that is needed."""
+    try:
+        with open_own(folder / "config.yaml", "rb") as file:
+            if file.readline() == f"format: {FORMAT}\n".encode():
+                return find_foreign_faults(folder)
+    except FileNotFoundError:
+        return ()
+    except OSError:
+        pass
+    return read_run(folder).faults
 
 
 @dataclass(frozen=True)
