@@ -105,7 +105,7 @@ class Pool:
 
     def _start(self) -> None:
         """Start what can start now, as far as there is room."""
-        for task in list(self.waiting):
+        for task in list(self.waiting) if len(self.live) < self.settings.jobs else ():  # there may be thousands
             if failed := [folder for folder in task.after if self.codes.get(folder, 0)]:
                 self.waiting.remove(task)
                 self._end(task, self.codes[failed[0]], "not begun", f"it builds on {failed[0]}, which has failed")
