@@ -1,7 +1,6 @@
 """What arrives in a tracker: the frozen config, tags, the group, each figure once, and one run even if resumed."""
 
 import json
-import shlex
 import shutil
 import sqlite3
 import struct
@@ -11,11 +10,9 @@ from pathlib import Path
 import pytest
 from laid import lay_run
 
-from runner.__main__ import main
 from runner.config import compose
 from runner.launch import worker
-from runner.launch.stages import compose_runs
-from runner.run import Run, open_run
+from runner.run import Run
 from runner.run.key import key_of
 from runner.tracker.variable import id_of, variables_of
 from runner.validate.start import find_missing_libraries
@@ -84,39 +81,6 @@ def test_several_trackers_are_composed_into_one_and_change_no_key(tmp_path):
     node = compose(["experiment=two"], [tmp_path]).cfg["tracker"]
     assert (node["report_to"], node["tags"]) == (["tensorboard", "wandb", "mlflow"], ["ours"])
     assert compose(["experiment=two", "tracker.report_to=none"], [tmp_path]).cfg["tracker"]["report_to"] == "none"
-
-
-@pytest.mark.slow
-@needs("tensorboard")
-def test_a_run_that_is_over_is_sent_once_by_the_line_that_the_command_tells(tmp_path, monkeypatch, capsys):
-    def said(*words, code=0):
-        assert main(list(words)) == code
-        captured = capsys.readouterr()
-        return captured.err if code else captured.out
-
-    monkeypatch.chdir(tmp_path)
-    (composed,) = compose_runs(["trainer=sft", "name=x"])
-    run = open_run(composed.cfg, composed.overrides, composed.command)
-    assert "no figures" in said("sync", "x", "tracker=tensorboard", code=4)
-    lines = [{"step": 0, "eval_loss": 2.0, "max_steps": 3}, {"step": 2, "loss": 1.0, "grad_norm": None}]
-    (run.folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    run.set_status("finished", step=2)
-    words = ("trainer=sft", "name=x", "tracker=[tensorboard,none]", "tracker.tags=[late]")
-    (note, end) = said(*words).splitlines()
-    line = f"python -m runner sync {run} 'tracker=[tensorboard,none]' 'tracker.tags=[late]'"
-    assert note == f"note      finished before, and not in tensorboard: {line}" and end.startswith("finished  ")
-    assert note in said(*words, "--dry-run") and note in said("-m", *words, "seed=0", "--dry-run")
-    assert said(*shlex.split(line)[3:]) == f"sent      {run} to tensorboard: 2 steps\n"
-    figures = {"eval/loss": [0], "train/loss": [2]}
-    assert figures_of(run) == figures and text_of(run, "tags") == "sft, tiny, toy_sort, full, late"
-    assert said("sync", "outputs/x", "tracker=tensorboard") == f"there     {run} is in tensorboard already\n"
-    assert figures_of(run) == figures and "note" not in said(*words)
-    assert "tracker=tensorboard" in said("sync", "x", code=2)
-    assert "seed" in said("sync", "x", "tracker=mlflow", "seed=1", code=2)
-    (run.folder / "tracker.json").unlink()
-    (run.folder / "tensorboard").rename(tmp_path / "elsewhere")
-    (run.folder / "tensorboard").write_text("no folder")
-    assert main(["sync", "x", "tracker=tensorboard"]) == 5
 
 
 def events_of(run: Run):

@@ -179,7 +179,6 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
         (["experiment=below", "--config-dir", "conf"], ["write # @package _global_ as its first line"]),
         (["predict", "outputs/x/run", "Hi", "you"], ['python -m runner predict outputs/x/run prompt="Hi you"']),
         (["report", "objective=eval_loss"], ["python -m runner report  (lists them)"]),
-        (["sync", "outputs/x", "tracker=none"], ["tracker=tensorboard"]),
         (["predict", "RUN", "--n", "4"], ["n=4"]),
         (["export", "RUN", "--push"], ["push=org/name"]),
         (["options", "pefts"], ["python -m runner options peft"]),

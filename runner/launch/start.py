@@ -7,7 +7,6 @@ import contextlib
 import errno
 import functools
 import math
-import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from pathlib import Path
 from runner import config
 from runner.config import Composed
 from runner.config.machines import processes_here, processes_of, rank_of, rendezvous_of
-from runner.config.override import dotted_key, latest, parse
+from runner.config.override import latest, parse
 from runner.dataset.request import split_words
 from runner.errors import ConfigError, EnvironmentFault, RunnerError, code_of, fault
 from runner.generate.budget import evaluation_budget
@@ -33,7 +32,6 @@ from runner.run.disk import describe_lone_locks, full, is_full
 from runner.run.key import folder_of
 from runner.run.read import finished, one_line
 from runner.run.seal import sealed_checkpoints
-from runner.tracker.variable import read_complete, trackers_of
 from runner.validate.start import HERE, check_ahead, settle_hub
 
 # The errors of a place where no folder can be made, however much room there is.
@@ -148,18 +146,6 @@ def _print_notes(tasks: Sequence[Task]) -> None:
     if {"train": "train", "eval": None} in [each.get("split") for each in rows]:
         lines.append(f"note      no rows are held out; {split_words(share=80)}")
     lines += [line for run in runs if (budget := evaluation_budget(run.cfg)) for line in budget.lines()]
-    unsent: dict[tuple[str, str], list[str]] = {}
-    for task in tasks:
-        run, wanted = Run(task.folder.absolute()), trackers_of(task.composed.cfg["tracker"])
-        if wanted and state_of(task.folder) == "finished":
-            known = read_complete(run.folder, run.cfg)
-            if missing := ", ".join(name for name in wanted if name not in known):
-                typed = [word for word in task.composed.overrides if dotted_key(word).partition(".")[0] == "tracker"]
-                words = shlex.join(typed or [f"tracker=[{missing.replace(' ', '')}]"])
-                unsent.setdefault((missing, words), []).append(str(run))
-    for (missing, words), folders in unsent.items():
-        command = f"python -m runner sync {shlex.join(folders)} {words}"
-        lines.append(f"note      finished before, and not in {missing}: {command}")
     print("".join(f"{line}\n" for line in dict.fromkeys(lines)), end="")
 
 
