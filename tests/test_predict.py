@@ -1,6 +1,5 @@
 """What a trained model answers: the same for a prompt whatever is beside it, written once, and continued exactly."""
 
-import io
 import json
 import subprocess
 import sys
@@ -263,7 +262,7 @@ def test_a_prompt_that_leaves_no_room_is_refused(predict, tmp_path):
     assert "the 1024 that the model holds" in predict("model=tiny", "file=rows.jsonl", code=2).err
 
 
-# --- One prompt, and a conversation ---------------------------------------------------------------
+# --- One prompt -----------------------------------------------------------------------------------
 
 
 def test_one_prompt_prints_the_completion_alone(predict):
@@ -279,28 +278,6 @@ def test_a_prompt_may_be_continued_as_text(predict, tiny):
     assert said.out == f"{text}\n"
 
 
-def test_a_conversation_through_a_pipe(predict, monkeypatch, tiny):
-    typed = [f"{SORT}3 1 2 4", f"{SORT}9 8 7 4", "/reset", f"{SORT}3 1 2 4", "/exit", f"{SORT}1 1 1 1"]
-    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(typed)))
-    said = predict("model=tiny", "chat=true").out.splitlines()
-    assert len(said) == 3 and said[0] == said[2] == "1 2 3 4"
-    model, tokenizer = tiny
-    turns = [
-        {"role": "user", "content": typed[0]},
-        {"role": "assistant", "content": said[0]},
-        {"role": "user", "content": typed[1]},
-    ]
-    ids = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    whole = model.generate(**ids, max_new_tokens=64, do_sample=False)[0, ids["input_ids"].shape[1] :]
-    assert said[1] == tokenizer.decode(whole, skip_special_tokens=True)
-
-
-def test_a_long_conversation_forgets_its_first_turns(predict, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{SORT}1 2 3 4\n" * 4))
-    said = predict("model=tiny", "chat=true", "max_new_tokens=960")
-    assert said.out == "1 2 3 4\n" * 4 and "forgotten" in said.err
-
-
 # --- What is asked --------------------------------------------------------------------------------
 
 
@@ -313,7 +290,7 @@ def test_every_wrong_word_is_told_at_once(predict):
     ("words", "told"),
     [
         (["prompt=x"], "a run, or a model"),
-        (["model=tiny", "prompt=x", "chat=true"], "one of prompt, chat, and rows"),
+        (["model=tiny", "prompt=x", "file=rows.jsonl"], "leave the other out"),
         (["model=tiny", "prompt=x", "completion=y"], "a language model writes it"),
         (["model=tiny", "head=score", "prompt=x"], 'completion="<text>"'),
         (["model=tiny", "dataset=toy_sort", "dataset.pth=x"], "dataset.path"),

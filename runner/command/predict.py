@@ -1,11 +1,9 @@
-"""Has a trained model answer rows, a prompt, or a person who talks to it."""
+"""Has a trained model answer rows or a prompt."""
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +15,6 @@ from runner.generate.prediction import PredictionFile, prediction_key
 from runner.generate.rows import Rows, find_prompt_fault
 from runner.io.files import display_path, read_last_row, write_bytes
 from runner.io.terminal import print_answer, progress_bar, quiet, sample_lines
-from runner.model.encoding import encode_prompt
 from runner.run.read import SAMPLE_FILES
 from runner.schema import upstream
 from runner.schema.text import number, to_override
@@ -25,7 +22,7 @@ from runner.schema.text import number, to_override
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from runner.generate.completion import Completion, TextGenerator
+    from runner.generate.completion import Completion
     from runner.generate.likelihood import AnswerReader
     from runner.generate.sampler import Model
 
@@ -41,25 +38,23 @@ def main(line: CommandLine) -> int:
     typed = {dotted_key(word).partition(".")[0] for word in line.overrides}
     request = read_request(line, options_of("predict"), (*PARTS, *(["callback"] if typed & ASK_CALLBACKS else [])))
     options, head, faults = request.options, request.head, []
-    ways = [key for key in ("prompt", "chat") if options.get(key)]
-    if len(ways) > 1 or (ways and ("dataset" in request.chosen or "file" in options)):
-        found = " and ".join([*ways, *(["rows"] if "dataset" in request.chosen else [])])
-        faults.append(Fault(ways[0], found, "one of prompt, chat, and rows", "leave the others out"))
-    if head == "score" and options.get("chat"):
-        faults.append(fault("command.scorer_chats"))
+    if "prompt" in options and ("dataset" in request.chosen or "file" in options):
+        faults.append(Fault("prompt", "prompt and rows", "one of them", "leave the other out"))
     if head == "score" and "prompt" in options and "completion" not in options:
         faults.append(fault("command.nothing_to_score"))
     if head == "lm" and "completion" in options:
         faults.append(fault("command.completion_given"))
-    if options.get("logits") and (ways or head == "score"):
-        found = "true, and a reward model's score is its logit" if head == "score" else f"true beside {ways[0]}"
+    if options.get("logits") and ("prompt" in options or head == "score"):
+        found = "true, and a reward model's score is its logit" if head == "score" else "true beside prompt"
         faults.append(Fault("logits", found, "rows that a language model answers", "leave it out"))
-    if not ways and head == "lm" and (no_prompts := find_prompt_fault(request.cfg["dataset"], "dataset")):
+    if (
+        "prompt" not in options
+        and head == "lm"
+        and (no_prompts := find_prompt_fault(request.cfg["dataset"], "dataset"))
+    ):
         faults.append(no_prompts)
     ConfigError.refuse(faults)
-    if "prompt" in options:
-        return answer_prompt(request)
-    return converse(request) if options.get("chat") else predict(request)
+    return answer_prompt(request) if "prompt" in options else predict(request)
 
 
 def _load(request: InferenceRequest, *, chats: bool | None = None) -> tuple[Model, PreTrainedTokenizerBase, bool]:
@@ -191,9 +186,6 @@ def _write_scores(
         return len(rows) - bar.n if skipped else 0
 
 
-# --- One prompt, and a conversation ---------------------------------------------------------------
-
-
 def answer_prompt(request: InferenceRequest) -> int:
     """Print what the model writes after one prompt, or the score that it gives to an answer, and nothing else."""
     from runner.generate.likelihood import AnswerReader
@@ -210,54 +202,3 @@ def answer_prompt(request: InferenceRequest) -> int:
             answers = [each.text for each in request.build_generator(model, tokenizer).complete_all([row])]
     print_answer("\n".join(answers))
     return 0
-
-
-def converse(request: InferenceRequest) -> int:
-    """Answer the lines of the standard input, each with those before it, until it ends or one is /exit.
-
-    The oldest turns are forgotten where the model cannot hold them all and an answer.
-    """
-    with quiet():
-        model, tokenizer, _ = _load(request, chats=True)
-        generator = request.build_generator(model, tokenizer)
-        room, count = generator.how.max_length, generator.how.max_new_tokens
-        turns: list[dict[str, str]] = []
-        for number_of_line, text in enumerate(_read_lines()):
-            if text == "/reset":
-                turns = []
-                continue
-            turns.append({"role": "user", "content": text})
-            while room and len(turns) > 1 and len(encode_prompt(tokenizer, turns, {})) + count > room:
-                turns = turns[2:]
-                print(f"(the first turns are forgotten: the model holds {room} tokens)", file=sys.stderr)
-            turns.append({"role": "assistant", "content": _reply(generator, turns, number_of_line)})
-    return 0
-
-
-def _read_lines() -> Iterator[str]:
-    """The lines that are typed, or come through a pipe, without empty lines; the mark is only for people."""
-    mark = "> " if sys.stdin.isatty() else ""
-    if mark:
-        import readline  # noqa: F401  gives input() a history
-    with contextlib.suppress(EOFError):
-        while (text := input(mark)).strip() != "/exit":
-            if text.strip():
-                yield text.strip() if text.startswith("/") else text
-
-
-def _reply(generator: TextGenerator, turns: list[dict[str, str]], count: int) -> str:
-    """The model's answer to the turns, printed as it is written; ``count`` numbers its random numbers."""
-    printed = ""
-
-    def on_token(tokens: list[int]) -> None:
-        nonlocal printed
-        text = generator.to_text(tokens)
-        if not text.endswith("\ufffd"):  # a character whose last bytes are still to come
-            print_answer(text[len(printed) :], end="")
-            printed = text
-
-    rows = [{"prompt": turns}]
-    generator.plan(rows)  # which refuses a prompt that leaves no room
-    answer, *_ = generator.complete([(0, count)], rows, on_token)
-    print_answer(answer.text[len(printed) :])
-    return answer.text

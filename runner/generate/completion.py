@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from runner.errors import DataError, fault
 from runner.generate.batch import split_by_rows
 from runner.generate.rows import Row
-from runner.generate.sampler import Model, OnToken, Sampling, evaluating, sample, seeded_generator, uniform
+from runner.generate.sampler import Model, Sampling, evaluating, sample, seeded_generator, uniform
 from runner.model.encoding import encode_prompt, stop_ids
 
 Draw: TypeAlias = tuple[int, int]  # the row that is answered and the number of the sample, which number the noise
@@ -84,12 +84,12 @@ class TextGenerator:
         groups = split_by_rows([len(prompts[row]) for row, _ in draws], self.how.rows)
         return [[draws[index] for index in group] for group in groups]
 
-    def complete(self, batch: Sequence[Draw], rows: Sequence[Row], on_token: OnToken = None) -> list[Completion]:
+    def complete(self, batch: Sequence[Draw], rows: Sequence[Row]) -> list[Completion]:
         """The completions of one batch of a plan, each as often as it is wanted."""
         prompts = [encode_prompt(self.tokenizer, rows[row]["prompt"], rows[row]) for row, _ in batch]
         length, generators = self.how.max_new_tokens, [seeded_generator(self.seed, *draw) for draw in batch]
         noise_BR = torch.stack([uniform(length, generator=each) for each in generators])
-        samples = sample(self.model, prompts, self.how, noise_BR, halves=True, on_token=on_token)
+        samples = sample(self.model, prompts, self.how, noise_BR, halves=True)
         made = []
         drawn = zip(batch, prompts, samples.tokens, samples.logprobs, strict=True)
         for (row, number), prompt_ids, tokens, logprobs in drawn:

@@ -49,7 +49,6 @@ FLOAT64 = {"mps": torch.float32}  # Apple's have none
 STEPS_PER_LOOK = 8  # of a graph, after which it is asked if all rows have ended, which waits for the device
 
 Model: TypeAlias = PreTrainedModel | PeftModel
-OnToken: TypeAlias = Callable[[list[int]], None] | None  # is called with the tokens of a single prompt as they come
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +89,6 @@ def sample(
     *,
     engine: str = "auto",
     halves: bool = False,
-    on_token: OnToken = None,
 ) -> Responses:
     """Sample a completion for each prompt, by ``loop``, ``graph`` or ``generate``; prompts of like length go together.
 
@@ -98,8 +96,6 @@ def sample(
     completion; without it the error is the caller's, which may want to remember it.
     """
     engine = choose_engine(model) if engine == "auto" else engine
-    if engine == "graph" and on_token is not None:
-        engine = "loop"  # which has each token when it is drawn
     decode = {"loop": _decode_by_loop, "graph": _decode_by_graph, "generate": _decode_by_generate}[engine]
     with whole(model):
         model = _without_wrapper(model)
@@ -110,7 +106,7 @@ def sample(
             rows = waiting.pop(0)
             try:
                 batch = [prompts[row] for row in rows]
-                found |= zip(rows, decode(model, batch, how, noise_BR[rows], on_token), strict=True)
+                found |= zip(rows, decode(model, batch, how, noise_BR[rows]), strict=True)
                 continue
             except torch.OutOfMemoryError as error:
                 if not halves or _is_sharded(model):  # others would wait for a pass that this process does not take
@@ -225,7 +221,7 @@ def truncate(logits_BV: Tensor, how: Sampling) -> Tensor:
 
 
 def _decode_by_loop(
-    model: Model, prompts: list[Sequence[int]], how: Sampling, noise_BR: Tensor, on_token: OnToken
+    model: Model, prompts: list[Sequence[int]], how: Sampling, noise_BR: Tensor
 ) -> list[tuple[Tensor, Tensor]]:
     """Token by token; rows that are finished leave the cache, so that nobody waits for the longest."""
     device, limits = model.device, list(map(how.limit, prompts))
@@ -244,8 +240,6 @@ def _decode_by_loop(
     for step in range(max(limits)):
         token_B, logprob_B = sample_token(logits_BV, noise_BR[live_B, step], how)
         tokens_BR[live_B, step], logprobs_BR[live_B, step] = token_B, logprob_B
-        if on_token is not None:
-            on_token(tokens_BR[0, : step + 1].tolist())
         ended_B = torch.isin(token_B, stop_ids) | (limits_B[live_B] == step + 1)
         if ended_B.any():
             lengths_B[live_B[ended_B]] = step + 1
@@ -285,7 +279,7 @@ def _arguments_of(forward: Callable[..., object]) -> frozenset[str]:
 
 
 def _decode_by_graph(
-    model: Model, prompts: list[Sequence[int]], how: Sampling, noise_BR: Tensor, on_token: OnToken
+    model: Model, prompts: list[Sequence[int]], how: Sampling, noise_BR: Tensor
 ) -> list[tuple[Tensor, Tensor]]:
     """As the loop, with a cache of one size, so that a step is always the same kernels on the same places.
 
@@ -341,12 +335,12 @@ class CastLayer(StaticLayer):
 
 
 def _decode_by_generate(
-    model: Model, prompts: list[Sequence[int]], how: Sampling, noise_BR: Tensor, on_token: OnToken
+    model: Model, prompts: list[Sequence[int]], how: Sampling, noise_BR: Tensor
 ) -> list[tuple[Tensor, Tensor]]:
     """By ``model.generate`` with the same choice of tokens, for caches that the loop does not know."""
     input_ids, mask = pad(prompts, model.device, side="left")
     limits = list(map(how.limit, prompts))
-    choice = TokenChoice(how, noise_BR, on_token)
+    choice = TokenChoice(how, noise_BR)
     config = GenerationConfig(
         max_new_tokens=max(limits), do_sample=False, eos_token_id=list(how.stop_ids) or None, pad_token_id=0
     )
@@ -368,8 +362,8 @@ def _cut_at_stops(
 class TokenChoice(LogitsProcessor):
     """The choice of :func:`sample_token` made in ``model.generate``: no other token is left to a row."""
 
-    def __init__(self, how: Sampling, noise_BR: Tensor, on_token: OnToken):
-        self.how, self.noise_BR, self.on_token = how, noise_BR, on_token
+    def __init__(self, how: Sampling, noise_BR: Tensor):
+        self.how, self.noise_BR = how, noise_BR
         self.tokens: list[Tensor] = []
         self.logprobs: list[Tensor] = []
 
@@ -377,8 +371,6 @@ class TokenChoice(LogitsProcessor):
         token_B, logprob_B = sample_token(scores, self.noise_BR[:, len(self.tokens)], self.how)
         self.tokens.append(token_B)
         self.logprobs.append(logprob_B)
-        if self.on_token is not None:
-            self.on_token([int(each_B[0]) for each_B in self.tokens])
         return torch.full_like(scores, -math.inf).scatter(1, token_B[:, None], 0.0)
 
 
