@@ -9,7 +9,8 @@ from laid import lay_run
 from runner.__main__ import main
 from runner.config import compose
 from runner.io.files import display_path
-from runner.report.facts import command_of, differing, first_rows
+from runner.report.compare import differing
+from runner.report.facts import command_of, first_rows
 from runner.report.page import over_time, write_run_report
 from runner.report.plot import thinned, write_plots
 from runner.report.table import run_table

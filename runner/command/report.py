@@ -2,33 +2,28 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 from runner.command import CommandLine, read_options
-from runner.errors import ConfigError, Fault, FolderError, fault
+from runner.errors import ConfigError, FolderError, fault
 from runner.io.files import display_path
 from runner.io.terminal import print_visible
-from runner.report.facts import differing
+from runner.report.compare import differing
 from runner.report.number import short
 from runner.report.page import write_report, write_run_report
 from runner.report.sweep import list_states, summarise
 from runner.report.table import Column, format_table, run_table, table
 from runner.run import foreign_faults
-from runner.run.read import find_folders, find_run, is_run, read_group, read_run
+from runner.run.read import find_folders, is_run, read_run, read_state, resolve_word
 
-PAGES = ("report.html", "summary.csv", "summary.jsonl")  # that a report of several runs writes
+PAGES = ("report.html", "summary.csv", "summary.jsonl", "summary.parquet")  # that a report of several runs writes
 
 
 def main(line: CommandLine) -> int:
     """Report on each folder that the command line names, or list what there is; 0 when that could be done."""
     options = read_options(line.overrides, "report")
     root = Path(options.pop("output_root", "outputs"))
-    folders = []
-    for word in line.runs:
-        groups = [path for path in (Path(word), root / word) if path.is_dir() and find_folders(path)]
-        found = groups[0] if groups else find_run(word, "report", root)
-        if isinstance(found, Fault):
-            raise FolderError(found)
-        folders.append(found)
+    folders = [resolve_word(word, "report", root) for word in line.runs]
     if not folders and options:
         words = " ".join(f"{key}={value}" for key, value in options.items())
         raise ConfigError(fault("command.without_runs", words=words))
@@ -39,13 +34,12 @@ def main(line: CommandLine) -> int:
     return 0
 
 
-def report(folder: Path, objective: str | None = None, direction: str | None = None) -> str:
+def report(folder: Path, **options: Any) -> str:
     """Write the report of a run or of a group into its folder, and return what the terminal shows of it."""
     width = shutil.get_terminal_size((80, 24)).columns
     if is_run(folder):
-        if objective or direction:
-            key = "objective" if objective else "direction"
-            raise ConfigError(fault("command.lone_run", key=key, group=folder.parent))
+        if options:
+            raise ConfigError(fault("command.lone_run", key=next(iter(options)), group=folder.parent))
         run = read_run(folder)
         FolderError.refuse(run.faults)
         found = differing(run)
@@ -54,14 +48,17 @@ def report(folder: Path, objective: str | None = None, direction: str | None = N
     wrong = [path for name in PAGES if (path := folder / name).is_dir() and not path.is_symlink()]
     wrong += [plots] if plots.is_symlink() or (plots.exists() and not plots.is_dir()) else []
     FolderError.refuse(foreign_faults(wrong))
-    summary = summarise(folder, objective, direction)
+    summary = summarise(folder, **options)
+    if summary.chosen and not summary.runs:
+        return f"report    {display_path(folder)}: none {summary.chosen}; nothing was written"
     page = display_path(write_report(summary))
     return f"{table(summary, width)}\nrows      {page.removesuffix('report.html')}summary.csv\npage      {page}"
 
 
 def listing(root: Path) -> str:
     """The names under a folder of outputs, newest first, with how many runs are in which state."""
-    groups = {path: read_group(path) for path in root.iterdir() if path.is_dir()} if root.is_dir() else {}
+    folders = [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
+    groups = {path: list(map(read_state, find_folders(path))) for path in folders}
     filled = {path: runs for path, runs in groups.items() if runs}
     rows = [(max(str(run.status.get("updated") or "") for run in runs), path, runs) for path, runs in filled.items()]
     if not rows:

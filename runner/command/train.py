@@ -43,9 +43,9 @@ from runner.model.chat import tokenizer_hash
 from runner.model.encoding import stop_ids
 from runner.model.load import read_adapter
 from runner.model.saved import find_missing, gather_weights, is_partitioned
-from runner.report.facts import folders_in, score_rows, words_of
+from runner.report.facts import folders_in, words_of
 from runner.report.number import format_duration, plural
-from runner.report.objective import choose_objective, describe_decline
+from runner.report.objective import choose_objective, describe_decline, score_rows
 from runner.report.page import over_time
 from runner.report.plot import write_plots
 from runner.report.table import score_table

@@ -102,7 +102,8 @@ def _blank(found: re.Match[str]) -> str:
 
 def without_values(text: str) -> str:
     """A text without the secrets that the environment holds, in any of their encodings, and long pieces of them."""
-    values = tuple(holders())
+    if not (values := tuple(holders())):
+        return text
     text = pattern.sub(HIDDEN, text) if (pattern := _pattern(values)) else text
     words = [value for value in values if PIECE.fullmatch(value)]
     return PIECE.sub(lambda it: HIDDEN if any(it[0] in one for one in words) and _is_random(it[0]) else it[0], text)

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from runner.config.machines import processes_of
 from runner.run.key import VOLATILE
@@ -28,7 +29,7 @@ class Axis:
     column: tuple[Hashable, ...]
     also: tuple[str, ...] = ()  # keys that go with it: they say the same, or follow from its choice
 
-    @property
+    @cached_property
     def levels(self) -> list[Hashable]:
         """Its different values, numbers in rising order and before words."""
         found = dict.fromkeys(entry for entry in self.column if entry is not UNREAD)
@@ -45,10 +46,17 @@ def axes_of(configs: Sequence[Config], typed: Sequence[Mapping[str, str]] | None
     choices = _choices([configs[index] for index in read], [typed[index] if typed else {} for index in read])
     found: dict[str, tuple[Hashable, ...]] = {}
     also: dict[str, list[str]] = {}
-    flat = [flatten(lasting_keys(configs[index])) for index in read]
-    keys = {key: None for leaf in flat for key in leaf if key not in choices}
+    first: dict[str, Hashable] = {}
+    others = []  # of each config only the values that are not those of the first one, because there may be many
+    for index in read:
+        leaves = {key: _hashable(leaf) for key, leaf in flatten(lasting_keys(configs[index])).items()}
+        first = first or leaves
+        pairs = ((key, leaves.get(key, MISSING)) for key in {**first, **leaves})
+        others.append({key: leaf for key, leaf in pairs if leaf != first.get(key, MISSING)})
+    varied = {key for leaves in others for key in leaves if key not in choices}
+    keys = [key for key in dict.fromkeys([*first, *(key for leaves in others for key in leaves)]) if key in varied]
     order = sorted(keys, key=lambda key: TOP.index(key) if key in TOP else len(TOP))
-    columns = choices | {key: tuple(_hashable(leaf.get(key, MISSING)) for leaf in flat) for key in order}
+    columns = choices | {key: tuple(leaves.get(key, first.get(key, MISSING)) for leaves in others) for key in order}
     for key, column in columns.items():
         if len(set(column)) < 2:
             continue

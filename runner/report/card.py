@@ -12,7 +12,9 @@ from runner.io.distribution import NAME
 from runner.io.files import read_json
 from runner.io.secrets import form_of
 from runner.report.axis import short_target
-from runner.report.facts import command_of, differing, score_rows, words_of
+from runner.report.compare import differing
+from runner.report.facts import command_of, words_of
+from runner.report.objective import score_rows
 from runner.report.render import fill_template
 from runner.run.read import RunRecord, read_run
 from runner.schema.text import number, walk

@@ -1,14 +1,22 @@
-"""Differences of two runs, from their files alone: section by section for people, and to the bit for a repetition."""
+"""Differences of two runs, from their files alone: section by section for people, and to the bit for a repetition.
+
+And of a run from the defaults of the options that it chose.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from runner.report.facts import config_rows, facts_of, value_if_any
+from runner.config import compose, differences
+from runner.errors import RunnerError
+from runner.report.axis import MISSING, TOP, lasting_keys
+from runner.report.facts import facts_of, folders_in, words_of
+from runner.report.number import value
 from runner.report.objective import CLOCK, informative
 from runner.run.read import RunRecord, is_finite
-from runner.schema.text import number
+from runner.schema.text import Config, number
 
+WHOLE = ("experiment", "sweep")  # options that set keys of other groups; what they set does differ
 # What depends on the machine's mood and not on the run.
 TIMED = re.compile(r"(^|_)(runtime|seconds|step_time)$|_per_second$|^(eval_)?(eps|time/|profiling/|memory/)")
 WEIGHTS = ".safetensors"
@@ -52,8 +60,8 @@ def _scored(title: str, ours: Mapping[str, float], theirs: Mapping[str, float]) 
 
 def _last(run: RunRecord) -> dict[str, float]:
     """The last value of each metric that training logged, without clocks and held-out scores."""
-    found = {name: entry for line in run.lines for name, entry in line.items() if is_finite(entry)}
-    return {name: entry for name, entry in found.items() if not name.startswith("eval_") and not name.endswith(CLOCK)}
+    kept = [name for name in run.logged if not name.startswith("eval_") and not name.endswith(CLOCK)]
+    return {name: run.logged[name] for name in kept}
 
 
 @dataclass(frozen=True)
@@ -101,3 +109,40 @@ def deviations(ours: RunRecord, theirs: RunRecord) -> list[Deviation]:
 def _weights(run: RunRecord) -> dict[str, str]:
     files = run.manifest.get("files") or {}
     return {name: str(sha)[:12] for name, sha in files.items() if name.endswith(WEIGHTS)}
+
+
+def differing(run: RunRecord) -> list[tuple[str, str, str]] | None:
+    """Each key whose value is not what the chosen options bring, with the run's value and theirs.
+
+    The options are looked up in the menu as it is today; None where they are not known or no longer there.
+    """
+    if (words := words_of(run)) is None or not run.cfg:
+        return None
+    overrides, folders = folders_in(words)
+    try:
+        choices = compose(overrides, folders).choices.items()
+        chosen = [f"{group}={option}" for group, option in choices if "/" not in group and group not in WHOLE]
+        baseline = compose([word for word in chosen if not word.endswith("=None")], folders).cfg
+    except RunnerError:
+        return None
+    rows = config_rows(run.cfg, baseline)
+    return [(key, mine, other) for keys, mine, other in rows for key in [key for key in keys if key in TOP] or keys]
+
+
+def config_rows(ours: Config, theirs: Config) -> list[tuple[list[str], str, str]]:
+    """The lasting keys whose values differ, those of the top first, with both values as text.
+
+    Keys with the same two words or numbers go together, such as a key of the top and what it sets.
+    """
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for key, *pair in sorted(differences(lasting_keys(ours), lasting_keys(theirs)), key=lambda row: row[0] not in TOP):
+        # Words or numbers that go together are one thing; that two things are switched on is none.
+        plain = all(entry is None or is_finite(entry) or isinstance(entry, str) for entry in pair)
+        mine, other = map(value_if_any, pair)
+        found.setdefault((mine, other, "" if plain else key), []).append(key)
+    return [(keys, mine, other) for (mine, other, _), keys in found.items()]
+
+
+def value_if_any(entry: object) -> str:
+    """A value as in a table, or the sign for none."""
+    return MISSING if entry is None else value(entry)

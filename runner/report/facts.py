@@ -4,30 +4,25 @@ What a run records of itself is not here. ``command.train`` writes its manifest 
 ``reproduce`` compare all that stands under ``hardware``. ``training.callback`` writes a line of its log for each logged
 step, with ``elapsed_seconds`` of the training; ``time/...`` and ``memory/...`` in it may differ between equal runs.
 
-How it was made and the command that makes it again, what differs from the defaults, its scores and first rows, and
-the environment that its manifest holds. How they look is not here (``table``, ``page``, ``card``, ``compare``), nor
-what several runs say together (``sweep``); states and scores themselves are read in ``run.read``.
+How it was made and the command that makes it again, its first rows, and the environment that its manifest holds. How
+they look is not here (``table``, ``page``, ``card``), nor what two or several runs say together (``compare``,
+``sweep``); states and scores themselves are read in ``run.read``.
 """
 
 import hashlib
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from runner.config import compose, differences
-from runner.errors import RunnerError
 from runner.io.files import read_rows, shipped
 from runner.io.secrets import hidden
-from runner.report.axis import MISSING, TOP, lasting_keys
 from runner.report.number import value
-from runner.report.objective import informative
-from runner.run.read import RunRecord, is_finite, plain_text
-from runner.schema.text import Config, flatten, number
+from runner.run.read import RunRecord, plain_text
+from runner.schema.text import Config, flatten
 
 FOLDER_FLAGS = ("--config-dir", "-cd")
-WHOLE = ("experiment", "sweep")  # options that set keys of other groups; what they set does differ
 MAX_ROWS = 3
 ENVIRONMENT = ("versions", "code", "data", "model", "hardware")  # subjects of facts that a page shows
 
@@ -47,10 +42,14 @@ def command_of(run: RunRecord, seeds: Sequence[object] = ()) -> str:
 
 def words_of(run: RunRecord) -> list[str] | None:
     """The words of the command line that make this run alone; None where its folder does not have them."""
+    words = _typed_words(run)
+    return None if words is None else [hidden(word).removeprefix("++") for word in words]
+
+
+def _typed_words(run: RunRecord) -> list[str] | None:
+    """The same words, in which there may be secrets."""
     command = run.manifest.get("command") or []
-    if "runner" not in command:
-        return None
-    words = [hidden(str(word)).removeprefix("++") for word in command[command.index("runner") + 1 :]]
+    words = [str(word) for word in command[command.index("runner") + 1 :]] if "runner" in command else ["-m"]
     return None if {"-m", "--multirun"} & set(words) else words
 
 
@@ -66,53 +65,10 @@ def folders_in(words: Sequence[str]) -> tuple[list[str], list[Path]]:
 
 
 def choices_of(run: RunRecord) -> dict[str, str]:
-    """The option of each group that was typed for this run."""
-    words = [word.lstrip("+").partition("=") for word in words_of(run) or () if "=" in word]
+    """The option of each group that was typed for this run, in which there may be secrets."""
+    words = [word.lstrip("+").partition("=") for word in _typed_words(run) or () if "=" in word]
     groups = {key for key, node in run.cfg.items() if node is None or isinstance(node, Mapping)}
     return {key: option for key, _, option in words if key in groups}
-
-
-def differing(run: RunRecord) -> list[tuple[str, str, str]] | None:
-    """Each key whose value is not what the chosen options bring, with the run's value and theirs.
-
-    The options are looked up in the menu as it is today; None where they are not known or no longer there.
-    """
-    if (words := words_of(run)) is None or not run.cfg:
-        return None
-    overrides, folders = folders_in(words)
-    try:
-        choices = compose(overrides, folders).choices.items()
-        chosen = [f"{group}={option}" for group, option in choices if "/" not in group and group not in WHOLE]
-        baseline = compose([word for word in chosen if not word.endswith("=None")], folders).cfg
-    except RunnerError:
-        return None
-    rows = config_rows(run.cfg, baseline)
-    return [(key, mine, other) for keys, mine, other in rows for key in [key for key in keys if key in TOP] or keys]
-
-
-def config_rows(ours: Config, theirs: Config) -> list[tuple[list[str], str, str]]:
-    """The lasting keys whose values differ, those of the top first, with both values as text.
-
-    Keys with the same two words or numbers go together, such as a key of the top and what it sets.
-    """
-    found: dict[tuple[str, str, str], list[str]] = {}
-    for key, *pair in sorted(differences(lasting_keys(ours), lasting_keys(theirs)), key=lambda row: row[0] not in TOP):
-        # Words or numbers that go together are one thing; that two things are switched on is none.
-        plain = all(entry is None or is_finite(entry) or isinstance(entry, str) for entry in pair)
-        mine, other = map(value_if_any, pair)
-        found.setdefault((mine, other, "" if plain else key), []).append(key)
-    return [(keys, mine, other) for (mine, other, _), keys in found.items()]
-
-
-def value_if_any(entry: object) -> str:
-    """A value as in a table, or the sign for none."""
-    return MISSING if entry is None else value(entry)
-
-
-def score_rows(run: RunRecord) -> list[tuple[str, str, str]]:
-    """The name of each score that says something, with its value before and after training."""
-    names = informative(list(dict.fromkeys([*run.after, *run.before])))
-    return [(name, number(run.before.get(name)), number(run.after.get(name))) for name in names]
 
 
 def first_rows(cfg: Config) -> list[list[tuple[str, str]]]:
@@ -130,10 +86,14 @@ def first_rows(cfg: Config) -> list[list[tuple[str, str]]]:
 
 
 def facts_of(run: RunRecord) -> dict[str, dict[str, object]]:
-    """The facts of a manifest by their subject, the words of the command, and the state.
+    """The facts of a manifest by their subject, the words of the command, and the state."""
+    words = [word.partition("=") for word in words_of(run) or ()]
+    command: dict[str, object] = {key: text if sign else "" for key, sign, text in words if key != "name"}
+    return _environment_of(run) | {"command": command, "state": {"state": run.state, "step": run.progress}}
 
-    Of a fingerprint its beginning, which is enough to distinguish two.
-    """
+
+def _environment_of(run: RunRecord) -> dict[str, dict[str, object]]:
+    """The facts of a manifest by their subject, of a fingerprint its beginning, which is enough to distinguish two."""
     titles = ("data", "versions", "hardware", "model", "git")
     facts = {title: flatten(run.manifest.get(title) or {}) for title in titles}
     facts["data"] |= {key: str(f)[:12] for key, f in facts["data"].items() if key.endswith("fingerprint") and f}
@@ -143,9 +103,6 @@ def facts_of(run: RunRecord) -> dict[str, dict[str, object]]:
     facts["code"] = {"commit": str(git.get("commit", ""))[:12]} if git else {}
     for file, added, removed, mark in changed_files(str(git.get("diff") or "")):
         facts["code"][f"changed {file}"] = f"+{added} -{removed} ({mark})"
-    words = [word.partition("=") for word in words_of(run) or ()]
-    facts["command"] = {key: text if sign else "" for key, sign, text in words if key != "name"}
-    facts["state"] = {"state": run.state, "step": run.progress}
     return facts
 
 
@@ -163,11 +120,16 @@ def changed_files(diff: str) -> Iterator[tuple[str, int, int, str]]:
         yield head.rpartition(" b/")[2], added, len(changed) - added, mark
 
 
-def count_facts(runs: Sequence[RunRecord]) -> dict[str, Counter[str]]:
-    """The facts on software, data, model and machine by their names, each with the number of runs of each value."""
+def list_facts(run: RunRecord) -> dict[str, str]:
+    """The facts on software, data, model and machine by their names, as text."""
+    facts = _environment_of(run)
+    return {f"{subject} {name}": value(fact) for subject in ENVIRONMENT for name, fact in facts[subject].items()}
+
+
+def count_facts(runs: Iterable[Mapping[str, str]]) -> dict[str, Counter[str]]:
+    """The facts of some runs by their names, each with the number of runs of each value."""
     found: dict[str, Counter[str]] = {}
-    for facts in map(facts_of, runs):
-        for subject in ENVIRONMENT:
-            for name, fact in facts[subject].items():
-                found.setdefault(f"{subject} {name}", Counter())[value(fact)] += 1
+    for facts in runs:
+        for name, fact in facts.items():
+            found.setdefault(name, Counter())[fact] += 1
     return found

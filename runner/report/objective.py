@@ -11,7 +11,7 @@ from typing import Any
 
 from runner.errors import ConfigError, Fault
 from runner.io.visible import to_visible
-from runner.run.read import RunRecord, is_finite, names
+from runner.run.read import RunRecord, is_finite
 from runner.schema import upstream
 from runner.schema.text import named, nearest, number
 
@@ -58,7 +58,7 @@ def choose_objective(
     if name is None:
         return None
     if asked and finished and all(run.score(name) is None for run in finished):
-        logged = {found for run in finished for found in names(run.lines) if not found.endswith(CLOCK)}
+        logged = {found for run in finished for found in run.logged if not found.endswith(CLOCK)}
         expected = list(dict.fromkeys(informative([*known, *sorted(logged)])))
         near = nearest(asked, [*known, *sorted(logged)])
         fix = f"objective={near[0] if near else '<one of them>'}"
@@ -134,6 +134,12 @@ def informative(found: Sequence[str]) -> list[str]:
     return [name for name in found if not any(word in name for word in QUIET) and not name.endswith(CLOCK)]
 
 
+def score_rows(run: RunRecord) -> list[tuple[str, str, str]]:
+    """The name of each score that says something, with its value before and after training."""
+    names = informative(list(dict.fromkeys([*run.after, *run.before])))
+    return [(name, number(run.before.get(name)), number(run.after.get(name))) for name in names]
+
+
 def list_figures(line: Mapping[str, Any]) -> list[str]:
     """The figures of a logged step for a terminal, the most telling first, and those of an evaluation.
 
@@ -168,5 +174,5 @@ def _found(runs: Sequence[RunRecord], known: Sequence[str]) -> tuple[str | None,
             return found, why, None
     if known:
         return (informative(known) or known)[0], FIRST, None
-    logged = {name for run in runs if run.state == "finished" for name in names(run.lines)}
+    logged = {name for run in runs if run.state == "finished" for name in run.logged}
     return next((name for name in (*LIKELY, "loss") if name in logged), None), LAST, None

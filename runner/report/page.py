@@ -5,23 +5,25 @@ Of one run, of the runs of a name, or of a preview's tokens. What stands on it c
 whatever comes from run files is escaped.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
-from runner.io.files import write_text
+from runner.io.files import write_bytes, write_text
 from runner.io.visible import to_visible
 from runner.report import plot
-from runner.report.facts import command_of, count_facts, first_rows, score_rows
+from runner.report.facts import command_of, count_facts, first_rows, list_facts
 from runner.report.number import spread
+from runner.report.objective import score_rows
 from runner.report.render import fill_template
 from runner.report.sweep import Summary, count_states
-from runner.report.table import to_csv, to_jsonl
+from runner.report.table import to_csv, to_jsonl, to_parquet
 from runner.report.tokens import Sheet, to_blocks, to_mark
 from runner.run.read import RunRecord, read_samples
 
+MAX_ROWS = 200  # settings, and runs, that a page shows; all are in the files beside it
 MAX_COLUMNS = 6  # settings, or steps of one run, whose completions stand side by side
 # What the templates use beside their own figures.
 CALLED = (spread, command_of, count_states, to_blocks, to_mark, to_visible)
@@ -33,22 +35,27 @@ Prompt = tuple[str, Sequence[tuple[str, str | None, Row]]]  # a prompt with the 
 
 
 def write_report(summary: Summary) -> Path:
-    """Write ``summary.csv``, ``summary.jsonl``, ``plots/`` and ``report.html`` into the group; returns the page.
+    """Write ``summary.csv``, ``.jsonl``, ``.parquet``, ``plots/`` and ``report.html`` into the group; returns the page.
 
     What is there already as it would be written stays as it is.
     """
     page, plots = summary.group / "report.html", summary.group / "plots"
     write_text(page.with_name("summary.csv"), to_csv(summary), again=False)
     write_text(page.with_name("summary.jsonl"), to_jsonl(summary), again=False)
-    pictures = plot.sweep_pictures(summary)
-    svgs = _to_svgs(pictures)
-    curves, charts = ([pair for pair in svgs if pair[0].name.startswith("curve-") is curve] for curve in (True, False))
-    written = {plot.write_png(picture, plots) for picture in pictures}
+    write_bytes(page.with_name("summary.parquet"), to_parquet(summary), again=False)
+    pictures, written = plot.sweep_pictures(summary), set[Path]()
+    shown: dict[bool, list[tuple[str, Markup]]] = {True: [], False: []}
+    for number in range(len(pictures)):
+        picture = pictures.pop(0)  # one after the other, because a figure that was drawn takes much memory
+        shown[picture.name.startswith("curve-")].append(_to_svg(picture, number))
+        written.add(plot.write_png(picture, plots))
     for path in set(plots.glob("*.png")) - written:
         path.unlink(missing_ok=True)  # another report may have done so
-    context: dict[str, object] = {"summary": summary, "colours": [colour for _, colour, _ in plot.styled(summary)]}
-    context |= {"charts": charts, "curves": curves, "prompts": side_by_side(summary)}
-    context["facts"] = count_facts(summary.runs)
+    colours = {id(setting): colour for setting, colour, _ in plot.styled(summary)}
+    context: dict[str, object] = {"summary": summary, "colours": [colours[id(each)] for each in summary.listed]}
+    context |= {"keys": plot.styled(summary)[: len(plot.COLOURS)], "most": summary.top or MAX_ROWS}
+    context |= {"charts": shown[False], "curves": shown[True], "prompts": side_by_side(summary)}
+    context["facts"] = count_facts(run.facts for run in summary.runs)
     write_text(page, fill_template("sweep.html", GLOBALS, title=summary.group.name, **context), again=False)
     return page
 
@@ -58,8 +65,8 @@ def write_run_report(run: RunRecord, differing: Sequence[tuple[str, str, str]] |
     folder, page = run.folder, run.folder / "report.html"
     plot.write_plots(folder / "metrics.jsonl", folder / "plots", title=folder.parent.name)
     context: dict[str, object] = {"run": run, "differing": differing, "scores": score_rows(run)}
-    context |= {"rows": first_rows(run.cfg), "steps": over_time(run), "facts": count_facts([run])}
-    context["curves"] = _to_svgs(plot.run_pictures(run.lines))
+    context |= {"rows": first_rows(run.cfg), "steps": over_time(run), "facts": count_facts([list_facts(run)])}
+    context["curves"] = [_to_svg(picture, number) for number, picture in enumerate(plot.run_pictures(run.lines))]
     write_text(page, fill_template("run.html", GLOBALS, title=folder.name, **context), again=False)
     return page
 
@@ -112,5 +119,5 @@ def _shared(columns: Sequence[Column]) -> list[Prompt]:
     return [(prompt, [(label, colour, rows[prompt]) for label, colour, rows in columns]) for prompt in prompts]
 
 
-def _to_svgs(pictures: Iterable[plot.Picture]) -> list[tuple[plot.Picture, Markup]]:
-    return [(picture, Markup(plot.to_svg(picture, f"p{index}"))) for index, picture in enumerate(pictures)]
+def _to_svg(picture: plot.Picture, number: int) -> tuple[str, Markup]:
+    return picture.caption, Markup(plot.to_svg(picture, f"p{number}"))

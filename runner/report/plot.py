@@ -22,7 +22,7 @@ from runner.report.axis import Axis
 from runner.report.number import short, spread, value
 from runner.report.objective import SweepObjective
 from runner.report.sweep import Summary, SweepSetting
-from runner.run.read import RunRecord, curve, is_finite, names, read_metrics
+from runner.run.read import RunRecord, curve, is_finite, read_metrics
 from runner.schema.text import read_tables
 
 if TYPE_CHECKING:
@@ -36,7 +36,12 @@ MAX_CURVES = 8
 # Points of a curve; longer ones are averaged to as many, which also keeps the page light.
 MAX_POINTS = 300
 MAX_POINTS_BESIDE = 120  # of each of many
-MAX_OTHERS = 40  # settings beyond the palette
+MAX_DRAWN = len(COLOURS) + 40  # settings whose curves are drawn, those beyond the palette in one colour
+MAX_SEEDS = 20  # runs of a setting whose curves are drawn
+MAX_MARKS = 400  # settings beyond the palette that are drawn on an axis
+MAX_TICKS = 24  # values that are written on an axis
+MAX_LEVELS = 60  # values of an axis of a heat map
+MAX_CELLS = 160  # of a heat map with their numbers in them
 MAX_LETTERS = 200  # of the label of a setting
 
 Curve = tuple[Sequence[float], Sequence[float]]
@@ -59,7 +64,8 @@ def write_plots(metrics: Path, folder: Path, title: str = "") -> list[Path]:
 
 def run_pictures(lines: Sequence[Mapping[str, Any]], title: str = "") -> Iterator[Picture]:
     """A picture for each kind of metric; a held-out curve is dashed, in the colour of its training curve."""
-    logged = {metric: found for metric in names(lines) if (found := curve(lines, metric))[0]}
+    metrics = dict.fromkeys(name for line in lines for name in line)
+    logged = {metric: found for metric in metrics if (found := curve(lines, metric))[0]}
     for name, wanted in PICTURES.items():
         held_out = tuple(f"_{end}" for end in wanted)
         drawn = sorted(m for m in logged if m in wanted or (m.startswith("eval_") and m.endswith(held_out)))
@@ -82,12 +88,16 @@ def sweep_pictures(summary: Summary) -> list[Picture]:
     pictures: list[Picture] = []
     if (objective := summary.objective) and summary.best:
         pictures += [_axis_picture(summary, objective.name, axis) for axis in summary.axes[:6]]
-        pictures += [_heat_picture(summary, objective)] if len(summary.axes) > 1 else []
+        few = [axis for axis in summary.axes if len(axis.levels) <= MAX_LEVELS]
+        pictures += [_heat_picture(summary, objective, few)] if len(few) > 1 else []
+    wanted, logged = dict.fromkeys([*([objective.name] if objective else []), *TABLE["curves"]]), set[str]()
+    for run in (run for setting, *_ in styled(summary)[:MAX_DRAWN] for run in setting.runs[:MAX_SEEDS]):
+        kept = {"step", *wanted, *itertools.chain.from_iterable(TABLE["trades"])}
+        lines = [{name: entry for name, entry in line.items() if name in kept} for line in run.lines]
+        vars(run)["lines"] = lines  # all that is drawn of it, so that many runs take little memory
+        logged |= {name for name in wanted if name not in logged and len(curve(lines, name)[0]) > 1}
     pictures += _trade_pictures(summary)
-    logged = {name for run in summary.runs for name in names(run.lines) if len(curve(run.lines, name)[0]) > 1}
-    first = [objective.name] if objective else []
-    curves = [name for name in dict.fromkeys([*first, *TABLE["curves"]]) if name in logged]
-    pictures += [_curve_picture(summary, name) for name in curves[:MAX_CURVES]]
+    pictures += [_curve_picture(summary, name) for name in [name for name in wanted if name in logged][:MAX_CURVES]]
     keys = [label for *_, label in styled(summary) if label]
     return [replace(picture, keys=keys) for picture in pictures]
 
@@ -148,7 +158,7 @@ def thinned(steps: Sequence[float], values: Sequence[float], most: int = MAX_POI
 def band(runs: Sequence[RunRecord], name: str) -> tuple[Sequence[float], Sequence[float], Sequence[float]]:
     """Steps, means over the runs that logged a metric there, and standard deviations, 0 where only one did."""
     found: dict[float, list[float]] = {}
-    for run in runs:
+    for run in runs[:MAX_SEEDS]:
         for step, entry in zip(*curve(run.lines, name), strict=True):
             found.setdefault(step, []).append(entry)
     steps = sorted(found)
@@ -199,17 +209,23 @@ def _add_legend(picture: Picture) -> None:
 
 def _axis_picture(summary: Summary, name: str, axis: Axis) -> Picture:
     """The objective of each setting over the values of one axis, and the line through the means of the values."""
-    scored = [line for line in styled(summary) if line[0].scores.get(name)]
-    with _axes(name, axis.name) as (figure, axes):
-        means: dict[int, float] = {}
-        for spot, level in enumerate(axis.levels):
-            here = [line for line in scored if line[0].values[axis.name] == level]
-            means |= {spot: fmean(fmean(setting.scores[name]) for setting, *_ in here)} if here else {}
-            for turn, (setting, colour, label) in enumerate(here):
+    at: dict[Hashable, list[int]] = {level: [] for level in axis.levels}
+    scored = [line for line in styled(summary) if line[0].scores.get(name) and line[0].values[axis.name] in at]
+    for rank, (setting, *_) in enumerate(scored):
+        at[setting.values[axis.name]].append(rank)
+    means: dict[int, float] = {}
+    marks: dict[str, list[tuple[float, float, float]]] = {colour: [] for _, colour, _ in reversed(scored)}
+    for spot, here in enumerate(at.values()):
+        means |= {spot: fmean(fmean(scored[rank][0].scores[name]) for rank in here)} if here else {}
+        for turn, rank in enumerate(here):
+            if rank < len(COLOURS) or rank % -(-len(scored) // MAX_MARKS) == 0:
+                setting, colour, _ = scored[rank]
                 x = spot + 0.3 * ((turn + 0.5) / len(here) - 0.5)
-                style = {"fmt": "o", "ms": 5, "capsize": 3, "color": colour}
-                style["label"] = label if len(summary.axes) > 1 else None
-                axes.errorbar(x, setting.mean(name), setting.sd(name) or 0, **style)
+                marks[colour].append((x, fmean(setting.scores[name]), setting.sd(name) or 0.0))
+    labels = {colour: label for _, colour, label in reversed(scored)} if len(summary.axes) > 1 else {}
+    with _axes(name, axis.name) as (figure, axes):
+        for colour, found in marks.items():
+            axes.errorbar(*zip(*found, strict=True), fmt="o", ms=5, capsize=3, color=colour, label=labels.get(colour))
         axes.plot(list(means), list(means.values()), "-", color=INK, alpha=0.45, linewidth=1.1, zorder=0)
         _ticks(axes, "x", axis.levels)
         axes.set_xlim(-0.5, len(axis.levels) - 0.5)
@@ -218,18 +234,18 @@ def _axis_picture(summary: Summary, name: str, axis: Axis) -> Picture:
     return Picture(f"objective-{_file(axis.name)}", caption, figure)
 
 
-def _heat_picture(summary: Summary, objective: SweepObjective) -> Picture:
-    """The objective over the two axes that matter most, or the first two, averaged over the others."""
+def _heat_picture(summary: Summary, objective: SweepObjective, few: Sequence[Axis]) -> Picture:
+    """The objective over the two of some axes that matter most, or the first two, averaged over the others."""
     shares = summary.importance.shares if summary.importance else {}
-    ranked = sorted(summary.axes, key=lambda axis: -shares.get(axis.name, 0.0))[:2]
-    across, up = (axis for axis in summary.axes if axis in ranked)  # in the order of the table
+    ranked = sorted(few, key=lambda axis: -shares.get(axis.name, 0.0))[:2]
+    across, up = (axis for axis in few if axis in ranked)  # in the order of the table
     cells = heat_cells(summary, objective.name, across, up)
     places = range(len(across.levels)), range(len(up.levels))
     means = [[fmean(cells.get((x, y), [nan])) for x in places[0]] for y in places[1]]
     with _axes(up.name, across.name) as (figure, axes):
         colours = "viridis" if objective.maximise else "viridis_r"
         mesh = axes.pcolormesh(*places, means, cmap=colours, edgecolors="white", lw=3)
-        for x, y in itertools.product(*places):
+        for x, y in itertools.product(*places) if len(across.levels) * len(up.levels) <= MAX_CELLS else ():
             found = cells.get((x, y), [])
             red, green, blue, _ = mesh.to_rgba(means[y][x])
             ink = OTHERS if not found else "#ffffff" if 0.3 * red + 0.59 * green + 0.11 * blue < 0.5 else "#101010"
@@ -247,9 +263,10 @@ def _heat_picture(summary: Summary, objective: SweepObjective) -> Picture:
 def heat_cells(summary: Summary, name: str, across: Axis, up: Axis) -> dict[tuple[int, int], list[float]]:
     """The scores of the finished runs whose config can be read, by the places of their values on two axes."""
     cells: dict[tuple[int, int], list[float]] = {}
+    columns, rows = ({level: spot for spot, level in enumerate(axis.levels)} for axis in (across, up))
     for setting in summary.settings:
         if (found := setting.scores.get(name)) and setting.runs[0].cfg:
-            place = (across.levels.index(setting.values[across.name]), up.levels.index(setting.values[up.name]))
+            place = (columns[setting.values[across.name]], rows[setting.values[up.name]])
             cells.setdefault(place, []).extend(found)
     return cells
 
@@ -258,8 +275,8 @@ def _trade_pictures(summary: Summary) -> Iterator[Picture]:
     """Reward against the distance from the start model, each run a line that ends in a dot."""
     for kl, reward in TABLE["trades"]:
         with _axes(reward, kl) as (figure, axes):
-            for setting, colour, label in reversed(styled(summary)):
-                for run in setting.runs:
+            for setting, colour, label in reversed(styled(summary)[:MAX_DRAWN]):
+                for run in setting.runs[:MAX_SEEDS]:
                     both = [line for line in run.lines if is_finite(line.get(kl)) and is_finite(line.get(reward))]
                     if len(both) > 1:
                         xs, ys = thinned([line[kl] for line in both], [line[reward] for line in both], most=8)
@@ -275,7 +292,7 @@ def _trade_pictures(summary: Summary) -> Iterator[Picture]:
 def _curve_picture(summary: Summary, name: str) -> Picture:
     """One metric over the steps: the mean of each setting, with a band of one standard deviation over its seeds."""
     with _axes(name) as (figure, axes):
-        for setting, colour, label in reversed(styled(summary)[: len(COLOURS) + MAX_OTHERS]):
+        for setting, colour, label in reversed(styled(summary)[:MAX_DRAWN]):
             steps, means, sds = band(setting.runs, name)
             if not steps:
                 continue
@@ -291,10 +308,11 @@ def _curve_picture(summary: Summary, name: str) -> Picture:
 
 
 def _ticks(axes: Axes, side: str, levels: Sequence[Hashable]) -> None:
-    texts = [short(value(level), 18) for level in levels]
+    shown = range(0, len(levels), -(-len(levels) // MAX_TICKS) or 1)
+    texts = [short(value(levels[spot]), 18) for spot in shown]
     crowded = side == "x" and sum(map(len, texts)) > 50
     turned = {"rotation": 30, "ha": "right"} if crowded else {}
-    getattr(axes, f"set_{side}ticks")(range(len(levels)), texts, **turned)
+    getattr(axes, f"set_{side}ticks")(shown, texts, **turned)
 
 
 def _file(name: str) -> str:

@@ -11,12 +11,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
-from runner.report.axis import Axis, axes_of
-from runner.report.facts import choices_of, command_of
+from runner.report.axis import Axis
+from runner.report.choose import choose_runs, find_axes, find_column
+from runner.report.facts import command_of
+from runner.report.index import RunOfMany, read_group
 from runner.report.number import plural, value
 from runner.report.objective import SweepObjective, choose_objective, informative, score_names
-from runner.run.read import RunRecord, read_group
+from runner.run.read import RunRecord, is_finite
 
 STATES = ("finished", "running", "queued", "interrupted", "failed", "lost", "created", "unknown")
 SEEDS = "seeds (noise)"
@@ -62,12 +65,15 @@ class Summary:
     """A group of runs as it is now; ``settings`` come best first, those without a score last."""
 
     group: Path
-    runs: Sequence[RunRecord]
+    runs: Sequence[RunOfMany]
     axes: Sequence[Axis]
     seeds: Sequence[Hashable]
     settings: Sequence[SweepSetting]
     scores: Sequence[str]
     objective: SweepObjective | None
+    listed: Sequence[SweepSetting]  # the settings in the order in which they are shown
+    top: int | None = None  # that are shown where it was said, beside those in the files
+    chosen: str = ""  # by which words, of how many
 
     @property
     def all_finished(self) -> bool:
@@ -88,7 +94,7 @@ class Summary:
         """The number of settings and seeds; nothing where every run has the same seed."""
         return f"{plural(len(self.settings), 'setting')}, {plural(len(self.seeds), 'seed')}" if self.seeds else ""
 
-    @property
+    @cached_property
     def best(self) -> SweepSetting | None:
         """The first of the settings that compete; None where nothing has a score."""
         return next(iter(self.competing), None)
@@ -99,7 +105,7 @@ class Summary:
         runs = self.best.finished if self.best else []
         return command_of(runs[0], [run.cfg.get("seed") for run in runs] if self.seeds else ()) if runs else ""
 
-    @property
+    @cached_property
     def competing(self) -> list[SweepSetting]:
         """The settings with a score; where some have it from several seeds, those with one alone are left out."""
         scored = [setting for setting in self.settings if self.count(setting)]
@@ -137,32 +143,46 @@ class Summary:
         return len(setting.scores.get(self.objective.name, ())) if self.objective else 0
 
 
-def summarise(group: Path, objective: str | None = None, direction: str | None = None) -> Summary:
-    """Read every run of a name and put them side by side.
+def summarise(
+    group: Path, objective: str | None = None, direction: str | None = None, sort: str = "", **shown: Any
+) -> Summary:
+    """Read every run of a name, or those that meet the conditions of ``where``, and put them side by side.
 
-    ``objective`` is a score to rank by and ``direction`` max or min; both are found where they are not given.
+    ``objective`` is a score to rank by and ``direction`` max or min; both are found where they are not given. The best
+    settings are listed first, unless there is another key to ``sort`` by, and only the first ``top`` are shown.
     """
-    runs = read_group(group)
-    axes = axes_of([run.cfg for run in runs], [choices_of(run) for run in runs])
+    every, where = read_group(group), shown.get("where")
+    runs = every if where is None else choose_runs(every, where)
+    axes = find_axes(runs)
+    wanted = choose_objective(runs, objective, direction)
+    column, is_score = find_column(sort, runs, axes, "sort") if sort and runs else ([], False)
     seeds = next((axis.levels for axis in axes if axis.key == "seed"), [])
     axes = [axis for axis in axes if axis.key != "seed"]
-    wanted = choose_objective(runs, objective, direction)
     names = list(dict.fromkeys([*([wanted.name] if wanted else []), *score_names(runs)]))
     groups: dict[Hashable, list[int]] = {}  # runs whose config cannot be read stand alone
     for index, run in enumerate(runs):
         groups.setdefault(tuple(axis.column[index] for axis in axes) if run.cfg else index, []).append(index)
-    settings = []
+    settings, places = [], dict[int, tuple[bool, float, str]]()
     for members in groups.values():
         values = {axis.name: axis.column[members[0]] for axis in axes}
         found = {name: [runs[index].score(name) for index in members] for name in names}
         scores = {name: [score for score in column if score is not None] for name, column in found.items()}
         settings.append(SweepSetting(values, [runs[index] for index in members], scores))
+        if entries := [column[index] for index in members if sort and column[index] is not None]:
+            numbers = list(filter(is_finite, entries))
+            places[id(settings[-1])] = (not numbers, fmean(numbers) if numbers else 0.0, str(entries[0]))
 
     def rank(setting: SweepSetting) -> tuple[bool, float]:
         mean = setting.mean(wanted.name) if wanted else None
         return mean is None, 0.0 if mean is None or wanted is None else (-mean if wanted.maximise else mean)
 
-    return Summary(group, runs, axes, seeds, sorted(settings, key=rank), names, wanted)
+    settings.sort(key=rank)
+    by = choose_objective(runs, sort, direction) if is_score else None
+    placed = [setting for setting in settings if id(setting) in places]
+    placed.sort(key=lambda setting: places[id(setting)], reverse=by.maximise if by else direction == "max")
+    listed = [*placed, *(setting for setting in settings if id(setting) not in places)]
+    chosen = f"{where}, of {plural(len(every), 'run')}" if where is not None else ""
+    return Summary(group, runs, axes, seeds, settings, names, wanted, listed, shown.get("top"), chosen)
 
 
 def count_states(runs: Sequence[RunRecord]) -> dict[str, int]:

@@ -10,10 +10,12 @@ from functools import cached_property
 from typing import Any
 
 from runner.io.files import display_path, to_line
+from runner.io.secrets import without_values
 from runner.report.axis import MISSING, UNREAD
 from runner.report.compare import Section
-from runner.report.facts import command_of, score_rows
+from runner.report.facts import command_of
 from runner.report.number import plural, short, spread, value
+from runner.report.objective import score_rows
 from runner.report.sweep import Summary, list_states
 from runner.run.read import RunRecord
 
@@ -50,11 +52,12 @@ def table(summary: Summary, width: int = 80) -> str:
     """A sweep as it stands: the settings, best first, what is not finished, and the command of the best."""
     counts = filter(None, [plural(len(summary.runs), "run"), summary.counts, list_states(summary.runs)])
     parts = [_wrapped("report", f"{display_path(summary.group)}: {'; '.join(counts)}", width)]
+    parts += [_wrapped("where", summary.chosen, width)] if summary.chosen else []
     if objective := summary.objective:
         parts.append(_wrapped("ranked", f"by {objective.name}, {objective.direction} ({objective.why})", width))
     if summary.runs:
         # The axes, the number of runs, the objective, the states where they differ, and then the other scores.
-        settings = summary.settings[:MAX_LINES]
+        settings = summary.listed[: summary.top or MAX_LINES]
         columns = []
         for axis in summary.axes:
             cells = [short(value(setting.values[axis.name]), MAX_VALUE_WIDTH) for setting in settings]
@@ -70,14 +73,15 @@ def table(summary: Summary, width: int = 80) -> str:
             scores.append(Column(name.removeprefix("eval_"), cells, is_objective))
         if not summary.all_finished:
             scores.insert(1, Column("state", [setting.state for setting in settings], True, True))
-        parts += ["", *format_table(columns + scores, width), *_more(len(summary.settings), "settings"), ""]
-    room = max(width - 12, 40)
-    for run in summary.troubled[:MAX_LINES]:
+        parts += ["", *format_table(columns + scores, width)]
+        parts += [*_more(len(summary.settings) - len(settings), "settings"), ""]
+    room, troubled = max(width - 12, 40), summary.troubled[: summary.top or MAX_LINES]
+    for run in troubled:
         progress = f" {run.progress}" if run.progress and run.state not in ("created", "unknown") else ""
         parts.append(f"{run.state:<11} {short(run.folder.name, room - len(progress))}{progress}")
         cause = run.cause if len(run.cause) <= room else f"{run.cause[: room - 1]}…"
         parts += [f"{'':<11} {cause}"] if cause else []
-    parts += _more(len(summary.troubled), "that have not finished, or not well")
+    parts += _more(len(summary.troubled) - len(troubled), "that have not finished, or not well")
     parts += [_wrapped(*line, width) for line in _conclusions(summary)]
     if summary.best:
         parts += [f"repeat    {summary.best_command}", f"model     {summary.best.finished[0]}/model"]
@@ -114,8 +118,8 @@ def section_table(section: Section, width: int = 80) -> list[str]:
 
 
 def to_rows(summary: Summary) -> Iterator[dict[str, Any]]:
-    """One row for each run, best setting first: state, values of the axes, seed, and its scores before and after."""
-    for setting, run in ((each, run) for each in summary.settings for run in each.runs):
+    """One row for each run, in the order of the settings: state, values of the axes, seed, scores before and after."""
+    for setting, run in ((each, run) for each in summary.listed for run in each.runs):
         values = {axis.key: setting.values[axis.name] for axis in summary.axes}
         yield {
             "run": run.folder.name,
@@ -131,19 +135,43 @@ def to_rows(summary: Summary) -> Iterator[dict[str, Any]]:
         }
 
 
-def to_csv(summary: Summary) -> str:
-    """The runs as comma-separated values, one column for each axis and held-out score; an empty cell is no value."""
+def table_columns(summary: Summary) -> dict[str, list[Any]]:
+    """The same rows as columns: one for each axis and held-out score; None is no value."""
     rows = list(to_rows(summary))
     objective = summary.objective.name if summary.objective else None
     scores = list(dict.fromkeys(name for row in rows for name in row["after"]))
     scores = [objective, *scores] if objective and objective not in scores else scores
-    names = ["run", "state", "step", "max_steps", *(axis.key for axis in summary.axes), "seed", *scores, "cause"]
-    file = io.StringIO()
-    writer = csv.DictWriter(file, names, extrasaction="ignore", lineterminator="\n")
-    writer.writerow({name: to_cell(name) for name in names})
-    for row in rows:
-        cells = {objective: row["objective"]} | row["after"] | row["values"] | row
-        writer.writerow({name: to_cell(cell) for name, cell in cells.items()})
+    columns = {name: [row[name] for row in rows] for name in ("run", "state", "step", "max_steps")}
+    columns |= {axis.key: [row["values"][axis.key] for row in rows] for axis in summary.axes}
+    columns["seed"] = [row["seed"] for row in rows]
+    for name in scores:
+        columns[name] = [row["after"].get(name, row["objective"] if name == objective else None) for row in rows]
+    return columns | {"cause": [row["cause"] for row in rows]}
+
+
+def to_csv(summary: Summary) -> str:
+    """The runs as comma-separated values; an empty cell is no value."""
+    file, columns = io.StringIO(), table_columns(summary)
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(map(to_cell, columns))
+    writer.writerows(map(to_cell, row) for row in zip(*columns.values(), strict=True))
+    return file.getvalue()
+
+
+def to_parquet(summary: Summary) -> bytes:
+    """The same columns as Parquet: numbers as numbers, and as text what is of several kinds."""
+    import pyarrow
+    from pyarrow import parquet
+
+    def typed(column: list[Any]) -> pyarrow.Array:
+        column = [without_values(entry) if isinstance(entry, str) else entry for entry in column]
+        try:
+            return pyarrow.array(column)
+        except (pyarrow.ArrowException, OverflowError):
+            return pyarrow.array([None if entry is None else value(entry) for entry in column])
+
+    file = io.BytesIO()
+    parquet.write_table(pyarrow.table({name: typed(column) for name, column in table_columns(summary).items()}), file)
     return file.getvalue()
 
 
@@ -161,7 +189,7 @@ def to_jsonl(summary: Summary) -> str:
 
 
 def _more(count: int, what: str) -> list[str]:
-    return [f"  and {count - MAX_LINES} more {what}, in summary.csv"] if count > MAX_LINES else []
+    return [f"  and {count} more {what}, in summary.csv"] if count else []
 
 
 def _wrapped(title: str, text: str, width: int) -> str:

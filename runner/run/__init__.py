@@ -234,18 +234,20 @@ def find_foreign_faults(folder: Path, depth: int | None = None) -> list[Fault]:
     have files elsewhere overwritten, deleted or shown, and a pipe would have us wait for ever. wandb makes links in its
     own folder, where we neither write nor delete.
     """
-    found = []
-    for parent, folders, names in os.walk(folder):
-        for path in (Path(parent, name) for name in (*folders, *names)):
-            with contextlib.suppress(FileNotFoundError):  # it was there only for a moment
-                mode = path.lstat().st_mode
-                found += [] if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else [path]
-        level = len(Path(parent).relative_to(folder).parts) + 1
-        folders[:] = [name for name in folders if name != "wandb" and level != depth]
-    found.sort()
-    found += [path for name in FILES if (path := folder / name).is_dir() and not path.is_symlink()]
-    found += [path for name in FOLDERS if (path := folder / name).is_file() and not path.is_symlink()]
-    return foreign_faults(found)
+    return foreign_faults(map(Path, sorted(_find_foreign(str(folder), depth))))
+
+
+def _find_foreign(folder: str, depth: int | None, inside: str = "") -> Iterator[str]:
+    """The paths in a folder that hold something else than a file or a folder, or one in the place of the other."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                if inside + entry.name in FILES:
+                    yield entry.path
+                if entry.name != "wandb" and depth != 1:
+                    yield from _find_foreign(entry.path, depth and depth - 1, f"{inside}{entry.name}/")
+            elif inside + entry.name in FOLDERS or not entry.is_file(follow_symlinks=False):
+                yield from [entry.path] if os.path.lexists(entry.path) else []  # it was there only for a moment
 
 
 def foreign_faults(paths: Iterable[Path]) -> list[Fault]:
@@ -297,11 +299,11 @@ def locked(run: Run, patience: float = 0.0) -> Iterator[None]:
 
 
 def held(run: Run) -> bool:
-    """True where a process trains in this folder now."""
+    """True where a process trains in this folder now, or where that cannot be known because nobody may write there."""
     try:
         with locked(run):
             return False
-    except FolderError:
+    except (FolderError, OSError):
         return True
 
 

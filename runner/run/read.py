@@ -8,6 +8,7 @@ What the files of several runs mean together is not here (``report.sweep``).
 import contextlib
 import os
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,13 +19,15 @@ from typing import Any, TypeGuard
 from runner.config.limits import read_yaml
 from runner.config.menu import GROUPS, OPTIONAL
 from runner.errors import ConfigError, Fault, FolderError, fault
-from runner.io.files import read_json, read_rows
+from runner.io.files import open_own, read_json, read_rows
 from runner.io.visible import to_visible
-from runner.run import FORMAT, METADATA, Run, find_foreign_faults, format_fault, is_shaped
+from runner.run import FORMAT, METADATA, Run, find_foreign_faults, format_fault, held, is_shaped
 from runner.schema.text import nearest
 
 LARGEST = 1e300  # of a number that is taken for one: differences and means of those beyond have no float
 MAX_STEP = 1 << 53
+NOT_OF_TRAINING = (".lock", "report.html", "plots")  # what whoever only looks may write in a run folder
+SILENT_SECONDS = 3600.0  # without any file written, of a run on another machine whose lock can be taken
 SAMPLE_FILES = ("completions.jsonl", "checkpoints/completions.jsonl")
 NEEDED = ("name", "output_root", "seed", "trainer", "model", "dataset", "launcher")  # in each configuration
 
@@ -56,12 +59,22 @@ class RunRecord:
         """The logged lines, in the order of the steps."""
         return [] if self.faults else read_metrics(self.folder / "metrics.jsonl")
 
-    @property
+    @cached_property
+    def logged(self) -> Mapping[str, float]:
+        """The last value of each metric that was logged as a number, in the order of first appearance."""
+        found: dict[str, float | None] = {}
+        for line in self.lines:
+            found |= line
+        for name in [name for name, entry in found.items() if not is_finite(entry)]:
+            found[name] = next((line[name] for line in reversed(self.lines) if is_finite(line.get(name))), None)
+        return {name: entry for name, entry in found.items() if entry is not None}
+
+    @cached_property
     def before(self) -> dict[str, float]:
         """The scores before the first step that are numbers."""
         return self._numbers("before")
 
-    @property
+    @cached_property
     def after(self) -> dict[str, float]:
         """The scores after the last step that are numbers."""
         return self._numbers("after")
@@ -75,15 +88,27 @@ class RunRecord:
         if "status.json" in self.damaged or self.faults:
             return "unknown"
         state = to_visible(str(self.status.get("state") or "created"))
-        is_here = self.status.get("host") == socket.gethostname() and isinstance(self.status.get("pid"), int)
-        if state == "running" and is_here:
-            try:
+        return "lost" if state == "running" and self._is_gone() else state
+
+    def _is_gone(self) -> bool:
+        """True where the process that trains it is gone: the lock of its folder can be taken, and that is not all.
+
+        On this machine there is no such process. Of one on another machine, because some file systems keep a lock to
+        each machine, nothing in the folder was written for an hour, and for ten times what lies between logged lines.
+        """
+        try:
+            if self.status.get("host") == socket.gethostname():
                 os.kill(self.status["pid"], 0)
-            except ProcessLookupError:
-                return "lost"
-            except (OSError, OverflowError):  # somebody else's, or none that there can be
-                pass
-        return state
+                return False
+            first = len(self.folder.parts)
+            written = [path for path in self.folder.rglob("*") if path.parts[first] not in NOT_OF_TRAINING]
+            silence = time.time() - max(path.lstat().st_mtime for path in written)
+            spent = self.logged.get("elapsed_seconds", 0.0) / max(1, len(self.lines))
+            return silence > max(SILENT_SECONDS, 10 * spent) and not held(self.run)
+        except ProcessLookupError:
+            return not held(self.run)
+        except (OSError, OverflowError, TypeError, KeyError):  # somebody else's, or none that there can be
+            return False
 
     @property
     def progress(self) -> str:
@@ -117,7 +142,7 @@ class RunRecord:
         """A held-out score of a finished run, or else what it logged last under this name."""
         if self.state != "finished":
             return None
-        return self.after[name] if name in self.after else next(reversed(curve(self.lines, name)[1]), None)
+        return self.after[name] if name in self.after else self.logged.get(name)
 
 
 def read_run(folder: Path, depth: int | None = None) -> RunRecord:
@@ -141,19 +166,23 @@ def read_run(folder: Path, depth: int | None = None) -> RunRecord:
     return RunRecord(folder, cfg, status, manifest, scores, damaged)
 
 
-def read_group(group: Path) -> list[RunRecord]:
-    """Every run of a name, in the order of the folders' names."""
-    return [read_run(path, depth=2) for path in find_folders(group)]
+def read_state(folder: Path) -> RunRecord:
+    """A run with nothing but its status, where the first line of its config says that the rest can be read as ours."""
+    status = None if find_foreign_faults(folder, depth=2) else read_json(folder / "status.json")
+    with contextlib.suppress(OSError), open_own(folder / "config.yaml") as file:
+        if file.read(32).startswith(f"format: {FORMAT}\n") and is_shaped(status):
+            return RunRecord(folder, {}, status, {}, {})
+    return read_run(folder, depth=2)
 
 
 def find_folders(group: Path) -> list[Path]:
     """The folders of the runs of a name, in the order of their names."""
-    return sorted(path for path in group.iterdir() if path.is_dir() and path.name[0] != "." and is_run(path))
+    return [group / name for name in sorted(os.listdir(group)) if name[0] != "." and is_run(group / name)]
 
 
 def is_run(folder: Path) -> bool:
     """True for the folder of a run, even of one whose config was lost."""
-    return any((folder / name).is_file() for name in METADATA[:3])
+    return any(os.path.isfile(f"{folder}/{name}") for name in METADATA[:3])
 
 
 def find_runs(words: Sequence[str], verb: str, count: int, root: Path = Path("outputs")) -> list[RunRecord]:
@@ -171,6 +200,15 @@ def find_runs(words: Sequence[str], verb: str, count: int, root: Path = Path("ou
     runs = [read_run(each) for each in found if isinstance(each, Path)]
     FolderError.refuse(faults + [each for run in runs for each in run.faults])
     return runs
+
+
+def resolve_word(word: str, verb: str, root: Path) -> Path:
+    """The folder around the runs of a name, or that of one run, that a word means; FolderError where it means none."""
+    places = (path for path in (Path(word), root / word) if path.is_dir() and any(map(is_run, path.glob("[!.]*"))))
+    found = next(places, None) or find_run(word, verb, root)
+    if isinstance(found, Fault):
+        raise FolderError(found)
+    return found
 
 
 def find_run(word: str, verb: str, root: Path) -> Path | Fault:
@@ -252,11 +290,6 @@ def is_finite(entry: object) -> TypeGuard[int | float]:
     [True, True, False, False, False, False]
     """
     return isinstance(entry, int | float) and not isinstance(entry, bool) and -LARGEST < entry < LARGEST
-
-
-def names(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Every metric that was logged as a number, in the order of first appearance."""
-    return list(dict.fromkeys(name for line in lines for name, value in line.items() if is_finite(value)))
 
 
 def finished(run: Run) -> str:
