@@ -225,9 +225,14 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def set_aside(path: Path) -> Path:
+    """Give what is to be deleted another name, and return it, so that no reader meets half of it."""
+    return path.rename(path.with_name(f".{path.name}.{os.urandom(8).hex()}.removed"))
+
+
 def remove(folder: Path) -> None:
     """Delete a folder, or a file in its place, so that no reader meets half of it: rename first."""
-    folder.rename(folder.with_name(f".{folder.name}.{os.urandom(8).hex()}.removed"))
+    set_aside(folder)
     for path in folder.parent.glob(glob.escape(f".{folder.name}.") + "*.removed"):  # and what a kill has left
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 

@@ -138,6 +138,22 @@ DEFECTS = (
         tests=("tests/test_index.py::test_a_run_of_another_machine_is_lost_when_it_is_silent_and_its_lock_is_free",),
     ),
     Defect(
+        "clean_without_lock",
+        "A run is deleted while another process trains in its folder.",
+        "runner/command/clean.py",
+        "with locked(each.run.run) if each.run else contextlib.nullcontext():",
+        "with contextlib.nullcontext():",
+        tests=("tests/test_clean.py::test_a_live_run_is_not_touched",),
+    ),
+    Defect(
+        "clean_in_place",
+        "What is deleted keeps its name until its last file is gone, and a kill leaves half of it under that.",
+        "runner/command/clean.py",
+        "aside += map(set_aside, each.paths)",
+        "aside += each.paths",
+        tests=("tests/test_clean.py::test_a_kill_leaves_nothing_that_looks_like_half_a_run",),
+    ),
+    Defect(
         "lock_not_held",
         "The lock of a run folder is made and never taken.",
         "runner/launch/worker.py",

@@ -1,0 +1,201 @@
+"""Nothing is deleted that was not listed, is live, or lies elsewhere; what stays is whole, whatever stopped a clean."""
+
+import io
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from laid import lay_run, lay_sweep, set_status, write
+
+from runner.__main__ import main
+from runner.command import clean
+from runner.io.files import files_of
+from runner.report import page
+from runner.run import Run, locked
+from runner.run.read import find_folders, read_run
+from runner.run.seal import last_checkpoint, seal
+
+GROUP = Path("outputs/kl")
+RUNS = {(kl, 1e-4, 0): kl for kl in (0.1, 0.2, 0.3)}
+FIRST, SECOND, THIRD = (f"kl-{kl}+lr-0.0001+seed-0" for kl in (0.1, 0.2, 0.3))
+
+
+@pytest.fixture
+def group(tmp_path, monkeypatch) -> Path:
+    """Two finished runs with a model, and a failed one, each with three checkpoints, the first of them the best."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(page.plot, "sweep_pictures", lambda summary: [])
+    for run in lay_sweep(GROUP, RUNS).iterdir():
+        for step in (2, 3, 4):
+            (checkpoint := run / "checkpoints" / f"checkpoint-{step}").mkdir(parents=True)
+            (checkpoint / "model.safetensors").write_bytes(b"0" * 1000 * step)
+            write(checkpoint / "trainer_state.json", {"best_model_checkpoint": str(run / "checkpoints/checkpoint-2")})
+            seal(checkpoint)
+        (run / "model").mkdir()
+        (run / "model" / "model.safetensors").write_bytes(b"1" * 5000)
+        seal(run / "model")
+        (run / ".lock").touch()
+    set_status(GROUP / THIRD, state="failed", cause="gone")
+    shutil.rmtree(GROUP / THIRD / "model")
+    return GROUP
+
+
+def checkpoints(name: str) -> list[str]:
+    return sorted(os.listdir(GROUP / name / "checkpoints"))
+
+
+def test_it_lists_first_and_deletes_only_when_it_is_told_to(group, capsys, monkeypatch):
+    before = files_of(group.parent)
+    assert main(["clean", "kl", "where=state=failed"]) == 0
+    said = capsys.readouterr().out
+    assert f"delete    {group / THIRD}: failed 4/8; all of it, " in said and "yes=true  (frees " in said
+    monkeypatch.setattr(clean, "is_terminal", lambda stream: True)
+    for answer, is_there in (("", True), ("n\n", True), ("y\n", False)):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
+        assert main(["clean", "kl", "where=state=failed"]) == 0
+        assert (group / THIRD).exists() is is_there
+    assert "? (y/N) freed     " in capsys.readouterr().out
+    after = files_of(group.parent)
+    assert after.items() <= before.items() | {(f"kl/{clean.INDEX}", after.get(f"kl/{clean.INDEX}"))}
+    assert {path.name for path in group.iterdir()} - {clean.INDEX} == {FIRST, SECOND}
+
+
+def test_a_finished_run_keeps_its_model_and_one_that_is_not_its_newest_checkpoint(group, capsys):
+    assert main(["clean", "kl", "keep=model", "yes=true"]) == 0
+    assert (
+        f"leave     {group / THIRD}: failed 4/8, and has no whole model to keep: keep=last" in capsys.readouterr().out
+    )
+    assert checkpoints(FIRST) == checkpoints(SECOND) == [] and len(checkpoints(THIRD)) == 3
+    assert main(["report", "kl"]) == 0 and "2 finished, 1 failed" in capsys.readouterr().out
+    assert main(["clean", "kl", "keep=last", "yes=true"]) == 0
+    assert checkpoints(THIRD) == ["checkpoint-2", "checkpoint-4"], "the best one stays, too"
+    assert last_checkpoint(Run((group / THIRD).absolute())).name == "checkpoint-4"
+
+
+def test_the_newest_checkpoint_is_whole_before_others_go(group, capsys):
+    (group / THIRD / "checkpoints" / "checkpoint-4" / "model.safetensors").write_bytes(b"1" * 4000)
+    assert main(["clean", f"kl/{THIRD}", "keep=last", "yes=true"]) == 0
+    said = capsys.readouterr().out
+    assert "damaged: model.safetensors" in said and "freed     0 bytes" in said and len(checkpoints(THIRD)) == 3
+
+
+def test_what_a_report_makes_again_goes(group, capsys):
+    before = files_of(group)
+    assert main(["report", "kl"]) == main(["report", f"kl/{FIRST}"]) == 0
+    assert main(["clean", "kl", "keep=runs", "yes=true"]) == 0
+    assert files_of(group) == before and not (group / FIRST / "plots").exists()
+
+
+def test_a_live_run_is_not_touched(group, capsys, monkeypatch):
+    set_status(group / FIRST, state="running", host="another")
+    set_status(group / SECOND, state="queued")
+    before = [files_of(group / name) for name in (FIRST, SECOND, THIRD)]
+    with locked(Run(group / THIRD)):
+        for words in (["where=run!=x"], ["keep=last"], ["keep=runs"]):
+            assert main(["clean", "kl", *words, "yes=true"]) == 0
+    assert [files_of(group / name) for name in (FIRST, SECOND, THIRD)] == before
+    said = capsys.readouterr().out
+    assert f"{FIRST}: running 4/8" in said and f"{SECOND}: queued 4/8" in said and "held by pid" in said
+    begun = clean.locked
+
+    def meanwhile(run):  # somebody else begins with it between the list and the deletion, and lets go again
+        set_status(run.folder, state="interrupted")
+        return begun(run)
+
+    monkeypatch.setattr(clean, "locked", meanwhile)
+    assert main(["clean", f"kl/{THIRD}", "yes=true"]) == 0
+    assert (group / THIRD).exists() and "changed meanwhile" in capsys.readouterr().out
+
+
+def test_no_link_is_followed(group, tmp_path, capsys):
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    (elsewhere / "mine").write_text("mine")
+    (group / THIRD / "checkpoints" / "checkpoint-1").symlink_to(elsewhere)
+    (group / FIRST / "model" / "deep").symlink_to(elsewhere / "mine")
+    shutil.move(group / SECOND, tmp_path / "moved")
+    (group / SECOND).symlink_to(tmp_path / "moved")
+    (group / ".left.0.removed").symlink_to(elsewhere)
+    before = files_of(tmp_path / "moved")
+    for words in (["where=run!=x"], ["keep=last"], ["keep=model"], ["keep=runs"]):
+        assert main(["clean", "kl", *words, "yes=true"]) == 0
+    assert files_of(tmp_path / "moved") == before and (elsewhere / "mine").read_text() == "mine"
+    assert {FIRST, SECOND, THIRD} <= set(os.listdir(group))
+    said = capsys.readouterr().out
+    assert "a link, which is not followed" in said and "a link to" in said
+
+
+def test_what_no_run_writes_is_not_deleted(group, capsys):
+    (group / FIRST / "thesis.tex").write_text("mine")
+    (group / SECOND / ".notes").write_text("mine")
+    (group / "thesis.tex").write_text("mine")
+    assert main(["clean", "kl", "where=run!=x", "yes=true"]) == 0
+    assert "thesis.tex in it, which no run writes" in capsys.readouterr().out
+    assert [path.name for path in find_folders(group)] == [FIRST, SECOND] and (group / "thesis.tex").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ([], 2),
+        (["kl"], 2),
+        (["kl", "keep=modle"], 2),
+        (["kl", "were=state=failed"], 2),
+        (["kl", "where=state"], 2),
+        (["kl", "where=stat=failed"], 2),
+        (["kl", "keep=last", "yes=maybe"], 2),
+        (["nothing", "keep=last"], 4),
+        (["outputs", "keep=last"], 4),
+        (["elsewhere", "keep=last"], 4),
+        (["elsewhere/run"], 4),
+        (["outputs/../elsewhere", "keep=last"], 4),
+        (["outputs/link", "keep=last"], 4),
+        ([f"kl/{FIRST}/model"], 4),
+    ],
+)
+def test_wrong_words_and_places_are_refused(group, capsys, words, code):
+    lay_run(Path("elsewhere/run"), state="failed")
+    (group.parent / "link").symlink_to(Path("elsewhere").absolute())
+    before = files_of(Path("."))
+    assert main(["clean", *words, *(["yes=true"] if "yes=maybe" not in words else [])]) == code
+    said = capsys.readouterr().err
+    assert all(beat in said for beat in ("found ", "expected ", "type "))
+    assert {name: digest for name, digest in files_of(Path(".")).items() if clean.INDEX not in name} == before
+
+
+KILLED = """
+import os, shutil, sys
+from runner.__main__ import main
+left = int(sys.argv[1])
+def counted(call):
+    def calling(*given, **more):
+        global left
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), 9)
+        return call(*given, **more)
+    return calling
+for name in ("rename", "replace", "rmdir", "unlink"):
+    setattr(os, name, counted(getattr(os, name)))
+main(["clean", "kl", *sys.argv[2:], "yes=true"])
+"""
+
+
+@pytest.mark.parametrize("words", [["where=run!=x"], ["keep=model"]], ids=" ".join)
+@pytest.mark.parametrize("step", [1, 4])
+def test_a_kill_leaves_nothing_that_looks_like_half_a_run(group, capsys, words, step):
+    done = subprocess.run([sys.executable, "-c", KILLED, str(step), *words], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    there = find_folders(group)
+    for folder in there:
+        run = read_run(folder)
+        assert not run.damaged and not run.faults and run.state in ("finished", "failed")
+        assert run.state == "failed" or clean.damage_of(run.run.model) == {}
+        for checkpoint in (folder / "checkpoints").glob("checkpoint-*"):
+            assert clean.damage_of(checkpoint) == {}, "no torn checkpoint under its own name"
+    assert main(["clean", "kl", *words, "yes=true"]) == 0
+    assert not list(group.rglob("*.removed")) or words == ["keep=model"]
+    assert find_folders(group) == ([] if words != ["keep=model"] else there)
