@@ -17,7 +17,7 @@ from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError, fau
 from runner.io.files import display_path
 from runner.launch.worker import fork
 from runner.run import PATIENCE, locked
-from runner.run.read import RunRecord, find_folders, find_runs, is_run
+from runner.run.read import RunRecord, find_all_runs
 from runner.schema import upstream
 from runner.tracker.variable import COMPLETED, read_complete, set_variables, trackers_of, variables_of
 from runner.validate import find_all_faults
@@ -34,11 +34,7 @@ def main(line: CommandLine) -> int:
     installed = next(filter(find_spec, COMPLETED), "wandb")
     faults += [] if trackers_of(node) else [Fault("tracker", "none", ", ".join(COMPLETED), f"tracker={installed}")]
     ConfigError.refuse(faults)
-    words: list[str] = []
-    for word in line.runs:  # the name of several runs, or one run
-        groups = (path for path in (Path(word), root / word) if path.is_dir() and not is_run(path))
-        words += map(str, next(filter(None, map(find_folders, groups)), [word]))
-    runs = find_runs(words, "sync", max(1, len(words)), root)
+    runs = find_all_runs(line.runs, "sync", root)
     FolderError.refuse(fault("command.no_figures", run=run) for run in runs if not run.cfg or not run.lines)
     missing = list(find_missing_libraries({"tracker": node}))
     EnvironmentFault.refuse(dataclasses.replace(each, fix=each.fix.partition(", or ")[0]) for each in missing)

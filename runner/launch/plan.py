@@ -161,7 +161,7 @@ class LiveProgress:
         elif seconds is not None:
             self.seconds.append(seconds)
             outcome = format_duration(seconds) + (f"  {one_line(cause, heading=False)}" if cause else "")
-        elif cause == "already":
+        elif cause == "already" and self.total > 1:
             return  # the plan has counted it
         else:
             outcome = cause

@@ -153,7 +153,8 @@ def launch(run: Run, debug: bool = False, launcher: Mapping[str, Any] | None = N
     node = launcher or run.cfg["launcher"]
     own = {key: build(value) for key, value in node.items() if key not in ("_target_", *OWN["launcher"])}
     try:
-        return locate(node["_target_"])(run.folder, debug=debug, **own)
+        target = locate(node["_target_"])
+        return target(**own).train(run.folder, debug) if "wait" in own else target(run.folder, debug=debug, **own)
     except RunnerError as error:  # before anything has begun
         conclude(run, None, error, debug)
         return error.code

@@ -173,6 +173,15 @@ def find_runs(words: Sequence[str], verb: str, count: int, root: Path = Path("ou
     return runs
 
 
+def find_all_runs(words: Sequence[str], verb: str, root: Path) -> list[RunRecord]:
+    """The runs that a verb was given, of which each word may be the name of several; errors as of ``find_runs``."""
+    each: list[str] = []
+    for word in words:
+        groups = (path for path in (Path(word), root / word) if path.is_dir() and not is_run(path))
+        each += map(str, next(filter(None, map(find_folders, groups)), [word]))
+    return find_runs(each, verb, max(1, len(each)), root)
+
+
 def find_run(word: str, verb: str, root: Path) -> Path | Fault:
     """The folder of the run that a word means, or the fault of a word that means none or several."""
     places = [path for path in (Path(word), root / word) if path.is_dir()]
