@@ -7,7 +7,7 @@ import shlex
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from sys import executable
@@ -17,14 +17,14 @@ from runner.errors import ConfigError, EnvironmentFault, fault
 from runner.io.files import display_path, write_text
 from runner.launch.accelerate import accelerate
 from runner.launch.plan import Task
-from runner.launch.queue import HIDDEN, Place
+from runner.launch.queue import HIDDEN, Note, Place
 from runner.report.number import plural
 from runner.schema import upstream
 from runner.schema.text import read_tables
 
 MAX_TASKS = 1000  # of an array, which is what Slurm takes where its MaxArraySize says nothing else
 ROUNDED = 60  # seconds that Slurm may send its signal earlier
-TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+Array = tuple[Path, str, list[str], dict[int, Task]]
 TABLES = read_tables(__file__)
 
 
@@ -53,14 +53,13 @@ class Slurm:
 
     def __post_init__(self) -> None:
         """Raise ConfigError with what Slurm would not take, or take for something else."""
-        taken = [word for word in self.parameters if word.replace("_", "-") in TABLES["taken"]]
+        taken = {word for word in self.parameters if word.replace("_", "-") in TABLES["taken"]}
         faults = [fault("launch.taken_word", word=word) for word in taken]
-        seconds, least = seconds_of(self.time), self.signal_seconds + ROUNDED
-        if seconds is None:
+        if (seconds := seconds_of(self.time)) is None:
             faults.append(fault("launch.odd_time", time=self.time))
-        elif seconds < least:
-            minutes, ahead = math.ceil(least / 60), self.signal_seconds
-            faults.append(fault("launch.short_time", time=self.time, ahead=ahead, least=least, minutes=minutes))
+        elif seconds < (least := self.signal_seconds + ROUNDED):
+            known = {"time": self.time, "ahead": self.signal_seconds, "least": least, "minutes": math.ceil(least / 60)}
+            faults.append(fault("launch.short_time", **known))
         ConfigError.refuse(faults)
 
     def check(self) -> None:
@@ -70,42 +69,36 @@ class Slurm:
 
     def preview(self, tasks: Sequence[Task]) -> str:
         """Each script, below the command that submits it."""
-        shown: list[str] = []
-
-        def show(path: Path, script: str, array: Mapping[int, Task], dependency: str) -> str:
-            shown.append(f"\n# {shlex.join(_sbatch(path, dependency))}\n{script}")
-            return f"<job {len(shown)}>"
-
-        self._arrange(tasks, {}, show)
+        shown, tickets = list[str](), dict[Path, str]()
+        for _, script, words, array in _arrange(tasks, tickets):
+            shown.append(f"\n# {shlex.join(words)}\n{script}")
+            tickets |= {task.folder: f"<job {len(shown)}>_{number}" for number, task in array.items()}
         return "".join(shown)
 
-    def submit(self, tasks: Sequence[Task], places: Mapping[Path, Place], note: Callable[[Task, str], None]) -> None:
+    def submit(self, tasks: Sequence[Task], places: Mapping[Path, Place], note: Note) -> None:
         """Submit an array of the runs that can begin, and one of those of each stage, which wait for the one before."""
-
-        def send(path: Path, script: str, array: Mapping[int, Task], dependency: str) -> str:
+        tickets = {folder: place.ticket for folder, place in places.items()}
+        for path, script, words, array in _arrange(tasks, tickets):
             write_text(path, script)
             for number, task in array.items():
                 note(task, f"{path.stem}_{number}")  # by which it is found if this command dies before it knows more
             try:
-                job = _ask(*_sbatch(path, dependency)).strip().partition(";")[0]
+                job = _ask(*words).strip().partition(";")[0]
             except EnvironmentFault:
                 for task in array.values():
                     note(task, "")
                 raise
             for number, task in array.items():
-                note(task, f"{job}_{number}")
+                tickets[task.folder] = f"{job}_{number}"
+                note(task, tickets[task.folder])
             print(f"submitted {plural(len(array), 'run')}: squeue --job={job}  {display_path(path)}", flush=True)
-            return job
-
-        self._arrange(tasks, {folder: place.ticket for folder, place in places.items()}, send)
 
     def look(self) -> dict[str, Place]:
         """The user's jobs in the queue, by their numbers and by their names."""
         seen: dict[str, Place] = {}
         for line in _ask("squeue", "--me", "--array", "--noheader", "--format=%i|%T|%r|%j").splitlines():
             job, state, reason, name = line.split("|", 3)
-            words = state if reason == "None" else f"{state} ({reason})"
-            place = Place(job, words, state in TABLES["begun"])
+            place = Place(job, state if reason == "None" else f"{state} ({reason})", state in TABLES["begun"])
             seen |= {job: place, f"{name}_{job.partition('_')[2]}": place}
         return seen
 
@@ -117,34 +110,37 @@ class Slurm:
         """Train as one of the machines of a job."""
         return accelerate(folder, num_processes=self.num_processes, num_machines=self.num_machines, debug=debug)
 
-    def _arrange(self, tasks: Sequence[Task], tickets: dict[Path, str], send: Callable[..., str]) -> None:
-        """Have tasks sent in arrays, each after those that it builds on, which have tickets then or are finished."""
-        left = list(tasks)
-        while left:
-            ahead = {task.folder for task in left}
-            ready = [task for task in left if not ahead & {*task.after}]
-            left = [task for task in left if ahead & {*task.after}]
-            before = {task.folder: next((tickets[one] for one in task.after if one in tickets), "") for task in ready}
-            uses = Counter(before.values())
-            groups: dict[tuple[str, ...], list[Task]] = {}
-            for task in ready:
-                ticket = before[task.folder]
-                awaited = ticket if uses[ticket] > 1 else ticket.partition("_")[0]
-                settings = repr((task.composed.cfg["launcher"], _gpus_of(task)))
-                groups.setdefault((awaited, str(task.folder.parent), settings), []).append(task)
-            for (awaited, *_), members in groups.items():
-                is_each = awaited and "_" not in awaited  # each task waits for that of its number
-                dependency = awaited and f"{'aftercorr' if is_each else 'afterok'}:{awaited}"
-                for first in range(0, len(members), MAX_TASKS):
-                    part = members[first : first + MAX_TASKS]
-                    each = (
-                        [int(before[task.folder].partition("_")[2]) for task in part] if is_each else range(len(part))
-                    )
-                    array = dict(zip(each, part, strict=True))
-                    job = send(*_script_of(array), array, dependency)
-                    tickets |= {task.folder: f"{job}_{number}" for number, task in array.items()}
-                    if self.jobs and not awaited:  # which each array counts for itself
-                        dependency = f"afterany:{job}"
+
+def _arrange(tasks: Sequence[Task], tickets: Mapping[Path, str]) -> Iterator[Array]:
+    """Arrays of tasks, each with its script, where that belongs, and the words that submit it.
+
+    Those on which tasks build are before them, and have ``tickets`` then, or are finished.
+    """
+    left = list(tasks)
+    while left:
+        ahead = {task.folder for task in left}
+        ready = [task for task in left if not ahead & {*task.after}]
+        left = [task for task in left if ahead & {*task.after}]
+        before = {task.folder: next((tickets[one] for one in task.after if one in tickets), "") for task in ready}
+        uses = Counter(before.values())
+        groups: dict[tuple[str, ...], list[Task]] = {}
+        for task in ready:  # where each builds on another task of one array, each waits for that of its number
+            job = before[task.folder].partition("_")[0]
+            awaited = job and (
+                f"aftercorr:{job}" if uses[before[task.folder]] == 1 else f"afterok:{before[task.folder]}"
+            )
+            settings = repr((task.composed.cfg["launcher"], _is_on_cpu(task)))
+            groups.setdefault((awaited, str(task.folder.parent), settings), []).append(task)
+        for (awaited, *_), members in groups.items():
+            for first in range(0, len(members), MAX_TASKS):
+                array = dict(enumerate(members[first : first + MAX_TASKS]))
+                if awaited.startswith("aftercorr"):
+                    array = {int(before[task.folder].partition("_")[2]): task for task in array.values()}
+                path, script = _script_of(array)
+                dependency = [f"--dependency={awaited}"] if awaited else []
+                yield path, script, ["sbatch", "--parsable", *dependency, display_path(path)], array
+                if members[0].composed.cfg["launcher"]["jobs"] and not awaited.startswith(("afterok", "aftercorr")):
+                    awaited = f"afterany:{tickets[members[first].folder].partition('_')[0]}"  # each counts its own
 
 
 def seconds_of(time: str | int | None) -> float | None:
@@ -153,20 +149,15 @@ def seconds_of(time: str | int | None) -> float | None:
     >>> [seconds_of(time) for time in (90, "90:30", "4:00:00", "1-12", "1-12:30", "1h", None)]
     [5400, 5430, 14400, 129600, 131400, None, inf]
     """
-    if time is None or str(time).upper() in ("UNLIMITED", "INFINITE"):
-        return math.inf
-    if not (found := TIME.fullmatch(str(time))):
-        return None
-    days, *parts = found.groups()
-    units = (3600, 60, 1) if days or parts[2] else (60, 1)
-    return int(days or 0) * 86400 + sum(int(part or 0) * unit for part, unit in zip(parts, units, strict=False))
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", str(time))
+    if not found:
+        return math.inf if time is None or str(time).upper() in ("UNLIMITED", "INFINITE") else None
+    units = (86400, 3600, 60, 1) if found[1] or found[4] else (0, 60, 1, 0)
+    return sum(int(part or 0) * unit for part, unit in zip(found.groups(), units, strict=True))
 
 
-def _gpus_of(task: Task) -> int | str:
-    """The GPUs on each machine of a run: those that are asked for, or else one for each process but on a CPU."""
-    launcher, args = task.composed.cfg["launcher"], task.composed.cfg["trainer"]["args"]
-    asked = launcher["gpus_per_node"]
-    return (0 if args.get(upstream.USE_CPU) else launcher["num_processes"]) if asked is None else asked
+def _is_on_cpu(task: Task) -> bool:
+    return bool(task.composed.cfg["trainer"]["args"].get(upstream.USE_CPU))
 
 
 def _script_of(array: Mapping[int, Task]) -> tuple[Path, str]:
@@ -177,19 +168,12 @@ def _script_of(array: Mapping[int, Task]) -> tuple[Path, str]:
     jinja.filters["quote"] = lambda value: shlex.quote(str(value))
     runs = {number: display_path(task.folder.absolute()) for number, task in array.items()}
     first, digest = next(iter(array.values())), hashlib.sha256(repr(runs).encode()).hexdigest()[:8]
-    own: Slurm = build(first.composed.cfg["launcher"])
     place = first.folder.parent.absolute() / HIDDEN
     name = f"{re.sub(r'[^a-zA-Z0-9_.-]+', '-', place.parent.name)}.{digest}"
-    numbers = f"0-{len(array) - 1}" if [*array] == [*range(len(array))] else ",".join(map(str, array))
-    known = {"own": own, "name": name, "place": display_path(place), "numbers": numbers, "runs": runs}
+    known = {"own": build(first.composed.cfg["launcher"]), "on_cpu": _is_on_cpu(first), "executable": executable}
     text = Path(__file__).with_name("slurm.sh").read_text(encoding="utf-8")
-    script = jinja.from_string(text).render(known, gpus=_gpus_of(first), python=own.python or executable)
+    script = jinja.from_string(text).render(known, name=name, place=display_path(place), runs=runs)
     return place / f"{name}.sh", script
-
-
-def _sbatch(path: Path, dependency: str) -> list[str]:
-    """The words that submit a script."""
-    return ["sbatch", "--parsable", *([f"--dependency={dependency}"] if dependency else []), display_path(path)]
 
 
 def _ask(*words: str) -> str:
@@ -199,5 +183,5 @@ def _ask(*words: str) -> str:
     if done.returncode == 0:
         return done.stdout
     said = done.stderr.strip() or f"{words[0]} ended with {done.returncode}"
-    beats = next(dict(each) for each in TABLES["refusals"] if re.search(each.pop("like"), said))
+    beats = next({**each, "like": ""} for each in TABLES["refusals"] if re.search(each["like"], said))
     raise EnvironmentFault(fault("launch.refused", command=words[0], said=said, **beats))

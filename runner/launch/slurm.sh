@@ -1,8 +1,11 @@
 #!/bin/bash
 # Written by `python -m runner`, which submits it: each task of the array trains the run of its number.
+{% set whole = runs | length > 1 and runs | last - runs | first == runs | length - 1 %}
+{% set numbers = "%d-%d" | format(runs | first, runs | last) if whole else runs | join(",") %}
 #SBATCH --job-name={{ name }} --array={{ numbers }}{{ "%%%d" % own.jobs if own.jobs }}
 #SBATCH --output={{ place.replace("%", "%%") | quote }}/%A_%a.log --open-mode=append
 #SBATCH --nodes={{ own.num_machines }} --ntasks-per-node=1
+{% set gpus = own.gpus_per_node if own.gpus_per_node is not none else 0 if on_cpu else own.num_processes %}
 {% if gpus %}
 #SBATCH --gpus-per-node={{ gpus | quote }}
 {% endif %}
@@ -27,7 +30,7 @@ runs=(
 # leaves with 143 (140 where Python had hardly begun), and goes on in the next job. A signal to this shell says that
 # Slurm ends the job: by scancel, or to put it back into the queue itself.
 trap ended=1 TERM
-srun --ntasks={{ own.num_machines }}{{ " --cpus-per-task=%d" % own.cpus_per_task if own.cpus_per_task }} {{ python | quote }} \
+srun --ntasks={{ own.num_machines }}{{ " --cpus-per-task=%d" % own.cpus_per_task if own.cpus_per_task }} {{ (own.python or executable) | quote }} \
   -m runner.launch "${runs[$SLURM_ARRAY_TASK_ID]}" --trust
 code=$?
 if [[ $code =~ ^(140|143)$ && -z $ended && ${SLURM_RESTART_COUNT:-0} -lt {{ own.max_requeues }} ]]; then

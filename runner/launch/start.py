@@ -110,8 +110,7 @@ def start_sweep(
     tasks = tasks_of(jobs)
     _refuse_several_processes("a sweep", max(run.machines for runs in jobs for run in runs))
     check_ahead(jobs, elsewhere=bool(plugins))
-    launcher = jobs[0][0].cfg["launcher"]
-    settings = settings_of(launcher, [run for runs in jobs for run in runs], debug=debug)
+    settings = settings_of(jobs[0][0].cfg["launcher"], [run for runs in jobs for run in runs], debug=debug)
     queue = _queue_of([run for runs in jobs for run in runs], plugins)
     plan = Plan(tasks, axis.axes(overrides))
     print(plan)
@@ -136,15 +135,10 @@ def start_sweep(
 
 
 def _queue_of(runs: Sequence[Composed], plugins: Sequence[str] = ()) -> Queue | None:
-    """The queue that takes all of the runs, or None; raises ConfigError where it would take some, or not start them."""
-    launchers = [run.cfg["launcher"] for run in runs if "wait" in run.cfg["launcher"]]
-    others = [run for run in runs if run.cfg["launcher"]["_target_"] != runs[0].cfg["launcher"]["_target_"]]
-    if launchers and (plugins or others):
-        found = f"a queue, beside {plugins[0]}" if plugins else f"a queue, and {others[0].choices.get('launcher')}"
-        raise ConfigError(
-            fault("launch.other_launcher", found=found, fix="=local" if plugins else "=<the same for each>")
-        )
-    queues: list[Queue] = [build(launcher) for launcher in launchers]
+    """The queue that takes the runs, or None; raises ConfigError where it would not take all, or not start them."""
+    queues: list[Queue] = [build(run.cfg["launcher"]) for run in runs if "wait" in run.cfg["launcher"]]
+    if queues and (plugins or len({run.cfg["launcher"]["_target_"] for run in runs}) > 1):
+        raise ConfigError(fault("launch.other_launcher", other=plugins[0] if plugins else "another launcher"))
     return queues[0] if queues else None
 
 
