@@ -21,14 +21,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parent.parent.parent)]
+ROOT = str(Path(__file__).resolve().parent.parent.parent)
+sys.path.insert(0, ROOT)
 
 from runner.errors import EnvironmentFault
 from runner.io.files import sha256
 from runner.run import Run, held
 
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-LOCAL = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "disabled"}
+LOCAL = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "disabled"}  # of a cluster that outlives a command
 WORDS = ("trainer=sft", "dataset.limit.train=64", "dataset.limit.eval=8", "trainer.args.logging_steps=1", "metric=none")
 SHORT = (*WORDS, "trainer.args.max_steps=4")
 LONG = (*WORDS, "trainer.args.max_steps=60", "trainer.args.save_steps=5")
@@ -41,7 +42,7 @@ class Commands:
 
     def __init__(self, folder: Path, **environment: str):
         self.folder, self.environment = folder, os.environ | QUIET | environment
-        self.environment["PYTHONPATH"] = sys.path[0]
+        self.environment |= {"PYTHONPATH": ROOT, "RAY_TMPDIR": str(folder)}
 
     def start(self, *words: str) -> subprocess.Popen:
         command = [sys.executable, "-m", "runner", *words]
@@ -94,15 +95,16 @@ def listening() -> set[str]:
 
 
 @contextmanager
-def two_nodes(*cpus: int) -> Iterator[tuple[str, object]]:
-    """A cluster of nodes on this machine, which outlives each command."""
-    os.environ |= QUIET | LOCAL
+def cluster_of(folder: Path, *cpus: int) -> Iterator[str]:
+    """The word that names a cluster of nodes on this machine, which outlives each command."""
+    os.environ |= QUIET | LOCAL | {"RAY_TMPDIR": str(folder)}
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus[0], "include_dashboard": False})
-    nodes = [cluster.add_node(num_cpus=each) for each in cpus[1:]]
+    for each in cpus[1:]:
+        cluster.add_node(num_cpus=each)
     try:
-        yield f"launcher.address={cluster.address}", (lambda: cluster.remove_node(nodes[0], allow_graceful=False))
+        yield f"launcher.address={cluster.address}"
     finally:
         cluster.shutdown()
 
@@ -179,25 +181,19 @@ def case_worker(run: Commands) -> str:
 
 def case_node(run: Commands) -> str:
     """A node that dies with all that is on it: the run is tried again on the other."""
-    with two_nodes(0, 1) as (address, remove):
+    with cluster_of(run.folder, 0, 1) as address:
         process = run.start(*LONG, MACHINE, address, "name=node")
         [moved] = run.wait_for("node", 7)
         for pid in reversed(family(moved.status()["pid"])):  # the raylet first
             os.kill(pid, signal.SIGKILL)
-        import ray
-
-        ray.init(address.partition("=")[2], log_to_driver=False, configure_logging=False)
         time.sleep(3)
         assert process.poll() is None
-        other = subprocess.Popen(
-            ["ray", "start", f"--address={address.partition('=')[2]}", "--num-cpus=1", "--block"],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        ray = str(Path(sys.executable).with_name("ray"))
+        words = [ray, "start", f"--address={address.partition('=')[2]}", "--num-cpus=1", "--block"]
+        other = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             run.end(process)
         finally:
-            ray.shutdown()
             other.terminate()
             other.wait()
     assert moved.manifest()["starts"] == 2
@@ -241,12 +237,12 @@ def case_kill(run: Commands) -> str:
 
 def case_leave(run: Commands) -> str:
     """wait=false: submitted, never twice, told how far; killed while it submits; cancelled."""
-    with two_nodes(1) as (address, _):
+    with cluster_of(run.folder, 1) as address:
         words = ("-m", "seed=0,1", *ENDLESS, MACHINE, address, "launcher.wait=false", "name=left")
         began = time.monotonic()
         said = run(*words)
         seconds = time.monotonic() - began
-        assert "submitted 2 runs" in said, said
+        assert "submitted 2 to Ray" in said, said
         run.wait_for("left", 2)
         again = run(*words)
         assert "submitted" not in again and "running" in again and "queued" in again, again
