@@ -53,11 +53,11 @@ def place_of(run: Run, queue: Queue, seen: Mapping[str, Place]) -> Place | None:
     return seen.get(str((run.status().get("queued") or {}).get(type(queue).__name__.lower())))
 
 
-def set_gone(run: Run, cause: str) -> None:
+def set_gone(run: Run, cause: str, state: str = "interrupted") -> None:
     """Record that a run is in no queue any more, where it has not said itself how it ended."""
     with contextlib.suppress(FolderError), locked(run):
         if run.status()["state"] in ("queued", "running"):
-            run.set_status("interrupted", cause=cause)
+            run.set_status(state, cause=cause)
 
 
 @contextlib.contextmanager

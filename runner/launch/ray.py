@@ -1,14 +1,11 @@
 """The queue of Ray: an actor for each run, which trains it in a process of its own, again where it dies. README.md."""
 
 import contextlib
-import getpass
 import os
-import secrets
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,14 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runner.errors import ConfigError, EnvironmentFault, FolderError, check_library, describe, fault
-from runner.io.files import display_path
+from runner.errors import ConfigError, EnvironmentFault, check_library, describe, fault
 from runner.io.terminal import Copied
 from runner.launch import worker
 from runner.launch.local import local
 from runner.launch.plan import Task
-from runner.launch.queue import POLL, Place
-from runner.run import Run, held, locked
+from runner.launch.queue import POLL, Place, set_gone
+from runner.run import Run, held
 from runner.schema.text import read_tables
 
 TABLES = read_tables(__file__)
@@ -48,20 +44,21 @@ class Ray:
     def check(self) -> None:
         """Reach the cluster, if there is one; EnvironmentFault where it does not answer, or Ray is not installed."""
         check_library("ray", "launcher")
-        begun = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir(), "ray/ray_current_cluster")  # by ray start
+        place = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+        begun = Path(place, "ray/ray_current_cluster")  # by ray start
         address = self.address or os.environ.get("RAY_ADDRESS") or (begun.read_text() if begun.exists() else "local")
         os.environ |= TABLES["environment"] | {"RAY_raylet_start_wait_time_s": str(self.start_seconds)}
         if address != "local":
             _connect(address)
         elif self.wait:
-            os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex()}  # which is written nowhere
+            os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": os.urandom(32).hex()}  # which is written nowhere
         else:
             raise EnvironmentFault(fault("launch.no_cluster"))
 
     def preview(self, tasks: Sequence[Task]) -> str:
         """Each command, below what its actor is made of."""
-        commands = (f"python -m runner.launch {display_path(task.folder.absolute())} --trust" for task in tasks)
-        return "".join(f"\n# {self}\n{command}\n" for command in commands)
+        runs = (Run(task.folder.absolute()) for task in tasks)
+        return "".join(f"\n# {self}\npython -m runner.launch {run} --trust\n" for run in runs)
 
     def submit(self, tasks: Sequence[Task], places: Mapping[Path, Place], note: Callable[[Task, str], None]) -> None:
         """Make an actor for each run that builds on none which is not finished, for ``jobs`` of them at a time."""
@@ -104,11 +101,10 @@ class Ray:
             try:
                 ray.get(ENDS.pop(name)[1])
             except ray.exceptions.RayError as error:
-                run, said = Run(Path(name)), str(error).strip()
+                said, run = str(error).strip(), Run(Path(name))
                 cause = EnvironmentFault(fault("launch.actor", run=run, said=said.splitlines()[-1]))
-                with contextlib.suppress(FolderError), locked(run):
-                    if "killed by `ray.kill`" not in said and run.status()["state"] in ("queued", "running"):
-                        run.set_status("failed", cause=str(cause))
+                if "killed by `ray.kill`" not in said:
+                    set_gone(run, str(cause), "failed")
         names = ray.util.list_named_actors()
         begun = {name: os.path.exists(f"{name}/config.yaml") and held(Run(Path(name))) for name in names}
         return {name: Place(name, "trains" if its else "waits for a node", its) for name, its in begun.items()}
@@ -163,7 +159,7 @@ def _connect(address: str) -> None:
     try:
         if host:
             socket.create_connection((host, int(port)), timeout=10).close()  # for which Ray would wait for minutes
-        ray.init(address, namespace=f"runner-{getpass.getuser()}", **TABLES["arguments"])
+        ray.init(address, namespace=f"runner-{os.getuid()}", **TABLES["arguments"])
     except Exception as error:
         raise EnvironmentFault(fault("launch.no_ray", address=address, said=describe(error))) from None
     finally:

@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 ROOT = str(Path(__file__).resolve().parent.parent.parent)
 sys.path.insert(0, ROOT)
@@ -95,8 +96,8 @@ def listening() -> set[str]:
 
 
 @contextmanager
-def cluster_of(folder: Path, *cpus: int) -> Iterator[str]:
-    """The word that names a cluster of nodes on this machine, which outlives each command."""
+def cluster_of(folder: Path, *cpus: int) -> Iterator[tuple[str, Any]]:
+    """The word that names a cluster of nodes on this machine, which outlives each command, and the cluster."""
     os.environ |= QUIET | LOCAL | {"RAY_TMPDIR": str(folder)}
     from ray.cluster_utils import Cluster
 
@@ -104,7 +105,7 @@ def cluster_of(folder: Path, *cpus: int) -> Iterator[str]:
     for each in cpus[1:]:
         cluster.add_node(num_cpus=each)
     try:
-        yield f"launcher.address={cluster.address}"
+        yield f"launcher.address={cluster.address}", cluster
     finally:
         cluster.shutdown()
 
@@ -181,21 +182,15 @@ def case_worker(run: Commands) -> str:
 
 def case_node(run: Commands) -> str:
     """A node that dies with all that is on it: the run is tried again on the other."""
-    with cluster_of(run.folder, 0, 1) as address:
+    with cluster_of(run.folder, 0, 1) as (address, cluster):
         process = run.start(*LONG, MACHINE, address, "name=node")
         [moved] = run.wait_for("node", 7)
         for pid in reversed(family(moved.status()["pid"])):  # the raylet first
             os.kill(pid, signal.SIGKILL)
         time.sleep(3)
         assert process.poll() is None
-        ray = str(Path(sys.executable).with_name("ray"))
-        words = [ray, "start", f"--address={address.partition('=')[2]}", "--num-cpus=1", "--block"]
-        other = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            run.end(process)
-        finally:
-            other.terminate()
-            other.wait()
+        cluster.add_node(num_cpus=1)
+        run.end(process)
     assert moved.manifest()["starts"] == 2
     run(*LONG, "name=alone")
     assert run.model("node") == run.model("alone")
@@ -237,7 +232,7 @@ def case_kill(run: Commands) -> str:
 
 def case_leave(run: Commands) -> str:
     """wait=false: submitted, never twice, told how far; killed while it submits; cancelled."""
-    with cluster_of(run.folder, 1) as address:
+    with cluster_of(run.folder, 1) as (address, _):
         words = ("-m", "seed=0,1", *ENDLESS, MACHINE, address, "launcher.wait=false", "name=left")
         began = time.monotonic()
         said = run(*words)
