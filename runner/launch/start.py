@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from runner import config
 from runner.config import Composed
@@ -26,7 +27,7 @@ from runner.io.terminal import print_error, print_visible
 from runner.launch import axis, stages
 from runner.launch.plan import LiveProgress, Plan, Stages, Task, state_of, tasks_of
 from runner.launch.pool import Pool, confine, idle_devices, settings_of
-from runner.launch.queue import Queue, Submission
+from runner.launch.queue import Submission
 from runner.launch.worker import is_finished, launch
 from runner.run import Run, open_run
 from runner.run.continuation import find_offer
@@ -134,9 +135,9 @@ def start_sweep(
     return _exit_code(codes, signals)
 
 
-def _queue_of(runs: Sequence[Composed], plugins: Sequence[str] = ()) -> Queue | None:
+def _queue_of(runs: Sequence[Composed], plugins: Sequence[str] = ()) -> Any:
     """The queue that takes the runs, or None; raises ConfigError where it would not take all, or not start them."""
-    queues: list[Queue] = [build(run.cfg["launcher"]) for run in runs if "wait" in run.cfg["launcher"]]
+    queues = [build(run.cfg["launcher"]) for run in runs if "wait" in run.cfg["launcher"]]
     if queues and (plugins or len({run.cfg["launcher"]["_target_"] for run in runs}) > 1):
         raise ConfigError(fault("launch.other_launcher", other=plugins[0] if plugins else "another launcher"))
     return queues[0] if queues else None
@@ -177,7 +178,7 @@ def _print_notes(tasks: Sequence[Task]) -> None:
     print("".join(f"{line}\n" for line in dict.fromkeys(lines)), end="")
 
 
-def _show(plan: Plan, queue: Queue | None = None) -> int:
+def _show(plan: Plan, queue: Any = None) -> int:
     """Print each run of a plan, and what would be submitted; raises FolderError where one is finished and damaged."""
     # Asked at a real start alone: the hub for a repository to push to, which makes it; torch for the names of devices,
     # which wakes them; the disk for the size of checkpoints, and the weights and rows themselves, which are loaded.
