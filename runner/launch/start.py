@@ -16,7 +16,7 @@ from typing import Any
 
 from runner import config
 from runner.config import Composed
-from runner.config.build import build
+from runner.config.build import asked_for, build
 from runner.config.machines import processes_here, processes_of, rank_of, rendezvous_of
 from runner.config.override import dotted_key, latest, parse
 from runner.dataset.request import split_words
@@ -36,6 +36,7 @@ from runner.run.key import folder_of
 from runner.run.read import finished, one_line
 from runner.run.seal import sealed_checkpoints
 from runner.tracker.variable import read_complete, trackers_of
+from runner.validate.context import OWN
 from runner.validate.start import HERE, check_ahead, settle_hub
 
 # The errors of a place where no folder can be made, however much room there is.
@@ -137,10 +138,12 @@ def start_sweep(
 
 def _queue_of(runs: Sequence[Composed], plugins: Sequence[str] = ()) -> Any:
     """The queue that takes the runs, or None; raises ConfigError where it would not take all, or not start them."""
-    queues = [build(run.cfg["launcher"]) for run in runs if "wait" in run.cfg["launcher"]]
-    if queues and (plugins or len({run.cfg["launcher"]["_target_"] for run in runs}) > 1):
+    queued = [run.cfg["launcher"] for run in runs if "wait" in run.cfg["launcher"]]
+    if queued and (plugins or len({run.cfg["launcher"]["_target_"] for run in runs}) > 1):
         raise ConfigError(fault("launch.other_launcher", other=plugins[0] if plugins else "another launcher"))
-    return queues[0] if queues else None
+    strange = {key for each in queued for key in {*each} & {*OWN["launcher"]} - asked_for(each["_target_"])}
+    ConfigError.refuse(fault("launch.of_the_pool", key=key) for key in sorted(strange))
+    return next(iter([build(launcher) for launcher in queued]), None)
 
 
 def _settle_hub(runs: Sequence[Composed]) -> None:

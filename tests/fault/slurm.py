@@ -240,11 +240,10 @@ def cancel(cluster: Cluster) -> str:
     """By hand, and by the verb: a run that trains and one that waits; each goes on by the same command."""
     words = (*WORDS, "trainer.args.max_steps=40", "name=cancel", *SLURM)
     seen = []
-    for way in ("scancel", "verb"):
+    for way, step in (("scancel", 3), ("verb", 12)):
         cluster.command("-m", "seed=0,1,2", *words)
         job = cluster.job("cancel").partition("_")[0]
-        cluster.until(lambda: any(each.status()["state"] == "running" for each in cluster.runs("cancel")))
-        time.sleep(2)  # a few steps
+        cluster.until(lambda step=step: max(each.status()["step"] for each in cluster.runs("cancel")) > step)
         cluster("scancel", job) if way == "scancel" else cluster.command("cancel", "outputs/cancel")
         cluster.until(lambda: not cluster("squeue", "--noheader").strip())
         seen.append(" ".join(each.status()["state"] for each in cluster.runs("cancel")))
