@@ -201,8 +201,7 @@ def test_what_is_queued_or_runs_can_be_cancelled(cluster, capsys):
         (["launcher.time=2"], 2, "launcher.time=3"),
         (["launcher.parameters.array=3"], 2, "the runner says that itself"),
         (["launcher.partion=gpu"], 2, "launcher.partition=gpu"),
-        (["launcher.devices=[1]"], 2, "launcher.devices"),
-        (["launcher.timeout_seconds=60"], 2, "launcher.time"),
+        (["launcher.devices=[1]", "launcher.timeout_seconds=60"], 2, "leave launcher.timeout_seconds out"),
         (["-m", "seed=0,1", "hydra/launcher=joblib"], 2, "launcher=local"),
     ],
 )
@@ -211,6 +210,16 @@ def test_what_cannot_be_submitted_is_refused_in_words(words, code, said, cluster
     error = capsys.readouterr().err
     assert said in error and "found" in error and "type" in error and not cluster.calls
     assert "queued" not in states() if Path("outputs/one").exists() else True
+
+
+def test_lines_of_the_shell_in_a_file_need_a_launcher_that_was_typed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("conf/experiment").mkdir(parents=True)
+    theirs = "# @package _global_\ndefaults: [override /launcher: slurm]\nlauncher: {setup: [touch here]}\n"
+    Path("conf/experiment/theirs.yaml").write_text(theirs)
+    words = ["experiment=theirs", "--config-dir=conf", "--dry-run"]
+    assert main(words) == 2 and "launcher=slurm  (if you trust" in capsys.readouterr().err
+    assert main([*words, "launcher=slurm"]) == 0 and "\ntouch here\n" in capsys.readouterr().out
 
 
 def test_a_machine_without_slurm_says_so_at_once(cluster, capsys, monkeypatch):

@@ -6,7 +6,7 @@ from runner.command import CommandLine, read_options
 from runner.config.build import build
 from runner.errors import ConfigError
 from runner.launch.queue import place_of, set_gone
-from runner.run.read import RunRecord, find_all_runs
+from runner.run.read import RunRecord, find_runs
 from runner.validate import find_dangers
 
 
@@ -14,7 +14,7 @@ def main(line: CommandLine) -> int:
     """Cancel the jobs of the runs that the command line names, and say of each what became of it."""
     root = Path(read_options(line.overrides, "cancel").get("output_root", "outputs"))
     queues: dict[str, list[RunRecord]] = {}
-    for run in find_all_runs(line.runs, "cancel", root):
+    for run in find_runs(line.runs, "cancel", None, root):
         queues.setdefault(repr(run.cfg.get("launcher")), []).append(run)
     for runs in queues.values():
         launcher, places = runs[0].cfg.get("launcher") or {}, {}
@@ -24,11 +24,10 @@ def main(line: CommandLine) -> int:
             queue.check()
             seen = queue.look()
             places = {run.folder: place for run in runs if (place := place_of(run.run, queue, seen))}
+        if places:
             queue.cancel([place.ticket for place in places.values()])
         for run in runs:
-            if not ((place := places.get(run.folder)) and place.begun):
-                set_gone(run.run, "cancelled before it began")
-            print(
-                f"{'cancelled' if place else 'no job':<9} {run}: {place.ticket if place else run.standing}", flush=True
-            )
+            if place := places.get(run.folder):
+                set_gone(run.run, f"{place.ticket} was cancelled before it began")  # else it says so itself
+            print(f"cancelled {run}: {place.ticket}" if place else f"no job    {run}: {run.standing}", flush=True)
     return 0

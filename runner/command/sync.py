@@ -17,7 +17,7 @@ from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError, fau
 from runner.io.files import display_path
 from runner.launch.worker import fork
 from runner.run import PATIENCE, locked
-from runner.run.read import RunRecord, find_all_runs
+from runner.run.read import RunRecord, find_runs
 from runner.schema import upstream
 from runner.tracker.variable import COMPLETED, read_complete, set_variables, trackers_of, variables_of
 from runner.validate import find_all_faults
@@ -34,7 +34,7 @@ def main(line: CommandLine) -> int:
     installed = next(filter(find_spec, COMPLETED), "wandb")
     faults += [] if trackers_of(node) else [Fault("tracker", "none", ", ".join(COMPLETED), f"tracker={installed}")]
     ConfigError.refuse(faults)
-    runs = find_all_runs(line.runs, "sync", root)
+    runs = find_runs(line.runs, "sync", None, root)
     FolderError.refuse(fault("command.no_figures", run=run) for run in runs if not run.cfg or not run.lines)
     missing = list(find_missing_libraries({"tracker": node}))
     EnvironmentFault.refuse(dataclasses.replace(each, fix=each.fix.partition(", or ")[0]) for each in missing)

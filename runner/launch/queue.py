@@ -8,10 +8,9 @@ import fcntl
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from runner.errors import EnvironmentFault, FolderError, code_of, fault, read_error
 from runner.io.files import display_path, open_own
@@ -22,12 +21,10 @@ from runner.run import Run, foreign_faults, held, locked, open_run
 HIDDEN = ".queue"  # the folder beside the runs of a name for what their cluster reads and writes
 POLL = 0.5  # seconds between two pictures
 PAUSES = (1.0, 15.0)  # seconds between two questions to a cluster, at first and at most
-Note = Callable[[Task, str], None]
 PATIENCE = 60.0  # seconds that another command has for submitting its own
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """A run in a queue: its ticket and its state there, in the cluster's own words, and whether it has begun."""
 
     ticket: str
@@ -35,20 +32,7 @@ class Place:
     begun: bool = False
 
 
-class Queue(Protocol):
-    """The launcher of a cluster, made with the keys of its YAML; README.md says what each method does."""
-
-    wait: bool
-
-    def check(self) -> None: ...
-    def preview(self, tasks: Sequence[Task]) -> str: ...
-    def submit(self, tasks: Sequence[Task], places: Mapping[Path, Place], note: Note) -> None: ...
-    def look(self) -> Mapping[str, Place]: ...
-    def cancel(self, tickets: Sequence[str]) -> None: ...
-    def train(self, folder: Path, debug: bool) -> int: ...
-
-
-def place_of(run: Run, queue: Queue, seen: Mapping[str, Place]) -> Place | None:
+def place_of(run: Run, queue: Any, seen: Mapping[str, Place]) -> Place | None:
     """The place of a run in a queue, by the ticket in its status."""
     return seen.get(str((run.status().get("queued") or {}).get(type(queue).__name__.lower())))
 
@@ -80,7 +64,7 @@ def locked_group(group: Path) -> Iterator[None]:
 class Submission:
     """Submits tasks that are in no queue, and says of the others how far they are, or waits until all have ended."""
 
-    def __init__(self, tasks: Sequence[Task], queue: Queue, show: Stages | LiveProgress):
+    def __init__(self, tasks: Sequence[Task], queue: Any, show: Stages | LiveProgress):
         self.queue, self.show, self.open = queue, show, {task.folder: task for task in tasks}
         self.places: dict[Path, Place] = {}  # of those that were seen in the queue, or submitted
         self.before: dict[Path, dict[str, Any]] = {}  # the status of those that this command has submitted

@@ -7,7 +7,7 @@ import shlex
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from sys import executable
@@ -17,7 +17,7 @@ from runner.errors import ConfigError, EnvironmentFault, fault
 from runner.io.files import display_path, write_text
 from runner.launch.accelerate import accelerate
 from runner.launch.plan import Task
-from runner.launch.queue import HIDDEN, Note, Place
+from runner.launch.queue import HIDDEN, Place
 from runner.report.number import plural
 from runner.schema import upstream
 from runner.schema.text import read_tables
@@ -75,7 +75,7 @@ class Slurm:
             tickets |= {task.folder: f"<job {len(shown)}>_{number}" for number, task in array.items()}
         return "".join(shown)
 
-    def submit(self, tasks: Sequence[Task], places: Mapping[Path, Place], note: Note) -> None:
+    def submit(self, tasks: Sequence[Task], places: Mapping[Path, Place], note: Callable[[Task, str], None]) -> None:
         """Submit an array of the runs that can begin, and one of those of each stage, which wait for the one before."""
         tickets = {folder: place.ticket for folder, place in places.items()}
         for path, script, words, array in _arrange(tasks, tickets):
@@ -112,34 +112,45 @@ class Slurm:
 
 
 def _arrange(tasks: Sequence[Task], tickets: Mapping[Path, str]) -> Iterator[Array]:
-    """Arrays of tasks, each with its script, where that belongs, and the words that submit it.
+    """Arrays of tasks by their numbers, each with its script, where that belongs, and the words that submit it.
 
     Those on which tasks build are before them, and have ``tickets`` then, or are finished.
     """
-    left = list(tasks)
+    from jinja2 import Environment, StrictUndefined
+
+    jinja = Environment(trim_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True)
+    jinja.filters["quote"] = lambda value: shlex.quote(str(value))
+    template, left = jinja.from_string(Path(__file__).with_name("slurm.sh").read_text(encoding="utf-8")), [*tasks]
     while left:
         ahead = {task.folder for task in left}
         ready = [task for task in left if not ahead & {*task.after}]
         left = [task for task in left if ahead & {*task.after}]
         before = {task.folder: next((tickets[one] for one in task.after if one in tickets), "") for task in ready}
-        uses = Counter(before.values())
-        groups: dict[tuple[str, ...], list[Task]] = {}
+        uses, groups = Counter(before.values()), dict[tuple[str, Path, str, bool], list[Task]]()
         for task in ready:  # where each builds on another task of one array, each waits for that of its number
-            job = before[task.folder].partition("_")[0]
-            awaited = job and (
-                f"aftercorr:{job}" if uses[before[task.folder]] == 1 else f"afterok:{before[task.folder]}"
-            )
-            settings = repr((task.composed.cfg["launcher"], _is_on_cpu(task)))
-            groups.setdefault((awaited, str(task.folder.parent), settings), []).append(task)
-        for (awaited, *_), members in groups.items():
+            ticket, cfg, typed = before[task.folder], task.composed.cfg, task.composed.typed
+            for key in (key for key in ("setup", "python") if not {"launcher", f"launcher.{key}"} & typed):
+                if value := cfg["launcher"].get(key):  # of a file that may be somebody else's
+                    option = task.composed.choices["launcher"]
+                    raise ConfigError(fault("launch.untyped_lines", key=key, value=value, launcher=option))
+            awaited = ticket and (f"aftercorr:{ticket.partition('_')[0]}" if uses[ticket] == 1 else f"afterok:{ticket}")
+            on_cpu = bool(cfg["trainer"]["args"].get(upstream.USE_CPU))
+            groups.setdefault((awaited, task.folder.parent, repr(cfg["launcher"]), on_cpu), []).append(task)
+        for (awaited, group, _, on_cpu), members in groups.items():
+            cfg, place = members[0].composed.cfg, group.absolute() / HIDDEN
             for first in range(0, len(members), MAX_TASKS):
                 array = dict(enumerate(members[first : first + MAX_TASKS]))
                 if awaited.startswith("aftercorr"):
                     array = {int(before[task.folder].partition("_")[2]): task for task in array.values()}
-                path, script = _script_of(array)
+                runs = {number: display_path(task.folder.absolute()) for number, task in array.items()}
+                digest = hashlib.sha256(repr(runs).encode()).hexdigest()[:8]
+                name = f"{re.sub(r'[^a-zA-Z0-9_.-]+', '-', place.parent.name)}.{digest}"
+                known = {"own": build(cfg["launcher"]), "executable": executable, "on_cpu": on_cpu}
+                script = template.render(known, name=name, place=display_path(place), runs=runs)
                 dependency = [f"--dependency={awaited}"] if awaited else []
+                path = place / f"{name}.sh"
                 yield path, script, ["sbatch", "--parsable", *dependency, display_path(path)], array
-                if members[0].composed.cfg["launcher"]["jobs"] and not awaited.startswith(("afterok", "aftercorr")):
+                if cfg["launcher"].get("jobs") and not awaited.startswith(("afterok", "aftercorr")):
                     awaited = f"afterany:{tickets[members[first].folder].partition('_')[0]}"  # each counts its own
 
 
@@ -154,26 +165,6 @@ def seconds_of(time: str | int | None) -> float | None:
         return math.inf if time is None or str(time).upper() in ("UNLIMITED", "INFINITE") else None
     units = (86400, 3600, 60, 1) if found[1] or found[4] else (0, 60, 1, 0)
     return sum(int(part or 0) * unit for part, unit in zip(found.groups(), units, strict=True))
-
-
-def _is_on_cpu(task: Task) -> bool:
-    return bool(task.composed.cfg["trainer"]["args"].get(upstream.USE_CPU))
-
-
-def _script_of(array: Mapping[int, Task]) -> tuple[Path, str]:
-    """The place and the text of the script of an array of tasks, which have the keys of their launcher in common."""
-    from jinja2 import Environment, StrictUndefined
-
-    jinja = Environment(trim_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True)
-    jinja.filters["quote"] = lambda value: shlex.quote(str(value))
-    runs = {number: display_path(task.folder.absolute()) for number, task in array.items()}
-    first, digest = next(iter(array.values())), hashlib.sha256(repr(runs).encode()).hexdigest()[:8]
-    place = first.folder.parent.absolute() / HIDDEN
-    name = f"{re.sub(r'[^a-zA-Z0-9_.-]+', '-', place.parent.name)}.{digest}"
-    known = {"own": build(first.composed.cfg["launcher"]), "on_cpu": _is_on_cpu(first), "executable": executable}
-    text = Path(__file__).with_name("slurm.sh").read_text(encoding="utf-8")
-    script = jinja.from_string(text).render(known, name=name, place=display_path(place), runs=runs)
-    return place / f"{name}.sh", script
 
 
 def _ask(*words: str) -> str:

@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from runner import config
 from runner.config import Composed
-from runner.config.build import build
+from runner.config.build import asked_for, build
 from runner.config.machines import processes_here, processes_of, rank_of, rendezvous_of
 from runner.config.override import dotted_key, latest, parse
 from runner.dataset.request import split_words
@@ -26,7 +27,7 @@ from runner.io.terminal import print_error, print_visible
 from runner.launch import axis, stages
 from runner.launch.plan import LiveProgress, Plan, Stages, Task, state_of, tasks_of
 from runner.launch.pool import Pool, confine, idle_devices, settings_of
-from runner.launch.queue import Queue, Submission
+from runner.launch.queue import Submission
 from runner.launch.worker import is_finished, launch
 from runner.run import Run, open_run
 from runner.run.continuation import find_offer
@@ -35,6 +36,7 @@ from runner.run.key import folder_of
 from runner.run.read import finished, one_line
 from runner.run.seal import sealed_checkpoints
 from runner.tracker.variable import read_complete, trackers_of
+from runner.validate.context import OWN
 from runner.validate.start import HERE, check_ahead, settle_hub
 
 # The errors of a place where no folder can be made, however much room there is.
@@ -134,12 +136,14 @@ def start_sweep(
     return _exit_code(codes, signals)
 
 
-def _queue_of(runs: Sequence[Composed], plugins: Sequence[str] = ()) -> Queue | None:
+def _queue_of(runs: Sequence[Composed], plugins: Sequence[str] = ()) -> Any:
     """The queue that takes the runs, or None; raises ConfigError where it would not take all, or not start them."""
-    queues: list[Queue] = [build(run.cfg["launcher"]) for run in runs if "wait" in run.cfg["launcher"]]
-    if queues and (plugins or len({run.cfg["launcher"]["_target_"] for run in runs}) > 1):
+    queued = [run.cfg["launcher"] for run in runs if "wait" in run.cfg["launcher"]]
+    if queued and (plugins or len({run.cfg["launcher"]["_target_"] for run in runs}) > 1):
         raise ConfigError(fault("launch.other_launcher", other=plugins[0] if plugins else "another launcher"))
-    return queues[0] if queues else None
+    strange = {key for each in queued for key in {*each} & {*OWN["launcher"]} - asked_for(each["_target_"])}
+    ConfigError.refuse(fault("launch.of_the_pool", key=key) for key in sorted(strange))
+    return next(iter([build(launcher) for launcher in queued]), None)
 
 
 def _settle_hub(runs: Sequence[Composed]) -> None:
@@ -177,7 +181,7 @@ def _print_notes(tasks: Sequence[Task]) -> None:
     print("".join(f"{line}\n" for line in dict.fromkeys(lines)), end="")
 
 
-def _show(plan: Plan, queue: Queue | None = None) -> int:
+def _show(plan: Plan, queue: Any = None) -> int:
     """Print each run of a plan, and what would be submitted; raises FolderError where one is finished and damaged."""
     # Asked at a real start alone: the hub for a repository to push to, which makes it; torch for the names of devices,
     # which wakes them; the disk for the size of checkpoints, and the weights and rows themselves, which are loaded.

@@ -159,13 +159,9 @@ class ValidationContext:
 
 
 def keys_of(path: str, signature: Signature) -> dict[str, Parameter]:
-    """The keys that a node may have beside ``_target_``: its target's arguments and our own.
-
-    What is ours of a launcher is the pool's, which a queue does without.
-    """
+    """The keys that a node may have beside ``_target_``: its target's arguments and our own."""
     group, *rest = path.split(".")
     own = OWN.get(group, {}) if len(rest) <= (group in ("reward", "metric")) else {}
-    own = {} if (group, "wait" in signature.parameters) == ("launcher", True) else own
     return {**signature.parameters, **to_parameters(own)}
 
 

@@ -153,11 +153,10 @@ def lacking() -> str:
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[Cluster]:
-    """A cluster with a working folder beside it."""
-    (folder / "work").mkdir()
-    (folder / "work" / "mine.py").write_text(SLOW)
-    cluster = Cluster(folder / "slurm", folder / "work")
+def running(work: Path) -> Iterator[Cluster]:
+    """A cluster whose files are in a folder of the working folder."""
+    (work / "mine.py").write_text(SLOW)
+    cluster = Cluster(work / "slurm", work)
     try:
         yield cluster
     finally:
@@ -188,7 +187,7 @@ def weights(cluster: Cluster, name: str) -> list[str]:
     return [sha256(run.model / "model.safetensors") for run in cluster.runs(name)]
 
 
-def put_back(cluster: Cluster, stop: Callable[[str], object] | None = None, steps: int = 40, *words: str) -> str:
+def put_back(cluster: Cluster, stop: Callable[[str], object] | None = None, steps: int = 20, *words: str) -> str:
     """Stop a run amid its steps, by ``scontrol requeue`` if by nothing else, and have it started again at once."""
     name = f"back{steps}"
     words = (*WORDS, f"trainer.args.max_steps={steps}", *words)
@@ -241,10 +240,10 @@ def cancel(cluster: Cluster) -> str:
     """By hand, and by the verb: a run that trains and one that waits; each goes on by the same command."""
     words = (*WORDS, "trainer.args.max_steps=40", "name=cancel", *SLURM)
     seen = []
-    for way in ("scancel", "verb"):
+    for way, step in (("scancel", 3), ("verb", 12)):
         cluster.command("-m", "seed=0,1,2", *words)
         job = cluster.job("cancel").partition("_")[0]
-        cluster.until(lambda: max(each.status()["step"] for each in cluster.runs("cancel")) > 3)
+        cluster.until(lambda step=step: max(each.status()["step"] for each in cluster.runs("cancel")) > step)
         cluster("scancel", job) if way == "scancel" else cluster.command("cancel", "outputs/cancel")
         cluster.until(lambda: not cluster("squeue", "--noheader").strip())
         seen.append(" ".join(each.status()["state"] for each in cluster.runs("cancel")))

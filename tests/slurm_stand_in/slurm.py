@@ -6,6 +6,7 @@ where what it waits for has failed. In the file ``mode`` stands what else it doe
 its time, ``kills`` kills the command that has called it as soon as the job is there.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -89,13 +90,14 @@ def run(path):
 
 def squeue(*words):
     for path in sorted(QUEUE.glob("[0-9]*_*[0-9]")):
-        job = read(path)
-        print(f"{path.name}|{job['state']}|{job['reason']}|{job['name']}")
+        with contextlib.suppress(FileNotFoundError):  # it has just ended
+            job = read(path)
+            print(f"{path.name}|{job['state']}|{job['reason']}|{job['name']}")
 
 
 def scancel(*words):
     for path in (QUEUE / word for word in words if not word.startswith("-")):
-        if path.exists():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             job = read(path)
             if job["pid"]:
                 os.killpg(job["pid"], signal.SIGTERM)
