@@ -32,13 +32,11 @@ class StandIn(SimpleNamespace):
     def init(self, address, **more):
         self.is_initialized = lambda: True
 
-    def remote(self, actor):
-        return self
-
-    def options(self, **given):
-        if given["max_restarts"] < -1:
+    def remote(self, **own):
+        if own["max_restarts"] < -1:
             raise ValueError("max_restarts must be at least -1")
-        return SimpleNamespace(remote=lambda *words: self.made(**given))
+        make = lambda **more: SimpleNamespace(remote=lambda *words: self.made(**own | more))  # noqa: E731
+        return lambda actor: SimpleNamespace(options=make)
 
     def made(self, name, **given):
         self.given[name] = given

@@ -77,16 +77,15 @@ class Ray:
         room = (self.jobs or len(tasks)) - sum(place.ticket in names for place in places.values())
         done = {each for task in tasks for each in task.after if Run(each.absolute()).status()["state"] == "finished"}
         ready = [task for task in tasks if done.issuperset(task.after)][: max(0, room)]
-        options: dict[str, Any] = {"num_cpus": cpus, "num_gpus": gpus, "max_restarts": self.max_restarts}
-        options |= {"resources": self.resources, "runtime_env": self.runtime_env, "get_if_exists": True}
-        options |= {"lifetime": None if self.wait else "detached"}
+        own = {"num_cpus": cpus, "num_gpus": gpus, "resources": self.resources, "runtime_env": self.runtime_env}
+        try:
+            trainer = ray.remote(max_restarts=self.max_restarts, **own)(Trainer)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(fault("launch.odd_options", said=describe(error))) from None
+        more = {"lifetime": None if self.wait else "detached", "get_if_exists": True}
         for name, task in ((str(task.folder.absolute()), task) for task in ready):
-            try:
-                actor = ray.remote(Trainer).options(name=name, **options)
-            except (TypeError, ValueError) as error:
-                raise ConfigError(fault("launch.odd_options", said=describe(error))) from None
             note(task, name)
-            made = actor.remote(name, os.getcwd())
+            made = trainer.options(name=name, **more).remote(name, os.getcwd())
             ENDS[name] = made, made.__ray_ready__.remote()
         if ready:
             print(f"submitted {len(ready)} to Ray{lacking and f', where no node has {lacking} now'}", flush=True)
