@@ -49,16 +49,14 @@ class Ray:
         address = self.address or os.environ.get("RAY_ADDRESS") or (begun.read_text() if begun.exists() else "local")
         os.environ |= TABLES["environment"] | {"RAY_raylet_start_wait_time_s": str(self.start_seconds)}
         if address != "local":
-            _connect(address)
-        elif self.wait:
-            os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": os.urandom(32).hex()}  # which is written nowhere
-        else:
-            raise EnvironmentFault(fault("launch.no_cluster"))
+            return _connect(address)
+        EnvironmentFault.refuse([] if self.wait else [fault("launch.no_cluster")])
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": os.urandom(32).hex()}  # which is written nowhere
 
     def preview(self, tasks: Sequence[Task]) -> str:
-        """Each command, below what its actor is made of."""
-        runs = (Run(task.folder.absolute()) for task in tasks)
-        return "".join(f"\n# {self}\npython -m runner.launch {run} --trust\n" for run in runs)
+        """Each command, below what the actors are made of."""
+        commands = [f"python -m runner.launch {Run(task.folder.absolute())} --trust\n" for task in tasks]
+        return f"\n# {self}\n{''.join(commands)}"
 
     def submit(self, tasks: Sequence[Task], places: Mapping[Path, Place], note: Callable[[Task, str], None]) -> None:
         """Make an actor for each run that builds on none which is not finished, for ``jobs`` of them at a time."""
