@@ -215,11 +215,13 @@ def test_what_cannot_be_submitted_is_refused_in_words(words, code, said, cluster
 def test_lines_of_the_shell_in_a_file_need_a_launcher_that_was_typed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("conf/experiment").mkdir(parents=True)
-    theirs = "# @package _global_\ndefaults: [override /launcher: slurm]\nlauncher: {setup: [touch here]}\n"
+    theirs = "# @package _global_\ndefaults: [override /launcher: slurm]\nlauncher: {setup: [touch here], "
+    theirs += 'qos: "a\'\\ntouch there #", parameters: {"b\\ntouch there": 1}}\n'
     Path("conf/experiment/theirs.yaml").write_text(theirs)
     words = ["experiment=theirs", "--config-dir=conf", "--dry-run"]
     assert main(words) == 2 and "launcher=slurm  (if you trust" in capsys.readouterr().err
-    assert main([*words, "launcher=slurm"]) == 0 and "\ntouch here\n" in capsys.readouterr().out
+    assert main([*words, "launcher=slurm"]) == 0 and "\ntouch here\n" in (said := capsys.readouterr().out)
+    assert "\ntouch there" not in said and " touch there" in said
 
 
 def test_a_machine_without_slurm_says_so_at_once(cluster, capsys, monkeypatch):

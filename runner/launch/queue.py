@@ -100,14 +100,14 @@ class Submission:
         while self.open and len(self.signals) < 2:
             own = [self.places[folder].ticket for folder in self.open if folder in self.before]
             if signal.SIGHUP in self.signals:
-                return worker.detach_terminal()
+                worker.detach_terminal()
+            if signal.SIGHUP in self.signals or (self.signals and not own):
+                break
             if self.signals and not cancelled:
                 self.show.close()
                 print(f"cancelled {len(own)} in the queue: those that run save their step", flush=True)
                 self.queue.cancel(own)
                 cancelled = True
-            if self.signals and not own:
-                return None
             if (now := time.monotonic()) >= due:
                 with contextlib.suppress(EnvironmentFault):  # a cluster may be away for a while
                     self._look()
@@ -116,7 +116,6 @@ class Submission:
             live = [(self.open[folder], now - began) for folder, began in self.began.items() if folder in self.open]
             self.show.tick(live, len(self.open) - len(live))
             time.sleep(POLL)
-        return None
 
     def _look(self) -> None:
         """Take note of what has changed, and submit what is in no queue and may be."""

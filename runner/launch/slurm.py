@@ -119,7 +119,7 @@ def _arrange(tasks: Sequence[Task], tickets: Mapping[Path, str]) -> Iterator[Arr
     from jinja2 import Environment, StrictUndefined
 
     jinja = Environment(trim_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True)
-    jinja.filters["quote"] = lambda value: shlex.quote(str(value))
+    jinja.filters["quote"] = lambda value: shlex.quote(str(value).replace("\n", " "))  # a line of its own would be run
     template, left = jinja.from_string(Path(__file__).with_name("slurm.sh").read_text(encoding="utf-8")), [*tasks]
     while left:
         ahead = {task.folder for task in left}

@@ -14,7 +14,7 @@
 {% endfor %}
 #SBATCH --requeue --kill-on-invalid-dep=yes --signal=USR2@{{ own.signal_seconds }}
 {% for word, value in own.parameters.items() %}
-#SBATCH --{{ word.replace("_", "-") }}{{ "" if value is true else "=" ~ value | quote }}
+#SBATCH --{{ word.replace("_", "-") | quote }}{{ "" if value is true else "=" ~ value | quote }}
 {% endfor %}
 
 runs=(

@@ -63,8 +63,9 @@ class Stop:
     listening: bool = False
 
     def __call__(self, number: int, frame: object = None) -> None:
-        # A scheduler announces its SIGTERM by SIGUSR2, sends both to every process, and we hand them on: one request.
-        self.announced |= number == signal.SIGUSR2
+        # A scheduler announces its SIGTERM by SIGUSR2, sends both to every process, and we or torchrun hand them on to
+        # each: one request.
+        self.announced |= number == signal.SIGUSR2 or config.world_size() > 1
         again = self.number is not None and not self.agreed and (not self.announced or number == signal.SIGINT)
         self.number, self.agreed = number, False
         if number == signal.SIGHUP:
