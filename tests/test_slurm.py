@@ -75,7 +75,7 @@ def cluster(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     monkeypatch.setenv("SLURM_STAND_IN", str(tmp_path / "queue"))
-    monkeypatch.setattr(queue, "PAUSES", (0.1, 0.1))
+    monkeypatch.setattr(queue, "PAUSE", 0.1)
     monkeypatch.setattr(queue, "POLL", 0.1)
     cluster = Cluster(tmp_path)
     yield cluster
@@ -191,6 +191,10 @@ def test_what_is_queued_or_runs_can_be_cancelled(cluster, capsys):
     waits.send_signal(signal.SIGINT)
     assert "cancelled 1" in waits.communicate()[0] and waits.returncode == 130
     assert states() == ["interrupted"] * 3
+    waits = cluster.start("seed=3", "launcher.wait=true")
+    until(lambda: "3_0" in cluster.jobs and "queued" in states())
+    waits.send_signal(signal.SIGHUP)  # the terminal is closed
+    assert waits.communicate() and waits.returncode == 143 and cluster.jobs == ["3_0"]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from runner.run import Run, foreign_faults, held, locked, open_run
 
 HIDDEN = ".queue"  # the folder beside the runs of a name for what their cluster reads and writes
 POLL = 0.5  # seconds between two pictures
-PAUSES = (1.0, 15.0)  # seconds between two questions to a cluster, at first and at most
+PAUSE = 10.0  # seconds between two questions to a cluster
 PATIENCE = 60.0  # seconds that another command has for submitting its own
 
 
@@ -96,26 +96,26 @@ class Submission:
 
     def _wait(self) -> None:
         """Show how far they are until all have ended, or a signal says otherwise."""
-        pause, due, cancelled = PAUSES[0], time.monotonic() + PAUSES[0], False
+        due, cancelled = time.monotonic() + PAUSE, False
         while self.open and len(self.signals) < 2:
             own = [self.places[folder].ticket for folder in self.open if folder in self.before]
             if signal.SIGHUP in self.signals:
-                worker.detach_terminal()
-            if signal.SIGHUP in self.signals or (self.signals and not own):
-                break
+                return worker.detach_terminal()
+            if self.signals and not own:
+                return None
             if self.signals and not cancelled:
                 self.show.close()
                 print(f"cancelled {len(own)} in the queue: those that run save their step", flush=True)
                 self.queue.cancel(own)
                 cancelled = True
             if (now := time.monotonic()) >= due:
+                due = now + PAUSE
                 with contextlib.suppress(EnvironmentFault):  # a cluster may be away for a while
                     self._look()
-                pause = min(PAUSES[1], 1.5 * pause)
-                due = now + pause
             live = [(self.open[folder], now - began) for folder, began in self.began.items() if folder in self.open]
             self.show.tick(live, len(self.open) - len(live))
             time.sleep(POLL)
+        return None
 
     def _look(self) -> None:
         """Take note of what has changed, and submit what is in no queue and may be."""
