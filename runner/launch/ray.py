@@ -64,13 +64,13 @@ class Ray:
 
         if is_own := not ray.is_initialized():
             _connect("local")
-        nodes, lacking = [node["Resources"] for node in ray.nodes() if node["Alive"]], ""
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         gpus = self.num_gpus if any("GPU" in node for node in nodes) else self.num_gpus or 0
         cpus, gpus = (self.num_processes if count is None else count for count in (self.num_cpus, gpus))
-        wanted = {"CPU": cpus, "GPU": gpus, **self.resources}
-        if not any(all(node.get(name, 0) >= count for name, count in wanted.items()) for node in nodes):
-            lacking = ", ".join(f"{name}: {count:g}" for name, count in wanted.items() if count)
-            EnvironmentFault.refuse([fault("launch.no_node", lacking=lacking)] if is_own else [])
+        wanted = {"CPU": cpus, "GPU": gpus, **self.resources}.items()
+        short = [f"{name}: {count:g}" for name, count in wanted if all(node.get(name, 0) < count for node in nodes)]
+        lacking = ", ".join(short)
+        EnvironmentFault.refuse([fault("launch.no_node", lacking=lacking)] if lacking and is_own else [])
         names = ray.util.list_named_actors()
         room = (self.jobs or len(tasks)) - sum(place.ticket in names for place in places.values())
         done = {each for task in tasks for each in task.after if Run(each.absolute()).status()["state"] == "finished"}
