@@ -202,7 +202,10 @@ def stopped(run: Commands, number: int, code: int) -> str:
     process = run.start("-m", "seed=0,1,2", *ENDLESS, MACHINE, f"name=stop{number}")
     runs = run.wait_for(f"stop{number}", 3, 2)
     began = time.monotonic()
-    process.send_signal(number)
+    if number == signal.SIGINT:  # as of a terminal, to all that the command has started there
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
     process.communicate(timeout=120)
     assert process.returncode == code, process.returncode
     wait_for(lambda: not any(map(held, runs)))
