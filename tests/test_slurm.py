@@ -118,6 +118,8 @@ def test_a_run_is_submitted_once_and_the_same_command_says_how_far_it_is(cluster
     until(lambda: not cluster.jobs)
     assert cluster() == 0 and "finished" in capsys.readouterr().out and len(cluster.calls) == 2
     assert not [path for path in Path("outputs/one").iterdir() if path.name not in (".queue", run.folder.name)]
+    run.run.set_status("queued", queued={"another": "7"})
+    assert cluster() == 0 and len(cluster.calls) == 2  # it is in the queue of another cluster
 
 
 def test_a_sweep_is_an_array_and_what_failed_is_submitted_again(cluster, capsys):
