@@ -218,6 +218,17 @@ def test_what_cannot_be_submitted_is_refused_in_words(words, code, said, cluster
     assert "queued" not in states() if Path("outputs/one").exists() else True
 
 
+def test_a_link_in_place_of_our_folder_or_another_command_that_submits_is_not_overridden(cluster, capsys, monkeypatch):
+    monkeypatch.setattr(queue, "PATIENCE", 0.2)
+    with queue.locked_group(Path("outputs/one")):
+        assert cluster() == 5 and "it submits nothing twice" in capsys.readouterr().err
+    Path("elsewhere").mkdir()
+    Path("outputs/one/.queue").rename("outputs/one/.was")
+    Path("outputs/one/.queue").symlink_to(Path("elsewhere").absolute())
+    assert cluster() == 4 and "a link to" in capsys.readouterr().err
+    assert not cluster.calls and not list(Path("elsewhere").iterdir())
+
+
 def test_lines_of_the_shell_in_a_file_need_a_launcher_that_was_typed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("conf/experiment").mkdir(parents=True)
