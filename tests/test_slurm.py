@@ -118,6 +118,8 @@ def test_a_run_is_submitted_once_and_the_same_command_says_how_far_it_is(cluster
     until(lambda: not cluster.jobs)
     assert cluster() == 0 and "finished" in capsys.readouterr().out and len(cluster.calls) == 2
     assert not [path for path in Path("outputs/one").iterdir() if path.name not in (".queue", run.folder.name)]
+    run.run.set_status("queued", queued={"another": "7"})
+    assert cluster() == 0 and len(cluster.calls) == 2  # it is in the queue of another cluster
 
 
 def test_a_sweep_is_an_array_and_what_failed_is_submitted_again(cluster, capsys):
@@ -214,6 +216,17 @@ def test_what_cannot_be_submitted_is_refused_in_words(words, code, said, cluster
     error = capsys.readouterr().err
     assert said in error and "found" in error and "type" in error and not cluster.calls
     assert "queued" not in states() if Path("outputs/one").exists() else True
+
+
+def test_a_link_in_place_of_our_folder_or_another_command_that_submits_is_not_overridden(cluster, capsys, monkeypatch):
+    monkeypatch.setattr(queue, "PATIENCE", 0.2)
+    with queue.locked_group(Path("outputs/one")):
+        assert cluster() == 5 and "it submits nothing twice" in capsys.readouterr().err
+    Path("elsewhere").mkdir()
+    Path("outputs/one/.queue").rename("outputs/one/.was")
+    Path("outputs/one/.queue").symlink_to(Path("elsewhere").absolute())
+    assert cluster() == 4 and "a link to" in capsys.readouterr().err
+    assert not cluster.calls and not list(Path("elsewhere").iterdir())
 
 
 def test_lines_of_the_shell_in_a_file_need_a_launcher_that_was_typed(tmp_path, monkeypatch, capsys):

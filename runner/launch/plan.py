@@ -180,7 +180,7 @@ class LiveProgress:
         if self.seconds and done < self.total:  # the others may take as long as those that have finished
             each = sum(self.seconds) / len(self.seconds)
             running = sum(max(0.0, each - seconds) for _, seconds in live)
-            parts.append(f"about {format_duration((each * waiting + running) / max(1, self.jobs))} left")
+            parts.append(f"about {format_duration((each * waiting + running) / max(self.jobs, len(live), 1))} left")
         total = f"progress  {', '.join(parts)}"
         if not self.console.is_terminal:
             return self.console.print(total)

@@ -65,7 +65,8 @@ class Submission:
     """Submits tasks that are in no queue, and says of the others how far they are, or waits until all have ended."""
 
     def __init__(self, tasks: Sequence[Task], queue: Any, show: Stages | LiveProgress):
-        self.queue, self.show, self.open = queue, show, {task.folder: task for task in tasks}
+        self.queue, self.name, self.show = queue, type(queue).__name__.lower(), show
+        self.open = {task.folder: task for task in tasks}
         self.places: dict[Path, Place] = {}  # of those that were seen in the queue, or submitted
         self.before: dict[Path, dict[str, Any]] = {}  # the status of those that this command has submitted
         self.began: dict[Path, float] = {}
@@ -132,7 +133,7 @@ class Submission:
         """True for a task that is to be submitted; of any other it is noted what has become of it."""
         run = Run(task.folder.absolute())
         place, known = place_of(run, self.queue, seen), self.places.get(task.folder)
-        state, cause = (run.status().get(key) for key in ("state", "cause"))
+        state, cause, tickets = (run.status().get(key) for key in ("state", "cause", "queued"))
         if failed := [folder for folder in task.after if self.codes.get(folder)]:
             self._end(task, self.codes[failed[0]], "not begun", f"it builds on {failed[0]}, which has failed")
         elif place and state != "finished":
@@ -140,8 +141,8 @@ class Submission:
             if self.queue.wait and place.begun and task.folder not in self.began:
                 self.began[task.folder] = time.monotonic()
                 self.show.started(task)
-        elif state != "finished" and held(run):
-            return False  # another process has it
+        elif state != "finished" and (held(run) or (state == "queued" and tickets and self.name not in tickets)):
+            return False  # another process has it, or the queue of another cluster
         elif known:
             codes = {"finished": 0, "failed": type(read_error(str(cause), 1)).code}
             cause = cause or ("" if state == "finished" else f"{known.ticket} is in the queue of the cluster no more")
@@ -168,12 +169,12 @@ class Submission:
 
     def _note(self, task: Task, ticket: str) -> None:
         """Record the ticket of a task, empty where it is not submitted after all."""
-        run, name = Run(task.folder.absolute()), type(self.queue).__name__.lower()
+        run = Run(task.folder.absolute())
         before = self.before.setdefault(task.folder, run.status())
         if not ticket:
             del self.before[task.folder], self.places[task.folder]
             return run.set_status(before["state"], cause=before.get("cause"), queued=before.get("queued"))
         with contextlib.suppress(FolderError), locked(run):
             if task.folder not in self.places or run.status()["state"] == "queued":  # else it has begun
-                run.set_status("queued", cause=None, queued={name: ticket})
+                run.set_status("queued", cause=None, queued={self.name: ticket})
         self.places[task.folder] = Place(ticket, "")
