@@ -39,6 +39,7 @@ OF_A_TEST = {
     "PYTHONPATH",
     "PYTEST_CURRENT_TEST",
     "RUNNER_TEST_FSDP_ON_CPU",
+    "SLURM_CONF",
 }  # variables that no library reads for good
 
 

@@ -30,6 +30,16 @@ def test_a_signal_in_any_phase_stops_a_run_that_then_goes_on_to_the_same_bits(tm
     assert [misses for _, misses in found if misses] == []
 
 
+def test_of_several_processes_one_request_comes_twice(monkeypatch):
+    """From a scheduler, which asks each of them, and from torchrun, which hands it on."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    stop = worker.Stop(listening=True)
+    stop(signal.SIGTERM)
+    stop(signal.SIGTERM)
+    with pytest.raises(Interrupted):
+        stop(signal.SIGINT)
+
+
 def test_the_second_signal_is_not_waited_with():
     stop = worker.Stop()
     stop.listening = True

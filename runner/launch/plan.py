@@ -173,7 +173,7 @@ class LiveProgress:
         elif seconds is not None:
             self.seconds.append(seconds)
             outcome = format_duration(seconds) + (f"  {one_line(cause, heading=False)}" if cause else "")
-        elif cause == "already":
+        elif cause == "already" and self.total > 1:
             return  # the plan has counted it
         else:
             outcome = cause
@@ -192,7 +192,7 @@ class LiveProgress:
         if self.seconds and done < self.total:  # the others may take as long as those that have finished
             each = sum(self.seconds) / len(self.seconds)
             running = sum(max(0.0, each - seconds) for _, seconds in live)
-            parts.append(f"about {format_duration((each * waiting + running) / max(1, self.jobs))} left")
+            parts.append(f"about {format_duration((each * waiting + running) / max(self.jobs, len(live), 1))} left")
         total = f"progress  {', '.join(parts)}"
         if not self.console.is_terminal:
             return self.console.print(total)

@@ -232,8 +232,10 @@ def settings_of(
 ) -> Settings:
     """The pool's part of a launcher's keys; devices are those of this machine where none are named.
 
-    Raises ConfigError where the processes of these ``runs`` are more than the devices, one for each.
+    Raises ConfigError where the processes of these ``runs`` are more than the devices, one for each. A queue has none.
     """
+    if "wait" in launcher:
+        return Settings(debug=debug)
     jobs, processes = launcher.get("jobs") or 1, max((processes_here(run.cfg) for run in runs), default=1)
     devices = launcher.get("devices")
     devices = [str(device) for device in (worker.visible_devices() if devices is None else devices)]

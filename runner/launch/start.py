@@ -11,13 +11,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from runner import config
 from runner.config import Composed
+from runner.config.build import asked_for, build
 from runner.config.machines import processes_here, processes_of, rank_of, rendezvous_of
 from runner.config.override import latest, parse
 from runner.dataset.request import split_words
-from runner.errors import ConfigError, EnvironmentFault, RunnerError, code_of, fault
+from runner.errors import ConfigError, EnvironmentFault, RunnerError, code_of, fault, read_error
 from runner.generate.budget import evaluation_budget
 from runner.io.files import read_json
 from runner.io.terminal import print_error, print_visible
@@ -25,6 +27,7 @@ from runner.launch import axis, stages
 from runner.launch.grid import compose_jobs
 from runner.launch.plan import LiveProgress, Plan, Stages, Task, state_of, tasks_of
 from runner.launch.pool import Pool, confine, idle_devices, settings_of
+from runner.launch.queue import Submission
 from runner.launch.worker import is_finished, launch
 from runner.run import Run, open_run
 from runner.run.continuation import find_offer
@@ -32,6 +35,7 @@ from runner.run.disk import describe_lone_locks, full, is_full
 from runner.run.key import folder_of
 from runner.run.read import finished, one_line
 from runner.run.seal import sealed_checkpoints
+from runner.validate.context import OWN
 from runner.validate.start import HERE, check_ahead, settle_hub
 
 # The errors of a place where no folder can be made, however much room there is.
@@ -47,15 +51,19 @@ def start_runs(runs: Sequence[Composed], *, dry_run: bool = False, debug: bool =
     check_ahead([runs])
     launcher = runs[0].cfg["launcher"]
     settings = settings_of(launcher | {"jobs": 1}, runs, attached=True, debug=debug)
+    queue = _queue_of(runs)
     pooled = "stages" if runs[0].stage else "launcher.timeout_seconds" if launcher.get("timeout_seconds") else ""
-    if pooled:
-        _refuse_several_processes(pooled, runs[0].machines)
+    if pooled or queue:
+        _refuse_several_processes(pooled or "launcher", runs[0].machines)
     _print_notes(tasks)
     if dry_run:
-        return _show(Plan(tasks))
+        return _show(Plan(tasks), queue)
     _settle_hub(runs)
     with _folder_errors(runs[0]):
         print(idle_devices(settings, runs[0].cfg), end="")
+        if queue:
+            show = LiveProgress(Plan(tasks), 1) if queue.wait else Stages(tasks)
+            return _exit_code(*Submission(tasks, queue, show).run())
         if pooled:
             return _exit_code(*Pool(tasks, settings, Stages(tasks)).run())
         # The number of this machine is no part of the run, whose folder all of them open.
@@ -90,6 +98,7 @@ def start_sweep(
     if axis.SWEEPER in plugins:
         # A sweeper of Hydra's own chooses the jobs, of which only the first is known before.
         runs = stages.compose_runs(axis.first_of([*axes, *typed]), folders)
+        _queue_of(runs, plugins)
         check_ahead([runs], elsewhere=True)
         if dry_run:
             raise ConfigError(fault("launch.unknown_jobs"))
@@ -103,23 +112,37 @@ def start_sweep(
     _refuse_several_processes("a sweep", max(run.machines for runs in jobs for run in runs))
     check_ahead(jobs, elsewhere=bool(plugins))
     settings = settings_of(jobs[0][0].cfg["launcher"], [run for runs in jobs for run in runs], debug=debug)
+    queue = _queue_of([run for runs in jobs for run in runs], plugins)
     plan = Plan(tasks, axis.axes(overrides))
     print(plan)
     _print_notes(tasks)
     if dry_run:
-        return _show(plan)
+        return _show(plan, queue)
     ends = [folder_of(runs[-1].cfg, runs[-1].overrides) for runs in jobs]
     _settle_hub([] if plugins else [run for runs in jobs for run in runs])
     if plugins:
         return _start_plugin(Job(folders, debug, tells=False), typed, lambda: ends, report)
     with _folder_errors(jobs[0][0]):
         print(idle_devices(settings, jobs[0][0].cfg), end="")
-        codes, signals = Pool(tasks, settings, LiveProgress(plan, settings.jobs)).run()
+        show = LiveProgress(plan, settings.jobs)
+        codes, signals = (Submission(tasks, queue, show) if queue else Pool(tasks, settings, show)).run()
+    if queue and len(codes) < len(tasks) and not signals:
+        return _exit_code(codes, signals)
     count = sum(codes.get(folder) == 0 for folder in ends)
     _print_end(ends, count, report, "staged runs" if jobs[0][0].stage else "runs")
     if signals:
         print("next      the same command, which goes on with what is not finished")
     return _exit_code(codes, signals)
+
+
+def _queue_of(runs: Sequence[Composed], plugins: Sequence[str] = ()) -> Any:
+    """The queue that takes the runs, or None; raises ConfigError where it would not take all, or not start them."""
+    queued = [run.cfg["launcher"] for run in runs if "wait" in run.cfg["launcher"]]
+    if queued and (plugins or len({run.cfg["launcher"]["_target_"] for run in runs}) > 1):
+        raise ConfigError(fault("launch.other_launcher", other=plugins[0] if plugins else "another launcher"))
+    strange = {key for each in queued for key in {*each} & {*OWN["launcher"]} - asked_for(each["_target_"])}
+    ConfigError.refuse(fault("launch.of_the_pool", key=key) for key in sorted(strange))
+    return next(iter([build(launcher) for launcher in queued]), None)
 
 
 def _settle_hub(runs: Sequence[Composed]) -> None:
@@ -149,13 +172,16 @@ def _print_notes(tasks: Sequence[Task]) -> None:
     print("".join(f"{line}\n" for line in dict.fromkeys(lines)), end="")
 
 
-def _show(plan: Plan) -> int:
-    """Print each run of a plan; raises FolderError where one is finished and damaged."""
+def _show(plan: Plan, queue: Any = None) -> int:
+    """Print each run of a plan, and what would be submitted; raises FolderError where one is finished and damaged."""
     # Asked at a real start alone: the hub for a repository to push to, which makes it; torch for the names of devices,
     # which wakes them; the disk for the size of checkpoints, and the weights and rows themselves, which are loaded.
     for task in plan.tasks:
         is_finished(Run(task.folder.absolute()))
     print("\n".join(plan.lines()))
+    there = ("finished", "queued", "running")
+    if queue and (new := [task for task in plan.tasks if state_of(task.folder) not in there]):
+        print(queue.preview(new), end="")
     return 0
 
 
@@ -229,8 +255,7 @@ def _start_plugin(
         if status["state"] == "failed" and (folder / "status.json").stat().st_mtime >= began:
             cause = str(status["cause"])
             print(f"failed    {Run(folder.absolute())}: {one_line(cause, heading=False)}")
-            named = (error.code for error in RunnerError.__subclasses__() if cause.startswith(error.heading))
-            code = code or next(named, 1)
+            code = code or type(read_error(cause, 1)).code
     _print_end(ends, [status["state"] for status in states.values()].count("finished"), report)
     return code
 

@@ -63,8 +63,9 @@ class Stop:
     listening: bool = False
 
     def __call__(self, number: int, frame: object = None) -> None:
-        # A scheduler announces its SIGTERM by SIGUSR2, sends both to every process, and we hand them on: one request.
-        self.announced |= number == signal.SIGUSR2
+        # A scheduler announces its SIGTERM by SIGUSR2, sends both to every process, and we or torchrun hand them on to
+        # each: one request.
+        self.announced |= number == signal.SIGUSR2 or config.world_size() > 1
         again = self.number is not None and not self.agreed and (not self.announced or number == signal.SIGINT)
         self.number, self.agreed = number, False
         if number == signal.SIGHUP:
@@ -153,7 +154,8 @@ def launch(run: Run, debug: bool = False, launcher: Mapping[str, Any] | None = N
     node = launcher or run.cfg["launcher"]
     own = {key: build(value) for key, value in node.items() if key not in ("_target_", *OWN["launcher"])}
     try:
-        return locate(node["_target_"])(run.folder, debug=debug, **own)
+        target = locate(node["_target_"])
+        return target(**own).train(run.folder, debug) if "wait" in own else target(run.folder, debug=debug, **own)
     except RunnerError as error:  # before anything has begun
         conclude(run, None, error, debug)
         return error.code

@@ -56,7 +56,7 @@ SHAPES: dict[str, Any] = {
     **dict.fromkeys(("state", "cause", "started", "updated", "python", "key"), str),
     **{key: [str] for key in ("command", "notes")},
     **{key: {"": str} for key in ("versions", "uses", "files")},
-    **{key: {"": object} for key in ("choices", "hardware", "git", "before", "after", *GROUPS)},
+    **{key: {"": object} for key in ("choices", "hardware", "git", "queued", "before", "after", *GROUPS)},
     **{"disk": {"": int}, "inputs": {"": {"": [(int, str)]}}},
     **{"adjustments": [(dict, str)], "data": {"": {"": object}}},
 }

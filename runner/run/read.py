@@ -185,8 +185,17 @@ def is_run(folder: Path) -> bool:
     return any(os.path.isfile(f"{folder}/{name}") for name in METADATA[:3])
 
 
-def find_runs(words: Sequence[str], verb: str, count: int, root: Path = Path("outputs")) -> list[RunRecord]:
-    """The runs that a verb was given, all faults at once; ConfigError where they are not ``count`` words."""
+def find_runs(words: Sequence[str], verb: str, count: int | None, root: Path = Path("outputs")) -> list[RunRecord]:
+    """The runs that a verb was given, all faults at once; ConfigError where they are not ``count`` words.
+
+    Without a count they may be any number, and each word the name of several.
+    """
+    if count is None:
+        named: list[str] = []
+        for word in words:
+            groups = (path for path in (Path(word), root / word) if path.is_dir() and not is_run(path))
+            named += map(str, next(filter(None, map(find_folders, groups)), [word]))
+        words, count = named, max(1, len(named))
     if len(words) != count:
         given = f"{len(words)} of them: {' '.join(words)}" if words else "none"
         expected = "one run" if count == 1 else f"{count} runs"

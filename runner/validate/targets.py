@@ -19,7 +19,7 @@ from runner.validate.context import experimental_names
 MAX_LETTERS = 300  # of a target
 TABLES = read_tables(__file__)
 ALLOWED = [re.sub(r"<(\w+)>", lambda part: TABLES["parts"][part[1]], text) for text in TABLES["allowed"]]
-LAUNCHER = r"runner\.launch\.(\w+)\.\1"  # the function of its module's name
+LAUNCHER = r"runner\.launch\.(\w+)\.(?i:\1)"  # the function of its module's name, or the class of a queue
 
 
 def find_target_fault(path: str, target: object, allow: Collection[str] = ()) -> Fault | None:

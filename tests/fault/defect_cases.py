@@ -301,6 +301,22 @@ DEFECTS = (
         slow=("tests/test_sweep.py::test_what_builds_on_a_failed_run_is_not_begun",),
     ),
     Defect(
+        "queued_run_submitted_again",
+        "What waits in the queue of a cluster is taken for gone.",
+        "runner/launch/queue.py",
+        'elif place and state != "finished":',
+        'elif place and place.begun and state != "finished":',
+        ("tests/test_slurm.py::test_a_run_is_submitted_once_and_the_same_command_says_how_far_it_is",),
+    ),
+    Defect(
+        "submitted_without_a_mark",
+        "A job is not found again where the command was killed before it knew its number.",
+        "runner/launch/slurm.py",
+        'note(task, f"{path.stem}_{number}")',
+        'note(task, f"{number}")',
+        slow=("tests/test_slurm.py::test_two_commands_and_one_that_is_killed_submit_nothing_twice",),
+    ),
+    Defect(
         "sweep_exit_code_lost",
         "A sweep leaves with 0 although a job has failed.",
         "runner/launch/start.py",

@@ -1,0 +1,33 @@
+"""Takes runs out of the queue of a cluster."""
+
+from pathlib import Path
+
+from runner.command import CommandLine, read_options
+from runner.config.build import build
+from runner.errors import ConfigError
+from runner.launch.queue import place_of, set_gone
+from runner.run.read import RunRecord, find_runs
+from runner.validate import find_dangers
+
+
+def main(line: CommandLine) -> int:
+    """Cancel the jobs of the runs that the command line names, and say of each what became of it."""
+    root = Path(read_options(line.overrides, "cancel").get("output_root", "outputs"))
+    queues: dict[str, list[RunRecord]] = {}
+    for run in find_runs(line.runs, "cancel", None, root):
+        queues.setdefault(repr(run.cfg.get("launcher")), []).append(run)
+    for runs in queues.values():
+        launcher, places = runs[0].cfg.get("launcher") or {}, {}
+        if "wait" in launcher:
+            ConfigError.refuse(find_dangers({"launcher": launcher}, "what the cluster itself has to cancel its jobs"))
+            queue = build(launcher)
+            queue.check()
+            seen = queue.look()
+            places = {run.folder: place for run in runs if (place := place_of(run.run, queue, seen))}
+        if places:
+            queue.cancel([place.ticket for place in places.values()])
+        for run in runs:
+            if place := places.get(run.folder):
+                set_gone(run.run, f"{place.ticket} was cancelled before it began")  # else it says so itself
+            print(f"cancelled {run}: {place.ticket}" if place else f"no job    {run}: {run.standing}", flush=True)
+    return 0

@@ -1,0 +1,144 @@
+"""The queue of Ray: what is submitted, what is left for later, what is said of an end; and Ray itself, if it is here.
+
+All of it with Ray itself: ``tests/fault/ray_cluster.py``.
+"""
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from runner.errors import ConfigError, EnvironmentFault
+from runner.launch import ray as queue
+from runner.launch.queue import Place
+from runner.run import Run
+
+SHORT = ("trainer=sft", "dataset.limit.train=64", "dataset.limit.eval=8", "metric=none", "trainer.args.max_steps=2")
+LACKING = "ray is not installed (pip install 'ray>=2.40,<3')"
+
+
+class StandIn(SimpleNamespace):
+    """As much of Ray as a command asks: its nodes, and actors by their names, each with the error that ended it."""
+
+    def __init__(self, *nodes, there=True):
+        self.given, self.ends = {}, {}
+        self.exceptions = SimpleNamespace(RayError=RuntimeError)
+        self.util = SimpleNamespace(list_named_actors=lambda: [name for name in self.given if name not in self.ends])
+        self.nodes = lambda: [{"Resources": node, "Alive": True} for node in nodes]
+        self.is_initialized = lambda: there
+
+    def init(self, address, **more):
+        self.is_initialized = lambda: True
+
+    def remote(self, **own):
+        if own["max_restarts"] < -1:
+            raise ValueError("max_restarts must be at least -1")
+        make = lambda **more: SimpleNamespace(remote=lambda *words: self.made(**own | more))  # noqa: E731
+        return lambda actor: SimpleNamespace(options=make)
+
+    def made(self, name, **given):
+        self.given[name] = given
+        return SimpleNamespace(__ray_ready__=SimpleNamespace(remote=lambda: name))
+
+    def wait(self, ends, timeout):
+        return [end for end in ends if end in self.ends], []
+
+    def get(self, end):
+        raise RuntimeError(self.ends[end])
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    monkeypatch.setattr(queue, "ENDS", {})
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
+
+    def be(*nodes, there=True):
+        stand_in = StandIn(*nodes, there=there)
+        monkeypatch.setitem(sys.modules, "ray", stand_in)
+        return stand_in
+
+    return be
+
+
+def tasks_in(folder: Path, *names: str, after: str = "") -> list:
+    """Tasks of which the last waits for the others where ``after`` says so."""
+    tasks = []
+    for name in names:
+        (folder / name).mkdir()
+        (folder / name / "config.yaml").write_text("format: 1\n")
+        tasks.append(SimpleNamespace(folder=folder / name, after=(folder / after,) if after not in ("", name) else ()))
+    return tasks
+
+
+def test_a_run_waits_for_what_it_builds_on_and_for_its_turn(cluster, tmp_path, capsys):
+    ray, noted = cluster({"CPU": 4.0}), []
+    tasks = tasks_in(tmp_path, "sft", "dpo", after="sft")
+    queue.Ray().submit(tasks, {}, lambda task, ticket: noted.append(ticket))
+    assert noted == [*ray.given] == [str(tmp_path / "sft")] and "submitted 1 to Ray\n" in capsys.readouterr().out
+    Run(tmp_path / "sft").set_status("finished")
+    places = {tmp_path / "sft": Place(noted[0], "")}
+    queue.Ray(jobs=1).submit(tasks[1:], places, lambda task, ticket: None)
+    assert len(ray.given) == 1
+    ray.ends[noted[0]] = "killed by `ray.kill`"
+    queue.Ray(jobs=1, wait=False, num_processes=2).submit(tasks[1:], places, lambda task, ticket: None)
+    given = ray.given[str(tmp_path / "dpo")]
+    assert (given["lifetime"], given["num_cpus"], given["num_gpus"]) == ("detached", 2, 0)
+
+
+def test_a_run_gets_a_gpu_for_each_process_where_there_are_any(cluster, tmp_path):
+    ray = cluster({"CPU": 4.0}, {"CPU": 4.0, "GPU": 2.0})
+    queue.Ray(num_processes=2, num_cpus=0.5).submit(tasks_in(tmp_path, "one"), {}, lambda task, ticket: None)
+    [given] = ray.given.values()
+    assert (given["lifetime"], given["num_cpus"], given["num_gpus"], given["max_restarts"]) == (None, 0.5, 2, 10)
+
+
+def test_what_no_node_has_is_refused_of_its_own_cluster_and_said_of_one_that_may_grow(cluster, tmp_path, capsys):
+    tasks, noted = tasks_in(tmp_path, "one"), []
+    wanted = queue.Ray(num_gpus=8, resources={"big_disk": 1})
+    cluster({"CPU": 4.0, "GPU": 4.0}, {"CPU": 4.0, "GPU": 4.0}, there=False)
+    with pytest.raises(EnvironmentFault, match="needs GPU: 8, big_disk: 1"):
+        wanted.submit(tasks, {}, lambda task, ticket: noted.append(ticket))
+    assert not noted
+    cluster({"CPU": 4.0})
+    wanted.submit(tasks, {}, lambda task, ticket: noted.append(ticket))
+    assert noted and "where no node has GPU: 8, big_disk: 1 now" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="max_restarts must be at least -1"):
+        queue.Ray(max_restarts=-2).submit(tasks, {}, lambda task, ticket: None)
+
+
+def test_an_end_in_silence_is_recorded_and_one_that_was_asked_for_is_not(cluster, tmp_path):
+    ray, tasks = cluster({"CPU": 4.0}), tasks_in(tmp_path, "lost", "killed", "says")
+    assert queue.Ray().look() == {}
+
+    def note(task, ticket):
+        Run(task.folder).set_status("queued")
+
+    queue.Ray().submit(tasks, {}, note)
+    assert [place.begun for place in queue.Ray().look().values()] == [False] * 3
+    Run(tmp_path / "says").set_status("failed", cause="its own")
+    ends = {"lost": "In its creation task:\nModuleNotFoundError: No module named 'runner'", "says": "died"}
+    ray.ends |= {str(tmp_path / name): end for name, end in (ends | {"killed": "killed by `ray.kill`"}).items()}
+    assert queue.Ray().look() == {}
+    states = {task.folder.name: Run(task.folder).status() for task in tasks}
+    assert [status["state"] for status in states.values()] == ["failed", "queued", "failed"]
+    assert "No module named 'runner'" in states["lost"]["cause"] and states["says"]["cause"] == "its own"
+
+
+@pytest.mark.skipif(bool(find_spec("ray")), reason="ray is installed")
+def test_without_ray_it_is_said_what_installs_it_and_shown_what_would_be_submitted(runner):
+    words = (*SHORT, "launcher=ray", "name=one")
+    assert "python -m runner.launch outputs/one/" in runner(*words, "--dry-run").stdout
+    assert "pip install 'ray>=2.40,<3'  (the extra ray)" in runner(*words, code=5).stderr
+    assert not runner.runs("one")
+    assert "launcher.num_machines" in runner(*words, "launcher.num_machines=2", code=2).stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not find_spec("ray"), reason=LACKING)
+def test_ray_itself_trains_what_can_be_and_repeats_no_failure(runner):
+    words = ("-m", *SHORT, "trainer.args.max_length=20,64", "launcher=ray", "name=two")  # 20 cuts the rows
+    said = runner(*words, code=2).stdout
+    assert sorted(Run(run).status()["state"] for run in runner.runs("two")) == ["failed", "finished"]
+    assert "1 of 2 runs finished" in said and "raylet" not in said

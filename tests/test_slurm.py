@@ -1,0 +1,258 @@
+"""``launcher=slurm``: what is submitted, once and no more; on a stand-in of its commands, and once on Slurm itself."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from runner.__main__ import main
+from runner.io.files import read_json
+from runner.launch import queue
+from runner.run.read import read_group
+
+sys.path.append(str(Path(__file__).parent / "fault"))
+
+import slurm as real
+
+STAND_IN = Path(__file__).parent / "slurm_stand_in"
+GOLDEN = Path(__file__).parent / "golden" / "slurm.sh"
+COMMANDS = ("sbatch", "squeue", "scancel", "scontrol", "srun")
+WORDS = ("metric=none", "launcher=slurm", "launcher.gpus_per_node=0")
+
+
+class Cluster:
+    """The stand-in and what is in its queue, and the command in this process."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.python = folder, folder / "bin" / "worker"
+        for name in ("bin", "queue"):
+            (folder / name).mkdir()
+        for name in (*COMMANDS, "worker"):
+            source = STAND_IN / ("worker.py" if name == "worker" else "slurm.py")
+            (folder / "bin" / name).write_text(f"#!{sys.executable} -SE\n{source.read_text()}")
+            (folder / "bin" / name).chmod(0o755)
+
+    def __call__(self, *words: str) -> int:
+        return main([*self.words(*words)])
+
+    def words(self, *words: str) -> list[str]:
+        """Those of the command, for runs called one unless they say otherwise."""
+        named = any(word.startswith("name=") for word in words)
+        return [*WORDS, f"launcher.python={self.python}", *words, *(() if named else ("name=one",))]
+
+    def start(self, *words: str) -> subprocess.Popen:
+        """The command in a process of its own."""
+        command = [sys.executable, "-m", "runner", *self.words(*words)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    @property
+    def calls(self) -> list[str]:
+        """The words of each sbatch that took a job."""
+        path = self.folder / "queue" / "calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def mode(self, text: str) -> None:
+        (self.folder / "queue" / "mode").write_text(text)
+
+    @property
+    def jobs(self) -> list[str]:
+        """What is in the queue."""
+        return [path.name for path in (self.folder / "queue").glob("*_*") if not path.suffix]
+
+
+def until(is_so) -> None:
+    deadline = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    monkeypatch.setenv("SLURM_STAND_IN", str(tmp_path / "queue"))
+    monkeypatch.setattr(queue, "PAUSE", 0.1)
+    monkeypatch.setattr(queue, "POLL", 0.1)
+    cluster = Cluster(tmp_path)
+    yield cluster
+    subprocess.run(["scancel", *cluster.jobs], check=True)
+    until(lambda: not cluster.jobs)
+
+
+def states(name: str = "one") -> list[str]:
+    return [run.state for run in read_group(Path("outputs", name))]
+
+
+def test_the_script_is_shown_as_it_would_be_submitted_without_slurm(tmp_path, monkeypatch, capsys, pytestconfig):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    keys = {"time": "1-12", "partition": "gpu", "num_processes": 8, "jobs": 2, "cpus_per_task": 32, "mem": "200G"}
+    keys |= {"setup": "[module load cuda, source venv/bin/activate]", "parameters": "{exclusive: true, comment: a b}"}
+    words = [f"launcher.{key}={value}" for key, value in keys.items()]
+    staged = ["experiment=toy_rlhf", "sft.seed=0,1", "ppo.seed=0,1", "launcher=slurm", "launcher.python=python"]
+    assert main(["-m", *staged, *words, "--dry-run"]) == 0
+    shown = capsys.readouterr().out.partition("\n\n")[2]
+    if pytestconfig.getoption("golden"):
+        GOLDEN.write_text(shown)
+    assert shown == GOLDEN.read_text() and not Path("outputs").exists()
+    subprocess.run(["/bin/bash", "-n"], input=shown, text=True, check=True)
+
+
+def test_a_run_is_submitted_once_and_the_same_command_says_how_far_it_is(cluster, capsys):
+    cluster.mode("held")
+    assert cluster() == 0
+    (run,) = read_group(Path("outputs/one"))
+    assert run.status["state"] == "queued" and run.status["queued"] == {"slurm": "1_0"}
+    said = capsys.readouterr().out
+    assert "squeue --job=1" in said and "python -m runner cancel outputs/one" in said
+    assert cluster() == 0 and f"queued    {run}: 1_0 PENDING (Priority)" in capsys.readouterr().out
+    subprocess.run(["scancel", "1_0"], check=True)  # by hand
+    cluster.mode("")
+    assert cluster() == 0 and len(cluster.calls) == 2
+    said = capsys.readouterr().out
+    assert f"gone      {run}" in said and "squeue --job=2" in said
+    until(lambda: not cluster.jobs)
+    assert cluster() == 0 and "finished" in capsys.readouterr().out and len(cluster.calls) == 2
+    assert not [path for path in Path("outputs/one").iterdir() if path.name not in (".queue", run.folder.name)]
+    run.run.set_status("queued", queued={"another": "7"})
+    assert cluster() == 0 and len(cluster.calls) == 2  # it is in the queue of another cluster
+
+
+def test_a_sweep_is_an_array_and_what_failed_is_submitted_again(cluster, capsys):
+    Path("codes").write_text("2 0")
+    assert cluster("-m", "seed=0,1,2", "launcher.jobs=2") == 0 and len(cluster.calls) == 1
+    until(lambda: not cluster.jobs)
+    assert states() == ["failed"] * 3
+    assert cluster("-m", "seed=1,2,3", "launcher.wait=true") == 2
+    said = capsys.readouterr().out
+    assert "finished  seed-1" in said and "failed    seed-3  trainer: a fault of its own" in said
+    assert "2 of 3 runs finished" in said and "page" in said
+    assert cluster("-m", "seed=0,1,2", "launcher.wait=true") == 0 and len(cluster.calls) == 3
+    assert cluster("-m", "seed=0,1,2") == 0 and len(cluster.calls) == 3
+
+
+@pytest.mark.slow
+def test_a_stage_waits_for_the_one_before_and_does_not_begin_where_that_has_failed(cluster, capsys):
+    words = ("-m", "experiment=toy_rlhf", "sft.seed=0,1", "name=three")
+    Path("codes").write_text("2 0 0")
+    assert cluster(*words, "launcher.wait=true") == 2
+    assert [line.rpartition("/")[0] for line in cluster.calls] == [
+        "--parsable outputs/three-sft/.queue",
+        "--parsable --dependency=aftercorr:1 outputs/three-reward_model/.queue",
+        "--parsable --dependency=aftercorr:2 outputs/three-ppo/.queue",
+    ]
+    said = capsys.readouterr().out
+    assert said.count("not begun") == 4 and "0 of 2 staged runs finished" in said
+    assert states("three-ppo") == ["interrupted"] * 2
+    assert cluster(*words, "launcher.wait=true") == 2  # they fail the first time that they are tried
+    assert cluster(*words, "launcher.wait=true") == 2
+    assert cluster(*words, "launcher.wait=true") == 0
+    assert states("three-ppo") == states("three-sft") == ["finished"] * 2
+
+
+def test_a_job_goes_back_into_the_queue_until_it_has_ended_but_no_more_often_than_it_may(cluster):
+    Path("codes").write_text("143 140 143 0")
+    assert cluster("launcher.max_requeues=1", "launcher.wait=true") == 143
+    (run,) = read_group(Path("outputs/one"))
+    assert run.status["calls"] == 2 and cluster("launcher.wait=true") == 0
+    assert read_json(run.folder / "status.json")["calls"] == 4 and len(cluster.calls) == 2
+
+
+@pytest.mark.slow
+def test_two_commands_and_one_that_is_killed_submit_nothing_twice(cluster, capsys):
+    cluster.mode("held slow")
+    both = [cluster.start(), cluster.start()]
+    assert [bool(one.communicate()[0]) + one.returncode for one in both] == [1, 1] and len(cluster.calls) == 1
+    cluster.mode("held slow kills")
+    killed = cluster.start("seed=1")
+    assert not killed.communicate()[0] and killed.returncode == -signal.SIGKILL
+    cluster.mode("held slow")
+    killed = cluster.start("seed=2")
+    until(lambda: any(run.cfg.get("seed") == 2 and run.state == "queued" for run in read_group(Path("outputs/one"))))
+    killed.kill()  # before sbatch has answered, which keeps the lock
+    killed.communicate()
+    assert cluster("-m", "seed=1,2") == 0 and len(cluster.calls) == 3
+    said = capsys.readouterr().out
+    assert "2_0 PENDING" in said and "3_0 PENDING" in said
+
+
+def test_what_is_queued_or_runs_can_be_cancelled(cluster, capsys):
+    cluster.mode("held")
+    assert cluster("-m", "seed=0,1") == 0
+    assert main(["cancel", "outputs/one"]) == 0 and capsys.readouterr().out.count("cancelled ") == 2
+    assert states() == ["interrupted"] * 2 and not cluster.jobs
+    assert main(["cancel", "one"]) == 0 and capsys.readouterr().out.count("no job ") == 2
+    cluster.mode("")
+    Path("codes").write_text("sleep")
+    waits = cluster.start("seed=2", "launcher.wait=true")
+    until(lambda: "2_0" in cluster.jobs and "RUNNING" in Path("queue/2_0").read_text())
+    waits.send_signal(signal.SIGINT)
+    assert "cancelled 1" in waits.communicate()[0] and waits.returncode == 130
+    assert states() == ["interrupted"] * 3
+    waits = cluster.start("seed=3", "launcher.wait=true")
+    until(lambda: "3_0" in cluster.jobs and "queued" in states())
+    waits.send_signal(signal.SIGHUP)  # the terminal is closed
+    assert waits.communicate() and waits.returncode == 143 and cluster.jobs == ["3_0"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["launcher.partition=nope"], 5, "invalid partition specified: nope"),
+        (["launcher.time=1h"], 2, "launcher.time=24:00:00"),
+        (["launcher.time=2"], 2, "launcher.time=3"),
+        (["launcher.parameters.array=3"], 2, "the runner says that itself"),
+        (["launcher.partion=gpu"], 2, "launcher.partition=gpu"),
+        (["launcher.devices=[1]", "launcher.timeout_seconds=60"], 2, "leave launcher.timeout_seconds out"),
+        (["-m", "seed=0,1", "hydra/launcher=joblib"], 2, "launcher=local"),
+    ],
+)
+def test_what_cannot_be_submitted_is_refused_in_words(words, code, said, cluster, capsys):
+    assert cluster(*words) == code
+    error = capsys.readouterr().err
+    assert said in error and "found" in error and "type" in error and not cluster.calls
+    assert "queued" not in states() if Path("outputs/one").exists() else True
+
+
+def test_a_link_in_place_of_our_folder_or_another_command_that_submits_is_not_overridden(cluster, capsys, monkeypatch):
+    monkeypatch.setattr(queue, "PATIENCE", 0.2)
+    with queue.locked_group(Path("outputs/one")):
+        assert cluster() == 5 and "it submits nothing twice" in capsys.readouterr().err
+    Path("elsewhere").mkdir()
+    Path("outputs/one/.queue").rename("outputs/one/.was")
+    Path("outputs/one/.queue").symlink_to(Path("elsewhere").absolute())
+    assert cluster() == 4 and "a link to" in capsys.readouterr().err
+    assert not cluster.calls and not list(Path("elsewhere").iterdir())
+
+
+def test_lines_of_the_shell_in_a_file_need_a_launcher_that_was_typed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("conf/experiment").mkdir(parents=True)
+    theirs = "# @package _global_\ndefaults: [override /launcher: slurm]\nlauncher: {setup: [touch here], "
+    theirs += 'qos: "a\'\\ntouch there #", parameters: {"b\\ntouch there": 1}}\n'
+    Path("conf/experiment/theirs.yaml").write_text(theirs)
+    words = ["experiment=theirs", "--config-dir=conf", "--dry-run"]
+    assert main(words) == 2 and "launcher=slurm  (if you trust" in capsys.readouterr().err
+    assert main([*words, "launcher=slurm"]) == 0 and "\ntouch here\n" in (said := capsys.readouterr().out)
+    assert "\ntouch there" not in said and " touch there" in said
+
+
+def test_a_machine_without_slurm_says_so_at_once(cluster, capsys, monkeypatch):
+    with monkeypatch.context() as here:
+        here.setenv("PATH", "/nowhere")
+        assert cluster() == 5
+    assert capsys.readouterr().err.count("is not there") == 3 and not Path("outputs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(real.lacking()), reason=real.lacking() or "there is one")
+def test_slurm_itself_starts_a_run_again_that_it_has_put_back(runner):
+    """All cases: ``python tests/fault/slurm.py``."""
+    with real.running(runner.folder) as cluster:
+        runner.environment |= cluster.environment
+        cluster.command = lambda *words: runner(*words).stdout
+        assert real.put_back(cluster) == "saved at its step, went on, and its bits are those of an undisturbed run"
