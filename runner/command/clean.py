@@ -89,7 +89,6 @@ def main(line: CommandLine) -> int:
 
 
 def _obstacle(run: RunRecord, keep: str | None) -> str:
-    """The reason why a run is left alone; empty for none."""
     others = sorted({path.name for path in run.folder.iterdir() if not LEFT.fullmatch(path.name)} - WRITTEN)
     if run.folder.is_symlink() or run.faults:
         return "; ".join(each.found for each in run.faults) or "a link, which is not followed"
@@ -103,7 +102,6 @@ def _obstacle(run: RunRecord, keep: str | None) -> str:
 
 
 def _paths_of(run: RunRecord, keep: str | None) -> list[Path]:
-    """The paths of a run that go."""
     if keep is None:
         return [run.folder]
     if keep == "runs":

@@ -230,7 +230,6 @@ def _of_set(metrics: Sequence[Metric], name: str) -> list[Metric]:
 
 
 def _build_score(request: InferenceRequest, tokenizer: PreTrainedTokenizerBase) -> Score:
-    """The configured rewards, asked together about completions."""
     from runner.ppo.scoring import Rewards
     from runner.reward.outcome import best_device
     from runner.training.components.rewards import build_rewards

@@ -83,7 +83,6 @@ def to_file(draft: Draft) -> str:
 
 
 def _describe_batch(draft: Draft) -> str:
-    """The number of rows that a step takes here, and took there."""
     fields, counts = draft.config.parameters, []
     for name in (upstream.PER_DEVICE_TRAIN_BATCH_SIZE, upstream.GRADIENT_ACCUMULATION_STEPS):
         count = select(draft.values, f"trainer.args.{name}") or fields[name].default
@@ -96,7 +95,6 @@ def _describe_batch(draft: Draft) -> str:
 
 
 def _overrides(draft: Draft) -> list[str]:
-    """The words that start the experiment, in the quotes that a shell takes away."""
     words = [f"experiment={draft.name}", *draft.overrides]
     return [f"'{word}'" if set(word) & set(" []{}$*") else word for word in words]
 
@@ -131,7 +129,6 @@ def describe(draft: Draft) -> list[str]:
 
 
 def _describe_next(draft: Draft, text: str, target: Path | None, words: list[str]) -> list[str]:
-    """Lines on the experiment: its file, the command to type, and what is missing before it runs."""
     if target:
         folder = target.parent.parent
         menu = [] if folder.resolve() == MENU else ["--config-dir", str(folder)]

@@ -131,7 +131,6 @@ def predict(request: InferenceRequest) -> int:
 def _write_completions(
     request: InferenceRequest, model: Model, tokenizer: PreTrainedTokenizerBase, rows: Rows, file: PredictionFile
 ) -> int:
-    """Append what the model writes to the file; returns how many completions were there already."""
     from runner.generate.likelihood import AnswerReader
 
     generator, reader = request.build_generator(model, tokenizer), AnswerReader(model, tokenizer)
@@ -164,7 +163,6 @@ def _write_logits(reader: AnswerReader, made: Sequence[Completion], folder: Path
 def _write_scores(
     request: InferenceRequest, model: Model, tokenizer: PreTrainedTokenizerBase, rows: Rows, file: PredictionFile
 ) -> int:
-    """Append the score of each answer to the file; returns how many were there already."""
     from runner.generate.batch import split_by_rows
     from runner.generate.completion import context_length
     from runner.generate.likelihood import AnswerReader

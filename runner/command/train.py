@@ -324,7 +324,6 @@ def _push(run: Run, stop: StopRequest) -> None:
 
 
 def _facts(components: Components) -> dict[str, Any]:
-    """The entries of the manifest on the data, the model and the machine."""
     trainer, args, model = components.trainer, components.args, policy_of(components.trainer)
     counts = [(parameter.numel(), parameter.requires_grad) for parameter in trainer.model.parameters()]
     return {
@@ -387,7 +386,6 @@ def _no_steps(run: Run, args: TrainingArguments, rows: int) -> Fault:
 
 
 def _closing(run: Run, seconds: float) -> str:
-    """The last words of a run: what changed, where it is, and what to type next."""
     record = read_run(run.folder)
     steps = plural(record.status["step"], "step")
     lines = [f"{coloured('finished', 'green', sys.stdout)}  {steps} in {format_duration(seconds)}"]
@@ -444,6 +442,5 @@ def _next_command(record: RunRecord) -> str:
 
 
 def _brings_rewards(dataset: str | None) -> bool:
-    """True for an option of the dataset group with rewards of its own."""
     entries = read_options("dataset").get(dataset or "", {}).get("defaults", [])
     return any("override /reward" in each if isinstance(each, dict) else _brings_rewards(each) for each in entries)

@@ -93,7 +93,6 @@ def explain(key: str, origins: Provenance, words: Sequence[str] = ()) -> Iterato
 
 
 def _align(rows: Iterable[tuple[str, ...]]) -> list[str]:
-    """The lines of a table without titles."""
     return format_table([Column("", cells, True, True) for cells in zip(*rows, strict=True)], 200)[1:]
 
 

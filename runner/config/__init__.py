@@ -201,7 +201,6 @@ def _fresh_hydra(folders: Sequence[Path]) -> Iterator[GlobalHydra]:
 
 @contextlib.contextmanager
 def _as_config_errors() -> Iterator[None]:
-    """Turn what Hydra, OmegaConf and YAML raise into a ConfigError."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -319,7 +318,6 @@ def rank() -> int:
 
 
 def _read_count(name: str, default: int) -> int:
-    """A whole number in the environment; raises EnvironmentFault for anything else."""
     text = os.environ.get(name) or str(default)
     if not re.fullmatch("[0-9]{1,6}", text) or int(text) < default:
         raise EnvironmentFault(Fault(name, repr(text), "a whole number, as torchrun sets it", f"unset {name}"))

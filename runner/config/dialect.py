@@ -82,7 +82,6 @@ def read_table(dialect: str) -> Table:
 
 
 def _read_rows(node: Mapping[str, Any]) -> dict[str, list[Rule]]:
-    """The rules of each key of a table."""
     rows = {name: [Rule(to=path)] for path, names in node.get("names", {}).items() for name in names}
     rows |= {key: _to_rules(row) for key, row in node["keys"].items()}
     for kind in KINDS[:3]:
@@ -93,7 +92,6 @@ def _read_rows(node: Mapping[str, Any]) -> dict[str, list[Rule]]:
 
 
 def _to_rules(row: str | Mapping[str, Any] | list[Any]) -> list[Rule]:
-    """The rules of a row: a text is a path of ours."""
     if isinstance(row, list):
         return [rule for each in row for rule in _to_rules(each)]
     if isinstance(row, str):
@@ -151,7 +149,6 @@ class Meaning:
 
 @functools.cache
 def _read_typed() -> list[dict[str, list[Rule]]]:
-    """The rows for what is typed, those that come first first."""
     shared, dialects = read_sections()[SHARED], find_dialects().values()
     return [_read_rows({"keys": shared["typed"]}), _read_rows(shared), *map(_read_rows, dialects)]
 

@@ -61,7 +61,6 @@ def check_size(path: Path) -> None:
 
 
 def _find_excesses(text: str | bytes, where: str) -> Iterator[Fault]:
-    """A fault for each event of a text that leads too far, or would build something."""
     open_nodes: list[tuple[str | None, int]] = []  # the anchor of each, and what had been counted before it
     anchors: dict[str, int | None] = {}  # how much each stands for; nothing while it is open
     count = letters = 0
@@ -138,7 +137,6 @@ class InterpolationSize:
         self._measure(config, ())
 
     def _measure(self, value: object, path: tuple[str, ...]) -> str:
-        """The key of a value, when it has been measured."""
         if (key := ".".join(path)) not in self.sizes:
             self.sizes[key] = self.read[key] = 0  # of a circle, which OmegaConf reports better
             text = value if isinstance(value, str) else ""
@@ -174,7 +172,6 @@ class InterpolationSize:
 
 
 def _entries(node: object) -> list[tuple[str, object]]:
-    """The values of a mapping or a list by their names as text."""
     if isinstance(node, Mapping):
         return [(str(name), entry) for name, entry in node.items()]
     return [(str(index), entry) for index, entry in enumerate(node)] if isinstance(node, list) else []

@@ -142,6 +142,5 @@ def _settings(node: yaml.MappingNode, path: str, text: str, file: str) -> Iterat
 
 
 def _shown(file: Path) -> str:
-    """A file of the menu as ``conf/...``, or of this package, any other as one would type it from here."""
     whole = next((root for root in (MENU, PACKAGE) if file.is_relative_to(root)), None)
     return f"{whole.name}/{file.relative_to(whole).as_posix()}" if whole else display_path(file)

@@ -74,7 +74,6 @@ def _count_values(name: str, above: tuple[str, ...], known: dict[str, int]) -> i
 
 
 def _read_keys(file: Path) -> Mapping[str, Any]:
-    """The content of a file; ConfigError where it is no YAML, or holds something else than keys."""
     check_size(file)
     text = file.read_bytes()
     try:
@@ -90,7 +89,6 @@ def _read_keys(file: Path) -> Mapping[str, Any]:
 
 
 def _find_named(name: str, file: Path, content: Mapping[str, Any]) -> Iterator[str]:
-    """The files that the defaults list of a file names, whichever of its forms an entry has."""
     entries, own = content.get("defaults", []), f"{name.rpartition('/')[0]}/".lstrip("/")
     for entry in entries if isinstance(entries, list) else [None]:
         (group, options), *more = entry.items() if isinstance(entry, Mapping) and entry else [("", entry)]
@@ -111,7 +109,6 @@ def _find_named(name: str, file: Path, content: Mapping[str, Any]) -> Iterator[s
 
 @cache
 def _plugin() -> Any:
-    """The plugin that Hydra asks for its search path; it stays registered for the life of the process."""
     from hydra._internal.core_plugins.file_config_source import FileConfigSource
     from hydra.core.plugins import Plugins
     from hydra.plugins.search_path_plugin import SearchPathPlugin

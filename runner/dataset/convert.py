@@ -124,7 +124,6 @@ class Conversion:
         return {name: [row[name] for row in made] for name in self.like}
 
     def _settle(self) -> None:
-        """Say what was left out, and raise what is refused."""
         for reason, count in self.left_out.items():
             log.warning("%s: %d rows left out: %s", self.label, count, reason)
         self.reasons += self.left_out

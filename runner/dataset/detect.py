@@ -79,7 +79,6 @@ def misnamed(where: str, name: str, names: Iterable[str], fix: str = "{}", other
 
 
 def _read_as(form: str, columns: Sequence[str], given: Mapping[str, str]) -> RowLayout | None:
-    """The layout if the rows can be read as this form with every given role in use, else None."""
     free = [name for name in columns if name not in given.values()]
     named = {role: role for role in ROLES if role in free} | dict(given)
     known, is_exchange = FORMS[form], {"prompt", "completion"} <= set(named) or {"input", "target"} <= set(named)
@@ -101,7 +100,6 @@ def _read_as(form: str, columns: Sequence[str], given: Mapping[str, str]) -> Row
 
 
 def _to_type(form: str) -> str:
-    """The keys to type so that rows are read as this form."""
     form = "prompt_completion" if form in ("demonstration", "answer") else form
     roles = " ".join(f"dataset.columns.{group[0]}=<column>" for group in FORMS[form].needs)
     return f"{roles}, or choose another dataset"

@@ -130,7 +130,6 @@ def find_files(path: Paths) -> Files | None:
 
 
 def _splits_in(path: str, folder: Path) -> dict[str, list[Path]]:
-    """The files of rows by the name of their split, from the folder itself or from its data/."""
     names = sorted(file.name for file in folder.iterdir())
     if SAVED_TO_DISK & set(names):
         raise DataError(fault("dataset.saved_to_disk", path=path))
@@ -247,7 +246,6 @@ def _head_of(path: Path) -> bytes:
 
 
 def _open(path: Path) -> io.BufferedReader:
-    """The bytes of a file, unpacked where it is packed."""
     if path.suffix.lower() == ".zst":
         import pyarrow
 
@@ -291,7 +289,6 @@ class _Lines:
 
 
 def _read_json(file: io.BufferedReader, path: Path, max_bytes: int | None) -> Iterator[Entry]:
-    """Rows that stand one in a line, or in a .json file also as one list."""
     lines, start = _Lines(file, path, max_bytes), file.peek(HEAD).lstrip()
     is_list, numbered = start.startswith(b"["), iter(lines)
     begin, first = next(((number, line) for number, line in numbered if line.strip()), (0, b""))
@@ -362,12 +359,10 @@ def _read_line(line: bytes, path: Path, number: int) -> Entry:
 
 
 def _looks(text: bytes) -> tuple[bool, bool]:
-    """The searches that a text gives reason for, since few do: for values in each other without an end, for escapes."""
     return text.count(b"[") + text.count(b"{") > MAX_DEPTH, b"\\u" in text
 
 
 def _as_row(value: object, where: str, fix: str, may_be_deep: bool, has_escapes: bool) -> Entry:
-    """The value if it is a row of whole characters, else its fault."""
     if not isinstance(value, dict):
         return fault("dataset.no_object", where=where, text=json.dumps(value, ensure_ascii=False)[:40], fix=fix)
     level: list[Any] = [value] if may_be_deep else []
@@ -385,7 +380,6 @@ def _as_row(value: object, where: str, fix: str, may_be_deep: bool, has_escapes:
 
 
 def _see(path: Path, number: int) -> str:
-    """The fix of a bad line: the command that shows it."""
     return f"{_unpacking(path, f'sed -n {number}p')}  (to see it, and mend it or delete it)"
 
 
@@ -395,7 +389,6 @@ def _unpacking(path: Path, command: str) -> str:
 
 
 def _then_named(fix: str) -> str:
-    """A fix that gives a file another name, with the word that names it then."""
     return f"{fix}, then dataset.path={fix.rpartition(' ')[2]}" if re.fullmatch("mv [^&]*", fix) else fix
 
 
@@ -411,7 +404,6 @@ def _wrapped(value: Row, path: Path) -> Fault:
 
 
 def _read_document(text: bytes, path: Path) -> Iterator[Entry]:
-    """The rows of one list."""
     try:
         value = _parse(text)
     except ValueError as error:
@@ -432,7 +424,6 @@ def _read_document(text: bytes, path: Path) -> Iterator[Entry]:
 
 
 def _read_csv(file: io.BufferedReader, path: Path, max_bytes: int | None) -> Iterator[Entry]:
-    """Rows of text, and faults of records that have another number of fields than the header."""
     if file.peek(1)[:1] in (b"{", b"["):
         fix = _then_named(f"mv {quote(str(path))} {quote(str(path.with_suffix('.jsonl')))}")
         yield fault("dataset.json_in_csv", path=path, suffix=suffix_of(path), fix=fix)
@@ -479,7 +470,6 @@ def _read_csv(file: io.BufferedReader, path: Path, max_bytes: int | None) -> Ite
 
 
 def _check_parquet(file: io.BufferedReader, path: Path, max_bytes: int | None) -> Iterator[Entry]:
-    """Faults of a file's footer, and of its first rows."""
     from pyarrow import ArrowException, parquet
 
     what, total = "a broken footer", file.seek(0, io.SEEK_END)

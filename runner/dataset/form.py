@@ -76,7 +76,6 @@ def _bad(where: str, found: str, expected: str = "", fix: str = "") -> DataError
 
 
 def _text(value: object, where: str, *, empty: bool = False) -> str:
-    """The value if it is text; blank text only where ``empty`` allows it."""
     if not isinstance(value, str):
         raise _bad(where, describe_cell(value), "text")
     if not empty and not value.strip():
@@ -126,7 +125,6 @@ def _one_turn(text: str, role: str) -> Turns:
 
 
 def _side(cells: Cells, name: str) -> str | Turns:
-    """A prompt or a completion as it stands, or one turn where it was given as input or target."""
     where = TWINS[name] if TWINS[name] in cells else name
     value = cells[where]
     if isinstance(value, list):
@@ -148,7 +146,6 @@ def _alike(prompt: str | Turns, *answers: str | Turns) -> tuple[Any, ...]:
 
 
 def _check_answer(answer: str | Turns, where: str, *, empty: bool = False) -> None:
-    """Refuse an answer that does not end with the assistant, or that says nothing."""
     if isinstance(answer, str):
         _text(answer, where, empty=empty)
         return
@@ -163,7 +160,6 @@ def _check_answer(answer: str | Turns, where: str, *, empty: bool = False) -> No
 
 
 def _read_exchange(cells: Row) -> Row:
-    """Prompt and completion, and of an unpaired row its label."""
     label = cells.get("label", True)
     if isinstance(label, str):
         label = {"true": True, "1": True, "false": False, "0": False}.get(label.lower(), label)
@@ -262,13 +258,11 @@ def _with_margin(row: Row, cells: Row) -> Row:
 
 
 def _imitate(row: Row) -> list[Row]:
-    """The prompt with its good answer; none where the only one is bad."""
     good = row["chosen"] if "chosen" in row else row["completion"]
     return [{"prompt": row["prompt"], "completion": good}] if row.get("label", True) else []
 
 
 def _join(row: Row) -> list[Row]:
-    """One conversation that ends with the assistant; texts become turns, without outer blanks."""
     found = []
     for made in _imitate(row):
         prompt, answer = made["prompt"], made["completion"]
@@ -279,7 +273,6 @@ def _join(row: Row) -> list[Row]:
 
 
 def _keep_three(row: Row) -> list[Row]:
-    """A pair beside an answer that is imitated, which may repeat the prompt as the two do."""
     given = row["reference"]
     answer = to_turns(given, "reference") if isinstance(given, list) else _text(given, "reference")
     prompt, chosen, rejected, answer = _alike(row["prompt"], row["chosen"], row["rejected"], answer)
@@ -290,7 +283,6 @@ def _keep_three(row: Row) -> list[Row]:
 
 
 def _ask(row: Row) -> list[Row]:
-    """The prompt of the policy, and as ``reference`` the text of a good answer or None."""
     good = _imitate(row)
     return [{"prompt": row["prompt"], "reference": text_of(good[0]["completion"]) if good else None}]
 

@@ -74,7 +74,6 @@ def write_head(node: Node, folder: Path, *, count: int, train: int, held_out: in
 
 
 def _read(source: RowSource, use: Use, cut: str, count: int) -> list[Row]:
-    """The first rows of a slice; of a stream from where the slice begins, but never far from the front."""
     where, split = f"dataset.split.{use}", split_of(cut)
     source.check(use, cut if source.streams is None else split)
     if source.streams is None:
@@ -89,7 +88,6 @@ def _read(source: RowSource, use: Use, cut: str, count: int) -> list[Row]:
 
 
 def _write(rows: list[Row], source: RowSource, head: Head, name: str, few: int) -> str:
-    """Write rows under a name, all of them and the shortest; gives the name."""
     for folder, kept in ((head.whole, rows), (head.short, shortest(rows, few))):
         folder.mkdir(parents=True, exist_ok=True)
         Dataset.from_list(kept, features=source.builder.info.features).to_parquet(folder / f"{name}.parquet")

@@ -217,7 +217,6 @@ def _changed(text: str, other: str, begin: int) -> tuple[int, int]:
 
 
 def _entries(rule: Rule, messages: Sequence[Cells], row: Cells) -> list[tuple[float, Sequence[Span]]]:
-    """The entries of a rule, called with what it names, each as a number and spans."""
     given = rule(messages=messages, **{name: row if name == "row" else row[name] for name in columns_of(rule)})
     if len(given) != len(messages):
         raise DataError(fault("dataset.entries_of_rule", count=len(given), wanted=len(messages)))

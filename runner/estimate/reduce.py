@@ -124,7 +124,6 @@ def _replace_models(small: Reduced, clones: Clones) -> None:
 
 
 def _cut_args(small: Reduced) -> None:
-    """Two steps, logged and saved each, with short completions."""
     args = small.cfg["trainer"]["args"]
     known = config_fields(args)
     args |= {name: value for name, value in upstream.WITHOUT_NOTE.items() if name in known}
@@ -142,7 +141,6 @@ def _cut_args(small: Reduced) -> None:
 
 
 def _cut_rows(small: Reduced, folder: Path) -> None:
-    """The first rows of each source in place of it: the shortest of them to train on, all of them to be looked at."""
     args, dataset = small.cfg["trainer"]["args"], small.cfg["dataset"]
     counts: list[int | None] = []
     least = max(2, round(1.25 * rows_per_step(args) * args[upstream.MAX_STEPS]) + 1)

@@ -139,7 +139,6 @@ def play(cases: Sequence[Case], folder: Path, debug: bool) -> int:
 
 
 def _play_parts(case: Case, cache: Path, debug: bool) -> None:
-    """Play one part after the other, up to the first that fails."""
     began = time.monotonic()
     for _ in range(PROCESSES):
         ended = run_apart(lambda: worker.work(case.run.folder, "rehearse", debug=debug), case.run.log, cache)
@@ -203,7 +202,6 @@ def describe_case(case: Case) -> list[str]:
 
 
 def _outcomes(case: Case) -> Iterator[str]:
-    """The outcome of each part, in a few words; empty where it was not reached."""
     run = case.run
     yield next(iter(read_lengths(run).get("lines", [])), "")
     saved = next(iter(sealed_checkpoints(run.checkpoints)), None)

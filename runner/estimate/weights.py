@@ -108,7 +108,6 @@ class ModelWeights:
 
 
 def _adapted(model: PreTrainedModel, peft: Node | None, source: Source) -> PreTrainedModel | PeftModel:
-    """The model with the adapter on it that is configured, or that it came with; or with a part of it frozen."""
     config: PeftConfig | None
     if peft is None:
         config = copy.deepcopy(read_adapter(source.path, source.revision)) if source.path else None

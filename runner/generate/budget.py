@@ -97,12 +97,10 @@ def _arguments_of(node: Node) -> Collection[str]:
 
 
 def _answers(trainer: Node) -> bool:
-    """True for a trainer whose own evaluation samples: one that takes prompts has nothing else to evaluate."""
     return trainer["form"] == "prompt" and trainer.get("evaluates", True)
 
 
 def _held_out_sets(node: Node) -> int:
-    """The number of held-out sets of a dataset, as far as its configuration tells."""
     if isinstance(parts := node.get("parts"), Mapping):
         return sum(_held_out_sets(part) for part in parts.values() if part)
     if "split" not in node:

@@ -132,6 +132,5 @@ def _means_by_row(numbers: Sequence[int], values: Sequence[float], rows: int) ->
 
 
 def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """The mean of those values that are numbers, and its standard error; 0 for a single one."""
     values = [value for value in values if not math.isnan(value)]
     return fmean(values), stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0

@@ -255,7 +255,6 @@ def _decode_by_loop(
 
 
 def _cut_rows(tokens_BR: Tensor, logprobs_BR: Tensor, lengths_B: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Each row's tokens and log-probabilities, so many of them, on the CPU."""
     rows = zip(tokens_BR.cpu(), logprobs_BR.cpu(), lengths_B.tolist(), strict=True)
     return [(tokens_R[:length].clone(), logprobs_R[:length].clone()) for tokens_R, logprobs_R, length in rows]
 
@@ -337,7 +336,6 @@ class CastLayer(StaticLayer):
 def _decode_by_generate(
     model: Model, prompts: list[Sequence[int]], how: Sampling, noise_BR: Tensor
 ) -> list[tuple[Tensor, Tensor]]:
-    """By ``model.generate`` with the same choice of tokens, for caches that the loop does not know."""
     input_ids, mask = pad(prompts, model.device, side="left")
     limits = list(map(how.limit, prompts))
     choice = TokenChoice(how, noise_BR)

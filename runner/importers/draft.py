@@ -191,7 +191,6 @@ class Draft:
 
 
 def _without_secrets(key: str, value: object) -> Any:
-    """The same value, every secret in it replaced by dots, however deep it is."""
     if isinstance(value, Mapping):
         return {name: _without_secrets(str(name), entry) for name, entry in value.items()}
     if isinstance(value, list):
@@ -275,7 +274,6 @@ def _apply(draft: Draft, rule: Rule, key: str, value: object, rules: list[Rule])
 
 
 def _filled(draft: Draft, key: str, text: object) -> Any:
-    """A text of a table with the values of the draft."""
     return dialect.filled(text, {**draft.keys, "key": key, "value": draft.keys[key], "trainer": draft.trainer})
 
 

@@ -114,7 +114,6 @@ def _read_mapping(path: Path, text: str) -> dict[str, Any]:
 
 
 def _read_script(path: Path, text: str) -> ForeignConfig:
-    """The one training command of a script, its flags, and what stands in a file that it names."""
     reading = ForeignConfig(path, {})
 
     def to_value(found: re.Match[str]) -> str:
@@ -154,7 +153,6 @@ def _read_script(path: Path, text: str) -> ForeignConfig:
 
 
 def _find_training(reading: ForeignConfig, word: str, after: str) -> int:
-    """The number of words, this one and perhaps the one after it, that start a training; 0 for others."""
     for name, table in find_dialects().items():
         if after in table["commands"].get(word, ()):
             reading.dialect, reading.command, reading.why = name, after, f"{word} {after}"
@@ -178,7 +176,6 @@ def _to_number(found: re.Match[str], variables: Mapping[str, str]) -> str:
 
 
 def _read_flags(reading: ForeignConfig, words: Sequence[str]) -> None:
-    """Each flag with its value, its values, or true, over the keys of a file that the command names."""
     first = _until_flag(words)
     flags: dict[str, Any] = {key: value for key, mark, value in (word.partition("=") for word in first) if mark}
     for index, word in enumerate(words):

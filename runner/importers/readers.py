@@ -89,7 +89,6 @@ def read_llama_factory(draft: Draft) -> None:
 
 
 def _to_node(draft: Draft, name: str, folder: str, info: Mapping[str, Any]) -> Node:
-    """One dataset by its name in their list; without it, by a guess that is noted."""
     form = "text" if draft.keys.get("stage") == "pt" else draft.form
     where = f"dataset_info.json: {name}"
     if not (entry := draft.convert(where, info.get(name) or {}, "mapping", {})):
@@ -157,7 +156,6 @@ def read_swift(draft: Draft) -> None:
 
 
 def _read_weights(draft: Draft) -> None:
-    """Read rules of weights, which they call loss_scale; several are joined by a plus."""
     rules, sft = draft.table.sections["weights"], draft.trainer == "sft"
     usual = "default" if sft else "last_round"
     draft.keys.setdefault("loss_scale", "all" if draft.reading.command == "pt" else usual)
@@ -334,7 +332,6 @@ def hold_out_split(draft: Draft, node: Node, key: str, split: str) -> None:
 
 
 def _to_shortest(node: Mapping[str, Any]) -> Node:
-    """A node without what is so anyway, its keys in our order."""
     columns = {role: column for role, column in node.get("columns", {}).items() if role != column}
     split = {"train": "train"} | node.get("split", {})
     path = "???" if is_unset(node["path"]) or node["path"] in ("", HIDDEN) else node["path"]

@@ -94,7 +94,6 @@ def hidden_source(text: str) -> str:
 
 
 def _blank(found: re.Match[str]) -> str:
-    """The text in the place of a secret; of an address its shape stays."""
     if found[0].startswith("://"):
         return f"://{HIDDEN}@"
     return f"{found[0].partition('=')[0]}={HIDDEN}" if found[0][0] in "?&" else HIDDEN
@@ -131,7 +130,6 @@ def _pattern(values: tuple[str, ...]) -> re.Pattern[str] | None:
 
 
 def _is_random(value: str) -> bool:
-    """True for a value that could be a secret at all: nothing that is likely to stand in any text."""
     if len(value) < SHORTEST or value.startswith(("/", "~", "./")) or value.isspace():
         return False
     kinds = [str.islower, str.isupper, str.isdigit, lambda letter: not letter.isalnum()]

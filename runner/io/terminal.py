@@ -166,7 +166,6 @@ class Copied:
         """Stay open: what code of the user's closes, the run prints on to."""
 
     def _unless_closed(self, call: Callable[..., object], *args: str) -> None:
-        """Call the stream; where whoever read along has seen enough, as ``head`` does, the rest goes nowhere."""
         try:
             call(*args)
         except BrokenPipeError:

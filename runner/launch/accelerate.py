@@ -58,7 +58,6 @@ class Machines(Alone):
         return fault("launch.no_meeting", address=self.address, found=found, count=self.count, fix=fix)
 
     def _open_store(self) -> None:
-        """Serve the store, or reach it; raises EnvironmentFault where that cannot be, or takes too long."""
         from torch.distributed import TCPStore
 
         host, _, port = self.address.rpartition(":")
@@ -99,7 +98,6 @@ class Machines(Alone):
             self._hear(other, f"machine {other}", self.seconds)
 
     def _hear(self, other: int, key: str, seconds: float) -> str:
-        """The words of another machine; raises EnvironmentFault where it is gone, or says nothing in time."""
         deadline, found = time.monotonic() + seconds, f"nothing from machine {other} for {seconds:g} s"
         try:
             while time.monotonic() < deadline:

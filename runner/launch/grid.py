@@ -95,7 +95,6 @@ def _to_check(options: Mapping[str, Sequence[tuple[str, float]]]) -> dict[str, s
 
 
 def _ends(listed: Sequence[tuple[str, float]]) -> Iterator[tuple[str, float]]:
-    """Of some words with their numbers the first two, and of each type the smallest and the largest."""
     yield from listed[:2]
     for kind in (int, float):
         if own := [pair for pair in listed if isinstance(pair[1], kind)]:

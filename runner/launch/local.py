@@ -90,7 +90,6 @@ def train_together(folder: str | Path, num_processes: int, debug: bool, machines
 
 
 def _start(run: Run, num_processes: int, debug: bool, machines: Alone) -> End:
-    """Train in several processes until all of them have ended."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -130,7 +129,6 @@ def _start(run: Run, num_processes: int, debug: bool, machines: Alone) -> End:
 
 
 def _cause_of(run: Run, failures: list[dict[str, Any]], debug: bool) -> tuple[str | None, RunnerError]:
-    """The state and the error of the process that failed first, which ended the others."""
 
     def order(own: Mapping[str, Any]) -> tuple[bool, bool, float]:
         was_stopped = own.get("kind") == "Interrupted" or ("kind" not in own and own["code"] == -signal.SIGTERM)
@@ -158,7 +156,6 @@ def record_of(state: str | None, error: RunnerError) -> dict[str, Any]:
 
 
 def _record(run: Run, state: str | None, error: RunnerError, debug: bool) -> None:
-    """Write how this process ended into torchrun's file for it, for the process that has started all of them."""
     text = {"message": str(error), "extraInfo": record_of(state, error)}
     write_json(Path(os.environ["TORCHELASTIC_ERROR_FILE"]), {"message": text})
 

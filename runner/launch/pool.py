@@ -104,7 +104,6 @@ class Pool:
                 os.kill(pid, number if len(self.signals) == 1 else signal.SIGKILL)
 
     def _start(self) -> None:
-        """Start what can start now, as far as there is room."""
         for task in list(self.waiting) if len(self.live) < self.settings.jobs else ():  # there may be thousands
             if failed := [folder for folder in task.after if self.codes.get(folder, 0)]:
                 self.waiting.remove(task)
@@ -113,7 +112,6 @@ class Pool:
                 self._open(task)
 
     def _open(self, task: Task) -> None:
-        """Start a task, or note that it is finished, or that another process has it."""
         if self.elsewhere.get(task.folder, 0) > time.monotonic():
             return
         try:
@@ -171,7 +169,6 @@ class Pool:
         self.live[pid] = child
 
     def _reap(self) -> None:
-        """Take note of every child that has ended."""
         for pid, child in list(self.live.items()):
             if (status := end_group(pid)) is None:
                 continue
@@ -181,7 +178,6 @@ class Pool:
             self._judge(child, os.waitstatus_to_exitcode(status))
 
     def _judge(self, child: Child, ended: int) -> None:
-        """Judge a child by what it wrote and how it ended."""
         run, task = Run(child.task.folder.absolute()), child.task
         status, code = run.status(), EnvironmentFault.code if ended < 0 else ended or RunnerError.code
         seconds = time.monotonic() - child.began
@@ -208,7 +204,6 @@ class Pool:
         self.show.ended(task, state, cause, seconds)
 
     def _end_late_ones(self) -> None:
-        """Ask a run whose time is over to save its step, and kill it when it does not."""
         now = time.monotonic()
         for pid, child in self.live.items():
             if now < child.deadline:

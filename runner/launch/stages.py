@@ -162,7 +162,6 @@ class References:
         return f"<model of {name}>"
 
     def _missing(self, key: str, name: str, root: Path) -> Fault:
-        """The fault of a name that no finished run has: what state it is in, or what was probably meant."""
         if begun := [Run(folder) for folder in _folders(root, name)]:
             states = ", ".join(f"{run} is {run.status()['state']}" for run in begun)
             return fault("launch.unfinished_reference", key=key, name=name, states=states, run=begun[-1])
@@ -263,7 +262,6 @@ def _read_experiment(typed: Sequence[str], folders: Sequence[Path]) -> Experimen
 
 
 def _faults_of_stages(stages: object, top: set[str]) -> Iterator[Fault]:
-    """A fault for each stage whose name is taken or whose words could not have been typed."""
     if not isinstance(stages, dict) or not stages:
         yield Fault("stages", f"{stages!r}", "stages with their words", "stages: {sft: [trainer=sft, ...], ...}")
         return
@@ -304,7 +302,6 @@ def _gather(found: Mapping[str, list[Fault]], shared: Sequence[str]) -> list[Fau
 
 
 def _folders(root: Path, name: str) -> list[Path]:
-    """The run folders of ``<name>``, or the one of ``<name>/<folder>``, whatever state they are in."""
     group, _, folder = name.partition("/")
     if not group or group.startswith(".") or "/" in folder or folder in (".", ".."):
         return []
@@ -312,7 +309,6 @@ def _folders(root: Path, name: str) -> list[Path]:
 
 
 def _finished(root: Path, name: str) -> list[Path]:
-    """Those of them that are finished and have a model, the newest last."""
     ended = {}
     for folder in _folders(root, name):
         status = Run(folder).status()

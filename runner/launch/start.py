@@ -146,7 +146,6 @@ def _queue_of(runs: Sequence[Composed], plugins: Sequence[str] = ()) -> Any:
 
 
 def _settle_hub(runs: Sequence[Composed]) -> None:
-    """Ask the hub for what is not finished, where it trains on this machine."""
     here = [run for run in runs if run.choices.get("launcher", "local") in HERE]
     folders = [(run, folder_of(run.cfg, run.overrides).absolute()) for run in here]
     settle_hub([run.cfg for run, folder in folders if Run(folder).status()["state"] != "finished"])
@@ -186,7 +185,6 @@ def _show(plan: Plan, queue: Any = None) -> int:
 
 
 def _print_end(ends: Sequence[Path], count: int, report: Callable[[Path], str], runs: str = "runs") -> None:
-    """Print what a sweep has come to: the table of each folder of its runs, and how many are finished."""
     for group in dict.fromkeys(folder.parent for folder in ends):
         if group.is_dir():
             print_visible(report(group))
@@ -261,7 +259,6 @@ def _start_plugin(
 
 
 def _exit_code(codes: Mapping[Path, int], signals: Sequence[int]) -> int:
-    """The code of the first signal, or else of the first run that failed."""
     return code_of(signals[0]) if signals else next((code for code in codes.values() if code), 0)
 
 

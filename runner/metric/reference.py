@@ -62,7 +62,6 @@ def rouge(
 def _pairs(
     name: str, completions: Sequence[Completion], column: str, columns: dict[str, Any]
 ) -> tuple[list[str], list[list[str]]]:
-    """The texts that have a reference, and their references, as sacrebleu takes them."""
     references = read_column(columns, column, f"metric.{name}.column=<column>")
     rows = [(completion, known) for completion, known in zip(completions, references, strict=True) if known is not None]
     if not rows:

@@ -161,7 +161,6 @@ def write_adapter(
 
 
 def _embeddings(model: PreTrainedModel) -> list[str]:
-    """The names of the layers that turn tokens into states and states into logits."""
     parts = filter(None, (model.get_input_embeddings(), model.get_output_embeddings()))
     names = {id(part): name for name, part in model.named_modules()}
     return [names[id(part)] for part in parts]

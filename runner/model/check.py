@@ -173,7 +173,6 @@ def overrides_answers(node: Node) -> bool:
 
 
 def _entries(values: Node) -> list[tuple[str, Any]]:
-    """Keys with their values, and those inside of some by dotted names."""
     inside = [(key, each.items()) for key, each in values.items() if key in NESTED and isinstance(each, Mapping)]
     return [*values.items(), *((f"{key}.{inner}", each) for key, entries in inside for inner, each in entries)]
 
@@ -201,7 +200,6 @@ def _find_value_faults(folder: ModelFolder, name: str, target: str = "", where: 
 
 
 def _find_limit(limits: Any, values: list[Any]) -> str:
-    """The limits of ``check.yaml`` in words, where one of these values is outside of them; else empty."""
     if isinstance(limits, str):
         return "" if all(isinstance(each, KINDS[limits]) for each in values) else limits
     if isinstance(limits[0], str):
@@ -226,7 +224,6 @@ def _is_known(kind: object, head: str | None = None) -> bool:
 
 @cache
 def _read_classes(table: str) -> dict[str, str]:
-    """A table of classes by architecture, read from source; empty where there is none of this name."""
     call = getattr(find_definition(table), "node", None)
     with contextlib.suppress(ValueError, IndexError):
         return dict(ast.literal_eval(call.args[0])) if isinstance(call, ast.Call) else {}
@@ -245,7 +242,6 @@ def find_unknown_keys(where: str, kind: str, given: Node, known: set[str], least
 
 
 def _find_folder_faults(folder: ModelFolder, head: str, *, safetensors_only: bool, trust: bool) -> list[Fault]:
-    """Faults of a folder that holds a whole model."""
     if faults := find_config_faults(folder, head, trust=trust):
         return faults
     for name in filter(folder.has, READ_WITH_WEIGHTS):
@@ -273,7 +269,6 @@ def _find_weight_faults(folder: ModelFolder) -> Iterator[Fault]:
 
 
 def _find_length_faults(folder: ModelFolder, length: object) -> Iterator[Fault]:
-    """A fault where rows may be longer than the positions that the model was trained with."""
     config = folder.config
     positions = config.get("max_position_embeddings") or config.get("n_positions")
     rope = config.get("rope_parameters") or config.get("rope_scaling")
@@ -286,7 +281,6 @@ def _find_length_faults(folder: ModelFolder, length: object) -> Iterator[Fault]:
 
 
 def _find_tuning_faults(folder: ModelFolder, peft: object) -> Iterator[Fault]:
-    """A fault for each layer that an adapter is to be put on, or pattern of what is trained, that the model lacks."""
     if not isinstance(peft, Mapping) or not folder.is_plain or not folder.has(WEIGHTS, INDEX):
         return
     # Files that were saved without a head lack the first part of each name.
@@ -461,7 +455,6 @@ def _find_vocabulary_faults(
 
 
 def _read_vocabulary(folder: ModelFolder, config: Node, named: Node, node: Node) -> Vocabulary:
-    """Every token; none where they are in a file of another kind."""
     if not folder.has("tokenizer.json"):
         return Vocabulary((), {})
     from tokenizers import AddedToken, Tokenizer
@@ -485,7 +478,6 @@ def _read_vocabulary(folder: ModelFolder, config: Node, named: Node, node: Node)
 def _find_template_faults(
     node: Node, named: Node, vocabulary: Vocabulary, folder: ModelFolder | None = None, config: Node | None = None
 ) -> list[Fault]:
-    """Faults of the template that was chosen, or else of the tokenizer's own, where its folder is here."""
     name, tokens = str(node.get("chat_template") or ""), {key: token or "" for key, token in named.items()}
     if name:
         chosen = jinja.read_template(name)

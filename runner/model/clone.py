@@ -191,7 +191,6 @@ def _parts(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
 
 
 def _value(part: PretrainedConfig, name: str) -> Any:
-    """The value that a config holds under a name; None where it holds nothing."""
     return vars(part).get(part.attribute_map.get(name, name))
 
 

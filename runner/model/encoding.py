@@ -77,7 +77,6 @@ def render_row(tokenizer: PreTrainedTokenizerBase, row: Row, answers: Iterable[s
 
 
 def _conversations(row: Row, answers: Iterable[str]) -> tuple[list[Any], list[Any]]:
-    """The turns that generation opens of a row, and the whole conversations."""
     prompt, sides = row.get("prompt"), [row[name] for name in answers]
     opened = [prompt] if prompt else [turns[:-1] for turns in sides if turns[-1]["role"] == "assistant" and turns[1:]]
     return opened, [[*(prompt or ()), *turns] for turns in sides]

@@ -104,7 +104,6 @@ def find_template_faults(
 
 
 def _try(text: str, tokens: Mapping[str, str]) -> dict[str, Any] | None:
-    """One exchange as a template writes it, or the error that it raises; None where it is more than is granted."""
     import jinja2.sandbox  # noqa: F401  once, rather than in each fork
 
     shared = mmap.mmap(-1, 8 * MAX_LETTERS)  # by the fork that renders it

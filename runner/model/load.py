@@ -237,7 +237,6 @@ def _load_whole(folder: ModelFolder, head: str, seed: int, known: Vocabulary, ho
 
 
 def _overridden(folder: ModelFolder, labels: Mapping[str, int], trust: bool) -> PretrainedConfig:
-    """The config of a model with the keys that are set otherwise."""
     config = read_config(folder.source, folder.revision, trust)
     try:
         changed = type(config).from_dict(override(config.to_dict(), folder.overrides), **labels)
@@ -248,7 +247,6 @@ def _overridden(folder: ModelFolder, labels: Mapping[str, int], trust: bool) -> 
 
 
 def _load_adapter(folder: ModelFolder, head: str, seed: int, known: Vocabulary, how: Node) -> PeftModel:
-    """The adapter at this folder on the base that it names, trainable."""
     with translate_model_errors(folder.source, folder.revision):
         is_safe = not how["use_safetensors"] or has_file(folder.source, ADAPTER, revision=folder.revision)
         adapter = PeftConfig.from_pretrained(str(folder.path))

@@ -446,7 +446,6 @@ def _write_head(head: Mapping[str, Tensor], folder: Path) -> None:
 
 
 def _zero_head(policy: Policy) -> nn.Linear:
-    """One value per hidden state; zero at the start, in float32."""
     model = policy.get_base_model() if isinstance(policy, PeftModel) else policy
     head = nn.Linear(model.config.get_text_config().hidden_size, 1, device=model.device)
     nn.init.zeros_(head.weight)

@@ -248,7 +248,6 @@ class PPOConfig(TrainingArguments):
 
 
 def _find_faults(args: PPOConfig) -> Iterator[Fault]:
-    """A fault for each number that PPO cannot work with."""
     penalised, groups = args.missing_eos_penalty is not None, upstream.NUM_GENERATIONS
     can_end = args.stop_token is not None or args.stop_token_id is not None
     checks = [
@@ -369,7 +368,6 @@ class PPOTrainer(Trainer):
         self._prepare_frozen([*self.rewards.models, *_as_list(self.reference)])
 
     def _prepare_frozen(self, models: Sequence[torch.nn.Module]) -> None:
-        """Put the models that are not trained where the policy is, in the form in which their passes are fastest."""
         for model in models:
             model.requires_grad_(False).eval()
             if not getattr(model, "is_quantized", False):
@@ -609,7 +607,6 @@ class PPOTrainer(Trainer):
         self.accelerator.backward(loss * self.args.world_size if self.is_fsdp_enabled else loss)
 
     def _policy_loss(self, rollout: Rollout, batch: MicroBatch, logprobs_N: Tensor) -> Tensor:
-        """The policy's share of a mini-batch's loss; what is logged is added to the sums."""
         sums, log_ratios_N = rollout.sums, logprobs_N - batch.select(rollout.logprobs_BR)
         advantages_N = batch.select(rollout.advantages_BR)
         if self.own_loss:
@@ -644,7 +641,6 @@ class PPOTrainer(Trainer):
         return losses_BR[mask_BR]
 
     def _value_loss(self, rollout: Rollout, batch: MicroBatch, values_N: Tensor) -> Tensor:
-        """The critic's share of a mini-batch's loss, weighted; what is logged is added to the sums."""
         old_values_N, returns_N = batch.select(rollout.values_BR), batch.select(rollout.returns_BR)
         losses_N = value_losses(values_N, old_values_N, returns_N, self.args.cliprange_value)
         loss = (losses_N * batch.select(rollout.weights_BR)).sum()
@@ -655,7 +651,6 @@ class PPOTrainer(Trainer):
     # --- Pieces of an update
 
     def _noise(self, rows: int, *, at: str = "train") -> Tensor:
-        """Uniform numbers for every token of this process's rows: those of all processes, cut out."""
         generator = seeded_generator(self.args.seed, at, 0 if at.startswith("eval") else self.state.global_step)
         everyone = uniform(rows * self.args.world_size, self.args.response_length, generator=generator)
         return everyone[self.args.process_index * rows :][:rows]
@@ -761,7 +756,6 @@ class PPOTrainer(Trainer):
             self.metrics[name].append(value)
 
     def _note_rollout(self, rollout: Rollout, figures: dict[str, Tensor]) -> None:
-        """Log what was sampled, before anything is learned from it."""
         if self.args.penalises_kl:
             self._note({"objective/kl_coef": self.running.kl_coef})
         non_score_B = -self.running.kl_coef * rollout.kl_BR.sum(1)
@@ -841,7 +835,6 @@ class PPOTrainer(Trainer):
     def _sample_held_out(
         self, inputs: Sequence[Row], index: int, set_name: str
     ) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
-        """Figures of each completion of a batch of held-out prompts, and the completions as rows of a table."""
         rollout = self.roll_out(inputs, self._noise(len(inputs), at=f"eval {index}"))
         self.compute_logprobs(rollout)
         _, _, figures = self._score(rollout)
@@ -861,7 +854,6 @@ class PPOTrainer(Trainer):
             self._write_table(self._sample_held_out(rows, 0, "samples")[1])
 
     def _write_table(self, table: list[dict[str, Any]]) -> None:
-        """Put the samples of this step into completions.jsonl, instead of those of an earlier try at it."""
         if self.is_world_process_zero():
             replace_rows(Path(self.args.output_dir) / "completions.jsonl", table, same=["step", "set"])
 
@@ -917,7 +909,6 @@ def _adapt_to_loop(given: PPOConfig) -> PPOConfig:
 
 
 def _as_list(value: Any) -> list[Any]:
-    """One, several or none, as a list; of a mapping its values."""
     if value is None:
         return []
     if isinstance(value, dict):

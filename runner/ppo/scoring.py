@@ -127,7 +127,6 @@ class Rewards:
     def _score(
         self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, completions: Sequence[Completion], budget: int
     ) -> list[float]:
-        """The score of a model at the last token of each completion."""
         rows = self._encode(tokenizer, completions)
         model = model.get_base_model() if isinstance(model, PeftModel) else model  # its layers keep their adapters
         device, found = next(model.parameters()).device, []
@@ -147,7 +146,6 @@ class Rewards:
         return [scores[row] for row in range(len(rows))]
 
     def _encode(self, tokenizer: PreTrainedTokenizerBase, completions: Sequence[Completion]) -> list[list[int]]:
-        """The input of a reward model, as in its training: a closed chat, or text that ends with the end token."""
         if not isinstance(completions[0].prompt, str):
             how = {"chat_template": tokenizer.chat_template or self.tokenizer.chat_template, "return_dict": False}
             return [tokenizer.apply_chat_template([*each.prompt, *each.answer], **how) for each in completions]
@@ -197,6 +195,5 @@ def _load_tokenizer(model: nn.Module, policy_tokenizer: PreTrainedTokenizerBase)
 
 
 async def _gather(answers: list[Any]) -> list[Any]:
-    """The answers, those of async functions awaited side by side."""
     late = iter(await asyncio.gather(*filter(inspect.isawaitable, answers)))
     return [next(late) if inspect.isawaitable(answer) else answer for answer in answers]

@@ -82,7 +82,6 @@ def lasting_keys(cfg: Config) -> Config:
 
 
 def _choices(configs: Sequence[Config], typed: Sequence[Mapping[str, str]]) -> dict[str, tuple[Hashable, ...]]:
-    """The choice from each group, and where no word tells it, the path of its model or dataset."""
     groups = {key: None for cfg in configs for key, node in cfg.items() if isinstance(node, Mapping)}
     found: dict[str, tuple[Hashable, ...]] = {}
     for group in (group for group in groups if group not in SKIPPED):

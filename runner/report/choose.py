@@ -69,7 +69,6 @@ def find_column(key: str, runs: Sequence[RunRecord], axes: Sequence[Axis], optio
 
 
 def _meets(entry: object, sign: str, wanted: str) -> bool:
-    """True where a value is as a condition wants it: numbers as such, all others as a report shows them."""
     try:
         if is_finite(entry):
             return bool(COMPARE[sign](entry, float(wanted)))

@@ -59,7 +59,6 @@ def _scored(title: str, ours: Mapping[str, float], theirs: Mapping[str, float]) 
 
 
 def _last(run: RunRecord) -> dict[str, float]:
-    """The last value of each metric that training logged, without clocks and held-out scores."""
     kept = [name for name in run.logged if not name.startswith("eval_") and not name.endswith(CLOCK)]
     return {name: run.logged[name] for name in kept}
 

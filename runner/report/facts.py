@@ -47,7 +47,6 @@ def words_of(run: RunRecord) -> list[str] | None:
 
 
 def _typed_words(run: RunRecord) -> list[str] | None:
-    """The same words, in which there may be secrets."""
     command = run.manifest.get("command") or []
     words = [str(word) for word in command[command.index("runner") + 1 :]] if "runner" in command else ["-m"]
     return None if {"-m", "--multirun"} & set(words) else words

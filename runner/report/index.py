@@ -101,7 +101,6 @@ def _seal_of(stamp: str, record: str) -> str:
 
 
 def _record_of(folder: Path) -> dict[str, Any]:
-    """The part of a run that a report of many needs, as it can be written as JSON."""
     run = read_run(folder, depth=2)
     kept = {"cfg": run.cfg, "scores": {"before": run.before, "after": run.after}, "logged": run.logged}
     kept["status"] = {key: entry for key, entry in run.status.items() if not isinstance(entry, dict | list)}

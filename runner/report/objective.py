@@ -110,7 +110,6 @@ def _deviation(scores: Mapping[str, float], name: str) -> float:
 
 
 def _metrics(runs: Sequence[RunRecord]) -> dict[str, Any]:
-    """The configured metrics of some runs by name."""
     groups = [group for run in runs if isinstance(group := run.cfg.get("metric"), dict)]
     return {name: node for group in groups for name, node in named(group, "metric").items()}
 
@@ -154,7 +153,6 @@ def list_figures(line: Mapping[str, Any]) -> list[str]:
 
 
 def _full_name(name: str, known: Sequence[str]) -> str:
-    """The score that was asked for, with or without ``eval_``; it need not be known where it may have been logged."""
     return next((found for found in (name, f"eval_{name}") if found in known), name)
 
 

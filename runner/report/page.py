@@ -105,7 +105,6 @@ def over_time(run: RunRecord) -> list[Prompt]:
 
 
 def _completions(table: Sequence[Row], step: float) -> dict[str, Row]:
-    """The first completion of each prompt at one step."""
     found: dict[str, Row] = {}
     for row in table:
         if row["step"] == step:
@@ -114,7 +113,6 @@ def _completions(table: Sequence[Row], step: float) -> dict[str, Row]:
 
 
 def _shared(columns: Sequence[Column]) -> list[Prompt]:
-    """The prompts that every column has, each with what was written to it."""
     prompts = [prompt for prompt in columns[0][2] if all(prompt in rows for *_, rows in columns)] if columns else []
     return [(prompt, [(label, colour, rows[prompt]) for label, colour, rows in columns]) for prompt in prompts]
 

@@ -178,7 +178,6 @@ def _style() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _axes(ylabel: str, xlabel: str = "step", title: str = "") -> Iterator[tuple[Figure, Axes]]:
-    """An empty figure of the size that is readable on a phone, and its axes."""
     with _style():
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -194,7 +193,6 @@ def _axes(ylabel: str, xlabel: str = "step", title: str = "") -> Iterator[tuple[
 
 
 def _add_legend(picture: Picture) -> None:
-    """A legend below the axes, where there is more than one thing to tell apart; once."""
     figure = picture.figure
     handles, labels = figure.axes[0].get_legend_handles_labels()
     if len(labels) < 2 or figure.legends:
@@ -208,7 +206,6 @@ def _add_legend(picture: Picture) -> None:
 
 
 def _axis_picture(summary: Summary, name: str, axis: Axis) -> Picture:
-    """The objective of each setting over the values of one axis, and the line through the means of the values."""
     at: dict[Hashable, list[int]] = {level: [] for level in axis.levels}
     scored = [line for line in styled(summary) if line[0].scores.get(name) and line[0].values[axis.name] in at]
     for rank, (setting, *_) in enumerate(scored):
@@ -272,7 +269,6 @@ def heat_cells(summary: Summary, name: str, across: Axis, up: Axis) -> dict[tupl
 
 
 def _trade_pictures(summary: Summary) -> Iterator[Picture]:
-    """Reward against the distance from the start model, each run a line that ends in a dot."""
     for kl, reward in TABLE["trades"]:
         with _axes(reward, kl) as (figure, axes):
             for setting, colour, label in reversed(styled(summary)[:MAX_DRAWN]):
@@ -290,7 +286,6 @@ def _trade_pictures(summary: Summary) -> Iterator[Picture]:
 
 
 def _curve_picture(summary: Summary, name: str) -> Picture:
-    """One metric over the steps: the mean of each setting, with a band of one standard deviation over its seeds."""
     with _axes(name) as (figure, axes):
         for setting, colour, label in reversed(styled(summary)[:MAX_DRAWN]):
             steps, means, sds = band(setting.runs, name)

@@ -235,7 +235,6 @@ def importance_of(columns: Mapping[str, Sequence[Hashable]], scores: Sequence[fl
 
 
 def _squares(scores: Sequence[float], groups: Sequence[Hashable]) -> float:
-    """The squared distances of the scores from the means of their groups, added up."""
     members: dict[Hashable, list[float]] = {}
     for score, group in zip(scores, groups, strict=True):
         members.setdefault(group, []).append(score)

@@ -193,13 +193,11 @@ def _more(count: int, what: str) -> list[str]:
 
 
 def _wrapped(title: str, text: str, width: int) -> str:
-    """A title of ten characters and a text beside it, on as many lines as it takes."""
     room, first = max(width, 40), f"{title:<10}"
     return textwrap.fill(text, room, initial_indent=first, subsequent_indent=" " * 10, break_on_hyphens=False)
 
 
 def _conclusions(summary: Summary) -> list[tuple[str, str]]:
-    """The best setting, how sure that is, and which keys matter."""
     best, objective, found = summary.best, summary.objective, summary.importance
     if best is None or objective is None:
         lines = [("best", "no finished run has a score yet")] if summary.runs else []

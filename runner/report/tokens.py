@@ -85,7 +85,6 @@ def _part(row: TokenRow, start: int, end: int | None = None) -> TokenRow:
 
 
 def _counts(row: TokenRow, scored: bool) -> str:
-    """The number of tokens, and of those that are trained, with their weights where they are not all 1."""
     size, cut = len(row.ids), f", cut from {row.whole}" if row.whole else ""
     if row.role == "prompt" or scored:
         return f"{size} tokens{cut}"
@@ -149,7 +148,6 @@ def _text_lines(row: TokenRow, colour: bool, width: int) -> Iterator[str]:
 
 
 def _wrapped(cells: Sequence[tuple[str, str]], width: int) -> Iterator[Sequence[tuple[str, str]]]:
-    """The characters in lines of at most so many columns, a new one after each line break of the text."""
     start, text = 0, "".join(character for character, _ in cells)
     for paragraph in text.removesuffix("\n").split("\n") if text else ():
         for line in chop_cells(paragraph, width) or [""]:

@@ -360,7 +360,6 @@ def _prompts(given: Mapping[str, Any]) -> Sequence[Prompt]:
 
 
 def _quote(prompts: Sequence[Prompt], row: int) -> str:
-    """The prompt of a row, the last turn of a chat, short enough for a message."""
     prompt = prompts[row] if prompts else ""
     text = prompt if isinstance(prompt, str) else str(prompt[-1].get("content", "")) if prompt else ""
     return f"the prompt: {' '.join(text.split())[:80]!r}"

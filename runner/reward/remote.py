@@ -82,7 +82,6 @@ class Remote:
         return [reward for answer in answers for reward in answer]
 
     def _ask(self, batch: Mapping[str, Any], start: int) -> list[float | None]:
-        """The rewards of one batch, whose first completion is number ``start``."""
         body = json.dumps(batch, ensure_ascii=False).encode()
         failures: list[str] = []
         for attempt in range(self.retries + 1):

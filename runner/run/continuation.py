@@ -48,7 +48,6 @@ def find_resume_faults(cfg: Mapping[str, Any]) -> list[Fault]:
 
 
 def _process_faults(cfg: Mapping[str, Any]) -> Iterator[Fault]:
-    """A fault where other processes share the batch than in the run so far, and what was loaded makes them matter."""
     if not made_of_batch(cfg):
         return
     run = Run(folder_of(cfg, []))

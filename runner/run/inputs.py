@@ -119,7 +119,6 @@ def _files_of_keys(cfg: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Path
 
 
 def _digest(file: Path, size: int) -> str:
-    """The sha256 of a file; of one beyond ``MAX_BYTES_HASHED_WHOLE``, of 64 pieces of it."""
     sha = hashlib.sha256()
     with open(file, "rb") as bytes_:
         if size <= MAX_BYTES_HASHED_WHOLE:

@@ -93,7 +93,6 @@ def damage_of(folder: Path, *, touched_only: bool = False) -> dict[str, str]:
 
 
 def _own_entry(files: Mapping[str, Sequence[object]]) -> list[object]:
-    """The entry of a seal about itself: how many files it seals, and the hash of its entries for them."""
     return [len(files), hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()]
 
 

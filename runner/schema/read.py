@@ -113,7 +113,6 @@ Taken = tuple[dict[str, Parameter], bool]
 
 @functools.lru_cache(maxsize=1024)  # a definition is another one when its file was written again
 def _takes(found: Definition) -> Taken:
-    """The parameters of a class, function or method, and whether it takes others too."""
     if isinstance(found.node, ast.ClassDef):
         # A decorator or a metaclass may write the constructor, as attrs does.
         return _constructor(found) or ({}, bool(found.node.decorator_list or found.node.keywords))
@@ -124,7 +123,6 @@ def _takes(found: Definition) -> Taken:
 
 
 def _constructor(found: Definition) -> Taken | None:
-    """The arguments of a class's constructor; None where neither it nor its bases define one."""
     own = {node.name: node for node in found.node.body if isinstance(node, Function)}
     made = _is_dataclass(found)
     name = "__init__" if "__init__" in own else "__new__" if "__new__" in own and not made else None
@@ -232,7 +230,6 @@ def _is_transformed(found: Definition) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _fields(found: Definition) -> Taken:
-    """The fields of a dataclass and of those it builds on, in the constructor's order."""
     parameters: dict[str, Parameter] = {}
     is_open = _is_transformed(found)
     for base in reversed(list(bases(found))):
@@ -274,7 +271,6 @@ def _fields(found: Definition) -> Taken:
 
 @functools.lru_cache(maxsize=64)
 def _comparisons(module: Module, changed: int) -> dict[str, tuple[str, ...]]:
-    """Every name that a module compares with texts, and these texts in order."""
     refused: set[int] = set()  # the ids of tests such as ``if x == "no longer supported": raise``
     items: dict[str, str] = {}  # the name of a loop's items, and of what it loops over, in the singular
     nodes = list(ast.walk(parse_module(module.text) or ast.Module([], [])))
@@ -315,7 +311,6 @@ def _notes(found: Definition) -> dict[str, str]:
 
 
 def _literal(node: ast.expr | None) -> object:
-    """The plain value that an expression writes down, or UNKNOWN."""
     if node is not None:
         with contextlib.suppress(ValueError, TypeError, SyntaxError):
             return ast.literal_eval(node)

@@ -94,14 +94,12 @@ def _asked(node: ast.expr, known: Mapping[str, Any]) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=8192)  # a node is that of a file as it was, which is kept as long
 def _names(node: ast.AST, context: type) -> tuple[str, ...]:
-    """The dotted names that stand below a node to be read, or to be assigned."""
     return tuple(
         filter(None, (_dotted(part) for part in ast.walk(node) if isinstance(getattr(part, "ctx", 0), context)))
     )
 
 
 def _holds(node: ast.expr, known: Mapping[str, Any]) -> Any:
-    """True or False of a test, UNKNOWN where it is not decided by what is known."""
     match node:
         case ast.BoolOp(op=op, values=parts):
             found, ends = [_holds(part, known) for part in parts], isinstance(op, ast.Or)
@@ -120,7 +118,6 @@ def _forget(node: ast.stmt, known: dict[str, Any]) -> None:
 
 
 def _dotted(node: ast.AST) -> str:
-    """``args.beta`` of that expression; nothing of another one."""
     match node:
         case ast.Name(id=name):
             return name
@@ -130,7 +127,6 @@ def _dotted(node: ast.AST) -> str:
 
 
 def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
-    """The value of an expression, UNKNOWN where it asks for what is not known."""
 
     def apply(function: Callable[..., Any] | None, *parts: ast.expr) -> Any:
         values = [_value(part, known) for part in parts]

@@ -270,7 +270,6 @@ class Record(TrainerCallback):
             sync_rows(self.path.parent)
 
     def _add(self, step: int, max_steps: int, logs: Mapping[str, Any], elapsed: float, remaining: float | None) -> None:
-        """Write what was logged at a step into its line, which is the last one or comes after it."""
         self.line = self.line if self.line.get("step") == step else {"step": step}
         percentage = round(100 * step / max_steps, 2) if max_steps else 0.0
         self.line |= {"max_steps": max_steps, "percentage": percentage, **logs}

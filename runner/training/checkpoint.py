@@ -115,7 +115,6 @@ class MovedModels(TrainerCallback):
                 averages[name].data.copy_(tensor)
 
     def _averages(self) -> dict[str, Tensor]:
-        """The tensors of each callback that averages weights."""
         found = [each for each in self.trainer.callback_handler.callbacks if isinstance(each, BEMACallback)]
         lists = [(*each.theta0_params, *each.ema_params, *each.running_model.parameters()) for each in found]
         return {f"{number}.{place}": each for number, own in enumerate(lists) for place, each in enumerate(own)}

@@ -48,7 +48,6 @@ def export(
 
 
 def _write(run: RunRecord, new: Path, dtype: str | None, trust: bool) -> tuple[str, list[str]]:
-    """Copy the weights, or convert and write them; gives their precision, and a note of each thing that was done."""
     source = run.folder / "model"
     trained = str((run.cfg.get("model") or {}).get("dtype") or "auto")
     stored = str((read_json(source / "config.json") or {}).get("dtype") or "float32")
@@ -71,7 +70,6 @@ def _write(run: RunRecord, new: Path, dtype: str | None, trust: bool) -> tuple[s
 
 
 def _copy(source: Path, new: Path) -> list[str]:
-    """Copy the files of a whole model, and see that the copies are the same; a critic beside it stays."""
     files = [path for path in sorted(source.iterdir()) if path.is_file() and path.name not in LEFT]
     if unsafe := [path.name for path in files if path.suffix in (".bin", ".pt", ".pth", ".pkl")]:
         raise FolderError(fault("training.pickle", folder=display_path(source), file=unsafe[0]))

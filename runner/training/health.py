@@ -277,7 +277,6 @@ class Probe:
 
 
 def _largest(values: Sequence[float]) -> float:
-    """The largest of what each process saw, NaN where one of these is."""
     return max(values, key=lambda value: (math.isnan(value), value))
 
 

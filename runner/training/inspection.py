@@ -230,7 +230,6 @@ def _sequences(batch: Batch, head: str) -> Iterator[TokenRow]:
 
 
 def _sampled_prompts(trainer: Trainer, rows: Rows) -> Iterator[TokenRow]:
-    """The prompts of rows as the trainer samples from them."""
     rows = list(rows)
     own = getattr(trainer, "_tokenize_prompts", None)  # TRL's own, which knows tools, template and its arguments
     prompts = own([row["prompt"] for row in rows]) if own and rows else None

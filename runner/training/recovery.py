@@ -79,7 +79,6 @@ def _of_sickness(run: Run, error: SickRun, healthy: int, trainer: Trainer) -> tu
 
 
 def _of_memory(run: Run, error: Exception, components: Components) -> dict[str, Any]:
-    """The halving that needs less memory; raises EnvironmentFault where there is none."""
     args, trainer = components.args, components.trainer
     size = upstream.PER_DEVICE_EVAL_BATCH_SIZE if trainer.is_measuring else upstream.PER_DEVICE_TRAIN_BATCH_SIZE
     smaller = halve_evaluation(args) if trainer.is_measuring else halve_training(run.cfg["trainer"]["args"], args)

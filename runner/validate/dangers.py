@@ -38,7 +38,6 @@ def _is_loopback(host: str) -> bool:
 
 
 def _is_outside(path: object) -> bool:
-    """True for a path that leads out of the folder where it begins."""
     return isinstance(path, str) and (path.startswith(("/", "~")) or ".." in path.split("/"))
 
 
@@ -68,7 +67,6 @@ CONDITIONS: dict[str, Callable[[Any], bool]] = {
 
 
 def _read_risks(table: Mapping[str, Mapping[str, Sequence[str]]]) -> dict[str, Risk]:
-    """The risk of each key."""
     rows = [(danger, word, key) for danger, words in table.items() for word, keys in words.items() for key in keys]
     return {last_key(key): (CONDITIONS[word], danger) for danger, word, key in rows}
 

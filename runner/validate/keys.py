@@ -49,7 +49,6 @@ def find_top_faults(context: ValidationContext) -> Iterator[Fault]:
 
 
 def _stray(context: ValidationContext, key: str, value: object) -> Iterator[Fault]:
-    """The fault of a key that the top level does not have, or of each below it."""
     names = list(dict.fromkeys([*TOP, *context.groups, *context.menu]))
     likely = nearest(key, names)
     is_misspelt = isinstance(value, dict) and bool(likely) and likeness(key, likely[0]) >= MIN_LIKENESS
@@ -65,7 +64,6 @@ def _stray(context: ValidationContext, key: str, value: object) -> Iterator[Faul
 
 
 def _setting(context: ValidationContext, path: str, kind: str, value: object) -> Iterator[Fault]:
-    """A fault for a value of the top level, or of a plain group, that does not fit."""
     known = to_type(expression(kind), None)
     is_sure = value is None or (known.accepts(value) and path not in MEANT_OTHERWISE)
     if not is_sure and (meaning := next((each for each in find_meanings(path, value) if each.final), None)):
@@ -190,7 +188,6 @@ def find_node_faults(context: ValidationContext, path: str, node: Node) -> Itera
 
 
 def _in_vain(context: ValidationContext, path: str, value: object, default: object) -> Iterator[Fault]:
-    """A fault where the runner would replace a value by another one."""
     node, _, key = path.rpartition(".")
     if node == "trainer.args" and key in SET_BY_RUNNER and value not in (None, context.cfg.get(key, default)):
         yield from filter(None, [_answer(context, path, value, short_text(value), is_placed=True)])
@@ -302,6 +299,5 @@ def _answer(
 
 
 def _near_places(context: ValidationContext, key: str) -> list[str]:
-    """The places of the key that looks most like this one, anywhere in the configuration."""
     near = nearest(key, context.places, 0.75)
     return context.places[near[0]] if near else []

@@ -59,7 +59,6 @@ def find_part_faults(context: ValidationContext) -> Iterator[Fault]:
 
 
 def _is_given(node: object) -> bool:
-    """True for a group that holds a part; a mapping of nothing but null does not."""
     return any(entry is not None for entry in node.values()) if isinstance(node, dict) else bool(node)
 
 
@@ -70,7 +69,6 @@ def _changes_model(context: ValidationContext, node: object) -> bool:
 
 
 def _not_given(context: ValidationContext, trainer: Signature) -> Iterator[Fault]:
-    """A fault where there is nothing that the trainer learns from."""
     node = context.mapping("trainer")
     given = _is_given(context.cfg.get("reward")) or node.get(upstream.ENVIRONMENT_FACTORY)
     if upstream.REWARD_FUNCS in trainer.parameters and not given and not context.args.get(upstream.REWARD_MODEL_PATH):
@@ -88,7 +86,6 @@ def _not_given(context: ValidationContext, trainer: Signature) -> Iterator[Fault
 
 
 def _rewards_for(context: ValidationContext) -> list[str]:
-    """The options of rewards, those that fit these rows first; of rows that nobody has seen any may fit."""
     rows, options = context.mapping("dataset"), context.options("reward")
     form, given = rows.get("form"), cast("dict[Role, str]", context.mapping("dataset.columns"))
     if form is None and isinstance(path := rows.get("path"), str):
@@ -101,7 +98,6 @@ def _rewards_for(context: ValidationContext) -> list[str]:
 
 
 def _adapter(context: ValidationContext) -> Iterator[Fault]:
-    """A fault for quantised weights or whole layers without an adapter, and for one that could not be saved."""
     quant, peft = context.mapping("quant"), context.mapping("peft")
     signature = context.signature(peft)
     if quant:
@@ -193,7 +189,6 @@ def _parameter_groups(context: ValidationContext) -> Iterator[Fault]:
 
 
 def _patterns(context: ValidationContext) -> Iterator[Fault]:
-    """A fault for each pattern that is no regular expression, or address that is none, before a step finds it."""
     groups, example = context.mapping("optimizer.groups"), "optimizer.groups={<pattern>: {lr_ratio: 0.1}}"
     patterns = [(f"optimizer.groups.{pattern}", pattern, example) for pattern in groups]
     for path, value in scalars({group: context.cfg.get(group) for group in ("reward", "metric", "peft")}):
@@ -268,7 +263,6 @@ def _steps(context: ValidationContext) -> Iterator[Fault]:
 
 
 def _exclusions(context: ValidationContext) -> Iterator[Fault]:
-    """A fault for each field that means nothing without, or beside, another one."""
     args, parallelism = context.args, context.field(upstream.PARALLELISM_CONFIG)
     fetched, schedule = context.field(upstream.DATALOADER_PREFETCH_FACTOR), context.field(upstream.LR_SCHEDULER_TYPE)
     form, head = (context.cfg["trainer"].get(name) for name in ("form", "head"))
@@ -293,7 +287,6 @@ def _exclusions(context: ValidationContext) -> Iterator[Fault]:
 
 
 def _batches(context: ValidationContext) -> Iterator[Fault]:
-    """A fault where a batch of completions does not hold whole groups of one prompt."""
     own, rounds = context.field(upstream.GENERATION_BATCH_SIZE), upstream.STEPS_PER_GENERATION
 
     def counts(*names: str) -> list[int]:
@@ -362,7 +355,6 @@ def find_metric_faults(cfg: Config) -> Iterator[Fault]:
 
 
 def _callback_faults(cfg: Config) -> Iterator[Fault]:
-    """A fault for each callback that needs what this run does not have; read from the configuration alone."""
     node, rows = cfg["callback"] or {}, cfg["dataset"]
     for name, entry in named(node, "callback").items():
         signature = read_signature(entry["_target_"])

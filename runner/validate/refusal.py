@@ -37,7 +37,6 @@ def find_refused(context: ValidationContext) -> Iterator[Fault]:
 
 
 def _fix(context: ValidationContext, names: list[str]) -> str:
-    """The words that set the first field whose default would not be refused."""
     fields = upstream.config_fields(context.args)
     for name in names:
         default = fields[name].default if name in fields else UNKNOWN
@@ -47,7 +46,6 @@ def _fix(context: ValidationContext, names: list[str]) -> str:
 
 
 def _refusals(context: ValidationContext, args: Mapping[str, Any]) -> list[Refusal]:
-    """The errors of the config's own checks, or else of the trainer's constructor."""
     known = {name: args.get(name, each.default) for name, each in upstream.config_fields(args).items()}
     known |= {name: UNKNOWN for name in upstream.MACHINE_DEFAULTS if name not in args}
     own = {f"self.{name}": value for name, value in known.items()} | {"self.world_size": processes_of(context.cfg)}

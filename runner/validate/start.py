@@ -230,7 +230,6 @@ def settle_hub(cfgs: Sequence[Config]) -> None:
 
 
 def _names_of_hub(cfg: Config) -> Iterator[tuple[str, str, str]]:
-    """The key, the name and the kind of each model and dataset of the hub."""
     for path, node in nodes({key: cfg.get(key) for key in ("dataset", "model", "reward", "metric", "trainer")}):
         target, name = str(node["_target_"]), str(node.get("path") or "")
         is_own = target.startswith(("runner.model.", "runner.dataset.load.", "runner.reward."))

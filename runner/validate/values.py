@@ -44,7 +44,6 @@ class Range:
 
 
 def _ranges_of(kinds: Mapping[str, Sequence[str]]) -> dict[str, Range]:
-    """The range of each name."""
     return {name: RANGES[kind] for kind, names in kinds.items() for name in names}
 
 
@@ -93,7 +92,6 @@ def find_misfits(
 
 
 def _misfits_inside(path: str, value: object, known: Type) -> Iterator[Fault]:
-    """A fault for each entry of a mapping whose key or value its type does not accept."""
     shape = next((part for part in known.alternatives if part.kind == "dict"), None)
     if not isinstance(value, dict) or not shape or not shape.parts:
         return
@@ -151,7 +149,6 @@ def is_plain_number(value: object) -> TypeGuard[int | float]:
 
 
 def _meant(value: object, known: Type) -> list[object]:
-    """The value that was probably meant, in a list, or an empty list."""
     guesses: list[object] = [[value], str(value)]  # a list of one, or a text that looks like a number
     if isinstance(value, bool):  # YAML reads no, off, yes and on as these
         guesses = ["no" if value is False else "yes", "off" if value is False else "on", [value]]
@@ -181,7 +178,6 @@ def _from_text(text: str) -> list[object]:
 
 
 def _fix(path: str, default: object, known: Type, numbers: Range | None = None) -> str:
-    """The default as what to type, where it is written down and good; else what is good, or none."""
     good = known.accepts(default) and default is not None and not isinstance(default, dict)
     if good and (numbers is None or (is_plain_number(default) and default in numbers)):
         return f"{to_override(path, default)}  (the default)"

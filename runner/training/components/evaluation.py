@@ -89,7 +89,6 @@ class HeldOutMetrics:
         return {f"{prefix}_{key}": found[key] for key in ordered}
 
     def _rows(self, form: str, name: str) -> Dataset:
-        """The held-out rows of a set, in the form that a kind of metric needs; converted once in a run."""
         if form not in self.sets:
             self.sets[form] = held_out_sets(self.run.cfg, form, None if form == "prompt" else ["*"])
         if name not in self.sets[form]:
