@@ -1,6 +1,5 @@
 """The record has every step once, and callbacks of one's own hear of it all."""
 
-import gzip
 import json
 import shutil
 import sys
@@ -11,7 +10,7 @@ from types import SimpleNamespace
 import numpy
 import pytest
 import torch
-from transformers import TrainerControl, TrainerState
+from transformers import TrainerState
 
 from runner.__main__ import main
 from runner.config import compose
@@ -19,7 +18,6 @@ from runner.errors import ConfigError
 from runner.io.files import read_json
 from runner.run.continuation import computes_once
 from runner.training.callback import Anomaly, Record, build_callbacks
-from runner.training.profile import END, Profile, table_lines
 
 EXAMPLE = Path(__file__).parent / "example_project"
 
@@ -293,49 +291,6 @@ def test_options_of_callbacks_combine():
 def test_prompts_of_ones_own_need_no_held_out_rows(capsys):
     words = ["callback=samples", "callback.samples.prompts=[hello]", "dataset.split.eval=null", "metric=none"]
     assert main([*words, "--dry-run"]) == 0
-
-
-# --- The profile ------------------------------------------------------------------------------------
-
-
-def event(name, start, length, kind="user_annotation", **more):
-    return {"ph": "X", "name": name, "ts": start, "dur": length, "cat": kind, "pid": 1, "tid": 1} | more
-
-
-def test_of_a_profile_the_first_step_warms_up_and_what_is_inside_counts_once():
-    step = [event("forward", 10, 40), event("aten::mm", 12, 30, "cpu_op"), event("aten::empty", 14, 10, "cpu_op")]
-    step += [event("autograd::engine::evaluate_function: Mm", 50, 30, "cpu_op"), event("forward", 55, 5)]
-    found = [event(END, 0, 0), *step, event(END, 100, 0), event("forward", 100, 900), {"ph": "M", "name": "thread"}]
-    head, *lines = table_lines(found)
-    assert head == "1 step, 0.1 ms each"
-    assert lines[:3] == ["   40.0%  forward", "   30.0%  backward", "   30.0%  between: loss, logs, callbacks, Python"]
-    own = {line.split()[-1]: line.split()[:2] for line in lines[lines.index("") + 3 :]}
-    assert own["aten::mm"] == own["aten::empty"] == ["0.0", "1"] and lines[-1].endswith("aten::empty")
-    assert table_lines(found[1:4])[0].startswith("part of a step")
-
-
-@pytest.mark.parametrize(("saves", "recorded"), [((), 4), ((4,), 2)])
-def test_a_few_steps_are_recorded_up_to_one_that_saves(tmp_path, saves, recorded):
-    profile, model = Profile(tmp_path / "profile"), torch.nn.Linear(2, 2)
-    profile.on_train_begin(None, state(0, 9), None)
-    for step in range(9):
-        profile.on_step_begin(None, state(step), None)
-        model(torch.ones(2)).sum().backward()
-        profile.on_step_end(None, state(step + 1), TrainerControl(should_save=step + 1 in saves))
-    assert profile.steps == recorded and profile.live == [] and not profile.scopes
-    trace = json.loads(gzip.decompress((tmp_path / "profile" / "trace.json.gz").read_bytes()))["traceEvents"]
-    assert [each["name"] for each in trace].count(END) == recorded
-    assert {path.name for path in (tmp_path / "profile").iterdir()} == {"table.txt", "trace.json.gz"}
-
-
-def test_what_an_error_has_left_recording_ends_with_the_next(tmp_path):
-    profiles = [Profile(tmp_path / name) for name in ("a", "b")]
-    for profile in profiles:
-        profile.on_train_begin(None, state(0, 1), None)
-        profile.on_step_begin(None, state(0, 1), None)
-    assert Profile.live == profiles[1:] and (tmp_path / "a" / "table.txt").exists()
-    profiles[1].on_train_end(None, state(1, 1), None)
-    assert Profile.live == []
 
 
 # --- debug= ---------------------------------------------------------------------------------------

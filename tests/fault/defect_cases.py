@@ -74,8 +74,8 @@ DEFECTS = (
         "key_without_seed",
         "The seed counts among what cannot change a result, so that two seeds are one run.",
         "runner/run/key.py",
-        '    | {"on_memory", "attempts", "on_sick", "tolerate", "profile"}\n',
-        '    | {"on_memory", "attempts", "on_sick", "tolerate", "profile", "seed"}\n',
+        '    | {"on_memory", "attempts", "on_sick", "tolerate"}\n',
+        '    | {"on_memory", "attempts", "on_sick", "tolerate", "seed"}\n',
         tests=(
             "tests/test_run.py::test_the_same_configuration_opens_the_same_folder_however_it_was_typed",
             "tests/test_run.py::test_another_value_opens_another_folder",

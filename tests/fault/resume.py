@@ -63,7 +63,7 @@ ALLOWED = frozenset(
 )
 # Keys beside the trainer's config that name, place, launch or watch a run.
 ASIDE = ("name", "output_root", "tracker", "allow", "objective", "learning_rate", "kl_coef", "resume", "on_memory")
-ASIDE += ("attempts", "launcher", "on_sick", "tolerate", "profile")
+ASIDE += ("attempts", "launcher", "on_sick", "tolerate")
 STEADY = "trainer.args.lr_scheduler_type=constant"
 # A change of the list, by the words of a command. SFT has dropout, so that its bits tell each random number.
 EVALUATED = "trainer.args.eval_strategy=steps"
