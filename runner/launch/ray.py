@@ -44,8 +44,8 @@ class Ray:
     def check(self) -> None:
         """Reach the cluster, if there is one; EnvironmentFault where it does not answer, or Ray is not installed."""
         check_library("ray", "launcher")
-        place = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
-        begun = Path(place, "ray/ray_current_cluster")  # by ray start
+        # What ray start has begun on this machine.
+        begun = Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp", "ray/ray_current_cluster")
         address = self.address or os.environ.get("RAY_ADDRESS") or (begun.read_text() if begun.exists() else "local")
         os.environ |= TABLES["environment"] | {"RAY_raylet_start_wait_time_s": str(self.start_seconds)}
         if address != "local":
@@ -67,14 +67,14 @@ class Ray:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         gpus = self.num_gpus if any("GPU" in node for node in nodes) else self.num_gpus or 0
         cpus, gpus = (self.num_processes if count is None else count for count in (self.num_cpus, gpus))
-        wanted = {"CPU": cpus, "GPU": gpus, **self.resources}.items()
-        short = [f"{name}: {count:g}" for name, count in wanted if all(node.get(name, 0) < count for node in nodes)]
-        lacking = ", ".join(short)
+        wanted = {"CPU": cpus, "GPU": gpus, **self.resources}
+        short = (name for name, count in wanted.items() if all(node.get(name, 0) < count for node in nodes))
+        lacking = ", ".join(f"{name}: {wanted[name]:g}" for name in short)
         EnvironmentFault.refuse([fault("launch.no_node", lacking=lacking)] if lacking and is_own else [])
-        names = ray.util.list_named_actors()
-        room = (self.jobs or len(tasks)) - sum(place.ticket in names for place in places.values())
+        there = {place.ticket for place in places.values()}.intersection(ray.util.list_named_actors())
+        room = max(0, (self.jobs or len(tasks)) - len(there))
         done = {each for task in tasks for each in task.after if Run(each.absolute()).status()["state"] == "finished"}
-        ready = [task for task in tasks if done.issuperset(task.after)][: max(0, room)]
+        ready = [task for task in tasks if done.issuperset(task.after)][:room]
         own = {"num_cpus": cpus, "num_gpus": gpus, "resources": self.resources, "runtime_env": self.runtime_env}
         try:
             trainer = ray.remote(max_restarts=self.max_restarts, **own)(Trainer)
