@@ -118,12 +118,13 @@ def test_no_link_is_followed(group, tmp_path, capsys):
     (group / FIRST / "model" / "deep").symlink_to(elsewhere / "mine")
     shutil.move(group / SECOND, tmp_path / "moved")
     (group / SECOND).symlink_to(tmp_path / "moved")
-    (group / ".left.0.removed").symlink_to(elsewhere)
+    (group / f".left.{'0' * 16}.removed").symlink_to(elsewhere)
+    (group / ".mine.removed").mkdir()
     before = files_of(tmp_path / "moved")
     for words in (["where=run!=x"], ["keep=last"], ["keep=model"], ["keep=runs"]):
         assert main(["clean", "kl", *words, "yes=true"]) == 0
     assert files_of(tmp_path / "moved") == before and (elsewhere / "mine").read_text() == "mine"
-    assert {FIRST, SECOND, THIRD} <= set(os.listdir(group))
+    assert {FIRST, SECOND, THIRD, ".mine.removed"} <= set(os.listdir(group))
     said = capsys.readouterr().out
     assert "a link, which is not followed" in said and "a link to" in said
 

@@ -26,7 +26,7 @@ from runner.report.index import INDEX
 from runner.report.objective import describe_decline
 from runner.report.page import write_report
 from runner.report.plot import COLOURS, MAX_LETTERS, band, heat_cells, styled, sweep_pictures, to_svg
-from runner.report.sweep import count_states, importance_of, summarise
+from runner.report.sweep import count_states, summarise
 from runner.report.table import table, to_cell, to_csv, to_jsonl
 from runner.run.read import RunRecord, read_run
 
@@ -176,28 +176,6 @@ def test_two_models_are_told_by_their_paths():
     ]
     (axis,) = axes_of([{"model": node} for node in nodes])
     assert axis.name == "model.path" and set(axis.also) == {"model.tokenizer.path", "model.dtype"}
-
-
-def test_importance_is_the_share_of_the_main_effects():
-    keys = {"a": [0, 0, 1, 1, 0, 0, 1, 1], "b": [0, 0, 0, 0, 1, 1, 1, 1]}
-    found = importance_of(keys, [1.0, 3.0, 5.0, 7.0, 2.0, 4.0, 6.0, 8.0])
-    total = 42.0  # by hand: around the mean of 4.5
-    shares = {"a": pytest.approx(32 / total), "seeds (noise)": pytest.approx(8 / total), "b": pytest.approx(2 / total)}
-    assert found.shares == shares and found.chance == {"a": pytest.approx(1 / 7), "b": pytest.approx(1 / 7)}
-    assert list(found.shares) == ["a", "b", "seeds (noise)"]
-
-
-@pytest.mark.parametrize(
-    ("keys", "scores", "why"),
-    [
-        ({"a": [0, 1, 2]}, [1, 2, 3], "too few finished runs: 3, and 5"),
-        ({"a": [0, 1, 0, 1]}, [2, 2, 2, 2], "score the same"),
-        ({"a": [0, 0, 0, 0]}, [1, 2, 3, 4], "no key but the seed"),
-    ],
-)
-def test_importance_is_not_stated_on_nothing(keys, scores, why):
-    found = importance_of(keys, scores)
-    assert why in found.refused and not found.shares
 
 
 def test_ties_and_close_calls_are_told(tmp_path):

@@ -4,7 +4,6 @@ What goes is given another name first, so that whatever is left by a kill is hal
 """
 
 import contextlib
-import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -26,8 +25,8 @@ from runner.run.read import RunRecord, is_run, read_run, resolve_word
 from runner.run.seal import check_sealed, damage_of, sealed_checkpoints
 
 WRITTEN = {*FILES, *FOLDERS, "report.html", "tracker.json", "reproduction.json", "predictions", "evaluations", "export"}
-WRITTEN |= {"profile", "wandb", "tensorboard"}  # by trackers, and all that is ever written into a run folder
-LEFT = re.compile(rf"{LEFT_BY_WRITES.pattern}|\..+\.removed")  # by a kill
+WRITTEN |= {"wandb", "tensorboard"}  # by trackers, and all that is ever written into a run folder
+ASIDE = f".*.{16 * '[0-9a-f]'}.removed"  # of what a kill has left
 
 
 @dataclass
@@ -70,7 +69,7 @@ def main(line: CommandLine) -> int:
             elif paths := _paths_of(run, keep):
                 found.append(Deletion(run.folder, paths, run))
         around = [place / name for name in (*PAGES, "plots", INDEX)] if many and keep == "runs" else []
-        around += place.glob(".*.removed") if many else []  # by a clean that was killed
+        around += place.glob(ASIDE) if many else []
         if around := [path for path in around if path.exists() and not path.is_symlink()]:
             found.append(Deletion(place, around))
     for word, texts in (("delete", list(map(str, found))), ("leave", kept)):
@@ -89,7 +88,8 @@ def main(line: CommandLine) -> int:
 
 
 def _obstacle(run: RunRecord, keep: str | None) -> str:
-    others = sorted({path.name for path in run.folder.iterdir() if not LEFT.fullmatch(path.name)} - WRITTEN)
+    left = {path.name for path in run.folder.glob(".*") if path.match(ASIDE) or LEFT_BY_WRITES.fullmatch(path.name)}
+    others = sorted({path.name for path in run.folder.iterdir()} - WRITTEN - left)
     if run.folder.is_symlink() or run.faults:
         return "; ".join(each.found for each in run.faults) or "a link, which is not followed"
     if run.state in ("running", "queued"):
@@ -109,7 +109,7 @@ def _paths_of(run: RunRecord, keep: str | None) -> list[Path]:
     sealed = sealed_checkpoints(run.run.checkpoints)
     best = [(read_json(path / "trainer_state.json") or {}).get("best_model_checkpoint") for path in sealed[-1:]]
     kept = {path.name for path in map(Path, map(str, [*best, *sealed[-1:]]))} if keep == "last" else set()
-    return [*(path for path in sealed if path.name not in kept), *run.run.checkpoints.glob(".*.removed")]
+    return [*(path for path in sealed if path.name not in kept), *run.run.checkpoints.glob(ASIDE)]
 
 
 def _delete(each: Deletion) -> int:

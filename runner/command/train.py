@@ -404,7 +404,6 @@ def _closing(run: Run, seconds: float) -> str:
             lines.append(f"  before  {line_of(before['completion'], width)}")
             lines.append(f"  after   {line_of(after['completion'], width)}")
     lines += [f"samples   {run}/{path.relative_to(run.folder)}" for path in paths if path.exists()][:1]
-    lines += [f"profile   {run}/profile/table.txt"] if (run.folder / "profile").is_dir() else []
     lines += [f"model     {run}/model", f"curves    {run}/plots", f"next      {to_visible(_next_command(record))}"]
     return "\n".join(lines)
 

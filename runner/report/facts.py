@@ -42,13 +42,10 @@ def command_of(run: RunRecord, seeds: Sequence[object] = ()) -> str:
 
 def words_of(run: RunRecord) -> list[str] | None:
     """The words of the command line that make this run alone; None where its folder does not have them."""
-    words = _typed_words(run)
-    return None if words is None else [hidden(word).removeprefix("++") for word in words]
-
-
-def _typed_words(run: RunRecord) -> list[str] | None:
     command = run.manifest.get("command") or []
-    words = [str(word) for word in command[command.index("runner") + 1 :]] if "runner" in command else ["-m"]
+    if "runner" not in command:
+        return None
+    words = [hidden(str(word)).removeprefix("++") for word in command[command.index("runner") + 1 :]]
     return None if {"-m", "--multirun"} & set(words) else words
 
 
@@ -65,9 +62,10 @@ def folders_in(words: Sequence[str]) -> tuple[list[str], list[Path]]:
 
 def choices_of(run: RunRecord) -> dict[str, str]:
     """The option of each group that was typed for this run, in which there may be secrets."""
-    words = [word.lstrip("+").partition("=") for word in _typed_words(run) or () if "=" in word]
+    command = [str(word) for word in run.manifest.get("command") or ()]
+    words = [word.lstrip("+").partition("=") for word in command if not {"-m", "--multirun"} & set(command[3:])]
     groups = {key for key, node in run.cfg.items() if node is None or isinstance(node, Mapping)}
-    return {key: option for key, _, option in words if key in groups}
+    return {key: option for key, sign, option in words if sign and key in groups}
 
 
 def first_rows(cfg: Config) -> list[list[tuple[str, str]]]:

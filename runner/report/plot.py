@@ -232,10 +232,8 @@ def _axis_picture(summary: Summary, name: str, axis: Axis) -> Picture:
 
 
 def _heat_picture(summary: Summary, objective: SweepObjective, few: Sequence[Axis]) -> Picture:
-    """The objective over the two of some axes that matter most, or the first two, averaged over the others."""
-    shares = summary.importance.shares if summary.importance else {}
-    ranked = sorted(few, key=lambda axis: -shares.get(axis.name, 0.0))[:2]
-    across, up = (axis for axis in few if axis in ranked)  # in the order of the table
+    """The objective over the first two of some axes, averaged over the others."""
+    across, up = few[:2]
     cells = heat_cells(summary, objective.name, across, up)
     places = range(len(across.levels)), range(len(up.levels))
     means = [[fmean(cells.get((x, y), [nan])) for x in places[0]] for y in places[1]]

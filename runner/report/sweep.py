@@ -1,5 +1,4 @@
-"""The runs of one name, side by side: settings with their mean and spread over seeds, ranked by one score; and of each
-swept key the share of that score's spread that goes with it.
+"""The runs of one name, side by side: settings with their mean and spread over seeds, ranked by one score.
 
 A sweep is nothing but its run folders, so a report can be made of any of them at any time, also while they train.
 How things look is not here (``table``, ``plot``, ``page``).
@@ -22,8 +21,6 @@ from runner.report.objective import SweepObjective, choose_objective, informativ
 from runner.run.read import RunRecord, is_finite
 
 STATES = ("finished", "running", "queued", "interrupted", "failed", "lost", "created", "unknown")
-SEEDS = "seeds (noise)"
-SPARE = 2  # degrees of freedom that must be left, or the shares would add up to one whatever the runs did
 
 
 @dataclass(frozen=True)
@@ -128,16 +125,6 @@ class Summary:
         ]
         return ", ".join(filter(None, parts))
 
-    @cached_property
-    def importance(self) -> "Importance | None":
-        """The importance of each axis to the objective; None where there is no score or no axis."""
-        if self.objective is None or not self.axes:
-            return None
-        pairs = [(run.score(self.objective.name), index) for index, run in enumerate(self.runs) if run.cfg]
-        scores = {index: score for score, index in pairs if score is not None}
-        columns = {axis.name: [axis.column[index] for index in scores] for axis in self.axes}
-        return importance_of(columns, list(scores.values()))
-
     def count(self, setting: SweepSetting) -> int:
         """The number of runs from which the setting has its objective."""
         return len(setting.scores.get(self.objective.name, ())) if self.objective else 0
@@ -194,49 +181,3 @@ def count_states(runs: Sequence[RunRecord]) -> dict[str, int]:
 def list_states(runs: Sequence[RunRecord]) -> str:
     """The number of runs in each state as a text."""
     return ", ".join(f"{count} {state}" for state, count in count_states(runs).items())
-
-
-# --- Which keys matter ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Importance:
-    """Shares of the variance by key, largest first, and that of seeds inside a setting, where it has several runs."""
-
-    runs: int
-    shares: Mapping[str, float] = field(default_factory=dict)
-    chance: Mapping[str, float] = field(default_factory=dict)  # the share that a key without any effect has on average
-    refused: str = ""  # why there are no shares
-
-
-def importance_of(columns: Mapping[str, Sequence[Hashable]], scores: Sequence[float]) -> Importance:
-    """The importance of each key by the main effects of an analysis of variance, from its value and the score of runs.
-
-    >>> keys = {"a": [0, 0, 0, 1, 1, 1], "b": [0, 1, 2, 0, 1, 2]}
-    >>> importance_of(keys, [0, 0, 0, 1, 1, 1]).shares
-    {'a': 1.0, 'b': 0.0}
-    """
-    count, levels = len(scores), {key: len(set(column)) for key, column in columns.items()}
-    varied = {key: column for key, column in columns.items() if levels[key] > 1}
-    needed = 1 + sum(levels[key] - 1 for key in varied) + SPARE
-    if not varied:
-        return Importance(count, refused="the finished runs differ in no key but the seed")
-    if count < needed:
-        return Importance(count, refused=f"too few finished runs: {count}, and {needed} are needed for these keys")
-    total = _squares(scores, [0] * count)
-    if total <= 1e-24 * max(1.0, max(map(abs, scores))) ** 2:
-        return Importance(count, refused="all finished runs score the same")
-    shares = {key: max(0.0, 1 - _squares(scores, column) / total) for key, column in varied.items()}
-    shares = dict(sorted(shares.items(), key=lambda entry: -entry[1]))
-    settings = list(zip(*varied.values(), strict=True))
-    if len(set(settings)) < count:
-        shares[SEEDS] = _squares(scores, settings) / total
-    return Importance(count, shares, {key: (levels[key] - 1) / (count - 1) for key in varied})
-
-
-def _squares(scores: Sequence[float], groups: Sequence[Hashable]) -> float:
-    members: dict[Hashable, list[float]] = {}
-    for score, group in zip(scores, groups, strict=True):
-        members.setdefault(group, []).append(score)
-    means = {group: fmean(values) for group, values in members.items()}
-    return sum((score - means[group]) ** 2 for score, group in zip(scores, groups, strict=True))

@@ -198,7 +198,7 @@ def _wrapped(title: str, text: str, width: int) -> str:
 
 
 def _conclusions(summary: Summary) -> list[tuple[str, str]]:
-    best, objective, found = summary.best, summary.objective, summary.importance
+    best, objective = summary.best, summary.objective
     if best is None or objective is None:
         lines = [("best", "no finished run has a score yet")] if summary.runs else []
     else:
@@ -207,9 +207,4 @@ def _conclusions(summary: Summary) -> list[tuple[str, str]]:
         title = "best" if len(summary.settings) > 1 else "result"
         lines = [(title, f"{best.label}: {objective.name} {reached}{seeds}")]
         lines += [("", summary.doubt)] if summary.doubt else []
-    if found and found.refused:
-        lines.append(("matters", f"not stated: {found.refused}"))
-    elif found:
-        shares = [f"{name} {100 * share:.0f} %" for name, share in found.shares.items()]
-        lines.append(("matters", f"{', '.join(shares)} of the variance over {found.runs} runs"))
     return lines

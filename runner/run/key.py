@@ -26,10 +26,10 @@ from runner.config.machines import processes_of
 # What names, places or launches a run but cannot change its result stays out of its key; so do the two settings that
 # act only through what the trainer calls them, the run to resume from, which ends where this one would by itself, how
 # a run without memory goes on, which sees the same rows in each step, what is done about a sick one or one that looks
-# so: what it tells to type must go on with its steps; and the profile, which only looks on.
+# so: what it tells to type must go on with its steps.
 VOLATILE = frozenset(
     {"name", "output_root", "launcher", "tracker", "allow", "objective", "learning_rate", "kl_coef", "resume"}
-    | {"on_memory", "attempts", "on_sick", "tolerate", "profile"}
+    | {"on_memory", "attempts", "on_sick", "tolerate"}
 )
 SETTLED_NANOSECONDS = 2_000_000_000  # more than any clock of a file system is late
 # The choices that the name of a run is made of; ``model.path=`` is in its label, ``model=`` is not.

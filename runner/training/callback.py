@@ -50,7 +50,6 @@ from runner.schema.read import read_signature
 from runner.schema.text import Config, named
 from runner.training.checkpoint import MovedModels, Seal
 from runner.training.health import Health
-from runner.training.profile import Profile
 
 PREDICTION = (TrainerCallback.on_prediction_step, TrainerCallback.on_predict)
 OF_TRAINER = {"trainer", "accelerator", upstream.REF_MODEL}  # that a callback is given once there is a trainer
@@ -172,8 +171,6 @@ def add_callbacks(
     progress = Progress(record)
     trainer.hooks.on_evaluate = progress.begin_evaluation
     callbacks += [record, health, progress, MovedModels(trainer), seal]
-    if run.cfg.get("profile"):
-        callbacks.append(Profile(run.folder / "profile"))
     if count_of(adjustments, ROLLBACK):
         callbacks.append(Slower(functools.partial(adjusted_share, adjustments)))
     trainer.add_callback(Joined(callbacks))
