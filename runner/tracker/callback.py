@@ -5,32 +5,24 @@ tracker: the scores before the first step and after the last one, and what a res
 The config that arrives is the frozen one, in which there is no secret.
 """
 
-import io
-import json
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import yaml
-from filelock import FileLock
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.integrations import MLflowCallback, TensorBoardCallback, TrackioCallback, WandbCallback
+from transformers.integrations import TensorBoardCallback, WandbCallback
 
-from runner.io.terminal import Copied
 from runner.run.read import is_finite, read_metrics
-from runner.schema.text import flatten
-from runner.tracker.variable import id_of, note_complete, read_complete
+from runner.tracker.variable import note_complete, read_complete
 
 NOT_METRICS = {"epoch"}  # comes with every figure and is none
 PROGRESS = {"step", "max_steps", "percentage", "elapsed_seconds", "remaining_seconds"}  # of the run's own log
 MAX_TAG_LETTERS = 64  # of wandb
-FORBIDDEN = re.compile(r"[^\w\-. :/]")  # in a name of MLflow
 
 
 class Tracker(TrainerCallback):
@@ -58,7 +50,7 @@ class Tracker(TrainerCallback):
         self.facts = {name: text[:MAX_TAG_LETTERS] for name, text in facts.items()}
         self.tags = list(dict.fromkeys([*self.facts.values(), *((config.get("tracker") or {}).get("tags") or ())]))
         self.name = type(self).__name__.lower()
-        is_there = self.remembers and self.name in read_complete(folder, {})
+        is_there = self.remembers and self.name in read_complete(folder)
         self.sent = {line["step"]: set(line) for line in read_metrics(folder / "metrics.jsonl") if is_there}
         self.ending: Callable[[], None] | None = None
 
@@ -67,7 +59,7 @@ class Tracker(TrainerCallback):
         if not state.is_world_process_zero:
             return
         # What earlier starts have logged, unless this tracker was there by then.
-        lines = read_metrics(self.folder / "metrics.jsonl") if self.name not in read_complete(self.folder, {}) else []
+        lines = read_metrics(self.folder / "metrics.jsonl") if self.name not in read_complete(self.folder) else []
         for line in [line for line in lines if line["step"] <= state.global_step]:
             figures = {name: value for name, value in line.items() if name not in PROGRESS and is_finite(value)}
             self.on_log(args, TrainerState(global_step=line["step"]), control, logs=figures)
@@ -135,76 +127,7 @@ class Wandb(Tracker, WandbCallback):
             wandb.finish(exit_code=0 if finished else 1)
 
 
-class Trackio(Tracker, TrackioCallback):
-    """The config is ``runner`` in the run's own, beside ``tags``; a run of the same name and project goes on."""
-
-    def setup(self, args: TrainingArguments, state: TrainerState, model: nn.Module, **kwargs) -> None:
-        if state.is_world_process_zero:
-            import trackio
-
-            with redirect_stdout(Copied(io.StringIO())):  # to the log alone
-                trackio.init(
-                    project=args.project,
-                    name=args.run_name,
-                    group=self.group,
-                    space_id=args.trackio_space_id,
-                    private=args.hub_private_repo,
-                    bucket_id=args.trackio_bucket_id,
-                    config={"runner": self.config, "tags": self.tags, "args": args.to_dict()},
-                    resume="allow",
-                    embed=False,
-                )
-            self._space_id = trackio.context_vars.current_space_id.get()
-        self._initialized = True
-
-    def close(self, finished: bool) -> None:
-        import trackio
-
-        with redirect_stdout(Copied(io.StringIO())):
-            if self.ending:
-                self.ending()
-            elif self._initialized:
-                trackio.finish()
-
-
-class MLflow(Tracker, MLflowCallback):
-    """The config is parameters under ``config.``, tags are tags; a run is found again by its tag ``run_id``."""
-
-    def setup(self, args: TrainingArguments, state: TrainerState, model: nn.Module) -> None:
-        if state.is_world_process_zero:
-            import mlflow
-
-            word = id_of(self.folder)
-            # Two processes that make the same database at once would stop each other.
-            with FileLock(self.folder.parent.parent / ".mlflow.lock"):
-                mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or self.group)
-                known = mlflow.search_runs(filter_string=f"tags.run_id = '{word}'", output_format="list")
-            tags = self.facts | {"group": self.group, "tags": ", ".join(self.tags), "run_id": word}
-            if mlflow.active_run() is not None:
-                mlflow.end_run()  # of an earlier run in this process
-            if known:
-                mlflow.start_run(run_id=known[0].info.run_id)
-            else:
-                mlflow.start_run(run_name=args.run_name, tags=tags)
-            settings = {}
-            for name, value in flatten(self.config).items():
-                text = value if isinstance(value, str) else json.dumps(value, default=str)
-                settings[FORBIDDEN.sub("_", f"config.{name}")[:250]] = text[:6000]
-            pairs = iter(settings.items())
-            while part := dict(islice(pairs, 100)):  # as many as it takes at once
-                mlflow.log_params(part)
-        super().setup(args, state, model)
-
-    def close(self, finished: bool) -> None:
-        import mlflow
-
-        super().close(finished)
-        if mlflow.active_run() is not None:
-            mlflow.flush_async_logging()
-            mlflow.end_run(status="FINISHED" if finished else "FAILED")
-
-
-COMPLETE = {TensorBoardCallback: TensorBoard, WandbCallback: Wandb, TrackioCallback: Trackio, MLflowCallback: MLflow}
+COMPLETE = {TensorBoardCallback: TensorBoard, WandbCallback: Wandb}
 
 
 def replace_trackers(trainer: Trainer, config: Mapping[str, Any], folder: Path) -> list[Tracker]:

@@ -18,7 +18,7 @@ from typing import Any
 from runner.errors import Fault, FolderError, fault
 from runner.io.files import read_json, write_json
 
-COMPLETED = ("tensorboard", "wandb", "trackio", "mlflow")  # whose callbacks are extended in ``callback``
+PACKAGES = ("tensorboard", "wandb", "trackio", "mlflow")  # which are looked for before a start
 RECORD = "tracker.json"  # of a run folder: its id, and the trackers that have all of it
 # Any other variable could change what other programs do: git, the loader, the hub client.
 TRACKER_VARIABLES = ("WANDB_", "TRACKIO_", "MLFLOW_", "TENSORBOARD_")
@@ -56,21 +56,15 @@ def id_of(folder: Path) -> str:
     return known.get("id", folder.name[-10:])
 
 
-def trackers_of(node: Mapping[str, Any] | None) -> list[str]:
-    """The trackers of a configuration, as far as they are among those that are made complete."""
-    named = (node or {}).get("report_to")
-    return [name for name in COMPLETED if name in (named if isinstance(named, list) else [named])]
-
-
-def read_complete(folder: Path, cfg: Mapping[str, Any]) -> list[str]:
-    """The trackers that have all that was logged of a run; where none were noted, those of its configuration."""
-    return list((read_json(folder / RECORD) or {}).get("complete", trackers_of(cfg.get("tracker"))))
+def read_complete(folder: Path) -> list[str]:
+    """The trackers that have all that was logged of a run."""
+    return list((read_json(folder / RECORD) or {}).get("complete", ()))
 
 
 def note_complete(folder: Path, name: str) -> None:
     """Note that a tracker has all that was logged of a run, and will be given what comes."""
     known = read_json(folder / RECORD) or {}
-    write_json(folder / RECORD, known | {"complete": list(dict.fromkeys([*read_complete(folder, {}), name]))})
+    write_json(folder / RECORD, known | {"complete": list(dict.fromkeys([*read_complete(folder), name]))})
 
 
 def find_foreign_variables(node: Mapping[str, Any]) -> list[Fault]:

@@ -34,7 +34,7 @@ from runner.schema import upstream
 from runner.schema.read import read_signature
 from runner.schema.source import LIBRARY_PACKAGES, Definition, find_definition
 from runner.schema.text import Config, last_key, nodes, read_tables, walk
-from runner.tracker.variable import COMPLETED
+from runner.tracker.variable import PACKAGES
 from runner.validate.context import JUDGED
 from runner.validate.targets import find_absent_imports
 
@@ -162,7 +162,7 @@ def _is_ahead(path: Any, folders: set[Path]) -> bool:
 # --- Libraries, processes, places -------------------------------------------------------------------
 
 # The values that need a library, as start.yaml has them, and those of fields that TRL and transformers name.
-WANTED = TABLES["wanted"] | upstream.WANTED | {"report_to": [(name, name, name) for name in COMPLETED]}
+WANTED = TABLES["wanted"] | upstream.WANTED | {"report_to": [(name, name, name) for name in PACKAGES]}
 OTHER_VALUES = {"attention": "sdpa", "report_to": "none", "rollout_engine": "auto"} | upstream.OTHER_VALUES
 
 
