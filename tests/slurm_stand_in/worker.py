@@ -1,4 +1,4 @@
-"""``python -m runner.launch`` without a training: it ends with the next of the exit codes in the file ``codes``."""
+"""``python -m runner.launch`` without a training: it ends with the next exit code in ``codes-<name>`` or ``codes``."""
 
 import json
 import sys
@@ -8,7 +8,8 @@ from pathlib import Path
 folder = Path(sys.argv[3])
 status = json.loads((folder / "status.json").read_text())
 calls = status.get("calls", 0)
-codes = Path("codes").read_text().split() if Path("codes").exists() else ["0"]
+places = [path for path in (Path(f"codes-{folder.parent.name}"), Path("codes")) if path.exists()]
+codes = places[0].read_text().split() if places else ["0"]
 code = codes[min(calls, len(codes) - 1)]
 if code.startswith("sleep"):
     time.sleep(60)
