@@ -132,7 +132,6 @@ def _select_parts(request: InferenceRequest) -> tuple[InferenceRequest, list[str
 
 
 def _other_side(line: CommandLine, request: InferenceRequest) -> list[Side]:
-    """The model to compare with, if any: another run, on the same rows, with the same metrics and rewards."""
     if (wish := request.options.get("against")) is None:
         return []
     if wish == "start":
@@ -174,7 +173,6 @@ def measure_side(side: Side) -> None:
 
 
 def _measure_answers(side: Side, model: Model, tokenizer: PreTrainedTokenizerBase, metrics: Sequence[Metric]) -> None:
-    """Add what metrics say of known answers, where the rows have some."""
     from runner.generate.completion import context_length
     from runner.generate.judge import judge_answers
     from runner.generate.likelihood import AnswerReader
@@ -201,7 +199,6 @@ def _measure_answers(side: Side, model: Model, tokenizer: PreTrainedTokenizerBas
 def _measure_completions(
     side: Side, model: Model, tokenizer: PreTrainedTokenizerBase, metrics: Sequence[Metric]
 ) -> None:
-    """Add what metrics and rewards say of completions, where there are such and the rows have prompts."""
     from runner.generate.judge import judge_completions
     from runner.model.chat import check_rendering, check_template
 
@@ -268,6 +265,5 @@ def to_table(sides: Sequence[Side], comparison: Mapping[str, Any]) -> Iterator[s
 
 
 def _with_error(scores: Mapping[str, float], errors: Mapping[str, float], key: str) -> str:
-    """A figure, and its standard error where it has one."""
     value, error = number(scores.get(key)), errors.get(key)
     return value if error is None else f"{value} ± {number(error, 2)}"

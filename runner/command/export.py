@@ -52,7 +52,6 @@ def push(folder: Path, repository: RepoUrl) -> None:
 
 
 def _ask_hub(name: str, fix: str, call: Callable[[HfApi], Any]) -> Any:
-    """The answer of the hub to a call; EnvironmentFault where it gives none."""
     from huggingface_hub import HfApi
 
     try:

@@ -99,7 +99,6 @@ def train(run: Run, stop: StopRequest) -> None:
 
 
 def _check_shared(run: Run) -> None:
-    """Raise EnvironmentFault where a process, on another machine, does not see the folder of the first."""
     if world_size() == 1:
         return
     marker = run.folder / f".{os.urandom(8).hex()}"
@@ -375,7 +374,6 @@ def describe_rows(rows: Any) -> dict[str, Any] | None:
 
 
 def _rows_per_step(args: TrainingArguments) -> int:
-    """Rows that one optimizer step draws over all processes; fewer rows than that and some trainers do nothing."""
     generated = getattr(args, upstream.GENERATION_BATCH_SIZE, None)
     return generated // args.num_generations if generated else 1
 

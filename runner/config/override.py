@@ -260,7 +260,6 @@ def option_fault(group: str, name: str, menu: Options) -> Fault:
 
 
 def _find_target(name: str) -> str:
-    """The function or class that a dotted name, a module or its file means in the place of an option; else empty."""
     dotted = name.removeprefix("./").removesuffix(".py").replace("/", ".")
     is_module = name.endswith(".py") or os.path.isfile(f"{name}.py")
     if not re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", dotted) or not (is_module or "." in name):

@@ -146,7 +146,6 @@ def _plugin() -> Any:
 
 
 def _changes_hydra(name: str, file: Path, loaded: ConfigResult) -> Iterator[Fault]:
-    """A fault for each way in which a file would change more of Hydra than the axes of a sweep."""
     from omegaconf import OmegaConf
 
     if name.lstrip("/").startswith("hydra/") or "hydra" in str(loaded.header.get("package")).split("."):

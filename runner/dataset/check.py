@@ -156,7 +156,6 @@ def _check_slices(
 
 
 def _find_columns(request: RowRequest, rows: Sequence[Row], label: str, *, all_used: bool) -> Row:
-    """A row as the trainer will see it; raises DataError where the rows do not fit it, or some are bad."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     check_without(request.without, columns)
     columns = [name for name in columns if name not in request.without]

@@ -147,7 +147,6 @@ def _splits_in(path: str, folder: Path) -> dict[str, list[Path]]:
 
 
 def _one_kind(path: str, splits: Mapping[str, list[Path]]) -> Files:
-    """The files with the reader that all of them need; raises DataError where they are of several kinds, or of none."""
     suffixes = sorted({suffix_of(file) for files in splits.values() for file in files})
     if not set(suffixes) <= set(READERS):
         first = next(file for files in splits.values() for file in files)

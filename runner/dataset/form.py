@@ -138,7 +138,6 @@ def _side(cells: Cells, name: str) -> str | Turns:
 
 
 def _alike(prompt: str | Turns, *answers: str | Turns) -> tuple[Any, ...]:
-    """Prompt and answers as they are if all are text, else all of them as conversations."""
     if isinstance(prompt, str) and all(isinstance(answer, str) for answer in answers):
         return prompt, *answers
     turns = [_one_turn(side, "assistant") if isinstance(side, str) else side for side in answers]

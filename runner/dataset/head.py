@@ -95,7 +95,6 @@ def _write(rows: list[Row], source: RowSource, head: Head, name: str, few: int) 
 
 
 def _slices(source: RowSource, cut: str) -> list[range]:
-    """The rows of each part of a cut; none where nobody has counted the rows."""
     with translate_dataset_errors(source.path, "dataset.split"):
         return source.slices(cut) if source.lengths and all(source.lengths.values()) else []
 

@@ -161,7 +161,6 @@ def _cut_rows(small: Reduced, folder: Path) -> None:
 
 
 def _replace_foreign(small: Reduced) -> None:
-    """Leave out what this machine has not, and what is meant for several processes or a server, and note it."""
     cfg, args = small.cfg, small.cfg["trainer"]["args"]
     on_cpu = not torch.accelerator.is_available()
     engine = {"rollout_engine": "auto"} if args.get("rollout_engine") == "vllm" else {}

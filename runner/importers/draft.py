@@ -171,7 +171,6 @@ class Draft:
         return True
 
     def _note_known(self, key: str, name: str, value: object, why: str) -> str:
-        """Note a value that is not for the trainer's config, as no field of it, its default, or of another type."""
         known = self.config.parameters.get(name.partition(".")[0])
         is_new = select(self.values, f"trainer.args.{name}") is None
         if known is None and value in (False, None):

@@ -66,7 +66,6 @@ def tasks_of(jobs: Sequence[Sequence[Composed]]) -> list[Task]:
 
 
 def _folder_faults(folder: Path) -> Sequence[Fault]:
-    """The faults for which nothing is read of a run folder, its configuration looked at only where that is needed."""
     try:
         with open_own(folder / "config.yaml", "rb") as file:
             if file.readline() == f"format: {FORMAT}\n".encode():

@@ -96,7 +96,6 @@ class Submission:
         return self.codes, self.signals
 
     def _wait(self) -> None:
-        """Show how far they are until all have ended, or a signal says otherwise."""
         due, cancelled = time.monotonic() + PAUSE, False
         while self.open and len(self.signals) < 2:
             own = [self.places[folder].ticket for folder in self.open if folder in self.before]
@@ -119,7 +118,6 @@ class Submission:
         return None
 
     def _look(self) -> None:
-        """Take note of what has changed, and submit what is in no queue and may be."""
         with contextlib.ExitStack() as alone:
             if self.open.keys() - self.places:
                 for group in sorted({folder.parent.absolute() for folder in self.open}):

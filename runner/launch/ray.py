@@ -149,7 +149,6 @@ class MainThread(Copied):
 
 
 def _connect(address: str) -> None:
-    """Reach a cluster, or start one that ends with this process."""
     import ray
 
     before, (host, _, port) = signal.getsignal(signal.SIGTERM), address.rpartition(":")

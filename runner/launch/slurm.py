@@ -168,7 +168,6 @@ def seconds_of(time: str | int | None) -> float | None:
 
 
 def _ask(*words: str) -> str:
-    """The answer of a command of Slurm; raises EnvironmentFault with what it says where it refuses."""
     # What it has inherited is the lock, which it keeps: if we are killed meanwhile, it may submit all the same.
     done = subprocess.run(words, capture_output=True, text=True, close_fds=False)
     if done.returncode == 0:

@@ -136,7 +136,6 @@ def start_sweep(
 
 
 def _queue_of(runs: Sequence[Composed], plugins: Sequence[str] = ()) -> Any:
-    """The queue that takes the runs, or None; raises ConfigError where it would not take all, or not start them."""
     queued = [run.cfg["launcher"] for run in runs if "wait" in run.cfg["launcher"]]
     if queued and (plugins or len({run.cfg["launcher"]["_target_"] for run in runs}) > 1):
         raise ConfigError(fault("launch.other_launcher", other=plugins[0] if plugins else "another launcher"))
@@ -152,7 +151,6 @@ def _settle_hub(runs: Sequence[Composed]) -> None:
 
 
 def _print_notes(tasks: Sequence[Task]) -> None:
-    """Print what evaluations sample, what is left out or set for speed, and what was finished without its tracker."""
     runs = [task.composed for task in tasks if state_of(task.folder) != "finished"]
     lines = [f"note      {run.stage and f'{run.stage}: '}{run.note}" for run in runs if run.note]
     lines += [f"speed     {run.stage and f'{run.stage}: '}{line}" for run in runs for line in run.speed]
@@ -172,7 +170,6 @@ def _print_notes(tasks: Sequence[Task]) -> None:
 
 
 def _show(plan: Plan, queue: Any = None) -> int:
-    """Print each run of a plan, and what would be submitted; raises FolderError where one is finished and damaged."""
     # Asked at a real start alone: the hub for a repository to push to, which makes it; torch for the names of devices,
     # which wakes them; the disk for the size of checkpoints, and the weights and rows themselves, which are loaded.
     for task in plan.tasks:
@@ -241,7 +238,6 @@ class Job:
 def _start_plugin(
     job: Job, overrides: Sequence[str], find_ends: Callable[[], list[Path]], report: Callable[[Path], str]
 ) -> int:
-    """Let a launcher or sweeper of Hydra's own start the jobs, each of which is a run like ours."""
     began, code = time.time(), 0
     try:
         config.call_hydra(job, ["--multirun"], overrides, job.folders)
@@ -263,7 +259,6 @@ def _exit_code(codes: Mapping[Path, int], signals: Sequence[int]) -> int:
 
 
 def _refuse_several_processes(what: str, machines: int = 1) -> None:
-    """Raise ConfigError where several of us, or several machines, would each start all of the same runs."""
     if (world := config.world_size()) > 1:
         raise ConfigError(fault("launch.several_processes", where=what, world=world))
     if machines > 1:
@@ -274,7 +269,6 @@ def _refuse_several_processes(what: str, machines: int = 1) -> None:
 
 @contextlib.contextmanager
 def _folder_errors(composed: Composed) -> Iterator[None]:
-    """Turn an OSError, where run folders cannot be made, into a fault of the environment."""
     try:
         yield
     except OSError as error:

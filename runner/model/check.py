@@ -149,7 +149,6 @@ def find_config_faults(folder: ModelFolder, head: str | None = None, *, trust: b
 
 
 def _find_override_faults(folder: ModelFolder, kind: str, target: str) -> Iterator[Fault]:
-    """A fault for each key of the config that is set otherwise, and is none of it or has a value that none has."""
     where, own = f"{folder.where.removesuffix('path')}config", folder.read("config.json")
     signature, text, elsewhere = read_signature(target), own.get("text_config") or {}, LIMITS["set_elsewhere"]
     for key in folder.overrides.keys() & elsewhere.keys():
@@ -178,7 +177,6 @@ def _entries(values: Node) -> list[tuple[str, Any]]:
 
 
 def _find_value_faults(folder: ModelFolder, name: str, target: str = "", where: str = "") -> Iterator[Fault]:
-    """A fault for each value in a JSON file, or set otherwise at ``where``, that its class or no model can have."""
     signature = read_signature(target) if target else None
     for key, value in _entries(folder.overrides if where else folder.read(name)):
         known, keys = signature.parameters.get(key) if signature else None, (key, key.split(".")[-1])
@@ -217,7 +215,6 @@ def _describe_unfit(kind: str, config: Mapping[str, Any], head: str | None) -> s
 
 
 def _is_known(kind: object, head: str | None = None) -> bool:
-    """True where transformers lists an architecture, with a head if one is named, or where nobody can tell."""
     tables = [MODEL_CLASSES[head]] if head in MODEL_CLASSES else [*MODEL_CLASSES.values(), CONFIG_CLASSES]
     return any(not (classes := _read_classes(table)) or kind in classes for table in tables)
 

@@ -183,7 +183,6 @@ def shorten(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def _parts(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
-    """The config itself and those inside it, such as that of the text of a model with pictures."""
     yield config
     for name in getattr(config, "sub_configs", None) or {}:
         if isinstance(part := getattr(config, name, None), PretrainedConfig):
@@ -237,7 +236,6 @@ def _rotation(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _copy_tokenizer(source: Source, folder: Path) -> None:
-    """The real tokenizer beside the clone, where there is one: trainers look for a reward model's there."""
     own = {"revision": source.revision, "trust_remote_code": source.trust}
     with contextlib.suppress(OSError, ValueError):
         transformers.AutoTokenizer.from_pretrained(shipped(source.path), **own).save_pretrained(folder)

@@ -95,7 +95,6 @@ def _largest_difference(logits: torch.Tensor, others: torch.Tensor) -> float:
 
 
 def _check_same(source: Path, apart: float, largest: float) -> None:
-    """Raise SickRun where logits are further apart than float32 explains."""
     if not apart <= EXACT * max(largest, 1.0):
         logits = {"apart": number(apart, 3), "largest": number(largest, 3)}
         raise SickRun(fault("model.merged_otherwise", source=source, **logits))

@@ -48,7 +48,6 @@ def sections_of(ours: RunRecord, theirs: RunRecord) -> list[Section]:
 
 
 def _scored(title: str, ours: Mapping[str, float], theirs: Mapping[str, float]) -> Section:
-    """The figures of both, with the difference where both have one."""
     names = informative(list(dict.fromkeys([*ours, *theirs])))
     rows = []
     for name, a, b in ((name, ours.get(name), theirs.get(name)) for name in names):

@@ -90,7 +90,6 @@ def facts_of(run: RunRecord) -> dict[str, dict[str, object]]:
 
 
 def _environment_of(run: RunRecord) -> dict[str, dict[str, object]]:
-    """The facts of a manifest by their subject, of a fingerprint its beginning, which is enough to distinguish two."""
     titles = ("data", "versions", "hardware", "model", "git")
     facts = {title: flatten(run.manifest.get(title) or {}) for title in titles}
     facts["data"] |= {key: str(f)[:12] for key, f in facts["data"].items() if key.endswith("fingerprint") and f}

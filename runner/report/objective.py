@@ -102,7 +102,6 @@ def describe_decline(run: RunRecord) -> str | None:
 
 
 def _deviation(scores: Mapping[str, float], name: str) -> float:
-    """The standard deviation of a score over the rows, or a bound of it where none was logged."""
     value = scores[name]
     if (logged := scores.get(f"{name}_std")) is not None:
         return logged
@@ -115,7 +114,6 @@ def _metrics(runs: Sequence[RunRecord]) -> dict[str, Any]:
 
 
 def _more_is_better(runs: Sequence[RunRecord], name: str) -> bool:
-    """True where the metric behind a score says ``better: higher``, or says nothing and has not the name of a loss."""
     metrics = _metrics(runs)
     behind = [metric for metric in metrics if re.fullmatch(rf"eval_(.+_)?{re.escape(metric)}", name)]
     node = metrics[max(behind, key=len)] if behind else None
@@ -157,7 +155,6 @@ def _full_name(name: str, known: Sequence[str]) -> str:
 
 
 def _found(runs: Sequence[RunRecord], known: Sequence[str]) -> tuple[str | None, str, bool | None]:
-    """A name, why, and whether more is better where the configuration says so."""
     if name := next((run.cfg["objective"] for run in runs if isinstance(run.cfg.get("objective"), str)), None):
         return _full_name(name, known), "objective of the configuration", None
     for run in runs:

@@ -232,7 +232,6 @@ def _axis_picture(summary: Summary, name: str, axis: Axis) -> Picture:
 
 
 def _heat_picture(summary: Summary, objective: SweepObjective, few: Sequence[Axis]) -> Picture:
-    """The objective over the first two of some axes, averaged over the others."""
     across, up = few[:2]
     cells = heat_cells(summary, objective.name, across, up)
     places = range(len(across.levels)), range(len(up.levels))

@@ -128,7 +128,6 @@ class Scorer:
 
     @contextlib.contextmanager
     def _explained(self, arguments: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[None]:
-        """Name the row for which the function raised something, if it does so for one row alone."""
         try:
             yield
         except (RunnerError, KeyboardInterrupt, asyncio.CancelledError):
@@ -147,7 +146,6 @@ class Scorer:
             raise DataError(raised) from error
 
     def _row_of(self, error: BaseException, arguments: Mapping[str, Any], count: int) -> int | None:
-        """The first row for which the same is raised when a function is called for that row alone."""
         plain = inspect.isfunction(getattr(self.call, "func", self.call))
         rows = {name for name, value in arguments.items() if isinstance(value, list) and len(value) == count}
         for row in range(count if plain else 0):

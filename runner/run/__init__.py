@@ -238,7 +238,6 @@ def find_foreign_faults(folder: Path, depth: int | None = None) -> list[Fault]:
 
 
 def _find_foreign(folder: str, depth: int | None, inside: str = "") -> Iterator[str]:
-    """The paths in a folder that hold something else than a file or a folder, or one in the place of the other."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):

@@ -199,7 +199,6 @@ def _others(found: Definition, name: str, notes: Mapping[str, str]) -> Taken:
 
 
 def _of_base(found: Definition) -> Taken:
-    """The arguments of the method of the same name in the nearest base that has it."""
     method = found.name.rpartition(".")[2]
     for base in bases(found.owner) if found.owner else ():
         if base is None:

@@ -112,7 +112,6 @@ def _holds(node: ast.expr, known: Mapping[str, Any]) -> Any:
 
 
 def _forget(node: ast.stmt, known: dict[str, Any]) -> None:
-    """Make unknown whatever a statement may assign, and what that holds."""
     changed = _names(node, ast.Store)
     known |= {name: UNKNOWN for name in known if name in changed or name.partition(".")[0] in changed}
 

@@ -444,5 +444,4 @@ class Slower(TrainerCallback):
 
 
 def _of_the_end(name: str) -> bool:
-    """True for a figure that the Trainer logs when it stops."""
     return name == "total_flos" or name.startswith("train_")

@@ -292,7 +292,6 @@ def _merged(every: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this process holds, where it may be spread over several."""
     if type(tensor) is Tensor or type(tensor) is nn.Parameter:  # as nearly all, and asking takes longer
         return tensor
     tensor = tensor.detach()

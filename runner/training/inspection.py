@@ -156,7 +156,6 @@ def inspect_training(
 
 
 def _is_glued(row: Mapping[str, Any]) -> bool:
-    """True for a row of plain text whose prompt and answer are read as one word."""
     prompt, answer = row.get("prompt"), row.get("completion")
     return isinstance(prompt, str) and isinstance(answer, str) and bool(prompt[-1:].strip() and answer[:1].strip())
 

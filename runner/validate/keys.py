@@ -201,7 +201,6 @@ def _in_vain(context: ValidationContext, path: str, value: object, default: obje
 def _choices(
     context: ValidationContext, path: str, value: object, parameter: Parameter, signature: Signature
 ) -> tuple[str, ...]:
-    """The texts that the trainer's source knows for a field whose type lists none, if its default is one of them."""
     if parameter.name == "report_to":
         return upstream.TRACKERS
     trainer, texts = context.trainer, value if isinstance(value, list) else [value]
@@ -253,7 +252,6 @@ def _unknown(context: ValidationContext, path: str, node: Node, key: str, signat
 
 
 def _find_owners(context: ValidationContext, key: str) -> str:
-    """The trainers of TRL whose config has this field, which that of this one has not; empty where none has it."""
     owners, trainer = context.owners(key), context.trainer
     who = trainer.name.removesuffix("Trainer") if trainer else "this trainer"
     return f"`{key}` exists for {shortened(owners, 50)}, not for {who}" if owners else ""

@@ -70,7 +70,6 @@ def _unusable(group: str, trainer: str, why: str, kinds: Sequence[str]) -> Fault
 
 
 def _not_given(loss: Node, signature: Signature | None, kind: str, trainer: str) -> Iterator[Fault]:
-    """A fault for each thing that a loss wants and this trainer does not have."""
     if signature is None:
         return
     given = (*GIVES[kind], *ALSO_GIVES.get(kind, ()))

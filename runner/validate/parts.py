@@ -128,7 +128,6 @@ def _adapter(context: ValidationContext) -> Iterator[Fault]:
 
 
 def _strategy(context: ValidationContext) -> Iterator[Fault]:
-    """A fault for each part, or resumed run, that a model which is spread over processes has no place for."""
     args, quant, signature = context.args, context.mapping("quant"), context.signature(context.cfg.get("peft"))
     given = [name for name in sharding.FIELDS if args.get(name)]
     if signature and upstream.FSDP in given:
@@ -153,7 +152,6 @@ def _strategy(context: ValidationContext) -> Iterator[Fault]:
 
 
 def _sizes(context: ValidationContext, sizes: Mapping[str, object]) -> Iterator[Fault]:
-    """A fault where the parts into which processes are grouped do not make up the processes, or leave no shards."""
     where, processes = f"{ARGS}{upstream.PARALLELISM_CONFIG}", processes_of(context.cfg)
     counts = {name: size for name, size in sizes.items() if name.endswith("_size") and isinstance(size, int)}
     total = math.prod(counts.values())
@@ -169,7 +167,6 @@ def _sizes(context: ValidationContext, sizes: Mapping[str, object]) -> Iterator[
 
 
 def _parameter_groups(context: ValidationContext) -> Iterator[Fault]:
-    """A fault for a setting of a group of weights that the optimizer would silently carry along."""
     signature = context.signature(context.cfg.get("optimizer"))
     if not signature:
         return
@@ -208,7 +205,6 @@ def _patterns(context: ValidationContext) -> Iterator[Fault]:
 
 
 def _selection(context: ValidationContext) -> Iterator[Fault]:
-    """A fault where the best checkpoint, or an early end, is chosen by what nobody measures or saves, or wrongly."""
     args = context.args
     wanted = str(args.get(upstream.METRIC_FOR_BEST_MODEL) or "")
     for name, entry in context.entries("metric").items():
@@ -247,7 +243,6 @@ def _evaluates(context: ValidationContext) -> bool:
 
 
 def _steps(context: ValidationContext) -> Iterator[Fault]:
-    """A fault for each number of steps or epochs that another one overrules, and each cadence of broken steps."""
     names = (upstream.MAX_STEPS, upstream.WARMUP_STEPS, upstream.NUM_TRAIN_EPOCHS)
     steps, warmup, epochs = map(context.args.get, names)
     if is_plain_number(steps) and is_plain_number(warmup) and 1 <= steps <= warmup:

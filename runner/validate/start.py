@@ -155,7 +155,6 @@ def _find_faults(cfg: Config, folders: set[Path]) -> Iterator[Fault]:
 
 
 def _is_ahead(path: Any, folders: set[Path]) -> bool:
-    """True for a path in the folder of a run that this command is about to train."""
     return any(Path(str(path)).absolute().is_relative_to(folder) for folder in folders)
 
 

@@ -68,7 +68,6 @@ def find_target_fault(path: str, target: object, allow: Collection[str] = ()) ->
 
 
 def _find_unreadable(own: str, target: str) -> Fault | None:
-    """The fault of a target in a file of the user's that does not parse, or that is a plain value."""
     home = target.rpartition(".")[0]
     if home.partition(".")[0] in source.LIBRARY_PACKAGES:  # which parse; reading them again takes time
         return None

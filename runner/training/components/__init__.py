@@ -124,7 +124,6 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
 
 
 def _name_reference(column: str, rows: Dataset) -> Dataset:
-    """Rows with their good answers in a column of this name, unless they have one."""
     return rows if column in list_columns(rows) else rows.rename_column("reference", column)
 
 
