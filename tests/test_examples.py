@@ -15,18 +15,33 @@ from runner.dataset.step import fill
 from runner.generate.batch import split_by_rows, split_by_tokens
 from runner.generate.budget import answer_tokens
 from runner.generate.judge import _mean_and_error
+from runner.importers.read import plain
 from runner.io.distribution import to_install
 from runner.io.files import strict
 from runner.io.filetype import sniff
 from runner.io.secrets import form_of
 from runner.io.terminal import line_of
 from runner.io.turns import text_of
+from runner.launch.slurm import seconds_of
 from runner.metric import likelihood
 from runner.metric.ask import kind_of, to_numbers
 from runner.metric.binary import grouped_auc, pairs
 from runner.ppo.batching import fill_by_tokens
+from runner.report.axis import axes_of, short_target
+from runner.report.card import is_hub_name
+from runner.report.facts import changed_files
+from runner.report.number import format_duration, plural, short, spread, value
+from runner.report.plot import thinned
+from runner.report.render import breakable
 from runner.reward import math, process, rule
-from runner.schema.text import last_key, short_text
+from runner.run import is_shaped
+from runner.run.adjustments import adjusted_share, in_words, is_out_of_memory
+from runner.run.alarms import steps_to_notice
+from runner.run.disk import sized
+from runner.run.key import canonical_text, folder_of
+from runner.run.read import curve, format_time, is_finite
+from runner.run.seal import checkpoints_at_once, describe_damage
+from runner.schema.text import flatten, last_key, number, short_text, to_text
 from runner.schema.type import shortened
 from runner.schema.upstream import completion_length, passes
 from runner.training.checkpoint import state_bytes
@@ -102,6 +117,104 @@ PLACES = {"of": ["place", "topic"], "place": ["bar", "bar"], "topic": ["view", "
         (fill_by_tokens([0, 1, 2, 3], lengths=[20, 50, 40, 39], budget=80), [[1, 0], [2, 3]]),
         (grouped_auc(SCORES, user_id=["a", "a", "b", "b", "c"], label=[1, 0, 1, 0, 1])["skipped"], 1.0),
         ([kind_of(each) for each in (["completions"], ["scores", "label"], ["path"])], ["sampled", "read", "sampled"]),
+        (
+            (
+                spread(0.62499, 0.08839),
+                spread(0.5, None),
+                spread(1234.5, 123.4),
+                spread(0.5, 0.0),
+                spread(0.69134, 2e-6),
+            ),
+            ("0.625 ± 0.088", "0.5", "1234 ± 123", "0.5 ± 0", "0.69134 ± 2e-6"),
+        ),
+        (
+            (
+                value(1e-06),
+                value(None),
+                value(["q", "v"]),
+                value("a, b"),
+                value({"_target_": "peft.LoraConfig", "r": 16}),
+            ),
+            ("1e-6", "null", "[q,v]", "a, b", "LoraConfig(r=16)"),
+        ),
+        (short("kl_coef-0.05+learning_rate-0.0001", 16), "kl_coef-…-0.0001"),
+        ((plural(1, "run"), plural(2, "run")), ("1 run", "2 runs")),
+        ((format_duration(7.2), format_duration(75), format_duration(7500)), ("7 s", "1:15", "2:05 h")),
+        (
+            [
+                (axis.name, axis.also)
+                for axis in axes_of([{"kl_coef": k, "trainer": {"args": {"beta": k}}} for k in (1, 2)])
+            ],
+            [("kl_coef", ("trainer.args.beta",))],
+        ),
+        (
+            (
+                short_target({"_target_": "trl.DPOTrainer"}),
+                short_target({"exact": {}, "words": {}}),
+                short_target(None),
+            ),
+            ("DPO", "exact+words", "none"),
+        ),
+        (
+            (
+                is_hub_name("org/name"),
+                is_hub_name("runner://model/tiny"),
+                is_hub_name("/models/base"),
+                is_hub_name("a/b/c"),
+            ),
+            (True, False, False, False),
+        ),
+        ([entry[:3] for entry in changed_files("diff --git a/x.py b/x.py\n@@ -1 +1 @@\n-a\n+b")], [("x.py", 1, 1)]),
+        (thinned([1, 2, 3, 4], [0.0, 1.0, 2.0, 3.0], most=2), ([1.5, 3.5], [0.5, 2.5])),
+        (str(breakable("a_b/<c>")), "a_<wbr>b/<wbr>&lt;c&gt;"),
+        (
+            (
+                is_shaped({"step": 1, "versions": {"trl": None}}),
+                is_shaped({"step": "1"}),
+                is_shaped({"versions": ["trl"]}),
+            ),
+            (True, False, False),
+        ),
+        (adjusted_share([{"kind": "rollback", "from_step": 30}, {"kind": "halving", "from_step": 40}], 30), 0.5),
+        (
+            in_words({"kind": "rollback", "step": 37, "from_step": 30, "cause": "the loss is nan"}),
+            "step 37: the loss is nan; again from step 30 with half the learning rate",
+        ),
+        (
+            is_out_of_memory(
+                RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 9 bytes")
+            ),
+            True,
+        ),
+        ((steps_to_notice(), steps_to_notice({"kl": 20})), (6, 21)),
+        (
+            (sized(0), sized(512), sized(41_500), sized(16_540_000_000), sized(494_032_768, "")),
+            ("0 bytes", "512 bytes", "41.5 kB", "16.5 GB", "494 M"),
+        ),
+        (canonical_text({"b": [1.0, 0.5], "a": True}), '{"a": true, "b": [1, 0.5]}'),
+        (str(folder_of({"output_root": "outputs", "name": "a"}, ["seed=1"])), "outputs/a/seed-1-44136fa355"),
+        (curve([{"step": 1, "loss": 2.0}, {"step": 2}, {"step": 3, "loss": None}], "loss"), ([1], [2.0])),
+        (
+            [is_finite(entry) for entry in (1, 0.5, float("nan"), True, None, 10**400)],
+            [True, True, False, False, False, False],
+        ),
+        (format_time("2026-11-20T17:28:06+00:00"), "2026-11-20 17:28 UTC"),
+        (
+            describe_damage({"optimizer.pt": "missing", "config.json": "3 of 9 bytes"}),
+            "optimizer.pt: missing; config.json: 3 of 9 bytes",
+        ),
+        ([checkpoints_at_once(2, 6, "steps", every, 1000) for every in (100, 5, 1)], [3, 4, 5]),
+        (flatten({"a": {"b": [7], "c": {}}}), {"a.b": [7], "a.c": {}}),
+        (to_text([0.1, None, "a, b", True]), "[0.1,null,'a, b',true]"),
+        (
+            (number(0.123456), number(12.0), number(1e-06), number(495104), number(None)),
+            ("0.1235", "12", "1e-6", "495104", "-"),
+        ),
+        (
+            [seconds_of(time) for time in (90, "90:30", "4:00:00", "1-12", "1-12:30", "1h", None)],
+            [5400, 5430, 14400, 129600, 131400, None, float("inf")],
+        ),
+        ((plain("2e-5"), plain("true"), plain("a"), plain('{"min_lr": 1e-6}')), (2e-05, True, "a", {"min_lr": 1e-06})),
     ],
 )
 def test_an_example_gives_what_it_says(found, expected):

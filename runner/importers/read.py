@@ -71,11 +71,7 @@ def read_file(path: Path, dialect: str | None = None) -> ForeignConfig:
 
 
 def plain(value: object) -> Any:
-    """The value as it was meant: YAML reads 2e-5 as a text, and a shell everything.
-
-    >>> plain("2e-5"), plain("true"), plain("a"), plain('{"min_lr": 1e-6}')
-    (2e-05, True, 'a', {'min_lr': 1e-06})
-    """
+    """The value as it was meant: YAML reads 2e-5 as a text, and a shell everything."""
     if isinstance(value, list):
         return [plain(entry) for entry in value]
     if isinstance(value, Mapping):

@@ -155,11 +155,7 @@ def _arrange(tasks: Sequence[Task], tickets: Mapping[Path, str]) -> Iterator[Arr
 
 
 def seconds_of(time: str | int | None) -> float | None:
-    """The seconds of a time limit as Slurm writes it, infinite for none; None where it is no such time.
-
-    >>> [seconds_of(time) for time in (90, "90:30", "4:00:00", "1-12", "1-12:30", "1h", None)]
-    [5400, 5430, 14400, 129600, 131400, None, inf]
-    """
+    """The seconds of a time limit as Slurm writes it, infinite for none; None where it is no such time."""
     found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", str(time))
     if not found:
         return math.inf if time is None or str(time).upper() in ("UNLIMITED", "INFINITE") else None

@@ -37,11 +37,7 @@ class Axis:
 
 
 def axes_of(configs: Sequence[Config], typed: Sequence[Mapping[str, str]] | None = None) -> list[Axis]:
-    """The axes of some frozen configs; ``typed`` has the options of groups that each command line chose.
-
-    >>> [(axis.name, axis.also) for axis in axes_of([{"kl_coef": k, "trainer": {"args": {"beta": k}}} for k in (1, 2)])]
-    [('kl_coef', ('trainer.args.beta',))]
-    """
+    """The axes of some frozen configs; ``typed`` has the options of groups that each command line chose."""
     read = [index for index, cfg in enumerate(configs) if cfg]
     choices = _choices([configs[index] for index in read], [typed[index] if typed else {} for index in read])
     found: dict[str, tuple[Hashable, ...]] = {}
@@ -106,11 +102,7 @@ def _labels(nodes: Sequence[object], typed: Sequence[str | None]) -> tuple[str, 
 
 
 def short_target(node: object) -> str:
-    """A group's node in one word: its class without the usual ending, or the names of its entries.
-
-    >>> short_target({"_target_": "trl.DPOTrainer"}), short_target({"exact": {}, "words": {}}), short_target(None)
-    ('DPO', 'exact+words', 'none')
-    """
+    """A group's node in one word: its class without the usual ending, or the names of its entries."""
     if not isinstance(node, Mapping):
         return "none" if node is None else str(node)
     if "_target_" in node:

@@ -96,9 +96,5 @@ def base_of(run: RunRecord) -> str | None:
 
 
 def is_hub_name(path: str) -> bool:
-    """True where a path is the name of a repository rather than a folder of this machine.
-
-    >>> is_hub_name("org/name"), is_hub_name("runner://model/tiny"), is_hub_name("/models/base"), is_hub_name("a/b/c")
-    (True, False, False, False)
-    """
+    """True where a path is the name of a repository rather than a folder of this machine."""
     return bool(re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path)) and not Path(path).exists()

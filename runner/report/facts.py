@@ -103,11 +103,7 @@ def _environment_of(run: RunRecord) -> dict[str, dict[str, object]]:
 
 
 def changed_files(diff: str) -> Iterator[tuple[str, int, int, str]]:
-    """Each file of a git diff with its added and removed lines and a short mark of what they are.
-
-    >>> [entry[:3] for entry in changed_files("diff --git a/x.py b/x.py\\n@@ -1 +1 @@\\n-a\\n+b")]
-    [('x.py', 1, 1)]
-    """
+    """Each file of a git diff with its added and removed lines and a short mark of what they are."""
     for part in re.split(r"^diff --git ", diff, flags=re.MULTILINE)[1:]:
         head, *lines = part.splitlines()
         changed = [line for line in lines if line[:1] in "+-" and not line.startswith(("+++ ", "--- "))]

@@ -8,11 +8,7 @@ from runner.schema.text import flatten, number, to_text
 
 
 def spread(mean: float | None, sd: float | None) -> str:
-    """A mean with its standard deviation, both to the second digit that the deviation leaves certain.
-
-    >>> spread(0.62499, 0.08839), spread(0.5, None), spread(1234.5, 123.4), spread(0.5, 0.0), spread(0.69134, 2e-6)
-    ('0.625 ± 0.088', '0.5', '1234 ± 123', '0.5 ± 0', '0.69134 ± 2e-6')
-    """
+    """A mean with its standard deviation, both to the second digit that the deviation leaves certain."""
     if mean is None or sd is None:
         return number(mean)
     if sd <= 1e-12 * max(1.0, abs(mean)):
@@ -27,9 +23,6 @@ def value(entry: object) -> str:
     """A value of a configuration as in a table: a number short, a text without quotes, others as one would type them.
 
     Of a whole node the class and its keys.
-
-    >>> value(1e-06), value(None), value(["q", "v"]), value("a, b"), value({"_target_": "peft.LoraConfig", "r": 16})
-    ('1e-6', 'null', '[q,v]', 'a, b', 'LoraConfig(r=16)')
     """
     if isinstance(entry, Mapping):
         called = str(entry.get("_target_", "")).rpartition(".")[2]
@@ -41,11 +34,7 @@ def value(entry: object) -> str:
 
 
 def short(text: str, width: int) -> str:
-    """A text cut in its middle, where names differ least.
-
-    >>> short("kl_coef-0.05+learning_rate-0.0001", 16)
-    'kl_coef-…-0.0001'
-    """
+    """A text cut in its middle, where names differ least."""
     text = to_visible(text)
     if len(text) <= width:
         return text
@@ -54,20 +43,12 @@ def short(text: str, width: int) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """A number of things.
-
-    >>> plural(1, "run"), plural(2, "run")
-    ('1 run', '2 runs')
-    """
+    """A number of things."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def format_duration(seconds: float) -> str:
-    """A time as people read it.
-
-    >>> format_duration(7.2), format_duration(75), format_duration(7500)
-    ('7 s', '1:15', '2:05 h')
-    """
+    """A time as people read it."""
     if (whole := round(seconds)) < 60:
         return f"{whole} s"
     return f"{whole // 60}:{whole % 60:02}" if whole < 3600 else f"{whole // 3600}:{whole % 3600 // 60:02} h"

@@ -143,11 +143,7 @@ def write_png(picture: Picture, folder: Path, *, of_numbers: bool = False) -> Pa
 
 
 def thinned(steps: Sequence[float], values: Sequence[float], most: int = MAX_POINTS) -> Curve:
-    """A curve of at most so many points, each the mean of equally many neighbours.
-
-    >>> thinned([1, 2, 3, 4], [0.0, 1.0, 2.0, 3.0], most=2)
-    ([1.5, 3.5], [0.5, 2.5])
-    """
+    """A curve of at most so many points, each the mean of equally many neighbours."""
     if len(steps) <= most:
         return steps, values
     size = -(-len(steps) // most)

@@ -213,11 +213,7 @@ def check_metadata(run: Run) -> None:
 
 
 def is_shaped(content: object, shape: Any = None) -> TypeGuard[dict[str, Any]]:
-    """True for the content of a file of a run in which each key that is read again holds what is written there.
-
-    >>> is_shaped({"step": 1, "versions": {"trl": None}}), is_shaped({"step": "1"}), is_shaped({"versions": ["trl"]})
-    (True, False, False)
-    """
+    """True for the content of a file of a run in which each key that is read again holds what is written there."""
     if isinstance(content, dict) and isinstance(shape, dict | None):
         inner = SHAPES if shape is None else dict.fromkeys(content, shape[""])
         args = content.get("args") or {} if shape else {}

@@ -32,11 +32,7 @@ def count_of(adjustments: Sequence[Mapping[str, Any]], kind: str) -> int:
 
 
 def adjusted_share(adjustments: Sequence[Mapping[str, Any]], done: int) -> float:
-    """The share of its learning rate that the step after ``done`` steps has.
-
-    >>> adjusted_share([{"kind": "rollback", "from_step": 30}, {"kind": "halving", "from_step": 40}], 30)
-    0.5
-    """
+    """The share of its learning rate that the step after ``done`` steps has."""
     return 0.5 ** sum(each["kind"] == ROLLBACK and each["from_step"] <= done for each in adjustments)
 
 
@@ -49,21 +45,13 @@ def adjust_logs(adjustments: Sequence[Mapping[str, Any]], logs: dict[str, float]
 
 
 def in_words(adjustment: Mapping[str, Any]) -> str:
-    """One adjustment as a line.
-
-    >>> in_words({"kind": "rollback", "step": 37, "from_step": 30, "cause": "the loss is nan"})
-    'step 37: the loss is nan; again from step 30 with half the learning rate'
-    """
+    """One adjustment as a line."""
     args = ", ".join(f"{name}={value}" for name, value in adjustment.get("args", {}).items())
     change = args or "half the learning rate"
     return f"step {adjustment['step']}: {adjustment['cause']}; again from step {adjustment['from_step']} with {change}"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True for an exception that says that the device, or the machine, has no memory left.
-
-    >>> is_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 9 bytes"))
-    True
-    """
+    """True for an exception that says that the device, or the machine, has no memory left."""
     known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return known or (isinstance(error, RuntimeError) and any(words in describe(error) for words in OUT_OF_MEMORY))

@@ -310,11 +310,7 @@ class FirstMargin(Alarm):
 
 
 def steps_to_notice(tolerate: Mapping[str, Any] | None = None) -> int:
-    """The most steps that pass from the last healthy one until a sickness is noticed, of whatever kind of training.
-
-    >>> steps_to_notice(), steps_to_notice({"kl": 20})
-    (6, 21)
-    """
+    """The most steps that pass from the last healthy one until a sickness is noticed, of whatever kind of training."""
     alarms = [alarm for online in (True, False) for alarm in build_alarms(tolerate, online=online)]
     return max((alarm.patience + alarm.lag for alarm in alarms), default=1)
 

@@ -84,11 +84,7 @@ def full(run: Run, error: BaseException) -> EnvironmentFault:
 
 
 def sized(count: float, unit: str = "B") -> str:
-    """Bytes for people, or another quantity.
-
-    >>> sized(0), sized(512), sized(41_500), sized(16_540_000_000), sized(494_032_768, "")
-    ('0 bytes', '512 bytes', '41.5 kB', '16.5 GB', '494 M')
-    """
+    """Bytes for people, or another quantity."""
     for prefix, size in (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3)):
         if count >= size:
             return f"{number(count / size, 3)} {prefix}{unit}"

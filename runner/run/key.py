@@ -71,11 +71,7 @@ def made_of_batch(cfg: Mapping[str, Any]) -> list[str]:
 
 
 def canonical_text(cfg: object) -> str:
-    """A configuration as text that is equal for equal ones, in whatever order their keys are.
-
-    >>> canonical_text({"b": [1.0, 0.5], "a": True})
-    '{"a": true, "b": [1, 0.5]}'
-    """
+    """A configuration as text that is equal for equal ones, in whatever order their keys are."""
 
     def plain(value: object) -> object:
         if isinstance(value, Mapping):
@@ -109,11 +105,7 @@ def label_of(overrides: Sequence[str]) -> str:
 
 
 def folder_of(cfg: Mapping[str, Any], overrides: Sequence[str]) -> Path:
-    """The folder in which a configuration is trained: the one that holds its key, or else the one that will.
-
-    >>> str(folder_of({"output_root": "outputs", "name": "a"}, ["seed=1"]))
-    'outputs/a/seed-1-44136fa355'
-    """
+    """The folder in which a configuration is trained: the one that holds its key, or else the one that will."""
     key, group = key_of(cfg), Path(str(cfg["output_root"])) / str(cfg["name"])
     changed = group.stat().st_mtime_ns if group.is_dir() else 0
     # A folder that changed a moment ago may change again without another time: it is read anew.

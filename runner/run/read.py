@@ -283,21 +283,13 @@ def read_samples(folder: Path, dense: bool = False) -> list[dict[str, Any]]:
 
 
 def curve(lines: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:
-    """The steps at which a metric was logged, and its values there.
-
-    >>> curve([{"step": 1, "loss": 2.0}, {"step": 2}, {"step": 3, "loss": None}], "loss")
-    ([1], [2.0])
-    """
+    """The steps at which a metric was logged, and its values there."""
     points = [(line["step"], line[name]) for line in lines if is_finite(line.get(name))]
     return [step for step, _ in points], [value for _, value in points]
 
 
 def is_finite(entry: object) -> TypeGuard[int | float]:
-    """True for a number that can be compared and drawn.
-
-    >>> [is_finite(entry) for entry in (1, 0.5, float("nan"), True, None, 10**400)]
-    [True, True, False, False, False, False]
-    """
+    """True for a number that can be compared and drawn."""
     return isinstance(entry, int | float) and not isinstance(entry, bool) and -LARGEST < entry < LARGEST
 
 
@@ -322,11 +314,7 @@ def one_line(cause: str, heading: bool = True) -> str:
 
 
 def format_time(moment: object) -> str:
-    """A time as it was written, without its seconds.
-
-    >>> format_time("2026-11-20T17:28:06+00:00")
-    '2026-11-20 17:28 UTC'
-    """
+    """A time as it was written, without its seconds."""
     text = str(moment or "an unknown time")
     return f"{text[:10]} {text[11:16]} UTC" if text.endswith("+00:00") else text
 

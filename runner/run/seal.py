@@ -97,11 +97,7 @@ def _own_entry(files: Mapping[str, Sequence[object]]) -> list[object]:
 
 
 def describe_damage(damage: Mapping[str, str]) -> str:
-    """Damage in one line.
-
-    >>> describe_damage({"optimizer.pt": "missing", "config.json": "3 of 9 bytes"})
-    'optimizer.pt: missing; config.json: 3 of 9 bytes'
-    """
+    """Damage in one line."""
     return "; ".join(f"{name}: {wrong}" for name, wrong in damage.items())
 
 
@@ -191,11 +187,7 @@ def rotate(folder: Path, keep: int, best: str | None, steps_to_notice: int = 0) 
 def checkpoints_at_once(
     keep: int, steps_to_notice: int, save_strategy: str, save_steps: float, max_steps: int | None
 ) -> int:
-    """The most checkpoints that a run has at a time: one that is written, and those that ``rotate`` leaves.
-
-    >>> [checkpoints_at_once(2, 6, "steps", every, 1000) for every in (100, 5, 1)]
-    [3, 4, 5]
-    """
+    """The most checkpoints that a run has at a time: one that is written, and those that ``rotate`` leaves."""
     if save_strategy == "no":
         return 0
     early = [save_steps >= 1 and count * save_steps < steps_to_notice for count in (keep - 1, keep)]

@@ -53,11 +53,7 @@ def scalars(cfg: Config) -> Iterator[tuple[str, Any]]:
 
 
 def flatten(node: Node) -> dict[str, Any]:
-    """The values of a configuration by their dotted keys; a list is a value, and so is an empty mapping.
-
-    >>> flatten({"a": {"b": [7], "c": {}}})
-    {'a.b': [7], 'a.c': {}}
-    """
+    """The values of a configuration by their dotted keys; a list is a value, and so is an empty mapping."""
     found: dict[str, Any] = {}
     for key, entry in node.items():
         is_inner = isinstance(entry, Mapping) and entry
@@ -83,11 +79,7 @@ def named(node: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def to_text(value: object) -> str:
-    """A value as the command line takes it.
-
-    >>> to_text([0.1, None, "a, b", True])
-    "[0.1,null,'a, b',true]"
-    """
+    """A value as the command line takes it."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, list | tuple):
@@ -103,11 +95,7 @@ def to_text(value: object) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """A number with so many significant digits, and no word of a computer's.
-
-    >>> number(0.123456), number(12.0), number(1e-06), number(495104), number(None)
-    ('0.1235', '12', '1e-6', '495104', '-')
-    """
+    """A number with so many significant digits, and no word of a computer's."""
     if value is None:
         return "-"
     if isinstance(value, int) or (abs(value) < 1e6 and float(value).is_integer()):
