@@ -140,6 +140,8 @@ def test_a_new_model_has_its_keys_in_itself():
 def test_checks_and_the_loaded_model_have_the_overridden_config():
     (fault,) = of_model(config={"max_position_embeddings": 64})
     assert fault.where == "trainer.args.max_length" and "64 positions" in fault.found
+    (fault,) = of_model(config={"hidden_size": 64})
+    assert "does not fit the shapes" in fault.found
     model = load(config={"rope_parameters": YARN, "attention_dropout": 0.1}, head="score")
     assert model.config.rope_parameters == YARN | {"rope_theta": 10000.0} and model.config.num_labels == 1
     assert model.model.layers[0].self_attn.attention_dropout == 0.1

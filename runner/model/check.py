@@ -252,17 +252,34 @@ def _find_folder_faults(folder: ModelFolder, head: str, *, safetensors_only: boo
 
 
 def _find_weight_faults(folder: ModelFolder) -> Iterator[Fault]:
-    """A fault where the config has more layers than there are weights for; of other sizes loading tells."""
-    layers: dict[int, set[str]] = {}
+    """A fault where the config has more layers than there are weights for, and one where it tells other sizes."""
+    config, layers = folder.config, dict[int, set[str]]()
     for name in folder.shapes:
         if inside := re.search(r"(?:^|\.)(?:layers|h)\.(\d+)\.(.+)", name):
             layers.setdefault(int(inside[1]), set()).add(inside[2])
-    depth, first = folder.config.get("num_hidden_layers"), layers.get(0, set())
+    depth, first = config.get("num_hidden_layers"), layers.get(0, set())
+    for key, whole in (("num_key_value_heads", "num_attention_heads"), ("num_attention_heads", "hidden_size")):
+        part, total = config.get(key), config.get(whole, 0)
+        is_free = whole == "hidden_size" and "head_dim" in config
+        if isinstance(part, int) and isinstance(total, int) and total % part and not is_free:
+            yield fault("model.indivisible", folder=folder, key=key, part=part, whole=whole, total=total)
     known = range(depth) if isinstance(depth, int) else ()
     lacking = [(layer, part) for layer in known for part in sorted(first - layers.get(layer, set()))]
     if lacking:
         example = f"{lacking[0][1]} of layer {lacking[0][0]}"
         yield fault("model.missing_weights", folder=folder, count=len(lacking), example=example)
+    count, size = config.get("num_attention_heads"), config.get("head_dim")
+    if isinstance(count, int) and isinstance(size, int):
+        config = config | {"num_attention_heads * head_dim": count * size}
+    width = "word_embed_proj_dim" if "word_embed_proj_dim" in config else "hidden_size"  # of some OPT, they differ
+    sizes = {"embed_tokens.weight": ("vocab_size", width), "mlp.up_proj.weight": ("intermediate_size", "hidden_size")}
+    sizes["q_proj.weight"] = ("num_attention_heads * head_dim", "hidden_size")
+    for part, keys in sizes.items():
+        shape = next((shape for name, shape in folder.shapes.items() if name.endswith(part)), None)
+        wanted = [config.get(key) for key in keys]
+        if shape and None not in wanted and shape != wanted:
+            yield fault("model.other_shape", folder=folder, part=part, shape=shape, keys=keys, wanted=wanted)
+            return
 
 
 def _find_length_faults(folder: ModelFolder, length: object) -> Iterator[Fault]:
