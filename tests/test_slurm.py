@@ -11,7 +11,7 @@ import pytest
 from runner.__main__ import main
 from runner.io.files import read_json
 from runner.launch import queue
-from runner.run.read import read_group
+from runner.run.read import find_folders, read_run
 
 sys.path.append(str(Path(__file__).parent / "fault"))
 
@@ -83,8 +83,12 @@ def cluster(tmp_path, monkeypatch):
     until(lambda: not cluster.jobs)
 
 
+def runs_of(name: str = "one") -> list:
+    return [read_run(folder) for folder in find_folders(Path("outputs", name))]
+
+
 def states(name: str = "one") -> list[str]:
-    return [run.state for run in read_group(Path("outputs", name))]
+    return [run.state for run in runs_of(name)]
 
 
 def test_the_script_is_shown_as_it_would_be_submitted_without_slurm(tmp_path, monkeypatch, capsys, pytestconfig):
@@ -105,7 +109,7 @@ def test_the_script_is_shown_as_it_would_be_submitted_without_slurm(tmp_path, mo
 def test_a_run_is_submitted_once_and_the_same_command_says_how_far_it_is(cluster, capsys):
     cluster.mode("held")
     assert cluster() == 0
-    (run,) = read_group(Path("outputs/one"))
+    (run,) = runs_of()
     assert run.status["state"] == "queued" and run.status["queued"] == {"slurm": "1_0"}
     said = capsys.readouterr().out
     assert "squeue --job=1" in said and "python -m runner cancel outputs/one" in said
@@ -155,7 +159,7 @@ def test_a_stage_waits_for_the_one_before_and_does_not_begin_where_that_has_fail
 def test_a_job_goes_back_into_the_queue_until_it_has_ended_but_no_more_often_than_it_may(cluster):
     Path("codes").write_text("143 140 143 0")
     assert cluster("launcher.max_requeues=1", "launcher.wait=true") == 143
-    (run,) = read_group(Path("outputs/one"))
+    (run,) = runs_of()
     assert run.status["calls"] == 2 and cluster("launcher.wait=true") == 0
     assert read_json(run.folder / "status.json")["calls"] == 4 and len(cluster.calls) == 2
 
@@ -170,7 +174,7 @@ def test_two_commands_and_one_that_is_killed_submit_nothing_twice(cluster, capsy
     assert not killed.communicate()[0] and killed.returncode == -signal.SIGKILL
     cluster.mode("held slow")
     killed = cluster.start("seed=2")
-    until(lambda: any(run.cfg.get("seed") == 2 and run.state == "queued" for run in read_group(Path("outputs/one"))))
+    until(lambda: any(run.cfg.get("seed") == 2 and run.state == "queued" for run in runs_of()))
     killed.kill()  # before sbatch has answered, which keeps the lock
     killed.communicate()
     assert cluster("-m", "seed=1,2") == 0 and len(cluster.calls) == 3
