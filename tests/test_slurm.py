@@ -31,7 +31,7 @@ class Cluster:
         for name in ("bin", "queue"):
             (folder / name).mkdir()
         for name in (*COMMANDS, "worker"):
-            source = STAND_IN / ("worker.py" if name == "worker" else "slurm.py")
+            source = STAND_IN / ("worker.py" if name == "worker" else "commands.py")
             (folder / "bin" / name).write_text(f"#!{sys.executable} -SE\n{source.read_text()}")
             (folder / "bin" / name).chmod(0o755)
 

@@ -5,16 +5,21 @@ import sys
 import time
 from pathlib import Path
 
-folder = Path(sys.argv[3])
-status = json.loads((folder / "status.json").read_text())
-calls = status.get("calls", 0)
-places = [path for path in (Path(f"codes-{folder.parent.name}"), Path("codes")) if path.exists()]
-codes = places[0].read_text().split() if places else ["0"]
-code = codes[min(calls, len(codes) - 1)]
-if code.startswith("sleep"):
-    time.sleep(60)
-states = {"0": "finished", "143": "interrupted", "140": "interrupted"}
-status |= {"state": states.get(code, "failed"), "step": calls + 1, "max_steps": len(codes), "calls": calls + 1}
-status["cause"] = None if code == "0" else "config\n  trainer\n    found     a fault of its own"
-(folder / "status.json").write_text(json.dumps(status))
-sys.exit(int(code))
+
+def work(folder):
+    status = json.loads((folder / "status.json").read_text())
+    calls = status.get("calls", 0)
+    places = [path for path in (Path(f"codes-{folder.parent.name}"), Path("codes")) if path.exists()]
+    codes = places[0].read_text().split() if places else ["0"]
+    code = codes[min(calls, len(codes) - 1)]
+    if code.startswith("sleep"):
+        time.sleep(60)
+    states = {"0": "finished", "143": "interrupted", "140": "interrupted"}
+    status |= {"state": states.get(code, "failed"), "step": calls + 1, "max_steps": len(codes), "calls": calls + 1}
+    status["cause"] = None if code == "0" else "config\n  trainer\n    found     a fault of its own"
+    (folder / "status.json").write_text(json.dumps(status))
+    sys.exit(int(code))
+
+
+if __name__ == "__main__":
+    work(Path(sys.argv[3]))

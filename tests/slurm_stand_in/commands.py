@@ -114,4 +114,5 @@ def srun(*words):
     os.execvp(words[0], words)
 
 
-globals()[Path(sys.argv[0]).name](*sys.argv[1:])
+if __name__ == "__main__":
+    globals()[Path(sys.argv[0]).name](*sys.argv[1:])
