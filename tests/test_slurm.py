@@ -1,5 +1,6 @@
 """``launcher=slurm``: what is submitted, once and no more; on a stand-in of its commands, and once on Slurm itself."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 
 from runner.__main__ import main
 from runner.io.files import read_json
-from runner.launch import queue
+from runner.launch import queue, slurm
 from runner.run.read import find_folders, read_run
 
 sys.path.append(str(Path(__file__).parent / "fault"))
@@ -43,10 +44,10 @@ class Cluster:
         named = any(word.startswith("name=") for word in words)
         return [*WORDS, f"launcher.python={self.python}", *words, *(() if named else ("name=one",))]
 
-    def start(self, *words: str) -> subprocess.Popen:
+    def start(self, *words: str, **more) -> subprocess.Popen:
         """The command in a process of its own."""
         command = [sys.executable, "-m", "runner", *self.words(*words)]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **more)
 
     @property
     def calls(self) -> list[str]:
@@ -162,6 +163,29 @@ def test_a_job_goes_back_into_the_queue_until_it_has_ended_but_no_more_often_tha
     (run,) = runs_of()
     assert run.status["calls"] == 2 and cluster("launcher.wait=true") == 0
     assert read_json(run.folder / "status.json")["calls"] == 4 and len(cluster.calls) == 2
+
+
+def test_a_submission_that_ends_badly_is_looked_for_before_it_is_repeated(cluster, capsys, monkeypatch):
+    cluster.mode("held late")
+    assert cluster() == 5 and "Socket timed out" in capsys.readouterr().err
+    assert cluster() == 0 and len(cluster.calls) == 1 and "1_0 PENDING" in capsys.readouterr().out
+    cluster.mode("held mute")
+    assert cluster("seed=1") == 5 and "no number of a job" in capsys.readouterr().err
+    assert sorted(states()) == ["created", "queued"]
+    monkeypatch.setattr(slurm, "LIMIT", 0.5)
+    for mode, said in (("held garbled", "today the cluster is closed"), ("held hangs", "no answer in 0.5 s")):
+        cluster.mode(mode)
+        assert cluster() == 5 and said in capsys.readouterr().err and len(cluster.calls) == 1
+
+
+def test_ctrl_c_cuts_off_no_submission(cluster):
+    cluster.mode("held slow")
+    started = cluster.start(start_new_session=True)
+    until(lambda: Path("outputs/one").exists() and "queued" in states())
+    os.killpg(started.pid, signal.SIGINT)  # as a terminal sends it, to all that is there
+    started.communicate()
+    (run,) = runs_of()
+    assert started.returncode == 130 and cluster.jobs == ["1_0"] and run.status["queued"] == {"slurm": "1_0"}
 
 
 @pytest.mark.slow

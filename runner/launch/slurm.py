@@ -1,5 +1,6 @@
 """The queue of Slurm: sbatch submits arrays of runs, squeue says which are there, scancel ends them. README.md."""
 
+import contextlib
 import hashlib
 import math
 import re
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from sys import executable
+from typing import Any, NoReturn
 
 from runner.config.build import build
 from runner.errors import ConfigError, EnvironmentFault, fault
@@ -23,6 +25,7 @@ from runner.schema import upstream
 from runner.schema.text import read_tables
 
 MAX_TASKS = 1000  # of an array, which is what Slurm takes where its MaxArraySize says nothing else
+LIMIT = 120.0  # seconds for an answer
 ROUNDED = 60  # seconds that Slurm may send its signal earlier
 Array = tuple[Path, str, list[str], dict[int, Task]]
 TABLES = read_tables(__file__)
@@ -83,10 +86,13 @@ class Slurm:
             for number, task in array.items():
                 note(task, f"{path.stem}_{number}")  # by which it is found if this command dies before it knows more
             try:
-                job = _ask(*words).strip().partition(";")[0]
+                found = re.search(r"^(\d+)(;.*)?$", said := _ask(*words), re.MULTILINE)
+                job = found[1] if found else _refuse("sbatch", f"no number of a job: {said}")
             except EnvironmentFault:
-                for task in array.values():
-                    note(task, "")
+                with contextlib.suppress(EnvironmentFault):  # unless it is there all the same, or nobody knows
+                    seen = self.look()
+                    for task in (task for number, task in array.items() if f"{path.stem}_{number}" not in seen):
+                        note(task, "")
                 raise
             for number, task in array.items():
                 tickets[task.folder] = f"{job}_{number}"
@@ -97,7 +103,7 @@ class Slurm:
         """The user's jobs in the queue, by their numbers and by their names."""
         seen: dict[str, Place] = {}
         for line in _ask("squeue", "--me", "--array", "--noheader", "--format=%i|%T|%r|%j").splitlines():
-            job, state, reason, name = line.split("|", 3)
+            job, state, reason, name = line.split("|", 3) if line.count("|") > 2 else _refuse("squeue", line)
             place = Place(job, state if reason == "None" else f"{state} ({reason})", state in TABLES["begun"])
             seen |= {job: place, f"{name}_{job.partition('_')[2]}": place}
         return seen
@@ -164,10 +170,17 @@ def seconds_of(time: str | int | None) -> float | None:
 
 
 def _ask(*words: str) -> str:
-    # What it has inherited is the lock, which it keeps: if we are killed meanwhile, it may submit all the same.
-    done = subprocess.run(words, capture_output=True, text=True, close_fds=False)
-    if done.returncode == 0:
-        return done.stdout
+    # What it has inherited is the lock, which it keeps: if we are killed meanwhile, it may submit all the same. Ctrl-C
+    # is for us alone, and a submission is not cut off.
+    own: dict[str, Any] = {"close_fds": False, "process_group": 0, "timeout": LIMIT if words[0] != "sbatch" else None}
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, errors="replace", **own)
+    except subprocess.TimeoutExpired:
+        _refuse(words[0], f"no answer in {LIMIT:g} s")
     said = done.stderr.strip() or f"{words[0]} ended with {done.returncode}"
+    return done.stdout if done.returncode == 0 else _refuse(words[0], said)
+
+
+def _refuse(command: str, said: str) -> NoReturn:
     beats = next({**each, "like": ""} for each in TABLES["refusals"] if re.search(each["like"], said))
-    raise EnvironmentFault(fault("launch.refused", command=words[0], said=said, **beats))
+    raise EnvironmentFault(fault("launch.refused", command=command, said=said, **beats))

@@ -3,7 +3,8 @@
 The queue is the folder $SLURM_STAND_IN, a file for each task of an array, which holds what squeue prints. ``sbatch``
 really runs the script, in a process that outlives it: once for each task, again where the task was put back, and never
 where what it waits for has failed. In the file ``mode`` stands what else it does: ``held`` runs nothing, ``slow`` takes
-its time, ``kills`` kills the command that has called it as soon as the job is there.
+its time, ``kills`` kills the command that has called it as soon as the job is there, ``late`` fails when it is there,
+``mute`` submits nothing and says so to nobody. ``squeue`` has ``garbled`` and ``hangs``.
 """
 
 import contextlib
@@ -28,9 +29,13 @@ def read(path):
     return json.loads(path.read_text())
 
 
+def mode_of():
+    return (QUEUE / "mode").read_text() if (QUEUE / "mode").exists() else ""
+
+
 def sbatch(*words):
     script = Path(words[-1])
-    mode = (QUEUE / "mode").read_text() if (QUEUE / "mode").exists() else ""
+    mode = mode_of()
     options = dict(
         re.findall(r"--([\w-]+)=(\S+)", "\n".join([*re.findall("#SBATCH (.*)", script.read_text()), *words]))
     )
@@ -38,6 +43,8 @@ def sbatch(*words):
         sys.exit(f"sbatch: error: invalid partition specified: {options['partition']}")
     if "slow" in mode:
         time.sleep(1)
+    if "mute" in mode:
+        return
     with open(QUEUE / "calls", "a") as calls:
         calls.write(" ".join(words) + "\n")
     number = len((QUEUE / "calls").read_text().splitlines())
@@ -47,7 +54,9 @@ def sbatch(*words):
         job = {"state": "PENDING", "reason": "Priority", "name": options["job-name"]}
         job |= {"script": str(script), "output": options["output"].replace("%A_%a", f"{number}_{task}")}
         write(QUEUE / f"{number}_{task}", job | {"awaits": options.get("dependency", ""), "pid": 0, "back": False})
-    print(number, flush=True)
+    if "late" in mode:
+        sys.exit("sbatch: error: Batch job submission failed: Socket timed out on send/recv operation")
+    print(f"Welcome\n{number};test", flush=True)
     if "kills" in mode:
         os.kill(os.getppid(), signal.SIGKILL)
     if "held" not in mode and os.fork() == 0:
@@ -89,6 +98,10 @@ def run(path):
 
 
 def squeue(*words):
+    if "hangs" in mode_of():
+        time.sleep(60)
+    if "garbled" in mode_of():
+        sys.stdout.buffer.write(b"\xff today the cluster is closed\n")
     for path in sorted(QUEUE.glob("[0-9]*_*[0-9]")):
         with contextlib.suppress(FileNotFoundError):  # it has just ended
             job = read(path)
