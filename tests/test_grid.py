@@ -11,13 +11,15 @@ from runner.launch.grid import compose_jobs
 from runner.schema.text import select
 
 NUMBERS = ["seed=range(0,5)", "learning_rate=1e-6,3e-6,1e-5"]
-MIXED = """# @package _global_
-defaults:
-  - override /trainer: dpo
-trainer:
-  args:
-    run_name: run-${seed}
-"""
+HEAD = "# @package _global_\ndefaults:\n  - override /trainer: dpo\ntrainer:\n  args:\n    "
+PICKED = HEAD + "model_init_kwargs: {k3: 9}\n    logging_steps: "
+PICKED += "${oc.select:trainer.args.model_init_kwargs.k${%s},7}\n    "
+FILES = {
+    "mixed": HEAD + "run_name: run-${seed}\n",
+    "picked": PICKED % "seed",  # by one number in the middle, another
+    "far": PICKED % "trainer.args.max_steps" + "max_steps: ${seed}\n",
+    "dotted": HEAD + "model_init_kwargs: {a.b: '${seed}'}\n",
+}
 
 
 def counted(monkeypatch):
@@ -40,14 +42,18 @@ def counted(monkeypatch):
         (["batch=8,16,32", "trainer.args.per_device_train_batch_size=2"], 1),  # others follow from it
         (["speed=max", "trainer=sft", "seed=0,1,2", "trainer.args.max_length=64,128,256"], 1),
         (["experiment=mixed", *NUMBERS], 1),  # a part of a text
+        (["experiment=picked", "+seed=1,2,3,4,5"], 1),
+        (["experiment=far", "seed=1,2,3,4,5"], 1),
+        (["experiment=dotted", "seed=1,2,3,4,5"], 1),
         (["experiment=toy_rlhf", "ppo.kl_coef=0.1,0.2,0.3"], 1),  # stages
         (["dataset.limit.train=4,8,16", "seed=1,2,3"], 1),
     ],
 )
 def test_each_job_is_what_it_is_alone(words, share, tmp_path, monkeypatch):
     (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment" / "mixed.yaml").write_text(MIXED)
-    folders = [tmp_path] if "experiment=mixed" in words else []
+    for name, text in FILES.items():
+        (tmp_path / "experiment" / f"{name}.yaml").write_text(text)
+    folders = [tmp_path] if words[0].partition("=")[2] in FILES else []
     calls = counted(monkeypatch)
     expected = [stages.compose_runs(job, folders) for job in jobs_of(words)]
     alone = len(calls)

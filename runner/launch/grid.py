@@ -18,7 +18,7 @@ from runner.config import Composed
 from runner.errors import ConfigError, Fault, name_jobs
 from runner.launch import axis, stages
 from runner.run.read import is_finite
-from runner.schema.text import scalars
+from runner.schema.text import scalars, select
 
 REFERENCE = re.compile(r"\$\{[\w.]+\}")  # to one value as a whole
 CHECKED = 64  # combinations of numbers, at least, that are checked together, such as batch sizes and what divides them
@@ -115,9 +115,8 @@ def _find_family(
         return None
     unread = OmegaConf.to_container(config.compose_unresolved(words, folders)[0], resolve=False)
     texts = [text for key, text in scalars(unread) if isinstance(text, str) and not key.startswith("hydra.")]
-    mixed = [text for text in texts if "${" in text and not REFERENCE.fullmatch(text)]  # of which it could be a part
-    if any(key.rpartition(".")[2] in re.findall(r"\w+", text) for key in options for text in mixed):
-        return None
+    mixed = [text for text in texts if "${" in text and not REFERENCE.fullmatch(text)]
+    parts = set(re.findall(r"\w+", " ".join(mixed)))  # the names of keys that could be a part of a text
     start = {key: listed[0] for key, listed in options.items()}
     others = [start | {key: pair} for key, listed in options.items() for pair in _ends(listed)]
     others.append({key: max(listed, key=itemgetter(1)) for key, listed in options.items()})
@@ -128,9 +127,9 @@ def _find_family(
         composed = stages.draft([given.get(word, word) for word in words], folders)
         tried.append((composed, {key: number for key, (_, number) in other.items()}))
         changed = [key for key in options if other[key] != start[key]]
-        for place, old, new in config.differences(first.cfg, composed.cfg) if len(changed) == 1 else ():
-            is_plain = (old, new) == (start[changed[0]][1], other[changed[0]][1])
-            if not is_plain:
+        for place, _, new in config.differences(first.cfg, composed.cfg) if len(changed) == 1 else ():
+            is_plain = (select(first.cfg, place), new) == (start[changed[0]][1], other[changed[0]][1])
+            if not is_plain or place.rpartition(".")[2] in parts:
                 return None
             places[changed[0]] += [] if place in places[changed[0]] else [place]
     family = Family(first, places)
