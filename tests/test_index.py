@@ -13,6 +13,7 @@ from laid import lay_run, lay_sweep, set_status, write
 from runner.__main__ import main
 from runner.io.files import files_of, write_bytes
 from runner.report import index, page
+from runner.report.choose import choose_runs
 from runner.run import Run, locked
 from runner.run.read import RunRecord, read_run
 
@@ -177,6 +178,18 @@ def test_runs_are_chosen_and_ordered_by_what_a_report_shows(group, capsys):
     assert table.num_rows == 4 and str(table.schema.field("kl_coef").type) == "double"
     assert table.column("run").to_pylist()[0].startswith("kl-0.5")
     assert str(table.schema.field("seed").type) == "int64"
+
+
+def test_a_run_that_lacks_a_key_meets_no_order_of_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name, peft in {"none": None, "small": {"r": 4}, "large": {"r": 16}, "torn": {"r": 32}}.items():
+        lay_run(tmp_path / "outputs" / "kl" / name, after={"eval_loss": 0.5}, peft=peft, model={"r": 1})
+    (tmp_path / "outputs" / "kl" / "torn" / "config.yaml").write_text("a: [1")
+    for where, wanted in {"peft.r>8": ["large"], "peft.r=null": ["none", "torn"], "peft.r<8": ["small"]}.items():
+        runs = index.read_group(Path("outputs/kl"))
+        assert [run.folder.name for run in choose_runs(runs, where)] == wanted
+    assert main(["clean", "kl", "where=r>8"]) == 2
+    assert "type      peft.r in place of r" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("word", ["where=stat=failed", "where=failed", "where=", "sort=nothing", "top=0", "top=x"])

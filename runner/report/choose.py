@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from runner.errors import ConfigError, Fault
 from runner.io.secrets import hidden
-from runner.report.axis import Axis, axes_of
+from runner.report.axis import MISSING, UNREAD, Axis, axes_of
 from runner.report.facts import choices_of
 from runner.report.number import value
 from runner.report.objective import informative, score_names
@@ -52,7 +52,7 @@ def find_column(key: str, runs: Sequence[RunRecord], axes: Sequence[Axis], optio
         shown = [{"run": run.folder.name, "state": run.state, "cause": run.cause} for run in runs]
         return [own.get(key, run.status.get(key)) for own, run in zip(shown, runs, strict=True)], False
     if axis := next((axis for axis in axes if key in (axis.name, axis.key)), None):
-        return axis.column, False
+        return [None if entry in (MISSING, UNREAD) else entry for entry in axis.column], False
     flat = [flatten(run.cfg) for run in runs]
     every = dict.fromkeys(name for leaves in flat for name in leaves)
     scores = dict.fromkeys([*score_names(runs), *(name for run in runs for name in run.logged)])
@@ -62,7 +62,7 @@ def find_column(key: str, runs: Sequence[RunRecord], axes: Sequence[Axis], optio
     if len(names) == 1:
         return [leaves.get(names[0]) for leaves in flat], False
     known = names or dict.fromkeys([*OWN, *(axis.name for axis in axes), *informative(score_names(runs))])
-    near = nearest(key, dict.fromkeys([*known, *every, *(name.rpartition(".")[2] for name in every)]))
+    near = names or nearest(key, dict.fromkeys([*known, *every, *(name.rpartition(".")[2] for name in every)]))
     reason = f"{key!r} is the end of {len(names)} keys" if names else f"no run has {key!r}"
     fix = f"{near[0]} in place of {key}" if near else "one of these"
     raise ConfigError(Fault(option, reason, f"one of {', '.join(known)}", fix))
