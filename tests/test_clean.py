@@ -111,6 +111,30 @@ def test_a_live_run_is_not_touched(group, capsys, monkeypatch):
     assert (group / THIRD).exists() and "changed meanwhile" in capsys.readouterr().out
 
 
+def test_a_run_that_is_named_twice_or_gone_meanwhile_is_not_made_again(group, capsys, monkeypatch):
+    assert main(["clean", "kl", f"kl/{THIRD}", str((group / THIRD).absolute()), "where=state=failed"]) == 0
+    assert "in 1 folder)" in capsys.readouterr().out
+    sized = clean.sized
+
+    def meanwhile(*given):  # another clean deletes it between the list and the deletion
+        shutil.rmtree(group / THIRD, ignore_errors=True)
+        return sized(*given)
+
+    monkeypatch.setattr(clean, "sized", meanwhile)
+    assert main(["clean", f"kl/{THIRD}", "yes=true"]) == 0
+    assert "gone already\nfreed     0 bytes" in capsys.readouterr().out and not (group / THIRD).exists()
+
+
+def test_it_is_told_which_run_builds_on_one_that_goes(group, capsys):
+    write(group / SECOND / "manifest.json", {"uses": {"model.path": str((group / FIRST).absolute())}})
+    write(group / THIRD / "manifest.json", {"uses": "a text"})
+    told = f"; {group / SECOND} uses it"
+    assert main(["clean", f"kl/{FIRST}"]) == main(["clean", "kl", "where=run!=x"]) == 0
+    first, both = capsys.readouterr().out.split("next ")[:2]
+    assert told in first and "uses it" not in both, "it goes with it"
+    assert main(["clean", f"kl/{FIRST}", "keep=last"]) == 0 and "uses it" not in capsys.readouterr().out
+
+
 def test_no_link_is_followed(group, tmp_path, capsys):
     (elsewhere := tmp_path / "elsewhere").mkdir()
     (elsewhere / "mine").write_text("mine")

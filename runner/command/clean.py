@@ -6,7 +6,7 @@ What goes is given another name first, so that whatever is left by a kill is hal
 import contextlib
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from runner.report.choose import choose_runs
 from runner.report.index import INDEX, read_group
 from runner.report.number import plural
 from runner.report.table import MAX_LINES
-from runner.run import FILES, FOLDERS, find_foreign_faults, locked
+from runner.run import FILES, FOLDERS, find_foreign_faults, is_shaped, locked
 from runner.run.disk import sized
 from runner.run.read import RunRecord, is_run, read_run, resolve_word
 from runner.run.seal import check_sealed, damage_of, sealed_checkpoints
@@ -52,7 +52,7 @@ def main(line: CommandLine) -> int:
     """List what goes, ask, and delete it; 0 also where nothing is deleted."""
     options = read_options(line.overrides, "clean")
     root, keep, where = Path(options.get("output_root", "outputs")), options.get("keep"), options.get("where")
-    found: list[Deletion] = []
+    found: dict[Path, Deletion] = {}  # each once, however many words mean it
     kept: list[str] = []
     if not line.runs:
         raise ConfigError(fault("command.nothing_to_clean", root=root))
@@ -67,15 +67,17 @@ def main(line: CommandLine) -> int:
             if reason := _obstacle(run, keep):
                 kept.append(f"{display_path(run.folder)}: {reason}")
             elif paths := _paths_of(run, keep):
-                found.append(Deletion(run.folder, paths, run))
+                found[run.folder.resolve()] = Deletion(run.folder, paths, run)
         around = [place / name for name in (*PAGES, "plots", INDEX)] if many and keep == "runs" else []
         around += place.glob(ASIDE) if many else []
         if around := [path for path in around if path.exists() and not path.is_symlink()]:
-            found.append(Deletion(place, around))
-    for word, texts in (("delete", list(map(str, found))), ("leave", kept)):
+            found[place.resolve()] = Deletion(place, around)
+    users = {} if keep else _users_of(found, root)
+    gone = [f"{each}{users.get(place, '')}" for place, each in found.items()]
+    for word, texts in (("delete", gone), ("leave", kept)):
         more = [f"          and {len(texts) - MAX_LINES} more"] if len(texts) > MAX_LINES else []
         print_visible("\n".join([*(f"{word:<9} {text}" for text in texts[:MAX_LINES] or ["nothing"]), *more]))
-    total = f"{sized(sum(each.bytes for each in found))} in {plural(len(found), 'folder')}"
+    total = f"{sized(sum(each.bytes for each in found.values()))} in {plural(len(found), 'folder')}"
     agreed = options.get("yes", False)
     if found and not agreed and is_terminal(sys.stdin):
         print(f"delete {total}? (y/N) ", end="", flush=True)
@@ -83,8 +85,16 @@ def main(line: CommandLine) -> int:
     elif found and not agreed:
         print(f"next      the same words and yes=true  (frees {total})")
     if found and agreed:
-        print(f"freed     {sized(sum(map(_delete, found)))}")
+        print(f"freed     {sized(sum(map(_delete, found.values())))}")
     return 0
+
+
+def _users_of(places: Collection[Path], root: Path) -> dict[Path, str]:
+    """For each run that one elsewhere than in these places builds on, that one's name."""
+    manifests = {path.parent: read_json(path) for path in root.glob("*/*/manifest.json")}
+    uses = {run: facts.get("uses") for run, facts in manifests.items() if facts and is_shaped(facts)}
+    others = {run: folders for run, folders in uses.items() if folders and run.resolve() not in places}
+    return {Path(path).resolve(): f"; {display_path(run)} uses it" for run in others for path in others[run].values()}
 
 
 def _obstacle(run: RunRecord, keep: str | None) -> str:
@@ -116,6 +126,8 @@ def _delete(each: Deletion) -> int:
     """Delete it, if nobody has begun with it meanwhile, and give the bytes that this has freed."""
     aside: list[Path] = []
     try:
+        if not each.place.is_dir():  # to lock it would make it again
+            raise FolderError(Fault(str(each.place), "it is gone already"))
         with locked(each.run.run) if each.run else contextlib.nullcontext():
             if each.run:
                 FolderError.refuse(find_foreign_faults(each.place))
