@@ -122,7 +122,10 @@ def test_a_run_that_is_named_twice_or_gone_meanwhile_is_not_made_again(group, ca
 
     monkeypatch.setattr(clean, "sized", meanwhile)
     assert main(["clean", f"kl/{THIRD}", "yes=true"]) == 0
-    assert "gone already\nfreed     0 bytes" in capsys.readouterr().out and not (group / THIRD).exists()
+    assert "meanwhile\nfreed     0 bytes" in capsys.readouterr().out and not (group / THIRD).exists()
+    monkeypatch.setattr(clean, "sized", lambda *given: shutil.rmtree(group / FIRST / "checkpoints", True) or "")
+    assert main(["clean", "kl", "keep=last", "yes=true"]) == 0, "one that is thinned meanwhile keeps no other from it"
+    assert "gone already" in capsys.readouterr().out and checkpoints(SECOND) == ["checkpoint-2", "checkpoint-4"]
 
 
 def test_it_is_told_which_run_builds_on_one_that_goes(group, capsys):

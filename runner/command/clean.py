@@ -4,6 +4,7 @@ What goes is given another name first, so that whatever is left by a kill is hal
 """
 
 import contextlib
+import os
 import shutil
 import sys
 from collections.abc import Collection, Sequence
@@ -73,8 +74,7 @@ def main(line: CommandLine) -> int:
         if around := [path for path in around if path.exists() and not path.is_symlink()]:
             found[place.resolve()] = Deletion(place, around)
     users = {} if keep else _users_of(found, root)
-    gone = [f"{each}{users.get(place, '')}" for place, each in found.items()]
-    for word, texts in (("delete", gone), ("leave", kept)):
+    for word, texts in (("delete", [f"{each}{users.get(at, '')}" for at, each in found.items()]), ("leave", kept)):
         more = [f"          and {len(texts) - MAX_LINES} more"] if len(texts) > MAX_LINES else []
         print_visible("\n".join([*(f"{word:<9} {text}" for text in texts[:MAX_LINES] or ["nothing"]), *more]))
     total = f"{sized(sum(each.bytes for each in found.values()))} in {plural(len(found), 'folder')}"
@@ -91,10 +91,10 @@ def main(line: CommandLine) -> int:
 
 def _users_of(places: Collection[Path], root: Path) -> dict[Path, str]:
     """For each run that one elsewhere than in these places builds on, that one's name."""
-    manifests = {path.parent: read_json(path) for path in root.glob("*/*/manifest.json")}
-    uses = {run: facts.get("uses") for run, facts in manifests.items() if facts and is_shaped(facts)}
-    others = {run: folders for run, folders in uses.items() if folders and run.resolve() not in places}
-    return {Path(path).resolve(): f"; {display_path(run)} uses it" for run in others for path in others[run].values()}
+    others = [path for path in root.glob("*/*/manifest.json") if path.parent.resolve() not in places]
+    facts = {path.parent: found for path in others if (found := read_json(path)) and is_shaped(found)}
+    uses = ((run, path) for run, found in facts.items() for path in (found.get("uses") or {}).values())
+    return {Path(path).resolve(): f"; {display_path(run)} uses it" for run, path in uses}
 
 
 def _obstacle(run: RunRecord, keep: str | None) -> str:
@@ -126,19 +126,20 @@ def _delete(each: Deletion) -> int:
     """Delete it, if nobody has begun with it meanwhile, and give the bytes that this has freed."""
     aside: list[Path] = []
     try:
-        if not each.place.is_dir():  # to lock it would make it again
-            raise FolderError(Fault(str(each.place), "it is gone already"))
         with locked(each.run.run) if each.run else contextlib.nullcontext():
             if each.run:
                 FolderError.refuse(find_foreign_faults(each.place))
+                if os.listdir(each.place) == [".lock"]:  # it was gone, and to lock it has made it again
+                    shutil.rmtree(set_aside(each.place))
                 if not each.run.status.items() <= read_run(each.place).status.items():
                     raise FolderError(Fault(str(each.place), "it has changed meanwhile"))
                 if each.place / "checkpoints" in {path.parent for path in each.paths}:
                     for newest in sealed_checkpoints(each.place / "checkpoints")[-1:]:
                         check_sealed(each.place / "model" if newest in each.paths else newest)
             aside += map(set_aside, each.paths)
-    except FolderError as error:
-        print_visible(f"leave     {display_path(each.place)}: {error.faults[0].found}")
+    except (FolderError, FileNotFoundError) as error:
+        why = error.faults[0].found if isinstance(error, FolderError) else "it is gone already"
+        print_visible(f"leave     {display_path(each.place)}: {why}")
         return 0
     for path in aside:  # when the lock is let go, because a network's disk keeps what is open
         shutil.rmtree(path) if path.is_dir() else path.unlink()
