@@ -13,7 +13,7 @@
 #SBATCH --{{ word.replace("_", "-") }}={{ own[word] | quote }}
 {% endfor %}
 #SBATCH --requeue --kill-on-invalid-dep=yes --signal=USR2@{{ own.signal_seconds }}
-{% for word, value in own.parameters.items() %}
+{% for word, value in own.parameters.items() if value is not false %}
 #SBATCH --{{ word.replace("_", "-") | quote }}{{ "" if value is true else "=" ~ value | quote }}
 {% endfor %}
 
