@@ -96,7 +96,10 @@ def test_the_script_is_shown_as_it_would_be_submitted_without_slurm(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     keys = {"time": "1-12", "partition": "gpu", "num_processes": 8, "jobs": 2, "cpus_per_task": 32, "mem": "200G"}
-    keys |= {"setup": "[module load cuda, source venv/bin/activate]", "parameters": "{exclusive: true, comment: a b}"}
+    keys |= {
+        "setup": "[module load cuda, source venv/bin/activate]",
+        "parameters": "{exclusive: true, overcommit: false, comment: a b}",
+    }
     words = [f"launcher.{key}={value}" for key, value in keys.items()]
     staged = ["experiment=toy_rlhf", "sft.seed=0,1", "ppo.seed=0,1", "launcher=slurm", "launcher.python=python"]
     assert main(["-m", *staged, *words, "--dry-run"]) == 0
@@ -125,6 +128,20 @@ def test_a_run_is_submitted_once_and_the_same_command_says_how_far_it_is(cluster
     assert not [path for path in Path("outputs/one").iterdir() if path.name not in (".queue", run.folder.name)]
     run.run.set_status("queued", queued={"another": "7"})
     assert cluster() == 0 and len(cluster.calls) == 2  # it is in the queue of another cluster
+    run.run.set_status("queued", queued="7")
+    assert main(["cancel", "outputs/one"]) == 0 and "no job" in capsys.readouterr().out
+    assert cluster() == 4 and "status.json: it cannot be read" in capsys.readouterr().out and len(cluster.calls) == 2
+
+
+def test_of_many_runs_some_are_told_and_a_folder_with_a_space_is_quoted(cluster, capsys):
+    cluster.mode("held")
+    words = ("-m", "seed=range(45)", "name=a b")
+    assert cluster(*words) == 0 and cluster(*words) == 0
+    said = capsys.readouterr().out
+    assert said.count("queued    outputs") == 40 and "and 5 more" in said and "runner cancel 'outputs/a b'\n" in said
+    assert main(["cancel", "outputs/a b"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("cancelled outputs") == 40 and "and 5 more" in said and not cluster.jobs
 
 
 def test_a_sweep_is_an_array_and_what_failed_is_submitted_again(cluster, capsys):
@@ -134,7 +151,11 @@ def test_a_sweep_is_an_array_and_what_failed_is_submitted_again(cluster, capsys)
     assert states() == ["failed"] * 3
     assert cluster("-m", "seed=1,2,3", "launcher.wait=true") == 2
     said = capsys.readouterr().out
-    assert "finished  seed-1" in said and "failed    seed-3  trainer: a fault of its own" in said
+    assert (
+        said.count("a fault of its own; it is submitted again") == 2
+        and "finished  seed-1" in said
+        and "failed    seed-3  trainer: a fault of its own" in said
+    )
     assert "2 of 3 runs finished" in said and "page" in said
     assert cluster("-m", "seed=0,1,2", "launcher.wait=true") == 0 and len(cluster.calls) == 3
     assert cluster("-m", "seed=0,1,2") == 0 and len(cluster.calls) == 3
@@ -232,6 +253,9 @@ def test_what_is_queued_or_runs_can_be_cancelled(cluster, capsys):
         (["launcher.time=1h"], 2, "launcher.time=24:00:00"),
         (["launcher.time=2"], 2, "launcher.time=3"),
         (["launcher.parameters.array=3"], 2, "the runner says that itself"),
+        (["launcher.parameters.clusters=west"], 2, "the runner says that itself"),
+        (["launcher.signal_seconds=70000", "launcher.time=UNLIMITED"], 2, "at most 65535"),
+        (["launcher.max_requeues=-1"], 2, "at least 0"),
         (["launcher.partion=gpu"], 2, "launcher.partition=gpu"),
         (["launcher.devices=[1]", "launcher.timeout_seconds=60"], 2, "leave launcher.timeout_seconds out"),
         (["-m", "seed=0,1", "hydra/launcher=joblib"], 2, "launcher=local"),

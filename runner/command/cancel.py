@@ -6,6 +6,7 @@ from runner.command import CommandLine, read_options
 from runner.config.build import build
 from runner.errors import ConfigError
 from runner.launch.queue import place_of, set_gone
+from runner.report.table import MAX_LINES
 from runner.run.read import RunRecord, find_runs
 from runner.validate import find_dangers
 
@@ -26,8 +27,10 @@ def main(line: CommandLine) -> int:
             places = {run.folder: place for run in runs if (place := place_of(run.run, queue, seen))}
         if places:
             queue.cancel([place.ticket for place in places.values()])
-        for run in runs:
+        for number, run in enumerate(runs, 1):
             if place := places.get(run.folder):
                 set_gone(run.run, f"{place.ticket} was cancelled before it began")  # else it says so itself
-            print(f"cancelled {run}: {place.ticket}" if place else f"no job    {run}: {run.standing}", flush=True)
+            if number <= MAX_LINES:
+                print(f"cancelled {run}: {place.ticket}" if place else f"no job    {run}: {run.standing}", flush=True)
+        print(f"          and {len(runs) - MAX_LINES} more\n" if len(runs) > MAX_LINES else "", end="")
     return 0

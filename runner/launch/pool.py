@@ -115,13 +115,11 @@ class Pool:
         if self.elsewhere.get(task.folder, 0) > time.monotonic():
             return
         try:
-            composed = task.composed
-            run = open_run(composed.cfg, composed.overrides, composed.command, composed.choices)
+            run = open_run(task.composed.cfg, task.composed.overrides, task.composed.command, task.composed.choices)
             done = worker.is_finished(run)
         except FolderError as error:  # such as a file that is garbage, or rows that have changed since
             self.waiting.remove(task)
-            self._end(task, error.code, "failed", str(error))
-            return
+            return self._end(task, error.code, "failed", str(error))
         status, was_elsewhere = run.status(), task.folder in self.elsewhere
         if status["state"] != "finished" and held(run):
             self.elsewhere[task.folder] = time.monotonic() + POLL_ELSEWHERE

@@ -6,6 +6,7 @@ What is in the queue, the cluster is asked; ``status.json`` keeps the ticket by 
 import contextlib
 import fcntl
 import os
+import shlex
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,9 @@ from runner.errors import EnvironmentFault, FolderError, code_of, fault, read_er
 from runner.io.files import display_path, open_own
 from runner.launch import worker
 from runner.launch.plan import LiveProgress, Stages, Task, state_of
+from runner.report.table import MAX_LINES
 from runner.run import Run, foreign_faults, held, locked, open_run
+from runner.run.read import one_line
 
 HIDDEN = ".queue"  # the folder beside the runs of a name for what their cluster reads and writes
 POLL = 0.5  # seconds between two pictures
@@ -84,14 +87,15 @@ class Submission:
             self._look()
             if self.queue.wait:
                 self._wait()
-        for folder in self.open:
+        for folder in [*self.open][:MAX_LINES]:
             place, status = self.places.get(folder), Run(folder).status()
             if place is None or place.words:  # else it has just been submitted
                 words = [f"step {status['step']} of {status['max_steps']}"] if status["max_steps"] else []
                 words += [f"{place.ticket} {place.words}"] if place else []
                 print(f"{state_of(folder):<9} {Run(folder.absolute())}: {', '.join(words)}")
         if self.open:
-            groups = " ".join(dict.fromkeys(display_path(folder.parent) for folder in self.open))
+            print(f"          and {len(self.open) - MAX_LINES} more\n" if len(self.open) > MAX_LINES else "", end="")
+            groups = shlex.join(dict.fromkeys(display_path(folder.parent) for folder in self.open))
             print(f"next      the same command says how far they are; python -m runner cancel {groups}", flush=True)
         return self.codes, self.signals
 
@@ -100,9 +104,9 @@ class Submission:
         while self.open and len(self.signals) < 2:
             own = [self.places[folder].ticket for folder in self.open if folder in self.before]
             if signal.SIGHUP in self.signals:
-                return worker.detach_terminal()
-            if self.signals and not own:
-                return None
+                worker.detach_terminal()
+            if signal.SIGHUP in self.signals or (self.signals and not own):
+                return
             if self.signals and not cancelled:
                 self.show.close()
                 print(f"cancelled {len(own)} in the queue: those that run save their step", flush=True)
@@ -115,7 +119,6 @@ class Submission:
             live = [(self.open[folder], now - began) for folder, began in self.began.items() if folder in self.open]
             self.show.tick(live, len(self.open) - len(live))
             time.sleep(POLL)
-        return None
 
     def _look(self) -> None:
         with contextlib.ExitStack() as alone:
@@ -148,11 +151,12 @@ class Submission:
             self._end(task, codes.get(state, code_of(signal.SIGTERM)), state, cause, time.monotonic())
         else:
             try:
-                composed = task.composed
-                run = open_run(composed.cfg, composed.overrides, composed.command, composed.choices)
+                run = open_run(task.composed.cfg, task.composed.overrides, task.composed.command, task.composed.choices)
                 if not worker.is_finished(run):
                     if state in ("queued", "running"):
                         print(f"gone      {run}: its job is in the queue no more; it is submitted again")
+                    elif state == "failed":
+                        print(f"failed    {run}: {one_line(str(cause), heading=False)}; it is submitted again")
                     return True
                 self._end(task, 0, "finished", "already")
             except FolderError as error:

@@ -170,8 +170,7 @@ def seconds_of(time: str | int | None) -> float | None:
 
 
 def _ask(*words: str) -> str:
-    # What it has inherited is the lock, which it keeps: if we are killed meanwhile, it may submit all the same. Ctrl-C
-    # is for us alone, and a submission is not cut off.
+    # It has inherited the lock, and keeps it: if we are killed, it may submit all the same. Ctrl-C is for us alone.
     own: dict[str, Any] = {"close_fds": False, "process_group": 0, "timeout": LIMIT if words[0] != "sbatch" else None}
     try:
         done = subprocess.run(words, capture_output=True, text=True, errors="replace", **own)

@@ -113,7 +113,8 @@ class Run:
     def status(self) -> dict[str, Any]:
         """The last state that was written; that of a run which was only created where none was, or none can be read."""
         found = read_json(self.folder / "status.json") or {}
-        return {"state": "created", "step": 0, "max_steps": 0} | (found if found.get("state") in STATES else {})
+        is_sound = found.get("state") in STATES and isinstance(found.get("queued") or {}, dict)
+        return {"state": "created", "step": 0, "max_steps": 0} | (found if is_sound else {})
 
     def manifest(self) -> dict[str, Any]:
         """The manifest of the run; empty where nothing was, or nothing can be read."""
