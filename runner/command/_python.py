@@ -83,8 +83,8 @@ class TrainedRun(RunRecord):
 def train(*overrides: str, config_dir: str | Path | None = None, **keys: object) -> TrainedRun:
     """Train what ``python -m runner`` trains with these words, print what it says, and give back the finished run.
 
-    A run that is finished already comes back at once, an interrupted one goes on; of an experiment with stages the last
-    one comes back. ``config_dir`` is a folder with configuration groups of your own, as ``--config-dir`` takes it.
+    A run that is finished already comes back at once, an interrupted one goes on; of stages the last one comes back, of
+    a queue (``launcher=slurm``) what is queued. ``config_dir`` is a folder of your own groups, as for ``--config-dir``.
 
     Ctrl-C, or a notebook's stop button, lets the step be saved before KeyboardInterrupt is raised, a second one does
     not; the same call goes on. Raises the errors of ``runner.errors``, each with its ``faults`` and with the exit code
