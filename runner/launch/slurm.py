@@ -149,7 +149,7 @@ def _arrange(tasks: Sequence[Task], tickets: Mapping[Path, str]) -> Iterator[Arr
                 if awaited.startswith("aftercorr"):
                     array = {int(before[task.folder].partition("_")[2]): task for task in array.values()}
                 runs = {number: display_path(task.folder.absolute()) for number, task in array.items()}
-                digest = hashlib.sha256(repr(runs).encode()).hexdigest()[:8]
+                digest = hashlib.sha256(repr((place, runs)).encode()).hexdigest()[:8]
                 name = f"{re.sub(r'[^a-zA-Z0-9_.-]+', '-', place.parent.name)}.{digest}"
                 known = {"own": build(cfg["launcher"]), "executable": executable, "on_cpu": on_cpu}
                 script = template.render(known, name=name, place=display_path(place), runs=runs)

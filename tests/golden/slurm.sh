@@ -1,7 +1,7 @@
-# sbatch --parsable outputs/toy-rlhf-sft/.queue/toy-rlhf-sft.bc66dd7e.sh
+# sbatch --parsable outputs/toy-rlhf-sft/.queue/toy-rlhf-sft.<digest>.sh
 #!/bin/bash
 # Written by `python -m runner`, which submits it: each task of the array trains the run of its number.
-#SBATCH --job-name=toy-rlhf-sft.bc66dd7e --array=0-1%2
+#SBATCH --job-name=toy-rlhf-sft.<digest> --array=0-1%2
 #SBATCH --output=outputs/toy-rlhf-sft/.queue/%A_%a.log --open-mode=append
 #SBATCH --nodes=1 --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
@@ -32,10 +32,10 @@ if [[ $code =~ ^(140|143)$ && -z $ended && ${SLURM_RESTART_COUNT:-0} -lt 100 ]];
 fi
 exit $code
 
-# sbatch --parsable '--dependency=aftercorr:<job 1>' outputs/toy-rlhf-reward_model/.queue/toy-rlhf-reward_model.16c49989.sh
+# sbatch --parsable '--dependency=aftercorr:<job 1>' outputs/toy-rlhf-reward_model/.queue/toy-rlhf-reward_model.<digest>.sh
 #!/bin/bash
 # Written by `python -m runner`, which submits it: each task of the array trains the run of its number.
-#SBATCH --job-name=toy-rlhf-reward_model.16c49989 --array=0-1%2
+#SBATCH --job-name=toy-rlhf-reward_model.<digest> --array=0-1%2
 #SBATCH --output=outputs/toy-rlhf-reward_model/.queue/%A_%a.log --open-mode=append
 #SBATCH --nodes=1 --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
@@ -66,10 +66,10 @@ if [[ $code =~ ^(140|143)$ && -z $ended && ${SLURM_RESTART_COUNT:-0} -lt 100 ]];
 fi
 exit $code
 
-# sbatch --parsable '--dependency=afterok:<job 2>_0' outputs/toy-rlhf-ppo/.queue/toy-rlhf-ppo.56b0479c.sh
+# sbatch --parsable '--dependency=afterok:<job 2>_0' outputs/toy-rlhf-ppo/.queue/toy-rlhf-ppo.<digest>.sh
 #!/bin/bash
 # Written by `python -m runner`, which submits it: each task of the array trains the run of its number.
-#SBATCH --job-name=toy-rlhf-ppo.56b0479c --array=0-1%2
+#SBATCH --job-name=toy-rlhf-ppo.<digest> --array=0-1%2
 #SBATCH --output=outputs/toy-rlhf-ppo/.queue/%A_%a.log --open-mode=append
 #SBATCH --nodes=1 --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
@@ -100,10 +100,10 @@ if [[ $code =~ ^(140|143)$ && -z $ended && ${SLURM_RESTART_COUNT:-0} -lt 100 ]];
 fi
 exit $code
 
-# sbatch --parsable '--dependency=afterok:<job 2>_1' outputs/toy-rlhf-ppo/.queue/toy-rlhf-ppo.d1f3f12f.sh
+# sbatch --parsable '--dependency=afterok:<job 2>_1' outputs/toy-rlhf-ppo/.queue/toy-rlhf-ppo.<digest>.sh
 #!/bin/bash
 # Written by `python -m runner`, which submits it: each task of the array trains the run of its number.
-#SBATCH --job-name=toy-rlhf-ppo.d1f3f12f --array=0-1%2
+#SBATCH --job-name=toy-rlhf-ppo.<digest> --array=0-1%2
 #SBATCH --output=outputs/toy-rlhf-ppo/.queue/%A_%a.log --open-mode=append
 #SBATCH --nodes=1 --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
