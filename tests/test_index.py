@@ -192,6 +192,18 @@ def test_a_run_that_lacks_a_key_meets_no_order_of_it(tmp_path, monkeypatch, caps
     assert "type      peft.r in place of r" in capsys.readouterr().err
 
 
+def test_names_that_are_no_utf_8_are_reported(group, capsys):
+    (group / FIRST).rename(odd := group / os.fsdecode(b"run\xff"))
+    scores = json.loads((odd / "scores.json").read_text())
+    write(odd / "scores.json", scores | {"after": scores["after"] | {"eval_\ud800": 1.0}})
+    told(capsys)
+    assert main(["report", str(odd)]) == 0
+    assert (group / "summary.csv").read_text().count("run\\udcff") == 1
+    from pyarrow import parquet
+
+    assert "run\\udcff" in parquet.read_table(group / "summary.parquet").column("run").to_pylist()
+
+
 @pytest.mark.parametrize("word", ["where=stat=failed", "where=failed", "where=", "sort=nothing", "top=0", "top=x"])
 def test_wrong_words_are_told_in_four_beats(group, capsys, word):
     assert main(["report", "kl", word]) == 2

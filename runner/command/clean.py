@@ -53,8 +53,7 @@ def main(line: CommandLine) -> int:
     """List what goes, ask, and delete it; 0 also where nothing is deleted."""
     options = read_options(line.overrides, "clean")
     root, keep, where = Path(options.get("output_root", "outputs")), options.get("keep"), options.get("where")
-    found: dict[Path, Deletion] = {}  # each once, however many words mean it
-    kept: list[str] = []
+    found, kept = dict[Path, Deletion](), list[str]()  # each once, however many words mean it
     if not line.runs:
         raise ConfigError(fault("command.nothing_to_clean", root=root))
     for place in [resolve_word(word, "clean", root) for word in line.runs]:

@@ -101,6 +101,7 @@ def _blank(found: re.Match[str]) -> str:
 
 def without_values(text: str) -> str:
     """A text without the secrets that the environment holds, in any of their encodings, and long pieces of them."""
+    text = text.encode(errors="backslashreplace").decode()  # a file's name may hold what is no letter
     if not (values := tuple(holders())):
         return text
     text = pattern.sub(HIDDEN, text) if (pattern := _pattern(values)) else text

@@ -170,8 +170,8 @@ def to_parquet(summary: Summary) -> bytes:
         except (pyarrow.ArrowException, OverflowError):
             return pyarrow.array([None if entry is None else value(entry) for entry in column])
 
-    file = io.BytesIO()
-    parquet.write_table(pyarrow.table({name: typed(column) for name, column in table_columns(summary).items()}), file)
+    file, columns = io.BytesIO(), table_columns(summary).items()
+    parquet.write_table(pyarrow.table({without_values(name): typed(column) for name, column in columns}), file)
     return file.getvalue()
 
 
