@@ -84,3 +84,12 @@ def test_ten_thousand_jobs_compose_a_few(monkeypatch):
     assert len(jobs) == 10_000 and len(calls) < 12
     seen = {(run.cfg["seed"], select(run.cfg, "trainer.args.logging_steps")) for [run] in jobs}
     assert len(seen) == 10_000 and jobs[-1][0].overrides[1:3] == ["seed=99", "trainer.args.logging_steps=100"]
+
+
+def test_jobs_that_are_composed_one_by_one_are_composed_once(monkeypatch):
+    calls, words = counted(monkeypatch), ["trainer=dpo", "kl_coef=0.1,0.2", "trainer.args.loss_type=sigmoid,hinge,ipo"]
+    for job in jobs_of(words):
+        stages.compose_runs(job)
+    alone = len(calls)
+    compose_jobs(words)
+    assert len(calls) == 2 * alone

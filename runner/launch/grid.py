@@ -64,11 +64,9 @@ def compose_jobs(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list
         is_checked = all(pairs[key][0] in listed for key, listed in checked.items())
         try:
             if structure not in families:
-                broken.add(structure)
-                families[structure] = None
-                families[structure] = _find_family(words, plain, folders)
-                broken.remove(structure)
-            if family := families[structure]:
+                jobs.append(stages.compose_runs(words, folders))
+                families[structure] = _find_family(jobs[-1], words, plain, folders)
+            elif family := families[structure]:
                 jobs.append([family.derive(words, {key: pairs[key][1] for key in plain}, folders)])
                 if is_checked and stages.faults_of(jobs[-1][0], folders):
                     stages.compose_runs(words, folders)  # raises them, with where each key stands
@@ -77,6 +75,9 @@ def compose_jobs(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list
             faults += [(words, [])] if is_checked else []
         except ConfigError as error:
             faults.append((words, error.faults))
+            if structure not in families:
+                families[structure] = None
+                broken.add(structure)
     ConfigError.refuse(name_jobs(faults))
     return jobs
 
@@ -102,15 +103,15 @@ def _ends(listed: Sequence[tuple[str, float]]) -> Iterator[tuple[str, float]]:
 
 
 def _find_family(
-    words: Sequence[str], options: Mapping[str, Sequence[tuple[str, float]]], folders: Sequence[Path]
+    runs: Sequence[Composed],
+    words: Sequence[str],
+    options: Mapping[str, Sequence[tuple[str, float]]],
+    folders: Sequence[Path],
 ) -> Family | None:
-    """The family of a job, in which these keys are numbers; None where one of them is not plain, and of stages.
-
-    Raises ConfigError with the faults of this job.
-    """
+    """The family of a job, in which these keys are numbers; None where one of them is not plain, and of stages."""
     from omegaconf import OmegaConf
 
-    first, *later = stages.compose_runs(words, folders)
+    first, *later = runs
     if later or first.stage or not options:
         return None
     unread = OmegaConf.to_container(config.compose_unresolved(words, folders)[0], resolve=False)
