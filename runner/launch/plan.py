@@ -3,6 +3,7 @@
 The progress is for people: a line for each run that is on, and a total; in a log file, a line an event.
 """
 
+import os
 import shlex
 import sys
 import time
@@ -14,12 +15,12 @@ from typing import TextIO
 
 from runner.config import Composed
 from runner.errors import ConfigError, Fault, FolderError
-from runner.io.files import open_own, read_last_row
+from runner.io.files import read_last_row
 from runner.report.number import format_duration, plural
 from runner.report.objective import list_figures
-from runner.run import FORMAT, Run, find_foreign_faults, held
+from runner.run import Run, held
 from runner.run.key import folder_of, label_of
-from runner.run.read import finished, one_line, read_run
+from runner.run.read import finished, one_line, read_state
 
 REFRESH = 0.5  # seconds between two pictures on a terminal
 PULSE = 60.0  # seconds between two totals in a log file
@@ -61,20 +62,9 @@ def tasks_of(jobs: Sequence[Sequence[Composed]]) -> list[Task]:
             faults.append(Fault("sweep", found, "jobs that differ in something that is trained", fix))
         ends[run] = runs[-1]
     ConfigError.refuse(faults)
-    FolderError.refuse(fault for task in tasks.values() for fault in _folder_faults(task.folder))
+    begun = [task.folder for task in tasks.values() if os.path.lexists(task.folder / "config.yaml")]
+    FolderError.refuse(fault for folder in begun for fault in read_state(folder, depth=None).faults)
     return list(tasks.values())
-
-
-def _folder_faults(folder: Path) -> Sequence[Fault]:
-    try:
-        with open_own(folder / "config.yaml", "rb") as file:
-            if file.readline() == f"format: {FORMAT}\n".encode():
-                return find_foreign_faults(folder)
-    except FileNotFoundError:
-        return ()
-    except OSError:
-        pass
-    return read_run(folder).faults
 
 
 @dataclass(frozen=True)

@@ -166,13 +166,16 @@ def read_run(folder: Path, depth: int | None = None) -> RunRecord:
     return RunRecord(folder, cfg, status, manifest, scores, damaged)
 
 
-def read_state(folder: Path) -> RunRecord:
-    """A run with nothing but its status, where the first line of its config says that the rest can be read as ours."""
-    status = None if find_foreign_faults(folder, depth=2) else read_json(folder / "status.json")
+def read_state(folder: Path, depth: int | None = 2) -> RunRecord:
+    """A run with nothing but its status, where the first line of its config says that the rest can be read as ours.
+
+    Before that it is searched as by ``read_run``, which reads any other folder.
+    """
+    status = None if find_foreign_faults(folder, depth) else read_json(folder / "status.json")
     with contextlib.suppress(OSError), open_own(folder / "config.yaml") as file:
         if file.read(32).startswith(f"format: {FORMAT}\n") and is_shaped(status):
             return RunRecord(folder, {}, status, {}, {})
-    return read_run(folder, depth=2)
+    return read_run(folder, depth)
 
 
 def find_folders(group: Path) -> list[Path]:
@@ -193,8 +196,7 @@ def find_runs(words: Sequence[str], verb: str, count: int | None, root: Path = P
     if count is None:
         named: list[str] = []
         for word in words:
-            groups = (path for path in (Path(word), root / word) if path.is_dir() and not is_run(path))
-            named += map(str, next(filter(None, map(find_folders, groups)), [word]))
+            named += map(str, find_folders(group)) if (group := _find_group(word, root)) else [word]
         words, count = named, max(1, len(named))
     if len(words) != count:
         given = f"{len(words)} of them: {' '.join(words)}" if words else "none"
@@ -213,11 +215,15 @@ def find_runs(words: Sequence[str], verb: str, count: int | None, root: Path = P
 
 def resolve_word(word: str, verb: str, root: Path) -> Path:
     """The folder around the runs of a name, or that of one run, that a word means; FolderError where it means none."""
-    places = (path for path in (Path(word), root / word) if path.is_dir() and any(map(is_run, path.glob("[!.]*"))))
-    found = next(places, None) or find_run(word, verb, root)
+    found = _find_group(word, root) or find_run(word, verb, root)
     if isinstance(found, Fault):
         raise FolderError(found)
     return found
+
+
+def _find_group(word: str, root: Path) -> Path | None:
+    places = (path for path in (Path(word), root / word) if path.is_dir())
+    return next((path for path in places if any(map(is_run, path.glob("[!.]*")))), None)
 
 
 def find_run(word: str, verb: str, root: Path) -> Path | Fault:
