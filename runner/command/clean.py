@@ -14,7 +14,7 @@ from pathlib import Path
 from runner.command import CommandLine, read_options
 from runner.command.report import PAGES
 from runner.errors import ConfigError, Fault, FolderError, fault
-from runner.io.files import LEFT_BY_WRITES, display_path, read_json, set_aside
+from runner.io.files import ASIDE, LEFT_BY_WRITES, display_path, read_json, set_aside
 from runner.io.terminal import is_terminal, print_visible
 from runner.report.choose import choose_runs
 from runner.report.index import INDEX, read_group
@@ -27,7 +27,6 @@ from runner.run.seal import check_sealed, damage_of, sealed_checkpoints
 
 WRITTEN = {*FILES, *FOLDERS, "report.html", "tracker.json", "reproduction.json", "predictions", "evaluations", "export"}
 WRITTEN |= {"wandb", "tensorboard"}  # by trackers, and all that is ever written into a run folder
-ASIDE = f".*.{16 * '[0-9a-f]'}.removed"  # of what a kill has left
 
 
 @dataclass

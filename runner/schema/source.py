@@ -112,12 +112,13 @@ def find_module(name: str) -> Module | None:
     top, *rest = name.split(".")
     if not top.isidentifier():
         return None
-    module = _find_library(top) if top in LIBRARY_PACKAGES else _find_top(top)
+    module = _find_top(top)
     for part in rest:
         module = _submodule(module, part) if module else None
     return module
 
 
+@once_of_libraries
 def _find_top(name: str) -> Module | None:
     spec = None
     with contextlib.suppress(ImportError, ValueError):
@@ -126,9 +127,6 @@ def _find_top(name: str) -> Module | None:
         return _submodule(Module("", folders=(os.getcwd(),)), name)
     file = Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
     return Module(name, file, tuple(spec.submodule_search_locations or ()))
-
-
-_find_library = functools.lru_cache(maxsize=16)(_find_top)
 
 
 def look_up(
