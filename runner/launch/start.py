@@ -66,7 +66,8 @@ def start_runs(runs: Sequence[Composed], *, dry_run: bool = False, debug: bool =
         if pooled:
             return _exit_code(*Pool(tasks, settings, Stages(tasks)).run())
         # The number of this machine is no part of the run, whose folder all of them open.
-        cfg = runs[0].cfg | {"launcher": {key: launcher[key] if key != "machine_rank" else None for key in launcher}}
+        one = {"machine_rank": None} if "machine_rank" in launcher else {}
+        cfg = runs[0].cfg | {"launcher": launcher | one}
         run = open_run(cfg, runs[0].overrides, runs[0].command, runs[0].choices)
         if is_finished(run):
             print(finished(run))
@@ -100,8 +101,8 @@ def start_sweep(
         check_ahead([runs], elsewhere=True)
         if dry_run:
             raise ConfigError(fault("launch.unknown_jobs"))
-        found, job = folder_of(runs[0].cfg, []).parent.glob, Job(folders, debug)
-        return _start_plugin(job, typed, lambda: [path.parent for path in found("*/status.json")], report)
+        group, job = folder_of(runs[0].cfg, []).parent, Job(folders, debug)
+        return _start_plugin(job, typed, lambda: [path.parent for path in group.glob("*/status.json")], report)
     overrides = [each.input_line for each in parse(latest([*axes, *typed])) if not each.is_hydra_override()]
     jobs = compose_jobs(overrides, folders)
     tasks = tasks_of(jobs)
@@ -154,7 +155,8 @@ def _print_notes(tasks: Sequence[Task]) -> None:
         cfg, launcher = each.cfg, each.cfg["launcher"]
         part = f"{processes_here(cfg)} of {processes_of(cfg)} processes; they meet at {rendezvous_of(launcher)}"
         lines.append(f"note      machine {rank_of(launcher)[0]} of {each.machines}, with {part}")
-    for place in filter(None, dict.fromkeys(describe_lone_locks(Path(str(run.cfg["output_root"]))) for run in runs)):
+    places = map(describe_lone_locks, map(Path, dict.fromkeys(str(run.cfg["output_root"]) for run in runs)))
+    for place in filter(None, places):
         lines.append(f"note      {place}: other machines may not see that a run is in use; start it from one")
     rows = [run.cfg["dataset"] for run in runs if not run.cfg["dataset"].get("streaming")]
     if {"train": "train", "eval": None} in [each.get("split") for each in rows]:

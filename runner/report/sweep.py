@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
 from runner.report.axis import Axis
 from runner.report.choose import choose_runs, find_axes, find_column
@@ -131,14 +130,19 @@ class Summary:
 
 
 def summarise(
-    group: Path, objective: str | None = None, direction: str | None = None, sort: str = "", **shown: Any
+    group: Path,
+    objective: str | None = None,
+    direction: str | None = None,
+    sort: str = "",
+    where: str | None = None,
+    top: int | None = None,
 ) -> Summary:
     """Read every run of a name, or those that meet the conditions of ``where``, and put them side by side.
 
     ``objective`` is a score to rank by and ``direction`` max or min; both are found where they are not given. The best
     settings are listed first, unless there is another key to ``sort`` by, and only the first ``top`` are shown.
     """
-    every, where = read_group(group), shown.get("where")
+    every = read_group(group)
     runs = every if where is None else choose_runs(every, where)
     axes = find_axes(runs)
     wanted = choose_objective(runs, objective, direction)
@@ -169,7 +173,7 @@ def summarise(
     placed.sort(key=lambda setting: places[id(setting)], reverse=by.maximise if by else direction == "max")
     listed = [*placed, *(setting for setting in settings if id(setting) not in places)]
     chosen = f"{where}, of {plural(len(every), 'run')}" if where is not None else ""
-    return Summary(group, runs, axes, seeds, settings, names, wanted, listed, shown.get("top"), chosen)
+    return Summary(group, runs, axes, seeds, settings, names, wanted, listed, top, chosen)
 
 
 def count_states(runs: Sequence[RunRecord]) -> dict[str, int]:
