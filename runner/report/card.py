@@ -19,8 +19,9 @@ from runner.report.render import fill_template
 from runner.run.read import RunRecord, read_run
 from runner.schema.text import number, walk
 
-# A path from the root or from a home; a URL, runner://..., org/name and </tag> are none.
-ROOTED = re.compile(r"""(?<![\w.:/<\\$}])(~?(?:/[\w.+@=-]+)+)/?""")
+# A path from the root or from a home; a URL, runner://..., org/name and </tag> are none. Its group is its last part;
+# a short one has none, because it may end in somebody's name.
+ROOTED = re.compile(r"""(?<![\w.:/<\\$}])~?(?:(?:/[\w.+@=-]+){2,}(/[\w.+@=-]+)|(?:/[\w.+@=-]+)+)/?""")
 LIBRARIES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate")
 NOT_SHOWN = ("output_root", "launcher", "tracker", "allow")  # keys that say nothing of the model
 
@@ -70,13 +71,7 @@ def public(text: str) -> str:
     >>> public("model.path=/home/me/models/base and https://huggingface.co/org/name, runner://model/tiny")
     'model.path=<folder>/base and https://huggingface.co/org/name, runner://model/tiny'
     """
-
-    def rootless(path: re.Match[str]) -> str:
-        """The last part of a path; nothing of a short one, which may end in somebody's name."""
-        parts = path[1].split("/")
-        return f"<folder>/{parts[-1]}" if len(parts) > 3 else "<folder>"
-
-    return re.sub(r"\S+", lambda word: "<secret>" if form_of(word[0]) else word[0], ROOTED.sub(rootless, text))
+    return re.sub(r"\S+", lambda word: "<secret>" if form_of(word[0]) else word[0], ROOTED.sub(r"<folder>\1", text))
 
 
 def base_of(run: RunRecord) -> str | None:

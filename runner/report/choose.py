@@ -5,9 +5,9 @@ or one of OWN. Texts are equal or not, and in the order of their letters, which 
 """
 
 import functools
-import operator
 import re
 from collections.abc import Sequence
+from operator import eq, ge, gt, le, lt, ne
 from typing import Any, TypeVar
 
 from runner.errors import ConfigError, Fault
@@ -21,8 +21,7 @@ from runner.schema.text import flatten, nearest
 
 Chosen = TypeVar("Chosen", bound=RunRecord)
 OWN = ("run", "state", "step", "max_steps", "started", "updated", "cause")
-COMPARE = {"=": operator.eq, "!=": operator.ne, ">": operator.gt, "<": operator.lt}
-COMPARE |= {">=": operator.ge, "<=": operator.le}
+COMPARE = {"=": eq, "!=": ne, ">": gt, "<": lt, ">=": ge, "<=": le}
 CONDITION = re.compile(r"([^=!<>\s]+?)\s*(!=|>=|<=|=|>|<)\s*([^=<>]*)")
 
 

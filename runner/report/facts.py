@@ -12,15 +12,16 @@ they look is not here (``table``, ``page``, ``card``), nor what two or several r
 import hashlib
 import re
 import shlex
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from runner.io.files import read_rows, shipped
 from runner.io.secrets import hidden
 from runner.report.number import value
 from runner.run.read import RunRecord, plain_text
-from runner.schema.text import Config, flatten
+from runner.schema.text import Config, flatten, select
 
 FOLDER_FLAGS = ("--config-dir", "-cd")
 MAX_ROWS = 3
@@ -51,13 +52,9 @@ def words_of(run: RunRecord) -> list[str] | None:
 
 def folders_in(words: Sequence[str]) -> tuple[list[str], list[Path]]:
     """The overrides among some words, and the user's own config folders."""
-    overrides, folders, queue = [], [], list(words)
-    while queue:
-        if (word := queue.pop(0)) in FOLDER_FLAGS and queue:
-            folders.append(Path(queue.pop(0)))
-        elif not word.startswith("-"):
-            overrides.append(word)
-    return overrides, folders
+    pairs = [(before, word) for before, word in pairwise(["", *words]) if not word.startswith("-")]
+    overrides = [word for before, word in pairs if before not in FOLDER_FLAGS]
+    return overrides, [Path(word) for before, word in pairs if before in FOLDER_FLAGS]
 
 
 def choices_of(run: RunRecord) -> dict[str, str]:
@@ -70,12 +67,9 @@ def choices_of(run: RunRecord) -> dict[str, str]:
 
 def first_rows(cfg: Config) -> list[list[tuple[str, str]]]:
     """Column and text of the first training rows, where the data is local JSON lines; other data takes libraries."""
-    rows = cfg.get("dataset")
-    if not isinstance(rows, Mapping) or not isinstance(rows.get("path"), str):
+    if not isinstance(place := select(cfg, "dataset.path"), str):
         return []
-    splits = rows.get("split")
-    split = str((isinstance(splits, Mapping) and splits.get("train")) or "train").partition("[")[0]
-    path = Path(shipped(rows["path"]))
+    path, split = Path(shipped(place)), str(select(cfg, "dataset.split.train") or "train").partition("[")[0]
     file = path / f"{split}.jsonl" if path.is_dir() else path
     if file.suffix != ".jsonl" or not file.is_file():
         return []
@@ -120,8 +114,7 @@ def list_facts(run: RunRecord) -> dict[str, str]:
 
 def count_facts(runs: Iterable[Mapping[str, str]]) -> dict[str, Counter[str]]:
     """The facts of some runs by their names, each with the number of runs of each value."""
-    found: dict[str, Counter[str]] = {}
-    for facts in runs:
-        for name, fact in facts.items():
-            found.setdefault(name, Counter())[fact] += 1
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for name, fact in (pair for facts in runs for pair in facts.items()):
+        found[name][fact] += 1
     return found

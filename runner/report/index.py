@@ -53,8 +53,7 @@ def read_group(group: Path) -> list[RunOfMany]:
         if row is None or row[1] != _seal_of(stamp, row[0]):
             row = [json.dumps(_record_of(folder), default=str, skipkeys=True)]
             if latest < settled:
-                seal = _seal_of(stamp, row[0])
-                rows.execute(f"INSERT OR REPLACE INTO {NAME} VALUES (?, ?, ?)", [name, row[0], seal])
+                rows.execute(f"INSERT OR REPLACE INTO {NAME} VALUES (?, ?, ?)", [name, *row, _seal_of(stamp, row[0])])
         found.add(name)
         like = _shared(json.loads(row[0]), like)
         tuples = {"damaged": tuple(like["damaged"]), "faults": tuple(Fault(**each) for each in like["faults"])}

@@ -94,11 +94,9 @@ def describe_decline(run: RunRecord) -> str | None:
     before, after = run.before.get(name), run.after.get(name)
     if before is None or after is None or (after > before) == objective.maximise:
         return None
-    errors = (_deviation(run.before, name) ** 2 + _deviation(run.after, name) ** 2) / rows
-    if abs(after - before) <= 2 * math.sqrt(errors):
-        return None
+    error = math.hypot(_deviation(run.before, name), _deviation(run.after, name)) / math.sqrt(rows)
     change = f"{name} {number(before)} -> {number(after)} on {rows} held-out rows, {objective.direction}"
-    return f"the model ended worse than it began: {change}"
+    return f"the model ended worse than it began: {change}" if abs(after - before) > 2 * error else None
 
 
 def _deviation(scores: Mapping[str, float], name: str) -> float:

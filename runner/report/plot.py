@@ -10,6 +10,7 @@ import io
 import itertools
 import re
 import warnings
+from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import nan
@@ -98,8 +99,7 @@ def sweep_pictures(summary: Summary) -> list[Picture]:
         logged |= {name for name in wanted if name not in logged and len(curve(lines, name)[0]) > 1}
     pictures += _trade_pictures(summary)
     pictures += [_curve_picture(summary, name) for name in [name for name in wanted if name in logged][:MAX_CURVES]]
-    keys = [label for *_, label in styled(summary) if label]
-    return [replace(picture, keys=keys) for picture in pictures]
+    return [replace(picture, keys=[label for *_, label in styled(summary) if label]) for picture in pictures]
 
 
 def styled(summary: Summary) -> list[tuple[SweepSetting, str, str | None]]:
@@ -153,14 +153,12 @@ def thinned(steps: Sequence[float], values: Sequence[float], most: int = MAX_POI
 
 def band(runs: Sequence[RunRecord], name: str) -> tuple[Sequence[float], Sequence[float], Sequence[float]]:
     """Steps, means over the runs that logged a metric there, and standard deviations, 0 where only one did."""
-    found: dict[float, list[float]] = {}
-    for run in runs[:MAX_SEEDS]:
-        for step, entry in zip(*curve(run.lines, name), strict=True):
-            found.setdefault(step, []).append(entry)
-    steps = sorted(found)
-    sds = [stdev(found[step]) if len(found[step]) > 1 else 0.0 for step in steps]
-    fewer, means = thinned(steps, [fmean(found[step]) for step in steps], MAX_POINTS_BESIDE)
-    return fewer, means, thinned(steps, sds, MAX_POINTS_BESIDE)[1]
+    points = sorted(point for run in runs[:MAX_SEEDS] for point in zip(*curve(run.lines, name), strict=True))
+    groups = itertools.groupby(points, key=lambda point: point[0])
+    found = {step: [entry for _, entry in group] for step, group in groups}
+    sds = [stdev(entries) if len(entries) > 1 else 0.0 for entries in found.values()]
+    fewer, means = thinned(list(found), list(map(fmean, found.values())), MAX_POINTS_BESIDE)
+    return fewer, means, thinned(list(found), sds, MAX_POINTS_BESIDE)[1]
 
 
 @contextlib.contextmanager
@@ -175,11 +173,9 @@ def _style() -> Iterator[None]:
 @contextlib.contextmanager
 def _axes(ylabel: str, xlabel: str = "step", title: str = "") -> Iterator[tuple[Figure, Axes]]:
     with _style():
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(5.2, 3.2), layout="constrained")
-        FigureCanvasAgg(figure)
         axes = figure.add_subplot()
         if xlabel == "step":
             axes.xaxis.get_major_locator().set_params(integer=True)
@@ -252,12 +248,11 @@ def _heat_picture(summary: Summary, objective: SweepObjective, few: Sequence[Axi
 
 def heat_cells(summary: Summary, name: str, across: Axis, up: Axis) -> dict[tuple[int, int], list[float]]:
     """The scores of the finished runs whose config can be read, by the places of their values on two axes."""
-    cells: dict[tuple[int, int], list[float]] = {}
+    cells: dict[tuple[int, int], list[float]] = defaultdict(list)
     columns, rows = ({level: spot for spot, level in enumerate(axis.levels)} for axis in (across, up))
     for setting in summary.settings:
         if (found := setting.scores.get(name)) and setting.runs[0].cfg:
-            place = (columns[setting.values[across.name]], rows[setting.values[up.name]])
-            cells.setdefault(place, []).extend(found)
+            cells[columns[setting.values[across.name]], rows[setting.values[up.name]]].extend(found)
     return cells
 
 
@@ -298,8 +293,7 @@ def _curve_picture(summary: Summary, name: str) -> Picture:
 def _ticks(axes: Axes, side: str, levels: Sequence[Hashable]) -> None:
     shown = range(0, len(levels), -(-len(levels) // MAX_TICKS) or 1)
     texts = [short(value(levels[spot]), 18) for spot in shown]
-    crowded = side == "x" and sum(map(len, texts)) > 50
-    turned = {"rotation": 30, "ha": "right"} if crowded else {}
+    turned = {"rotation": 30, "ha": "right"} if side == "x" and sum(map(len, texts)) > 50 else {}
     getattr(axes, f"set_{side}ticks")(shown, texts, **turned)
 
 

@@ -137,16 +137,12 @@ def to_rows(summary: Summary) -> Iterator[dict[str, Any]]:
 
 def table_columns(summary: Summary) -> dict[str, list[Any]]:
     """The same rows as columns: one for each axis and held-out score; None is no value."""
-    rows = list(to_rows(summary))
-    objective = summary.objective.name if summary.objective else None
-    scores = list(dict.fromkeys(name for row in rows for name in row["after"]))
-    scores = [objective, *scores] if objective and objective not in scores else scores
-    columns = {name: [row[name] for row in rows] for name in ("run", "state", "step", "max_steps")}
-    columns |= {axis.key: [row["values"][axis.key] for row in rows] for axis in summary.axes}
-    columns["seed"] = [row["seed"] for row in rows]
-    for name in scores:
-        columns[name] = [row["after"].get(name, row["objective"] if name == objective else None) for row in rows]
-    return columns | {"cause": [row["cause"] for row in rows]}
+    objective = summary.objective.name if summary.objective else ""
+    rows = [row | row["values"] | {objective: row["objective"]} | row["after"] for row in to_rows(summary)]
+    scores = dict.fromkeys(name for row in rows for name in row["after"])
+    first = [objective] if objective and objective not in scores else []
+    keys = ["run", "state", "step", "max_steps", *(axis.key for axis in summary.axes), "seed", *first, *scores, "cause"]
+    return {key: [row.get(key) for row in rows] for key in keys}
 
 
 def to_csv(summary: Summary) -> str:
@@ -200,11 +196,8 @@ def _wrapped(title: str, text: str, width: int) -> str:
 def _conclusions(summary: Summary) -> list[tuple[str, str]]:
     best, objective = summary.best, summary.objective
     if best is None or objective is None:
-        lines = [("best", "no finished run has a score yet")] if summary.runs else []
-    else:
-        seeds = f" over {plural(summary.count(best), 'seed')}" if summary.seeds else ""
-        reached = spread(best.mean(objective.name), best.sd(objective.name))
-        title = "best" if len(summary.settings) > 1 else "result"
-        lines = [(title, f"{best.label}: {objective.name} {reached}{seeds}")]
-        lines += [("", summary.doubt)] if summary.doubt else []
-    return lines
+        return [("best", "no finished run has a score yet")] if summary.runs else []
+    seeds = f" over {plural(summary.count(best), 'seed')}" if summary.seeds else ""
+    reached = spread(best.mean(objective.name), best.sd(objective.name))
+    title, doubt = "best" if len(summary.settings) > 1 else "result", summary.doubt
+    return [(title, f"{best.label}: {objective.name} {reached}{seeds}"), *([("", doubt)] if doubt else [])]

@@ -129,28 +129,20 @@ def _text_lines(row: TokenRow, colour: bool, width: int) -> Iterator[str]:
 
     Of a long stretch of equally marked tokens the middle is left out.
     """
-    cells: list[tuple[str, str]] = []  # each visible character with its mark
+    whole = marks = ""  # each visible character has its mark
     marked = ((to_visible(text).replace("↵", "↵\n"), to_mark(row, place)) for place, text in enumerate(row.texts))
-    for mark, run in itertools.groupby(marked, key=lambda cell: cell[1]):
-        text, half = "".join(text for text, _ in run), MAX_STRETCH // 2
+    for mark, stretch in itertools.groupby(marked, key=lambda cell: cell[1]):
+        text, half = "".join(text for text, _ in stretch), MAX_STRETCH // 2
         if len(text) > MAX_STRETCH:
             text = f"{text[:half]} [... {len(text) - MAX_STRETCH} characters ...] {text[-half:]}"
-        cells += ((character, mark) for character in text)
-    for line in _wrapped(cells, width):
-        text = "".join(character for character, _ in line)
-        if colour:
-            runs = itertools.groupby(line, key=lambda cell: cell[1])
-            text = "".join(_styled("".join(character for character, _ in run), mark) for mark, run in runs)
-        yield f"  {text}".rstrip()
-        marks = "".join(mark * cell_len(character) for character, mark in line)
-        if not colour and marks.strip():
-            yield f"  {marks}".rstrip()
-
-
-def _wrapped(cells: Sequence[tuple[str, str]], width: int) -> Iterator[Sequence[tuple[str, str]]]:
-    start, text = 0, "".join(character for character, _ in cells)
-    for paragraph in text.removesuffix("\n").split("\n") if text else ():
-        for line in chop_cells(paragraph, width) or [""]:
-            yield cells[start : start + len(line)]
-            start += len(line)
-        start += 1  # the line break
+        whole, marks = whole + text, marks + mark * len(text)
+    for paragraph in whole.splitlines(keepends=True):
+        for line in chop_cells(paragraph.rstrip("\n"), width) or [""]:
+            cells, marks = list(zip(line, marks, strict=False)), marks[len(line) :]
+            runs = itertools.groupby(cells, key=lambda cell: cell[1]) if colour else ()
+            styled = [_styled("".join(character for character, _ in run), mark) for mark, run in runs]
+            yield f"  {''.join(styled) or line}".rstrip()
+            below = "".join(mark * cell_len(character) for character, mark in cells)
+            if not colour and below.strip():
+                yield f"  {below}".rstrip()
+        marks = marks[paragraph.endswith("\n") :]  # without that of the line break
