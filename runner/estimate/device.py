@@ -18,19 +18,12 @@ class Device:
     how: str = ""  # the speed is known
 
 
-def free_memory() -> int | None:
-    """Bytes of memory that are free here, or that the container may have where that is less; None where nobody says."""
-    found = []
-    with contextlib.suppress(OSError, IndexError):  # the system is no Linux
-        kilobytes = Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0]
-        found.append(1024 * int(kilobytes))
-    with contextlib.suppress(OSError, ValueError):  # there is no container, or none with a limit
-        found.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return min(found, default=None)
-
-
 def this_device() -> Device:
-    """The device that a run here would train on, and what it may reach: from the best of a few large products."""
+    """The device that a run here would train on, and what it may reach: from the best of a few large products.
+
+    Its memory is what is free of it, or for a CPU what the container may have where that is less.
+    """
+    import psutil
     import torch
     from torch.utils.benchmark import Timer
 
@@ -39,6 +32,9 @@ def this_device() -> Device:
     both = {name: torch.rand(size, size, device=kind).to(dtype) for name in ("left", "right")}
     timer = Timer("left @ right", globals=both, num_threads=torch.get_num_threads())
     best = min(timer.timeit(1).mean for _ in range(5))
-    name, free = (torch.cuda.get_device_name(), torch.cuda.mem_get_info()[0]) if gpu else ("this CPU", free_memory())
+    name = torch.cuda.get_device_name() if gpu else "this CPU"
+    free = [torch.cuda.mem_get_info()[0] if gpu else psutil.virtual_memory().available]
+    with contextlib.suppress(OSError, ValueError):  # there is no container, or none with a limit
+        free += [] if gpu else [int(Path("/sys/fs/cgroup/memory.max").read_text())]
     how = f"half of what large {'bf16 ' if gpu else ''}products reach"
-    return Device(name, gpu, free, REACHED * 2 * size**3 / best, how)
+    return Device(name, gpu, min(free), REACHED * 2 * size**3 / best, how)

@@ -68,12 +68,10 @@ def measure_small(cfg: Config, gpu: bool, folder: Path) -> tuple[MeasuredStep | 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
     """Compute with one thread inside: a process forked from one that has several of OpenMP would wait for ever."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with contextlib.ExitStack() as behind:
+        behind.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)
         yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def run_apart(call: Callable[[], int], log: Path, cache: Path) -> int:

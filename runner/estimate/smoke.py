@@ -175,9 +175,8 @@ def read_lengths(run: Run) -> dict[str, Any]:
 
 def export_model(run: Run) -> None:
     """Export the model as the verb does; what can be shared only as it is, is left as it is."""
-    trust = bool(run.cfg["model"].get("trust_remote_code"))
     try:
-        export(read_run(run.folder), run.folder / "export", trust=trust)
+        export(read_run(run.folder), run.folder / "export", trust=bool(run.cfg["model"].get("trust_remote_code")))
     except ConfigError as error:
         write_json(run.folder / UNEXPORTED, {"why": error.faults[0].found})
 
@@ -209,8 +208,7 @@ def _outcomes(case: Case) -> Iterator[str]:
     yield f"{saved.name}, {sized(sum(file.stat().st_size for file in files if file.is_file()))}" if saved else ""
     scores = (read_json(run.folder / "scores.json") or {}).get("after") or {}
     first = next((f", such as {name} {number(score, 3)}" for name, score in scores.items()), "")
-    reached = f"{len(scores) or 'no'} held-out {'scores' if scores else 'rows'}{first}"
-    yield reached if run.model.is_dir() else ""
+    yield f"{len(scores) or 'no'} held-out {'scores' if scores else 'rows'}{first}" if run.model.is_dir() else ""
     why = (read_json(run.folder / UNEXPORTED) or {}).get("why")
     yield f"not: {why}" if why else "as transformers loads it" if (run.folder / "export").is_dir() else ""
 
@@ -239,12 +237,9 @@ def print_forecasts(cases: Sequence[Case], target: Mapping[str, float], folder: 
         return
     # Only now: with threads in this process, which measuring its speed begins, no other could be forked from it.
     here = this_device()
-    meant = here if here.gpu else Device("a GPU", True)
-    if "memory" in target:
-        meant = replace(meant, memory=int(target["memory"] * 1e9))
-    if "tflops" in target:
-        meant = replace(meant, speed=target["tflops"] * 1e12, how="as typed")
-    devices = [meant] if here.gpu else [here, meant]
+    typed: dict[str, Any] = {"memory": int(target["memory"] * 1e9)} if "memory" in target else {}
+    typed |= {"speed": target["tflops"] * 1e12, "how": "as typed"} if "tflops" in target else {}
+    devices = [replace(here, **typed)] if here.gpu else [here, Device("a GPU", True, **typed)]
     for number, (case, cfg, steps) in enumerate(measured):
         seen, total = read_lengths(case.run), case.small.rows
         # Of all rows the trainer gets as many as of those that were seen.

@@ -93,12 +93,10 @@ def _choices(configs: Sequence[Config], typed: Sequence[Mapping[str, str]]) -> d
 
 def _labels(nodes: Sequence[object], typed: Sequence[str | None]) -> tuple[str, ...]:
     """A word for the choice in each run: as typed, or as typed elsewhere for the same target, or the target's name."""
-    targets = [short_target(node) for node in nodes]
-    words: dict[str, set[str]] = {target: set() for target in targets}
-    for target, word in zip(targets, typed, strict=True):
-        words[target].update([word] if word else [])
+    pairs = [(short_target(node), word) for node, word in zip(nodes, typed, strict=True)]
+    words = {target: {word for other, word in pairs if word and other == target} for target in dict(pairs)}
     labels = {target: next(iter(known)) if len(known) == 1 else target for target, known in words.items()}
-    return tuple(word or labels[target] for target, word in zip(targets, typed, strict=True))
+    return tuple(word or labels[target] for target, word in pairs)
 
 
 def short_target(node: object) -> str:
@@ -121,9 +119,6 @@ def _short_name(key: str, keys: Sequence[str]) -> str:
     >>> [_short_name(key, keys) for key in keys]
     ['max_steps', 'dataset.path', 'peft.r']
     """
-    parts = key.split(".")
-    for cut in range(len(parts) - 1, 0, -1):
-        end = ".".join(parts[cut:])
-        if len(end) > 5 and not any(other != key and f".{other}".endswith(f".{end}") for other in keys):
-            return end
-    return key
+    parts, others = key.split("."), [f".{other}" for other in keys if other != key]
+    ends = (".".join(parts[cut:]) for cut in range(len(parts) - 1, 0, -1))
+    return next((end for end in ends if len(end) > 5 and not any(o.endswith(f".{end}") for o in others)), key)

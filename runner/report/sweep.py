@@ -156,18 +156,14 @@ def summarise(
     settings, places = [], dict[int, tuple[bool, float, str]]()
     for members in groups.values():
         values = {axis.name: axis.column[members[0]] for axis in axes}
-        found = {name: [runs[index].score(name) for index in members] for name in names}
-        scores = {name: [score for score in column if score is not None] for name, column in found.items()}
-        settings.append(SweepSetting(values, [runs[index] for index in members], scores))
+        own = [runs[index] for index in members]
+        scores = {name: [score for run in own if (score := run.score(name)) is not None] for name in names}
+        settings.append(SweepSetting(values, own, scores))
         if entries := [column[index] for index in members if sort and column[index] is not None]:
             numbers = list(filter(is_finite, entries))
             places[id(settings[-1])] = (not numbers, fmean(numbers) if numbers else 0.0, str(entries[0]))
-
-    def rank(setting: SweepSetting) -> tuple[bool, float]:
-        mean = setting.mean(wanted.name) if wanted else None
-        return mean is None, 0.0 if mean is None or wanted is None else (-mean if wanted.maximise else mean)
-
-    settings.sort(key=rank)
+    name, sign = (wanted.name, -1 if wanted.maximise else 1) if wanted else ("", 1)
+    settings.sort(key=lambda each: (each.mean(name) is None, sign * (each.mean(name) or 0.0)))
     by = choose_objective(runs, sort, direction) if is_score else None
     placed = [setting for setting in settings if id(setting) in places]
     placed.sort(key=lambda setting: places[id(setting)], reverse=by.maximise if by else direction == "max")

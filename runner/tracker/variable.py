@@ -32,13 +32,10 @@ def set_variables(node: Mapping[str, Any], folder: Path, name: str) -> None:
 def variables_of(node: Mapping[str, Any], folder: Path, name: str) -> dict[str, str]:
     """The variables of a tracker with the words in braces replaced; any other braces stay."""
     variables = {variable: str(text) for variable, text in (node.get("environment") or {}).items()}
-    wanted = "".join(variables.values())
-    words = {"{folder}": str(folder), "{root}": str(folder.parent.parent), "{name}": name, "{key}": folder.name[-10:]}
-    if "{id}" in wanted:
-        words["{id}"] = id_of(folder)
-    for word, meaning in words.items():
-        variables = {variable: text.replace(word, meaning) for variable, text in variables.items()}
-    return variables
+    words = {"folder": str(folder), "root": str(folder.parent.parent), "name": name, "key": folder.name[-10:]}
+    words |= {"id": id_of(folder)} if any("{id}" in text for text in variables.values()) else {}
+    known = re.compile(f"{{({'|'.join(words)})}}")
+    return {variable: known.sub(lambda word: words[word[1]], text) for variable, text in variables.items()}
 
 
 def id_of(folder: Path) -> str:

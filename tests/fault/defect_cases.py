@@ -919,8 +919,8 @@ DEFECTS = (
         "worst_is_best",
         "Settings are ranked upside down.",
         "runner/report/sweep.py",
-        "(-mean if wanted.maximise else mean)",
-        "(mean if wanted.maximise else -mean)",
+        "-1 if wanted.maximise else 1",
+        "1 if wanted.maximise else -1",
         tests=(
             "tests/test_sweep_report.py::test_ties_and_close_calls_are_told",
             "tests/test_sweep_report.py::test_one_lucky_seed_does_not_beat_several",
