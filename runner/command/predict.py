@@ -11,7 +11,7 @@ from runner.command import CommandLine, options_of
 from runner.command._request import InferenceRequest, in_a_name, read_request
 from runner.config.override import dotted_key
 from runner.errors import ConfigError, Fault, fault
-from runner.generate.prediction import PredictionFile, prediction_key
+from runner.generate.prediction import Batch, PredictionFile, prediction_key
 from runner.generate.rows import Rows, find_prompt_fault
 from runner.io.files import display_path, read_last_row, write_bytes
 from runner.io.terminal import print_answer, progress_bar, quiet, sample_lines
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 PARTS = ("model", "dataset", "quant")  # on which the answers depend
 ASK_CALLBACKS = {"callback", "allow"}  # of which one is typed where the events of callbacks are wanted
 SHOWN_COMPLETIONS = 3
+SCORED_COLUMNS = ("prompt", "completion", "text", "label")
 
 
 def main(line: CommandLine) -> int:
@@ -47,12 +48,8 @@ def main(line: CommandLine) -> int:
     if options.get("logits") and ("prompt" in options or head == "score"):
         found = "true, and a reward model's score is its logit" if head == "score" else "true beside prompt"
         faults.append(Fault("logits", found, "rows that a language model answers", "leave it out"))
-    if (
-        "prompt" not in options
-        and head == "lm"
-        and (no_prompts := find_prompt_fault(request.cfg["dataset"], "dataset"))
-    ):
-        faults.append(no_prompts)
+    if head == "lm" and "prompt" not in options:
+        faults += filter(None, [find_prompt_fault(request.cfg["dataset"], "dataset")])
     ConfigError.refuse(faults)
     return answer_prompt(request) if "prompt" in options else predict(request)
 
@@ -109,7 +106,7 @@ def predict(request: InferenceRequest) -> int:
         asked = request.cfg if request.chosen & ASK_CALLBACKS else {}
         events = PredictionEvents(asked, served | {"eval_dataset": rows}, model)
         file.on_batch = events.on_step
-        old = (_write_scores if is_scorer else _write_completions)(request, model, tokenizer, rows, file)
+        old = _write_answers(request, model, tokenizer, rows, file)
     made = file.finish({"asked": request.name, "rows_of": set_name} | facts)
     before, seconds = f", {old} of them from before" if old else "", time.monotonic() - began
     figures = {"test_samples": len(made), "test_runtime": seconds}
@@ -128,22 +125,36 @@ def predict(request: InferenceRequest) -> int:
     return 0
 
 
-def _write_completions(
+def _write_answers(
     request: InferenceRequest, model: Model, tokenizer: PreTrainedTokenizerBase, rows: Rows, file: PredictionFile
 ) -> int:
+    """Answer the rows, or score them, as far as the file lacks them; returns how many were there already."""
+    from runner.generate.batch import split_by_rows
+    from runner.generate.completion import context_length
     from runner.generate.likelihood import AnswerReader
 
-    generator, reader = request.build_generator(model, tokenizer), AnswerReader(model, tokenizer)
-    batches, total = generator.plan(rows), len(rows) * generator.n
-    with progress_bar("predicting", total, "completion") as bar:
-        generator.on_progress = bar.update
+    def complete(batch: Batch) -> list[dict[str, Any]]:
+        made = generator.complete(batch, rows)
+        if request.options.get("logits"):
+            _write_logits(reader, made, file.path.with_name(f"{file.path.name.removesuffix('.jsonl')}.logits"))
+        return [each.to_row() for each in made]
 
-        def answer(batch: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-            made = generator.complete(batch, rows)
-            if request.options.get("logits"):
-                _write_logits(reader, made, file.path.with_name(f"{file.path.name.removesuffix('.jsonl')}.logits"))
-            return [each.to_row() for each in made]
+    def score(batch: Batch) -> list[dict[str, Any]]:
+        picked = [rows[row] for row, _ in batch]
+        known = [{key: row[key] for key in SCORED_COLUMNS if key in row} for row in picked]
+        made = list(zip(batch, known, reader.score(picked), strict=True))
+        bar.update(len(batch))
+        return [{"row": number, **row, "score": round(value, 6)} for (number, _), row, value in made]
 
+    if request.head == "score":
+        reader, total = AnswerReader(model, tokenizer, context_length(model)), len(rows)
+        groups = split_by_rows([len(str(row)) for row in rows], request.options["batch_size"])
+        answer, unit, batches = score, "answer", [[(row, 0) for row in group] for group in groups]
+    else:
+        reader, generator = AnswerReader(model, tokenizer), request.build_generator(model, tokenizer)
+        answer, unit, batches, total = complete, "completion", generator.plan(rows), len(rows) * generator.n
+        generator.on_progress = lambda count: bar.update(count)
+    with progress_bar("predicting", total, unit) as bar:
         skipped = file.complete(batches, answer)
         return total - bar.n if skipped else 0
 
@@ -158,30 +169,6 @@ def _write_logits(reader: AnswerReader, made: Sequence[Completion], folder: Path
         logits_TV = logits_TV[len(each.prompt_ids) - 1 :][: len(each.token_ids)].float().cpu().contiguous()
         content = save({"logits": logits_TV, "token_ids": torch.tensor(each.token_ids)})
         write_bytes(folder / f"{each.row}-{each.sample}.safetensors", content)
-
-
-def _write_scores(
-    request: InferenceRequest, model: Model, tokenizer: PreTrainedTokenizerBase, rows: Rows, file: PredictionFile
-) -> int:
-    from runner.generate.batch import split_by_rows
-    from runner.generate.completion import context_length
-    from runner.generate.likelihood import AnswerReader
-
-    reader = AnswerReader(model, tokenizer, context_length(model))
-    columns = ("prompt", "completion", "text", "label")
-    groups = split_by_rows([len(str(row)) for row in rows], request.options["batch_size"])
-    with progress_bar("predicting", len(rows), "answer") as bar:
-
-        def score(batch: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-            picked = [rows[row] for row, _ in batch]
-            scores = reader.score(picked)
-            bar.update(len(batch))
-            known = [{key: row[key] for key in columns if key in row} for row in picked]
-            made = zip(batch, known, scores, strict=True)
-            return [{"row": number, **row, "score": round(value, 6)} for (number, _), row, value in made]
-
-        skipped = file.complete([[(row, 0) for row in group] for group in groups], score)
-        return len(rows) - bar.n if skipped else 0
 
 
 def answer_prompt(request: InferenceRequest) -> int:
