@@ -126,8 +126,7 @@ def runs(folder: str | Path = "outputs") -> list[TrainedRun]:
     if not place.is_dir():
         raise FolderError(Fault(str(folder), "no such folder", "a folder of runs", "python -m runner report"))
     found = [place] if is_run(place) else find_folders(place)
-    groups = () if found else filter(Path.is_dir, place.iterdir())
-    found += [run for group in groups for run in find_folders(group)]
+    found = found or [run for group in place.iterdir() if group.is_dir() for run in find_folders(group)]
     return sorted(map(_read, found), key=lambda run: (str(run.status.get("started")), str(run.status.get("updated"))))
 
 

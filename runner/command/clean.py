@@ -44,8 +44,7 @@ class Deletion:
 
     def __str__(self) -> str:
         names = ", ".join(path.name for path in self.paths) if self.place not in self.paths else "all of it"
-        state = f"{self.run.standing}; " if self.run else ""
-        return f"{display_path(self.place)}: {state}{names}, {sized(self.bytes)}"
+        return f"{display_path(self.place)}: {f'{self.run.standing}; ' if self.run else ''}{names}, {sized(self.bytes)}"
 
 
 def main(line: CommandLine) -> int:

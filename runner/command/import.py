@@ -5,6 +5,7 @@ import re
 import tempfile
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -83,12 +84,13 @@ def to_file(draft: Draft) -> str:
 
 
 def _describe_batch(draft: Draft) -> str:
-    fields, counts = draft.config.parameters, []
-    for name in (upstream.PER_DEVICE_TRAIN_BATCH_SIZE, upstream.GRADIENT_ACCUMULATION_STEPS):
-        count = select(draft.values, f"trainer.args.{name}") or fields[name].default
-        if not isinstance(count, int):
-            return "how many rows a step takes is still to be said"
-        counts.append(count)
+    names, fields = (
+        (upstream.PER_DEVICE_TRAIN_BATCH_SIZE, upstream.GRADIENT_ACCUMULATION_STEPS),
+        draft.config.parameters,
+    )
+    counts: list[Any] = [select(draft.values, f"trainer.args.{name}") or fields[name].default for name in names]
+    if not all(isinstance(count, int) for count in counts):
+        return "how many rows a step takes is still to be said"
     rows, devices = math.prod(counts), draft.reading.devices
     many = f"; theirs ran on {devices}, so {rows * devices}: launcher.num_processes={devices}" if devices > 1 else ""
     return f"{counts[0]} x {counts[1]} = {rows} rows a step on one device{many}"

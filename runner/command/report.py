@@ -58,15 +58,13 @@ def report(folder: Path, **options: Any) -> str:
 def listing(root: Path) -> str:
     """The names under a folder of outputs, newest first, with how many runs are in which state."""
     folders = [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
-    groups = {path: list(map(read_state, find_folders(path))) for path in folders}
-    filled = {path: runs for path, runs in groups.items() if runs}
-    rows = [(max(str(run.status.get("updated") or "") for run in runs), path, runs) for path, runs in filled.items()]
-    if not rows:
+    groups = [(display_path(path), list(map(read_state, find_folders(path)))) for path in folders]
+    if not (rows := [group for group in groups if group[1]]):
         return f"no runs under {display_path(root)}/ yet"
-    rows.sort(key=lambda row: row[0], reverse=True)
+    rows.sort(key=lambda row: max(str(run.status.get("updated") or "") for run in row[1]), reverse=True)
     columns = [
-        Column("folder", [short(display_path(path), 50) for _, path, _ in rows], True, True),
-        Column("runs", [str(len(runs)) for _, _, runs in rows], True),
-        Column("states", [list_states(runs) for _, _, runs in rows], True, True),
+        Column("folder", [short(path, 50) for path, _ in rows], True, True),
+        Column("runs", [str(len(runs)) for _, runs in rows], True),
+        Column("states", [list_states(runs) for _, runs in rows], True, True),
     ]
-    return "\n".join([*format_table(columns, 80), f"\nnext      python -m runner report {display_path(rows[0][1])}"])
+    return "\n".join([*format_table(columns, 80), f"\nnext      python -m runner report {rows[0][0]}"])

@@ -253,8 +253,7 @@ def save_model(run: Run, trainer: Trainer) -> None:
     if critic := getattr(model, "value_model", None):
         missing += find_missing(critic, new / "value_model")
     if missing:
-        names = ", ".join(missing[:3])
-        raise RunnerError(fault("command.weights_not_saved", run=run, count=len(missing), names=names))
+        raise RunnerError(fault("command.weights_not_saved", run=run, count=len(missing), names=", ".join(missing[:3])))
     # Without places and names of this run; tokens are masked by transformers.
     own = (upstream.OUTPUT_DIR, "logging_dir", upstream.RUN_NAME)
     args = {name: value for name, value in trainer.args.to_dict().items() if name not in own}

@@ -98,12 +98,9 @@ def _align(rows: Iterable[tuple[str, ...]]) -> list[str]:
 
 def find_key(key: str, cfg: Mapping[str, Any], words: Sequence[str] = ()) -> str:
     """The whole key that is meant: as it is, or the only one that ends so; or ConfigError, to type with ``words``."""
-    holder, _, name = key.rpartition(".")
-    node = select(cfg, holder)
-    if isinstance(node, Mapping) and name in node:
-        return key
+    there = dict(walk(cfg))
     # Every key that is there, and those that its targets take besides.
-    known = dict.fromkeys([*(path for path, _ in walk(cfg)), *chain(*ValidationContext(cfg).places.values())])
+    known = dict.fromkeys([*there, *(() if key in there else chain(*ValidationContext(cfg).places.values()))])
     if key in known:
         return key
     ends = [path for path in known if path.endswith(f".{key}")]
