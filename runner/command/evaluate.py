@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,25 +127,25 @@ def _select_parts(request: InferenceRequest) -> tuple[InferenceRequest, list[str
         fix = "reward=exact_match" if fits(request.cfg["dataset"].get("form"), "answer") else "reward=chat_model"
         faults.append(Fault("against", "no reward that could tell which answer is better", "a reward", fix))
     ConfigError.refuse(faults)
-    return dataclasses.replace(request, cfg=request.cfg | {"metric": metrics, "reward": reward}), notes
+    return replace(request, cfg=request.cfg | {"metric": metrics, "reward": reward}), notes
 
 
 def _other_side(line: CommandLine, request: InferenceRequest) -> list[Side]:
     if (wish := request.options.get("against")) is None:
         return []
     if wish == "start":
-        return [Side(dataclasses.replace(request, weights=Weights("start")))]
+        return [Side(replace(request, weights=Weights("start")))]
     words = [word for word in line.overrides if word.startswith("output_root=")]
     try:
-        other = read_request(dataclasses.replace(line, runs=[wish], overrides=words), options_of("evaluate"), PARTS)
+        other = read_request(replace(line, runs=[wish], overrides=words), options_of("evaluate"), PARTS)
     except FolderError as error:
         fixes = [re.sub(r"^python -m runner evaluate (?=\S)", "against=", each.fix) for each in error.faults]
-        error.faults = [dataclasses.replace(each, fix=fix) for each, fix in zip(error.faults, fixes, strict=True)]
+        error.faults = [replace(each, fix=fix) for each, fix in zip(error.faults, fixes, strict=True)]
         raise
     if other.head != request.head:
         raise ConfigError(Fault("against", f"{wish} is a {other.head} model", f"an {request.head} model"))
     shared = {name: request.cfg.get(name) for name in ("dataset", "metric", "reward", "allow", "seed", "tolerate")}
-    other = dataclasses.replace(other, options=request.options, cfg=other.cfg | shared, chosen=request.chosen)
+    other = replace(other, options=request.options, cfg=other.cfg | shared, chosen=request.chosen)
     return [Side(other)]
 
 
@@ -163,9 +162,9 @@ def measure_side(side: Side) -> None:
         model, tokenizer = load_trained(request.cfg, request.weights, request.head)
         entries, metrics = named(request.cfg["metric"], "metric"), build_metrics(request.cfg["metric"], tokenizer)
         # Every row is looked at, unless the configuration says otherwise.
-        metrics = [each if "limit" in entries[each.name] else dataclasses.replace(each, limit=None) for each in metrics]
+        metrics = [each if "limit" in entries[each.name] else replace(each, limit=None) for each in metrics]
         _measure_answers(side, model, tokenizer, [metric for metric in metrics if metric.kind == "read"])
-        _measure_completions(side, model, tokenizer, [metric for metric in metrics if metric.kind == "sampled"])
+        _measure_sampled(side, model, tokenizer, [metric for metric in metrics if metric.kind == "sampled"])
     if not any(figures.scores for figures in side.sets.values()):
         raise DataError(Fault("dataset", f"nothing to measure: {'; '.join(side.notes)}", "prompts or known answers"))
     del model
@@ -196,9 +195,7 @@ def _measure_answers(side: Side, model: Model, tokenizer: PreTrainedTokenizerBas
             side.sets[name] = judge_answers(reader, rows, known, is_scorer=is_scorer)
 
 
-def _measure_completions(
-    side: Side, model: Model, tokenizer: PreTrainedTokenizerBase, metrics: Sequence[Metric]
-) -> None:
+def _measure_sampled(side: Side, model: Model, tokenizer: PreTrainedTokenizerBase, metrics: Sequence[Metric]) -> None:
     from runner.generate.judge import judge_completions
     from runner.model.chat import check_rendering, check_template
 

@@ -84,10 +84,8 @@ def to_file(draft: Draft) -> str:
 
 
 def _describe_batch(draft: Draft) -> str:
-    names, fields = (
-        (upstream.PER_DEVICE_TRAIN_BATCH_SIZE, upstream.GRADIENT_ACCUMULATION_STEPS),
-        draft.config.parameters,
-    )
+    names = (upstream.PER_DEVICE_TRAIN_BATCH_SIZE, upstream.GRADIENT_ACCUMULATION_STEPS)
+    fields = draft.config.parameters
     counts: list[Any] = [select(draft.values, f"trainer.args.{name}") or fields[name].default for name in names]
     if not all(isinstance(count, int) for count in counts):
         return "how many rows a step takes is still to be said"
@@ -135,13 +133,9 @@ def _describe_next(draft: Draft, text: str, target: Path | None, words: list[str
         folder = target.parent.parent
         menu = [] if folder.resolve() == MENU else ["--config-dir", str(folder)]
         words = [*_overrides(draft), *menu, "--dry-run"]
-    lines = ["next      python -m runner"]
-    for word in words:
-        if len(lines[-1]) + len(word) + 3 > WIDTH:
-            lines[-1] += " \\"
-            lines.append(" " * 11 + word)
-        else:
-            lines[-1] += f" {word}"
+    whole = " ".join(word.replace(" ", "\0") for word in ("next      python -m runner", *words))  # no word is broken
+    lines = textwrap.wrap(whole, WIDTH - 2, subsequent_indent=" " * 11, break_long_words=False, break_on_hyphens=False)
+    command = " \\\n".join(lines).replace("\0", " ")
     faults = faults_of(draft.name, text, draft.overrides)
     written = f"written   {target}" if target else "printed only: there is no conf/experiment here"
-    return [written, *lines, *(["before it runs:", *map(str, faults)] if faults else [])]
+    return [written, command, *(["before it runs:", *map(str, faults)] if faults else [])]

@@ -8,9 +8,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from runner import config
 from runner.command import CommandLine
-from runner.config import Composed
+from runner.config import Composed, compose
 from runner.config.dialect import find_meanings
 from runner.config.provenance import Provenance, read_provenance
 from runner.errors import ConfigError, Fault, fault
@@ -44,7 +43,7 @@ def main(line: CommandLine) -> int:
 def _compose(overrides: Sequence[str], folders: Sequence[Path]) -> list[Composed]:
     """The configurations that are meant; what is wrong with one keeps nobody from asking why."""
     try:
-        composed = config.compose(overrides, folders)
+        composed = compose(overrides, folders)
     except ConfigError:  # such as a reference to another run
         return stages.compose_runs(overrides, folders)
     return stages.compose_runs(overrides, folders) if "stages" in composed.cfg else [composed]

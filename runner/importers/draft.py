@@ -18,8 +18,7 @@ from runner.errors import Fault
 from runner.importers.read import ForeignConfig
 from runner.io.secrets import LOGIN_KEY, SECRET_KEY, form_of
 from runner.schema.read import Signature, read_signature
-from runner.schema.text import nearest as find_nearest
-from runner.schema.text import select
+from runner.schema.text import nearest, select
 
 MAPPED, SAME, NO_EQUIVALENT = "mapped", "same by default", "no equivalent"
 IGNORED = "ignored (machine, not experiment)"
@@ -235,7 +234,7 @@ def follow_rest(draft: Draft) -> None:
         elif value in OFF and key not in draft.implied:
             draft.note(SAME, key, why="off")
         elif key not in draft.implied:
-            near = find_nearest(key, draft.config.parameters, 0.85)
+            near = nearest(key, draft.config.parameters, 0.85)
             why = "it goes with another adapter or trainer" if is_known else "not a key that is known here"
             draft.no_equivalent(key, why, f"trainer.args.{near[0]}" if near else "")
 

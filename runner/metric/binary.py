@@ -16,11 +16,7 @@ from runner.io.turns import Values, text_of
 
 
 def accuracy(
-    scores: Sequence[float],
-    column: str = "label",
-    positive: str | None = None,
-    threshold: float = 0.0,
-    **columns: Values,
+    scores: Sequence[float], column: str = "label", positive: str | None = None, threshold: float = 0, **columns: Values
 ) -> list[float]:
     """1 where a score above ``threshold`` meets a right answer, or another score a wrong one, else 0."""
     labels = read_labels(columns, column, positive)

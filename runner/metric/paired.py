@@ -72,8 +72,5 @@ def resampled_means(values: Sequence[float] | np.ndarray, count: int = RESAMPLES
     """The means [count] of as many values as there are, drawn with replacement."""
     values, generator = np.asarray(values, dtype=float), np.random.default_rng(seed)
     size = max(1, CHUNK // len(values))
-    parts = []
-    for start in range(0, count, size):
-        places = generator.integers(0, len(values), size=(min(size, count - start), len(values)))
-        parts.append(values[places].mean(1))
-    return np.concatenate(parts)
+    shapes = [(min(size, count - start), len(values)) for start in range(0, count, size)]
+    return np.concatenate([values[generator.integers(0, len(values), size=shape)].mean(1) for shape in shapes])
