@@ -6,6 +6,7 @@ The config that arrives is the frozen one, in which there is no secret.
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -40,13 +41,9 @@ class Tracker(TrainerCallback):
         whole = {part: str(config[part].get("path") or "") for part in ("model", "dataset")}
         paths = {part: path.rstrip("/").rpartition("/")[2] for part, path in whole.items()}
         targets = {part: (config.get(part) or {}).get("_target_", "") for part in ("trainer", "dataset", "peft")}
-        classes = {part: target.rpartition(".")[2].lower() for part, target in targets.items()}
-        facts = {
-            "trainer": classes["trainer"].removesuffix("trainer"),
-            "model": paths["model"] or "new",
-            "dataset": paths["dataset"] or classes["dataset"],
-            "peft": classes["peft"].removesuffix("config") or "full",
-        }
+        kinds = {part: re.sub(r"(.*\.)|(trainer|config)$", "", path.lower()) for part, path in targets.items()}
+        facts = {"trainer": kinds["trainer"], "model": paths["model"] or "new"}
+        facts |= {"dataset": paths["dataset"] or kinds["dataset"], "peft": kinds["peft"] or "full"}
         self.facts = {name: text[:MAX_TAG_LETTERS] for name, text in facts.items()}
         self.tags = list(dict.fromkeys([*self.facts.values(), *((config.get("tracker") or {}).get("tags") or ())]))
         self.name = type(self).__name__.lower()
