@@ -115,14 +115,9 @@ def _select_parts(request: InferenceRequest) -> tuple[InferenceRequest, list[str
             notes.append(f"{name} is left out: {found[0].found}")
         else:
             metrics[name] = node
-    is_scorer, reward = request.head == "score", request.cfg.get("reward")
-    no_prompts = find_prompt_fault(request.cfg["dataset"], "reward")
-    if "reward" not in request.chosen and (is_scorer or no_prompts):
-        reward = None
-    if reward and is_scorer:
-        faults.append(fault("command.reward_of_a_scorer"))
-    elif reward and no_prompts:
-        faults.append(no_prompts)
+    unfit = fault("command.reward_of_a_scorer") if request.head == "score" else find_prompt_fault(rows, "reward")
+    reward = request.cfg.get("reward") if "reward" in request.chosen or not unfit else None
+    faults += [unfit] if reward and unfit else []
     if "against" in options and not reward:
         fix = "reward=exact_match" if fits(request.cfg["dataset"].get("form"), "answer") else "reward=chat_model"
         faults.append(Fault("against", "no reward that could tell which answer is better", "a reward", fix))

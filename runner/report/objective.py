@@ -13,7 +13,7 @@ from runner.errors import ConfigError, Fault
 from runner.io.visible import to_visible
 from runner.run.read import RunRecord, is_finite
 from runner.schema import upstream
-from runner.schema.text import named, nearest, number
+from runner.schema.text import flatten, named, nearest, number, select
 
 LOW = re.compile(r"(^|[_/])(loss|perplexity|ppl|kl|nll|error|wer|cer|repetition|toxicity)($|[_/])")
 # What tells more than a loss, whose size may depend on the very keys that are swept.
@@ -80,9 +80,8 @@ def describe_decline(run: RunRecord) -> str | None:
     run = replace(run, status={**run.status, "state": "finished"})
     objective, known = choose_objective([run]), score_names([run])
     # The held-out rows of the smallest set, or those that the metric with the lowest limit looks at.
-    held_out = (run.manifest.get("data") or {}).get("eval")
-    sets = [held_out] if isinstance(held_out, dict) and "rows" in held_out else list((held_out or {}).values())
-    counts = [each.get("rows") for each in sets if isinstance(each, dict)]
+    held_out = flatten(select(run.manifest, "data.eval") or {})
+    counts = [count for key, count in held_out.items() if f".{key}".endswith(".rows")]
     counts += [node.get("limit") for node in _metrics([run]).values() if isinstance(node, dict)]
     rows = min((count for count in counts if isinstance(count, int)), default=0)
     if objective and objective.why in GUESSES and not re.search(ONLINE, objective.name):
@@ -156,8 +155,7 @@ def _found(runs: Sequence[RunRecord], known: Sequence[str]) -> tuple[str | None,
     if name := next((run.cfg["objective"] for run in runs if isinstance(run.cfg.get("objective"), str)), None):
         return _full_name(name, known), "objective of the configuration", None
     for run in runs:
-        trainer = run.cfg.get("trainer")
-        args = (trainer.get("args") if isinstance(trainer, dict) else None) or {}
+        args = select(run.cfg, "trainer.args") or {}
         if best := args.get(upstream.METRIC_FOR_BEST_MODEL):
             why = f"trainer.args.{upstream.METRIC_FOR_BEST_MODEL}"
             return _full_name(str(best), known), why, args.get(upstream.GREATER_IS_BETTER)
