@@ -76,8 +76,7 @@ class TrainedRun(RunRecord):
         """The tokenizer that was saved with the model, with its chat template."""
         from transformers import AutoTokenizer
 
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(find_weights(self.run, None).folder)
-        return tokenizer
+        return AutoTokenizer.from_pretrained(find_weights(self.run, None).folder)
 
 
 def train(*overrides: str, config_dir: str | Path | None = None, **keys: object) -> TrainedRun:

@@ -242,8 +242,7 @@ def to_table(sides: Sequence[Side], comparison: Mapping[str, Any]) -> Iterator[s
     for name, figures in side.sets.items():
         keys, title = list(figures.scores), f"{side.request.data}, {name}, {figures.rows} rows"
         values = [[_with_error(each.sets[name].scores, each.sets[name].errors, key) for key in keys] for each in sides]
-        heads = ("value", "against")[: len(sides)]
-        columns = [Column(head, cells, True) for head, cells in zip(heads, values, strict=True)]
+        columns = [Column(head, cells, True) for head, cells in zip(("value", "against"), values, strict=False)]
         yield from format_table([Column(title, keys, True, True), *columns], 100)
         if found := comparison.get(name):
             intervals = found["win_rate_interval"], found["difference_interval"]

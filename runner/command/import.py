@@ -68,10 +68,9 @@ def to_file(draft: Draft) -> str:
         f"# cost: not yet timed; {_describe_batch(draft)}",
         "# result: not yet seen",
     ]
-    for note in draft.notes:
-        if note.key in draft.unset:
-            question = f"# open: {note.key}: {to_single_line(note.value)}; {note.why}; {note.target}"
-            head += textwrap.wrap(question, WIDTH, subsequent_indent="#   ")
+    for note in (note for note in draft.notes if note.key in draft.unset):
+        question = f"# open: {note.key}: {to_single_line(note.value)}; {note.why}; {note.target}"
+        head += textwrap.wrap(question, WIDTH, subsequent_indent="#   ")
     defaults = [{f"override /{group}": option} for group, option in draft.choices.items()]
     first = {key: draft.values[key] for key in ("seed", "learning_rate", "kl_coef") if key in draft.values}
     rest = {key: node for key, node in draft.values.items() if node not in ({}, {"args": {}})}

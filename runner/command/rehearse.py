@@ -34,8 +34,9 @@ def main(line: CommandLine) -> int:
 
     cases = group_by_structure(jobs)
     if len(jobs) > 1:
-        others = "the others differ in numbers only"
-        print(f"rehearsal {len(jobs)} jobs, {len(cases)} of them to play: {others}", flush=True)
+        print(
+            f"rehearsal {len(jobs)} jobs, {len(cases)} of them to play: the others differ in numbers only", flush=True
+        )
     folder = Path(tempfile.mkdtemp(prefix="rehearsal-"))
     code = 0
     try:

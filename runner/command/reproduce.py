@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.command import CommandLine, read_options
+from runner.config import differences
 from runner.config.build import serve
 from runner.errors import ConfigError, DataError, Fault, SickRun, fault
 from runner.io.files import write_json
@@ -110,8 +111,7 @@ def judge_reproduction(run: RunRecord, again: RunRecord, unmatched: Sequence[str
     sizes = [entry.size for entry in found if entry.what != "model"]
     largest = max((size for size in sizes if size is not None), default=0.0)
     then, now = (each.manifest.get("hardware") or {} for each in (run, again))  # which only a started run knows
-    others = [key for key in dict.fromkeys([*then, *now]) if then.get(key) != now.get(key)]
-    unmatched = [*unmatched, *(f"{key}: {then.get(key)}, here {now.get(key)}" for key in others)]
+    unmatched = [*unmatched, *(f"{key}: {old}, here {new}" for key, old, new in differences(then, now))]
     close = tolerance > 0 and None not in sizes and largest <= tolerance
     verdict: dict[str, Any] = {"of": str(run), "equal": not found, "within_tolerance": not found or close}
     verdict |= {"tolerance": tolerance, "differences": len(found), "first": str(found[0]) if found else None}

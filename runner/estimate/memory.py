@@ -81,9 +81,8 @@ def steps_of(cfg: Config, rows: Rows) -> int | None:
     share = rows_per_step(args) * processes_of(cfg)
     if episodes := args.get("total_episodes"):
         return math.ceil(episodes / share)
-    if rows.total is None:
+    if (total := rows.total) is None:
         return None
-    total = rows.total
     if setting(args, upstream.PACKING, False) and rows.limit:
         total = math.ceil(total * rows.mean / rows.limit)
     whole = math.floor if WHOLE_BATCHES & config_fields(args).keys() else math.ceil

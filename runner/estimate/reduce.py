@@ -50,13 +50,13 @@ class Reduced:
             self.notes.append(text)
 
 
+@dataclass
 class Clones:
     """Small random models in the place of large ones, each made once; ``links`` has those that a rehearsal trains."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.links: dict[str, str] = {}
-        self.made: dict[Source, tuple[str, str]] = {}
+    folder: Path
+    links: dict[str, str] = field(default_factory=dict)
+    made: dict[Source, tuple[str, str]] = field(default_factory=dict)
 
     def of(self, source: Source) -> tuple[str, str]:
         """The path of a small model in place of this one, and what it is; the same path where that is small."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from peft import PeftConfig, PeftModel, get_peft_model
+from peft import PeftModel, get_peft_model
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -108,7 +108,6 @@ class ModelWeights:
 
 
 def _adapted(model: PreTrainedModel, peft: Node | None, source: Source) -> PreTrainedModel | PeftModel:
-    config: PeftConfig | None
     if peft is None:
         config = copy.deepcopy(read_adapter(source.path, source.revision)) if source.path else None
     else:

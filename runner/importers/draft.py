@@ -216,8 +216,7 @@ def follow(draft: Draft, *keys: str) -> None:
         rules = [SECRET] if value == HIDDEN else draft.find_rules(key)
         if rule := next((rule for rule in rules if draft.meets(rule, value)), None):
             draft.taken.add(key)
-            written = _apply(draft, rule, key, value, rules)
-            for path, constant in rule.also.items() if written else ():
+            for path, constant in rule.also.items() if _apply(draft, rule, key, value, rules) else ():
                 if select(draft.values, path) is None:
                     draft.put(path, _filled(draft, key, constant))
 

@@ -1,5 +1,6 @@
 """A file -> its keys and the dialect that it is in: YAML, JSON, or a shell script with one training command."""
 
+import contextlib
 import json
 import re
 import shlex
@@ -85,11 +86,8 @@ def plain(value: object) -> Any:
         return int(value)
     if re.fullmatch(r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?", value, re.I):
         return float(value)
-    if value[:1] in "{[" and value[-1:] in "}]":
-        try:
-            return plain(json.loads(value))
-        except (ValueError, RecursionError):
-            return value
+    with contextlib.suppress(ValueError, RecursionError):
+        return plain(json.loads(value)) if value[:1] in "{[" and value[-1:] in "}]" else value
     return value
 
 

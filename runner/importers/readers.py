@@ -31,9 +31,8 @@ def translate(reading: ForeignConfig, name: str, trainer: str | None = None) -> 
     draft.add(reading.keys)
     nones = {key for key, value in draft.keys.items() if value == "none" and key.split(".")[-1] not in VALUE_NONE}
     draft.keys |= dict.fromkeys(nones)
-    for default in table.defaults:
-        if draft.meets(default):
-            draft.imply(default.give)
+    for default in filter(draft.meets, table.defaults):
+        draft.imply(default.give)
     follow(draft, *table.sections["first"])
     READERS.get(reading.dialect, read_paths)(draft)
     follow_rest(draft)

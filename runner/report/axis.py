@@ -54,8 +54,6 @@ def axes_of(configs: Sequence[Config], typed: Sequence[Mapping[str, str]] | None
     order = sorted(keys, key=lambda key: TOP.index(key) if key in TOP else len(TOP))
     columns = choices | {key: tuple(leaves.get(key, first.get(key, MISSING)) for leaves in others) for key in order}
     for key, column in columns.items():
-        if len(set(column)) < 2:
-            continue
         # A column adds nothing where it equals another one, or has one value for each choice of a group.
         for other, known in found.items():
             if known == column or (other in choices and len(set(zip(known, column, strict=True))) == len(set(known))):

@@ -48,8 +48,8 @@ def find_axes(runs: Sequence[RunRecord]) -> list[Axis]:
 def find_column(key: str, runs: Sequence[RunRecord], axes: Sequence[Axis], option: str) -> tuple[Sequence[Any], bool]:
     """The value of a key in each run, None where it has none, and whether it is a score; ConfigError for no key."""
     if key in OWN:
-        shown = [{"run": run.folder.name, "state": run.state, "cause": run.cause} for run in runs]
-        return [own.get(key, run.status.get(key)) for own, run in zip(shown, runs, strict=True)], False
+        facts = [{**run.status, "run": run.folder.name, "state": run.state, "cause": run.cause} for run in runs]
+        return [own.get(key) for own in facts], False
     if axis := next((axis for axis in axes if key in (axis.name, axis.key)), None):
         return [None if entry in (MISSING, UNREAD) else entry for entry in axis.column], False
     flat = [flatten(run.cfg) for run in runs]

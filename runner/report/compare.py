@@ -37,11 +37,9 @@ def sections_of(ours: RunRecord, theirs: RunRecord) -> list[Section]:
     for (first, *others), mine, other in config_rows(ours.cfg, theirs.cfg):
         also = ", ".join(dict.fromkeys(key.rpartition(".")[2] for key in others))
         rows.append((f"{first} (also {also})" if also else first, mine, other))
-    found, their_facts = [Section("config", rows)], facts_of(theirs)
-    for title, a in facts_of(ours).items():
-        b = their_facts[title]
-        keys = [key for key in dict.fromkeys([*a, *b]) if a.get(key) != b.get(key)]
-        rows = [(key, value_if_any(a.get(key)), value_if_any(b.get(key))) for key in keys]
+    found = [Section("config", rows)]
+    for (title, a), b in zip(facts_of(ours).items(), facts_of(theirs).values(), strict=True):
+        rows = [(key, *map(value_if_any, pair)) for key, *pair in differences(a, b)]
         found.append(Section(title, rows, unknown=not a and not b))
     found += [_scored("results", ours.after, theirs.after), _scored("last metrics", _last(ours), _last(theirs))]
     return sorted(found, key=lambda section: len(section.rows))
@@ -97,16 +95,15 @@ def deviations(ours: RunRecord, theirs: RunRecord) -> list[Deviation]:
     pairs += [("scores before", None, ours.before, theirs.before), ("scores after", None, ours.after, theirs.after)]
     pairs += [("model", None, _weights(ours), _weights(theirs))]
     return [
-        Deviation(what, step, name, mine.get(name), other.get(name))
+        Deviation(what, step, name, *pair)
         for what, step, mine, other in pairs
-        for name in dict.fromkeys([*mine, *other])
-        if mine.get(name) != other.get(name) and name != "step" and not TIMED.search(name)
+        for name, *pair in differences(mine, other)
+        if name != "step" and not TIMED.search(name)
     ]
 
 
 def _weights(run: RunRecord) -> dict[str, str]:
-    files = run.manifest.get("files") or {}
-    return {name: str(sha)[:12] for name, sha in files.items() if name.endswith(WEIGHTS)}
+    return {name: str(sha)[:12] for name, sha in (run.manifest.get("files") or {}).items() if name.endswith(WEIGHTS)}
 
 
 def differing(run: RunRecord) -> list[tuple[str, str, str]] | None:

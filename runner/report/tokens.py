@@ -89,9 +89,7 @@ def _counts(row: TokenRow, scored: bool) -> str:
     if row.role == "prompt" or scored:
         return f"{size} tokens{cut}"
     values = sorted({weight for weight, bit in zip(row.weights or [], row.trained, strict=False) if bit})
-    shown = " and ".join(f"{value:g}" for value in values)
-    if len(values) > 2:
-        shown = f"{values[0]:g} to {values[-1]:g}"
+    shown = (" to " if len(values) > 2 else " and ").join(f"{end:g}" for end in dict.fromkeys(values[:1] + values[-1:]))
     weights = "" if values in ([], [1.0]) else f", weights {shown}"
     return f"{sum(row.trained)} of {size} tokens trained ({row.share:.0%}){weights}{cut}"
 
