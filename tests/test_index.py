@@ -93,6 +93,16 @@ def test_figures_are_those_of_the_files_whatever_changes(group, capsys, monkeypa
     assert without_index(group, capsys) == after
 
 
+def test_a_link_in_a_run_that_lies_elsewhere_is_noticed(group, capsys, tmp_path):
+    (group / FIRST).rename(tmp_path / "elsewhere")
+    (group / FIRST).symlink_to(tmp_path / "elsewhere")
+    pause()
+    before = told(capsys)
+    (tmp_path / "elsewhere" / "notes.txt").symlink_to("/etc/passwd")
+    pause()
+    assert told(capsys) == without_index(group, capsys) != before
+
+
 def changed_row(path: Path) -> None:
     with sqlite3.connect(path) as rows:
         assert rows.execute(f"UPDATE {index.NAME} SET record = replace(record, '0.7', '0.9')").rowcount == 4

@@ -87,7 +87,7 @@ def _stamp_of(folder: Path) -> tuple[str, int]:
     """
     found: dict[str, tuple[int, ...]] = {}
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        for entry in (Path(folder), *entries):
+        for entry in (folder, *entries):
             if entry.name in METADATA or not entry.is_file():
                 about = os.stat(entry) if entry is folder else os.lstat(entry)
                 found[entry.name] = (about.st_mode, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
