@@ -276,10 +276,9 @@ def _save_adapter(run: Run, model: PeftModel, folder: Path, weights: Mapping[str
         model.merge_and_unload(adapter_names=["default"]).save_pretrained(folder)
         return
     path, revision = path_of(run.cfg)["path"], run.cfg["model"].get("revision")
-    loaded = read_adapter(path, revision)
-    base = loaded.base_model_name_or_path if loaded else path
-    revision = loaded.revision if loaded else revision
-    write_adapter(model, folder, base=shipped(base), revision=revision, state_dict=weights)
+    if loaded := read_adapter(path, revision):
+        path, revision = loaded.base_model_name_or_path, loaded.revision
+    write_adapter(model, folder, base=shipped(path), revision=revision, state_dict=weights)
 
 
 def _open_repository(run: Run) -> RepoUrl | None:

@@ -51,7 +51,7 @@ def measure_small(cfg: Config, gpu: bool, folder: Path) -> tuple[MeasuredStep | 
 
     def measure() -> int:
         try:
-            write_json(result, {"seen": asdict(measure_step(training_alone(cfg, gpu), gpu, folder))})
+            write_json(result, {"seen": asdict(measure_step(cfg, gpu, folder))})
         except Exception as error:  # whatever a trainer may raise
             traceback.print_exc()
             first = error.faults[0].found if isinstance(error, RunnerError) else f"{type(error).__name__}: {error}"
@@ -101,9 +101,9 @@ def run_apart(call: Callable[[], int], log: Path, cache: Path) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
-def training_alone(cfg: Config, gpu: bool) -> dict[str, Any]:
-    """The configuration of a training alone, for one cycle of generation, whose activations are all kept."""
-    own = copy.deepcopy(dict(cfg))
+def measure_step(cfg: Config, gpu: bool, folder: Path) -> MeasuredStep:
+    """Train alone in a folder of its own, for one cycle of generation with all activations kept, and measure that."""
+    own = copy.deepcopy(dict(cfg)) | dict.fromkeys(("callback", "metric", "quant")) | {"output_root": str(folder)}
     args = own["trainer"]["args"]
     args |= {upstream.BF16: autocasts(args, gpu), upstream.FP16: False}
     args |= {name: False for name in RECOMPUTE if name in config_fields(args)}
@@ -111,18 +111,13 @@ def training_alone(cfg: Config, gpu: bool) -> dict[str, Any]:
     args |= {upstream.SAVE_STRATEGY: "no", upstream.EVAL_STRATEGY: "no", upstream.LOAD_BEST_MODEL_AT_END: False}
     if own["peft"] and own["peft"].get("r"):
         own["peft"]["r"] = 1  # what a rank adds does not grow with the width, and is little in a wide model
-    return own | dict.fromkeys(("callback", "metric", "quant"))
-
-
-def measure_step(cfg: Config, gpu: bool, folder: Path) -> MeasuredStep:
-    """Train in a folder of its own, as many steps as a cycle of generation has, and measure them."""
-    trainer = build_components(open_run({**cfg, "output_root": str(folder)}, [])).trainer
+    trainer = build_components(open_run(own, [])).trainer
     meter, trace = Meter(trainer, ModelWeights(source_of(cfg), trained=False).shape), folder / "profile.json"
     profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
     with profiler, saved_tensors_hooks(meter.keep, lambda tensor: tensor):
         trainer.train()
     profiler.export_chrome_trace(str(trace))
-    return replace(meter.seen, peak=read_peak(trace, gpu), steps=cfg["trainer"]["args"][upstream.MAX_STEPS])
+    return replace(meter.seen, peak=read_peak(trace, gpu), steps=args[upstream.MAX_STEPS])
 
 
 class Meter:

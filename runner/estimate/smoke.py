@@ -66,14 +66,6 @@ class Case:
         label = label_of(self.composed.overrides)
         return f"{self.composed.cfg['name']} {'' if label == 'default' else label}".rstrip()
 
-    @property
-    def speed(self) -> list[str]:
-        """The settings for speed that were made or left; where none was asked for, those that speed=max would make."""
-        if self.composed.speed:
-            return self.composed.speed
-        chosen, _ = choose_speed(copy.deepcopy(self.composed.cfg), read_options("speed")["max"])
-        return [f"speed=max would set {line}" for line in chosen]
-
 
 # --- Which runs are alike -------------------------------------------------------------------------
 
@@ -189,6 +181,9 @@ def describe_case(case: Case) -> list[str]:
     runs, outcomes = len(case.runs), dict(zip(PARTS, _outcomes(case), strict=True))
     many = f", for {runs} runs that differ in numbers only" if runs > 1 else ""
     head = f"ok        {case.name}: {number(case.seconds, 2)} s{many}"
+    if not (speed := case.composed.speed):  # that was made or left, as it was asked for
+        chosen, _ = choose_speed(copy.deepcopy(case.composed.cfg), read_options("speed")["max"])
+        speed = [f"speed=max would set {line}" for line in chosen]
     if case.code:
         part = next((part for part, outcome in outcomes.items() if not outcome), PARTS[-1])
         head = f"failed    {case.name}: {part}, after step {case.run.status()['step']}"
@@ -196,7 +191,7 @@ def describe_case(case: Case) -> list[str]:
         head,
         *(f"  {part:<19}{outcome}" for part, outcome in outcomes.items() if outcome),
         *(f"  {'' if index else 'instead':<10}{note}" for index, note in enumerate(case.small.notes)),
-        *(f"  {'' if index else 'speed':<10}{line}" for index, line in enumerate(case.speed)),
+        *(f"  {'' if index else 'speed':<10}{line}" for index, line in enumerate(speed)),
     ]
 
 

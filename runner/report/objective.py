@@ -54,9 +54,10 @@ def choose_objective(
     if direction not in (None, "max", "min"):
         raise ConfigError(Fault("direction", repr(direction), "max or min", "direction=max"))
     known, finished = score_names(runs), [run for run in runs if run.state == "finished"]
-    asked, (name, why, more) = name, (_full_name(name, known), "asked for", None) if name else _found(runs, known)
+    asked, (name, why, more) = name, (name, "asked for", None) if name else _found(runs, known)
     if name is None:
         return None
+    name = next((found for found in (name, f"eval_{name}") if found in known), name)
     if asked and finished and all(run.score(name) is None for run in finished):
         logged = {found for run in finished for found in run.logged if not found.endswith(CLOCK)}
         expected = list(dict.fromkeys(informative([*known, *sorted(logged)])))
@@ -147,18 +148,13 @@ def list_figures(line: Mapping[str, Any]) -> list[str]:
     return [f"{name} {number(value)}" for name, value in found.items()]
 
 
-def _full_name(name: str, known: Sequence[str]) -> str:
-    return next((found for found in (name, f"eval_{name}") if found in known), name)
-
-
 def _found(runs: Sequence[RunRecord], known: Sequence[str]) -> tuple[str | None, str, bool | None]:
     if name := next((run.cfg["objective"] for run in runs if isinstance(run.cfg.get("objective"), str)), None):
-        return _full_name(name, known), "objective of the configuration", None
+        return name, "objective of the configuration", None
     for run in runs:
         args = select(run.cfg, "trainer.args") or {}
         if best := args.get(upstream.METRIC_FOR_BEST_MODEL):
-            why = f"trainer.args.{upstream.METRIC_FOR_BEST_MODEL}"
-            return _full_name(str(best), known), why, args.get(upstream.GREATER_IS_BETTER)
+            return str(best), f"trainer.args.{upstream.METRIC_FOR_BEST_MODEL}", args.get(upstream.GREATER_IS_BETTER)
     reasons = {re.escape(metric): f"metric.{metric} of the configuration" for metric in _metrics(runs)}
     for pattern, why in (reasons | dict.fromkeys(LIKELY, TELLING)).items():
         if found := next((name for name in known if re.fullmatch(rf"eval_(.+_)?{pattern}", name)), None):

@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from runner.io.files import write_bytes, write_text
 from runner.io.visible import to_visible
 from runner.report import plot
@@ -44,10 +42,10 @@ def write_report(summary: Summary) -> Path:
     write_text(page.with_name("summary.jsonl"), to_jsonl(summary), again=False)
     write_bytes(page.with_name("summary.parquet"), to_parquet(summary), again=False)
     pictures, written = plot.sweep_pictures(summary), set[Path]()
-    shown: dict[bool, list[tuple[str, Markup]]] = {True: [], False: []}
+    shown: dict[bool, list[tuple[str, str]]] = {True: [], False: []}
     for number in range(len(pictures)):
         picture = pictures.pop(0)  # one after the other, because a figure that was drawn takes much memory
-        shown[picture.name.startswith("curve-")].append(_to_svg(picture, number))
+        shown[picture.name.startswith("curve-")].append((picture.caption, plot.to_svg(picture, f"p{number}")))
         written.add(plot.write_png(picture, plots))
     for path in set(plots.glob("*.png")) - written:
         path.unlink(missing_ok=True)  # another report may have done so
@@ -66,7 +64,8 @@ def write_run_report(run: RunRecord, differing: Sequence[tuple[str, str, str]] |
     plot.write_plots(folder / "metrics.jsonl", folder / "plots", title=folder.parent.name)
     context: dict[str, object] = {"run": run, "differing": differing, "scores": score_rows(run)}
     context |= {"rows": first_rows(run.cfg), "steps": over_time(run), "facts": count_facts([list_facts(run)])}
-    context["curves"] = [_to_svg(picture, number) for number, picture in enumerate(plot.run_pictures(run.lines))]
+    pictures = enumerate(plot.run_pictures(run.lines))
+    context["curves"] = [(picture.caption, plot.to_svg(picture, f"p{number}")) for number, picture in pictures]
     write_text(page, fill_template("run.html", GLOBALS, title=folder.name, **context), again=False)
     return page
 
@@ -115,7 +114,3 @@ def _completions(table: Sequence[Row], step: float) -> dict[str, Row]:
 def _shared(columns: Sequence[Column]) -> list[Prompt]:
     prompts = [prompt for prompt in columns[0][2] if all(prompt in rows for *_, rows in columns)] if columns else []
     return [(prompt, [(label, colour, rows[prompt]) for label, colour, rows in columns]) for prompt in prompts]
-
-
-def _to_svg(picture: plot.Picture, number: int) -> tuple[str, Markup]:
-    return picture.caption, Markup(plot.to_svg(picture, f"p{number}"))

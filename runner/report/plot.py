@@ -18,6 +18,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
+from markupsafe import Markup
+
 from runner.io.files import write_bytes
 from runner.report.axis import Axis
 from runner.report.number import short, spread, value
@@ -109,7 +111,7 @@ def styled(summary: Summary) -> list[tuple[SweepSetting, str, str | None]]:
     return list(zip(summary.settings, colours, [*labels, *[None] * len(summary.settings)], strict=False))
 
 
-def to_svg(picture: Picture, prefix: str) -> str:
+def to_svg(picture: Picture, prefix: str) -> Markup:
     """The figure as SVG for the inside of a page: its ink is that of the page, its ids start with ``prefix``."""
     file = io.StringIO()
     with _style():
@@ -123,7 +125,7 @@ def to_svg(picture: Picture, prefix: str) -> str:
     # Hundredths of a point are enough for a place; what is written there stays as it is.
     text = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), text)
     text = re.sub(r"font-family: [^;\"]*", "font-family: inherit", text)
-    return re.sub(r"\s*\n\s*", " ", text.replace(INK, "currentColor"))
+    return Markup(re.sub(r"\s*\n\s*", " ", text.replace(INK, "currentColor")))
 
 
 def write_png(picture: Picture, folder: Path, *, of_numbers: bool = False) -> Path:

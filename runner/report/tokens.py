@@ -29,11 +29,6 @@ class TokenRow:
     whole: int = 0  # the length before it was cut, 0 where it is whole
     texts: list[str] = field(default_factory=list)  # of each token, where they are to be shown
 
-    @property
-    def share(self) -> float:
-        """The share of its tokens that is trained."""
-        return sum(self.trained) / max(1, len(self.trained))
-
 
 @dataclass(frozen=True)
 class Sheet:
@@ -91,7 +86,8 @@ def _counts(row: TokenRow, scored: bool) -> str:
     values = sorted({weight for weight, bit in zip(row.weights or [], row.trained, strict=False) if bit})
     shown = (" to " if len(values) > 2 else " and ").join(f"{end:g}" for end in dict.fromkeys(values[:1] + values[-1:]))
     weights = "" if values in ([], [1.0]) else f", weights {shown}"
-    return f"{sum(row.trained)} of {size} tokens trained ({row.share:.0%}){weights}{cut}"
+    trained = sum(row.trained)
+    return f"{trained} of {size} tokens trained ({trained / max(1, size):.0%}){weights}{cut}"
 
 
 def to_mark(row: TokenRow, place: int) -> str:
