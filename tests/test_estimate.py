@@ -9,11 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from runner.estimate.device import Device
 from runner.estimate.measure import measure_small
 from runner.estimate.memory import Rows, Shards, Training, cycle_of, rows_per_step, steps_of
 from runner.estimate.reduce import Clones, linked, reduce
-from runner.estimate.table import Forecast, format_forecasts
+from runner.estimate.table import Device, Forecast, format_forecasts
 from runner.launch import stages
 from runner.model.clone import Source
 

@@ -130,8 +130,7 @@ def describe(draft: Draft) -> list[str]:
 def _describe_next(draft: Draft, text: str, target: Path | None, words: list[str]) -> list[str]:
     if target:
         folder = target.parent.parent
-        menu = [] if folder.resolve() == MENU else ["--config-dir", str(folder)]
-        words = [*_overrides(draft), *menu, "--dry-run"]
+        words = [*_overrides(draft), *([] if folder.resolve() == MENU else ["--config-dir", str(folder)]), "--dry-run"]
     whole = " ".join(word.replace(" ", "\0") for word in ("next      python -m runner", *words))  # no word is broken
     lines = textwrap.wrap(whole, WIDTH - 2, subsequent_indent=" " * 11, break_long_words=False, break_on_hyphens=False)
     command = " \\\n".join(lines).replace("\0", " ")

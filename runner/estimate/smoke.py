@@ -20,11 +20,10 @@ from runner.config import Composed
 from runner.config.menu import read_options
 from runner.config.speed import choose_speed
 from runner.errors import ConfigError, EnvironmentFault
-from runner.estimate.device import Device, this_device
 from runner.estimate.measure import measure_small, one_thread, run_apart
 from runner.estimate.memory import Rows, Training
 from runner.estimate.reduce import Clones, Reduced, linked, reduce, rows_of
-from runner.estimate.table import Forecast, format_forecasts
+from runner.estimate.table import Device, Forecast, format_forecasts, this_device
 from runner.estimate.weights import source_of
 from runner.io.files import read_json, write_json
 from runner.io.terminal import quiet
@@ -96,8 +95,7 @@ def structure_of(cfg: Config, links: Mapping[str, str]) -> str:
     """
     structure = {}
     for path, value in scalars(lasting(cfg)):
-        is_length = isinstance(value, int) and re.search(rf"(^|\.)({LENGTHS})$", path)
-        if isinstance(value, float) or is_length:
+        if isinstance(value, float) or (isinstance(value, int) and re.search(rf"(^|\.)({LENGTHS})$", path)):
             value = "a number" if value else 0
         structure[path] = links.get(value, value) if isinstance(value, str) else value
     return key_of(structure)

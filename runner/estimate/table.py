@@ -1,12 +1,16 @@
-"""A forecast as text: what holds how much, what there is, how long it takes, and what it writes."""
+"""A forecast as text: what holds how much, what a device has, how long it takes, and what it writes."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+import psutil
+import torch
+from torch.utils.benchmark import Timer
+
 from runner.config.machines import processes_of
-from runner.estimate.device import Device
 from runner.estimate.memory import Training, steps_of
 from runner.run.alarms import steps_to_notice
 from runner.run.disk import free, sized
@@ -18,6 +22,36 @@ from runner.schema.upstream import batch_size, setting
 TIGHT = 0.9  # of what is there, from which on a forecast warns: allocators keep some more than what is alive
 ASSUMED = 100e12  # operations a second, as a scale where nothing was measured
 KEPT = 2  # checkpoints, where nothing else is configured
+REACHED = 0.5  # of the speed of large products: about what the passes of a training reach
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device that runs are meant for; None is what nobody knows."""
+
+    name: str
+    gpu: bool
+    memory: int | None = None  # bytes
+    speed: float | None = None  # operations a second
+    how: str = ""  # the speed is known
+
+
+def this_device() -> Device:
+    """The device that a run here would train on, and what it may reach: from the best of a few large products.
+
+    Its memory is what is free of it, or for a CPU what the container may have where that is less.
+    """
+    gpu = torch.cuda.is_available()
+    kind, dtype, size = ("cuda", torch.bfloat16, 8192) if gpu else ("cpu", torch.float32, 1024)
+    both = {name: torch.rand(size, size, device=kind).to(dtype) for name in ("left", "right")}
+    timer = Timer("left @ right", globals=both, num_threads=torch.get_num_threads())
+    best = min(timer.timeit(1).mean for _ in range(5))
+    name = torch.cuda.get_device_name() if gpu else "this CPU"
+    free = [torch.cuda.mem_get_info()[0] if gpu else psutil.virtual_memory().available]
+    with contextlib.suppress(OSError, ValueError):  # there is no container, or none with a limit
+        free += [] if gpu else [int(Path("/sys/fs/cgroup/memory.max").read_text())]
+    how = f"half of what large {'bf16 ' if gpu else ''}products reach"
+    return Device(name, gpu, min(free), REACHED * 2 * size**3 / best, how)
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,7 @@ def read_file(path: Path, dialect: str | None = None) -> ForeignConfig:
     if dialect is not None and dialect not in known:
         raise ConfigError(Fault("dialect", dialect, f"one of {', '.join(known)}", f"dialect={next(iter(known))}"))
     text = _read_text(path)
-    has_flags = path.suffix not in FILE_TYPES and re.search(r"(?m)^\s*--\w", text)
-    is_script = path.suffix in (".sh", ".bash") or has_flags
+    is_script = path.suffix in (".sh", ".bash") or (path.suffix not in FILE_TYPES and re.search(r"(?m)^\s*--\w", text))
     reading = _read_script(path, text) if is_script else ForeignConfig(path, _read_mapping(path, text))
     reading.keys = {key: plain(value) for key, value in reading.keys.items()}
     if dialect:

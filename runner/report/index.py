@@ -112,5 +112,4 @@ def _shared(node: Any, like: Any) -> Any:
     if not isinstance(node, dict) or not isinstance(like, dict):
         return like if type(node) is type(like) and not isinstance(node, list) and node == like else node
     made = {sys.intern(key): _shared(entry, like.get(key)) for key, entry in node.items()}
-    is_same = list(made) == list(like) and all(entry is like[key] for key, entry in made.items())
-    return like if is_same else made
+    return like if list(made) == list(like) and all(entry is like[key] for key, entry in made.items()) else made

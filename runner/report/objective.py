@@ -21,7 +21,6 @@ LIKELY = ("objective/scores", "reward", "rewards/accuracies", "accuracy", "mean_
 ONLINE = r"(^|_)(objective/scores|reward)$"  # the reward of what a trainer samples
 TELLING, FIRST = "the most telling held-out score", "the first held-out score"
 LAST = "the last value in training, since no rows were held out"
-GUESSES = (TELLING, FIRST, LAST)
 # What the terminal shows of a logged step.
 SHOWN = ("objective/scores", "reward", "loss", "rewards/margins", "objective/kl", "kl", "grad_norm", "learning_rate")
 # Figures that stay in the files, because they say little about whether something was learned.
@@ -85,7 +84,7 @@ def describe_decline(run: RunRecord) -> str | None:
     counts = [count for key, count in held_out.items() if f".{key}".endswith(".rows")]
     counts += [node.get("limit") for node in _metrics([run]).values() if isinstance(node, dict)]
     rows = min((count for count in counts if isinstance(count, int)), default=0)
-    if objective and objective.why in GUESSES and not re.search(ONLINE, objective.name):
+    if objective and objective.why in (TELLING, FIRST, LAST) and not re.search(ONLINE, objective.name):
         losses = [name for name in known if re.fullmatch(r"eval_(.+_)?loss", name)]
         objective = SweepObjective(losses[0], False, "the held-out loss") if losses else None
     if objective is None or not rows:

@@ -69,8 +69,7 @@ def table(summary: Summary, width: int = 80) -> str:
         scores = []
         for name in summary.shown_scores:
             cells = [spread(setting.mean(name), setting.sd(name)) for setting in settings]
-            is_objective = summary.objective is not None and name == summary.objective.name
-            scores.append(Column(name.removeprefix("eval_"), cells, is_objective))
+            scores.append(Column(name.removeprefix("eval_"), cells, bool(objective and name == objective.name)))
         if not summary.all_finished:
             scores.insert(1, Column("state", [setting.state for setting in settings], True, True))
         parts += ["", *format_table(columns + scores, width)]
