@@ -184,9 +184,8 @@ def _measure_answers(side: Side, model: Model, tokenizer: PreTrainedTokenizerBas
     for name, rows in sets.items():
         known = _of_set(metrics, name)
         everything = is_scorer or any(metric.answers == "all" for metric in known)
-        reader = AnswerReader(model, tokenizer, context_length(model), request.options["batch_size"])
         with progress_bar(f"{name}: known answers", sum(everything or row["label"] for row in rows), "answer") as bar:
-            reader.on_progress = bar.update
+            reader = AnswerReader(model, tokenizer, context_length(model), request.options["batch_size"], bar.update)
             side.sets[name] = judge_answers(reader, rows, known, is_scorer=is_scorer)
 
 

@@ -190,13 +190,11 @@ def _start(run: Run, components: Components, source: Run | None) -> None:
 
 def _check_sharded(trainer: Trainer) -> None:
     """Raise RunnerError where shards were asked for, and the library has prepared something else without a word."""
-    model = trainer.model_wrapped
-    is_sharded = {
-        upstream.FSDP: isinstance(model, FSDPModule | FullyShardedDataParallel),
-        upstream.DEEPSPEED: type(model).__name__ == "DeepSpeedEngine",
-    }
+    model, kind = trainer.model_wrapped, type(trainer.model_wrapped).__name__
+    is_sharded = {upstream.FSDP: isinstance(model, FSDPModule | FullyShardedDataParallel)}
+    is_sharded[upstream.DEEPSPEED] = kind == "DeepSpeedEngine"
     for name in (name for name, is_so in is_sharded.items() if getattr(trainer.args, name) and not is_so):
-        raise RunnerError(fault("command.not_sharded", field=name, kind=type(model).__name__))
+        raise RunnerError(fault("command.not_sharded", field=name, kind=kind))
 
 
 def _finish(run: Run, components: Components, stop: StopRequest, seconds: float) -> None:

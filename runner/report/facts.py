@@ -78,12 +78,6 @@ def first_rows(cfg: Config) -> list[list[tuple[str, str]]]:
 
 def facts_of(run: RunRecord) -> dict[str, dict[str, object]]:
     """The facts of a manifest by their subject, the words of the command, and the state."""
-    words = [word.partition("=") for word in words_of(run) or ()]
-    command: dict[str, object] = {key: text if sign else "" for key, sign, text in words if key != "name"}
-    return _environment_of(run) | {"command": command, "state": {"state": run.state, "step": run.progress}}
-
-
-def _environment_of(run: RunRecord) -> dict[str, dict[str, object]]:
     titles = ("data", "versions", "hardware", "model", "git")
     facts = {title: flatten(run.manifest.get(title) or {}) for title in titles}
     facts["data"] |= {key: str(f)[:12] for key, f in facts["data"].items() if key.endswith("fingerprint") and f}
@@ -93,7 +87,9 @@ def _environment_of(run: RunRecord) -> dict[str, dict[str, object]]:
     facts["code"] = {"commit": str(git.get("commit", ""))[:12]} if git else {}
     for file, added, removed, mark in changed_files(str(git.get("diff") or "")):
         facts["code"][f"changed {file}"] = f"+{added} -{removed} ({mark})"
-    return facts
+    words = [word.partition("=") for word in words_of(run) or ()]
+    facts["command"] = {key: text if sign else "" for key, sign, text in words if key != "name"}
+    return facts | {"state": {"state": run.state, "step": run.progress}}
 
 
 def changed_files(diff: str) -> Iterator[tuple[str, int, int, str]]:
@@ -108,7 +104,7 @@ def changed_files(diff: str) -> Iterator[tuple[str, int, int, str]]:
 
 def list_facts(run: RunRecord) -> dict[str, str]:
     """The facts on software, data, model and machine by their names, as text."""
-    facts = _environment_of(run)
+    facts = facts_of(run)
     return {f"{subject} {name}": value(fact) for subject in ENVIRONMENT for name, fact in facts[subject].items()}
 
 
