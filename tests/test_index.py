@@ -13,7 +13,7 @@ from laid import lay_run, lay_sweep, set_status, write
 from runner.__main__ import main
 from runner.io.files import files_of, write_bytes
 from runner.report import index, page
-from runner.report.choose import choose_runs
+from runner.report.sweep import choose_runs
 from runner.run import Run, locked
 from runner.run.read import RunRecord, read_run
 

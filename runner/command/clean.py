@@ -16,9 +16,9 @@ from runner.command.report import PAGES
 from runner.errors import ConfigError, Fault, FolderError, fault
 from runner.io.files import ASIDE, LEFT_BY_WRITES, display_path, read_json, set_aside
 from runner.io.terminal import is_terminal, print_visible
-from runner.report.choose import choose_runs
 from runner.report.index import INDEX, read_group
 from runner.report.number import plural
+from runner.report.sweep import choose_runs
 from runner.report.table import MAX_LINES
 from runner.run import FILES, FOLDERS, find_foreign_faults, is_shaped, locked
 from runner.run.disk import sized
