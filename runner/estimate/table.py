@@ -81,8 +81,7 @@ class Forecast:
         held, phases, gradients = training.held, training.phases, training.gradients
         lighter = "peft=qlora" if training.cfg["peft"] else "peft=lora"
         split, now = sum(held.values()) + gradients, processes_of(training.cfg)
-        counts = (2**power for power in range(1, 11) if 2**power >= now)
-        spread = (count for count in counts if peak - split + split // count <= TIGHT * there)
+        spread = (2**n for n in range(1, 11) if 2**n >= now and peak - split + split // 2**n <= TIGHT * there)
         if self.device.gpu and training.parts.stage < 3 and (count := next(spread, None)):
             lighter += f", or strategy=fsdp2 launcher.num_processes={count}"
         if max(phases.values()) - gradients > held["weights"] + held.get("optimizer", 0) + gradients:

@@ -43,12 +43,11 @@ class Shape:
         text = model.config.get_text_config()
         chosen = getattr(text, "num_experts_per_tok", None)
         width = weights = 0.0
-        for part in next(trunks_of(model)).modules():
-            matrices = [each for each in part.parameters(recurse=False) if each.dim() > 1]
-            for each in matrices if not isinstance(part, nn.Embedding) else ():
-                experts = min(chosen or len(each), len(each)) if each.dim() == 3 else 1
-                width += experts * sum(each.shape[-2:])
-                weights += experts * each.shape[-1] * each.shape[-2]
+        parts = [part for part in next(trunks_of(model)).modules() if not isinstance(part, nn.Embedding)]
+        for each in (each for part in parts for each in part.parameters(recurse=False) if each.dim() > 1):
+            experts = min(chosen or len(each), len(each)) if each.dim() == 3 else 1
+            width += experts * sum(each.shape[-2:])
+            weights += experts * each.shape[-1] * each.shape[-2]
         layers = max(1, getattr(text, "num_hidden_layers", 1))
         heads = getattr(text, "num_attention_heads", None) or 1
         head = getattr(model.get_output_embeddings(), "weight", torch.empty(0)).numel()

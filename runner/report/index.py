@@ -42,42 +42,37 @@ class RunOfMany(RunRecord):
 
 def read_group(group: Path) -> list[RunOfMany]:
     """Every run of a name, in the order of the folders' names; what has changed is read anew and put into the index."""
-    runs, found, rows, like = [], set(), _open_index(group / INDEX), dict[str, Any]()
+    runs, (rows, known), like = [], _open_index(group / INDEX), dict[str, Any]()
     settled = time.time_ns() - SETTLED_NANOSECONDS  # what was written later may change again without another time
     for folder in find_folders(group):
         (stamp, latest), name = _stamp_of(folder), os.fsencode(folder.name)
-        try:
-            row = rows.execute(f"SELECT record, seal FROM {NAME} WHERE folder = ?", [name]).fetchone()
-        except sqlite3.Error:  # the file is damaged here
-            row, rows = None, _open_index(None)
-        if row is None or row[1] != _seal_of(stamp, row[0]):
-            row = [json.dumps(_record_of(folder), default=str, skipkeys=True)]
+        record, seal = known.pop(name, ("", ""))
+        if seal != _seal_of(stamp, record):
+            record = json.dumps(_record_of(folder), default=str, skipkeys=True)
             if latest < settled:
-                rows.execute(f"INSERT OR REPLACE INTO {NAME} VALUES (?, ?, ?)", [name, *row, _seal_of(stamp, row[0])])
-        found.add(name)
-        like = _shared(json.loads(row[0]), like)
+                rows.execute(f"INSERT OR REPLACE INTO {NAME} VALUES (?, ?, ?)", [name, record, _seal_of(stamp, record)])
+        like = _shared(json.loads(record), like)
         tuples = {"damaged": tuple(like["damaged"]), "faults": tuple(Fault(**each) for each in like["faults"])}
         runs.append(RunOfMany(folder, **like | tuples))
     with contextlib.suppress(sqlite3.Error, OSError), contextlib.closing(rows):  # a folder that nobody may write
-        gone = [row for row in rows.execute(f"SELECT folder FROM {NAME}").fetchall() if row[0] not in found]
-        rows.executemany(f"DELETE FROM {NAME} WHERE folder = ?", gone)
+        rows.executemany(f"DELETE FROM {NAME} WHERE folder = ?", [[gone] for gone in known])
         rows.commit()
         if rows.total_changes:
             write_bytes(group / INDEX, rows.serialize(), make=False)
     return runs
 
 
-def _open_index(path: Path | None) -> sqlite3.Connection:
-    """The index that is there, read into memory; an empty one, which is partly on the disk, where it is no such."""
+def _open_index(path: Path) -> tuple[sqlite3.Connection, dict[bytes, tuple[str, str]]]:
+    """The index that is there, read into memory, with its rows; an empty one, partly on the disk, where it is none."""
     rows = sqlite3.connect(":memory:")
-    if path:
-        with contextlib.suppress(OSError, sqlite3.Error, MemoryError), open_own(path, "rb") as file:
-            rows.deserialize(file.read())
-            if rows.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL").fetchall() == [(TABLE,)]:
-                return rows
+    with contextlib.suppress(OSError, sqlite3.Error, MemoryError), open_own(path, "rb") as file:
+        rows.deserialize(file.read())
+        is_whole = rows.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        if is_whole and rows.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL").fetchall() == [(TABLE,)]:
+            return rows, {name: own for name, *own in rows.execute(f"SELECT * FROM {NAME}")}
     rows = sqlite3.connect("")
     rows.execute(TABLE)
-    return rows
+    return rows, {}
 
 
 def _stamp_of(folder: Path) -> tuple[str, int]:

@@ -107,10 +107,9 @@ def format_sheet(sheet: Sheet, *, colour: bool = False, width: int = MAX_WIDTH) 
     lines = [sheet.title, *(f"  {line}" for line in sheet.summary)]
     if names := [_styled(name, mark) if colour else f"{mark} {name}" for mark, name in sheet.legend.items()]:
         lines.append(f"  marks: {', '.join(names)}")
-    for blocks in to_blocks(sheet.rows, sheet.scored):
-        for block in blocks:
-            heading = f"\x1b[1m{block.heading}\x1b[0m" if colour else block.heading
-            lines += ["", heading, *_text_lines(block.row, colour, width - 2)]
+    for block in itertools.chain.from_iterable(to_blocks(sheet.rows, sheet.scored)):
+        heading = f"\x1b[1m{block.heading}\x1b[0m" if colour else block.heading
+        lines += ["", heading, *_text_lines(block.row, colour, width - 2)]
     return "\n".join(lines) + "\n"
 
 
