@@ -34,9 +34,8 @@ def main(line: CommandLine) -> int:
 
     cases = group_by_structure(jobs)
     if len(jobs) > 1:
-        print(
-            f"rehearsal {len(jobs)} jobs, {len(cases)} of them to play: the others differ in numbers only", flush=True
-        )
+        heading = f"rehearsal {len(jobs)} jobs, {len(cases)} of them to play"
+        print(f"{heading}: the others differ in numbers only", flush=True)
     folder = Path(tempfile.mkdtemp(prefix="rehearsal-"))
     code = 0
     try:

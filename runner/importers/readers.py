@@ -187,11 +187,10 @@ def read_trl(draft: Draft) -> None:
     if best != draft.reading.command:
         draft.keys["trainer"] = best
         draft.note(MAPPED, "trainer", f"trainer={best}", "the file does not say; trainer=<name> does")
+    entries = enumerate(draft.take("datasets", "entries", []))
+    nodes = [read_entry(draft, "datasets", f"datasets[{index}]", entry) for index, entry in entries]
     if draft.keys.get("datasets") is None:
-        nodes: list[Node] = [{"path": draft.take("dataset_name", "plain_text", "???")}]
-    else:
-        entries = enumerate(draft.take("datasets", "entries", []))
-        nodes = [read_entry(draft, "datasets", f"datasets[{index}]", entry) for index, entry in entries]
+        nodes = [{"path": draft.take("dataset_name", "plain_text", "???")}]
     if any(node.get("weight") for node in nodes):
         why = "fraction: theirs leaves rows out, ours repeats small parts"
         draft.no_equivalent("datasets", why, "dataset.weights")

@@ -40,13 +40,11 @@ def overlap(completions: Sequence[Completion], reference: Sequence[Completion | 
     """F1 of the words of a completion and of its reference, without their order (ROUGE-1); None where there is none."""
     scores: list[float | None] = []
     for completion, known in zip(completions, reference, strict=True):
-        if known is None:
-            scores.append(None)
-            continue
-        found, right = _words(completion), _words(known)
+        found, right = _words(completion), _words(known or "")
         common = (Counter(found) & Counter(right)).total()
         # Harmonic mean of precision and recall, which is twice the common words over all of them.
-        scores.append(2 * common / (len(found) + len(right)) if common else 0.0)
+        score = 2 * common / (len(found) + len(right)) if common else 0.0
+        scores.append(None if known is None else score)
     return scores
 
 

@@ -100,9 +100,8 @@ def describe_decline(run: RunRecord) -> str | None:
 
 def _deviation(scores: Mapping[str, float], name: str) -> float:
     value = scores[name]
-    if (logged := scores.get(f"{name}_std")) is not None:
-        return logged
-    return math.sqrt(value * (1 - value)) if 0 <= value <= 1 and not LOW.search(name) else abs(value)
+    usual = math.sqrt(value * (1 - value)) if 0 <= value <= 1 and not LOW.search(name) else abs(value)
+    return scores.get(f"{name}_std", usual)
 
 
 def _metrics(runs: Sequence[RunRecord]) -> dict[str, Any]:
@@ -113,8 +112,7 @@ def _metrics(runs: Sequence[RunRecord]) -> dict[str, Any]:
 def _more_is_better(runs: Sequence[RunRecord], name: str) -> bool:
     metrics = _metrics(runs)
     behind = [metric for metric in metrics if re.fullmatch(rf"eval_(.+_)?{re.escape(metric)}", name)]
-    node = metrics[max(behind, key=len)] if behind else None
-    better = node.get("better") if isinstance(node, dict) else None
+    better = select(metrics.get(max(behind, key=len, default="")), "better")
     return better == "higher" if better else not LOW.search(name)
 
 
