@@ -46,8 +46,7 @@ def build_optimizer(
     # Weights without a pattern go first: the rate that the Trainer logs is that of the first group.
     for (pattern, is_decayed), members in sorted(parts.items(), key=lambda part: part[0][0] is not None):
         own = dict(groups[pattern]) if pattern is not None else {}
-        if "lr_ratio" in own:
-            own["lr"] = own.pop("lr_ratio") * settings["lr"]
+        own |= {"lr": own.pop("lr_ratio") * settings["lr"]} if "lr_ratio" in own else {}
         undecayed = {} if is_decayed or "weight_decay" not in settings else {"weight_decay": 0.0}
         made.append({"params": members} | undecayed | own)
     return make(made, **settings)

@@ -108,11 +108,9 @@ def read_request(line: CommandLine, own: Mapping[str, Option], parts: Sequence[s
         path = str(options["file"]).replace("\\", "\\\\").replace("'", "\\'")
         overrides += ["dataset=local", f"dataset.path='{path}'"]
     typed = {dotted_key(override): override for override in overrides}
-    if not line.runs and "model" not in typed:
-        faults.append(fault("command.no_model", verb=verb))
-    for key in ("model", "template"):
-        if line.runs and key in typed:
-            faults.append(fault("command.run_and_part", key=key, word=typed[key], run=line.runs[0]))
+    faults += [fault("command.no_model", verb=verb)] if not line.runs and "model" not in typed else []
+    for key in [key for key in ("model", "template") if line.runs and key in typed]:
+        faults.append(fault("command.run_and_part", key=key, word=typed[key], run=line.runs[0]))
     ConfigError.refuse(faults)
     root = Path(typed.get("output_root", "=outputs").partition("=")[2])
     (found,) = find_runs(line.runs, verb, 1, root) if line.runs else [None]

@@ -23,8 +23,7 @@ from runner.validate.start import check_parts, settle_hub
 def main(line: CommandLine) -> int:
     """Play through what the command line means, tell what the real thing will need, and return the exit code."""
     target, overrides, faults = split_options(line.overrides, options_of("rehearse"), "rehearse")
-    if line.runs:
-        faults.append(fault("command.no_overrides", words=" ".join(line.runs)))
+    faults += [fault("command.no_overrides", words=" ".join(line.runs))] if line.runs else []
     ConfigError.refuse(faults)
     jobs = jobs_of(overrides, line.folders, line.multirun)
     check_parts(jobs)

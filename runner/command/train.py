@@ -248,8 +248,7 @@ def save_model(run: Run, trainer: Trainer) -> None:
     trainer.processing_class.save_pretrained(new)
     unset_hf_deepspeed_config()  # ZeRO-3 would split what is loaded now over processes that have left
     missing = [] if tuner else find_missing(policy, new, weights)
-    if critic := getattr(model, "value_model", None):
-        missing += find_missing(critic, new / "value_model")
+    missing += find_missing(critic, new / "value_model") if (critic := getattr(model, "value_model", None)) else []
     if missing:
         raise RunnerError(fault("command.weights_not_saved", run=run, count=len(missing), names=", ".join(missing[:3])))
     # Without places and names of this run; tokens are masked by transformers.
@@ -423,13 +422,12 @@ def _next_command(record: RunRecord) -> str:
         rows = [] if (record.manifest.get("data") or {}).get("eval") else ["set=train"]
         rows += [typed["allow"]] if own and "allow" in typed else []  # its tuner reads what it wrote
         return shlex.join(["python", "-m", "runner", "predict", str(record), *rows])
-    if left_out and (record.run.model / "adapter_config.json").exists():
-        left_out += r"|peft(\..*)?"
+    left_out += r"|peft(\..*)?" if left_out and (record.run.model / "adapter_config.json").exists() else ""
     words = {group: f"{group}={choices[group]}" for group in KEPT if choices.get(group, "none") != "none"}
     words = (words if "experiment" in typed else {}) | typed
     kept = [word for key, word in words.items() if key.partition(".")[0] in KEPT and not re.fullmatch(left_out, key)]
-    kept += ["reward=model"] if follower == "ppo" else []
-    kept.append(f"{'reward.' if follower == 'ppo' else ''}model.path={record}/model")
+    start = f"model.path={record}/model"
+    kept += ["reward=model", f"reward.{start}"] if follower == "ppo" else [start]
     flags = [flag for folder in folders for flag in ("--config-dir", str(folder))]
     return shlex.join(["python", "-m", "runner", f"trainer={follower}", *kept, *flags])
 

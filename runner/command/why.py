@@ -33,8 +33,7 @@ def main(line: CommandLine) -> int:
     meant = [composed for composed in runs if inner and composed.stage == stage]  # the key begins with a stage
     lines = []
     for number, composed in enumerate(meant or runs):
-        if composed.stage:
-            lines.append(("\n" if number else "") + f"stage {composed.stage}")
+        lines += [("\n" if number else "") + f"stage {composed.stage}"] if composed.stage else []
         lines += explain(inner if meant else line.runs[0], origins_of(composed, line.folders), line.overrides)
     print_visible(hidden("\n".join(lines)))
     return 0

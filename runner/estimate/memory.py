@@ -196,8 +196,7 @@ class Training:
             rows = self.args.get(upstream.PRECOMPUTE_REF_BATCH_SIZE) or batch_size(self.args)
             layer = self.activations / self.policy.shape.layers
             phases["reference"] = int(layer * rows / batch_size(self.args)) - self.held.get("optimizer", 0)
-        if self.small.sampled:
-            phases["sampling"] = self.sampling_bytes
+        phases |= {"sampling": self.sampling_bytes} if self.small.sampled else {}
         if self.parts.stage == 3:  # layers are gathered one at a time and the next one ahead, and all of them to sample
             whole, layers = self.policy.bytes, 2 * self.policy.bytes // self.policy.shape.layers
             phases = {name: size + (whole if name == "sampling" else layers) for name, size in phases.items()}

@@ -136,8 +136,7 @@ def _cut_args(small: Reduced) -> None:
     if args.get(upstream.PACKING) and (setting(args, "max_length") or PACKED_ROW) >= PACKED_ROW:
         args["max_length"] = PACKED_ROW
         small.note(f"packed rows of {PACKED_ROW} tokens")
-    if args.get(upstream.DATALOADER_NUM_WORKERS):
-        args[upstream.DATALOADER_NUM_WORKERS] = 1
+    args |= {upstream.DATALOADER_NUM_WORKERS: 1} if args.get(upstream.DATALOADER_NUM_WORKERS) else {}
 
 
 def _cut_rows(small: Reduced, folder: Path) -> None:

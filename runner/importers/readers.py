@@ -95,8 +95,7 @@ def _to_node(draft: Draft, name: str, folder: str, info: Mapping[str, Any]) -> N
         if "/" not in name:
             draft.no_equivalent("dataset", f"{name} is in no dataset_info.json here", f"dataset.path: {path}, a guess")
         return {"path": path} | ({"form": form} if form != "prompt_completion" else {})
-    if "file_name" in entry:
-        entry["file_name"] = f"{folder}/{entry['file_name']}"
+    entry |= {"file_name": f"{folder}/{entry['file_name']}"} if "file_name" in entry else {}
     if entry.get("formatting") in ("sharegpt", "openai") and isinstance(entry.get("columns", {}), dict):
         entry["columns"] = {"messages": "conversations"} | entry.get("columns", {})
     node = {"form": form} | read_entry(draft, "dataset", where, entry)
@@ -159,8 +158,7 @@ def _read_weights(draft: Draft) -> None:
     usual = "default" if sft else "last_round"
     draft.keys.setdefault("loss_scale", "all" if draft.reading.command == "pt" else usual)
     words = draft.take("loss_scale", "plain_text", "all").split("+")
-    if not {"default", "last_round", "all"} & set(words):
-        words = [usual, *words]
+    words = words if {"default", "last_round", "all"} & set(words) else [usual, *words]
     wanted = [word for word in words if word in rules and (sft or word not in ("last_round", "default"))]
     unknown = [word for word in words if word not in rules and word != "all"]
     for word in unknown:
@@ -239,8 +237,7 @@ def read_rewards(draft: Draft, names_key: str, model_key: str = "") -> list[tupl
             draft.note(MAPPED, names_key, f"reward.{name}: {target}", why)
         else:
             others.append((name, weights[index : index + 1]))
-    if entries:
-        draft.values["reward"] = entries
+    draft.values |= {"reward": entries} if entries else {}
     if weights and entries:
         draft.note(MAPPED, weights_key, "reward.<name>.weight")
     return others

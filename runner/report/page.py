@@ -81,8 +81,7 @@ def side_by_side(summary: Summary) -> list[Prompt]:
     The settings are the best ones and the last, each with one finished run; before them stands the start model.
     """
     ranked = [(setting, colour) for setting, colour, _ in plot.styled(summary) if setting.finished]
-    if len(ranked) > MAX_COLUMNS:
-        ranked = [*ranked[: MAX_COLUMNS - 1], ranked[-1]]
+    ranked = [*ranked[: MAX_COLUMNS - 1], ranked[-1]] if len(ranked) > MAX_COLUMNS else ranked
     columns: list[Column] = []
     for setting, colour in ranked:
         table = read_samples(setting.finished[0].folder)
