@@ -35,8 +35,7 @@ def main(line: CommandLine) -> int:
     if len(jobs) > 1:
         heading = f"rehearsal {len(jobs)} jobs, {len(cases)} of them to play"
         print(f"{heading}: the others differ in numbers only", flush=True)
-    folder = Path(tempfile.mkdtemp(prefix="rehearsal-"))
-    code = 0
+    folder, code = Path(tempfile.mkdtemp(prefix="rehearsal-")), 0
     try:
         with quiet():
             code = play(cases, folder, line.debug)

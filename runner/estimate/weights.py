@@ -48,8 +48,7 @@ class Shape:
             experts = min(chosen or len(each), len(each)) if each.dim() == 3 else 1
             width += experts * sum(each.shape[-2:])
             weights += experts * each.shape[-1] * each.shape[-2]
-        layers = max(1, getattr(text, "num_hidden_layers", 1))
-        heads = getattr(text, "num_attention_heads", None) or 1
+        layers, heads = max(1, getattr(text, "num_hidden_layers", 1)), getattr(text, "num_attention_heads", None) or 1
         head = getattr(model.get_output_embeddings(), "weight", torch.empty(0)).numel()
         return Shape(layers, text.hidden_size, heads, width / layers, weights, head)
 

@@ -28,7 +28,7 @@ CALLED = (spread, command_of, count_states, to_blocks, to_mark, to_visible)
 GLOBALS = {each.__name__: each for each in CALLED} | {"others": plot.OTHERS, "max_points": plot.MAX_POINTS_BESIDE}
 
 Row = Mapping[str, Any]  # a sampled completion
-Column = tuple[str, str | None, Mapping[str, Row]]  # a label, its colour, and the completion of each prompt
+Column = tuple[str, str | None, Sequence[Row]]  # a label, its colour, and completions, of which a prompt's first counts
 Prompt = tuple[str, Sequence[tuple[str, str | None, Row]]]  # a prompt with the label, colour and row of each column
 
 
@@ -85,11 +85,11 @@ def side_by_side(summary: Summary) -> list[Prompt]:
     columns: list[Column] = []
     for setting, colour in ranked:
         table = read_samples(setting.finished[0].folder)
-        steps = [row["step"] for row in table]
-        if table and not columns and min(steps) == 0:
-            columns.append(("start model", None, _completions(table, 0)))
+        last = max((row["step"] for row in table), default=0)
+        if (begun := [row for row in table if row["step"] == 0]) and not columns:
+            columns.append(("start model", None, begun))
         if table:
-            columns.append((setting.label, colour, _completions(table, max(steps))))
+            columns.append((setting.label, colour, [row for row in table if row["step"] == last]))
     return sorted(_shared(columns), key=lambda prompt: -len({row["completion"] for _, _, row in prompt[1]}))
 
 
@@ -99,17 +99,11 @@ def over_time(run: RunRecord) -> list[Prompt]:
     steps = sorted({row["step"] for row in table})
     spread_out = {round(column * (len(steps) - 1) / (MAX_COLUMNS - 1)) for column in range(MAX_COLUMNS)}
     picked = [steps[index] for index in sorted(spread_out)] if steps else []
-    return _shared([(f"step {step}", None, _completions(table, step)) for step in picked])
-
-
-def _completions(table: Sequence[Row], step: float) -> dict[str, Row]:
-    found: dict[str, Row] = {}
-    for row in table:
-        if row["step"] == step:
-            found.setdefault(row["prompt"], row)
-    return found
+    return _shared([(f"step {step}", None, [row for row in table if row["step"] == step]) for step in picked])
 
 
 def _shared(columns: Sequence[Column]) -> list[Prompt]:
-    prompts = [prompt for prompt in columns[0][2] if all(prompt in rows for *_, rows in columns)] if columns else []
-    return [(prompt, [(label, colour, rows[prompt]) for label, colour, rows in columns]) for prompt in prompts]
+    known = [(label, colour, {row["prompt"]: row for row in reversed(rows)}) for label, colour, rows in columns]
+    first = [row["prompt"] for row in columns[0][2]] if columns else []
+    prompts = [prompt for prompt in dict.fromkeys(first) if all(prompt in rows for *_, rows in known)]
+    return [(prompt, [(label, colour, rows[prompt]) for label, colour, rows in known]) for prompt in prompts]

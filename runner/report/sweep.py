@@ -168,8 +168,7 @@ def summarise(
         groups.setdefault(tuple(axis.column[index] for axis in axes) if run.cfg else index, []).append(index)
     settings, places = [], dict[int, tuple[bool, float, str]]()
     for members in groups.values():
-        values = {axis.name: axis.column[members[0]] for axis in axes}
-        own = [runs[index] for index in members]
+        values, own = {axis.name: axis.column[members[0]] for axis in axes}, [runs[index] for index in members]
         scores = {name: [score for run in own if (score := run.score(name)) is not None] for name in names}
         settings.append(SweepSetting(values, own, scores))
         if entries := [column[index] for index in members if sort and column[index] is not None]:
