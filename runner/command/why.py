@@ -33,8 +33,12 @@ def main(line: CommandLine) -> int:
     meant = [composed for composed in runs if inner and composed.stage == stage]  # the key begins with a stage
     lines = []
     for number, composed in enumerate(meant or runs):
+        words, typed = (composed.words, composed.overrides) if composed.stage else (composed.overrides, None)
+        origins = read_provenance(composed.cfg, words, line.folders, typed, composed.stage)
+        lost = r"(?!model\.).*\bmodel/[^/]+\.yaml:" if composed.note else "$"  # set by the model's option besides it
+        settings = [each for each in origins.settings if not re.match(lost, f"{each.key} {each.place}")]
         lines += [("\n" if number else "") + f"stage {composed.stage}"] if composed.stage else []
-        lines += explain(inner if meant else line.runs[0], origins_of(composed, line.folders), line.overrides)
+        lines += explain(inner if meant else line.runs[0], replace(origins, settings=settings), line.overrides)
     print_visible(hidden("\n".join(lines)))
     return 0
 
@@ -46,15 +50,6 @@ def _compose(overrides: Sequence[str], folders: Sequence[Path]) -> list[Composed
     except ConfigError:  # such as a reference to another run
         return stages.compose_runs(overrides, folders)
     return stages.compose_runs(overrides, folders) if "stages" in composed.cfg else [composed]
-
-
-def origins_of(composed: Composed, folders: Sequence[Path]) -> Provenance:
-    """The origins of the values of a composed configuration."""
-    words, typed = (composed.words, composed.overrides) if composed.stage else (composed.overrides, None)
-    origins = read_provenance(composed.cfg, words, folders, typed, composed.stage)
-    lost = r"(?!model\.).*\bmodel/[^/]+\.yaml:" if composed.note else "$"  # set by the model's option besides it
-    settings = [each for each in origins.settings if not re.match(lost, f"{each.key} {each.place}")]
-    return replace(origins, settings=settings)
 
 
 def explain(key: str, origins: Provenance, words: Sequence[str] = ()) -> Iterator[str]:

@@ -19,12 +19,10 @@ def log_odds(
     logits: Tensor, labels: Tensor, tokenizer: PreTrainedTokenizerBase, positive: str = "Yes", negative: str = "No"
 ) -> float:
     """The log-odds that an answer begins with ``positive`` and not with ``negative``: one score per row."""
-    ids: dict[str, list[int]] = {}
-    for word in (positive, negative):  # as it stands at the start of an answer
-        ids[word] = tokenizer(word, add_special_tokens=False)["input_ids"]
-        if not ids[word]:
-            raise ConfigError(Fault("metric.<name>.preprocess", f"{word!r} has no token", "a word"))
-    first, second = ids[positive][0], ids[negative][0]
+    words = {word: tokenizer(word, add_special_tokens=False)["input_ids"] for word in (positive, negative)}
+    if empty := [word for word, ids in words.items() if not ids]:
+        raise ConfigError(Fault("metric.<name>.preprocess", f"{empty[0]!r} has no token", "a word"))
+    first, second = words[positive][0], words[negative][0]  # of each as it stands at the start of an answer
     if first == second:
         raise ConfigError(fault("metric.same_token", positive=positive, negative=negative))
     if not len(logits):

@@ -12,7 +12,7 @@ from runner.errors import RunnerError
 from runner.report.axis import MISSING, TOP, lasting_keys
 from runner.report.facts import facts_of, folders_in, words_of
 from runner.report.number import value
-from runner.report.objective import CLOCK, informative
+from runner.report.objective import informative
 from runner.run.read import RunRecord, is_finite
 from runner.schema.text import Config, number
 
@@ -56,8 +56,7 @@ def _scored(title: str, ours: Mapping[str, float], theirs: Mapping[str, float]) 
 
 
 def _last(run: RunRecord) -> dict[str, float]:
-    kept = [name for name in run.logged if not name.startswith("eval_") and not name.endswith(CLOCK)]
-    return {name: run.logged[name] for name in kept}
+    return {name: entry for name, entry in run.logged.items() if not name.startswith("eval_")}
 
 
 @dataclass(frozen=True)
