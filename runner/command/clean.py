@@ -7,7 +7,7 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -70,7 +70,11 @@ def main(line: CommandLine) -> int:
         around += place.glob(ASIDE) if many else []
         if around := [path for path in around if path.exists() and not path.is_symlink()]:
             found[place.resolve()] = Deletion(place, around)
-    users = {} if keep else _users_of(found, root)
+    # Each run that one elsewhere than in these places builds on is listed with that one.
+    others = [path for path in root.glob("*/*/manifest.json") if not keep and path.parent.resolve() not in found]
+    facts = {path.parent: read for path in others if (read := read_json(path)) and is_shaped(read)}
+    uses = ((run, path) for run, read in facts.items() for path in (read.get("uses") or {}).values())
+    users = {Path(path).resolve(): f"; {display_path(run)} uses it" for run, path in uses}
     for word, texts in (("delete", [f"{each}{users.get(at, '')}" for at, each in found.items()]), ("leave", kept)):
         more = [f"          and {len(texts) - MAX_LINES} more"] if len(texts) > MAX_LINES else []
         print_visible("\n".join([*(f"{word:<9} {text}" for text in texts[:MAX_LINES] or ["nothing"]), *more]))
@@ -84,14 +88,6 @@ def main(line: CommandLine) -> int:
     if found and agreed:
         print(f"freed     {sized(sum(map(_delete, found.values())))}")
     return 0
-
-
-def _users_of(places: Collection[Path], root: Path) -> dict[Path, str]:
-    """For each run that one elsewhere than in these places builds on, that one's name."""
-    others = [path for path in root.glob("*/*/manifest.json") if path.parent.resolve() not in places]
-    facts = {path.parent: found for path in others if (found := read_json(path)) and is_shaped(found)}
-    uses = ((run, path) for run, found in facts.items() for path in (found.get("uses") or {}).values())
-    return {Path(path).resolve(): f"; {display_path(run)} uses it" for run, path in uses}
 
 
 def _obstacle(run: RunRecord, keep: str | None) -> str:

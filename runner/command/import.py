@@ -63,7 +63,7 @@ def name_of(path: Path) -> str:
 def to_file(draft: Draft) -> str:
     """The experiment with its header, ready for the menu."""
     head = [
-        f"# {draft.reading.title}'s {draft.reading.path.name}, imported.",
+        f"# {draft.table.sections['title']}'s {draft.reading.path.name}, imported.",
         f"# run: {' '.join(['python -m runner', *_overrides(draft)])}",
         f"# cost: not yet timed; {_describe_batch(draft)}",
         "# result: not yet seen",
@@ -110,7 +110,7 @@ def faults_of(name: str, text: str, words: list[str]) -> list[Fault]:
 
 def describe(draft: Draft) -> list[str]:
     """The list of keys by what became of them, 80 letters wide: beside or below each where it went and why."""
-    lines = textwrap.wrap(f"{draft.reading.path} is of {draft.reading.title}: {draft.reading.why}", WIDTH)
+    lines = textwrap.wrap(f"{draft.reading.path} is of {draft.table.sections['title']}: {draft.reading.why}", WIDTH)
     for kind in KINDS:
         notes = [note for note in draft.notes if note.kind == kind]
         lines += ["", f"{kind} ({len(notes)})"] if notes else []

@@ -38,11 +38,6 @@ class ForeignConfig:
     devices: int = 1
     variables: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def title(self) -> str:
-        """The name of the tool."""
-        return find_dialects()[self.dialect]["title"]
-
 
 def read_file(path: Path, dialect: str | None = None) -> ForeignConfig:
     """The keys of a configuration; ConfigError where it is none, or of no dialect that is known."""
@@ -65,7 +60,7 @@ def read_file(path: Path, dialect: str | None = None) -> ForeignConfig:
         reading.dialect, reading.why = best, ", ".join(found[best][:5])
     strange = {key: why for key, why in known[reading.dialect].get("strange", {}).items() if reading.keys.get(key)}
     if strange and not reading.keys.get("do_train"):
-        expected, fix = f"a training of {reading.title}", "python -m runner import <another file>"
+        expected, fix = f"a training of {known[reading.dialect]['title']}", "python -m runner import <another file>"
         raise ConfigError(Fault(f"{path}: {key}", why, expected, fix) for key, why in strange.items())
     return reading
 

@@ -81,9 +81,15 @@ def table(summary: Summary, width: int = 80) -> str:
         cause = run.cause if len(run.cause) <= room else f"{run.cause[: room - 1]}…"
         parts += [f"{'':<11} {cause}"] if cause else []
     parts += _more(len(summary.troubled) - len(troubled), "that have not finished, or not well")
-    parts += [_wrapped(*line, width) for line in _conclusions(summary)]
-    if summary.best:
-        parts += [f"repeat    {summary.best_command}", f"model     {summary.best.finished[0]}/model"]
+    if (best := summary.best) and objective:
+        seeds = f" over {plural(summary.count(best), 'seed')}" if summary.seeds else ""
+        reached = spread(best.mean(objective.name), best.sd(objective.name))
+        title = "best" if len(summary.settings) > 1 else "result"
+        parts.append(_wrapped(title, f"{best.label}: {objective.name} {reached}{seeds}", width))
+        parts += [_wrapped("", summary.doubt, width)] if summary.doubt else []
+        parts += [f"repeat    {summary.best_command}", f"model     {best.finished[0]}/model"]
+    elif summary.runs:
+        parts.append(_wrapped("best", "no finished run has a score yet", width))
     return "\n".join(parts)
 
 
@@ -190,13 +196,3 @@ def _more(count: int, what: str) -> list[str]:
 def _wrapped(title: str, text: str, width: int) -> str:
     room, first = max(width, 40), f"{title:<10}"
     return textwrap.fill(text, room, initial_indent=first, subsequent_indent=" " * 10, break_on_hyphens=False)
-
-
-def _conclusions(summary: Summary) -> list[tuple[str, str]]:
-    best, objective = summary.best, summary.objective
-    if best is None or objective is None:
-        return [("best", "no finished run has a score yet")] if summary.runs else []
-    seeds = f" over {plural(summary.count(best), 'seed')}" if summary.seeds else ""
-    reached = spread(best.mean(objective.name), best.sd(objective.name))
-    title, doubt = "best" if len(summary.settings) > 1 else "result", summary.doubt
-    return [(title, f"{best.label}: {objective.name} {reached}{seeds}"), *([("", doubt)] if doubt else [])]
