@@ -3,7 +3,6 @@
 Not here: how the parts are built, and what is measured (``training.components``), how the loop runs (the Trainer).
 """
 
-import json
 import logging
 import math
 import os
@@ -35,7 +34,7 @@ from runner.config.override import dotted_key
 from runner.dataset.form import fits
 from runner.dataset.load import fingerprint, forget_damaged
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, FolderError, RunnerError, fault
-from runner.io.files import read_json, shipped, strict, sync_rows, write_json, write_text
+from runner.io.files import read_json, shipped, sync_rows, write_json
 from runner.io.terminal import coloured, line_of
 from runner.io.visible import to_visible
 from runner.model.adapter import write_adapter
@@ -254,9 +253,8 @@ def save_model(run: Run, trainer: Trainer) -> None:
     # Without places and names of this run; tokens are masked by transformers.
     own = (upstream.OUTPUT_DIR, "logging_dir", upstream.RUN_NAME)
     args = {name: value for name, value in trainer.args.to_dict().items() if name not in own}
-    text = json.dumps(strict(args), indent=2, ensure_ascii=False, default=str)
     (new / "training_args.bin").unlink(missing_ok=True)
-    write_text(new / "training_args.json", f"{text}\n")
+    write_json(new / "training_args.json", args)
     seal(new)
     shutil.rmtree(run.model, ignore_errors=True)
     new.rename(run.model)

@@ -6,7 +6,7 @@ The form of a row is explained in ``config.dialect``; datasets are read in ``rea
 
 import copy
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -306,5 +306,4 @@ def compare_speakers(draft: Draft, key: str) -> None:
         draft.no_equivalent(key, "", "dataset.map._target_=<function of a row>")
 
 
-CALLED = (divide_batch, divide_epoch, pair_betas, compare_speakers)
-FUNCTIONS: Mapping[str, Callable[[Draft, str], None]] = {function.__name__: function for function in CALLED}
+FUNCTIONS = {each.__name__: each for each in (divide_batch, divide_epoch, pair_betas, compare_speakers)}
