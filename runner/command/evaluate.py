@@ -64,8 +64,7 @@ def main(line: CommandLine) -> int:
     """Evaluate the model that the command line names, print a table, and return 0 when the figures are written."""
     from runner.metric.paired import compare
 
-    request = read_request(line, options_of("evaluate"), PARTS)
-    request, notes = _select_parts(request)
+    request, notes = _select_parts(read_request(line, options_of("evaluate"), PARTS))
     sides = [Side(request, notes), *_other_side(line, request)]
     for word, side in zip(("model", "against"), sides, strict=False):
         print(f"{word:<8}  {side.name}", flush=True)
@@ -140,8 +139,7 @@ def _other_side(line: CommandLine, request: InferenceRequest) -> list[Side]:
     if other.head != request.head:
         raise ConfigError(Fault("against", f"{wish} is a {other.head} model", f"an {request.head} model"))
     shared = {name: request.cfg.get(name) for name in ("dataset", "metric", "reward", "allow", "seed", "tolerate")}
-    other = replace(other, options=request.options, cfg=other.cfg | shared, chosen=request.chosen)
-    return [Side(other)]
+    return [Side(replace(other, options=request.options, cfg=other.cfg | shared, chosen=request.chosen))]
 
 
 # --- Figures ---------------------------------------------------------------------------------------

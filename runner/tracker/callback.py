@@ -8,7 +8,7 @@ The config that arrives is the frozen one, in which there is no secret.
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -137,10 +137,7 @@ def replace_trackers(trainer: Trainer, config: Mapping[str, Any], folder: Path) 
 @contextmanager
 def trackers_closed(trackers: Sequence[Tracker], *, is_first: bool) -> Iterator[None]:
     """End the trackers' runs when what is logged inside is over, however it ends; for the first process alone."""
-    finished = False
-    try:
-        yield
-        finished = True
-    finally:
+    with ExitStack() as behind:
         for tracker in trackers if is_first else ():
-            tracker.close(finished)
+            behind.push(lambda kind, *_, tracker=tracker: tracker.close(finished=kind is None))
+        yield
