@@ -272,9 +272,8 @@ class Training:
         share = width / (seen.tokens / rows if end_to_end else seen.passed / seen.passed_rows) / seen.steps
         forward = seen.asked + seen.passed * (2 if self.recompute else 1)
         weights = real.weights + real.head
-        trained = min(weights, self.policy.trained)
         attention = 4 * real.layers * real.hidden * width
-        backward = 2 * (weights + trained) + 2.5 * attention
+        backward = 2 * (weights + min(weights, self.policy.trained)) + 2.5 * attention
         return share * (forward * (2 * weights + attention) + seen.passed * backward)
 
     def evaluation_operations(self, steps: int | None) -> float:

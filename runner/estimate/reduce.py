@@ -22,7 +22,7 @@ from runner.io.distribution import to_install
 from runner.model.check import NEW
 from runner.model.clone import Source, count_weights, shrink, write_clone
 from runner.schema import upstream
-from runner.schema.text import Config, nodes, to_text
+from runner.schema.text import Config, nodes, select, to_text
 from runner.schema.upstream import config_fields, setting
 from runner.training.inspection import CHECKS
 
@@ -150,9 +150,8 @@ def _cut_rows(small: Reduced, folder: Path) -> None:
             one |= {"path": str(first_rows), "split": head.split, "limit": {"train": None, "eval": None}}
             one |= {name: None for name in ("config", "revision") if name in one}
         counts += [head.rows] if "train" in head.split else []  # else it is held out
-    top = dataset.get("limit")
-    if counts and dataset["_target_"] != ROWS and isinstance(top, dict) and top.get("train"):
-        counts = [top["train"]]
+    top = select(dataset, "limit.train")
+    counts = [top] if counts and dataset["_target_"] != ROWS and top else counts
     known = [count for count in counts if count is not None]
     small.rows = sum(known) if known and len(known) == len(counts) else None
     if not counts:

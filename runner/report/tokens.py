@@ -68,9 +68,8 @@ def to_blocks(rows: Iterable[TokenRow], scored: bool = False) -> Iterator[list[B
         pairs = zip(chosen.ids, rejected.ids, chosen.trained, rejected.trained, strict=False)
         alike = itertools.takewhile(lambda pair: pair[0] == pair[1] and not (pair[2] or pair[3]), pairs)
         shared = sum(1 for _ in alike)  # untrained tokens that both begin with
-        prompt = Block(f"{name}: {shared} tokens are shared", _part(chosen, 0, shared))
         sides = [Block(f"{row.role}: {_counts(row, scored)}", _part(row, shared), row.role) for row in together]
-        yield [prompt, *sides] if shared else sides
+        yield [Block(f"{name}: {shared} tokens are shared", _part(chosen, 0, shared)), *sides] if shared else sides
 
 
 def _part(row: TokenRow, start: int, end: int | None = None) -> TokenRow:
