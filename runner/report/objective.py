@@ -41,30 +41,27 @@ class SweepObjective:
         return "higher is better" if self.maximise else "lower is better"
 
 
-def choose_objective(
-    runs: Sequence[RunRecord], name: str | None = None, direction: str | None = None
-) -> SweepObjective | None:
+def choose_objective(runs: Sequence[RunRecord], name: str = "", direction: str = "") -> SweepObjective | None:
     """The objective of some runs; None where none of them has a score.
 
     Raises ConfigError where runs have finished and none of them has the score that was asked for.
 
     >>> choose_objective([])
     """
-    if direction not in (None, "max", "min"):
+    if direction not in ("", "max", "min"):
         raise ConfigError(Fault("direction", repr(direction), "max or min", "direction=max"))
     known, finished = score_names(runs), [run for run in runs if run.state == "finished"]
-    asked, (name, why, more) = name, (name, "asked for", None) if name else _found(runs, known)
-    if name is None:
+    found, why, more = (name, "asked for", None) if name else _found(runs, known)
+    if found is None:
         return None
-    name = next((found for found in (name, f"eval_{name}") if found in known), name)
-    if asked and finished and all(run.score(name) is None for run in finished):
-        logged = {found for run in finished for found in run.logged if not found.endswith(CLOCK)}
-        expected = list(dict.fromkeys(informative([*known, *sorted(logged)])))
-        near = nearest(asked, [*known, *sorted(logged)])
+    whole = next((each for each in (found, f"eval_{found}") if each in known), found)
+    if name and finished and all(run.score(whole) is None for run in finished):
+        logged = sorted({each for run in finished for each in run.logged if not each.endswith(CLOCK)})
+        expected, near = dict.fromkeys(informative([*known, *logged])), nearest(name, [*known, *logged])
         fix = f"objective={near[0] if near else '<one of them>'}"
-        raise ConfigError(Fault("objective", f"no finished run has {asked!r}", f"one of {', '.join(expected)}", fix))
-    more = direction == "max" if direction else _more_is_better(runs, name) if more is None else more
-    return SweepObjective(name, more, why)
+        raise ConfigError(Fault("objective", f"no finished run has {name!r}", f"one of {', '.join(expected)}", fix))
+    more = direction == "max" if direction else _more_is_better(runs, whole) if more is None else more
+    return SweepObjective(whole, more, why)
 
 
 def describe_decline(run: RunRecord) -> str | None:

@@ -81,7 +81,7 @@ class Summary:
     scores: Sequence[str]
     objective: SweepObjective | None
     listed: Sequence[SweepSetting]  # the settings in the order in which they are shown
-    top: int | None = None  # that are shown where it was said, beside those in the files
+    top: int = 0  # that are shown where it was said, beside those in the files
     chosen: str = ""  # by which words, of how many
 
     @property
@@ -143,12 +143,7 @@ class Summary:
 
 
 def summarise(
-    group: Path,
-    objective: str | None = None,
-    direction: str | None = None,
-    sort: str = "",
-    where: str | None = None,
-    top: int | None = None,
+    group: Path, objective: str = "", direction: str = "", sort: str = "", where: str | None = None, top: int = 0
 ) -> Summary:
     """Read every run of a name, or those that meet the conditions of ``where``, and put them side by side.
 
