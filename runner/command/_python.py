@@ -66,7 +66,7 @@ class TrainedRun(RunRecord):
         """
         from runner.training.components.model import load_trained
 
-        line = CommandLine("predict", _quoted(overrides), [str(self.folder)])
+        line = CommandLine("predict", _quoted(overrides, (), "TrainedRun.model"), [str(self.folder)])
         request = read_request(line, options_of("_request"), PARTS)
         prepare_environment()
         with quiet():
@@ -129,9 +129,7 @@ def runs(folder: str | Path = "outputs") -> list[TrainedRun]:
     return sorted(map(_read, found), key=lambda run: (str(run.status.get("started")), str(run.status.get("updated"))))
 
 
-def _quoted(
-    words: Sequence[str], folders: Sequence[Path] = (), call: str = "TrainedRun.model", /, **keys: object
-) -> list[str]:
+def _quoted(words: Sequence[str], folders: Sequence[Path], call: str, /, **keys: object) -> list[str]:
     """The overrides as Hydra takes them; ConfigError for verbs and flags, and for the keys of a ``call``."""
 
     if odd := [word for word in words if not isinstance(word, str)]:
