@@ -6,7 +6,7 @@ allocators keep some more.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runner.config.machines import processes_of
@@ -126,11 +126,10 @@ class Shards:
 def shards_of(cfg: Config) -> Shards:
     """The parts into which the strategy of a configuration splits a training."""
     args = cfg["trainer"]["args"]
-    groups, engine = (select(args, name) or {} for name in (upstream.PARALLELISM_CONFIG, upstream.DEEPSPEED))
-    parts = groups.get("dp_shard_size") or processes_of(cfg)
+    parts = select(args, f"{upstream.PARALLELISM_CONFIG}.dp_shard_size") or processes_of(cfg)
     if args.get(upstream.FSDP):
         return Shards(3, parts, bool(select(args, f"{upstream.FSDP_CONFIG}.cpu_offload")))
-    stage = select(engine, "zero_optimization.stage") if isinstance(engine, Mapping) else 0
+    stage = select(args, f"{upstream.DEEPSPEED}.zero_optimization.stage")
     return Shards(stage if isinstance(stage, int) else 0, parts)
 
 

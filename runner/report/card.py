@@ -17,7 +17,7 @@ from runner.report.facts import command_of, words_of
 from runner.report.objective import score_rows
 from runner.report.render import fill_template
 from runner.run.read import RunRecord, read_run
-from runner.schema.text import number, walk
+from runner.schema.text import number, select, walk
 
 # A path from the root or from a home; a URL, runner://..., org/name and </tag> are none. Its group is its last part;
 # a short one has none, because it may end in somebody's name.
@@ -29,8 +29,7 @@ NOT_SHOWN = ("output_root", "launcher", "tracker", "allow")  # keys that say not
 def to_card(run: RunRecord, copy: Sequence[str], license: str | None = None, pictures: Sequence[str] = ()) -> str:
     """The model card of a run in Markdown, beginning with the fields that the hub reads; ``copy`` are notes on it."""
     trainer, base = short_target(run.cfg.get("trainer")), base_of(run)
-    is_scorer = (run.cfg.get("trainer") or {}).get("head") == "score"
-    path = str((run.cfg.get("dataset") or {}).get("path") or "")
+    is_scorer, path = select(run.cfg, "trainer.head") == "score", str(select(run.cfg, "dataset.path") or "")
     metadata = {
         "license": license,
         "base_model": base,

@@ -92,7 +92,7 @@ def sweep_pictures(summary: Summary) -> list[Picture]:
     if (objective := summary.objective) and summary.best:
         pictures += [_axis_picture(summary, objective.name, axis) for axis in summary.axes[:6]]
         few = [axis for axis in summary.axes if len(axis.levels) <= MAX_LEVELS]
-        pictures += [_heat_picture(summary, objective, few)] if len(few) > 1 else []
+        pictures += [_heat_picture(summary, objective, *few[:2])] if len(few) > 1 else []
     wanted, logged = dict.fromkeys([*([objective.name] if objective else []), *TABLE["curves"]]), set[str]()
     for run in (run for setting, *_ in styled(summary)[:MAX_DRAWN] for run in setting.runs[:MAX_SEEDS]):
         kept = {"step", *wanted, *itertools.chain.from_iterable(TABLE["trades"])}
@@ -225,8 +225,7 @@ def _axis_picture(summary: Summary, name: str, axis: Axis) -> Picture:
     return Picture(f"objective-{_file(axis.name)}", caption, figure)
 
 
-def _heat_picture(summary: Summary, objective: SweepObjective, few: Sequence[Axis]) -> Picture:
-    across, up = few[:2]
+def _heat_picture(summary: Summary, objective: SweepObjective, across: Axis, up: Axis) -> Picture:
     cells = heat_cells(summary, objective.name, across, up)
     places = range(len(across.levels)), range(len(up.levels))
     means = [[fmean(cells.get((x, y), [nan])) for x in places[0]] for y in places[1]]
