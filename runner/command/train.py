@@ -119,12 +119,12 @@ def _train(run: Run, components: Components, stop: StopRequest) -> None:
     is_first = trainer.is_world_process_zero()
     (newest,) = gather_long(lambda: [last_checkpoint(run)] if is_first else [])  # one process reads all of it
     other = other_run(run.cfg) if newest is None else None
-    if is_first and newest is None and other is None and (step := run.status()["step"]):
-        print(f"begins    again: it had come to step {step}, and no checkpoint was saved", flush=True)
     source = other or (run if newest else None)
+    if is_first and source is None and (step := run.status()["step"]):
+        print(f"begins    again: it had come to step {step}, and no checkpoint was saved", flush=True)
     before = ((source.manifest() if source else {}).get("hardware") or {}).get("processes")
     _start(run, components, source)
-    if newest is None and other is None:
+    if source is None:
         node, ends = run.cfg["trainer"], stop_ids(policy_of(trainer))
         seen = inspect_training(trainer, rows, form=node["form"], head=node["head"], ends=ends)
         if faults := find_faults(seen, run.cfg.get("tolerate")):
@@ -387,14 +387,14 @@ def _closing(run: Run, seconds: float) -> str:
             line = coloured(line, "green" if (change > 0) == objective.maximise else "red", sys.stdout)
         lines.append(line)
     lines += [f"note      {record.cause}"] if record.cause else []
-    width, paths = shutil.get_terminal_size((80, 24)).columns - 10, [run.folder / name for name in SAMPLE_FILES]
+    width = shutil.get_terminal_size((80, 24)).columns - 10
     for prompt, columns in over_time(record)[:SHOWN_SAMPLES]:
         (first, _, before), (last, _, after) = columns[0], columns[-1]
         if first == "step 0" != last:
             lines.append(f"sample    {line_of(prompt, width, tail=True)}")
             lines.append(f"  before  {line_of(before['completion'], width)}")
             lines.append(f"  after   {line_of(after['completion'], width)}")
-    lines += [f"samples   {run}/{path.relative_to(run.folder)}" for path in paths if path.exists()][:1]
+    lines += [f"samples   {run}/{name}" for name in SAMPLE_FILES if (run.folder / name).exists()][:1]
     lines += [f"model     {run}/model", f"curves    {run}/plots", f"next      {to_visible(_next_command(record))}"]
     return "\n".join(lines)
 
