@@ -7,18 +7,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from runner.schema.source import (
-    Definition,
-    Function,
-    Module,
-    bases,
-    find_definition,
-    last_name,
-    member,
-    once_of_libraries,
-    parse_module,
-)
-from runner.schema.type import ANY, NONE, PLAIN, TEXT, Type, documented_types, to_type, to_union
+from runner.schema import source
+from runner.schema.source import Definition, Function, Module, bases, find_definition, last_name, member
+from runner.schema.type import NONE, PLAIN, TEXT, Type, documented_types, to_type, to_union
 
 UNKNOWN = object()  # the default of a parameter where the source holds no plain value
 
@@ -39,11 +30,9 @@ class Parameter:
     @functools.cached_property
     def type(self) -> Type:
         """The values that it accepts; read only now, because following an annotation may open more files."""
-        documented = documented_types(self.documented) if self.documented else []
-        if self.annotation is None:
-            known = to_union(*documented) if documented and ANY not in documented else ANY
-        else:
-            known = to_type(self.annotation, self.module)
+        documented, known = documented_types(self.documented), to_type(self.annotation, self.module)
+        if self.annotation is None and documented:
+            known = to_union(*documented)
         if self.choices:  # to which a text is narrowed
             listed = Type("choice", values=self.choices)
             known = to_union(*(listed if part == TEXT else part for part in known.alternatives))
@@ -79,7 +68,7 @@ class Signature:
         return [name for name, parameter in self.parameters.items() if parameter.required]
 
 
-@once_of_libraries
+@source.once_of_libraries
 def read_signature(target: str) -> Signature | None:
     """The arguments of a call of a dotted target; None where it does not exist or is a module."""
     found = find_definition(target)
@@ -272,7 +261,7 @@ def _fields(found: Definition) -> Taken:
 def _comparisons(module: Module, changed: int) -> dict[str, tuple[str, ...]]:
     refused: set[int] = set()  # the ids of tests such as ``if x == "no longer supported": raise``
     items: dict[str, str] = {}  # the name of a loop's items, and of what it loops over, in the singular
-    nodes = list(ast.walk(parse_module(module.text) or ast.Module([], [])))
+    nodes = list(ast.walk(source.parse_module(module.text) or ast.Module([], [])))
     for node in nodes:
         match node:
             case ast.If(test=ast.Compare(ops=[ast.Eq() | ast.In()]) as test, body=[ast.Raise()]):

@@ -94,9 +94,8 @@ def _asked(node: ast.expr, known: Mapping[str, Any]) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=8192)  # a node is that of a file as it was, which is kept as long
 def _names(node: ast.AST, context: type) -> tuple[str, ...]:
-    return tuple(
-        filter(None, (_dotted(part) for part in ast.walk(node) if isinstance(getattr(part, "ctx", 0), context)))
-    )
+    dotted = (_dotted(part) for part in ast.walk(node) if isinstance(getattr(part, "ctx", 0), context))
+    return tuple(filter(None, dotted))
 
 
 def _holds(node: ast.expr, known: Mapping[str, Any]) -> Any:

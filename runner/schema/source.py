@@ -221,7 +221,7 @@ def public_names(target: str, like: str = "") -> list[str]:
 
     Of a module's star imports only those are read that are named like it: there may be hundreds.
     """
-    found = find_definition(target)
+    found, names = find_definition(target), list[str]()
     if isinstance(found, Definition):
         body = found.node.body if isinstance(found.node, ast.ClassDef) else []
         inherited = [name for base in bases(found) if base for name in public_names(base.home)]
@@ -231,8 +231,6 @@ def public_names(target: str, like: str = "") -> list[str]:
         names = [*found.bindings, *(name for star in stars for name in public_names(star, like))]
         entries = [entry for folder in found.folders for entry in Path(folder).iterdir()]
         names += [entry.stem for entry in entries if entry.suffix == ".py" or (entry / "__init__.py").is_file()]
-    else:
-        names = []
     return sorted({name for name in names if not name.startswith("_")})
 
 
