@@ -8,6 +8,7 @@ save their step and end.
 import contextlib
 import functools
 import gc
+import math
 import os
 import signal
 import sys
@@ -57,9 +58,9 @@ class Child:
 
     task: Task
     slot: int
-    log: HidingLog | None = None
+    log: HidingLog | None
+    deadline: float
     began: float = field(default_factory=time.monotonic)
-    deadline: float = float("inf")
     timed_out: bool = False
 
 
@@ -161,19 +162,16 @@ class Pool:
         pid = worker.fork(train)
         if log:
             log.close()
-        child = Child(task, slot, log)
-        if self.settings.timeout_seconds:
-            child.deadline = child.began + self.settings.timeout_seconds
-        self.live[pid] = child
+        deadline = time.monotonic() + (self.settings.timeout_seconds or math.inf)
+        self.live[pid] = Child(task, slot, log, deadline)
 
     def _reap(self) -> None:
         for pid, child in list(self.live.items()):
-            if (status := end_group(pid)) is None:
-                continue
-            del self.live[pid]
-            if child.log:
-                child.log.wait()
-            self._judge(child, os.waitstatus_to_exitcode(status))
+            if (status := end_group(pid)) is not None:
+                del self.live[pid]
+                if child.log:
+                    child.log.wait()
+                self._judge(child, os.waitstatus_to_exitcode(status))
 
     def _judge(self, child: Child, ended: int) -> None:
         run, task = Run(child.task.folder.absolute()), child.task
@@ -204,11 +202,10 @@ class Pool:
     def _end_late_ones(self) -> None:
         now = time.monotonic()
         for pid, child in self.live.items():
-            if now < child.deadline:
-                continue
-            os.kill(pid, signal.SIGKILL if child.timed_out else signal.SIGTERM)
-            child.timed_out = True
-            child.deadline = now + min(MAX_GRACE, float(self.settings.timeout_seconds or MAX_GRACE))
+            if now >= child.deadline:
+                os.kill(pid, signal.SIGKILL if child.timed_out else signal.SIGTERM)
+                child.timed_out = True
+                child.deadline = now + min(MAX_GRACE, self.settings.timeout_seconds or MAX_GRACE)
 
     def _let_end(self) -> None:
         """Have what still trains save its step, where the handler of somebody else has this process leave."""

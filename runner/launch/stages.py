@@ -143,12 +143,11 @@ class References:
         key, name, root = str(_node_._get_full_key(None)), str(name), Path(str(_root_.output_root))
         if name in self.models:
             return self.models[name]
-        missing = None
         if name in self.ahead:
             stage = "this stage itself" if name == self.ahead[0] else "a later stage"
             earlier = f"an earlier stage: {', '.join(self.models)}" if self.models else ""
             expected = earlier or "a run that is there before this stage"
-            missing = Fault(key, f"${{run:{name}}} is {stage}", expected, self._fix(key, name, []))
+            self.faults.append(Fault(key, f"${{run:{name}}} is {stage}", expected, self._fix(key, name, [])))
         else:
             finished = _finished(root, name)
             meant = [read_run(folder).faults for folder in finished[-1:] or _folders(root, name)]
@@ -157,8 +156,7 @@ class References:
             elif finished:
                 return str(finished[-1] / "model")
             else:
-                missing = self._missing(key, name, root)
-        self.faults += [missing] if missing and missing not in self.faults else []
+                self.faults.append(self._missing(key, name, root))
         return f"<model of {name}>"
 
     def _missing(self, key: str, name: str, root: Path) -> Fault:
@@ -180,11 +178,7 @@ class References:
 
 
 def _compose_one(
-    words: Sequence[str],
-    folders: Sequence[Path],
-    references: References,
-    typed: list[str] | None = None,
-    stage: str = "",
+    words: Sequence[str], folders: Sequence[Path], references: References, typed: Sequence[str] = (), stage: str = ""
 ) -> tuple[config.Composed | None, list[Fault]]:
     """One configuration, where it can be composed, and its faults.
 
@@ -203,8 +197,8 @@ def _compose_one(
             faults += [each for each in others if each.where not in missing and each not in faults]
         return None, faults
     FolderError.refuse(references.of_other_formats)
-    if typed is not None:
-        composed = replace(composed, overrides=typed, stage=stage, words=list(words))
+    if stage:
+        composed = replace(composed, overrides=list(typed), stage=stage, words=list(words))
     faults = faults_of(composed, folders)
     if faults and folders:  # of a key in the user's own file it is said where it stands
         layers = [layer for layer in config.read_layers(words, folders) if not layer[0].is_relative_to(MENU)]

@@ -123,13 +123,12 @@ def describe_exit(code: int) -> str:
 
 def main(words: Sequence[str]) -> int:
     """Run the folder that the words name and return the exit code."""
-    folders = [word for word in words if not word.startswith("-")]
-    if len(folders) != 1 or not (Path(folders[0]) / "config.yaml").exists():
-        print_error(ConfigError(fault("launch.no_folder", words=" ".join(words))))
-        return ConfigError.code
     from runner.validate.start import find_variable_faults
 
+    folders = [word for word in words if not word.startswith("-")]
     try:
+        if len(folders) != 1 or not (Path(folders[0]) / "config.yaml").exists():
+            raise ConfigError(fault("launch.no_folder", words=" ".join(words)))
         run, world = Run(Path(folders[0])), config.world_size()
         check_metadata(run)
         EnvironmentFault.refuse(find_variable_faults(processes_of(run.cfg) // processes_here(run.cfg)))
