@@ -27,7 +27,6 @@ LENGTH_INDEPENDENT_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqr
 PREFIX = "trainer.args."
 ONCE, EACH_STEP = "once", "in each step"  # when a reference's log-probabilities are computed, in a manifest
 OURS = "runner."  # of which a user can choose samples alone, which listens to no log
-LENGTH_INDEPENDENT_CALLBACKS = (OURS, "transformers.")
 
 
 def find_resume_faults(cfg: Mapping[str, Any]) -> list[Fault]:
@@ -172,11 +171,9 @@ def _objection(path: str, old: object, new: object, cfg: Mapping[str, Any], know
             return f"more than {to_text(old)}"
         if args.get(upstream.LOAD_BEST_MODEL_AT_END):
             return "the same, because the best checkpoint so far stays behind (trainer.args.load_best_model_at_end)"
-        users = [path for path, node in callbacks if not node["_target_"].startswith(LENGTH_INDEPENDENT_CALLBACKS)]
-        if users:
+        if users := [path for path, node in callbacks if not node["_target_"].startswith((OURS, "transformers."))]:
             return f"the same, because {users[0]} may look at how many steps there will be"
-        own = (cfg.get("optimizer") or {}).get("scheduler")
-        if own:
+        if own := (cfg.get("optimizer") or {}).get("scheduler"):
             signature = read_signature(own["_target_"])
             ahead, schedule = not signature or "num_training_steps" in signature.parameters, own["_target_"]
         else:

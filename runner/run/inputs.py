@@ -6,7 +6,6 @@ their hash (``command.train``); what ships with the package by its version.
 """
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from glob import glob, has_magic
 from pathlib import Path
@@ -35,9 +34,7 @@ Fingerprint = list[int | str]  # size in bytes, time of the last change in ns, d
 Fingerprints = dict[str, dict[str, Fingerprint]]  # by key of the configuration, by file
 
 
-def read_fingerprints(
-    cfg: Mapping[str, Any], known: Mapping[str, Mapping[str, Fingerprint]] | None = None
-) -> Fingerprints:
+def read_fingerprints(cfg: Mapping[str, Any], known: Fingerprints | None = None) -> Fingerprints:
     """The fingerprints of the files behind each key of a configuration; ``known`` ones spare reading files again."""
     found: Fingerprints = {}
     for key, files in _files_of_keys(cfg):
@@ -83,12 +80,10 @@ def check_fingerprints(run: Run) -> list[str]:
 def find_other_facts(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Fault]:
     """A fault for each fact of the rows, the tokenizer and the base model that two manifests tell differently."""
     old, new = (flatten({key: facts.get(key) or {} for key in FACTS}) for facts in (then, now))
-    differing = [key for key in old if None not in (old[key], new.get(key)) and old[key] != new[key]]
-    return [
-        Fault(key, f"{str(old[key])[:12]} -> {str(new[key])[:12]}", "as the checkpoints were trained on", TRAIN_AGAIN)
-        for key in differing
-        if key != "model.path"  # where it was found; the others say what was found there
-    ]
+    old.pop("model.path", None)  # where it was found; the others say what was found there
+    keys = [key for key in old if None not in (old[key], new.get(key)) and old[key] != new[key]]
+    texts = {key: f"{str(old[key])[:12]} -> {str(new[key])[:12]}" for key in keys}
+    return [Fault(key, text, "as the checkpoints were trained on", TRAIN_AGAIN) for key, text in texts.items()]
 
 
 def _files_of_keys(cfg: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Path]]]:
@@ -124,6 +119,6 @@ def _digest(file: Path, size: int) -> str:
         if size <= MAX_BYTES_HASHED_WHOLE:
             return hashlib.file_digest(bytes_, "sha256").hexdigest()
         for piece in range(64):
-            bytes_.seek(piece * (size - (MAX_BYTES_HASHED_WHOLE >> 6)) // 63, os.SEEK_SET)
+            bytes_.seek(piece * (size - (MAX_BYTES_HASHED_WHOLE >> 6)) // 63)
             sha.update(bytes_.read(MAX_BYTES_HASHED_WHOLE >> 6))
     return sha.hexdigest()

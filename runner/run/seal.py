@@ -84,11 +84,8 @@ def damage_of(folder: Path, *, touched_only: bool = False) -> dict[str, str]:
             return f"{now.st_size} of {size} bytes"
         return "other bytes than were sealed" if now.st_mtime_ns >= since and sha256(path) != digest else ""
 
-    if touched_only:
-        found = list(map(compare, files))
-    else:
-        with ThreadPoolExecutor(THREADS) as threads:
-            found = list(threads.map(compare, files))
+    with ThreadPoolExecutor(1 if touched_only else THREADS) as threads:
+        found = list(threads.map(compare, files))
     return {name: wrong for name, wrong in zip(files, found, strict=True) if wrong}
 
 
