@@ -49,11 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         add_working_folder()
         line = read_command_line(words)
-        if "--help" in line.inspect:
-            print(help_text(line.verb, line.folders))
-            return 0
-        if "--version" in line.inspect:
-            print(version_text())
+        if shown := {"--help", "--version"} & {*line.inspect}:
+            print(help_text(line.verb, line.folders) if "--help" in shown else version_text())
             return 0
         if line.inspect:
             return _inspect(line)
@@ -124,9 +121,7 @@ def read_command_line(words: Sequence[str]) -> CommandLine:
     verb = plain.pop(0) if plain and plain[0] in VERBS else "train"
     line = CommandLine(verb, expand(overrides, menu), plain, **vars(known))
     faults = list(find_word_faults(line, rest, menu)) or list(find_sweep_faults(line))
-    for folder in known.folders:
-        if not folder.is_dir():
-            faults.append(fault("command.no_config_folder", folder=folder))
+    faults += [fault("command.no_config_folder", folder=folder) for folder in known.folders if not folder.is_dir()]
     ConfigError.refuse(faults + list(find_flag_faults(line, flags, menu) if flags else ()))
     return line
 
@@ -230,7 +225,7 @@ def find_flag_faults(line: CommandLine, flags: Mapping[str, str], menu: Options)
         answer = replace(each, where=f"--{each.where}", fix=re.sub("^leave .*", f"{CALL} --help", each.fix))
         yield answer if each.where in flags else each
     for key, value in flags.items():
-        names = [key, *nearest(key, examples)] if key in examples else nearest(key, examples)
+        names = nearest(key, examples)
         if key in CONFIG_FLAGS and value and Path(value).is_dir():
             yield fault("command.other_flag", flag=key, folder=shlex.quote(value))
         elif key in CONFIG_FLAGS:

@@ -216,11 +216,10 @@ def _read_experiment(typed: Sequence[str], folders: Sequence[Path]) -> Experimen
     """
     from omegaconf import OmegaConf
 
-    if not any(dotted_key(word) == "experiment" for word in typed):
-        return None
+    chosen = [word for word in typed if dotted_key(word) == "experiment"]
+    named = [word for word in typed if dotted_key(word) in ("experiment", "name")]
     try:
-        named = [word for word in typed if dotted_key(word) in ("experiment", "name")]
-        cfg, _ = config.compose_unresolved(named, folders)
+        cfg = config.compose_unresolved(named, folders)[0] if chosen else {}
     except ConfigError:
         return None
     if "stages" not in cfg:
@@ -231,11 +230,8 @@ def _read_experiment(typed: Sequence[str], folders: Sequence[Path]) -> Experimen
     faults: list[Fault] = []
     shared: list[str] = []
     own: dict[str, list[str]] = {stage: [] for stage in stages}
-    for word in typed:
-        key = dotted_key(word)
+    for key, word in [(dotted_key(word), word) for word in typed if word not in named]:
         head = key.partition(".")[0]
-        if key in ("experiment", "name"):
-            continue
         near = [*nearest(head, stages), *nearest(head, top, 0.8)]  # any other word is for the check of each stage
         if near and re.split(r"[./]", key)[0] not in (*top, *stages):
             fix, expected = word.replace(head, near[0], 1), f"a stage ({', '.join(stages)}), or a key of every run"
@@ -247,7 +243,6 @@ def _read_experiment(typed: Sequence[str], folders: Sequence[Path]) -> Experimen
             faults.append(Fault(key, word, f"a value for a key of the stage {head}", fix))
         else:
             own[head].append(word.replace(f"{head}.", "", 1))
-    chosen = [word for word in typed if dotted_key(word) == "experiment"]
     experiment = Experiment(str(plain["name"]), stages, chosen, shared, own, faults)
     for word in shared:
         if not any(word in experiment.typed_for(stage) for stage in stages):

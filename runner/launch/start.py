@@ -174,10 +174,6 @@ def _print_end(ends: Sequence[Path], count: int, report: Report, runs: str = "ru
     print(f"{count} of {len(ends)} {runs} finished")
 
 
-class JobFailed(Exception):
-    """Tells a sweeper that a job has no result."""
-
-
 @dataclass(frozen=True)
 class Job:
     """The function that Hydra calls for each job, perhaps in another process: trains the run, returns its objective.
@@ -208,7 +204,7 @@ class Job:
             if any(codes.values()):
                 if not self.tells:
                     return None
-                raise JobFailed(f"{tasks[-1].folder} has failed")
+                raise ChildProcessError(f"{tasks[-1].folder} has failed")
             if (name := runs[-1].cfg.get("objective")) is None:
                 return None
             scores = (read_json(tasks[-1].folder / "scores.json") or {}).get("after") or {}

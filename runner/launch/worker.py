@@ -45,6 +45,7 @@ from runner.run.seal import damage_of, describe_damage, remove_leftovers, remove
 from runner.schema.text import nodes, read_tables
 from runner.validate import find_dangers, find_frozen_faults
 from runner.validate.context import OWN
+from runner.validate.start import find_missing_libraries, find_variable_faults
 from runner.validate.targets import is_allowed
 
 log = logging.getLogger("runner.launch.worker")
@@ -123,8 +124,6 @@ def describe_exit(code: int) -> str:
 
 def main(words: Sequence[str]) -> int:
     """Run the folder that the words name and return the exit code."""
-    from runner.validate.start import find_variable_faults
-
     folders = [word for word in words if not word.startswith("-")]
     try:
         if len(folders) != 1 or not (Path(folders[0]) / "config.yaml").exists():
@@ -178,8 +177,6 @@ def work(folder: str | Path, command: str = "train", debug: bool = False, record
     However the command ends becomes a state, a message and an exit code. Where a signal has come, whatever ended the
     command is that: libraries turn an exception that passes through them into a fault of the data.
     """
-    from runner.validate.start import find_missing_libraries
-
     prepare_environment()
     run, stop = Run(Path(folder)), Stop()
     try:

@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
+from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -346,8 +347,6 @@ def _now() -> str:
 
 def installed_version(name: str) -> str | None:
     """The version of an installed package; None where it is not installed."""
-    from importlib import metadata
-
     with contextlib.suppress(metadata.PackageNotFoundError, ValueError):  # a run of others names any
         return metadata.version(name)
     return None

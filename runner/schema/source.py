@@ -195,10 +195,9 @@ def has_method(target: object, name: str) -> bool:
 def bases(owner: Definition) -> Iterator[Definition | None]:
     """The classes that a class names as its bases; None for one that cannot be read."""
     for expression in owner.node.bases if isinstance(owner.node, ast.ClassDef) else ():
-        if last_name(expression) in ("object", "Generic", "Protocol", "ABC"):
-            continue
-        found = resolve_expression(expression, owner.module)
-        yield (found if isinstance(found, Definition) and isinstance(found.node, ast.ClassDef) else None)
+        if last_name(expression) not in ("object", "Generic", "Protocol", "ABC"):
+            found = resolve_expression(expression, owner.module)
+            yield (found if isinstance(found, Definition) and isinstance(found.node, ast.ClassDef) else None)
 
 
 def resolve_expression(expression: ast.expr, module: Module) -> Definition | Module | None:
