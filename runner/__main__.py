@@ -67,8 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if line.multirun or axis.chosen_sweep(line.overrides) is not None:
             from runner.launch.start import start_sweep
 
-            report = import_module("runner.command.report").report
-            return start_sweep(line.overrides, line.folders, report, **how)
+            return start_sweep(line.overrides, line.folders, import_module("runner.command.report").report, **how)
         with worker.handle_signals(worker.Stop()), copied_output():  # nothing is to be saved before the worker begins
             runs = stages.compose_runs(line.overrides, line.folders)
             from runner.launch.start import start_runs
@@ -207,8 +206,7 @@ def find_sweep_faults(line: CommandLine) -> Iterator[Fault]:
         yield from (fault("command.plugin", key=word.partition("=")[0], word=word, words=typed) for word in plugins)
     swept = list(axis.axes(line.overrides)) if line.verb in ("preview", "why") else []
     if swept or (line.multirun and line.verb not in ("train", "rehearse")):
-        words = axis.first_of(line.overrides) if swept else line.overrides
-        typed = shlex.join([line.verb, *line.runs, *words])
+        typed = shlex.join([line.verb, *line.runs, *(axis.first_of(line.overrides) if swept else line.overrides)])
         yield fault("command.several_values", swept=", ".join(swept) or "-m", verb=line.verb, words=typed)
 
 

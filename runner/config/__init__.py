@@ -337,8 +337,7 @@ def read_layers(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list[
     roots = [*(Path(folder).resolve() for folder in folders), MENU]
     layers = []
     for entry in listed:
-        files = (root / f"{entry.config_path}.yaml" for root in roots)
-        if file := next(filter(Path.is_file, files), None):
+        if file := next(filter(Path.is_file, (root / f"{entry.config_path}.yaml" for root in roots)), None):
             layers.append((file, entry.package or ""))
     return layers
 

@@ -162,8 +162,7 @@ class Pool:
         pid = worker.fork(train)
         if log:
             log.close()
-        deadline = time.monotonic() + (self.settings.timeout_seconds or math.inf)
-        self.live[pid] = Child(task, slot, log, deadline)
+        self.live[pid] = Child(task, slot, log, time.monotonic() + (self.settings.timeout_seconds or math.inf))
 
     def _reap(self) -> None:
         for pid, child in list(self.live.items()):

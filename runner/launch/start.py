@@ -66,8 +66,7 @@ def start_runs(runs: Sequence[Composed], *, dry_run: bool = False, debug: bool =
             return _exit_code(*(Submission(tasks, queue, show) if queue else Pool(tasks, settings, show)).run())
         # The number of this machine is no part of the run, whose folder all of them open.
         one = {"machine_rank": None} if "machine_rank" in launcher else {}
-        cfg = runs[0].cfg | {"launcher": launcher | one}
-        run = open_run(cfg, runs[0].overrides, runs[0].command, runs[0].choices)
+        run = open_run(runs[0].cfg | {"launcher": launcher | one}, runs[0].overrides, runs[0].command, runs[0].choices)
         if is_finished(run):
             print(finished(run))
             return 0

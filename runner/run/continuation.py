@@ -178,8 +178,7 @@ def _objection(path: str, old: object, new: object, cfg: Mapping[str, Any], know
             ahead, schedule = not signature or "num_training_steps" in signature.parameters, own["_target_"]
         else:
             schedule = str(args.get(upstream.LR_SCHEDULER_TYPE))
-            warmup = args.get(upstream.WARMUP_STEPS) or 0
-            ahead = schedule not in LENGTH_INDEPENDENT_SCHEDULES or 0 < warmup < 1
+            ahead = schedule not in LENGTH_INDEPENDENT_SCHEDULES or 0 < (args.get(upstream.WARMUP_STEPS) or 0) < 1
         reason = f"the same, because the schedule ({schedule}) was drawn for {to_text(old)} from the first step"
         return reason if ahead else ""
     return "" if name in upstream.EXTENDABLE else "the same, because the steps so far were taken with it"

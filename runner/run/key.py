@@ -46,8 +46,7 @@ def key_of(cfg: Mapping[str, Any]) -> str:
     True
     """
     # More processes make a larger batch, and that is another training; unless they share one.
-    is_other = processes_of(cfg) > 1 and not made_of_batch(cfg)
-    processes = {"processes": processes_of(cfg)} if is_other else {}
+    processes = {"processes": processes_of(cfg)} if processes_of(cfg) > 1 and not made_of_batch(cfg) else {}
     return hashlib.sha256(canonical_text(lasting(cfg) | processes).encode()).hexdigest()[:10]
 
 

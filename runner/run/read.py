@@ -220,8 +220,7 @@ def find_run(word: str, verb: str, root: Path) -> Path | Fault:
     """The folder of the run that a word means, or the fault of a word that means none or several."""
     places = [path for path in (Path(word), root / word) if path.is_dir()]
     inner = next((path for path in places if is_run(path)), None)
-    groups = {path: find_folders(path) for path in places}
-    runs = next((found for found in groups.values() if found), [])
+    runs = next(filter(None, map(find_folders, places)), [])
     if inner or len(runs) == 1:
         return inner or runs[0]
     keyed = [] if places else [path for path in sorted(root.glob(f"*/*-{word}")) if word and is_run(path)]

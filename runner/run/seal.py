@@ -187,8 +187,7 @@ def checkpoints_at_once(
     """The most checkpoints that a run has at a time: one that is written, and those that ``rotate`` leaves."""
     if save_strategy == "no":
         return 0
-    early = [save_steps >= 1 and count * save_steps < steps_to_notice for count in (keep - 1, keep)]
-    most = keep + 1 + sum(early)
+    most = keep + 1 + sum(save_steps >= 1 and count * save_steps < steps_to_notice for count in (keep - 1, keep))
     if save_strategy != "steps" or save_steps < 1 or not max_steps or max_steps < 0:
         return most
     return min(most, math.ceil(max_steps / save_steps))

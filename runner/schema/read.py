@@ -116,8 +116,7 @@ def _constructor(found: Definition) -> Taken | None:
     made = _is_dataclass(found)
     name = "__init__" if "__init__" in own else "__new__" if "__new__" in own and not made else None
     if name:
-        init = Definition(found.module, f"{found.name}.{name}", own[name], found)
-        return _function(init, bound=True)
+        return _function(Definition(found.module, f"{found.name}.{name}", own[name], found), bound=True)
     if made:
         return _fields(found)
     for base in bases(found):
@@ -293,8 +292,7 @@ NOTE = re.compile(r"^ *(\w+) \(([^()\n]*`[^\n]*?)\) ?:", re.MULTILINE)
 def _notes(found: Definition) -> dict[str, str]:
     """Types of parameters in the docstring: what stands in ``name (`int`, *optional*):``."""
     nodes = [found.node, found.owner.node if found.owner else None]
-    known = (node for node in nodes if isinstance(node, ast.ClassDef | Function))
-    texts = [ast.get_docstring(node, clean=False) or "" for node in known]
+    texts = [ast.get_docstring(node, clean=False) or "" for node in nodes if isinstance(node, ast.ClassDef | Function)]
     return dict(NOTE.findall("\n".join(texts)))
 
 

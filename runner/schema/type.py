@@ -53,8 +53,7 @@ class Type:
     def __str__(self) -> str:
         match self.kind:
             case "union":
-                last = sorted(self.parts, key=lambda part: part.kind == "none")
-                return " or ".join(dict.fromkeys(map(str, last)))
+                return " or ".join(dict.fromkeys(map(str, sorted(self.parts, key=lambda part: part.kind == "none"))))
             case "choice" | "enum":
                 return f"one of {shortened(list(map(to_text, self.values)))}"
             case "list" | "tuple" if self.parts:
