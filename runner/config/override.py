@@ -1,7 +1,5 @@
 """Overrides of a command line: parsed, quoted and forced as Hydra needs them, and the faults of what they choose."""
 
-from __future__ import annotations
-
 import math
 import os
 import re
@@ -129,7 +127,7 @@ def latest(overrides: Sequence[str]) -> list[str]:
     return list(last.values())
 
 
-def parse(overrides: Iterable[str]) -> list[Override]:
+def parse(overrides: Iterable[str]) -> "list[Override]":
     """Each override as Hydra reads it; ConfigError with a fault for each that it cannot read."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -155,7 +153,7 @@ def parse(overrides: Iterable[str]) -> list[Override]:
     return parsed
 
 
-def count_values(override: Override) -> int:
+def count_values(override: "Override") -> int:
     """The number of values of a sweep's key, of a range without listing them; raises ValueError where nobody can."""
     from hydra.core.override_parser.types import Glob, RangeSweep
 
@@ -200,7 +198,7 @@ def _short(text: str) -> str:
     return text if len(text) <= MAX_LETTERS else f"{text[: MAX_LETTERS - 3]}..."
 
 
-def find_choice_faults(overrides: Iterable[Override], menu: Options) -> Iterator[Fault]:
+def find_choice_faults(overrides: "Iterable[Override]", menu: Options) -> Iterator[Fault]:
     """A fault for each override with several values where one is composed, and each choice that is not on the menu."""
     for override in overrides:
         group, options = override.key_or_group, menu.get(override.key_or_group)

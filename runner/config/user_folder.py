@@ -5,8 +5,6 @@ A folder of ``--config-dir`` can come from anybody. ``validate`` checks what a r
 launchers and search paths are made by Hydra while it composes, before any check.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re
@@ -118,7 +116,7 @@ def _plugin() -> Any:
         def scheme() -> str:
             return "user"
 
-        def load_config(self, config_path: str) -> ConfigResult:
+        def load_config(self, config_path: str) -> "ConfigResult":
             name = config_path.removesuffix(".yaml")
             file = Path(self.path, f"{name}.yaml")
             _count_values(name, (), _plugin().known)
@@ -136,7 +134,7 @@ def _plugin() -> Any:
         folders: ClassVar[list[Path]] = []
         known: ClassVar[dict[str, int]] = {}
 
-        def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        def manipulate_search_path(self, search_path: "ConfigSearchPath") -> None:
             for folder in reversed(self.folders):
                 search_path.prepend("user", f"user://{folder}", anchor="main")
 
@@ -145,7 +143,7 @@ def _plugin() -> Any:
     return UserFolders
 
 
-def _changes_hydra(name: str, file: Path, loaded: ConfigResult) -> Iterator[Fault]:
+def _changes_hydra(name: str, file: Path, loaded: "ConfigResult") -> Iterator[Fault]:
     from omegaconf import OmegaConf
 
     if name.lstrip("/").startswith("hydra/") or "hydra" in str(loaded.header.get("package")).split("."):

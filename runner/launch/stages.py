@@ -8,8 +8,6 @@ after a change, what depends on it is another run, and what does not is the same
 What is not here: what a right configuration is (``validate``), and starting anything (``start``).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -138,7 +136,7 @@ class References:
         self.of_other_formats: list[Fault] = []  # of run folders that are meant
         OmegaConf.register_new_resolver("run", self.find, replace=True)
 
-    def find(self, name: object, *, _node_: Node, _root_: DictConfig) -> str:
+    def find(self, name: object, *, _node_: "Node", _root_: "DictConfig") -> str:
         """The model folder of an earlier stage, or else of the newest finished run under ``<output_root>/<name>/``."""
         key, name, root = str(_node_._get_full_key(None)), str(name), Path(str(_root_.output_root))
         if name in self.models:

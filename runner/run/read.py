@@ -273,8 +273,7 @@ def read_samples(folder: Path, dense: bool = False) -> list[dict[str, Any]]:
             if not is_finite(row.get("score")):
                 row.pop("score", None)
         tables.append(rows)
-    tables.sort(key=lambda table: len({row["step"] for row in table}) if dense else bool(table), reverse=True)
-    return tables[0]
+    return max(tables, key=lambda table: len({row["step"] for row in table}) if dense else bool(table))
 
 
 def curve(lines: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:

@@ -104,8 +104,7 @@ def to_type(annotation: ast.expr | None, module: Module | None, depth: int = 0) 
         case ast.Name() | ast.Attribute() if plain := PLAIN.get(last_name(annotation)):
             return plain
     # A name of one's own: an enum, a TypedDict, an alias, or just some class.
-    is_name = isinstance(annotation, ast.Name | ast.Attribute)
-    found = resolve_expression(annotation, module) if module and is_name else None
+    found = resolve_expression(annotation, module) if module else None
     if not isinstance(found, Definition) or isinstance(found.node, ast.Call | Function):
         return ANY
     if not isinstance(found.node, ast.ClassDef):
