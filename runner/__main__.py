@@ -150,8 +150,6 @@ def _inspect(line: CommandLine) -> int:
 
 
 # --- Words that are no verb, key=value or flag of ours: faults, with the command that was meant ----------
-
-
 def take_flags(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """The words without flags, and the value of each flag that is none of ours, empty where it has none.
 

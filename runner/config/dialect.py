@@ -133,8 +133,6 @@ def holds(rule: Rule, facts: Mapping[str, Sequence[object]], keys: Mapping[str, 
 
 
 # --- What is typed ----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Meaning:
     """The options and values of ours that a word stands for, by their keys; ``why`` is a remark, or why there are none,
@@ -180,8 +178,6 @@ def find_meanings(key: str, value: object, trainer: str = "") -> Iterator[Meanin
 
 # --- Conversions of values -------------------------------------------------------------------------
 # Each raises ValueError with what it expects, where it cannot take a value.
-
-
 def to_number(value: object) -> float:
     """A number as a float."""
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -28,7 +28,6 @@ STANDARD = "tag:yaml.org,2002:"
 KNOWN_TAGS = {f"{STANDARD}{name}" for name in ("str", "int", "float", "bool", "null", "map", "seq")}
 REFERENCE = re.compile(r"\$\{([^${}]*)(?=(\$|\}|$))")
 Place = tuple[str, ...]  # of a key, as the names that lead there: one of them may have a dot in it
-
 EXPECTED = "a configuration that a person could have written"
 
 
@@ -110,8 +109,6 @@ def yaml_fault(error: Exception, where: str) -> Fault:
 
 
 # --- References -----------------------------------------------------------------------------------
-
-
 def check_growth(config: Mapping[str, object]) -> None:
     """Raise ConfigError where following every ``${...}`` would make far more of a configuration than it is."""
     try:

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 OF_HYDRA = re.compile(r"hydra/(launcher|sweeper)(/\w+)*|hydra\.(launcher|sweeper)(\.\w+)*|hydra\.(mode|verbose)")
 HELD = ("dataset", "model")  # groups of what lies in a file or folder, or on the hub
 OF_TEXTS = re.compile(r"(s|allow|without|matching|report_to)$")  # keys that may hold a list of texts
+# An element of a list or a value of a mapping, and a key of one, with letters beyond ASCII, or marks as of <tokens>.
+BEYOND_ASCII = re.compile(
+    r"""(?<=[\[,:])\s*([^\[\]{}:,'"()=$\x00-\x1f]*[<>\x80-\U0010ffff][^\[\]{}:,'"()=$\x00-\x1f]*)(?=[,\]}])"""
+)
+KEY_BEYOND_ASCII = re.compile(r"""[{,][^\[\]{}:,'"]*[^\x00-\x7f][^\[\]{}:,'"]*:""")
 MAX_JOBS = 100_000  # of a sweep: planning takes a ms a job, and more than this is a slip of the hand
 MAX_VALUES = 100  # of a key where no sweep was meant
 MAX_LETTERS = 300  # of a word that a fault repeats
@@ -35,13 +40,6 @@ ROWS = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".gz")  # files of rows
 def dotted_key(override: str) -> str:
     """The dotted key, or group, of an override."""
     return re.split(r"[=@]", override.lstrip("+~"), maxsplit=1)[0]
-
-
-# An element of a list or a value of a mapping, and a key of one, with letters beyond ASCII, or marks as of <tokens>.
-BEYOND_ASCII = re.compile(
-    r"""(?<=[\[,:])\s*([^\[\]{}:,'"()=$\x00-\x1f]*[<>\x80-\U0010ffff][^\[\]{}:,'"()=$\x00-\x1f]*)(?=[,\]}])"""
-)
-KEY_BEYOND_ASCII = re.compile(r"""[{,][^\[\]{}:,'"]*[^\x00-\x7f][^\[\]{}:,'"]*:""")
 
 
 def force(overrides: Sequence[str], menu: Options) -> list[str]:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from hydra.plugins.config_source import ConfigResult
 
 FILE_VALUES = 20  # that a file counts for beside its own, since each is read and merged several times
-
 # What a file may choose of Hydra's own settings.
 CHOSEN = re.compile(r"(override )?/?hydra/sweeper(/\w+)*")
 

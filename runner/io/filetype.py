@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
+TABLE = tomllib.loads(Path(__file__).with_name("filetype.toml").read_text(encoding="utf-8"))
 HEAD = 512  # bytes that give a file away
 
 
@@ -18,9 +19,6 @@ class Finding(NamedTuple):
 
     found: str
     fix: str
-
-
-TABLE = tomllib.loads(Path(__file__).with_name("filetype.toml").read_text(encoding="utf-8"))
 
 
 def sniff(head: bytes, name: str) -> Finding | None:

@@ -122,7 +122,6 @@ def _start(run: Run, num_processes: int, debug: bool, machines: Alone) -> End:
 
 
 def _cause_of(run: Run, failures: list[dict[str, Any]], debug: bool) -> tuple[str | None, RunnerError]:
-
     def order(own: Mapping[str, Any]) -> tuple[bool, bool, float]:
         was_stopped = own.get("kind") == "Interrupted" or ("kind" not in own and own["code"] == -signal.SIGTERM)
         is_cause = own.get("kind") in KINDS or own["code"] == -signal.SIGKILL  # the others may take its loss for theirs

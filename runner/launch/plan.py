@@ -22,6 +22,9 @@ from runner.run import Run, held
 from runner.run.key import folder_of, label_of
 from runner.run.read import finished, one_line, read_state
 
+# What a state means for the command that is about to start.
+TODO = {"new": "new", "created": "not begun", "queued": "queued", "interrupted": "to continue"}
+TODO |= {"failed": "failed, to try again", "running": "running elsewhere", "finished": "finished"}
 REFRESH = 0.5  # seconds between two pictures on a terminal
 PULSE = 60.0  # seconds between two totals in a log file
 
@@ -88,11 +91,6 @@ class Plan:
         for task in self.tasks:
             state = state_of(task.folder)
             yield f"{state:<9} {Run(task.folder.absolute()) if state != 'new' else task.folder}"
-
-
-# What a state means for the command that is about to start.
-TODO = {"new": "new", "created": "not begun", "queued": "queued", "interrupted": "to continue"}
-TODO |= {"failed": "failed, to try again", "running": "running elsewhere", "finished": "finished"}
 
 
 def state_of(folder: Path) -> str:

@@ -38,7 +38,6 @@ def compose_runs(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list
 
     Raises ConfigError with the faults of all of them, so that none starts where one cannot.
     """
-
     listed = [word for word in overrides if dotted_key(word).partition(".")[0] == "stages"]
     ConfigError.refuse(fault("launch.typed_stages", key=dotted_key(word), word=word) for word in listed)
     references = References()

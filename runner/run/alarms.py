@@ -18,6 +18,7 @@ from runner.schema.text import number, read_tables
 
 TABLE: dict[str, dict[str, Any]] = read_tables(__file__)
 MARGINS, RANKINGS = ("rewards/margins", "margin"), ("rewards/accuracies", "accuracy")
+HEALTHY, UNKNOWN = "", None
 MUST_BE_NUMBERS = ("reward", "kl", "objective/scores", "objective/kl")
 # Of these the mean length only scales the alarm ``kl``: none is of lengths.
 CHOSEN = "logps/chosen"
@@ -39,9 +40,6 @@ class Step:
     skipped: bool = False  # by the gradient scaler of float16, as it does now and then
     noted: Mapping[str, float] = field(default_factory=dict)  # the trainer's own figures, by the name in its log
     rewards: Mapping[str, tuple[float, float, int]] = field(default_factory=dict)  # lowest, highest, count since begin
-
-
-HEALTHY, UNKNOWN = "", None
 
 
 @dataclass

@@ -29,7 +29,6 @@ CODE = "code"
 FACTS = ("data", "tokenizer", "model")  # of a manifest
 TRAIN_AGAIN = "name=<another name>, to train again with what is there now"
 MAX_BYTES_HASHED_WHOLE = 64 << 20  # bytes; of a larger file as many are read, in pieces from all over it
-
 Fingerprint = list[int | str]  # size in bytes, time of the last change in ns, digest
 Fingerprints = dict[str, dict[str, Fingerprint]]  # by key of the configuration, by file
 

@@ -11,6 +11,7 @@ from runner.schema import source
 from runner.schema.source import Definition, Function, Module, bases, find_definition, last_name, member
 from runner.schema.type import NONE, PLAIN, TEXT, Type, documented_types, to_type, to_union
 
+NOTE = re.compile(r"^ *(\w+) \(([^()\n]*`[^\n]*?)\) ?:", re.MULTILINE)
 UNKNOWN = object()  # the default of a parameter where the source holds no plain value
 
 
@@ -96,7 +97,6 @@ def choices_compared(target: str, name: str, least: int = 2) -> tuple[str, ...]:
 
 
 # --- the arguments of a definition ---
-
 Taken = tuple[dict[str, Parameter], bool]
 
 
@@ -202,8 +202,6 @@ def _of_base(found: Definition) -> Taken:
 
 
 # --- dataclasses ---
-
-
 def _is_dataclass(found: Definition) -> bool:
     marks, bases = map(last_name, found.node.decorator_list), map(last_name, found.node.bases)
     return "dataclass" in marks or "NamedTuple" in bases or _is_transformed(found)
@@ -254,8 +252,6 @@ def _fields(found: Definition) -> Taken:
 
 
 # --- reading source ---
-
-
 @functools.lru_cache(maxsize=64)
 def _comparisons(module: Module, changed: int) -> dict[str, tuple[str, ...]]:
     refused: set[int] = set()  # the ids of tests such as ``if x == "no longer supported": raise``
@@ -284,9 +280,6 @@ def _lineage(found: Definition) -> Iterator[str]:
         yield found.name.rpartition(".")[2]
         for base in filter(None, bases(found)):
             yield from _lineage(base)
-
-
-NOTE = re.compile(r"^ *(\w+) \(([^()\n]*`[^\n]*?)\) ?:", re.MULTILINE)
 
 
 def _notes(found: Definition) -> dict[str, str]:

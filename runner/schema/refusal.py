@@ -125,7 +125,6 @@ def _dotted(node: ast.AST) -> str:
 
 
 def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
-
     def apply(function: Callable[..., Any] | None, *parts: ast.expr) -> Any:
         values = [_value(part, known) for part in parts]
         if function is None or any(value is UNKNOWN for value in values):

@@ -22,7 +22,17 @@ from runner.io.temporary import uncollected
 # Packages whose source is nobody's own: those that a training is made of, with the runner, and those beside them.
 LIBRARY_PACKAGES = frozenset({"runner", "trl", "transformers", "torch", "peft", "datasets", "accelerate", "numpy"})
 NOT_OF_THE_USER = LIBRARY_PACKAGES | {*sys.stdlib_module_names, "hydra", "omegaconf", "pandas", "setuptools"}
-
+# A module that makes names while it runs, which cannot be read; most lazy packages repeat them for type checkers.
+DYNAMIC = re.compile(
+    r"^def __getattr__|^ *globals\(\)(\.update\(|\[[^]]+\] = )|\A(?!.*TYPE_CHECKING).*^_import_structure\b",
+    re.MULTILINE | re.DOTALL,
+)
+# A method that takes no ``**``, so that its body adds no argument, and whose docstring is not read: its head, its body.
+METHOD = re.compile(
+    r"^( +)((?:async )?def (?!__|from_)\w+\((?:[^\n*]|\*(?!\*))*"
+    r"(?:(?<=[(,])\n(?:\1 (?:[^\n*]|\*(?!\*))*\n)+\1\)[^\n]*)?:)\n((?:\1 .*\n|[ \t]*\n)+)",
+    re.MULTILINE,
+)
 Found = TypeVar("Found")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -161,13 +171,6 @@ def look_up(
     return Definition(module, name) if DYNAMIC.search(module.text) else None
 
 
-# A module that makes names while it runs, which cannot be read; most lazy packages repeat them for type checkers.
-DYNAMIC = re.compile(
-    r"^def __getattr__|^ *globals\(\)(\.update\(|\[[^]]+\] = )|\A(?!.*TYPE_CHECKING).*^_import_structure\b",
-    re.MULTILINE | re.DOTALL,
-)
-
-
 def member(name: str, owner: Definition) -> Definition | None:
     """The meaning of an attribute of a class, its bases included; None where there is none."""
     if owner.node is None or isinstance(owner.node, ast.expr):
@@ -261,14 +264,6 @@ def _submodule(module: Module, name: str) -> Module | None:
 @functools.lru_cache(maxsize=4096)
 def _read(file: Path, changed: int) -> str:
     return file.read_text(encoding="utf-8", errors="replace")
-
-
-# A method that takes no ``**``, so that its body adds no argument, and whose docstring is not read: its head, its body.
-METHOD = re.compile(
-    r"^( +)((?:async )?def (?!__|from_)\w+\((?:[^\n*]|\*(?!\*))*"
-    r"(?:(?<=[(,])\n(?:\1 (?:[^\n*]|\*(?!\*))*\n)+\1\)[^\n]*)?:)\n((?:\1 .*\n|[ \t]*\n)+)",
-    re.MULTILINE,
-)
 
 
 def parse_module(text: str) -> ast.Module | None:
