@@ -21,7 +21,8 @@ from runner.schema.text import Config, flatten, select, to_text
 TYPED = "command line"
 REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")
 # The tables of what the runner itself gives a trainer's config, and when each counts.
-BY_RUNNER = {"always": "always", "on_cpu": "on a machine without a GPU", "by_default": "unless it is set"}
+BY_RUNNER = {"always": "the runner, always", "on_cpu": "the runner, on a machine without a GPU"}
+BY_RUNNER["by_default"] = "the runner, unless it is set"
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,11 @@ class Provenance:
             own = [replace(each, key=key, note="speed=") for each in self.settings if is_set and each.key == listed]
         if key in MADE and self.cfg.get("batch"):
             own.append(Setting(key, "${batch}, shared by the processes", "runner/config/batch.py", "the runner"))
-        always, on_cpu, by_default = (of_runner(key, kind) for kind in BY_RUNNER)
+        table = read_settings(PACKAGE / "training" / "components" / "args.yaml", "trainer")
+        always, on_cpu, by_default = (
+            [replace(each, key=key, note=note) for each in table if each.key.replace(f".{kind}.", ".args.") == key]
+            for kind, note in BY_RUNNER.items()
+        )
         node, _, name = key.rpartition(".")
         target = select(self.cfg, f"{node}._target_".lstrip("."))
         signature = read_signature(target) if isinstance(target, str) else None
@@ -76,13 +81,6 @@ class Provenance:
             start = len(parts) - len(module.name.split(".")) - (module.file.name == "__init__.py")
             place = f"{Path(*parts[max(start, 0) :]).as_posix()}:{line}"
         return [*settings, Setting(known.name, text or to_text(known.default), place, f"default of {signature.name}")]
-
-
-def of_runner(key: str, kind: str) -> list[Setting]:
-    """The value that the runner itself gives a field of the trainer's config by its table of this ``kind``, if any."""
-    table = read_settings(PACKAGE / "training" / "components" / "args.yaml", "trainer")
-    found = [each for each in table if each.key.replace(f".{kind}.", ".args.") == key]
-    return [replace(each, key=key, note=f"the runner, {BY_RUNNER[kind]}") for each in found]
 
 
 def read_provenance(
