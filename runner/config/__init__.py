@@ -279,8 +279,7 @@ def resolve(cfg: "DictConfig", overrides: list[str], choices: dict[str, str] | N
     # A group that was deleted is a group without a part, and so is an entry that was set to null.
     parts = {group: plain.get(group) for group in GROUPS if group in plain or group not in OPTIONAL}
     for group in SEVERAL:
-        entries = parts[group] or {}
-        if isinstance(entries, dict):  # anything else is for the check
+        if isinstance(entries := parts[group] or {}, dict):  # anything else is for the check
             parts[group] = {name: entry for name, entry in entries.items() if entry is not None} or None
     composed = Composed(plain | parts, overrides, choices or {})
     for group in (group for group in parts if composed.choices.get(group) == "none" and group not in LISTED):

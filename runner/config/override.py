@@ -155,8 +155,7 @@ def count_values(override: "Override") -> int:
     """The number of values of a sweep's key, of a range without listing them; raises ValueError where nobody can."""
     from hydra.core.override_parser.types import Glob, RangeSweep
 
-    span = override.value()
-    if isinstance(span, Glob):
+    if isinstance(span := override.value(), Glob):
         raise ValueError("the runner reads names and no glob()")
     if not isinstance(span, RangeSweep):
         return len(list(override.sweep_string_iterator()))

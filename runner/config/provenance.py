@@ -74,8 +74,7 @@ class Provenance:
         text = "required" if known.required else "not written down" if known.default is UNKNOWN else None
         found, place = find_definition(signature.target), signature.home
         definition = found if isinstance(found, Definition) else None
-        module = known.module or (definition.module if definition else None)
-        if module and module.file:
+        if (module := known.module or (definition.module if definition else None)) and module.file:
             line = getattr(known.annotation or (definition.node if definition else None), "lineno", 1)
             parts = module.file.parts
             start = len(parts) - len(module.name.split(".")) - (module.file.name == "__init__.py")
@@ -121,8 +120,7 @@ def read_stage(file: Path, stage: str) -> Iterator[tuple[str, str]]:
 def read_settings(file: Path, place: str) -> list[Setting]:
     """Every value that a YAML file sets, with its line; ``place`` is the key at which the file is merged."""
     text = file.read_text(encoding="utf-8")
-    tree = yaml.compose(text, Loader=LOADER)
-    if not isinstance(tree, yaml.MappingNode):
+    if not isinstance(tree := yaml.compose(text, Loader=LOADER), yaml.MappingNode):
         return []
     tree.value = [entry for entry in tree.value if entry[0].value not in ("defaults", "hydra")]
     return list(_settings(tree, place, text, _shown(file)))

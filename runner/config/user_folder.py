@@ -78,8 +78,7 @@ def _read_keys(file: Path) -> Mapping[str, Any]:
     except UnicodeDecodeError:
         finding = undecodable(text, str(file))
         raise ConfigError(Fault(str(file), finding.found, "YAML in UTF-8", finding.fix)) from None
-    whole = parse_yaml(text, str(file))
-    if whole is not None and not isinstance(whole, Mapping):
+    if (whole := parse_yaml(text, str(file))) is not None and not isinstance(whole, Mapping):
         found = "a list" if isinstance(whole, list) else f"the text {str(whole)[:40]!r}"
         raise ConfigError(Fault(str(file), found, "keys with values", "key: value, one in each line"))
     return whole or {}

@@ -283,7 +283,6 @@ def sample_lines(pairs: Iterable[tuple[Any, str]]) -> list[str]:
 
 def line_of(text: str, width: int, *, tail: bool = False) -> str:
     """A text as one visible line of so many characters at most: its begin, or its end."""
-    line = to_visible(" ".join(text.split()))
-    if len(line) <= width:
+    if len(line := to_visible(" ".join(text.split()))) <= width:
         return line
     return f"...{line[3 - width :]}" if tail else f"{line[: width - 3]}..."

@@ -297,7 +297,6 @@ def _folders(root: Path, name: str) -> list[Path]:
 def _finished(root: Path, name: str) -> list[Path]:
     ended = {}
     for folder in _folders(root, name):
-        status = Run(folder).status()
-        if status["state"] == "finished" and (folder / "model").is_dir():
+        if (status := Run(folder).status())["state"] == "finished" and (folder / "model").is_dir():
             ended[folder] = (status.get("updated", ""), (folder / "status.json").stat().st_mtime_ns)
     return sorted(ended, key=ended.__getitem__)

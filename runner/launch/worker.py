@@ -335,8 +335,7 @@ def _own_error(run: Run, error: BaseException, text: str) -> ConfigError | None:
 
 def _folder_fault(run: Run, error: BaseException, text: str) -> FolderError | None:
     """The error of a folder in which somebody moved, deleted or put something while the run worked in it."""
-    is_missing = not isinstance(error, RunnerError) and MISSING.search(text)
-    if is_missing:
+    if is_missing := not isinstance(error, RunnerError) and MISSING.search(text):
         time.sleep(PATIENCE)  # who deletes it may not be done
     try:
         run.check_there()

@@ -61,8 +61,7 @@ class Alarm:
 
     def observe(self, step: Step) -> SickRun | None:
         """Take a step into account, and return the end of the run where it is time."""
-        found = self.suspect(step)
-        if found is UNKNOWN:
+        if (found := self.suspect(step)) is UNKNOWN:
             return None
         self.count = self.count + 1 if found else 0
         return self.sickness(step.number, found) if found and self.count >= self.patience else None
@@ -195,8 +194,7 @@ class KL(Alarm, name="kl"):
 
     def suspect(self, step: Step) -> str | None:
         length = step.noted.get("completions/mean_length") or self.length
-        whole = step.noted.get("objective/kl")
-        if whole is None and "kl" in step.noted and length:
+        if (whole := step.noted.get("objective/kl")) is None and "kl" in step.noted and length:
             whole = step.noted["kl"] * length
         if whole is None or not length:
             return UNKNOWN
@@ -250,8 +248,7 @@ class ChosenLost(Alarm, name="chosen_lost"):
     first: float | None = None  # a token's log-probability in the first step
 
     def suspect(self, step: Step) -> str | None:
-        whole = step.noted.get(CHOSEN)
-        if whole is None or not step.length:
+        if (whole := step.noted.get(CHOSEN)) is None or not step.length:
             return UNKNOWN
         now = whole / step.length
         self.first = now if self.first is None else self.first

@@ -31,8 +31,7 @@ OURS = "runner."  # of which a user can choose samples alone, which listens to n
 
 def find_resume_faults(cfg: Mapping[str, Any]) -> list[Fault]:
     """Faults that keep a configuration from going on from the run that its ``resume`` names; none without it."""
-    other = _named(cfg)
-    if isinstance(other, Fault):
+    if isinstance(other := _named(cfg), Fault):
         return [other]
     if other is None or other.folder.resolve() == folder_of(cfg, []).resolve():  # in its own it goes on anyway
         return list(_process_faults(cfg))
@@ -59,8 +58,7 @@ def _process_faults(cfg: Mapping[str, Any]) -> Iterator[Fault]:
 
 def other_run(cfg: Mapping[str, Any]) -> Run | None:
     """The run to go on from; raises FolderError or ConfigError where that has become impossible."""
-    other = _named(cfg)
-    if isinstance(other, Fault):
+    if isinstance(other := _named(cfg), Fault):
         raise FolderError(other)
     ConfigError.refuse(find_resume_faults(cfg))
     return other
@@ -95,8 +93,7 @@ def find_offer(cfg: Mapping[str, Any], folder: Path) -> str:
 def _named(cfg: Mapping[str, Any]) -> Run | Fault | None:
     if not cfg.get("resume"):
         return None
-    found = find_run(str(cfg["resume"]), "report", Path(str(cfg["output_root"])))
-    if isinstance(found, Fault):
+    if isinstance(found := find_run(str(cfg["resume"]), "report", Path(str(cfg["output_root"]))), Fault):
         return Fault("resume", f"{cfg['resume']}: {found.found}", found.expected, found.fix)
     return Run(found.absolute())
 

@@ -51,8 +51,7 @@ def check_fingerprints(run: Run) -> list[str]:
 
     Returns what there is to say of the user's code: a fault that is mended there must not cost the steps so far.
     """
-    then = run.manifest().get("inputs")
-    if not isinstance(then, dict):
+    if not isinstance(then := run.manifest().get("inputs"), dict):
         return []
     now = read_fingerprints(run.cfg, then)
     changes: dict[str, list[str]] = {}  # for each key of the configuration a line per file

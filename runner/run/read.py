@@ -205,8 +205,7 @@ def find_runs(words: Sequence[str], verb: str, count: int | None, root: Path = P
 
 def resolve_word(word: str, verb: str, root: Path) -> Path:
     """The folder around the runs of a name, or that of one run, that a word means; FolderError where it means none."""
-    found = _find_group(word, root) or find_run(word, verb, root)
-    if isinstance(found, Fault):
+    if isinstance(found := _find_group(word, root) or find_run(word, verb, root), Fault):
         raise FolderError(found)
     return found
 

@@ -68,8 +68,7 @@ def damage_of(folder: Path, *, touched_only: bool = False) -> dict[str, str]:
 
     ``touched_only`` reads only files that were written to after the seal, which costs no time where none was.
     """
-    files = read_json(folder / SEAL)
-    if files is None or SEAL not in files:
+    if (files := read_json(folder / SEAL)) is None or SEAL not in files:
         return {SEAL: "cannot be read" if (folder / SEAL).is_file() else "missing"}
     if files.pop(SEAL) != _own_entry(files):
         return {SEAL: "other bytes than were sealed"}
@@ -79,8 +78,7 @@ def damage_of(folder: Path, *, touched_only: bool = False) -> dict[str, str]:
         path, (size, digest) = folder / name, files[name]
         if not path.is_file():
             return "missing"
-        now = path.stat()
-        if now.st_size != size:
+        if (now := path.stat()).st_size != size:
             return f"{now.st_size} of {size} bytes"
         return "other bytes than were sealed" if now.st_mtime_ns >= since and sha256(path) != digest else ""
 

@@ -72,8 +72,7 @@ class Signature:
 @source.once_of_libraries
 def read_signature(target: str) -> Signature | None:
     """The arguments of a call of a dotted target; None where it does not exist or is a module."""
-    found = find_definition(target)
-    if not isinstance(found, Definition):
+    if not isinstance(found := find_definition(target), Definition):
         return None
     parameters, is_open = _takes(found)
     return Signature(target, found.home, parameters, is_open, tuple(_lineage(found)))

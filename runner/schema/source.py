@@ -151,8 +151,7 @@ def look_up(
         return Definition(module, name)
     if (binding := module.bindings.get(name)) is not None:
         if isinstance(binding, Import):
-            source = find_module(binding.module)
-            if source is None:  # an optional library that is not installed
+            if (source := find_module(binding.module)) is None:  # an optional library that is not installed
                 return Definition(Module(binding.module), binding.name or name)
             return look_up(binding.name, source, True, seen) if binding.name else source
         if isinstance(binding, ast.Name) and binding.id != name:
@@ -209,8 +208,7 @@ def resolve_expression(expression: ast.expr, module: Module) -> Definition | Mod
         case ast.Name(id=name):
             return look_up(name, module)
         case ast.Attribute(value=value, attr=name):
-            found = resolve_expression(value, module)
-            if found is None:
+            if (found := resolve_expression(value, module)) is None:
                 return None
             return look_up(name, found) if isinstance(found, Module) else member(name, found)
         case ast.Subscript(value=value):

@@ -109,8 +109,7 @@ def to_type(annotation: ast.expr | None, module: Module | None, depth: int = 0) 
         return ANY
     if not isinstance(found.node, ast.ClassDef):
         return to_type(found.node, found.module, depth + 1)
-    names = {last_name(base) for base in found.node.bases}
-    if "TypedDict" in names:
+    if "TypedDict" in (names := {last_name(base) for base in found.node.bases}):
         entries = [node for node in found.node.body if isinstance(node, ast.AnnAssign)]
         parts = tuple(to_type(entry.annotation, found.module, depth + 1) for entry in entries)
         return Type("record", parts, tuple(last_name(entry.target) for entry in entries))
