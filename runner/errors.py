@@ -111,8 +111,7 @@ class RunnerError(Exception):
             raise cls(faults)
 
     def __str__(self) -> str:
-        count = len(self.faults)
-        title = self.heading if count == 1 else f"{self.heading}: {count} faults"
+        title = self.heading if (count := len(self.faults)) == 1 else f"{self.heading}: {count} faults"
         return visible_lines(hidden("\n".join([title, *map(str, self.faults)])))
 
 

@@ -224,8 +224,7 @@ def to_layers(value: object) -> str | list[str]:
     """Target modules as peft takes them: all-linear, a list of names, or a regular expression."""
     if isinstance(value, str) and re.search(r"[\\^$|()*]", value):
         return value
-    names = to_words(value)
-    return "all-linear" if names in (["all"], ["all-linear"], ["all_linear"]) else names
+    return "all-linear" if (names := to_words(value)) in (["all"], ["all-linear"], ["all_linear"]) else names
 
 
 def to_mapping(value: object) -> dict[str, Any]:

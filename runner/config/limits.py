@@ -100,8 +100,7 @@ def _find_excesses(text: str | bytes, where: str) -> Iterator[Fault]:
 
 def yaml_fault(error: Exception, where: str) -> Fault:
     """The fault of a text that is no YAML, at its line."""
-    mark = getattr(error, "problem_mark", None)
-    where = f"{where}:{mark.line + 1}" if mark else where
+    where = f"{where}:{mark.line + 1}" if (mark := getattr(error, "problem_mark", None)) else where
     found = str(getattr(error, "problem", None) or " ".join(str(error).split())[:200])
     if "duplicate key" in found:
         return Fault(where, found, "each key once", "delete one of the two")

@@ -146,8 +146,7 @@ def _changes_hydra(name: str, file: Path, loaded: "ConfigResult") -> Iterator[Fa
 
     if name.lstrip("/").startswith("hydra/") or "hydra" in str(loaded.header.get("package")).split("."):
         yield fault("config.changes_hydra", file=file, found="it is a setting of Hydra's own")
-    config = OmegaConf.to_container(loaded.config, resolve=False)
-    config = config if isinstance(config, dict) else {}
+    config = found if isinstance(found := OmegaConf.to_container(loaded.config, resolve=False), dict) else {}
     for entry in config.get("defaults") or ():
         text = " ".join(map(str, entry)) if isinstance(entry, Mapping) else str(entry)
         if "hydra" in text and not CHOSEN.fullmatch(text):

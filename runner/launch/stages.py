@@ -241,9 +241,8 @@ def _read_experiment(typed: Sequence[str], folders: Sequence[Path]) -> Experimen
         else:
             own[head].append(word.replace(f"{head}.", "", 1))
     experiment = Experiment(str(plain["name"]), stages, chosen, shared, own, faults)
-    for word in shared:
-        if not any(word in experiment.typed_for(stage) for stage in stages):
-            faults.append(fault("launch.of_no_stage", key=dotted_key(word), last=list(stages)[-1], word=word))
+    unused = [word for word in shared if not any(word in experiment.typed_for(stage) for stage in stages)]
+    faults += [fault("launch.of_no_stage", key=dotted_key(word), last=list(stages)[-1], word=word) for word in unused]
     return experiment
 
 

@@ -167,9 +167,8 @@ def _show(plan: Plan, queue: Any = None) -> int:
 
 
 def _print_end(ends: Sequence[Path], count: int, report: Report, runs: str = "runs") -> None:
-    for group in dict.fromkeys(folder.parent for folder in ends):
-        if group.is_dir():
-            print_visible(report(group))
+    for group in filter(Path.is_dir, dict.fromkeys(folder.parent for folder in ends)):
+        print_visible(report(group))
     print(f"{count} of {len(ends)} {runs} finished")
 
 

@@ -64,8 +64,7 @@ def made_of_batch(cfg: Mapping[str, Any]) -> list[str]:
 
     Empty elsewhere. ``config.batch`` has written them down.
     """
-    trainer = cfg.get("trainer")
-    found = trainer.get("shares_batch") if isinstance(trainer, Mapping) else None
+    found = trainer.get("shares_batch") if isinstance(trainer := cfg.get("trainer"), Mapping) else None
     return found if isinstance(found, list) else []
 
 

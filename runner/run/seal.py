@@ -148,9 +148,8 @@ def last_checkpoint(run: Run, clean: bool = True) -> Path | None:
 def remove_unfinished(run: Run) -> None:
     """Delete what a save has begun and not sealed; the caller holds the run."""
     torn = [path for path in run.checkpoints.glob("checkpoint-*") if not (path / SEAL).exists()]
-    for path in (*torn, run.folder / ".model.new"):
-        if path.is_dir():
-            remove(path)
+    for path in filter(Path.is_dir, (*torn, run.folder / ".model.new")):
+        remove(path)
 
 
 def remove_leftovers(run: Run) -> None:
@@ -174,9 +173,8 @@ def rotate(folder: Path, keep: int, best: str | None, steps_to_notice: int = 0) 
     safe = [path for path in sealed if best and path.name == Path(best).name]
     beside = 0 if steps_to_notice or {*safe} & {*sealed[-keep:]} else len(safe)
     safe += [*sealed[-max(1, keep - beside) :], *old[-1:], *sealed[len(old) :][:1]]
-    for path in sealed:
-        if path not in safe:
-            remove(path)
+    for path in (path for path in sealed if path not in safe):
+        remove(path)
 
 
 def checkpoints_at_once(

@@ -193,8 +193,7 @@ def _of_base(found: Definition) -> Taken:
         if method == "__init__":
             taken = _constructor(base)
         else:
-            above = member(method, base)
-            taken = _takes(above) if above else None
+            taken = _takes(above) if (above := member(method, base)) else None
         if taken is not None:
             return taken
     return {}, not (method == "__init__" and found.owner and found.owner.node.bases)  # behind bases is that of object
