@@ -32,7 +32,7 @@ from runner.launch.plan import LiveProgress, Stages, Task
 from runner.launch.worker import launch
 from runner.report.plot import run_pictures
 from runner.run import Run, held, locked, open_run
-from runner.schema.text import number
+from runner.schema.text import Node, number
 from runner.tracker.variable import set_variables
 
 POLL = 0.05  # seconds between two looks at the children
@@ -216,9 +216,7 @@ class Pool:
             self._reap()
 
 
-def settings_of(
-    launcher: Mapping[str, Any], runs: Sequence[Composed] = (), *, attached: bool = False, debug: bool = False
-) -> Settings:
+def settings_of(launcher: Node, runs: Sequence[Composed] = (), attached: bool = False, debug: bool = False) -> Settings:
     """The pool's part of a launcher's keys; devices are those of this machine where none are named.
 
     Raises ConfigError where the processes of these ``runs`` are more than the devices, one for each. A queue has none.
@@ -226,10 +224,8 @@ def settings_of(
     if "wait" in launcher:
         return Settings(debug=debug)
     jobs, processes = launcher.get("jobs") or 1, max((processes_here(run.cfg) for run in runs), default=1)
-    devices = launcher.get("devices")
-    devices = [str(device) for device in (worker.visible_devices() if devices is None else devices)]
-    if config.world_size() > 1:  # whoever has started these processes has given them theirs
-        devices = []
+    named = worker.visible_devices() if launcher.get("devices") is None else launcher["devices"]
+    devices = [] if config.world_size() > 1 else list(map(str, named))  # who started several gave each its own
     if devices and jobs * processes > len(devices):
         key, fix = "jobs", f"launcher.jobs={len(devices) // processes}"
         if processes > len(devices):

@@ -177,13 +177,10 @@ def rotate(folder: Path, keep: int, best: str | None, steps_to_notice: int = 0) 
         remove(path)
 
 
-def checkpoints_at_once(
-    keep: int, steps_to_notice: int, save_strategy: str, save_steps: float, max_steps: int | None
-) -> int:
+def checkpoints_at_once(keep: int, steps_to_notice: int, strategy: str, every: float, max_steps: int | None) -> int:
     """The most checkpoints that a run has at a time: one that is written, and those that ``rotate`` leaves."""
-    if save_strategy == "no":
+    if strategy == "no":
         return 0
-    most = keep + 1 + sum(save_steps >= 1 and count * save_steps < steps_to_notice for count in (keep - 1, keep))
-    if save_strategy != "steps" or save_steps < 1 or not max_steps or max_steps < 0:
-        return most
-    return min(most, math.ceil(max_steps / save_steps))
+    most = keep + 1 + sum(every >= 1 and count * every < steps_to_notice for count in (keep - 1, keep))
+    is_counted = strategy == "steps" and every >= 1
+    return min(most, math.ceil(max_steps / every)) if is_counted and max_steps and max_steps > 0 else most
