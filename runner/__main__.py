@@ -49,11 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         add_working_folder()
         line = read_command_line(words)
-        if "--help" in line.inspect:
-            print(help_text(line.verb, line.folders))
-            return 0
-        if "--version" in line.inspect:
-            print(version_text())
+        if shown := {"--help", "--version"} & {*line.inspect}:
+            print(help_text(line.verb, line.folders) if "--help" in shown else version_text())
             return 0
         if line.inspect:
             return _inspect(line)
@@ -70,8 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if line.multirun or axis.chosen_sweep(line.overrides) is not None:
             from runner.launch.start import start_sweep
 
-            report = import_module("runner.command.report").report
-            return start_sweep(line.overrides, line.folders, report, **how)
+            return start_sweep(line.overrides, line.folders, import_module("runner.command.report").report, **how)
         with worker.handle_signals(worker.Stop()), copied_output():  # nothing is to be saved before the worker begins
             runs = stages.compose_runs(line.overrides, line.folders)
             from runner.launch.start import start_runs
@@ -124,9 +120,7 @@ def read_command_line(words: Sequence[str]) -> CommandLine:
     verb = plain.pop(0) if plain and plain[0] in VERBS else "train"
     line = CommandLine(verb, expand(overrides, menu), plain, **vars(known))
     faults = list(find_word_faults(line, rest, menu)) or list(find_sweep_faults(line))
-    for folder in known.folders:
-        if not folder.is_dir():
-            faults.append(fault("command.no_config_folder", folder=folder))
+    faults += [fault("command.no_config_folder", folder=folder) for folder in known.folders if not folder.is_dir()]
     ConfigError.refuse(faults + list(find_flag_faults(line, flags, menu) if flags else ()))
     return line
 
@@ -156,8 +150,6 @@ def _inspect(line: CommandLine) -> int:
 
 
 # --- Words that are no verb, key=value or flag of ours: faults, with the command that was meant ----------
-
-
 def take_flags(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """The words without flags, and the value of each flag that is none of ours, empty where it has none.
 
@@ -212,8 +204,7 @@ def find_sweep_faults(line: CommandLine) -> Iterator[Fault]:
         yield from (fault("command.plugin", key=word.partition("=")[0], word=word, words=typed) for word in plugins)
     swept = list(axis.axes(line.overrides)) if line.verb in ("preview", "why") else []
     if swept or (line.multirun and line.verb not in ("train", "rehearse")):
-        words = axis.first_of(line.overrides) if swept else line.overrides
-        typed = shlex.join([line.verb, *line.runs, *words])
+        typed = shlex.join([line.verb, *line.runs, *(axis.first_of(line.overrides) if swept else line.overrides)])
         yield fault("command.several_values", swept=", ".join(swept) or "-m", verb=line.verb, words=typed)
 
 
@@ -230,7 +221,7 @@ def find_flag_faults(line: CommandLine, flags: Mapping[str, str], menu: Options)
         answer = replace(each, where=f"--{each.where}", fix=re.sub("^leave .*", f"{CALL} --help", each.fix))
         yield answer if each.where in flags else each
     for key, value in flags.items():
-        names = [key, *nearest(key, examples)] if key in examples else nearest(key, examples)
+        names = nearest(key, examples)
         if key in CONFIG_FLAGS and value and Path(value).is_dir():
             yield fault("command.other_flag", flag=key, folder=shlex.quote(value))
         elif key in CONFIG_FLAGS:

@@ -111,8 +111,7 @@ class RunnerError(Exception):
             raise cls(faults)
 
     def __str__(self) -> str:
-        count = len(self.faults)
-        title = self.heading if count == 1 else f"{self.heading}: {count} faults"
+        title = self.heading if (count := len(self.faults)) == 1 else f"{self.heading}: {count} faults"
         return visible_lines(hidden("\n".join([title, *map(str, self.faults)])))
 
 
@@ -164,13 +163,12 @@ def name_jobs(jobs: Sequence[tuple[Sequence[str], Iterable[Fault]]]) -> list[Fau
     common = set.intersection(*(set(words) for words, _ in jobs)) if jobs else set()
     listed = [([word for word in words if word not in common], dict.fromkeys(faults)) for words, faults in jobs]
     swept = [{word.partition("=")[2] for word in own} for own, _ in listed]
-    pairs = [(fault, values) for (_, faults), values in zip(listed, swept, strict=True) for fault in faults]
-    fixed = {fault for fault, values in pairs if fault.fix.rpartition("=")[2] not in values}
-    for own, faults in listed:
-        for fault in faults:
-            key, _, value = fault.fix.rpartition("=")
-            same = fault if fault in fixed else replace(fault, fix=f"{key}=")
-            found.setdefault(same, {})[" ".join(own)] = "" if fault in fixed else value
+    pairs = [(own, fault, values) for (own, faults), values in zip(listed, swept, strict=True) for fault in faults]
+    fixed = {fault for _, fault, values in pairs if fault.fix.rpartition("=")[2] not in values}
+    for own, fault, _ in pairs:
+        key, _, value = fault.fix.rpartition("=")
+        same = fault if fault in fixed else replace(fault, fix=f"{key}=")
+        found.setdefault(same, {})[" ".join(own)] = "" if fault in fixed else value
     named = []
     for fault, values in found.items():
         first, more = next(iter(values)), f", and {len(values) - 1} more" if len(values) > 1 else ""
@@ -185,9 +183,8 @@ def check_library(module: str, where: str, package: str = "") -> None:
     ``package`` is the name that pip has for it, where that is another.
     """
     if importlib.util.find_spec(module) is None:
-        name = module.replace("_", "-")
-        fix = to_install(package or name)
-        raise EnvironmentFault(Fault(where, f"{name} is not installed", f"the package {name}", fix))
+        name, found = module.replace("_", "-"), "is not installed"
+        raise EnvironmentFault(Fault(where, f"{name} {found}", f"the package {name}", to_install(package or name)))
 
 
 def read_column(columns: Mapping[str, Any], name: str, fix: str) -> Sequence[Any]:

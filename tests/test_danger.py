@@ -38,6 +38,20 @@ def test_a_yaml_that_a_person_wrote_is_read_as_it_stands(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "config",
+    [
+        {"a": ["x" * 100, *(f"${{a.0_{index}}}${{a.+{index}}}" for index in range(40))]},
+        {f"a.{index}": "x" for index in range(41)}
+        | {"a": {"0": "x" * 100, **{str(index + 1): 2 * f"${{a.{index}}}" for index in range(40)}}},
+    ],
+    ids=["an index as Python alone writes it", "a key with a dot beside what it looks like"],
+)
+def test_references_that_grow_are_refused_however_they_are_spelt(config):
+    with pytest.raises(ConfigError, match="with what it refers to"):
+        check_growth(config)
+
+
+@pytest.mark.parametrize(
     ("text", "line"), [("a: [1, 2\nb: 3\n", 2), ("a:\n  - !!python/name:os.system\n", 2), ("a: &b [*b]\n", 1)]
 )
 def test_a_yaml_that_is_none_is_told_with_its_line(tmp_path, text, line):

@@ -501,7 +501,7 @@ def test_the_page_fits_a_phone(partial, tmp_path):
 
 def describe(before, after, rows=200, **cfg):
     data = {"data": {"eval": {"rows": rows}}}
-    return describe_decline(RunRecord(Path("a/b"), cfg, {}, data, {"before": before, "after": after}))
+    return describe_decline(RunRecord(Path("a/b"), cfg, {}, data, before, after))
 
 
 def test_a_model_that_ends_worse_than_it_began_is_told_where_chance_does_not_explain_it():
@@ -529,7 +529,7 @@ def test_rewards_that_were_all_the_same_are_told_at_the_end(tmp_path, rewards, d
         json.dumps({"step": 1 + step, "reward": each, "reward_std": deviation}) for step, each in enumerate(rewards)
     ]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
-    assert describe_decline(RunRecord(tmp_path, {}, {}, {}, {})) == line
+    assert describe_decline(RunRecord(tmp_path, {}, {}, {})) == line
 
 
 def test_the_decline_is_that_of_the_objective_or_of_the_reward_of_a_trainer_that_samples():

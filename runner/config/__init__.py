@@ -3,8 +3,6 @@
 What a key may be is not written here: ``validate`` reads that from the signatures of what the config names.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools
@@ -111,7 +109,7 @@ def _root_of(path: str, starts: Starts) -> str:
     return os.path.abspath(shipped(path))
 
 
-def compose_unresolved(overrides: Sequence[str], folders: Sequence[Path] = ()) -> tuple[DictConfig, dict[str, str]]:
+def compose_unresolved(overrides: Sequence[str], folders: Sequence[Path] = ()) -> "tuple[DictConfig, dict[str, str]]":
     """Hydra's config before any ``${...}`` is read, and the option of each group.
 
     Hydra composes the choices; values are laid on top, as it would do itself, so that the jobs of a sweep which differ
@@ -171,7 +169,7 @@ def call_hydra(
 
 
 @functools.lru_cache(maxsize=256)
-def _compose_choices(words: tuple[str, ...], folders: tuple[Path, ...], written: Stamps) -> DictConfig:
+def _compose_choices(words: tuple[str, ...], folders: tuple[Path, ...], written: Stamps) -> "DictConfig":
     """The config that Hydra makes of these words and of the YAML files as they were ``written``."""
     from hydra import compose as hydra_compose
     from omegaconf import OmegaConf
@@ -188,7 +186,7 @@ def _compose_choices(words: tuple[str, ...], folders: tuple[Path, ...], written:
 
 
 @contextlib.contextmanager
-def _fresh_hydra(folders: Sequence[Path]) -> Iterator[GlobalHydra]:
+def _fresh_hydra(folders: Sequence[Path]) -> "Iterator[GlobalHydra]":
     """Hydra with these folders beside the menu; afterwards it is again that of a sweeper or launcher that called us."""
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
@@ -251,7 +249,7 @@ def _with_words(value: Any) -> Any:
     return {("on" if key else "off") if isinstance(key, bool) else key: _with_words(v) for key, v in value.items()}
 
 
-def resolve(cfg: DictConfig, overrides: list[str], choices: dict[str, str] | None = None) -> Composed:
+def resolve(cfg: "DictConfig", overrides: list[str], choices: dict[str, str] | None = None) -> Composed:
     """A Hydra config as plain values; every key that still waits for one is a fault."""
     from omegaconf import OmegaConf, flag_override
 
@@ -281,8 +279,7 @@ def resolve(cfg: DictConfig, overrides: list[str], choices: dict[str, str] | Non
     # A group that was deleted is a group without a part, and so is an entry that was set to null.
     parts = {group: plain.get(group) for group in GROUPS if group in plain or group not in OPTIONAL}
     for group in SEVERAL:
-        entries = parts[group] or {}
-        if isinstance(entries, dict):  # anything else is for the check
+        if isinstance(entries := parts[group] or {}, dict):  # anything else is for the check
             parts[group] = {name: entry for name, entry in entries.items() if entry is not None} or None
     composed = Composed(plain | parts, overrides, choices or {})
     for group in (group for group in parts if composed.choices.get(group) == "none" and group not in LISTED):
@@ -337,8 +334,7 @@ def read_layers(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list[
     roots = [*(Path(folder).resolve() for folder in folders), MENU]
     layers = []
     for entry in listed:
-        files = (root / f"{entry.config_path}.yaml" for root in roots)
-        if file := next(filter(Path.is_file, files), None):
+        if file := next(filter(Path.is_file, (root / f"{entry.config_path}.yaml" for root in roots)), None):
             layers.append((file, entry.package or ""))
     return layers
 

@@ -46,8 +46,7 @@ def spread_batch(cfg: Mapping[str, Any], typed: Collection[str]) -> None:
 def _steps_are_shared(cfg: Mapping[str, Any]) -> bool:
     """True where any number of processes that share a batch take the same steps, as far as a configuration tells."""
     for path, value in walk({key: value for key, value in cfg.items() if key not in ("launcher", "tracker")}):
-        name = last_key(path)
-        if name == "_target_" and str(value).partition(".")[0] not in LIBRARY_PACKAGES:
+        if (name := last_key(path)) == "_target_" and str(value).partition(".")[0] not in LIBRARY_PACKAGES:
             return False  # nobody knows what it does with the rows of a micro-batch
         if "dropout" in name and isinstance(value, float) and value > 0:
             return False

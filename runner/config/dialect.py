@@ -133,8 +133,6 @@ def holds(rule: Rule, facts: Mapping[str, Sequence[object]], keys: Mapping[str, 
 
 
 # --- What is typed ----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Meaning:
     """The options and values of ours that a word stands for, by their keys; ``why`` is a remark, or why there are none,
@@ -180,8 +178,6 @@ def find_meanings(key: str, value: object, trainer: str = "") -> Iterator[Meanin
 
 # --- Conversions of values -------------------------------------------------------------------------
 # Each raises ValueError with what it expects, where it cannot take a value.
-
-
 def to_number(value: object) -> float:
     """A number as a float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -228,8 +224,7 @@ def to_layers(value: object) -> str | list[str]:
     """Target modules as peft takes them: all-linear, a list of names, or a regular expression."""
     if isinstance(value, str) and re.search(r"[\\^$|()*]", value):
         return value
-    names = to_words(value)
-    return "all-linear" if names in (["all"], ["all-linear"], ["all_linear"]) else names
+    return "all-linear" if (names := to_words(value)) in (["all"], ["all-linear"], ["all_linear"]) else names
 
 
 def to_mapping(value: object) -> dict[str, Any]:

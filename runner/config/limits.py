@@ -4,8 +4,9 @@ A file of 300 bytes can stand for 10^9 values by aliases of aliases, and a key f
 to references. Both are measured before anything is built from them, which costs no more than the size of the text.
 """
 
+import contextlib
+import functools
 import re
-import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,7 @@ OTHER_NUMBER = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*
 STANDARD = "tag:yaml.org,2002:"
 KNOWN_TAGS = {f"{STANDARD}{name}" for name in ("str", "int", "float", "bool", "null", "map", "seq")}
 REFERENCE = re.compile(r"\$\{([^${}]*)(?=(\$|\}|$))")
-INDEX = re.compile(r"[0-9]{1,9}")
-
+Place = tuple[str, ...]  # of a key, as the names that lead there: one of them may have a dot in it
 EXPECTED = "a configuration that a person could have written"
 
 
@@ -52,11 +52,11 @@ def parse_yaml(text: str | bytes, where: str) -> Any:
 
 def check_size(path: Path) -> None:
     """Raise ConfigError for a file that nobody has written by hand, and for what is no file."""
-    about = path.stat()
-    if not stat.S_ISREG(about.st_mode):
-        found = "a folder" if stat.S_ISDIR(about.st_mode) else "a pipe, a socket or a device"
+    size = path.stat().st_size
+    if not path.is_file():
+        found = "a folder" if path.is_dir() else "a pipe, a socket or a device"
         raise ConfigError(Fault(str(path), found, "a file", "the path of a file"))
-    if (size := about.st_size) > MAX_BYTES:
+    if size > MAX_BYTES:
         raise ConfigError(fault("config.large_file", file=path, megabytes=size / 1e6, expected=EXPECTED))
 
 
@@ -100,8 +100,7 @@ def _find_excesses(text: str | bytes, where: str) -> Iterator[Fault]:
 
 def yaml_fault(error: Exception, where: str) -> Fault:
     """The fault of a text that is no YAML, at its line."""
-    mark = getattr(error, "problem_mark", None)
-    where = f"{where}:{mark.line + 1}" if mark else where
+    where = f"{where}:{mark.line + 1}" if (mark := getattr(error, "problem_mark", None)) else where
     found = str(getattr(error, "problem", None) or " ".join(str(error).split())[:200])
     if "duplicate key" in found:
         return Fault(where, found, "each key once", "delete one of the two")
@@ -109,8 +108,6 @@ def yaml_fault(error: Exception, where: str) -> Fault:
 
 
 # --- References -----------------------------------------------------------------------------------
-
-
 def check_growth(config: Mapping[str, object]) -> None:
     """Raise ConfigError where following every ``${...}`` would make far more of a configuration than it is."""
     try:
@@ -118,37 +115,37 @@ def check_growth(config: Mapping[str, object]) -> None:
     except RecursionError:
         raise ConfigError(fault("config.endless_references", expected=EXPECTED)) from None
     for sizes, most in ((measured.sizes, MAX_BYTES), (measured.read, MAX_LETTERS_READ)):
-        if sizes[""] > most:
-            grown = sorted((key for key in sizes if key and sizes[key] > most), key=lambda key: sizes[key])
-            first = next(iter(grown), "")
-            raise ConfigError(fault("config.grown", key=first or "${...}", letters=sizes[first], most=most))
+        if sizes[()] > most:
+            first = min((place for place in sizes if place and sizes[place] > most), key=sizes.__getitem__, default=())
+            key = ".".join(first) or "${...}"
+            raise ConfigError(fault("config.grown", key=key, letters=sizes[first], most=most))
 
 
 class InterpolationSize:
-    """The number of letters and values that each key is when each reference in it is followed, by key.
+    """The number of letters and values that each key is when each reference in it is followed, by its place.
 
     ``read`` are those that OmegaConf's grammar reads for it: of texts that refer to others, and in oc.decode.
     """
 
     def __init__(self, config: Mapping[str, object]):
         self.config = config
-        self.sizes: dict[str, int] = {}
-        self.read: dict[str, int] = {}
+        self.sizes: dict[Place, int] = {}
+        self.read: dict[Place, int] = {}
         self._measure(config, ())
 
-    def _measure(self, value: object, path: tuple[str, ...]) -> str:
-        if (key := ".".join(path)) not in self.sizes:
-            self.sizes[key] = self.read[key] = 0  # of a circle, which OmegaConf reports better
+    def _measure(self, value: object, path: Place) -> Place:
+        if path not in self.sizes:
+            self.sizes[path] = self.read[path] = 0  # of a circle, which OmegaConf reports better
             text = value if isinstance(value, str) else ""
             entries = [self._measure(entry, (*path, name)) for name, entry in _entries(value)]
             inner = list(self._of_references(text, path)) if "${" in text else entries
-            self.sizes[key] = 1 + len(text) + sum(self.sizes[each] for each in inner)
+            self.sizes[path] = 1 + len(text) + sum(self.sizes[each] for each in inner)
             decoded = self.sizes if "oc.decode" in text else self.read
-            self.read[key] = len(text) * ("${" in text) + sum(decoded[each] for each in inner)
-        return key
+            self.read[path] = len(text) * ("${" in text) + sum(decoded[each] for each in inner)
+        return path
 
-    def _of_references(self, text: str, path: tuple[str, ...]) -> Iterator[str]:
-        """The key of each node that a text refers to; where a reference makes the name, of the largest it may mean."""
+    def _of_references(self, text: str, path: Place) -> Iterator[Place]:
+        """The place of each node that a text refers to; where a reference makes the name, the largest it may mean."""
         for reference, end in REFERENCE.findall(text):
             _, resolver, arguments = reference.rpartition(":")
             names = re.split(r"[\s,(){}'\"]+", arguments) if resolver else [reference.strip()]
@@ -158,17 +155,15 @@ class InterpolationSize:
                 made = end == "$" and not resolver
                 words = words[:-1] if made and not name.endswith(".") else words
                 place = (*(path[: len(path) - up] if up else ()), *words)
-                node: object = self.config
-                for word in place:
-                    if isinstance(node, list):
-                        node = node[int(word)] if INDEX.fullmatch(word) and int(word) < len(node) else None
-                    else:
-                        node = node.get(word) if isinstance(node, Mapping) else None
-                inner = [self._measure(entry, (*place, inner)) for inner, entry in _entries(node)] if made else []
-                if inner:
-                    yield max(inner, key=lambda key: self.sizes[key])
-                elif node is not None and not made:
-                    yield self._measure(node, place)
+                node = functools.reduce(_inside, place, self.config)
+                meant = [((*place, inner), entry) for inner, entry in _entries(node)] if made else [(place, node)]
+                measured = [self._measure(entry, path) for path, entry in meant if entry is not None]
+                yield from sorted(measured, key=self.sizes.__getitem__)[-1:]
+
+
+def _inside(node: Any, word: str) -> Any:
+    with contextlib.suppress(ValueError, IndexError):
+        return node[int(word)] if isinstance(node, list) else node.get(word) if isinstance(node, Mapping) else None
 
 
 def _entries(node: object) -> list[tuple[str, object]]:

@@ -6,9 +6,7 @@ A configuration says so, or else the variables of whoever has started the same c
 import math
 import os
 import re
-import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from typing import Any
 
 from runner.errors import Fault, fault
@@ -65,11 +63,3 @@ def find_machine_faults(launcher: Mapping[str, Any], machines: int) -> Iterator[
         yield fault("config.no_rendezvous", found=place or f"null, and {machines} machines have to meet")
     elif machines == 1 and launcher.get("rendezvous") is not None:
         yield fault("config.nobody_to_meet")
-
-
-def ask_driver(fields: str) -> list[str]:
-    """A line of these fields for each GPU, by NVIDIA's driver, which wakes none; none where it does not answer."""
-    words = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
-    with suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(words, capture_output=True, text=True, timeout=5, check=True).stdout.strip().splitlines()
-    return []

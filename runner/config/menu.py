@@ -24,9 +24,8 @@ Options = dict[str, list[str]]  # each group with the names of its options
 def read_menu(folders: Sequence[Path] = ()) -> Options:
     """Every group with the names of its options, the user's own folders included."""
     options: dict[str, set[str]] = {}
-    for root in (*folders, MENU):
-        for file in filter(Path.is_file, root.glob("*/*.yaml")):
-            options.setdefault(file.parent.name, set()).add(file.stem)
+    for file in filter(Path.is_file, (file for root in (*folders, MENU) for file in root.glob("*/*.yaml"))):
+        options.setdefault(file.parent.name, set()).add(file.stem)
     return {group: sorted(names) for group, names in sorted(options.items())}
 
 

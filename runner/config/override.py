@@ -1,7 +1,5 @@
 """Overrides of a command line: parsed, quoted and forced as Hydra needs them, and the faults of what they choose."""
 
-from __future__ import annotations
-
 import math
 import os
 import re
@@ -27,6 +25,11 @@ if TYPE_CHECKING:
 OF_HYDRA = re.compile(r"hydra/(launcher|sweeper)(/\w+)*|hydra\.(launcher|sweeper)(\.\w+)*|hydra\.(mode|verbose)")
 HELD = ("dataset", "model")  # groups of what lies in a file or folder, or on the hub
 OF_TEXTS = re.compile(r"(s|allow|without|matching|report_to)$")  # keys that may hold a list of texts
+# An element of a list or a value of a mapping, and a key of one, with letters beyond ASCII, or marks as of <tokens>.
+BEYOND_ASCII = re.compile(
+    r"""(?<=[\[,:])\s*([^\[\]{}:,'"()=$\x00-\x1f]*[<>\x80-\U0010ffff][^\[\]{}:,'"()=$\x00-\x1f]*)(?=[,\]}])"""
+)
+KEY_BEYOND_ASCII = re.compile(r"""[{,][^\[\]{}:,'"]*[^\x00-\x7f][^\[\]{}:,'"]*:""")
 MAX_JOBS = 100_000  # of a sweep: planning takes a ms a job, and more than this is a slip of the hand
 MAX_VALUES = 100  # of a key where no sweep was meant
 MAX_LETTERS = 300  # of a word that a fault repeats
@@ -37,13 +40,6 @@ ROWS = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".gz")  # files of rows
 def dotted_key(override: str) -> str:
     """The dotted key, or group, of an override."""
     return re.split(r"[=@]", override.lstrip("+~"), maxsplit=1)[0]
-
-
-# An element of a list or a value of a mapping, and a key of one, with letters beyond ASCII, or marks as of <tokens>.
-BEYOND_ASCII = re.compile(
-    r"""(?<=[\[,:])\s*([^\[\]{}:,'"()=$\x00-\x1f]*[<>\x80-\U0010ffff][^\[\]{}:,'"()=$\x00-\x1f]*)(?=[,\]}])"""
-)
-KEY_BEYOND_ASCII = re.compile(r"""[{,][^\[\]{}:,'"]*[^\x00-\x7f][^\[\]{}:,'"]*:""")
 
 
 def force(overrides: Sequence[str], menu: Options) -> list[str]:
@@ -129,7 +125,7 @@ def latest(overrides: Sequence[str]) -> list[str]:
     return list(last.values())
 
 
-def parse(overrides: Iterable[str]) -> list[Override]:
+def parse(overrides: Iterable[str]) -> "list[Override]":
     """Each override as Hydra reads it; ConfigError with a fault for each that it cannot read."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -155,12 +151,11 @@ def parse(overrides: Iterable[str]) -> list[Override]:
     return parsed
 
 
-def count_values(override: Override) -> int:
+def count_values(override: "Override") -> int:
     """The number of values of a sweep's key, of a range without listing them; raises ValueError where nobody can."""
     from hydra.core.override_parser.types import Glob, RangeSweep
 
-    span = override.value()
-    if isinstance(span, Glob):
+    if isinstance(span := override.value(), Glob):
         raise ValueError("the runner reads names and no glob()")
     if not isinstance(span, RangeSweep):
         return len(list(override.sweep_string_iterator()))
@@ -200,7 +195,7 @@ def _short(text: str) -> str:
     return text if len(text) <= MAX_LETTERS else f"{text[: MAX_LETTERS - 3]}..."
 
 
-def find_choice_faults(overrides: Iterable[Override], menu: Options) -> Iterator[Fault]:
+def find_choice_faults(overrides: "Iterable[Override]", menu: Options) -> Iterator[Fault]:
     """A fault for each override with several values where one is composed, and each choice that is not on the menu."""
     for override in overrides:
         group, options = override.key_or_group, menu.get(override.key_or_group)

@@ -21,7 +21,8 @@ from runner.schema.text import Config, flatten, select, to_text
 TYPED = "command line"
 REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")
 # The tables of what the runner itself gives a trainer's config, and when each counts.
-BY_RUNNER = {"always": "always", "on_cpu": "on a machine without a GPU", "by_default": "unless it is set"}
+BY_RUNNER = {"always": "the runner, always", "on_cpu": "the runner, on a machine without a GPU"}
+BY_RUNNER["by_default"] = "the runner, unless it is set"
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,11 @@ class Provenance:
             own = [replace(each, key=key, note="speed=") for each in self.settings if is_set and each.key == listed]
         if key in MADE and self.cfg.get("batch"):
             own.append(Setting(key, "${batch}, shared by the processes", "runner/config/batch.py", "the runner"))
-        always, on_cpu, by_default = (of_runner(key, kind) for kind in BY_RUNNER)
+        table = read_settings(PACKAGE / "training" / "components" / "args.yaml", "trainer")
+        always, on_cpu, by_default = (
+            [replace(each, key=key, note=note) for each in table if each.key.replace(f".{kind}.", ".args.") == key]
+            for kind, note in BY_RUNNER.items()
+        )
         node, _, name = key.rpartition(".")
         target = select(self.cfg, f"{node}._target_".lstrip("."))
         signature = read_signature(target) if isinstance(target, str) else None
@@ -69,20 +74,12 @@ class Provenance:
         text = "required" if known.required else "not written down" if known.default is UNKNOWN else None
         found, place = find_definition(signature.target), signature.home
         definition = found if isinstance(found, Definition) else None
-        module = known.module or (definition.module if definition else None)
-        if module and module.file:
+        if (module := known.module or (definition.module if definition else None)) and module.file:
             line = getattr(known.annotation or (definition.node if definition else None), "lineno", 1)
             parts = module.file.parts
             start = len(parts) - len(module.name.split(".")) - (module.file.name == "__init__.py")
             place = f"{Path(*parts[max(start, 0) :]).as_posix()}:{line}"
         return [*settings, Setting(known.name, text or to_text(known.default), place, f"default of {signature.name}")]
-
-
-def of_runner(key: str, kind: str) -> list[Setting]:
-    """The value that the runner itself gives a field of the trainer's config by its table of this ``kind``, if any."""
-    table = read_settings(PACKAGE / "training" / "components" / "args.yaml", "trainer")
-    found = [each for each in table if each.key.replace(f".{kind}.", ".args.") == key]
-    return [replace(each, key=key, note=f"the runner, {BY_RUNNER[kind]}") for each in found]
 
 
 def read_provenance(
@@ -123,8 +120,7 @@ def read_stage(file: Path, stage: str) -> Iterator[tuple[str, str]]:
 def read_settings(file: Path, place: str) -> list[Setting]:
     """Every value that a YAML file sets, with its line; ``place`` is the key at which the file is merged."""
     text = file.read_text(encoding="utf-8")
-    tree = yaml.compose(text, Loader=LOADER)
-    if not isinstance(tree, yaml.MappingNode):
+    if not isinstance(tree := yaml.compose(text, Loader=LOADER), yaml.MappingNode):
         return []
     tree.value = [entry for entry in tree.value if entry[0].value not in ("defaults", "hydra")]
     return list(_settings(tree, place, text, _shown(file)))

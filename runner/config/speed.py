@@ -4,13 +4,14 @@ What there is to choose from, and what each needs, an option of the group lists 
 """
 
 import os
+import subprocess
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
-from runner.config.machines import ask_driver
 from runner.errors import ConfigError, fault
 from runner.schema import upstream
 from runner.schema.text import select, short_text, to_text
@@ -50,6 +51,10 @@ def _lacks(cfg: Mapping[str, Any], needs: Mapping[str, Any]) -> Iterator[str]:
 
 @cache
 def compute_capability() -> float:
-    """The least of those of this machine's NVIDIA GPUs; 0 where there is none that torch could use."""
+    """The least of those of this machine's NVIDIA GPUs, by their driver, which wakes none; 0 where torch has none."""
     is_hidden = not os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() or "+cpu" in version("torch")
-    return min(map(float, [] if is_hidden else ask_driver("compute_cap")), default=0.0)
+    words = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    with suppress(OSError, subprocess.SubprocessError):  # where it does not answer
+        found = "" if is_hidden else subprocess.check_output(words, text=True, timeout=5, stderr=subprocess.DEVNULL)
+        return min(map(float, found.split()), default=0.0)
+    return 0.0

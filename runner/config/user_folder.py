@@ -5,8 +5,6 @@ A folder of ``--config-dir`` can come from anybody. ``validate`` checks what a r
 launchers and search paths are made by Hydra while it composes, before any check.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
     from hydra.plugins.config_source import ConfigResult
 
 FILE_VALUES = 20  # that a file counts for beside its own, since each is read and merged several times
-
 # What a file may choose of Hydra's own settings.
 CHOSEN = re.compile(r"(override )?/?hydra/sweeper(/\w+)*")
 
@@ -81,8 +78,7 @@ def _read_keys(file: Path) -> Mapping[str, Any]:
     except UnicodeDecodeError:
         finding = undecodable(text, str(file))
         raise ConfigError(Fault(str(file), finding.found, "YAML in UTF-8", finding.fix)) from None
-    whole = parse_yaml(text, str(file))
-    if whole is not None and not isinstance(whole, Mapping):
+    if (whole := parse_yaml(text, str(file))) is not None and not isinstance(whole, Mapping):
         found = "a list" if isinstance(whole, list) else f"the text {str(whole)[:40]!r}"
         raise ConfigError(Fault(str(file), found, "keys with values", "key: value, one in each line"))
     return whole or {}
@@ -118,7 +114,7 @@ def _plugin() -> Any:
         def scheme() -> str:
             return "user"
 
-        def load_config(self, config_path: str) -> ConfigResult:
+        def load_config(self, config_path: str) -> "ConfigResult":
             name = config_path.removesuffix(".yaml")
             file = Path(self.path, f"{name}.yaml")
             _count_values(name, (), _plugin().known)
@@ -136,7 +132,7 @@ def _plugin() -> Any:
         folders: ClassVar[list[Path]] = []
         known: ClassVar[dict[str, int]] = {}
 
-        def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        def manipulate_search_path(self, search_path: "ConfigSearchPath") -> None:
             for folder in reversed(self.folders):
                 search_path.prepend("user", f"user://{folder}", anchor="main")
 
@@ -145,13 +141,12 @@ def _plugin() -> Any:
     return UserFolders
 
 
-def _changes_hydra(name: str, file: Path, loaded: ConfigResult) -> Iterator[Fault]:
+def _changes_hydra(name: str, file: Path, loaded: "ConfigResult") -> Iterator[Fault]:
     from omegaconf import OmegaConf
 
     if name.lstrip("/").startswith("hydra/") or "hydra" in str(loaded.header.get("package")).split("."):
         yield fault("config.changes_hydra", file=file, found="it is a setting of Hydra's own")
-    config = OmegaConf.to_container(loaded.config, resolve=False)
-    config = config if isinstance(config, dict) else {}
+    config = found if isinstance(found := OmegaConf.to_container(loaded.config, resolve=False), dict) else {}
     for entry in config.get("defaults") or ():
         text = " ".join(map(str, entry)) if isinstance(entry, Mapping) else str(entry)
         if "hydra" in text and not CHOSEN.fullmatch(text):

@@ -6,6 +6,7 @@ In a checkout pyproject.toml says so, else the metadata of the wheel; nothing do
 import re
 import shlex
 import tomllib
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,6 @@ def read_requirements() -> list[str]:
     """The packages that we need; in a wheel those of its extras too, with a marker."""
     if project := read_project():
         return list(project["dependencies"])
-    from importlib import metadata  # with zip files and mail, a twentieth of a short command's time
-
     try:
         return metadata.requires(NAME) or []
     except metadata.PackageNotFoundError:

@@ -64,9 +64,8 @@ def sync(path: Path) -> None:
 
 def sync_rows(run_folder: Path) -> None:
     """Have the rows of all steps of a run on the disk, before something else there says that they were taken."""
-    for path in map(run_folder.joinpath, ROWS):
-        if path.exists():
-            sync(path)
+    for path in filter(Path.exists, map(run_folder.joinpath, ROWS)):
+        sync(path)
 
 
 def write_text(path: Path, text: str, *, again: bool = True) -> None:

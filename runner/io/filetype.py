@@ -6,11 +6,11 @@ to type. Standard library only.
 
 import re
 import shlex
-import stat
 import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
+TABLE = tomllib.loads(Path(__file__).with_name("filetype.toml").read_text(encoding="utf-8"))
 HEAD = 512  # bytes that give a file away
 
 
@@ -21,9 +21,6 @@ class Finding(NamedTuple):
     fix: str
 
 
-TABLE = tomllib.loads(Path(__file__).with_name("filetype.toml").read_text(encoding="utf-8"))
-
-
 def sniff(head: bytes, name: str) -> Finding | None:
     """The finding of a file's first bytes where it is neither text in UTF-8 nor what its reader wants."""
     for kind in TABLE["kind"]:
@@ -31,8 +28,7 @@ def sniff(head: bytes, name: str) -> Finding | None:
             base = name.rpartition("/")[2]
             stem = name.removesuffix(base) + base.partition(".")[0]
             return Finding(kind["found"], kind["fix"].format(base=base, name=shlex.quote(name), stem=shlex.quote(stem)))
-    encoding = wide_encoding(head)
-    return other_encoding(encoding, name) if encoding else None
+    return other_encoding(encoding, name) if (encoding := wide_encoding(head)) else None
 
 
 def wide_encoding(head: bytes) -> str | None:
@@ -58,14 +54,11 @@ def undecodable(line: bytes, name: str) -> Finding:
 
 def special_file(path: Path) -> Finding | None:
     """The kind of a path that is no file to be read again and again; None for a file, or for nothing."""
-    shown = f"a file instead of {path.name}"
     if path.is_symlink() and not path.exists():
         target = path.readlink()
         where = "in a circle" if target.name == path.name else f"to {target}, which is not there"
         return Finding(f"a link that leads {where}", f"ln -sfn <the file> {path.name}")
-    if not path.exists():
-        return None
-    mode = path.stat().st_mode
-    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+    if path.is_fifo() or path.is_socket():
         return Finding("a pipe, which can be read only once", f"cat {path.name} > rows.jsonl, and that file")
-    return Finding("a device", shown) if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) else None
+    is_device = path.is_char_device() or path.is_block_device()
+    return Finding("a device", f"a file instead of {path.name}") if is_device else None

@@ -28,7 +28,6 @@ def is_offline() -> bool:
 
 def hub_answer(seconds: float = MAX_SECONDS) -> tuple[bool, str]:
     """True and what the hub answers to one question, or False and why there is no answer."""
-    import urllib.error
     import urllib.request
 
     address = re.sub("//[^/]*@", "//", os.environ.get("HF_ENDPOINT") or HUB)
@@ -36,7 +35,7 @@ def hub_answer(seconds: float = MAX_SECONDS) -> tuple[bool, str]:
         request = urllib.request.Request(address, method="HEAD", headers={"User-Agent": "runner"})
         with urllib.request.urlopen(request, timeout=seconds):
             return True, "is reachable"
-    except urllib.error.HTTPError as error:  # of a redirect that has no end, or leads to what is no hub
+    except urllib.request.HTTPError as error:  # of a redirect that has no end, or leads to what is no hub
         return error.code >= 400, f"answers {error.code}" + ", a redirect to nowhere" * (error.code < 400)
     except Exception as error:  # an address that is none has one of its own, and so has an answer
         return False, f"is not reachable ({getattr(error, 'reason', error)})"

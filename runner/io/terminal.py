@@ -1,7 +1,5 @@
 """The terminal: our warnings and everybody's errors, without secrets; what is printed there, or goes to a log."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging
@@ -75,7 +73,7 @@ class HidingLog:
     process: int
 
     @classmethod
-    def open(cls, log: Path) -> HidingLog:
+    def open(cls, log: Path) -> "HidingLog":
         """Start to copy into a log; OSError where its place holds no plain file."""
         file = open_own(log, "ab")
         source, descriptor = os.pipe()
@@ -253,7 +251,7 @@ def print_answer(text: str, end: str = "\n") -> None:
     print(visible_lines(text) if sys.stdout.isatty() else text, end=end, flush=True)
 
 
-def progress_bar(title: str, total: int, unit: str, **options: Any) -> tqdm:
+def progress_bar(title: str, total: int, unit: str, **options: Any) -> "tqdm":
     """A bar of tqdm on the terminal; where the output is a file, a line now and then."""
     from tqdm import tqdm
 
@@ -285,7 +283,6 @@ def sample_lines(pairs: Iterable[tuple[Any, str]]) -> list[str]:
 
 def line_of(text: str, width: int, *, tail: bool = False) -> str:
     """A text as one visible line of so many characters at most: its begin, or its end."""
-    line = to_visible(" ".join(text.split()))
-    if len(line) <= width:
+    if len(line := to_visible(" ".join(text.split()))) <= width:
         return line
     return f"...{line[3 - width :]}" if tail else f"{line[: width - 3]}..."

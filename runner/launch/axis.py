@@ -1,7 +1,5 @@
 """Words with several values -> jobs: the axes of a sweep, those of a checked-in one too, and what they combine to."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -21,6 +21,7 @@ from runner.run.read import is_finite
 from runner.schema.text import scalars, select
 
 REFERENCE = re.compile(r"\$\{[\w.]+\}")  # to one value as a whole
+Listed = Sequence[tuple[str, float]]  # the words that give a key a number, with it
 CHECKED = 64  # combinations of numbers, at least, that are checked together, such as batch sizes and what divides them
 
 
@@ -82,7 +83,7 @@ def compose_jobs(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list
     return jobs
 
 
-def _to_check(options: Mapping[str, Sequence[tuple[str, float]]]) -> dict[str, set[str]]:
+def _to_check(options: Mapping[str, Listed]) -> dict[str, set[str]]:
     """The words of each key that are checked, in each combination: all of them where these are few.
 
     Else those of the first two numbers, and of the smallest and the largest of each type; first of the longest key.
@@ -95,7 +96,7 @@ def _to_check(options: Mapping[str, Sequence[tuple[str, float]]]) -> dict[str, s
     return chosen
 
 
-def _ends(listed: Sequence[tuple[str, float]]) -> Iterator[tuple[str, float]]:
+def _ends(listed: Listed) -> Iterator[tuple[str, float]]:
     yield from listed[:2]
     for kind in (int, float):
         if own := [pair for pair in listed if isinstance(pair[1], kind)]:
@@ -103,10 +104,7 @@ def _ends(listed: Sequence[tuple[str, float]]) -> Iterator[tuple[str, float]]:
 
 
 def _find_family(
-    runs: Sequence[Composed],
-    words: Sequence[str],
-    options: Mapping[str, Sequence[tuple[str, float]]],
-    folders: Sequence[Path],
+    runs: Sequence[Composed], words: Sequence[str], options: Mapping[str, Listed], folders: Sequence[Path]
 ) -> Family | None:
     """The family of a job, in which these keys are numbers; None where one of them is not plain, and of stages."""
     from omegaconf import OmegaConf

@@ -73,14 +73,10 @@ def train_together(folder: str | Path, num_processes: int, debug: bool, machines
     end = machines.share(_start(run, num_processes, debug, machines))
     if not (end.signal or end.failures) or run.status()["state"] == "finished":
         return 0
-    state: str | None
-    error: RunnerError
-    if end.signal:
-        state, error = "interrupted", worker.Stop(end.signal).error()
-    elif end.adjustments > adjusted:  # torch.distributed cannot re-form a group after a rank has died
+    if end.adjustments > adjusted and not end.signal:  # torch.distributed cannot re-form a group after a rank has died
         return train_together(folder, num_processes, debug, machines)
-    else:
-        state, error = _cause_of(run, end.failures, debug)
+    stopped = ("interrupted", worker.Stop(end.signal).error()) if end.signal else None
+    state, error = stopped or _cause_of(run, end.failures, debug)
     state = None if machines.rank or held(run) else state
     if state:
         with contextlib.suppress(OSError), open_own(run.log, "a", encoding="utf-8") as log:
@@ -97,8 +93,7 @@ def _start(run: Run, num_processes: int, debug: bool, machines: Alone) -> End:
     elastic = logging.getLogger("torch.distributed.elastic")  # it would print what we print
     elastic.addHandler(logging.NullHandler())
     elastic.propagate = False
-    before = {number: signal.getsignal(number) for number in worker.stop_signals()}
-    stopped, failures = None, list[dict[str, Any]]()
+    stopped, failures, signals = None, list[dict[str, Any]](), worker.stop_signals()
     with tempfile.TemporaryDirectory(prefix="processes-") as place, machines.meeting() as where:
         config = LaunchConfig(
             **where,
@@ -106,12 +101,13 @@ def _start(run: Run, num_processes: int, debug: bool, machines: Alone) -> End:
             run_id=run.folder.name,
             max_restarts=0,
             logs_specs=DefaultLogsSpecs(log_dir=place),
-            signals_to_handle=",".join(signal.Signals(number).name for number in before),
+            signals_to_handle=",".join(signal.Signals(number).name for number in signals),
             shutdown_timeout=GRACE,
         )
         python, *words = worker.python_words("runner.launch.local")
         try:
-            elastic_launch(config, python)(*words, str(run.folder), *(["--debug"] if debug else []))
+            with worker.handle_signals(worker.Stop()):  # gives the answers back that torchrun replaces
+                elastic_launch(config, python)(*words, str(run.folder), *(["--debug"] if debug else []))
         except SignalException as stop:
             if stop.sigval == signal.SIGHUP:
                 worker.detach_terminal()
@@ -122,14 +118,10 @@ def _start(run: Run, num_processes: int, debug: bool, machines: Alone) -> End:
                 own |= {"timestamp": each.timestamp - DELAY}
                 said = each.error_file_data["message"]  # what it has recorded itself; a text where it could not
                 failures.append(own | (said["extraInfo"] if isinstance(said, Mapping) else {}))
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
     return End(stopped, failures, len(read_adjustments(run.folder)))
 
 
 def _cause_of(run: Run, failures: list[dict[str, Any]], debug: bool) -> tuple[str | None, RunnerError]:
-
     def order(own: Mapping[str, Any]) -> tuple[bool, bool, float]:
         was_stopped = own.get("kind") == "Interrupted" or ("kind" not in own and own["code"] == -signal.SIGTERM)
         is_cause = own.get("kind") in KINDS or own["code"] == -signal.SIGKILL  # the others may take its loss for theirs

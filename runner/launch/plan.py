@@ -22,6 +22,9 @@ from runner.run import Run, held
 from runner.run.key import folder_of, label_of
 from runner.run.read import finished, one_line, read_state
 
+# What a state means for the command that is about to start.
+TODO = {"new": "new", "created": "not begun", "queued": "queued", "interrupted": "to continue"}
+TODO |= {"failed": "failed, to try again", "running": "running elsewhere", "finished": "finished"}
 REFRESH = 0.5  # seconds between two pictures on a terminal
 PULSE = 60.0  # seconds between two totals in a log file
 
@@ -76,8 +79,7 @@ class Plan:
 
     def __str__(self) -> str:
         counts = Counter(state_of(task.folder) for task in self.tasks)
-        names = {**TODO, **dict.fromkeys(counts, "")}
-        parts = [f"{counts[state]} {TODO[state]}" for state in names if counts[state]]
+        parts = [f"{counts[state]} {text}" for state, text in TODO.items() if counts[state]]
         groups = sorted({str(task.folder.parent) for task in self.tasks})
         shape = " x ".join(f"{axis} {size}" for axis, size in self.sizes.items() if size > 1)
         where = groups[0] if len(groups) == 1 else f"{len(groups)} folders"
@@ -89,11 +91,6 @@ class Plan:
         for task in self.tasks:
             state = state_of(task.folder)
             yield f"{state:<9} {Run(task.folder.absolute()) if state != 'new' else task.folder}"
-
-
-# What a state means for the command that is about to start.
-TODO = {"new": "new", "created": "not begun", "queued": "queued", "interrupted": "to continue"}
-TODO |= {"failed": "failed, to try again", "running": "running elsewhere", "finished": "finished"}
 
 
 def state_of(folder: Path) -> str:
@@ -118,11 +115,10 @@ class Stages:
         print(f"run       {Run(task.folder.absolute())}", flush=True)
 
     def ended(self, task: Task, state: str, cause: str = "", seconds: float | None = None) -> None:
-        run = Run(task.folder.absolute())
-        if state == "finished" and seconds is None:
-            print(finished(run), flush=True)
-        elif seconds is None:
-            print(f"{state:<9} {run}: {one_line(cause, heading=False)}", flush=True)
+        if seconds is None:
+            run = Run(task.folder.absolute())
+            text = f"{state:<9} {run}: {one_line(cause, heading=False)}"
+            print(finished(run) if state == "finished" else text, flush=True)
 
     def tick(self, live: Sequence[tuple[Task, float]], waiting: int) -> None:
         """Nothing: the run itself shows how far it is."""

@@ -8,6 +8,7 @@ save their step and end.
 import contextlib
 import functools
 import gc
+import math
 import os
 import signal
 import sys
@@ -31,7 +32,7 @@ from runner.launch.plan import LiveProgress, Stages, Task
 from runner.launch.worker import launch
 from runner.report.plot import run_pictures
 from runner.run import Run, held, locked, open_run
-from runner.schema.text import number
+from runner.schema.text import Node, number
 from runner.tracker.variable import set_variables
 
 POLL = 0.05  # seconds between two looks at the children
@@ -57,9 +58,9 @@ class Child:
 
     task: Task
     slot: int
-    log: HidingLog | None = None
+    log: HidingLog | None
+    deadline: float
     began: float = field(default_factory=time.monotonic)
-    deadline: float = float("inf")
     timed_out: bool = False
 
 
@@ -161,19 +162,15 @@ class Pool:
         pid = worker.fork(train)
         if log:
             log.close()
-        child = Child(task, slot, log)
-        if self.settings.timeout_seconds:
-            child.deadline = child.began + self.settings.timeout_seconds
-        self.live[pid] = child
+        self.live[pid] = Child(task, slot, log, time.monotonic() + (self.settings.timeout_seconds or math.inf))
 
     def _reap(self) -> None:
         for pid, child in list(self.live.items()):
-            if (status := end_group(pid)) is None:
-                continue
-            del self.live[pid]
-            if child.log:
-                child.log.wait()
-            self._judge(child, os.waitstatus_to_exitcode(status))
+            if (status := end_group(pid)) is not None:
+                del self.live[pid]
+                if child.log:
+                    child.log.wait()
+                self._judge(child, os.waitstatus_to_exitcode(status))
 
     def _judge(self, child: Child, ended: int) -> None:
         run, task = Run(child.task.folder.absolute()), child.task
@@ -204,11 +201,10 @@ class Pool:
     def _end_late_ones(self) -> None:
         now = time.monotonic()
         for pid, child in self.live.items():
-            if now < child.deadline:
-                continue
-            os.kill(pid, signal.SIGKILL if child.timed_out else signal.SIGTERM)
-            child.timed_out = True
-            child.deadline = now + min(MAX_GRACE, float(self.settings.timeout_seconds or MAX_GRACE))
+            if now >= child.deadline:
+                os.kill(pid, signal.SIGKILL if child.timed_out else signal.SIGTERM)
+                child.timed_out = True
+                child.deadline = now + min(MAX_GRACE, self.settings.timeout_seconds or MAX_GRACE)
 
     def _let_end(self) -> None:
         """Have what still trains save its step, where the handler of somebody else has this process leave."""
@@ -220,9 +216,7 @@ class Pool:
             self._reap()
 
 
-def settings_of(
-    launcher: Mapping[str, Any], runs: Sequence[Composed] = (), *, attached: bool = False, debug: bool = False
-) -> Settings:
+def settings_of(launcher: Node, runs: Sequence[Composed] = (), attached: bool = False, debug: bool = False) -> Settings:
     """The pool's part of a launcher's keys; devices are those of this machine where none are named.
 
     Raises ConfigError where the processes of these ``runs`` are more than the devices, one for each. A queue has none.
@@ -230,10 +224,8 @@ def settings_of(
     if "wait" in launcher:
         return Settings(debug=debug)
     jobs, processes = launcher.get("jobs") or 1, max((processes_here(run.cfg) for run in runs), default=1)
-    devices = launcher.get("devices")
-    devices = [str(device) for device in (worker.visible_devices() if devices is None else devices)]
-    if config.world_size() > 1:  # whoever has started these processes has given them theirs
-        devices = []
+    named = worker.visible_devices() if launcher.get("devices") is None else launcher["devices"]
+    devices = [] if config.world_size() > 1 else list(map(str, named))  # who started several gave each its own
     if devices and jobs * processes > len(devices):
         key, fix = "jobs", f"launcher.jobs={len(devices) // processes}"
         if processes > len(devices):

@@ -162,8 +162,7 @@ def _arrange(tasks: Sequence[Task], tickets: Mapping[Path, str]) -> Iterator[Arr
 
 def seconds_of(time: str | int | None) -> float | None:
     """The seconds of a time limit as Slurm writes it, infinite for none; None where it is no such time."""
-    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", str(time))
-    if not found:
+    if not (found := re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", str(time))):
         return math.inf if time is None or str(time).upper() in ("UNLIMITED", "INFINITE") else None
     units = (86400, 3600, 60, 1) if found[1] or found[4] else (0, 60, 1, 0)
     return sum(int(part or 0) * unit for part, unit in zip(found.groups(), units, strict=True))

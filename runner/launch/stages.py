@@ -8,8 +8,6 @@ after a change, what depends on it is another run, and what does not is the same
 What is not here: what a right configuration is (``validate``), and starting anything (``start``).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -40,7 +38,6 @@ def compose_runs(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list
 
     Raises ConfigError with the faults of all of them, so that none starts where one cannot.
     """
-
     listed = [word for word in overrides if dotted_key(word).partition(".")[0] == "stages"]
     ConfigError.refuse(fault("launch.typed_stages", key=dotted_key(word), word=word) for word in listed)
     references = References()
@@ -138,17 +135,16 @@ class References:
         self.of_other_formats: list[Fault] = []  # of run folders that are meant
         OmegaConf.register_new_resolver("run", self.find, replace=True)
 
-    def find(self, name: object, *, _node_: Node, _root_: DictConfig) -> str:
+    def find(self, name: object, *, _node_: "Node", _root_: "DictConfig") -> str:
         """The model folder of an earlier stage, or else of the newest finished run under ``<output_root>/<name>/``."""
         key, name, root = str(_node_._get_full_key(None)), str(name), Path(str(_root_.output_root))
         if name in self.models:
             return self.models[name]
-        missing = None
         if name in self.ahead:
             stage = "this stage itself" if name == self.ahead[0] else "a later stage"
             earlier = f"an earlier stage: {', '.join(self.models)}" if self.models else ""
             expected = earlier or "a run that is there before this stage"
-            missing = Fault(key, f"${{run:{name}}} is {stage}", expected, self._fix(key, name, []))
+            self.faults.append(Fault(key, f"${{run:{name}}} is {stage}", expected, self._fix(key, name, [])))
         else:
             finished = _finished(root, name)
             meant = [read_run(folder).faults for folder in finished[-1:] or _folders(root, name)]
@@ -157,8 +153,7 @@ class References:
             elif finished:
                 return str(finished[-1] / "model")
             else:
-                missing = self._missing(key, name, root)
-        self.faults += [missing] if missing and missing not in self.faults else []
+                self.faults.append(self._missing(key, name, root))
         return f"<model of {name}>"
 
     def _missing(self, key: str, name: str, root: Path) -> Fault:
@@ -180,11 +175,7 @@ class References:
 
 
 def _compose_one(
-    words: Sequence[str],
-    folders: Sequence[Path],
-    references: References,
-    typed: list[str] | None = None,
-    stage: str = "",
+    words: Sequence[str], folders: Sequence[Path], references: References, typed: Sequence[str] = (), stage: str = ""
 ) -> tuple[config.Composed | None, list[Fault]]:
     """One configuration, where it can be composed, and its faults.
 
@@ -203,8 +194,8 @@ def _compose_one(
             faults += [each for each in others if each.where not in missing and each not in faults]
         return None, faults
     FolderError.refuse(references.of_other_formats)
-    if typed is not None:
-        composed = replace(composed, overrides=typed, stage=stage, words=list(words))
+    if stage:
+        composed = replace(composed, overrides=list(typed), stage=stage, words=list(words))
     faults = faults_of(composed, folders)
     if faults and folders:  # of a key in the user's own file it is said where it stands
         layers = [layer for layer in config.read_layers(words, folders) if not layer[0].is_relative_to(MENU)]
@@ -222,11 +213,10 @@ def _read_experiment(typed: Sequence[str], folders: Sequence[Path]) -> Experimen
     """
     from omegaconf import OmegaConf
 
-    if not any(dotted_key(word) == "experiment" for word in typed):
-        return None
+    chosen = [word for word in typed if dotted_key(word) == "experiment"]
+    named = [word for word in typed if dotted_key(word) in ("experiment", "name")]
     try:
-        named = [word for word in typed if dotted_key(word) in ("experiment", "name")]
-        cfg, _ = config.compose_unresolved(named, folders)
+        cfg = config.compose_unresolved(named, folders)[0] if chosen else {}
     except ConfigError:
         return None
     if "stages" not in cfg:
@@ -237,11 +227,8 @@ def _read_experiment(typed: Sequence[str], folders: Sequence[Path]) -> Experimen
     faults: list[Fault] = []
     shared: list[str] = []
     own: dict[str, list[str]] = {stage: [] for stage in stages}
-    for word in typed:
-        key = dotted_key(word)
+    for key, word in [(dotted_key(word), word) for word in typed if word not in named]:
         head = key.partition(".")[0]
-        if key in ("experiment", "name"):
-            continue
         near = [*nearest(head, stages), *nearest(head, top, 0.8)]  # any other word is for the check of each stage
         if near and re.split(r"[./]", key)[0] not in (*top, *stages):
             fix, expected = word.replace(head, near[0], 1), f"a stage ({', '.join(stages)}), or a key of every run"
@@ -253,11 +240,9 @@ def _read_experiment(typed: Sequence[str], folders: Sequence[Path]) -> Experimen
             faults.append(Fault(key, word, f"a value for a key of the stage {head}", fix))
         else:
             own[head].append(word.replace(f"{head}.", "", 1))
-    chosen = [word for word in typed if dotted_key(word) == "experiment"]
     experiment = Experiment(str(plain["name"]), stages, chosen, shared, own, faults)
-    for word in shared:
-        if not any(word in experiment.typed_for(stage) for stage in stages):
-            faults.append(fault("launch.of_no_stage", key=dotted_key(word), last=list(stages)[-1], word=word))
+    unused = [word for word in shared if not any(word in experiment.typed_for(stage) for stage in stages)]
+    faults += [fault("launch.of_no_stage", key=dotted_key(word), last=list(stages)[-1], word=word) for word in unused]
     return experiment
 
 
@@ -311,7 +296,6 @@ def _folders(root: Path, name: str) -> list[Path]:
 def _finished(root: Path, name: str) -> list[Path]:
     ended = {}
     for folder in _folders(root, name):
-        status = Run(folder).status()
-        if status["state"] == "finished" and (folder / "model").is_dir():
+        if (status := Run(folder).status())["state"] == "finished" and (folder / "model").is_dir():
             ended[folder] = (status.get("updated", ""), (folder / "status.json").stat().st_mtime_ns)
     return sorted(ended, key=ended.__getitem__)

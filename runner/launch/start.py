@@ -39,6 +39,7 @@ from runner.validate.start import HERE, check_ahead, settle_hub
 
 # The errors of a place where no folder can be made, however much room there is.
 NO_FOLDER = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
+Report = Callable[[Path], str]  # turns the folder that holds the runs of a sweep into the text that ends it
 
 
 def start_runs(runs: Sequence[Composed], *, dry_run: bool = False, debug: bool = False) -> int:
@@ -60,15 +61,12 @@ def start_runs(runs: Sequence[Composed], *, dry_run: bool = False, debug: bool =
     _settle_hub(runs)
     with _folder_errors(runs[0]):
         print(idle_devices(settings, runs[0].cfg), end="")
-        if queue:
-            show = LiveProgress(Plan(tasks), 1) if queue.wait else Stages(tasks)
-            return _exit_code(*Submission(tasks, queue, show).run())
-        if pooled:
-            return _exit_code(*Pool(tasks, settings, Stages(tasks)).run())
+        if pooled or queue:
+            show = LiveProgress(Plan(tasks), 1) if queue and queue.wait else Stages(tasks)
+            return _exit_code(*(Submission(tasks, queue, show) if queue else Pool(tasks, settings, show)).run())
         # The number of this machine is no part of the run, whose folder all of them open.
         one = {"machine_rank": None} if "machine_rank" in launcher else {}
-        cfg = runs[0].cfg | {"launcher": launcher | one}
-        run = open_run(cfg, runs[0].overrides, runs[0].command, runs[0].choices)
+        run = open_run(runs[0].cfg | {"launcher": launcher | one}, runs[0].overrides, runs[0].command, runs[0].choices)
         if is_finished(run):
             print(finished(run))
             return 0
@@ -80,17 +78,9 @@ def start_runs(runs: Sequence[Composed], *, dry_run: bool = False, debug: bool =
 
 
 def start_sweep(
-    overrides: Sequence[str],
-    folders: Sequence[Path],
-    report: Callable[[Path], str],
-    *,
-    dry_run: bool = False,
-    debug: bool = False,
+    overrides: Sequence[str], folders: Sequence[Path], report: Report, *, dry_run: bool = False, debug: bool = False
 ) -> int:
-    """Check every job of a sweep before the first one starts, print the plan, and train what is left of it.
-
-    ``report`` turns the folder that holds the runs into the text that is printed at the end.
-    """
+    """Check every job of a sweep before the first one starts, print the plan, and train what is left of it."""
     _refuse_several_processes("a sweep")
     typed = latest(overrides)
     axes, plugins = axis.read_sweep(overrides, folders)
@@ -116,17 +106,16 @@ def start_sweep(
     if dry_run:
         return _show(plan, queue)
     ends = [folder_of(runs[-1].cfg, runs[-1].overrides) for runs in jobs]
-    _settle_hub([] if plugins else [run for runs in jobs for run in runs])
     if plugins:
         return _start_plugin(Job(folders, debug, tells=False), typed, lambda: ends, report)
+    _settle_hub([run for runs in jobs for run in runs])
     with _folder_errors(jobs[0][0]):
         print(idle_devices(settings, jobs[0][0].cfg), end="")
         show = LiveProgress(plan, settings.jobs)
         codes, signals = (Submission(tasks, queue, show) if queue else Pool(tasks, settings, show)).run()
-    if queue and len(codes) < len(tasks) and not signals:
-        return _exit_code(codes, signals)
-    count = sum(codes.get(folder) == 0 for folder in ends)
-    _print_end(ends, count, report, "staged runs" if jobs[0][0].stage else "runs")
+    if signals or not queue or len(codes) == len(tasks):
+        count = sum(codes.get(folder) == 0 for folder in ends)
+        _print_end(ends, count, report, "staged runs" if jobs[0][0].stage else "runs")
     if signals:
         print("next      the same command, which goes on with what is not finished")
     return _exit_code(codes, signals)
@@ -177,15 +166,10 @@ def _show(plan: Plan, queue: Any = None) -> int:
     return 0
 
 
-def _print_end(ends: Sequence[Path], count: int, report: Callable[[Path], str], runs: str = "runs") -> None:
-    for group in dict.fromkeys(folder.parent for folder in ends):
-        if group.is_dir():
-            print_visible(report(group))
+def _print_end(ends: Sequence[Path], count: int, report: Report, runs: str = "runs") -> None:
+    for group in filter(Path.is_dir, dict.fromkeys(folder.parent for folder in ends)):
+        print_visible(report(group))
     print(f"{count} of {len(ends)} {runs} finished")
-
-
-class JobFailed(Exception):
-    """Tells a sweeper that a job has no result."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +202,7 @@ class Job:
             if any(codes.values()):
                 if not self.tells:
                     return None
-                raise JobFailed(f"{tasks[-1].folder} has failed")
+                raise ChildProcessError(f"{tasks[-1].folder} has failed")
             if (name := runs[-1].cfg.get("objective")) is None:
                 return None
             scores = (read_json(tasks[-1].folder / "scores.json") or {}).get("after") or {}
@@ -231,9 +215,7 @@ class Job:
             raise
 
 
-def _start_plugin(
-    job: Job, overrides: Sequence[str], find_ends: Callable[[], list[Path]], report: Callable[[Path], str]
-) -> int:
+def _start_plugin(job: Job, overrides: Sequence[str], find_ends: Callable[[], list[Path]], report: Report) -> int:
     began, code = time.time(), 0
     try:
         config.call_hydra(job, ["--multirun"], overrides, job.folders)

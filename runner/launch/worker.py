@@ -45,6 +45,7 @@ from runner.run.seal import damage_of, describe_damage, remove_leftovers, remove
 from runner.schema.text import nodes, read_tables
 from runner.validate import find_dangers, find_frozen_faults
 from runner.validate.context import OWN
+from runner.validate.start import find_missing_libraries, find_variable_faults
 from runner.validate.targets import is_allowed
 
 log = logging.getLogger("runner.launch.worker")
@@ -124,12 +125,9 @@ def describe_exit(code: int) -> str:
 def main(words: Sequence[str]) -> int:
     """Run the folder that the words name and return the exit code."""
     folders = [word for word in words if not word.startswith("-")]
-    if len(folders) != 1 or not (Path(folders[0]) / "config.yaml").exists():
-        print_error(ConfigError(fault("launch.no_folder", words=" ".join(words))))
-        return ConfigError.code
-    from runner.validate.start import find_variable_faults
-
     try:
+        if len(folders) != 1 or not (Path(folders[0]) / "config.yaml").exists():
+            raise ConfigError(fault("launch.no_folder", words=" ".join(words)))
         run, world = Run(Path(folders[0])), config.world_size()
         check_metadata(run)
         EnvironmentFault.refuse(find_variable_faults(processes_of(run.cfg) // processes_here(run.cfg)))
@@ -179,8 +177,6 @@ def work(folder: str | Path, command: str = "train", debug: bool = False, record
     However the command ends becomes a state, a message and an exit code. Where a signal has come, whatever ended the
     command is that: libraries turn an exception that passes through them into a fault of the data.
     """
-    from runner.validate.start import find_missing_libraries
-
     prepare_environment()
     run, stop = Run(Path(folder)), Stop()
     try:
@@ -339,8 +335,7 @@ def _own_error(run: Run, error: BaseException, text: str) -> ConfigError | None:
 
 def _folder_fault(run: Run, error: BaseException, text: str) -> FolderError | None:
     """The error of a folder in which somebody moved, deleted or put something while the run worked in it."""
-    is_missing = not isinstance(error, RunnerError) and MISSING.search(text)
-    if is_missing:
+    if is_missing := not isinstance(error, RunnerError) and MISSING.search(text):
         time.sleep(PATIENCE)  # who deletes it may not be done
     try:
         run.check_there()

@@ -96,7 +96,7 @@ def _seal_of(stamp: str, record: str) -> str:
 
 def _record_of(folder: Path) -> dict[str, Any]:
     run = read_run(folder, depth=2)
-    kept = {"cfg": run.cfg, "scores": {"before": run.before, "after": run.after}, "logged": run.logged}
+    kept = {"cfg": run.cfg, "before": run.before, "after": run.after, "logged": run.logged}
     kept["status"] = {key: entry for key, entry in run.status.items() if not isinstance(entry, dict | list)}
     kept |= {"manifest": {"command": run.manifest.get("command")}, "facts": facts.list_facts(run)}
     return kept | {"damaged": run.damaged, "faults": [asdict(each) for each in run.faults]}

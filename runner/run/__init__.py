@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
+from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -231,7 +232,7 @@ def find_foreign_faults(folder: Path, depth: int | None = None) -> list[Fault]:
     have files elsewhere overwritten, deleted or shown, and a pipe would have us wait for ever. wandb makes links in its
     own folder, where we neither write nor delete.
     """
-    return foreign_faults(map(Path, sorted(_find_foreign(str(folder), depth))))
+    return list(foreign_faults(map(Path, sorted(_find_foreign(str(folder), depth)))))
 
 
 def _find_foreign(folder: str, depth: int | None, inside: str = "") -> Iterator[str]:
@@ -246,18 +247,16 @@ def _find_foreign(folder: str, depth: int | None, inside: str = "") -> Iterator[
                 yield from [entry.path] if os.path.lexists(entry.path) else []  # it was there only for a moment
 
 
-def foreign_faults(paths: Iterable[Path]) -> list[Fault]:
+def foreign_faults(paths: Iterable[Path]) -> Iterator[Fault]:
     """A fault for each thing in a folder of ours that does not belong in its place: nothing goes through it."""
     kinds = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder", stat.S_IFREG: "a file"}
     expected = {"a folder": "a file", "a file": "a folder"}
     usual = "a file or a folder; what is on another disk is the whole run, by output_root=<folder>"
-    faults = []
     for path in paths:
         found = f"a link to {os.readlink(path)}" if path.is_symlink() else ""
         found = found or kinds.get(stat.S_IFMT(path.stat().st_mode), "a device")
         fix = f"rm {'-r ' if found == 'a folder' else ''}{path}"
-        faults.append(Fault(str(path), found, expected.get(found, usual), fix))
-    return faults
+        yield Fault(str(path), found, expected.get(found, usual), fix)
 
 
 def check_lines(run: Run) -> None:
@@ -346,8 +345,6 @@ def _now() -> str:
 
 def installed_version(name: str) -> str | None:
     """The version of an installed package; None where it is not installed."""
-    from importlib import metadata
-
     with contextlib.suppress(metadata.PackageNotFoundError, ValueError):  # a run of others names any
         return metadata.version(name)
     return None

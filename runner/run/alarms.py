@@ -18,6 +18,7 @@ from runner.schema.text import number, read_tables
 
 TABLE: dict[str, dict[str, Any]] = read_tables(__file__)
 MARGINS, RANKINGS = ("rewards/margins", "margin"), ("rewards/accuracies", "accuracy")
+HEALTHY, UNKNOWN = "", None
 MUST_BE_NUMBERS = ("reward", "kl", "objective/scores", "objective/kl")
 # Of these the mean length only scales the alarm ``kl``: none is of lengths.
 CHOSEN = "logps/chosen"
@@ -41,9 +42,6 @@ class Step:
     rewards: Mapping[str, tuple[float, float, int]] = field(default_factory=dict)  # lowest, highest, count since begin
 
 
-HEALTHY, UNKNOWN = "", None
-
-
 @dataclass
 class Alarm:
     """One way to be sick: ``patience`` steps in a row that ``suspect`` finds something wrong with."""
@@ -53,9 +51,9 @@ class Alarm:
     patience: int = 1
     count: int = 0  # of steps in a row, so far
 
-    def __init_subclass__(cls) -> None:
-        for name, value in TABLE[cls.name].items():
-            setattr(cls, name, value)
+    def __init_subclass__(cls, name: str) -> None:
+        for key, value in {"name": name, **TABLE[name]}.items():
+            setattr(cls, key, value)
 
     def suspect(self, step: Step) -> str | None:
         """A line on what is wrong with a step; HEALTHY; or UNKNOWN where it has nothing of what the alarm looks at."""
@@ -63,8 +61,7 @@ class Alarm:
 
     def observe(self, step: Step) -> SickRun | None:
         """Take a step into account, and return the end of the run where it is time."""
-        found = self.suspect(step)
-        if found is UNKNOWN:
+        if (found := self.suspect(step)) is UNKNOWN:
             return None
         self.count = self.count + 1 if found else 0
         return self.sickness(step.number, found) if found and self.count >= self.patience else None
@@ -76,10 +73,8 @@ class Alarm:
         return SickRun(fault, healthy=max(0, number - self.patience - self.lag), curable=self.curable)
 
 
-class NotFinite(Alarm):
+class NotFinite(Alarm, name="not_finite"):
     """A loss, gradient, weight or reward that is no number: nothing is learnt from it, and all after it is lost."""
-
-    name = "not_finite"
 
     def suspect(self, step: Step) -> str | None:
         seen = {"the loss": step.loss, "a weight": step.weight}
@@ -91,10 +86,9 @@ class NotFinite(Alarm):
 
 
 @dataclass
-class ZeroGradient(Alarm):
+class ZeroGradient(Alarm, name="zero_gradient"):
     """No gradient at all: every label is masked, the two answers of each pair are one, or nothing leads to a weight."""
 
-    name = "zero_gradient"
     LEFT = 0.1
     patience: int = 3
     online: bool = False
@@ -107,16 +101,14 @@ class ZeroGradient(Alarm):
         if step.gradient != 0:
             self.first_loss = step.loss if self.first_loss is None else self.first_loss
             return HEALTHY
-        if self.first_loss is not None and step.loss < self.LEFT * self.first_loss:
-            return HEALTHY
-        return f"every gradient is 0, the loss {number(step.loss)}"
+        is_learnt = self.first_loss is not None and step.loss < self.LEFT * self.first_loss
+        return HEALTHY if is_learnt else f"every gradient is 0, the loss {number(step.loss)}"
 
 
 @dataclass
-class Frozen(Alarm):
+class Frozen(Alarm, name="frozen"):
     """Weights that stay as they are: the optimizer has others, or what is trained is not what the model uses."""
 
-    name = "frozen"
     PACE = 0.1
     patience: int = 3
 
@@ -127,10 +119,9 @@ class Frozen(Alarm):
 
 
 @dataclass
-class GradientAscent(Alarm):
+class GradientAscent(Alarm, name="gradient_ascent"):
     """Weights that follow the gradient of their own loss upwards, so that the opposite is learnt: a sign is wrong."""
 
-    name = "gradient_ascent"
     LEAST = 0.05  # weight decay alone moves them at right angles to it
     patience: int = 3
     over: bool = False
@@ -143,10 +134,9 @@ class GradientAscent(Alarm):
 
 
 @dataclass
-class Exploded(Alarm):
+class Exploded(Alarm, name="exploded"):
     """Weights beyond all sizes that a model has: they began near 0.02 to 1 and are 100 times what they were."""
 
-    name = "exploded"
     TIMES = 100
     first: float | None = None
 
@@ -154,16 +144,14 @@ class Exploded(Alarm):
         if step.weight is None:
             return UNKNOWN
         self.first = step.weight if self.first is None else self.first
-        if step.weight <= self.TIMES * max(1.0, self.first):
-            return HEALTHY
-        return f"the weights have grown from {number(self.first, 3)} to {number(step.weight, 3)}"
+        grown = f"the weights have grown from {number(self.first, 3)} to {number(step.weight, 3)}"
+        return grown if step.weight > self.TIMES * max(1.0, self.first) else HEALTHY
 
 
 @dataclass
-class Diverged(Alarm):
+class Diverged(Alarm, name="diverged"):
     """A loss far from what it was, five steps in a row: three times the lowest mean of five steps, and 6 more."""
 
-    name = "diverged"
     TIMES, MORE, STEPS = 3.0, 6.0, 5
     patience: int = 5
     last: list[float] = field(default_factory=list)
@@ -183,45 +171,41 @@ class Diverged(Alarm):
 
 
 @dataclass
-class HighLoss(Alarm):
+class HighLoss(Alarm, name="loss"):
     """A loss above the one that ``tolerate.loss`` names, for ``tolerate.loss_steps`` steps in a row; none without."""
 
-    name = "loss"
     patience: int = 3
     most: float = math.inf
 
     def suspect(self, step: Step) -> str | None:
-        if step.loss is None or step.loss <= self.most:
-            return UNKNOWN if step.loss is None else HEALTHY
-        return f"a loss of {number(step.loss)}, and at most {number(self.most)} is tolerated"
+        if step.loss is None:
+            return UNKNOWN
+        high = f"a loss of {number(step.loss)}, and at most {number(self.most)} is tolerated"
+        return HEALTHY if step.loss <= self.most else high
 
 
 @dataclass
-class KL(Alarm):
+class KL(Alarm, name="kl"):
     """A policy that has left its reference: more than 5 nats a token and 50 a completion, two steps in a row."""
 
-    name = "kl"
     PER_TOKEN, PER_COMPLETION = 5.0, 50.0
     patience: int = 2
     length: int | None = None
 
     def suspect(self, step: Step) -> str | None:
         length = step.noted.get("completions/mean_length") or self.length
-        whole = step.noted.get("objective/kl")
-        if whole is None and "kl" in step.noted and length:
+        if (whole := step.noted.get("objective/kl")) is None and "kl" in step.noted and length:
             whole = step.noted["kl"] * length
         if whole is None or not length:
             return UNKNOWN
-        if abs(whole) <= max(self.PER_COMPLETION, self.PER_TOKEN * length):
-            return HEALTHY
-        return f"a KL of {number(whole, 3)} for a completion of {length:.0f} tokens"
+        is_near = abs(whole) <= max(self.PER_COMPLETION, self.PER_TOKEN * length)
+        return HEALTHY if is_near else f"a KL of {number(whole, 3)} for a completion of {length:.0f} tokens"
 
 
 @dataclass
-class PreferencesInverted(Alarm):
+class PreferencesInverted(Alarm, name="preferences_inverted"):
     """Preferences learnt the wrong way round: for five steps, and 32 pairs, the chosen answers have fallen behind."""
 
-    name = "preferences_inverted"
     STEPS, PAIRS, RIGHT, LEAST = 5, 32, 1 / 3, 1e-3
     ERRORS_OF_RANKS, ERRORS_OF_MARGINS = 3.0, 4.0
     anchored: bool = False
@@ -256,30 +240,27 @@ class PreferencesInverted(Alarm):
 
 
 @dataclass
-class ChosenLost(Alarm):
+class ChosenLost(Alarm, name="chosen_lost"):
     """Preferences learnt by making both answers impossible: the chosen ones have lost 5 nats a token, 50 an answer."""
 
-    name = "chosen_lost"
     PER_TOKEN, PER_ANSWER = 5.0, 50.0
     patience: int = 2
     first: float | None = None  # a token's log-probability in the first step
 
     def suspect(self, step: Step) -> str | None:
-        whole = step.noted.get(CHOSEN)
-        if whole is None or not step.length:
+        if (whole := step.noted.get(CHOSEN)) is None or not step.length:
             return UNKNOWN
-        self.first = whole / step.length if self.first is None else self.first
-        if self.first * step.length - whole <= max(self.PER_ANSWER, self.PER_TOKEN * step.length):
-            return HEALTHY
         now = whole / step.length
+        self.first = now if self.first is None else self.first
+        if (self.first - now) * step.length <= max(self.PER_ANSWER, self.PER_TOKEN * step.length):
+            return HEALTHY
         return f"a log-probability of {number(now, 3)} for a token of the chosen answers, after {number(self.first, 3)}"
 
 
 @dataclass
-class ConstantReward(Alarm):
+class ConstantReward(Alarm, name="constant_reward"):
     """The same reward for every completion since the begin: there is nothing to prefer, and noise is learnt."""
 
-    name = "constant_reward"
     COMPLETIONS = 128
     patience: int = 5
 
@@ -296,17 +277,15 @@ class ConstantReward(Alarm):
 
 
 @dataclass
-class FirstMargin(Alarm):
+class FirstMargin(Alarm, name="first_margin"):
     """A policy and a reference that differ before anything was learned: both are the start model, and the margin 0."""
 
-    name = "first_margin"
     tolerance: float = 0.0
 
     def suspect(self, step: Step) -> str | None:
         margin = step.noted.get("rewards/margins")
-        if step.number != 1 or margin is None or abs(margin) <= self.tolerance:
-            return HEALTHY
-        return f"a reward margin of {number(margin, 3)}"
+        is_off = step.number == 1 and margin is not None and abs(margin) > self.tolerance
+        return f"a reward margin of {number(margin, 3)}" if is_off else HEALTHY
 
 
 def steps_to_notice(tolerate: Mapping[str, Any] | None = None) -> int:

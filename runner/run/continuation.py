@@ -27,13 +27,11 @@ LENGTH_INDEPENDENT_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqr
 PREFIX = "trainer.args."
 ONCE, EACH_STEP = "once", "in each step"  # when a reference's log-probabilities are computed, in a manifest
 OURS = "runner."  # of which a user can choose samples alone, which listens to no log
-LENGTH_INDEPENDENT_CALLBACKS = (OURS, "transformers.")
 
 
 def find_resume_faults(cfg: Mapping[str, Any]) -> list[Fault]:
     """Faults that keep a configuration from going on from the run that its ``resume`` names; none without it."""
-    other = _named(cfg)
-    if isinstance(other, Fault):
+    if isinstance(other := _named(cfg), Fault):
         return [other]
     if other is None or other.folder.resolve() == folder_of(cfg, []).resolve():  # in its own it goes on anyway
         return list(_process_faults(cfg))
@@ -60,8 +58,7 @@ def _process_faults(cfg: Mapping[str, Any]) -> Iterator[Fault]:
 
 def other_run(cfg: Mapping[str, Any]) -> Run | None:
     """The run to go on from; raises FolderError or ConfigError where that has become impossible."""
-    other = _named(cfg)
-    if isinstance(other, Fault):
+    if isinstance(other := _named(cfg), Fault):
         raise FolderError(other)
     ConfigError.refuse(find_resume_faults(cfg))
     return other
@@ -96,8 +93,7 @@ def find_offer(cfg: Mapping[str, Any], folder: Path) -> str:
 def _named(cfg: Mapping[str, Any]) -> Run | Fault | None:
     if not cfg.get("resume"):
         return None
-    found = find_run(str(cfg["resume"]), "report", Path(str(cfg["output_root"])))
-    if isinstance(found, Fault):
+    if isinstance(found := find_run(str(cfg["resume"]), "report", Path(str(cfg["output_root"]))), Fault):
         return Fault("resume", f"{cfg['resume']}: {found.found}", found.expected, found.fix)
     return Run(found.absolute())
 
@@ -172,17 +168,14 @@ def _objection(path: str, old: object, new: object, cfg: Mapping[str, Any], know
             return f"more than {to_text(old)}"
         if args.get(upstream.LOAD_BEST_MODEL_AT_END):
             return "the same, because the best checkpoint so far stays behind (trainer.args.load_best_model_at_end)"
-        users = [path for path, node in callbacks if not node["_target_"].startswith(LENGTH_INDEPENDENT_CALLBACKS)]
-        if users:
+        if users := [path for path, node in callbacks if not node["_target_"].startswith((OURS, "transformers."))]:
             return f"the same, because {users[0]} may look at how many steps there will be"
-        own = (cfg.get("optimizer") or {}).get("scheduler")
-        if own:
+        if own := (cfg.get("optimizer") or {}).get("scheduler"):
             signature = read_signature(own["_target_"])
             ahead, schedule = not signature or "num_training_steps" in signature.parameters, own["_target_"]
         else:
             schedule = str(args.get(upstream.LR_SCHEDULER_TYPE))
-            warmup = args.get(upstream.WARMUP_STEPS) or 0
-            ahead = schedule not in LENGTH_INDEPENDENT_SCHEDULES or 0 < warmup < 1
+            ahead = schedule not in LENGTH_INDEPENDENT_SCHEDULES or 0 < (args.get(upstream.WARMUP_STEPS) or 0) < 1
         reason = f"the same, because the schedule ({schedule}) was drawn for {to_text(old)} from the first step"
         return reason if ahead else ""
     return "" if name in upstream.EXTENDABLE else "the same, because the steps so far were taken with it"

@@ -23,8 +23,7 @@ MIN_FREE_BYTES = 1 << 20  # bytes; with less than that left, what failed did so 
 def check_space(run: Run) -> None:
     """Raise EnvironmentFault where what the run will keep at the same time cannot fit on its disk."""
     need, description = needed(run)
-    room = free(run.folder)
-    if need > room:
+    if need > (room := free(run.folder)):
         raise EnvironmentFault(fault("run.little_space", run=run, free=sized(room), needed=description))
 
 

@@ -6,7 +6,6 @@ their hash (``command.train``); what ships with the package by its version.
 """
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from glob import glob, has_magic
 from pathlib import Path
@@ -30,14 +29,11 @@ CODE = "code"
 FACTS = ("data", "tokenizer", "model")  # of a manifest
 TRAIN_AGAIN = "name=<another name>, to train again with what is there now"
 MAX_BYTES_HASHED_WHOLE = 64 << 20  # bytes; of a larger file as many are read, in pieces from all over it
-
 Fingerprint = list[int | str]  # size in bytes, time of the last change in ns, digest
 Fingerprints = dict[str, dict[str, Fingerprint]]  # by key of the configuration, by file
 
 
-def read_fingerprints(
-    cfg: Mapping[str, Any], known: Mapping[str, Mapping[str, Fingerprint]] | None = None
-) -> Fingerprints:
+def read_fingerprints(cfg: Mapping[str, Any], known: Fingerprints | None = None) -> Fingerprints:
     """The fingerprints of the files behind each key of a configuration; ``known`` ones spare reading files again."""
     found: Fingerprints = {}
     for key, files in _files_of_keys(cfg):
@@ -55,8 +51,7 @@ def check_fingerprints(run: Run) -> list[str]:
 
     Returns what there is to say of the user's code: a fault that is mended there must not cost the steps so far.
     """
-    then = run.manifest().get("inputs")
-    if not isinstance(then, dict):
+    if not isinstance(then := run.manifest().get("inputs"), dict):
         return []
     now = read_fingerprints(run.cfg, then)
     changes: dict[str, list[str]] = {}  # for each key of the configuration a line per file
@@ -83,12 +78,10 @@ def check_fingerprints(run: Run) -> list[str]:
 def find_other_facts(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Fault]:
     """A fault for each fact of the rows, the tokenizer and the base model that two manifests tell differently."""
     old, new = (flatten({key: facts.get(key) or {} for key in FACTS}) for facts in (then, now))
-    differing = [key for key in old if None not in (old[key], new.get(key)) and old[key] != new[key]]
-    return [
-        Fault(key, f"{str(old[key])[:12]} -> {str(new[key])[:12]}", "as the checkpoints were trained on", TRAIN_AGAIN)
-        for key in differing
-        if key != "model.path"  # where it was found; the others say what was found there
-    ]
+    old.pop("model.path", None)  # where it was found; the others say what was found there
+    keys = [key for key in old if None not in (old[key], new.get(key)) and old[key] != new[key]]
+    texts = {key: f"{str(old[key])[:12]} -> {str(new[key])[:12]}" for key in keys}
+    return [Fault(key, text, "as the checkpoints were trained on", TRAIN_AGAIN) for key, text in texts.items()]
 
 
 def _files_of_keys(cfg: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Path]]]:
@@ -124,6 +117,6 @@ def _digest(file: Path, size: int) -> str:
         if size <= MAX_BYTES_HASHED_WHOLE:
             return hashlib.file_digest(bytes_, "sha256").hexdigest()
         for piece in range(64):
-            bytes_.seek(piece * (size - (MAX_BYTES_HASHED_WHOLE >> 6)) // 63, os.SEEK_SET)
+            bytes_.seek(piece * (size - (MAX_BYTES_HASHED_WHOLE >> 6)) // 63)
             sha.update(bytes_.read(MAX_BYTES_HASHED_WHOLE >> 6))
     return sha.hexdigest()

@@ -46,8 +46,7 @@ def key_of(cfg: Mapping[str, Any]) -> str:
     True
     """
     # More processes make a larger batch, and that is another training; unless they share one.
-    is_other = processes_of(cfg) > 1 and not made_of_batch(cfg)
-    processes = {"processes": processes_of(cfg)} if is_other else {}
+    processes = {"processes": processes_of(cfg)} if processes_of(cfg) > 1 and not made_of_batch(cfg) else {}
     return hashlib.sha256(canonical_text(lasting(cfg) | processes).encode()).hexdigest()[:10]
 
 
@@ -65,8 +64,7 @@ def made_of_batch(cfg: Mapping[str, Any]) -> list[str]:
 
     Empty elsewhere. ``config.batch`` has written them down.
     """
-    trainer = cfg.get("trainer")
-    found = trainer.get("shares_batch") if isinstance(trainer, Mapping) else None
+    found = trainer.get("shares_batch") if isinstance(trainer := cfg.get("trainer"), Mapping) else None
     return found if isinstance(found, list) else []
 
 

@@ -10,7 +10,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -43,7 +43,8 @@ class RunRecord:
     cfg: Mapping[str, Any]
     status: Mapping[str, Any]
     manifest: Mapping[str, Any]
-    scores: Mapping[str, Any]
+    before: dict[str, float] = field(default_factory=dict)  # the scores before the first step that are numbers
+    after: dict[str, float] = field(default_factory=dict)  # and those after the last
     damaged: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
 
@@ -68,19 +69,6 @@ class RunRecord:
         for name in [name for name, entry in found.items() if not is_finite(entry)]:
             found[name] = next((line[name] for line in reversed(self.lines) if is_finite(line.get(name))), None)
         return {name: entry for name, entry in found.items() if entry is not None}
-
-    @cached_property
-    def before(self) -> dict[str, float]:
-        """The scores before the first step that are numbers."""
-        return self._numbers("before")
-
-    @cached_property
-    def after(self) -> dict[str, float]:
-        """The scores after the last step that are numbers."""
-        return self._numbers("after")
-
-    def _numbers(self, moment: str) -> dict[str, float]:
-        return {name: value for name, value in (self.scores.get(moment) or {}).items() if is_finite(value)}
 
     @cached_property
     def state(self) -> str:
@@ -151,7 +139,7 @@ def read_run(folder: Path, depth: int | None = None) -> RunRecord:
     Before that it is searched, so deep if not as a whole, for what nobody may follow.
     """
     if faults := find_foreign_faults(folder, depth):
-        return RunRecord(folder, {}, {}, {}, {}, faults=tuple(faults))
+        return RunRecord(folder, {}, {}, {}, faults=tuple(faults))
     found: dict[str, dict[str, Any] | None] = {}
     for name in METADATA[:4]:
         content = None
@@ -162,8 +150,10 @@ def read_run(folder: Path, depth: int | None = None) -> RunRecord:
     damaged = tuple(name for name, content in found.items() if content is None and name not in missing)
     cfg, status, manifest, scores = (content or {} for content in found.values())
     if "config.yaml" not in damaged and (number := cfg.pop("format", 1)) != FORMAT:
-        return RunRecord(folder, {}, {}, {}, {}, faults=(format_fault(folder, number),))
-    return RunRecord(folder, cfg, status, manifest, scores, damaged)
+        return RunRecord(folder, {}, {}, {}, faults=(format_fault(folder, number),))
+    moments = (scores.get(moment) or {} for moment in ("before", "after"))
+    before, after = ({name: value for name, value in moment.items() if is_finite(value)} for moment in moments)
+    return RunRecord(folder, cfg, status, manifest, before, after, damaged)
 
 
 def read_state(folder: Path, depth: int | None = 2) -> RunRecord:
@@ -174,7 +164,7 @@ def read_state(folder: Path, depth: int | None = 2) -> RunRecord:
     status = None if find_foreign_faults(folder, depth) else read_json(folder / "status.json")
     with contextlib.suppress(OSError), open_own(folder / "config.yaml") as file:
         if file.read(32).startswith(f"format: {FORMAT}\n") and is_shaped(status):
-            return RunRecord(folder, {}, status, {}, {})
+            return RunRecord(folder, {}, status, {})
     return read_run(folder, depth)
 
 
@@ -215,8 +205,7 @@ def find_runs(words: Sequence[str], verb: str, count: int | None, root: Path = P
 
 def resolve_word(word: str, verb: str, root: Path) -> Path:
     """The folder around the runs of a name, or that of one run, that a word means; FolderError where it means none."""
-    found = _find_group(word, root) or find_run(word, verb, root)
-    if isinstance(found, Fault):
+    if isinstance(found := _find_group(word, root) or find_run(word, verb, root), Fault):
         raise FolderError(found)
     return found
 
@@ -230,8 +219,7 @@ def find_run(word: str, verb: str, root: Path) -> Path | Fault:
     """The folder of the run that a word means, or the fault of a word that means none or several."""
     places = [path for path in (Path(word), root / word) if path.is_dir()]
     inner = next((path for path in places if is_run(path)), None)
-    groups = {path: find_folders(path) for path in places}
-    runs = next((found for found in groups.values() if found), [])
+    runs = next(filter(None, map(find_folders, places)), [])
     if inner or len(runs) == 1:
         return inner or runs[0]
     keyed = [] if places else [path for path in sorted(root.glob(f"*/*-{word}")) if word and is_run(path)]
@@ -284,8 +272,7 @@ def read_samples(folder: Path, dense: bool = False) -> list[dict[str, Any]]:
             if not is_finite(row.get("score")):
                 row.pop("score", None)
         tables.append(rows)
-    tables.sort(key=lambda table: len({row["step"] for row in table}) if dense else bool(table), reverse=True)
-    return tables[0]
+    return max(tables, key=lambda table: len({row["step"] for row in table}) if dense else bool(table))
 
 
 def curve(lines: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:

@@ -68,8 +68,7 @@ def damage_of(folder: Path, *, touched_only: bool = False) -> dict[str, str]:
 
     ``touched_only`` reads only files that were written to after the seal, which costs no time where none was.
     """
-    files = read_json(folder / SEAL)
-    if files is None or SEAL not in files:
+    if (files := read_json(folder / SEAL)) is None or SEAL not in files:
         return {SEAL: "cannot be read" if (folder / SEAL).is_file() else "missing"}
     if files.pop(SEAL) != _own_entry(files):
         return {SEAL: "other bytes than were sealed"}
@@ -79,16 +78,12 @@ def damage_of(folder: Path, *, touched_only: bool = False) -> dict[str, str]:
         path, (size, digest) = folder / name, files[name]
         if not path.is_file():
             return "missing"
-        now = path.stat()
-        if now.st_size != size:
+        if (now := path.stat()).st_size != size:
             return f"{now.st_size} of {size} bytes"
         return "other bytes than were sealed" if now.st_mtime_ns >= since and sha256(path) != digest else ""
 
-    if touched_only:
-        found = list(map(compare, files))
-    else:
-        with ThreadPoolExecutor(THREADS) as threads:
-            found = list(threads.map(compare, files))
+    with ThreadPoolExecutor(1 if touched_only else THREADS) as threads:
+        found = list(threads.map(compare, files))
     return {name: wrong for name, wrong in zip(files, found, strict=True) if wrong}
 
 
@@ -153,9 +148,8 @@ def last_checkpoint(run: Run, clean: bool = True) -> Path | None:
 def remove_unfinished(run: Run) -> None:
     """Delete what a save has begun and not sealed; the caller holds the run."""
     torn = [path for path in run.checkpoints.glob("checkpoint-*") if not (path / SEAL).exists()]
-    for path in (*torn, run.folder / ".model.new"):
-        if path.is_dir():
-            remove(path)
+    for path in filter(Path.is_dir, (*torn, run.folder / ".model.new")):
+        remove(path)
 
 
 def remove_leftovers(run: Run) -> None:
@@ -179,19 +173,14 @@ def rotate(folder: Path, keep: int, best: str | None, steps_to_notice: int = 0) 
     safe = [path for path in sealed if best and path.name == Path(best).name]
     beside = 0 if steps_to_notice or {*safe} & {*sealed[-keep:]} else len(safe)
     safe += [*sealed[-max(1, keep - beside) :], *old[-1:], *sealed[len(old) :][:1]]
-    for path in sealed:
-        if path not in safe:
-            remove(path)
+    for path in (path for path in sealed if path not in safe):
+        remove(path)
 
 
-def checkpoints_at_once(
-    keep: int, steps_to_notice: int, save_strategy: str, save_steps: float, max_steps: int | None
-) -> int:
+def checkpoints_at_once(keep: int, steps_to_notice: int, strategy: str, every: float, max_steps: int | None) -> int:
     """The most checkpoints that a run has at a time: one that is written, and those that ``rotate`` leaves."""
-    if save_strategy == "no":
+    if strategy == "no":
         return 0
-    early = [save_steps >= 1 and count * save_steps < steps_to_notice for count in (keep - 1, keep)]
-    most = keep + 1 + sum(early)
-    if save_strategy != "steps" or save_steps < 1 or not max_steps or max_steps < 0:
-        return most
-    return min(most, math.ceil(max_steps / save_steps))
+    most = keep + 1 + sum(every >= 1 and count * every < steps_to_notice for count in (keep - 1, keep))
+    is_counted = strategy == "steps" and every >= 1
+    return min(most, math.ceil(max_steps / every)) if is_counted and max_steps and max_steps > 0 else most

@@ -7,19 +7,11 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from runner.schema.source import (
-    Definition,
-    Function,
-    Module,
-    bases,
-    find_definition,
-    last_name,
-    member,
-    once_of_libraries,
-    parse_module,
-)
-from runner.schema.type import ANY, NONE, PLAIN, TEXT, Type, documented_types, to_type, to_union
+from runner.schema import source
+from runner.schema.source import Definition, Function, Module, bases, find_definition, last_name, member
+from runner.schema.type import NONE, PLAIN, TEXT, Type, documented_types, to_type, to_union
 
+NOTE = re.compile(r"^ *(\w+) \(([^()\n]*`[^\n]*?)\) ?:", re.MULTILINE)
 UNKNOWN = object()  # the default of a parameter where the source holds no plain value
 
 
@@ -39,11 +31,9 @@ class Parameter:
     @functools.cached_property
     def type(self) -> Type:
         """The values that it accepts; read only now, because following an annotation may open more files."""
-        documented = documented_types(self.documented) if self.documented else []
-        if self.annotation is None:
-            known = to_union(*documented) if documented and ANY not in documented else ANY
-        else:
-            known = to_type(self.annotation, self.module)
+        documented, known = documented_types(self.documented), to_type(self.annotation, self.module)
+        if self.annotation is None and documented:
+            known = to_union(*documented)
         if self.choices:  # to which a text is narrowed
             listed = Type("choice", values=self.choices)
             known = to_union(*(listed if part == TEXT else part for part in known.alternatives))
@@ -79,11 +69,10 @@ class Signature:
         return [name for name, parameter in self.parameters.items() if parameter.required]
 
 
-@once_of_libraries
+@source.once_of_libraries
 def read_signature(target: str) -> Signature | None:
     """The arguments of a call of a dotted target; None where it does not exist or is a module."""
-    found = find_definition(target)
-    if not isinstance(found, Definition):
+    if not isinstance(found := find_definition(target), Definition):
         return None
     parameters, is_open = _takes(found)
     return Signature(target, found.home, parameters, is_open, tuple(_lineage(found)))
@@ -107,7 +96,6 @@ def choices_compared(target: str, name: str, least: int = 2) -> tuple[str, ...]:
 
 
 # --- the arguments of a definition ---
-
 Taken = tuple[dict[str, Parameter], bool]
 
 
@@ -127,8 +115,7 @@ def _constructor(found: Definition) -> Taken | None:
     made = _is_dataclass(found)
     name = "__init__" if "__init__" in own else "__new__" if "__new__" in own and not made else None
     if name:
-        init = Definition(found.module, f"{found.name}.{name}", own[name], found)
-        return _function(init, bound=True)
+        return _function(Definition(found.module, f"{found.name}.{name}", own[name], found), bound=True)
     if made:
         return _fields(found)
     for base in bases(found):
@@ -206,16 +193,13 @@ def _of_base(found: Definition) -> Taken:
         if method == "__init__":
             taken = _constructor(base)
         else:
-            above = member(method, base)
-            taken = _takes(above) if above else None
+            taken = _takes(above) if (above := member(method, base)) else None
         if taken is not None:
             return taken
     return {}, not (method == "__init__" and found.owner and found.owner.node.bases)  # behind bases is that of object
 
 
 # --- dataclasses ---
-
-
 def _is_dataclass(found: Definition) -> bool:
     marks, bases = map(last_name, found.node.decorator_list), map(last_name, found.node.bases)
     return "dataclass" in marks or "NamedTuple" in bases or _is_transformed(found)
@@ -266,13 +250,11 @@ def _fields(found: Definition) -> Taken:
 
 
 # --- reading source ---
-
-
 @functools.lru_cache(maxsize=64)
 def _comparisons(module: Module, changed: int) -> dict[str, tuple[str, ...]]:
     refused: set[int] = set()  # the ids of tests such as ``if x == "no longer supported": raise``
     items: dict[str, str] = {}  # the name of a loop's items, and of what it loops over, in the singular
-    nodes = list(ast.walk(parse_module(module.text) or ast.Module([], [])))
+    nodes = list(ast.walk(source.parse_module(module.text) or ast.Module([], [])))
     for node in nodes:
         match node:
             case ast.If(test=ast.Compare(ops=[ast.Eq() | ast.In()]) as test, body=[ast.Raise()]):
@@ -298,14 +280,10 @@ def _lineage(found: Definition) -> Iterator[str]:
             yield from _lineage(base)
 
 
-NOTE = re.compile(r"^ *(\w+) \(([^()\n]*`[^\n]*?)\) ?:", re.MULTILINE)
-
-
 def _notes(found: Definition) -> dict[str, str]:
     """Types of parameters in the docstring: what stands in ``name (`int`, *optional*):``."""
     nodes = [found.node, found.owner.node if found.owner else None]
-    known = (node for node in nodes if isinstance(node, ast.ClassDef | Function))
-    texts = [ast.get_docstring(node, clean=False) or "" for node in known]
+    texts = [ast.get_docstring(node, clean=False) or "" for node in nodes if isinstance(node, ast.ClassDef | Function)]
     return dict(NOTE.findall("\n".join(texts)))
 
 

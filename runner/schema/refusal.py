@@ -94,9 +94,8 @@ def _asked(node: ast.expr, known: Mapping[str, Any]) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=8192)  # a node is that of a file as it was, which is kept as long
 def _names(node: ast.AST, context: type) -> tuple[str, ...]:
-    return tuple(
-        filter(None, (_dotted(part) for part in ast.walk(node) if isinstance(getattr(part, "ctx", 0), context)))
-    )
+    dotted = (_dotted(part) for part in ast.walk(node) if isinstance(getattr(part, "ctx", 0), context))
+    return tuple(filter(None, dotted))
 
 
 def _holds(node: ast.expr, known: Mapping[str, Any]) -> Any:
@@ -105,10 +104,8 @@ def _holds(node: ast.expr, known: Mapping[str, Any]) -> Any:
             found, ends = [_holds(part, known) for part in parts], isinstance(op, ast.Or)
             return ends if ends in found else UNKNOWN if UNKNOWN in found else not ends
         case ast.UnaryOp(op=ast.Not(), operand=inner):
-            found = _holds(inner, known)
-            return UNKNOWN if found is UNKNOWN else not found
-    value = _value(node, known)
-    return UNKNOWN if value is UNKNOWN else bool(value)
+            return UNKNOWN if (found := _holds(inner, known)) is UNKNOWN else not found
+    return UNKNOWN if (value := _value(node, known)) is UNKNOWN else bool(value)
 
 
 def _forget(node: ast.stmt, known: dict[str, Any]) -> None:
@@ -126,7 +123,6 @@ def _dotted(node: ast.AST) -> str:
 
 
 def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
-
     def apply(function: Callable[..., Any] | None, *parts: ast.expr) -> Any:
         values = [_value(part, known) for part in parts]
         if function is None or any(value is UNKNOWN for value in values):
@@ -146,8 +142,7 @@ def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
             is_last = not others or value is UNKNOWN or bool(value) is isinstance(op, ast.Or)
             return value if is_last else _value(ast.BoolOp(op, others), known)
         case ast.IfExp(test=test, body=one, orelse=other):
-            holds = _holds(test, known)
-            return UNKNOWN if holds is UNKNOWN else _value(one if holds else other, known)
+            return UNKNOWN if (holds := _holds(test, known)) is UNKNOWN else _value(one if holds else other, known)
         case ast.JoinedStr(values=parts):
             texts = [_value(part.value if isinstance(part, ast.FormattedValue) else part, known) for part in parts]
             return "".join("..." if text is UNKNOWN else str(text) for text in texts)

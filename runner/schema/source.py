@@ -22,7 +22,17 @@ from runner.io.temporary import uncollected
 # Packages whose source is nobody's own: those that a training is made of, with the runner, and those beside them.
 LIBRARY_PACKAGES = frozenset({"runner", "trl", "transformers", "torch", "peft", "datasets", "accelerate", "numpy"})
 NOT_OF_THE_USER = LIBRARY_PACKAGES | {*sys.stdlib_module_names, "hydra", "omegaconf", "pandas", "setuptools"}
-
+# A module that makes names while it runs, which cannot be read; most lazy packages repeat them for type checkers.
+DYNAMIC = re.compile(
+    r"^def __getattr__|^ *globals\(\)(\.update\(|\[[^]]+\] = )|\A(?!.*TYPE_CHECKING).*^_import_structure\b",
+    re.MULTILINE | re.DOTALL,
+)
+# A method that takes no ``**``, so that its body adds no argument, and whose docstring is not read: its head, its body.
+METHOD = re.compile(
+    r"^( +)((?:async )?def (?!__|from_)\w+\((?:[^\n*]|\*(?!\*))*"
+    r"(?:(?<=[(,])\n(?:\1 (?:[^\n*]|\*(?!\*))*\n)+\1\)[^\n]*)?:)\n((?:\1 .*\n|[ \t]*\n)+)",
+    re.MULTILINE,
+)
 Found = TypeVar("Found")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -141,8 +151,7 @@ def look_up(
         return Definition(module, name)
     if (binding := module.bindings.get(name)) is not None:
         if isinstance(binding, Import):
-            source = find_module(binding.module)
-            if source is None:  # an optional library that is not installed
+            if (source := find_module(binding.module)) is None:  # an optional library that is not installed
                 return Definition(Module(binding.module), binding.name or name)
             return look_up(binding.name, source, True, seen) if binding.name else source
         if isinstance(binding, ast.Name) and binding.id != name:
@@ -159,13 +168,6 @@ def look_up(
         if source and may_bind and (found := look_up(name, source, False, seen)):
             return found
     return Definition(module, name) if DYNAMIC.search(module.text) else None
-
-
-# A module that makes names while it runs, which cannot be read; most lazy packages repeat them for type checkers.
-DYNAMIC = re.compile(
-    r"^def __getattr__|^ *globals\(\)(\.update\(|\[[^]]+\] = )|\A(?!.*TYPE_CHECKING).*^_import_structure\b",
-    re.MULTILINE | re.DOTALL,
-)
 
 
 def member(name: str, owner: Definition) -> Definition | None:
@@ -195,10 +197,9 @@ def has_method(target: object, name: str) -> bool:
 def bases(owner: Definition) -> Iterator[Definition | None]:
     """The classes that a class names as its bases; None for one that cannot be read."""
     for expression in owner.node.bases if isinstance(owner.node, ast.ClassDef) else ():
-        if last_name(expression) in ("object", "Generic", "Protocol", "ABC"):
-            continue
-        found = resolve_expression(expression, owner.module)
-        yield (found if isinstance(found, Definition) and isinstance(found.node, ast.ClassDef) else None)
+        if last_name(expression) not in ("object", "Generic", "Protocol", "ABC"):
+            found = resolve_expression(expression, owner.module)
+            yield (found if isinstance(found, Definition) and isinstance(found.node, ast.ClassDef) else None)
 
 
 def resolve_expression(expression: ast.expr, module: Module) -> Definition | Module | None:
@@ -207,8 +208,7 @@ def resolve_expression(expression: ast.expr, module: Module) -> Definition | Mod
         case ast.Name(id=name):
             return look_up(name, module)
         case ast.Attribute(value=value, attr=name):
-            found = resolve_expression(value, module)
-            if found is None:
+            if (found := resolve_expression(value, module)) is None:
                 return None
             return look_up(name, found) if isinstance(found, Module) else member(name, found)
         case ast.Subscript(value=value):
@@ -221,7 +221,7 @@ def public_names(target: str, like: str = "") -> list[str]:
 
     Of a module's star imports only those are read that are named like it: there may be hundreds.
     """
-    found = find_definition(target)
+    found, names = find_definition(target), list[str]()
     if isinstance(found, Definition):
         body = found.node.body if isinstance(found.node, ast.ClassDef) else []
         inherited = [name for base in bases(found) if base for name in public_names(base.home)]
@@ -231,8 +231,6 @@ def public_names(target: str, like: str = "") -> list[str]:
         names = [*found.bindings, *(name for star in stars for name in public_names(star, like))]
         entries = [entry for folder in found.folders for entry in Path(folder).iterdir()]
         names += [entry.stem for entry in entries if entry.suffix == ".py" or (entry / "__init__.py").is_file()]
-    else:
-        names = []
     return sorted({name for name in names if not name.startswith("_")})
 
 
@@ -264,14 +262,6 @@ def _submodule(module: Module, name: str) -> Module | None:
 @functools.lru_cache(maxsize=4096)
 def _read(file: Path, changed: int) -> str:
     return file.read_text(encoding="utf-8", errors="replace")
-
-
-# A method that takes no ``**``, so that its body adds no argument, and whose docstring is not read: its head, its body.
-METHOD = re.compile(
-    r"^( +)((?:async )?def (?!__|from_)\w+\((?:[^\n*]|\*(?!\*))*"
-    r"(?:(?<=[(,])\n(?:\1 (?:[^\n*]|\*(?!\*))*\n)+\1\)[^\n]*)?:)\n((?:\1 .*\n|[ \t]*\n)+)",
-    re.MULTILINE,
-)
 
 
 def parse_module(text: str) -> ast.Module | None:

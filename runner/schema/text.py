@@ -28,17 +28,17 @@ def read_tables(module: str) -> dict[str, Any]:
     return yaml.load(Path(module).with_suffix(".yaml").read_bytes(), LOADER)
 
 
-def walk(node: object, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every dotted key of a tree of mappings and lists with what it holds; outer ones first, the root left out.
+def walk(node: object, path: str = "", lists: bool = True) -> Iterator[tuple[str, Any]]:
+    """Every dotted key of a tree of mappings and ``lists`` with what it holds; outer ones first, the root left out.
 
     >>> list(walk({"a": {"b": [7]}}))
     [('a', {'b': [7]}), ('a.b', [7]), ('a.b.0', 7)]
     """
     if path:
         yield path, node
-    if isinstance(node, Mapping | list):
+    if isinstance(node, Mapping) or (lists and isinstance(node, list)):
         for key, entry in node.items() if isinstance(node, Mapping) else enumerate(node):
-            yield from walk(entry, f"{path}.{key}".lstrip("."))
+            yield from walk(entry, f"{path}.{key}".lstrip("."), lists)
 
 
 def nodes(value: object, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -54,11 +54,7 @@ def scalars(cfg: Config) -> Iterator[tuple[str, Any]]:
 
 def flatten(node: Node) -> dict[str, Any]:
     """The values of a configuration by their dotted keys; a list is a value, and so is an empty mapping."""
-    found: dict[str, Any] = {}
-    for key, entry in node.items():
-        is_inner = isinstance(entry, Mapping) and entry
-        found |= {f"{key}.{inner}": leaf for inner, leaf in flatten(entry).items()} if is_inner else {str(key): entry}
-    return found
+    return {key: entry for key, entry in walk(node, lists=False) if not (isinstance(entry, Mapping) and entry)}
 
 
 def last_key(path: str) -> str:

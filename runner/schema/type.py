@@ -8,6 +8,8 @@ import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import NoneType
+from typing import Any
 
 from runner.schema.source import Definition, Function, Module, last_name, resolve_expression
 from runner.schema.text import read_tables, to_text
@@ -31,21 +33,13 @@ class Type:
         match self.kind:
             case "union":
                 return any(part.accepts(value) for part in self.parts)
-            case "none":
-                return value is None
-            case "int":
-                return isinstance(value, int) and not isinstance(value, bool)
-            case "float":
-                return isinstance(value, int | float) and not isinstance(value, bool)
             case "choice" | "enum":
                 alike = [known for known in self.values if type(value) is type(known)]
                 # "pissa_niter_[number of iters]" is a pattern, not a value.
                 starts = tuple(known.partition("[")[0] for known in alike if isinstance(known, str) and "[" in known)
                 return value in alike or (isinstance(value, str) and value.startswith(starts))
-            case "tuple" if self.parts:
-                if not isinstance(value, list) or len(value) != len(self.parts):
-                    return False
-                return all(part.accepts(each) for part, each in zip(self.parts, value, strict=True))
+            case "tuple" if self.parts and isinstance(value, list):
+                return len(value) == len(self.parts) and all(map(Type.accepts, self.parts, value))
             case "list" | "tuple":
                 return isinstance(value, list) and all(part.accepts(each) for part in self.parts for each in value)
             case "record":
@@ -54,13 +48,12 @@ class Type:
             case "dict":
                 name, entry = self.parts or (ANY, ANY)
                 return isinstance(value, dict) and all(name.accepts(k) and entry.accepts(v) for k, v in value.items())
-        return isinstance(value, bool if self.kind == "bool" else str)
+        return isinstance(value, CLASSES[self.kind]) and (self.kind == "bool" or not isinstance(value, bool))
 
     def __str__(self) -> str:
         match self.kind:
             case "union":
-                last = sorted(self.parts, key=lambda part: part.kind == "none")
-                return " or ".join(dict.fromkeys(map(str, last)))
+                return " or ".join(dict.fromkeys(map(str, sorted(self.parts, key=lambda part: part.kind == "none"))))
             case "choice" | "enum":
                 return f"one of {shortened(list(map(to_text, self.values)))}"
             case "list" | "tuple" if self.parts:
@@ -86,6 +79,7 @@ _TABLES = read_tables(__file__)
 WORDS: dict[str, str] = _TABLES["words"]
 PLURALS: dict[str, str] = _TABLES["plurals"]
 PLAIN = {name: Type(kind) for kind, names in _TABLES["plain"].items() for name in names}
+CLASSES: dict[str, Any] = {"none": NoneType, "bool": bool, "int": int, "float": (int, float), "str": str}
 ANY, NONE, TEXT = map(Type, ("any", "none", "str"))
 # An instance of some class. YAML writes one as a node, so beside plain types it adds nothing.
 INSTANCE = Type("instance")
@@ -110,14 +104,12 @@ def to_type(annotation: ast.expr | None, module: Module | None, depth: int = 0) 
         case ast.Name() | ast.Attribute() if plain := PLAIN.get(last_name(annotation)):
             return plain
     # A name of one's own: an enum, a TypedDict, an alias, or just some class.
-    is_name = isinstance(annotation, ast.Name | ast.Attribute)
-    found = resolve_expression(annotation, module) if module and is_name else None
+    found = resolve_expression(annotation, module) if module else None
     if not isinstance(found, Definition) or isinstance(found.node, ast.Call | Function):
         return ANY
     if not isinstance(found.node, ast.ClassDef):
         return to_type(found.node, found.module, depth + 1)
-    names = {last_name(base) for base in found.node.bases}
-    if "TypedDict" in names:
+    if "TypedDict" in (names := {last_name(base) for base in found.node.bases}):
         entries = [node for node in found.node.body if isinstance(node, ast.AnnAssign)]
         parts = tuple(to_type(entry.annotation, found.module, depth + 1) for entry in entries)
         return Type("record", parts, tuple(last_name(entry.target) for entry in entries))

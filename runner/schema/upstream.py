@@ -84,8 +84,7 @@ def passes(args: Mapping[str, Any], rows: float, processes: int) -> float:
 
 def config_fields(args: Mapping[str, Any]) -> Mapping[str, Parameter]:
     """The fields of a trainer's config object by name."""
-    signature = read_signature(args["_target_"])
-    return signature.parameters if signature else {}
+    return signature.parameters if (signature := read_signature(args["_target_"])) else {}
 
 
 def setting(args: Mapping[str, Any], name: str, otherwise: Any = None) -> Any:

@@ -93,8 +93,8 @@ DEFECTS = (
         "key_without_processes",
         "Two processes have the key of one, off by one.",
         "runner/run/key.py",
-        "is_other = processes_of(cfg) > 1 and",
-        "is_other = processes_of(cfg) > 2 and",
+        "if processes_of(cfg) > 1 and",
+        "if processes_of(cfg) > 2 and",
         tests=("tests/test_run.py::test_more_processes_are_another_training",),
     ),
     Defect(
