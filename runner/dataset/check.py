@@ -132,10 +132,7 @@ def _check_rows_of(node: Node, to: str, seen: DatasetCheck, *, trains: bool) -> 
 def _check_slices(
     node: Node, to: str, files: disk.Files, cuts: Sequence[tuple[keys.Use, str]], first: int | None, seen: DatasetCheck
 ) -> None:
-    """Note where the rows of a slice cannot be read as the trainer needs them, or where there are none.
-
-    Of what ships, the ``first`` rows are enough.
-    """
+    """Note slices whose rows the trainer cannot read, or that have none; of what ships the ``first`` are enough."""
     how = {name: node[name] for name in ("form", "columns", "system", "bad_rows", "without") if node.get(name)}
     request, limits = RowRequest(**how, to=to), keys.read_limits(node.get("limit"))
     read: dict[str, list[Row]] = {}

@@ -256,15 +256,12 @@ def _open(path: Path) -> io.BufferedReader:
 
 @dataclass
 class _Lines:
-    """The numbered lines that stand whole in the first bytes; ``cut`` is true once others were left out.
-
-    Raises DataError for a line that no row can be.
-    """
+    """The numbered lines that stand whole in the first bytes; raises DataError for a line that no row can be."""
 
     file: io.BufferedReader
     path: Path
     left: int | None
-    cut: bool = False
+    cut: bool = False  # others were left out
     number: int = 0
     read: int = 0
 
@@ -492,9 +489,7 @@ def _check_parquet(file: io.BufferedReader, path: Path, max_bytes: int | None) -
 
 
 def _parquet_batches(path: Path) -> Iterator[tuple[Any, int]]:
-    """The rows of a parquet file, a few at a time, with their bytes when each value is written out: those of a small
-    file may be very many, or very long.
-    """
+    """Batches of rows with their bytes written out: of a small file, rows may be very many, or very long."""
     from pyarrow import parquet
 
     with parquet.ParquetFile(path) as file:

@@ -170,10 +170,7 @@ class Weigher:
         return [*self.tokenizer.all_special_tokens, *(token.content for token in added if token.special)]
 
     def _mark(self, rest: str) -> int:
-        """The length of the mark that closes a message, blanks before it too, if it follows at once.
-
-        An end token may close that mark in turn.
-        """
+        """The length of the mark that follows a message, with blanks before it and an end token that closes it."""
         blank, end = len(rest) - len(rest.lstrip()), self.tokenizer.eos_token or ""
         if not (found := [len(mark) for mark in self._marks if rest.startswith(mark, blank)]):
             return 0
@@ -231,10 +228,7 @@ def _entries(rule: Rule, messages: Sequence[Cells], row: Cells) -> list[tuple[fl
 
 
 def weigh_rows(rows: Rows, weigher: Weigher, key: str, workers: int | None = None) -> Rows:
-    """A trainer's tokenised rows with the weights of their tokens, without rows in which nothing is left to learn.
-
-    ``key`` names the rules, so that the same rows are weighed once; ``workers`` are processes.
-    """
+    """A trainer's rows with weights of tokens, but for those that teach nothing; ``key`` names the rules in a cache."""
     names = list(next(iter(rows)))
     kept = [name for name in names if name.endswith(("_ids", "_logps")) or name in ("label", "labels")]
     if not isinstance(rows, Dataset):
@@ -257,10 +251,7 @@ def _teaches(row: Cells) -> bool:
 
 
 def weigh_row(row: Cells, weigher: Weigher, index: int | None = None) -> dict[str, list[Any]]:
-    """The new columns of a row that a trainer has tokenised: weights, and labels without what weighs nothing.
-
-    Raises DataError where the trainer's tokens are not those that the weights were made for.
-    """
+    """Weights, and labels without what weighs nothing; raises DataError where the trainer's tokens are others."""
     new: dict[str, list[Any]] = {}
     try:
         for name, (ids, weights) in weigher(row).items():
@@ -307,10 +298,7 @@ def pack_rows(rows: Dataset, seed: int, *, seq_length: int, strategy: str, shuff
 
 
 class WeightCollator:
-    """A trainer's collator, and beside its tokens their weights.
-
-    Tokens that weigh nothing leave the masks, so that lengths and averages count only what is trained.
-    """
+    """Adds weights to a collator's batch; what weighs nothing leaves the masks, so that means count what is trained."""
 
     def __init__(self, inner: Callable[[list[dict[str, Any]]], dict[str, Any]]):
         self.inner = inner

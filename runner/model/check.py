@@ -370,17 +370,13 @@ def find_adapter_faults(folder: ModelFolder, head: str, *, is_safe: bool) -> Ite
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens of a tokenizer, by its files or by what was loaded.
-
-    ``added`` are those beside the ones that were learnt from text, by number; ``used`` are the special tokens that it
-    writes by itself, ``template`` what else may write some; ``new`` those that a model gets rows for.
-    """
+    """The tokens of a tokenizer, by its files or by what was loaded."""
 
     tokens: Collection[str]
-    added: Mapping[int, AddedToken]
-    used: Collection[str | None] = ()
-    template: str = ""
-    new: Collection[str] = ()
+    added: Mapping[int, AddedToken]  # beside those that were learnt from text, by number
+    used: Collection[str | None] = ()  # the special tokens that it writes by itself
+    template: str = ""  # which may write others
+    new: Collection[str] = ()  # for which a model gets rows
 
     @property
     def marks(self) -> str:

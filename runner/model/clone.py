@@ -107,10 +107,7 @@ def auto_class_of(config: PretrainedConfig) -> Any:
 
 
 def small_model(config: PretrainedConfig, trust: bool = False) -> PreTrainedModel | None:
-    """A random model that has read a few tokens: made small in every way, or else only with fewer layers.
-
-    None where neither answers, or fewer layers are still too many weights.
-    """
+    """A random model that can read: small in every way, or else with fewer layers; None if it fails or stays large."""
     for make_small in (shrink, shorten):
         with contextlib.suppress(Exception):  # an architecture with a rule of its own, which only its code knows
             small = make_small(config)

@@ -21,15 +21,12 @@ EXACT = 1e-3  # of the largest logit: what float32 sums in another order stay fa
 
 @dataclass(frozen=True)
 class WrittenModel:
-    """The distance of the written model from the trained one, in the largest difference of a logit.
-
-    ``merged`` is that before rounding, None where nothing was merged; ``largest`` the largest logit itself.
-    """
+    """The distance of the written model from the trained one, in the largest difference of a logit."""
 
     dtype: str
-    merged: float | None
+    merged: float | None  # before rounding; None where nothing was merged
     rounded: float
-    largest: float
+    largest: float  # logit itself
 
 
 def write_plain(

@@ -35,10 +35,7 @@ def needs_reference(
 
 
 def copy_reference(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
-    """A frozen copy of the model as it is now: call this before any adapter is put on it.
-
-    An adapter that came with the model is merged into the copy.
-    """
+    """A frozen copy of the model before an adapter is put on it; one that it came with is merged into the copy."""
     places = (weight for weight in model.parameters() if weight.numel() > 1 and not any(weight.stride()))
     # A clone of what ``hold_places`` made would be whole, and FSDP2 takes no weight that overlaps itself.
     empty = {id(weight): torch.nn.Parameter(torch.empty_like(weight, device="meta").contiguous()) for weight in places}
@@ -50,11 +47,9 @@ def copy_reference(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
 
 @torch.no_grad()
 def match_reference(trainer: Trainer) -> list[str]:
-    """Make the reference that a built trainer holds equal to its policy, before the first step.
+    """Make the reference of a built trainer, as GRPO's, equal to its policy; gives the names of weights that differed.
 
-    Gives the names of the weights that were different. For GRPO and RLOO, which take no reference;
-    each shard of FSDP2 and of ZeRO-3 gets its own part. Raises ConfigError where the trainer would switch an adapter
-    off that has changed the base.
+    Each shard gets its own part. Raises ConfigError where an adapter that has changed the base would be switched off.
     """
     model, reference = trainer.model, getattr(trainer, upstream.REF_MODEL, None)
     if isinstance(model, PeftModel):
