@@ -69,10 +69,7 @@ def judge_completions(
 
 
 def judge_answers(reader: AnswerReader, rows: Sequence[Row], metrics: Sequence[Metric], *, is_scorer: bool) -> Figures:
-    """Figures of metrics on how the model takes the known answers of rows.
-
-    A reward model is shown right and wrong answers, and so is every metric that asks for them.
-    """
+    """Figures of metrics on known answers; reward models, and metrics that ask for it, are shown wrong ones too."""
     figures, chosen = Figures(len(rows)), {}
     for metric in metrics:
         everything = is_scorer or metric.answers == "all"

@@ -69,10 +69,7 @@ class AnswerReader:
 
     @torch.no_grad()
     def read_logits(self, texts: Sequence[Sequence[int]]) -> Iterator[tuple[int, Tensor]]:
-        """The number and the logits of each text that has tokens; texts of like length are read together.
-
-        What a learnt prompt puts before the tokens is left out.
-        """
+        """Number and logits of each text with tokens, but those of a learnt prompt; like lengths are read together."""
         texts = [ids[: self.max_length] for ids in texts]
         filled = [row for row, ids in enumerate(texts) if ids]
         for group in split_by_tokens(filled, list(map(len, texts)), TOKENS_PER_BATCH):
@@ -88,10 +85,7 @@ class AnswerReader:
 
 
 def to_ids(tokenizer: PreTrainedTokenizerBase, row: Row) -> tuple[list[int], int]:
-    """The tokens of a row, and where its answer begins: behind the prompt, or behind the first token of a text.
-
-    Text is closed by the end token, as TRL does in training; a chat by its template.
-    """
+    """The tokens of a row, closed as TRL does it in training, and where its answer begins, of a text at the second."""
     (whole,) = encode_row(tokenizer, row, answer_columns(row)).texts
     if "prompt" not in row:
         return whole, 1

@@ -147,11 +147,7 @@ def whole(*models: nn.Module) -> Iterator[None]:
 
 
 def choose_engine(model: Model) -> str:
-    """The fastest engine for a model where it is.
-
-    ``loop`` where the cache is one of keys and values and nothing stands before the prompt, else ``generate``. On CUDA
-    ``graph`` in place of the loop, where all layers attend to everything and no weight is in shards.
-    """
+    """The fastest engine for a model where it is: on CUDA ``graph``, else ``loop``; ``generate`` where neither can."""
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ())
     if not (kinds <= CACHED_LAYERS and hasattr(config, "num_attention_heads")):
@@ -280,11 +276,7 @@ def _arguments_of(forward: Callable[..., object]) -> frozenset[str]:
 def _decode_by_graph(
     model: Model, prompts: list[Sequence[int]], how: Sampling, noise_BR: Tensor
 ) -> list[tuple[Tensor, Tensor]]:
-    """As the loop, with a cache of one size, so that a step is always the same kernels on the same places.
-
-    On CUDA they are recorded once and replayed, without Python between them and without waiting for a token. Finished
-    rows stay: a step takes about as long with them. On other devices each step is taken as it is.
-    """
+    """As the loop, with a cache of one size, so that CUDA can replay a step; finished rows stay, and cost no time."""
     device, limits = model.device, list(map(how.limit, prompts))
     ids_BP, mask_BP = pad(prompts, device, side="left")
     (rows, length), most = ids_BP.shape, max(limits)

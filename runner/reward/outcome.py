@@ -72,10 +72,7 @@ def load_whole(
     where: str = "reward.model.path",
     random_head: bool = False,
 ) -> PreTrainedModel:
-    """A classifier with all its weights, from safetensors; a head that would be new is a fault unless it is allowed.
-
-    Then it is the same in every run, evaluation and resume.
-    """
+    """A classifier with all its weights, from safetensors; a new head is a fault, or if allowed always the same."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model, report = kind.from_pretrained(home, use_safetensors=True, output_loading_info=True, **options)

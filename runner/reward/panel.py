@@ -103,10 +103,7 @@ class Scorer:
             self.tracker.earned[self.name] = []
 
     def __call__(self, **given: Sequence[Any]) -> Answer:
-        """One number, None or list of numbers per completion.
-
-        Raises DataError where it raised or gave no number, and SickRun for NaN, infinity and a call that hangs.
-        """
+        """A number, list or None for each; DataError for none or an error, SickRun for NaN, infinity or a hang."""
         return self._check(self.ask(**given), given)
 
     def ask(self, **given: Sequence[Any]) -> object:
@@ -247,10 +244,7 @@ def random_state_kept(devices: Sequence[int] | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def undisturbed(name: str, completions: Sequence[Any]) -> Iterator[None]:
-    """Keep the training's random numbers, too, from whatever the body does to them; see :func:`contained`.
-
-    The body's own random numbers follow from its name and the completions, so that a run that is resumed has the same.
-    """
+    """As :func:`contained`, random numbers too; the body's own follow from name and completions, resumed or not."""
     seed = int.from_bytes(hashlib.sha256(f"{name} {completions}".encode(errors="replace")).digest()[:4])
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with contained(), random_state_kept(devices):
@@ -302,10 +296,7 @@ def watch_model(name: str, model: nn.Module, tracker: RewardTracker | None = Non
 
 
 def serve_columns(where: str, call: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns that a function names, or all where it takes all; what the config has set stays as it is set.
-
-    Raises DataError for a column that it takes and the rows do not have.
-    """
+    """The columns that a function takes and the config has not set; raises DataError for one that is missing."""
     names, wanted = inspect.signature(call).parameters, arguments_of(call)
     bound = call.keywords if isinstance(call, functools.partial) else {}
     needed = [name for name, p in names.items() if p.default is p.empty and p.kind in NAMED]
