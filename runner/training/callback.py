@@ -67,10 +67,7 @@ class StopRequest(Protocol):
 
 
 def build_callbacks(cfg: Config, served: Mapping[str, Any], trainer: Trainer | None = None) -> list[TrainerCallback]:
-    """The user's callbacks as they are listed: those that ask for the trainer once there is one, the others before.
-
-    ``served`` are the arguments that their constructors may name (``for_callbacks``).
-    """
+    """The user's callbacks in order, those that ask for the trainer once there is one; each is served what it names."""
     callbacks = []
     for name, node in named(cfg["callback"] or {}, "callback").items():
         signature = read_signature(node["_target_"])  # which is open where **kwargs is not handed on alone
@@ -159,10 +156,7 @@ def add_callbacks(
     seal: Seal,
     adjustments: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Add the user's callbacks that ask for the trainer, then the runner's; the adjusted learning rate is one of them.
-
-    The seal comes after all that decide what a step will save.
-    """
+    """Add the user's callbacks that ask for the trainer, then ours; the seal after all that say what a step saves."""
     for callback in build_callbacks(run.cfg, served, trainer):
         trainer.add_callback(callback)
         callback.on_init_end(trainer.args, trainer.state, trainer.control)
@@ -275,10 +269,7 @@ class Record(TrainerCallback):
 
 
 class Progress(TrainerCallback):
-    """A bar on the terminal with the figure that was logged last; of each logged step a line in the log of the run.
-
-    Where the output is no terminal, the lines are printed instead of the bar.
-    """
+    """A bar with the last figure on a terminal, and a line for each logged step in the log, or printed elsewhere."""
 
     def __init__(self, record: Record):
         self.record = record
@@ -391,10 +382,7 @@ class AtStart(TrainerCallback):
 
 
 class StopAtStep(TrainerCallback):
-    """Turns a signal into a save at the end of the step, where a resume is exact.
-
-    Of several processes one may have heard of it first, or alone: all of them stop at the same step.
-    """
+    """Turns a signal, which one process may hear alone, into a save of all after a step, where a resume is exact."""
 
     def __init__(self, stop: StopRequest, cycle_steps: int = 1):
         self.stop = stop

@@ -249,10 +249,7 @@ class Probe:
         return max(every, key=lambda found: (math.isnan(found), found), default=None)
 
     def moved(self, weights: Tensor | None) -> float:
-        """1 where some weight has changed since the last call, 0 where none has, -1 where it is not known yet.
-
-        ``weights`` are those of now. Where the pieces look the same, all weights are added up, now and next time.
-        """
+        """1 where some weight has changed since the last call, 0 where none of all has, -1 where it is not known."""
         before, self.before = self.before, weights
         if weights is None:
             return -1.0

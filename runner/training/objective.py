@@ -127,10 +127,7 @@ def measured(model: nn.Module, labels: Tensor, inputs: Mapping[str, Any]) -> Sim
 
 
 def aligned(weights: Tensor, log_probs: Tensor) -> Tensor:
-    """Weights of tokens (B, T) as weights of predictions, of the shape of ``log_probs``.
-
-    That is one less than tokens, or more where prompt learning puts virtual tokens before them.
-    """
+    """Weights of tokens (B, T) in the shape of ``log_probs``: one less, or more, where virtual tokens come first."""
     width = log_probs.size(1)
     virtual = weights.new_ones(weights.size(0), max(0, width - weights.size(1)))
     return torch.cat([virtual, weights], dim=1)[:, -width:].to(log_probs)
@@ -209,10 +206,7 @@ class Pairs(Answers):
 
 
 class Labelled(Answers):
-    """For KTO: a loss of the log-probabilities of each labelled answer; the weights of tokens are those of the KL too.
-
-    The mean has the weights that the trainer gives to desirable and undesirable answers.
-    """
+    """For KTO: a loss of each labelled answer, in the trainer's weighted mean; weights of tokens are the KL's too."""
 
     def mean_of_batch(self, inputs: Mapping[str, Tensor], seen: Outputs) -> Tensor:
         def reference(name: str, column: str) -> Tensor:

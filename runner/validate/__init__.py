@@ -35,11 +35,7 @@ def find_all_faults(
     allow: Collection[str] = (),
     typed: Collection[str] | None = (),
 ) -> list[Fault]:
-    """Every fault of a composed, resolved, plain configuration, in its order; none if it is good.
-
-    ``menu`` names the options of each group, ``typed`` the dotted keys of the command line, and ``allow`` the packages
-    that it opened.
-    """
+    """Every fault of a composed, resolved, plain configuration, in its order; see :class:`ValidationContext`."""
     context = ValidationContext(cfg, menu or {}, tuple(allow), frozenset(typed or ()))
     node_faults: list[Fault] = []
     for path, node in nodes(cfg):
@@ -71,10 +67,7 @@ def find_all_faults(
 
 
 def find_dangers(cfg: Config, fix: str = "") -> list[Fault]:
-    """A fault for each thing that a configuration would run or publish, as if nothing had been typed or allowed.
-
-    ``fix`` is what to type where all of it is trusted.
-    """
+    """A fault for each thing that a configuration would run or publish, typed or not; ``fix`` is to trust all of it."""
     targets = (find_target_fault(path, node["_target_"]) for path, node in nodes(cfg))
     return [replace(each, fix=fix or each.fix) for each in (*filter(None, targets), *find_risks(cfg))]
 

@@ -12,10 +12,7 @@ from runner.schema.text import Config, last_key, read_tables, scalars, short_tex
 
 
 def _is_elsewhere(value: object) -> bool:
-    """True where an address, or a host with or without a port, may be that of another machine.
-
-    Where clients read one differently, as with a backslash or a number of another base, it may be.
-    """
+    """True where an address or a host may be another machine's, as may all that clients read in several ways."""
     if not (text := str(value or "")) or text.lower() == "localhost" or _is_loopback(text):
         return False
     try:

@@ -63,10 +63,7 @@ def _place(composed: Composed) -> Path:
 
 
 def check_parts(jobs: Sequence[Sequence[Composed]], to_do: Collection[Path] | None = None) -> None:
-    """Raise an error with everything that is wrong with the rows and the models of the runs, or of those ``to_do``.
-
-    A folder that an earlier stage will fill is not missed.
-    """
+    """Raise an error with all faults of rows and models of the runs ``to_do``, but what an earlier stage will make."""
     places = {id(composed): _place(composed) for stages in jobs for composed in stages}
     folders = set(places.values())
     wanted = folders if to_do is None else to_do
@@ -166,10 +163,7 @@ OTHER_VALUES = {"attention": "sdpa", "report_to": "none", "rollout_engine": "aut
 
 
 def find_variable_faults(machines: int = 1) -> Iterator[Fault]:
-    """A fault for each variable of the environment that would end an import, or change a training in silence.
-
-    MPI may have started the command once on each of the ``machines`` of a run.
-    """
+    """A fault for each variable that would end an import, or change a training in silence; MPI counts ``machines``."""
     for name, (names, values, expected) in itertools.product(sorted(os.environ), TABLES["variables"]):
         if re.fullmatch(names, name) and not re.fullmatch(values, os.environ[name], re.IGNORECASE):
             if name.endswith("_SIZE") and os.environ[name] == str(machines):
@@ -244,10 +238,7 @@ def find_split_faults(composed: Composed, folder: Path) -> Iterator[Fault]:
 
 
 def find_other_worlds(composed: Composed) -> Iterator[Fault]:
-    """A fault where another launcher has started other processes than the configuration says, or none in silence.
-
-    And where several machines would not find each other.
-    """
+    """A fault where a launcher has started other processes than configured, or machines would not find each other."""
     world, own = world_size(), processes_of(composed.cfg)
     rank()  # raises where it is none, before a folder is made
 

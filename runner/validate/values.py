@@ -20,16 +20,13 @@ from runner.schema.type import Type, shortened
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers from ``low`` to ``high``; an end is left out where ``above`` or ``below`` is set.
-
-    ``other`` is one more value that means something of its own, such as -1 for "no limit".
-    """
+    """The numbers from ``low`` to ``high``."""
 
     low: float = -math.inf
     high: float = math.inf
-    above: bool = False
-    below: bool = False
-    other: float | None = None
+    above: bool = False  # without ``low`` itself
+    below: bool = False  # without ``high`` itself
+    other: float | None = None  # one more value, which means something of its own, such as -1 for "no limit"
 
     def __contains__(self, value: float) -> bool:
         if self.other is not None and value == self.other:
@@ -73,10 +70,7 @@ def range_of(path: str, name: str, signature: Signature, trainer: Signature | No
 def find_misfits(
     path: str, value: object, parameter: Parameter, numbers: Range | None = None, choices: Collection[str] = ()
 ) -> list[Fault]:
-    """The faults of a value as a parameter; ``numbers`` are those that it may be, and ``choices`` the texts.
-
-    More than one only for a mapping. A number that is not finite is refused elsewhere.
-    """
+    """The faults of a value as a parameter, several only of a mapping; what is not finite is refused elsewhere."""
     known, default = parameter.type, parameter.default
     if value == "None" and known.kind != "any" and known.accepts(None):
         return [Fault(path, "the text None; YAML writes nothing as null", "null", "=null")]
