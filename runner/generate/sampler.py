@@ -25,17 +25,9 @@ from peft import PeftModel
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
-from transformers import (
-    Cache,
-    DynamicCache,
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-    PreTrainedModel,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
-from transformers.cache_utils import StaticLayer
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.cache_utils import Cache, DynamicCache, StaticLayer
+from transformers.generation import LogitsProcessor, LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
 
 from runner.errors import EnvironmentFault, fault
 from runner.generate.batch import pad, split_by_rows
@@ -49,6 +41,7 @@ FLOAT64 = {"mps": torch.float32}  # Apple's have none
 STEPS_PER_LOOK = 8  # of a graph, after which it is asked if all rows have ended, which waits for the device
 
 Model: TypeAlias = PreTrainedModel | PeftModel
+Decoded: TypeAlias = list[tuple[Tensor, Tensor]]  # of each row its tokens and their log-probabilities
 
 log = logging.getLogger(__name__)
 
@@ -171,9 +164,6 @@ def _without_wrapper(model: Model) -> Model:
     return model
 
 
-# --- One token ----------------------------------------------------------------------------------
-
-
 def seeded_generator(*parts: Any) -> torch.Generator:
     """Random numbers that depend on these parts alone, so that nothing hidden has to be saved for a resume."""
     digest = hashlib.sha256(repr(parts).encode()).digest()
@@ -213,12 +203,7 @@ def truncate(logits_BV: Tensor, how: Sampling) -> Tensor:
     return LogitsProcessorList(warpers)(torch.empty(0, dtype=torch.long), logits_BV)
 
 
-# --- Own loop -----------------------------------------------------------------------------------
-
-
-def _decode_by_loop(
-    model: Model, prompts: list[Sequence[int]], how: Sampling, noise_BR: Tensor
-) -> list[tuple[Tensor, Tensor]]:
+def _decode_by_loop(model: Model, prompts: list[Sequence[int]], how: Sampling, noise_BR: Tensor) -> Decoded:
     """Token by token; rows that are finished leave the cache, so that nobody waits for the longest."""
     device, limits = model.device, list(map(how.limit, prompts))
     tokens_BR = torch.zeros(len(prompts), max(limits), dtype=torch.long, device=device)
@@ -250,7 +235,7 @@ def _decode_by_loop(
     return _cut_rows(tokens_BR, logprobs_BR, lengths_B)
 
 
-def _cut_rows(tokens_BR: Tensor, logprobs_BR: Tensor, lengths_B: Tensor) -> list[tuple[Tensor, Tensor]]:
+def _cut_rows(tokens_BR: Tensor, logprobs_BR: Tensor, lengths_B: Tensor) -> Decoded:
     rows = zip(tokens_BR.cpu(), logprobs_BR.cpu(), lengths_B.tolist(), strict=True)
     return [(tokens_R[:length].clone(), logprobs_R[:length].clone()) for tokens_R, logprobs_R, length in rows]
 
@@ -270,12 +255,7 @@ def _arguments_of(forward: Callable[..., object]) -> frozenset[str]:
     return frozenset(inspect.signature(forward).parameters)
 
 
-# --- By a CUDA graph ----------------------------------------------------------------------------
-
-
-def _decode_by_graph(
-    model: Model, prompts: list[Sequence[int]], how: Sampling, noise_BR: Tensor
-) -> list[tuple[Tensor, Tensor]]:
+def _decode_by_graph(model: Model, prompts: list[Sequence[int]], how: Sampling, noise_BR: Tensor) -> Decoded:
     """As the loop, with a cache of one size, so that CUDA can replay a step; finished rows stay, and cost no time."""
     device, limits = model.device, list(map(how.limit, prompts))
     ids_BP, mask_BP = pad(prompts, device, side="left")
@@ -322,12 +302,7 @@ class CastLayer(StaticLayer):
         return super().update(key_states.to(dtype), value_states.to(dtype), *args, **kwargs)
 
 
-# --- By transformers ----------------------------------------------------------------------------
-
-
-def _decode_by_generate(
-    model: Model, prompts: list[Sequence[int]], how: Sampling, noise_BR: Tensor
-) -> list[tuple[Tensor, Tensor]]:
+def _decode_by_generate(model: Model, prompts: list[Sequence[int]], how: Sampling, noise_BR: Tensor) -> Decoded:
     input_ids, mask = pad(prompts, model.device, side="left")
     limits = list(map(how.limit, prompts))
     choice = TokenChoice(how, noise_BR)
@@ -341,9 +316,7 @@ def _decode_by_generate(
     return _cut_at_stops(torch.stack(choice.tokens, 1), torch.stack(choice.logprobs, 1), how, limits)
 
 
-def _cut_at_stops(
-    tokens_BR: Tensor, logprobs_BR: Tensor, how: Sampling, limits: list[int]
-) -> list[tuple[Tensor, Tensor]]:
+def _cut_at_stops(tokens_BR: Tensor, logprobs_BR: Tensor, how: Sampling, limits: list[int]) -> Decoded:
     tokens_BR = tokens_BR.cpu()
     lengths = [min(len(cut(tokens_R, how.stop_ids)), limit) for tokens_R, limit in zip(tokens_BR, limits, strict=True)]
     return _cut_rows(tokens_BR, logprobs_BR, torch.tensor(lengths))
