@@ -43,9 +43,6 @@ PAIR = tuple(f"{side}_weights" for side in FORMS["preference"].answers)
 STAND_IN = "\ue0fe\ue0ff\ue0fe"
 
 
-# --- Rules --------------------------------------------------------------------------------------
-
-
 def answers(messages: Turns, weight: float = 1.0, rest: float = 0.0) -> list[Entry]:
     """The assistant's messages, and ``rest`` for all else."""
     return [weight if turn["role"] == "assistant" else rest for turn in messages]
@@ -292,9 +289,6 @@ def pack_rows(rows: Dataset, seed: int, *, seq_length: int, strategy: str, shuff
     """Weighed rows packed as TRL packs them, several to a sequence, with the weights beside the tokens."""
     packed = pack_dataset(rows.select_columns(["input_ids", "labels", WEIGHTS]), seq_length, strategy)
     return packed.shuffle(seed=seed) if shuffle else packed
-
-
-# --- Batches ------------------------------------------------------------------------------------
 
 
 class WeightCollator:

@@ -103,9 +103,6 @@ def auto_class_of(config: PretrainedConfig) -> Any:
     return known.get(kind, transformers.AutoModelForCausalLM)
 
 
-# --- Making it small ----------------------------------------------------------------------------
-
-
 def small_model(config: PretrainedConfig, trust: bool = False) -> PreTrainedModel | None:
     """A random model that can read: small in every way, or else with fewer layers; None if it fails or stays large."""
     for make_small in (shrink, shorten):
@@ -227,9 +224,6 @@ def _rotation(settings: dict[str, Any]) -> dict[str, Any]:
             value = value[:pairs]
         small[name] = value
     return small
-
-
-# --- What stands beside it ----------------------------------------------------------------------
 
 
 def _copy_tokenizer(source: Source, folder: Path) -> None:

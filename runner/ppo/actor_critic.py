@@ -27,12 +27,8 @@ from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
-from transformers import (
-    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
-    AutoModelForSequenceClassification,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
 from runner.errors import ConfigError, Fault, fault
 from runner.generate.sampler import evaluating
@@ -343,9 +339,6 @@ def part_of(weights: Mapping[str, Tensor] | None, name: str) -> dict[str, Tensor
         return None
     start = f"{name}."
     return {key.removeprefix(start): weight for key, weight in weights.items() if key.startswith(start)}
-
-
-# --- The start ----------------------------------------------------------------------------------
 
 
 def build_actor_critic(

@@ -20,15 +20,8 @@ from datasets import Dataset
 from torch import nn
 from torch.optim import Optimizer
 from tqdm import tqdm
-from transformers import (
-    PreTrainedTokenizerBase,
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
-from transformers.trainer_callback import CallbackHandler
+from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments
+from transformers.trainer_callback import CallbackHandler, TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_utils import has_length
 
 from runner.config.build import asked_for, build, locate, serve

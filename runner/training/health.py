@@ -204,9 +204,6 @@ def build_health(
     return Health(alarms, panel.spread if panel else None)
 
 
-# --- The weights ----------------------------------------------------------------------------------
-
-
 class Probe:
     """Small pieces of the weights that are trained, spread evenly over them; what befalls all of them shows there.
 

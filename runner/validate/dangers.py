@@ -100,9 +100,6 @@ def find_risks(cfg: Config, typed: Collection[str] = ()) -> Iterator[Fault]:
             yield fault("validate.untyped_tracker", where=path, key=key, value=value, danger=danger, counts=where)
 
 
-# --- Secrets ----------------------------------------------------------------------------------------
-
-
 def find_secrets(cfg: Config) -> Iterator[Fault]:
     """A fault for each text that is, or is called, a secret; the text itself is never repeated."""
     for path, value in scalars(cfg):
