@@ -120,10 +120,9 @@ def find_files(path: Paths) -> Files | None:
         for folder in reversed(local.parents):
             if not folder.is_dir():
                 raise DataError(fault("dataset.no_folder", path=path, folder=folder))
-        near = files_beside(local, (*READERS, *PACKED))
-        is_meant = near and (len(near) == 1 or likeness(local.stem, Path(near[0]).stem) > 0.5)
-        if not near:
+        if not (near := files_beside(local, (*READERS, *PACKED))):
             raise DataError(fault("dataset.no_file", path=path, name=local.name))
+        is_meant = len(near) == 1 or likeness(local.stem, Path(near[0]).stem) > 0.5
         fix = to_override("dataset.path", near[0]) if is_meant else "dataset.path=<one of them>"
         raise DataError(fault("dataset.no_file_but_others", path=path, name=local.name, there=_listed(near), fix=fix))
     return None
@@ -249,9 +248,8 @@ def _open(path: Path) -> io.BufferedReader:
         import pyarrow
 
         return io.BufferedReader(pyarrow.input_stream(str(path), "zstd"))
-    if path.suffix.lower() == ".gz":  # pyarrow refuses the zeros with which a tape or a tar ends one
-        return io.BufferedReader(gzip.GzipFile(path))
-    return open(path, "rb")
+    # Of pyarrow no gzip, which refuses the zeros with which a tape or a tar ends one.
+    return io.BufferedReader(gzip.GzipFile(path)) if path.suffix.lower() == ".gz" else open(path, "rb")
 
 
 @dataclass
@@ -296,7 +294,8 @@ def _read_json(file: io.BufferedReader, path: Path, max_bytes: int | None) -> It
     if suffix_of(path) != ".json" and is_list:
         moved = _then_named(f"mv {quote(str(path))} {quote(str(path.with_suffix('.json')))}")
         fix = moved if re.match(rb"\[\s*(\{|$)", start) else _see(path, 1)
-        yield fault("dataset.list_in_lines", path=path, start=_quoted(start.splitlines()[0]), fix=fix)
+        begun = start.splitlines()[0][:40].decode(errors="replace")
+        yield fault("dataset.list_in_lines", path=path, start=repr(begun), fix=fix)
         return
     rows = 0
     for number, line in chain([(begin, first)], numbered):
@@ -388,10 +387,6 @@ def _then_named(fix: str) -> str:
     return f"{fix}, then dataset.path={fix.rpartition(' ')[2]}" if re.fullmatch("mv [^&]*", fix) else fix
 
 
-def _quoted(line: bytes) -> str:
-    return repr(line[:40].decode(errors="replace"))
-
-
 def _wrapped(value: Row, path: Path) -> Fault:
     name = next((name for name, entry in value.items() if isinstance(entry, list)), "data")
     rows = quote(str(path.with_name(f"{path.stem}-{name}.jsonl")))
@@ -402,12 +397,11 @@ def _wrapped(value: Row, path: Path) -> Fault:
 def _read_document(text: bytes, path: Path) -> Iterator[Entry]:
     try:
         value = _parse(text)
+    except UnicodeDecodeError:
+        raise
     except ValueError as error:
-        if isinstance(error, UnicodeDecodeError):
-            raise
-        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        where, expected = f"{path}{line}", EXPECTED["list"]
-        yield fault("dataset.no_json", where=where, error=error, expected=expected, fix=f"mend {path}")
+        where = f"{path}:{error.lineno}" if isinstance(error, json.JSONDecodeError) else path
+        yield fault("dataset.no_json", where=where, error=error, expected=EXPECTED["list"], fix=f"mend {path}")
         return
     if isinstance(value, dict):
         yield _wrapped(value, path)
