@@ -86,10 +86,9 @@ def _mix(trains: Mapping[str, Rows], weights: Mapping[str, float] | None, seed: 
     if weights:
         shares = [weights[name] / sum(weights.values()) for name in trains]
         mixed = interleave_datasets(rows, probabilities=shares, seed=seed, stopping_strategy="all_exhausted")
-    elif isinstance(rows[0], IterableDataset):
-        mixed = concatenate_datasets(rows).shuffle(seed, buffer_size=STREAM_BUFFER)
     else:
-        mixed = concatenate_datasets(rows).shuffle(seed)
+        buffer = {"buffer_size": STREAM_BUFFER} if isinstance(rows[0], IterableDataset) else {}
+        mixed = concatenate_datasets(rows).shuffle(seed, **buffer)
     if isinstance(mixed, Dataset):
         counts = ", ".join(f"{name} {len(part)}" for name, part in trains.items())
         log.info("mixture of %d rows, from %s", len(mixed), counts)

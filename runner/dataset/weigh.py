@@ -204,10 +204,7 @@ def _changed(text: str, other: str, begin: int) -> tuple[int, int]:
     end = len(text) - len(tail)
     if end < begin or not text.endswith(tail) or not other.startswith(text[:begin]):
         raise ValueError("the template writes what is around it otherwise, depending on this message")
-    start = begin
-    while start < end and text[start] == other[start]:
-        start += 1
-    return start, end
+    return next((place for place in range(begin, end) if text[place] != other[place]), end), end
 
 
 def _entries(rule: Rule, messages: Sequence[Cells], row: Cells) -> list[tuple[float, Sequence[Span]]]:
