@@ -212,8 +212,7 @@ def _narrowed(width: object, share: float) -> object:
 
 def _rotation(settings: dict[str, Any]) -> dict[str, Any]:
     """Rotations of the smaller heads: as many frequencies as they have pairs of units."""
-    share = settings.get("partial_rotary_factor") or 1.0
-    pairs = max(1, int(HEAD_SIZE * share) // 2)
+    pairs = max(1, int(HEAD_SIZE * (settings.get("partial_rotary_factor") or 1.0)) // 2)
     small = {}
     for name, value in settings.items():
         if isinstance(value, dict):

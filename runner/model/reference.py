@@ -40,8 +40,7 @@ def copy_reference(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
     # A clone of what ``hold_places`` made would be whole, and FSDP2 takes no weight that overlaps itself.
     empty = {id(weight): torch.nn.Parameter(torch.empty_like(weight, device="meta").contiguous()) for weight in places}
     reference = copy.deepcopy(model, empty)
-    if isinstance(reference, PeftModel):
-        reference = reference.merge_and_unload()
+    reference = reference.merge_and_unload() if isinstance(reference, PeftModel) else reference
     return reference.requires_grad_(False).eval()
 
 

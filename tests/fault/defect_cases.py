@@ -807,8 +807,8 @@ DEFECTS = (
         "answer_without_end",
         "A template that does not close an answer with the end token is taken.",
         "runner/model/jinja.py",
-        "if chosen and end and end not in behind:",
-        'if chosen and end and end not in tried["rendered"]:',
+        "if chosen and end and end not in behind else []",
+        'if chosen and end and end not in tried["rendered"] else []',
         tests=("tests/test_model.py::test_a_template_that_does_not_work_is_refused",),
     ),
     Defect(
