@@ -46,7 +46,6 @@ def _leaves_the_run(store: object) -> bool:
 
 VARIABLE = "tracker.environment."
 STAYS = ("offline", "disabled", "dryrun")
-SENDS_FIGURES = "sends the figures to a server"
 Risk = tuple[Callable[[Any], bool], str]  # which values of a key are risky, and what they do
 NO_RISK: Risk = (lambda value: False, "")
 CONDITIONS: dict[str, Callable[[Any], bool]] = {
@@ -95,7 +94,7 @@ def find_risks(cfg: Config, typed: Collection[str] = ()) -> Iterator[Fault]:
         if path.startswith(VARIABLE) and key not in HARMLESS and not names_secret(key):
             is_risky, danger = VARIABLES.get(key, (bool, "may lead the tracker elsewhere"))
         if key == "report_to" and value in UPLOADING and not (value == "wandb" and stays):
-            is_risky, danger = bool, SENDS_FIGURES
+            is_risky, danger = bool, "sends the figures to a server"
         if is_risky(value) and not {"tracker", where} & set(typed):
             yield fault("validate.untyped_tracker", where=path, key=key, value=value, danger=danger, counts=where)
 

@@ -282,18 +282,13 @@ def _exclusions(context: ValidationContext) -> Iterator[Fault]:
 
 
 def _batches(context: ValidationContext) -> Iterator[Fault]:
-    own, rounds = context.field(upstream.GENERATION_BATCH_SIZE), upstream.STEPS_PER_GENERATION
-
-    def counts(*names: str) -> list[int]:
-        """The values of these fields, if all of them are whole numbers of at least 1; else an empty list."""
-        values = [context.field(name) for name in names]
-        return values if all(isinstance(value, int) and value >= 1 for value in values) else []
-
-    size, accumulation = upstream.PER_DEVICE_TRAIN_BATCH_SIZE, upstream.GRADIENT_ACCUMULATION_STEPS
-    if sizes := counts(upstream.NUM_GENERATIONS, size, rounds if context.field(rounds) else accumulation):
-        batch = own or sizes[1] * sizes[2] * processes_of(context.cfg)
-        if isinstance(batch, int) and sizes[0] > 1 and batch % sizes[0]:
-            yield _fault("broken_groups", count=sizes[0], batch=batch)
+    own, rounds = context.field(upstream.GENERATION_BATCH_SIZE), context.field(upstream.STEPS_PER_GENERATION)
+    count, size = context.field(upstream.NUM_GENERATIONS), context.field(upstream.PER_DEVICE_TRAIN_BATCH_SIZE)
+    rounds = rounds or context.field(upstream.GRADIENT_ACCUMULATION_STEPS)
+    if all(isinstance(each, int) and each >= 1 for each in (count, size, rounds)):
+        batch = own or size * rounds * processes_of(context.cfg)
+        if isinstance(batch, int) and count > 1 and batch % count:
+            yield _fault("broken_groups", count=count, batch=batch)
 
 
 # --- Where the keys have no fault -------------------------------------------------------------------

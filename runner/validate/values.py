@@ -29,10 +29,8 @@ class Range:
     other: float | None = None  # one more value, which means something of its own, such as -1 for "no limit"
 
     def __contains__(self, value: float) -> bool:
-        if self.other is not None and value == self.other:
-            return True
         enough = value > self.low if self.above else value >= self.low
-        return enough and (value < self.high if self.below else value <= self.high)
+        return value == self.other or (enough and (value < self.high if self.below else value <= self.high))
 
     def __str__(self) -> str:
         low = f"{'above' if self.above else 'at least'} {self.low}"
@@ -149,8 +147,7 @@ def _meant(value: object, known: Type) -> list[object]:
     elif isinstance(value, float) and value.is_integer():
         guesses.insert(0, int(value))
     elif isinstance(value, str):
-        guesses = [*_from_text(value), *nearest(value, [c for c in known.choices if str(c) == c])]
-        guesses.append([value])
+        guesses = [*_from_text(value), *nearest(value, [c for c in known.choices if str(c) == c]), [value]]
     elif value is None:
         guesses = [choice for choice in known.choices if choice == "none"]
     elif isinstance(value, list) and len(value) == 1:
@@ -179,6 +176,4 @@ def _fix(path: str, default: object, known: Type, numbers: Range | None = None) 
         return to_override(path, known.choices[0])
     if numbers is not None and numbers.low in numbers and math.isfinite(numbers.low):
         return f"{path}={numbers.low}"
-    if known.kind == "none":
-        return f"{path}=null"
-    return f"leave {path} out"
+    return f"{path}=null" if known.kind == "none" else f"leave {path} out"
