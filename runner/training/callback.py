@@ -9,7 +9,7 @@ import inspect
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -169,13 +169,7 @@ def for_callbacks(run: Run, tokenizer: PreTrainedTokenizerBase, rows: Dataset, h
     ``generate(model, prompts, max_new_tokens=...)`` gives completions as texts, ``prompts`` are the held-out ones, and
     ``folder`` is that of the run; the first two where the model writes, and the rows have prompts.
     """
-    cfg = run.cfg
-
-    def prompts() -> Iterator[object]:
-        for part in held_out_sets(cfg, "prompt").values():
-            yield from (row["prompt"] for row in part)
-
-    served = {"tokenizer": tokenizer, upstream.PROCESSING_CLASS: tokenizer, "folder": run.folder}
+    cfg, served = run.cfg, {"tokenizer": tokenizer, upstream.PROCESSING_CLASS: tokenizer, "folder": run.folder}
     served |= {upstream.TRAIN_DATASET: rows, "eval_dataset": held_out}
 
     def write(model: nn.Module, prompts: Sequence[Any], **how: Any) -> list[str]:
@@ -185,7 +179,7 @@ def for_callbacks(run: Run, tokenizer: PreTrainedTokenizerBase, rows: Dataset, h
     if cfg["trainer"]["head"] == "lm":
         served["generate"] = write
     if fits(cfg["dataset"].get("form"), "prompt") and held_out is not None:
-        served["prompts"] = prompts
+        served["prompts"] = lambda: (row["prompt"] for part in held_out_sets(cfg, "prompt").values() for row in part)
     return served
 
 

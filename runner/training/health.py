@@ -230,8 +230,7 @@ class Probe:
     @torch.no_grad()
     def gradients(self) -> Tensor | None:
         """The entries that belong to those of ``weights``, 0 where a weight keeps none."""
-        pieces = [_piece(each.grad if _has_gradient(each) else torch.zeros_like(each)) for each in self.picked]
-        return _in_a_row(pieces)
+        return _in_a_row([_piece(each.grad if _has_gradient(each) else torch.zeros_like(each)) for each in self.picked])
 
     @torch.no_grad()
     def gradient(self) -> float | None:

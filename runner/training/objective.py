@@ -77,10 +77,8 @@ class Tokens(Objective):
         loss = self.hooks.loss
         # Of a loss with **kwargs, too, those that it names.
         names = {*inspect.signature(getattr(loss, "forward", loss)).parameters} if loss is not None else set[str]()
-        if names & (WHOLE_BATCH | FULL_LOGITS):
-            outputs = measured(model, inputs.pop("labels"), inputs)
-        else:
-            outputs = model(**inputs, fused_lm_head=True)
+        full = names & (WHOLE_BATCH | FULL_LOGITS)
+        outputs = measured(model, inputs.pop("labels"), inputs) if full else model(**inputs, fused_lm_head=True)
         if names & WHOLE_BATCH:
             # A single number that comes out of TRL's division by the number of tokens as the loss that was given.
             given = {"outputs": outputs.model_outputs, "labels": outputs.labels, "num_items_in_batch": count}
@@ -91,13 +89,12 @@ class Tokens(Objective):
             outputs.log_probs = -whole.reshape(1) * tokens
         elif loss is not None:
             # The losses of trained tokens at their places, and 0 elsewhere.
-            labels = inputs.get("labels")
-            mask = outputs.label_mask
+            labels, mask = inputs.get("labels"), outputs.label_mask
             targets = labels[:, -mask.size(1) :] if labels is not None else outputs.targets
             picked = targets[mask[:, -targets.size(1) :]]
             given = {"log_probs": outputs.log_probs[mask], "entropy": outputs.entropy[mask], "targets": picked}
-            full = getattr(outputs, "logits", None)
-            given |= {"target": picked} | ({} if full is None else {"logits": full, "input": full})
+            logits = getattr(outputs, "logits", None)
+            given |= {"target": picked} | ({} if logits is None else {"logits": logits, "input": logits})
             losses = self.entrywise(len(given["log_probs"]), **given)
             outputs.log_probs = -losses.new_zeros(mask.shape).masked_scatter(mask, losses)
         if weights is not None:
