@@ -55,8 +55,7 @@ class AnswerReader:
             start, labels = encoded[row][1], reading.labels[row]
             logits_TV = logits_TV[start - 1 : start - 1 + len(labels)].float()
             labels_T = torch.tensor(labels, device=logits_TV.device, dtype=torch.long)
-            log_probs_T = logits_TV.log_softmax(-1).gather(-1, labels_T[:, None])[:, 0]
-            reading.log_probs[row] = log_probs_T.tolist()
+            reading.log_probs[row] = logits_TV.log_softmax(-1).gather(-1, labels_T[:, None])[:, 0].tolist()
             for name, function in keep.items():
                 reading.kept[name][row] = function(logits_TV, labels_T)
         return reading

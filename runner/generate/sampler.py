@@ -98,8 +98,7 @@ def sample(
         while waiting:
             rows = waiting.pop(0)
             try:
-                batch = [prompts[row] for row in rows]
-                found |= zip(rows, decode(model, batch, how, noise_BR[rows]), strict=True)
+                found |= zip(rows, decode(model, [prompts[row] for row in rows], how, noise_BR[rows]), strict=True)
                 continue
             except torch.OutOfMemoryError as error:
                 if not halves or _is_sharded(model):  # others would wait for a pass that this process does not take
@@ -143,9 +142,8 @@ def choose_engine(model: Model) -> str:
     """The fastest engine for a model where it is: on CUDA ``graph``, else ``loop``; ``generate`` where neither can."""
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ())
-    if not (kinds <= CACHED_LAYERS and hasattr(config, "num_attention_heads")):
-        return "generate"
-    if isinstance(model := _without_wrapper(model), PeftModel):
+    is_cached, model = kinds <= CACHED_LAYERS and hasattr(config, "num_attention_heads"), _without_wrapper(model)
+    if not is_cached or isinstance(model, PeftModel):
         return "generate"
     static = getattr(model, "_can_compile_fullgraph", False) and kinds <= {"full_attention"}
     if not static or getattr(config, "sliding_window", None) or model.device.type != "cuda":
@@ -166,8 +164,7 @@ def _without_wrapper(model: Model) -> Model:
 
 def seeded_generator(*parts: Any) -> torch.Generator:
     """Random numbers that depend on these parts alone, so that nothing hidden has to be saved for a resume."""
-    digest = hashlib.sha256(repr(parts).encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:7]))
+    return torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:7]))
 
 
 def uniform(*shape: int, generator: torch.Generator) -> Tensor:
@@ -306,9 +303,8 @@ def _decode_by_generate(model: Model, prompts: list[Sequence[int]], how: Samplin
     input_ids, mask = pad(prompts, model.device, side="left")
     limits = list(map(how.limit, prompts))
     choice = TokenChoice(how, noise_BR)
-    config = GenerationConfig(
-        max_new_tokens=max(limits), do_sample=False, eos_token_id=list(how.stop_ids) or None, pad_token_id=0
-    )
+    ends = list(how.stop_ids) or None
+    config = GenerationConfig(max_new_tokens=max(limits), do_sample=False, eos_token_id=ends, pad_token_id=0)
     choices = LogitsProcessorList([choice])
     own = model.get_base_model() if isinstance(model, PeftModel) else model
     with temporarily(own, generation_config=GenerationConfig()):  # whose settings would fill in what is not given

@@ -167,9 +167,7 @@ def join_texts(tokenizer: PreTrainedTokenizerBase, prompt: Completion, completio
 
 def to_scores(logits: Tensor, gives: str) -> Tensor:
     """Logits of classes as they are, or as probabilities; a single one is that of a yes."""
-    if gives == "logit":
-        return logits
-    return logits.sigmoid() if logits.shape[-1] == 1 else logits.softmax(-1)
+    return logits if gives == "logit" else logits.sigmoid() if logits.shape[-1] == 1 else logits.softmax(-1)
 
 
 def best_device() -> torch.device:

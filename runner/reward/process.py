@@ -78,13 +78,12 @@ class ProcessModel(ScoringModel):
         owners: list[int] = []
         close = self.tokenizer(self.separator, add_special_tokens=False)["input_ids"]
         for index, (prompt, steps) in enumerate(zip(prompts, answers, strict=True)):
-            if isinstance(prompt, str):
-                ids = list(self.tokenizer(prompt)["input_ids"])
-            elif self.tokenizer.chat_template:
+            if self.tokenizer.chat_template and not isinstance(prompt, str):
                 opened = {"add_generation_prompt": True, "return_dict": False}
                 ids = list(self.tokenizer.apply_chat_template(list(prompt), **opened))
             else:
-                ids = list(self.tokenizer("\n".join(turn["content"] for turn in prompt))["input_ids"])
+                text = prompt if isinstance(prompt, str) else "\n".join(turn["content"] for turn in prompt)
+                ids = list(self.tokenizer(text)["input_ids"])
             ends = []
             for step in steps:
                 ids += [*self.tokenizer(step, add_special_tokens=False)["input_ids"], *close]
