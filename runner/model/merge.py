@@ -29,9 +29,7 @@ class WrittenModel:
     largest: float  # logit itself
 
 
-def write_plain(
-    source: Path, folder: Path, *, head: str, dtype: str | None = None, trust: bool = False
-) -> WrittenModel:
+def write_plain(source: Path, folder: Path, *, head: str, dtype: str | None = None, trust: bool) -> WrittenModel:
     """Write the model at ``source`` so that plain transformers loads it, and load it once to see.
 
     An adapter is merged in float32. Without ``dtype`` the weights have that of the base. Raises ConfigError for an

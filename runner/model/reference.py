@@ -21,9 +21,7 @@ from runner.model.saved import whole_weights
 from runner.schema import upstream
 
 
-def needs_reference(
-    model: PreTrainedModel | PeftModel, peft_config: PeftConfig | None = None, *, precomputed: bool = False
-) -> bool:
+def needs_reference(model: PreTrainedModel | PeftModel, peft_config: PeftConfig | None, *, precomputed: bool) -> bool:
     """True where a trainer must be handed a reference, because the one it would find is wrong.
 
     ``precomputed`` says that the trainer scores all rows before the first step, which a whole model can do for itself.

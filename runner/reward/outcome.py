@@ -44,7 +44,7 @@ def load_reward_model(
     with translate_errors(path, where):
         if find_adapter_config_file(home, revision=revision) is None:
             one_score = {"num_labels": 1} if random_head else {}
-            model = load_whole(home, options | one_score, where=where, random_head=random_head)
+            model = load_whole(home, options | one_score, AutoModelForSequenceClassification, where, random_head)
         else:
             adapted = AutoPeftModelForSequenceClassification.from_pretrained(home, num_labels=1, **options)
             model = adapted.merge_and_unload()
@@ -65,17 +65,11 @@ def translate_errors(path: str, where: str) -> Iterator[None]:
         raise ConfigError(fault("reward.no_model", where=where, path=path, error=text)) from error
 
 
-def load_whole(
-    home: str,
-    options: Mapping[str, Any],
-    kind: AutoClass = AutoModelForSequenceClassification,
-    where: str = "reward.model.path",
-    random_head: bool = False,
-) -> PreTrainedModel:
+def load_whole(home: str, how: Mapping[str, Any], kind: AutoClass, where: str, random_head: bool) -> PreTrainedModel:
     """A classifier with all its weights, from safetensors; a new head is a fault, or if allowed always the same."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model, report = kind.from_pretrained(home, use_safetensors=True, output_loading_info=True, **options)
+        model, report = kind.from_pretrained(home, use_safetensors=True, output_loading_info=True, **how)
     if (missing := sorted(report["missing_keys"])) and not random_head:
         raise ConfigError(fault("reward.random_head", where=where, path=home, names=", ".join(missing)))
     return model
