@@ -60,11 +60,8 @@ AttentionMaskInterface.register(ROW_BY_ROW, sdpa_mask)
 def to_line_arguments(row_lengths: Sequence[int], device: torch.device) -> dict[str, Any]:
     """Arguments of a model's forward pass over a line of rows, beside their tokens."""
     positions = torch.cat([torch.arange(length) for length in row_lengths]).unsqueeze(0)
-    line = {
-        "position_ids": positions.to(device, non_blocking=True),
-        "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device),  # so that none is made
-        "row_lengths": row_lengths,
-    }
+    line: dict[str, Any] = {"position_ids": positions.to(device, non_blocking=True), "row_lengths": row_lengths}
+    line["attention_mask"] = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)  # so that none is made
     if device.type == "cuda":
         starts = torch.tensor([0, *accumulate(row_lengths)], dtype=torch.int32)
         line["row_starts"] = starts.to(device, non_blocking=True)

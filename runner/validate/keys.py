@@ -276,11 +276,8 @@ def _answer(
         last = list(words)[-1] if words else ""
         if last in places[:1] and words[last] == value:
             break  # under its own name, which is simpler to say
-        if (
-            words
-            and words.keys() != {path}
-            and all(context.takes(w, words) and f"{w}.".startswith(inside) for w in words)
-        ):
+        are_taken = all(context.takes(word, words) and f"{word}.".startswith(inside) for word in words)
+        if words and words.keys() != {path} and are_taken:
             ours = last if words[last] == value else as_typed({last: words[last]})
             expected = "the option that takes it" if last == path else f"`{key}` is {ours} here"
             return Fault(path, found, expected + (f": {meaning.why}" if meaning.why else ""), as_typed(words))
