@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from runner.errors import Fault, fault
 from runner.io.secrets import LOGIN_KEY, MIXED_TEXT, SECRET_KEY, form_of, hidden, holder_of, names_secret
-from runner.schema.text import Config, last_key, read_tables, scalars, short_text, to_override
+from runner.schema.text import Config, last_key, read_tables, scalars, select, short_text, to_override
 
 
 def _is_elsewhere(value: object) -> bool:
@@ -78,10 +78,7 @@ def find_risks(cfg: Config, typed: Collection[str] = ()) -> Iterator[Fault]:
     A flag counts for the nodes inside its own: ``model.trust_remote_code=true`` is also for ``model.tokenizer``. So
     does a fault, which is not given twice.
     """
-    tracker = cfg.get("tracker") if isinstance(cfg, dict) else None
-    variables = tracker.get("environment") if isinstance(tracker, dict) else None
-    stays = isinstance(variables, dict) and variables.get("WANDB_MODE") in STAYS
-    counted = set(typed)
+    stays, counted = select(cfg, f"{VARIABLE}WANDB_MODE") in STAYS, set(typed)
     for path, value in scalars(cfg):
         key, words, where = last_key(path), path.split(".")[:-1], re.sub(r"\.\d+$", "", path)
         is_risky, danger = RISKS.get(key, NO_RISK)

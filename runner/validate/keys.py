@@ -110,9 +110,8 @@ def _group(context: ValidationContext, group: str, node: object) -> Iterator[Fau
             found = f"no _target_ beside {shortened(list(map(str, part)), 40)}"
             answers = _answers_in(context, path, part, found)
             yield from filter(None, answers)
-            if all(answers):
-                continue
-            yield Fault(path, found, "what to build from these keys", f"{path}._target_=<module.name>")
+            if not all(answers):
+                yield Fault(path, found, "what to build from these keys", f"{path}._target_=<module.name>")
 
 
 def _nothing_chosen(context: ValidationContext, group: str, found: str) -> Fault:

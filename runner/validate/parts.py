@@ -116,11 +116,11 @@ def _adapter(context: ValidationContext) -> Iterator[Fault]:
     is_whole = peft.get("full") or peft.get("modules_to_save") or "trainable_token_indices" in known
     if added and signature and "inference_mode" in known and not is_whole:
         yield fault("model.untrained_tokens", kind=signature.name)
-    model, trainer, fields = context.mapping("model"), context.trainer, context.signature(context.args)
+    model, trainer = context.mapping("model"), context.trainer
     if quant and overrides_answers(model):
         yield _fault("rounded_base")
     routed = [key for key in context.mapping("model.config") if "router" in str(key)]
-    yield from (_fault("no_router_loss", key=key) for key in routed if fields and "critic" in fields.parameters)
+    yield from (_fault("no_router_loss", key=key) for key in routed if config and "critic" in config.parameters)
     loader = "vLLM" if context.args.get(upstream.USE_VLLM) or context.args.get("rollout_engine") == "vllm" else ""
     loader = trainer.name if trainer and upstream.takes_path(trainer) else loader
     own = {"config": overrides_answers(model), "tokenizer.add_tokens": added}

@@ -45,10 +45,7 @@ GIVEN_TO_REWARDS = {*JUDGED, "prompts", "trainer_state", "log_extra", "log_metri
 
 
 def check_ahead(jobs: Sequence[Sequence[Composed]], *, elsewhere: bool = False) -> None:
-    """Raise an error with everything that would stop one of these runs, each of them alone or the stages of one.
-
-    What is finished is not looked at. GPUs may be ``elsewhere``, where a plugin starts the runs.
-    """
+    """Raise an error with all that would stop one of these runs; GPUs may be ``elsewhere``, with who starts them."""
     runs = [composed for stages in jobs for composed in stages]
     ConfigError.refuse(fault for composed in runs for fault in find_other_worlds(composed))
     EnvironmentFault.refuse(find_variable_faults(max((composed.machines for composed in runs), default=1)))
