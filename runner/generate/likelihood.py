@@ -78,8 +78,7 @@ class AnswerReader:
                 ids_BT, mask_BT = pad(padded, self.model.device, value=self.tokenizer.pad_token_id or 0)
                 with evaluating(self.model):
                     logits = self.model(input_ids=ids_BT, attention_mask=mask_BT).logits
-                logits = logits[:, -ids_BT.shape[1] :] if logits.ndim == 3 else logits
-                yield from zip(rows, logits, strict=True)
+                yield from zip(rows, logits[:, -ids_BT.shape[1] :] if logits.ndim == 3 else logits, strict=True)
                 self.on_progress(len(rows))
 
 

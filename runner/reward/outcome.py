@@ -61,8 +61,7 @@ def translate_errors(path: str, where: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        text = str(error).splitlines()[0]
-        raise ConfigError(fault("reward.no_model", where=where, path=path, error=text)) from error
+        raise ConfigError(fault("reward.no_model", where=where, path=path, error=str(error).splitlines()[0])) from error
 
 
 def load_whole(home: str, how: Mapping[str, Any], kind: AutoClass, where: str, random_head: bool) -> PreTrainedModel:

@@ -132,8 +132,7 @@ class Scorer:
         except BaseException as error:
             prompts, found, place = _prompts(given), describe(error), own_place(error) or self.where
             if isinstance(error, OF_THE_MACHINE) or type(error).__name__ == "OutOfMemoryError":
-                quoted = _quote(prompts, 0)
-                failed = fault("reward.failed", where=self.where, error=found, prompt=quoted, place=place)
+                failed = fault("reward.failed", where=self.where, error=found, prompt=_quote(prompts, 0), place=place)
                 raise EnvironmentFault(failed) from error
             row = self._row_of(error, arguments, len(prompts))
             found += f", for {len(prompts)} completions" if row is None else f", for completion {row} of {len(prompts)}"

@@ -42,8 +42,7 @@ def to_steps(text: str, separator: str) -> list[str]:
 
 def aggregate(scores: Sequence[float], by: Aggregate) -> float:
     """One number of the scores of steps (Lightman et al. 2023 compare the product and the smallest)."""
-    whole = {"last": scores[-1], "min": min(scores), "mean": sum(scores) / len(scores), "product": math.prod(scores)}
-    return whole[by]
+    return {"last": scores[-1], "min": min(scores), "mean": sum(scores) / len(scores), "product": math.prod(scores)}[by]
 
 
 @dataclass(eq=False)
