@@ -35,10 +35,7 @@ class Head:
 
 
 def write_head(node: Node, folder: Path, *, count: int, train: int, held_out: int) -> Head:
-    """The first ``count`` rows to train on, and of each held-out set, that a node of ``load_rows`` means.
-
-    Of the shortest rows there are ``train`` and ``held_out``. Raises DataError as a training would.
-    """
+    """Files of the first ``count`` rows of each set of a node, and of the ``train`` or ``held_out`` shortest ones."""
     cut, evals = read_cuts(node.get("split"))
     limits = read_limits(node.get("limit"))
     # As a stream, where reading all of it would take long.

@@ -84,9 +84,6 @@ def columns_of(rule: Rule) -> frozenset[str]:
     return frozenset(needed - {"messages"} | every)
 
 
-# --- Row -> weights -----------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class RenderedSequence:
     """A sequence as text, its messages as they stand in it, and where they do: start, end, and end of the mark."""
@@ -216,9 +213,6 @@ def _entries(rule: Rule, messages: Sequence[Cells], row: Cells) -> list[tuple[fl
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
             raise DataError(fault("dataset.bad_weight", weight=weight))
     return entries
-
-
-# --- Rows that a trainer has made of it ---------------------------------------------------------
 
 
 def weigh_rows(rows: Rows, weigher: Weigher, key: str, workers: int | None = None) -> Rows:

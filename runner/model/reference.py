@@ -22,10 +22,7 @@ from runner.schema import upstream
 
 
 def needs_reference(model: PreTrainedModel | PeftModel, peft_config: PeftConfig | None, *, precomputed: bool) -> bool:
-    """True where a trainer must be handed a reference, because the one it would find is wrong.
-
-    ``precomputed`` says that the trainer scores all rows before the first step, which a whole model can do for itself.
-    """
+    """True where a trainer would find a wrong reference; a whole model is its own if all is ``precomputed`` first."""
     adapter, came = peft_config or loaded_config(model), loaded_config(model)
     if came and came == adapter and getattr(came, "trainable_token_indices", None):
         return True  # the trainer's copy of the adapter lacks the rows of tokens
