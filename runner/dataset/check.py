@@ -142,11 +142,10 @@ def _check_slices(
             read[name] = [row for path in paths for row in disk.read_data_file(path, files.reader, first)]
         rows, label = read[name], f"{node['path']} {cut}"
         count = keys.slice_length(cut, len(rows)) if first is None else None
-        if count == 0:
-            seen.faults.append(keys.no_row(use, cut, f"{label} of {len(rows)}"))
-            continue
         all_used = count == len(rows) and count <= (limits[use] or count)
         with seen.noting():
+            if count == 0:
+                raise DataError(keys.no_row(use, cut, f"{label} of {len(rows)}"))
             made = _find_columns(request, rows, label, all_used=all_used)
             seen.columns = set(made) if use == "train" else seen.columns
             seen.chats |= any(is_conversation(made.get(name)) for name in ("prompt", *answer_columns(made)))

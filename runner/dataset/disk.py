@@ -112,10 +112,8 @@ def find_files(path: Paths) -> Files | None:
         if not found:
             raise DataError(fault("dataset.no_match", path=path))
         return _one_kind(path, {"train": found})
-    if local.is_dir():
-        return _one_kind(path, _splits_in(path, local))
-    if local.is_file():
-        return _one_kind(path, {"train": [local]})
+    if local.is_dir() or local.is_file():
+        return _one_kind(path, _splits_in(path, local) if local.is_dir() else {"train": [local]})
     if local.is_absolute() or path.startswith((".", "~")) or suffix_of(local) in READERS:
         for folder in reversed(local.parents):
             if not folder.is_dir():
@@ -216,14 +214,13 @@ def holds_at_most(files: Files, max_bytes: int) -> bool:
 def _scan(path: Path, reader: str, max_bytes: int | None = None) -> Iterator[Entry]:
     """The rows of a file, but for those of parquet, and a fault in place of each that cannot be read, or has no end."""
     kind = PACKED.get(path.suffix.lower(), "")
-    if strange := special_file(path):
-        yield fault("dataset.special", path=path, odd=strange)
-        return
     try:
+        if odd := special_file(path):
+            raise DataError(fault("dataset.special", path=path, odd=odd))
         odd = sniff(_head_of(path), str(path))
         if odd and not odd.found.startswith(kind or ("parquet" if reader == "parquet" else "?")):
-            yield fault("dataset.other_bytes", path=path, odd=odd, expected=EXPECTED[reader], fix=_then_named(odd.fix))
-            return
+            how = {"expected": EXPECTED[reader], "fix": _then_named(odd.fix)}
+            raise DataError(fault("dataset.other_bytes", path=path, odd=odd, **how))
         with _open(path) as file:
             yield from {"json": _read_json, "csv": _read_csv, "parquet": _check_parquet}[reader](file, path, max_bytes)
     except DataError as error:
@@ -295,8 +292,7 @@ def _read_json(file: io.BufferedReader, path: Path, max_bytes: int | None) -> It
         moved = _then_named(f"mv {quote(str(path))} {quote(str(path.with_suffix('.json')))}")
         fix = moved if re.match(rb"\[\s*(\{|$)", start) else _see(path, 1)
         begun = start.splitlines()[0][:40].decode(errors="replace")
-        yield fault("dataset.list_in_lines", path=path, start=repr(begun), fix=fix)
-        return
+        raise DataError(fault("dataset.list_in_lines", path=path, start=repr(begun), fix=fix))
     rows = 0
     for number, line in chain([(begin, first)], numbered):
         if line.strip():
@@ -401,8 +397,8 @@ def _read_document(text: bytes, path: Path) -> Iterator[Entry]:
         raise
     except ValueError as error:
         where = f"{path}:{error.lineno}" if isinstance(error, json.JSONDecodeError) else path
-        yield fault("dataset.no_json", where=where, error=error, expected=EXPECTED["list"], fix=f"mend {path}")
-        return
+        found = {"error": error, "expected": EXPECTED["list"], "fix": f"mend {path}"}
+        raise DataError(fault("dataset.no_json", where=where, **found)) from None
     if isinstance(value, dict):
         yield _wrapped(value, path)
     elif not isinstance(value, list) or not value:
@@ -416,8 +412,7 @@ def _read_document(text: bytes, path: Path) -> Iterator[Entry]:
 def _read_csv(file: io.BufferedReader, path: Path, max_bytes: int | None) -> Iterator[Entry]:
     if file.peek(1)[:1] in (b"{", b"["):
         fix = _then_named(f"mv {quote(str(path))} {quote(str(path.with_suffix('.jsonl')))}")
-        yield fault("dataset.json_in_csv", path=path, suffix=suffix_of(path), fix=fix)
-        return
+        raise DataError(fault("dataset.json_in_csv", path=path, suffix=suffix_of(path), fix=fix))
     lines = _Lines(file, path, None)
     text = codecs.iterdecode((line for _, line in lines), "utf-8-sig")
     # A last quote is taken into the record before it where that has one open.
@@ -427,8 +422,7 @@ def _read_csv(file: io.BufferedReader, path: Path, max_bytes: int | None) -> Ite
         header: list[str] = next(records, [])
         begin += records.line_num
         if len(header) == 1 and (other := re.fullmatch(r"\w+(?:([;|\t])\w+)+", header[0])):
-            yield fault("dataset.other_commas", path=path, header=header[0], comma=other[1])
-            return
+            raise DataError(fault("dataset.other_commas", path=path, header=header[0], comma=other[1]))
         for name in sorted({name for name, other in pairwise(sorted(header)) if name == other}):
             yield fault("dataset.column_twice", path=path, column=name)
         for record in records:
@@ -448,11 +442,9 @@ def _read_csv(file: io.BufferedReader, path: Path, max_bytes: int | None) -> Ite
                 return
     except csv.Error as error:
         if "field larger" in str(error):
-            yield fault("dataset.open_quote", path=path, number=begin, fix=_see(path, begin))
-        else:
-            number = records.line_num
-            yield fault("dataset.no_csv", path=path, number=number, error=error, fix=_see(path, number))
-        return
+            raise DataError(fault("dataset.open_quote", path=path, number=begin, fix=_see(path, begin))) from None
+        fix = _see(path, records.line_num)
+        raise DataError(fault("dataset.no_csv", path=path, number=records.line_num, error=error, fix=fix)) from None
     finally:
         csv.field_size_limit(previous)
     if not rows:
@@ -466,16 +458,13 @@ def _check_parquet(file: io.BufferedReader, path: Path, max_bytes: int | None) -
     try:
         about = parquet.read_metadata(path)
         if about.num_rows <= 0:
-            yield fault("dataset.no_rows", path=path)
-            return
+            raise DataError(fault("dataset.no_rows", path=path))
         if about.num_rows > max(MAX_ROWS_PACKED, total):
-            yield fault("dataset.same_rows", path=path, rows=about.num_rows, size=total)
-            return
+            raise DataError(fault("dataset.same_rows", path=path, rows=about.num_rows, size=total))
         what = "broken rows"
         for batch, size in _parquet_batches(path):
             if size > MAX_BYTES_ROW and any(batch.slice(row, 1).nbytes > MAX_BYTES_ROW for row in range(len(batch))):
-                yield fault("dataset.endless_row", path=path, most=MAX_BYTES_ROW)
-                return
+                raise DataError(fault("dataset.endless_row", path=path, most=MAX_BYTES_ROW))
             if max_bytes is not None and (max_bytes := max_bytes - size) < 0:
                 break
     except (ArrowException, OSError, OverflowError) as error:
