@@ -246,13 +246,13 @@ def weigh_row(row: Cells, weigher: Weigher, index: int | None = None) -> dict[st
             answer = "completion" if name == WEIGHTS else name.removesuffix("_weights")
             columns = ("input_ids",) if "input_ids" in row else ("prompt_ids", f"{answer}_ids")
             kept = [token for column in columns for token in row[column]]
-            count, rest = len(kept), len(ids) - len(kept)  # the trainer keeps the beginning of a row, or its end
-            if list(ids[:count]) == kept:
-                new[name] = weights[:count]
-            elif list(ids[rest:]) == kept:
-                new[name] = weights[rest:]
-            else:
+            ends = (
+                slice(len(kept)),
+                slice(len(ids) - len(kept), None),
+            )  # of a row a trainer keeps the beginning, or the end
+            if not (found := [weights[part] for part in ends if list(ids[part]) == kept]):
                 raise DataError(fault("dataset.other_tokens"))
+            new[name] = found[0]
     except DataError as error:
         where = "" if index is None else f"row {index} of the trainer, "
         raise DataError([replace(each, where=f"{where}{each.where}") for each in error.faults]) from error
@@ -265,9 +265,8 @@ def rotate_weights(rows: Dataset, size: int) -> Dataset:
     """KTO's rows with the weights of the answers of others, which TRL pairs with each prompt within ``size`` rows."""
 
     def rotate(batch: Mapping[str, list]) -> dict[str, list]:
-        prompts = [len(ids) for ids in batch["prompt_ids"]]
-        own = [weights[start:] for weights, start in zip(batch[WEIGHTS], prompts, strict=True)]
-        before = [weights[:start] for weights, start in zip(batch[WEIGHTS], prompts, strict=True)]
+        pairs = [(weights, len(ids)) for weights, ids in zip(batch[WEIGHTS], batch["prompt_ids"], strict=True)]
+        before, own = [weights[:start] for weights, start in pairs], [weights[start:] for weights, start in pairs]
         moved, ids = [own[-1], *own[:-1]], [batch["completion_ids"][-1], *batch["completion_ids"][:-1]]
         if ids != batch["KL_completion_ids"]:
             raise ConfigError(fault("dataset.other_pairs_of_kto"))
