@@ -182,9 +182,7 @@ def within(seconds: float | None, late: Callable[[], Exception]) -> Iterator[Non
     if seconds is None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    # Put up once and left there: a ring that comes too late must find somebody who ignores it.
-    if signal.getsignal(BELL) is not _answer:
-        signal.signal(BELL, _answer)
+    signal.signal(BELL, _answer)  # and left there: a ring that comes too late must find somebody who ignores it
     limit, over = Limit(late, time.monotonic() + seconds), threading.Event()
     watcher = threading.Thread(target=_watch, args=(over, seconds, threading.get_ident()), daemon=True)
     _running.append(limit)

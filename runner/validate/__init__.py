@@ -10,7 +10,7 @@ The schema is the signature of what each ``_target_`` names, so a new field or t
 is only what a signature cannot say. What all of them know of a configuration is in ``context``.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from itertools import islice
 
@@ -29,14 +29,10 @@ MAX_SHOWN = 200  # faults of the top level, or of a node: of each the keys that 
 
 
 def find_all_faults(
-    cfg: Config,
-    *,
-    menu: Mapping[str, list[str]] | None = None,
-    allow: Collection[str] = (),
-    typed: Collection[str] | None = (),
+    cfg: Config, *, menu: dict[str, list[str]] | None = None, allow: Collection[str] = (), typed: Collection[str] = ()
 ) -> list[Fault]:
     """Every fault of a composed, resolved, plain configuration, in its order; see :class:`ValidationContext`."""
-    context = ValidationContext(cfg, menu or {}, tuple(allow), frozenset(typed or ()))
+    context = ValidationContext(cfg, menu or {}, tuple(allow), frozenset(typed))
     node_faults: list[Fault] = []
     for path, node in nodes(cfg):
         target = find_target_fault(path, node["_target_"], context.allow)

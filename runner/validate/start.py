@@ -158,9 +158,8 @@ OTHER_VALUES = {"attention": "sdpa", "report_to": "none", "rollout_engine": "aut
 def find_variable_faults(machines: int = 1) -> Iterator[Fault]:
     """A fault for each variable that would end an import, or change a training in silence; MPI counts ``machines``."""
     for name, (names, values, expected) in itertools.product(sorted(os.environ), TABLES["variables"]):
-        if re.fullmatch(names, name) and not re.fullmatch(values, os.environ[name], re.IGNORECASE):
-            if name.endswith("_SIZE") and os.environ[name] == str(machines):
-                continue
+        is_once = name.endswith("_SIZE") and os.environ[name] == str(machines)
+        if re.fullmatch(names, name) and not re.fullmatch(values, os.environ[name], re.IGNORECASE) and not is_once:
             yield Fault(name, hidden(repr(os.environ[name]))[:80], expected, f"unset {name}")
 
 
