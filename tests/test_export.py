@@ -211,7 +211,7 @@ def test_an_adapter_on_tied_embeddings_is_merged_into_one_of_the_two(tmp_path):
     adapted.peft_config["default"].task_type = "CAUSAL_LM"
     adapted.save_pretrained(str(tmp_path / "adapter"), save_embedding_layers=False)
     tokenizer.save_pretrained(tmp_path / "adapter")
-    written = write_plain(tmp_path / "adapter", tmp_path / "whole", head="lm")
+    written = write_plain(tmp_path / "adapter", tmp_path / "whole", head="lm", trust=False)
     assert written.merged < 1e-4 and written.rounded < 1e-4 < written.largest
     config = json.loads((tmp_path / "whole" / "config.json").read_text())
     assert config["tie_word_embeddings"] is False and torch.is_grad_enabled()
@@ -228,7 +228,7 @@ def test_a_learnt_prompt_is_no_change_of_weights(tmp_path):
         tmp_path
     )
     with pytest.raises(ConfigError, match="PREFIX_TUNING"):
-        write_plain(tmp_path, tmp_path / "whole", head="lm")
+        write_plain(tmp_path, tmp_path / "whole", head="lm", trust=False)
 
 
 QUICK = ("trainer.args.max_steps=2", "trainer.args.per_device_train_batch_size=4", "learning_rate=1e-2", "metric=none")

@@ -315,7 +315,7 @@ def test_the_reference_is_the_start_model(kind, start, folder, tmp_path):
             take_step(kind, model, folder, config)
         assert caught.value.faults[0].fix == "peft=lora, or kl_coef=0"
         return
-    wanted = kind in TAKES_REFERENCE and needs_reference(model, config)
+    wanted = kind in TAKES_REFERENCE and needs_reference(model, config, precomputed=False)
     reference = copy_reference(model) if wanted else None
     trainer = build_trainer(kind, model, folder, config, reference)
     matched = match_reference(trainer)

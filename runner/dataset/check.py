@@ -132,10 +132,7 @@ def _check_rows_of(node: Node, to: str, seen: DatasetCheck, *, trains: bool) -> 
 def _check_slices(
     node: Node, to: str, files: disk.Files, cuts: Sequence[tuple[keys.Use, str]], first: int | None, seen: DatasetCheck
 ) -> None:
-    """Note where the rows of a slice cannot be read as the trainer needs them, or where there are none.
-
-    Of what ships, the ``first`` rows are enough.
-    """
+    """Note slices whose rows the trainer cannot read, or that have none; of what ships the ``first`` are enough."""
     how = {name: node[name] for name in ("form", "columns", "system", "bad_rows", "without") if node.get(name)}
     request, limits = RowRequest(**how, to=to), keys.read_limits(node.get("limit"))
     read: dict[str, list[Row]] = {}
@@ -145,11 +142,10 @@ def _check_slices(
             read[name] = [row for path in paths for row in disk.read_data_file(path, files.reader, first)]
         rows, label = read[name], f"{node['path']} {cut}"
         count = keys.slice_length(cut, len(rows)) if first is None else None
-        if count == 0:
-            seen.faults.append(keys.no_row(use, cut, f"{label} of {len(rows)}"))
-            continue
         all_used = count == len(rows) and count <= (limits[use] or count)
         with seen.noting():
+            if count == 0:
+                raise DataError(keys.no_row(use, cut, f"{label} of {len(rows)}"))
             made = _find_columns(request, rows, label, all_used=all_used)
             seen.columns = set(made) if use == "train" else seen.columns
             seen.chats |= any(is_conversation(made.get(name)) for name in ("prompt", *answer_columns(made)))

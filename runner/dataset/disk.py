@@ -112,18 +112,15 @@ def find_files(path: Paths) -> Files | None:
         if not found:
             raise DataError(fault("dataset.no_match", path=path))
         return _one_kind(path, {"train": found})
-    if local.is_dir():
-        return _one_kind(path, _splits_in(path, local))
-    if local.is_file():
-        return _one_kind(path, {"train": [local]})
+    if local.is_dir() or local.is_file():
+        return _one_kind(path, _splits_in(path, local) if local.is_dir() else {"train": [local]})
     if local.is_absolute() or path.startswith((".", "~")) or suffix_of(local) in READERS:
         for folder in reversed(local.parents):
             if not folder.is_dir():
                 raise DataError(fault("dataset.no_folder", path=path, folder=folder))
-        near = files_beside(local, (*READERS, *PACKED))
-        is_meant = near and (len(near) == 1 or likeness(local.stem, Path(near[0]).stem) > 0.5)
-        if not near:
+        if not (near := files_beside(local, (*READERS, *PACKED))):
             raise DataError(fault("dataset.no_file", path=path, name=local.name))
+        is_meant = len(near) == 1 or likeness(local.stem, Path(near[0]).stem) > 0.5
         fix = to_override("dataset.path", near[0]) if is_meant else "dataset.path=<one of them>"
         raise DataError(fault("dataset.no_file_but_others", path=path, name=local.name, there=_listed(near), fix=fix))
     return None
@@ -217,14 +214,13 @@ def holds_at_most(files: Files, max_bytes: int) -> bool:
 def _scan(path: Path, reader: str, max_bytes: int | None = None) -> Iterator[Entry]:
     """The rows of a file, but for those of parquet, and a fault in place of each that cannot be read, or has no end."""
     kind = PACKED.get(path.suffix.lower(), "")
-    if strange := special_file(path):
-        yield fault("dataset.special", path=path, odd=strange)
-        return
     try:
+        if odd := special_file(path):
+            raise DataError(fault("dataset.special", path=path, odd=odd))
         odd = sniff(_head_of(path), str(path))
         if odd and not odd.found.startswith(kind or ("parquet" if reader == "parquet" else "?")):
-            yield fault("dataset.other_bytes", path=path, odd=odd, expected=EXPECTED[reader], fix=_then_named(odd.fix))
-            return
+            how = {"expected": EXPECTED[reader], "fix": _then_named(odd.fix)}
+            raise DataError(fault("dataset.other_bytes", path=path, odd=odd, **how))
         with _open(path) as file:
             yield from {"json": _read_json, "csv": _read_csv, "parquet": _check_parquet}[reader](file, path, max_bytes)
     except DataError as error:
@@ -249,22 +245,18 @@ def _open(path: Path) -> io.BufferedReader:
         import pyarrow
 
         return io.BufferedReader(pyarrow.input_stream(str(path), "zstd"))
-    if path.suffix.lower() == ".gz":  # pyarrow refuses the zeros with which a tape or a tar ends one
-        return io.BufferedReader(gzip.GzipFile(path))
-    return open(path, "rb")
+    # Of pyarrow no gzip, which refuses the zeros with which a tape or a tar ends one.
+    return io.BufferedReader(gzip.GzipFile(path)) if path.suffix.lower() == ".gz" else open(path, "rb")
 
 
 @dataclass
 class _Lines:
-    """The numbered lines that stand whole in the first bytes; ``cut`` is true once others were left out.
-
-    Raises DataError for a line that no row can be.
-    """
+    """The numbered lines that stand whole in the first bytes; raises DataError for a line that no row can be."""
 
     file: io.BufferedReader
     path: Path
     left: int | None
-    cut: bool = False
+    cut: bool = False  # others were left out
     number: int = 0
     read: int = 0
 
@@ -299,8 +291,8 @@ def _read_json(file: io.BufferedReader, path: Path, max_bytes: int | None) -> It
     if suffix_of(path) != ".json" and is_list:
         moved = _then_named(f"mv {quote(str(path))} {quote(str(path.with_suffix('.json')))}")
         fix = moved if re.match(rb"\[\s*(\{|$)", start) else _see(path, 1)
-        yield fault("dataset.list_in_lines", path=path, start=_quoted(start.splitlines()[0]), fix=fix)
-        return
+        begun = start.splitlines()[0][:40].decode(errors="replace")
+        raise DataError(fault("dataset.list_in_lines", path=path, start=repr(begun), fix=fix))
     rows = 0
     for number, line in chain([(begin, first)], numbered):
         if line.strip():
@@ -391,10 +383,6 @@ def _then_named(fix: str) -> str:
     return f"{fix}, then dataset.path={fix.rpartition(' ')[2]}" if re.fullmatch("mv [^&]*", fix) else fix
 
 
-def _quoted(line: bytes) -> str:
-    return repr(line[:40].decode(errors="replace"))
-
-
 def _wrapped(value: Row, path: Path) -> Fault:
     name = next((name for name, entry in value.items() if isinstance(entry, list)), "data")
     rows = quote(str(path.with_name(f"{path.stem}-{name}.jsonl")))
@@ -405,13 +393,12 @@ def _wrapped(value: Row, path: Path) -> Fault:
 def _read_document(text: bytes, path: Path) -> Iterator[Entry]:
     try:
         value = _parse(text)
+    except UnicodeDecodeError:
+        raise
     except ValueError as error:
-        if isinstance(error, UnicodeDecodeError):
-            raise
-        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        where, expected = f"{path}{line}", EXPECTED["list"]
-        yield fault("dataset.no_json", where=where, error=error, expected=expected, fix=f"mend {path}")
-        return
+        where = f"{path}:{error.lineno}" if isinstance(error, json.JSONDecodeError) else path
+        found = {"error": error, "expected": EXPECTED["list"], "fix": f"mend {path}"}
+        raise DataError(fault("dataset.no_json", where=where, **found)) from None
     if isinstance(value, dict):
         yield _wrapped(value, path)
     elif not isinstance(value, list) or not value:
@@ -425,8 +412,7 @@ def _read_document(text: bytes, path: Path) -> Iterator[Entry]:
 def _read_csv(file: io.BufferedReader, path: Path, max_bytes: int | None) -> Iterator[Entry]:
     if file.peek(1)[:1] in (b"{", b"["):
         fix = _then_named(f"mv {quote(str(path))} {quote(str(path.with_suffix('.jsonl')))}")
-        yield fault("dataset.json_in_csv", path=path, suffix=suffix_of(path), fix=fix)
-        return
+        raise DataError(fault("dataset.json_in_csv", path=path, suffix=suffix_of(path), fix=fix))
     lines = _Lines(file, path, None)
     text = codecs.iterdecode((line for _, line in lines), "utf-8-sig")
     # A last quote is taken into the record before it where that has one open.
@@ -436,8 +422,7 @@ def _read_csv(file: io.BufferedReader, path: Path, max_bytes: int | None) -> Ite
         header: list[str] = next(records, [])
         begin += records.line_num
         if len(header) == 1 and (other := re.fullmatch(r"\w+(?:([;|\t])\w+)+", header[0])):
-            yield fault("dataset.other_commas", path=path, header=header[0], comma=other[1])
-            return
+            raise DataError(fault("dataset.other_commas", path=path, header=header[0], comma=other[1]))
         for name in sorted({name for name, other in pairwise(sorted(header)) if name == other}):
             yield fault("dataset.column_twice", path=path, column=name)
         for record in records:
@@ -457,11 +442,9 @@ def _read_csv(file: io.BufferedReader, path: Path, max_bytes: int | None) -> Ite
                 return
     except csv.Error as error:
         if "field larger" in str(error):
-            yield fault("dataset.open_quote", path=path, number=begin, fix=_see(path, begin))
-        else:
-            number = records.line_num
-            yield fault("dataset.no_csv", path=path, number=number, error=error, fix=_see(path, number))
-        return
+            raise DataError(fault("dataset.open_quote", path=path, number=begin, fix=_see(path, begin))) from None
+        fix = _see(path, records.line_num)
+        raise DataError(fault("dataset.no_csv", path=path, number=records.line_num, error=error, fix=fix)) from None
     finally:
         csv.field_size_limit(previous)
     if not rows:
@@ -475,16 +458,13 @@ def _check_parquet(file: io.BufferedReader, path: Path, max_bytes: int | None) -
     try:
         about = parquet.read_metadata(path)
         if about.num_rows <= 0:
-            yield fault("dataset.no_rows", path=path)
-            return
+            raise DataError(fault("dataset.no_rows", path=path))
         if about.num_rows > max(MAX_ROWS_PACKED, total):
-            yield fault("dataset.same_rows", path=path, rows=about.num_rows, size=total)
-            return
+            raise DataError(fault("dataset.same_rows", path=path, rows=about.num_rows, size=total))
         what = "broken rows"
         for batch, size in _parquet_batches(path):
             if size > MAX_BYTES_ROW and any(batch.slice(row, 1).nbytes > MAX_BYTES_ROW for row in range(len(batch))):
-                yield fault("dataset.endless_row", path=path, most=MAX_BYTES_ROW)
-                return
+                raise DataError(fault("dataset.endless_row", path=path, most=MAX_BYTES_ROW))
             if max_bytes is not None and (max_bytes := max_bytes - size) < 0:
                 break
     except (ArrowException, OSError, OverflowError) as error:
@@ -492,9 +472,7 @@ def _check_parquet(file: io.BufferedReader, path: Path, max_bytes: int | None) -
 
 
 def _parquet_batches(path: Path) -> Iterator[tuple[Any, int]]:
-    """The rows of a parquet file, a few at a time, with their bytes when each value is written out: those of a small
-    file may be very many, or very long.
-    """
+    """Batches of rows with their bytes written out: of a small file, rows may be very many, or very long."""
     from pyarrow import parquet
 
     with parquet.ParquetFile(path) as file:

@@ -26,22 +26,16 @@ MAX_ROWS_SKIPPED = 1000  # of a stream, to come to where a slice begins
 
 @dataclass
 class Head:
-    """The files of the first rows, and the number of rows in all: ``rows`` None where nobody has counted them.
+    """The files of the first rows, and the number of rows in all."""
 
-    ``whole`` holds up to as many rows as were asked for, ``short`` the shortest of them. ``split`` names both.
-    """
-
-    whole: Path
-    short: Path
-    split: dict[str, Any] = field(default_factory=dict)
-    rows: int | None = None
+    whole: Path  # of up to as many rows as were asked for
+    short: Path  # of the shortest of them
+    split: dict[str, Any] = field(default_factory=dict)  # names the files of both
+    rows: int | None = None  # where somebody has counted them
 
 
 def write_head(node: Node, folder: Path, *, count: int, train: int, held_out: int) -> Head:
-    """The first ``count`` rows to train on, and of each held-out set, that a node of ``load_rows`` means.
-
-    Of the shortest rows there are ``train`` and ``held_out``. Raises DataError as a training would.
-    """
+    """Files of the first ``count`` rows of each set of a node, and of the ``train`` or ``held_out`` shortest ones."""
     cut, evals = read_cuts(node.get("split"))
     limits = read_limits(node.get("limit"))
     # As a stream, where reading all of it would take long.

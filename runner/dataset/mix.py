@@ -48,11 +48,10 @@ def mix_rows(
         wanted = {"prompt", "reference", TEMPLATE_ARGUMENTS, *keep}
         for name, rows in trains.items():
             trains[name] = rows.select_columns([column for column in columns[name] if column in wanted])
-    if any(TEMPLATE_ARGUMENTS in list_columns(rows) for rows in trains.values()):  # in all, or it would be null in some
-        for name, rows in trains.items():
-            if TEMPLATE_ARGUMENTS not in list_columns(rows):
-                kinds = rows.features and Features(rows.features | {TEMPLATE_ARGUMENTS: Json()})
-                trains[name] = rows.map(lambda row: {TEMPLATE_ARGUMENTS: {}}, features=kinds)
+    lacking = [name for name, rows in trains.items() if TEMPLATE_ARGUMENTS not in list_columns(rows)]
+    for name in lacking if len(lacking) < len(trains) else ():  # in all, or it would be null in some
+        kinds = trains[name].features and Features(trains[name].features | {TEMPLATE_ARGUMENTS: Json()})
+        trains[name] = trains[name].map(lambda row: {TEMPLATE_ARGUMENTS: {}}, features=kinds)
     if len(trains) < len(parts):
         raise DataError(fault("dataset.part_without_rows", part=next(name for name in parts if name not in trains)))
     # No column may hold conversations in one part and text in another, or other types.
@@ -65,11 +64,10 @@ def mix_rows(
             if other != kind:
                 unlike = {"part": part, "kind": kind, "other": other, "first": first}
                 raise DataError(fault("dataset.unlike_parts", column=column, **unlike))
-    if to == "preference":  # of which a batch has all margins or none
-        with_margin = [part for part, rows in trains.items() if "margin" in list_columns(rows)]
-        without = [part for part in trains if part not in with_margin]
-        if with_margin and without:
-            raise DataError(fault("dataset.margin_in_one_part", part=with_margin[0], other=without[0]))
+    with_margin = [part for part, rows in trains.items() if "margin" in list_columns(rows)]
+    without = [part for part in trains if part not in with_margin]
+    if to == "preference" and with_margin and without:  # of which a batch has all margins or none
+        raise DataError(fault("dataset.margin_in_one_part", part=with_margin[0], other=without[0]))
     mixed = _mix(trains, weights, seed)
     if to == "unpaired" and isinstance(mixed, Dataset):
         mixed = mix_labels(mixed, seed, "mixture")
@@ -86,10 +84,9 @@ def _mix(trains: Mapping[str, Rows], weights: Mapping[str, float] | None, seed: 
     if weights:
         shares = [weights[name] / sum(weights.values()) for name in trains]
         mixed = interleave_datasets(rows, probabilities=shares, seed=seed, stopping_strategy="all_exhausted")
-    elif isinstance(rows[0], IterableDataset):
-        mixed = concatenate_datasets(rows).shuffle(seed, buffer_size=STREAM_BUFFER)
     else:
-        mixed = concatenate_datasets(rows).shuffle(seed)
+        buffer = {"buffer_size": STREAM_BUFFER} if isinstance(rows[0], IterableDataset) else {}
+        mixed = concatenate_datasets(rows).shuffle(seed, **buffer)
     if isinstance(mixed, Dataset):
         counts = ", ".join(f"{name} {len(part)}" for name, part in trains.items())
         log.info("mixture of %d rows, from %s", len(mixed), counts)

@@ -39,10 +39,7 @@ def check_remote(path: Paths) -> bool:
 
 
 def copy_here(path: Paths) -> Paths:
-    """The path, or those of a list, with what is behind an address in the cache of this machine.
-
-    That is a file, a folder or the files of a pattern; nothing that is there is copied again.
-    """
+    """The path, or those of a list, with what is behind an address copied into this machine's cache, once."""
     if not isinstance(path, str):
         return [str(copy_here(one)) for one in path]
     if not check_remote(path):

@@ -116,6 +116,5 @@ def check_weights(parts: Mapping[str, object], weights: Mapping[str, float] | No
             faults.append(misnamed("dataset.weights", name, parts, "dataset.weights.{}=" + str(weight)))
         elif not isinstance(weight, int | float) or not weight > 0:
             faults.append(fault("dataset.no_weight", part=name, weight=weight))
-    unweighed = [name for name in parts if weights and name not in weights]
-    faults += [fault("dataset.part_without_weight", part=name) for name in unweighed]
+    faults += [fault("dataset.part_without_weight", part=name) for name in parts if weights and name not in weights]
     DataError.refuse(faults)

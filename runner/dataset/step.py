@@ -53,12 +53,10 @@ def first_made(rows: Iterable[Row], steps: Sequence[Step]) -> Row:
     failed = DataError(Fault("dataset.map", "every row is left out", "at least one row", fix))
     for place, row in enumerate(rows):
         try:
-            made = apply_steps(row, steps)
+            if (made := apply_steps(row, steps)) is not None:
+                return made
         except DataError as error:
             failed = DataError([replace(fault, where=f"row {place}, {fault.where}") for fault in error.faults])
-            continue
-        if made is not None:
-            return made
     raise failed
 
 

@@ -43,9 +43,6 @@ PAIR = tuple(f"{side}_weights" for side in FORMS["preference"].answers)
 STAND_IN = "\ue0fe\ue0ff\ue0fe"
 
 
-# --- Rules --------------------------------------------------------------------------------------
-
-
 def answers(messages: Turns, weight: float = 1.0, rest: float = 0.0) -> list[Entry]:
     """The assistant's messages, and ``rest`` for all else."""
     return [weight if turn["role"] == "assistant" else rest for turn in messages]
@@ -85,9 +82,6 @@ def columns_of(rule: Rule) -> frozenset[str]:
     given, every = inspect.signature(rule).parameters.values(), {"row"} if arguments_of(rule) is None else set[str]()
     needed = {each.name for each in given if each.default is each.empty and each.kind is not each.VAR_KEYWORD}
     return frozenset(needed - {"messages"} | every)
-
-
-# --- Row -> weights -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -170,10 +164,7 @@ class Weigher:
         return [*self.tokenizer.all_special_tokens, *(token.content for token in added if token.special)]
 
     def _mark(self, rest: str) -> int:
-        """The length of the mark that closes a message, blanks before it too, if it follows at once.
-
-        An end token may close that mark in turn.
-        """
+        """The length of the mark that follows a message, with blanks before it and an end token that closes it."""
         blank, end = len(rest) - len(rest.lstrip()), self.tokenizer.eos_token or ""
         if not (found := [len(mark) for mark in self._marks if rest.startswith(mark, blank)]):
             return 0
@@ -210,10 +201,7 @@ def _changed(text: str, other: str, begin: int) -> tuple[int, int]:
     end = len(text) - len(tail)
     if end < begin or not text.endswith(tail) or not other.startswith(text[:begin]):
         raise ValueError("the template writes what is around it otherwise, depending on this message")
-    start = begin
-    while start < end and text[start] == other[start]:
-        start += 1
-    return start, end
+    return next((place for place in range(begin, end) if text[place] != other[place]), end), end
 
 
 def _entries(rule: Rule, messages: Sequence[Cells], row: Cells) -> list[tuple[float, Sequence[Span]]]:
@@ -227,14 +215,8 @@ def _entries(rule: Rule, messages: Sequence[Cells], row: Cells) -> list[tuple[fl
     return entries
 
 
-# --- Rows that a trainer has made of it ---------------------------------------------------------
-
-
 def weigh_rows(rows: Rows, weigher: Weigher, key: str, workers: int | None = None) -> Rows:
-    """A trainer's tokenised rows with the weights of their tokens, without rows in which nothing is left to learn.
-
-    ``key`` names the rules, so that the same rows are weighed once; ``workers`` are processes.
-    """
+    """A trainer's rows with weights of tokens, but for those that teach nothing; ``key`` names the rules in a cache."""
     names = list(next(iter(rows)))
     kept = [name for name in names if name.endswith(("_ids", "_logps")) or name in ("label", "labels")]
     if not isinstance(rows, Dataset):
@@ -257,23 +239,20 @@ def _teaches(row: Cells) -> bool:
 
 
 def weigh_row(row: Cells, weigher: Weigher, index: int | None = None) -> dict[str, list[Any]]:
-    """The new columns of a row that a trainer has tokenised: weights, and labels without what weighs nothing.
-
-    Raises DataError where the trainer's tokens are not those that the weights were made for.
-    """
+    """Weights, and labels without what weighs nothing; raises DataError where the trainer's tokens are others."""
     new: dict[str, list[Any]] = {}
     try:
         for name, (ids, weights) in weigher(row).items():
             answer = "completion" if name == WEIGHTS else name.removesuffix("_weights")
             columns = ("input_ids",) if "input_ids" in row else ("prompt_ids", f"{answer}_ids")
             kept = [token for column in columns for token in row[column]]
-            count, rest = len(kept), len(ids) - len(kept)  # the trainer keeps the beginning of a row, or its end
-            if list(ids[:count]) == kept:
-                new[name] = weights[:count]
-            elif list(ids[rest:]) == kept:
-                new[name] = weights[rest:]
-            else:
+            ends = (
+                slice(len(kept)),
+                slice(len(ids) - len(kept), None),
+            )  # of a row a trainer keeps the beginning, or the end
+            if not (found := [weights[part] for part in ends if list(ids[part]) == kept]):
                 raise DataError(fault("dataset.other_tokens"))
+            new[name] = found[0]
     except DataError as error:
         where = "" if index is None else f"row {index} of the trainer, "
         raise DataError([replace(each, where=f"{where}{each.where}") for each in error.faults]) from error
@@ -286,9 +265,8 @@ def rotate_weights(rows: Dataset, size: int) -> Dataset:
     """KTO's rows with the weights of the answers of others, which TRL pairs with each prompt within ``size`` rows."""
 
     def rotate(batch: Mapping[str, list]) -> dict[str, list]:
-        prompts = [len(ids) for ids in batch["prompt_ids"]]
-        own = [weights[start:] for weights, start in zip(batch[WEIGHTS], prompts, strict=True)]
-        before = [weights[:start] for weights, start in zip(batch[WEIGHTS], prompts, strict=True)]
+        pairs = [(weights, len(ids)) for weights, ids in zip(batch[WEIGHTS], batch["prompt_ids"], strict=True)]
+        before, own = [weights[:start] for weights, start in pairs], [weights[start:] for weights, start in pairs]
         moved, ids = [own[-1], *own[:-1]], [batch["completion_ids"][-1], *batch["completion_ids"][:-1]]
         if ids != batch["KL_completion_ids"]:
             raise ConfigError(fault("dataset.other_pairs_of_kto"))
@@ -303,14 +281,8 @@ def pack_rows(rows: Dataset, seed: int, *, seq_length: int, strategy: str, shuff
     return packed.shuffle(seed=seed) if shuffle else packed
 
 
-# --- Batches ------------------------------------------------------------------------------------
-
-
 class WeightCollator:
-    """A trainer's collator, and beside its tokens their weights.
-
-    Tokens that weigh nothing leave the masks, so that lengths and averages count only what is trained.
-    """
+    """Adds weights to a collator's batch; what weighs nothing leaves the masks, so that means count what is trained."""
 
     def __init__(self, inner: Callable[[list[dict[str, Any]]], dict[str, Any]]):
         self.inner = inner

@@ -25,10 +25,7 @@ def answer_tokens(asked: Iterable[int | None], completion: int | None) -> int:
 
 
 def prompts_answered(cfg: Config) -> int | None:
-    """The most prompts of each held-out set that the trainer's own evaluation answers, where nobody has said how many.
-
-    None where it samples nothing, or takes what ``dataset.limit.eval`` says.
-    """
+    """The most prompts of a set that the trainer's evaluation answers; None if it samples none, or the limit says."""
     node = cfg["dataset"]
     is_open = "limit" in _arguments_of(node) and (node.get("limit") or {}).get("eval") is None
     return PROMPTS if is_open and _answers(cfg["trainer"]) else None

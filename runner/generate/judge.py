@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import Any
 
-from torch import Tensor
-
 from runner.generate.completion import Completion, TextGenerator
 from runner.generate.likelihood import AnswerReader
 from runner.generate.rows import Row
@@ -69,10 +67,7 @@ def judge_completions(
 
 
 def judge_answers(reader: AnswerReader, rows: Sequence[Row], metrics: Sequence[Metric], *, is_scorer: bool) -> Figures:
-    """Figures of metrics on how the model takes the known answers of rows.
-
-    A reward model is shown right and wrong answers, and so is every metric that asks for them.
-    """
+    """Figures of metrics on known answers; reward models, and metrics that ask for it, are shown wrong ones too."""
     figures, chosen = Figures(len(rows)), {}
     for metric in metrics:
         everything = is_scorer or metric.answers == "all"
@@ -85,11 +80,8 @@ def judge_answers(reader: AnswerReader, rows: Sequence[Row], metrics: Sequence[M
     if is_scorer:
         found["scores"] = reader.score([rows[number] for number in wanted])
     else:
-        keep: dict[str, Callable[[Tensor, Tensor], object]] = {
-            metric.name: metric.preprocess or (lambda logits, labels: logits.cpu())
-            for metric in metrics
-            if metric.preprocess or metric.takes_logits
-        }
+        asking = [metric for metric in metrics if metric.preprocess or metric.takes_logits]
+        keep = {metric.name: metric.preprocess or (lambda logits, labels: logits.cpu()) for metric in asking}
         reading = reader.read([rows[number] for number in wanted], keep)
         found |= {"labels": reading.labels, "log_probs": reading.log_probs}
         found["scores"] = [math.fsum(values) for values in reading.log_probs]

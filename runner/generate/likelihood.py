@@ -55,8 +55,7 @@ class AnswerReader:
             start, labels = encoded[row][1], reading.labels[row]
             logits_TV = logits_TV[start - 1 : start - 1 + len(labels)].float()
             labels_T = torch.tensor(labels, device=logits_TV.device, dtype=torch.long)
-            log_probs_T = logits_TV.log_softmax(-1).gather(-1, labels_T[:, None])[:, 0]
-            reading.log_probs[row] = log_probs_T.tolist()
+            reading.log_probs[row] = logits_TV.log_softmax(-1).gather(-1, labels_T[:, None])[:, 0].tolist()
             for name, function in keep.items():
                 reading.kept[name][row] = function(logits_TV, labels_T)
         return reading
@@ -69,10 +68,7 @@ class AnswerReader:
 
     @torch.no_grad()
     def read_logits(self, texts: Sequence[Sequence[int]]) -> Iterator[tuple[int, Tensor]]:
-        """The number and the logits of each text that has tokens; texts of like length are read together.
-
-        What a learnt prompt puts before the tokens is left out.
-        """
+        """Number and logits of each text with tokens, but those of a learnt prompt; like lengths are read together."""
         texts = [ids[: self.max_length] for ids in texts]
         filled = [row for row, ids in enumerate(texts) if ids]
         for group in split_by_tokens(filled, list(map(len, texts)), TOKENS_PER_BATCH):
@@ -82,16 +78,12 @@ class AnswerReader:
                 ids_BT, mask_BT = pad(padded, self.model.device, value=self.tokenizer.pad_token_id or 0)
                 with evaluating(self.model):
                     logits = self.model(input_ids=ids_BT, attention_mask=mask_BT).logits
-                logits = logits[:, -ids_BT.shape[1] :] if logits.ndim == 3 else logits
-                yield from zip(rows, logits, strict=True)
+                yield from zip(rows, logits[:, -ids_BT.shape[1] :] if logits.ndim == 3 else logits, strict=True)
                 self.on_progress(len(rows))
 
 
 def to_ids(tokenizer: PreTrainedTokenizerBase, row: Row) -> tuple[list[int], int]:
-    """The tokens of a row, and where its answer begins: behind the prompt, or behind the first token of a text.
-
-    Text is closed by the end token, as TRL does in training; a chat by its template.
-    """
+    """The tokens of a row, closed as TRL does it in training, and where its answer begins, of a text at the second."""
     (whole,) = encode_row(tokenizer, row, answer_columns(row)).texts
     if "prompt" not in row:
         return whole, 1

@@ -68,10 +68,9 @@ class PredictionFile:
         return rows
 
     def complete(self, batches: Sequence[Batch], make: Callable[[Batch], list[dict[str, Any]]]) -> int:
-        """Make the batches, of rows and samples by their numbers, of which something is missing; returns how many were
-        there already. Each is on the disk before the next is made.
+        """Make the batches that lack something, each on disk before the next; returns how many were there already.
 
-        A batch is made again as a whole, because what is side by side in it decides how it is rounded.
+        A batch is made as a whole, because what is side by side in it decides how it is rounded.
         """
         rows = read_rows(self.partial)
         write_text(self.partial, "".join(map(to_line, rows)))  # without a last line that was cut off

@@ -25,17 +25,9 @@ from peft import PeftModel
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
-from transformers import (
-    Cache,
-    DynamicCache,
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-    PreTrainedModel,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
-from transformers.cache_utils import StaticLayer
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.cache_utils import Cache, DynamicCache, StaticLayer
+from transformers.generation import LogitsProcessor, LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
 
 from runner.errors import EnvironmentFault, fault
 from runner.generate.batch import pad, split_by_rows
@@ -49,6 +41,7 @@ FLOAT64 = {"mps": torch.float32}  # Apple's have none
 STEPS_PER_LOOK = 8  # of a graph, after which it is asked if all rows have ended, which waits for the device
 
 Model: TypeAlias = PreTrainedModel | PeftModel
+Decoded: TypeAlias = list[tuple[Tensor, Tensor]]  # of each row its tokens and their log-probabilities
 
 log = logging.getLogger(__name__)
 
@@ -105,8 +98,7 @@ def sample(
         while waiting:
             rows = waiting.pop(0)
             try:
-                batch = [prompts[row] for row in rows]
-                found |= zip(rows, decode(model, batch, how, noise_BR[rows]), strict=True)
+                found |= zip(rows, decode(model, [prompts[row] for row in rows], how, noise_BR[rows]), strict=True)
                 continue
             except torch.OutOfMemoryError as error:
                 if not halves or _is_sharded(model):  # others would wait for a pass that this process does not take
@@ -147,16 +139,11 @@ def whole(*models: nn.Module) -> Iterator[None]:
 
 
 def choose_engine(model: Model) -> str:
-    """The fastest engine for a model where it is.
-
-    ``loop`` where the cache is one of keys and values and nothing stands before the prompt, else ``generate``. On CUDA
-    ``graph`` in place of the loop, where all layers attend to everything and no weight is in shards.
-    """
+    """The fastest engine for a model where it is: on CUDA ``graph``, else ``loop``; ``generate`` where neither can."""
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ())
-    if not (kinds <= CACHED_LAYERS and hasattr(config, "num_attention_heads")):
-        return "generate"
-    if isinstance(model := _without_wrapper(model), PeftModel):
+    is_cached, model = kinds <= CACHED_LAYERS and hasattr(config, "num_attention_heads"), _without_wrapper(model)
+    if not is_cached or isinstance(model, PeftModel):
         return "generate"
     static = getattr(model, "_can_compile_fullgraph", False) and kinds <= {"full_attention"}
     if not static or getattr(config, "sliding_window", None) or model.device.type != "cuda":
@@ -175,13 +162,9 @@ def _without_wrapper(model: Model) -> Model:
     return model
 
 
-# --- One token ----------------------------------------------------------------------------------
-
-
 def seeded_generator(*parts: Any) -> torch.Generator:
     """Random numbers that depend on these parts alone, so that nothing hidden has to be saved for a resume."""
-    digest = hashlib.sha256(repr(parts).encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:7]))
+    return torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:7]))
 
 
 def uniform(*shape: int, generator: torch.Generator) -> Tensor:
@@ -217,12 +200,7 @@ def truncate(logits_BV: Tensor, how: Sampling) -> Tensor:
     return LogitsProcessorList(warpers)(torch.empty(0, dtype=torch.long), logits_BV)
 
 
-# --- Own loop -----------------------------------------------------------------------------------
-
-
-def _decode_by_loop(
-    model: Model, prompts: list[Sequence[int]], how: Sampling, noise_BR: Tensor
-) -> list[tuple[Tensor, Tensor]]:
+def _decode_by_loop(model: Model, prompts: list[Sequence[int]], how: Sampling, noise_BR: Tensor) -> Decoded:
     """Token by token; rows that are finished leave the cache, so that nobody waits for the longest."""
     device, limits = model.device, list(map(how.limit, prompts))
     tokens_BR = torch.zeros(len(prompts), max(limits), dtype=torch.long, device=device)
@@ -254,7 +232,7 @@ def _decode_by_loop(
     return _cut_rows(tokens_BR, logprobs_BR, lengths_B)
 
 
-def _cut_rows(tokens_BR: Tensor, logprobs_BR: Tensor, lengths_B: Tensor) -> list[tuple[Tensor, Tensor]]:
+def _cut_rows(tokens_BR: Tensor, logprobs_BR: Tensor, lengths_B: Tensor) -> Decoded:
     rows = zip(tokens_BR.cpu(), logprobs_BR.cpu(), lengths_B.tolist(), strict=True)
     return [(tokens_R[:length].clone(), logprobs_R[:length].clone()) for tokens_R, logprobs_R, length in rows]
 
@@ -274,17 +252,8 @@ def _arguments_of(forward: Callable[..., object]) -> frozenset[str]:
     return frozenset(inspect.signature(forward).parameters)
 
 
-# --- By a CUDA graph ----------------------------------------------------------------------------
-
-
-def _decode_by_graph(
-    model: Model, prompts: list[Sequence[int]], how: Sampling, noise_BR: Tensor
-) -> list[tuple[Tensor, Tensor]]:
-    """As the loop, with a cache of one size, so that a step is always the same kernels on the same places.
-
-    On CUDA they are recorded once and replayed, without Python between them and without waiting for a token. Finished
-    rows stay: a step takes about as long with them. On other devices each step is taken as it is.
-    """
+def _decode_by_graph(model: Model, prompts: list[Sequence[int]], how: Sampling, noise_BR: Tensor) -> Decoded:
+    """As the loop, with a cache of one size, so that CUDA can replay a step; finished rows stay, and cost no time."""
     device, limits = model.device, list(map(how.limit, prompts))
     ids_BP, mask_BP = pad(prompts, device, side="left")
     (rows, length), most = ids_BP.shape, max(limits)
@@ -330,18 +299,12 @@ class CastLayer(StaticLayer):
         return super().update(key_states.to(dtype), value_states.to(dtype), *args, **kwargs)
 
 
-# --- By transformers ----------------------------------------------------------------------------
-
-
-def _decode_by_generate(
-    model: Model, prompts: list[Sequence[int]], how: Sampling, noise_BR: Tensor
-) -> list[tuple[Tensor, Tensor]]:
+def _decode_by_generate(model: Model, prompts: list[Sequence[int]], how: Sampling, noise_BR: Tensor) -> Decoded:
     input_ids, mask = pad(prompts, model.device, side="left")
     limits = list(map(how.limit, prompts))
     choice = TokenChoice(how, noise_BR)
-    config = GenerationConfig(
-        max_new_tokens=max(limits), do_sample=False, eos_token_id=list(how.stop_ids) or None, pad_token_id=0
-    )
+    ends = list(how.stop_ids) or None
+    config = GenerationConfig(max_new_tokens=max(limits), do_sample=False, eos_token_id=ends, pad_token_id=0)
     choices = LogitsProcessorList([choice])
     own = model.get_base_model() if isinstance(model, PeftModel) else model
     with temporarily(own, generation_config=GenerationConfig()):  # whose settings would fill in what is not given
@@ -349,9 +312,7 @@ def _decode_by_generate(
     return _cut_at_stops(torch.stack(choice.tokens, 1), torch.stack(choice.logprobs, 1), how, limits)
 
 
-def _cut_at_stops(
-    tokens_BR: Tensor, logprobs_BR: Tensor, how: Sampling, limits: list[int]
-) -> list[tuple[Tensor, Tensor]]:
+def _cut_at_stops(tokens_BR: Tensor, logprobs_BR: Tensor, how: Sampling, limits: list[int]) -> Decoded:
     tokens_BR = tokens_BR.cpu()
     lengths = [min(len(cut(tokens_R, how.stop_ids)), limit) for tokens_R, limit in zip(tokens_BR, limits, strict=True)]
     return _cut_rows(tokens_BR, logprobs_BR, torch.tensor(lengths))

@@ -60,12 +60,8 @@ def find_weights(run: Run | None, wish: str | None) -> Weights:
         folder = best if best and not damage_of(best) else folder
     if folder is not None:
         return Weights(folder.name, folder)
-    found = {
-        None: "no sealed checkpoint that is whole, and no model",
-        "model": "no model yet",
-        "best": "no whole checkpoint is known to be the best",
-        "last": "no sealed checkpoint that is whole",
-    }[wish]
+    unsealed, unknown = "no sealed checkpoint that is whole", "no whole checkpoint is known to be the best"
+    found = {None: f"{unsealed}, and no model", "model": "no model yet", "best": unknown, "last": unsealed}[wish]
     fix = f"python -m runner.launch {run}  (to train on), or checkpoint=start for the model it begins with"
     fix = "checkpoint=last" if newest else "checkpoint=model" if is_finished else fix
     progress = f"it is {state['state']}, step {state['step']} of {state['max_steps']}"

@@ -33,10 +33,7 @@ def changes_base(peft_config: PeftConfig | None) -> bool:
 
 
 def moves_start(peft_config: PeftConfig | None) -> bool:
-    """True where this adapter answers differently from the base before anything is learnt.
-
-    Then the first step's margin or KL is not zero, though its reference is right.
-    """
+    """True where this adapter answers unlike the base before the first step, whose margin or KL then is not zero."""
     if peft_config is None:
         return False
     how = getattr(peft_config, "init_weights", getattr(peft_config, "init_lora_weights", True))
@@ -147,12 +144,9 @@ def complete_heads(model: nn.Module) -> None:
 def write_adapter(
     model: PeftModel, folder: Path, *, base: str | None = None, revision: str | None = None, state_dict: Any = None
 ) -> None:
-    """Write the adapter alone, naming ``base`` at ``revision`` as the model that it belongs on.
+    """Write the adapter alone, as one of ``base``; ``state_dict`` has weights of which the model holds only a share.
 
-    ``state_dict`` has the weights where those in the model are only a share of them.
-
-    Left out are the copy that DPO, KTO and GRPO keep under the name "ref" as their reference, and
-    whole embeddings, of which trained rows are saved alone; asking peft about them would call the hub.
+    Left out are the reference "ref" of DPO, KTO and GRPO, and embeddings, about which peft would ask the hub.
     """
     named = {} if base is None else {"base_model_name_or_path": base, "revision": revision}
     how = {"selected_adapters": ["default"], "save_embedding_layers": False, "state_dict": state_dict}

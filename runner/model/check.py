@@ -110,11 +110,9 @@ def find_scorer_faults(path: str, where: str) -> list[Fault]:
             return faults
         if folder is None or not folder.has("config.json") or not folder.is_plain or not folder.has(WEIGHTS, INDEX):
             return []
-        if "score.weight" in folder.shapes:
-            return []
+        return [] if "score.weight" in folder.shapes else [fault("model.no_score", folder=folder, path=path)]
     except ConfigError as error:
         return error.faults
-    return [fault("model.no_score", folder=folder, path=path)]
 
 
 # --- Architectures ------------------------------------------------------------------------------
@@ -305,8 +303,7 @@ def _find_tuning_faults(folder: ModelFolder, peft: object) -> Iterator[Fault]:
     modules = {name.rpartition(".")[0] for name in weights}
     modules |= {".".join(name.split(".")[:end]) for name in modules for end in range(1, name.count(".") + 1)}
     matrices = [name for name, shape in folder.shapes.items() if len(shape) == 2 and "embed" not in name]
-    linear = {name.split(".")[-2] for name in matrices if "." in name}
-    yield from find_target_faults(targets, modules, linear)
+    yield from find_target_faults(targets, modules, {name.split(".")[-2] for name in matrices if "." in name})
     depth, layers = folder.config.get("num_hidden_layers"), peft.get("layers")
     if isinstance(depth, int) and isinstance(layers, int):
         yield from find_depth_faults(layers, depth)
@@ -370,17 +367,13 @@ def find_adapter_faults(folder: ModelFolder, head: str, *, is_safe: bool) -> Ite
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens of a tokenizer, by its files or by what was loaded.
-
-    ``added`` are those beside the ones that were learnt from text, by number; ``used`` are the special tokens that it
-    writes by itself, ``template`` what else may write some; ``new`` those that a model gets rows for.
-    """
+    """The tokens of a tokenizer, by its files or by what was loaded."""
 
     tokens: Collection[str]
-    added: Mapping[int, AddedToken]
-    used: Collection[str | None] = ()
-    template: str = ""
-    new: Collection[str] = ()
+    added: Mapping[int, AddedToken]  # beside those that were learnt from text, by number
+    used: Collection[str | None] = ()  # the special tokens that it writes by itself
+    template: str = ""  # which may write others
+    new: Collection[str] = ()  # for which a model gets rows
 
     @property
     def marks(self) -> str:

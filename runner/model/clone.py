@@ -103,14 +103,8 @@ def auto_class_of(config: PretrainedConfig) -> Any:
     return known.get(kind, transformers.AutoModelForCausalLM)
 
 
-# --- Making it small ----------------------------------------------------------------------------
-
-
 def small_model(config: PretrainedConfig, trust: bool = False) -> PreTrainedModel | None:
-    """A random model that has read a few tokens: made small in every way, or else only with fewer layers.
-
-    None where neither answers, or fewer layers are still too many weights.
-    """
+    """A random model that can read: small in every way, or else with fewer layers; None if it fails or stays large."""
     for make_small in (shrink, shorten):
         with contextlib.suppress(Exception):  # an architecture with a rule of its own, which only its code knows
             small = make_small(config)
@@ -218,8 +212,7 @@ def _narrowed(width: object, share: float) -> object:
 
 def _rotation(settings: dict[str, Any]) -> dict[str, Any]:
     """Rotations of the smaller heads: as many frequencies as they have pairs of units."""
-    share = settings.get("partial_rotary_factor") or 1.0
-    pairs = max(1, int(HEAD_SIZE * share) // 2)
+    pairs = max(1, int(HEAD_SIZE * (settings.get("partial_rotary_factor") or 1.0)) // 2)
     small = {}
     for name, value in settings.items():
         if isinstance(value, dict):
@@ -230,9 +223,6 @@ def _rotation(settings: dict[str, Any]) -> dict[str, Any]:
             value = value[:pairs]
         small[name] = value
     return small
-
-
-# --- What stands beside it ----------------------------------------------------------------------
 
 
 def _copy_tokenizer(source: Source, folder: Path) -> None:

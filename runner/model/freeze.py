@@ -61,6 +61,4 @@ def train_weights(model: PreTrainedModel, *, matching: Sequence[str]) -> PreTrai
 
 
 def _whole_faults(model: nn.Module) -> list[Fault]:
-    if not isinstance(model, PeftModel) and not is_quantized(model):
-        return []
-    return [fault("model.frozen_already")]
+    return [fault("model.frozen_already")] if isinstance(model, PeftModel) or is_quantized(model) else []

@@ -98,9 +98,7 @@ def find_template_faults(
         last = (mark for mark in MARK.findall(behind)[-1:] if mark != end)
         fix += "".join(f" {to_override('model.tokenizer.eos_token', mark)}" for mark in last)
         return [fault("model.template_with_marks", name=name, marks=", ".join(lacking), fix=fix)]
-    if chosen and end and end not in behind:
-        return [fault("model.template_without_end", name=name, end=end)]
-    return []
+    return [fault("model.template_without_end", name=name, end=end)] if chosen and end and end not in behind else []
 
 
 def _try(text: str, tokens: Mapping[str, str]) -> dict[str, Any] | None:

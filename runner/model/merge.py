@@ -21,20 +21,15 @@ EXACT = 1e-3  # of the largest logit: what float32 sums in another order stay fa
 
 @dataclass(frozen=True)
 class WrittenModel:
-    """The distance of the written model from the trained one, in the largest difference of a logit.
-
-    ``merged`` is that before rounding, None where nothing was merged; ``largest`` the largest logit itself.
-    """
+    """The distance of the written model from the trained one, in the largest difference of a logit."""
 
     dtype: str
-    merged: float | None
+    merged: float | None  # before rounding; None where nothing was merged
     rounded: float
-    largest: float
+    largest: float  # logit itself
 
 
-def write_plain(
-    source: Path, folder: Path, *, head: str, dtype: str | None = None, trust: bool = False
-) -> WrittenModel:
+def write_plain(source: Path, folder: Path, *, head: str, dtype: str | None = None, trust: bool) -> WrittenModel:
     """Write the model at ``source`` so that plain transformers loads it, and load it once to see.
 
     An adapter is merged in float32. Without ``dtype`` the weights have that of the base. Raises ConfigError for an
@@ -54,7 +49,7 @@ def write_plain(
     largest = trained.abs().max().item()
     if isinstance(model, PeftModel):
         model = merge(model)
-        merged = _largest_difference(trained, _logits(model, probe))
+        merged = (trained - _logits(model, probe)).abs().max().item()
         _check_same(source, merged, largest)
     model.to(getattr(torch, dtype)).save_pretrained(str(folder))
     tokenizer.save_pretrained(str(folder))
@@ -64,7 +59,7 @@ def write_plain(
     kinds = ("missing_keys", "unexpected_keys", "mismatched_keys")
     if lacking := sorted(str(name) for kind in kinds for name in report.get(kind, ())):
         raise SickRun(fault("model.written_without", folder=folder, names=", ".join(lacking[:3])))
-    apart = _largest_difference(trained, _logits(loaded.eval(), probe))
+    apart = (trained - _logits(loaded.eval(), probe)).abs().max().item()
     if dtype == "float32":
         _check_same(folder, apart, largest)
     return WrittenModel(dtype, merged, apart, largest)
@@ -88,10 +83,6 @@ def merge(model: PeftModel) -> PreTrainedModel:
 @torch.no_grad()
 def _logits(model: torch.nn.Module, probe: torch.Tensor) -> torch.Tensor:
     return model(input_ids=probe, attention_mask=torch.ones_like(probe)).logits.float()
-
-
-def _largest_difference(logits: torch.Tensor, others: torch.Tensor) -> float:
-    return (logits - others).abs().max().item()
 
 
 def _check_same(source: Path, apart: float, largest: float) -> None:

@@ -21,13 +21,8 @@ from runner.model.saved import whole_weights
 from runner.schema import upstream
 
 
-def needs_reference(
-    model: PreTrainedModel | PeftModel, peft_config: PeftConfig | None = None, *, precomputed: bool = False
-) -> bool:
-    """True where a trainer must be handed a reference, because the one it would find is wrong.
-
-    ``precomputed`` says that the trainer scores all rows before the first step, which a whole model can do for itself.
-    """
+def needs_reference(model: PreTrainedModel | PeftModel, peft_config: PeftConfig | None, *, precomputed: bool) -> bool:
+    """True where a trainer would find a wrong reference; a whole model is its own if all is ``precomputed`` first."""
     adapter, came = peft_config or loaded_config(model), loaded_config(model)
     if came and came == adapter and getattr(came, "trainable_token_indices", None):
         return True  # the trainer's copy of the adapter lacks the rows of tokens
@@ -35,26 +30,20 @@ def needs_reference(
 
 
 def copy_reference(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
-    """A frozen copy of the model as it is now: call this before any adapter is put on it.
-
-    An adapter that came with the model is merged into the copy.
-    """
+    """A frozen copy of the model before an adapter is put on it; one that it came with is merged into the copy."""
     places = (weight for weight in model.parameters() if weight.numel() > 1 and not any(weight.stride()))
     # A clone of what ``hold_places`` made would be whole, and FSDP2 takes no weight that overlaps itself.
     empty = {id(weight): torch.nn.Parameter(torch.empty_like(weight, device="meta").contiguous()) for weight in places}
     reference = copy.deepcopy(model, empty)
-    if isinstance(reference, PeftModel):
-        reference = reference.merge_and_unload()
+    reference = reference.merge_and_unload() if isinstance(reference, PeftModel) else reference
     return reference.requires_grad_(False).eval()
 
 
 @torch.no_grad()
 def match_reference(trainer: Trainer) -> list[str]:
-    """Make the reference that a built trainer holds equal to its policy, before the first step.
+    """Make the reference of a built trainer, as GRPO's, equal to its policy; gives the names of weights that differed.
 
-    Gives the names of the weights that were different. For GRPO and RLOO, which take no reference;
-    each shard of FSDP2 and of ZeRO-3 gets its own part. Raises ConfigError where the trainer would switch an adapter
-    off that has changed the base.
+    Each shard gets its own part. Raises ConfigError where an adapter that has changed the base would be switched off.
     """
     model, reference = trainer.model, getattr(trainer, upstream.REF_MODEL, None)
     if isinstance(model, PeftModel):

@@ -61,12 +61,8 @@ def gather_weights(model: nn.Module, *, keep: bool) -> dict[str, Tensor] | None:
     weights = nn.Module.state_dict(model)  # all of them, whatever a class of its own would save
     if not any(isinstance(weight, DTensor) for weight in weights.values()):
         return None
-    found = {}
-    for name, weight in weights.items():
-        whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
-        if keep:
-            found[name] = whole.cpu()
-    return found
+    whole = ((name, each.full_tensor() if isinstance(each, DTensor) else each) for name, each in weights.items())
+    return {name: weight.cpu() for name, weight in whole if keep}
 
 
 def load_adapter_weights(model: PreTrainedModel | PeftModel, folder: Path) -> PeftModel:

@@ -27,12 +27,8 @@ from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
-from transformers import (
-    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
-    AutoModelForSequenceClassification,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
 from runner.errors import ConfigError, Fault, fault
 from runner.generate.sampler import evaluating
@@ -260,9 +256,7 @@ class ActorCritic(nn.Module):
         self._use(self.policy_adapter)
 
     def _use(self, adapter: str) -> None:
-        """Change the active adapter. Peft freezes all others, so that after a pass of the reference the critic would
-        silently stand still; here every adapter in training stays trainable.
-        """
+        """Change the active adapter; others, which peft freezes, stay trainable, or the critic would stand still."""
         if adapter == self.active_adapter:
             return
         if adapter == NO_ADAPTER:
@@ -347,17 +341,10 @@ def part_of(weights: Mapping[str, Tensor] | None, name: str) -> dict[str, Tensor
     return {key.removeprefix(start): weight for key, weight in weights.items() if key.startswith(start)}
 
 
-# --- The start ----------------------------------------------------------------------------------
-
-
 def build_actor_critic(
     policy: Policy, critic: str, value_model: PreTrainedModel | None, reward_model: PreTrainedModel | PeftModel | None
 ) -> ActorCritic:
-    """The policy with the critic that is wanted, without dropout.
-
-    ``auto`` is an adapter beside an adapter, else a model. Raises ConfigError for a critic that this policy cannot
-    have.
-    """
+    """Policy and critic without dropout, with ``auto`` of one kind; raises ConfigError for a critic that cannot be."""
     adapted = isinstance(policy, PeftModel)
     if critic == "auto" or value_model is not None:
         critic = "adapter" if adapted and value_model is None else "model"
@@ -379,10 +366,7 @@ def build_actor_critic(
 
 
 def build_reference(policy: Policy, *, adapted_later: bool) -> PreTrainedModel | None:
-    """A frozen copy of the start model; None where its backbone can show it, because training changes an adapter.
-
-    Of an adapter that the policy came with a frozen copy is put beside it.
-    """
+    """A frozen copy of the start model; None where the backbone shows it, with a copy of the adapter it came with."""
     if not isinstance(policy, PeftModel):
         return None if adapted_later else copy.deepcopy(policy)
     own = policy.active_adapter

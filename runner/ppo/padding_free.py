@@ -29,10 +29,7 @@ def attend_row_by_row(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The stock scaled-dot-product attention; within each of the rows, if their lengths are given.
-
-    On CUDA by flash attention, one kernel for all rows, which knows float16 and bfloat16 alone.
-    """
+    """The stock attention, within each row if lengths are given; on CUDA by one flash kernel, which takes 16 bits."""
     if row_lengths is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     if row_starts is None:
@@ -63,11 +60,8 @@ AttentionMaskInterface.register(ROW_BY_ROW, sdpa_mask)
 def to_line_arguments(row_lengths: Sequence[int], device: torch.device) -> dict[str, Any]:
     """Arguments of a model's forward pass over a line of rows, beside their tokens."""
     positions = torch.cat([torch.arange(length) for length in row_lengths]).unsqueeze(0)
-    line = {
-        "position_ids": positions.to(device, non_blocking=True),
-        "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device),  # so that none is made
-        "row_lengths": row_lengths,
-    }
+    line: dict[str, Any] = {"position_ids": positions.to(device, non_blocking=True), "row_lengths": row_lengths}
+    line["attention_mask"] = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)  # so that none is made
     if device.type == "cuda":
         starts = torch.tensor([0, *accumulate(row_lengths)], dtype=torch.int32)
         line["row_starts"] = starts.to(device, non_blocking=True)
@@ -76,10 +70,7 @@ def to_line_arguments(row_lengths: Sequence[int], device: torch.device) -> dict[
 
 @torch.no_grad()
 def make_padding_free(trunk: PreTrainedModel) -> bool:
-    """Have a model without its head attend row by row, if rows in a line then have the states that they have alone.
-
-    A model with another attention than the stock one, or with windows, is left as it is.
-    """
+    """Have a trunk attend row by row if states stay as they are alone; other attention, and windows, are left alone."""
     config = trunk.config.get_text_config()
     before, windows = config._attn_implementation, set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
     if before not in ("sdpa", ROW_BY_ROW) or windows or getattr(config, "sliding_window", None):

@@ -49,12 +49,9 @@ def find_answer(text: str, *, strict: bool = True) -> str | None:
 
 
 def is_same_answer(one: str, other: str) -> bool:
-    r"""True for the same text, or where math-verify holds the two for equal.
-
-    Its own time limits need signals, and the runner has one.
-    """
+    r"""True for the same text, or where math-verify holds the two for equal."""
     from math_verify import parse, verify
 
     formulas = ["$" + text.replace("$", "") + "$" for text in (one, other)]
-    answers = [parse(formula, parsing_timeout=None) for formula in formulas]
+    answers = [parse(formula, parsing_timeout=None) for formula in formulas]  # the runner has a limit, by a signal
     return one == other or bool(verify(*answers, timeout_seconds=None))

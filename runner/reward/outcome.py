@@ -44,7 +44,7 @@ def load_reward_model(
     with translate_errors(path, where):
         if find_adapter_config_file(home, revision=revision) is None:
             one_score = {"num_labels": 1} if random_head else {}
-            model = load_whole(home, options | one_score, where=where, random_head=random_head)
+            model = load_whole(home, options | one_score, AutoModelForSequenceClassification, where, random_head)
         else:
             adapted = AutoPeftModelForSequenceClassification.from_pretrained(home, num_labels=1, **options)
             model = adapted.merge_and_unload()
@@ -61,24 +61,14 @@ def translate_errors(path: str, where: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        text = str(error).splitlines()[0]
-        raise ConfigError(fault("reward.no_model", where=where, path=path, error=text)) from error
+        raise ConfigError(fault("reward.no_model", where=where, path=path, error=str(error).splitlines()[0])) from error
 
 
-def load_whole(
-    home: str,
-    options: Mapping[str, Any],
-    kind: AutoClass = AutoModelForSequenceClassification,
-    where: str = "reward.model.path",
-    random_head: bool = False,
-) -> PreTrainedModel:
-    """A classifier with all its weights, from safetensors; a head that would be new is a fault unless it is allowed.
-
-    Then it is the same in every run, evaluation and resume.
-    """
+def load_whole(home: str, how: Mapping[str, Any], kind: AutoClass, where: str, random_head: bool) -> PreTrainedModel:
+    """A classifier with all its weights, from safetensors; a new head is a fault, or if allowed always the same."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model, report = kind.from_pretrained(home, use_safetensors=True, output_loading_info=True, **options)
+        model, report = kind.from_pretrained(home, use_safetensors=True, output_loading_info=True, **how)
     if (missing := sorted(report["missing_keys"])) and not random_head:
         raise ConfigError(fault("reward.random_head", where=where, path=home, names=", ".join(missing)))
     return model
@@ -170,9 +160,7 @@ def join_texts(tokenizer: PreTrainedTokenizerBase, prompt: Completion, completio
 
 def to_scores(logits: Tensor, gives: str) -> Tensor:
     """Logits of classes as they are, or as probabilities; a single one is that of a yes."""
-    if gives == "logit":
-        return logits
-    return logits.sigmoid() if logits.shape[-1] == 1 else logits.softmax(-1)
+    return logits if gives == "logit" else logits.sigmoid() if logits.shape[-1] == 1 else logits.softmax(-1)
 
 
 def best_device() -> torch.device:

@@ -103,10 +103,7 @@ class Scorer:
             self.tracker.earned[self.name] = []
 
     def __call__(self, **given: Sequence[Any]) -> Answer:
-        """One number, None or list of numbers per completion.
-
-        Raises DataError where it raised or gave no number, and SickRun for NaN, infinity and a call that hangs.
-        """
+        """A number, list or None for each; DataError for none or an error, SickRun for NaN, infinity or a hang."""
         return self._check(self.ask(**given), given)
 
     def ask(self, **given: Sequence[Any]) -> object:
@@ -135,8 +132,7 @@ class Scorer:
         except BaseException as error:
             prompts, found, place = _prompts(given), describe(error), own_place(error) or self.where
             if isinstance(error, OF_THE_MACHINE) or type(error).__name__ == "OutOfMemoryError":
-                quoted = _quote(prompts, 0)
-                failed = fault("reward.failed", where=self.where, error=found, prompt=quoted, place=place)
+                failed = fault("reward.failed", where=self.where, error=found, prompt=_quote(prompts, 0), place=place)
                 raise EnvironmentFault(failed) from error
             row = self._row_of(error, arguments, len(prompts))
             found += f", for {len(prompts)} completions" if row is None else f", for completion {row} of {len(prompts)}"
@@ -186,9 +182,7 @@ def within(seconds: float | None, late: Callable[[], Exception]) -> Iterator[Non
     if seconds is None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    # Put up once and left there: a ring that comes too late must find somebody who ignores it.
-    if signal.getsignal(BELL) is not _answer:
-        signal.signal(BELL, _answer)
+    signal.signal(BELL, _answer)  # and left there: a ring that comes too late must find somebody who ignores it
     limit, over = Limit(late, time.monotonic() + seconds), threading.Event()
     watcher = threading.Thread(target=_watch, args=(over, seconds, threading.get_ident()), daemon=True)
     _running.append(limit)
@@ -247,10 +241,7 @@ def random_state_kept(devices: Sequence[int] | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def undisturbed(name: str, completions: Sequence[Any]) -> Iterator[None]:
-    """Keep the training's random numbers, too, from whatever the body does to them; see :func:`contained`.
-
-    The body's own random numbers follow from its name and the completions, so that a run that is resumed has the same.
-    """
+    """As :func:`contained`, random numbers too; the body's own follow from name and completions, resumed or not."""
     seed = int.from_bytes(hashlib.sha256(f"{name} {completions}".encode(errors="replace")).digest()[:4])
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with contained(), random_state_kept(devices):
@@ -302,10 +293,7 @@ def watch_model(name: str, model: nn.Module, tracker: RewardTracker | None = Non
 
 
 def serve_columns(where: str, call: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns that a function names, or all where it takes all; what the config has set stays as it is set.
-
-    Raises DataError for a column that it takes and the rows do not have.
-    """
+    """The columns that a function takes and the config has not set; raises DataError for one that is missing."""
     names, wanted = inspect.signature(call).parameters, arguments_of(call)
     bound = call.keywords if isinstance(call, functools.partial) else {}
     needed = [name for name, p in names.items() if p.default is p.empty and p.kind in NAMED]

@@ -42,8 +42,7 @@ def to_steps(text: str, separator: str) -> list[str]:
 
 def aggregate(scores: Sequence[float], by: Aggregate) -> float:
     """One number of the scores of steps (Lightman et al. 2023 compare the product and the smallest)."""
-    whole = {"last": scores[-1], "min": min(scores), "mean": sum(scores) / len(scores), "product": math.prod(scores)}
-    return whole[by]
+    return {"last": scores[-1], "min": min(scores), "mean": sum(scores) / len(scores), "product": math.prod(scores)}[by]
 
 
 @dataclass(eq=False)
@@ -78,13 +77,12 @@ class ProcessModel(ScoringModel):
         owners: list[int] = []
         close = self.tokenizer(self.separator, add_special_tokens=False)["input_ids"]
         for index, (prompt, steps) in enumerate(zip(prompts, answers, strict=True)):
-            if isinstance(prompt, str):
-                ids = list(self.tokenizer(prompt)["input_ids"])
-            elif self.tokenizer.chat_template:
+            if self.tokenizer.chat_template and not isinstance(prompt, str):
                 opened = {"add_generation_prompt": True, "return_dict": False}
                 ids = list(self.tokenizer.apply_chat_template(list(prompt), **opened))
             else:
-                ids = list(self.tokenizer("\n".join(turn["content"] for turn in prompt))["input_ids"])
+                text = prompt if isinstance(prompt, str) else "\n".join(turn["content"] for turn in prompt)
+                ids = list(self.tokenizer(text)["input_ids"])
             ends = []
             for step in steps:
                 ids += [*self.tokenizer(step, add_special_tokens=False)["input_ids"], *close]

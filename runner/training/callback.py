@@ -9,7 +9,7 @@ import inspect
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,15 +20,8 @@ from datasets import Dataset
 from torch import nn
 from torch.optim import Optimizer
 from tqdm import tqdm
-from transformers import (
-    PreTrainedTokenizerBase,
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
-from transformers.trainer_callback import CallbackHandler
+from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments
+from transformers.trainer_callback import CallbackHandler, TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_utils import has_length
 
 from runner.config.build import asked_for, build, locate, serve
@@ -67,10 +60,7 @@ class StopRequest(Protocol):
 
 
 def build_callbacks(cfg: Config, served: Mapping[str, Any], trainer: Trainer | None = None) -> list[TrainerCallback]:
-    """The user's callbacks as they are listed: those that ask for the trainer once there is one, the others before.
-
-    ``served`` are the arguments that their constructors may name (``for_callbacks``).
-    """
+    """The user's callbacks in order, those that ask for the trainer once there is one; each is served what it names."""
     callbacks = []
     for name, node in named(cfg["callback"] or {}, "callback").items():
         signature = read_signature(node["_target_"])  # which is open where **kwargs is not handed on alone
@@ -159,10 +149,7 @@ def add_callbacks(
     seal: Seal,
     adjustments: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Add the user's callbacks that ask for the trainer, then the runner's; the adjusted learning rate is one of them.
-
-    The seal comes after all that decide what a step will save.
-    """
+    """Add the user's callbacks that ask for the trainer, then ours; the seal after all that say what a step saves."""
     for callback in build_callbacks(run.cfg, served, trainer):
         trainer.add_callback(callback)
         callback.on_init_end(trainer.args, trainer.state, trainer.control)
@@ -182,13 +169,7 @@ def for_callbacks(run: Run, tokenizer: PreTrainedTokenizerBase, rows: Dataset, h
     ``generate(model, prompts, max_new_tokens=...)`` gives completions as texts, ``prompts`` are the held-out ones, and
     ``folder`` is that of the run; the first two where the model writes, and the rows have prompts.
     """
-    cfg = run.cfg
-
-    def prompts() -> Iterator[object]:
-        for part in held_out_sets(cfg, "prompt").values():
-            yield from (row["prompt"] for row in part)
-
-    served = {"tokenizer": tokenizer, upstream.PROCESSING_CLASS: tokenizer, "folder": run.folder}
+    cfg, served = run.cfg, {"tokenizer": tokenizer, upstream.PROCESSING_CLASS: tokenizer, "folder": run.folder}
     served |= {upstream.TRAIN_DATASET: rows, "eval_dataset": held_out}
 
     def write(model: nn.Module, prompts: Sequence[Any], **how: Any) -> list[str]:
@@ -198,7 +179,7 @@ def for_callbacks(run: Run, tokenizer: PreTrainedTokenizerBase, rows: Dataset, h
     if cfg["trainer"]["head"] == "lm":
         served["generate"] = write
     if fits(cfg["dataset"].get("form"), "prompt") and held_out is not None:
-        served["prompts"] = prompts
+        served["prompts"] = lambda: (row["prompt"] for part in held_out_sets(cfg, "prompt").values() for row in part)
     return served
 
 
@@ -275,10 +256,7 @@ class Record(TrainerCallback):
 
 
 class Progress(TrainerCallback):
-    """A bar on the terminal with the figure that was logged last; of each logged step a line in the log of the run.
-
-    Where the output is no terminal, the lines are printed instead of the bar.
-    """
+    """A bar with the last figure on a terminal, and a line for each logged step in the log, or printed elsewhere."""
 
     def __init__(self, record: Record):
         self.record = record
@@ -391,10 +369,7 @@ class AtStart(TrainerCallback):
 
 
 class StopAtStep(TrainerCallback):
-    """Turns a signal into a save at the end of the step, where a resume is exact.
-
-    Of several processes one may have heard of it first, or alone: all of them stop at the same step.
-    """
+    """Turns a signal, which one process may hear alone, into a save of all after a step, where a resume is exact."""
 
     def __init__(self, stop: StopRequest, cycle_steps: int = 1):
         self.stop = stop

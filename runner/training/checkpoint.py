@@ -163,10 +163,7 @@ def restore(trainer: Trainer, checkpoint: Path) -> None:
 
 
 def disk_needed(trainer: Trainer, seal: Seal) -> dict[str, int]:
-    """Bytes of one ``checkpoint`` and of the ``model`` at the end, and how many ``checkpoints`` there are at once.
-
-    The least that can be: an optimizer that is not known counts as one without a state.
-    """
+    """The least bytes of one ``checkpoint`` and of the ``model``, and how many ``checkpoints`` there are at once."""
     args, model = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
     policy = getattr(model, "policy", model)  # of PPO, which has a critic beside it
     saved = [each for each in policy.parameters() if each.requires_grad or not isinstance(policy, PeftModel)]
@@ -179,7 +176,7 @@ def disk_needed(trainer: Trainer, seal: Seal) -> dict[str, int]:
 
 
 def state_bytes(optimizer: str, trained: Sequence[Tensor]) -> int:
-    """Bytes that an optimizer keeps of the weights which it trains, by its name in small letters."""
+    """Bytes that an optimizer keeps of the weights it trains, by its name in small letters; 0 for one not known."""
     if "adafactor" in optimizer:
         return sum(4 * (sum(each.shape) if each.dim() > 1 else each.numel()) for each in trained)
     states = next((count for name, count in STATES.items() if name in optimizer), 0)

@@ -75,9 +75,7 @@ def _copy(source: Path, new: Path) -> list[str]:
         raise FolderError(fault("training.pickle", folder=display_path(source), file=unsafe[0]))
     for path in files:
         shutil.copyfile(path, new / path.name)
-    names = {path.name for path in files}
-    before = {name: digest for name, digest in files_of(source).items() if name in names}
-    if files_of(new) != before:
+    if not files_of(new).items() <= files_of(source).items():
         raise EnvironmentFault(fault("training.other_bytes", folder=display_path(new)))
     size = sum(path.stat().st_size for path in files if path.suffix == ".safetensors")
     return [f"copied to the byte, {number(size / 1e6, 3)} MB"]

@@ -12,7 +12,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -118,21 +118,11 @@ class Health(TrainerCallback):
         noted = {name: values for name, values in (self.notes or {}).items() if name in NOTED}
         fresh = {name: values[self.taken.get(name, 0) :] for name, values in noted.items()}
         self.taken = {name: len(values) for name, values in noted.items()}
-        self._judge(
-            Step(
-                state.global_step,
-                loss=found[0],
-                gradient=gradient,
-                weight=weight,
-                moved=None if moves is None else moves > 0,
-                slope=found[4] if math.isfinite(found[4]) else None,
-                pace=self.pace,
-                length=found[5] if math.isfinite(found[5]) else None,
-                skipped=self.skipped,
-                noted={name: statistics.fmean(map(float, values)) for name, values in fresh.items() if values},
-                rewards=dict(zip(rewards, spread, strict=True)),
-            )
-        )
+        means = {name: statistics.fmean(map(float, values)) for name, values in fresh.items() if values}
+        earned, has_moved = dict(zip(rewards, spread, strict=True)), None if moves is None else moves > 0
+        slope, length = (value if math.isfinite(value) else None for value in found[4:6])
+        step = Step(state.global_step, found[0], gradient=gradient, weight=weight, moved=has_moved, slope=slope)
+        self._judge(replace(step, pace=self.pace, length=length, skipped=self.skipped, noted=means, rewards=earned))
 
     def on_log(self, args, state: TrainerState, control, logs: Mapping[str, float], **_) -> None:
         if "loss" in logs:
@@ -189,22 +179,15 @@ def build_health(
 ) -> Health:
     """The alarms that fit this kind of training, which the trainer's signature and arguments tell."""
     asked = asked_for(cfg["trainer"]["_target_"])
+    online, anchored = upstream.REWARD_FUNCS in asked, upstream.REF_MODEL in asked
     # A prompt or prefix starts elsewhere by nature, with a right reference.
-    starts_at_reference = upstream.REF_MODEL in asked and not moves_start(peft_config)
-    rounding = 5e-2 if args.bf16 or args.fp16 else 1e-4
+    rounding = (5e-2 if args.bf16 or args.fp16 else 1e-4) if anchored and not moves_start(peft_config) else None
+    pairs = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    tolerate, length = cfg.get("tolerate"), upstream.completion_length(vars(args))
     alarms = functools.partial(
-        build_alarms,
-        cfg.get("tolerate"),
-        online=upstream.REWARD_FUNCS in asked,
-        anchored=upstream.REF_MODEL in asked,
-        pairs=args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size,
-        rounding=rounding if starts_at_reference else None,
-        length=upstream.completion_length(vars(args)),
+        build_alarms, tolerate, online=online, anchored=anchored, pairs=pairs, rounding=rounding, length=length
     )
     return Health(alarms, panel.spread if panel else None)
-
-
-# --- The weights ----------------------------------------------------------------------------------
 
 
 class Probe:
@@ -233,8 +216,7 @@ class Probe:
     @torch.no_grad()
     def gradients(self) -> Tensor | None:
         """The entries that belong to those of ``weights``, 0 where a weight keeps none."""
-        pieces = [_piece(each.grad if _has_gradient(each) else torch.zeros_like(each)) for each in self.picked]
-        return _in_a_row(pieces)
+        return _in_a_row([_piece(each.grad if _has_gradient(each) else torch.zeros_like(each)) for each in self.picked])
 
     @torch.no_grad()
     def gradient(self) -> float | None:
@@ -249,10 +231,7 @@ class Probe:
         return max(every, key=lambda found: (math.isnan(found), found), default=None)
 
     def moved(self, weights: Tensor | None) -> float:
-        """1 where some weight has changed since the last call, 0 where none has, -1 where it is not known yet.
-
-        ``weights`` are those of now. Where the pieces look the same, all weights are added up, now and next time.
-        """
+        """1 where some weight has changed since the last call, 0 where none of all has, -1 where it is not known."""
         before, self.before = self.before, weights
         if weights is None:
             return -1.0

@@ -77,10 +77,8 @@ class Tokens(Objective):
         loss = self.hooks.loss
         # Of a loss with **kwargs, too, those that it names.
         names = {*inspect.signature(getattr(loss, "forward", loss)).parameters} if loss is not None else set[str]()
-        if names & (WHOLE_BATCH | FULL_LOGITS):
-            outputs = measured(model, inputs.pop("labels"), inputs)
-        else:
-            outputs = model(**inputs, fused_lm_head=True)
+        full = names & (WHOLE_BATCH | FULL_LOGITS)
+        outputs = measured(model, inputs.pop("labels"), inputs) if full else model(**inputs, fused_lm_head=True)
         if names & WHOLE_BATCH:
             # A single number that comes out of TRL's division by the number of tokens as the loss that was given.
             given = {"outputs": outputs.model_outputs, "labels": outputs.labels, "num_items_in_batch": count}
@@ -91,13 +89,12 @@ class Tokens(Objective):
             outputs.log_probs = -whole.reshape(1) * tokens
         elif loss is not None:
             # The losses of trained tokens at their places, and 0 elsewhere.
-            labels = inputs.get("labels")
-            mask = outputs.label_mask
+            labels, mask = inputs.get("labels"), outputs.label_mask
             targets = labels[:, -mask.size(1) :] if labels is not None else outputs.targets
             picked = targets[mask[:, -targets.size(1) :]]
             given = {"log_probs": outputs.log_probs[mask], "entropy": outputs.entropy[mask], "targets": picked}
-            full = getattr(outputs, "logits", None)
-            given |= {"target": picked} | ({} if full is None else {"logits": full, "input": full})
+            logits = getattr(outputs, "logits", None)
+            given |= {"target": picked} | ({} if logits is None else {"logits": logits, "input": logits})
             losses = self.entrywise(len(given["log_probs"]), **given)
             outputs.log_probs = -losses.new_zeros(mask.shape).masked_scatter(mask, losses)
         if weights is not None:
@@ -127,10 +124,7 @@ def measured(model: nn.Module, labels: Tensor, inputs: Mapping[str, Any]) -> Sim
 
 
 def aligned(weights: Tensor, log_probs: Tensor) -> Tensor:
-    """Weights of tokens (B, T) as weights of predictions, of the shape of ``log_probs``.
-
-    That is one less than tokens, or more where prompt learning puts virtual tokens before them.
-    """
+    """Weights of tokens (B, T) in the shape of ``log_probs``: one less, or more, where virtual tokens come first."""
     width = log_probs.size(1)
     virtual = weights.new_ones(weights.size(0), max(0, width - weights.size(1)))
     return torch.cat([virtual, weights], dim=1)[:, -width:].to(log_probs)
@@ -209,10 +203,7 @@ class Pairs(Answers):
 
 
 class Labelled(Answers):
-    """For KTO: a loss of the log-probabilities of each labelled answer; the weights of tokens are those of the KL too.
-
-    The mean has the weights that the trainer gives to desirable and undesirable answers.
-    """
+    """For KTO: a loss of each labelled answer, in the trainer's weighted mean; weights of tokens are the KL's too."""
 
     def mean_of_batch(self, inputs: Mapping[str, Tensor], seen: Outputs) -> Tensor:
         def reference(name: str, column: str) -> Tensor:

@@ -52,10 +52,7 @@ def precompute_by_default(run: Run, args: TrainingArguments, rows: Rows, held_ou
 
 
 def note_of(cfg: Config, args: TrainingArguments, rows: Dataset, held_out: HeldOut) -> Path:
-    """The file that says that log-probabilities of this model and these rows are kept, beside them in the cache.
-
-    It can be looked at before anything is loaded. Where it is wrong they are computed, and the run is slower.
-    """
+    """The file in the cache that says that log-probabilities of this model and these rows are kept; only a hint."""
     model = {name: cfg[name] for name in ("model", "peft", "quant")}
     facts = [cfg["trainer"]["_target_"], model, read_fingerprints(model)]
     prints = [part._fingerprint for part in (rows, *sets_of(held_out))]

@@ -58,10 +58,7 @@ def record_adjustments(run: Run) -> None:
 
 
 def _of_sickness(run: Run, error: SickRun, healthy: int, trainer: Trainer) -> tuple[SickRun, dict[str, Any] | None]:
-    """The sickness with what of the run is still good, and the rollback, if it may have one.
-
-    Checkpoints that were taken after the last ``healthy`` step, before the sickness was noticed, are deleted.
-    """
+    """The sickness with what is good, and its rollback if any; checkpoints after the last healthy step are deleted."""
     if trainer.is_world_process_zero():
         for path in sealed_checkpoints(run.checkpoints):
             if step_of(path) > healthy:

@@ -10,7 +10,7 @@ The schema is the signature of what each ``_target_`` names, so a new field or t
 is only what a signature cannot say. What all of them know of a configuration is in ``context``.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from itertools import islice
 
@@ -29,18 +29,10 @@ MAX_SHOWN = 200  # faults of the top level, or of a node: of each the keys that 
 
 
 def find_all_faults(
-    cfg: Config,
-    *,
-    menu: Mapping[str, list[str]] | None = None,
-    allow: Collection[str] = (),
-    typed: Collection[str] | None = (),
+    cfg: Config, *, menu: dict[str, list[str]] | None = None, allow: Collection[str] = (), typed: Collection[str] = ()
 ) -> list[Fault]:
-    """Every fault of a composed, resolved, plain configuration, in its order; none if it is good.
-
-    ``menu`` names the options of each group, ``typed`` the dotted keys of the command line, and ``allow`` the packages
-    that it opened.
-    """
-    context = ValidationContext(cfg, menu or {}, tuple(allow), frozenset(typed or ()))
+    """Every fault of a composed, resolved, plain configuration, in its order; see :class:`ValidationContext`."""
+    context = ValidationContext(cfg, menu or {}, tuple(allow), frozenset(typed))
     node_faults: list[Fault] = []
     for path, node in nodes(cfg):
         target = find_target_fault(path, node["_target_"], context.allow)
@@ -71,10 +63,7 @@ def find_all_faults(
 
 
 def find_dangers(cfg: Config, fix: str = "") -> list[Fault]:
-    """A fault for each thing that a configuration would run or publish, as if nothing had been typed or allowed.
-
-    ``fix`` is what to type where all of it is trusted.
-    """
+    """A fault for each thing that a configuration would run or publish, typed or not; ``fix`` is to trust all of it."""
     targets = (find_target_fault(path, node["_target_"]) for path, node in nodes(cfg))
     return [replace(each, fix=fix or each.fix) for each in (*filter(None, targets), *find_risks(cfg))]
 

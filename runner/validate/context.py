@@ -30,16 +30,12 @@ JUDGED = (*metric.SAMPLED, *metric.READ)
 
 @dataclass(frozen=True)
 class ValidationContext:
-    """A configuration with what is known around it.
-
-    ``menu`` names the options of each group, ``typed`` the dotted keys of the command line, and ``allow`` the packages
-    that it opened.
-    """
+    """A configuration with what is known around it."""
 
     cfg: Config
-    menu: Mapping[str, list[str]] = field(default_factory=dict)
-    allow: Collection[str] = ()
-    typed: Collection[str] = ()
+    menu: Mapping[str, list[str]] = field(default_factory=dict)  # the options of each group
+    allow: Collection[str] = ()  # the packages that the command line opened
+    typed: Collection[str] = ()  # the dotted keys of it
     signatures: dict[str, Signature | None] = field(default_factory=dict)
 
     def signature(self, node: object) -> Signature | None:

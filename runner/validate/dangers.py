@@ -8,14 +8,11 @@ from urllib.parse import urlsplit
 
 from runner.errors import Fault, fault
 from runner.io.secrets import LOGIN_KEY, MIXED_TEXT, SECRET_KEY, form_of, hidden, holder_of, names_secret
-from runner.schema.text import Config, last_key, read_tables, scalars, short_text, to_override
+from runner.schema.text import Config, last_key, read_tables, scalars, select, short_text, to_override
 
 
 def _is_elsewhere(value: object) -> bool:
-    """True where an address, or a host with or without a port, may be that of another machine.
-
-    Where clients read one differently, as with a backslash or a number of another base, it may be.
-    """
+    """True where an address or a host may be another machine's, as may all that clients read in several ways."""
     if not (text := str(value or "")) or text.lower() == "localhost" or _is_loopback(text):
         return False
     try:
@@ -49,7 +46,6 @@ def _leaves_the_run(store: object) -> bool:
 
 VARIABLE = "tracker.environment."
 STAYS = ("offline", "disabled", "dryrun")
-SENDS_FIGURES = "sends the figures to a server"
 Risk = tuple[Callable[[Any], bool], str]  # which values of a key are risky, and what they do
 NO_RISK: Risk = (lambda value: False, "")
 CONDITIONS: dict[str, Callable[[Any], bool]] = {
@@ -82,10 +78,7 @@ def find_risks(cfg: Config, typed: Collection[str] = ()) -> Iterator[Fault]:
     A flag counts for the nodes inside its own: ``model.trust_remote_code=true`` is also for ``model.tokenizer``. So
     does a fault, which is not given twice.
     """
-    tracker = cfg.get("tracker") if isinstance(cfg, dict) else None
-    variables = tracker.get("environment") if isinstance(tracker, dict) else None
-    stays = isinstance(variables, dict) and variables.get("WANDB_MODE") in STAYS
-    counted = set(typed)
+    stays, counted = select(cfg, f"{VARIABLE}WANDB_MODE") in STAYS, set(typed)
     for path, value in scalars(cfg):
         key, words, where = last_key(path), path.split(".")[:-1], re.sub(r"\.\d+$", "", path)
         is_risky, danger = RISKS.get(key, NO_RISK)
@@ -98,12 +91,9 @@ def find_risks(cfg: Config, typed: Collection[str] = ()) -> Iterator[Fault]:
         if path.startswith(VARIABLE) and key not in HARMLESS and not names_secret(key):
             is_risky, danger = VARIABLES.get(key, (bool, "may lead the tracker elsewhere"))
         if key == "report_to" and value in UPLOADING and not (value == "wandb" and stays):
-            is_risky, danger = bool, SENDS_FIGURES
+            is_risky, danger = bool, "sends the figures to a server"
         if is_risky(value) and not {"tracker", where} & set(typed):
             yield fault("validate.untyped_tracker", where=path, key=key, value=value, danger=danger, counts=where)
-
-
-# --- Secrets ----------------------------------------------------------------------------------------
 
 
 def find_secrets(cfg: Config) -> Iterator[Fault]:

@@ -52,7 +52,7 @@ def _stray(context: ValidationContext, key: str, value: object) -> Iterator[Faul
     names = list(dict.fromkeys([*TOP, *context.groups, *context.menu]))
     likely = nearest(key, names)
     is_misspelt = isinstance(value, dict) and bool(likely) and likeness(key, likely[0]) >= MIN_LIKENESS
-    if not is_misspelt and value and isinstance(value, dict) and all(below := _answers_below(context, key, value)):
+    if not is_misspelt and value and isinstance(value, dict) and all(below := _answers_in(context, key, value)):
         yield from filter(None, below)
     elif not is_misspelt and (answer := _answer(context, key, value, NOT_AT_THE_TOP)):
         yield answer
@@ -108,11 +108,10 @@ def _group(context: ValidationContext, group: str, node: object) -> Iterator[Fau
             yield Fault(path, short_text(part), "keys with a _target_", f"{path}._target_=<module.name>")
         elif "_target_" not in part:
             found = f"no _target_ beside {shortened(list(map(str, part)), 40)}"
-            answers = _answers_below(context, path, part, found)
+            answers = _answers_in(context, path, part, found)
             yield from filter(None, answers)
-            if all(answers):
-                continue
-            yield Fault(path, found, "what to build from these keys", f"{path}._target_=<module.name>")
+            if not all(answers):
+                yield Fault(path, found, "what to build from these keys", f"{path}._target_=<module.name>")
 
 
 def _nothing_chosen(context: ValidationContext, group: str, found: str) -> Fault:
@@ -126,8 +125,7 @@ def find_infinite(context: ValidationContext) -> Iterator[Fault]:
     """A fault for each number that is not finite."""
     for path, value in scalars(context.cfg):
         if isinstance(value, float) and not math.isfinite(value):
-            where = context.origin(path.removesuffix(".0"), value)
-            yield Fault(where, to_text(value), "a finite number", "=<number>")
+            yield Fault(context.origin(path.removesuffix(".0"), value), to_text(value), "a finite number", "=<number>")
 
 
 # --- Nodes ------------------------------------------------------------------------------------------
@@ -257,9 +255,7 @@ def _find_owners(context: ValidationContext, key: str) -> str:
     return f"`{key}` exists for {shortened(owners, 50)}, not for {who}" if owners else ""
 
 
-def _answers_below(
-    context: ValidationContext, path: str, node: Node, found: str = NOT_AT_THE_TOP
-) -> list[Fault | None]:
+def _answers_in(context: ValidationContext, path: str, node: Node, found: str = NOT_AT_THE_TOP) -> list[Fault | None]:
     """The fault of each key below one that nothing takes, None for one that nobody knows."""
     return [_answer(context, f"{path}.{name}", entry, found) for name, entry in flatten(node).items()]
 
@@ -279,11 +275,8 @@ def _answer(
         last = list(words)[-1] if words else ""
         if last in places[:1] and words[last] == value:
             break  # under its own name, which is simpler to say
-        if (
-            words
-            and words.keys() != {path}
-            and all(context.takes(w, words) and f"{w}.".startswith(inside) for w in words)
-        ):
+        are_taken = all(context.takes(word, words) and f"{word}.".startswith(inside) for word in words)
+        if words and words.keys() != {path} and are_taken:
             ours = last if words[last] == value else as_typed({last: words[last]})
             expected = "the option that takes it" if last == path else f"`{key}` is {ours} here"
             return Fault(path, found, expected + (f": {meaning.why}" if meaning.why else ""), as_typed(words))

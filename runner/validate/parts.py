@@ -116,11 +116,11 @@ def _adapter(context: ValidationContext) -> Iterator[Fault]:
     is_whole = peft.get("full") or peft.get("modules_to_save") or "trainable_token_indices" in known
     if added and signature and "inference_mode" in known and not is_whole:
         yield fault("model.untrained_tokens", kind=signature.name)
-    model, trainer, fields = context.mapping("model"), context.trainer, context.signature(context.args)
+    model, trainer = context.mapping("model"), context.trainer
     if quant and overrides_answers(model):
         yield _fault("rounded_base")
     routed = [key for key in context.mapping("model.config") if "router" in str(key)]
-    yield from (_fault("no_router_loss", key=key) for key in routed if fields and "critic" in fields.parameters)
+    yield from (_fault("no_router_loss", key=key) for key in routed if config and "critic" in config.parameters)
     loader = "vLLM" if context.args.get(upstream.USE_VLLM) or context.args.get("rollout_engine") == "vllm" else ""
     loader = trainer.name if trainer and upstream.takes_path(trainer) else loader
     own = {"config": overrides_answers(model), "tokenizer.add_tokens": added}
@@ -282,18 +282,13 @@ def _exclusions(context: ValidationContext) -> Iterator[Fault]:
 
 
 def _batches(context: ValidationContext) -> Iterator[Fault]:
-    own, rounds = context.field(upstream.GENERATION_BATCH_SIZE), upstream.STEPS_PER_GENERATION
-
-    def counts(*names: str) -> list[int]:
-        """The values of these fields, if all of them are whole numbers of at least 1; else an empty list."""
-        values = [context.field(name) for name in names]
-        return values if all(isinstance(value, int) and value >= 1 for value in values) else []
-
-    size, accumulation = upstream.PER_DEVICE_TRAIN_BATCH_SIZE, upstream.GRADIENT_ACCUMULATION_STEPS
-    if sizes := counts(upstream.NUM_GENERATIONS, size, rounds if context.field(rounds) else accumulation):
-        batch = own or sizes[1] * sizes[2] * processes_of(context.cfg)
-        if isinstance(batch, int) and sizes[0] > 1 and batch % sizes[0]:
-            yield _fault("broken_groups", count=sizes[0], batch=batch)
+    own, rounds = context.field(upstream.GENERATION_BATCH_SIZE), context.field(upstream.STEPS_PER_GENERATION)
+    count, size = context.field(upstream.NUM_GENERATIONS), context.field(upstream.PER_DEVICE_TRAIN_BATCH_SIZE)
+    rounds = rounds or context.field(upstream.GRADIENT_ACCUMULATION_STEPS)
+    if all(isinstance(each, int) and each >= 1 for each in (count, size, rounds)):
+        batch = own or size * rounds * processes_of(context.cfg)
+        if isinstance(batch, int) and count > 1 and batch % count:
+            yield _fault("broken_groups", count=count, batch=batch)
 
 
 # --- Where the keys have no fault -------------------------------------------------------------------

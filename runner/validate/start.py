@@ -45,10 +45,7 @@ GIVEN_TO_REWARDS = {*JUDGED, "prompts", "trainer_state", "log_extra", "log_metri
 
 
 def check_ahead(jobs: Sequence[Sequence[Composed]], *, elsewhere: bool = False) -> None:
-    """Raise an error with everything that would stop one of these runs, each of them alone or the stages of one.
-
-    What is finished is not looked at. GPUs may be ``elsewhere``, where a plugin starts the runs.
-    """
+    """Raise an error with all that would stop one of these runs; GPUs may be ``elsewhere``, with who starts them."""
     runs = [composed for stages in jobs for composed in stages]
     ConfigError.refuse(fault for composed in runs for fault in find_other_worlds(composed))
     EnvironmentFault.refuse(find_variable_faults(max((composed.machines for composed in runs), default=1)))
@@ -63,10 +60,7 @@ def _place(composed: Composed) -> Path:
 
 
 def check_parts(jobs: Sequence[Sequence[Composed]], to_do: Collection[Path] | None = None) -> None:
-    """Raise an error with everything that is wrong with the rows and the models of the runs, or of those ``to_do``.
-
-    A folder that an earlier stage will fill is not missed.
-    """
+    """Raise an error with all faults of rows and models of the runs ``to_do``, but what an earlier stage will make."""
     places = {id(composed): _place(composed) for stages in jobs for composed in stages}
     folders = set(places.values())
     wanted = folders if to_do is None else to_do
@@ -80,7 +74,8 @@ def check_parts(jobs: Sequence[Sequence[Composed]], to_do: Collection[Path] | No
         groups = ("dataset", "model", "peft", "reward", "metric", "tolerate")
         parts = {name: composed.cfg.get(name) for name in groups} | {"trainer": {**trainer, "args": fields}}
         if (key := canonical_text(parts)) not in seen:
-            seen[key] = _look_at_rows(parts).faults, list(_find_faults(parts, folders))
+            rows = _look_at_rows(json.dumps(parts["dataset"], default=str), trainer["form"], os.getcwd())
+            seen[key] = rows.faults, list(_find_faults(parts, rows, folders))
         return seen[key]
 
     looks = [(stages[0].command, [look(run) for run in stages if places[id(run)] in wanted]) for stages in jobs]
@@ -91,17 +86,12 @@ def check_parts(jobs: Sequence[Sequence[Composed]], to_do: Collection[Path] | No
     DataError.refuse(data)
 
 
-def _look_at_rows(cfg: Config) -> DatasetCheck:
-    """The check of a run's rows; for the jobs of a sweep that share them, done once."""
-    return _look_once(json.dumps(cfg["dataset"], default=str), cfg["trainer"]["form"], os.getcwd())
-
-
 @lru_cache(maxsize=64)
-def _look_once(node: str, form: str, here: str) -> DatasetCheck:
-    return check_dataset(json.loads(node), form)
+def _look_at_rows(node: str, form: str, here: str) -> DatasetCheck:
+    return check_dataset(json.loads(node), form)  # once for the jobs of a sweep that share the rows
 
 
-def _find_faults(cfg: Config, folders: set[Path]) -> Iterator[Fault]:
+def _find_faults(cfg: Config, rows: DatasetCheck, folders: set[Path]) -> Iterator[Fault]:
     """A fault for each part of a run, but its rows, that could not be had or does not fit another one."""
     model, tokenizer = cfg["model"], cfg["model"].get("tokenizer") or {}
     tolerate, args = cfg.get("tolerate") or {}, cfg["trainer"]["args"]
@@ -111,7 +101,7 @@ def _find_faults(cfg: Config, folders: set[Path]) -> Iterator[Fault]:
         yield from model_faults
         is_known = model_faults and tokenizer.get("path") == model.get("path")
         if not is_known and not _is_ahead(tokenizer.get("path"), folders):
-            yield from find_tokenizer_faults(tokenizer, read_vocab_size(model), chats=_look_at_rows(cfg).chats)
+            yield from find_tokenizer_faults(tokenizer, read_vocab_size(model), chats=rows.chats)
     others: dict[str, tuple[object, bool]] = {}
     for path, node in nodes({"reward": cfg.get("reward"), "metric": cfg.get("metric"), "trainer": cfg["trainer"]}):
         if str(node["_target_"]).startswith(("runner.model.", "runner.reward.")):
@@ -131,7 +121,7 @@ def _find_faults(cfg: Config, folders: set[Path]) -> Iterator[Fault]:
         except ConfigError as error:
             yield from error.faults
     # The columns of the rows, as far as they are known, that a setting, the trainer or a reward cannot do without.
-    columns, how = _look_at_rows(cfg).columns or set(), args.get(upstream.DATASET_KWARGS)
+    columns, how = rows.columns or set(), args.get(upstream.DATASET_KWARGS)
     listed = ", ".join(sorted(columns))
     if isinstance(how, dict) and how.get("skip_prepare_dataset") and columns and "input_ids" not in columns:
         yield fault("validate.no_tokens", columns=listed)
@@ -166,14 +156,10 @@ OTHER_VALUES = {"attention": "sdpa", "report_to": "none", "rollout_engine": "aut
 
 
 def find_variable_faults(machines: int = 1) -> Iterator[Fault]:
-    """A fault for each variable of the environment that would end an import, or change a training in silence.
-
-    MPI may have started the command once on each of the ``machines`` of a run.
-    """
+    """A fault for each variable that would end an import, or change a training in silence; MPI counts ``machines``."""
     for name, (names, values, expected) in itertools.product(sorted(os.environ), TABLES["variables"]):
-        if re.fullmatch(names, name) and not re.fullmatch(values, os.environ[name], re.IGNORECASE):
-            if name.endswith("_SIZE") and os.environ[name] == str(machines):
-                continue
+        is_once = name.endswith("_SIZE") and os.environ[name] == str(machines)
+        if re.fullmatch(names, name) and not re.fullmatch(values, os.environ[name], re.IGNORECASE) and not is_once:
             yield Fault(name, hidden(repr(os.environ[name]))[:80], expected, f"unset {name}")
 
 
@@ -244,13 +230,9 @@ def find_split_faults(composed: Composed, folder: Path) -> Iterator[Fault]:
 
 
 def find_other_worlds(composed: Composed) -> Iterator[Fault]:
-    """A fault where another launcher has started other processes than the configuration says, or none in silence.
-
-    And where several machines would not find each other.
-    """
+    """A fault where a launcher has started other processes than configured, or machines would not find each other."""
     world, own = world_size(), processes_of(composed.cfg)
     rank()  # raises where it is none, before a folder is made
-
     if world > 1 and (own != world or NUM_PROCESSES in composed.typed):
         word = f"{NUM_PROCESSES}={own}" if composed.machines == 1 else f"launcher.num_machines={composed.machines}"
         yield fault("validate.other_processes", own=own, world=world, word=word)

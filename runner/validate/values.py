@@ -20,22 +20,17 @@ from runner.schema.type import Type, shortened
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers from ``low`` to ``high``; an end is left out where ``above`` or ``below`` is set.
-
-    ``other`` is one more value that means something of its own, such as -1 for "no limit".
-    """
+    """The numbers from ``low`` to ``high``."""
 
     low: float = -math.inf
     high: float = math.inf
-    above: bool = False
-    below: bool = False
-    other: float | None = None
+    above: bool = False  # without ``low`` itself
+    below: bool = False  # without ``high`` itself
+    other: float | None = None  # one more value, which means something of its own, such as -1 for "no limit"
 
     def __contains__(self, value: float) -> bool:
-        if self.other is not None and value == self.other:
-            return True
         enough = value > self.low if self.above else value >= self.low
-        return enough and (value < self.high if self.below else value <= self.high)
+        return value == self.other or (enough and (value < self.high if self.below else value <= self.high))
 
     def __str__(self) -> str:
         low = f"{'above' if self.above else 'at least'} {self.low}"
@@ -73,10 +68,7 @@ def range_of(path: str, name: str, signature: Signature, trainer: Signature | No
 def find_misfits(
     path: str, value: object, parameter: Parameter, numbers: Range | None = None, choices: Collection[str] = ()
 ) -> list[Fault]:
-    """The faults of a value as a parameter; ``numbers`` are those that it may be, and ``choices`` the texts.
-
-    More than one only for a mapping. A number that is not finite is refused elsewhere.
-    """
+    """The faults of a value as a parameter, several only of a mapping; what is not finite is refused elsewhere."""
     known, default = parameter.type, parameter.default
     if value == "None" and known.kind != "any" and known.accepts(None):
         return [Fault(path, "the text None; YAML writes nothing as null", "null", "=null")]
@@ -155,8 +147,7 @@ def _meant(value: object, known: Type) -> list[object]:
     elif isinstance(value, float) and value.is_integer():
         guesses.insert(0, int(value))
     elif isinstance(value, str):
-        guesses = [*_from_text(value), *nearest(value, [c for c in known.choices if str(c) == c])]
-        guesses.append([value])
+        guesses = [*_from_text(value), *nearest(value, [c for c in known.choices if str(c) == c]), [value]]
     elif value is None:
         guesses = [choice for choice in known.choices if choice == "none"]
     elif isinstance(value, list) and len(value) == 1:
@@ -185,6 +176,4 @@ def _fix(path: str, default: object, known: Type, numbers: Range | None = None) 
         return to_override(path, known.choices[0])
     if numbers is not None and numbers.low in numbers and math.isfinite(numbers.low):
         return f"{path}={numbers.low}"
-    if known.kind == "none":
-        return f"{path}=null"
-    return f"leave {path} out"
+    return f"{path}=null" if known.kind == "none" else f"leave {path} out"
