@@ -7,13 +7,21 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
-from trl.chat_template_utils import get_training_chat_template, has_generation_markers, supports_tool_calling
+from trl.chat_template_utils import (
+    add_response_schema,
+    get_training_chat_template,
+    has_generation_markers,
+    is_chat_template_prefix_preserving,
+    supports_tool_calling,
+)
 
 from runner.errors import ConfigError, describe, fault
+from runner.io.files import read_json
 from runner.model import jinja
 from runner.model.encoding import Row, render_row
 from runner.model.jinja import ANSWER, KEY, PROBE, read_template
@@ -43,7 +51,8 @@ def set_template(tokenizer: PreTrainedTokenizerBase, name: str | None, where: st
         chosen = read_template(name)
         if tokenizer.chat_template and tokenizer.chat_template != chosen:
             log.warning("the tokenizer's own chat template is replaced by %s (%s)", name, KEY)
-        tokenizer.chat_template = chosen
+        file, tokenizer.chat_template = jinja.response_file(name), chosen
+        tokenizer.response_template = read_json(file) if file.is_file() else None
     if tokenizer.chat_template:
         # A faulty template would fail later on, without file or line.
         try:
@@ -57,16 +66,25 @@ def set_template(tokenizer: PreTrainedTokenizerBase, name: str | None, where: st
 
 
 def check_template(
-    tokenizer: PreTrainedTokenizerBase, *, chats: bool, calls: bool = False, answers_only: bool = False
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    chats: bool,
+    calls: bool = False,
+    makes_calls: bool = False,
+    answers_only: bool = False,
 ) -> None:
     """Raise ConfigError where the rows are chats and the tokenizer has no template that does for them.
 
     With ``calls`` it must spell what tools are called with and give back, with ``answers_only`` mark what is trained.
+    Where the model ``makes_calls``, they are read from what it writes: with the tokenizer's ``response_template``, or
+    with TRL's for templates that it knows.
     """
     if chats and not tokenizer.chat_template:
         raise ConfigError(jinja.no_template())
     faults = []
-    if calls and not supports_tool_calling(tokenizer):
+    if makes_calls and not _reads_calls(tokenizer):
+        faults.append(fault("model.calls_not_read"))
+    elif calls and not supports_tool_calling(tokenizer):
         faults.append(fault("model.template_without_tools"))
     if chats and answers_only and not _marks_answers(tokenizer):
         faults.append(fault("model.template_without_marks"))
@@ -85,6 +103,17 @@ def check_rendering(tokenizer: PreTrainedTokenizerBase, rows: Iterator[tuple[Row
         row, _ = next(islice(rows, number, None))  # only the fork has gone through them
         text = f"the row {short_text(row)}"
         raise ConfigError(fault("model.costly_template", name="the template", granted=jinja.GRANTED, text=text))
+
+
+def _reads_calls(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """True where the template spells calls, they can be read from an answer, and it can go on behind them."""
+    with suppress(ValueError):  # a template that TRL does not know
+        if getattr(tokenizer, "response_template", None) is None:
+            add_response_schema(tokenizer)
+        if not supports_tool_calling(tokenizer):
+            return False
+        return is_chat_template_prefix_preserving(tokenizer) or get_training_chat_template(tokenizer) is not None
+    return False
 
 
 def _marks_answers(tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments, se
 from runner.config.build import build, serve
 from runner.dataset.form import answer_columns, is_conversation
 from runner.dataset.load import HeldOut, list_columns
-from runner.errors import ConfigError, Fault, own_place
+from runner.errors import ConfigError, DataError, Fault, fault, own_place
 from runner.io.terminal import mute_libraries
 from runner.io.turns import TEMPLATE_ARGUMENTS
 from runner.model.chat import check_rendering, check_template
@@ -36,6 +36,7 @@ from runner.training.components.args import build_args
 from runner.training.components.evaluation import build_measure
 from runner.training.components.model import build_model
 from runner.training.components.rewards import build_rewards
+from runner.training.components.tools import check_environments
 from runner.training.extension import Hooks
 from runner.training.health import Health, build_health
 from runner.training.precompute import map_sets, precompute_by_default
@@ -74,6 +75,8 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     rows, held_out = serve(cfg["dataset"], to=form, seed=cfg["seed"], keep=kept)
     if column := cfg["trainer"].get("reference_column"):
         rows, held_out = (map_sets(functools.partial(_name_reference, column), part) for part in (rows, held_out))
+    for part in (rows, held_out):
+        map_sets(functools.partial(check_environments, cfg["trainer"]), part)
     rewards, weights, panel = build_rewards(cfg, args)
     if weights:
         args.reward_weights = weights
@@ -164,7 +167,10 @@ def _check_rows(
     chats = any(is_conversation(first.get(name)) for name in ("prompt", *answer_columns(first)))
     turns = (turn for row in rows for part in row.values() if is_conversation(part) for turn in part)
     calls = any(isinstance(turn, Mapping) and turn.get("tool_calls") for turn in turns)
-    check_template(tokenizer, chats=chats, calls=calls, answers_only=answers_only)
+    makes_calls = any(node.get(key) for key in upstream.FUNCTIONS if key != upstream.ROLLOUT_FUNC)
+    if makes_calls and not chats:
+        raise DataError(fault("training.tools_without_chats"))
+    check_template(tokenizer, chats=chats, calls=calls, makes_calls=makes_calls, answers_only=answers_only)
     return chats
 
 
