@@ -142,7 +142,7 @@ class Agent:
 
 
 def build_agent(
-    tools: Sequence[Tool] | None, environments: Environments | None, rounds: int | None = None
+    tools: Sequence[Tool] | None = None, environments: Environments | None = None, rounds: int | None = None
 ) -> Agent | None:
     """The agent of a configuration; None where it has no tools."""
     return Agent(tools or (), environments, rounds) if tools or environments else None
