@@ -66,19 +66,26 @@ class Agent:
     environments: Environments | None = None
     rounds: int | None = None
 
-    def open(self, row: Row) -> tuple[list[dict[str, Any]], dict[str, Tool], object]:
+    def open(self, row: Row) -> tuple[list[dict[str, Any]], list[Tool], object]:
         """The prompt of a row, the tools that are offered in it, and its environment, which is a new one, and reset."""
-        prompt, tools = [dict(turn) for turn in row.get("prompt") or [{"role": "user", "content": ""}]], [*self.tools]
-        if self.environments is None:
-            return prompt, {tool.__name__: tool for tool in tools}, None
-        make, given = self.environments, dict(row)
-        if isinstance(make, Mapping):
-            make = make[given.pop("environment")]
-        environment = make()
-        tools += [getattr(environment, name) for name in tool_names(type(environment))]
-        if (seen := environment.reset(**given)) is not None:  # type: ignore[attr-defined]
+        prompt = [dict(turn) for turn in row.get("prompt") or [{"role": "user", "content": ""}]]
+        if (environment := self._environment(row)) is None:
+            return prompt, list(self.tools), None
+        named = isinstance(self.environments, Mapping)
+        given = {name: value for name, value in row.items() if not (named and name == "environment")}
+        if (seen := environment.reset(**given)) is not None:
             prompt[-1]["content"] = prompt[-1]["content"] + seen
-        return prompt, {tool.__name__: tool for tool in tools}, environment
+        return prompt, [*self.tools, *tools_of(environment)], environment
+
+    def _environment(self, row: Row) -> Any:
+        make = self.environments
+        make = make[row["environment"]] if isinstance(make, Mapping) else make
+        return make() if make else None
+
+    def with_tools(self, row: Row) -> dict[str, Any]:
+        """A row with the tools that are offered in it, in an environment that has not begun."""
+        environment = self._environment(row)
+        return {**row, "tools": [*self.tools, *(tools_of(environment) if environment else ())]}
 
     def own_rewards(self) -> list[Callable[..., object]]:
         """The rewards that environments give by ``get_reward``, one for each class, under its name."""
@@ -105,11 +112,11 @@ class Agent:
         episodes = list[Episode]()
         for row in rows:
             prompt, tools, environment = self.open(row)
-            ids = encode_prompt(tokenizer, prompt, {**row, "tools": list(tools.values())})
+            ids = encode_prompt(tokenizer, prompt, {**row, "tools": tools})
             if how.limit(ids) < 1:
                 sizes = {"tokens": len(ids), "most": how.max_length}
                 raise DataError(fault("generate.long_prompts", count=1, row=len(episodes), **sizes))
-            episodes.append(Episode(prompt, ids, tools, environment))
+            episodes.append(Episode(prompt, ids, {tool.__name__: tool for tool in tools}, environment))
         live, length = list(range(len(rows))), noise_BR.shape[1]
         for rounds in range(length):
             if not agree(len(live)):
@@ -148,10 +155,10 @@ def build_agent(
     return Agent(tools or (), environments, rounds) if tools or environments else None
 
 
-def tool_names(kind: type) -> list[str]:
-    """The methods of a class of environments that a model may call, in the order of their names."""
-    named = [name for name, _ in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_")]
-    return [name for name in named if name not in NO_TOOLS]
+def tools_of(environment: Any) -> list[Tool]:
+    """The methods of an environment that a model may call, in the order of their names."""
+    named = [name for name, _ in inspect.getmembers(type(environment), inspect.isfunction) if not name.startswith("_")]
+    return [getattr(environment, name) for name in named if name not in NO_TOOLS]
 
 
 def _reward_of(kind: Any) -> Callable[..., object]:

@@ -85,8 +85,8 @@ class TextGenerator:
 
         Greedy completions of one prompt are the same, so that one of them is enough.
         """
-        offered = {"tools": list(self.agent.tools)} if self.agent else {}  # those of environments are not yet known
-        prompts = [encode_prompt(self.tokenizer, row["prompt"], {**row, **offered}) for row in rows]
+        rows = [self.agent.with_tools(row) for row in rows] if self.agent else rows
+        prompts = [encode_prompt(self.tokenizer, row["prompt"], row) for row in rows]
         faults = []
         if empty := [row for row, ids in enumerate(prompts) if not ids]:
             faults.append(fault("generate.empty_prompts", count=len(empty), row=empty[0]))
