@@ -261,3 +261,15 @@ def test_an_environment_pays_beside_the_rewards_and_tools_need_an_engine_of_ours
     assert 0 < logs["rewards/Room/mean"] < 1 and logs["objective/scores"] == logs["rewards/Room/mean"]
     with pytest.raises(ConfigError, match="vllm, and tools"):
         tool_trainer(tmp_path, rollout_engine="vllm")
+
+
+def test_a_reward_for_each_token_counts_those_of_the_policy(tmp_path):
+    def by_token(completion_ids, **_):
+        return [[float(place) for place in range(len(ids))] for ids in completion_ids]
+
+    trainer = tool_trainer(tmp_path, reward_funcs=by_token)
+    rollout = trainer.roll_out(chats(), trainer._noise(8))
+    earned, _ = trainer.rewards(rollout.completions, rollout.rows, None, 640)
+    for number, each in enumerate(rollout.completions):
+        places = [float(place) for place, own in enumerate(each.own) if own]
+        assert earned[number, : len(places)].tolist() == places and earned[number, len(places) :].isnan().all()

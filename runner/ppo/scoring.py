@@ -10,7 +10,7 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import chain
+from itertools import chain, compress
 from typing import Any, TypeAlias
 
 import torch
@@ -114,7 +114,9 @@ class Rewards:
         for column, (answer, weight) in enumerate(zip(answers, self.weights, strict=True)):
             for row, value in enumerate(answer):
                 if value is not None:
-                    values = value if isinstance(value, list) else [value]
+                    values, mask = value if isinstance(value, list) else [value], completions[row].own
+                    if mask and len(values) == len(mask):  # one for each token, of which those of tools earn nothing
+                        value = values = list(compress(values, mask))
                     at = self._earning(self.names[column], value, own[row]) if values is value else [len(own[row]) - 1]
                     earned = weight * torch.tensor(values, dtype=torch.float32)
                     earned_BR[row, at] = earned_BR[row, at].nan_to_num() + earned
