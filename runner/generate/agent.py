@@ -82,6 +82,10 @@ class Agent:
         make = make[row["environment"]] if isinstance(make, Mapping) else make
         return make() if make else None
 
+    def without_rows(self) -> "Agent | None":
+        """The same where nothing is known of a row but its prompt, so that no environment can begin."""
+        return build_agent(self.tools, None, self.rounds)
+
     def with_tools(self, row: Row) -> dict[str, Any]:
         """A row with the tools that are offered in it, in an environment that has not begun."""
         environment = self._environment(row)

@@ -17,6 +17,7 @@ from runner.generate.agent import Agent, Episode
 from runner.generate.batch import split_by_rows
 from runner.generate.rows import Row
 from runner.generate.sampler import Model, Responses, Sampling, evaluating, sample, seeded_generator, uniform
+from runner.io.turns import dialogue
 from runner.model.encoding import encode_prompt, stop_ids
 
 Draw: TypeAlias = tuple[int, int]  # the row that is answered and the number of the sample, which number the noise
@@ -158,16 +159,18 @@ def generate(
     temperature: float = 1.0,
     batch_size: int = 64,
     seed: int = 0,
+    agent: Agent | None = None,
 ) -> list[str]:
-    """One completion per prompt, as text; prompts are strings or chats. Temperature 0 is greedy.
+    """One completion per prompt, as text; prompts are strings or chats. Temperature 0 is greedy. Tools may be called.
 
     It does not depend on the size of the batches, which are halved where memory does not suffice. The random state and
     the model's mode are as they were.
     """
     how = Sampling(max_new_tokens, temperature=temperature, rows=batch_size)
     with evaluating(model):
-        made = TextGenerator(model, tokenizer, how, seed).complete_all([{"prompt": prompt} for prompt in prompts])
-    return [each.text for each in made]
+        generator = TextGenerator(model, tokenizer, how, seed, agent=agent and agent.without_rows())
+        made = generator.complete_all([{"prompt": prompt} for prompt in prompts])
+    return [dialogue(each.turns or each.text) for each in made]
 
 
 def context_length(model: Model) -> int | None:

@@ -26,7 +26,6 @@ from runner.schema.text import nearest
 from runner.schema.type import shortened
 from runner.training.components.model import policy_of
 from runner.training.components.rewards import build_metrics
-from runner.training.components.tools import agent_of
 
 BATCH_SIZE = 64  # prompts side by side, until memory runs out
 CLOCK = ("_runtime", "_per_second", "_time", "epoch", "num_tokens")
@@ -101,10 +100,12 @@ class HeldOutMetrics:
 
 
 def build_measure(
-    run: Run, tokenizer: PreTrainedTokenizerBase, adjustments: Sequence[Mapping[str, Any]]
+    run: Run,
+    tokenizer: PreTrainedTokenizerBase,
+    adjustments: Sequence[Mapping[str, Any]],
+    agent: Agent | None,
 ) -> HeldOutMetrics | None:
     """The configured metrics, for a trainer to call with the prefix of each evaluation; None without any."""
     metrics = build_metrics(run.cfg["metric"], tokenizer)
     halvings = sum(upstream.PER_DEVICE_EVAL_BATCH_SIZE in each.get("args", {}) for each in adjustments)
-    agent = agent_of(run.cfg["trainer"]) if metrics else None
     return HeldOutMetrics(run, tokenizer, metrics, max(1, BATCH_SIZE >> halvings), agent) if metrics else None
