@@ -29,8 +29,8 @@ def write_out_rows(dataset: object) -> None:
             node["split"]["eval"] = _written_out(evals, node) if "path" in evals else sources
 
 
-def write_out_functions(trainer: object) -> None:
-    """Make a node of each name at the keys of a trainer that take functions of the user's, in lists and mappings too."""
+def write_out_functions(trainer: Any) -> None:
+    """Make a node of each name at the keys of a trainer that take the user's functions, also in lists and mappings."""
 
     def to_node(value: Any) -> Any:
         if isinstance(value, list):

@@ -20,11 +20,11 @@ import torch
 from transformers.utils import get_json_schema
 
 from runner.errors import ConfigError, DataError, RunnerError, describe, fault, own_place
+from runner.generate.agent import NO_TOOLS
 from runner.reward.panel import check_answer, undisturbed, within
 from runner.schema.text import short_text
 
 SECONDS = 60.0  # of one call, unless the config says otherwise
-OWN = ("reset", "get_reward")  # methods of an environment that no model calls
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,9 @@ class Guard:
             self.failed += 1
             if str(self.failed).strip("0") == "1":
                 call, found = f"{self.name}({short_text(dict(given))})", describe(error)
-                log.warning("failed call %d of %s: %s: %s; the model is told", self.failed, self.name, call, found)
+                log.warning(
+                    "failed call %d of %s: %s: %s; and the model learns of it", self.failed, self.name, call, found
+                )
             if isinstance(error, SystemExit):
                 raise RuntimeError(f"{self.name} would end the training") from error
             raise
@@ -141,12 +143,12 @@ def _guarded_class(kind: type, where: str, seconds: float) -> type:
     methods = dict(inspect.getmembers(kind, inspect.isfunction))
     if "reset" not in methods:
         raise ConfigError(fault("generate.no_reset", where=where, name=kind.__name__))
-    checks = {name: check_text for name in methods if not name.startswith("_")} | dict(zip(OWN, OWN_CHECKS, strict=True))
+    checks = {name: check_text for name in methods if not name.startswith("_")} | OWN_CHECKS
     own: dict[str, Any] = {"__slots__": (), "__module__": kind.__module__, "__doc__": kind.__doc__}
     for name in methods.keys() & checks.keys():
         guard = Guard(f"{kind.__name__}.{name}", seconds)
-        own[name] = guard.guarded(methods[name], checks[name], {}, ends=name in OWN)
-        if name not in OWN:
+        own[name] = guard.guarded(methods[name], checks[name], {}, ends=name in NO_TOOLS)
+        if name not in NO_TOOLS:
             check_schema(own[name], where)
     return type(kind.__name__, (kind,), own)
 
@@ -183,7 +185,7 @@ def _check_reward(name: str, answer: Any) -> Any:
     return check_answer(f"trainer.{name}", [answer], [""])[0]
 
 
-OWN_CHECKS = (_check_observation, _check_reward)
+OWN_CHECKS = dict(zip(NO_TOOLS, (_check_observation, _check_reward), strict=True))
 
 
 def _random_state() -> str:

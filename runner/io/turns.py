@@ -15,6 +15,18 @@ def text_of(side: str | Turns) -> str:
     return side if isinstance(side, str) else side[-1]["content"]
 
 
+def dialogue(side: str | Turns) -> str:
+    """A completion as one text: of several turns what was said, what tools were asked, and what they answered."""
+    if isinstance(side, str):
+        return side
+    said = []
+    for turn in side:
+        said.append(f"= {turn['content']}" if turn["role"] == "tool" else turn["content"])
+        calls = [call["function"] for call in turn.get("tool_calls") or ()]
+        said += [f"{call['name']}({json.dumps(call['arguments'], ensure_ascii=False)})" for call in calls]
+    return " ".join(filter(None, said))
+
+
 def template_arguments(row: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments with which a template writes a row's conversation beside its turns: tools, and those of its own."""
     tools = row.get("tools")

@@ -36,7 +36,7 @@ from runner.training.components.args import build_args
 from runner.training.components.evaluation import build_measure
 from runner.training.components.model import build_model
 from runner.training.components.rewards import build_rewards
-from runner.training.components.tools import check_environments
+from runner.training.components.tools import agent_of, check_environments
 from runner.training.extension import Hooks
 from runner.training.health import Health, build_health
 from runner.training.precompute import map_sets, precompute_by_default
@@ -88,7 +88,8 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     if hasattr(args, once := upstream.PRECOMPUTE_REF_LOG_PROBS) and once not in cfg["trainer"]["args"]:
         precompute_by_default(run, args, rows, held_out)
     model, peft_config, reference = build_model(cfg, tokenizer, args)
-    served = for_callbacks(run, tokenizer, rows, held_out)
+    agent = agent_of(cfg["trainer"])
+    served = for_callbacks(run, tokenizer, rows, held_out, agent)
     offered = {
         "model": model.name_or_path if upstream.takes_path(read_signature(cfg["trainer"]["_target_"])) else model,
         upstream.REF_MODEL: reference,
@@ -104,7 +105,7 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     health, schedule = build_health(cfg, args, peft_config, panel), (cfg.get("optimizer") or {}).get("scheduler")
     hooks = Hooks(
         evaluates=cfg["trainer"].get("evaluates", True),
-        measure=build_measure(run, tokenizer, adjustments) if held_out is not None else None,
+        measure=build_measure(run, tokenizer, adjustments, agent) if held_out is not None else None,
         on_loss=health.observe_loss,
         on_log=functools.partial(adjust_logs, adjustments) if adjustments else None,
         reward_means=panel.pop_means if panel else None,

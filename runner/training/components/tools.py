@@ -1,4 +1,4 @@
-"""Functions of the user's that a conversation calls: tools, environments, a rollout; each guarded by ``generate.tools``."""
+"""Functions of the user's that a conversation calls: tools, environments, a rollout; guarded by ``generate.tools``."""
 
 import inspect
 from collections.abc import Callable
@@ -9,13 +9,23 @@ from datasets import Dataset
 
 from runner.config.build import build, locate
 from runner.errors import DataError, fault
+from runner.generate.agent import Agent, build_agent
 from runner.generate.tools import SECONDS, guard_environment, guard_tool
 from runner.schema import upstream
 from runner.schema.text import Node
 
 
+def agent_of(trainer: Node) -> Agent | None:
+    """The agent that answers with a trainer's tools in conversations of our own; None where it has none."""
+    names, rounds = upstream.FUNCTIONS[:2], trainer["args"].get(upstream.MAX_TOOL_CALLING_ITERATIONS)
+    built = [
+        build_functions(key, trainer[key], trainer.get("tool_timeout")) if trainer.get(key) else None for key in names
+    ]
+    return build_agent(built[0], built[1], rounds)
+
+
 def build_functions(key: str, value: Any, seconds: float | None = None) -> Any:
-    """The functions at one key of a trainer's, as its constructor takes them: a list of tools, makers of environments."""
+    """The functions at one key of a trainer, as its constructor takes them: a list of tools, makers of environments."""
     where, seconds = f"trainer.{key}", seconds or SECONDS
     if key == upstream.ROLLOUT_FUNC:
         return _bind(value) if inspect.isfunction(locate(value["_target_"])) else build(value)
