@@ -31,17 +31,16 @@ def write_out_rows(dataset: object) -> None:
 
 def write_out_functions(trainer: Any) -> None:
     """Make a node of each name at the keys of a trainer that take the user's functions, also in lists and mappings."""
-
-    def to_node(value: Any) -> Any:
-        if isinstance(value, list):
-            return list(map(to_node, value))
-        if isinstance(value, dict) and "_target_" not in value:
-            return {name: to_node(each) for name, each in value.items()}
-        return {"_target_": value} if isinstance(value, str) else value
-
     for key in upstream.FUNCTIONS if isinstance(trainer, dict) else ():
-        if key in trainer:
-            trainer[key] = to_node(trainer[key])
+        trainer |= {key: _to_nodes(trainer[key])} if key in trainer else {}
+
+
+def _to_nodes(value: Any) -> Any:
+    if isinstance(value, list):
+        return list(map(_to_nodes, value))
+    if isinstance(value, dict) and "_target_" not in value:
+        return {name: _to_nodes(each) for name, each in value.items()}
+    return {"_target_": value} if isinstance(value, str) else value
 
 
 def _written_out(own: Any, node: dict[str, Any]) -> Any:

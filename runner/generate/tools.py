@@ -1,8 +1,8 @@
 """Tools and environments of the user's as a conversation calls them: in time, with text, and beside the training.
 
-What a model asks may be wrong: a call that fails raises, whoever leads the conversation tells the model, and the log is
-warned. What ``reset`` and ``get_reward`` are asked is not the model's, and a failure of theirs ends the run. Nothing of
-a training is here, and no conversation.
+What a model asks may be wrong: a call that fails raises, whoever leads the conversation says so to the model, and the
+log has a warning. What ``reset`` and ``get_reward`` are asked is not the model's, and a failure of theirs ends the run.
+Nothing of a training is here, and no conversation.
 """
 
 import asyncio
@@ -10,7 +10,6 @@ import contextlib
 import functools
 import hashlib
 import inspect
-import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -31,74 +30,37 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Guard:
-    """The calls of one function: ``seconds`` for each, and how many of them have failed."""
+    """The calls of one function: ``seconds`` for each, and how many have failed; a failure may end the run."""
 
     name: str
-    seconds: float = SECONDS
+    seconds: float
+    ends: bool = False
     failed: int = 0
     awaited: int = 0  # coroutines that run side by side
     kept: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
-    def late(self) -> TimeoutError:
-        return TimeoutError(f"{self.name} took longer than {self.seconds:g} s and was ended")
-
-    @contextlib.contextmanager
-    def counted(self, given: Mapping[str, Any]) -> Iterator[None]:
-        """Warn of the first call that fails, the tenth, the hundredth; a call to end Python is a failure too."""
-        try:
-            yield
-        except (Exception, SystemExit) as error:
-            self.failed += 1
-            if str(self.failed).strip("0") == "1":
-                call, found = f"{self.name}({short_text(dict(given))})", describe(error)
-                log.warning(
-                    "failed call %d of %s: %s: %s; and the model learns of it", self.failed, self.name, call, found
-                )
-            if isinstance(error, SystemExit):
-                raise RuntimeError(f"{self.name} would end the training") from error
-            raise
-
-    @contextlib.contextmanager
-    def ended(self, given: Mapping[str, Any]) -> Iterator[None]:
-        """End the run with a failure, and with the method and what it was asked."""
-        try:
-            yield
-        except RunnerError:
-            raise
-        except Exception as error:
-            place, found = own_place(error) or self.name, describe(error)
-            asked = short_text(dict(given)) if given else "nothing"
-            failed = fault("generate.method_failed", name=self.name, error=found, asked=asked, place=place)
-            raise DataError(failed) from error
-
-    def guarded(
-        self, function: Callable[..., Any], check: Callable[[str, Any], Any], bound: Mapping[str, Any], *, ends: bool
+    def guard(
+        self, function: Callable[..., Any], check: Callable[[str, Any], Any], bound: Mapping[str, Any], where: str
     ) -> Callable[..., Any]:
-        """The function with ``bound`` arguments, which a schema leaves out; what it returns is checked.
+        """The function with ``bound`` arguments, which its schema leaves out; raises ConfigError for one without.
 
         Its random numbers follow from the training's and from what it is asked, so that a run that is resumed has the
-        same; of coroutines that run side by side from what the first was asked.
+        same; those of coroutines side by side from what the first was asked.
         """
-        around = self.ended if ends else self.counted
 
         @functools.wraps(function)
         def call(*args: Any, **given: Any) -> Any:
-            kept = undisturbed(self.name, [given, _random_state()])
-            with around(given), within(self.seconds, self.late), kept:
+            with self._explained(given), within(self.seconds, TimeoutError), self._undisturbed(given):
                 return check(self.name, function(*args, **given, **bound))
 
         @functools.wraps(function)
         async def call_later(*args: Any, **given: Any) -> Any:
-            if not self.awaited:
-                self.kept.enter_context(undisturbed(self.name, [given, _random_state()]))
             self.awaited += 1
+            if self.awaited == 1:
+                self.kept.enter_context(self._undisturbed(given))
             try:
-                with around(given):
-                    try:
-                        answer = await asyncio.wait_for(function(*args, **given, **bound), self.seconds)
-                    except TimeoutError as error:
-                        raise self.late() from error
-                    return check(self.name, answer)
+                with self._explained(given):
+                    return check(self.name, await asyncio.wait_for(function(*args, **given, **bound), self.seconds))
             finally:
                 self.awaited -= 1
                 if not self.awaited:
@@ -109,7 +71,36 @@ class Guard:
         free = [each for name, each in signature.parameters.items() if name not in bound]
         made.__signature__, made.__name__ = signature.replace(parameters=free), self.name.rpartition(".")[2]
         made.__annotations__ = {name: kind for name, kind in function.__annotations__.items() if name not in bound}
+        try:
+            None if self.ends else get_json_schema(made)
+        except Exception as error:  # a type hint is code, and can fail in any way
+            raise ConfigError(fault("generate.no_schema", where=where, error=describe(error))) from error
         return made
+
+    def _undisturbed(self, given: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
+        states = [torch.random.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
+        return undisturbed(self.name, [given, hashlib.sha256(torch.cat(states).numpy().tobytes()).hexdigest()])
+
+    @contextlib.contextmanager
+    def _explained(self, given: Mapping[str, Any]) -> Iterator[None]:
+        """Warn of the first call that fails, the tenth, the hundredth; a call to end Python is a failure too."""
+        try:
+            yield
+        except RunnerError:
+            raise
+        except (Exception, SystemExit) as error:
+            late = isinstance(error, TimeoutError) and not str(error)
+            what = f"took longer than {self.seconds:g} s and was ended" if late else f"raised {error!r}"
+            known = error if isinstance(error, Exception) and str(error) else RuntimeError(f"{self.name} {what}")
+            asked, found = short_text(dict(given)), describe(known)
+            if self.ends:
+                place = own_place(error) or self.name
+                failed = fault("generate.method_failed", name=self.name, error=found, asked=asked, place=place)
+                raise DataError(failed) from error
+            self.failed += 1
+            if str(self.failed).strip("0") == "1":
+                log.warning("failed call %d of %s, asked %s: %s", self.failed, self.name, asked, found)
+            raise known from error
 
 
 def guard_tool(call: object, where: str, bound: Mapping[str, Any], seconds: float = SECONDS) -> Callable[..., Any]:
@@ -117,77 +108,44 @@ def guard_tool(call: object, where: str, bound: Mapping[str, Any], seconds: floa
     if not callable(call):
         raise ConfigError(fault("generate.no_tool", where=where, text=short_text(call)))
     function: Any = call if inspect.isroutine(call) else call.__call__
-    name = getattr(call, "__name__", type(call).__name__)
-    made = Guard(name, seconds).guarded(function, check_text, bound, ends=False)
-    check_schema(made, where)
-    return made
+    return Guard(getattr(call, "__name__", type(call).__name__), seconds).guard(function, check_text, bound, where)
 
 
 def guard_environment(make: Callable[[], Any], where: str, seconds: float = SECONDS) -> Callable[[], Any]:
     """A maker of the same environments with guarded methods; raises ConfigError at the first that cannot be used."""
 
+    @functools.cache
+    def guarded(kind: Any) -> type:
+        found = inspect.getmembers(kind, inspect.isfunction)
+        methods: dict[str, Any] = {name: each for name, each in found if not name.startswith("_")}
+        if "reset" not in methods:
+            raise ConfigError(fault("generate.no_reset", where=where, name=kind.__name__))
+        for name, method in methods.items():
+            guard = Guard(f"{kind.__name__}.{name}", seconds, ends=name in NO_TOOLS)
+            methods[name] = guard.guard(method, OWN_CHECKS.get(name, check_text), {}, where)
+        return type(kind.__name__, (kind,), {"__slots__": (), "__module__": kind.__module__} | methods)
+
     def made() -> Any:
         with undisturbed(where, []):
             environment = make()
-        kind = type(environment)
-        if kind not in known:
-            known[kind] = _guarded_class(kind, where, seconds)
-        environment.__class__ = known[kind]
+        kind: Any = type(environment)
+        environment.__class__ = guarded(kind)
         return environment
 
-    known: dict[type, type] = {}
     return made
 
 
-def _guarded_class(kind: type, where: str, seconds: float) -> type:
-    methods = dict(inspect.getmembers(kind, inspect.isfunction))
-    if "reset" not in methods:
-        raise ConfigError(fault("generate.no_reset", where=where, name=kind.__name__))
-    checks = {name: check_text for name in methods if not name.startswith("_")} | OWN_CHECKS
-    own: dict[str, Any] = {"__slots__": (), "__module__": kind.__module__, "__doc__": kind.__doc__}
-    for name in methods.keys() & checks.keys():
-        guard = Guard(f"{kind.__name__}.{name}", seconds)
-        own[name] = guard.guarded(methods[name], checks[name], {}, ends=name in NO_TOOLS)
-        if name not in NO_TOOLS:
-            check_schema(own[name], where)
-    return type(kind.__name__, (kind,), own)
-
-
-def check_schema(tool: Callable[..., Any], where: str) -> None:
-    """Raise ConfigError for a tool of which nothing can be said to a model: its docstring and types are what is."""
-    try:
-        get_json_schema(tool)
-    except Exception as error:  # a type hint is code, and can fail in any way
-        raise ConfigError(fault("generate.no_schema", where=where, error=describe(error))) from error
-
-
 def check_text(name: str, answer: Any) -> Any:
-    """What a tool gave, as text; content blocks, of which some may be pictures, as they are.
-
-    Raises TypeError for what is no value of JSON.
-    """
+    """The answer of a tool as text; content blocks, of which some may be pictures, as they are; else TypeError."""
     if isinstance(answer, list) and answer and all(isinstance(part, dict) and "type" in part for part in answer):
         return answer
-    try:
-        text = json.dumps(answer)
-    except (TypeError, ValueError):
-        text = ""
-    if text in ("", "null"):
+    if not isinstance(answer, str | int | float | list | tuple | dict):
         raise TypeError(f"{name} returned {short_text(answer)}, a {type(answer).__name__}, and no text")
     return str(answer)
 
 
-def _check_observation(name: str, answer: Any) -> Any:
-    return answer if answer is None or isinstance(answer, list) else check_text(name, answer)
-
-
-def _check_reward(name: str, answer: Any) -> Any:
-    return check_answer(f"trainer.{name}", [answer], [""])[0]
-
-
-OWN_CHECKS = dict(zip(NO_TOOLS, (_check_observation, _check_reward), strict=True))
-
-
-def _random_state() -> str:
-    states = [torch.random.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
-    return hashlib.sha256(b"".join(state.numpy().tobytes() for state in states)).hexdigest()
+# Of methods that no model calls.
+OWN_CHECKS = {
+    "reset": lambda name, answer: answer if answer is None or isinstance(answer, list) else check_text(name, answer),
+    "get_reward": lambda name, answer: check_answer(f"trainer.{name}", [answer], [""])[0],
+}

@@ -11,8 +11,8 @@ TEMPLATE_ARGUMENTS = "chat_template_kwargs"  # a column of rows, as TRL calls it
 
 
 def text_of(side: str | Turns) -> str:
-    """The text of a prompt or a completion, of a conversation that of its last turn."""
-    return side if isinstance(side, str) else side[-1]["content"]
+    """The text of a prompt or a completion, of a conversation that of its last turn; what a tool says is no answer."""
+    return side if isinstance(side, str) else "" if side[-1].get("role") == "tool" else side[-1]["content"]
 
 
 def dialogue(side: str | Turns) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 from trl.chat_template_utils import (
@@ -21,7 +22,7 @@ from trl.chat_template_utils import (
 )
 
 from runner.errors import ConfigError, describe, fault
-from runner.io.files import read_json
+from runner.io.files import read_json, shipped
 from runner.model import jinja
 from runner.model.encoding import Row, render_row
 from runner.model.jinja import ANSWER, KEY, PROBE, read_template
@@ -51,8 +52,8 @@ def set_template(tokenizer: PreTrainedTokenizerBase, name: str | None, where: st
         chosen = read_template(name)
         if tokenizer.chat_template and tokenizer.chat_template != chosen:
             log.warning("the tokenizer's own chat template is replaced by %s (%s)", name, KEY)
-        file, tokenizer.chat_template = jinja.response_file(name), chosen
-        tokenizer.response_template = read_json(file) if file.is_file() else None
+        file = Path(shipped(name)) if name.endswith(".jinja") else jinja.SHELF / name
+        tokenizer.chat_template, tokenizer.response_template = chosen, read_json(file.with_suffix(".response.json"))
     if tokenizer.chat_template:
         # A faulty template would fail later on, without file or line.
         try:
@@ -66,29 +67,34 @@ def set_template(tokenizer: PreTrainedTokenizerBase, name: str | None, where: st
 
 
 def check_template(
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    chats: bool,
-    calls: bool = False,
-    makes_calls: bool = False,
-    answers_only: bool = False,
+    tokenizer: PreTrainedTokenizerBase, *, chats: bool, calls: bool = False, answers_only: bool = False
 ) -> None:
     """Raise ConfigError where the rows are chats and the tokenizer has no template that does for them.
 
     With ``calls`` it must spell what tools are called with and give back, with ``answers_only`` mark what is trained.
-    Where the model ``makes_calls``, they are read from what it writes: with the tokenizer's ``response_template``, or
-    with TRL's for templates that it knows.
     """
     if chats and not tokenizer.chat_template:
         raise ConfigError(jinja.no_template())
     faults = []
-    if makes_calls and not _reads_calls(tokenizer):
-        faults.append(fault("model.calls_not_read"))
-    elif calls and not supports_tool_calling(tokenizer):
+    if calls and not supports_tool_calling(tokenizer):
         faults.append(fault("model.template_without_tools"))
     if chats and answers_only and not _marks_answers(tokenizer):
         faults.append(fault("model.template_without_marks"))
     ConfigError.refuse(faults)
+
+
+def check_calls(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise ConfigError unless the template spells calls, they can be read from an answer, and it goes on behind them.
+
+    They are read by the tokenizer's ``response_template``, or by TRL's where it knows the template.
+    """
+    with suppress(ValueError):  # a template that TRL does not know
+        if getattr(tokenizer, "response_template", None) is None:
+            add_response_schema(tokenizer)
+        goes_on = is_chat_template_prefix_preserving(tokenizer) or get_training_chat_template(tokenizer)
+        if goes_on and supports_tool_calling(tokenizer):
+            return
+    raise ConfigError(fault("model.calls_not_read"))
 
 
 def check_rendering(tokenizer: PreTrainedTokenizerBase, rows: Iterator[tuple[Row, Iterable[str]]]) -> None:
@@ -103,17 +109,6 @@ def check_rendering(tokenizer: PreTrainedTokenizerBase, rows: Iterator[tuple[Row
         row, _ = next(islice(rows, number, None))  # only the fork has gone through them
         text = f"the row {short_text(row)}"
         raise ConfigError(fault("model.costly_template", name="the template", granted=jinja.GRANTED, text=text))
-
-
-def _reads_calls(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """True where the template spells calls, they can be read from an answer, and it can go on behind them."""
-    with suppress(ValueError):  # a template that TRL does not know
-        if getattr(tokenizer, "response_template", None) is None:
-            add_response_schema(tokenizer)
-        if not supports_tool_calling(tokenizer):
-            return False
-        return is_chat_template_prefix_preserving(tokenizer) or get_training_chat_template(tokenizer) is not None
-    return False
 
 
 def _marks_answers(tokenizer: PreTrainedTokenizerBase) -> bool:

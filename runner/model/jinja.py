@@ -69,11 +69,6 @@ def read_template(name: str) -> str:
     return text
 
 
-def response_file(name: str) -> Path:
-    """The file beside a template that says how calls are read from an answer: transformers' ``response_template``."""
-    return (Path(shipped(name)) if name.endswith(".jinja") else SHELF / name).with_suffix(".response.json")
-
-
 def check_length(file: Path) -> None:
     """Raise ConfigError for a file that is too large for a template."""
     if (size := file.stat().st_size) > MAX_LETTERS:

@@ -170,8 +170,7 @@ def find_node_faults(context: ValidationContext, path: str, node: Node) -> Itera
     served = SERVED.get(path if path in SERVED else inside, [])
     later = is_called_later(path, signature) or bool(GIVEN_LATER & set(signature.parameters))
     # What a loss is given, the trainer decides, and what a tool, a model.
-    is_asked = path == "loss" or path.startswith(TOOLS)
-    later = later or (is_asked and not signature.lineage)
+    later = later or ((path == "loss" or path.startswith(TOOLS)) and not signature.lineage)
     for name in () if later or node.get("_partial_") is True else signature.required:
         if name not in node and name not in served:
             kind = str(signature.parameters[name].type)

@@ -51,8 +51,8 @@ def _bind(node: Node) -> Callable[..., Any]:
     return build(dict(node) | {"_partial_": True})
 
 
-def check_environments(trainer: Node, rows: Any) -> Any:
-    """The rows; raises DataError where there are several environments, and a row names none, or one that is not there.
+def check_environments(trainer: Node, rows: Any) -> None:
+    """Raise DataError where there are several environments, and a row names none, or one that is not there.
 
     Of a stream the first rows are looked at.
     """
@@ -62,4 +62,3 @@ def check_environments(trainer: Node, rows: Any) -> Any:
         named = rows.unique("environment") if is_whole else [row.get("environment") for row in islice(rows, 100)]
         if unknown := [name for name in named if name not in known]:
             raise DataError(fault("training.no_environment", name=unknown[0], known=", ".join(known)))
-    return rows
