@@ -114,25 +114,26 @@ def guard_tool(call: object, where: str, bound: Mapping[str, Any], seconds: floa
 def guard_environment(make: Callable[[], Any], where: str, seconds: float = SECONDS) -> Callable[[], Any]:
     """A maker of the same environments with guarded methods; raises ConfigError at the first that cannot be used."""
 
-    @functools.cache
-    def guarded(kind: Any) -> type:
-        found = inspect.getmembers(kind, inspect.isfunction)
-        methods: dict[str, Any] = {name: each for name, each in found if not name.startswith("_")}
-        if "reset" not in methods:
-            raise ConfigError(fault("generate.no_reset", where=where, name=kind.__name__))
-        for name, method in methods.items():
-            guard = Guard(f"{kind.__name__}.{name}", seconds, ends=name in NO_TOOLS)
-            methods[name] = guard.guard(method, OWN_CHECKS.get(name, check_text), {}, where)
-        return type(kind.__name__, (kind,), {"__slots__": (), "__module__": kind.__module__} | methods)
-
     def made() -> Any:
         with undisturbed(where, []):
             environment = make()
         kind: Any = type(environment)
-        environment.__class__ = guarded(kind)
+        environment.__class__ = _guarded(kind, where, seconds)
         return environment
 
     return made
+
+
+@functools.cache  # since a trainer takes each class for one reward
+def _guarded(kind: Any, where: str, seconds: float) -> type:
+    found = inspect.getmembers(kind, inspect.isfunction)
+    methods: dict[str, Any] = {name: each for name, each in found if not name.startswith("_")}
+    if "reset" not in methods:
+        raise ConfigError(fault("generate.no_reset", where=where, name=kind.__name__))
+    for name, method in methods.items():
+        guard = Guard(f"{kind.__name__}.{name}", seconds, ends=name in NO_TOOLS)
+        methods[name] = guard.guard(method, OWN_CHECKS.get(name, check_text), {}, where)
+    return type(kind.__name__, (kind,), {"__slots__": (), "__module__": kind.__module__} | methods)
 
 
 def check_text(name: str, answer: Any) -> Any:

@@ -21,9 +21,9 @@ def dialogue(side: str | Turns) -> str:
         return side
     said = []
     for turn in side:
-        said.append(f"= {turn['content']}" if turn["role"] == "tool" else turn["content"])
-        calls = [call["function"] for call in turn.get("tool_calls") or ()]
-        said += [f"{call['name']}({json.dumps(call['arguments'], ensure_ascii=False)})" for call in calls]
+        said.append(f"= {turn['content']}" if turn["role"] == "tool" else str(turn["content"] or ""))
+        calls = [call.get("function", call) for call in turn.get("tool_calls") or () if isinstance(call, Mapping)]
+        said += [f"{call.get('name')}({json.dumps(call.get('arguments'), ensure_ascii=False)})" for call in calls]
     return " ".join(filter(None, said))
 
 

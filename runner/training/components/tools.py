@@ -32,7 +32,7 @@ def build_functions(key: str, value: Any, seconds: float | None = None) -> Any:
     if key == upstream.ENVIRONMENT_FACTORY:
         if "_target_" in value:
             return guard_environment(_bind(value), where, seconds)
-        return {name: guard_environment(_bind(node), f"{where}.{name}", seconds) for name, node in value.items()}
+        return {name: guard_environment(_bind(node), where, seconds) for name, node in value.items()}
     return [_build_tool(node, where, seconds) for node in (value if isinstance(value, list) else [value])]
 
 
