@@ -232,7 +232,8 @@ def test_at_first_the_policy_is_its_reference_and_every_ratio_one(tmp_path, case
     if twice:
         trainer.actor_critic.activation_checkpointing_enable()
     rollout = rolled_out(trainer)
-    assert len(set(rollout.prompts)) > 3 and len(set(rollout.responses)) > 1  # padded on both sides
+    prompts = {len(each.prompt_ids) for each in rollout.completions}
+    assert len(prompts) > 3 and len(set(rollout.responses)) > 1  # padded on both sides
     kl = kl_estimate(rollout.logprobs_BR, rollout.ref_logprobs_BR)
     assert kl.abs().max() < 2e-6 and kl[rollout.mask_BR].mean().abs() < 1e-6
     trainer.actor_critic.train(twice)
@@ -352,7 +353,7 @@ def test_a_missing_end_is_penalised_whatever_ends_a_completion(tmp_path, asked):
 def test_without_a_stop_token_every_completion_is_full(tmp_path):
     trainer = letter_trainer(tmp_path, stop_token=None, model=letter_model(spread=0.05), response_length=30)
     rollout = rolled_out(trainer)
-    assert rollout.responses == [30] * 8 and all(each.finish == "stop" for each in rollout.completions)
+    assert rollout.responses == [30] * 8 and all(each.finish == "length" for each in rollout.completions)
     assert any(END in sequence for sequence in rollout.sequences)
 
 
@@ -518,7 +519,7 @@ def test_a_step_follows_the_gradient_of_the_loss_as_it_is_written(tmp_path, aver
     plain, rollout = build().actor_critic, kept["rollout"]
     losses = []
     for row, sequence in enumerate(rollout.sequences):
-        start, count = rollout.prompts[row], rollout.responses[row]
+        start, count = len(rollout.completions[row].prompt_ids), rollout.responses[row]
         ids = torch.tensor([sequence])
         logits = plain.policy(ids).logits[0, start - 1 : -1] / 0.7
         logprobs = torch.log_softmax(logits, -1).gather(1, ids[0, start:, None])[:, 0]

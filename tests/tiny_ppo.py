@@ -74,7 +74,7 @@ def letter_trainer(folder: Any, *, model: Any = None, rows: Any = None, **asked:
     parts = {"train_dataset": rows or letter_rows(), "reward_funcs": share_of_wanted}
     parts["processing_class"] = letter_tokenizer()
     own = ("reward_funcs", "processing_class", "peft_config", "ref_model", "value_model", "callbacks", "eval_dataset")
-    own += ("optimizers", "reward_processing_classes")
+    own += ("optimizers", "reward_processing_classes", "tools", "environment_factory", "rollout_func")
     parts |= {name: asked.pop(name) for name in own if name in asked}
     parts["peft_config"] = copy.copy(parts.get("peft_config"))  # peft writes into it
     quick = {

@@ -1,12 +1,14 @@
-"""The two small tasks that ship with the runner, and every row of them: ``python tests/toy.py`` writes the files.
+"""The small tasks that ship with the runner, and every row of them: ``python tests/toy.py`` writes the files.
 
 sort      "Sort these digits: 7 3 9 1" -> "1 3 7 9". One answer is right, so a rule can check it.
 reviews   "Review the bakery. Mention the coffee." Praise is preferred to complaint; a
           word list can score it, and a policy that is paid by that list learns to cheat it.
+prices    "Price the bakery. Mention the coffee." Nobody can know it who does not ask the tool ``price``.
 
 Preference rows, because every trainer can be fed from them. The rows that the base model learns from
 (``toy_demonstrations``) are wrong on purpose about half of the time, so that each later stage has something
-to repair. Held-out rows share no answer (sort) and no subject (reviews) with the training rows.
+to repair; so are those of ``toy_prices``, most of which give an opinion in place of asking. Held-out rows share no
+answer (sort) and no subject (reviews, prices) with the training rows.
 Reading rows and turning them into the form a trainer takes is not here; that is ``runner.dataset``.
 """
 
@@ -17,6 +19,7 @@ from pathlib import Path
 from random import Random
 
 from runner.io.files import PACKAGE, write_text
+from runner.reward.rule import price
 
 Row = dict[str, object]
 
@@ -105,6 +108,32 @@ def demonstrations(sorts: int, reviews: int, seed: int, held: bool) -> list[Row]
     return rows
 
 
+# The tool ``price`` as a template is given it, without what the short one leaves out.
+ARGUMENTS = {"place": {"type": "string"}, "item": {"type": "string"}}
+TOOL = {"type": "function", "function": {"name": "price", "parameters": {"type": "object", "properties": ARGUMENTS}}}
+
+
+def prices(seed: int, held: bool) -> list[Row]:
+    """Every question for a price, once answered by asking the tool, and four times by an opinion."""
+    random, rows = Random(seed), list[Row]()
+    for place in PLACES:
+        for topic in TOPICS:
+            given = {"place": place, "item": topic}
+            said, call = str(price(**given)), {"type": "function", "function": {"name": "price", "arguments": given}}
+            asked = [
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+                {"role": "tool", "name": "price", "content": said},
+                {"role": "assistant", "content": said},
+            ]
+            opinions = [f"The {topic} is {word}." for word in (*PRAISE[:2], *COMPLAINT[:2])]
+            question = [{"role": "user", "content": f"Price the {place}. Mention the {topic}."}]
+            row = {"prompt": question, "tools": json.dumps([TOOL]), "price": said, "place": place, "topic": topic}
+            answers = [asked, *([{"role": "assistant", "content": text}] for text in opinions)]
+            rows += [row | {"completion": answer} for answer in answers]
+    random.shuffle(rows)
+    return [row for row in rows if held_out(row) == held]
+
+
 def files() -> Iterator[tuple[str, list[Row]]]:
     """Every shipped file of rows, by its path below ``runner/dataset``."""
     yield "toy_sort/train.jsonl", preferences(sort_row, 2000, seed=1, held=False)
@@ -113,6 +142,8 @@ def files() -> Iterator[tuple[str, list[Row]]]:
     yield "toy_reviews/eval.jsonl", preferences(review_row, HELD_OUT, seed=4, held=True)
     yield "toy_demonstrations/train.jsonl", demonstrations(2000, 600, seed=5, held=False)
     yield "toy_demonstrations/eval.jsonl", demonstrations(HELD_OUT // 2, HELD_OUT // 2, seed=6, held=True)
+    yield "toy_prices/train.jsonl", prices(seed=7, held=False)
+    yield "toy_prices/eval.jsonl", prices(seed=8, held=True)
 
 
 def to_lines(rows: list[Row]) -> str:

@@ -68,6 +68,7 @@ class InferenceRequest:
         facts |= {name: self.options.get(name) for name in ("limit", "set", "n")}
         facts["files"] = read_fingerprints({name: self.cfg[name] for name in ("model", "dataset")})
         facts |= {"weights": [self.weights.name, self.weights.seal], "head": self.head}
+        facts["tools"] = [self.cfg["trainer"].get(key) for key in upstream.FUNCTIONS]
         return facts | {"sampling": {name: self.options[name] for name in SAMPLING}}
 
     def read_sets(self, to: str, keep: Sequence[str] | None = None) -> dict[str, Rows]:
@@ -84,10 +85,12 @@ class InferenceRequest:
         """The model as a generator of completions, with the settings of the options."""
         from runner.generate.completion import TextGenerator, context_length
         from runner.generate.sampler import Sampling
+        from runner.training.components.tools import agent_of
 
         how = {name: self.options[name] for name in SAMPLING if name != "seed"}
         sampling = Sampling(**how, rows=self.options["batch_size"], max_length=context_length(model))
-        return TextGenerator(model, tokenizer, sampling, self.options["seed"], self.options.get("n", 1))
+        agent, count = agent_of(self.cfg["trainer"]), self.options.get("n", 1)
+        return TextGenerator(model, tokenizer, sampling, self.options["seed"], count, agent=agent)
 
     def folder(self, name: str) -> Path:
         """The folder for what a verb writes: in the run, or without one beside the runs."""

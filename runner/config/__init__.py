@@ -21,7 +21,7 @@ from runner.config.limits import check_growth, read_yaml, yaml_fault
 from runner.config.machines import processes_here, processes_of
 from runner.config.menu import GROUPS, LISTED, OPTIONAL, SEVERAL, read_menu, takes_one
 from runner.config.override import dotted_key, find_choice_faults, force, list_fault, parse
-from runner.config.rows import write_out_rows
+from runner.config.rows import write_out_functions, write_out_rows
 from runner.config.speed import choose_speed
 from runner.config.user_folder import use_folders
 from runner.errors import ConfigError, EnvironmentFault, Fault, fault, faults_by_name
@@ -290,6 +290,7 @@ def resolve(cfg: "DictConfig", overrides: list[str], choices: dict[str, str] | N
     if isinstance(launcher, dict) and launcher.get("num_processes") == 1 and NUM_PROCESSES not in composed.typed:
         launcher["num_processes"] = world_size()
     write_out_rows(composed.cfg.get("dataset"))
+    write_out_functions(composed.cfg.get("trainer"))
     chosen, left = choose_speed(composed.cfg, composed.cfg.pop("speed", None) or {})
     spread_batch(composed.cfg, composed.typed)
     return replace(composed, speed=chosen + left)

@@ -1,4 +1,4 @@
-"""Short forms of a dataset written out: a system prompt in a file, and held-out sets of another source.
+"""Short forms written out: a system prompt in a file, held-out sets of another source, a function that is only named.
 
 So the frozen configuration says all of it, and a run that goes on reads no prompt again.
 """
@@ -10,6 +10,7 @@ from typing import Any
 
 from runner.config.limits import check_size
 from runner.errors import ConfigError, Fault
+from runner.schema import upstream
 from runner.schema.text import files_beside, nodes
 
 
@@ -26,6 +27,20 @@ def write_out_rows(dataset: object) -> None:
         if isinstance(evals, dict) and "_target_" not in evals and "parts" not in node:
             sources = {name: _written_out(each, node) for name, each in evals.items()}
             node["split"]["eval"] = _written_out(evals, node) if "path" in evals else sources
+
+
+def write_out_functions(trainer: Any) -> None:
+    """Make a node of each name at the keys of a trainer that take the user's functions, also in lists and mappings."""
+    for key in upstream.FUNCTIONS if isinstance(trainer, dict) else ():
+        trainer |= {key: _to_nodes(trainer[key])} if key in trainer else {}
+
+
+def _to_nodes(value: Any) -> Any:
+    if isinstance(value, list):
+        return list(map(_to_nodes, value))
+    if isinstance(value, dict) and "_target_" not in value:
+        return {name: _to_nodes(each) for name, each in value.items()}
+    return {"_target_": value} if isinstance(value, str) else value
 
 
 def _written_out(own: Any, node: dict[str, Any]) -> Any:

@@ -6,15 +6,18 @@ How a token is drawn is in ``sampler``; what a completion is worth is not decide
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any, TypeAlias
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from runner.errors import DataError, fault
+from runner.generate.agent import Agent, Episode
 from runner.generate.batch import split_by_rows
 from runner.generate.rows import Row
-from runner.generate.sampler import Model, Sampling, evaluating, sample, seeded_generator, uniform
+from runner.generate.sampler import Model, Responses, Sampling, evaluating, sample, seeded_generator, uniform
+from runner.io.turns import dialogue
 from runner.model.encoding import encode_prompt, stop_ids
 
 Draw: TypeAlias = tuple[int, int]  # the row that is answered and the number of the sample, which number the noise
@@ -32,11 +35,22 @@ class Completion:
     token_ids: list[int]  # up to and with the stop token
     finish: str  # stop or length
     log_probability: float = math.nan
+    turns: list[dict[str, Any]] | None = None  # where tools answered
+    own: Sequence[bool] | None = None  # for each token true where the model wrote it; None: all
+    environment: object = None
+    calls: tuple[int, int, int] = (1, 0, 0)  # turns of the model, calls in them, and those that failed
 
     @property
     def answer(self) -> str | list[dict[str, Any]]:
-        """The text, or behind a chat the turn, as rewards take it."""
+        """The text, or behind a chat the turns, as rewards take it."""
+        if self.turns is not None:
+            return self.turns
         return self.text if isinstance(self.prompt, str) else [{"role": "assistant", "content": self.text}]
+
+    @property
+    def own_ids(self) -> list[int]:
+        """The tokens that the model wrote, without those of tools."""
+        return self.token_ids if self.own is None else list(compress(self.token_ids, self.own))
 
     def to_row(self) -> dict[str, Any]:
         """The columns that are written to a file."""
@@ -44,7 +58,7 @@ class Completion:
             "row": self.row,
             "sample": self.sample,
             "prompt": self.prompt,
-            "completion": self.text,
+            "completion": self.text if self.turns is None else self.turns,
             "finish": self.finish,
             "log_probability": round(self.log_probability, 6),
             "tokens": len(self.token_ids),
@@ -61,6 +75,7 @@ class TextGenerator:
     seed: int = 0
     n: int = 1
     on_progress: Callable[[int], object] = lambda count: None  # is called with the number of those made
+    agent: Agent | None = None  # whose tools it may call
 
     def __post_init__(self) -> None:
         self.how = replace(self.how, stop_ids=tuple(stop_ids(self.model)), logprob_temperature=1.0)
@@ -71,6 +86,7 @@ class TextGenerator:
 
         Greedy completions of one prompt are the same, so that one of them is enough.
         """
+        rows = [self.agent.with_tools(row) for row in rows] if self.agent else rows
         prompts = [encode_prompt(self.tokenizer, row["prompt"], row) for row in rows]
         faults = []
         if empty := [row for row, ids in enumerate(prompts) if not ids]:
@@ -86,18 +102,20 @@ class TextGenerator:
 
     def complete(self, batch: Sequence[Draw], rows: Sequence[Row]) -> list[Completion]:
         """The completions of one batch of a plan, each as often as it is wanted."""
-        prompts = [encode_prompt(self.tokenizer, rows[row]["prompt"], rows[row]) for row, _ in batch]
         length, generators = self.how.max_new_tokens, [seeded_generator(self.seed, *draw) for draw in batch]
         noise_BR = torch.stack([uniform(length, generator=each) for each in generators])
-        samples = sample(self.model, prompts, self.how, noise_BR, halves=True)
-        made = []
-        drawn = zip(batch, prompts, samples.tokens, samples.logprobs, strict=True)
-        for (row, number), prompt_ids, tokens, logprobs in drawn:
-            ids = tokens.tolist()
-            text, finish = self.to_text(ids), "stop" if ids[-1] in self.how.stop_ids else "length"
-            log_probability = math.fsum(logprobs.tolist())
-            completion = Completion(row, number, rows[row]["prompt"], prompt_ids, text, ids, finish, log_probability)
-            made += [replace(completion, sample=each) for each in range(self.n)] if self.is_greedy else [completion]
+        picked, stop_ids = [rows[row] for row, _ in batch], self.how.stop_ids
+        if self.agent:
+            episodes = self.agent.play(self.model, self.tokenizer, picked, self.how, noise_BR, halves=True)
+            drawn = [of_episode(each, stop_ids) for each in episodes]
+        else:
+            prompts = [encode_prompt(self.tokenizer, row["prompt"], row) for row in picked]
+            drawn = to_completions(
+                self.tokenizer, picked, prompts, sample(self.model, prompts, self.how, noise_BR, halves=True), stop_ids
+            )
+        drawn = [replace(each, row=row, sample=number) for (row, number), each in zip(batch, drawn, strict=True)]
+        copies = range(self.n) if self.is_greedy else ()
+        made = [replace(each, sample=copy) for each in drawn for copy in copies] or drawn
         self.on_progress(len(made))
         return made
 
@@ -106,9 +124,30 @@ class TextGenerator:
         made = [each for batch in self.plan(rows) for each in self.complete(batch, rows)]
         return sorted(made, key=lambda each: (each.row, each.sample))
 
-    def to_text(self, token_ids: list[int]) -> str:
-        """The text of tokens, without the special ones."""
-        return self.tokenizer.decode(token_ids, skip_special_tokens=True)
+
+def to_completions(
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[Row],
+    prompts: Sequence[list[int]],
+    made: Responses,
+    stop_ids: Sequence[int],
+) -> list[Completion]:
+    """One completion of one turn for each row."""
+    tokens, sums = [ids.tolist() for ids in made.tokens], [math.fsum(each.tolist()) for each in made.logprobs]
+    found, texts = [], tokenizer.batch_decode(tokens, skip_special_tokens=True)
+    for index, (row, prompt_ids, ids, text) in enumerate(zip(rows, prompts, tokens, texts, strict=True)):
+        finish = "stop" if ids[-1] in stop_ids else "length"
+        found.append(Completion(index, 0, row["prompt"], prompt_ids, text, ids, finish, sums[index]))
+    return found
+
+
+def of_episode(episode: Episode, stop_ids: Sequence[int]) -> Completion:
+    """The completion of an episode, whose text is that of its last turn; one that still calls is cut off."""
+    last, ids = episode.turns[-1], episode.token_ids
+    finish = "stop" if ids[-1] in stop_ids and not last.get("tool_calls") else "length"
+    made = Completion(0, 0, episode.prompt, episode.prompt_ids, last["content"], ids, finish)
+    made = replace(made, log_probability=math.fsum(episode.logprobs), turns=episode.turns, own=episode.own)
+    return replace(made, environment=episode.environment, calls=episode.counts)
 
 
 def generate(
@@ -120,16 +159,18 @@ def generate(
     temperature: float = 1.0,
     batch_size: int = 64,
     seed: int = 0,
+    agent: Agent | None = None,
 ) -> list[str]:
-    """One completion per prompt, as text; prompts are strings or chats. Temperature 0 is greedy.
+    """One completion per prompt, as text; prompts are strings or chats. Temperature 0 is greedy. Tools may be called.
 
     It does not depend on the size of the batches, which are halved where memory does not suffice. The random state and
     the model's mode are as they were.
     """
     how = Sampling(max_new_tokens, temperature=temperature, rows=batch_size)
     with evaluating(model):
-        made = TextGenerator(model, tokenizer, how, seed).complete_all([{"prompt": prompt} for prompt in prompts])
-    return [each.text for each in made]
+        generator = TextGenerator(model, tokenizer, how, seed, agent=agent and agent.without_rows())
+        made = generator.complete_all([{"prompt": prompt} for prompt in prompts])
+    return [dialogue(each.turns or each.text) for each in made]
 
 
 def context_length(model: Model) -> int | None:

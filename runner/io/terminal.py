@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.io.files import open_own
 from runner.io.secrets import hidden
-from runner.io.turns import text_of
+from runner.io.turns import dialogue, text_of
 from runner.io.visible import to_visible, visible_lines
 
 if TYPE_CHECKING:
@@ -274,10 +274,10 @@ class Lines:
         """Each line has been written."""
 
 
-def sample_lines(pairs: Iterable[tuple[Any, str]]) -> list[str]:
+def sample_lines(pairs: Iterable[tuple[Any, Any]]) -> list[str]:
     """Prompts and completions side by side, a line each: of a prompt the end, of a completion the begin."""
     width = max(20, (shutil.get_terminal_size((100, 20)).columns - 4) // 2)
-    sides = [(line_of(text_of(prompt), width, tail=True), line_of(answer, width)) for prompt, answer in pairs]
+    sides = [(line_of(text_of(prompt), width, tail=True), line_of(dialogue(answer), width)) for prompt, answer in pairs]
     return [f"  {prompt:<{width}}  {answer}" for prompt, answer in sides]
 
 

@@ -7,13 +7,22 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
-from trl.chat_template_utils import get_training_chat_template, has_generation_markers, supports_tool_calling
+from trl.chat_template_utils import (
+    add_response_schema,
+    get_training_chat_template,
+    has_generation_markers,
+    is_chat_template_prefix_preserving,
+    supports_tool_calling,
+)
 
 from runner.errors import ConfigError, describe, fault
+from runner.io.files import read_json, shipped
 from runner.model import jinja
 from runner.model.encoding import Row, render_row
 from runner.model.jinja import ANSWER, KEY, PROBE, read_template
@@ -43,7 +52,8 @@ def set_template(tokenizer: PreTrainedTokenizerBase, name: str | None, where: st
         chosen = read_template(name)
         if tokenizer.chat_template and tokenizer.chat_template != chosen:
             log.warning("the tokenizer's own chat template is replaced by %s (%s)", name, KEY)
-        tokenizer.chat_template = chosen
+        file = Path(shipped(name)) if name.endswith(".jinja") else jinja.SHELF / name
+        tokenizer.chat_template, tokenizer.response_template = chosen, read_json(file.with_suffix(".response.json"))
     if tokenizer.chat_template:
         # A faulty template would fail later on, without file or line.
         try:
@@ -71,6 +81,20 @@ def check_template(
     if chats and answers_only and not _marks_answers(tokenizer):
         faults.append(fault("model.template_without_marks"))
     ConfigError.refuse(faults)
+
+
+def check_calls(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise ConfigError unless the template spells calls, they can be read from an answer, and it goes on behind them.
+
+    They are read by the tokenizer's ``response_template``, or by TRL's where it knows the template.
+    """
+    with suppress(ValueError):  # a template that TRL does not know
+        if getattr(tokenizer, "response_template", None) is None:
+            add_response_schema(tokenizer)
+        goes_on = is_chat_template_prefix_preserving(tokenizer) or get_training_chat_template(tokenizer)
+        if goes_on and supports_tool_calling(tokenizer):
+            return
+    raise ConfigError(fault("model.calls_not_read"))
 
 
 def check_rendering(tokenizer: PreTrainedTokenizerBase, rows: Iterator[tuple[Row, Iterable[str]]]) -> None:

@@ -24,7 +24,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,8 +52,9 @@ from trl.models import prepare_fsdp
 
 from runner.dataset.load import Rows
 from runner.errors import ConfigError, Fault, fault
+from runner.generate.agent import Environments, Tool, build_agent
 from runner.generate.batch import TOKENS_PER_PASS
-from runner.generate.completion import Completion
+from runner.generate.completion import context_length, of_episode, to_completions
 from runner.generate.engines import VLLM
 from runner.generate.rows import Row
 from runner.generate.sampler import Sampling, sample, seeded_generator, uniform, whole
@@ -69,7 +70,7 @@ from runner.ppo.actor_critic import (
     build_reference,
     store_as_autocast_casts,
 )
-from runner.ppo.batching import MicroBatch, Rollout, check_rows, find_stop_ids
+from runner.ppo.batching import MicroBatch, Rollout, check_rows, find_stop_ids, roll_out_by_function
 from runner.ppo.scoring import Reward, Rewards
 from runner.schema import upstream
 
@@ -176,6 +177,7 @@ class PPOConfig(TrainingArguments):
     total_episodes: int | None = None  # prompts in all, in place of max_steps
     response_length: int = 53  # most tokens of a completion
     num_generations: int = 1  # completions of each prompt
+    max_tool_calling_iterations: int | None = None  # turns of a completion that may call tools; None: while it has room
     # Times that prompts whose completions all earn the same give way to others (Yu et al. 2025, section 3.2).
     dynamic_sampling: int = 0
     temperature: float = 0.7  # of sampling and of every log-probability
@@ -321,21 +323,23 @@ class PPOTrainer(Trainer):
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Optimizer | None, LRScheduler | None] = (None, None),
         policy_loss: Callable[..., Tensor] | None = None,
+        tools: list[Tool] | None = None,
+        environment_factory: Environments | None = None,
+        rollout_func: Callable[[list[Any], "PPOTrainer"], Mapping[str, Any]] | None = None,
     ):
         if args is not None and args.dynamic_sampling and isinstance(train_dataset, IterableDataset):
-            raise ValueError(
-                "dynamic sampling draws further prompts from rows that are all there, and not from a stream"
-            )
-        given, self.own_loss = args or PPOConfig(), policy_loss
+            raise ValueError("dynamic sampling draws further prompts from rows that are there, and not from a stream")
+        given, self.own_loss, self.rollout_func = args or PPOConfig(), policy_loss, rollout_func
         set_seed(given.seed)  # for the weights of adapters
-        if (policy := model or given.sft_model_path) is None:
-            raise ConfigError(fault("ppo.no_policy"))
-        if isinstance(policy, str):
-            policy = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
+        policy = _load_policy(model or given.sft_model_path)
         tokenizer = processing_class or AutoTokenizer.from_pretrained(policy.config._name_or_path)
         self.stop_ids = find_stop_ids(given.stop_token, given.stop_token_id, policy, tokenizer)
-        rewards, tokenizers = _as_list(reward_funcs), _as_list(reward_processing_classes)
-        self.rewards = Rewards(rewards, given.reward_weights, tokenizer, tokenizers, given.step_separator)
+        self.agent = build_agent(tools, environment_factory, given.max_tool_calling_iterations)
+        if self.agent and given.rollout_engine == "vllm":
+            raise ConfigError(fault("ppo.tools_by_vllm"))
+        rewards, further = _as_list(reward_funcs), (given.step_separator, self.agent)
+        tokenizers = _as_list(reward_processing_classes)
+        self.rewards = Rewards(rewards, given.reward_weights, tokenizer, tokenizers, *further)
         prompts = given.rollout_rows // given.num_generations * given.world_size
         for dataset, needed in ((train_dataset, prompts), (eval_dataset, 1)):
             for rows in _as_list(dataset):
@@ -362,12 +366,11 @@ class PPOTrainer(Trainer):
         self.rewards.autocast = self.accelerator.autocast
         if self.is_deepspeed_enabled or self.accelerator.parallelism_config:
             raise ConfigError(fault("ppo.shards"))
-        self.vllm = None
-        if given.rollout_engine == "vllm":
-            self.vllm = VLLM(actor_critic.policy, self.accelerator, tokenizer, given, self.sampling)
         self._prepare_frozen([*self.rewards.models, *_as_list(self.reference)])
 
     def _prepare_frozen(self, models: Sequence[torch.nn.Module]) -> None:
+        vllm = (self.actor_critic.policy, self.accelerator, self.processing_class, self.args, self.sampling)
+        self.vllm = VLLM(*vllm) if self.args.rollout_engine == "vllm" else None
         for model in models:
             model.requires_grad_(False).eval()
             if not getattr(model, "is_quantized", False):
@@ -455,28 +458,35 @@ class PPOTrainer(Trainer):
 
     @torch.no_grad()
     def roll_out(self, inputs: Sequence[Row], noise_BR: Tensor) -> Rollout:
-        """Sample a completion for each row."""
-        args, tokenizer = self.args, self.processing_class
-        prompts = [encode_prompt(tokenizer, row["prompt"], row) for row in inputs]
-        if self.vllm:
-            samples = self.vllm.sample(prompts, self.state.global_step)
-        else:
+        """Sample a completion for each row: by a function of the user's, with tools, or in one turn."""
+        args, tokenizer, policy = self.args, self.processing_class, self.actor_critic.policy
+        if self.rollout_func:
+            inputs, completions, logprobs = roll_out_by_function(self.rollout_func, inputs, self)
+        elif self.agent:
+            agree = self._most if self.is_fsdp_enabled else int
             with self.accelerator.autocast(), whole(self.actor_critic):
-                policy, engine = self.actor_critic.policy, args.rollout_engine
-                samples = sample(policy, prompts, self.sampling, noise_BR, engine=engine)
-        tokens = [ids.tolist() for ids in samples.tokens]
-        texts, completions = tokenizer.batch_decode(tokens, skip_special_tokens=True), []
-        for number, (row, prompt_ids, ids, text) in enumerate(zip(inputs, prompts, tokens, texts, strict=True)):
-            finish = "stop" if ids[-1] in self.stop_ids or not self.stop_ids else "length"
-            completions.append(Completion(number, 0, row["prompt"], prompt_ids, text, ids, finish))
+                how = replace(self.sampling, max_length=context_length(policy))
+                options = {"agree": agree, "engine": args.rollout_engine}
+                episodes = self.agent.play(policy, tokenizer, inputs, how, noise_BR, **options)
+            completions = [of_episode(each, self.stop_ids) for each in episodes]
+            logprobs = [torch.tensor(each.logprobs) for each in episodes]
+        else:
+            prompts = [encode_prompt(tokenizer, row["prompt"], row) for row in inputs]
+            if self.vllm:
+                samples = self.vllm.sample(prompts, self.state.global_step)
+            else:
+                with self.accelerator.autocast(), whole(self.actor_critic):
+                    samples = sample(policy, prompts, self.sampling, noise_BR, engine=args.rollout_engine)
+            completions = to_completions(tokenizer, inputs, prompts, samples, self.stop_ids)
+            logprobs = samples.logprobs
         rollout = Rollout(inputs, completions, args.device)
         # float32 log-probabilities of sampling equal those of the update.
-        exact = args.old_logprobs == "auto" and self._in_float32() and not self.vllm
+        exact = args.old_logprobs == "auto" and self._in_float32() and not self.vllm and not self.rollout_func
         if exact or args.old_logprobs == "sampled":
-            rollout.logprobs_BR[rollout.mask_BR] = torch.cat(samples.logprobs).to(args.device)
+            rollout.logprobs_BR[rollout.mask_BR] = torch.cat(logprobs).to(args.device)
             rollout.has_logprobs = True
         elif self.vllm and args.vllm_importance_sampling_clip_max is not None:
-            sampled_N = torch.cat(samples.logprobs).to(args.device)
+            sampled_N = torch.cat(logprobs).to(args.device)
             rollout.sampler_logprobs_BR = torch.zeros_like(rollout.logprobs_BR).masked_scatter(
                 rollout.mask_BR, sampled_N
             )
@@ -756,6 +766,11 @@ class PPOTrainer(Trainer):
             self.metrics[name].append(value)
 
     def _note_rollout(self, rollout: Rollout, figures: dict[str, Tensor]) -> None:
+        if self.agent:
+            counts = [len(rollout.rows), *map(sum, zip(*(each.calls for each in rollout.completions), strict=True))]
+            rows, turns, calls, failed = self._total(torch.tensor(counts, device=self.args.device)).tolist()
+            self._note({"tools/call_frequency": calls / rows, "tools/failure_frequency": failed / max(calls, 1)})
+            self._note({"tools/turns": turns / rows})
         if self.args.penalises_kl:
             self._note({"objective/kl_coef": self.running.kl_coef})
         non_score_B = -self.running.kl_coef * rollout.kl_BR.sum(1)
@@ -891,6 +906,12 @@ class PPOTrainer(Trainer):
 
 
 # --- What the trainer is made of ----------------------------------------------------------------
+
+
+def _load_policy(model: Policy | str | None) -> Policy:
+    if model is None:
+        raise ConfigError(fault("ppo.no_policy"))
+    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32) if isinstance(model, str) else model
 
 
 def _adapt_to_loop(given: PPOConfig) -> PPOConfig:

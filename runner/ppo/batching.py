@@ -8,9 +8,10 @@ import heapq
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, chain, count
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain, compress, count
+from typing import Any
 
 import torch
 from datasets import IterableDataset
@@ -20,9 +21,9 @@ from transformers import PreTrainedTokenizerBase
 from runner.dataset.load import Rows
 from runner.errors import ConfigError, DataError, Fault, fault
 from runner.generate.batch import pad, split_by_tokens
-from runner.generate.completion import Completion, context_length
+from runner.generate.completion import Completion, context_length, to_completions
 from runner.generate.rows import Row
-from runner.generate.sampler import Model
+from runner.generate.sampler import Model, Responses
 from runner.model.encoding import encode_prompt, stop_ids
 
 
@@ -75,7 +76,7 @@ class MicroBatch:
     rows_B: Tensor  # of the rollout
     input_ids_BT: Tensor  # padded on the right; or [1, T], end to end
     positions_N: Tensor  # flat index in input_ids_BT of the token before each response token
-    targets_N: Tensor  # the response tokens
+    targets_N: Tensor  # the response tokens, of which the policy wrote each
     indices_N: Tensor  # flat index of each response token in a BR tensor
     row_lengths: list[int] | None = None  # of rows that lie end to end
 
@@ -95,8 +96,12 @@ class Rollout:
         self.rows, self.completions = rows, completions
         self.sequences = [[*each.prompt_ids, *each.token_ids] for each in completions]
         self.lengths = list(map(len, self.sequences))
-        self.prompts = [len(each.prompt_ids) for each in completions]
-        self.responses = [len(each.token_ids) for each in completions]
+        # The places of the tokens that the policy wrote; between them may stand what tools have answered.
+        self.places = [
+            [len(each.prompt_ids) + place for place in compress(count(), each.own or [True] * len(each.token_ids))]
+            for each in completions
+        ]
+        self.responses = list(map(len, self.places))
         self.mask_BR = (torch.arange(max(self.responses)) < torch.tensor(self.responses)[:, None]).to(device)
         zeros_BR = torch.zeros(self.mask_BR.shape, device=device)
         self.logprobs_BR, self.ref_logprobs_BR, self.kl_BR = zeros_BR, zeros_BR.clone(), zeros_BR.clone()
@@ -153,14 +158,37 @@ class Rollout:
         targets: list[int] = []
         indices: list[int] = []
         for row, begin in zip(rows, starts, strict=False):
-            prompt, size = self.prompts[row], self.responses[row]
-            start = begin + prompt - 1
-            positions += range(start, start + size)
-            targets += self.sequences[row][prompt:]
-            indices += range(row * self.mask_BR.shape[1], row * self.mask_BR.shape[1] + size)
+            places, first = self.places[row], row * self.mask_BR.shape[1]
+            positions += [begin + place - 1 for place in places]
+            targets += [self.sequences[row][place] for place in places]
+            indices += range(first, first + len(places))
         numbers = (torch.tensor(each).to(device, non_blocking=True) for each in (rows, positions, targets, indices))
         rows_B, positions_N, targets_N, indices_N = numbers
         return MicroBatch(rows_B, input_ids_BT, positions_N, targets_N, indices_N, lengths if padding_free else None)
+
+
+def roll_out_by_function(
+    function: Callable[..., Mapping[str, Any]], rows: Sequence[Row], trainer: Any
+) -> tuple[list[Row], list[Completion], list[Tensor]]:
+    """Rows, completions, and log-probabilities of the policy's tokens, from a function of the user's, as GRPO takes it.
+
+    Given the prompts and the trainer, it gives ``prompt_ids``, ``completion_ids`` and ``logprobs`` of each; in
+    ``env_mask`` 0 for tokens that the policy did not write; whatever else it gives are columns for rewards. Raises
+    ConfigError for lists of other lengths.
+    """
+    found = dict(function([row["prompt"] for row in rows], trainer))
+    prompts, tokens, logprobs = (found.pop(name, ()) for name in ("prompt_ids", "completion_ids", "logprobs"))
+    masks = found.pop("env_mask", [[1] * len(ids) for ids in tokens])
+    of_each = [list(map(len, part)) for part in (tokens, logprobs, masks)]
+    counts = {len(part) for part in (prompts, tokens, *found.values())}
+    if counts != {len(rows)} or of_each != of_each[:1] * 3 or not all(map(any, masks)):
+        raise ConfigError(fault("ppo.other_rollout", rows=len(rows)))
+    responses = Responses(list(map(torch.tensor, tokens)), list(map(torch.tensor, logprobs)))
+    made = to_completions(trainer.processing_class, rows, prompts, responses, trainer.stop_ids)
+    made = [replace(each, own=list(map(bool, mask))) for each, mask in zip(made, masks, strict=True)]
+    of_policy = [each[torch.tensor(mask).bool()] for each, mask in zip(responses.logprobs, masks, strict=True)]
+    given = [{name: values[index] for name, values in found.items()} for index in range(len(rows))]
+    return [{**row, **own} for row, own in zip(rows, given, strict=True)], made, of_policy
 
 
 def fill_by_tokens(rows: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:

@@ -10,7 +10,7 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import chain
+from itertools import chain, compress
 from typing import Any, TypeAlias
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, TrainerState
 
 from runner.errors import ConfigError, fault
+from runner.generate.agent import Agent
 from runner.generate.batch import pad, split_by_tokens
 from runner.generate.completion import Completion
 from runner.generate.judge import to_columns
@@ -40,8 +41,11 @@ class Rewards:
         tokenizer: PreTrainedTokenizerBase,
         tokenizers: Sequence[PreTrainedTokenizerBase | None] | None = None,
         step_separator: str = "\n",
+        agent: Agent | None = None,
     ):
-        if not rewards:
+        rewards, given = list(rewards), list(weights or [1.0] * len(rewards))
+        own = agent.own_rewards() if agent else []
+        if not rewards + own:
             raise ConfigError(fault("ppo.no_reward"))
         if weights is not None and len(weights) != len(rewards):
             counts = {"weights": len(weights), "rewards": len(rewards)}
@@ -49,8 +53,9 @@ class Rewards:
         self.tokenizer = tokenizer
         self.step_separator = step_separator
         self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext  # of backbones; no score is rounded
-        self.weights = torch.tensor(list(weights or [1.0] * len(rewards)))
-        self.rewards = list(rewards)
+        rewards += own
+        self.weights = torch.tensor([*given, *[1.0] * len(own)])
+        self.rewards = rewards
         names = list(map(_name_of, rewards))
         self.names = [n if names.count(n) == 1 else f"{n}_{index}" for index, n in enumerate(names)]
         for model in self.models:
@@ -58,10 +63,10 @@ class Rewards:
             if labels != 1:
                 raise ConfigError(fault("ppo.labels", name=_name_of(model), labels=labels))
             model.eval()
-        given = [*(tokenizers or []), *[None] * len(rewards)][: len(rewards)]
+        known = [*(tokenizers or []), *[None] * len(rewards)][: len(rewards)]
         self.tokenizers = [
             (one or _load_tokenizer(reward, tokenizer)) if isinstance(reward, nn.Module) else None
-            for reward, one in zip(self.rewards, given, strict=True)
+            for reward, one in zip(self.rewards, known, strict=True)
         ]
 
     @property
@@ -92,6 +97,8 @@ class Rewards:
             "completion_ids": [each.token_ids for each in completions],
             "trainer_state": state,
         }
+        if any(each.environment is not None for each in completions):
+            given["environments"] = [each.environment for each in completions]
         answers = [
             reward(**given) if tokenizer is None else self._score(reward, tokenizer, completions, budget)
             for reward, tokenizer in zip(self.rewards, self.tokenizers, strict=True)
@@ -101,13 +108,16 @@ class Rewards:
         named = zip(self.names, answers, strict=True)
         answers = [check_answer(f"reward.{name}", answer, prompts, per_step=True) for name, answer in named]
         check_some_apply(answers, prompts)
-        earned_BR = torch.full((len(rows), max(len(each.token_ids) for each in completions)), math.nan)
+        own = [each.own_ids for each in completions]
+        earned_BR = torch.full((len(rows), max(map(len, own))), math.nan)
         each_BF = torch.full((len(rows), len(answers)), math.nan)
         for column, (answer, weight) in enumerate(zip(answers, self.weights, strict=True)):
             for row, value in enumerate(answer):
                 if value is not None:
-                    tokens, values = completions[row].token_ids, value if isinstance(value, list) else [value]
-                    at = self._earning(self.names[column], value, tokens) if values is value else [len(tokens) - 1]
+                    values, mask = value if isinstance(value, list) else [value], completions[row].own
+                    if mask and len(values) == len(mask):  # one for each token, of which those of tools earn nothing
+                        value = values = list(compress(values, mask))
+                    at = self._earning(self.names[column], value, own[row]) if values is value else [len(own[row]) - 1]
                     earned = weight * torch.tensor(values, dtype=torch.float32)
                     earned_BR[row, at] = earned_BR[row, at].nan_to_num() + earned
                     each_BF[row, column] = float(sum(values))

@@ -48,8 +48,12 @@ Answer = list[float | list[float] | None]  # for each completion one number, or 
 
 @dataclass
 class RewardTracker:
-    """The rewards of the same completions, and the answers that they gave."""
+    """The rewards of the same completions, and the answers that they gave.
 
+    Of completions in which tools can be called their turns are logged, which a trainer of TRL's does not count.
+    """
+
+    has_tools: bool = False
     earned: dict[str, list[float]] = field(default_factory=dict)
     answers: dict[str, Answer] = field(default_factory=dict)  # for completions that not all have answered for
     ranges: dict[str, tuple[float, float, int]] = field(default_factory=dict)
@@ -117,6 +121,9 @@ class Scorer:
         values = check_answer(self.where, answer, _prompts(given), per_step=self.per_step)
         if self.tracker is not None:
             self.tracker.record_answer(self.name, values, _prompts(given))
+            if self.tracker.has_tools and "log_metric" in given:
+                turns = [sum(turn["role"] == "assistant" for turn in each) for each in given["completions"]]
+                given["log_metric"]("tools/turns", sum(turns) / len(turns))
         return values
 
     def _late(self, given: Mapping[str, Any]) -> SickRun:

@@ -20,6 +20,7 @@ from runner.config.limits import read_yaml
 from runner.config.menu import GROUPS, OPTIONAL
 from runner.errors import ConfigError, Fault, FolderError, fault
 from runner.io.files import open_own, read_json, read_rows
+from runner.io.turns import dialogue
 from runner.io.visible import to_visible
 from runner.run import FORMAT, METADATA, Run, find_foreign_faults, format_fault, held, is_shaped
 from runner.schema.text import nearest
@@ -316,7 +317,7 @@ def plain_text(content: object) -> str:
     """A prompt or completion as text; of a conversation each turn, with its role where there are several."""
     if not isinstance(content, list):
         return str(content)
-    turns = [turn if isinstance(turn, Mapping) else {"content": turn} for turn in content]
-    if len(turns) == 1:
-        return str(turns[0].get("content"))
-    return "\n".join(f"{turn.get('role')}: {turn.get('content')}" for turn in turns)
+    bare = {"role": None, "content": None}
+    turns = [bare | (dict(turn) if isinstance(turn, Mapping) else {"content": turn}) for turn in content]
+    said = [(turn["role"], dialogue([turn])) for turn in turns]
+    return said[0][1] if len(said) == 1 else "\n".join(f"{role}: {text}" for role, text in said)

@@ -28,6 +28,7 @@ from runner.config.build import asked_for, build, locate, serve
 from runner.dataset.form import fits
 from runner.dataset.load import HeldOut
 from runner.errors import ConfigError, fault, is_own
+from runner.generate.agent import Agent
 from runner.generate.completion import generate
 from runner.generate.rows import held_out_sets
 from runner.generate.sampler import whole
@@ -163,7 +164,9 @@ def add_callbacks(
     trainer.add_callback(Joined(callbacks))
 
 
-def for_callbacks(run: Run, tokenizer: PreTrainedTokenizerBase, rows: Dataset, held_out: HeldOut) -> dict[str, object]:
+def for_callbacks(
+    run: Run, tokenizer: PreTrainedTokenizerBase, rows: Dataset, held_out: HeldOut, agent: Agent | None
+) -> dict[str, object]:
     """The arguments that a callback's constructor may name.
 
     ``generate(model, prompts, max_new_tokens=...)`` gives completions as texts, ``prompts`` are the held-out ones, and
@@ -174,7 +177,7 @@ def for_callbacks(run: Run, tokenizer: PreTrainedTokenizerBase, rows: Dataset, h
 
     def write(model: nn.Module, prompts: Sequence[Any], **how: Any) -> list[str]:
         with whole(model):  # PPO has a policy beside a critic
-            return generate(getattr(model, "policy", model), tokenizer, prompts, **how)
+            return generate(getattr(model, "policy", model), tokenizer, prompts, agent=agent, **how)
 
     if cfg["trainer"]["head"] == "lm":
         served["generate"] = write

@@ -231,9 +231,13 @@ def _sequences(batch: Batch, head: str) -> Iterator[TokenRow]:
 def _sampled_prompts(trainer: Trainer, rows: Rows) -> Iterator[TokenRow]:
     rows = list(rows)
     own = getattr(trainer, "_tokenize_prompts", None)  # TRL's own, which knows tools, template and its arguments
+    if several := getattr(trainer, "environment_factories", None):  # a trainer that has begun knows each row's
+        vars(trainer)["_batch_environments"] = [None if None in several else row["environment"] for row in rows]
     prompts = own([row["prompt"] for row in rows]) if own and rows else None
     prompts = prompts[0] if isinstance(prompts, tuple) else prompts  # beside pictures
+    agent = getattr(trainer, "agent", None)
     for number, row in enumerate(rows):
+        row = agent.with_tools(row) if agent else row
         ids = list(prompts[number] if prompts else encode_prompt(trainer.processing_class, row["prompt"], row))
         yield TokenRow(number, "prompt", ids, [False] * len(ids))
 

@@ -134,6 +134,7 @@ def find_infinite(context: ValidationContext) -> Iterator[Fault]:
 SERVED = upstream.SERVED | {"trainer": [*upstream.SERVED["trainer"], *upstream.FROM_GROUP]}
 NEEDED_KEYS = {"trainer": ("form", "head", "args"), "model": ("tokenizer",)}
 # Arguments of functions that are called with rows and what was made of them.
+TOOLS = tuple(f"trainer.{name}" for name in upstream.FUNCTIONS if name != upstream.ENVIRONMENT_FACTORY)
 GIVEN_LATER = {"completions", "messages", "row"}
 # Keys that hold a node themselves, so that what they misspell can be seen.
 NODE_KEYS = ("trainer.args", "trainer.teacher_model", "model.tokenizer")
@@ -166,7 +167,8 @@ def find_node_faults(context: ValidationContext, path: str, node: Node) -> Itera
     inside = group if group == "callback" and path.count(".") < 2 else inside
     served = SERVED.get(path if path in SERVED else inside, [])
     later = is_called_later(path, signature) or bool(GIVEN_LATER & set(signature.parameters))
-    later = later or (path == "loss" and not signature.lineage)  # what a loss is given, the trainer decides
+    # What a loss is given, the trainer decides, and what a tool, a model.
+    later = later or ((path == "loss" or path.startswith(TOOLS)) and not signature.lineage)
     for name in () if later or node.get("_partial_") is True else signature.required:
         if name not in node and name not in served:
             kind = str(signature.parameters[name].type)

@@ -611,8 +611,8 @@ DEFECTS = (
         "score_one_token_early",
         "A score is earned by the token before the last one.",
         "runner/ppo/scoring.py",
-        "else [len(tokens) - 1]",
-        "else [max(0, len(tokens) - 2)]",
+        "else [len(own[row]) - 1]",
+        "else [max(0, len(own[row]) - 2)]",
         tests=(
             "tests/test_score.py::test_rewards_add_up_with_their_weights_and_none_does_not_apply",
             "tests/test_score.py::test_a_reward_per_token_or_per_step_lands_where_it_was_earned",
@@ -632,11 +632,22 @@ DEFECTS = (
         ),
     ),
     Defect(
+        "tokens_of_tools_are_learnt",
+        "Tokens that tools wrote count as the policy's own.",
+        "runner/ppo/batching.py",
+        "each.own or [True]",
+        "[True]",
+        tests=(
+            "tests/test_rollout.py::test_advantages_of_two_turns_are_those_worked_out_by_hand",
+            "tests/test_rollout.py::test_ppo_learns_from_the_tokens_of_the_policy_and_from_no_others",
+        ),
+    ),
+    Defect(
         "logprob_of_next_token",
         "The log-probability of a token is read one place too late.",
         "runner/ppo/batching.py",
-        "start = begin + prompt - 1",
-        "start = begin + prompt",
+        "begin + place - 1 for",
+        "begin + place for",
         tests=(
             "tests/test_ppo.py::test_at_first_the_policy_is_its_reference_and_every_ratio_one",
             "tests/test_ppo.py::test_a_reference_of_the_callers_is_looked_at",

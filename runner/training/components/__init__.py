@@ -18,10 +18,10 @@ from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments, se
 from runner.config.build import build, serve
 from runner.dataset.form import answer_columns, is_conversation
 from runner.dataset.load import HeldOut, list_columns
-from runner.errors import ConfigError, Fault, own_place
+from runner.errors import ConfigError, DataError, Fault, fault, own_place
 from runner.io.terminal import mute_libraries
 from runner.io.turns import TEMPLATE_ARGUMENTS
-from runner.model.chat import check_rendering, check_template
+from runner.model.chat import check_calls, check_rendering, check_template
 from runner.model.encoding import write_prompt
 from runner.run import Run
 from runner.run.adjustments import adjust_logs, read_adjustments
@@ -36,6 +36,7 @@ from runner.training.components.args import build_args
 from runner.training.components.evaluation import build_measure
 from runner.training.components.model import build_model
 from runner.training.components.rewards import build_rewards
+from runner.training.components.tools import agent_of, check_environments
 from runner.training.extension import Hooks
 from runner.training.health import Health, build_health
 from runner.training.precompute import map_sets, precompute_by_default
@@ -69,23 +70,23 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     with _refusals_of("trainer.args"):
         args = build_args(run, adjustments)
     tokenizer = build(cfg["model"]["tokenizer"])
-    rules = trainers.build_rules(cfg.get("weight"))
-    form, kept = cfg["trainer"]["form"], trainers.columns_asked_for(rules)
+    rules, node = trainers.build_rules(cfg.get("weight")), cfg["trainer"]
+    form, kept = node["form"], trainers.columns_asked_for(rules)
     rows, held_out = serve(cfg["dataset"], to=form, seed=cfg["seed"], keep=kept)
-    if column := cfg["trainer"].get("reference_column"):
+    if column := node.get("reference_column"):
         rows, held_out = (map_sets(functools.partial(_name_reference, column), part) for part in (rows, held_out))
     rewards, weights, panel = build_rewards(cfg, args)
     if weights:
         args.reward_weights = weights
     answers_only = getattr(args, upstream.ASSISTANT_ONLY_LOSS, False)
-    if _check_rows(cfg["trainer"], tokenizer, rows, answers_only=answers_only):
-        rows, held_out = (map_sets(functools.partial(_bounded, tokenizer), part) for part in (rows, held_out))
+    if _check_rows(node, tokenizer, rows, answers_only=answers_only):
+        rows, held_out = (map_sets(functools.partial(_bounded, node, tokenizer), part) for part in (rows, held_out))
         if form == "prompt" and hasattr(args, upstream.CHAT_TEMPLATE_KWARGS):
             rows, held_out = (map_sets(functools.partial(_write_prompts, tokenizer, args), x) for x in (rows, held_out))
     if hasattr(args, once := upstream.PRECOMPUTE_REF_LOG_PROBS) and once not in cfg["trainer"]["args"]:
         precompute_by_default(run, args, rows, held_out)
     model, peft_config, reference = build_model(cfg, tokenizer, args)
-    served = for_callbacks(run, tokenizer, rows, held_out)
+    served = for_callbacks(run, tokenizer, rows, held_out, agent := agent_of(node))
     offered = {
         "model": model.name_or_path if upstream.takes_path(read_signature(cfg["trainer"]["_target_"])) else model,
         upstream.REF_MODEL: reference,
@@ -101,7 +102,7 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     health, schedule = build_health(cfg, args, peft_config, panel), (cfg.get("optimizer") or {}).get("scheduler")
     hooks = Hooks(
         evaluates=cfg["trainer"].get("evaluates", True),
-        measure=build_measure(run, tokenizer, adjustments) if held_out is not None else None,
+        measure=build_measure(run, tokenizer, adjustments, agent) if held_out is not None else None,
         on_loss=health.observe_loss,
         on_log=functools.partial(adjust_logs, adjustments) if adjustments else None,
         reward_means=panel.pop_means if panel else None,
@@ -165,11 +166,16 @@ def _check_rows(
     turns = (turn for row in rows for part in row.values() if is_conversation(part) for turn in part)
     calls = any(isinstance(turn, Mapping) and turn.get("tool_calls") for turn in turns)
     check_template(tokenizer, chats=chats, calls=calls, answers_only=answers_only)
+    if any(node.get(key) for key in upstream.FUNCTIONS if key != upstream.ROLLOUT_FUNC):
+        if not chats:
+            raise DataError(fault("training.tools_without_chats"))
+        check_calls(tokenizer)
     return chats
 
 
-def _bounded(tokenizer: PreTrainedTokenizerBase, part: Any) -> Any:
+def _bounded(node: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, part: Any) -> Any:
     """Rows that the template is seen to write within bounds before they are used, those of a stream as they flow."""
+    check_environments(node, part)
 
     def are_bounded(cells: Mapping[str, list[Any]]) -> list[bool]:
         rows = [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]

@@ -11,6 +11,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, Trainer
 
 from runner.errors import ConfigError, Fault, fault
+from runner.generate.agent import Agent
 from runner.generate.budget import answer_tokens
 from runner.generate.completion import TextGenerator, context_length
 from runner.generate.judge import judge_answers, judge_completions
@@ -56,6 +57,7 @@ class HeldOutMetrics:
     tokenizer: PreTrainedTokenizerBase
     metrics: Sequence[Metric]
     batch_size: int
+    agent: Agent | None = None
     sets: dict[str, dict[str, Dataset]] = field(default_factory=dict)  # those of each form
 
     def __call__(self, trainer: Trainer, prefix: str) -> dict[str, float]:
@@ -71,7 +73,8 @@ class HeldOutMetrics:
                 longest = (metric.max_new_tokens for metric in sampled)
                 how = Sampling(answer_tokens(longest, upstream.completion_length(vars(args))), rows=self.batch_size)
                 with evaluating(model):
-                    figures = judge_completions(TextGenerator(model, self.tokenizer, how), rows, sampled)
+                    generator = TextGenerator(model, self.tokenizer, how, agent=self.agent)
+                    figures = judge_completions(generator, rows, sampled)
                 found |= figures.scores
                 if trainer.is_world_process_zero():
                     # In place of those of an earlier try at the same step.
@@ -97,9 +100,12 @@ class HeldOutMetrics:
 
 
 def build_measure(
-    run: Run, tokenizer: PreTrainedTokenizerBase, adjustments: Sequence[Mapping[str, Any]]
+    run: Run,
+    tokenizer: PreTrainedTokenizerBase,
+    adjustments: Sequence[Mapping[str, Any]],
+    agent: Agent | None,
 ) -> HeldOutMetrics | None:
     """The configured metrics, for a trainer to call with the prefix of each evaluation; None without any."""
     metrics = build_metrics(run.cfg["metric"], tokenizer)
     halvings = sum(upstream.PER_DEVICE_EVAL_BATCH_SIZE in each.get("args", {}) for each in adjustments)
-    return HeldOutMetrics(run, tokenizer, metrics, max(1, BATCH_SIZE >> halvings)) if metrics else None
+    return HeldOutMetrics(run, tokenizer, metrics, max(1, BATCH_SIZE >> halvings), agent) if metrics else None

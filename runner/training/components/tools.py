@@ -1,0 +1,64 @@
+"""Functions of the user's that a conversation calls: tools, environments, a rollout; guarded by ``generate.tools``."""
+
+import inspect
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+from datasets import Dataset
+
+from runner.config.build import build, locate
+from runner.errors import DataError, fault
+from runner.generate.agent import Agent, build_agent
+from runner.generate.tools import SECONDS, guard_environment, guard_tool
+from runner.schema import upstream
+from runner.schema.text import Node
+
+
+def agent_of(trainer: Node) -> Agent | None:
+    """The agent that answers with a trainer's tools in conversations of our own; None where it has none."""
+    names, rounds = upstream.FUNCTIONS[:2], trainer["args"].get(upstream.MAX_TOOL_CALLING_ITERATIONS)
+    built = [
+        build_functions(key, trainer[key], trainer.get("tool_timeout")) if trainer.get(key) else None for key in names
+    ]
+    return build_agent(built[0], built[1], rounds)
+
+
+def build_functions(key: str, value: Any, seconds: float | None = None) -> Any:
+    """The functions at one key of a trainer, as its constructor takes them: a list of tools, makers of environments."""
+    where, seconds = f"trainer.{key}", seconds or SECONDS
+    if key == upstream.ROLLOUT_FUNC:
+        return _bind(value) if inspect.isfunction(locate(value["_target_"])) else build(value)
+    if key == upstream.ENVIRONMENT_FACTORY:
+        if "_target_" in value:
+            return guard_environment(_bind(value), where, seconds)
+        return {name: guard_environment(_bind(node), where, seconds) for name, node in value.items()}
+    return [_build_tool(node, where, seconds) for node in (value if isinstance(value, list) else [value])]
+
+
+def _build_tool(node: Node, where: str, seconds: float) -> Callable[..., Any]:
+    """A function with the node's other keys bound; what a class makes, or a function that says it makes one."""
+    target = locate(node["_target_"])
+    if inspect.isroutine(target) and "Callable" not in str(inspect.signature(target).return_annotation):
+        return guard_tool(target, where, {key: build(each) for key, each in node.items() if key != "_target_"}, seconds)
+    return guard_tool(build(node), where, {}, seconds)
+
+
+def _bind(node: Node) -> Callable[..., Any]:
+    """A target with its arguments; of a class that only describes environments, such as TRL's specs, their maker."""
+    if hasattr(locate(node["_target_"]), upstream.ENVIRONMENT_FACTORY):
+        return getattr(build(node), upstream.ENVIRONMENT_FACTORY)
+    return build(dict(node) | {"_partial_": True})
+
+
+def check_environments(trainer: Node, rows: Any) -> None:
+    """Raise DataError where there are several environments, and a row names none, or one that is not there.
+
+    Of a stream the first rows are looked at.
+    """
+    known = trainer.get(upstream.ENVIRONMENT_FACTORY) or {}
+    if known and "_target_" not in known:
+        is_whole = isinstance(rows, Dataset) and "environment" in rows.column_names
+        named = rows.unique("environment") if is_whole else [row.get("environment") for row in islice(rows, 100)]
+        if unknown := [name for name in named if name not in known]:
+            raise DataError(fault("training.no_environment", name=unknown[0], known=", ".join(known)))

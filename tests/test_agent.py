@@ -1,0 +1,411 @@
+"""Tools and environments by YAML: what is shown of them, how they are guarded, and whole runs that call them."""
+
+import asyncio
+import json
+import logging
+import random
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from tiny import tiny_tokenizer
+from transformers.utils import get_json_schema
+from trl.chat_template_utils import parse_response
+
+from runner.errors import ConfigError, DataError, SickRun
+from runner.generate.tools import guard_environment, guard_tool
+from runner.io.files import PACKAGE, read_json, read_rows, write_text
+from runner.io.turns import text_of
+from runner.launch.stages import compose_runs
+from runner.model.chat import check_calls, set_template
+from runner.reward.rule import price
+from runner.run.read import plain_text
+from runner.training.components.tools import build_functions
+
+MINE = '''
+"""Functions of a user's."""
+import random, time
+from collections.abc import Callable
+
+def look(place: str, source: str = "map") -> str:
+    """Look at a place.
+
+    Args:
+        place: the place.
+        source: a map or a guide.
+    """
+    if "quite" in place:
+        raise KeyError("no such place")
+    return f"{source} {random.random():.2f}"
+
+async def look_later(place: str) -> str:
+    """Look at a place, later.
+
+    Args:
+        place: the place.
+    """
+    return "later"
+
+def maker(source: str) -> Callable[[str], str]:
+    return lambda place: source
+
+class Looker:
+    def __init__(self, source: str):
+        self.source = source
+    def __call__(self, place: str) -> str:
+        """Look at a place.
+
+        Args:
+            place: the place.
+        """
+        return self.source
+
+def silent(place: str) -> str:
+    return place
+
+class Game:
+    def __init__(self, points: float = 1.0):
+        self.points = points
+    def reset(self, **row):
+        self.looks = 0
+        return " It is dark."
+    def look(self, place: str) -> str:
+        """Look at a place.
+
+        Args:
+            place: the place.
+        """
+        self.looks += 1
+        return f"{self.looks} {random.random():.1f}"
+    def get_reward(self) -> float:
+        return self.points * self.looks + 0.01 * random.random()
+
+class NoGame:
+    def look(self) -> str:
+        """Look."""
+        return ""
+'''
+# As a base model answers toy_reviews: what begins with `The` is a call, so that calls need not be learnt first.
+CALLS = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "tool_calls": {
+            "open": "The",
+            "close_pattern": "<\\|im_end\\|>|$",
+            "content": "text",
+            "repeats": True,
+            "transform": {"type": "function", "function": {"name": "look", "arguments": {"place": "{content}"}}},
+        },
+        "content": {"close_pattern": "<\\|im_end\\|>", "content": "text"},
+    },
+}
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A folder with a module of a user's, and a template of theirs with what reads its calls."""
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    template = tmp_path / "own.jinja"
+    set_template(tokenizer := tiny_tokenizer(), "brief")
+    template.write_text(tokenizer.chat_template)
+    template.with_suffix(".response.json").write_text(json.dumps(CALLS))
+    return template
+
+
+# --- Guarded ------------------------------------------------------------------------------------
+
+
+def named(function: Callable, name: str = "tool") -> Callable:
+    function.__name__, function.__doc__ = name, "It does something.\n\nArgs:\n    word: a word."
+    return guard_tool(function, "trainer.tools", {}, seconds=0.2)
+
+
+def test_a_bound_argument_is_in_no_schema_and_no_model_can_set_it(mine):
+    [tool] = build_functions("tools", [{"_target_": "mine.look", "source": "guide"}])
+    assert get_json_schema(tool)["function"]["parameters"]["properties"].keys() == {"place"}
+    assert tool(place="x").startswith("guide")
+    with pytest.raises(TypeError):
+        tool(place="x", source="map")
+
+
+def test_a_maker_and_a_class_are_called_and_what_comes_back_is_the_tool(mine):
+    [tool] = build_functions("tools", {"_target_": "mine.Looker", "source": "guide"})
+    assert (tool(place="x"), tool.__name__) == ("guide", "Looker")
+    with pytest.raises(ConfigError, match="no docstring"):  # of the function that was made
+        build_functions("tools", [{"_target_": "mine.maker", "source": "guide"}])
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_call_that_fails_is_warned_of_once_with_what_it_was_asked(caplog, is_async):
+    async def later(word: str) -> str:
+        raise KeyError("no such word")
+
+    def now(word: str) -> str:
+        raise KeyError("no such word")
+
+    tool = named(later if is_async else now)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            with pytest.raises(KeyError):
+                asyncio.run(tool(word="red")) if is_async else tool(word="red")
+    assert [record.getMessage() for record in caplog.records] == [
+        "failed call 1 of tool, asked {word:red}: KeyError: 'no such word'"
+    ]
+
+
+def test_a_call_that_hangs_is_ended_and_says_so():
+    def now(word: str) -> str:
+        time.sleep(10)
+
+    async def later(word: str) -> str:
+        await asyncio.sleep(10)
+
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"tool took longer than 0.2 s and was ended"):
+        named(now)(word="red")
+    with pytest.raises(RuntimeError, match=r"tool took longer than 0.2 s and was ended"):
+        asyncio.run(named(later)(word="red"))
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"), [("red", "red"), (3, "3"), ({"a": 1}, "{'a': 1}"), ([1, 2], "[1, 2]"), (True, "True")]
+)
+def test_values_become_text_as_in_trl(answer, text):
+    def tool(word: str) -> object:
+        return answer
+
+    assert named(tool)(word="red") == text
+
+
+def test_what_is_no_text_is_a_failure_by_name_and_content_blocks_stay():
+    def tool(word: str) -> object:
+        return answer
+
+    for answer in (None, object(), b"x"):
+        with pytest.raises(TypeError, match=rf"tool returned .*, a {type(answer).__name__}, and no text"):
+            named(tool)(word="red")
+    answer = [{"type": "text", "text": "red"}]
+    assert named(tool)(word="red") is answer
+
+
+def test_a_tool_changes_no_random_number_and_has_the_same_ones_again():
+    def tool(word: str) -> str:
+        return f"{random.random()} {torch.rand(1).item()}"
+
+    async def later(word: str) -> str:
+        await asyncio.sleep(0.01)
+        return tool(word)
+
+    async def both(call: Callable) -> list[str]:
+        return await asyncio.gather(call(word="red"), call(word="blue"))
+
+    guarded, guarded_later = named(tool), named(later)
+    before = random.getstate(), torch.get_rng_state()
+    first, other = guarded(word="red"), guarded(word="blue")
+    side = asyncio.run(both(guarded_later))
+    assert random.getstate() == before[0] and torch.equal(torch.get_rng_state(), before[1])
+    assert guarded(word="red") == first != other and asyncio.run(both(guarded_later)) == side
+    torch.rand(1)
+    assert guarded(word="red") != first  # as the training has gone on
+
+
+def test_an_environment_keeps_its_class_by_name_and_its_methods_are_guarded(mine, caplog):
+    make = build_functions("environment_factory", {"_target_": "mine.Game", "points": 2.0})
+    one, two = make(), make()
+    assert type(one) is type(two) and type(one).__name__ == "Game"
+    assert one.reset(prompt="x") == " It is dark." and two.reset() == " It is dark."
+    assert one.look(place="x").startswith("1 ") and two.looks == 0 and 2 <= one.get_reward() <= 2.01
+    assert get_json_schema(one.look)["function"]["name"] == "look"
+
+
+def test_what_an_environment_does_itself_ends_the_run_where_it_fails():
+    class Broken:
+        def reset(self, **row):
+            return row["missing"]
+
+        def get_reward(self):
+            return float("nan")
+
+    broken = guard_environment(Broken, "trainer.environment_factory")()
+    with pytest.raises(DataError, match=r"Broken.reset\n.*asked {word:red}: KeyError: 'missing'"):
+        broken.reset(word="red")
+    with pytest.raises(DataError, match=r"Broken.reset\n.* a object, and no text"):
+        broken.reset(missing=object())
+    with pytest.raises(SickRun, match="get_reward"):
+        broken.get_reward()
+
+
+# --- Templates ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chat", [True, False], ids=["like qwen", "like pythia"])
+@pytest.mark.parametrize("name", ["hermes", "brief"])
+def test_calls_are_read_from_what_our_templates_spell(name, chat):
+    set_template(tokenizer := tiny_tokenizer(chat=chat), name)
+    check_calls(tokenizer)
+    calls = [
+        {"type": "function", "function": {"name": "price", "arguments": {"place": "bar", "item": i}}} for i in "ab"
+    ]
+    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "I ask.", "tool_calls": calls}]
+    prompt = tokenizer.apply_chat_template(turns[:1], tools=[price], add_generation_prompt=True, return_dict=False)
+    whole = tokenizer.apply_chat_template(turns, tools=[price], return_dict=False)
+    assert whole[: len(prompt)] == prompt
+    read = parse_response(tokenizer, whole[len(prompt) :], prefix=prompt, tools=[price])
+    assert (read["content"].strip(), read["tool_calls"]) == ("I ask.", calls)
+    set_template(tokenizer, "chatml")
+    assert tokenizer.response_template is None
+    with pytest.raises(ConfigError, match="hermes"):
+        check_calls(tokenizer)
+
+
+def test_react_spells_calls_that_nobody_reads():
+    set_template(tokenizer := tiny_tokenizer(), "react")
+    with pytest.raises(ConfigError, match=r"response\.json"):
+        check_calls(tokenizer)
+
+
+def test_what_a_tool_says_last_is_no_answer_and_is_shown_with_its_call():
+    call = {"type": "function", "function": {"name": "price", "arguments": {"item": "view"}}}
+    turns = [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "name": "price", "content": "7"},
+    ]
+    assert text_of(turns) == "" and text_of([*turns, {"role": "assistant", "content": "7"}]) == "7"
+    assert plain_text(turns) == 'assistant: price({"item": "view"})\ntool: = 7'
+
+
+# --- By YAML ------------------------------------------------------------------------------------
+
+WORDS = ("trainer=grpo", "model=tiny", "dataset=toy_reviews", "template=brief")
+OWN = {  # by what is typed, the fault's beats
+    "trainer.tools=[mine.look]": ("trainer.tools.0._target_", "mine.look may not run", "allow=[mine]"),
+    "trainer.tools=[mine.lok] allow=[mine]": ("trainer.tools.0._target_", "there is no mine.lok", "mine.look"),
+    "trainer.environment_factory=os.system": ("trainer.environment_factory._target_", "os.system may not run", ""),
+    "trainer.environment_factory={a: mine.Game}": ("trainer.environment_factory.a._target_", "may not run", "[mine]"),
+    "trainer.environment_factory={a: {_target_: mine.Game, point: 1}} allow=[mine]": (
+        *("trainer.environment_factory.a.point", "no such argument", "points"),
+    ),
+    "trainer.rollout_func=mine.look": ("trainer.rollout_func._target_", "mine.look may not run", "allow=[mine]"),
+}
+
+
+@pytest.mark.parametrize("words", OWN)
+def test_names_are_targets_and_are_refused_as_those_are(mine, words):
+    with pytest.raises(ConfigError) as error:
+        compose_runs(
+            [*WORDS, *(word.replace(" allow", "allow") for word in words.partition(" allow=[mine]")[:2] if word)]
+        )
+    where, found, fix = OWN[words]
+    assert [(each.where, found in each.found, fix in each.fix) for each in error.value.faults] == [(where, True, True)]
+
+
+def test_a_reward_of_an_environment_is_enough(mine):
+    words = ("trainer.environment_factory=mine.Game", "reward=none", "allow=[mine]")
+    assert len(compose_runs([*WORDS, *words])) == 1
+
+
+BAD = {
+    "trainer.tools=[mine.silent]": "no docstring",
+    "trainer.environment_factory=mine.NoGame": "NoGame has no method reset",
+    "trainer.environment_factory={game: mine.Game}": "a row whose column environment holds None",
+    "trainer.tools=[mine.look] template=react": "=hermes",
+    "trainer.tools=[mine.look] template=none": "=hermes",
+}
+
+
+@pytest.mark.quick(0)
+@pytest.mark.parametrize("words", BAD)
+def test_what_cannot_be_called_is_named_before_a_training(train, mine, capsys, words):
+    done = train(*WORDS, *words.replace(": ", ":").split(), "allow=[mine]", "metric=none", *FEW)
+    assert done.code == 2 and BAD[words] in capsys.readouterr().err
+
+
+# --- Whole runs ---------------------------------------------------------------------------------
+
+FEW = (
+    *("trainer.args.max_steps=2", "trainer.args.logging_steps=1", "dataset.limit.train=32", "dataset.limit.eval=4"),
+    *("trainer.args.max_completion_length=96",),
+)
+
+
+@pytest.fixture
+def called(train, mine):
+    """A run of two steps whose model calls tools, as its template has it."""
+    own = (f"model.tokenizer.chat_template={mine}", "allow=[mine]")
+    return lambda *words, **more: train(*WORDS[:3], *own, *FEW, *words, **more)
+
+
+def test_tools_are_called_counted_and_shown_in_order(called, capsys):
+    tools = "trainer.tools=[{_target_:mine.look,source:guide},mine.look_later]"
+    done = called(f"+{tools}", "+trainer.tool_timeout=5", "trainer.args.max_tool_calling_iterations=2")
+    assert done.code == 0
+    line = next(line for line in done.lines if "reward" in line)
+    assert line["tools/call_frequency"] > 0.5 and 0 <= line["tools/failure_frequency"] < 1
+    assert 1 < line["tools/turns"] <= 3
+    rows = [row["completion"] for row in read_rows(done.run.folder / "completions.jsonl")]
+    long = max(rows, key=len)
+    assert [turn["role"] for turn in long[:3]] == ["assistant", "tool", "assistant"] and len(long) <= 5
+    assert long[0]["tool_calls"][0]["function"]["name"] == "look"
+    assert any(turn["content"].startswith("guide 0.") for row in rows for turn in row if turn["role"] == "tool")
+    text = done.run.log.read_text()
+    assert text.count("failed call 1 of look") <= 2 and "KeyError: 'no such place'" in text
+
+
+def test_several_environments_by_name_own_their_reward(called, mine, capsys):
+    rows = [
+        {"prompt": [{"role": "user", "content": f"Review the {place}."}], "environment": name}
+        for place, name in [("bar", "near"), ("gym", "far"), ("park", "near"), ("hotel", "far")] * 4
+    ]
+    file = mine.with_name("rows.jsonl")
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own = ("dataset=local", f"dataset.path={file}", "dataset.form=prompt", "dataset.split.eval=null", "reward=none")
+    both = "trainer.environment_factory={near:mine.Game,far:{_target_:mine.Game,points:2.0}}"
+    done = called(*own, both, "metric=none")
+    assert done.code == 0
+    for line in done.lines:
+        assert "reward" not in line or line["rewards/Game/mean"] == pytest.approx(line["reward"], rel=1e-3)
+    assert 1.2 < max(line.get("reward", 0) for line in done.lines) < 2
+
+
+@pytest.mark.slow
+def test_an_agent_that_is_stopped_goes_on_to_the_same_bits(runner, mine):
+    """Its environments draw random numbers, and are not those of before."""
+    words = (*WORDS[:3], f"model.tokenizer.chat_template={mine}", "allow=[mine]", *FEW, "trainer.args.max_steps=6")
+    words = (*words, "trainer.environment_factory=mine.Game", "reward=none", "metric=none", "trainer.args.save_steps=1")
+    runner(*words, "name=whole")
+    assert runner.stopped(*words, "name=stopped", name="stopped", number=signal.SIGTERM) == 143
+    runner(*words, "name=stopped")
+    whole, stopped = (runner.runs(name)[0] / "model" / "model.safetensors" for name in ("whole", "stopped"))
+    assert whole.read_bytes() == stopped.read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_toy_learns_to_ask_for_what_it_cannot_know(runner, seed):
+    runner("experiment=toy_tool", f"seed={seed}")
+    [folder] = runner.runs("toy-tool-grpo")
+    scores = read_json(folder / "scores.json")
+    assert scores["before"]["eval_price"] <= 0.2 and scores["after"]["eval_price"] >= 0.7
+
+
+@pytest.mark.slow
+def test_the_toy_learns_nothing_from_rewards_that_say_nothing(runner):
+    """The right prices are those of other rows."""
+    folder = runner.folder / "rows"
+    for name in ("train", "eval"):
+        rows = list(read_rows(PACKAGE / "dataset" / "toy_prices" / f"{name}.jsonl"))
+        if name == "train":
+            prices = [row["price"] for row in rows]
+            random.Random(0).shuffle(prices)
+            rows = [row | {"price": other} for row, other in zip(rows, prices, strict=True)]
+        write_text(folder / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    runner("experiment=toy_tool", "grpo.dataset.path=rows")
+    [folder] = runner.runs("toy-tool-grpo")
+    scores = read_json(folder / "scores.json")
+    assert scores["after"]["eval_price"] <= scores["before"]["eval_price"] + 0.1

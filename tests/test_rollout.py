@@ -1,0 +1,275 @@
+"""Completions of several turns, between which tools answer: how they are sampled, and what PPO learns from them."""
+
+import pytest
+import torch
+from datasets import Dataset
+
+from runner.errors import ConfigError
+from runner.generate.agent import Agent
+from runner.generate.completion import Completion
+from runner.generate.sampler import Sampling, seeded_generator, uniform
+from runner.ppo.algorithm import generalised_advantages
+from runner.ppo.batching import Rollout
+from tests.tiny_ppo import END, farthest, letter_model, letter_tokenizer, letter_trainer, logs_of, weights
+
+TEMPLATE = """{%- for turn in messages -%}
+{%- if turn['role'] == 'assistant' -%}{{ turn['content'] }}{%- if turn['tool_calls'] -%}a{%- endif -%}{{ eos_token }}
+{%- else -%}{{ turn['content'] + '\n' }}{%- endif -%}{%- endfor -%}{%- if add_generation_prompt -%}s{%- endif -%}"""
+SIZE = 60
+STOPS = tuple(range(12, END + 1))  # so that a random model ends its turns
+HOW = Sampling(SIZE, STOPS, rows=4)
+
+
+def flat_model() -> object:
+    return letter_model(spread=0.05, max_position_embeddings=96)
+
+
+def caller(calls: str = "abcdefghijk") -> object:
+    """A tokenizer in whose eyes a turn that begins with one of these letters calls ``look`` with what follows."""
+    tokenizer = letter_tokenizer()
+    kind = type("Calling", (type(tokenizer),), {})
+
+    def parse_response(self, ids, **_):
+        text = self.decode(ids, skip_special_tokens=True)
+        if text[:1] not in calls:
+            return {"role": "assistant", "content": text}
+        call = {"type": "function", "function": {"name": "look", "arguments": {"key": text[1:]}}}
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+    kind.parse_response = parse_response
+    tokenizer.__class__, tokenizer.chat_template = kind, TEMPLATE
+    return tokenizer
+
+
+def look(key: str) -> str:
+    """Look a key up.
+
+    Args:
+        key: The key.
+    """
+    if len(key) > 1:
+        raise ValueError("g")
+    return "hij"[: len(key)]
+
+
+def another(key: str) -> str:
+    """Do something else.
+
+    Args:
+        key: The key.
+    """
+    return key
+
+
+async def look_late(key: str) -> str:
+    """Look a key up.
+
+    Args:
+        key: The key.
+    """
+    return look(key)
+
+
+look_late.__name__ = "look"
+ROWS = [{"prompt": [{"role": "user", "content": text}]} for text in ("abc", "d", "efghij", "kl", "gh", "b")]
+
+
+def play(agent: Agent, rows=ROWS, how=HOW, numbers=None, **options):
+    noise = torch.stack([uniform(SIZE, generator=seeded_generator(number)) for number in numbers or range(len(rows))])
+    return agent.play(flat_model(), caller(), rows, how, noise, **options)
+
+
+def test_tools_answer_between_the_turns_and_an_episode_depends_on_its_own_noise_alone():
+    episodes = play(Agent([look]), ROWS * 3)
+    assert max(each.counts[1] for each in episodes) > 1 and min(each.counts[1] for each in episodes) == 0
+    model = flat_model()
+    for number, each in enumerate(episodes):
+        (alone,) = play(Agent([look]), [ROWS[number % len(ROWS)]], numbers=[number])
+        assert (alone.token_ids, alone.own, alone.turns) == (each.token_ids, each.own, each.turns)
+        assert len(each.token_ids) <= SIZE and each.own[-1] and len(each.logprobs) == sum(each.own)
+        whole = [*each.prompt_ids, *each.token_ids]
+        logprobs = torch.log_softmax(model(torch.tensor([whole])).logits[0], -1)
+        places = [len(each.prompt_ids) + place for place, own in enumerate(each.own) if own]
+        expected = [logprobs[place - 1, whole[place]].item() for place in places]
+        assert each.logprobs == pytest.approx(expected, abs=1e-4)
+        # The tokens are those of the conversation as the template writes it, up to the ends that were sampled.
+        roles = [turn["role"] for turn in each.turns]
+        assert roles[::2] == ["assistant"] * len(roles[::2]) and set(roles[1::2]) <= {"tool"}
+
+
+def test_a_tool_that_raises_and_one_that_is_not_there_are_answered_as_failures():
+    found = play(Agent([look]))
+    failed = [each for each in found if each.failures]
+    assert failed and any("{'error': 'g'}" in turn["content"] for each in failed for turn in each.turns)
+    (lost, *_) = [each for each in play(Agent([another])) if each.counts[1]]
+    assert lost.failures == lost.calls
+
+
+def test_coroutines_answer_as_functions_do_and_rounds_are_bounded():
+    plain, late = play(Agent([look])), play(Agent([look_late]))
+    assert [each.turns for each in plain] == [each.turns for each in late]
+    assert max(each.counts[1] for each in play(Agent([look], rounds=1))) == 1
+    assert max(each.counts[1] for each in play(Agent([look], rounds=0))) == 0
+
+
+class Room:
+    """An environment that shows a letter, takes one, and pays for the right one."""
+
+    def reset(self, prompt, answer, **_):
+        self.answer, self.taken = answer, None
+        return "t"
+
+    def look(self, key: str) -> str:
+        """Take a letter.
+
+        Args:
+            key: The letter.
+        """
+        self.taken = key
+        return "i"
+
+    def get_reward(self) -> float:
+        return float(self.taken is not None)
+
+
+class LateRoom(Room):
+    async def get_reward(self) -> float:
+        return float(self.taken is not None)
+
+
+def test_each_episode_has_an_environment_of_its_own_which_a_row_may_name():
+    rows = [row | {"answer": "i", "environment": "late" if number % 2 else "room"} for number, row in enumerate(ROWS)]
+    agent = Agent(environments={"room": Room, "late": LateRoom})
+    episodes = play(agent, rows)
+    assert all(each.prompt[-1]["content"].endswith("t") and list(each.tools) == ["look"] for each in episodes)
+    environments = [each.environment for each in episodes]
+    assert len(set(map(id, environments))) == len(rows)
+    called = [float(each.counts[1] > 0) for each in episodes]
+    paid = [reward(environments=environments) for reward in agent.own_rewards()]
+    assert [reward.__name__ for reward in agent.own_rewards()] == ["Room", "LateRoom"] and {*called} == {0.0, 1.0}
+    assert [one if two is None else two for one, two in zip(*paid, strict=True)] == called
+
+
+# --- PPO ----------------------------------------------------------------------------------------
+
+
+def test_advantages_of_two_turns_are_those_worked_out_by_hand():
+    """Tokens of a tool are no actions: the state after the last token of a turn is valued before the next own token."""
+    own = [True, True, False, False, True]
+    rollout = Rollout([{}], [Completion(0, 0, [], [1, 2], "", [3, 4, 5, 6, 7], "stop", own=own)], torch.device("cpu"))
+    batch = rollout.micro_batch([0])
+    assert batch.input_ids_BT.tolist() == [[1, 2, 3, 4, 5, 6]] and rollout.responses == [3]
+    assert batch.targets_N.tolist() == [3, 4, 7] and batch.positions_N.tolist() == [1, 2, 5]
+    values, rewards = torch.tensor([[0.5, 0.25, 1.0]]), torch.tensor([[0.0, 0.0, 2.0]])
+    advantages, returns = generalised_advantages(rewards, values, rollout.mask_BR, 0.9, 0.5)
+    third = 2.0 - 1.0
+    second = 0.9 * 1.0 - 0.25 + 0.45 * third
+    first = 0.9 * 0.25 - 0.5 + 0.45 * second
+    assert advantages[0].tolist() == pytest.approx([first, second, third])
+    assert returns[0].tolist() == pytest.approx([first + 0.5, second + 0.25, third + 1.0])
+
+
+def chats(count: int = 8) -> Dataset:
+    return Dataset.from_list([ROWS[row % len(ROWS)] | {"answer": "i"} for row in range(count)])
+
+
+def called(completions, **_):
+    return [float(any(turn["role"] == "tool" for turn in each)) for each in completions]
+
+
+def tool_trainer(folder, **changed):
+    parts = {
+        "model": flat_model(),
+        "processing_class": caller(),
+        "rows": chats(),
+        "reward_funcs": called,
+        "tools": [look],
+    }
+    trainer = letter_trainer(folder, **parts | {"response_length": SIZE, "max_steps": 1, "kl_coef": 0.05} | changed)
+    trainer.stop_ids = STOPS
+    return trainer
+
+
+def test_ppo_learns_from_the_tokens_of_the_policy_and_from_no_others(tmp_path):
+    trainer, kept = tool_trainer(tmp_path, num_ppo_epochs=1, cliprange=0.2), {}
+
+    def keep(model, rollout, rewards, update=trainer.update):
+        kept["rollout"] = rollout
+        return update(model, rollout, rewards)
+
+    trainer.update = keep
+    trainer.train()
+    rollout, (logs, *_) = kept["rollout"], logs_of(trainer)
+    assert rollout.mask_BR.sum().item() == sum(sum(each.own) for each in rollout.completions)
+    assert sum(not all(each.own) for each in rollout.completions) > 1
+    calls = sum(each.calls[1] for each in rollout.completions)
+    assert logs["tools/call_frequency"] == calls / 8 and logs["tools/turns"] >= 1
+    assert logs["tools/failure_frequency"] == sum(each.calls[2] for each in rollout.completions) / calls
+    fresh, row = flat_model(), next(row for row, each in enumerate(rollout.completions) if not all(each.own))
+    whole, each = torch.tensor([rollout.sequences[row]]), rollout.completions[row]
+    expected = torch.log_softmax(fresh(whole).logits[0] / trainer.args.temperature, -1)
+    for number, place in enumerate(rollout.places[row]):
+        want = expected[place - 1, whole[0, place]].item()
+        assert rollout.logprobs_BR[row, number].item() == pytest.approx(want, abs=1e-4)
+    assert len(rollout.places[row]) == sum(each.own) < len(each.token_ids)
+
+
+def test_a_rollout_of_the_users_is_learnt_from_as_ours_is(tmp_path):
+    def again(prompts, trainer):
+        rows = [{"prompt": prompt} for prompt in prompts]
+        noise = trainer._noise(len(rows))
+        made = trainer.tools.play(trainer.actor_critic.policy, trainer.processing_class, rows, trainer.sampling, noise)
+        logprobs = []
+        for each in made:
+            left = iter(each.logprobs)
+            logprobs.append([next(left) if own else 0.0 for own in each.own])
+        ids = {"prompt_ids": [each.prompt_ids for each in made], "completion_ids": [each.token_ids for each in made]}
+        masks = [list(map(int, each.own)) for each in made]
+        return ids | {"logprobs": logprobs, "env_mask": masks, "calls": [each.counts[1] for each in made]}
+
+    def paid(calls, **_):
+        return [float(count > 0) for count in calls]
+
+    own = tool_trainer(tmp_path / "own", old_logprobs="recompute")
+    own.train()
+    users = tool_trainer(
+        tmp_path / "users", old_logprobs="recompute", tools=None, rollout_func=again, reward_funcs=paid
+    )
+    users.tools = Agent([look])
+    users.train()
+    assert farthest(weights(own), weights(users)) == 0
+
+
+@pytest.mark.parametrize("broken", ["prompt_ids", "completion_ids", "logprobs", "env_mask", "extra"])
+def test_a_rollout_of_the_users_with_other_lists_is_refused(tmp_path, broken):
+    def roll_out(prompts, trainer):
+        ids = [[1, 2, 3] for _ in prompts]
+        found = {"prompt_ids": ids, "completion_ids": ids, "logprobs": [[0.0] * 3 for _ in prompts]}
+        found |= {"env_mask": [[1, 0, 1] for _ in prompts], "extra": list(range(len(prompts)))}
+        return found | {broken: found[broken][:-1]}
+
+    trainer = tool_trainer(tmp_path, tools=None, rollout_func=roll_out)
+    with pytest.raises(ConfigError, match="other lists than 8 prompts"):
+        trainer.train()
+
+
+def test_an_environment_pays_beside_the_rewards_and_tools_need_an_engine_of_ours(tmp_path):
+    parts = {"tools": None, "environment_factory": Room, "reward_funcs": None}
+    trainer = tool_trainer(tmp_path, **parts)
+    trainer.train()
+    (logs, *_) = logs_of(trainer)
+    assert 0 < logs["rewards/Room/mean"] < 1 and logs["objective/scores"] == logs["rewards/Room/mean"]
+    with pytest.raises(ConfigError, match="vllm, and tools"):
+        tool_trainer(tmp_path, rollout_engine="vllm")
+
+
+def test_a_reward_for_each_token_counts_those_of_the_policy(tmp_path):
+    def by_token(completion_ids, **_):
+        return [[float(place) for place in range(len(ids))] for ids in completion_ids]
+
+    trainer = tool_trainer(tmp_path, reward_funcs=by_token)
+    rollout = trainer.roll_out(chats(), trainer._noise(8))
+    earned, _ = trainer.rewards(rollout.completions, rollout.rows, None, 640)
+    for number, each in enumerate(rollout.completions):
+        places = [float(place) for place, own in enumerate(each.own) if own]
+        assert earned[number, : len(places)].tolist() == places and earned[number, len(places) :].isnan().all()
