@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 
 from runner.dataset.form import FORMS, FORMS_FOR, ROLES, Role, RowLayout, fits, is_finite_number
+from runner.dataset.image import COLUMNS
 from runner.dataset.step import Cells
 from runner.errors import DataError, Fault
 from runner.io.turns import TEMPLATE_ARGUMENTS
@@ -15,7 +16,7 @@ from runner.schema.text import nearest, read_tables
 
 log = logging.getLogger(__name__)
 
-MEDIA = ("image", "images", "audio", "audios", "video", "videos")
+MEDIA = ("audio", "audios", "video", "videos")
 EVERY = "*"  # all columns, where names of columns are asked for
 
 # Columns that never stand beside `prompt`, each with the reason.
@@ -113,14 +114,14 @@ def kept_columns(columns: Iterable[str], layout: RowLayout, to: str, keep: Seque
     """
     columns, group = list(columns), "reward" if to == "prompt" else "weight"
     played = set(layout.columns.values())
-    # Of prompts, a reward may read the path of a sound; pictures would make TRL take the rows for others.
-    refuse_media(name for name in columns if name in (MEDIA[:2] if to == "prompt" else MEDIA) and name not in played)
+    if to != "prompt":  # of which a reward may read the path of a sound
+        refuse_media(name for name in columns if name in MEDIA and name not in played)
     if to == "prompt" and keep is None:
         for name in sorted({*CLASHES} & ({*columns} - played)):
             log.warning("the column `%s` is left out: %s", name, CLASHES[name])
     for_template = (TEMPLATE_ARGUMENTS,) if to == "prompt" else ("tools", TEMPLATE_ARGUMENTS)
     given = tuple(name for name in for_template if name in columns and layout.form != "text")
-    safe = [name for name in columns if name not in (*CLASHES, *given)]
+    safe = [name for name in columns if name not in (*CLASHES, *COLUMNS, *given)]
     if to == "prompt":
         made = ("prompt",) if layout.form == "prompt" else ("prompt", "reference")
         wanted = [name for name in (safe if keep is None else keep) if name not in made or name in columns]
@@ -142,8 +143,8 @@ def kept_columns(columns: Iterable[str], layout: RowLayout, to: str, keep: Seque
 def refuse_media(names: Iterable[str]) -> None:
     """Raise DataError where columns hold what no trainer here learns from, and what is left would be text alone."""
     if names := list(names):
-        found, expected = f"the columns {', '.join(names)}", "text: images, audio and video are not trained yet"
-        fix = f"dataset.without=[{','.join(names)}]  (to train on the text alone)"
+        found, expected = f"the columns {', '.join(names)}", "text or images: audio and video are not trained yet"
+        fix = f"dataset.without=[{','.join(names)}]  (to train without them)"
         raise DataError(Fault("dataset", found, expected, fix))
 
 

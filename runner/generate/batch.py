@@ -40,6 +40,28 @@ def split_by_rows(lengths: Sequence[int], size: int) -> list[list[int]]:
     return [ordered[start : start + size] for start in range(0, len(ordered), size)]
 
 
+def group_alike(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The numbers of the prompts in groups whose pixels can be one tensor; those without any are one group."""
+    groups: dict[object, list[int]] = {}
+    for number, prompt in enumerate(prompts):
+        pixels = getattr(prompt, "pixels", None) or {}
+        shapes = ((name, each.shape[1:]) for name, each in pixels.items() if each.shape[1:] != (len(prompt),))
+        groups.setdefault(tuple(shapes), []).append(number)
+    return list(groups.values())
+
+
+def join_pixels(prompts: Sequence[Sequence[int]], device: torch.device, side: str) -> dict[str, Tensor]:
+    """Of alike prompts what a model takes beside their tokens: one number per token padded as these are, or pixels."""
+    found = {}
+    for name, first in (getattr(prompts[0], "pixels", None) or {}).items():
+        parts = [prompt.pixels[name] for prompt in prompts]  # type: ignore[attr-defined]
+        if first.shape[1:] == (len(prompts[0]),):
+            found[name] = pad_sequence([part[0] for part in parts], batch_first=True, padding_side=side).to(device)
+        else:
+            found[name] = torch.cat(parts).to(device)
+    return found
+
+
 def pad(
     rows: Sequence[Sequence[int]], device: torch.device, *, side: str = "right", value: int = 0
 ) -> tuple[Tensor, Tensor]:

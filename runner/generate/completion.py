@@ -15,6 +15,7 @@ from runner.errors import DataError, fault
 from runner.generate.batch import split_by_rows
 from runner.generate.rows import Row
 from runner.generate.sampler import Model, Sampling, evaluating, sample, seeded_generator, uniform
+from runner.io.turns import describe_image, with_images
 from runner.model.encoding import encode_prompt, stop_ids
 
 Draw: TypeAlias = tuple[int, int]  # the row that is answered and the number of the sample, which number the noise
@@ -96,7 +97,10 @@ class TextGenerator:
             ids = tokens.tolist()
             text, finish = self.to_text(ids), "stop" if ids[-1] in self.how.stop_ids else "length"
             log_probability = math.fsum(logprobs.tolist())
-            completion = Completion(row, number, rows[row]["prompt"], prompt_ids, text, ids, finish, log_probability)
+            prompt = rows[row]["prompt"]
+            if images := rows[row].get("images"):
+                prompt = with_images(prompt, map(describe_image, images))
+            completion = Completion(row, number, prompt, prompt_ids, text, ids, finish, log_probability)
             made += [replace(completion, sample=each) for each in range(self.n)] if self.is_greedy else [completion]
         self.on_progress(len(made))
         return made

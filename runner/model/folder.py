@@ -18,7 +18,8 @@ from runner.io.filetype import HEAD, sniff, special_file
 JsonObject = dict[str, Any]
 
 WEIGHTS, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
-CONFIGS = ("config.json", "tokenizer_config.json", "adapter_config.json")  # all that a snapshot is sure to hold
+PROCESSORS = ("processor_config.json", "preprocessor_config.json")  # of a model that sees, beside its tokenizer
+CONFIGS = ("config.json", "tokenizer_config.json", "adapter_config.json", *PROCESSORS)  # that a snapshot holds, if any
 MAX_JSON_BYTES = 256 << 20  # the largest tokenizers take a tenth of it
 # Architectures whose files name each weight as the model does, with the same names in every layer.
 PLAIN = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "olmo2", "smollm3", "gpt_neox", "gpt2", "opt", "phi3")

@@ -11,7 +11,7 @@ import os
 import re
 import signal
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import datetime
 from itertools import count
 from pathlib import Path
@@ -31,6 +31,7 @@ MARK = re.compile(r"<[|｜][^<>\s]+[|｜]>|<\|\w+>|<\w+\|>|<(?:start|end)_of_\w+
 MAX_SECONDS, MAX_MEGABYTES, MAX_LETTERS = 2, 256, 1_000_000
 GRANTED = f"{MAX_SECONDS} s, {MAX_MEGABYTES} MB or {MAX_LETTERS:,} letters"
 PROBE = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}]
+IN_PARTS = [turn | {"content": [{"type": "text", "text": turn["content"]}]} for turn in PROBE]
 
 
 def template_names() -> list[str]:
@@ -188,5 +189,11 @@ def render(text: str, tokens: Mapping[str, str]) -> str:
         if not any(node.find_all((nodes.Name, nodes.Call))):
             with suppress(ArithmeticError, AttributeError, LookupError, TypeError, ValueError, TemplateError):
                 environment.from_string(nodes.Template([nodes.Output([node])])).render()
-    given = {"messages": PROBE, "tools": None, "documents": None, "add_generation_prompt": False}
-    return environment.from_string(text).render(**{**tokens, **given})
+    given = {"tools": None, "documents": None, "add_generation_prompt": False}
+    rendered, template = "", environment.from_string(text)
+    for probe in (PROBE, IN_PARTS):  # of models that see, some read turns in parts alone
+        with suppress(Exception) if probe is PROBE and "type" in text else nullcontext():
+            rendered = template.render(**{**tokens, **given, "messages": probe})
+        if ANSWER in rendered or "type" not in text:
+            break
+    return rendered

@@ -330,6 +330,8 @@ def plain_text(content: object) -> str:
     if not isinstance(content, list):
         return str(content)
     turns = [turn if isinstance(turn, Mapping) else {"content": turn} for turn in content]
+    parts = [said if isinstance(said := turn.get("content"), list) else [{"text": said}] for turn in turns]
+    texts = ["".join(str(part.get("text", f"[{part.get('image')}] ")) for part in each) for each in parts]
     if len(turns) == 1:
-        return str(turns[0].get("content"))
-    return "\n".join(f"{turn.get('role')}: {turn.get('content')}" for turn in turns)
+        return texts[0]
+    return "\n".join(f"{turn.get('role')}: {text}" for turn, text in zip(turns, texts, strict=True))

@@ -27,7 +27,7 @@ from runner.errors import Fault, fault
 from runner.io.files import shipped
 from runner.io.temporary import temporarily
 from runner.io.turns import text_of
-from runner.model.encoding import EncodedRow, decode, encode_prompt, encode_row, stop_ids
+from runner.model.encoding import EncodedRow, decode, encode_prompt, encode_row, stop_ids, tokenizer_of
 from runner.model.load import read_adapter
 from runner.report.tokens import TokenRow
 from runner.reward.panel import random_state_kept
@@ -129,7 +129,7 @@ def inspect_training(
         else:
             with temporarily(trainer, train_dataset=prepared):
                 found = read_batches(trainer.get_train_dataloader(), form, head)
-    args, tokenizer = trainer.args, trainer.processing_class
+    args, tokenizer = trainer.args, tokenizer_of(trainer.processing_class)
     if getattr(args, "world_size", 1) > 1 and form != "prompt":
         found = gather_object(found)  # each process has its part of every batch
     packs = bool(getattr(args, upstream.PACKING, False))
@@ -231,10 +231,13 @@ def _sequences(batch: Batch, head: str) -> Iterator[TokenRow]:
 def _sampled_prompts(trainer: Trainer, rows: Rows) -> Iterator[TokenRow]:
     rows = list(rows)
     own = getattr(trainer, "_tokenize_prompts", None)  # TRL's own, which knows tools, template and its arguments
+    own = None if rows and rows[0].get("images") else own
     prompts = own([row["prompt"] for row in rows]) if own and rows else None
     prompts = prompts[0] if isinstance(prompts, tuple) else prompts  # beside pictures
     for number, row in enumerate(rows):
-        ids = list(prompts[number] if prompts else encode_prompt(trainer.processing_class, row["prompt"], row))
+        ids = list(
+            prompts[number] if prompts else encode_prompt(tokenizer_of(trainer.processing_class), row["prompt"], row)
+        )
         yield TokenRow(number, "prompt", ids, [False] * len(ids))
 
 

@@ -26,6 +26,7 @@ from peft import PeftModel
 from transformers import Trainer, TrainingArguments
 
 from runner.dataset.load import HeldOut, Rows
+from runner.model.encoding import tokenizer_of
 from runner.run import Run, installed_version
 from runner.run.continuation import EACH_STEP, ONCE, computes_once, other_run
 from runner.run.inputs import read_fingerprints
@@ -79,7 +80,10 @@ def share_rows(offered: Mapping[str, Any], interface: str | None) -> dict[str, A
     built, and its rows go through :func:`drop_long` afterwards. Precomputed log-probabilities are shared as well.
     """
     args, model, collator = offered["args"], offered["model"], offered[upstream.DATA_COLLATOR]
-    once, pad = getattr(args, upstream.PRECOMPUTE_REF_LOG_PROBS, False), offered[upstream.PROCESSING_CLASS].pad_token_id
+    once, pad = (
+        getattr(args, upstream.PRECOMPUTE_REF_LOG_PROBS, False),
+        tokenizer_of(offered[upstream.PROCESSING_CLASS]).pad_token_id,
+    )
     sets = (offered[upstream.TRAIN_DATASET], *sets_of(offered["eval_dataset"]))
     # KTO pairs the rows that are left, so that none may be dropped afterwards: worth a try where much is to be gained.
     is_known = interface in ("pairs", "scores") or (interface == "labels" and once)

@@ -22,7 +22,7 @@ from runner.errors import ConfigError, Fault, own_place
 from runner.io.terminal import mute_libraries
 from runner.io.turns import TEMPLATE_ARGUMENTS
 from runner.model.chat import check_rendering, check_template
-from runner.model.encoding import write_prompt
+from runner.model.encoding import processor_of, write_prompt
 from runner.run import Run
 from runner.run.adjustments import adjust_logs, read_adjustments
 from runner.run.alarms import steps_to_notice
@@ -90,7 +90,7 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
         "model": model.name_or_path if upstream.takes_path(read_signature(cfg["trainer"]["_target_"])) else model,
         upstream.REF_MODEL: reference,
         "args": args,
-        upstream.PROCESSING_CLASS: tokenizer,
+        upstream.PROCESSING_CLASS: processor_of(tokenizer),
         upstream.TRAIN_DATASET: rows,
         "eval_dataset": held_out,
         upstream.DATA_COLLATOR: trainers.build_collator(cfg["collator"], tokenizer),
