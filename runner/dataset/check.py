@@ -17,7 +17,7 @@ from runner.dataset import request as keys
 from runner.dataset.convert import RowRequest
 from runner.dataset.detect import MEDIA, check_without, misnamed, read_layout, refuse_media
 from runner.dataset.form import FORMS, answer_columns, is_conversation
-from runner.dataset.image import IMAGES, find_images
+from runner.dataset.image import COLUMNS, IMAGES, find_images
 from runner.dataset.remote import check_remote
 from runner.dataset.step import Row
 from runner.errors import DataError, Fault, fault
@@ -83,6 +83,20 @@ def check_dataset(node: Node, to: str | None, where: str = "dataset") -> Dataset
     return seen
 
 
+def find_image_faults(cfg: Node, *, sees: bool) -> Iterator[Fault]:
+    """Faults of a run whose rows have images: its trainer or its model takes none, or it weighs tokens.
+
+    ``sees`` is whether the tokenizer comes with a processor of images.
+    """
+    trainer, model = cfg["trainer"], cfg["model"]
+    if not trainer.get("images"):
+        yield fault("dataset.trainer_without_images", trainer=str(trainer["_target_"]).rpartition(".")[2])
+    elif not sees:
+        yield fault("dataset.model_without_images", model=model.get("path") or model.get("model_type"))
+    if cfg.get("weight"):
+        yield fault("dataset.weights_of_images")
+
+
 def _check_rows_of(node: Node, to: str, seen: DatasetCheck, *, trains: bool) -> None:
     """Note what is wrong with the keys of a node, its files, and their rows; the first two all at once."""
     files, given = None, node["path"] if isinstance(node["path"], list) else str(node["path"])
@@ -128,6 +142,7 @@ def _check_rows_of(node: Node, to: str, seen: DatasetCheck, *, trains: bool) -> 
                 raise DataError(fault("dataset.many_columns", path=path, count=count, last=last, most=MAX_COLUMNS))
             left = [name for name in columns if name not in (*without, *known)]
             refuse_media(name for name in left if name in MEDIA and to != "prompt")
+            seen.images = "images" in (node.get("columns") or {}) or bool({*COLUMNS} & {*left})
     if not seen.faults and not streaming and disk.holds_at_most(files, disk.MAX_BYTES_READ):
         _check_slices(node, to, files, cuts, SHIPPED_ROWS if is_shipped else None, seen)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from runner.dataset.detect import kept_columns, read_layout
 from runner.dataset.form import FORMS, TWINS, Role, RowLayout, answer_columns, convert, describe_cell, is_conversation
-from runner.dataset.image import ImageSource, Marks, has_images
+from runner.dataset.image import COLUMNS, ImageSource, Marks, has_images
 from runner.dataset.step import Row, Step, apply_steps
 from runner.errors import DataError, Fault, fault
 from runner.io.turns import TEMPLATE_ARGUMENTS
@@ -46,9 +46,10 @@ class RowRequest:
     def start_conversion(self, columns: Sequence[str], row: Row, label: str, total: int | None = None) -> "Conversion":
         """The conversion of rows with these columns, the first being ``row``; raises DataError where none fits."""
         layout = read_layout(columns, row, form=self.form, given=self.columns, to=self.to)
-        kept = kept_columns(columns, layout, self.to, self.keep)
+        images = ((self.columns or {}).get("images"), *COLUMNS)
+        kept = tuple(name for name in kept_columns(columns, layout, self.to, self.keep) if name not in images)
         chats = bool(self.steps) and any(is_conversation(row[column]) for column in layout.columns.values())
-        return Conversion(self, layout, kept, label, total, chats, has_images(columns, row))
+        return Conversion(self, layout, kept, label, total, chats, has_images(row, images))
 
 
 @dataclass
@@ -84,7 +85,7 @@ class Conversion:
             along[TEMPLATE_ARGUMENTS] = read_arguments(along[TEMPLATE_ARGUMENTS])
         if not self.pictured:
             return [made | along for made in convert(changed, self.layout, request.to, request.system)]
-        marks = Marks(changed)
+        marks = Marks(changed, ((request.columns or {}).get("images"), *COLUMNS))
         rows = convert(marks.mark(changed, self.layout.columns), self.layout, request.to, request.system)
         return [marks.place(made, request.images) | along for made in rows]
 

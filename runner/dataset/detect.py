@@ -8,7 +8,6 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 
 from runner.dataset.form import FORMS, FORMS_FOR, ROLES, Role, RowLayout, fits, is_finite_number
-from runner.dataset.image import COLUMNS
 from runner.dataset.step import Cells
 from runner.errors import DataError, Fault
 from runner.io.turns import TEMPLATE_ARGUMENTS
@@ -46,6 +45,7 @@ def read_layout(
         elif column not in columns:
             faults.append(misnamed(where, column, columns, where + "={}"))
     DataError.refuse(faults)
+    chosen.pop("images", None)  # which any form may have beside its own
     readings = [_read_as(name, columns, chosen) for name in ([form] if form else FORMS)]
     if not (layouts := [layout for layout in readings if layout is not None]):
         roles = "".join(f", {column} given as {role}" for role, column in chosen.items())
@@ -121,7 +121,7 @@ def kept_columns(columns: Iterable[str], layout: RowLayout, to: str, keep: Seque
             log.warning("the column `%s` is left out: %s", name, CLASHES[name])
     for_template = (TEMPLATE_ARGUMENTS,) if to == "prompt" else ("tools", TEMPLATE_ARGUMENTS)
     given = tuple(name for name in for_template if name in columns and layout.form != "text")
-    safe = [name for name in columns if name not in (*CLASHES, *COLUMNS, *given)]
+    safe = [name for name in columns if name not in (*CLASHES, *given)]
     if to == "prompt":
         made = ("prompt",) if layout.form == "prompt" else ("prompt", "reference")
         wanted = [name for name in (safe if keep is None else keep) if name not in made or name in columns]

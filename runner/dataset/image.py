@@ -97,16 +97,15 @@ def _check(data: bytes, name: str, where: str) -> None:
         raise _bad("bytes", where, most=MAX_BYTES)
     try:
         with warnings.catch_warnings(action="ignore"), Image.open(io.BytesIO(data), formats=FORMATS) as opened:
-            width, height = opened.size  # which are known before anything is decoded
-            if width * height > MAX_PIXELS:
-                raise _bad("bomb", where, width=width, height=height, most=MAX_PIXELS)
+            if opened.width * opened.height > MAX_PIXELS:  # which are known before anything is decoded
+                raise Image.DecompressionBombError
             opened.load()
     except UnidentifiedImageError:
-        odd = sniff(data[:HEAD], name)
-        found = odd.found if odd else "nothing that begins as an image does"
+        odd = sniff(data[:HEAD], name) if data[:1].isascii() else None
+        found = odd.found if odd else "nothing that begins as a whole image does"
         raise _bad("other", where, found=found, formats=", ".join(FORMATS)) from None
-    except Image.DecompressionBombError:  # of twice as many pixels as Pillow warns of
-        raise _bad("bomb", where, width="very many", height="more", most=MAX_PIXELS) from None
+    except Image.DecompressionBombError:  # Pillow has a limit of its own, too
+        raise _bad("bomb", where, most=MAX_PIXELS) from None
     except (OSError, SyntaxError, ValueError, EOFError) as error:
         raise _bad("damaged", where, error=describe(error)[:120]) from None
 
@@ -122,11 +121,11 @@ def find_images(files: Sequence[Path], folder: str | None, urls: bool | None) ->
 # --- Marks --------------------------------------------------------------------------------------
 
 
-def has_images(columns: Iterable[str], row: Cells) -> bool:
-    """True for rows with a column of images, or a first one whose turns hold an image."""
+def has_images(row: Cells, columns: Iterable[str | None] = COLUMNS) -> bool:
+    """True for a row with a column of images, or whose turns hold an image."""
     turns = [turn for cell in row.values() if _is_chat(cell) for turn in cell]
     parts = [part for turn in turns if isinstance(turn.get("content"), list) for part in turn["content"]]
-    return bool({*COLUMNS} & {*columns}) or any(isinstance(part, Mapping) and _is_image(part) for part in parts)
+    return bool({*row} & {*columns}) or any(isinstance(part, Mapping) and _is_image(part) for part in parts)
 
 
 def _is_image(part: Cells) -> bool:
@@ -141,8 +140,8 @@ def _payload(cell: Cells) -> Any:
 class Marks:
     """The images of one row by their numbers, and how many places in its texts were left to those of the column."""
 
-    def __init__(self, row: Cells):
-        cell: Any = next((row[name] for name in COLUMNS if row.get(name) is not None), [])
+    def __init__(self, row: Cells, columns: Iterable[str | None] = COLUMNS):
+        cell: Any = next((row[name] for name in columns if name and row.get(name) is not None), [])
         self.images = list(cell) if isinstance(cell, list) else [cell]
         self.listed, self.places = len(self.images), 0
 

@@ -27,7 +27,7 @@ from runner.dataset.convert import CONVERT_VERSION, Conversion, RowRequest
 from runner.dataset.detect import check_without, refuse_media
 from runner.dataset.disk import MAX_BYTES_READ, Files, check_files, find_files, path_text, read_columns
 from runner.dataset.form import TURN_EXTRAS, Role
-from runner.dataset.image import IMAGES, find_images
+from runner.dataset.image import COLUMNS, IMAGES, find_images
 from runner.dataset.remote import copy_here
 from runner.dataset.request import Use, check_cut, check_words, no_row, read_cuts, read_limits, split_of
 from runner.dataset.step import first_made, key_of_steps, list_steps
@@ -123,9 +123,11 @@ def narrow(rows: Rows, request: RowRequest) -> Rows:
         rows = rows.remove_columns(list(request.without))
     if request.to and not request.steps:
         refuse_media(name for name, kind in (rows.features or {}).items() if MEDIUM.match(repr(kind)))
-        stored = {Image: Image(decode=False), List: List(Image(decode=False))}
+        stored, given = {Image: Image(decode=False), List: List(Image(decode=False))}, request.columns or {}
         for name, kind in (rows.features or {}).items():
             if isinstance(getattr(kind, "feature", kind), Image):
+                if name not in (*COLUMNS, given.get("images")):
+                    raise DataError(fault("dataset.image_beside", name=name))
                 rows = rows.cast_column(name, stored[type(kind)])
     return rows
 
@@ -158,6 +160,8 @@ class RowSource:
             if not request.to:
                 return rows
             conversion = _conversion(stream, request, label)
+            if conversion.pictured:
+                raise DataError(fault("dataset.stream_of_images", label=label))
             if not conversion.first(stream.take(STREAM_HEAD)):
                 raise DataError(fault("dataset.no_good_row", label=label, count=STREAM_HEAD))
             how = {"batched": True, "batch_size": BATCH, "with_indices": True}

@@ -25,7 +25,8 @@ from datasets import Dataset
 from peft import PeftModel
 from transformers import Trainer, TrainingArguments
 
-from runner.dataset.load import HeldOut, Rows
+from runner.dataset.image import IMAGES
+from runner.dataset.load import HeldOut, Rows, list_columns
 from runner.model.encoding import tokenizer_of
 from runner.run import Run, installed_version
 from runner.run.continuation import EACH_STEP, ONCE, computes_once, other_run
@@ -87,7 +88,12 @@ def share_rows(offered: Mapping[str, Any], interface: str | None) -> dict[str, A
     sets = (offered[upstream.TRAIN_DATASET], *sets_of(offered["eval_dataset"]))
     # KTO pairs the rows that are left, so that none may be dropped afterwards: worth a try where much is to be gained.
     is_known = interface in ("pairs", "scores") or (interface == "labels" and once)
-    if not is_known or not (once or args.max_length) or not all(isinstance(part, Dataset) for part in sets):
+    if (
+        not is_known
+        or IMAGES in list_columns(sets[0])
+        or not (once or args.max_length)
+        or not all(isinstance(part, Dataset) for part in sets)
+    ):
         return None
     if interface == "scores":  # whose collator cuts nothing
         return dict(offered)

@@ -16,9 +16,11 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments, set_seed
 
 from runner.config.build import build, serve
+from runner.dataset.check import find_image_faults
 from runner.dataset.form import answer_columns, is_conversation
+from runner.dataset.image import IMAGES
 from runner.dataset.load import HeldOut, list_columns
-from runner.errors import ConfigError, Fault, own_place
+from runner.errors import ConfigError, DataError, Fault, own_place
 from runner.io.terminal import mute_libraries
 from runner.io.turns import TEMPLATE_ARGUMENTS
 from runner.model.chat import check_rendering, check_template
@@ -72,6 +74,8 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     rules = trainers.build_rules(cfg.get("weight"))
     form, kept = cfg["trainer"]["form"], trainers.columns_asked_for(rules)
     rows, held_out = serve(cfg["dataset"], to=form, seed=cfg["seed"], keep=kept)
+    if pictured := IMAGES in list_columns(rows):
+        DataError.refuse(find_image_faults(cfg, sees=processor_of(tokenizer) is not tokenizer))
     if column := cfg["trainer"].get("reference_column"):
         rows, held_out = (map_sets(functools.partial(_name_reference, column), part) for part in (rows, held_out))
     rewards, weights, panel = build_rewards(cfg, args)
@@ -82,7 +86,8 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
         rows, held_out = (map_sets(functools.partial(_bounded, tokenizer), part) for part in (rows, held_out))
         if form == "prompt" and hasattr(args, upstream.CHAT_TEMPLATE_KWARGS):
             rows, held_out = (map_sets(functools.partial(_write_prompts, tokenizer, args), x) for x in (rows, held_out))
-    if hasattr(args, once := upstream.PRECOMPUTE_REF_LOG_PROBS) and once not in cfg["trainer"]["args"]:
+    once = upstream.PRECOMPUTE_REF_LOG_PROBS
+    if hasattr(args, once) and once not in cfg["trainer"]["args"] and not pictured:  # of images TRL computes none once
         precompute_by_default(run, args, rows, held_out)
     model, peft_config, reference = build_model(cfg, tokenizer, args)
     served = for_callbacks(run, tokenizer, rows, held_out)
