@@ -12,10 +12,11 @@ import urllib.request
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count, islice
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+from runner.dataset.form import is_conversation
 from runner.dataset.step import Cells, Row
 from runner.errors import DataError, describe, fault
 from runner.io.files import hub_home
@@ -123,7 +124,7 @@ def find_images(files: Sequence[Path], folder: str | None, urls: bool | None) ->
 
 def has_images(row: Cells, columns: Iterable[str | None] = COLUMNS) -> bool:
     """True for a row with a column of images, or whose turns hold an image."""
-    turns = [turn for cell in row.values() if _is_chat(cell) for turn in cell]
+    turns = [turn for cell in row.values() if is_conversation(cell) for turn in cell]
     parts = [part for turn in turns if isinstance(turn.get("content"), list) for part in turn["content"]]
     return bool({*row} & {*columns}) or any(isinstance(part, Mapping) and _is_image(part) for part in parts)
 
@@ -152,18 +153,21 @@ class Marks:
             if role == "text":
                 raise _bad("beside_text", role)
             if role in SPOKEN:
-                place = count()  # each column repeats the places of the one before, if it has any
-                marked[name] = self._mark_all(_to_turns(row.get(name), role), place)
+                text, place = row.get(name), count()  # each column repeats the places of the one before, if any
+                is_one = isinstance(text, str) and role != "messages"
+                marked[name] = self._mark_all([{"role": SPOKEN[role], "content": text}] if is_one else text, place)
                 self.places = max(self.places, next(place))
         if self.listed and not self.places:  # then they stand in front of the first question
             self.places = self.listed
             asked = [name for role, name in columns.items() if role in ("messages", "prompt", "input")]
             for name in asked or [name for role, name in columns.items() if role in ("chosen", "rejected")]:
-                _begin_with("".join(map(_mark, range(self.listed))), marked[name])
+                for turn in (turn for turn in marked[name] if turn.get("role", turn.get("from")) in ("user", "human")):
+                    turn["content"] = "".join(map(_mark, range(self.listed))) + (turn.get("content") or "")
+                    break
         return marked
 
     def _mark_all(self, turns: Any, place: Iterator[int]) -> Any:
-        if not _is_chat(turns):
+        if not is_conversation(turns):
             return turns
         found = []
         for turn in turns:
@@ -175,7 +179,7 @@ class Marks:
 
     def _mark_part(self, part: Cells, place: Iterator[int]) -> str:
         if not _is_image(part):
-            return re.sub(PLACE, lambda found: _mark(next(place)), str(part.get("text") or ""))
+            return re.sub(PLACE, lambda found: _mark(next(place)), str(part.get("text") or "").replace("\ue0fd", ""))
         if (given := _payload(part)) is None:
             return _mark(next(place))
         if given not in self.images[self.listed :]:
@@ -188,7 +192,7 @@ class Marks:
             raise _bad("count", IMAGES, images=self.listed, places=self.places)
         if (many := len(self.images)) > MAX_IMAGES:
             raise _bad("many", IMAGES, count=many, most=MAX_IMAGES)
-        chats, order = {name: value for name, value in made.items() if _is_chat(value)}, list[int]()
+        chats, order = {name: value for name, value in made.items() if is_conversation(value)}, list[int]()
         for name, turns in chats.items():
             for turn in turns:
                 numbers = list(map(int, MARK.findall(turn["content"])))
@@ -196,28 +200,13 @@ class Marks:
                     raise _bad("answered", name)
                 order += numbers
         sound = {number: source.read(self.images[number], f"{IMAGES}[{number}]") for number in dict.fromkeys(order)}
-        split = {
-            name: [turn | {"content": _to_parts(turn["content"])} for turn in turns] for name, turns in chats.items()
-        }
-        return made | split | {IMAGES: [sound[number] for number in order]}
+        for name, turns in chats.items():
+            chats[name] = [turn | {"content": _to_parts(turn["content"])} for turn in turns]
+        return made | chats | {IMAGES: [sound[number] for number in order]}
 
 
 def _mark(number: int) -> str:
     return f"\ue0fd{number}\ue0fd"
-
-
-def _is_chat(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
-
-
-def _to_turns(value: Any, role: str) -> Any:
-    return [{"role": SPOKEN[role], "content": value}] if isinstance(value, str) and role != "messages" else value
-
-
-def _begin_with(marks: str, turns: Sequence[Row]) -> None:
-    asked = (turn for turn in turns if str(turn.get("role") or turn.get("from")).lower() in ("user", "human"))
-    for turn in islice(asked, 1):
-        turn["content"] = f"{marks}{turn.get('content') or ''}"
 
 
 def _to_parts(text: str) -> list[Row]:

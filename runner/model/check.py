@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.errors import ConfigError, Fault, describe, fault
 from runner.model import jinja
-from runner.model.folder import ADAPTER, INDEX, PROCESSORS, WEIGHTS, ModelFolder, find_folder
+from runner.model.folder import ADAPTER, INDEX, WEIGHTS, ModelFolder, find_folder
 from runner.schema.read import read_signature
 from runner.schema.source import find_definition
 from runner.schema.text import Node, nearest, read_tables, to_override
@@ -429,19 +429,6 @@ def find_size_faults(vocabulary: Vocabulary, rows: int) -> list[Fault]:
     if not written and len(vocabulary.tokens) - len(beyond) <= rows:
         return []
     return [fault("model.too_many_tokens", count=len(vocabulary.tokens), rows=rows)]
-
-
-def sees_images(node: Node) -> bool:
-    """True for a tokenizer's node whose folder has a processor of images, or that only loading can tell of."""
-    if node.get("_target_") != TOKENIZER:
-        return True
-    try:
-        folder = find_folder(node["path"], "model.tokenizer.path")
-        if folder and folder.base and not folder.has("tokenizer_config.json"):
-            folder = find_folder(folder.base[0], folder.where)
-        return folder is None or folder.has(*PROCESSORS)
-    except ConfigError:  # which others tell of
-        return True
 
 
 def find_tokenizer_faults(node: object, rows: int | None, *, chats: bool = False) -> list[Fault]:

@@ -136,6 +136,15 @@ def find_folder(path: object, where: str) -> ModelFolder | None:
     return None
 
 
+def sees_images(node: Mapping[str, Any]) -> bool:
+    """True for a tokenizer's node whose folder has a processor of images, or that only loading can tell of."""
+    try:
+        folder = find_folder(node.get("path"), "model.tokenizer.path")
+    except ConfigError:  # which others tell of
+        return True
+    return folder is None or folder.base is not None or folder.has(*PROCESSORS)
+
+
 def read_shapes(path: Path) -> dict[str, list[int]]:
     """The shape of each weight of a safetensors file by its name; raises ConfigError where it is none, or not whole."""
     with open(path, "rb") as file:

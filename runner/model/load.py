@@ -40,6 +40,11 @@ KNOWN: list[dict[str, Any]] = read_tables(__file__)["known"]
 log = logging.getLogger(__name__)
 
 
+def auto_class(config: Node, head: str) -> Any:
+    """The class that makes a model with a head of what a config says; one that sees comes with all of its parts."""
+    return HEADS["see" if head == "lm" and check.sees(config) else head]
+
+
 @contextmanager
 def translate_model_errors(path: str, revision: str | None = None, part: str = "model") -> Iterator[None]:
     """Inside, a known failure to load ``path`` is raised as an error with four beats."""
@@ -228,8 +233,7 @@ def _load_whole(folder: ModelFolder, head: str, seed: int, known: Vocabulary, ho
     own |= {"config": _overridden(folder, labels, how["trust_remote_code"])} if folder.overrides else labels
     with translate_model_errors(folder.source, folder.revision), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        sees = head == "lm" and folder.has("config.json") and check.sees(folder.whole_config)
-        made = HEADS["see" if sees else head]
+        made = auto_class(folder.whole_config if folder.has("config.json") else {}, head)
         model, report = made.from_pretrained(folder.source, **own, **how)
         rows = model.get_input_embeddings().num_embeddings
         ConfigError.refuse(check.find_size_faults(known, rows))
@@ -330,15 +334,15 @@ def new_model(
     known = {*vars(default), *default.attribute_map, "num_labels"}
     ConfigError.refuse(check.find_unknown_keys("model", model_type, architecture, known))
     tokens = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    own, sees = {"vocab_size": len(tokenizer)}, check.sees({"model_type": model_type} | architecture)
-    if sees:  # the words are those of one of its parts
+    own = {"vocab_size": len(tokenizer)}
+    if check.sees({"model_type": model_type} | architecture):  # the words are those of one of its parts
         architecture["text_config"] = own | (architecture.get("text_config") or {}) | tokens
         own, tokens = {}, {"image_token_id": getattr(processor_of(tokenizer), "image_token_id", None)}
         ConfigError.refuse([fault("model.no_processor")] if tokens["image_token_id"] is None else [])
     config = AutoConfig.for_model(model_type, **own | architecture, **tokens)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = HEADS["see" if sees else head]
+        made = auto_class(config.to_dict(), head)
         model = made.from_config(config, dtype=torch.float32 if dtype == "auto" else getattr(torch, dtype))
     ConfigError.refuse(check.find_size_faults(_vocabulary_of(tokenizer), model.get_input_embeddings().num_embeddings))
     adopt_tokens(model, tokenizer)

@@ -23,6 +23,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 from runner.dataset.form import FORMS, answer_columns
+from runner.dataset.load import list_columns
 from runner.errors import Fault, fault
 from runner.io.files import shipped
 from runner.io.temporary import temporarily
@@ -119,7 +120,14 @@ def inspect_training(
     random number is drawn from the training.
     """
     prepared = head_of(trainer.train_dataset if held_out is None else held_out, count)
-    with random_state_kept():  # so that a run is the same whether it was looked at or not
+    images, collate = list[Sequence[Any]](), trainer.data_collator
+
+    def seen(examples: list[dict[str, Any]]) -> Any:  # of which the batch itself has pixels alone
+        images.extend(example["images"] for example in examples)
+        return collate(examples)
+
+    looked_at = {"data_collator": seen} if form != "prompt" and "images" in list_columns(prepared) else {}
+    with random_state_kept(), temporarily(trainer, **looked_at):  # a run is the same whether it was looked at or not
         if form == "prompt":
             found = list(_sampled_prompts(trainer, prepared))
         elif hasattr(prepared, "__len__") and not len(prepared):
@@ -142,7 +150,9 @@ def inspect_training(
     encoded = [encode_row(tokenizer, row, answer_columns(row)) for row in head_rows]
     return Inspection(
         goal=goal,
-        rows=[_with_length(row, encoded, limit) for row in found],
+        rows=[
+            _with_length(replace(row, images=images[row.number]) if images else row, encoded, limit) for row in found
+        ],
         encoded=encoded,
         chats=sum(bool(row.get("messages")) for row in head_rows),
         glued=sum(_is_glued(row) for row in head_rows),
@@ -238,7 +248,7 @@ def _sampled_prompts(trainer: Trainer, rows: Rows) -> Iterator[TokenRow]:
         ids = list(
             prompts[number] if prompts else encode_prompt(tokenizer_of(trainer.processing_class), row["prompt"], row)
         )
-        yield TokenRow(number, "prompt", ids, [False] * len(ids))
+        yield TokenRow(number, "prompt", ids, [False] * len(ids), images=row.get("images") or ())
 
 
 # --- Faults -------------------------------------------------------------------------------------

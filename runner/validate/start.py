@@ -25,15 +25,8 @@ from runner.io.distribution import read_requirements, to_install
 from runner.io.files import HUB_NAME, display_path, hub_home
 from runner.io.hub import OFFLINE, hub_silence, is_cached, is_offline
 from runner.io.secrets import hidden
-from runner.model.check import (
-    LOADER,
-    find_model_faults,
-    find_scorer_faults,
-    find_tokenizer_faults,
-    read_vocab_size,
-    sees_images,
-)
-from runner.model.folder import find_folder
+from runner.model.check import LOADER, find_model_faults, find_scorer_faults, find_tokenizer_faults, read_vocab_size
+from runner.model.folder import find_folder, sees_images
 from runner.run import Run, installed_version
 from runner.run.key import canonical_text, folder_of
 from runner.run.seal import sealed_checkpoints
