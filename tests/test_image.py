@@ -173,7 +173,7 @@ BAD = {
     "cut": (packed(kind="JPEG")[:300], "a damaged image"),
     "page": (b"<!DOCTYPE html><html>not found</html>", "a web page"),
     "text": (b"a red square", "nothing that begins as a whole image"),
-    "bomb": (bomb(), "more than 67,108,864 pixels"),
+    "bomb": (bomb(), "more than 89,478,485 pixels"),
     "postscript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "nothing that begins as a whole image"),
 }
 

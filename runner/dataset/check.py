@@ -84,15 +84,11 @@ def check_dataset(node: Node, to: str | None, where: str = "dataset") -> Dataset
 
 
 def find_image_faults(cfg: Node, *, sees: bool) -> Iterator[Fault]:
-    """Faults of a run whose rows have images: its trainer or its model takes none, or it weighs tokens.
-
-    ``sees`` is whether the tokenizer comes with a processor of images.
-    """
-    trainer, model = cfg["trainer"], cfg["model"]
-    if not trainer.get("images"):
-        yield fault("dataset.trainer_without_images", trainer=str(trainer["_target_"]).rpartition(".")[2])
+    """Faults of a run whose rows have images: its trainer takes none, its model does not see, or it weighs tokens."""
+    if not cfg["trainer"].get("images"):
+        yield fault("dataset.trainer_without_images", trainer=str(cfg["trainer"]["_target_"]).rpartition(".")[2])
     elif not sees:
-        yield fault("dataset.model_without_images", model=model.get("path") or model.get("model_type"))
+        yield fault("dataset.model_without_images", model=cfg["model"].get("path") or cfg["model"].get("model_type"))
     if cfg.get("weight"):
         yield fault("dataset.weights_of_images")
 

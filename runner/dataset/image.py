@@ -1,8 +1,7 @@
 """Images of rows: gathered from columns and turns, and each opened once, so that a bad one is known by its row.
 
 While a row is converted, a mark stands in its texts where an image does. Then the turns become lists of parts, as
-processors take them, and the images stand in the column ``images``, in the order of their parts. They are opened by
-Pillow, in formats that hold pixels alone. Nothing here needs torch or datasets.
+processors take them, and the images stand in the column ``images``, in the order of their parts. Without torch.
 """
 
 import base64
@@ -29,9 +28,7 @@ MAX_IMAGES = 64  # of a row
 MAX_BYTES = 64 << 20  # of a file
 MAX_PATH = 1024  # letters; what is longer is base64
 SECONDS = 20  # that an address may take to answer
-MAX_PIXELS = 64 << 20  # of an image, decoded a quarter of a gigabyte; a bomb has a small file and very many
-PLACE = "<image>"  # in a text, as other tools write it
-MARK = re.compile("\ue0fd(\\d+)\ue0fd")
+MARK = re.compile("\ue0fd(\\d+)\ue0fd")  # in place of an image, and of <image>, as other tools write it
 KEYS = ("image", "image_url", "url", "bytes", "path")  # of a part or a cell, under which the image may stand
 SPOKEN = dict.fromkeys(("messages", "prompt", "input"), "user")
 SPOKEN |= dict.fromkeys(("completion", "target", "chosen", "rejected"), "assistant")
@@ -51,9 +48,9 @@ class ImageSource:
         if hasattr(value, "save"):  # one of Pillow's
             value.convert("RGB").save(written := io.BytesIO(), "PNG")
             value = written.getvalue()
+        if isinstance(value, str) and ADDRESS.match(value) and self.urls is None:
+            return {"bytes": None, "path": value}
         if isinstance(value, str) and ADDRESS.match(value):
-            if self.urls is None:
-                return {"bytes": None, "path": value}
             value = self._fetch(value, where)
         elif isinstance(value, str) and (path := self._find(value, where)):
             value = path.read_bytes() if path.stat().st_size <= MAX_BYTES else bytes(MAX_BYTES + 1)
@@ -81,8 +78,7 @@ class ImageSource:
         try:
             asked = urllib.request.Request(address, headers={"User-Agent": "runner"})
             with urllib.request.urlopen(asked, timeout=SECONDS) as answer:
-                data: bytes = answer.read(MAX_BYTES + 1)
-                return data
+                return bytes(answer.read(MAX_BYTES + 1))
         except Exception as error:  # of the address, of the network, or of the other side
             raise _bad("unfetched", where, error=describe(error)[:120]) from error
 
@@ -97,16 +93,14 @@ def _check(data: bytes, name: str, where: str) -> None:
     if len(data) > MAX_BYTES:
         raise _bad("bytes", where, most=MAX_BYTES)
     try:
-        with warnings.catch_warnings(action="ignore"), Image.open(io.BytesIO(data), formats=FORMATS) as opened:
-            if opened.width * opened.height > MAX_PIXELS:  # which are known before anything is decoded
-                raise Image.DecompressionBombError
-            opened.load()
+        with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning):
+            Image.open(io.BytesIO(data), formats=FORMATS).load()
     except UnidentifiedImageError:
         odd = sniff(data[:HEAD], name) if data[:1].isascii() else None
         found = odd.found if odd else "nothing that begins as a whole image does"
         raise _bad("other", where, found=found, formats=", ".join(FORMATS)) from None
-    except Image.DecompressionBombError:  # Pillow has a limit of its own, too
-        raise _bad("bomb", where, most=MAX_PIXELS) from None
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError):  # before anything is decoded
+        raise _bad("bomb", where, most=Image.MAX_IMAGE_PIXELS) from None
     except (OSError, SyntaxError, ValueError, EOFError) as error:
         raise _bad("damaged", where, error=describe(error)[:120]) from None
 
@@ -114,8 +108,6 @@ def _check(data: bytes, name: str, where: str) -> None:
 def find_images(files: Sequence[Path], folder: str | None, urls: bool | None) -> ImageSource:
     """The images that rows may name: those of a given folder, of that of the first of their files, or of the hub."""
     place = Path(folder).expanduser() if folder else files[0].parent if files else hub_home()
-    if folder and not place.is_dir():
-        raise DataError(fault("dataset.no_image_folder", folder=folder))
     return ImageSource(place.absolute(), urls)
 
 
@@ -179,7 +171,8 @@ class Marks:
 
     def _mark_part(self, part: Cells, place: Iterator[int]) -> str:
         if not _is_image(part):
-            return re.sub(PLACE, lambda found: _mark(next(place)), str(part.get("text") or "").replace("\ue0fd", ""))
+            text = str(part.get("text") or "").replace("\ue0fd", "")
+            return re.sub("<image>", lambda found: _mark(next(place)), text)
         if (given := _payload(part)) is None:
             return _mark(next(place))
         if given not in self.images[self.listed :]:

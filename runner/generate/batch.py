@@ -55,10 +55,9 @@ def join_pixels(prompts: Sequence[Sequence[int]], device: torch.device, side: st
     found = {}
     for name, first in (getattr(prompts[0], "pixels", None) or {}).items():
         parts = [prompt.pixels[name] for prompt in prompts]  # type: ignore[attr-defined]
-        if first.shape[1:] == (len(prompts[0]),):
-            found[name] = pad_sequence([part[0] for part in parts], batch_first=True, padding_side=side).to(device)
-        else:
-            found[name] = torch.cat(parts).to(device)
+        counts = first.shape[1:] == (len(prompts[0]),)
+        joined = pad_sequence([part[0] for part in parts], True, 0, side) if counts else torch.cat(parts)
+        found[name] = joined.to(device)
     return found
 
 

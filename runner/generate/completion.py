@@ -97,9 +97,8 @@ class TextGenerator:
             ids = tokens.tolist()
             text, finish = self.to_text(ids), "stop" if ids[-1] in self.how.stop_ids else "length"
             log_probability = math.fsum(logprobs.tolist())
-            prompt = rows[row]["prompt"]
-            if images := rows[row].get("images"):
-                prompt = with_images(prompt, map(describe_image, images))
+            prompt, images = rows[row]["prompt"], rows[row].get("images")
+            prompt = with_images(prompt, map(describe_image, images)) if images else prompt
             completion = Completion(row, number, prompt, prompt_ids, text, ids, finish, log_probability)
             made += [replace(completion, sample=each) for each in range(self.n)] if self.is_greedy else [completion]
         self.on_progress(len(made))

@@ -15,18 +15,11 @@ from typing import Any
 import torch
 import transformers
 from peft import get_peft_model
-from transformers import (
-    AutoConfig,
-    AutoTokenizer,
-    GenerationConfig,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from runner.errors import ConfigError, fault
 from runner.io.files import shipped
-from runner.model.check import sees
+from runner.model import check
 from runner.model.encoding import processor_of
 from runner.model.folder import PROCESSORS
 from runner.model.load import auto_class, fetch, new_model, read_adapter, read_config
@@ -125,7 +118,7 @@ def small_model(config: PretrainedConfig, trust: bool = False) -> PreTrainedMode
     None where neither answers, or fewer layers are still too many weights.
     """
     # What images are made of has to go together with the processor, which stays as it is.
-    for make_small in (shorten,) if sees(config.to_dict()) else (shrink, shorten):
+    for make_small in (shorten,) if check.sees(config.to_dict()) else (shrink, shorten):
         with contextlib.suppress(Exception):  # an architecture with a rule of its own, which only its code knows
             small = make_small(config)
             if make_small is shorten and count_weights(small, trust) > MAX_SHORTENED_WEIGHTS:
@@ -251,8 +244,7 @@ def _rotation(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _copy_tokenizer(source: Source, folder: Path) -> None:
     own = {"revision": source.revision, "trust_remote_code": source.trust}
-    kind = (
-        transformers.AutoProcessor if fetch(source.path, revision=source.revision).has(*PROCESSORS) else AutoTokenizer
-    )
+    sees = fetch(source.path, revision=source.revision).has(*PROCESSORS)
+    kind = transformers.AutoProcessor if sees else transformers.AutoTokenizer
     with contextlib.suppress(OSError, ValueError):
         kind.from_pretrained(shipped(source.path), **own).save_pretrained(folder)

@@ -190,10 +190,8 @@ def render(text: str, tokens: Mapping[str, str]) -> str:
             with suppress(ArithmeticError, AttributeError, LookupError, TypeError, ValueError, TemplateError):
                 environment.from_string(nodes.Template([nodes.Output([node])])).render()
     given = {"tools": None, "documents": None, "add_generation_prompt": False}
-    rendered, template = "", environment.from_string(text)
-    for probe in (PROBE, IN_PARTS):  # of models that see, some read turns in parts alone
-        with suppress(Exception) if probe is PROBE and "type" in text else nullcontext():
-            rendered = template.render(**{**tokens, **given, "messages": probe})
-        if ANSWER in rendered or "type" not in text:
-            break
-    return rendered
+    template, in_parts = environment.from_string(text), re.search("['\"]type['\"]", text)  # as of models that see
+    with suppress(Exception) if in_parts else nullcontext():
+        if ANSWER in (rendered := template.render(**{**tokens, **given, "messages": PROBE})) or not in_parts:
+            return rendered
+    return template.render(**{**tokens, **given, "messages": IN_PARTS})

@@ -85,8 +85,8 @@ def load_tokenizer(
 
     Tokens may be added, as is a pad token that is not there: ``new_tokens`` of the tokenizer names them for
     ``load_model``. Without a pad token, one that never ends a text is taken, else the end token. ``chat_template``
-    names one that ships, or a ``.jinja`` file; None leaves the tokenizer's own, or none. Of a model that sees, the
-    processor is the tokenizer's ``processor`` (``model.encoding.processor_of``).
+    names one that ships, or a ``.jinja`` file; None leaves the tokenizer's own, or none. A model that sees has a
+    ``processor``, too.
     """
     folder = fetch(path, "model.tokenizer", revision)
     if folder.base and not folder.has("tokenizer_config.json"):

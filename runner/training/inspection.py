@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 from runner.dataset.form import FORMS, answer_columns
-from runner.dataset.load import list_columns
+from runner.dataset.image import IMAGES
 from runner.errors import Fault, fault
 from runner.io.files import shipped
 from runner.io.temporary import temporarily
@@ -120,13 +120,13 @@ def inspect_training(
     random number is drawn from the training.
     """
     prepared = head_of(trainer.train_dataset if held_out is None else held_out, count)
-    images, collate = list[Sequence[Any]](), trainer.data_collator
+    images, collate = list[Sequence[Any]](), getattr(trainer, upstream.DATA_COLLATOR, None)
 
     def seen(examples: list[dict[str, Any]]) -> Any:  # of which the batch itself has pixels alone
         images.extend(example["images"] for example in examples)
-        return collate(examples)
+        return collate(examples) if collate else examples
 
-    looked_at = {"data_collator": seen} if form != "prompt" and "images" in list_columns(prepared) else {}
+    looked_at = {upstream.DATA_COLLATOR: seen} if form != "prompt" and IMAGES in next(iter(prepared), {}) else {}
     with random_state_kept(), temporarily(trainer, **looked_at):  # a run is the same whether it was looked at or not
         if form == "prompt":
             found = list(_sampled_prompts(trainer, prepared))
@@ -137,6 +137,7 @@ def inspect_training(
         else:
             with temporarily(trainer, train_dataset=prepared):
                 found = read_batches(trainer.get_train_dataloader(), form, head)
+    found = [replace(row, images=images[row.number]) for row in found] if images else found
     args, tokenizer = trainer.args, tokenizer_of(trainer.processing_class)
     if getattr(args, "world_size", 1) > 1 and form != "prompt":
         found = gather_object(found)  # each process has its part of every batch
@@ -150,9 +151,7 @@ def inspect_training(
     encoded = [encode_row(tokenizer, row, answer_columns(row)) for row in head_rows]
     return Inspection(
         goal=goal,
-        rows=[
-            _with_length(replace(row, images=images[row.number]) if images else row, encoded, limit) for row in found
-        ],
+        rows=[_with_length(row, encoded, limit) for row in found],
         encoded=encoded,
         chats=sum(bool(row.get("messages")) for row in head_rows),
         glued=sum(_is_glued(row) for row in head_rows),
@@ -239,15 +238,13 @@ def _sequences(batch: Batch, head: str) -> Iterator[TokenRow]:
 
 
 def _sampled_prompts(trainer: Trainer, rows: Rows) -> Iterator[TokenRow]:
-    rows = list(rows)
+    rows, tokenizer = list(rows), tokenizer_of(trainer.processing_class)
     own = getattr(trainer, "_tokenize_prompts", None)  # TRL's own, which knows tools, template and its arguments
     own = None if rows and rows[0].get("images") else own
     prompts = own([row["prompt"] for row in rows]) if own and rows else None
     prompts = prompts[0] if isinstance(prompts, tuple) else prompts  # beside pictures
     for number, row in enumerate(rows):
-        ids = list(
-            prompts[number] if prompts else encode_prompt(tokenizer_of(trainer.processing_class), row["prompt"], row)
-        )
+        ids = list(prompts[number] if prompts else encode_prompt(tokenizer, row["prompt"], row))
         yield TokenRow(number, "prompt", ids, [False] * len(ids), images=row.get("images") or ())
 
 

@@ -30,6 +30,7 @@ from runner.run.adjustments import adjust_logs, read_adjustments
 from runner.run.alarms import steps_to_notice
 from runner.schema import upstream
 from runner.schema.read import read_signature
+from runner.schema.text import Config
 from runner.tracker.callback import Tracker, replace_trackers
 from runner.training.callback import StopRequest, add_callbacks, build_callbacks, for_callbacks
 from runner.training.checkpoint import Seal
@@ -74,20 +75,17 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     rules = trainers.build_rules(cfg.get("weight"))
     form, kept = cfg["trainer"]["form"], trainers.columns_asked_for(rules)
     rows, held_out = serve(cfg["dataset"], to=form, seed=cfg["seed"], keep=kept)
-    if pictured := IMAGES in list_columns(rows):
-        DataError.refuse(find_image_faults(cfg, sees=processor_of(tokenizer) is not tokenizer))
     if column := cfg["trainer"].get("reference_column"):
         rows, held_out = (map_sets(functools.partial(_name_reference, column), part) for part in (rows, held_out))
     rewards, weights, panel = build_rewards(cfg, args)
     if weights:
         args.reward_weights = weights
     answers_only = getattr(args, upstream.ASSISTANT_ONLY_LOSS, False)
-    if _check_rows(cfg["trainer"], tokenizer, rows, answers_only=answers_only):
+    if _check_rows(cfg, tokenizer, rows, answers_only=answers_only):
         rows, held_out = (map_sets(functools.partial(_bounded, tokenizer), part) for part in (rows, held_out))
         if form == "prompt" and hasattr(args, upstream.CHAT_TEMPLATE_KWARGS):
             rows, held_out = (map_sets(functools.partial(_write_prompts, tokenizer, args), x) for x in (rows, held_out))
-    once = upstream.PRECOMPUTE_REF_LOG_PROBS
-    if hasattr(args, once) and once not in cfg["trainer"]["args"] and not pictured:  # of images TRL computes none once
+    if hasattr(args, once := upstream.PRECOMPUTE_REF_LOG_PROBS) and once not in cfg["trainer"]["args"]:
         precompute_by_default(run, args, rows, held_out)
     model, peft_config, reference = build_model(cfg, tokenizer, args)
     served = for_callbacks(run, tokenizer, rows, held_out)
@@ -158,12 +156,12 @@ def _refusals_of(where: str) -> Iterator[None]:
         raise ConfigError(Fault(where, str(error).splitlines()[0], "values that go together")) from error
 
 
-def _check_rows(
-    node: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, every: Dataset, *, answers_only: bool
-) -> bool:
+def _check_rows(cfg: Config, tokenizer: PreTrainedTokenizerBase, every: Dataset, *, answers_only: bool) -> bool:
     """True for chats, of which the first are seen to have a template; warns of a column that is not used."""
-    rows = list(itertools.islice(every, 100))
+    rows, node = list(itertools.islice(every, 100)), cfg["trainer"]
     first = rows[0] if rows else {}
+    if IMAGES in first:
+        DataError.refuse(find_image_faults(cfg, sees=processor_of(tokenizer) is not tokenizer))
     if node["form"] == "preference" and node["head"] != "score" and "margin" in first:
         log.warning("the column `margin` is not used: of margins only the loss of a reward model knows")
     chats = any(is_conversation(first.get(name)) for name in ("prompt", *answer_columns(first)))
@@ -182,6 +180,7 @@ def _bounded(tokenizer: PreTrainedTokenizerBase, part: Any) -> Any:
         return [True] * len(rows)
 
     if isinstance(part, Dataset):
-        check_rendering(tokenizer, ((row, answer_columns(row)) for row in part))
+        texts = part.remove_columns([name for name in part.column_names if name == IMAGES])  # which nobody decodes here
+        check_rendering(tokenizer, ((row, answer_columns(row)) for row in texts))
         return part
     return part.filter(are_bounded, batched=True, batch_size=100)

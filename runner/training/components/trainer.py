@@ -154,12 +154,8 @@ def build_collator(
     """
     if node is None or ("inner" in asked_for(node["_target_"])) != (inner is not None):
         return None
-    served = {
-        "tokenizer": tokenizer,
-        upstream.PROCESSING_CLASS: processor_of(tokenizer),
-        "pad_token_id": tokenizer.pad_token_id,
-    }
-    served |= {"inner": inner}
+    served = {"tokenizer": tokenizer, "pad_token_id": tokenizer.pad_token_id, "inner": inner}
+    served[upstream.PROCESSING_CLASS] = processor_of(tokenizer)
     return serve(node, **{name: part for name, part in served.items() if name not in node})
 
 
