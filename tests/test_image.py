@@ -245,12 +245,15 @@ def test_addresses_are_fetched_only_where_that_is_typed(folder):
 
 
 def test_trainers_models_and_weights_that_know_no_images_say_so():
-    sft = {"trainer": {"_target_": "trl.SFTTrainer", "images": True}, "model": {"path": "a/b"}}
+    sft = {"trainer": {"_target_": "trl.SFTTrainer", "images": True, "args": {}}, "model": {"path": "a/b"}}
     assert list(find_image_faults(sft, sees=True)) == []
     (fault,) = find_image_faults(sft, sees=False)
     assert "for a/b, which comes without a processor" in fault.found
-    (fault,) = find_image_faults(sft | {"trainer": {"_target_": "trl.RewardTrainer"}}, sees=True)
+    (fault,) = find_image_faults(sft | {"trainer": {"_target_": "trl.RewardTrainer", "args": {}}}, sees=True)
     assert "RewardTrainer" in fault.found
+    grouped = sft["trainer"] | {"args": {"train_sampling_strategy": "group_by_length"}}
+    (fault,) = find_image_faults(sft | {"trainer": grouped}, sees=True)
+    assert fault.fix == "trainer.args.train_sampling_strategy=random"
     (fault,) = find_image_faults(sft | {"weight": {"answers": {}}}, sees=True)
     assert fault.fix.startswith("weight=none trainer.args.assistant_only_loss=true")
 

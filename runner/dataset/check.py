@@ -22,6 +22,7 @@ from runner.dataset.remote import check_remote
 from runner.dataset.step import Row
 from runner.errors import DataError, Fault, fault
 from runner.io.files import HUB_NAME, SHIPPED
+from runner.schema import upstream
 from runner.schema.text import Node
 
 MIXER = "runner.dataset.mix.mix_rows"
@@ -84,13 +85,15 @@ def check_dataset(node: Node, to: str | None, where: str = "dataset") -> Dataset
 
 
 def find_image_faults(cfg: Node, *, sees: bool) -> Iterator[Fault]:
-    """Faults of a run whose rows have images: its trainer takes none, its model does not see, or it weighs tokens."""
+    """Faults of a run whose rows have images: a trainer or a model that takes none, and what asks for tokens."""
     if not cfg["trainer"].get("images"):
         yield fault("dataset.trainer_without_images", trainer=str(cfg["trainer"]["_target_"]).rpartition(".")[2])
     elif not sees:
         yield fault("dataset.model_without_images", model=cfg["model"].get("path") or cfg["model"].get("model_type"))
     if cfg.get("weight"):
         yield fault("dataset.weights_of_images")
+    if cfg["trainer"]["args"].get(key := upstream.TRAIN_SAMPLING_STRATEGY) in upstream.OTHER_STEPS[key]:
+        yield fault("dataset.lengths_of_images", key=key)
 
 
 def _check_rows_of(node: Node, to: str, seen: DatasetCheck, *, trains: bool) -> None:

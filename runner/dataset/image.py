@@ -27,12 +27,10 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 MAX_IMAGES = 64  # of a row
 MAX_BYTES = 64 << 20  # of a file
 MAX_PATH = 1024  # letters; what is longer is base64
-SECONDS = 20  # that an address may take to answer
 MARK = re.compile("\ue0fd(\\d+)\ue0fd")  # in place of an image, and of <image>, as other tools write it
 KEYS = ("image", "image_url", "url", "bytes", "path")  # of a part or a cell, under which the image may stand
 SPOKEN = dict.fromkeys(("messages", "prompt", "input"), "user")
 SPOKEN |= dict.fromkeys(("completion", "target", "chosen", "rejected"), "assistant")
-ADDRESS = re.compile(r"(?i)https?://")
 
 
 @dataclass(frozen=True)
@@ -48,9 +46,10 @@ class ImageSource:
         if hasattr(value, "save"):  # one of Pillow's
             value.convert("RGB").save(written := io.BytesIO(), "PNG")
             value = written.getvalue()
-        if isinstance(value, str) and ADDRESS.match(value) and self.urls is None:
+        is_address = isinstance(value, str) and value.lower().startswith(("http://", "https://"))
+        if is_address and self.urls is None:
             return {"bytes": None, "path": value}
-        if isinstance(value, str) and ADDRESS.match(value):
+        if is_address:
             value = self._fetch(value, where)
         elif isinstance(value, str) and (path := self._find(value, where)):
             value = path.read_bytes() if path.stat().st_size <= MAX_BYTES else bytes(MAX_BYTES + 1)
@@ -77,7 +76,7 @@ class ImageSource:
             raise _bad("address", where, address=address[:80])
         try:
             asked = urllib.request.Request(address, headers={"User-Agent": "runner"})
-            with urllib.request.urlopen(asked, timeout=SECONDS) as answer:
+            with urllib.request.urlopen(asked, timeout=20) as answer:
                 return bytes(answer.read(MAX_BYTES + 1))
         except Exception as error:  # of the address, of the network, or of the other side
             raise _bad("unfetched", where, error=describe(error)[:120]) from error

@@ -18,7 +18,6 @@ from runner.io.turns import describe_image
 from runner.io.visible import to_visible
 
 MAX_WIDTH = 80
-THUMBNAIL = 96  # pixels of the longer edge
 MAX_STRETCH = 800  # characters of a stretch of equal tokens in the terminal; of a longer one the middle is left out
 
 
@@ -104,9 +103,9 @@ def _counts(row: TokenRow, scored: bool) -> str:
 
 
 def to_thumbnail(image: Any) -> str:
-    """A small copy of an image as the address of data, for a page."""
+    """A copy of an image, of 96 pixels at most, as the address of data for a page."""
     small = image.copy()
-    small.thumbnail((THUMBNAIL, THUMBNAIL))
+    small.thumbnail((96, 96))
     small.save(written := io.BytesIO(), "PNG")
     return f"data:image/png;base64,{base64.b64encode(written.getvalue()).decode()}"
 

@@ -329,7 +329,8 @@ def find_notes(inspection: Inspection) -> list[str]:
     rows = inspection.rows
     if inspection.goal == "tokens" and inspection.chats and all(all(row.trained) and not row.weights for row in rows):
         found = f"of {inspection.chats} conversations every token is trained, the questions too"
-        notes.append(f"dataset: {found}; weight=answers trains only what the assistant says")
+        words = "trainer.args.assistant_only_loss=true" if any(row.images for row in rows) else "weight=answers"
+        notes.append(f"dataset: {found}; {words} trains only what the assistant says")
     if inspection.glued:
         found = f"in {inspection.glued} of {count} rows prompt and answer are one text without a blank between"
         turns = "dataset.columns.input=prompt dataset.columns.target=completion makes turns of a chat of them"

@@ -75,7 +75,7 @@ def check_parts(jobs: Sequence[Sequence[Composed]], to_do: Collection[Path] | No
     def look(composed: Composed) -> tuple[list[Fault], list[Fault]]:
         # What is read here, which most jobs of a sweep have in common.
         trainer = composed.cfg["trainer"]
-        names = ("max_length", upstream.REWARD_MODEL_PATH, upstream.DATASET_KWARGS)
+        names = ("max_length", upstream.REWARD_MODEL_PATH, upstream.DATASET_KWARGS, upstream.TRAIN_SAMPLING_STRATEGY)
         fields = {name: trainer["args"].get(name) for name in names}
         groups = ("dataset", "model", "peft", "reward", "metric", "tolerate", "weight")
         parts = {name: composed.cfg.get(name) for name in groups} | {"trainer": {**trainer, "args": fields}}

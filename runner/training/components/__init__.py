@@ -20,7 +20,7 @@ from runner.dataset.check import find_image_faults
 from runner.dataset.form import answer_columns, is_conversation
 from runner.dataset.image import IMAGES
 from runner.dataset.load import HeldOut, list_columns
-from runner.errors import ConfigError, DataError, Fault, own_place
+from runner.errors import ConfigError, DataError, Fault, fault, own_place
 from runner.io.terminal import mute_libraries
 from runner.io.turns import TEMPLATE_ARGUMENTS
 from runner.model.chat import check_rendering, check_template
@@ -162,6 +162,7 @@ def _check_rows(cfg: Config, tokenizer: PreTrainedTokenizerBase, every: Dataset,
     first = rows[0] if rows else {}
     if IMAGES in first:
         DataError.refuse(find_image_faults(cfg, sees=processor_of(tokenizer) is not tokenizer))
+        ConfigError.refuse([fault("training.answers_of_images")] if answers_only and "messages" not in first else [])
     if node["form"] == "preference" and node["head"] != "score" and "margin" in first:
         log.warning("the column `margin` is not used: of margins only the loss of a reward model knows")
     chats = any(is_conversation(first.get(name)) for name in ("prompt", *answer_columns(first)))
