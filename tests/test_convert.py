@@ -526,9 +526,9 @@ def test_columns_of_the_form_stay_behind_without_a_word(caplog):
 
 @pytest.mark.parametrize(
     ("name", "to"),
-    [("images", "demonstration"), ("image", "prompt"), ("audio", "messages"), ("video", "demonstration")],
+    [("audio", "messages"), ("video", "demonstration")],
 )
-def test_pictures_and_sounds_are_not_dropped(name, to):
+def test_films_and_sounds_are_not_dropped(name, to):
     with pytest.raises(DataError) as caught:
         kept({"messages": Q + A, name: [b""]}, to)
     assert caught.value.faults[0].fix.startswith(f"dataset.without=[{name}]")

@@ -4,6 +4,8 @@ sort      "Sort these digits: 7 3 9 1" -> "1 3 7 9". One answer is right, so a r
 reviews   "Review the bakery. Mention the coffee." Praise is preferred to complaint; a
           word list can score it, and a policy that is paid by that list learns to cheat it.
 prices    "Price the bakery. Mention the coffee." Nobody can know it who does not ask the tool ``price``.
+picture   "What is it?" beside 16 x 16 pixels -> "red cross". Four colours and two shapes, anywhere, in any size, on a
+          light ground or a dark one; the wrong answer has another colour or the other shape.
 
 Preference rows, because every trainer can be fed from them. The rows that the base model learns from
 (``toy_demonstrations``) are wrong on purpose about half of the time, so that each later stage has something
@@ -13,6 +15,9 @@ Reading rows and turning them into the form a trainer takes is not here; that is
 """
 
 import json
+import struct
+import zlib
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -58,6 +63,10 @@ UNHAPPY_ENDINGS = (
     "I warned all my friends.",
 )
 
+COLOURS = {"red": (220, 40, 40), "green": (40, 170, 40), "blue": (40, 60, 220), "yellow": (230, 220, 40)}
+SHAPES = ("square", "cross")
+PIXELS = 16  # of an edge
+
 DIGITS = 4
 HELD_OUT = 200  # rows to evaluate on, of each kind
 
@@ -81,8 +90,45 @@ def review_row(random: Random) -> Row:
     return _preference(prompt, kind, unkind) | {"place": place, "topic": topic}
 
 
+def picture_row(random: Random) -> Row:
+    """One preference between the name of what a picture shows and that of something else."""
+    colour, shape, light = random.choice([*COLOURS]), random.choice(SHAPES), random.random() < 0.5
+    size = random.randrange(8, 14)
+    left, top = random.randrange(PIXELS - size), random.randrange(PIXELS - size)
+    arm = range((size - 2) // 2, (size - 2) // 2 + 3)  # of a cross, three pixels wide
+
+    def is_set(x: int, y: int) -> bool:
+        x, y = x - left, y - top
+        return 0 <= x < size and 0 <= y < size and (shape == "square" or x in arm or y in arm)
+
+    ground = tuple(random.randrange(200, 256) if light else random.randrange(40) for _ in range(3))
+    ink = tuple(max(0, min(255, part + random.randrange(-25, 26))) for part in COLOURS[colour])
+    image = b64encode(_png([[is_set(x, y) for x in range(PIXELS)] for y in range(PIXELS)], ground, ink)).decode()
+    wrong = random.choice(sorted({*COLOURS} - {colour}))
+    other = f"{wrong} {shape}" if random.random() < 0.5 else f"{colour} {SHAPES[1 - SHAPES.index(shape)]}"
+    return {"image": image, "question": "What is it?", "chosen": f"{colour} {shape}", "rejected": other}
+
+
+def _png(pixels: list[list[bool]], *palette: tuple[int, ...]) -> bytes:
+    """A picture of two colours, not compressed, so that it is the same bytes with every library."""
+    lines = b"".join(b"\0" + int("".join(str(int(bit)) for bit in line), 2).to_bytes(PIXELS // 8) for line in pixels)
+    header = struct.pack(">IIBBBBB", PIXELS, PIXELS, 1, 3, 0, 0, 0)
+    chunks = [
+        (b"IHDR", header),
+        (b"PLTE", b"".join(map(bytes, palette))),
+        (b"IDAT", zlib.compress(lines, 0)),
+        (b"IEND", b""),
+    ]
+    written = (
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(written)
+
+
 def held_out(row: Row) -> bool:
     """Whether a row belongs to evaluation: one in five, by what would give the answer away."""
+    if "image" in row:
+        return sha256(str(row["image"]).encode()).digest()[0] % 5 == 0
     secret = "".join(sorted(str(row["digits"]))) if "digits" in row else f"{row['place']} {row['topic']}"
     return sha256(secret.encode()).digest()[0] % 5 == 0
 
@@ -144,6 +190,8 @@ def files() -> Iterator[tuple[str, list[Row]]]:
     yield "toy_demonstrations/eval.jsonl", demonstrations(HELD_OUT // 2, HELD_OUT // 2, seed=6, held=True)
     yield "toy_prices/train.jsonl", prices(seed=7, held=False)
     yield "toy_prices/eval.jsonl", prices(seed=8, held=True)
+    yield "toy_picture/train.jsonl", preferences(picture_row, 1024, seed=7, held=False)
+    yield "toy_picture/eval.jsonl", preferences(picture_row, HELD_OUT, seed=8, held=True)
 
 
 def to_lines(rows: list[Row]) -> str:

@@ -416,7 +416,7 @@ def _next_command(record: RunRecord) -> str:
     has_rewards = _brings_rewards(choices.get("dataset")) or ("dataset" in typed and follower != "grpo")
     has_prompts = node["form"] != "prompt" and form and fits(form, "prompt")
     own = not any((record.run.model / name).exists() for name in ("config.json", "adapter_config.json"))
-    if not (has_rewards and has_prompts) or choices.get("model", "new") == "new" or own:
+    if not (has_rewards and has_prompts) or str(choices.get("model", "new")).startswith("new") or own:
         rows = [] if (record.manifest.get("data") or {}).get("eval") else ["set=train"]
         rows += [typed["allow"]] if own and "allow" in typed else []  # its tuner reads what it wrote
         return shlex.join(["python", "-m", "runner", "predict", str(record), *rows])

@@ -17,10 +17,12 @@ from runner.dataset import request as keys
 from runner.dataset.convert import RowRequest
 from runner.dataset.detect import MEDIA, check_without, misnamed, read_layout, refuse_media
 from runner.dataset.form import FORMS, answer_columns, is_conversation
+from runner.dataset.image import COLUMNS, IMAGES, find_images
 from runner.dataset.remote import check_remote
 from runner.dataset.step import Row
 from runner.errors import DataError, Fault, fault
 from runner.io.files import HUB_NAME, SHIPPED
+from runner.schema import upstream
 from runner.schema.text import Node
 
 MIXER = "runner.dataset.mix.mix_rows"
@@ -32,11 +34,12 @@ SHIPPED_ROWS = 3  # rows of what ships, which is good, that show its columns
 
 @dataclass
 class DatasetCheck:
-    """The faults of a dataset, the columns of its training rows where these are known, and whether rows are chats."""
+    """The faults of a dataset, the columns of its training rows where these are known, and what is in its rows."""
 
     faults: list[Fault] = field(default_factory=list)
     columns: set[str] | None = None
     chats: bool = False
+    images: bool = False
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
@@ -77,7 +80,20 @@ def check_dataset(node: Node, to: str | None, where: str = "dataset") -> Dataset
         inside = check_dataset(part, to, place)
         seen.faults += inside.faults
         seen.chats |= inside.chats
+        seen.images |= inside.images
     return seen
+
+
+def find_image_faults(cfg: Node, *, sees: bool) -> Iterator[Fault]:
+    """Faults of a run whose rows have images: a trainer or a model that takes none, and what asks for tokens."""
+    if not cfg["trainer"].get("images"):
+        yield fault("dataset.trainer_without_images", trainer=str(cfg["trainer"]["_target_"]).rpartition(".")[2])
+    elif not sees:
+        yield fault("dataset.model_without_images", model=cfg["model"].get("path") or cfg["model"].get("model_type"))
+    if cfg.get("weight"):
+        yield fault("dataset.weights_of_images")
+    if cfg["trainer"]["args"].get(key := upstream.TRAIN_SAMPLING_STRATEGY) in upstream.OTHER_STEPS[key]:
+        yield fault("dataset.lengths_of_images", key=key)
 
 
 def _check_rows_of(node: Node, to: str, seen: DatasetCheck, *, trains: bool) -> None:
@@ -124,7 +140,8 @@ def _check_rows_of(node: Node, to: str, seen: DatasetCheck, *, trains: bool) -> 
                 last, count = columns[-1], len(columns)
                 raise DataError(fault("dataset.many_columns", path=path, count=count, last=last, most=MAX_COLUMNS))
             left = [name for name in columns if name not in (*without, *known)]
-            refuse_media(name for name in left if name in (MEDIA[:2] if to == "prompt" else MEDIA))
+            refuse_media(name for name in left if name in MEDIA and to != "prompt")
+            seen.images = "images" in (node.get("columns") or {}) or bool({*COLUMNS} & {*left})
     if not seen.faults and not streaming and disk.holds_at_most(files, disk.MAX_BYTES_READ):
         _check_slices(node, to, files, cuts, SHIPPED_ROWS if is_shipped else None, seen)
 
@@ -134,7 +151,8 @@ def _check_slices(
 ) -> None:
     """Note slices whose rows the trainer cannot read, or that have none; of what ships the ``first`` are enough."""
     how = {name: node[name] for name in ("form", "columns", "system", "bad_rows", "without") if node.get(name)}
-    request, limits = RowRequest(**how, to=to), keys.read_limits(node.get("limit"))
+    images = find_images(files.paths, node.get("image_folder"), None if node.get("image_urls") else False)
+    request, limits = RowRequest(**how, to=to, images=images), keys.read_limits(node.get("limit"))
     read: dict[str, list[Row]] = {}
     for use, cut in cuts:
         if (name := keys.split_of(cut)) not in read:
@@ -148,6 +166,7 @@ def _check_slices(
                 raise DataError(keys.no_row(use, cut, f"{label} of {len(rows)}"))
             made = _find_columns(request, rows, label, all_used=all_used)
             seen.columns = set(made) if use == "train" else seen.columns
+            seen.images |= IMAGES in made
             seen.chats |= any(is_conversation(made.get(name)) for name in ("prompt", *answer_columns(made)))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from runner.dataset.detect import kept_columns, read_layout
 from runner.dataset.form import FORMS, TWINS, Role, RowLayout, answer_columns, convert, describe_cell, is_conversation
+from runner.dataset.image import COLUMNS, ImageSource, Marks, has_images
 from runner.dataset.step import Row, Step, apply_steps
 from runner.errors import DataError, Fault, fault
 from runner.io.turns import TEMPLATE_ARGUMENTS
@@ -40,13 +41,15 @@ class RowRequest:
     keep: Sequence[str] | None = None
     steps: tuple[Step, ...] = ()
     without: Sequence[str] = ()
+    images: ImageSource = field(default_factory=ImageSource)
 
     def start_conversion(self, columns: Sequence[str], row: Row, label: str, total: int | None = None) -> "Conversion":
         """The conversion of rows with these columns, the first being ``row``; raises DataError where none fits."""
         layout = read_layout(columns, row, form=self.form, given=self.columns, to=self.to)
-        kept = kept_columns(columns, layout, self.to, self.keep)
+        images = ((self.columns or {}).get("images"), *COLUMNS)
+        kept = tuple(name for name in kept_columns(columns, layout, self.to, self.keep) if name not in images)
         chats = bool(self.steps) and any(is_conversation(row[column]) for column in layout.columns.values())
-        return Conversion(self, layout, kept, label, total, chats)
+        return Conversion(self, layout, kept, label, total, chats, has_images(row, images))
 
 
 @dataclass
@@ -64,6 +67,7 @@ class Conversion:
     label: str = "rows"
     total: int | None = None
     chats: bool = False  # whether the steps hand over conversations, whose turns may hold anything
+    pictured: bool = False  # whether each row has images, or an empty list of them
     like: Row = field(default_factory=dict)
     seen: int = 0
     faults: list[Fault] = field(default_factory=list)
@@ -79,7 +83,11 @@ class Conversion:
         along = {name: changed.get(name) for name in self.kept}
         if TEMPLATE_ARGUMENTS in along:
             along[TEMPLATE_ARGUMENTS] = read_arguments(along[TEMPLATE_ARGUMENTS])
-        return [made | along for made in convert(changed, self.layout, request.to, request.system)]
+        if not self.pictured:
+            return [made | along for made in convert(changed, self.layout, request.to, request.system)]
+        marks = Marks(changed, ((request.columns or {}).get("images"), *COLUMNS))
+        rows = convert(marks.mark(changed, self.layout.columns), self.layout, request.to, request.system)
+        return [marks.place(made, request.images) | along for made in rows]
 
     def first(self, rows: Iterable[Row]) -> Row:
         """The first row that comes out, which shows the columns of all; empty where none does."""

@@ -15,7 +15,7 @@ from runner.schema.text import nearest, read_tables
 
 log = logging.getLogger(__name__)
 
-MEDIA = ("image", "images", "audio", "audios", "video", "videos")
+MEDIA = ("audio", "audios", "video", "videos")
 EVERY = "*"  # all columns, where names of columns are asked for
 
 # Columns that never stand beside `prompt`, each with the reason.
@@ -45,6 +45,7 @@ def read_layout(
         elif column not in columns:
             faults.append(misnamed(where, column, columns, where + "={}"))
     DataError.refuse(faults)
+    chosen.pop("images", None)  # which any form may have beside its own
     readings = [_read_as(name, columns, chosen) for name in ([form] if form else FORMS)]
     if not (layouts := [layout for layout in readings if layout is not None]):
         roles = "".join(f", {column} given as {role}" for role, column in chosen.items())
@@ -113,8 +114,8 @@ def kept_columns(columns: Iterable[str], layout: RowLayout, to: str, keep: Seque
     """
     columns, group = list(columns), "reward" if to == "prompt" else "weight"
     played = set(layout.columns.values())
-    # Of prompts, a reward may read the path of a sound; pictures would make TRL take the rows for others.
-    refuse_media(name for name in columns if name in (MEDIA[:2] if to == "prompt" else MEDIA) and name not in played)
+    if to != "prompt":  # of which a reward may read the path of a sound
+        refuse_media(name for name in columns if name in MEDIA and name not in played)
     if to == "prompt" and keep is None:
         for name in sorted({*CLASHES} & ({*columns} - played)):
             log.warning("the column `%s` is left out: %s", name, CLASHES[name])
@@ -142,8 +143,8 @@ def kept_columns(columns: Iterable[str], layout: RowLayout, to: str, keep: Seque
 def refuse_media(names: Iterable[str]) -> None:
     """Raise DataError where columns hold what no trainer here learns from, and what is left would be text alone."""
     if names := list(names):
-        found, expected = f"the columns {', '.join(names)}", "text: images, audio and video are not trained yet"
-        fix = f"dataset.without=[{','.join(names)}]  (to train on the text alone)"
+        found, expected = f"the columns {', '.join(names)}", "text or images: audio and video are not trained yet"
+        fix = f"dataset.without=[{','.join(names)}]  (to train without them)"
         raise DataError(Fault("dataset", found, expected, fix))
 
 

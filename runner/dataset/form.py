@@ -25,7 +25,7 @@ Turns = list[dict[str, Any]]
 Role = Literal[
     "prompt", "completion", "chosen", "rejected", "label", "messages", "system", "input", "target", "text", "margin",
     "reference", "input_ids", "labels", "attention_mask", "completion_mask", "assistant_masks", "chosen_ids",
-    "rejected_ids",
+    "rejected_ids", "images",
 ]  # fmt: skip
 ROLES = get_args(Role)
 TWINS = {"prompt": "input", "completion": "target"}

@@ -20,13 +20,14 @@ from typing import Any, Literal, TypeAlias
 import datasets
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset, DatasetBuilder, Features, IterableDataset, Json, List, Value
+from datasets import Dataset, DatasetBuilder, Features, Image, IterableDataset, Json, List, Value
 from datasets.exceptions import DatasetGenerationError
 
 from runner.dataset.convert import CONVERT_VERSION, Conversion, RowRequest
 from runner.dataset.detect import check_without, refuse_media
 from runner.dataset.disk import MAX_BYTES_READ, Files, check_files, find_files, path_text, read_columns
 from runner.dataset.form import TURN_EXTRAS, Role
+from runner.dataset.image import COLUMNS, IMAGES, find_images
 from runner.dataset.remote import copy_here
 from runner.dataset.request import Use, check_cut, check_words, no_row, read_cuts, read_limits, split_of
 from runner.dataset.step import first_made, key_of_steps, list_steps
@@ -42,7 +43,7 @@ STREAM_BUFFER = 10_000  # rows of a stream that are shuffled among each other
 STREAM_HEAD = 1_000  # rows of a stream among which there must be a good one
 BATCH = 1_000
 TURN = {"role": Value("string"), "content": Value("string")}
-MEDIUM = re.compile(r"(?:List\()*(?:Image|Audio|Video)\(")  # as datasets writes the types of its columns
+MEDIUM = re.compile(r"(?:List\()*(?:Audio|Video)\(")  # as datasets writes the types of its columns
 
 
 def load_rows(
@@ -61,6 +62,8 @@ def load_rows(
     streaming: bool = False,
     bad_rows: str = "refuse",
     without: Sequence[str] = (),
+    image_folder: str | None = None,
+    image_urls: bool = False,
     to: str | None = None,
     keep: Sequence[str] | None = None,
 ) -> tuple[Rows | None, HeldOut]:
@@ -72,24 +75,18 @@ def load_rows(
     one, whose held-out rows are meant. Training rows are shuffled before ``limit`` is taken, because files are often
     sorted, and the head of a sorted file is no sample; held-out rows keep their order. ``limit`` counts rows of the
     source. ``map`` is a function row -> row, or None to leave it out, or several of them; each goes over the source's
-    rows before their form is found. ``without`` names columns that are as if they were not there. ``to`` is the trainer
+    rows before their form is found. ``without`` names columns that are as if they were not there. Images are
+    below ``image_folder``, else the first file's folder, and with ``image_urls`` at addresses. ``to`` is the trainer
     form; None changes no row.
 
     Raises DataError with every bad row of a split; ``bad_rows="drop"`` logs them and leaves them out.
     """
     (train, evals), limits = read_cuts(split), read_limits(limit)
     named, held_out = path_text(path), dict[str, Any]()
-    request = RowRequest(form, columns, system, bad_rows, to or "", keep, list_steps(map), without)  # type: ignore[arg-type]
-    in_turn: AbstractContextManager[None] = nullcontext()
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        import torch
-        from accelerate import PartialState
-
-        # The first process of a machine does the work, and the others find it cached. Without a device they only know
-        # of each other if the state says so.
-        in_turn = PartialState(cpu=not torch.accelerator.is_available()).local_main_process_first()
-    with in_turn:
+    with _each_in_turn():
         files = find_files(copy_here(path))
+        images = find_images(files.paths if files else (), image_folder, image_urls)
+        request = RowRequest(form, columns, system, bad_rows, to or "", keep, list_steps(map), without, images)  # type: ignore[arg-type]
         check_words(files, bad_rows, config=config, revision=revision)
         used = [split_of(part) for cut in (train, *evals.values()) if isinstance(cut, str) for part in cut.split("+")]
         source = open_source(named, files and files.only(used), config, revision, streaming)
@@ -107,13 +104,31 @@ def load_rows(
     return rows, held_out.get("") if set(held_out) <= {""} else held_out
 
 
+def _each_in_turn() -> AbstractContextManager[None]:
+    """Has the first process of a machine do the work, and the others find it cached."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return nullcontext()
+    import torch
+    from accelerate import PartialState
+
+    # Without a device they only know of each other if the state says so.
+    state: Any = PartialState(cpu=not torch.accelerator.is_available())
+    return state.local_main_process_first()
+
+
 def narrow(rows: Rows, request: RowRequest) -> Rows:
-    """The rows without the columns that are not wanted; refused where others hold images, audio or video."""
+    """The rows without the columns that are not wanted, images as they are stored; refused for audio or video."""
     if request.without:
         check_without(request.without, list_columns(rows))
         rows = rows.remove_columns(list(request.without))
     if request.to and not request.steps:
         refuse_media(name for name, kind in (rows.features or {}).items() if MEDIUM.match(repr(kind)))
+        stored, given = {Image: Image(decode=False), List: List(Image(decode=False))}, request.columns or {}
+        for name, kind in (rows.features or {}).items():
+            if isinstance(getattr(kind, "feature", kind), Image):
+                if name not in (*COLUMNS, given.get("images")):
+                    raise DataError(fault("dataset.image_beside", name=name))
+                rows = rows.cast_column(name, stored[type(kind)])
     return rows
 
 
@@ -145,6 +160,8 @@ class RowSource:
             if not request.to:
                 return rows
             conversion = _conversion(stream, request, label)
+            if conversion.pictured:
+                raise DataError(fault("dataset.stream_of_images", label=label))
             if not conversion.first(stream.take(STREAM_HEAD)):
                 raise DataError(fault("dataset.no_good_row", label=label, count=STREAM_HEAD))
             how = {"batched": True, "batch_size": BATCH, "with_indices": True}
@@ -257,14 +274,15 @@ def convert_rows(
             conversion.batch(rows[start : start + BATCH], numbers[start : start + BATCH])
         raise DataError(conversion.nothing_left(len(rows)))
     how = [request.to, request.system, conversion.kept, request.bad_rows, *key_of_steps(request.steps)]
+    how += [str(request.images.folder)] if conversion.pictured else []
     # The types of the columns must not be guessed from a first batch of nulls.
     if request.steps:  # which may make anything of the source's columns
-        turn = Json() if conversion.chats else TURN
+        turn = Json() if conversion.chats or conversion.pictured else TURN
         found = {name: conversion.like[name] for name in conversion.kept}  # null counts as text
         kinds = {name: pa.string() if value is None else pa.array([value]).type for name, value in found.items()}
         kept = Features.from_arrow_schema(pa.schema(kinds))
     else:
-        turn, kept = TURN, {name: rows.features[name] for name in conversion.kept}
+        turn, kept = Json() if conversion.pictured else TURN, {name: rows.features[name] for name in conversion.kept}
         for column in layout.columns.values():
             kind = getattr(rows.features[column], "feature", rows.features[column])
             if isinstance(kind, Json) or (isinstance(kind, dict) and set(kind) & set(TURN_EXTRAS)):
@@ -276,7 +294,7 @@ def convert_rows(
         batch_size=BATCH,
         with_indices=True,
         remove_columns=rows.column_names,
-        features=Features({name: _type_of(value, turn) for name, value in conversion.like.items()} | kept),
+        features=Features({name: _type_of(name, value, turn) for name, value in conversion.like.items()} | kept),
         new_fingerprint=cache_key(CONVERT_VERSION, rows._fingerprint, layout.form, dict(layout.columns), *how),
         desc=f"{label} to {request.to}",
     )
@@ -291,9 +309,11 @@ def _conversion(rows: Rows, request: RowRequest, label: str, total: int | None =
     return request.start_conversion(list(row), row, label, total)
 
 
-def _type_of(value: object, turn: Json | dict[str, Value]) -> List | Value:
+def _type_of(name: str, value: object, turn: Json | dict[str, Value]) -> List | Value:
+    if name == IMAGES:
+        return List(Image(mode="RGB"))
     if isinstance(value, list):
-        return List(turn if isinstance(value[0], dict) else _type_of(value[0], turn))
+        return List(turn if isinstance(value[0], dict) else _type_of(name, value[0], turn))
     return Value({bool: "bool", float: "float64", int: "int64"}.get(type(value), "string"))
 
 

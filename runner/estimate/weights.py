@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from runner.config.build import build
 from runner.model.check import LOADER, OUTPUT_LAYERS
 from runner.model.clone import Source
-from runner.model.load import HEADS, read_adapter
+from runner.model.load import auto_class, read_adapter
 from runner.schema import upstream
 from runner.schema.text import Config, Node, nodes
 from runner.training.components.model import build_tuner, path_of
@@ -83,7 +83,8 @@ class ModelWeights:
             config.num_labels = 1
         self.dtype = (getattr(config, "dtype", None) or torch.float32) if dtype == "auto" else getattr(torch, dtype)
         with torch.device("meta"):
-            made = HEADS[source.head].from_config(config, dtype=self.dtype, trust_remote_code=source.trust)
+            kind = auto_class(config.to_dict(), source.head)
+            made = kind.from_config(config, dtype=self.dtype, trust_remote_code=source.trust)
             made.requires_grad_(trained)
             self.shape = Shape.of(made)
             model = _adapted(made, peft, source) if trained else made

@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from trl.chat_template_utils import parse_response
 
 from runner.errors import DataError, fault
+from runner.generate.batch import lengthen
 from runner.generate.sampler import Model, Sampling, sample
 from runner.model.encoding import Row, encode_prompt
 
@@ -128,7 +129,7 @@ class Agent:
             turn = live or [0]  # others go on, and need this process to take part
             used = [len(episodes[index].token_ids) if live else length - 1 for index in turn]
             noises = [pad(noise_BR[index, begin:], (0, begin)) for index, begin in zip(turn, used, strict=True)]
-            before = [[*episodes[index].prompt_ids, *episodes[index].token_ids] for index in turn]
+            before = [lengthen(episodes[index].prompt_ids, episodes[index].token_ids) for index in turn]
             left = replace(how, max_new_tokens=length - min(used))
             drawn = sample(model, before, left, torch.stack(noises), **engine)
             calling = []

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from runner.model.encoding import TokenIds
+
 TOKENS_PER_PASS = 640  # 768 to 1024 gained no time that could be seen, and 768 up to a quarter more memory; on CPU
 PASS = 128  # padded tokens that cost about as much as what every pass costs beside them; measured on CPU
 
@@ -38,6 +40,35 @@ def split_by_rows(lengths: Sequence[int], size: int) -> list[list[int]]:
     """Groups of ``size`` rows of like length, the longest first, so that what does not fit is seen at once."""
     ordered = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     return [ordered[start : start + size] for start in range(0, len(ordered), size)]
+
+
+def group_alike(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The numbers of the prompts in groups whose pixels can be one tensor; those without any are one group."""
+    groups: dict[object, list[int]] = {}
+    for number, prompt in enumerate(prompts):
+        pixels = getattr(prompt, "pixels", None) or {}
+        shapes = ((name, each.shape[1:]) for name, each in pixels.items() if each.shape[1:] != (len(prompt),))
+        groups.setdefault(tuple(shapes), []).append(number)
+    return list(groups.values())
+
+
+def join_pixels(prompts: Sequence[Sequence[int]], device: torch.device, side: str) -> dict[str, Tensor]:
+    """Of alike prompts what a model takes beside their tokens: one number per token padded as these are, or pixels."""
+    found = {}
+    for name, first in (getattr(prompts[0], "pixels", None) or {}).items():
+        parts = [prompt.pixels[name] for prompt in prompts]  # type: ignore[attr-defined]
+        counts = first.shape[1:] == (len(prompts[0]),)
+        joined = pad_sequence([part[0] for part in parts], True, 0, side) if counts else torch.cat(parts)
+        found[name] = joined.to(device)
+    return found
+
+
+def lengthen(prompt: list[int], ids: Sequence[int]) -> list[int]:
+    """A prompt with further tokens behind it, and the images that it came with."""
+    whole, pixels = TokenIds([*prompt, *ids]), getattr(prompt, "pixels", None) or {}
+    for_each = {name: each for name, each in pixels.items() if each.shape[1:] == (len(prompt),)}
+    whole.pixels = {**pixels, **{name: torch.nn.functional.pad(each, (0, len(ids))) for name, each in for_each.items()}}
+    return whole
 
 
 def pad(

@@ -17,7 +17,7 @@ from runner.generate.agent import Agent, Episode
 from runner.generate.batch import split_by_rows
 from runner.generate.rows import Row
 from runner.generate.sampler import Model, Responses, Sampling, evaluating, sample, seeded_generator, uniform
-from runner.io.turns import dialogue
+from runner.io.turns import describe_image, dialogue, with_images
 from runner.model.encoding import encode_prompt, stop_ids
 
 Draw: TypeAlias = tuple[int, int]  # the row that is answered and the number of the sample, which number the noise
@@ -136,8 +136,10 @@ def to_completions(
     tokens, sums = [ids.tolist() for ids in made.tokens], [math.fsum(each.tolist()) for each in made.logprobs]
     found, texts = [], tokenizer.batch_decode(tokens, skip_special_tokens=True)
     for index, (row, prompt_ids, ids, text) in enumerate(zip(rows, prompts, tokens, texts, strict=True)):
-        finish = "stop" if ids[-1] in stop_ids else "length"
-        found.append(Completion(index, 0, row["prompt"], prompt_ids, text, ids, finish, sums[index]))
+        finish, prompt = "stop" if ids[-1] in stop_ids else "length", row["prompt"]
+        if row.get("images"):
+            prompt = with_images(prompt, map(describe_image, row["images"]))
+        found.append(Completion(index, 0, prompt, prompt_ids, text, ids, finish, sums[index]))
     return found
 
 

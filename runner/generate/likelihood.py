@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from runner.dataset.form import answer_columns
-from runner.generate.batch import pad, split_by_tokens
+from runner.generate.batch import group_alike, join_pixels, pad, split_by_tokens
 from runner.generate.rows import Row
 from runner.generate.sampler import evaluating
 from runner.model.encoding import encode_prompt, encode_row
@@ -69,15 +69,17 @@ class AnswerReader:
     @torch.no_grad()
     def read_logits(self, texts: Sequence[Sequence[int]]) -> Iterator[tuple[int, Tensor]]:
         """Number and logits of each text with tokens, but those of a learnt prompt; like lengths are read together."""
-        texts = [ids[: self.max_length] for ids in texts]
-        filled = [row for row, ids in enumerate(texts) if ids]
-        for group in split_by_tokens(filled, list(map(len, texts)), TOKENS_PER_BATCH):
+        whole, texts = texts, [ids[: self.max_length] for ids in texts]
+        lengths = list(map(len, texts))
+        alike = [[row for row in rows if texts[row]] for rows in group_alike(whole)]
+        for group in (each for rows in alike for each in split_by_tokens(rows, lengths, TOKENS_PER_BATCH)):
             size = self.batch_size or len(group)
             for rows in (group[start : start + size] for start in range(0, len(group), size)):
                 padded = [texts[row] for row in rows]
                 ids_BT, mask_BT = pad(padded, self.model.device, value=self.tokenizer.pad_token_id or 0)
+                pixels = join_pixels([whole[row] for row in rows], self.model.device, "right")
                 with evaluating(self.model):
-                    logits = self.model(input_ids=ids_BT, attention_mask=mask_BT).logits
+                    logits = self.model(input_ids=ids_BT, attention_mask=mask_BT, **pixels).logits
                 yield from zip(rows, logits[:, -ids_BT.shape[1] :] if logits.ndim == 3 else logits, strict=True)
                 self.on_progress(len(rows))
 

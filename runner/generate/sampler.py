@@ -30,7 +30,7 @@ from transformers.cache_utils import Cache, DynamicCache, StaticLayer
 from transformers.generation import LogitsProcessor, LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
 
 from runner.errors import EnvironmentFault, fault
-from runner.generate.batch import pad, split_by_rows
+from runner.generate.batch import group_alike, join_pixels, pad, split_by_rows
 from runner.io.temporary import temporarily
 
 # Layers whose cache keeps a key and a value per token, so that finished rows can leave it.
@@ -88,13 +88,17 @@ def sample(
     Where memory does not suffice, half as many rows are sampled side by side if ``halves``, which changes no
     completion; without it the error is the caller's, which may want to remember it.
     """
-    engine = choose_engine(model) if engine == "auto" else engine
+    pictured = any(getattr(prompt, "pixels", None) for prompt in prompts)  # where positions are the model's to count
+    engine = "generate" if pictured else choose_engine(model) if engine == "auto" else engine
     decode = {"loop": _decode_by_loop, "graph": _decode_by_graph, "generate": _decode_by_generate}[engine]
     with whole(model):
         model = _without_wrapper(model)
         noise_BR = noise_BR.to(model.device, FLOAT64.get(model.device.type, torch.float64))
         found: dict[int, tuple[Tensor, Tensor]] = {}
-        waiting = split_by_rows(list(map(len, prompts)), how.rows)
+        waiting = []
+        for alike in group_alike(prompts):
+            groups = split_by_rows([len(prompts[row]) for row in alike], how.rows)
+            waiting += [[alike[index] for index in group] for group in groups]
         while waiting:
             rows = waiting.pop(0)
             try:
@@ -305,10 +309,11 @@ def _decode_by_generate(model: Model, prompts: list[Sequence[int]], how: Samplin
     choice = TokenChoice(how, noise_BR)
     ends = list(how.stop_ids) or None
     config = GenerationConfig(max_new_tokens=max(limits), do_sample=False, eos_token_id=ends, pad_token_id=0)
-    choices = LogitsProcessorList([choice])
+    choices, pixels = LogitsProcessorList([choice]), join_pixels(prompts, model.device, "left")
     own = model.get_base_model() if isinstance(model, PeftModel) else model
     with temporarily(own, generation_config=GenerationConfig()):  # whose settings would fill in what is not given
-        model.generate(input_ids=input_ids, attention_mask=mask, generation_config=config, logits_processor=choices)
+        given = {"input_ids": input_ids, "attention_mask": mask, **pixels}
+        model.generate(**given, generation_config=config, logits_processor=choices)
     return _cut_at_stops(torch.stack(choice.tokens, 1), torch.stack(choice.logprobs, 1), how, limits)
 
 

@@ -1,7 +1,9 @@
 """Prompts and completions, each a text or a conversation: a list of turns with ``role`` and ``content``."""
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 Turns = Sequence[Mapping[str, Any]]
@@ -12,7 +14,10 @@ TEMPLATE_ARGUMENTS = "chat_template_kwargs"  # a column of rows, as TRL calls it
 
 def text_of(side: str | Turns) -> str:
     """The text of a prompt or a completion, of a conversation that of its last turn; what a tool says is no answer."""
-    return side if isinstance(side, str) else "" if side[-1].get("role") == "tool" else side[-1]["content"]
+    if isinstance(side, str) or side[-1].get("role") == "tool":
+        return side if isinstance(side, str) else ""
+    said = side[-1]["content"]
+    return said if isinstance(said, str) else "".join(part.get("text") or "" for part in said)
 
 
 def dialogue(side: str | Turns) -> str:
@@ -21,10 +26,28 @@ def dialogue(side: str | Turns) -> str:
         return side
     said = []
     for turn in side:
-        said.append(f"= {turn['content']}" if turn["role"] == "tool" else str(turn["content"] or ""))
+        parts = turn["content"] if isinstance(turn["content"], list) else [{"text": turn["content"]}]
+        text = "".join(str(part.get("text", f"[{part.get('image')}] ") or "") for part in parts)
+        said.append(f"= {text}" if turn["role"] == "tool" else text)
         calls = [call.get("function", call) for call in turn.get("tool_calls") or () if isinstance(call, Mapping)]
         said += [f"{call.get('name')}({json.dumps(call.get('arguments'), ensure_ascii=False)})" for call in calls]
     return " ".join(filter(None, said))
+
+
+def with_images(turns: Turns, images: Iterable[Any]) -> list[dict[str, Any]]:
+    """Turns whose contents are lists of parts, with the images in the places for them, in their order."""
+    left, filled = iter(images), []
+    for turn in turns:
+        parts = [{"type": "text", "text": said}] if isinstance(said := turn["content"], str) else said
+        parts = [part | {"image": next(left, None)} if part["type"] == "image" else part for part in parts]
+        filled.append({**turn, "content": parts})
+    return filled
+
+
+def describe_image(image: Any) -> str:
+    """The file of an image of Pillow's, or else a hash of its pixels, and its size."""
+    name = Path(getattr(image, "filename", "")).name or hashlib.sha256(image.tobytes()).hexdigest()[:12]
+    return f"{name}, {image.width} x {image.height}"
 
 
 def template_arguments(row: Mapping[str, Any]) -> dict[str, Any]:

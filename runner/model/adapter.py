@@ -106,6 +106,9 @@ def train_beside(model: PreTrainedModel, peft_config: PeftConfig, patterns: Sequ
             faults.append(fault("model.whole_and_rounded", layer=rounded[0], examples=", ".join(_embeddings(model))))
         layers |= {name.rpartition(".")[0] for name in fitting}
     ConfigError.refuse(faults)
+    layers = {
+        each for each in layers if not any(each.startswith(f"{other}.") for other in layers)
+    }  # it has them inside
     source, *shared = _embeddings(model) if model.config.get_text_config().tie_word_embeddings else [""]
     if layers & {source, *shared}:
         layers = layers - set(shared) | {source}

@@ -24,7 +24,7 @@ from trl.chat_template_utils import (
 from runner.errors import ConfigError, describe, fault
 from runner.io.files import read_json, shipped
 from runner.model import jinja
-from runner.model.encoding import Row, render_row
+from runner.model.encoding import Row, render_row, write
 from runner.model.jinja import ANSWER, KEY, PROBE, read_template
 from runner.schema.text import short_text
 
@@ -127,4 +127,4 @@ def turn_end(tokenizer: PreTrainedTokenizerBase) -> str:
     """The text that the template writes after an answer, such as ``<|im_end|>``; empty without one."""
     if not tokenizer.chat_template:
         return ""
-    return tokenizer.apply_chat_template(PROBE, tokenize=False).rpartition(ANSWER)[2]
+    return write(tokenizer, PROBE, {}, tokenize=False).rpartition(ANSWER)[2]

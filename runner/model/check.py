@@ -44,6 +44,7 @@ OUTPUT_LAYERS = ("lm_head", "embed_out", "score")  # in no file where they share
 VOCABULARIES: list[str] = LIMITS["files"]["vocabularies"]
 BYTE_TOKENIZERS = ("ByT5", "MyT5", "Canine", "Perceiver")  # they have no vocabulary
 ENDLESS_TOKENIZERS = ("", "TokenizersBackend", "PreTrainedTokenizerFast")  # classes without an end token of their own
+SEEING = WITH_HEAD.format("IMAGE_TEXT_TO_TEXT")
 WITH = {"lm": "a decoder, as language models are", "score": "a model that can score"}  # models by their heads
 
 
@@ -135,7 +136,7 @@ def find_config_faults(folder: ModelFolder, head: str | None = None, *, trust: b
         return [fault("model.no_model_type", folder=folder)]
     if not _is_known(kind):
         return [fault("model.newer_architecture", folder=folder, kind=kind)]
-    if head and not _is_known(kind, head):
+    if head and not _is_known(kind, head) and not (head == "lm" and sees(folder.whole_config)):
         return [fault("model.no_head", folder=folder, kind=kind, expected=WITH[head])]
     if found := _describe_unfit(kind, folder.whole_config, head):
         return [fault("model.unfit", folder=folder, found=found)]
@@ -210,6 +211,13 @@ def _describe_unfit(kind: str, config: Mapping[str, Any], head: str | None) -> s
         if kind in each["kinds"] and not config.get(each.get("unless")):
             return f"the architecture {kind} {each['found']}"
     return ""
+
+
+def sees(config: Node) -> bool:
+    """True for the config of a model of images and text, which is loaded with all its parts."""
+    kind, own = config.get("model_type"), _read_classes(SEEING).get(str(config.get("model_type")))
+    is_text_alone = kind in _read_classes(MODEL_CLASSES["lm"]) and own not in (config.get("architectures") or [own])
+    return bool(own and config.get("vision_config") and not is_text_alone)
 
 
 def _is_known(kind: object, head: str | None = None) -> bool:

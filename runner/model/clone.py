@@ -19,7 +19,10 @@ from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrai
 
 from runner.errors import ConfigError, fault
 from runner.io.files import shipped
-from runner.model.load import new_model, read_adapter, read_config
+from runner.model import check
+from runner.model.encoding import processor_of
+from runner.model.folder import PROCESSORS
+from runner.model.load import auto_class, fetch, new_model, read_adapter, read_config
 from runner.schema.text import read_tables
 
 TABLES = read_tables(__file__)
@@ -85,8 +88,11 @@ def write_clone(source: Source, folder: Path) -> str:
 
 def write_placeholder(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write a model of a few weights that has a tokenizer's vocabulary, with it; some trainers load it by its path."""
-    new_model(tokenizer, **TABLES["placeholder"]).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    model, processor = new_model(tokenizer, **TABLES["placeholder"]), processor_of(tokenizer)
+    if processor is not tokenizer:  # by which some trainers see that a model sees
+        model.config.image_token_id = processor.image_token_id
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
 
 
 def count_weights(config: PretrainedConfig, trust: bool = False) -> int:
@@ -100,12 +106,13 @@ def auto_class_of(config: PretrainedConfig) -> Any:
     """The class that makes what the config says it is; a causal language model where it says nothing."""
     kind = (getattr(config, "architectures", None) or [""])[0].rpartition("For")[2]
     known = {"SequenceClassification": CLASSES["SEQ_CLS"], "TokenClassification": CLASSES["TOKEN_CLS"]}
-    return known.get(kind, transformers.AutoModelForCausalLM)
+    return known.get(kind) or auto_class(config.to_dict(), "lm")
 
 
 def small_model(config: PretrainedConfig, trust: bool = False) -> PreTrainedModel | None:
     """A random model that can read: small in every way, or else with fewer layers; None if it fails or stays large."""
-    for make_small in (shrink, shorten):
+    # What images are made of has to go together with the processor, which stays as it is.
+    for make_small in (shorten,) if check.sees(config.to_dict()) else (shrink, shorten):
         with contextlib.suppress(Exception):  # an architecture with a rule of its own, which only its code knows
             small = make_small(config)
             if make_small is shorten and count_weights(small, trust) > MAX_SHORTENED_WEIGHTS:
@@ -227,5 +234,7 @@ def _rotation(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _copy_tokenizer(source: Source, folder: Path) -> None:
     own = {"revision": source.revision, "trust_remote_code": source.trust}
+    sees = fetch(source.path, revision=source.revision).has(*PROCESSORS)
+    kind = transformers.AutoProcessor if sees else transformers.AutoTokenizer
     with contextlib.suppress(OSError, ValueError):
-        transformers.AutoTokenizer.from_pretrained(shipped(source.path), **own).save_pretrained(folder)
+        kind.from_pretrained(shipped(source.path), **own).save_pretrained(folder)

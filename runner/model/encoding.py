@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from runner.io.turns import template_arguments
+from runner.io.turns import template_arguments, with_images
 
 if TYPE_CHECKING:
-    from torch import nn
-    from transformers import PreTrainedTokenizerBase
+    from torch import Tensor, nn
+    from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 Row = Mapping[str, Any]
 
@@ -29,6 +29,22 @@ class EncodedRow:
         return max(map(len, self.texts), default=0)
 
 
+class TokenIds(list[int]):
+    """The token ids of a text, with what a model takes beside them of its images, by name: pixels and their sizes."""
+
+    pixels: Mapping[str, Tensor] | None = None
+
+
+def processor_of(tokenizer: PreTrainedTokenizerBase | ProcessorMixin) -> Any:
+    """The processor that a tokenizer came with, of a model that sees; else the tokenizer itself."""
+    return getattr(tokenizer, "processor", tokenizer)
+
+
+def tokenizer_of(processor: PreTrainedTokenizerBase | ProcessorMixin) -> PreTrainedTokenizerBase:
+    """The tokenizer of a processor, or the tokenizer itself: what a trainer was given to process rows with."""
+    return getattr(processor, "tokenizer", processor)
+
+
 def stop_ids(model: nn.Module) -> list[int]:
     """The tokens that stop a model's generation; none of a model that only scores."""
     ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
@@ -39,12 +55,12 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str | list[Any], r
     """The token ids of a prompt, a conversation opened for the answer with the tools of its row."""
     if isinstance(prompt, str):
         return tokenizer(prompt)["input_ids"]
-    return list(_write(tokenizer, prompt, row, add_generation_prompt=True))
+    return write(tokenizer, prompt, row, add_generation_prompt=True)
 
 
 def write_prompt(tokenizer: PreTrainedTokenizerBase, row: Row) -> str:
     """The text of a row's prompt as ``encode_prompt`` takes it, without the begin token that the tokenizer adds."""
-    text: str = _write(tokenizer, row["prompt"], row, tokenize=False, add_generation_prompt=True)
+    text: str = write(tokenizer, row["prompt"], row, tokenize=False, add_generation_prompt=True)
     adds_bos = tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
     return text.removeprefix(tokenizer.bos_token) if adds_bos else text
 
@@ -61,15 +77,15 @@ def encode_row(tokenizer: PreTrainedTokenizerBase, row: Row, answers: Iterable[s
         return EncodedRow([], [tokenizer(text)["input_ids"] for text in texts])
     opened, whole = _conversations(row, answers)
     prompts = [encode_prompt(tokenizer, turns, row) for turns in opened]
-    return EncodedRow(prompts, [list(_write(tokenizer, turns, row)) for turns in whole])
+    return EncodedRow(prompts, [write(tokenizer, turns, row) for turns in whole])
 
 
 def render_row(tokenizer: PreTrainedTokenizerBase, row: Row, answers: Iterable[str]) -> str:
     """All that the template writes for a row of conversations; of one that it refuses nothing."""
     opened, whole = _conversations(row, answers)
     try:
-        texts = [_write(tokenizer, turns, row, tokenize=False, add_generation_prompt=True) for turns in opened]
-        return "".join([*texts, *(_write(tokenizer, turns, row, tokenize=False) for turns in whole)])
+        texts = [write(tokenizer, turns, row, tokenize=False, add_generation_prompt=True) for turns in opened]
+        return "".join([*texts, *(write(tokenizer, turns, row, tokenize=False) for turns in whole)])
     except MemoryError:
         raise
     except Exception:  # a template computes, and can fail in any way; whoever tokenizes the row says so
@@ -82,8 +98,19 @@ def _conversations(row: Row, answers: Iterable[str]) -> tuple[list[Any], list[An
     return opened, [[*(prompt or ()), *turns] for turns in sides]
 
 
-def _write(tokenizer: PreTrainedTokenizerBase, turns: list[Any], row: Row, **how: bool) -> Any:
-    return tokenizer.apply_chat_template(turns, return_dict=False, **how | template_arguments(row))
+def write(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Any], row: Row, **how: bool) -> Any:
+    """Turns as the template writes them with the arguments and the images of a row: token ids, or else a text."""
+    processor, arguments = processor_of(tokenizer), how | template_arguments(row)
+    if processor is tokenizer:
+        return tokenizer.apply_chat_template(turns, return_dict=False, **arguments)
+    turns = with_images(turns, row.get("images") or ())
+    if how.get("tokenize") is False:
+        return processor.apply_chat_template(turns, **arguments)
+    found = processor.apply_chat_template([turns], **arguments, tokenize=True, return_dict=True, return_tensors="pt")
+    ids = TokenIds(found.pop("input_ids")[0].tolist())
+    found.pop("attention_mask")
+    ids.pixels = dict(found) if row.get("images") else None
+    return ids
 
 
 def to_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:

@@ -18,7 +18,8 @@ from runner.io.filetype import HEAD, sniff, special_file
 JsonObject = dict[str, Any]
 
 WEIGHTS, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
-CONFIGS = ("config.json", "tokenizer_config.json", "adapter_config.json")  # all that a snapshot is sure to hold
+PROCESSORS = ("processor_config.json", "preprocessor_config.json")  # of a model that sees, beside its tokenizer
+CONFIGS = ("config.json", "tokenizer_config.json", "adapter_config.json", *PROCESSORS)  # that a snapshot holds, if any
 MAX_JSON_BYTES = 256 << 20  # the largest tokenizers take a tenth of it
 # Architectures whose files name each weight as the model does, with the same names in every layer.
 PLAIN = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "olmo2", "smollm3", "gpt_neox", "gpt2", "opt", "phi3")
@@ -133,6 +134,15 @@ def find_folder(path: object, where: str) -> ModelFolder | None:
     if not HUB_NAME.fullmatch(path):
         raise ConfigError(fault("model.no_name_on_the_hub", where=where, path=path))
     return None
+
+
+def sees_images(node: Mapping[str, Any]) -> bool:
+    """True for a tokenizer's node whose folder has a processor of images, or that only loading can tell of."""
+    try:
+        folder = find_folder(node.get("path"), "model.tokenizer.path")
+    except ConfigError:  # which others tell of
+        return True
+    return folder is None or folder.base is not None or folder.has(*PROCESSORS)
 
 
 def read_shapes(path: Path) -> dict[str, list[int]]:

@@ -11,7 +11,7 @@ import os
 import re
 import signal
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import datetime
 from itertools import count
 from pathlib import Path
@@ -31,6 +31,7 @@ MARK = re.compile(r"<[|｜][^<>\s]+[|｜]>|<\|\w+>|<\w+\|>|<(?:start|end)_of_\w+
 MAX_SECONDS, MAX_MEGABYTES, MAX_LETTERS = 2, 256, 1_000_000
 GRANTED = f"{MAX_SECONDS} s, {MAX_MEGABYTES} MB or {MAX_LETTERS:,} letters"
 PROBE = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}]
+IN_PARTS = [turn | {"content": [{"type": "text", "text": turn["content"]}]} for turn in PROBE]
 
 
 def template_names() -> list[str]:
@@ -186,5 +187,9 @@ def render(text: str, tokens: Mapping[str, str]) -> str:
         if not any(node.find_all((nodes.Name, nodes.Call))):
             with suppress(ArithmeticError, AttributeError, LookupError, TypeError, ValueError, TemplateError):
                 environment.from_string(nodes.Template([nodes.Output([node])])).render()
-    given = {"messages": PROBE, "tools": None, "documents": None, "add_generation_prompt": False}
-    return environment.from_string(text).render(**{**tokens, **given})
+    given = {"tools": None, "documents": None, "add_generation_prompt": False}
+    template, in_parts = environment.from_string(text), re.search("['\"]type['\"]", text)  # as of models that see
+    with suppress(Exception) if in_parts else nullcontext():
+        if ANSWER in (rendered := template.render(**{**tokens, **given, "messages": PROBE})) or not in_parts:
+            return rendered
+    return template.render(**{**tokens, **given, "messages": IN_PARTS})

@@ -25,11 +25,12 @@ from runner.io.hub import is_of_network
 from runner.model import check
 from runner.model.chat import set_template, turn_end
 from runner.model.check import Vocabulary
-from runner.model.encoding import stop_ids
-from runner.model.folder import ADAPTER, CONFIGS, ModelFolder, find_folder, override
+from runner.model.encoding import processor_of, stop_ids, tokenizer_of
+from runner.model.folder import ADAPTER, CONFIGS, PROCESSORS, ModelFolder, find_folder, override
 from runner.schema.text import Node, read_tables
 
 HEADS = {"lm": transformers.AutoModelForCausalLM, "score": transformers.AutoModelForSequenceClassification}
+HEADS |= {"see": transformers.AutoModelForImageTextToText}  # of "lm", where the model sees
 # Tokens that may pad, the best first; one that ends texts is passed over.
 PADS = ("<|finetune_right_pad_id|>", "<|padding|>", "<|pad|>", "<pad>", "[PAD]", "<|endoftext|>", "<unk>")
 # Failures of transformers, peft and the hub, translated into four beats. Memory that runs out goes on as it was raised;
@@ -37,6 +38,11 @@ PADS = ("<|finetune_right_pad_id|>", "<|padding|>", "<|pad|>", "<pad>", "[PAD]",
 KNOWN: list[dict[str, Any]] = read_tables(__file__)["known"]
 
 log = logging.getLogger(__name__)
+
+
+def auto_class(config: Node, head: str) -> Any:
+    """The class that makes a model with a head of what a config says; one that sees comes with all of its parts."""
+    return HEADS["see" if head == "lm" and check.sees(config) else head]
 
 
 @contextmanager
@@ -79,7 +85,8 @@ def load_tokenizer(
 
     Tokens may be added, as is a pad token that is not there: ``new_tokens`` of the tokenizer names them for
     ``load_model``. Without a pad token, one that never ends a text is taken, else the end token. ``chat_template``
-    names one that ships, or a ``.jinja`` file; None leaves the tokenizer's own, or none.
+    names one that ships, or a ``.jinja`` file; None leaves the tokenizer's own, or none. A model that sees has a
+    ``processor``, too.
     """
     folder = fetch(path, "model.tokenizer", revision)
     if folder.base and not folder.has("tokenizer_config.json"):
@@ -89,7 +96,9 @@ def load_tokenizer(
         ConfigError.refuse(check.find_config_faults(folder, trust=trust_remote_code))
     with translate_model_errors(folder.source, folder.revision, "model.tokenizer"):
         how = {"revision": folder.revision, "trust_remote_code": trust_remote_code}
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder.source, **how)
+        kind = transformers.AutoProcessor if folder.has(*PROCESSORS) else transformers.AutoTokenizer
+        tokenizer = tokenizer_of(processor := kind.from_pretrained(folder.source, **how))
+        tokenizer.chat_template = processor.chat_template or tokenizer.chat_template
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         # Where the files are missing, some classes come back with an empty vocabulary.
         raise ConfigError(fault("model.no_vocabulary", path=path))
@@ -116,6 +125,8 @@ def load_tokenizer(
         reason = "it ends no text" if free else "the vocabulary has no other candidate"
         log.info("pad token: %s, because %s", tokenizer.pad_token, reason)
     set_template(tokenizer, chat_template)
+    if processor is not tokenizer:
+        processor.chat_template, tokenizer.processor = tokenizer.chat_template, processor
     return tokenizer
 
 
@@ -222,7 +233,8 @@ def _load_whole(folder: ModelFolder, head: str, seed: int, known: Vocabulary, ho
     own |= {"config": _overridden(folder, labels, how["trust_remote_code"])} if folder.overrides else labels
     with translate_model_errors(folder.source, folder.revision), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model, report = HEADS[head].from_pretrained(folder.source, **own, **how)
+        made = auto_class(folder.whole_config if folder.has("config.json") else {}, head)
+        model, report = made.from_pretrained(folder.source, **own, **how)
         rows = model.get_input_embeddings().num_embeddings
         ConfigError.refuse(check.find_size_faults(known, rows))
         added = [number for number, token in known.added.items() if token.content in known.new]
@@ -322,10 +334,16 @@ def new_model(
     known = {*vars(default), *default.attribute_map, "num_labels"}
     ConfigError.refuse(check.find_unknown_keys("model", model_type, architecture, known))
     tokens = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    config = AutoConfig.for_model(model_type, **{"vocab_size": len(tokenizer)} | architecture, **tokens)
+    own = {"vocab_size": len(tokenizer)}
+    if check.sees({"model_type": model_type} | architecture):  # the words are those of one of its parts
+        architecture["text_config"] = own | (architecture.get("text_config") or {}) | tokens
+        own, tokens = {}, {"image_token_id": getattr(processor_of(tokenizer), "image_token_id", None)}
+        ConfigError.refuse([fault("model.no_processor")] if tokens["image_token_id"] is None else [])
+    config = AutoConfig.for_model(model_type, **own | architecture, **tokens)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = HEADS[head].from_config(config, dtype=torch.float32 if dtype == "auto" else getattr(torch, dtype))
+        made = auto_class(config.to_dict(), head)
+        model = made.from_config(config, dtype=torch.float32 if dtype == "auto" else getattr(torch, dtype))
     ConfigError.refuse(check.find_size_faults(_vocabulary_of(tokenizer), model.get_input_embeddings().num_embeddings))
     adopt_tokens(model, tokenizer)
     return model

@@ -12,7 +12,8 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import PreTrainedModel
 
 from runner.errors import ConfigError, SickRun, fault
-from runner.model.load import HEADS, load_model, load_tokenizer, read_adapter, read_config
+from runner.model.encoding import processor_of
+from runner.model.load import auto_class, load_model, load_tokenizer, read_adapter, read_config
 from runner.schema.text import number
 
 PROBE = (2, 48)  # texts and tokens of the random input on which two models are compared
@@ -52,10 +53,11 @@ def write_plain(source: Path, folder: Path, *, head: str, dtype: str | None = No
         merged = (trained - _logits(model, probe)).abs().max().item()
         _check_same(source, merged, largest)
     model.to(getattr(torch, dtype)).save_pretrained(str(folder))
-    tokenizer.save_pretrained(str(folder))
+    processor_of(tokenizer).save_pretrained(str(folder))
     del model
     how = {"dtype": getattr(torch, dtype), "trust_remote_code": trust}
-    loaded, report = HEADS[head].from_pretrained(str(folder), output_loading_info=True, **how)
+    made = auto_class(read_config(str(folder), trust_remote_code=trust).to_dict(), head)
+    loaded, report = made.from_pretrained(str(folder), output_loading_info=True, **how)
     kinds = ("missing_keys", "unexpected_keys", "mismatched_keys")
     if lacking := sorted(str(name) for kind in kinds for name in report.get(kind, ())):
         raise SickRun(fault("model.written_without", folder=folder, names=", ".join(lacking[:3])))

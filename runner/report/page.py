@@ -18,13 +18,13 @@ from runner.report.objective import score_rows
 from runner.report.render import fill_template
 from runner.report.sweep import Summary, count_states
 from runner.report.table import to_csv, to_jsonl, to_parquet
-from runner.report.tokens import Sheet, to_blocks, to_mark
+from runner.report.tokens import Sheet, to_blocks, to_mark, to_thumbnail
 from runner.run.read import RunRecord, read_samples
 
 MAX_ROWS = 200  # settings, and runs, that a page shows; all are in the files beside it
 MAX_COLUMNS = 6  # settings, or steps of one run, whose completions stand side by side
 # What the templates use beside their own figures.
-CALLED = (spread, command_of, count_states, to_blocks, to_mark, to_visible)
+CALLED = (spread, command_of, count_states, to_blocks, to_mark, to_thumbnail, to_visible)
 GLOBALS = {each.__name__: each for each in CALLED} | {"others": plot.OTHERS, "max_points": plot.MAX_POINTS_BESIDE}
 
 Row = Mapping[str, Any]  # a sampled completion

@@ -4,13 +4,17 @@ What is shown comes from ``training.inspection``; nothing here knows a tokenizer
 no character of theirs steers the terminal. The same as a page is in ``page``.
 """
 
+import base64
+import io
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from rich.cells import cell_len, chop_cells
 
 from runner.errors import Fault
+from runner.io.turns import describe_image
 from runner.io.visible import to_visible
 
 MAX_WIDTH = 80
@@ -28,6 +32,7 @@ class TokenRow:
     weights: list[float] | None = None
     whole: int = 0  # the length before it was cut, 0 where it is whole
     texts: list[str] = field(default_factory=list)  # of each token, where they are to be shown
+    images: Sequence[Any] = ()  # of Pillow's, in the order of their places
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,7 @@ def _part(row: TokenRow, start: int, end: int | None = None) -> TokenRow:
 
 def _counts(row: TokenRow, scored: bool) -> str:
     size, cut = len(row.ids), f", cut from {row.whole}" if row.whole else ""
+    cut += "".join(f", image {describe_image(image)}" for image in row.images)
     if row.role == "prompt" or scored:
         return f"{size} tokens{cut}"
     values = sorted({weight for weight, bit in zip(row.weights or [], row.trained, strict=False) if bit})
@@ -87,6 +93,14 @@ def _counts(row: TokenRow, scored: bool) -> str:
     weights = "" if values in ([], [1.0]) else f", weights {shown}"
     trained = sum(row.trained)
     return f"{trained} of {size} tokens trained ({trained / max(1, size):.0%}){weights}{cut}"
+
+
+def to_thumbnail(image: Any) -> str:
+    """A copy of an image, of 96 pixels at most, as the address of data for a page."""
+    small = image.copy()
+    small.thumbnail((96, 96))
+    small.save(written := io.BytesIO(), "PNG")
+    return f"data:image/png;base64,{base64.b64encode(written.getvalue()).decode()}"
 
 
 def to_mark(row: TokenRow, place: int) -> str:

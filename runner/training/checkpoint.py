@@ -19,6 +19,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from trl import BEMACallback, SyncRefModelCallback
 
 from runner.io.files import read_json
+from runner.model.encoding import tokenizer_of
 from runner.run.seal import checkpoints_at_once, put_down, rotate, seal
 from runner.schema import upstream
 
@@ -64,7 +65,7 @@ class Seal(TrainerCallback):
         if control.should_save:
             control.should_log = True
             self.waiting = False
-            backend = getattr(given.get(upstream.PROCESSING_CLASS), "backend_tokenizer", None)
+            backend = getattr(tokenizer_of(given.get(upstream.PROCESSING_CLASS)), "backend_tokenizer", None)
             if backend is not None:  # the settings of its last call would be saved with it, and differ after a resume
                 backend.no_padding()
                 backend.no_truncation()

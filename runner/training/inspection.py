@@ -23,11 +23,12 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 from runner.dataset.form import FORMS, answer_columns
+from runner.dataset.image import IMAGES
 from runner.errors import Fault, fault
 from runner.io.files import shipped
 from runner.io.temporary import temporarily
 from runner.io.turns import text_of
-from runner.model.encoding import EncodedRow, decode, encode_prompt, encode_row, stop_ids
+from runner.model.encoding import EncodedRow, decode, encode_prompt, encode_row, stop_ids, tokenizer_of
 from runner.model.load import read_adapter
 from runner.report.tokens import TokenRow
 from runner.reward.panel import random_state_kept
@@ -119,7 +120,14 @@ def inspect_training(
     random number is drawn from the training.
     """
     prepared = head_of(trainer.train_dataset if held_out is None else held_out, count)
-    with random_state_kept():  # so that a run is the same whether it was looked at or not
+    images, collate = list[Sequence[Any]](), getattr(trainer, upstream.DATA_COLLATOR, None)
+
+    def seen(examples: list[dict[str, Any]]) -> Any:  # of which the batch itself has pixels alone
+        images.extend(example["images"] for example in examples)
+        return collate(examples) if collate else examples
+
+    looked_at = {upstream.DATA_COLLATOR: seen} if form != "prompt" and IMAGES in next(iter(prepared), {}) else {}
+    with random_state_kept(), temporarily(trainer, **looked_at):  # a run is the same whether it was looked at or not
         if form == "prompt":
             found = list(_sampled_prompts(trainer, prepared))
         elif hasattr(prepared, "__len__") and not len(prepared):
@@ -129,7 +137,8 @@ def inspect_training(
         else:
             with temporarily(trainer, train_dataset=prepared):
                 found = read_batches(trainer.get_train_dataloader(), form, head)
-    args, tokenizer = trainer.args, trainer.processing_class
+    found = [replace(row, images=images[row.number]) for row in found] if images else found
+    args, tokenizer = trainer.args, tokenizer_of(trainer.processing_class)
     if getattr(args, "world_size", 1) > 1 and form != "prompt":
         found = gather_object(found)  # each process has its part of every batch
     packs = bool(getattr(args, upstream.PACKING, False))
@@ -229,17 +238,18 @@ def _sequences(batch: Batch, head: str) -> Iterator[TokenRow]:
 
 
 def _sampled_prompts(trainer: Trainer, rows: Rows) -> Iterator[TokenRow]:
-    rows = list(rows)
+    rows, tokenizer = list(rows), tokenizer_of(trainer.processing_class)
     own = getattr(trainer, "_tokenize_prompts", None)  # TRL's own, which knows tools, template and its arguments
     if several := getattr(trainer, "environment_factories", None):  # a trainer that has begun knows each row's
         vars(trainer)["_batch_environments"] = [None if None in several else row["environment"] for row in rows]
+    own = None if rows and rows[0].get("images") else own
     prompts = own([row["prompt"] for row in rows]) if own and rows else None
     prompts = prompts[0] if isinstance(prompts, tuple) else prompts  # beside pictures
     agent = getattr(trainer, "agent", None)
     for number, row in enumerate(rows):
         row = agent.with_tools(row) if agent else row
-        ids = list(prompts[number] if prompts else encode_prompt(trainer.processing_class, row["prompt"], row))
-        yield TokenRow(number, "prompt", ids, [False] * len(ids))
+        ids = list(prompts[number] if prompts else encode_prompt(tokenizer, row["prompt"], row))
+        yield TokenRow(number, "prompt", ids, [False] * len(ids), images=row.get("images") or ())
 
 
 # --- Faults -------------------------------------------------------------------------------------
@@ -323,7 +333,8 @@ def find_notes(inspection: Inspection) -> list[str]:
     rows = inspection.rows
     if inspection.goal == "tokens" and inspection.chats and all(all(row.trained) and not row.weights for row in rows):
         found = f"of {inspection.chats} conversations every token is trained, the questions too"
-        notes.append(f"dataset: {found}; weight=answers trains only what the assistant says")
+        words = "trainer.args.assistant_only_loss=true" if any(row.images for row in rows) else "weight=answers"
+        notes.append(f"dataset: {found}; {words} trains only what the assistant says")
     if inspection.glued:
         found = f"in {inspection.glued} of {count} rows prompt and answer are one text without a blank between"
         turns = "dataset.columns.input=prompt dataset.columns.target=completion makes turns of a chat of them"

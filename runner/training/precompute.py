@@ -25,7 +25,9 @@ from datasets import Dataset
 from peft import PeftModel
 from transformers import Trainer, TrainingArguments
 
-from runner.dataset.load import HeldOut, Rows
+from runner.dataset.image import IMAGES
+from runner.dataset.load import HeldOut, Rows, list_columns
+from runner.model.encoding import tokenizer_of
 from runner.run import Run, installed_version
 from runner.run.continuation import EACH_STEP, ONCE, computes_once, other_run
 from runner.run.inputs import read_fingerprints
@@ -43,6 +45,8 @@ def precompute_by_default(run: Run, args: TrainingArguments, rows: Rows, held_ou
     user's own, where the reference changes or has dropout, and not by several processes. A run that goes on keeps to
     what its steps began with, also those of another run: the other way its last bits might differ.
     """
+    if IMAGES in list_columns(rows):  # which are read in each step
+        return
     if (then := run.manifest().get("reference")) is None and (other := other_run(run.cfg)):
         then = other.manifest().get("reference")
     if then is None and args.world_size == 1 and all(isinstance(part, Dataset) for part in (rows, *sets_of(held_out))):
@@ -76,10 +80,12 @@ def share_rows(offered: Mapping[str, Any], interface: str | None) -> dict[str, A
     built, and its rows go through :func:`drop_long` afterwards. Precomputed log-probabilities are shared as well.
     """
     args, model, collator = offered["args"], offered["model"], offered[upstream.DATA_COLLATOR]
-    once, pad = getattr(args, upstream.PRECOMPUTE_REF_LOG_PROBS, False), offered[upstream.PROCESSING_CLASS].pad_token_id
+    once = getattr(args, upstream.PRECOMPUTE_REF_LOG_PROBS, False)
+    pad = tokenizer_of(offered[upstream.PROCESSING_CLASS]).pad_token_id
     sets = (offered[upstream.TRAIN_DATASET], *sets_of(offered["eval_dataset"]))
     # KTO pairs the rows that are left, so that none may be dropped afterwards: worth a try where much is to be gained.
     is_known = interface in ("pairs", "scores") or (interface == "labels" and once)
+    is_known = is_known and IMAGES not in list_columns(sets[0])
     if not is_known or not (once or args.max_length) or not all(isinstance(part, Dataset) for part in sets):
         return None
     if interface == "scores":  # whose collator cuts nothing

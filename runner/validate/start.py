@@ -19,14 +19,14 @@ from runner.config import NUM_PROCESSES, Composed, rank, world_size
 from runner.config.machines import find_machine_faults, processes_of
 from runner.config.override import is_local
 from runner.config.sharding import NOT_RESUMED, find_gpu_faults, find_lone_faults, has_devices, split_layers
-from runner.dataset.check import DatasetCheck, check_dataset
+from runner.dataset.check import DatasetCheck, check_dataset, find_image_faults
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, fault, name_jobs
 from runner.io.distribution import read_requirements, to_install
 from runner.io.files import HUB_NAME, display_path, hub_home
 from runner.io.hub import OFFLINE, hub_silence, is_cached, is_offline
 from runner.io.secrets import hidden
 from runner.model.check import LOADER, find_model_faults, find_scorer_faults, find_tokenizer_faults, read_vocab_size
-from runner.model.folder import find_folder
+from runner.model.folder import find_folder, sees_images
 from runner.run import Run, installed_version
 from runner.run.key import canonical_text, folder_of
 from runner.run.seal import sealed_checkpoints
@@ -69,9 +69,9 @@ def check_parts(jobs: Sequence[Sequence[Composed]], to_do: Collection[Path] | No
     def look(composed: Composed) -> tuple[list[Fault], list[Fault]]:
         # What is read here, which most jobs of a sweep have in common.
         trainer = composed.cfg["trainer"]
-        names = ("max_length", upstream.REWARD_MODEL_PATH, upstream.DATASET_KWARGS)
+        names = ("max_length", upstream.REWARD_MODEL_PATH, upstream.DATASET_KWARGS, upstream.TRAIN_SAMPLING_STRATEGY)
         fields = {name: trainer["args"].get(name) for name in names}
-        groups = ("dataset", "model", "peft", "reward", "metric", "tolerate")
+        groups = ("dataset", "model", "peft", "reward", "metric", "tolerate", "weight")
         parts = {name: composed.cfg.get(name) for name in groups} | {"trainer": {**trainer, "args": fields}}
         if (key := canonical_text(parts)) not in seen:
             rows = _look_at_rows(json.dumps(parts["dataset"], default=str), trainer["form"], os.getcwd())
@@ -102,6 +102,8 @@ def _find_faults(cfg: Config, rows: DatasetCheck, folders: set[Path]) -> Iterato
         is_known = model_faults and tokenizer.get("path") == model.get("path")
         if not is_known and not _is_ahead(tokenizer.get("path"), folders):
             yield from find_tokenizer_faults(tokenizer, read_vocab_size(model), chats=rows.chats)
+    if rows.images and not _is_ahead(tokenizer.get("path"), folders):
+        yield from find_image_faults(cfg, sees=sees_images(tokenizer))
     others: dict[str, tuple[object, bool]] = {}
     for path, node in nodes({"reward": cfg.get("reward"), "metric": cfg.get("metric"), "trainer": cfg["trainer"]}):
         if str(node["_target_"]).startswith(("runner.model.", "runner.reward.")):

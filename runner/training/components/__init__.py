@@ -16,18 +16,21 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments, set_seed
 
 from runner.config.build import build, serve
+from runner.dataset.check import find_image_faults
 from runner.dataset.form import answer_columns, is_conversation
+from runner.dataset.image import IMAGES
 from runner.dataset.load import HeldOut, list_columns
 from runner.errors import ConfigError, DataError, Fault, fault, own_place
 from runner.io.terminal import mute_libraries
 from runner.io.turns import TEMPLATE_ARGUMENTS
 from runner.model.chat import check_calls, check_rendering, check_template
-from runner.model.encoding import write_prompt
+from runner.model.encoding import processor_of, write_prompt
 from runner.run import Run
 from runner.run.adjustments import adjust_logs, read_adjustments
 from runner.run.alarms import steps_to_notice
 from runner.schema import upstream
 from runner.schema.read import read_signature
+from runner.schema.text import Config
 from runner.tracker.callback import Tracker, replace_trackers
 from runner.training.callback import StopRequest, add_callbacks, build_callbacks, for_callbacks
 from runner.training.checkpoint import Seal
@@ -79,7 +82,7 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     if weights:
         args.reward_weights = weights
     answers_only = getattr(args, upstream.ASSISTANT_ONLY_LOSS, False)
-    if _check_rows(node, tokenizer, rows, answers_only=answers_only):
+    if _check_rows(cfg, tokenizer, rows, answers_only=answers_only):
         rows, held_out = (map_sets(functools.partial(_bounded, node, tokenizer), part) for part in (rows, held_out))
         if form == "prompt" and hasattr(args, upstream.CHAT_TEMPLATE_KWARGS):
             rows, held_out = (map_sets(functools.partial(_write_prompts, tokenizer, args), x) for x in (rows, held_out))
@@ -91,7 +94,7 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
         "model": model.name_or_path if upstream.takes_path(read_signature(cfg["trainer"]["_target_"])) else model,
         upstream.REF_MODEL: reference,
         "args": args,
-        upstream.PROCESSING_CLASS: tokenizer,
+        upstream.PROCESSING_CLASS: processor_of(tokenizer),
         upstream.TRAIN_DATASET: rows,
         "eval_dataset": held_out,
         upstream.DATA_COLLATOR: trainers.build_collator(cfg["collator"], tokenizer),
@@ -154,12 +157,13 @@ def _refusals_of(where: str) -> Iterator[None]:
         raise ConfigError(Fault(where, str(error).splitlines()[0], "values that go together")) from error
 
 
-def _check_rows(
-    node: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, every: Dataset, *, answers_only: bool
-) -> bool:
+def _check_rows(cfg: Config, tokenizer: PreTrainedTokenizerBase, every: Dataset, *, answers_only: bool) -> bool:
     """True for chats, of which the first are seen to have a template; warns of a column that is not used."""
-    rows = list(itertools.islice(every, 100))
+    rows, node = list(itertools.islice(every, 100)), cfg["trainer"]
     first = rows[0] if rows else {}
+    if IMAGES in first:
+        DataError.refuse(find_image_faults(cfg, sees=processor_of(tokenizer) is not tokenizer))
+        ConfigError.refuse([fault("training.answers_of_images")] if answers_only and "messages" not in first else [])
     if node["form"] == "preference" and node["head"] != "score" and "margin" in first:
         log.warning("the column `margin` is not used: of margins only the loss of a reward model knows")
     chats = any(is_conversation(first.get(name)) for name in ("prompt", *answer_columns(first)))
@@ -183,6 +187,7 @@ def _bounded(node: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, part: 
         return [True] * len(rows)
 
     if isinstance(part, Dataset):
-        check_rendering(tokenizer, ((row, answer_columns(row)) for row in part))
+        texts = part.remove_columns([name for name in part.column_names if name == IMAGES])  # which nobody decodes here
+        check_rendering(tokenizer, ((row, answer_columns(row)) for row in texts))
         return part
     return part.filter(are_bounded, batched=True, batch_size=100)

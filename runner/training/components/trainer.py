@@ -31,6 +31,7 @@ from runner.generate.budget import prompts_answered
 from runner.io.files import source_hash
 from runner.io.temporary import temporarily
 from runner.model.adapter import complete_heads
+from runner.model.encoding import processor_of, tokenizer_of
 from runner.model.reference import match_reference
 from runner.optimizer import build_optimizer
 from runner.schema import upstream
@@ -44,7 +45,8 @@ from runner.training.precompute import drop_long, map_sets, note_of, share_rows
 BoundRule: TypeAlias = functools.partial[Sequence[Entry]]
 
 NOT_FOR_THE_TRAINER = (
-    *("_target_", "form", "head", "evaluates", "shares_batch", "reference_column", "needs_gpu", "tool_timeout", "args"),
+    *("_target_", "form", "head", "evaluates", "shares_batch", "reference_column", "needs_gpu", "tool_timeout"),
+    *("images", "args"),
 )
 
 
@@ -57,7 +59,7 @@ def build_trainer(
     its batches may carry weights; then it packs no rows, because its own packing keeps token ids and labels only, and
     the weights would be lost.
     """
-    node, tokenizer, args = cfg["trainer"], offered[upstream.PROCESSING_CLASS], offered["args"]
+    node, tokenizer, args = cfg["trainer"], tokenizer_of(offered[upstream.PROCESSING_CLASS]), offered["args"]
     wanted, trainer_class = asked_for(node["_target_"]), locate(node["_target_"])
     inside = {key: value for key, value in node.items() if key not in NOT_FOR_THE_TRAINER}
     called = {key: inside.pop(key) for key in upstream.FUNCTIONS if inside.get(key)}
@@ -156,8 +158,8 @@ def build_collator(
     """
     if node is None or ("inner" in asked_for(node["_target_"])) != (inner is not None):
         return None
-    served = {"tokenizer": tokenizer, upstream.PROCESSING_CLASS: tokenizer, "pad_token_id": tokenizer.pad_token_id}
-    served |= {"inner": inner}
+    served = {"tokenizer": tokenizer, "pad_token_id": tokenizer.pad_token_id, "inner": inner}
+    served[upstream.PROCESSING_CLASS] = processor_of(tokenizer)
     return serve(node, **{name: part for name, part in served.items() if name not in node})
 
 
@@ -189,7 +191,7 @@ def columns_asked_for(rules: list[BoundRule]) -> list[str] | None:
 
 def set_weights(trainer: Trainer, rules: list[BoundRule]) -> None:
     """Give every token of the trainer's rows its weight, have its batches carry them, and pack the rows if asked to."""
-    args, weigher = trainer.args, Weigher(rules, trainer.processing_class)
+    args, weigher = trainer.args, Weigher(rules, tokenizer_of(trainer.processing_class))
     key = str([(source_hash(rule), sorted(rule.keywords.items())) for rule in rules])
 
     def weighed(rows: Dataset) -> Dataset:

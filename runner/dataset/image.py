@@ -1,0 +1,207 @@
+"""Images of rows: gathered from columns and turns, and each opened once, so that a bad one is known by its row.
+
+While a row is converted, a mark stands in its texts where an image does. Then the turns become lists of parts, as
+processors take them, and the images stand in the column ``images``, in the order of their parts. Without torch.
+"""
+
+import base64
+import io
+import re
+import urllib.request
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from runner.dataset.form import is_conversation
+from runner.dataset.step import Cells, Row
+from runner.errors import DataError, describe, fault
+from runner.io.files import hub_home
+from runner.io.filetype import HEAD, sniff
+
+IMAGES = "images"
+COLUMNS = (IMAGES, "image")
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+MAX_IMAGES = 64  # of a row
+MAX_BYTES = 64 << 20  # of a file
+MAX_PATH = 1024  # letters; what is longer is base64
+MARK = re.compile("\ue0fd(\\d+)\ue0fd")  # in place of an image, and of <image>, as other tools write it
+KEYS = ("image", "image_url", "url", "bytes", "path")  # of a part or a cell, under which the image may stand
+SPOKEN = dict.fromkeys(("messages", "prompt", "input"), "user")
+SPOKEN |= dict.fromkeys(("completion", "target", "chosen", "rejected"), "assistant")
+
+
+@dataclass(frozen=True)
+class ImageSource:
+    """The folder below which images lie, and whether rows may name addresses; None takes these unseen."""
+
+    folder: Path = field(default_factory=hub_home)
+    urls: bool | None = False
+
+    def read(self, value: Any, where: str) -> dict[str, Any]:
+        """An image as datasets stores it, ``bytes`` or a ``path``; raises DataError for one that cannot be decoded."""
+        value, path = _payload(value) if isinstance(value, Mapping) else value, None
+        if hasattr(value, "save"):  # one of Pillow's
+            value.convert("RGB").save(written := io.BytesIO(), "PNG")
+            value = written.getvalue()
+        is_address = isinstance(value, str) and value.lower().startswith(("http://", "https://"))
+        if is_address and self.urls is None:
+            return {"bytes": None, "path": value}
+        if is_address:
+            value = self._fetch(value, where)
+        elif isinstance(value, str) and (path := self._find(value, where)):
+            value = path.read_bytes() if path.stat().st_size <= MAX_BYTES else bytes(MAX_BYTES + 1)
+        elif isinstance(value, str):
+            try:
+                value = base64.b64decode(re.sub("^data:[^,]*,", "", value), validate=True)
+            except ValueError:
+                raise _bad("missing", where, path=value[:80], folder=self.folder) from None
+        if not isinstance(value, bytes):
+            raise _bad("none", where, kind=type(value).__name__)
+        _check(value, str(path or where), where)
+        return {"bytes": None, "path": str(path)} if path else {"bytes": value, "path": None}
+
+    def _find(self, text: str, where: str) -> Path | None:
+        if len(text) > MAX_PATH or text.startswith("data:") or "\0" in text:
+            return None
+        path = (self.folder / text).resolve()  # a link may lead out
+        if not path.is_relative_to(self.folder.resolve()):
+            raise _bad("outside", where, path=text, folder=self.folder)
+        return path if path.is_file() else None
+
+    def _fetch(self, address: str, where: str) -> bytes:
+        if not self.urls:
+            raise _bad("address", where, address=address[:80])
+        try:
+            asked = urllib.request.Request(address, headers={"User-Agent": "runner"})
+            with urllib.request.urlopen(asked, timeout=20) as answer:
+                return bytes(answer.read(MAX_BYTES + 1))
+        except Exception as error:  # of the address, of the network, or of the other side
+            raise _bad("unfetched", where, error=describe(error)[:120]) from error
+
+
+def _bad(name: str, where: str, **found: object) -> DataError:
+    return DataError(fault(f"dataset.image_{name}", where=where, **found))
+
+
+def _check(data: bytes, name: str, where: str) -> None:
+    from PIL import Image, UnidentifiedImageError
+
+    if len(data) > MAX_BYTES:
+        raise _bad("bytes", where, most=MAX_BYTES)
+    try:
+        with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning):
+            Image.open(io.BytesIO(data), formats=FORMATS).load()
+    except UnidentifiedImageError:
+        odd = sniff(data[:HEAD], name) if data[:1].isascii() else None
+        found = odd.found if odd else "nothing that begins as a whole image does"
+        raise _bad("other", where, found=found, formats=", ".join(FORMATS)) from None
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError):  # before anything is decoded
+        raise _bad("bomb", where, most=Image.MAX_IMAGE_PIXELS) from None
+    except (OSError, SyntaxError, ValueError, EOFError) as error:
+        raise _bad("damaged", where, error=describe(error)[:120]) from None
+
+
+def find_images(files: Sequence[Path], folder: str | None, urls: bool | None) -> ImageSource:
+    """The images that rows may name: those of a given folder, of that of the first of their files, or of the hub."""
+    place = Path(folder).expanduser() if folder else files[0].parent if files else hub_home()
+    return ImageSource(place.absolute(), urls)
+
+
+# --- Marks --------------------------------------------------------------------------------------
+
+
+def has_images(row: Cells, columns: Iterable[str | None] = COLUMNS) -> bool:
+    """True for a row with a column of images, or whose turns hold an image."""
+    turns = [turn for cell in row.values() if is_conversation(cell) for turn in cell]
+    parts = [part for turn in turns if isinstance(turn.get("content"), list) for part in turn["content"]]
+    return bool({*row} & {*columns}) or any(isinstance(part, Mapping) and _is_image(part) for part in parts)
+
+
+def _is_image(part: Cells) -> bool:
+    return str(part.get("type")).removeprefix("input_") in ("image", "image_url")
+
+
+def _payload(cell: Cells) -> Any:
+    given = next((cell[key] for key in KEYS if cell.get(key) is not None), None)
+    return given.get("url") if isinstance(given, Mapping) and "url" in given else given
+
+
+class Marks:
+    """The images of one row by their numbers, and how many places in its texts were left to those of the column."""
+
+    def __init__(self, row: Cells, columns: Iterable[str | None] = COLUMNS):
+        cell: Any = next((row[name] for name in columns if name and row.get(name) is not None), [])
+        self.images = list(cell) if isinstance(cell, list) else [cell]
+        self.listed, self.places = len(self.images), 0
+
+    def mark(self, row: Row, columns: Mapping[str, str]) -> Row:
+        """The row with a mark for each image in the columns of these roles; plain text becomes turns."""
+        marked = dict(row)
+        for role, name in columns.items():
+            if role == "text":
+                raise _bad("beside_text", role)
+            if role in SPOKEN:
+                text, place = row.get(name), count()  # each column repeats the places of the one before, if any
+                is_one = isinstance(text, str) and role != "messages"
+                marked[name] = self._mark_all([{"role": SPOKEN[role], "content": text}] if is_one else text, place)
+                self.places = max(self.places, next(place))
+        if self.listed and not self.places:  # then they stand in front of the first question
+            self.places = self.listed
+            asked = [name for role, name in columns.items() if role in ("messages", "prompt", "input")]
+            for name in asked or [name for role, name in columns.items() if role in ("chosen", "rejected")]:
+                for turn in (turn for turn in marked[name] if turn.get("role", turn.get("from")) in ("user", "human")):
+                    turn["content"] = "".join(map(_mark, range(self.listed))) + (turn.get("content") or "")
+                    break
+        return marked
+
+    def _mark_all(self, turns: Any, place: Iterator[int]) -> Any:
+        if not is_conversation(turns):
+            return turns
+        found = []
+        for turn in turns:
+            content = turn["content"] if turn.get("content") is not None else turn.get("value")
+            parts = [{"text": content}] if isinstance(content, str) else content if isinstance(content, list) else []
+            texts = [self._mark_part(part, place) for part in parts if isinstance(part, Mapping)]
+            found.append(dict(turn) | ({"content": "".join(texts)} if texts else {}))
+        return found
+
+    def _mark_part(self, part: Cells, place: Iterator[int]) -> str:
+        if not _is_image(part):
+            text = str(part.get("text") or "").replace("\ue0fd", "")
+            return re.sub("<image>", lambda found: _mark(next(place)), text)
+        if (given := _payload(part)) is None:
+            return _mark(next(place))
+        if given not in self.images[self.listed :]:
+            self.images.append(given)
+        return _mark(self.images.index(given, self.listed))
+
+    def place(self, made: Row, source: ImageSource) -> Row:
+        """The converted row with parts in place of marks, and its images in the order of the parts."""
+        if self.places != self.listed:
+            raise _bad("count", IMAGES, images=self.listed, places=self.places)
+        if (many := len(self.images)) > MAX_IMAGES:
+            raise _bad("many", IMAGES, count=many, most=MAX_IMAGES)
+        chats, order = {name: value for name, value in made.items() if is_conversation(value)}, list[int]()
+        for name, turns in chats.items():
+            for turn in turns:
+                numbers = list(map(int, MARK.findall(turn["content"])))
+                if numbers and (turn["role"] == "assistant" or name not in ("messages", "prompt")):
+                    raise _bad("answered", name)
+                order += numbers
+        sound = {number: source.read(self.images[number], f"{IMAGES}[{number}]") for number in dict.fromkeys(order)}
+        for name, turns in chats.items():
+            chats[name] = [turn | {"content": _to_parts(turn["content"])} for turn in turns]
+        return made | chats | {IMAGES: [sound[number] for number in order]}
+
+
+def _mark(number: int) -> str:
+    return f"\ue0fd{number}\ue0fd"
+
+
+def _to_parts(text: str) -> list[Row]:
+    pieces = enumerate(MARK.split(text))  # of which every second one is the number in a mark
+    parts = [{"type": "image"} if odd % 2 else {"type": "text", "text": piece} for odd, piece in pieces if piece]
+    return parts or [{"type": "text", "text": ""}]

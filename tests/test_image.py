@@ -1,0 +1,264 @@
+"""Rows with images: each form of them is read, each bad one is named by its row, and five trainers learn from them."""
+
+import base64
+import io
+import json
+import struct
+import zlib
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+
+import datasets
+import pytest
+from datasets import Dataset, Features, List, Value
+from datasets import Image as Stored
+from PIL import Image
+
+from runner.dataset import image
+from runner.dataset.check import LOADER, check_dataset, find_image_faults
+from runner.dataset.convert import RowRequest
+from runner.dataset.load import load_rows
+from runner.errors import DataError
+
+RED, BLUE = (220, 40, 40), (40, 60, 220)
+ASKED = [{"type": "image"}, {"type": "text", "text": "What is it?"}]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    datasets.disable_progress_bars()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with two sound images, and whatever a test writes beside them."""
+    (tmp_path / "data").mkdir()
+    for name, colour in (("red.png", RED), ("blue.png", BLUE)):
+        Image.new("RGB", (16, 12), colour).save(tmp_path / "data" / name)
+    return tmp_path / "data"
+
+
+def packed(colour=RED, kind="PNG"):
+    Image.new("RGB", (4, 4), colour).save(written := io.BytesIO(), kind)
+    return written.getvalue()
+
+
+def write(folder, *rows, name="rows.jsonl"):
+    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(folder / name)
+
+
+def row(**own):
+    return {"question": "What is it?", "answer": "red"} | own
+
+
+def read(path, to="demonstration", **how):
+    return load_rows(str(path), to=to, shuffle=False, **how)[0]
+
+
+def refused(path, **how):
+    with pytest.raises(DataError) as caught:
+        read(path, **how)
+    return caught.value.faults
+
+
+def faults(path, **how):
+    """What loading says, and the look before torch says the same."""
+    seen = check_dataset({"_target_": LOADER, "path": str(path), "split": {"train": "train"}, **how}, "demonstration")
+    found = refused(path, **how)
+    assert [each.found for each in seen.faults] == [each.found for each in found]
+    return found
+
+
+# --- Forms ----------------------------------------------------------------------------------------
+
+
+def test_a_path_base64_and_an_address_of_data_are_images(folder):
+    text = base64.b64encode(packed()).decode()
+    rows = read(write(folder, *(row(image=each) for each in ("red.png", text, f"data:image/png;base64,{text}"))))
+    assert [each["images"][0].size for each in rows] == [(16, 12), (4, 4), (4, 4)]
+    assert rows[0]["prompt"] == [{"role": "user", "content": ASKED}]
+    assert rows[0]["completion"] == [{"role": "assistant", "content": [{"type": "text", "text": "red"}]}]
+    assert all(each["images"][0].getpixel((0, 0)) == RED for each in rows)
+
+
+def test_images_stand_where_the_texts_have_a_place_for_them(folder):
+    chat = [{"role": "user", "content": "One <image> and <image>?"}, {"role": "assistant", "content": "no"}]
+    (made,) = read(write(folder, {"messages": chat, "images": ["red.png", "blue.png"]}))
+    kinds = [part.get("text", "-") for part in made["messages"][0]["content"]]
+    assert kinds == ["One ", "-", " and ", "-", "?"]
+    assert [each.getpixel((0, 0)) for each in made["images"]] == [RED, BLUE]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image", "image": "red.png"},
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(packed()).decode()}"}},
+        {"type": "image", "path": "red.png"},
+    ],
+)
+def test_turns_may_hold_their_images(folder, part):
+    asked = {"role": "user", "content": [part, {"type": "text", "text": "What is it?"}]}
+    rows = [{"messages": [asked, {"role": "assistant", "content": "red"}]}] * 2
+    (made, _) = read(write(folder, *rows))
+    assert made["messages"][0]["content"] == ASKED and made["images"][0].getpixel((0, 0)) == RED
+
+
+def test_a_pair_with_the_same_question_on_both_sides_has_its_image_once(folder):
+    sides = {name: [{"role": "user", "content": "<image>What is it?"}] for name in ("chosen", "rejected")}
+    pair = {name: [*turns, {"role": "assistant", "content": name}] for name, turns in sides.items()}
+    (made,) = read(write(folder, pair | {"image": "red.png"}), "preference")
+    assert made["prompt"] == [{"role": "user", "content": ASKED}] and len(made["images"]) == 1
+    texts = {"prompt": "What is it?", "chosen": "red", "rejected": "blue", "image": "red.png"}
+    (plain,) = read(write(folder, texts), "preference")
+    assert plain["prompt"] == made["prompt"] and plain["rejected"][0]["content"][0]["text"] == "blue"
+
+
+@pytest.mark.parametrize("to", ["unpaired", "prompt", "messages", "answer"])
+def test_every_form_keeps_the_images(folder, to):
+    texts = {"prompt": "What is it?", "completion": "red", "label": True}
+    (made, *_) = read(write(folder, texts | {"image": "red.png"}), to)
+    assert made["images"][0].getpixel((0, 0)) == RED
+
+
+def test_bytes_and_the_image_type_of_datasets_are_read_under_any_name(folder, tmp_path):
+    kinds = Features({"photo": Stored(), "question": Value("string"), "answer": Value("string")})
+    rows = Dataset.from_list([row(photo={"bytes": packed(kind="JPEG"), "path": None})], features=kinds)
+    rows.to_parquet(tmp_path / "rows.parquet")
+    (made,) = read(tmp_path / "rows.parquet", columns={"images": "photo"})
+    assert made["images"][0].size == (4, 4) and made["images"][0].mode == "RGB"
+    (fault,) = refused(tmp_path / "rows.parquet")
+    assert fault.fix == "dataset.columns.images=photo, or dataset.without=[photo]"
+    many = Features({"images": List(Stored()), "question": Value("string"), "answer": Value("string")})
+    Dataset.from_list([row(images=[packed(), packed(BLUE)])], features=many).to_parquet(tmp_path / "many.parquet")
+    (made,) = read(tmp_path / "many.parquet")
+    assert len(made["images"]) == 2
+
+
+def test_a_step_may_make_images_of_pillow(folder):
+    def draw(row):
+        return row | {"images": [Image.new("L", (5, 5), 7)]}
+
+    (made,) = read(write(folder, row()), map=draw)
+    assert made["images"][0].size == (5, 5) and made["images"][0].getpixel((0, 0)) == (7, 7, 7)
+
+
+def test_rows_without_an_image_stand_beside_those_with_one(folder):
+    rows = read(write(folder, row(images=["red.png"]), row(images=[])))
+    assert [len(each["images"]) for each in rows] == [1, 0]
+    assert rows[1]["prompt"][0]["content"] == ASKED[1:]
+
+
+# --- Bad images -----------------------------------------------------------------------------------
+
+
+def bomb():
+    """A PNG of 20,000 x 20,000 pixels in a few bytes."""
+    chunks = [
+        (b"IHDR", struct.pack(">IIBBBBB", 20_000, 20_000, 1, 0, 0, 0, 0)),
+        (b"IDAT", zlib.compress(b"")),
+        (b"IEND", b""),
+    ]
+    parts = (
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+BAD = {
+    "missing": (None, "there is no bad.png"),
+    "begun": (packed()[:40], "nothing that begins as a whole image"),
+    "cut": (packed(kind="JPEG")[:300], "a damaged image"),
+    "page": (b"<!DOCTYPE html><html>not found</html>", "a web page"),
+    "text": (b"a red square", "nothing that begins as a whole image"),
+    "bomb": (bomb(), "more than 89,478,485 pixels"),
+    "postscript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "nothing that begins as a whole image"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_image_is_named_by_its_row(folder, kind):
+    content, found = BAD[kind]
+    if content is not None:
+        (folder / "bad.png").write_bytes(content)
+    rows = [row(image="red.png"), row(image="bad.png"), row(image="blue.png")]
+    summary, fault = faults(write(folder, *rows))
+    assert "1 of 3" in summary.found and fault.found.startswith(found)
+    assert fault.where.endswith("train row 1, images[0]")
+    assert len(read(folder / "rows.jsonl", bad_rows="drop")) == 2
+
+
+@pytest.mark.parametrize(
+    ("own", "found"),
+    [
+        ({"images": ["red.png"] * 65}, "65 images in one row"),
+        ({"images": ["red.png"], "question": "<image> or <image>?"}, "1 images, and 2 places"),
+        ({"images": ["red.png", "blue.png"], "question": "<image>?"}, "2 images, and 1 places"),
+        ({"images": ["red.png"], "answer": "<image>"}, "an image in an answer"),
+        ({"images": [7]}, "int in place of an image"),
+        ({"images": ["../secret.png"]}, "../secret.png is not below"),
+        ({"images": ["link.png"]}, "link.png is not below"),
+        ({"images": ["https://example.org/a.png"]}, "the address https://example.org/a.png"),
+        ({"images": ["a\0b"]}, "there is no a"),
+    ],
+)
+def test_what_a_row_may_not_name(folder, own, found):
+    packed_file = folder.parent / "secret.png"
+    packed_file.write_bytes(packed())
+    (folder / "link.png").symlink_to(packed_file)
+    *_, fault = faults(write(folder, row(**own)))
+    assert fault.found.startswith(found)
+    assert read(write(folder, row(images=["data/link.png"])), image_folder=str(folder.parent))[0]["images"]
+
+
+def test_large_files_plain_text_and_streams_are_refused(folder, monkeypatch):
+    path = write(folder, row(image="red.png"))
+    monkeypatch.setattr(image, "MAX_BYTES", 10)
+    assert faults(path)[-1].found == "more than 10 bytes"
+    monkeypatch.undo()
+    assert faults(write(folder, {"text": "red", "image": "red.png"}))[-1].found == "images beside plain text"
+    (fault,) = refused(path, streaming=True)
+    assert fault.fix == "dataset.streaming=false"
+
+
+def test_addresses_are_fetched_only_where_that_is_typed(folder):
+    class Pages(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(packed())
+
+        def log_message(self, *_):
+            """Say nothing."""
+
+    server = HTTPServer(("127.0.0.1", 0), Pages)
+    Thread(target=server.serve_forever, daemon=True).start()
+    path = write(folder, row(image=f"http://127.0.0.1:{server.server_port}/a.png"))
+    assert faults(path)[-1].fix == "dataset.image_urls=true"
+    assert read(path, image_urls=True)[0]["images"][0].size == (4, 4)
+    server.shutdown()
+    server.server_close()
+    other = write(folder, row(image=f"http://127.0.0.1:{server.server_port}/b.png"), name="other.jsonl")
+    assert "refused" in refused(other, image_urls=True)[-1].found
+
+
+def test_trainers_models_and_weights_that_know_no_images_say_so():
+    sft = {"trainer": {"_target_": "trl.SFTTrainer", "images": True, "args": {}}, "model": {"path": "a/b"}}
+    assert list(find_image_faults(sft, sees=True)) == []
+    (fault,) = find_image_faults(sft, sees=False)
+    assert "for a/b, which comes without a processor" in fault.found
+    (fault,) = find_image_faults(sft | {"trainer": {"_target_": "trl.RewardTrainer", "args": {}}}, sees=True)
+    assert "RewardTrainer" in fault.found
+    grouped = sft["trainer"] | {"args": {"train_sampling_strategy": "group_by_length"}}
+    (fault,) = find_image_faults(sft | {"trainer": grouped}, sees=True)
+    assert fault.fix == "trainer.args.train_sampling_strategy=random"
+    (fault,) = find_image_faults(sft | {"weight": {"answers": {}}}, sees=True)
+    assert fault.fix.startswith("weight=none trainer.args.assistant_only_loss=true")
+
+
+def test_texts_are_read_as_before():
+    rows = [{"prompt": "a <image>", "completion": "b"}]
+    conversion = RowRequest(to="demonstration").start_conversion(["prompt", "completion"], rows[0], "rows")
+    assert not conversion.pictured and conversion.first(rows) == rows[0]
