@@ -98,6 +98,9 @@ class RunnerError(Exception):
     code = 1
     heading = "internal error"
 
+    def __init_subclass__(cls, heading: str, code: int = 1) -> None:
+        cls.heading, cls.code = heading, code
+
     def __init__(self, faults: Fault | Iterable[Fault]):
         if isinstance(faults, str):  # which torch makes an error of that a worker of a loader raised
             faults = read_error(re.sub(r"(?m)^runner\.errors\.\w+: ", "", faults), self.code).faults
@@ -115,21 +118,14 @@ class RunnerError(Exception):
         return visible_lines(hidden("\n".join([title, *map(str, self.faults)])))
 
 
-class ConfigError(RunnerError):
-    code = 2
-    heading = "config"
+class ConfigError(RunnerError, code=2, heading="config"): ...
 
 
-class DataError(RunnerError):
-    code = 2
-    heading = "data"
+class DataError(RunnerError, code=2, heading="data"): ...
 
 
-class SickRun(RunnerError):
+class SickRun(RunnerError, code=3, heading="sick run"):
     """Raised while it trains; ``healthy`` is the last step to go on from, ``curable`` what a lower rate may help."""
-
-    code = 3
-    heading = "sick run"
 
     def __init__(self, faults: Fault | Iterable[Fault], healthy: int | None = None, curable: bool = False):
         super().__init__(faults)
@@ -137,14 +133,10 @@ class SickRun(RunnerError):
         self.curable = curable
 
 
-class FolderError(RunnerError):
-    code = 4
-    heading = "run folder"
+class FolderError(RunnerError, code=4, heading="run folder"): ...
 
 
-class EnvironmentFault(RunnerError):
-    code = 5
-    heading = "environment"
+class EnvironmentFault(RunnerError, code=5, heading="environment"): ...
 
 
 def name_jobs(jobs: Sequence[tuple[Sequence[str], Iterable[Fault]]]) -> list[Fault]:
@@ -195,10 +187,8 @@ def read_column(columns: Mapping[str, Any], name: str, fix: str) -> Sequence[Any
     return columns[name]
 
 
-class Interrupted(RunnerError):
+class Interrupted(RunnerError, heading="interrupted"):
     """Raised after the last step was saved; ``code`` is that of the signal."""
-
-    heading = "interrupted"
 
     def __init__(self, faults: Fault | Iterable[Fault], signal_number: int = 15):
         super().__init__(faults)

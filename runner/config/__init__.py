@@ -69,8 +69,7 @@ class Composed:
     @property
     def machines(self) -> int:
         """The machines that are each given the same command; other launchers reach theirs themselves."""
-        is_each = self.choices.get("launcher") == "accelerate"
-        return processes_of(self.cfg) // processes_here(self.cfg) if is_each else 1
+        return processes_of(self.cfg) // processes_here(self.cfg) if self.choices.get("launcher") == "accelerate" else 1
 
 
 def compose(overrides: Sequence[str], folders: Sequence[Path] = (), starts: Starts = MappingProxyType({})) -> Composed:

@@ -148,8 +148,7 @@ class InterpolationSize:
         """The place of each node that a text refers to; where a reference makes the name, the largest it may mean."""
         for reference, end in REFERENCE.findall(text):
             _, resolver, arguments = reference.rpartition(":")
-            names = re.split(r"[\s,(){}'\"]+", arguments) if resolver else [reference.strip()]
-            for name in filter(None, names):
+            for name in filter(None, re.split(r"[\s,(){}'\"]+", arguments) if resolver else [reference.strip()]):
                 up = len(name) - len(name.lstrip("."))
                 words = [word for word in re.split(r"[.\[\]]+", name) if word]
                 made = end == "$" and not resolver

@@ -132,7 +132,5 @@ def _find_family(
                 return None
             places[changed[0]] += [] if place in places[changed[0]] else [place]
     family = Family(first, places)
-    for composed, numbers in tried:
-        if family.derive([], numbers, folders).cfg != composed.cfg or composed.speed != first.speed:
-            return None
-    return family
+    pairs = ((family.derive([], numbers, folders), composed) for composed, numbers in tried)
+    return family if all((one.cfg, one.speed) == (other.cfg, other.speed) for one, other in pairs) else None

@@ -412,8 +412,7 @@ def logging_to(path: Path) -> Iterator[None]:
     root = logging.getLogger()
     before = root.level
     file = Log(path)
-    terminal = to_terminal(logging.WARNING if config.rank() == 0 else logging.ERROR)
-    handlers = [file] if is_logged() else [file, terminal]
+    handlers = [file] if is_logged() else [file, to_terminal(logging.WARNING if config.rank() == 0 else logging.ERROR)]
     file.setFormatter(Hiding("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.captureWarnings(True)
     root.setLevel(logging.INFO)

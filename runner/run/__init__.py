@@ -333,8 +333,7 @@ def uses_of(cfg: Mapping[str, Any]) -> dict[str, str]:
     found = {}
     for key, value in walk(cfg):
         folders = Path(value).parents if isinstance(value, str) and os.path.exists(value) else ()
-        files = ("config.yaml", "status.json")
-        if run := next((folder for folder in folders if all((folder / name).exists() for name in files)), None):
+        if run := next((folder for folder in folders if all((folder / name).exists() for name in METADATA[:2])), None):
             found[key] = str(Run(run))
     return found
 
