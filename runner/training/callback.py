@@ -193,8 +193,7 @@ class Record(TrainerCallback):
     """
 
     def __init__(self, path: Path, set_status: Callable[..., None]):
-        self.path, self.run = path, Run(path.parent)
-        self.set_status = set_status
+        self.path, self.run, self.set_status = path, Run(path.parent), set_status
         self.line: dict[str, Any] = {}
         self.started, self.first_step = time.monotonic(), 0
         self.spent, self.written = 0.0, -math.inf
@@ -372,8 +371,7 @@ class StopAtStep(TrainerCallback):
     """Turns a signal, which one process may hear alone, into a save of all after a step, where a resume is exact."""
 
     def __init__(self, stop: StopRequest, cycle_steps: int = 1):
-        self.stop = stop
-        self.cycle_steps = cycle_steps
+        self.stop, self.cycle_steps = stop, cycle_steps
 
     def on_step_begin(self, args, state, control, **_) -> None:
         self.stop.listening = True
