@@ -150,8 +150,7 @@ def shorten(config: PretrainedConfig) -> PretrainedConfig:
     if hasattr(small, "quantization_config"):
         del small.quantization_config
     for part in _parts(small):
-        depth = getattr(part, "num_hidden_layers", None)
-        if not isinstance(depth, int):
+        if not isinstance(depth := getattr(part, "num_hidden_layers", None), int):
             continue
         listed = {name: value for name, value in vars(part).items() if isinstance(value, list | tuple)}
         # Lists that name some layers, such as those with experts, by their rising numbers.
