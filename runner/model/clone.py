@@ -44,8 +44,7 @@ class Source:
     def config(self) -> PretrainedConfig:
         """The config of the model, or that of the base of an adapter; only the small file of it is read."""
         if self.architecture is not None:
-            own = dict(self.architecture)
-            return AutoConfig.for_model(own.pop("model_type"), **own)
+            return AutoConfig.for_model(**self.architecture)
         return read_config(self.path, self.revision, self.trust)
 
 
