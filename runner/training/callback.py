@@ -269,7 +269,6 @@ class Progress(TrainerCallback):
         self.bar.set_description(part)
 
     def on_prediction_step(self, args, state, control, eval_dataloader: Any = None, **_) -> None:
-        """Count the batches of an evaluation, where the trainer tells of them."""
         self.batches += 1
         of_all = f"/{len(eval_dataloader)}" if has_length(eval_dataloader) else ""
         self.bar.set_description(f"evaluating {self.batches}{of_all}")
@@ -327,8 +326,7 @@ class Samples(TrainerCallback):
         temperature: float = 1.0,
         callback_name: str = "samples",
     ):
-        self.name = callback_name
-        self.prompts = list(islice(prompts, count))
+        self.name, self.prompts = callback_name, list(islice(prompts, count))
         self.path = Path(folder) / "samples.jsonl"
         self.every, self.shown = every, shown
         self.write = lambda model: generate(model, self.prompts, max_new_tokens=max_new_tokens, temperature=temperature)
