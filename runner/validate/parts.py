@@ -30,10 +30,9 @@ from runner.tracker.variable import find_foreign_variables
 from runner.validate.context import ARGS, ValidationContext
 from runner.validate.values import is_plain_number
 
-# Groups that only some trainers can use; the others every run needs.
 # Rewards that make something of rows of a form, before a model that judges; the first is what to type.
 REWARDS_FOR = {"preference": [], "demonstration": ["exact_match", "final_answer", "overlap"], "prompt": []}
-OPTIONAL_GROUPS = ("reward", "peft", "collator", "callback", "optimizer")
+OPTIONAL_GROUPS = ("reward", "peft", "collator", "callback", "optimizer")  # the others every run needs
 SCHEDULES_BY_SCORE = ("reduce_lr_on_plateau", "greedy")  # those that look at what was evaluated
 
 
