@@ -38,31 +38,26 @@ def write_head(node: Node, folder: Path, *, count: int, train: int, held_out: in
     """Files of the first ``count`` rows of each set of a node, and of the ``train`` or ``held_out`` shortest ones."""
     cut, evals = read_cuts(node.get("split"))
     limits = read_limits(node.get("limit"))
-    # As a stream, where reading all of it would take long.
-    files, streaming = find_files(copy_here(node["path"])), bool(node.get("streaming"))
-    path = path_text(node["path"])
+    files, path = find_files(copy_here(node["path"])), path_text(node["path"])
     config, revision = node.get("config"), node.get("revision")
     if files:
-        streaming = streaming or sum(file.stat().st_size for file in files.paths) > MAX_BYTES_WHOLE
+        is_long = sum(file.stat().st_size for file in files.paths) > MAX_BYTES_WHOLE
     else:
         with translate_dataset_errors(path):
-            is_prepared = os.path.exists(load_dataset_builder(path, config, revision=revision).cache_dir)
-        streaming = streaming or not is_prepared
-    source = open_source(path, files, config, revision, streaming)
+            is_long = not os.path.exists(load_dataset_builder(path, config, revision=revision).cache_dir)
+    # As a stream, where reading all of it would take long.
+    source = open_source(path, files, config, revision, is_long or bool(node.get("streaming")))
     head = Head(folder / "whole", folder / "short")
     if cut:
         counted = sum(map(len, _slices(source, cut)))
         head.rows = min(counted, limits["train"] or counted) or limits["train"]
         rows = _read(source, "train", cut, min(count, limits["train"] or count))
         head.split["train"] = _write(rows, source, head, "train", train)
-    kept = {}
+    kept = dict(evals)
     for number, (name, other) in enumerate(evals.items()):
-        if not isinstance(other, str):  # of another source
-            kept[name] = other
-            continue
-        file = f"eval_{number}" if name else "eval"
-        rows = _read(source, "eval", other, min(count, limits["eval"] or count))
-        kept[name] = _write(rows, source, head, file, held_out)
+        if isinstance(other, str):  # else of another source
+            rows = _read(source, "eval", other, min(count, limits["eval"] or count))
+            kept[name] = _write(rows, source, head, f"eval_{number}" if name else "eval", held_out)
     head.split["eval"] = kept.get("") if set(kept) <= {""} else kept
     return head
 

@@ -58,9 +58,8 @@ def mix_rows(
     seen: dict[str, tuple[str, Any]] = {}
     for part, rows in trains.items():
         for column, kind in (rows.features or {}).items():
-            if kind == Value("null"):  # nothing in it, which goes with everything
-                continue
-            first, other = seen.setdefault(column, (part, kind))
+            # Nothing in it goes with everything.
+            first, other = seen.setdefault(column, (part, kind)) if kind != Value("null") else (part, kind)
             if other != kind:
                 unlike = {"part": part, "kind": kind, "other": other, "first": first}
                 raise DataError(fault("dataset.unlike_parts", column=column, **unlike))

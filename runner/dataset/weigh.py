@@ -143,8 +143,7 @@ class Weigher:
                 start = text.rfind(self._opening, begin, start) + len(self._opening)
             begin = end + self._mark(text[end:])
             spans.append((start, end, begin))
-        places = zip(turns, spans, strict=True)
-        messages = [dict(turn) | {"content": text[start:end]} for turn, (start, end, _) in places]
+        messages = [dict(turn) | {"content": text[a:b]} for turn, (a, b, _) in zip(turns, spans, strict=True)]
         return RenderedSequence(text, messages, spans, is_chat=True)
 
     def _write(self, turns: Turns, how: Cells) -> str:

@@ -68,8 +68,7 @@ def evaluation_budget(cfg: Config, steps: int | None = None) -> EvaluationBudget
     node, args, metrics = cfg["dataset"], cfg["trainer"]["args"], named(cfg["metric"] or {}, "metric")
     sets, limit = _held_out_sets(node), (node.get("limit") or {}).get("eval")
     sampled = [each for each in metrics.values() if kind_of(_arguments_of(each)) == "sampled"]
-    bounds = [each.get("limit", SAMPLES) or math.inf for each in sampled]
-    most = limit or math.inf
+    most, bounds = limit or math.inf, [each.get("limit", SAMPLES) or math.inf for each in sampled]
     judged = min(most, max(bounds, default=0))
     prompts = min(most, prompts_answered(cfg) or math.inf) if _answers(cfg["trainer"]) else 0
     if not sets or not (judged or prompts) or math.isinf(judged + prompts):

@@ -150,9 +150,8 @@ def choose_engine(model: Model) -> str:
     if not is_cached or isinstance(model, PeftModel):
         return "generate"
     static = getattr(model, "_can_compile_fullgraph", False) and kinds <= {"full_attention"}
-    if not static or getattr(config, "sliding_window", None) or model.device.type != "cuda":
-        return "loop"
-    return "loop" if _is_sharded(model) else "graph"  # which looks at every weight
+    is_fit = static and not getattr(config, "sliding_window", None) and model.device.type == "cuda"
+    return "loop" if not is_fit or _is_sharded(model) else "graph"  # the last looks at every weight
 
 
 def _is_sharded(model: Model) -> bool:

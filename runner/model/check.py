@@ -419,9 +419,8 @@ def find_size_faults(vocabulary: Vocabulary, rows: int) -> list[Fault]:
     beyond = [token for number, token in vocabulary.added.items() if number >= rows]
     used, old = {*vocabulary.used}, [token for token in beyond if token.content not in vocabulary.new]
     written = any(not each.special or each.content in used or each.content in vocabulary.template for each in old)
-    if not written and len(vocabulary.tokens) - len(beyond) <= rows:
-        return []
-    return [fault("model.too_many_tokens", count=len(vocabulary.tokens), rows=rows)]
+    count = len(vocabulary.tokens)
+    return [fault("model.too_many_tokens", count=count, rows=rows)] if written or count - len(beyond) > rows else []
 
 
 def find_tokenizer_faults(node: object, rows: int | None, *, chats: bool = False) -> list[Fault]:

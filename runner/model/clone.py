@@ -47,8 +47,7 @@ class Source:
     def config(self) -> PretrainedConfig:
         """The config of the model, or that of the base of an adapter; only the small file of it is read."""
         if self.architecture is not None:
-            own = dict(self.architecture)
-            return AutoConfig.for_model(own.pop("model_type"), **own)
+            return AutoConfig.for_model(**self.architecture)
         return read_config(self.path, self.revision, self.trust)
 
 
@@ -157,8 +156,7 @@ def shorten(config: PretrainedConfig) -> PretrainedConfig:
     if hasattr(small, "quantization_config"):
         del small.quantization_config
     for part in _parts(small):
-        depth = getattr(part, "num_hidden_layers", None)
-        if not isinstance(depth, int):
+        if not isinstance(depth := getattr(part, "num_hidden_layers", None), int):
             continue
         listed = {name: value for name, value in vars(part).items() if isinstance(value, list | tuple)}
         # Lists that name some layers, such as those with experts, by their rising numbers.

@@ -49,7 +49,7 @@ def train_last_layers(model: PreTrainedModel, *, layers: int, also: Sequence[str
 def train_weights(model: PreTrainedModel, *, matching: Sequence[str]) -> PreTrainedModel:
     """The same model, in which only those weights are still trained in whose names a pattern is found.
 
-    Weights that are shared have one name, that of the embeddings. Raises ConfigError for a pattern that fits nothing.
+    Shared weights have one name, that of the embeddings. Raises ConfigError for a pattern that fits nothing.
     """
     weights = dict(model.named_parameters())
     faults = [] if matching else [fault("model.no_patterns")]

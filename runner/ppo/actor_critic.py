@@ -134,9 +134,8 @@ def store_as_autocast_casts(model: nn.Module, dtype: torch.dtype) -> None:
     readers = Counter(id(weight) for each in model.modules() for weight in each.parameters(recurse=False))
     for layer in model.modules():
         own = list(layer.parameters(recurse=False)) if type(layer) is nn.Linear else []
-        if own and all(
-            weight.dtype == torch.float32 and not weight.requires_grad and readers[id(weight)] == 1 for weight in own
-        ):
+        fit = [each.dtype == torch.float32 and not each.requires_grad and readers[id(each)] == 1 for each in own]
+        if own and all(fit):
             layer.to(dtype)
             # For passes without autocast, in which all others stay float32.
             layer.register_forward_pre_hook(lambda layer, args: (args[0].to(layer.weight.dtype),))
@@ -148,8 +147,7 @@ class ValueModel(nn.Module):
 
     def __init__(self, base_model: PreTrainedModel, score: nn.Linear):
         super().__init__()
-        self.base_model = base_model
-        self.score = score
+        self.base_model, self.score = base_model, score
 
     def save_pretrained(self, folder: Path, state_dict: Mapping[str, Tensor] | None = None) -> None:
         """Write the backbone as AutoModel loads it, and the head beside it."""
@@ -170,9 +168,7 @@ class ActorCritic(nn.Module):
 
     def __init__(self, policy: Policy, critic: str, value_model: Critic | None = None):
         super().__init__()
-        self.policy = policy
-        self.critic = critic
-        self.value_model = value_model
+        self.policy, self.critic, self.value_model = policy, critic, value_model
         if critic != "model":
             self.value_head = _zero_head(policy)
         self.policy_adapter = policy.active_adapter if isinstance(policy, PeftModel) else NO_ADAPTER

@@ -73,9 +73,8 @@ def make_padding_free(trunk: PreTrainedModel) -> bool:
     """Have a trunk attend row by row if states stay as they are alone; other attention, and windows, are left alone."""
     config = trunk.config.get_text_config()
     before, windows = config._attn_implementation, set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-    if before not in ("sdpa", ROW_BY_ROW) or windows or getattr(config, "sliding_window", None):
-        return False
-    if not getattr(trunk, "_supports_attention_backend", False):
+    has_backend = getattr(trunk, "_supports_attention_backend", False)
+    if before not in ("sdpa", ROW_BY_ROW) or windows or getattr(config, "sliding_window", None) or not has_backend:
         return False
     lengths, same = [3, 2], False
     ids_1T = torch.arange(sum(lengths), device=trunk.device).unsqueeze(0)

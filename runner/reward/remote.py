@@ -106,8 +106,7 @@ class Remote:
         request = Request(self.url, data=body, headers=headers, method="POST")
         if self.token_variable is not None:
             request.add_unredirected_header("Authorization", f"Bearer {os.environ[self.token_variable]}")
-        deadline = time.monotonic() + self.request_timeout
-        answer = bytearray()
+        deadline, answer = time.monotonic() + self.request_timeout, bytearray()
         around_proxy = [ProxyHandler({})] if self.url.startswith("http:") and self.token_variable else []
         with build_opener(_NoRedirect, *around_proxy).open(request, timeout=self.request_timeout) as response:
             while piece := response.read1(1 << 16):

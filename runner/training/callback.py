@@ -196,8 +196,7 @@ class Record(TrainerCallback):
     """
 
     def __init__(self, path: Path, set_status: Callable[..., None]):
-        self.path, self.run = path, Run(path.parent)
-        self.set_status = set_status
+        self.path, self.run, self.set_status = path, Run(path.parent), set_status
         self.line: dict[str, Any] = {}
         self.started, self.first_step = time.monotonic(), 0
         self.spent, self.written = 0.0, -math.inf
@@ -273,7 +272,6 @@ class Progress(TrainerCallback):
         self.bar.set_description(part)
 
     def on_prediction_step(self, args, state, control, eval_dataloader: Any = None, **_) -> None:
-        """Count the batches of an evaluation, where the trainer tells of them."""
         self.batches += 1
         of_all = f"/{len(eval_dataloader)}" if has_length(eval_dataloader) else ""
         self.bar.set_description(f"evaluating {self.batches}{of_all}")
@@ -331,8 +329,7 @@ class Samples(TrainerCallback):
         temperature: float = 1.0,
         callback_name: str = "samples",
     ):
-        self.name = callback_name
-        self.prompts = list(islice(prompts, count))
+        self.name, self.prompts = callback_name, list(islice(prompts, count))
         self.path = Path(folder) / "samples.jsonl"
         self.every, self.shown = every, shown
         self.write = lambda model: generate(model, self.prompts, max_new_tokens=max_new_tokens, temperature=temperature)
@@ -375,8 +372,7 @@ class StopAtStep(TrainerCallback):
     """Turns a signal, which one process may hear alone, into a save of all after a step, where a resume is exact."""
 
     def __init__(self, stop: StopRequest, cycle_steps: int = 1):
-        self.stop = stop
-        self.cycle_steps = cycle_steps
+        self.stop, self.cycle_steps = stop, cycle_steps
 
     def on_step_begin(self, args, state, control, **_) -> None:
         self.stop.listening = True

@@ -32,8 +32,7 @@ STATES = {"ademamix": 3, "adam": 2, "lion": 1, "rmsprop": 1, "adagrad": 1, "muon
 def gather_long(call: Callable[[], list[Any]]) -> list[Any]:
     """The entries that a call gives in each process, of all of them, however long it takes in one.
 
-    Meanwhile the processes meet: a process that waited for one that reads and hashes a large checkpoint would be ended
-    after ``ddp_timeout``.
+    Meanwhile the processes meet: one that waited for the hash of a large checkpoint would end after ``ddp_timeout``.
     """
     with ThreadPoolExecutor(1) as pool:
         called = pool.submit(call)
@@ -89,9 +88,8 @@ class Seal(TrainerCallback):
 
 @dataclass(eq=False)
 class MovedModels(TrainerCallback):
-    """Saves with each checkpoint the models that follow the trained one, as TRL's own callbacks move them.
+    """Saves with each checkpoint the models that follow the trained one: a synced reference, a teacher, and averages.
 
-    Those are a reference under ``sync_ref_model``, a teacher, and averages: a run that goes on has them as they were.
     The trainer saves none of them. All processes take part, each perhaps with a shard; the first one writes the whole.
     """
 

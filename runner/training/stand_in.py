@@ -46,8 +46,7 @@ def lighten(cfg: Config, rows: int, stand_in: Path) -> dict[str, Any]:
     if upstream.REWARD_FUNCS in asked_for(trainer["_target_"]):
         count = len(args.get(upstream.REWARD_WEIGHTS) or [1])
         light["reward"] = {f"reward{number}": {"_target_": "runner.reward.rule.length"} for number in range(count)}
-    limit = cfg["dataset"].get("limit")
-    if isinstance(limit, Mapping):
+    if isinstance(limit := cfg["dataset"].get("limit"), Mapping):
         light["dataset"]["limit"] |= {name: min(rows, limit.get(name) or rows) for name in ("train", "eval")}
     light |= dict.fromkeys(("peft", "quant", "optimizer", "callback", "metric"))
     return light | {"tracker": {"report_to": "none", "environment": None}}

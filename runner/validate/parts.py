@@ -30,10 +30,9 @@ from runner.tracker.variable import find_foreign_variables
 from runner.validate.context import ARGS, ValidationContext
 from runner.validate.values import is_plain_number
 
-# Groups that only some trainers can use; the others every run needs.
 # Rewards that make something of rows of a form, before a model that judges; the first is what to type.
 REWARDS_FOR = {"preference": [], "demonstration": ["exact_match", "final_answer", "overlap"], "prompt": []}
-OPTIONAL_GROUPS = ("reward", "peft", "collator", "callback", "optimizer")
+OPTIONAL_GROUPS = ("reward", "peft", "collator", "callback", "optimizer")  # the others every run needs
 SCHEDULES_BY_SCORE = ("reduce_lr_on_plateau", "greedy")  # those that look at what was evaluated
 
 
@@ -47,9 +46,8 @@ def find_part_faults(context: ValidationContext) -> Iterator[Fault]:
         return
     for group in OPTIONAL_GROUPS:  # none that the trainer's constructor does not name
         node = context.cfg.get(group)
-        if not _is_given(node) or trainer.is_open or _changes_model(context, node):
-            continue
-        if not any(upstream.FROM_GROUP.get(name) == group for name in trainer.parameters):
+        is_free = not _is_given(node) or trainer.is_open or _changes_model(context, node)
+        if not is_free and not any(upstream.FROM_GROUP.get(name) == group for name in trainer.parameters):
             off = "none" if "none" in context.menu.get(group, ()) else "null"
             yield _fault("in_vain", group=group, trainer=trainer.name, off=off)
     yield from _not_given(context, trainer)
@@ -326,8 +324,7 @@ def find_metric_faults(cfg: Config) -> Iterator[Fault]:
         yield _fault("nothing_to_measure", metrics=", ".join(metrics))
     known = named_sets(evals)
     for name, node in metrics.items():
-        signature = read_signature(node["_target_"])
-        if signature is None:
+        if (signature := read_signature(node["_target_"])) is None:
             continue
         where, arguments, path = f"metric.{name}", set(signature.parameters), rows.get("path")
         kind = kind_of(arguments)

@@ -57,9 +57,8 @@ def _refusals(context: ValidationContext, args: Mapping[str, Any]) -> list[Refus
     for name, each in context.trainer.parameters.items() if context.trainer else ():
         value = UNKNOWN if name in upstream.FROM_GROUP or name in upstream.SERVED["trainer"] else each.default
         given[name] = Something() if isinstance(node.get(name), dict) else node.get(name, value)
-    stream = context.mapping("dataset").get("streaming")
-    given["args"] = Something()
-    given[upstream.TRAIN_DATASET] = Something(frozenset({"IterableDataset" if stream else "Dataset"}))
+    rows = "IterableDataset" if context.mapping("dataset").get("streaming") else "Dataset"
+    given |= {"args": Something(), upstream.TRAIN_DATASET: Something(frozenset({rows}))}
     given |= {"model": Something(), "peft_config": Something(frozenset({"PeftConfig"}))} if is_adapted else {}
     given["get_peft_model()"] = lambda *_: Something(frozenset({"PeftModel"}))
     given["is_peft_model()"] = lambda model: "PeftModel" in model.classes

@@ -150,8 +150,6 @@ def _is_ahead(path: Any, folders: set[Path]) -> bool:
     return any(Path(str(path)).absolute().is_relative_to(folder) for folder in folders)
 
 
-# --- Libraries, processes, places -------------------------------------------------------------------
-
 # The values that need a library, as start.yaml has them, and those of fields that TRL and transformers name.
 WANTED = TABLES["wanted"] | upstream.WANTED | {"report_to": [(name, name, name) for name in PACKAGES]}
 OTHER_VALUES = {"attention": "sdpa", "report_to": "none", "rollout_engine": "auto"} | upstream.OTHER_VALUES
