@@ -233,9 +233,9 @@ def test_what_an_environment_does_itself_ends_the_run_where_it_fails():
             return float("nan")
 
     broken = guard_environment(Broken, "trainer.environment_factory")()
-    with pytest.raises(DataError, match=r"Broken.reset\n.*asked {word:red}: KeyError: 'missing'"):
+    with pytest.raises(DataError, match=r"Broken.reset failed, asked {word:red}: KeyError: 'missing'"):
         broken.reset(word="red")
-    with pytest.raises(DataError, match=r"Broken.reset\n.* a object, and no text"):
+    with pytest.raises(DataError, match=r"Broken.reset failed, .* a object, and no text"):
         broken.reset(missing=object())
     with pytest.raises(SickRun, match="get_reward"):
         broken.get_reward()

@@ -12,7 +12,7 @@ from vocabulary import build_tokenizer
 from runner.generate.completion import generate
 from runner.io.files import PACKAGE, shipped
 from runner.model.load import load_model, load_tokenizer
-from runner.reward.rule import exact_match, sentiment, sorted_digits
+from runner.reward.rule import exact_match, price, sentiment, sorted_digits
 
 TINY = Path(shipped("runner://model/tiny"))
 ROWS = dict(files())
@@ -145,3 +145,23 @@ def test_the_base_model_is_what_its_experiment_trains(train):
     assert done.scores["after"]["eval_loss"] == pytest.approx(0.403, abs=0.03)
     mine, theirs = (json.loads((folder / "config.json").read_text()) for folder in (done.run.model, TINY))
     assert mine | {"use_cache": True} == theirs
+
+
+def test_prices_are_asked_for_in_one_of_five_answers_and_then_right():
+    from runner.model.chat import set_template
+
+    rows = ROWS["toy_prices/train.jsonl"]
+    asked = [row for row in rows if len(row["completion"]) > 1]
+    assert (
+        len(asked) * 5 == len(rows)
+        and not any(map(held_out, rows))
+        and all(map(held_out, ROWS["toy_prices/eval.jsonl"]))
+    )
+    assert {row["completion"][-1]["content"] == row["price"] for row in asked} == {True}
+    # The rows show the tool as the trainer of the second stage does.
+    set_template(tokenizer := AutoTokenizer.from_pretrained(TINY), "brief")
+    shown = [
+        tokenizer.apply_chat_template(rows[0]["prompt"], tools=tools, tokenize=False)
+        for tools in (json.loads(rows[0]["tools"]), [price])
+    ]
+    assert shown[0] == shown[1]

@@ -155,8 +155,7 @@ def demonstrations(sorts: int, reviews: int, seed: int, held: bool) -> list[Row]
 
 
 # The tool ``price`` as a template is given it, without what the short one leaves out.
-ARGUMENTS = {"place": {"type": "string"}, "item": {"type": "string"}}
-TOOL = {"type": "function", "function": {"name": "price", "parameters": {"type": "object", "properties": ARGUMENTS}}}
+TOOL = {"type": "function", "function": {"name": "price", "parameters": {"properties": {"place": {}, "item": {}}}}}
 
 
 def prices(seed: int, held: bool) -> list[Row]:
@@ -173,7 +172,13 @@ def prices(seed: int, held: bool) -> list[Row]:
             ]
             opinions = [f"The {topic} is {word}." for word in (*PRAISE[:2], *COMPLAINT[:2])]
             question = [{"role": "user", "content": f"Price the {place}. Mention the {topic}."}]
-            row = {"prompt": question, "tools": json.dumps([TOOL]), "price": said, "place": place, "topic": topic}
+            row = {
+                "prompt": question,
+                "tools": json.dumps([TOOL], separators=(",", ":")),
+                "price": said,
+                "place": place,
+                "topic": topic,
+            }
             answers = [asked, *([{"role": "assistant", "content": text}] for text in opinions)]
             rows += [row | {"completion": answer} for answer in answers]
     random.shuffle(rows)

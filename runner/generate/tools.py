@@ -1,8 +1,7 @@
 """Tools and environments of the user's as a conversation calls them: in time, with text, and beside the training.
 
-What a model asks may be wrong: a call that fails raises, whoever leads the conversation says so to the model, and the
-log has a warning. What ``reset`` and ``get_reward`` are asked is not the model's, and a failure of theirs ends the run.
-Nothing of a training is here, and no conversation.
+A call of a model's that fails raises, which the model is to see, with a warning in the log; where ``reset`` or
+``get_reward`` fails, the run ends. Nothing of a training is here, and no conversation.
 """
 
 import asyncio
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 from transformers.utils import get_json_schema
 
-from runner.errors import ConfigError, DataError, RunnerError, describe, fault, own_place
+from runner.errors import ConfigError, DataError, RunnerError, describe, fault
 from runner.generate.agent import NO_TOOLS
 from runner.reward.panel import check_answer, undisturbed, within
 from runner.schema.text import short_text
@@ -44,8 +43,7 @@ class Guard:
     ) -> Callable[..., Any]:
         """The function with ``bound`` arguments, which its schema leaves out; raises ConfigError for one without.
 
-        Its random numbers follow from the training's and from what it is asked, so that a run that is resumed has the
-        same; those of coroutines side by side from what the first was asked.
+        Its random numbers follow from the training's and from what it is asked, so that a resumed run has the same.
         """
 
         @functools.wraps(function)
@@ -94,9 +92,7 @@ class Guard:
             known = error if isinstance(error, Exception) and str(error) else RuntimeError(f"{self.name} {what}")
             asked, found = short_text(dict(given)), describe(known)
             if self.ends:
-                place = own_place(error) or self.name
-                failed = fault("generate.method_failed", name=self.name, error=found, asked=asked, place=place)
-                raise DataError(failed) from error
+                raise DataError(fault("generate.method_failed", name=self.name, error=found, asked=asked)) from error
             self.failed += 1
             if str(self.failed).strip("0") == "1":
                 log.warning("failed call %d of %s, asked %s: %s", self.failed, self.name, asked, found)

@@ -13,13 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
-from trl.chat_template_utils import (
-    add_response_schema,
-    get_training_chat_template,
-    has_generation_markers,
-    is_chat_template_prefix_preserving,
-    supports_tool_calling,
-)
+from trl import chat_template_utils as trl_templates
 
 from runner.errors import ConfigError, describe, fault
 from runner.io.files import read_json, shipped
@@ -76,7 +70,7 @@ def check_template(
     if chats and not tokenizer.chat_template:
         raise ConfigError(jinja.no_template())
     faults = []
-    if calls and not supports_tool_calling(tokenizer):
+    if calls and not trl_templates.supports_tool_calling(tokenizer):
         faults.append(fault("model.template_without_tools"))
     if chats and answers_only and not _marks_answers(tokenizer):
         faults.append(fault("model.template_without_marks"))
@@ -90,9 +84,10 @@ def check_calls(tokenizer: PreTrainedTokenizerBase) -> None:
     """
     with suppress(ValueError):  # a template that TRL does not know
         if getattr(tokenizer, "response_template", None) is None:
-            add_response_schema(tokenizer)
-        goes_on = is_chat_template_prefix_preserving(tokenizer) or get_training_chat_template(tokenizer)
-        if goes_on and supports_tool_calling(tokenizer):
+            trl_templates.add_response_schema(tokenizer)
+        if trl_templates.supports_tool_calling(tokenizer):
+            if not trl_templates.is_chat_template_prefix_preserving(tokenizer):
+                trl_templates.get_training_chat_template(tokenizer)  # which does, where there is one
             return
     raise ConfigError(fault("model.calls_not_read"))
 
@@ -114,9 +109,9 @@ def check_rendering(tokenizer: PreTrainedTokenizerBase, rows: Iterator[tuple[Row
 def _marks_answers(tokenizer: PreTrainedTokenizerBase) -> bool:
     """True where the template, or TRL's version of it for training, gives a mask of the assistant's tokens."""
     template = None
-    if not has_generation_markers(tokenizer.chat_template):
+    if not trl_templates.has_generation_markers(tokenizer.chat_template):
         try:
-            template = get_training_chat_template(tokenizer)
+            template = trl_templates.get_training_chat_template(tokenizer)
         except ValueError:  # not one that TRL knows
             return False
     how = {"return_dict": True, "return_assistant_tokens_mask": True, "chat_template": template}

@@ -48,12 +48,9 @@ Answer = list[float | list[float] | None]  # for each completion one number, or 
 
 @dataclass
 class RewardTracker:
-    """The rewards of the same completions, and the answers that they gave.
+    """The rewards of the same completions, and the answers that they gave."""
 
-    Of completions in which tools can be called their turns are logged, which a trainer of TRL's does not count.
-    """
-
-    has_tools: bool = False
+    has_tools: bool = False  # then turns are logged, which TRL does not count
     earned: dict[str, list[float]] = field(default_factory=dict)
     answers: dict[str, Answer] = field(default_factory=dict)  # for completions that not all have answered for
     ranges: dict[str, tuple[float, float, int]] = field(default_factory=dict)

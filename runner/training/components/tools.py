@@ -52,10 +52,7 @@ def _bind(node: Node) -> Callable[..., Any]:
 
 
 def check_environments(trainer: Node, rows: Any) -> None:
-    """Raise DataError where there are several environments, and a row names none, or one that is not there.
-
-    Of a stream the first rows are looked at.
-    """
+    """Raise DataError where there are several environments, and a row (of a stream a first one) names none of them."""
     known = trainer.get(upstream.ENVIRONMENT_FACTORY) or {}
     if known and "_target_" not in known:
         is_whole = isinstance(rows, Dataset) and "environment" in rows.column_names
