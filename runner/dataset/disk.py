@@ -299,7 +299,8 @@ def _read_json(file: io.BufferedReader, path: Path, max_bytes: int | None) -> It
     if suffix_of(path) != ".json" and is_list:
         moved = _then_named(f"mv {quote(str(path))} {quote(str(path.with_suffix('.json')))}")
         fix = moved if re.match(rb"\[\s*(\{|$)", start) else _see(path, 1)
-        yield fault("dataset.list_in_lines", path=path, start=_quoted(start.splitlines()[0]), fix=fix)
+        shown = repr(start.splitlines()[0][:40].decode(errors="replace"))
+        yield fault("dataset.list_in_lines", path=path, start=shown, fix=fix)
         return
     rows = 0
     for number, line in chain([(begin, first)], numbered):
@@ -389,10 +390,6 @@ def _unpacking(path: Path, command: str) -> str:
 
 def _then_named(fix: str) -> str:
     return f"{fix}, then dataset.path={fix.rpartition(' ')[2]}" if re.fullmatch("mv [^&]*", fix) else fix
-
-
-def _quoted(line: bytes) -> str:
-    return repr(line[:40].decode(errors="replace"))
 
 
 def _wrapped(value: Row, path: Path) -> Fault:
