@@ -1,8 +1,12 @@
 """Rows with images: each form of them is read, each bad one is named by its row, and five trainers learn from them."""
 
 import base64
+import copy
 import io
 import json
+import math
+import re
+import shutil
 import struct
 import zlib
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -10,15 +14,26 @@ from threading import Thread
 
 import datasets
 import pytest
+import torch
 from datasets import Dataset, Features, List, Value
 from datasets import Image as Stored
 from PIL import Image
+from safetensors.torch import load_file
+from transformers import AutoModelForImageTextToText, AutoProcessor, LlavaProcessor
 
+from runner.__main__ import main
+from runner.config.menu import read_options
 from runner.dataset import image
 from runner.dataset.check import LOADER, check_dataset, find_image_faults
 from runner.dataset.convert import RowRequest
 from runner.dataset.load import load_rows
 from runner.errors import DataError
+from runner.generate.completion import TextGenerator
+from runner.generate.likelihood import AnswerReader
+from runner.generate.sampler import Sampling
+from runner.io.files import files_of
+from runner.model.encoding import encode_prompt
+from runner.model.load import load_tokenizer, new_model
 
 RED, BLUE = (220, 40, 40), (40, 60, 220)
 ASKED = [{"type": "image"}, {"type": "text", "text": "What is it?"}]
@@ -169,12 +184,12 @@ def bomb():
 
 BAD = {
     "missing": (None, "there is no bad.png"),
-    "begun": (packed()[:40], "nothing that begins as a whole image"),
-    "cut": (packed(kind="JPEG")[:300], "a damaged image"),
+    "begun": (packed()[:40], "cannot identify image file"),
+    "cut": (packed(kind="JPEG")[:-300], "Truncated File Read"),
     "page": (b"<!DOCTYPE html><html>not found</html>", "a web page"),
-    "text": (b"a red square", "nothing that begins as a whole image"),
+    "text": (b"a red square", "cannot identify image file"),
     "bomb": (bomb(), "more than 89,478,485 pixels"),
-    "postscript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "nothing that begins as a whole image"),
+    "postscript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "cannot identify image file"),
 }
 
 
@@ -262,3 +277,147 @@ def test_texts_are_read_as_before():
     rows = [{"prompt": "a <image>", "completion": "b"}]
     conversion = RowRequest(to="demonstration").start_conversion(["prompt", "completion"], rows[0], "rows")
     assert not conversion.pictured and conversion.first(rows) == rows[0]
+
+
+# --- Models that see ------------------------------------------------------------------------------
+
+
+MODEL = read_options("model")["new_vision"]
+KEYS = {key: value for key, value in MODEL.items() if key not in ("_target_", "tokenizer")}
+
+
+@pytest.fixture(scope="module")
+def seeing():
+    """The tokenizer of the shipped processor, and a new model with it."""
+    tokenizer = load_tokenizer("runner://model/tiny_vision")
+    return tokenizer, new_model(tokenizer, **KEYS).eval()
+
+
+def asked(colour, size=16):
+    prompt = [{"role": "user", "content": ASKED}]
+    return {"prompt": prompt, "images": [Image.new("RGB", (size, size), colour)]}
+
+
+def test_a_prompt_with_an_image_has_its_pixels_and_a_token_for_each_place(seeing):
+    tokenizer, _ = seeing
+    ids = encode_prompt(tokenizer, asked(RED)["prompt"], asked(RED))
+    assert ids.count(tokenizer.convert_tokens_to_ids("<image>")) == 17  # the patches, and the class token of CLIP
+    assert ids.pixels["pixel_values"].shape == (1, 3, 16, 16)
+    plain = [{"role": "user", "content": "What is it?"}]
+    assert encode_prompt(tokenizer, plain, {}).pixels is None
+    assert tokenizer.decode(encode_prompt(tokenizer, plain, {})).endswith(
+        "What is it?<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_answers_depend_on_the_image_and_not_on_what_is_beside_it(seeing):
+    tokenizer, model = seeing
+    rows = [asked(RED), {"prompt": [{"role": "user", "content": "Two?"}]}, asked(BLUE, 40), asked(RED)]
+    generator = TextGenerator(model, tokenizer, Sampling(5, temperature=0))
+    together = [each.log_probability for each in generator.complete_all(rows)]
+    alone = [generator.complete_all([each])[0].log_probability for each in rows]
+    assert together == pytest.approx(alone, abs=1e-4) and together[0] == pytest.approx(together[3], abs=1e-4)
+    assert abs(together[0] - together[2]) > 1e-4
+    known = [each | {"completion": [{"role": "assistant", "content": "red"}]} for each in rows]
+    reader = AnswerReader(model, tokenizer)
+    together = [sum(each) for each in reader.read(known).log_probs]
+    assert together == pytest.approx([sum(reader.read([each]).log_probs[0]) for each in known], abs=1e-4)
+    assert abs(together[0] - together[2]) > 1e-4
+
+
+@pytest.mark.parametrize("kind", ["llava", "mixtral"])
+def test_weights_that_are_saved_under_other_names_are_taken(seeing, kind, tmp_path):
+    """A trainer goes on from a checkpoint with nothing but a warning where no name fits."""
+    tokenizer, model = seeing
+    if kind == "mixtral":
+        tokenizer = load_tokenizer("runner://model/tiny")
+        sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_local_experts": 2}
+        model = new_model(tokenizer, model_type=kind, num_attention_heads=2, num_key_value_heads=2, **sizes)
+    other = new_model(tokenizer, **KEYS, seed=1) if kind == "llava" else copy.deepcopy(model)
+    with torch.no_grad():
+        [weight.zero_() for weight in other.parameters()]
+    model.save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    assert set(saved) - set(other.state_dict())
+    report = other.load_state_dict(saved, strict=False)
+    assert not report.missing_keys and not report.unexpected_keys
+    assert all(torch.equal(weight, other.state_dict()[name]) for name, weight in model.state_dict().items())
+
+
+# --- Whole runs -----------------------------------------------------------------------------------
+
+SMALL = (
+    "model=new_vision",
+    "dataset=toy_picture",
+    "dataset.limit.train=16",
+    "dataset.limit.eval=4",
+    "trainer.args.max_steps=2",
+    "trainer.args.logging_steps=1",
+    "trainer.args.per_device_train_batch_size=8",
+)
+OWN = {"sft": (), "dpo": ("metric=none",), "kto": ("metric=none",)}
+OWN |= dict.fromkeys(("grpo", "rloo"), ("trainer.args.max_completion_length=4", "trainer.args.num_generations=4"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", OWN)
+def test_five_trainers_learn_from_images(train, trainer):
+    done = train(f"trainer={trainer}", *SMALL, *OWN[trainer])
+    assert done.code == 0 and done.state() == "finished"
+    assert math.isfinite(done.lines[-1]["loss"])
+    assert isinstance(AutoProcessor.from_pretrained(done.run.model), LlavaProcessor)
+    _, report = AutoModelForImageTextToText.from_pretrained(done.run.model, output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    written = done.run.folder / "completions.jsonl"
+    if trainer == "sft":
+        part = json.loads(written.read_text().splitlines()[0])["prompt"][0]["content"][0]
+        assert part["type"] == "image" and part["image"].endswith(", 16 x 16") and len(part["image"]) < 40
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_has_the_same_bits(train):
+    words = ("trainer=sft", *SMALL, "trainer.args.max_steps=4", "trainer.args.save_steps=2", "learning_rate=3e-3")
+    run = train(*words, "metric=none").run
+    whole = files_of(run.model)["model.safetensors"]
+    for folder in (run.model, run.checkpoints / "checkpoint-4"):
+        shutil.rmtree(folder)
+    run.set_status("running", step=2)
+    assert train(*words, "metric=none").code == 0
+    assert files_of(run.model)["model.safetensors"] == whole
+
+
+@pytest.mark.slow
+def test_adapters_leave_what_sees_as_it_is_or_train_it_whole(train, capsys):
+    start = train("trainer=sft", *SMALL, "metric=none", name="start").run
+    words = ("trainer=sft", f"model={start.model}", *SMALL[1:], "metric=none", "trainer.args.save_steps=1")
+    for peft, sees in (("vision_lora", False), ("vision_full_lora", True)):
+        done = train(*words, f"peft={peft}", name=peft)
+        names = load_file(done.run.model / "adapter_model.safetensors")
+        assert done.code == 0 and any("language_model" in name and "lora" in name for name in names)
+        assert any("vision" in name for name in names) == sees
+        assert not any("lora" in name for name in names if "language_model" not in name)
+    capsys.readouterr()
+    assert main(["evaluate", str(done.run.folder), "metric=none"]) == 0
+
+
+@pytest.mark.slow
+def test_a_preview_shows_the_images(capsys, tmp_path):
+    assert main(["preview", "trainer=dpo", *SMALL, "rows=1", f"html={tmp_path / 'page.html'}"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^chosen: \d+ of \d+ tokens trained \(\d+%\), image \w{12}, 16 x 16$", shown, re.MULTILINE)
+    assert (tmp_path / "page.html").read_text().count('src="data:image/png;base64,') == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (("trainer=ppo",), "rows with images, for PPOTrainer"),
+        (("trainer=reward", "model=tiny", "reward=none"), "rows with images, for RewardTrainer"),
+        (("trainer=sft", "model=tiny"), "which comes without a processor of images"),
+        (("trainer=sft", "weight=answers"), "whose tokens are made batch by batch"),
+    ],
+)
+def test_what_takes_no_images_is_refused_before_the_start(words, found, capsys):
+    assert main([*SMALL, *words, "--dry-run"]) == 2
+    assert found in capsys.readouterr().err

@@ -83,11 +83,10 @@ class Conversion:
         along = {name: changed.get(name) for name in self.kept}
         if TEMPLATE_ARGUMENTS in along:
             along[TEMPLATE_ARGUMENTS] = read_arguments(along[TEMPLATE_ARGUMENTS])
-        if not self.pictured:
-            return [made | along for made in convert(changed, self.layout, request.to, request.system)]
-        marks = Marks(changed, ((request.columns or {}).get("images"), *COLUMNS))
-        rows = convert(marks.mark(changed, self.layout.columns), self.layout, request.to, request.system)
-        return [marks.place(made, request.images) | along for made in rows]
+        marks = Marks(changed, ((request.columns or {}).get("images"), *COLUMNS)) if self.pictured else None
+        cells = marks.mark(changed, self.layout.columns) if marks else changed
+        rows = convert(cells, self.layout, request.to, request.system)
+        return [(marks.place(made, request.images) if marks else made) | along for made in rows]
 
     def first(self, rows: Iterable[Row]) -> Row:
         """The first row that comes out, which shows the columns of all; empty where none does."""

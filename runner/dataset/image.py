@@ -26,9 +26,10 @@ COLUMNS = (IMAGES, "image")
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 MAX_IMAGES = 64  # of a row
 MAX_BYTES = 64 << 20  # of a file
-MAX_PATH = 1024  # letters; what is longer is base64
+TO_MARK = "\ue0fd{}\ue0fd".format
 MARK = re.compile("\ue0fd(\\d+)\ue0fd")  # in place of an image, and of <image>, as other tools write it
 KEYS = ("image", "image_url", "url", "bytes", "path")  # of a part or a cell, under which the image may stand
+PARTS = ("image", "image_url", "input_image")  # of a turn, by their type
 SPOKEN = dict.fromkeys(("messages", "prompt", "input"), "user")
 SPOKEN |= dict.fromkeys(("completion", "target", "chosen", "rejected"), "assistant")
 
@@ -64,7 +65,7 @@ class ImageSource:
         return {"bytes": None, "path": str(path)} if path else {"bytes": value, "path": None}
 
     def _find(self, text: str, where: str) -> Path | None:
-        if len(text) > MAX_PATH or text.startswith("data:") or "\0" in text:
+        if len(text) > 1024 or text.startswith("data:") or "\0" in text:
             return None
         path = (self.folder / text).resolve()  # a link may lead out
         if not path.is_relative_to(self.folder.resolve()):
@@ -87,21 +88,18 @@ def _bad(name: str, where: str, **found: object) -> DataError:
 
 
 def _check(data: bytes, name: str, where: str) -> None:
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     if len(data) > MAX_BYTES:
         raise _bad("bytes", where, most=MAX_BYTES)
     try:
         with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning):
             Image.open(io.BytesIO(data), formats=FORMATS).load()
-    except UnidentifiedImageError:
-        odd = sniff(data[:HEAD], name) if data[:1].isascii() else None
-        found = odd.found if odd else "nothing that begins as a whole image does"
-        raise _bad("other", where, found=found, formats=", ".join(FORMATS)) from None
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):  # before anything is decoded
         raise _bad("bomb", where, most=Image.MAX_IMAGE_PIXELS) from None
     except (OSError, SyntaxError, ValueError, EOFError) as error:
-        raise _bad("damaged", where, error=describe(error)[:120]) from None
+        odd, found = sniff(data[:HEAD], name) if data[:1].isascii() else None, str(error).partition(" <")[0]
+        raise _bad("damaged", where, found=odd.found if odd else found, formats=", ".join(FORMATS)) from None
 
 
 def find_images(files: Sequence[Path], folder: str | None, urls: bool | None) -> ImageSource:
@@ -117,11 +115,7 @@ def has_images(row: Cells, columns: Iterable[str | None] = COLUMNS) -> bool:
     """True for a row with a column of images, or whose turns hold an image."""
     turns = [turn for cell in row.values() if is_conversation(cell) for turn in cell]
     parts = [part for turn in turns if isinstance(turn.get("content"), list) for part in turn["content"]]
-    return bool({*row} & {*columns}) or any(isinstance(part, Mapping) and _is_image(part) for part in parts)
-
-
-def _is_image(part: Cells) -> bool:
-    return str(part.get("type")).removeprefix("input_") in ("image", "image_url")
+    return bool({*row} & {*columns}) or any(isinstance(part, Mapping) and part.get("type") in PARTS for part in parts)
 
 
 def _payload(cell: Cells) -> Any:
@@ -153,7 +147,7 @@ class Marks:
             asked = [name for role, name in columns.items() if role in ("messages", "prompt", "input")]
             for name in asked or [name for role, name in columns.items() if role in ("chosen", "rejected")]:
                 for turn in (turn for turn in marked[name] if turn.get("role", turn.get("from")) in ("user", "human")):
-                    turn["content"] = "".join(map(_mark, range(self.listed))) + (turn.get("content") or "")
+                    turn["content"] = "".join(map(TO_MARK, range(self.listed))) + (turn.get("content") or "")
                     break
         return marked
 
@@ -169,14 +163,14 @@ class Marks:
         return found
 
     def _mark_part(self, part: Cells, place: Iterator[int]) -> str:
-        if not _is_image(part):
+        if part.get("type") not in PARTS:
             text = str(part.get("text") or "").replace("\ue0fd", "")
-            return re.sub("<image>", lambda found: _mark(next(place)), text)
+            return re.sub("<image>", lambda found: TO_MARK(next(place)), text)
         if (given := _payload(part)) is None:
-            return _mark(next(place))
+            return TO_MARK(next(place))
         if given not in self.images[self.listed :]:
             self.images.append(given)
-        return _mark(self.images.index(given, self.listed))
+        return TO_MARK(self.images.index(given, self.listed))
 
     def place(self, made: Row, source: ImageSource) -> Row:
         """The converted row with parts in place of marks, and its images in the order of the parts."""
@@ -195,10 +189,6 @@ class Marks:
         for name, turns in chats.items():
             chats[name] = [turn | {"content": _to_parts(turn["content"])} for turn in turns]
         return made | chats | {IMAGES: [sound[number] for number in order]}
-
-
-def _mark(number: int) -> str:
-    return f"\ue0fd{number}\ue0fd"
 
 
 def _to_parts(text: str) -> list[Row]:

@@ -109,11 +109,11 @@ def _each_in_turn() -> AbstractContextManager[None]:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return nullcontext()
     import torch
-    from accelerate import PartialState
+    from accelerate import PartialState as State
 
-    # Without a device they only know of each other if the state says so.
-    state: Any = PartialState(cpu=not torch.accelerator.is_available())
-    return state.local_main_process_first()
+    return State(
+        cpu=not torch.accelerator.is_available()
+    ).local_main_process_first()  # without a device, they must know
 
 
 def narrow(rows: Rows, request: RowRequest) -> Rows:

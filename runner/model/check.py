@@ -36,6 +36,7 @@ TASKS = {"lm": "CAUSAL_LM", "score": "SEQ_CLS"}  # peft's names of the heads
 CONFIG_CLASSES = "transformers.models.auto.auto_mappings.CONFIG_MAPPING_NAMES"
 WITH_HEAD = "transformers.models.auto.modeling_auto.MODEL_FOR_{}_MAPPING_NAMES"
 MODEL_CLASSES = {"lm": WITH_HEAD.format("CAUSAL_LM"), "score": WITH_HEAD.format("SEQUENCE_CLASSIFICATION")}
+SEEING = WITH_HEAD.format("IMAGE_TEXT_TO_TEXT")
 LIMITS: dict[str, dict[str, Any]] = read_tables(__file__)
 KINDS = {"an object": Mapping, "a list": list, "a text": str, "a text or an object": str | Mapping}
 NESTED = ("text_config", "rope_parameters", "rope_scaling")
@@ -44,7 +45,6 @@ OUTPUT_LAYERS = ("lm_head", "embed_out", "score")  # in no file where they share
 VOCABULARIES: list[str] = LIMITS["files"]["vocabularies"]
 BYTE_TOKENIZERS = ("ByT5", "MyT5", "Canine", "Perceiver")  # they have no vocabulary
 ENDLESS_TOKENIZERS = ("", "TokenizersBackend", "PreTrainedTokenizerFast")  # classes without an end token of their own
-SEEING = WITH_HEAD.format("IMAGE_TEXT_TO_TEXT")
 WITH = {"lm": "a decoder, as language models are", "score": "a model that can score"}  # models by their heads
 
 

@@ -85,8 +85,7 @@ def load_tokenizer(
 
     Tokens may be added, as is a pad token that is not there: ``new_tokens`` of the tokenizer names them for
     ``load_model``. Without a pad token, one that never ends a text is taken, else the end token. ``chat_template``
-    names one that ships, or a ``.jinja`` file; None leaves the tokenizer's own, or none. A model that sees has a
-    ``processor``, too.
+    names one that ships, or a ``.jinja`` file; None leaves the tokenizer's own, or none.
     """
     folder = fetch(path, "model.tokenizer", revision)
     if folder.base and not folder.has("tokenizer_config.json"):
@@ -276,8 +275,20 @@ def _load_adapter(folder: ModelFolder, head: str, seed: int, known: Vocabulary, 
         return PeftModel.from_pretrained(model, folder.source, is_trainable=True, revision=folder.revision)
 
 
+def convert_names(model: PreTrainedModel, weights: dict[str, Any], prefix: str, *_: object) -> None:
+    """Give saved weights, in place, the names and shapes that the model has; else a trainer would pass over them."""
+    if not prefix and (other := weights.keys() - model.state_dict().keys()):
+        how = {"config": model.config, "state_dict": dict(weights), "dtype": model.dtype, "output_loading_info": True}
+        found, report = type(model).from_pretrained(None, **how)
+        made = {name: weight for name, weight in found.state_dict().items() if name not in report["missing_keys"]}
+        for name in other:
+            del weights[name]
+        weights.update(made | weights)
+
+
 def adopt_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Make the model pad, begin and end as the tokenizer does; further end tokens stay."""
+    model.register_load_state_dict_pre_hook(convert_names)
     config = model.config.get_text_config()
     generation = getattr(model, "generation_config", None)  # a score head generates nothing
     for holder in filter(None, (config, generation)):
