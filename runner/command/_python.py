@@ -158,11 +158,7 @@ def _read(folder: Path) -> TrainedRun:
 
 
 def _call(words: Sequence[str]) -> tuple[int, str]:
-    """Print what the command of these words says, and give back its exit code and its last lines.
-
-    In a process group of its own, so that a stop reaches it once: from here, where a first exception asks it to save
-    its step, and a second one ends it.
-    """
+    """Print what the command of these words says, and give back its exit code and its last lines."""
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     said, stop = deque[str](maxlen=LINES_KEPT), None
     words = [*python_words("runner"), *words]

@@ -96,10 +96,7 @@ def main(line: CommandLine) -> int:
 
 
 def _select_parts(request: InferenceRequest) -> tuple[InferenceRequest, list[str]]:
-    """Drop metrics and rewards that do not apply unless the user chose them; return notes on the metrics.
-
-    Raises ConfigError for options that do not go together.
-    """
+    """Drop metrics and rewards that do not apply unless the user chose them; return notes on the metrics."""
     notes: list[str] = []
     metrics, options = dict(READ[request.head]), request.options
     rows = dict(request.cfg["dataset"])

@@ -55,10 +55,7 @@ def main(line: CommandLine) -> int:
 
 
 def _load(request: InferenceRequest, *, chats: bool | None = None) -> tuple[Model, PreTrainedTokenizerBase, bool]:
-    """Model and tokenizer, and whether prompts are turns of a chat.
-
-    Where ``chats`` does not say, that is as typed, as in the run's own samples, or as the tokenizer can.
-    """
+    """Model and tokenizer, and whether prompts are turns of a chat."""
     from runner.model.chat import check_template
     from runner.training.components.model import load_trained
 

@@ -79,10 +79,7 @@ def _with_tokenizers(runs: Sequence[Composed]) -> Iterator[dict[str, Any]]:
 
 
 def build_sheets(cfg: Mapping[str, Any], count: int, sets: str, stage: str = "") -> list[Sheet]:
-    """The sheets of one run, with so many rows: its training rows, its held-out sets, or both.
-
-    The run is built whole, but for the weights of its model.
-    """
+    """The sheets of one run, with so many rows: its training rows, its held-out sets, or both."""
     from runner.training.inspection import Inspection, find_faults, inspect_training, summary_of
     from runner.training.stand_in import first_rows_prepared
 

@@ -261,10 +261,7 @@ def save_model(run: Run, trainer: Trainer) -> None:
 
 
 def _save_adapter(run: Run, model: PeftModel, folder: Path, weights: Mapping[str, Any] | None) -> None:
-    """Write the adapter with the base that the config names, so that it loads wherever that can be found.
-
-    Where that base was made by merging, or is new, it is nowhere, and the whole model is written.
-    """
+    """Write the adapter with the base that the config names, so that it loads wherever that can be found."""
     if not has_base(run.cfg):
         for file in folder.glob("adapter_*"):
             file.unlink()
@@ -277,10 +274,7 @@ def _save_adapter(run: Run, model: PeftModel, folder: Path, weights: Mapping[str
 
 
 def _open_repository(run: Run) -> RepoUrl | None:
-    """The repository for ``model/`` where ``push_to_hub`` was asked for; private unless the config says otherwise.
-
-    Raises EnvironmentFault where the hub gives none.
-    """
+    """The repository for ``model/`` where ``push_to_hub`` was asked for; private unless the config says otherwise."""
     args = run.cfg["trainer"]["args"]
     if not args.get(upstream.PUSH_TO_HUB) or rank():
         return None
@@ -400,10 +394,7 @@ def _closing(run: Run, seconds: float) -> str:
 
 
 def _next_command(record: RunRecord) -> str:
-    """The command that trains on from this model with what was chosen for it, or else the one that has it answer.
-
-    An adapter is trained on, not put below another; of a reward model, the policy begins where it has begun.
-    """
+    """The command that trains on from this model with what was chosen for it, or else the one that has it answer."""
     node, choices = record.cfg["trainer"], record.manifest.get("choices") or {}
     overrides, folders = folders_in(words_of(record) or [])
     typed = {dotted_key(word): word for word in overrides}

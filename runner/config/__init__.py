@@ -211,10 +211,7 @@ def _as_config_errors() -> Iterator[None]:
 
 
 def _composition_fault(error: Exception) -> Fault:
-    """The fault of an error that came up while a configuration was composed or its references followed.
-
-    Raises EnvironmentFault where a plugin of Hydra's is not installed.
-    """
+    """The fault of an error that came up while a configuration was composed or its references followed."""
     if mark := getattr(error, "problem_mark", None):
         return yaml_fault(error, mark.name)
     text = " ".join(str(error).split())

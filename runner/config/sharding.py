@@ -21,10 +21,7 @@ ON_GPUS = (upstream.FP16, upstream.TF32, upstream.USE_LIGER_KERNEL, upstream.ACT
 
 
 def find_gpu_faults(args: Mapping[str, object], typed: Collection[str] = ()) -> Iterator[Fault]:
-    """A fault for each precision, kernel or wish to shard, also by accelerate launch, that only a GPU has.
-
-    ``typed`` are the keys of the command line.
-    """
+    """A fault for each precision, kernel or wish to shard, also by accelerate launch, that only a GPU has."""
     for where in (f"trainer.args.{name}" for name in ON_GPUS if args.get(name) is True):
         yield Fault(where, "true, and there is no GPU here", "a GPU", f"{where}=false")
     if shards_on_cpu():

@@ -89,10 +89,7 @@ def model_of(composed: Composed) -> str:
 
 
 def structure_of(cfg: Config, links: Mapping[str, str]) -> str:
-    """Ten hex digits that are equal where two runs do the same with other numbers.
-
-    ``links`` has the structures of earlier stages by the folders of their models.
-    """
+    """Ten hex digits that are equal where two runs do the same with other numbers."""
     structure = {}
     for path, value in scalars(lasting(cfg)):
         if isinstance(value, float) or (isinstance(value, int) and re.search(rf"(^|\.)({LENGTHS})$", path)):
@@ -207,10 +204,7 @@ def _outcomes(case: Case) -> Iterator[str]:
 
 
 def print_forecasts(cases: Sequence[Case], target: Mapping[str, float], folder: Path) -> None:
-    """Print what each real run will need, as far as its rows could be read.
-
-    ``target`` has the memory and the speed of the device that they are meant for, where these were typed.
-    """
+    """Print what each real run will need, as far as its rows could be read."""
     gpus = (True,) if torch.cuda.is_available() else (False, True)
     origins: dict[str, str] = {}  # models that earlier stages have yet to train, by those that they begin with
     measured = []

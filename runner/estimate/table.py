@@ -37,10 +37,7 @@ class Device:
 
 
 def this_device() -> Device:
-    """The device that a run here would train on, and what it may reach: from the best of a few large products.
-
-    Its memory is what is free of it, or for a CPU what the container may have where that is less.
-    """
+    """The device that a run here would train on, and what it may reach: from the best of a few large products."""
     gpu = torch.cuda.is_available()
     kind, dtype, size = ("cuda", torch.bfloat16, 8192) if gpu else ("cpu", torch.float32, 1024)
     both = {name: torch.rand(size, size, device=kind).to(dtype) for name in ("left", "right")}

@@ -215,10 +215,7 @@ READERS: Mapping[str, Callable[[Draft], None]] = {read.__name__.removeprefix("re
 
 
 def read_rewards(draft: Draft, names_key: str, model_key: str = "") -> list[tuple[str, list[float]]]:
-    """Write the rewards that are ours, by the section ``rewards`` of the table, and reward models.
-
-    The others come back by name, each with its weight if there is one.
-    """
+    """Write the rewards that are ours, by the section ``rewards`` of the table, and reward models."""
     known: dict[str, Node] = draft.table.sections["rewards"]
     names, models = draft.take(names_key, "words", []), draft.take(model_key, "words", []) if model_key else []
     weights_key = names_key.replace("funcs", "weights")

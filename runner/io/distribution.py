@@ -42,10 +42,7 @@ def read_extras() -> dict[str, list[str]]:
 
 
 def to_install(package: str) -> str:
-    """The command that installs a package: in our range, and with what else an extra brings that has it or its name.
-
-    The extra itself cannot be typed everywhere, for we are on no index.
-    """
+    """The command that installs a package: in our range, and with what else an extra brings that has it or its name."""
     for extra, packages in read_extras().items():
         if package == extra or any(re.match(rf"{re.escape(package)}(?![\w\[-])", each) for each in packages):
             return f"pip install {shlex.join(packages)}  (the extra {extra})"

@@ -241,10 +241,7 @@ def take_devices(cfg: Mapping[str, Any], devices: Sequence[str], count: int = 1)
 
 
 def fork(call: Callable[[], int]) -> int:
-    """The number of a new process that makes a call and leaves with its exit code; it ends when this process does.
-
-    It never returns into the caller's code.
-    """
+    """The number of a new process that makes a call and leaves with its exit code; it ends when this process does."""
     sys.stdout.flush()
     sys.stderr.flush()
     parent, pid = os.getpid(), os.fork()

@@ -36,10 +36,7 @@ def auc(scores: Sequence[float], column: str = "label", positive: str | None = N
 
 
 def pairs(scores: Sequence[float], label: Sequence[bool]) -> dict[str, float]:
-    """The share of pairs whose right answer has the higher score, and as ``margin`` by how much on average.
-
-    Rows of preferences come as a right answer and then the wrong one.
-    """
+    """The share of pairs whose right answer has the higher score, and as ``margin`` by how much on average."""
     if not label or [bool(one) for one in label] != [True, False] * (len(label) // 2):
         raise DataError(Fault("metric.pairs", "rows that are no pairs", "preferences", "metric=auc"))
     margins = [right - wrong for right, wrong in zip(scores[::2], scores[1::2], strict=True)]
@@ -72,10 +69,7 @@ def grouped_auc(
 
 
 def area(scores: Sequence[float], labels: Sequence[bool]) -> float:
-    """The area under the ROC curve by ranks, equal scores sharing the mean of theirs (Mann and Whitney 1947).
-
-    Takes n log n time. There must be labels of both kinds.
-    """
+    """The area under the ROC curve by ranks, equal scores sharing the mean of theirs (Mann and Whitney 1947)."""
     if any(math.isnan(score) for score in scores):
         raise DataError(Fault("metric", "a score that is not a number", "scores that can be ordered"))
     _, level, counts = np.unique(np.asarray(scores, dtype=float), return_inverse=True, return_counts=True)

@@ -84,10 +84,7 @@ class Deviation:
 
 
 def deviations(ours: RunRecord, theirs: RunRecord) -> list[Deviation]:
-    """Everything in which a repetition differs from its original: logged steps in order, then scores, then weights.
-
-    Times are left out. What only one of them logged differs too.
-    """
+    """Everything in which a repetition differs from its original: logged steps in order, then scores, then weights."""
     tables = [{line["step"]: line for line in run.lines} for run in (ours, theirs)]
     steps = sorted({*tables[0], *tables[1]})
     pairs = [("metrics.jsonl", step, tables[0].get(step, {}), tables[1].get(step, {})) for step in steps]
@@ -124,10 +121,7 @@ def differing(run: RunRecord) -> list[tuple[str, str, str]] | None:
 
 
 def config_rows(ours: Config, theirs: Config) -> list[tuple[list[str], str, str]]:
-    """The lasting keys whose values differ, those of the top first, with both values as text.
-
-    Keys with the same two words or numbers go together, such as a key of the top and what it sets.
-    """
+    """The lasting keys whose values differ, those of the top first, with both values as text."""
     found: dict[tuple[str, str, str], list[str]] = {}
     for key, *pair in sorted(differences(lasting_keys(ours), lasting_keys(theirs)), key=lambda row: row[0] not in TOP):
         # Words or numbers that go together are one thing; that two things are switched on is none.

@@ -29,10 +29,7 @@ ENVIRONMENT = ("versions", "code", "data", "model", "hardware")  # subjects of f
 
 
 def command_of(run: RunRecord, seeds: Sequence[object] = ()) -> str:
-    """The command of one run, or with ``seeds`` of the same with each of these; shell-quoted.
-
-    Where the folder does not say how it was made, the command continues or finishes what is in the folder.
-    """
+    """The command of one run, or with ``seeds`` of the same with each of these; shell-quoted."""
     if (words := words_of(run)) is None:
         return shlex.join(["python", "-m", "runner.launch", str(run)])
     if len(seeds) > 1:

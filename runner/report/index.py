@@ -76,10 +76,7 @@ def _open_index(path: Path) -> tuple[sqlite3.Connection, dict[bytes, tuple[str, 
 
 
 def _stamp_of(folder: Path) -> tuple[str, int]:
-    """The sizes and times of the files that are read of a run and of the folders in it, and the latest of the times.
-
-    The time of the last change of any kind is one of them, which nobody can turn back.
-    """
+    """The sizes and times of the files that are read of a run and of the folders in it, and the latest of the times."""
     found: dict[str, tuple[int, ...]] = {}
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in (folder, *entries):

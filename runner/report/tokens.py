@@ -131,10 +131,7 @@ def _styled(text: str, mark: str) -> str:
 
 
 def _text_lines(row: TokenRow, colour: bool, width: int) -> Iterator[str]:
-    """The text wrapped at the width, each line with its marks below it where there are any.
-
-    Of a long stretch of equally marked tokens the middle is left out.
-    """
+    """The text wrapped at the width, each line with its marks below it where there are any."""
     whole = marks = ""  # each visible character has its mark
     marked = ((to_visible(text).replace("↵", "↵\n"), to_mark(row, place)) for place, text in enumerate(row.texts))
     for mark, stretch in itertools.groupby(marked, key=lambda cell: cell[1]):

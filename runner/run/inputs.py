@@ -85,11 +85,7 @@ def find_other_facts(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Fa
 
 
 def _files_of_keys(cfg: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Path]]]:
-    """Each key whose value is a file, a folder or a pattern here, and each package of the user's, with the files.
-
-    Their names are those of the configuration, and of a package those below it: another node of a cluster may see the
-    same files somewhere else.
-    """
+    """Each key whose value is a file, a folder or a pattern here, and each package of the user's, with the files."""
     for path, value in walk(lasting(cfg)):
         is_path = isinstance(value, str) and len(value) < 256 and "\n" not in value
         is_read = is_path and last_key(path).endswith(NAMES) and not value.startswith(SHIPPED)

@@ -60,10 +60,7 @@ def lasting(cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def made_of_batch(cfg: Mapping[str, Any]) -> list[str]:
-    """The trainer's arguments that follow from ``batch``, where its steps are the same on any number of processes.
-
-    Empty elsewhere. ``config.batch`` has written them down.
-    """
+    """The trainer's arguments that follow from ``batch``, where its steps are the same on any number of processes."""
     found = trainer.get("shares_batch") if isinstance(trainer := cfg.get("trainer"), Mapping) else None
     return found if isinstance(found, list) else []
 

@@ -135,10 +135,7 @@ class RunRecord:
 
 
 def read_run(folder: Path, depth: int | None = None) -> RunRecord:
-    """Read the files of one folder; never raises because of what is in them.
-
-    Before that it is searched, so deep if not as a whole, for what nobody may follow.
-    """
+    """Read the files of one folder; never raises because of what is in them."""
     if faults := find_foreign_faults(folder, depth):
         return RunRecord(folder, {}, {}, {}, faults=tuple(faults))
     found: dict[str, dict[str, Any] | None] = {}

@@ -145,10 +145,7 @@ def _function(found: Definition, bound: bool) -> Taken:
 
 
 def _others(found: Definition, name: str, notes: Mapping[str, str]) -> Taken:
-    """The arguments that ``**kwargs`` adds: names taken out of it, what super takes, whether more is used.
-
-    A body that only looks into it, or only logs it, drops a misspelt key: that is not open.
-    """
+    """The arguments that ``**kwargs`` adds: names taken out of it, what super takes, whether more is used."""
     nodes = [node for statement in found.node.body for node in ast.walk(statement)]
     names: dict[str, None] = {}
     supers: list[ast.Call] = []
