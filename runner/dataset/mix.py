@@ -63,9 +63,9 @@ def mix_rows(
             if other != kind:
                 unlike = {"part": part, "kind": kind, "other": other, "first": first}
                 raise DataError(fault("dataset.unlike_parts", column=column, **unlike))
-    with_margin = [part for part, rows in trains.items() if "margin" in list_columns(rows)]
+    with_margin = [part for part, rows in trains.items() if to == "preference" and "margin" in list_columns(rows)]
     without = [part for part in trains if part not in with_margin]
-    if to == "preference" and with_margin and without:  # of which a batch has all margins or none
+    if with_margin and without:  # of preferences a batch has all margins or none
         raise DataError(fault("dataset.margin_in_one_part", part=with_margin[0], other=without[0]))
     mixed = _mix(trains, weights, seed)
     if to == "unpaired" and isinstance(mixed, Dataset):

@@ -245,10 +245,7 @@ def weigh_row(row: Cells, weigher: Weigher, index: int | None = None) -> dict[st
             answer = "completion" if name == WEIGHTS else name.removesuffix("_weights")
             columns = ("input_ids",) if "input_ids" in row else ("prompt_ids", f"{answer}_ids")
             kept = [token for column in columns for token in row[column]]
-            ends = (
-                slice(len(kept)),
-                slice(len(ids) - len(kept), None),
-            )  # of a row a trainer keeps the beginning, or the end
+            ends = slice(len(kept)), slice(len(ids) - len(kept), None)  # a trainer keeps the beginning, or the end
             if not (found := [weights[part] for part in ends if list(ids[part]) == kept]):
                 raise DataError(fault("dataset.other_tokens"))
             new[name] = found[0]

@@ -99,10 +99,9 @@ def find_risks(cfg: Config, typed: Collection[str] = ()) -> Iterator[Fault]:
 def find_secrets(cfg: Config) -> Iterator[Fault]:
     """A fault for each text that is, or is called, a secret; the text itself is never repeated."""
     for path, value in scalars(cfg):
-        is_plain = isinstance(value, str | int) and not isinstance(value, bool) and value != ""
-        if is_plain and (
-            found := _secret_in(path, last_key(path), str(value), isinstance(value, str)) or form_of(path)
-        ):
+        if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+            continue
+        if found := _secret_in(path, last_key(path), str(value), isinstance(value, str)) or form_of(path):
             variable = holder_of(str(value)) or ("WANDB_API_KEY" if "wandb" in path.lower() else "HF_TOKEN")
             yield fault("validate.secret", where=hidden(path), found=found, variable=variable)
 
