@@ -13,6 +13,7 @@ from typing import Any
 from datasets import Dataset, load_dataset_builder
 
 from runner.dataset.disk import find_files, path_text
+from runner.dataset.image import find_images
 from runner.dataset.load import RowSource, open_source, translate_dataset_errors
 from runner.dataset.remote import copy_here
 from runner.dataset.request import Use, read_cuts, read_limits, split_of
@@ -35,6 +36,7 @@ class Head:
     short: Path
     split: dict[str, Any] = field(default_factory=dict)
     rows: int | None = None
+    images: str = ""  # the folder of those that the rows name
 
 
 def write_head(node: Node, folder: Path, *, count: int, train: int, held_out: int) -> Head:
@@ -56,6 +58,7 @@ def write_head(node: Node, folder: Path, *, count: int, train: int, held_out: in
         streaming = streaming or not is_prepared
     source = open_source(path, files, config, revision, streaming)
     head = Head(folder / "whole", folder / "short")
+    head.images = str(find_images(files.paths if files else (), node.get("image_folder"), False).folder)
     if cut:
         counted = sum(map(len, _slices(source, cut)))
         head.rows = min(counted, limits["train"] or counted) or limits["train"]
