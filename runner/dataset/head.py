@@ -13,6 +13,7 @@ from typing import Any
 from datasets import Dataset, load_dataset_builder
 
 from runner.dataset.disk import find_files, path_text
+from runner.dataset.image import find_images
 from runner.dataset.load import RowSource, open_source, translate_dataset_errors
 from runner.dataset.remote import copy_here
 from runner.dataset.request import Use, read_cuts, read_limits, split_of
@@ -32,6 +33,7 @@ class Head:
     short: Path  # of the shortest of them
     split: dict[str, Any] = field(default_factory=dict)  # names the files of both
     rows: int | None = None  # where somebody has counted them
+    images: str = ""  # the folder of those that the rows name
 
 
 def write_head(node: Node, folder: Path, *, count: int, train: int, held_out: int) -> Head:
@@ -48,6 +50,7 @@ def write_head(node: Node, folder: Path, *, count: int, train: int, held_out: in
     # As a stream, where reading all of it would take long.
     source = open_source(path, files, config, revision, is_long or bool(node.get("streaming")))
     head = Head(folder / "whole", folder / "short")
+    head.images = str(find_images(files.paths if files else (), node.get("image_folder"), False).folder)
     if cut:
         counted = sum(map(len, _slices(source, cut)))
         head.rows = min(counted, limits["train"] or counted) or limits["train"]

@@ -148,7 +148,7 @@ def _cut_rows(small: Reduced, folder: Path) -> None:
         head = write_head(node, folder / f"rows{number}", count=max(FIRST_ROWS, few), train=few, held_out=HELD_OUT)
         for one, first_rows in ((node, head.short), (seen, head.whole)):
             one |= {"path": str(first_rows), "split": head.split, "limit": {"train": None, "eval": None}}
-            one |= {name: None for name in ("config", "revision") if name in one}
+            one |= {name: None for name in ("config", "revision") if name in one} | {"image_folder": head.images}
         counts += [head.rows] if "train" in head.split else []  # else it is held out
     top = select(dataset, "limit.train")
     counts = [top] if counts and dataset["_target_"] != ROWS and top else counts
