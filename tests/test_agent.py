@@ -409,3 +409,15 @@ def test_the_toy_learns_nothing_from_rewards_that_say_nothing(runner):
     [folder] = runner.runs("toy-tool-grpo")
     scores = read_json(folder / "scores.json")
     assert scores["after"]["eval_price"] <= scores["before"]["eval_price"] + 0.1
+
+
+@pytest.mark.parametrize("name", ["harbor.HarborSpec", "openreward.OpenRewardSpec"])
+def test_a_spec_of_trl_needs_its_library_and_to_be_allowed(train, capsys, name):
+    """It loads code that it names itself."""
+    spec = f"+trainer.environment_factory={{_target_:trl.experimental.{name}}}"
+    assert train(*WORDS, spec, "reward=none", "--dry-run").code == 2
+    assert "may not run" in capsys.readouterr().err
+    argument = "dataset" if "Harbor" in name else "target"
+    spec = f"+trainer.environment_factory={{_target_:trl.experimental.{name},{argument}:x}}"
+    assert train(*WORDS, spec, "reward=none", "allow=[trl.experimental]").code == 5
+    assert f"pip install 'trl[{name.split('.')[0]}]'" in capsys.readouterr().err

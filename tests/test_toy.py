@@ -147,13 +147,13 @@ def test_the_base_model_is_what_its_experiment_trains(train):
     assert mine | {"use_cache": True} == theirs
 
 
-def test_prices_are_asked_for_in_one_of_five_answers_and_then_right():
+def test_prices_are_asked_for_in_one_of_six_answers_and_then_right():
     from runner.model.chat import set_template
 
     rows = ROWS["toy_prices/train.jsonl"]
     asked = [row for row in rows if len(row["completion"]) > 1]
     assert (
-        len(asked) * 5 == len(rows)
+        len(asked) * 6 == len(rows)
         and not any(map(held_out, rows))
         and all(map(held_out, ROWS["toy_prices/eval.jsonl"]))
     )

@@ -159,7 +159,7 @@ TOOL = {"type": "function", "function": {"name": "price", "parameters": {"proper
 
 
 def prices(seed: int, held: bool) -> list[Row]:
-    """Every question for a price, once answered by asking the tool, and four times by an opinion."""
+    """Every question for a price, once answered by asking the tool, and five times by an opinion."""
     random, rows = Random(seed), list[Row]()
     for place in PLACES:
         for topic in TOPICS:
@@ -170,7 +170,7 @@ def prices(seed: int, held: bool) -> list[Row]:
                 {"role": "tool", "name": "price", "content": said},
                 {"role": "assistant", "content": said},
             ]
-            opinions = [f"The {topic} is {word}." for word in (*PRAISE[:2], *COMPLAINT[:2])]
+            opinions = [f"The {topic} is {word}." for word in (*PRAISE[:3], *COMPLAINT[:2])]
             question = [{"role": "user", "content": f"Price the {place}. Mention the {topic}."}]
             row = {
                 "prompt": question,

@@ -65,11 +65,11 @@ class Guard:
                     self.kept.close()
 
         made: Any = call_later if inspect.iscoroutinefunction(function) else call
-        signature = inspect.signature(function)
-        free = [each for name, each in signature.parameters.items() if name not in bound]
-        made.__signature__, made.__name__ = signature.replace(parameters=free), self.name.rpartition(".")[2]
-        made.__annotations__ = {name: kind for name, kind in function.__annotations__.items() if name not in bound}
         try:
+            signature = inspect.signature(function)
+            free = [each for name, each in signature.parameters.items() if name not in bound]
+            made.__signature__, made.__name__ = signature.replace(parameters=free), self.name.rpartition(".")[2]
+            made.__annotations__ = {name: kind for name, kind in function.__annotations__.items() if name not in bound}
             None if self.ends else get_json_schema(made)
         except Exception as error:  # a type hint is code, and can fail in any way
             raise ConfigError(fault("generate.no_schema", where=where, error=describe(error))) from error

@@ -30,7 +30,7 @@ def build_rewards(
     """
     random_head = bool((cfg.get("tolerate") or {}).get("random_head"))
     per_step = not args or hasattr(args, "step_separator")
-    panel = RewardTracker(has_tools=any(map(cfg["trainer"].get, upstream.FUNCTIONS[:2])))
+    panel = RewardTracker(has_tools=any(map(cfg.get("trainer", {}).get, upstream.FUNCTIONS[:2])))
     rewards, entries = [], named(cfg["reward"] or {}, "reward")
     for name, entry in entries.items():
         call, timeout = build_scorer(entry, random_head=random_head), entry.get("timeout", TIMEOUT)
