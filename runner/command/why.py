@@ -53,10 +53,7 @@ def _compose(overrides: Sequence[str], folders: Sequence[Path]) -> list[Composed
 
 
 def explain(key: str, origins: Provenance, words: Sequence[str] = ()) -> Iterator[str]:
-    """The lines that explain one key, and those that it is taken from; of a node, a line for each of its keys.
-
-    Below a key with its value stand the setting that counts and those that it overrode.
-    """
+    """The lines that explain one key, and those that it is taken from; of a node, a line for each of its keys."""
     key = find_key(key, origins.cfg, words)
     node = select(origins.cfg, key)
     if isinstance(node, Mapping) and node:

@@ -319,10 +319,7 @@ def _read_count(name: str, default: int) -> int:
 
 
 def read_layers(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list[tuple[Path, str]]:
-    """The YAML files that these overrides compose, in rising order of precedence, each with its package.
-
-    The package is the dotted key at which the file is merged, empty for the top level.
-    """
+    """The YAML files that these overrides compose, in rising order of precedence, each with its package."""
     from hydra.types import RunMode
 
     words = force(overrides, read_menu(folders))

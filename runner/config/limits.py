@@ -38,10 +38,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def parse_yaml(text: str | bytes, where: str) -> Any:
-    """The content of a YAML text, by the fast reader where there is one; ConfigError with the line where it is none.
-
-    So it is for one that is too deep, stands for too much, or calls for more than plain values.
-    """
+    """The content of a YAML text, by the fast reader where there is one; ConfigError with the line where it is none."""
     try:
         if excess := next(_find_excesses(text, where), None):
             raise ConfigError(excess)

@@ -95,10 +95,7 @@ def expand(words: Sequence[str], menu: Options) -> list[str]:
 
 
 def find_place(key: str, name: str, menu: Mapping[str, Sequence[str]]) -> tuple[str, str]:
-    """The option for what is no option but a file, a folder, a run or a name on the hub, and its path; else empty.
-
-    Where a model is named, a run stands for the one that it has trained. The key may begin with a stage.
-    """
+    """The option for what is no option but a file, a folder, a run or a name on the hub, and its path; else empty."""
     place, (stage, _, group) = os.path.expanduser(name), key.rpartition(".")
     is_run = os.path.isdir(f"{place}/model") and os.path.isfile(f"{place}/config.yaml")
     if is_run and re.search(r"(^|(?<!dataset)[._])(path|model)$", key):

@@ -48,10 +48,7 @@ class Provenance:
     settings: Sequence[Setting]
 
     def of(self, key: str) -> list[Setting]:
-        """Whatever gave this key a value, the one that counts first.
-
-        A key above it that was set to something plain took it away, and comes along.
-        """
+        """Whatever gave this key a value, the one that counts first."""
         own = [entry for entry in self.settings if key == entry.key or key.startswith(f"{entry.key}.")]
         if not own:  # what speed= has set is set nowhere else
             listed, is_set = f"speed.{key.rpartition('.')[2]}.value", select(self.cfg, key) is not None

@@ -149,10 +149,7 @@ class Draft:
         self.note(NO_EQUIVALENT, key, nearest, why)
 
     def write(self, key: str, path: str, value: object, why: str = "") -> bool:
-        """Write a value that comes from a key where the trainer or the adapter takes it, and say so.
-
-        A default of TRL is not written. False where it has no equivalent.
-        """
+        """Write a value that comes from a key where the trainer or the adapter takes it, and say so."""
         group, _, name = path.partition(".")
         if group in ("peft", "quant") and group not in self.choices:
             self.note(SAME, key, why="no adapter" if group == "peft" else "no quantisation")

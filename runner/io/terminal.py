@@ -136,10 +136,7 @@ def _find_cut(text: bytes) -> int:
 
 
 class Copied:
-    """An output whose whole lines go to the log as well, as somebody would have read them, without colours.
-
-    ``early`` are those that were printed before it was open.
-    """
+    """An output whose whole lines go to the log as well, as somebody would have read them, without colours."""
 
     def __init__(self, stream: Any):
         self.stream, self.rest = stream, ""

@@ -84,10 +84,7 @@ def compose_jobs(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list
 
 
 def _to_check(options: Mapping[str, Listed]) -> dict[str, set[str]]:
-    """The words of each key that are checked, in each combination: all of them where these are few.
-
-    Else those of the first two numbers, and of the smallest and the largest of each type; first of the longest key.
-    """
+    """The words of each key that are checked, in each combination: all of them where these are few."""
     most = max(CHECKED, math.prod(map(len, options.values())) // 50)
     chosen = {key: {word for word, _ in listed} for key, listed in options.items()}
     for key in sorted(options, key=lambda key: len(options[key]), reverse=True):

@@ -118,10 +118,7 @@ class Slurm:
 
 
 def _arrange(tasks: Sequence[Task], tickets: Mapping[Path, str]) -> Iterator[Array]:
-    """Arrays of tasks by their numbers, each with its script, where that belongs, and the words that submit it.
-
-    Those on which tasks build are before them, and have ``tickets`` then, or are finished.
-    """
+    """Arrays of tasks by their numbers, each with its script, where that belongs, and the words that submit it."""
     from jinja2 import Environment, StrictUndefined
 
     jinja = Environment(trim_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True)

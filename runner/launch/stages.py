@@ -177,10 +177,7 @@ class References:
 def _compose_one(
     words: Sequence[str], folders: Sequence[Path], references: References, typed: Sequence[str] = (), stage: str = ""
 ) -> tuple[config.Composed | None, list[Fault]]:
-    """One configuration, where it can be composed, and its faults.
-
-    Of a stage only what was ``typed`` counts as typed: what its words in a file could allow, a file may not.
-    """
+    """One configuration, where it can be composed, and its faults."""
     references.faults = []
     try:
         for name in [word.partition("=")[2] for word in words if word.startswith("+experiment@_global_=")]:
@@ -266,10 +263,7 @@ def _faults_of_stages(stages: object, top: set[str]) -> Iterator[Fault]:
 
 
 def _gather(found: Mapping[str, list[Fault]], shared: Sequence[str]) -> list[Fault]:
-    """The faults of all stages, each with the stage in front, or once and without where every stage has it.
-
-    Where the key of one was typed for every stage, it says which stages could take it.
-    """
+    """The faults of all stages, each with the stage in front, or once and without where every stage has it."""
     gathered: dict[tuple[str, str], Fault] = {}
     for stage, faults in found.items():
         for each in faults:

@@ -43,10 +43,7 @@ Report = Callable[[Path], str]  # turns the folder that holds the runs of a swee
 
 
 def start_runs(runs: Sequence[Composed], *, dry_run: bool = False, debug: bool = False) -> int:
-    """Train one run here, unless it is finished; or stages, and what has a time limit, like the jobs of a sweep.
-
-    Each of these has a process of its own, so that it is what it would be alone.
-    """
+    """Train one run here, unless it is finished; or stages, and what has a time limit, like the jobs of a sweep."""
     tasks = tasks_of([runs])
     check_ahead([runs])
     launcher = runs[0].cfg["launcher"]

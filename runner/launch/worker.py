@@ -145,10 +145,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def launch(run: Run, debug: bool = False, launcher: Mapping[str, Any] | None = None) -> int:
-    """Train by the run's launcher, which may be in this process, and return the exit code.
-
-    ``launcher`` has the keys that are this machine's own, and not the run's.
-    """
+    """Train by the run's launcher, which may be in this process, and return the exit code."""
     node = launcher or run.cfg["launcher"]
     own = {key: build(value) for key, value in node.items() if key not in ("_target_", *OWN["launcher"])}
     try:
@@ -402,10 +399,7 @@ class Log(logging.StreamHandler):
 
 @contextlib.contextmanager
 def logging_to(path: Path) -> Iterator[None]:
-    """Everything that is said goes to the log of the run; the terminal gets our own warnings and all errors.
-
-    What is printed goes to both, each line once: where the output is the log, as in a sweep, it is only printed.
-    """
+    """Everything that is said goes to the log of the run; the terminal gets our own warnings and all errors."""
     root = logging.getLogger()
     before = root.level
     file = Log(path)

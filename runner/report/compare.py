@@ -103,10 +103,7 @@ def _weights(run: RunRecord) -> dict[str, str]:
 
 
 def differing(run: RunRecord) -> list[tuple[str, str, str]] | None:
-    """Each key whose value is not what the chosen options bring, with the run's value and theirs.
-
-    The options are looked up in the menu as it is today; None where they are not known or no longer there.
-    """
+    """Each key whose value is not what the chosen options bring, with the run's value and theirs."""
     if (words := words_of(run)) is None or not run.cfg:
         return None
     overrides, folders = folders_in(words)

@@ -47,10 +47,7 @@ def read_fingerprints(cfg: Mapping[str, Any], known: Fingerprints | None = None)
 
 
 def check_fingerprints(run: Run) -> list[str]:
-    """Raise FolderError where a run's files have changed and its checkpoints or its model came from the old ones.
-
-    Returns what there is to say of the user's code: a fault that is mended there must not cost the steps so far.
-    """
+    """Raise FolderError where a run's files have changed and its checkpoints or its model came from the old ones."""
     if not isinstance(then := run.manifest().get("inputs"), dict):
         return []
     now = read_fingerprints(run.cfg, then)

@@ -155,10 +155,7 @@ def read_run(folder: Path, depth: int | None = None) -> RunRecord:
 
 
 def read_state(folder: Path, depth: int | None = 2) -> RunRecord:
-    """A run with nothing but its status, where the first line of its config says that the rest can be read as ours.
-
-    Before that it is searched as by ``read_run``, which reads any other folder.
-    """
+    """A run with nothing but its status, where the first line of its config says that the rest can be read as ours."""
     status = None if find_foreign_faults(folder, depth) else read_json(folder / "status.json")
     with contextlib.suppress(OSError), open_own(folder / "config.yaml") as file:
         if file.read(32).startswith(f"format: {FORMAT}\n") and is_shaped(status):

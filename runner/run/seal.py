@@ -40,10 +40,7 @@ def seal(folder: Path, entries: Mapping[str, Sequence[object]] | None = None) ->
 
 
 def put_down(folder: Path, process: int = 0, processes: int = 1) -> dict[str, list[object]]:
-    """Size and hash of each file of a folder, which others may read and which is on the disk then.
-
-    Of several ``processes`` each takes the files that it wrote, by the number in their names; the first takes the rest.
-    """
+    """Size and hash of each file of a folder, which others may read and which is on the disk then."""
 
     def put(path: Path) -> list[object]:
         path.chmod(0o644 if path.stat().st_mode & 0o077 == 0 else path.stat().st_mode)

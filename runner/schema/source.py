@@ -217,10 +217,7 @@ def resolve_expression(expression: ast.expr, module: Module) -> Definition | Mod
 
 
 def public_names(target: str, like: str = "") -> list[str]:
-    """The names that a module or class offers, for a did-you-mean; ``like`` is the name that was looked for.
-
-    Of a module's star imports only those are read that are named like it: there may be hundreds.
-    """
+    """The names that a module or class offers, for a did-you-mean; ``like`` is the name that was looked for."""
     found, names = find_definition(target), list[str]()
     if isinstance(found, Definition):
         body = found.node.body if isinstance(found.node, ast.ClassDef) else []

@@ -137,10 +137,7 @@ def files_beside(path: Path, suffixes: Collection[str]) -> list[str]:
 
 
 def likeness(word: str, other: str) -> float:
-    """From 0 to 1 how much two words look alike; case and separators do not count.
-
-    The start of a longer word is more like it than its end: adamw is adamw_torch, not grokadamw.
-    """
+    """From 0 to 1 how much two words look alike; case and separators do not count."""
     one, two = (re.sub(r"[\W_]", "", each).lower() for each in (word, other))
     ratio = difflib.SequenceMatcher(None, one, two).ratio()
     return max(0.9, ratio) if len(one) > 3 and two.startswith(one) else ratio

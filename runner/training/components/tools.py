@@ -17,11 +17,10 @@ from runner.schema.text import Node
 
 def agent_of(trainer: Node) -> Agent | None:
     """The agent that answers with a trainer's tools in conversations of our own; None where it has none."""
-    names, rounds = upstream.FUNCTIONS[:2], trainer["args"].get(upstream.MAX_TOOL_CALLING_ITERATIONS)
-    built = [
-        build_functions(key, trainer[key], trainer.get("tool_timeout")) if trainer.get(key) else None for key in names
-    ]
-    return build_agent(built[0], built[1], rounds)
+    (tools, makers), seconds = upstream.FUNCTIONS[:2], trainer.get("tool_timeout")
+    given = {key: build_functions(key, trainer[key], seconds) for key in (tools, makers) if trainer.get(key)}
+    rounds = trainer["args"].get(upstream.MAX_TOOL_CALLING_ITERATIONS)
+    return build_agent(given.get(tools), given.get(makers), rounds)
 
 
 def build_functions(key: str, value: Any, seconds: float | None = None) -> Any:
