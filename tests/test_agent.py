@@ -284,8 +284,8 @@ def test_what_a_tool_says_last_is_no_answer_and_is_shown_with_its_call():
 
 WORDS = ("trainer=grpo", "model=tiny", "dataset=toy_reviews", "template=brief")
 OWN = {  # by what is typed, the fault's beats
-    "trainer.tools=[mine.look]": ("trainer.tools.0._target_", "mine.look may not run", "allow=[mine]"),
-    "trainer.tools=[mine.lok] allow=[mine]": ("trainer.tools.0._target_", "there is no mine.lok", "mine.look"),
+    "trainer.tools=[mine.look]": ("trainer.tools", "mine.look may not run", "allow=[mine]"),
+    "trainer.tools=[mine.lok] allow=[mine]": ("trainer.tools", "there is no mine.lok", "trainer.tools=mine.look"),
     "trainer.environment_factory=os.system": ("trainer.environment_factory._target_", "os.system may not run", ""),
     "trainer.environment_factory={a: mine.Game}": ("trainer.environment_factory.a._target_", "may not run", "[mine]"),
     "trainer.environment_factory={a: {_target_: mine.Game, point: 1}} allow=[mine]": (
