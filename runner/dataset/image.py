@@ -58,9 +58,11 @@ class ImageSource:
             try:
                 value = base64.b64decode(re.sub("^data:[^,]*,", "", value), validate=True)
             except ValueError:
-                raise _bad("missing", where, path=value[:80], folder=self.folder) from None
+                raise DataError(
+                    fault("dataset.image_missing", where=where, path=value[:80], folder=self.folder)
+                ) from None
         if not isinstance(value, bytes):
-            raise _bad("none", where, kind=type(value).__name__)
+            raise DataError(fault("dataset.image_none", where=where, kind=type(value).__name__))
         _check(value, str(path or where), where)
         return {"bytes": None, "path": str(path)} if path else {"bytes": value, "path": None}
 
@@ -69,37 +71,35 @@ class ImageSource:
             return None
         path = (self.folder / text).resolve()  # a link may lead out
         if not path.is_relative_to(self.folder.resolve()):
-            raise _bad("outside", where, path=text, folder=self.folder)
+            raise DataError(fault("dataset.image_outside", where=where, path=text, folder=self.folder))
         return path if path.is_file() else None
 
     def _fetch(self, address: str, where: str) -> bytes:
         if not self.urls:
-            raise _bad("address", where, address=address[:80])
+            raise DataError(fault("dataset.image_address", where=where, address=address[:80]))
         try:
             asked = urllib.request.Request(address, headers={"User-Agent": "runner"})
             with urllib.request.urlopen(asked, timeout=20) as answer:
                 return bytes(answer.read(MAX_BYTES + 1))
         except Exception as error:  # of the address, of the network, or of the other side
-            raise _bad("unfetched", where, error=describe(error)[:120]) from error
-
-
-def _bad(name: str, where: str, **found: object) -> DataError:
-    return DataError(fault(f"dataset.image_{name}", where=where, **found))
+            raise DataError(fault("dataset.image_unfetched", where=where, error=describe(error)[:120])) from error
 
 
 def _check(data: bytes, name: str, where: str) -> None:
     from PIL import Image
 
     if len(data) > MAX_BYTES:
-        raise _bad("bytes", where, most=MAX_BYTES)
+        raise DataError(fault("dataset.image_bytes", where=where, most=MAX_BYTES))
     try:
         with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning):
             Image.open(io.BytesIO(data), formats=FORMATS).load()
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):  # before anything is decoded
-        raise _bad("bomb", where, most=Image.MAX_IMAGE_PIXELS) from None
+        raise DataError(fault("dataset.image_bomb", where=where, most=Image.MAX_IMAGE_PIXELS)) from None
     except (OSError, SyntaxError, ValueError, EOFError) as error:
         odd, found = sniff(data[:HEAD], name) if data[:1].isascii() else None, str(error).partition(" <")[0]
-        raise _bad("damaged", where, found=odd.found if odd else found, formats=", ".join(FORMATS)) from None
+        raise DataError(
+            fault("dataset.image_damaged", where=where, found=odd.found if odd else found, formats=", ".join(FORMATS))
+        ) from None
 
 
 def find_images(files: Sequence[Path], folder: str | None, urls: bool | None) -> ImageSource:
@@ -136,7 +136,7 @@ class Marks:
         marked = dict(row)
         for role, name in columns.items():
             if role == "text":
-                raise _bad("beside_text", role)
+                raise DataError(fault("dataset.image_beside_text", where=role))
             if role in SPOKEN:
                 text, place = row.get(name), count()  # each column repeats the places of the one before, if any
                 is_one = isinstance(text, str) and role != "messages"
@@ -175,15 +175,15 @@ class Marks:
     def place(self, made: Row, source: ImageSource) -> Row:
         """The converted row with parts in place of marks, and its images in the order of the parts."""
         if self.places != self.listed:
-            raise _bad("count", IMAGES, images=self.listed, places=self.places)
+            raise DataError(fault("dataset.image_count", where=IMAGES, images=self.listed, places=self.places))
         if (many := len(self.images)) > MAX_IMAGES:
-            raise _bad("many", IMAGES, count=many, most=MAX_IMAGES)
+            raise DataError(fault("dataset.image_many", where=IMAGES, count=many, most=MAX_IMAGES))
         chats, order = {name: value for name, value in made.items() if is_conversation(value)}, list[int]()
         for name, turns in chats.items():
             for turn in turns:
                 numbers = list(map(int, MARK.findall(turn["content"])))
                 if numbers and (turn["role"] == "assistant" or name not in ("messages", "prompt")):
-                    raise _bad("answered", name)
+                    raise DataError(fault("dataset.image_answered", where=name))
                 order += numbers
         sound = {number: source.read(self.images[number], f"{IMAGES}[{number}]") for number in dict.fromkeys(order)}
         for name, turns in chats.items():
