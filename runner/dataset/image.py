@@ -24,7 +24,6 @@ from runner.io.filetype import HEAD, sniff
 IMAGES = "images"
 COLUMNS = (IMAGES, "image")
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-MAX_IMAGES = 64  # of a row
 MAX_BYTES = 64 << 20  # of a file
 TO_MARK = "\ue0fd{}\ue0fd".format
 MARK = re.compile("\ue0fd(\\d+)\ue0fd")  # in place of an image, and of <image>, as other tools write it
@@ -176,8 +175,8 @@ class Marks:
         """The converted row with parts in place of marks, and its images in the order of the parts."""
         if self.places != self.listed:
             raise _bad("count", IMAGES, images=self.listed, places=self.places)
-        if (many := len(self.images)) > MAX_IMAGES:
-            raise _bad("many", IMAGES, count=many, most=MAX_IMAGES)
+        if (many := len(self.images)) > 64:
+            raise _bad("many", IMAGES, count=many, most=64)
         chats, order = {name: value for name, value in made.items() if is_conversation(value)}, list[int]()
         for name, turns in chats.items():
             for turn in turns:
