@@ -108,8 +108,7 @@ def write(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Any], row: Row, **
         return processor.apply_chat_template(turns, **arguments)
     found = processor.apply_chat_template([turns], **arguments, tokenize=True, return_dict=True, return_tensors="pt")
     ids = TokenIds(found.pop("input_ids")[0].tolist())
-    found.pop("attention_mask")
-    ids.pixels = dict(found) if row.get("images") else None
+    ids.pixels = {name: each for name, each in found.items() if name != "attention_mask"} if row.get("images") else None
     return ids
 
 

@@ -53,7 +53,7 @@ def key_of(cfg: Mapping[str, Any]) -> str:
 def lasting(cfg: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a configuration that can change its result."""
     kept = {key: value for key, value in cfg.items() if key not in VOLATILE}
-    if isinstance(trainer := cfg.get("trainer"), Mapping):  # whether rows may have images says nothing of these
+    if isinstance(trainer := kept.get("trainer"), Mapping):  # to take images or not only refuses rows
         kept["trainer"] = {key: value for key, value in trainer.items() if key != "images"}
     if made := made_of_batch(cfg):
         args = {name: value for name, value in cfg["trainer"]["args"].items() if name not in made}
