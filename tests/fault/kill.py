@@ -81,6 +81,28 @@ SPREAD = {
     "fsdp2-ppo": ("trainer=ppo", "strategy=fsdp2", "trainer.args.kl_target=0.1"),
     "fsdp2-grpo": ("trainer=grpo", "strategy=fsdp2", *GROUPS, "kl_coef=0.1", *SYNCED),
 }
+# The toys whole, which bring model and rows: an agent of two stages, by GRPO and by PPO, and a model of images.
+TOY = ("name=run", "trainer.args.logging_steps=1")
+ASKING = ("dataset.limit={train: 512, eval: 8}", "sft.trainer.args.max_steps=80", "sft.trainer.args.save_steps=30")
+TOYS = {
+    "tool": ("experiment=toy_tool", *TOY, *ASKING, "grpo.trainer.args.max_steps=8", "grpo.trainer.args.save_steps=2"),
+    "tool-ppo": (
+        "experiment=toy_tool_ppo",
+        *TOY,
+        *ASKING,
+        "ppo.trainer.args.max_steps=8",
+        "ppo.trainer.args.save_steps=2",
+    ),
+    "picture": (
+        *("experiment=toy_picture", *TOY, "dataset.limit={train: 64, eval: 8}"),
+        *(
+            "trainer.args.max_steps=8",
+            "trainer.args.save_steps=2",
+            "trainer.args.per_device_train_batch_size=8",
+            "trainer.args.warmup_steps=2",
+        ),
+    ),
+}
 DROPOUT = ("sft", "reward")  # the others need a model that says the same twice
 # Where a kill lands, by what was touched last, and how often it is chosen.
 PLACES = {
@@ -297,7 +319,8 @@ def punish(
     power: bool = False,
 ) -> Tally:
     """Runs of a trainer until there were enough kills, at most so many each, compared with the undisturbed one."""
-    words = (*SHARED, *TOGETHER[trainer]) if trainer in TOGETHER else (*WORDS, *(TRAINERS | SPREAD)[trainer])
+    words = (*SHARED, *TOGETHER[trainer]) if trainer in TOGETHER else TOYS.get(trainer, ())
+    words = words or (*WORDS, *(TRAINERS | SPREAD)[trainer])
     processes = 2 if trainer in ("two", *SPREAD) else 1
     more = {"dropout": 0.1 if trainer in DROPOUT else 0.0, "processes": processes}
     whole = Place(root / trainer, root, warm, **more)
@@ -339,13 +362,13 @@ def _add(total: Tally, tally: Tally) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("trainer", nargs="*", choices=[*TRAINERS, *TOGETHER, *SPREAD, []])
+    parser.add_argument("trainer", nargs="*", choices=[*TRAINERS, *TOGETHER, *SPREAD, *TOYS, []])
     parser.add_argument("--count", type=int, default=200, help="kills of all trainers together")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--power", action="store_true", help="take from each file what was not yet synced")
     parser.add_argument("--keep", type=Path, help="a new folder for the runs, which are kept where they miss")
     asked = parser.parse_args()
-    trainers = asked.trainer or [*TRAINERS, *TOGETHER, *SPREAD]
+    trainers = asked.trainer or [*TRAINERS, *TOGETHER, *SPREAD, *TOYS]
     tallies = {}
     with tempfile.TemporaryDirectory() as folder:
         root = (asked.keep or Path(folder)).absolute()
