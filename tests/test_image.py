@@ -21,6 +21,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText, AutoProcessor, LlavaProcessor
 
+from runner import config
 from runner.__main__ import main
 from runner.config.menu import read_options
 from runner.dataset import image
@@ -28,12 +29,15 @@ from runner.dataset.check import LOADER, check_dataset, find_image_faults
 from runner.dataset.convert import RowRequest
 from runner.dataset.load import load_rows
 from runner.errors import DataError
+from runner.estimate.weights import ModelWeights, source_of
 from runner.generate.completion import TextGenerator
 from runner.generate.likelihood import AnswerReader
 from runner.generate.sampler import Sampling
 from runner.io.files import files_of
 from runner.model.encoding import encode_prompt
 from runner.model.load import load_tokenizer, new_model
+from runner.schema import upstream
+from runner.training import components
 
 RED, BLUE = (220, 40, 40), (40, 60, 220)
 ASKED = [{"type": "image"}, {"type": "text", "text": "What is it?"}]
@@ -312,6 +316,21 @@ def test_trainers_models_and_weights_that_know_no_images_say_so():
     assert fault.fix == "trainer.args.train_sampling_strategy=random"
     (fault,) = find_image_faults(sft | {"weight": {"answers": {}}}, sees=True)
     assert fault.fix.startswith("weight=none trainer.args.assistant_only_loss=true")
+
+
+def test_who_reads_images_out_of_turns_has_them_in_each_row_or_in_none(folder, seeing):
+    rows = read(write(folder, row(image="red.png"), row(image=None)), "prompt")
+    args = {kind: {"_target_": f"trl.{kind.upper()}Config"} for kind in ("grpo", "rloo")}
+    with pytest.raises(DataError, match="1 rows without an image"):
+        components._bounded({"args": args["grpo"]}, seeing[0], rows)
+    components._bounded({"args": args["grpo"]}, seeing[0], rows.select([1]))
+    components._bounded({"args": args["rloo"]}, seeing[0], rows)
+
+
+def test_the_words_of_a_new_model_that_sees_are_those_of_its_tokenizer():
+    cfg = config.compose(["experiment=toy_picture", "speed=max"]).cfg
+    assert ModelWeights(source_of(cfg)).count == 220_864
+    assert upstream.TRAIN_SAMPLING_STRATEGY not in cfg["trainer"]["args"]
 
 
 def test_texts_are_read_as_before():
