@@ -21,6 +21,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText, AutoProcessor, LlavaProcessor
 
+from runner import config
 from runner.__main__ import main
 from runner.config.menu import read_options
 from runner.dataset import image
@@ -28,15 +29,20 @@ from runner.dataset.check import LOADER, check_dataset, find_image_faults
 from runner.dataset.convert import RowRequest
 from runner.dataset.load import load_rows
 from runner.errors import DataError
+from runner.estimate.weights import ModelWeights, source_of
 from runner.generate.completion import TextGenerator
 from runner.generate.likelihood import AnswerReader
 from runner.generate.sampler import Sampling
 from runner.io.files import files_of
 from runner.model.encoding import encode_prompt
 from runner.model.load import load_tokenizer, new_model
+from runner.schema import upstream
+from runner.training import components
 
 RED, BLUE = (220, 40, 40), (40, 60, 220)
 ASKED = [{"type": "image"}, {"type": "text", "text": "What is it?"}]
+ANSWERED = [{"role": "assistant", "content": "red"}]
+HEARD = [{"role": "user", "content": [{"type": "image", "image": "red.png"}, {"type": "input_audio"}]}, *ANSWERED]
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +99,10 @@ def test_a_path_base64_and_an_address_of_data_are_images(folder):
     text = base64.b64encode(packed()).decode()
     rows = read(write(folder, *(row(image=each) for each in ("red.png", text, f"data:image/png;base64,{text}"))))
     assert [each["images"][0].size for each in rows] == [(16, 12), (4, 4), (4, 4)]
+    small = base64.b64encode(packed(kind="JPEG")).decode()  # "/9j/...", which is no path of a root
+    lines = base64.encodebytes(packed()).decode()
+    others = read(write(folder, *(row(image=each) for each in (small, lines, f"DATA:image/png;base64,{text}"))))
+    assert len(small) < 1024 and [each["images"][0].size for each in others] == [(4, 4)] * 3
     assert rows[0]["prompt"] == [{"role": "user", "content": ASKED}]
     assert rows[0]["completion"] == [{"role": "assistant", "content": [{"type": "text", "text": "red"}]}]
     assert all(each["images"][0].getpixel((0, 0)) == RED for each in rows)
@@ -159,11 +169,34 @@ def test_a_step_may_make_images_of_pillow(folder):
     (made,) = read(write(folder, row()), map=draw)
     assert made["images"][0].size == (5, 5) and made["images"][0].getpixel((0, 0)) == (7, 7, 7)
 
+    def cut(row):
+        Image.effect_noise((64, 64), 99).save(written := io.BytesIO(), "PNG")
+        return row | {"images": [Image.open(io.BytesIO(written.getvalue()[:2000]))]}
+
+    assert refused(write(folder, row(answer="cut")), map=cut)[-1].found == "image file is truncated"
+
 
 def test_rows_without_an_image_stand_beside_those_with_one(folder):
     rows = read(write(folder, row(images=["red.png"]), row(images=[])))
     assert [len(each["images"]) for each in rows] == [1, 0]
     assert rows[1]["prompt"][0]["content"] == ASKED[1:]
+
+
+def test_an_empty_cell_is_no_image_and_hides_none(folder):
+    (made,) = read(write(folder, row(images=[], image="red.png")))
+    assert len(made["images"]) == 1
+    (folder / "rows.csv").write_text("question,answer,image\nWhat?,red,red.png\nWhat?,red,\n")
+    assert [len(each["images"]) for each in read(folder / "rows.csv")] == [1, 0]
+
+
+def test_any_turn_of_any_row_may_have_the_only_image(folder):
+    asked = ["Hello", [{"type": "image", "image": "red.png"}, {"type": "text", "text": "What is it?"}]]
+    turns = [[{"role": "user", "content": each}, {"role": "assistant", "content": "red"}] for each in asked]
+    path = write(folder, *({"messages": each} for each in turns))
+    assert [len(each["images"]) for each in read(path, to="messages")] == [0, 1]
+    node = {"_target_": LOADER, "path": path, "split": {"train": "train"}}
+    seen = check_dataset(node, "messages")
+    assert seen.images and not seen.faults
 
 
 # --- Bad images -----------------------------------------------------------------------------------
@@ -182,6 +215,12 @@ def bomb():
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
+def deep():
+    """A PNG of 16 bits a pixel, of which RGB would keep the lowest 8, and white for all beyond."""
+    Image.new("I;16", (4, 4), 40_000).save(written := io.BytesIO(), "PNG")
+    return written.getvalue()
+
+
 BAD = {
     "missing": (None, "there is no bad.png"),
     "begun": (packed()[:40], "cannot identify image file"),
@@ -189,6 +228,7 @@ BAD = {
     "page": (b"<!DOCTYPE html><html>not found</html>", "a web page"),
     "text": (b"a red square", "cannot identify image file"),
     "bomb": (bomb(), "more than 89,478,485 pixels"),
+    "deep": (deep(), "pixels of mode I;16"),
     "postscript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "cannot identify image file"),
 }
 
@@ -217,6 +257,9 @@ def test_a_bad_image_is_named_by_its_row(folder, kind):
         ({"images": ["link.png"]}, "link.png is not below"),
         ({"images": ["https://example.org/a.png"]}, "the address https://example.org/a.png"),
         ({"images": ["a\0b"]}, "there is no a"),
+        ({"images": [f"{'a' * 300}.png"]}, f"there is no {'a' * 80} below"),
+        ({"question": None, "answer": None, "messages": ANSWERED, "image": "red.png"}, "1 images, and 0 places"),
+        ({"question": None, "answer": None, "messages": HEARD}, "a part of type input_audio in place"),
     ],
 )
 def test_what_a_row_may_not_name(folder, own, found):
@@ -235,7 +278,9 @@ def test_large_files_plain_text_and_streams_are_refused(folder, monkeypatch):
     monkeypatch.undo()
     assert faults(write(folder, {"text": "red", "image": "red.png"}))[-1].found == "images beside plain text"
     (fault,) = refused(path, streaming=True)
-    assert fault.fix == "dataset.streaming=false"
+    node = {"_target_": LOADER, "path": path, "split": {"train": "train"}, "streaming": True}
+    seen = check_dataset(node, "demonstration")  # before anything starts
+    assert [fault.fix] == [each.fix for each in seen.faults] == ["dataset.streaming=false"]
 
 
 def test_addresses_are_fetched_only_where_that_is_typed(folder):
@@ -271,6 +316,21 @@ def test_trainers_models_and_weights_that_know_no_images_say_so():
     assert fault.fix == "trainer.args.train_sampling_strategy=random"
     (fault,) = find_image_faults(sft | {"weight": {"answers": {}}}, sees=True)
     assert fault.fix.startswith("weight=none trainer.args.assistant_only_loss=true")
+
+
+def test_who_reads_images_out_of_turns_has_them_in_each_row_or_in_none(folder, seeing):
+    rows = read(write(folder, row(image="red.png"), row(image=None)), "prompt")
+    args = {kind: {"_target_": f"trl.{kind.upper()}Config"} for kind in ("grpo", "rloo")}
+    with pytest.raises(DataError, match="1 rows without an image"):
+        components._bounded({"args": args["grpo"]}, seeing[0], rows)
+    components._bounded({"args": args["grpo"]}, seeing[0], rows.select([1]))
+    components._bounded({"args": args["rloo"]}, seeing[0], rows)
+
+
+def test_the_words_of_a_new_model_that_sees_are_those_of_its_tokenizer():
+    cfg = config.compose(["experiment=toy_picture", "speed=max"]).cfg
+    assert ModelWeights(source_of(cfg)).count == 220_864
+    assert upstream.TRAIN_SAMPLING_STRATEGY not in cfg["trainer"]["args"]
 
 
 def test_texts_are_read_as_before():

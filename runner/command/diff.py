@@ -13,8 +13,7 @@ from runner.run.read import find_runs
 
 def main(line: CommandLine) -> int:
     """Print the differences of the two runs that the command line names."""
-    options = read_options(line.overrides, "diff")
-    runs = find_runs(line.runs, "diff", 2, Path(options.get("output_root", "outputs")))
+    runs = find_runs(line.runs, "diff", 2, Path(read_options(line.overrides, "diff").get("output_root", "outputs")))
     sections, width = sections_of(*runs), shutil.get_terminal_size((80, 24)).columns
     names = [f"{short(str(run), width - 12 - len(run.standing))}  {run.standing}" for run in runs]
     lines = [f"A         {names[0]}", f"B         {names[1]}"]

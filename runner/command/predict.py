@@ -152,8 +152,7 @@ def _write_answers(
         answer, unit, batches, total = complete, "completion", generator.plan(rows), len(rows) * generator.n
         generator.on_progress = lambda count: bar.update(count)
     with progress_bar("predicting", total, unit) as bar:
-        skipped = file.complete(batches, answer)
-        return total - bar.n if skipped else 0
+        return total - bar.n if file.complete(batches, answer) else 0
 
 
 def _write_logits(reader: AnswerReader, made: Sequence[Completion], folder: Path) -> None:

@@ -114,8 +114,7 @@ def check_growth(config: Mapping[str, object]) -> None:
     for sizes, most in ((measured.sizes, MAX_BYTES), (measured.read, MAX_LETTERS_READ)):
         if sizes[()] > most:
             first = min((place for place in sizes if place and sizes[place] > most), key=sizes.__getitem__, default=())
-            key = ".".join(first) or "${...}"
-            raise ConfigError(fault("config.grown", key=key, letters=sizes[first], most=most))
+            raise ConfigError(fault("config.grown", key=".".join(first) or "${...}", letters=sizes[first], most=most))
 
 
 class InterpolationSize:

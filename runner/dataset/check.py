@@ -142,6 +142,8 @@ def _check_rows_of(node: Node, to: str, seen: DatasetCheck, *, trains: bool) -> 
             left = [name for name in columns if name not in (*without, *known)]
             refuse_media(name for name in left if name in MEDIA and to != "prompt")
             seen.images = "images" in (node.get("columns") or {}) or bool({*COLUMNS} & {*left})
+            if seen.images and streaming:
+                raise DataError(fault("dataset.stream_of_images", label=path))
     if not seen.faults and not streaming and disk.holds_at_most(files, disk.MAX_BYTES_READ):
         _check_slices(node, to, files, cuts, SHIPPED_ROWS if is_shipped else None, seen)
 
@@ -178,7 +180,7 @@ def _find_columns(request: RowRequest, rows: Sequence[Row], label: str, *, all_u
     if not request.to:
         read_layout(columns, rows[0], form=request.form, given=request.columns)
         return {}
-    conversion = request.start_conversion(columns, rows[0], label, len(rows))
+    conversion = request.start_conversion(columns, rows[0], label, len(rows), rows)
     made = conversion.first(rows)
     if all_used:  # else a bad row may be one that nobody asked for
         conversion.batch({name: [row[name] for row in rows] for name in columns}, range(len(rows)))

@@ -6,6 +6,7 @@ processors take them, and the images stand in the column ``images``, in the orde
 
 import base64
 import io
+import os
 import re
 import urllib.request
 import warnings
@@ -45,34 +46,33 @@ class ImageSource:
         """An image as datasets stores it, ``bytes`` or a ``path``; raises DataError for one that cannot be decoded."""
         value, path = _payload(value) if isinstance(value, Mapping) else value, None
         if hasattr(value, "save"):  # one of Pillow's
+            _check(value, where, where)
             value.convert("RGB").save(written := io.BytesIO(), "PNG")
             value = written.getvalue()
-        is_address = isinstance(value, str) and value.lower().startswith(("http://", "https://"))
-        if is_address and self.urls is None:
-            return {"bytes": None, "path": value}
-        if is_address:
+        if isinstance(value, str) and value.lower().startswith(("http://", "https://")):
+            if self.urls is None:
+                return {"bytes": None, "path": value}
             value = self._fetch(value, where)
         elif isinstance(value, str) and (path := self._find(value, where)):
             value = path.read_bytes() if path.stat().st_size <= MAX_BYTES else bytes(MAX_BYTES + 1)
         elif isinstance(value, str):
             try:
-                value = base64.b64decode(re.sub("^data:[^,]*,", "", value), validate=True)
+                value = base64.b64decode(re.sub(r"^(?i:data):[^,]*,|\s", "", value), validate=True)
             except ValueError:
-                raise DataError(
-                    fault("dataset.image_missing", where=where, path=value[:80], folder=self.folder)
-                ) from None
+                missing = fault("dataset.image_missing", where=where, path=value[:80], folder=self.folder)
+                raise DataError(missing) from None
         if not isinstance(value, bytes):
             raise DataError(fault("dataset.image_none", where=where, kind=type(value).__name__))
         _check(value, str(path or where), where)
         return {"bytes": None, "path": str(path)} if path else {"bytes": value, "path": None}
 
     def _find(self, text: str, where: str) -> Path | None:
-        if len(text) > 1024 or text.startswith("data:") or "\0" in text:
+        if len(text) > 1024 or text.startswith(("data:", "/9j/")) or "\0" in text:  # the second as base64 of JPEG does
             return None
         path = (self.folder / text).resolve()  # a link may lead out
         if not path.is_relative_to(self.folder.resolve()):
             raise DataError(fault("dataset.image_outside", where=where, path=text, folder=self.folder))
-        return path if path.is_file() else None
+        return path if os.path.isfile(path) else None  # also of a name that is too long for one
 
     def _fetch(self, address: str, where: str) -> bytes:
         if not self.urls:
@@ -85,21 +85,23 @@ class ImageSource:
             raise DataError(fault("dataset.image_unfetched", where=where, error=describe(error)[:120])) from error
 
 
-def _check(data: bytes, name: str, where: str) -> None:
+def _check(data: Any, name: str, where: str) -> None:
     from PIL import Image
 
-    if len(data) > MAX_BYTES:
+    if (is_packed := isinstance(data, bytes)) and len(data) > MAX_BYTES:
         raise DataError(fault("dataset.image_bytes", where=where, most=MAX_BYTES))
     try:
         with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning):
-            Image.open(io.BytesIO(data), formats=FORMATS).load()
+            seen = Image.open(io.BytesIO(data), formats=FORMATS) if is_packed else data
+            seen.load()
+        if seen.mode[0] in "IF":  # else all beyond 255 would be white
+            raise ValueError(f"pixels of mode {seen.mode}, which are no colours of 8 bits")
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):  # before anything is decoded
         raise DataError(fault("dataset.image_bomb", where=where, most=Image.MAX_IMAGE_PIXELS)) from None
     except (OSError, SyntaxError, ValueError, EOFError) as error:
-        odd, found = sniff(data[:HEAD], name) if data[:1].isascii() else None, str(error).partition(" <")[0]
-        raise DataError(
-            fault("dataset.image_damaged", where=where, found=odd.found if odd else found, formats=", ".join(FORMATS))
-        ) from None
+        odd = sniff(data[:HEAD], name) if is_packed and data[:1].isascii() else None
+        found, formats = odd.found if odd else str(error).partition(" <")[0], ", ".join(FORMATS)
+        raise DataError(fault("dataset.image_damaged", where=where, found=found, formats=formats)) from None
 
 
 def find_images(files: Sequence[Path], folder: str | None, urls: bool | None) -> ImageSource:
@@ -127,7 +129,8 @@ class Marks:
     """The images of one row by their numbers, and how many places in its texts were left to those of the column."""
 
     def __init__(self, row: Cells, columns: Iterable[str | None] = COLUMNS):
-        cell: Any = next((row[name] for name in columns if name and row.get(name) is not None), [])
+        cells: list[Any] = [row[name] for name in columns if name and row.get(name) is not None]
+        cell = next((each for each in cells if not isinstance(each, list | str) or each), [])
         self.images = list(cell) if isinstance(cell, list) else [cell]
         self.listed, self.places = len(self.images), 0
 
@@ -143,11 +146,11 @@ class Marks:
                 marked[name] = self._mark_all([{"role": SPOKEN[role], "content": text}] if is_one else text, place)
                 self.places = max(self.places, next(place))
         if self.listed and not self.places:  # then they stand in front of the first question
-            self.places = self.listed
             asked = [name for role, name in columns.items() if role in ("messages", "prompt", "input")]
             for name in asked or [name for role, name in columns.items() if role in ("chosen", "rejected")]:
                 for turn in (turn for turn in marked[name] if turn.get("role", turn.get("from")) in ("user", "human")):
                     turn["content"] = "".join(map(TO_MARK, range(self.listed))) + (turn.get("content") or "")
+                    self.places = self.listed
                     break
         return marked
 
@@ -157,15 +160,16 @@ class Marks:
         found = []
         for turn in turns:
             content = turn["content"] if turn.get("content") is not None else turn.get("value")
-            parts = [{"text": content}] if isinstance(content, str) else content if isinstance(content, list) else []
-            texts = [self._mark_part(part, place) for part in parts if isinstance(part, Mapping)]
+            parts = [content] if isinstance(content, str) else content if isinstance(content, list) else []
+            texts = [self._mark_part({"text": part} if isinstance(part, str) else part, place) for part in parts]
             found.append(dict(turn) | ({"content": "".join(texts)} if texts else {}))
         return found
 
     def _mark_part(self, part: Cells, place: Iterator[int]) -> str:
         if part.get("type") not in PARTS:
-            text = str(part.get("text") or "").replace("\ue0fd", "")
-            return re.sub("<image>", lambda found: TO_MARK(next(place)), text)
+            if not isinstance(text := part.get("text"), str):
+                raise DataError(fault("dataset.image_none", where=IMAGES, kind=f"a part of type {part.get('type')}"))
+            return re.sub("<image>", lambda found: TO_MARK(next(place)), text.replace("\ue0fd", ""))
         if (given := _payload(part)) is None:
             return TO_MARK(next(place))
         if given not in self.images[self.listed :]:

@@ -111,9 +111,7 @@ def _each_in_turn() -> AbstractContextManager[None]:
     import torch
     from accelerate import PartialState as State
 
-    return State(
-        cpu=not torch.accelerator.is_available()
-    ).local_main_process_first()  # without a device, they must know
+    return State(cpu=not torch.accelerator.is_available()).local_main_process_first()  # they must know
 
 
 def narrow(rows: Rows, request: RowRequest) -> Rows:
@@ -306,7 +304,10 @@ def _conversion(rows: Rows, request: RowRequest, label: str, total: int | None =
     row = first_made(rows, request.steps) if request.steps else next(iter(rows), None)
     if row is None:
         raise DataError(fault("dataset.no_row", label=label))
-    return request.start_conversion(list(row), row, label, total)
+    # Contents in parts are not plain text, and any row of theirs may have an image.
+    parted = [name for name, kind in (rows.features or {}).items() if re.search(r"Json\(|'content': List", repr(kind))]
+    more = rows.select_columns(parted) if parted and total and not request.steps else ()
+    return request.start_conversion(list(row), row, label, total, more)
 
 
 def _type_of(name: str, value: object, turn: Json | dict[str, Value]) -> List | Value:

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from runner.config.build import build
-from runner.model.check import LOADER, OUTPUT_LAYERS
+from runner.model.check import LOADER, OUTPUT_LAYERS, sees
 from runner.model.clone import Source
 from runner.model.load import auto_class, read_adapter
 from runner.schema import upstream
@@ -130,7 +130,9 @@ def source_of(cfg: Config) -> Source:
 def architecture_of(node: Node) -> dict[str, Any]:
     """The keys of a new model's architecture, its vocabulary being that of its tokenizer if nothing else is said."""
     own = {key: value for key, value in node.items() if key not in NOT_ARCHITECTURE}
-    return own if "vocab_size" in own else {"vocab_size": len(build(node["tokenizer"]))} | own
+    part = own.get("text_config") or {} if sees(own) else own
+    words = {} if "vocab_size" in part else {"vocab_size": len(build(node["tokenizer"]))}
+    return own | ({"text_config": words | part} if sees(own) else words)
 
 
 def others_of(cfg: Config) -> Iterator[tuple[str, int]]:

@@ -91,5 +91,4 @@ def to_ids(tokenizer: PreTrainedTokenizerBase, row: Row) -> tuple[list[int], int
         return whole, 1
     before = encode_prompt(tokenizer, row["prompt"], row)
     # A token that joins the two belongs to the answer.
-    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, whole, strict=False)))
-    return whole, max(1, shared)
+    return whole, max(1, sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, whole, strict=False))))

@@ -77,8 +77,7 @@ class Stop:
     def error(self) -> Interrupted:
         """The exception that ends the process once the step is saved."""
         number = self.number or signal.SIGTERM
-        name = signal.Signals(number).name
-        return Interrupted(fault("launch.asked_to_stop", name=name), number)
+        return Interrupted(fault("launch.asked_to_stop", name=signal.Signals(number).name), number)
 
 
 def detach_terminal() -> None:

@@ -43,8 +43,7 @@ def overlap(completions: Sequence[Completion], reference: Sequence[Completion | 
         found, right = _words(completion), _words(known or "")
         common = (Counter(found) & Counter(right)).total()
         # Harmonic mean of precision and recall, which is twice the common words over all of them.
-        score = 2 * common / (len(found) + len(right)) if common else 0.0
-        scores.append(None if known is None else score)
+        scores.append(None if known is None else 2 * common / (len(found) + len(right)) if common else 0.0)
     return scores
 
 

@@ -238,5 +238,4 @@ def _meets(entry: object, sign: str, wanted: str) -> bool:
             return bool(COMPARE[sign](entry, float(wanted)))
     except ValueError:
         return sign == "!="
-    is_ordered = isinstance(entry, str) or sign in ("=", "!=")
-    return is_ordered and bool(COMPARE[sign](value(entry), wanted.strip("'\"")))
+    return (isinstance(entry, str) or sign in ("=", "!=")) and bool(COMPARE[sign](value(entry), wanted.strip("'\"")))

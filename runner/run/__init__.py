@@ -255,8 +255,7 @@ def foreign_faults(paths: Iterable[Path]) -> Iterator[Fault]:
     for path in paths:
         found = f"a link to {os.readlink(path)}" if path.is_symlink() else ""
         found = found or kinds.get(stat.S_IFMT(path.stat().st_mode), "a device")
-        fix = f"rm {'-r ' if found == 'a folder' else ''}{path}"
-        yield Fault(str(path), found, expected.get(found, usual), fix)
+        yield Fault(str(path), found, expected.get(found, usual), f"rm {'-r ' if found == 'a folder' else ''}{path}")
 
 
 def check_lines(run: Run) -> None:

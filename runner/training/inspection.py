@@ -239,11 +239,10 @@ def _sequences(batch: Batch, head: str) -> Iterator[TokenRow]:
 
 def _sampled_prompts(trainer: Trainer, rows: Rows) -> Iterator[TokenRow]:
     rows, tokenizer = list(rows), tokenizer_of(trainer.processing_class)
-    own = getattr(trainer, "_tokenize_prompts", None)  # TRL's own, which knows tools, template and its arguments
+    own = None if any(row.get("images") for row in rows) else getattr(trainer, "_tokenize_prompts", None)
     if several := getattr(trainer, "environment_factories", None):  # a trainer that has begun knows each row's
         vars(trainer)["_batch_environments"] = [None if None in several else row["environment"] for row in rows]
-    own = None if rows and rows[0].get("images") else own
-    prompts = own([row["prompt"] for row in rows]) if own and rows else None
+    prompts = own([row["prompt"] for row in rows]) if own and rows else None  # TRL's own, with tools and the template
     prompts = prompts[0] if isinstance(prompts, tuple) else prompts  # beside pictures
     agent = getattr(trainer, "agent", None)
     for number, row in enumerate(rows):

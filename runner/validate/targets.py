@@ -94,8 +94,7 @@ def is_allowed(target: str, allow: Collection[str] = (), launcher: bool = False)
         return True
     if words[0] == "runner" and any(word.startswith("_") for word in words):
         return False
-    patterns = (*ALLOWED, LAUNCHER) if launcher else ALLOWED
-    return any(re.fullmatch(pattern, target) for pattern in patterns)
+    return any(re.fullmatch(pattern, target) for pattern in ((*ALLOWED, LAUNCHER) if launcher else ALLOWED))
 
 
 def find_absent_imports(name: str, place: str = "", seen: set[str] | None = None) -> Iterator[tuple[str, str]]:

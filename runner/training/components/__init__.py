@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments, se
 from runner.config.build import build, serve
 from runner.dataset.check import find_image_faults
 from runner.dataset.form import answer_columns, is_conversation
-from runner.dataset.image import IMAGES
+from runner.dataset.image import IMAGES, has_images
 from runner.dataset.load import HeldOut, list_columns
 from runner.errors import ConfigError, DataError, Fault, fault, own_place
 from runner.io.terminal import mute_libraries
@@ -81,8 +81,7 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     rewards, weights, panel = build_rewards(cfg, args)
     if weights:
         args.reward_weights = weights
-    answers_only = getattr(args, upstream.ASSISTANT_ONLY_LOSS, False)
-    if _check_rows(cfg, tokenizer, rows, answers_only=answers_only):
+    if _check_rows(cfg, tokenizer, rows, answers_only=getattr(args, upstream.ASSISTANT_ONLY_LOSS, False)):
         rows, held_out = (map_sets(functools.partial(_bounded, node, tokenizer), part) for part in (rows, held_out))
         if form == "prompt" and hasattr(args, upstream.CHAT_TEMPLATE_KWARGS):
             rows, held_out = (map_sets(functools.partial(_write_prompts, tokenizer, args), x) for x in (rows, held_out))
@@ -189,5 +188,9 @@ def _bounded(node: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, part: 
     if isinstance(part, Dataset):
         texts = part.remove_columns([name for name in part.column_names if name == IMAGES])  # which nobody decodes here
         check_rendering(tokenizer, ((row, answer_columns(row)) for row in texts))
+        # Who calls tools reads images out of turns, and TRL fails where one row of a batch has none.
+        if IMAGES in part.column_names and upstream.MAX_TOOL_CALLING_ITERATIONS in upstream.config_fields(node["args"]):
+            lacking = sum(not has_images(row) for row in texts)
+            DataError.refuse([fault("training.images_of_some", count=lacking)] if 0 < lacking < len(texts) else [])
         return part
     return part.filter(are_bounded, batched=True, batch_size=100)

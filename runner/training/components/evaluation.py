@@ -100,10 +100,7 @@ class HeldOutMetrics:
 
 
 def build_measure(
-    run: Run,
-    tokenizer: PreTrainedTokenizerBase,
-    adjustments: Sequence[Mapping[str, Any]],
-    agent: Agent | None,
+    run: Run, tokenizer: PreTrainedTokenizerBase, adjustments: Sequence[Mapping[str, Any]], agent: Agent | None
 ) -> HeldOutMetrics | None:
     """The configured metrics, for a trainer to call with the prefix of each evaluation; None without any."""
     metrics = build_metrics(run.cfg["metric"], tokenizer)

@@ -19,8 +19,7 @@ def agent_of(trainer: Node) -> Agent | None:
     """The agent that answers with a trainer's tools in conversations of our own; None where it has none."""
     (tools, makers), seconds = upstream.FUNCTIONS[:2], trainer.get("tool_timeout")
     given = {key: build_functions(key, trainer[key], seconds) for key in (tools, makers) if trainer.get(key)}
-    rounds = trainer["args"].get(upstream.MAX_TOOL_CALLING_ITERATIONS)
-    return build_agent(given.get(tools), given.get(makers), rounds)
+    return build_agent(given.get(tools), given.get(makers), trainer["args"].get(upstream.MAX_TOOL_CALLING_ITERATIONS))
 
 
 def build_functions(key: str, value: Any, seconds: float | None = None) -> Any:

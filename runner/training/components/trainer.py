@@ -172,8 +172,7 @@ def build_loss(node: Node | None) -> Callable[..., object] | None:
         return None
     if not inspect.isclass(locate(node["_target_"])):
         return build(dict(node) | {"_partial_": True})
-    unaveraged = {"reduction": "none"} if "reduction" in asked_for(node["_target_"]) else {}
-    return build(unaveraged | dict(node))
+    return build(({"reduction": "none"} if "reduction" in asked_for(node["_target_"]) else {}) | dict(node))
 
 
 def build_rules(node: Node | None) -> list[BoundRule]:
