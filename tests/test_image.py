@@ -27,7 +27,7 @@ from runner.config.menu import read_options
 from runner.dataset import image
 from runner.dataset.check import LOADER, check_dataset, find_image_faults
 from runner.dataset.convert import RowRequest
-from runner.dataset.load import load_rows
+from runner.dataset.load import fingerprint, load_rows
 from runner.errors import DataError
 from runner.estimate.weights import ModelWeights, source_of
 from runner.generate.completion import TextGenerator
@@ -481,3 +481,19 @@ def test_a_preview_shows_the_images(capsys, tmp_path):
 def test_what_takes_no_images_is_refused_before_the_start(words, found, capsys):
     assert main([*SMALL, *words, "--dry-run"]) == 2
     assert found in capsys.readouterr().err
+
+
+def test_the_fingerprint_of_rows_is_that_of_their_images_wherever_these_are(folder, tmp_path):
+    rows = [{"image": name, "prompt": "What is it?", "completion": name[:3]} for name in ("red.png", "blue.png")]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    shutil.copytree(folder, elsewhere := tmp_path / "elsewhere")
+
+    def of(place):
+        return fingerprint(load_rows(path=str(place / "rows.jsonl"), split={"train": "train"}, to="demonstration")[0])
+
+    first = of(folder)
+    assert of(elsewhere) == first == of(folder)
+    (folder / "red.png").write_bytes((folder / "blue.png").read_bytes())
+    assert of(folder) != first == of(elsewhere)
+    (elsewhere / "red.png").unlink()
+    assert of(elsewhere) not in (first, of(folder))

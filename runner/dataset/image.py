@@ -5,6 +5,7 @@ processors take them, and the images stand in the column ``images``, in the orde
 """
 
 import base64
+import hashlib
 import io
 import os
 import re
@@ -108,6 +109,13 @@ def find_images(files: Sequence[Path], folder: str | None, urls: bool | None) ->
     """The images that rows may name: those of a given folder, of that of the first of their files, or of the hub."""
     place = Path(folder).expanduser() if folder else files[0].parent if files else hub_home()
     return ImageSource(place.absolute(), urls)
+
+
+def content_hash(image: Mapping[str, Any]) -> str:
+    """A hash of the bytes of an image as datasets stores it; empty where its file is gone."""
+    path = image["path"] and Path(image["path"])
+    content = image["bytes"] or (path.read_bytes() if path and path.is_file() else b"")
+    return hashlib.sha256(content).hexdigest() if content else ""
 
 
 # --- Marks --------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeAlias
 import datasets
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from datasets import Dataset, DatasetBuilder, Features, Image, IterableDataset, Json, List, Value
 from datasets.exceptions import DatasetGenerationError
 
@@ -27,7 +28,7 @@ from runner.dataset.convert import CONVERT_VERSION, Conversion, RowRequest
 from runner.dataset.detect import check_without, refuse_media
 from runner.dataset.disk import MAX_BYTES_READ, Files, check_files, find_files, path_text, read_columns
 from runner.dataset.form import TURN_EXTRAS, Role
-from runner.dataset.image import COLUMNS, IMAGES, find_images
+from runner.dataset.image import COLUMNS, IMAGES, content_hash, find_images
 from runner.dataset.remote import copy_here
 from runner.dataset.request import Use, check_cut, check_words, no_row, read_cuts, read_limits, split_of
 from runner.dataset.step import first_made, key_of_steps, list_steps
@@ -357,21 +358,30 @@ def fingerprint(rows: Rows) -> str:
 
 
 def _digests(rows: Dataset) -> np.ndarray:
-    """One 64-bit hash for each row, int64 of shape (rows,), cached beside the rows."""
+    """One 64-bit hash for each row, int64 of shape (rows,), cached beside the rows; of images that of their bytes."""
+    plain, stamps = rows.with_format("arrow"), list[str]()
+    if IMAGES in rows.column_names:
+        names = pc.unique(pc.struct_field(pc.list_flatten(plain[IMAGES][:]), "path")).to_pylist()
+        there = [(name, os.stat(name)) for name in filter(None, names) if os.path.exists(name)]
+        stamps = [f"{name} {seen.st_size} {seen.st_mtime_ns}" for name, seen in there]
 
     def digest(table: pa.Table) -> pa.Table:
-        texts = (json.dumps(row, sort_keys=True, default=repr) for row in table.to_pylist())
+        found = (row | {IMAGES: list(map(content_hash, row.get(IMAGES) or ()))} for row in table.to_pylist())
+        texts = (
+            json.dumps(row, sort_keys=True, default=repr)
+            for row in (found if IMAGES in table.column_names else table.to_pylist())
+        )
         hashes = [hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts]
         digests = [int.from_bytes(each, "little", signed=True) for each in hashes]
         return pa.table({"digest": pa.array(digests, pa.int64())})
 
-    digests = rows.with_format("arrow").map(
+    digests = plain.map(
         digest,
         batched=True,
         batch_size=BATCH,
         remove_columns=rows.column_names,
         features=Features({"digest": Value("int64")}),
-        new_fingerprint=cache_key(rows._fingerprint, "digests"),
+        new_fingerprint=cache_key(rows._fingerprint, "digests", *stamps),
         desc="hash of the rows",
     )
     return np.asarray(digests.with_format("numpy")["digest"][:]).astype("<i8")
