@@ -190,8 +190,31 @@ def test_what_is_no_text_is_a_failure_by_name_and_content_blocks_stay():
     for answer in (None, object(), b"x"):
         with pytest.raises(TypeError, match=rf"tool returned .*, a {type(answer).__name__}, and no text"):
             named(tool)(word="red")
-    answer = [{"type": "text", "text": "red"}]
+    answer = [{"type": "text", "text": "red"}, {"type": "image", "image": "red.png"}]
     assert named(tool)(word="red") is answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        ([{"type": "text", "text": "red"}, {"type": "text", "text": "der"}], "redder"),
+        ([{"type": "book", "title": "Red"}], "[{'type': 'book', 'title': 'Red'}]"),
+    ],
+)
+def test_blocks_without_a_picture_become_text_which_any_template_takes(answer, text):
+    def tool(word: str) -> object:
+        return answer
+
+    assert named(tool)(word="red") == text
+
+
+@pytest.mark.parametrize(("answer", "error"), [("\udce4", "surrogates"), ("1" * 1_000_001, "1,000,001 characters")])
+def test_text_that_no_tokenizer_takes_is_a_failure(answer, error):
+    def tool(word: str) -> str:
+        return answer
+
+    with pytest.raises(ValueError, match=error):
+        named(tool)(word="red")
 
 
 def test_a_tool_changes_no_random_number_and_has_the_same_ones_again():

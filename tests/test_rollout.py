@@ -33,8 +33,9 @@ def caller(calls: str = "abcdefghijk") -> object:
         text = self.decode(ids, skip_special_tokens=True)
         if text[:1] not in calls:
             return {"role": "assistant", "content": text}
-        call = {"type": "function", "function": {"name": "look", "arguments": {"key": text[1:]}}}
-        return {"role": "assistant", "content": "", "tool_calls": [call]}
+        # A call may hold more than is asked for, as models make it up.
+        call = {"name": "look", "arguments": {"key": text[1:]}, "id": 1}
+        return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
 
     kind.parse_response = parse_response
     tokenizer.__class__, tokenizer.chat_template = kind, TEMPLATE

@@ -110,9 +110,8 @@ class TextGenerator:
             drawn = [of_episode(each, stop_ids) for each in episodes]
         else:
             prompts = [encode_prompt(self.tokenizer, row["prompt"], row) for row in picked]
-            drawn = to_completions(
-                self.tokenizer, picked, prompts, sample(self.model, prompts, self.how, noise_BR, halves=True), stop_ids
-            )
+            samples = sample(self.model, prompts, self.how, noise_BR, halves=True)
+            drawn = to_completions(self.tokenizer, picked, prompts, samples, stop_ids)
         drawn = [replace(each, row=row, sample=number) for (row, number), each in zip(batch, drawn, strict=True)]
         copies = range(self.n) if self.is_greedy else ()
         made = [replace(each, sample=copy) for each in drawn for copy in copies] or drawn

@@ -4,9 +4,7 @@ The check of a reward's answer is in ``runner.reward.panel``; how rewards are sc
 Letters at the end of a tensor's name are its shape: B rows, R response tokens, F rewards, T tokens.
 """
 
-import asyncio
 import bisect
-import inspect
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,7 +17,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, TrainerState
 
 from runner.errors import ConfigError, fault
-from runner.generate.agent import Agent
+from runner.generate.agent import Agent, settle
 from runner.generate.batch import pad, split_by_tokens
 from runner.generate.completion import Completion
 from runner.generate.judge import to_columns
@@ -103,9 +101,7 @@ class Rewards:
             reward(**given) if tokenizer is None else self._score(reward, tokenizer, completions, budget)
             for reward, tokenizer in zip(self.rewards, self.tokenizers, strict=True)
         ]
-        if any(map(inspect.isawaitable, answers)):
-            answers = asyncio.run(_gather(answers))
-        named = zip(self.names, answers, strict=True)
+        named = zip(self.names, settle(answers), strict=True)
         answers = [check_answer(f"reward.{name}", answer, prompts, per_step=True) for name, answer in named]
         check_some_apply(answers, prompts)
         own = [each.own_ids for each in completions]
@@ -202,8 +198,3 @@ def _load_tokenizer(model: nn.Module, policy_tokenizer: PreTrainedTokenizerBase)
     if not tokenizer("reward")["input_ids"]:  # what a folder without one gives
         raise ConfigError(fault("ppo.no_tokenizer", path=path))
     return tokenizer
-
-
-async def _gather(answers: list[Any]) -> list[Any]:
-    late = iter(await asyncio.gather(*filter(inspect.isawaitable, answers)))
-    return [next(late) if inspect.isawaitable(answer) else answer for answer in answers]
