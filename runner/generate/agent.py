@@ -162,8 +162,8 @@ def build_agent(
 
 def tools_of(environment: Any) -> list[Tool]:
     """The methods of an environment that a model may call, in the order of their names."""
-    named = [name for name, _ in inspect.getmembers(type(environment), inspect.isfunction) if not name.startswith("_")]
-    return [getattr(environment, name) for name in named if name not in NO_TOOLS]
+    found = inspect.getmembers_static(type(environment), inspect.isfunction)
+    return [getattr(environment, name) for name, _ in found if not name.startswith("_") and name not in NO_TOOLS]
 
 
 def _reward_of(kind: Any) -> Callable[..., object]:

@@ -146,9 +146,8 @@ def of_episode(episode: Episode, stop_ids: Sequence[int]) -> Completion:
     """The completion of an episode, whose text is that of its last turn; one that still calls is cut off."""
     last, ids = episode.turns[-1], episode.token_ids
     finish = "stop" if ids[-1] in stop_ids and not last.get("tool_calls") else "length"
-    made = Completion(0, 0, episode.prompt, episode.prompt_ids, last["content"], ids, finish)
-    made = replace(made, log_probability=math.fsum(episode.logprobs), turns=episode.turns, own=episode.own)
-    return replace(made, environment=episode.environment, calls=episode.counts)
+    more = (math.fsum(episode.logprobs), episode.turns, episode.own, episode.environment, episode.counts)
+    return Completion(0, 0, episode.prompt, episode.prompt_ids, last["content"], ids, finish, *more)
 
 
 def generate(

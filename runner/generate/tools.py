@@ -116,7 +116,7 @@ def guard_environment(make: Callable[[], Any], where: str, seconds: float = SECO
         with undisturbed(where, []):
             environment = make()
         kind: Any = type(environment)
-        environment.__class__ = _guarded(kind, where, seconds)
+        object.__setattr__(environment, "__class__", _guarded(kind, where, seconds))  # frozen ones too
         return environment
 
     return made
@@ -124,9 +124,9 @@ def guard_environment(make: Callable[[], Any], where: str, seconds: float = SECO
 
 @functools.cache  # since a trainer takes each class for one reward
 def _guarded(kind: Any, where: str, seconds: float) -> type:
-    found = inspect.getmembers(kind, inspect.isfunction)
+    found = inspect.getmembers_static(kind, inspect.isfunction)  # static methods are not the model's, as in TRL
     methods: dict[str, Any] = {name: each for name, each in found if not name.startswith("_")}
-    if "reset" not in methods:
+    if "reset" not in methods or inspect.iscoroutinefunction(methods["reset"]):
         raise ConfigError(fault("generate.no_reset", where=where, name=kind.__name__))
     for name, method in methods.items():
         guard = Guard(f"{kind.__name__}.{name}", seconds, ends=name in NO_TOOLS)

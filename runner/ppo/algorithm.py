@@ -487,9 +487,8 @@ class PPOTrainer(Trainer):
             rollout.has_logprobs = True
         elif self.vllm and args.vllm_importance_sampling_clip_max is not None:
             sampled_N = torch.cat(logprobs).to(args.device)
-            rollout.sampler_logprobs_BR = torch.zeros_like(rollout.logprobs_BR).masked_scatter(
-                rollout.mask_BR, sampled_N
-            )
+            zeros_BR = torch.zeros_like(rollout.logprobs_BR)
+            rollout.sampler_logprobs_BR = zeros_BR.masked_scatter(rollout.mask_BR, sampled_N)
         return rollout
 
     @torch.no_grad()

@@ -51,20 +51,18 @@ class Rewards:
         self.tokenizer = tokenizer
         self.step_separator = step_separator
         self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext  # of backbones; no score is rounded
-        rewards += own
         self.weights = torch.tensor([*given, *[1.0] * len(own)])
-        self.rewards = rewards
-        names = list(map(_name_of, rewards))
+        self.rewards = rewards + own
+        names = list(map(_name_of, self.rewards))
         self.names = [n if names.count(n) == 1 else f"{n}_{index}" for index, n in enumerate(names)]
         for model in self.models:
             labels = getattr(getattr(model, "score", None), "out_features", model.config.num_labels)
             if labels != 1:
                 raise ConfigError(fault("ppo.labels", name=_name_of(model), labels=labels))
             model.eval()
-        known = [*(tokenizers or []), *[None] * len(rewards)][: len(rewards)]
         self.tokenizers = [
             (one or _load_tokenizer(reward, tokenizer)) if isinstance(reward, nn.Module) else None
-            for reward, one in zip(self.rewards, known, strict=True)
+            for reward, one in zip(self.rewards, [*(tokenizers or []), *[None] * len(self.rewards)], strict=False)
         ]
 
     @property
