@@ -262,6 +262,8 @@ def test_an_environment_pays_beside_the_rewards_and_tools_need_an_engine_of_ours
     assert 0 < logs["rewards/Room/mean"] < 1 and logs["objective/scores"] == logs["rewards/Room/mean"]
     with pytest.raises(ConfigError, match="vllm, and tools"):
         tool_trainer(tmp_path, rollout_engine="vllm")
+    with pytest.raises(ConfigError, match="a token that ends a turn"):  # without it no turn ends, and no tool is called
+        tool_trainer(tmp_path, stop_token=None)
 
 
 def test_a_reward_for_each_token_counts_those_of_the_policy(tmp_path):

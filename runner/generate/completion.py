@@ -113,8 +113,7 @@ class TextGenerator:
             samples = sample(self.model, prompts, self.how, noise_BR, halves=True)
             drawn = to_completions(self.tokenizer, picked, prompts, samples, stop_ids)
         drawn = [replace(each, row=row, sample=number) for (row, number), each in zip(batch, drawn, strict=True)]
-        copies = range(self.n) if self.is_greedy else ()
-        made = [replace(each, sample=copy) for each in drawn for copy in copies] or drawn
+        made = [replace(each, sample=copy) for each in drawn for copy in range(self.n)] if self.is_greedy else drawn
         self.on_progress(len(made))
         return made
 

@@ -337,9 +337,10 @@ class PPOTrainer(Trainer):
         self.agent = build_agent(tools, environment_factory, given.max_tool_calling_iterations)
         if self.agent and given.rollout_engine == "vllm":
             raise ConfigError(fault("ppo.tools_by_vllm"))
+        if self.agent and not self.stop_ids:
+            raise ConfigError(fault("ppo.tools_without_end"))
         rewards, further = _as_list(reward_funcs), (given.step_separator, self.agent)
-        tokenizers = _as_list(reward_processing_classes)
-        self.rewards = Rewards(rewards, given.reward_weights, tokenizer, tokenizers, *further)
+        self.rewards = Rewards(rewards, given.reward_weights, tokenizer, _as_list(reward_processing_classes), *further)
         prompts = given.rollout_rows // given.num_generations * given.world_size
         for dataset, needed in ((train_dataset, prompts), (eval_dataset, 1)):
             for rows in _as_list(dataset):
