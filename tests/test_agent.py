@@ -7,6 +7,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from transformers.utils import get_json_schema
 from trl.chat_template_utils import parse_response
 
 from runner.errors import ConfigError, DataError, SickRun
+from runner.generate.agent import tools_of
 from runner.generate.tools import guard_environment, guard_tool
 from runner.io.files import PACKAGE, read_json, read_rows, write_text
 from runner.io.turns import text_of
@@ -190,8 +192,31 @@ def test_what_is_no_text_is_a_failure_by_name_and_content_blocks_stay():
     for answer in (None, object(), b"x"):
         with pytest.raises(TypeError, match=rf"tool returned .*, a {type(answer).__name__}, and no text"):
             named(tool)(word="red")
-    answer = [{"type": "text", "text": "red"}]
+    answer = [{"type": "text", "text": "red"}, {"type": "image", "image": "red.png"}]
     assert named(tool)(word="red") is answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        ([{"type": "text", "text": "red"}, {"type": "text", "text": "der"}], "redder"),
+        ([{"type": "book", "title": "Red"}], "[{'type': 'book', 'title': 'Red'}]"),
+    ],
+)
+def test_blocks_without_a_picture_become_text_which_any_template_takes(answer, text):
+    def tool(word: str) -> object:
+        return answer
+
+    assert named(tool)(word="red") == text
+
+
+@pytest.mark.parametrize(("answer", "error"), [("\udce4", "surrogates"), ("1" * 1_000_001, "1,000,001 characters")])
+def test_text_that_no_tokenizer_takes_is_a_failure(answer, error):
+    def tool(word: str) -> str:
+        return answer
+
+    with pytest.raises(ValueError, match=error):
+        named(tool)(word="red")
 
 
 def test_a_tool_changes_no_random_number_and_has_the_same_ones_again():
@@ -222,6 +247,34 @@ def test_an_environment_keeps_its_class_by_name_and_its_methods_are_guarded(mine
     assert one.reset(prompt="x") == " It is dark." and two.reset() == " It is dark."
     assert one.look(place="x").startswith("1 ") and two.looks == 0 and 2 <= one.get_reward() <= 2.01
     assert get_json_schema(one.look)["function"]["name"] == "look"
+
+
+def test_a_frozen_environment_is_guarded_and_its_static_methods_are_no_tools():
+    @dataclass(frozen=True)
+    class Frozen:
+        def reset(self, **row):
+            return None
+
+        @staticmethod
+        def own(word: str) -> str:
+            return word
+
+    frozen = guard_environment(Frozen, "trainer.environment_factory")()
+    assert frozen.own("red") == "red" and tools_of(frozen) == []
+
+
+def test_an_environment_that_begins_later_is_refused():
+    class Late:
+        async def reset(self, **row):
+            return " It is dark."
+
+    with pytest.raises(ConfigError, match="or one that is async"):
+        guard_environment(Late, "trainer.environment_factory")()
+
+
+def test_two_tools_of_one_name_are_refused(mine):
+    with pytest.raises(ConfigError, match="several tools named look"):
+        build_functions("tools", [{"_target_": "mine.look"}, {"_target_": "mine.look", "source": "guide"}])
 
 
 def test_what_an_environment_does_itself_ends_the_run_where_it_fails():

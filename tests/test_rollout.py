@@ -33,8 +33,9 @@ def caller(calls: str = "abcdefghijk") -> object:
         text = self.decode(ids, skip_special_tokens=True)
         if text[:1] not in calls:
             return {"role": "assistant", "content": text}
-        call = {"type": "function", "function": {"name": "look", "arguments": {"key": text[1:]}}}
-        return {"role": "assistant", "content": "", "tool_calls": [call]}
+        # A call may hold more than is asked for, as models make it up.
+        call = {"name": "look", "arguments": {"key": text[1:]}, "id": 1}
+        return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
 
     kind.parse_response = parse_response
     tokenizer.__class__, tokenizer.chat_template = kind, TEMPLATE
@@ -261,6 +262,8 @@ def test_an_environment_pays_beside_the_rewards_and_tools_need_an_engine_of_ours
     assert 0 < logs["rewards/Room/mean"] < 1 and logs["objective/scores"] == logs["rewards/Room/mean"]
     with pytest.raises(ConfigError, match="vllm, and tools"):
         tool_trainer(tmp_path, rollout_engine="vllm")
+    with pytest.raises(ConfigError, match="a token that ends a turn"):  # without it no turn ends, and no tool is called
+        tool_trainer(tmp_path, stop_token=None)
 
 
 def test_a_reward_for_each_token_counts_those_of_the_policy(tmp_path):

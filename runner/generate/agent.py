@@ -162,13 +162,13 @@ def build_agent(
 
 def tools_of(environment: Any) -> list[Tool]:
     """The methods of an environment that a model may call, in the order of their names."""
-    named = [name for name, _ in inspect.getmembers(type(environment), inspect.isfunction) if not name.startswith("_")]
-    return [getattr(environment, name) for name in named if name not in NO_TOOLS]
+    found = inspect.getmembers_static(type(environment), inspect.isfunction)
+    return [getattr(environment, name) for name, _ in found if not name.startswith("_") and name not in NO_TOOLS]
 
 
 def _reward_of(kind: Any) -> Callable[..., object]:
     def get_reward(environments: Sequence[Any], **_: object) -> list[object]:
-        return _settle([each.get_reward() if type(each) is kind else None for each in environments])
+        return settle([each.get_reward() if type(each) is kind else None for each in environments])
 
     get_reward.__name__ = kind.__name__
     return get_reward
@@ -178,7 +178,8 @@ def _call(episodes: Sequence[Episode]) -> list[list[dict[str, Any]]]:
     """Turns of tools, which answer the calls of the last turn of each; an error is an answer too, to learn from."""
     calls = [(episode, call["function"]) for episode in episodes for call in episode.turns[-1]["tool_calls"]]
     answers: dict[Episode, list[dict[str, Any]]] = {episode: [] for episode in episodes}
-    for (episode, call), result in zip(calls, _settle([_try(each.tools, **call) for each, call in calls]), strict=True):
+    results = settle([_try(each.tools, call) for each, call in calls], with_errors=True)
+    for (episode, call), result in zip(calls, results, strict=True):
         failed = isinstance(result, Exception)
         episode.calls, episode.failures = episode.calls + 1, episode.failures + failed
         text = str({"error": str(result)} if failed else result)
@@ -186,21 +187,22 @@ def _call(episodes: Sequence[Episode]) -> list[list[dict[str, Any]]]:
     return list(answers.values())
 
 
-def _try(tools: Mapping[str, Tool], name: str, arguments: Mapping[str, Any]) -> Any:
+def _try(tools: Mapping[str, Tool], call: Mapping[str, Any]) -> Any:
+    name = call["name"]  # what else a call holds than this and its arguments a model made up
     try:
-        return tools[name](**arguments) if name in tools else LookupError(f"Tool {name} not found.")
+        return tools[name](**call["arguments"]) if name in tools else LookupError(f"Tool {name} not found.")
     except Exception as error:  # of any kind: what tools do is up to them
         return error
 
 
-def _settle(found: Sequence[Any]) -> list[Any]:
-    """The same, with the results of coroutines, which run side by side, or what they raised, in their place."""
+def settle(found: Sequence[Any], *, with_errors: bool = False) -> list[Any]:
+    """The same, with the results of coroutines, which run side by side, or else the errors, in their place."""
 
     async def gather() -> list[Any]:
-        return await asyncio.gather(*filter(inspect.iscoroutine, found), return_exceptions=True)
+        return await asyncio.gather(*filter(inspect.isawaitable, found), return_exceptions=with_errors)
 
-    waited = iter(LOOP.run(gather()) if any(map(inspect.iscoroutine, found)) else ())
-    return [next(waited) if inspect.iscoroutine(each) else each for each in found]
+    waited = iter(LOOP.run(gather()) if any(map(inspect.isawaitable, found)) else ())
+    return [next(waited) if inspect.isawaitable(each) else each for each in found]
 
 
 def _encode_answers(tokenizer: PreTrainedTokenizerBase, answers: list[dict[str, Any]], *, end: int) -> list[int]:

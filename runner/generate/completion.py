@@ -110,12 +110,10 @@ class TextGenerator:
             drawn = [of_episode(each, stop_ids) for each in episodes]
         else:
             prompts = [encode_prompt(self.tokenizer, row["prompt"], row) for row in picked]
-            drawn = to_completions(
-                self.tokenizer, picked, prompts, sample(self.model, prompts, self.how, noise_BR, halves=True), stop_ids
-            )
+            samples = sample(self.model, prompts, self.how, noise_BR, halves=True)
+            drawn = to_completions(self.tokenizer, picked, prompts, samples, stop_ids)
         drawn = [replace(each, row=row, sample=number) for (row, number), each in zip(batch, drawn, strict=True)]
-        copies = range(self.n) if self.is_greedy else ()
-        made = [replace(each, sample=copy) for each in drawn for copy in copies] or drawn
+        made = [replace(each, sample=copy) for each in drawn for copy in range(self.n)] if self.is_greedy else drawn
         self.on_progress(len(made))
         return made
 
@@ -147,9 +145,8 @@ def of_episode(episode: Episode, stop_ids: Sequence[int]) -> Completion:
     """The completion of an episode, whose text is that of its last turn; one that still calls is cut off."""
     last, ids = episode.turns[-1], episode.token_ids
     finish = "stop" if ids[-1] in stop_ids and not last.get("tool_calls") else "length"
-    made = Completion(0, 0, episode.prompt, episode.prompt_ids, last["content"], ids, finish)
-    made = replace(made, log_probability=math.fsum(episode.logprobs), turns=episode.turns, own=episode.own)
-    return replace(made, environment=episode.environment, calls=episode.counts)
+    more = (math.fsum(episode.logprobs), episode.turns, episode.own, episode.environment, episode.counts)
+    return Completion(0, 0, episode.prompt, episode.prompt_ids, last["content"], ids, finish, *more)
 
 
 def generate(

@@ -19,10 +19,12 @@ from transformers.utils import get_json_schema
 
 from runner.errors import ConfigError, DataError, RunnerError, describe, fault
 from runner.generate.agent import NO_TOOLS
+from runner.io.turns import text_of
 from runner.reward.panel import check_answer, undisturbed, within
 from runner.schema.text import short_text
 
 SECONDS = 60.0  # of one call, unless the config says otherwise
+MAX_CHARACTERS = 1_000_000  # of one answer, which would take a second to encode, and fits no completion
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +116,7 @@ def guard_environment(make: Callable[[], Any], where: str, seconds: float = SECO
         with undisturbed(where, []):
             environment = make()
         kind: Any = type(environment)
-        environment.__class__ = _guarded(kind, where, seconds)
+        object.__setattr__(environment, "__class__", _guarded(kind, where, seconds))  # frozen ones too
         return environment
 
     return made
@@ -122,9 +124,9 @@ def guard_environment(make: Callable[[], Any], where: str, seconds: float = SECO
 
 @functools.cache  # since a trainer takes each class for one reward
 def _guarded(kind: Any, where: str, seconds: float) -> type:
-    found = inspect.getmembers(kind, inspect.isfunction)
+    found = inspect.getmembers_static(kind, inspect.isfunction)  # static methods are not the model's, as in TRL
     methods: dict[str, Any] = {name: each for name, each in found if not name.startswith("_")}
-    if "reset" not in methods:
+    if "reset" not in methods or inspect.iscoroutinefunction(methods["reset"]):
         raise ConfigError(fault("generate.no_reset", where=where, name=kind.__name__))
     for name, method in methods.items():
         guard = Guard(f"{kind.__name__}.{name}", seconds, ends=name in NO_TOOLS)
@@ -133,16 +135,22 @@ def _guarded(kind: Any, where: str, seconds: float) -> type:
 
 
 def check_text(name: str, answer: Any) -> Any:
-    """The answer of a tool as text; content blocks, of which some may be pictures, as they are; else TypeError."""
-    if isinstance(answer, list) and answer and all(isinstance(part, dict) and "type" in part for part in answer):
+    """The answer of a tool as text; content blocks with a picture as they are; TypeError, ValueError for no text."""
+    blocks = isinstance(answer, list) and answer and all(isinstance(part, dict) for part in answer)
+    if blocks and any(part.get("type") == "image" for part in answer):
         return answer
+    if blocks and all(part.keys() == {"type", "text"} for part in answer):
+        answer = text_of([{"content": answer}])
     if not isinstance(answer, str | int | float | list | tuple | dict):
         raise TypeError(f"{name} returned {short_text(answer)}, a {type(answer).__name__}, and no text")
-    return str(answer)
+    if len(text := str(answer)) > MAX_CHARACTERS:
+        raise ValueError(f"{name} returned {len(text):,} characters, of which {MAX_CHARACTERS:,} would be too many")
+    text.encode()  # halves of surrogates are in no alphabet of a tokenizer
+    return text
 
 
 # Of methods that no model calls.
 OWN_CHECKS = {
-    "reset": lambda name, answer: answer if answer is None or isinstance(answer, list) else check_text(name, answer),
+    "reset": lambda name, answer: None if answer is None else check_text(name, answer),
     "get_reward": lambda name, answer: check_answer(f"trainer.{name}", [answer], [""])[0],
 }

@@ -337,9 +337,10 @@ class PPOTrainer(Trainer):
         self.agent = build_agent(tools, environment_factory, given.max_tool_calling_iterations)
         if self.agent and given.rollout_engine == "vllm":
             raise ConfigError(fault("ppo.tools_by_vllm"))
+        if self.agent and not self.stop_ids:
+            raise ConfigError(fault("ppo.tools_without_end"))
         rewards, further = _as_list(reward_funcs), (given.step_separator, self.agent)
-        tokenizers = _as_list(reward_processing_classes)
-        self.rewards = Rewards(rewards, given.reward_weights, tokenizer, tokenizers, *further)
+        self.rewards = Rewards(rewards, given.reward_weights, tokenizer, _as_list(reward_processing_classes), *further)
         prompts = given.rollout_rows // given.num_generations * given.world_size
         for dataset, needed in ((train_dataset, prompts), (eval_dataset, 1)):
             for rows in _as_list(dataset):
@@ -487,9 +488,8 @@ class PPOTrainer(Trainer):
             rollout.has_logprobs = True
         elif self.vllm and args.vllm_importance_sampling_clip_max is not None:
             sampled_N = torch.cat(logprobs).to(args.device)
-            rollout.sampler_logprobs_BR = torch.zeros_like(rollout.logprobs_BR).masked_scatter(
-                rollout.mask_BR, sampled_N
-            )
+            zeros_BR = torch.zeros_like(rollout.logprobs_BR)
+            rollout.sampler_logprobs_BR = zeros_BR.masked_scatter(rollout.mask_BR, sampled_N)
         return rollout
 
     @torch.no_grad()

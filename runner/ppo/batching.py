@@ -187,8 +187,8 @@ def roll_out_by_function(
     made = to_completions(trainer.processing_class, rows, prompts, responses, trainer.stop_ids)
     made = [replace(each, own=list(map(bool, mask))) for each, mask in zip(made, masks, strict=True)]
     of_policy = [each[torch.tensor(mask).bool()] for each, mask in zip(responses.logprobs, masks, strict=True)]
-    given = [{name: values[index] for name, values in found.items()} for index in range(len(rows))]
-    return [{**row, **own} for row, own in zip(rows, given, strict=True)], made, of_policy
+    rows = [{**row, **{name: values[index] for name, values in found.items()}} for index, row in enumerate(rows)]
+    return rows, made, of_policy
 
 
 def fill_by_tokens(rows: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:

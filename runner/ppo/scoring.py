@@ -4,9 +4,7 @@ The check of a reward's answer is in ``runner.reward.panel``; how rewards are sc
 Letters at the end of a tensor's name are its shape: B rows, R response tokens, F rewards, T tokens.
 """
 
-import asyncio
 import bisect
-import inspect
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,7 +17,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, TrainerState
 
 from runner.errors import ConfigError, fault
-from runner.generate.agent import Agent
+from runner.generate.agent import Agent, settle
 from runner.generate.batch import pad, split_by_tokens
 from runner.generate.completion import Completion
 from runner.generate.judge import to_columns
@@ -53,20 +51,18 @@ class Rewards:
         self.tokenizer = tokenizer
         self.step_separator = step_separator
         self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext  # of backbones; no score is rounded
-        rewards += own
         self.weights = torch.tensor([*given, *[1.0] * len(own)])
-        self.rewards = rewards
-        names = list(map(_name_of, rewards))
+        self.rewards = rewards + own
+        names = list(map(_name_of, self.rewards))
         self.names = [n if names.count(n) == 1 else f"{n}_{index}" for index, n in enumerate(names)]
         for model in self.models:
             labels = getattr(getattr(model, "score", None), "out_features", model.config.num_labels)
             if labels != 1:
                 raise ConfigError(fault("ppo.labels", name=_name_of(model), labels=labels))
             model.eval()
-        known = [*(tokenizers or []), *[None] * len(rewards)][: len(rewards)]
         self.tokenizers = [
             (one or _load_tokenizer(reward, tokenizer)) if isinstance(reward, nn.Module) else None
-            for reward, one in zip(self.rewards, known, strict=True)
+            for reward, one in zip(self.rewards, [*(tokenizers or []), *[None] * len(self.rewards)], strict=False)
         ]
 
     @property
@@ -103,9 +99,7 @@ class Rewards:
             reward(**given) if tokenizer is None else self._score(reward, tokenizer, completions, budget)
             for reward, tokenizer in zip(self.rewards, self.tokenizers, strict=True)
         ]
-        if any(map(inspect.isawaitable, answers)):
-            answers = asyncio.run(_gather(answers))
-        named = zip(self.names, answers, strict=True)
+        named = zip(self.names, settle(answers), strict=True)
         answers = [check_answer(f"reward.{name}", answer, prompts, per_step=True) for name, answer in named]
         check_some_apply(answers, prompts)
         own = [each.own_ids for each in completions]
@@ -202,8 +196,3 @@ def _load_tokenizer(model: nn.Module, policy_tokenizer: PreTrainedTokenizerBase)
     if not tokenizer("reward")["input_ids"]:  # what a folder without one gives
         raise ConfigError(fault("ppo.no_tokenizer", path=path))
     return tokenizer
-
-
-async def _gather(answers: list[Any]) -> list[Any]:
-    late = iter(await asyncio.gather(*filter(inspect.isawaitable, answers)))
-    return [next(late) if inspect.isawaitable(answer) else answer for answer in answers]

@@ -8,7 +8,7 @@ from typing import Any
 from datasets import Dataset
 
 from runner.config.build import build, locate
-from runner.errors import DataError, fault
+from runner.errors import ConfigError, DataError, fault
 from runner.generate.agent import Agent, build_agent
 from runner.generate.tools import SECONDS, guard_environment, guard_tool
 from runner.schema import upstream
@@ -31,7 +31,11 @@ def build_functions(key: str, value: Any, seconds: float | None = None) -> Any:
         if "_target_" in value:
             return guard_environment(_bind(value), where, seconds)
         return {name: guard_environment(_bind(node), where, seconds) for name, node in value.items()}
-    return [_build_tool(node, where, seconds) for node in (value if isinstance(value, list) else [value])]
+    made = [_build_tool(node, where, seconds) for node in (value if isinstance(value, list) else [value])]
+    names = [each.__name__ for each in made]
+    if len(set(names)) < len(names):
+        raise ConfigError(fault("generate.same_names", where=where, name=max(names, key=names.count)))
+    return made
 
 
 def _build_tool(node: Node, where: str, seconds: float) -> Callable[..., Any]:
