@@ -143,11 +143,7 @@ def read_request(line: CommandLine, own: Mapping[str, Option], parts: Sequence[s
 
 
 def _compose(run: Run | None, overrides: Sequence[str], folders: Sequence[Path]) -> dict[str, Any]:
-    """The frozen parts of a run with the overrides laid over them; without a run, the parts that overrides make.
-
-    A group that is chosen again comes whole from the menu. A dataset brings the metrics and rewards that fit it, unless
-    others are chosen; what a training would need besides is none.
-    """
+    """The frozen parts of a run with the overrides laid over them; without a run, the parts that overrides make."""
     from omegaconf import OmegaConf
 
     frozen = run.cfg if run else {"trainer": {"head": "lm", "args": {}}}

@@ -288,10 +288,7 @@ def _open_repository(run: Run) -> RepoUrl | None:
 
 
 def _push(run: Run, stop: StopRequest) -> None:
-    """Upload ``model/`` where it was asked for.
-
-    A hub that does not take it costs no training: there is a warning and a note, with the command that makes up for it.
-    """
+    """Upload ``model/`` where it was asked for."""
     args = run.cfg["trainer"]["args"]
     try:
         if repository := _open_repository(run):

@@ -82,11 +82,7 @@ class Provenance:
 def read_provenance(
     cfg: Config, words: Sequence[str], folders: Sequence[Path] = (), typed: Sequence[str] | None = None, stage: str = ""
 ) -> Provenance:
-    """The provenance of every value of a configuration that these overrides compose.
-
-    ``typed`` are those among them that came from the command line, where an experiment's file lists the others for a
-    ``stage``.
-    """
+    """The provenance of every value of a configuration that these overrides compose."""
     layers = config.read_layers(words, folders)
     settings = [entry for file, place in layers for entry in read_settings(file, place)]
     menu = config.read_menu(folders)

@@ -41,10 +41,7 @@ PASS, GRADIENT = "runner.pass", "runner.gradient"
 
 
 def measure_small(cfg: Config, gpu: bool, folder: Path) -> tuple[MeasuredStep | None, str]:
-    """A step of a run in small, in the precision that it has on a GPU or here, or why none could be measured.
-
-    It trains on the CPU, in a process of its own; its files go below ``folder``.
-    """
+    """A step of a run in small, in the precision that it has on a GPU or here, or why none could be measured."""
     folder.mkdir(parents=True, exist_ok=True)
     result = folder / "measured.json"
     result.unlink(missing_ok=True)

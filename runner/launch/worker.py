@@ -227,10 +227,7 @@ def visible_devices() -> list[str]:
 
 
 def take_devices(cfg: Mapping[str, Any], devices: Sequence[str], count: int = 1) -> None:
-    """Let this process see as many devices as it has processes; transformers would share each batch among all.
-
-    A model with a ``device_map`` is spread over all of them. Where torchrun has started us, each process knows its own.
-    """
+    """Let this process see as many devices as it has processes; transformers would share each batch among all."""
     mine = list(devices if (cfg.get("model") or {}).get("device_map") else devices[:count])
     if "LOCAL_RANK" not in os.environ and mine != visible_devices():
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(mine)

@@ -76,10 +76,7 @@ def to_preview_page(title: str, sheets: Sequence[Sheet]) -> str:
 
 
 def side_by_side(summary: Summary) -> list[Prompt]:
-    """Completions of the last models of some settings to the same prompts, those first on which they differ most.
-
-    The settings are the best ones and the last, each with one finished run; before them stands the start model.
-    """
+    """Completions of the last models of some settings to the same prompts, those first on which they differ most."""
     ranked = [(setting, colour) for setting, colour, _ in plot.styled(summary) if setting.finished]
     ranked = [*ranked[: MAX_COLUMNS - 1], ranked[-1]] if len(ranked) > MAX_COLUMNS else ranked
     columns: list[Column] = []
