@@ -15,6 +15,7 @@ from tiny import tiny_tokenizer
 from transformers.utils import get_json_schema
 from trl.chat_template_utils import parse_response
 
+from runner.__main__ import main
 from runner.errors import ConfigError, DataError, SickRun
 from runner.generate.agent import tools_of
 from runner.generate.tools import guard_environment, guard_tool
@@ -474,3 +475,9 @@ def test_a_spec_of_trl_needs_its_library_and_to_be_allowed(train, capsys, name):
     spec = f"+trainer.environment_factory={{_target_:trl.experimental.{name},{argument}:x}}"
     assert train(*WORDS, spec, "reward=none", "allow=[trl.experimental]").code == 5
     assert f"pip install 'trl[{name.split('.')[0]}]'" in capsys.readouterr().err
+
+
+def test_a_trainer_without_tools_names_those_that_take_them(capsys):
+    assert main(["trainer=dpo", "trainer.tools=[runner.reward.rule.price]", "--dry-run"]) == 2
+    said = capsys.readouterr().err
+    assert "a trainer that has: ppo, " in said and "grpo" in said and "trainer=ppo" in said

@@ -241,12 +241,14 @@ def test_a_rollout_of_the_users_is_learnt_from_as_ours_is(tmp_path):
     assert farthest(weights(own), weights(users)) == 0
 
 
-@pytest.mark.parametrize("broken", ["prompt_ids", "completion_ids", "logprobs", "env_mask", "extra"])
+@pytest.mark.parametrize("broken", ["prompt_ids", "completion_ids", "logprobs", "env_mask", "extra", "none", "null"])
 def test_a_rollout_of_the_users_with_other_lists_is_refused(tmp_path, broken):
     def roll_out(prompts, trainer):
         ids = [[1, 2, 3] for _ in prompts]
         found = {"prompt_ids": ids, "completion_ids": ids, "logprobs": [[0.0] * 3 for _ in prompts]}
         found |= {"env_mask": [[1, 0, 1] for _ in prompts], "extra": list(range(len(prompts)))}
+        if broken in ("none", "null"):
+            return None if broken == "none" else found | {"logprobs": None}
         return found | {broken: found[broken][:-1]}
 
     trainer = tool_trainer(tmp_path, tools=None, rollout_func=roll_out)

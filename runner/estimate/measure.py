@@ -174,10 +174,7 @@ class Meter:
 
 
 def read_peak(trace: Path, in_place: bool) -> int:
-    """The most bytes of the first batch that were alive at once, up to its first gradient.
-
-    With fused functions ``in_place``, as GPUs have kernels for, of what lives within one only the largest counts.
-    """
+    """The most bytes of the first batch that were alive at once, up to its first gradient."""
     events = [(float(event["ts"]), event) for event in json.loads(trace.read_text())["traceEvents"] if "ts" in event]
     begin, end = (min(time for time, event in events if event["name"] == mark) for mark in (PASS, GRADIENT))
     named = [(event["name"], time, time + event["dur"]) for time, event in events if event.get("cat") == "cpu_op"]

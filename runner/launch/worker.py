@@ -261,10 +261,7 @@ def fork(call: Callable[[], int]) -> int:
 
 
 def python_words(module: str) -> list[str]:
-    """The words that run a module of ours in a Python of its own, which is asked to end when this process has.
-
-    It imports what can be imported here, and this package first: no runner.py in the working folder hides it.
-    """
+    """The words that run a module of ours in a Python of its own, which is asked to end when this process has."""
     code = f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r}); import runner; sys.path[:] = {sys.path!r}; "
     code += f"from runner.launch import worker; worker.run_module({module!r}, {os.getpid()})"
     return [sys.executable, "-u", "-P", "-c", code]

@@ -176,7 +176,8 @@ def roll_out_by_function(
     ``env_mask`` 0 for tokens that the policy did not write; whatever else it gives are columns for rewards. Raises
     ConfigError for lists of other lengths.
     """
-    found = dict(function([row["prompt"] for row in rows], trainer))
+    given = function([row["prompt"] for row in rows], trainer)
+    found = {name: part for name, part in given.items() if part is not None} if isinstance(given, Mapping) else {}
     prompts, tokens, logprobs = (found.pop(name, ()) for name in ("prompt_ids", "completion_ids", "logprobs"))
     masks = found.pop("env_mask", [[1] * len(ids) for ids in tokens])
     of_each = [list(map(len, part)) for part in (tokens, logprobs, masks)]

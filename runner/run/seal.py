@@ -61,10 +61,7 @@ def sealed_hashes(folder: Path) -> dict[str, str]:
 
 
 def damage_of(folder: Path, *, touched_only: bool = False) -> dict[str, str]:
-    """The damage of each file of a sealed folder, by its name; empty where all is as it was sealed.
-
-    ``touched_only`` reads only files that were written to after the seal, which costs no time where none was.
-    """
+    """The damage of each file of a sealed folder, by its name; empty where all is as it was sealed."""
     if (files := read_json(folder / SEAL)) is None or SEAL not in files:
         return {SEAL: "cannot be read" if (folder / SEAL).is_file() else "missing"}
     if files.pop(SEAL) != _own_entry(files):
