@@ -28,10 +28,7 @@ SHOWN = 5
 
 @dataclass(frozen=True)
 class RowRequest:
-    """The way rows are read, whichever split they are of; ``load.load_rows`` says what each key means.
-
-    ``to`` is empty where rows stay as they are.
-    """
+    """The way rows are read, whichever split they are of; ``load.load_rows`` says what each key means."""
 
     form: str | None = None
     columns: Mapping[Role, str] | None = None

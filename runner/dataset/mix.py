@@ -3,6 +3,7 @@
 How one dataset is read is in ``load``.
 """
 
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from datasets import Dataset, Features, IterableDataset, Json, Value, concatenate_datasets, interleave_datasets
 
 from runner.dataset.detect import misnamed
+from runner.dataset.image import IMAGES, ImageSource, Marks
 from runner.dataset.load import STREAM_BUFFER, Rows, list_columns, mix_labels
 from runner.dataset.request import Use, check_weights, read_limits
 from runner.errors import DataError, fault
@@ -40,7 +42,9 @@ def mix_rows(
     limits = read_limits(limit)
     # Every part hands over what it has, because a reward may concern the rows of one part only.
     loaded = {name: load(to=to, keep=None if to == "prompt" else keep, seed=seed) for name, load in parts.items()}
-    trains = {name: train for name, (train, _) in loaded.items() if train is not None}
+    seeing = [rows.features for rows, _ in loaded.values() if rows is not None and IMAGES in list_columns(rows)]
+    see = functools.partial(_with_room_for_images, next(iter(seeing), None))
+    trains = {name: see(train) for name, (train, _) in loaded.items() if train is not None}
     if to == "prompt" and keep is not None:
         columns = {name: list_columns(rows) for name, rows in trains.items()}
         there = {column for part in columns.values() for column in part}
@@ -73,9 +77,17 @@ def mix_rows(
     evals, most = dict[str, Any](), limits["eval"]
     for part, (_, held_out) in loaded.items():
         named = held_out if isinstance(held_out, Mapping) else {} if held_out is None else {"": held_out}
-        held = {"_".join(filter(None, (part, name))): rows for name, rows in named.items()}
+        held = {"_".join(filter(None, (part, name))): see(rows) for name, rows in named.items()}
         evals |= {name: rows.take(most) if most else rows for name, rows in held.items()}
     return mixed.take(limits["train"]) if limits["train"] else mixed, evals or None
+
+
+def _with_room_for_images(like: Features | None, rows: Rows) -> Rows:
+    """Rows of text in the form of those of another part, which have images; a batch may hold both."""
+    if not like or IMAGES in list_columns(rows) or not rows.features:
+        return rows
+    kinds = {column: like.get(column, kind) for column, kind in rows.features.items()} | {IMAGES: like[IMAGES]}
+    return rows.map(lambda row: Marks(row, ()).place(row, ImageSource()), features=Features(kinds))
 
 
 def _mix(trains: Mapping[str, Rows], weights: Mapping[str, float] | None, seed: int) -> Rows:

@@ -74,10 +74,7 @@ def lengthen(prompt: list[int], ids: Sequence[int]) -> list[int]:
 def pad(
     rows: Sequence[Sequence[int]], device: torch.device, *, side: str = "right", value: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Token ids that begin together, or end together if padded on the left, and the mask of what is a token.
-
-    On the right causal attention never looks at the padding.
-    """
+    """Token ids that begin together, or end together if padded on the left, and the mask of what is a token."""
     ids = [torch.tensor(row, dtype=torch.long) for row in rows]
     masks = [torch.ones(len(row), dtype=torch.long) for row in rows]
     ids_BT = pad_sequence(ids, batch_first=True, padding_value=value, padding_side=side)

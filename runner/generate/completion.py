@@ -82,10 +82,7 @@ class TextGenerator:
         self.is_greedy = self.how.temperature == 0
 
     def plan(self, rows: Sequence[Row]) -> list[list[Draw]]:
-        """Every completion that is wanted, in the batches that are generated; raises DataError with all bad prompts.
-
-        Greedy completions of one prompt are the same, so that one of them is enough.
-        """
+        """Every completion that is wanted, in the batches that are generated; raises DataError with all bad prompts."""
         rows = [self.agent.with_tools(row) for row in rows] if self.agent else rows
         prompts = [encode_prompt(self.tokenizer, row["prompt"], row) for row in rows]
         faults = []

@@ -16,10 +16,7 @@ Rows = list[dict[str, Any]]
 
 
 def held_out_sets(cfg: Mapping[str, Any], to: str, keep: Sequence[str] | None = None) -> dict[str, Any]:
-    """The rows of each held-out set in the form ``to``, by its name; the one set without a name is under ``""``.
-
-    They come apart from the training rows, which cost more and are not needed to measure.
-    """
+    """The rows of each held-out set in the form ``to``, by its name; the one set without a name is under ``""``."""
     node = dict(cfg["dataset"])
     if node["_target_"] == LOADER and isinstance(node.get("split"), Mapping):
         node["split"] = dict(node["split"]) | {"train": None}

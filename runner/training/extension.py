@@ -48,10 +48,7 @@ class Hooks:
 
 
 def extend(trainer: type[Trainer], objective: type[Trainer] | None = None) -> type[Trainer]:
-    """Make the subclass of a trainer that takes ``hooks=`` beside its own arguments.
-
-    An ``objective`` comes before the trainer in the method order, where its public ``compute_loss`` is called.
-    """
+    """Make the subclass of a trainer that takes ``hooks=`` beside its own arguments."""
     bases: tuple[type, ...] = (BeforeTrainer, *([objective] if objective else []), trainer, AfterTrainer)
     return type(f"Extended{trainer.__name__}", bases, {"__doc__": trainer.__doc__})
 

@@ -219,10 +219,7 @@ MIN_LIKENESS = 0.8  # from here on, a key is taken for a misspelling of its neig
 
 
 def _unknown(context: ValidationContext, path: str, node: Node, key: str, signature: Signature) -> Iterator[Fault]:
-    """The fault of a key that its target does not take; an open one takes all but what looks like an argument.
-
-    Rewards and metrics are open to the columns of the rows, and not to keys.
-    """
+    """The fault of a key that its target does not take; an open one takes all but what looks like an argument."""
     own, value = f"{path}.{key}", node.get(key)
     if path in NAMED_GROUPS and isinstance(value, dict) and "_target_" in value:
         yield fault("validate.one_or_several", group=path, key=key, target=node["_target_"])
