@@ -6,6 +6,7 @@ import math
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -166,12 +167,15 @@ def seconds_of(time: str | int | None) -> float | None:
 
 
 def _ask(*words: str) -> str:
-    # It has inherited the lock, and keeps it: if we are killed, it may submit all the same. Ctrl-C is for us alone.
-    own: dict[str, Any] = {"close_fds": False, "process_group": 0, "timeout": LIMIT if words[0] != "sbatch" else None}
+    # It has inherited the lock, and keeps it: if we are killed, it may submit all the same. Ctrl-C waits for its end.
+    own: dict[str, Any] = {"close_fds": False, "timeout": LIMIT if words[0] != "sbatch" else None}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
         done = subprocess.run(words, capture_output=True, text=True, errors="replace", **own)
     except subprocess.TimeoutExpired:
         _refuse(words[0], f"no answer in {LIMIT:g} s")
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     said = done.stderr.strip() or f"{words[0]} ended with {done.returncode}"
     return done.stdout if done.returncode == 0 else _refuse(words[0], said)
 
