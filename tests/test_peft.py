@@ -40,7 +40,8 @@ from runner.model.load import load_model, load_tokenizer
 from runner.model.reference import copy_reference, match_reference, needs_reference
 from runner.training.components.model import build_tuner
 
-OPTIONS = sorted(path.stem for path in (MENU / "peft").glob("*.yaml"))
+# Those of models that see are tried on one, in test_image.
+OPTIONS = sorted(path.stem for path in (MENU / "peft").glob("*.yaml") if not path.stem.startswith("vision"))
 EACH_KIND = ("freeze", "lora", "p_tuning", "qlora")  # of what they do to a model
 TEXT = "Anna saw a dog at the park."
 PREFERENCES = [

@@ -54,6 +54,11 @@ class TrainedRun(RunRecord):
         return f"<{self}: {self.standing}>"
 
     @property
+    def scores(self) -> dict[str, dict[str, float]]:
+        """The held-out scores ``before`` and ``after`` the training by name, as far as they were measured."""
+        return {name: found for name, found in (("before", self.before), ("after", self.after)) if found}
+
+    @property
     def metrics(self) -> list[dict[str, Any]]:
         """The logged lines in the order of the steps, each with ``step`` and the trainer's own names."""
         return self.lines

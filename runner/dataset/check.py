@@ -86,10 +86,15 @@ def check_dataset(node: Node, to: str | None, where: str = "dataset") -> Dataset
 
 def find_image_faults(cfg: Node, *, sees: bool) -> Iterator[Fault]:
     """Faults of a run whose rows have images: a trainer or a model that takes none, and what asks for tokens."""
+    node, kind = cfg.get("dataset") or {}, str(cfg["trainer"]["_target_"]).rpartition(".")[2]
+    files = disk.find_files(node["path"]) if node.get("path") else None
+    there = disk.read_columns(files, disk.MAX_BYTES_READ) if files else ()
+    column = next((name for name in ((node.get("columns") or {}).get(IMAGES), *COLUMNS) if name in there), IMAGES)
     if not cfg["trainer"].get("images"):
-        yield fault("dataset.trainer_without_images", trainer=str(cfg["trainer"]["_target_"]).rpartition(".")[2])
+        yield fault("dataset.trainer_without_images", trainer=kind, column=column)
     elif not sees:
-        yield fault("dataset.model_without_images", model=cfg["model"].get("path") or cfg["model"].get("model_type"))
+        name = cfg["model"].get("path") or cfg["model"].get("model_type")
+        yield fault("dataset.model_without_images", model=name, column=column)
     if cfg.get("weight"):
         yield fault("dataset.weights_of_images")
     if cfg["trainer"]["args"].get(key := upstream.TRAIN_SAMPLING_STRATEGY) in upstream.OTHER_STEPS[key]:

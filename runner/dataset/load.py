@@ -320,10 +320,7 @@ def _type_of(name: str, value: object, turn: Json | dict[str, Value]) -> List | 
 
 
 def mix_labels(rows: Dataset, seed: int, label: str = "rows") -> Dataset:
-    """Unpaired rows in an order that spreads the good and the bad evenly, each in a seeded shuffle.
-
-    With as many good as bad rows, every batch of two holds one of each, and their prompts differ.
-    """
+    """Unpaired rows in an order that spreads the good and the bad evenly, each in a seeded shuffle."""
     labels = np.array(rows["label"][:])
     random = np.random.default_rng(seed)
     sides = [random.permutation(np.flatnonzero(labels == side)) for side in (True, False)]

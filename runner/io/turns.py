@@ -27,7 +27,8 @@ def dialogue(side: str | Turns) -> str:
     said = []
     for turn in side:
         parts = turn["content"] if isinstance(turn["content"], list) else [{"text": turn["content"]}]
-        text = "".join(str(part.get("text", f"[{part.get('image')}] ") or "") for part in parts)
+        known = (part if isinstance(part, Mapping) else {"text": part} for part in parts)
+        text = "".join(str(part.get("text", f"[{part.get('image')}] ") or "") for part in known)
         said.append(f"= {text}" if turn["role"] == "tool" else text)
         calls = [call.get("function", call) for call in turn.get("tool_calls") or () if isinstance(call, Mapping)]
         said += [f"{call.get('name')}({json.dumps(call.get('arguments'), ensure_ascii=False)})" for call in calls]

@@ -212,10 +212,7 @@ def read_batches(batches: Iterable[Batch], form: str, head: str) -> list[TokenRo
 
 
 def _sequences(batch: Batch, head: str) -> Iterator[TokenRow]:
-    """Each row of a batch without its padding; a row of packed texts as one sequence for each of them.
-
-    The tokens that the loss counts are trained; all of them where the batch does not say so.
-    """
+    """Each row of a batch without its padding; a row of packed texts as one sequence for each of them."""
     ids, positions = batch["input_ids"], batch.get("position_ids")
     real = batch.get("attention_mask", torch.ones_like(ids))
     counted = torch.ones_like(ids)

@@ -24,7 +24,8 @@ LAUNCHER = r"runner\.launch\.(\w+)\.(?i:\1)"  # the function of its module's nam
 
 def find_target_fault(path: str, target: object, allow: Collection[str] = ()) -> Fault | None:
     """The fault of a target that is no name, cannot be read, does not exist, or may not run; else None."""
-    own = f"{path}._target_" if not path[-1:].isdigit() else path.rpartition(".")[0]  # which can be typed
+    around, _, key = path.rpartition(".")
+    own = around if key.isdigit() else f"{path}._target_"  # of a list nothing else can be typed
     if not isinstance(target, str) or len(target) > MAX_LETTERS:
         return Fault(own, short_text(target), "a dotted name", "=<module.name>")
     if unreadable := _find_unreadable(own, target):

@@ -117,10 +117,7 @@ def _on_disk(model: PreTrainedModel | str) -> Iterator[None]:
 
 
 def _build_inside(value: object, tokenizer: PreTrainedTokenizerBase, where: str) -> object:
-    """A value of the trainer's node with the nodes in it built, and served the tokenizer.
-
-    A model in it, such as a teacher, is at fault under its own key, and not that of the model that is trained.
-    """
+    """A value of the trainer's node with the nodes in it built, and served the tokenizer."""
     if isinstance(value, list):
         return [_build_inside(each, tokenizer, where) for each in value]
     if not isinstance(value, Mapping):
@@ -164,10 +161,7 @@ def build_collator(
 
 
 def build_loss(node: Node | None) -> Callable[..., object] | None:
-    """The configured loss: a function with its settings bound, or an instance of a class that is called.
-
-    One of torch's own averages nothing unless its config says so, because batches are averaged by their tokens.
-    """
+    """The configured loss: a function with its settings bound, or an instance of a class that is called."""
     if not node:
         return None
     if not inspect.isclass(locate(node["_target_"])):
