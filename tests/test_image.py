@@ -25,7 +25,6 @@ from runner import config
 from runner.__main__ import main
 from runner.config.build import serve
 from runner.config.menu import read_options
-from runner.config.rows import write_out_rows
 from runner.dataset import image
 from runner.dataset.check import LOADER, check_dataset, find_image_faults
 from runner.dataset.convert import RowRequest
@@ -501,12 +500,14 @@ def test_the_fingerprint_of_rows_is_that_of_their_images_wherever_these_are(fold
     assert of(elsewhere) not in (first, of(folder))
 
 
-def test_texts_and_images_are_mixed_and_a_part_is_rows_unless_it_says_otherwise(folder):
+def test_texts_and_images_are_mixed_and_a_part_says_what_reads_it(folder):
     (folder / "seen.jsonl").write_text(json.dumps({"image": "red.png", "question": "What is it?", "answer": "red"}))
     (folder / "heard.jsonl").write_text(json.dumps({"question": "2+2?", "answer": "4"}))
-    parts = {name: {"path": str(folder / f"{name}.jsonl")} for name in ("heard", "seen")}
+    own = {"_target_": LOADER, "_partial_": True}
+    parts = {name: own | {"path": str(folder / f"{name}.jsonl")} for name in ("heard", "seen")}
     node = {"_target_": "runner.dataset.mix.mix_rows", "parts": parts}
-    write_out_rows(node)
+    with pytest.raises(DataError, match="no _target_"):
+        serve(node | {"parts": parts | {"lost": {"path": "rows.jsonl"}}}, to="messages")
     rows, _ = serve(node, to="messages")
     found = sorted((len(row["images"]), json.dumps([row.get("messages"), row.get("prompt")])) for row in rows)
     assert [count for count, _ in found] == [0, 1]

@@ -20,9 +20,6 @@ def write_out_rows(dataset: object) -> None:
     A source stands in ``split.eval``, or under a name there, and has the keys of the dataset but for its own; ``split``
     is its slice. Raises ConfigError for a prompt that cannot be read.
     """
-    for part in (dataset.get("parts") or {}).values() if isinstance(dataset, dict) else ():
-        if isinstance(part, dict) and "_target_" not in part:  # rows, unless it says otherwise
-            part |= {"_target_": "runner.dataset.load.load_rows", "_partial_": True}
     for path, node in nodes(dataset, "dataset"):
         if re.fullmatch(r"\S+\.(txt|md)", str(node.get("system"))):
             node["system"] = _read_prompt(Path(node["system"]).expanduser(), f"{path}.system")

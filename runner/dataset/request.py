@@ -109,8 +109,10 @@ def no_row(use: str, cut: str, label: str) -> Fault:
 
 
 def check_weights(parts: Mapping[str, object], weights: Mapping[str, float] | None) -> None:
-    """Raise DataError for each weight of a mixture that is missing, of no part, or nothing to draw by."""
+    """Raise DataError for each weight of a mixture that is missing, of no part, or no number, and for odd parts."""
     faults = [] if parts else [fault("dataset.no_parts")]
+    odd = [name for name, part in parts.items() if isinstance(part, Mapping) and "_target_" not in part]
+    faults += [fault("dataset.part_of_no_function", part=name) for name in odd]
     for name, weight in (weights or {}).items():
         if name not in parts:
             faults.append(misnamed("dataset.weights", name, parts, "dataset.weights.{}=" + str(weight)))
