@@ -97,6 +97,8 @@ class Warm:
         return json.loads(self.process.stdout.readline())
 
     def close(self) -> None:
+        if isinstance(self.process, subprocess.Popen):
+            self.process.terminate()  # a reader of rows that a test has left behind may hold its pipe open
         if self.process is not None:
             self.process.communicate()
 
