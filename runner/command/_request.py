@@ -85,11 +85,12 @@ class InferenceRequest:
         """The model as a generator of completions, with the settings of the options."""
         from runner.generate.completion import TextGenerator, context_length
         from runner.generate.sampler import Sampling
-        from runner.training.components.tools import agent_of
+        from runner.training.components.tools import agent_of, build_functions
 
         how = {name: self.options[name] for name in SAMPLING if name != "seed"}
         sampling = Sampling(**how, rows=self.options["batch_size"], max_length=context_length(model))
-        agent, count = agent_of(self.cfg["trainer"]), self.options.get("n", 1)
+        trainer, count = self.cfg["trainer"], self.options.get("n", 1)
+        agent = agent_of(trainer, build_functions(trainer))
         return TextGenerator(model, tokenizer, sampling, self.options["seed"], count, agent=agent)
 
     def folder(self, name: str) -> Path:

@@ -39,7 +39,7 @@ from runner.training.components.args import build_args
 from runner.training.components.evaluation import build_measure
 from runner.training.components.model import build_model
 from runner.training.components.rewards import build_rewards
-from runner.training.components.tools import agent_of, check_environments
+from runner.training.components.tools import agent_of, build_functions, check_environments
 from runner.training.extension import Hooks
 from runner.training.health import Health, build_health
 from runner.training.precompute import map_sets, precompute_by_default
@@ -73,9 +73,8 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     with _refusals_of("trainer.args"):
         args = build_args(run, adjustments)
     tokenizer = build(cfg["model"]["tokenizer"])
-    rules, node = trainers.build_rules(cfg.get("weight")), cfg["trainer"]
-    form, kept = node["form"], trainers.columns_asked_for(rules)
-    rows, held_out = serve(cfg["dataset"], to=form, seed=cfg["seed"], keep=kept)
+    rules, node, form = trainers.build_rules(cfg.get("weight")), cfg["trainer"], cfg["trainer"]["form"]
+    rows, held_out = serve(cfg["dataset"], to=form, seed=cfg["seed"], keep=trainers.columns_asked_for(rules))
     if column := node.get("reference_column"):
         rows, held_out = (map_sets(functools.partial(_name_reference, column), part) for part in (rows, held_out))
     rewards, weights, panel = build_rewards(cfg, args)
@@ -88,7 +87,8 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     if hasattr(args, once := upstream.PRECOMPUTE_REF_LOG_PROBS) and once not in cfg["trainer"]["args"]:
         precompute_by_default(run, args, rows, held_out)
     model, peft_config, reference = build_model(cfg, tokenizer, args)
-    served = for_callbacks(run, tokenizer, rows, held_out, agent := agent_of(node))
+    agent = agent_of(node, functions := build_functions(node))
+    served = for_callbacks(run, tokenizer, rows, held_out, agent)
     offered = {
         "model": model.name_or_path if upstream.takes_path(read_signature(cfg["trainer"]["_target_"])) else model,
         upstream.REF_MODEL: reference,
@@ -100,6 +100,7 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
         upstream.REWARD_FUNCS: rewards,
         upstream.CALLBACKS: build_callbacks(cfg, served),
         "peft_config": peft_config,
+        **functions,
     }
     health, schedule = build_health(cfg, args, peft_config, panel), (cfg.get("optimizer") or {}).get("scheduler")
     hooks = Hooks(

@@ -1,7 +1,7 @@
 """Functions of the user's that a conversation calls: tools, environments, a rollout; guarded by ``generate.tools``."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any
 
@@ -15,16 +15,20 @@ from runner.schema import upstream
 from runner.schema.text import Node
 
 
-def agent_of(trainer: Node) -> Agent | None:
-    """The agent that answers with a trainer's tools in conversations of our own; None where it has none."""
-    (tools, makers), seconds = upstream.FUNCTIONS[:2], trainer.get("tool_timeout")
-    given = {key: build_functions(key, trainer[key], seconds) for key in (tools, makers) if trainer.get(key)}
-    return build_agent(given.get(tools), given.get(makers), trainer["args"].get(upstream.MAX_TOOL_CALLING_ITERATIONS))
+def build_functions(trainer: Node) -> dict[str, Any]:
+    """The functions of the user's that a trainer's node names, each once, as its constructor takes them, by key."""
+    seconds = trainer.get("tool_timeout") or SECONDS
+    return {key: _build_key(key, trainer[key], seconds) for key in upstream.FUNCTIONS if trainer.get(key)}
 
 
-def build_functions(key: str, value: Any, seconds: float | None = None) -> Any:
-    """The functions at one key of a trainer, as its constructor takes them: a list of tools, makers of environments."""
-    where, seconds = f"trainer.{key}", seconds or SECONDS
+def agent_of(trainer: Node, functions: Mapping[str, Any]) -> Agent | None:
+    """The agent that answers with these functions of a trainer in conversations of our own; None without tools."""
+    tools, makers, _ = map(functions.get, upstream.FUNCTIONS)
+    return build_agent(tools, makers, trainer["args"].get(upstream.MAX_TOOL_CALLING_ITERATIONS))
+
+
+def _build_key(key: str, value: Any, seconds: float) -> Any:
+    where = f"trainer.{key}"
     if key == upstream.ROLLOUT_FUNC:
         return _bind(value) if inspect.isfunction(locate(value["_target_"])) else build(value)
     if key == upstream.ENVIRONMENT_FACTORY:

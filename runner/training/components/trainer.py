@@ -37,7 +37,6 @@ from runner.optimizer import build_optimizer
 from runner.schema import upstream
 from runner.schema.read import read_signature
 from runner.schema.text import Config, Node, named
-from runner.training.components.tools import build_functions
 from runner.training.extension import Hooks, extend
 from runner.training.objective import OBJECTIVES, call
 from runner.training.precompute import drop_long, map_sets, note_of, share_rows
@@ -61,10 +60,8 @@ def build_trainer(
     """
     node, tokenizer, args = cfg["trainer"], tokenizer_of(offered[upstream.PROCESSING_CLASS]), offered["args"]
     wanted, trainer_class = asked_for(node["_target_"]), locate(node["_target_"])
-    inside = {key: value for key, value in node.items() if key not in NOT_FOR_THE_TRAINER}
-    called = {key: inside.pop(key) for key in upstream.FUNCTIONS if inside.get(key)}
+    inside = {key: value for key, value in node.items() if key not in (*NOT_FOR_THE_TRAINER, *upstream.FUNCTIONS)}
     own = {key: _build_inside(value, tokenizer, f"trainer.{key}") for key, value in inside.items()}
-    own |= {key: build_functions(key, value, node.get("tool_timeout")) for key, value in called.items()}
     kind = upstream.loss_interface(read_signature(node["_target_"]), read_signature(node["args"]["_target_"]))
     objective = OBJECTIVES.get(kind) if hooks.loss or rules else None
     shared, changed = share_rows(offered, kind) if shares else None, {}
