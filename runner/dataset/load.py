@@ -363,11 +363,10 @@ def _digests(rows: Dataset) -> np.ndarray:
         stamps = [f"{name} {seen.st_size} {seen.st_mtime_ns}" for name, seen in there]
 
     def digest(table: pa.Table) -> pa.Table:
-        found = (row | {IMAGES: list(map(content_hash, row.get(IMAGES) or ()))} for row in table.to_pylist())
-        texts = (
-            json.dumps(row, sort_keys=True, default=repr)
-            for row in (found if IMAGES in table.column_names else table.to_pylist())
-        )
+        found = table.to_pylist()
+        for row in found if IMAGES in table.column_names else ():
+            row[IMAGES] = list(map(content_hash, row[IMAGES] or ()))
+        texts = (json.dumps(row, sort_keys=True, default=repr) for row in found)
         hashes = [hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts]
         digests = [int.from_bytes(each, "little", signed=True) for each in hashes]
         return pa.table({"digest": pa.array(digests, pa.int64())})
