@@ -11,7 +11,7 @@ from runner.config.menu import read_options
 from runner.errors import Fault, fault
 from runner.io.visible import to_visible
 from runner.schema import upstream
-from runner.schema.read import Parameter, Signature, choices_compared, read_signature
+from runner.schema.read import Parameter, Signature, choices_compared
 from runner.schema.text import Node, as_typed, flatten, last_key, likeness, nearest, scalars, short_text, to_text
 from runner.schema.type import expression, shortened, to_type
 from runner.validate.context import ARGS, OWN, PLAIN_GROUPS, SPECIAL, TOP, ValidationContext, is_called_later, keys_of
@@ -233,9 +233,10 @@ def _unknown(context: ValidationContext, path: str, node: Node, key: str, signat
     found = f"{signature.name} has no such {'field' if 'Config' in signature.name else 'argument'}"
     is_free, is_alike = is_open and not near, bool(near) and likeness(key, near[0]) >= MIN_LIKENESS
     inside = f"{path}." if is_free else "" if path.startswith("trainer") else f"{path.partition('.')[0]}."
-    options = read_options("trainer").items() if path == "trainer" else ()
-    able = sorted((name for name, each in options if _takes(each["trainer"], key)), key=len)
-    if able and key not in upstream.FROM_GROUP:
+    others = read_options("trainer") if path == "trainer" and key not in upstream.FROM_GROUP else {}
+    signatures = {name: context.signature(each["trainer"]) for name, each in others.items()}
+    able = sorted((name for name, other in signatures.items() if other and key in other.parameters), key=len)
+    if able:
         yield Fault(own, found, f"a trainer that has: {shortened(able)}", f"trainer={able[0]}")
     elif answer := _answer(context, own, value, found, inside, is_placed=is_free or is_alike):
         yield answer
@@ -250,11 +251,6 @@ def _unknown(context: ValidationContext, path: str, node: Node, key: str, signat
         yield Fault(own, found, places[0], as_typed({places[0]: value}))
     else:
         yield Fault(own, found, f"one of {shortened(free)}" if free else "", f"leave {key} out")
-
-
-def _takes(node: Node, key: str) -> bool:
-    signature = read_signature(node["_target_"])
-    return signature is not None and key in signature.parameters
 
 
 def _find_owners(context: ValidationContext, key: str) -> str:
