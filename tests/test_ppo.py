@@ -353,7 +353,7 @@ def test_a_missing_end_is_penalised_whatever_ends_a_completion(tmp_path, asked):
 def test_without_a_stop_token_every_completion_is_full(tmp_path):
     trainer = letter_trainer(tmp_path, stop_token=None, model=letter_model(spread=0.05), response_length=30)
     rollout = rolled_out(trainer)
-    assert rollout.responses == [30] * 8 and all(each.finish == "length" for each in rollout.completions)
+    assert rollout.responses == [30] * 8 and all(each.finish == "stop" for each in rollout.completions)
     assert any(END in sequence for sequence in rollout.sequences)
 
 

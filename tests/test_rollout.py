@@ -10,11 +10,12 @@ from runner.generate.completion import Completion
 from runner.generate.sampler import Sampling, seeded_generator, uniform
 from runner.ppo.algorithm import generalised_advantages
 from runner.ppo.batching import Rollout
-from tests.tiny_ppo import END, farthest, letter_model, letter_tokenizer, letter_trainer, logs_of, weights
+from tests.tiny_ppo import END, LETTERS, farthest, letter_model, letter_tokenizer, letter_trainer, logs_of, weights
 
 TEMPLATE = """{%- for turn in messages -%}
 {%- if turn['role'] == 'assistant' -%}{{ turn['content'] }}{%- if turn['tool_calls'] -%}a{%- endif -%}{{ eos_token }}
-{%- else -%}{{ turn['content'] + '\n' }}{%- endif -%}{%- endfor -%}{%- if add_generation_prompt -%}s{%- endif -%}"""
+{%- else -%}{{ turn['content'] + '\n' }}{%- endif -%}{%- endfor -%}
+{%- if add_generation_prompt -%}{{ opened or 's' }}{%- endif -%}"""
 SIZE = 60
 STOPS = tuple(range(12, END + 1))  # so that a random model ends its turns
 HOW = Sampling(SIZE, STOPS, rows=4)
@@ -111,6 +112,16 @@ def test_coroutines_answer_as_functions_do_and_rounds_are_bounded():
     assert [each.turns for each in plain] == [each.turns for each in late]
     assert max(each.counts[1] for each in play(Agent([look], rounds=1))) == 1
     assert max(each.counts[1] for each in play(Agent([look], rounds=0))) == 0
+
+
+def test_each_turn_is_opened_with_the_arguments_of_its_row():
+    """Such as whether a model thinks, of which a template writes something at the begin of each turn."""
+    rows = [row | {"chat_template_kwargs": {"opened": "p"}} for row in ROWS]
+    for each in play(Agent([look]), rows):
+        ids = [*each.prompt_ids, *each.token_ids]
+        begun = [place for place, own in enumerate(each.own) if own and not (place and each.own[place - 1])]
+        assert {ids[len(each.prompt_ids) + place - 1] for place in begun} == {LETTERS.index("p")}
+    assert max(each.counts[0] for each in play(Agent([look]), rows)) > 1
 
 
 class Room:

@@ -24,7 +24,8 @@ from trl.chat_template_utils import parse_response
 from runner.errors import DataError, fault
 from runner.generate.batch import lengthen
 from runner.generate.sampler import Model, Sampling, sample
-from runner.model.encoding import Row, encode_prompt
+from runner.io.turns import TEMPLATE_ARGUMENTS
+from runner.model.encoding import Row, encode_prompt, write
 
 Tool: TypeAlias = Callable[..., object]
 Environments: TypeAlias = Callable[[], object] | Mapping[str, Callable[[], object]]
@@ -41,6 +42,7 @@ class Episode:
     prompt_ids: list[int]
     tools: Mapping[str, Tool]
     environment: object = None
+    arguments: Row = field(default_factory=dict)  # of the template, that come with the row
     turns: list[dict[str, Any]] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     own: list[bool] = field(default_factory=list)
@@ -83,10 +85,6 @@ class Agent:
         make = make[row["environment"]] if isinstance(make, Mapping) else make
         return make() if make else None
 
-    def without_rows(self) -> "Agent | None":
-        """The same where nothing is known of a row but its prompt, so that no environment can begin."""
-        return build_agent(self.tools, None, self.rounds)
-
     def with_tools(self, row: Row) -> dict[str, Any]:
         """A row with the tools that are offered in it, in an environment that has not begun."""
         environment = self._environment(row)
@@ -121,7 +119,8 @@ class Agent:
             if how.limit(ids) < 1:
                 sizes = {"tokens": len(ids), "most": how.max_length}
                 raise DataError(fault("generate.long_prompts", count=1, row=len(episodes), **sizes))
-            episodes.append(Episode(prompt, ids, {tool.__name__: tool for tool in tools}, environment))
+            named, own = {tool.__name__: tool for tool in tools}, {TEMPLATE_ARGUMENTS: row.get(TEMPLATE_ARGUMENTS)}
+            episodes.append(Episode(prompt, ids, named, environment, own))
         live, length = list(range(len(rows))), noise_BR.shape[1]
         for rounds in range(length):
             if not agree(len(live)):
@@ -145,7 +144,7 @@ class Agent:
             answers, live = _call([episodes[index] for index in calling]), []
             for index, turns in zip(calling, answers, strict=True):
                 episode = episodes[index]
-                ids = _encode_answers(tokenizer, turns, end=episode.token_ids[-1])
+                ids = _encode_answers(tokenizer, turns, episode)
                 if len(episode.token_ids) + len(ids) < how.limit(episode.prompt_ids):  # else no turn could follow
                     episode.extend(ids, own=False)
                     episode.turns += turns
@@ -160,10 +159,15 @@ def build_agent(
     return Agent(tools or (), environments, rounds) if tools or environments else None
 
 
+def methods_of(kind: type) -> dict[str, Any]:
+    """The public methods of a class of environments, in the order of their names; static ones are none, as in TRL."""
+    found = inspect.getmembers_static(kind, inspect.isfunction)
+    return {name: each for name, each in found if not name.startswith("_")}
+
+
 def tools_of(environment: Any) -> list[Tool]:
-    """The methods of an environment that a model may call, in the order of their names."""
-    found = inspect.getmembers_static(type(environment), inspect.isfunction)
-    return [getattr(environment, name) for name, _ in found if not name.startswith("_") and name not in NO_TOOLS]
+    """The methods of an environment that a model may call."""
+    return [getattr(environment, name) for name in methods_of(type(environment)) if name not in NO_TOOLS]
 
 
 def _reward_of(kind: Any) -> Callable[..., object]:
@@ -205,12 +209,12 @@ def settle(found: Sequence[Any], *, with_errors: bool = False) -> list[Any]:
     return [next(waited) if inspect.isawaitable(each) else each for each in found]
 
 
-def _encode_answers(tokenizer: PreTrainedTokenizerBase, answers: list[dict[str, Any]], *, end: int) -> list[int]:
+def _encode_answers(tokenizer: PreTrainedTokenizerBase, answers: list[dict[str, Any]], episode: Episode) -> list[int]:
     """The tokens between the end of a turn that calls and the begin of the next one, as the template writes them."""
     call = {"type": "function", "function": {"name": answers[0]["name"], "arguments": {}}}
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-    before = list(tokenizer.apply_chat_template(turns, return_dict=False))
-    whole = list(tokenizer.apply_chat_template([*turns, *answers], add_generation_prompt=True, return_dict=False))
+    before, end = list(write(tokenizer, turns, episode.arguments)), episode.token_ids[-1]
+    whole = list(write(tokenizer, [*turns, *answers], episode.arguments, add_generation_prompt=True))
     if end in before:  # behind which the template may write a line break, which was not sampled
         before = before[: len(before) - before[::-1].index(end)]
     if whole[: len(before)] != before:

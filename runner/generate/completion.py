@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from runner.errors import DataError, fault
-from runner.generate.agent import Agent, Episode
+from runner.generate.agent import Agent, Episode, build_agent
 from runner.generate.batch import split_by_rows
 from runner.generate.rows import Row
 from runner.generate.sampler import Model, Responses, Sampling, evaluating, sample, seeded_generator, uniform
@@ -126,12 +126,14 @@ def to_completions(
     prompts: Sequence[list[int]],
     made: Responses,
     stop_ids: Sequence[int],
+    *,
+    whole: bool = False,
 ) -> list[Completion]:
-    """One completion of one turn for each row."""
+    """One completion of one turn for each row, cut off where no stop token ends it, unless all are ``whole``."""
     tokens, sums = [ids.tolist() for ids in made.tokens], [math.fsum(each.tolist()) for each in made.logprobs]
     found, texts = [], tokenizer.batch_decode(tokens, skip_special_tokens=True)
     for index, (row, prompt_ids, ids, text) in enumerate(zip(rows, prompts, tokens, texts, strict=True)):
-        finish, prompt = "stop" if ids[-1] in stop_ids else "length", row["prompt"]
+        finish, prompt = "stop" if whole or ids[-1] in stop_ids else "length", row["prompt"]
         if row.get("images"):
             prompt = with_images(prompt, map(describe_image, row["images"]))
         found.append(Completion(index, 0, prompt, prompt_ids, text, ids, finish, sums[index]))
@@ -164,7 +166,9 @@ def generate(
     """
     how = Sampling(max_new_tokens, temperature=temperature, rows=batch_size)
     with evaluating(model):
-        generator = TextGenerator(model, tokenizer, how, seed, agent=agent and agent.without_rows())
+        # Of a row nothing is known but its prompt, so that no environment can begin.
+        agent = agent and build_agent(agent.tools, rounds=agent.rounds)
+        generator = TextGenerator(model, tokenizer, how, seed, agent=agent)
         made = generator.complete_all([{"prompt": prompt} for prompt in prompts])
     return [dialogue(each.turns or each.text) for each in made]
 

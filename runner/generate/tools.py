@@ -18,7 +18,7 @@ import torch
 from transformers.utils import get_json_schema
 
 from runner.errors import ConfigError, DataError, RunnerError, describe, fault
-from runner.generate.agent import NO_TOOLS
+from runner.generate.agent import NO_TOOLS, methods_of
 from runner.io.turns import text_of
 from runner.reward.panel import check_answer, undisturbed, within
 from runner.schema.text import short_text
@@ -124,8 +124,7 @@ def guard_environment(make: Callable[[], Any], where: str, seconds: float = SECO
 
 @functools.cache  # since a trainer takes each class for one reward
 def _guarded(kind: Any, where: str, seconds: float) -> type:
-    found = inspect.getmembers_static(kind, inspect.isfunction)  # static methods are not the model's, as in TRL
-    methods: dict[str, Any] = {name: each for name, each in found if not name.startswith("_")}
+    methods = methods_of(kind)
     if "reset" not in methods or inspect.iscoroutinefunction(methods["reset"]):
         raise ConfigError(fault("generate.no_reset", where=where, name=kind.__name__))
     for name, method in methods.items():

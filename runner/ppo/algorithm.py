@@ -52,7 +52,7 @@ from trl.models import prepare_fsdp
 
 from runner.dataset.load import Rows
 from runner.errors import ConfigError, Fault, fault
-from runner.generate.agent import Environments, Tool, build_agent
+from runner.generate.agent import Agent, Environments, Tool, build_agent
 from runner.generate.batch import TOKENS_PER_PASS
 from runner.generate.completion import context_length, of_episode, to_completions
 from runner.generate.engines import VLLM
@@ -334,11 +334,7 @@ class PPOTrainer(Trainer):
         policy = _load_policy(model or given.sft_model_path)
         tokenizer = processing_class or AutoTokenizer.from_pretrained(policy.config._name_or_path)
         self.stop_ids = find_stop_ids(given.stop_token, given.stop_token_id, policy, tokenizer)
-        self.agent = build_agent(tools, environment_factory, given.max_tool_calling_iterations)
-        if self.agent and given.rollout_engine == "vllm":
-            raise ConfigError(fault("ppo.tools_by_vllm"))
-        if self.agent and not self.stop_ids:
-            raise ConfigError(fault("ppo.tools_without_end"))
+        self.agent = _build_agent(given, self.stop_ids, tools, environment_factory)
         rewards, further = _as_list(reward_funcs), (given.step_separator, self.agent)
         self.rewards = Rewards(rewards, given.reward_weights, tokenizer, _as_list(reward_processing_classes), *further)
         prompts = given.rollout_rows // given.num_generations * given.world_size
@@ -367,11 +363,12 @@ class PPOTrainer(Trainer):
         self.rewards.autocast = self.accelerator.autocast
         if self.is_deepspeed_enabled or self.accelerator.parallelism_config:
             raise ConfigError(fault("ppo.shards"))
+        self.vllm = None
+        if given.rollout_engine == "vllm":
+            self.vllm = VLLM(actor_critic.policy, self.accelerator, tokenizer, given, self.sampling)
         self._prepare_frozen([*self.rewards.models, *_as_list(self.reference)])
 
     def _prepare_frozen(self, models: Sequence[torch.nn.Module]) -> None:
-        vllm = (self.actor_critic.policy, self.accelerator, self.processing_class, self.args, self.sampling)
-        self.vllm = VLLM(*vllm) if self.args.rollout_engine == "vllm" else None
         for model in models:
             model.requires_grad_(False).eval()
             if not getattr(model, "is_quantized", False):
@@ -478,8 +475,8 @@ class PPOTrainer(Trainer):
             else:
                 with self.accelerator.autocast(), whole(self.actor_critic):
                     samples = sample(policy, prompts, self.sampling, noise_BR, engine=args.rollout_engine)
-            completions = to_completions(tokenizer, inputs, prompts, samples, self.stop_ids)
-            logprobs = samples.logprobs
+            logprobs, ends = samples.logprobs, self.stop_ids
+            completions = to_completions(tokenizer, inputs, prompts, samples, ends, whole=not ends)
         rollout = Rollout(inputs, completions, args.device)
         # float32 log-probabilities of sampling equal those of the update.
         exact = args.old_logprobs == "auto" and self._in_float32() and not self.vllm and not self.rollout_func
@@ -912,6 +909,18 @@ def _load_policy(model: Policy | str | None) -> Policy:
     if model is None:
         raise ConfigError(fault("ppo.no_policy"))
     return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32) if isinstance(model, str) else model
+
+
+def _build_agent(
+    given: PPOConfig, stop_ids: Sequence[int], tools: list[Tool] | None, environments: Environments | None
+) -> Agent | None:
+    """The agent that has tools or environments; ConfigError where no turn could end, or be asked for alone."""
+    agent = build_agent(tools, environments, given.max_tool_calling_iterations)
+    if agent and given.rollout_engine == "vllm":
+        raise ConfigError(fault("ppo.tools_by_vllm"))
+    if agent and not stop_ids:
+        raise ConfigError(fault("ppo.tools_without_end"))
+    return agent
 
 
 def _adapt_to_loop(given: PPOConfig) -> PPOConfig:

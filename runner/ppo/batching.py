@@ -44,10 +44,7 @@ def find_stop_ids(
 def check_rows(
     rows: Rows, model: Model, tokenizer: PreTrainedTokenizerBase, *, needed: int, response_length: int
 ) -> None:
-    """Raise DataError for rows that PPO would loop over for ever, or that the model cannot hold.
-
-    A stream is not read: its length is not known, and its rows come once.
-    """
+    """Raise DataError for rows that PPO would loop over for ever, or that the model cannot hold."""
     if rows.column_names is not None and "prompt" not in rows.column_names:
         raise DataError(Fault("dataset", f"columns {', '.join(rows.column_names)}", "a column prompt"))
     if isinstance(rows, IterableDataset):
@@ -185,7 +182,8 @@ def roll_out_by_function(
     if counts != {len(rows)} or of_each != of_each[:1] * 3 or not all(map(any, masks)):
         raise ConfigError(fault("ppo.other_rollout", rows=len(rows)))
     responses = Responses(list(map(torch.tensor, tokens)), list(map(torch.tensor, logprobs)))
-    made = to_completions(trainer.processing_class, rows, prompts, responses, trainer.stop_ids)
+    tokenizer, ends = trainer.processing_class, trainer.stop_ids
+    made = to_completions(tokenizer, rows, prompts, responses, ends, whole=not ends)
     made = [replace(each, own=list(map(bool, mask))) for each, mask in zip(made, masks, strict=True)]
     of_policy = [each[torch.tensor(mask).bool()] for each, mask in zip(responses.logprobs, masks, strict=True)]
     rows = [{**row, **{name: values[index] for name, values in found.items()}} for index, row in enumerate(rows)]
