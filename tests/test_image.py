@@ -307,7 +307,8 @@ def test_addresses_are_fetched_only_where_that_is_typed(folder):
 
 def test_trainers_models_and_weights_that_know_no_images_say_so():
     sft = {"trainer": {"_target_": "trl.SFTTrainer", "images": True, "args": {}}, "model": {"path": "a/b"}}
-    assert list(find_image_faults(sft, sees=True)) == []
+    elsewhere = {"dataset": {"path": "s3://bucket/rows.jsonl"}}  # which nobody reads for a fault
+    assert list(find_image_faults(sft, sees=True)) == list(find_image_faults(sft | elsewhere, sees=True)) == []
     (fault,) = find_image_faults(sft, sees=False)
     assert "for a/b, which comes without a processor" in fault.found
     (fault,) = find_image_faults(sft | {"trainer": {"_target_": "trl.RewardTrainer", "args": {}}}, sees=True)
@@ -317,6 +318,17 @@ def test_trainers_models_and_weights_that_know_no_images_say_so():
     assert fault.fix == "trainer.args.train_sampling_strategy=random"
     (fault,) = find_image_faults(sft | {"weight": {"answers": {}}}, sees=True)
     assert fault.fix.startswith("weight=none trainer.args.assistant_only_loss=true")
+
+
+@pytest.mark.parametrize("column", ["image", "images", "photo"])
+def test_a_fault_of_images_names_the_column_that_can_be_left_out(folder, column):
+    path = write(folder, {column: "red.png", "question": "?", "answer": "!"})
+    named = {"columns": {"images": column}} if column == "photo" else {}
+    seen = check_dataset({"_target_": LOADER, "path": str(path), **named}, "messages")
+    assert seen.faults == [] and seen.images == column
+    cfg = {"trainer": {"_target_": "trl.SFTTrainer", "images": True, "args": {}}, "model": {"path": "a/b"}}
+    (fault,) = find_image_faults(cfg, sees=False, column=seen.images)
+    assert f"dataset.without=[{column}]" in fault.fix
 
 
 def test_who_reads_images_out_of_turns_has_them_in_each_row_or_in_none(folder, seeing):

@@ -17,7 +17,7 @@ from runner.dataset import request as keys
 from runner.dataset.convert import RowRequest
 from runner.dataset.detect import MEDIA, check_without, misnamed, read_layout, refuse_media
 from runner.dataset.form import FORMS, answer_columns, is_conversation
-from runner.dataset.image import COLUMNS, IMAGES, find_images
+from runner.dataset.image import COLUMNS, IMAGES, find_images, has_images
 from runner.dataset.remote import check_remote
 from runner.dataset.step import Row
 from runner.errors import DataError, Fault, fault
@@ -39,7 +39,7 @@ class DatasetCheck:
     faults: list[Fault] = field(default_factory=list)
     columns: set[str] | None = None
     chats: bool = False
-    images: bool = False
+    images: str = ""  # the column of images, where there are any
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
@@ -80,17 +80,14 @@ def check_dataset(node: Node, to: str | None, where: str = "dataset") -> Dataset
         inside = check_dataset(part, to, place)
         seen.faults += inside.faults
         seen.chats |= inside.chats
-        seen.images |= inside.images
+        seen.images = seen.images or inside.images
     return seen
 
 
-def find_image_faults(cfg: Node, *, sees: bool) -> Iterator[Fault]:
+def find_image_faults(cfg: Node, *, sees: bool, column: str = IMAGES) -> Iterator[Fault]:
     """Faults of a run whose rows have images: a trainer or a model that takes none, and what asks for tokens."""
-    node, kind = cfg.get("dataset") or {}, str(cfg["trainer"]["_target_"]).rpartition(".")[2]
-    files = disk.find_files(node["path"]) if node.get("path") else None
-    there = disk.read_columns(files, disk.MAX_BYTES_READ) if files else ()
-    column = next((name for name in ((node.get("columns") or {}).get(IMAGES), *COLUMNS) if name in there), IMAGES)
     if not cfg["trainer"].get("images"):
+        kind = str(cfg["trainer"]["_target_"]).rpartition(".")[2]
         yield fault("dataset.trainer_without_images", trainer=kind, column=column)
     elif not sees:
         name = cfg["model"].get("path") or cfg["model"].get("model_type")
@@ -146,7 +143,9 @@ def _check_rows_of(node: Node, to: str, seen: DatasetCheck, *, trains: bool) -> 
                 raise DataError(fault("dataset.many_columns", path=path, count=count, last=last, most=MAX_COLUMNS))
             left = [name for name in columns if name not in (*without, *known)]
             refuse_media(name for name in left if name in MEDIA and to != "prompt")
-            seen.images = "images" in (node.get("columns") or {}) or bool({*COLUMNS} & {*left})
+            seen.images = (node.get("columns") or {}).get(IMAGES) or next(
+                (name for name in COLUMNS if name in left), ""
+            )
             if seen.images and streaming:
                 raise DataError(fault("dataset.stream_of_images", label=path))
     if not seen.faults and not streaming and disk.holds_at_most(files, disk.MAX_BYTES_READ):
@@ -173,7 +172,7 @@ def _check_slices(
                 raise DataError(keys.no_row(use, cut, f"{label} of {len(rows)}"))
             made = _find_columns(request, rows, label, all_used=all_used)
             seen.columns = set(made) if use == "train" else seen.columns
-            seen.images |= IMAGES in made
+            seen.images = seen.images or IMAGES * (IMAGES in made)
             seen.chats |= any(is_conversation(made.get(name)) for name in ("prompt", *answer_columns(made)))
 
 
@@ -185,7 +184,7 @@ def _find_columns(request: RowRequest, rows: Sequence[Row], label: str, *, all_u
     if not request.to:
         read_layout(columns, rows[0], form=request.form, given=request.columns)
         return {}
-    conversion = request.start_conversion(columns, rows[0], label, len(rows), rows)
+    conversion = request.start_conversion(columns, rows[0], label, len(rows), pictured=any(map(has_images, rows)))
     made = conversion.first(rows)
     if all_used:  # else a bad row may be one that nobody asked for
         conversion.batch({name: [row[name] for row in rows] for name in columns}, range(len(rows)))

@@ -41,15 +41,14 @@ class RowRequest:
     images: ImageSource = field(default_factory=ImageSource)
 
     def start_conversion(
-        self, columns: Sequence[str], row: Row, label: str, total: int | None = None, more: Iterable[Row] = ()
+        self, columns: Sequence[str], row: Row, label: str, total: int | None = None, *, pictured: bool = False
     ) -> "Conversion":
-        """The conversion of rows with these columns, the first being ``row``, any of ``more`` perhaps with images."""
+        """The conversion of rows with these columns, the first being ``row``; ``pictured`` where another has images."""
         layout = read_layout(columns, row, form=self.form, given=self.columns, to=self.to)
         images = ((self.columns or {}).get("images"), *COLUMNS)
         kept = tuple(name for name in kept_columns(columns, layout, self.to, self.keep) if name not in images)
         chats = bool(self.steps) and any(is_conversation(row[column]) for column in layout.columns.values())
-        pictured = has_images(row, images) or any(has_images(each, images) for each in more)
-        return Conversion(self, layout, kept, label, total, chats, pictured)
+        return Conversion(self, layout, kept, label, total, chats, pictured or has_images(row, images))
 
 
 @dataclass

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from glob import escape
@@ -28,7 +28,7 @@ from runner.dataset.convert import CONVERT_VERSION, Conversion, RowRequest
 from runner.dataset.detect import check_without, refuse_media
 from runner.dataset.disk import MAX_BYTES_READ, Files, check_files, find_files, path_text, read_columns
 from runner.dataset.form import TURN_EXTRAS, Role
-from runner.dataset.image import COLUMNS, IMAGES, content_hash, find_images
+from runner.dataset.image import COLUMNS, IMAGES, content_hash, find_images, has_images
 from runner.dataset.remote import copy_here
 from runner.dataset.request import Use, check_cut, check_words, no_row, read_cuts, read_limits, split_of
 from runner.dataset.step import first_made, key_of_steps, list_steps
@@ -305,10 +305,20 @@ def _conversion(rows: Rows, request: RowRequest, label: str, total: int | None =
     row = first_made(rows, request.steps) if request.steps else next(iter(rows), None)
     if row is None:
         raise DataError(fault("dataset.no_row", label=label))
-    # Contents in parts are not plain text, and any row of theirs may have an image.
-    parted = [name for name, kind in (rows.features or {}).items() if re.search(r"Json\(|'content': List", repr(kind))]
-    more = rows.select_columns(parted) if parted and total and not request.steps else ()
-    return request.start_conversion(list(row), row, label, total, more)
+    pictured = isinstance(rows, Dataset) and not request.steps and _has_pictures(rows)
+    return request.start_conversion(list(row), row, label, total, pictured=pictured)
+
+
+def _has_pictures(rows: Dataset) -> bool:
+    """True where any row has an image in its turns, which is looked for once, and cached beside the rows."""
+    # Contents that are plain texts hold none.
+    parted = [name for name, kind in rows.features.items() if re.search(r"Json\(|'content': List", repr(kind))]
+
+    def look(cells: Mapping[str, list[Any]]) -> dict[str, list[bool]]:
+        return {"seen": [has_images(dict(zip(cells, row, strict=True))) for row in zip(*cells.values(), strict=True)]}
+
+    key = cache_key(rows._fingerprint, "pictures")
+    return bool(parted) and bool(_column_beside(rows.select_columns(parted), "seen", "bool", look, key).any())
 
 
 def _type_of(name: str, value: object, turn: Json | dict[str, Value]) -> List | Value:
@@ -371,13 +381,12 @@ def _digests(rows: Dataset) -> np.ndarray:
         digests = [int.from_bytes(each, "little", signed=True) for each in hashes]
         return pa.table({"digest": pa.array(digests, pa.int64())})
 
-    digests = plain.map(
-        digest,
-        batched=True,
-        batch_size=BATCH,
-        remove_columns=rows.column_names,
-        features=Features({"digest": Value("int64")}),
-        new_fingerprint=cache_key(rows._fingerprint, "digests", *stamps),
-        desc="hash of the rows",
-    )
-    return np.asarray(digests.with_format("numpy")["digest"][:]).astype("<i8")
+    key = cache_key(rows._fingerprint, "digests", *stamps)
+    return _column_beside(plain, "digest", "int64", digest, key).astype("<i8")
+
+
+def _column_beside(rows: Dataset, name: str, kind: str, make: Callable[..., Any], key: str) -> np.ndarray:
+    """One value for each row, of shape (rows,), made by batches of them and cached beside the rows under a key."""
+    how = {"batched": True, "batch_size": BATCH, "remove_columns": rows.column_names, "new_fingerprint": key}
+    found = rows.map(make, features=Features({name: Value(kind)}), desc=f"{name} of the rows", **how)
+    return np.asarray(found.with_format("numpy")[name][:])

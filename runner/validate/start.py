@@ -103,7 +103,7 @@ def _find_faults(cfg: Config, rows: DatasetCheck, folders: set[Path]) -> Iterato
         if not is_known and not _is_ahead(tokenizer.get("path"), folders):
             yield from find_tokenizer_faults(tokenizer, read_vocab_size(model), chats=rows.chats)
     if rows.images and not _is_ahead(tokenizer.get("path"), folders):
-        yield from find_image_faults(cfg, sees=sees_images(tokenizer))
+        yield from find_image_faults(cfg, sees=sees_images(tokenizer), column=rows.images)
     others: dict[str, tuple[object, bool]] = {}
     for path, node in nodes({"reward": cfg.get("reward"), "metric": cfg.get("metric"), "trainer": cfg["trainer"]}):
         if str(node["_target_"]).startswith(("runner.model.", "runner.reward.")):
