@@ -89,9 +89,8 @@ class InferenceRequest:
 
         how = {name: self.options[name] for name in SAMPLING if name != "seed"}
         sampling = Sampling(**how, rows=self.options["batch_size"], max_length=context_length(model))
-        trainer, count = self.cfg["trainer"], self.options.get("n", 1)
-        agent = agent_of(trainer, build_functions(trainer))
-        return TextGenerator(model, tokenizer, sampling, self.options["seed"], count, agent=agent)
+        agent = agent_of(trainer := self.cfg["trainer"], build_functions(trainer))
+        return TextGenerator(model, tokenizer, sampling, self.options["seed"], self.options.get("n", 1), agent=agent)
 
     def folder(self, name: str) -> Path:
         """The folder for what a verb writes: in the run, or without one beside the runs."""

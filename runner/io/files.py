@@ -135,10 +135,7 @@ def read_json(path: Path) -> dict | None:
 
 
 def read_rows(path: Path, most: int | None = None) -> list[dict[str, Any]]:
-    """Read the objects in the lines of a JSON lines file, or in so many of them; what is none, or cut off, is left out.
-
-    Empty where there is no such file.
-    """
+    """The objects in the lines of a file, or in so many; what is none, or cut off, is left out; none without a file."""
     found = []
     with contextlib.suppress(FileNotFoundError), open_own(path, encoding="utf-8", errors="replace") as file:
         for line in islice(file, most):

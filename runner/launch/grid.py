@@ -45,10 +45,7 @@ class Family:
 
 
 def compose_jobs(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list[list[Composed]]:
-    """The runs of each job of a sweep, in Hydra's order; raises ConfigError with the faults of all.
-
-    Where there are many, not all numbers are checked in each combination (``_to_check``).
-    """
+    """The runs of each job of a sweep, in Hydra's order; raises ConfigError with the faults of all."""
     axis.axes(overrides)
     options = axis.options(overrides)
     plain = {key: listed for key, listed in options.items() if all(is_finite(number) for _, number in listed)}

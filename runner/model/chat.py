@@ -38,10 +38,7 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase | ProcessorMixin) -> str:
 
 
 def set_template(tokenizer: PreTrainedTokenizerBase, name: str | None, where: str = KEY) -> None:
-    """Give the tokenizer the named template, or leave it the one it has; either must work.
-
-    A template of the tokenizer's own is replaced only here, and that is logged. ``where`` is the key that chose it.
-    """
+    """Give the tokenizer the named template, or leave it the one it has; either must work."""
     if name is not None:
         chosen = read_template(name)
         if tokenizer.chat_template and tokenizer.chat_template != chosen:

@@ -216,10 +216,7 @@ def read_config(path: str, revision: str | None = None, trust_remote_code: bool 
 
 
 def check_quantization(quantization_config: object) -> None:
-    """Raise EnvironmentFault where a quantised model is asked for and bitsandbytes is missing.
-
-    Takes the config node too, because the quantisation config itself cannot be built without it.
-    """
+    """Raise EnvironmentFault where a quantised model is asked for and bitsandbytes is missing."""
     if quantization_config:
         check_library("bitsandbytes", "quant")
 

@@ -220,10 +220,7 @@ class Probe:
 
     @torch.no_grad()
     def gradient(self) -> float | None:
-        """The largest entry of a piece, NaN where one is none; 0 where every entry is; None where none is kept.
-
-        One piece tells for all, the first that is not 0: all were scaled by their norm, which is none where one is.
-        """
+        """The largest entry of a piece, NaN where one is none; 0 where every entry is; None where none is kept."""
         for each in filter(_has_gradient, reversed(self.picked)):
             if (largest := _piece(each.grad).abs().max().item()) != 0:
                 return largest

@@ -49,10 +49,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Components:
-    """The parts of a training that others than the trainer need, as they were before it put its own around them.
-
-    ``trackers`` are those of the trainer's callbacks that log to a tracker.
-    """
+    """The parts of a training that others than the trainer need, as they were before it put its own around them."""
 
     args: TrainingArguments
     tokenizer: PreTrainedTokenizerBase
@@ -61,7 +58,7 @@ class Components:
     trainer: Trainer
     health: Health
     seal: Seal
-    trackers: list[Tracker]
+    trackers: list[Tracker]  # those of the trainer's callbacks that log to one
     adjustments: list[dict[str, Any]]
 
 
