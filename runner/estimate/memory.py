@@ -134,10 +134,7 @@ def shards_of(cfg: Config) -> Shards:
 
 
 class Training:
-    """A run's models, its trainer's settings, and a step of it in small; what it needs on one device.
-
-    ``small`` is what was measured of a small model, None where none could be trained.
-    """
+    """A run's models and settings, and ``small``, its step in small if one was measured: its needs on one device."""
 
     def __init__(self, cfg: Config, rows: Rows, small: MeasuredStep | None, *, gpu: bool):
         own = cfg.get("optimizer") or {}

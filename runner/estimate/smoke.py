@@ -138,10 +138,7 @@ def _play_parts(case: Case, cache: Path, debug: bool) -> None:
 
 
 def inspect_rows(run: Run) -> None:
-    """Look at the first rows as the real run would see them, and write down how long they are.
-
-    Raises ConfigError for what a training would be refused for.
-    """
+    """Write down how long the first rows of the real run are; ConfigError for what a training would be refused for."""
     cfg = Run(run.folder / UNREDUCED).cfg
     with quiet(), first_rows_prepared(cfg) as (components, how):
         rows = components.train_rows

@@ -1,7 +1,4 @@
-"""Rows with prompts -> completions as text, with the template and the stop tokens of model and tokenizer.
-
-How a token is drawn is in ``sampler``; what a completion is worth is not decided here.
-"""
+"""Rows with prompts -> completions as text, with the template and the stop tokens of model and tokenizer."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -161,8 +158,7 @@ def generate(
 ) -> list[str]:
     """One completion per prompt, as text; prompts are strings or chats. Temperature 0 is greedy. Tools may be called.
 
-    It does not depend on the size of the batches, which are halved where memory does not suffice. The random state and
-    the model's mode are as they were.
+    It does not depend on the size of the batches, which are halved where memory lacks. Random state and mode stay.
     """
     how = Sampling(max_new_tokens, temperature=temperature, rows=batch_size)
     with evaluating(model):

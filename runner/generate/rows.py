@@ -1,7 +1,4 @@
-"""Dataset -> the rows that a model is asked about, by held-out set, in the form that the question needs.
-
-The rows keep the order of their source, so that their number finds them again there.
-"""
+"""Dataset -> the rows that a model is asked about, by held-out set, under their numbers in the source."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

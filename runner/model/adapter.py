@@ -1,7 +1,4 @@
-"""Checks of an adapter before the trainer puts it on, and writing it afterwards.
-
-Putting it on is the trainer's work. Which adapters there are is peft's; ``conf/peft`` lists them.
-"""
+"""Checks of an adapter before the trainer puts it on, and writing it afterwards; ``conf/peft`` lists peft's."""
 
 import re
 from collections.abc import Sequence

@@ -1,7 +1,4 @@
-"""Chat templates: giving a tokenizer one that works.
-
-The templates are the files in ``template/``. Which rows are chats is the dataset's to say.
-"""
+"""Chat templates: giving a tokenizer one that works, its own or one of the files in ``template/``."""
 
 import hashlib
 import json
@@ -60,10 +57,7 @@ def set_template(tokenizer: PreTrainedTokenizerBase, name: str | None, where: st
 def check_template(
     tokenizer: PreTrainedTokenizerBase, *, chats: bool, calls: bool = False, answers_only: bool = False
 ) -> None:
-    """Raise ConfigError where the rows are chats and the tokenizer has no template that does for them.
-
-    With ``calls`` it must spell what tools are called with and give back, with ``answers_only`` mark what is trained.
-    """
+    """Raise ConfigError where chats have no template, or one without the ``calls`` or answers' marks that they need."""
     if chats and not tokenizer.chat_template:
         raise ConfigError(jinja.no_template())
     faults = []
@@ -90,10 +84,7 @@ def check_calls(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def check_rendering(tokenizer: PreTrainedTokenizerBase, rows: Iterator[tuple[Row, Iterable[str]]]) -> None:
-    """Raise ConfigError where a template that does not ship takes more for a row than is granted for one.
-
-    ``rows`` are conversations, each with its columns of answers; each is written once, without tokens.
-    """
+    """Raise ConfigError where a template that does not ship takes more for one of the rows than is granted."""
     if tokenizer.chat_template in (file.read_text("utf-8") for file in jinja.SHELF.parent.glob("*/*.jinja")):
         return
     number = jinja.find_excess(render_row(tokenizer, row, answers) for row, answers in rows)

@@ -1,5 +1,4 @@
-"""Checks of models, adapters and tokenizers, each of them once: by the files of a folder before anything loads, and by
-what the loader has at hand, such as a snapshot of the hub.
+"""Checks of models, adapters and tokenizers, each once: by a folder's files, or by what the loader has at hand.
 
 No torch here. Of weights the headers are looked at; for a model of the hub, loading tells the rest (``load``).
 """

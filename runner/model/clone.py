@@ -54,8 +54,7 @@ class Source:
 def write_clone(source: Source, folder: Path) -> str:
     """Write a small random model like this one into a folder, with its tokenizer, and say what it is.
 
-    Of an adapter its base is made small, and it gets a new adapter of the same kind. Raises ConfigError, and nothing is
-    written, where the architecture cannot be made small.
+    Of an adapter its base is made small, under a new one of its kind. Raises ConfigError where that cannot be.
     """
     if adapter := read_adapter(source.path, source.revision) if source.path else None:
         base = replace(source, path=adapter.base_model_name_or_path, revision=adapter.revision)

@@ -1,8 +1,4 @@
-"""Tokenizers and models, from a folder, from the hub, or new ones of an architecture.
-
-An adapter as ``path`` is loaded onto its base. The adapters that training adds are put on by the
-trainer; ``reference`` copies the reference, and ``freeze`` chooses what stays as it is.
-"""
+"""Tokenizers and models, from a folder, from the hub, or new of an architecture; an adapter is loaded onto its base."""
 
 import logging
 import pkgutil
@@ -329,10 +325,7 @@ def new_model(
     seed: int = 0,
     **architecture: Any,
 ) -> PreTrainedModel:
-    """A model with random weights: ``architecture`` holds keys of the config of its ``model_type``.
-
-    The vocabulary's size and special tokens are the tokenizer's. Same seed, same weights.
-    """
+    """A model with weights drawn from ``seed``, keys of its config in ``architecture``, and the tokenizer's tokens."""
     if head == "score":
         architecture = {"num_labels": 1} | architecture
     try:

@@ -1,7 +1,5 @@
 """Policy and critic as one module: what PPO wraps, optimises and saves together, on one backbone where possible.
 
-What the update does with log-probabilities and values is in ``algorithm``; how completions are sampled is elsewhere.
-
 Each process holds whole models, or FSDP2 has sharded them. Then a pass gathers what it needs, so that all processes
 take as many (``Rollout.micro_batches``); while it samples, and while reference and reward models read, each has them
 whole (``generate.sampler.whole``). DeepSpeed is refused.

@@ -3,9 +3,7 @@
 In reading order: arithmetic, arguments, and the trainer, whose update samples, computes log-probabilities, rewards,
 values and advantages, and takes its steps. One step of the stock Trainer is one PPO update. The gradient of the last
 mini-batch is left to the Trainer, which clips, steps, schedules, logs, evaluates, saves, stops early and resumes with
-its own loop.
-
-Its differences from the PPOTrainer of TRL 1.12 are listed in README.md.
+its own loop. Differences from the PPOTrainer of TRL 1.12 are listed in README.md.
 
 Optimisations, each behind one function: ``generate.sampler.sample`` (finished rows leave the cache),
 ``Rollout.micro_batches`` (little padding), ``make_padding_free`` (on a CPU none), ``TokenLogProbs`` (logits of sampled

@@ -1,7 +1,6 @@
 """Prompts as token ids; a rollout as micro-batches of rows of like length padded on the right, or of rows end to end.
 
-Groups of rows of like length are in ``runner.generate.batch``, which sampling needs too. Letters at the end of a
-tensor's name are its shape: B rows, T tokens, R response tokens, N response tokens of all rows.
+Letters at the end of a tensor's name are its shape: B rows, T tokens, R response tokens, N those of all rows.
 """
 
 import heapq

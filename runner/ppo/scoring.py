@@ -161,10 +161,7 @@ class Rewards:
 
 
 def step_ends(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], separator: str) -> list[int]:
-    """The index of the token that completes each step, which is the text between two separators, unless it is blank.
-
-    A completion without text is one step, at its last token.
-    """
+    """The index of the token that completes each step, a text between separators unless blank; else the last."""
 
     def length(count: int) -> int:
         return len(tokenizer.decode(tokens[:count], skip_special_tokens=True))

@@ -310,8 +310,7 @@ def serve_columns(where: str, call: Callable[..., Any], given: Mapping[str, Any]
 def check_answer(where: str, answer: object, prompts: Sequence[Prompt], *, per_step: bool = False) -> Answer:
     """The answer of a reward as a list of Python's own values, though it may be a tensor or an array, or hold some.
 
-    Raises DataError unless it has for each prompt a number, None, or with ``per_step`` a list of numbers, and SickRun
-    for one that is not finite.
+    Raises DataError unless each prompt has a number, None, or if ``per_step`` a list; SickRun for no finite number.
     """
     answer = answer.tolist() if hasattr(answer, "tolist") else answer
     if not isinstance(answer, Iterable) or isinstance(answer, str | bytes | Mapping):

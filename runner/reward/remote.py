@@ -38,10 +38,7 @@ def find_address_faults(url: str, where: str = "reward.remote.url") -> Iterator[
 
 @dataclass(eq=False)
 class Remote:
-    """Rewards of a server, in the order of the completions.
-
-    Raises EnvironmentFault when no answer came, ConfigError for a refusal, DataError for an answer that is none.
-    """
+    """Rewards of a server; EnvironmentFault without an answer, ConfigError for a refusal, DataError for an odd one."""
 
     url: str
     _: KW_ONLY

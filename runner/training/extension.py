@@ -91,10 +91,7 @@ class BeforeTrainer(Trainer):
 
 
 class AfterTrainer(Trainer):
-    """Comes after TRL's class in the method order, where the logs are complete and not yet written.
-
-    What the libraries count from the last start only goes on here from what was logged before it.
-    """
+    """Comes after TRL's class, where logs are complete and not yet written; counts go on from before a resume."""
 
     hooks: Hooks
     optimizer: Optimizer | None

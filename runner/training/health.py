@@ -3,8 +3,6 @@
 Whatever the logging steps are, every optimizer step is looked at: its loss, the gradient and the weights in a few small
 pieces (:class:`Probe`), the figures that the trainer notes for its own log (``NOTES``), and the rewards that
 ``reward.panel`` has seen. All weights are looked at when they are saved, so that no sick checkpoint is ever sealed.
-
-Not here: names, thresholds, patience and messages (``run.alarms``), and what a sick run does then (``recovery``).
 """
 
 import functools

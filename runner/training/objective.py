@@ -3,9 +3,8 @@
 Each class here comes before TRL's in the method order and calls TRL's public ``compute_loss``, which makes the forward
 passes, averages, and logs. What it asks the model for is answered with other log-probabilities, or watched on the way.
 
-Which losses ship is in ``runner.loss``, how rows get weights in ``runner.dataset.weigh``; by which names a trainer is
-known to compute its loss in one of these ways in ``schema.upstream``, what each way gives in
-``validate/objective.yaml``. A trainer of another way needs nothing here, and takes neither.
+The names by which a trainer is known to compute its loss in one of these ways are in ``schema.upstream``, what each way
+gives in ``validate/objective.yaml``; a trainer of another way takes neither.
 """
 
 import inspect

@@ -1,8 +1,4 @@
-"""Recovery of a run that turned sick, or has no memory left: it adjusts itself and begins again from its last good
-checkpoint, or it ends with cause and fix.
-
-How sickness is found is in ``health``, what an adjustment is in ``run.adjustments``.
-"""
+"""Recovery of a run that is sick, or out of memory: it goes on, adjusted, from its last good checkpoint, or ends."""
 
 import logging
 from dataclasses import replace

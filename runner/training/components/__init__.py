@@ -1,7 +1,4 @@
-"""Run folder -> the components of a training, built by calls in order, each given what it needs.
-
-Not here: how a component is made (its own room), what a valid key is (``validate``), how the loop runs (the Trainer).
-"""
+"""Run folder -> the components of a training, built by calls in order, each given what it needs."""
 
 import contextlib
 import functools

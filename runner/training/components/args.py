@@ -23,10 +23,7 @@ ANYWHERE = ("cpu", "disk", "meta", "auto", "balanced", "balanced_low_0", "sequen
 
 
 def build_args(run: Run, adjustments: Sequence[Mapping[str, Any]] = ()) -> TrainingArguments:
-    """The trainer's config object: its own defaults, the runner's, the YAML, and last what the run has adjusted.
-
-    Raises EnvironmentFault for devices, precisions, kernels and shards that are asked for and are not here.
-    """
+    """The trainer's config object; EnvironmentFault for devices, precisions, kernels, shards that are not here."""
     cfg = run.cfg
     adjusted = {name: value for each in adjustments for name, value in each.get("args", {}).items()}
     named = {name: value for name, value in cfg["trainer"]["args"].items() if str(value).startswith(SHIPPED)}

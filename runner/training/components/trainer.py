@@ -146,10 +146,7 @@ def optimizer_maker(node: Node | None) -> Callable[[Trainer], Optimizer] | None:
 def build_collator(
     node: Node | None, tokenizer: PreTrainedTokenizerBase, inner: Collator | None = None
 ) -> Collator | None:
-    """The configured collator, served with the tokenizer under whatever name it takes it; None is the trainer's own.
-
-    One that asks for the trainer's own as ``inner`` is built with it alone, any other without it.
-    """
+    """The configured collator, served the tokenizer; one that asks for the trainer's own as ``inner`` with it alone."""
     if node is None or ("inner" in asked_for(node["_target_"])) != (inner is not None):
         return None
     served = {"tokenizer": tokenizer, "pad_token_id": tokenizer.pad_token_id, "inner": inner}
@@ -216,10 +213,7 @@ class EpochOrder(TrainerCallback):
 
 
 def group_lengths(trainer: Trainer) -> None:
-    """Give rows of several texts a length, and each epoch an order of its own, if rows are grouped by length.
-
-    The library knows the lengths of rows with one text alone.
-    """
+    """Give rows of several texts a length, which the library does for one alone, and each epoch an order of its own."""
     args = trainer.args
     if args.train_sampling_strategy not in upstream.OTHER_STEPS[upstream.TRAIN_SAMPLING_STRATEGY]:
         return
