@@ -24,7 +24,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from accelerate.utils import gather_object
@@ -35,17 +35,10 @@ from torch.nn.functional import pad
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
-    set_seed,
-)
-from transformers.trainer_utils import EvalLoopOutput, TrainOutput, get_last_checkpoint
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, Trainer
+from transformers.trainer_callback import TrainerCallback
+from transformers.trainer_utils import EvalLoopOutput, TrainOutput, get_last_checkpoint, set_seed
+from transformers.training_args import TrainingArguments
 from trl.models import prepare_fsdp
 
 from runner.dataset.load import Rows
@@ -55,22 +48,17 @@ from runner.generate.batch import TOKENS_PER_PASS
 from runner.generate.completion import context_length, of_episode, to_completions
 from runner.generate.engines import VLLM
 from runner.generate.rows import Row
-from runner.generate.sampler import Sampling, sample, seeded_generator, uniform, whole
+from runner.generate.sampler import Model, Sampling, sample, seeded_generator, uniform, whole
 from runner.io.files import replace_rows, write_json
 from runner.io.temporary import temporarily
 from runner.model.encoding import encode_prompt
 from runner.model.saved import gather_weights
-from runner.ppo.actor_critic import (
-    ActorCritic,
-    Policy,
-    TokenLogProbs,
-    build_actor_critic,
-    build_reference,
-    store_as_autocast_casts,
-)
+from runner.ppo.actor_critic import ActorCritic, TokenLogProbs, build_actor_critic, build_reference, store_as_autocast
 from runner.ppo.batching import MicroBatch, Rollout, check_rows, find_stop_ids, roll_out_by_function
 from runner.ppo.scoring import Reward, Rewards
 from runner.schema import upstream
+
+Sum: TypeAlias = Callable[[Tensor], Tensor]  # over all processes
 
 # --- Arithmetic ---------------------------------------------------------------------------------
 
@@ -83,9 +71,7 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: str = "k1") -
     log_ratio = ref_logprobs - logprobs
     if estimator == "k1":
         return -log_ratio
-    if estimator == "k2":
-        return log_ratio.square() / 2
-    return log_ratio.exp() - 1 - log_ratio
+    return log_ratio.square() / 2 if estimator == "k2" else log_ratio.exp() - 1 - log_ratio
 
 
 def generalised_advantages(
@@ -105,11 +91,7 @@ def generalised_advantages(
 
 
 def whiten(
-    values_BR: Tensor,
-    mask_BR: Tensor,
-    *,
-    shift_mean: bool = True,
-    total: Callable[[Tensor], Tensor] = lambda sums: sums,
+    values_BR: Tensor, mask_BR: Tensor, *, shift_mean: bool = True, total: Sum = lambda values: values
 ) -> Tensor:
     """Values scaled to variance 1 over what the mask holds, and to mean 0 if ``shift_mean``; 0 elsewhere.
 
@@ -123,7 +105,7 @@ def whiten(
     return torch.where(mask_BR, whitened if shift_mean else whitened + mean, 0).to(values_BR.dtype)
 
 
-def explained_variance(returns_N: Tensor, values_N: Tensor, total: Callable[[Tensor], Tensor]) -> float:
+def explained_variance(returns_N: Tensor, values_N: Tensor, total: Sum) -> float:
     """The share of the variance of the returns, over all processes, that the critic had foreseen."""
     errors_N = returns_N.double() - values_N.double()
     terms = [torch.ones_like(errors_N), returns_N.double(), returns_N.double().square(), errors_N, errors_N.square()]
@@ -308,7 +290,7 @@ class PPOTrainer(Trainer):
 
     def __init__(
         self,
-        model: Policy | str | None = None,
+        model: Model | str | None = None,
         reward_funcs: Reward | list[Reward] | None = None,
         args: PPOConfig | None = None,
         train_dataset: Rows | None = None,
@@ -347,16 +329,8 @@ class PPOTrainer(Trainer):
         self.running = RunningStats(given.kl_coef)
         self.rows_per_pass = given.per_device_train_batch_size
         self.metrics: dict[str, list[float]] = defaultdict(list)
-        super().__init__(
-            model=actor_critic,
-            args=_adapt_to_loop(given),
-            data_collator=list,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            processing_class=tokenizer,
-            callbacks=callbacks,
-            optimizers=optimizers,
-        )
+        parts = actor_critic, _adapt_to_loop(given), list, train_dataset, eval_dataset
+        super().__init__(*parts, processing_class=tokenizer, callbacks=callbacks, optimizers=optimizers)
         self.model_accepts_loss_kwargs = False
         self.rewards.autocast = self.accelerator.autocast
         if self.is_deepspeed_enabled or self.accelerator.parallelism_config:
@@ -375,7 +349,7 @@ class PPOTrainer(Trainer):
         if self.args.device.type == "cuda" and self.args.bf16 and not self.is_fsdp_enabled:
             scorers = [model.base_model for model in self.rewards.models if hasattr(model, "score")]
             for model in [self.actor_critic.policy, *_as_list(self.reference), *scorers]:
-                store_as_autocast_casts(model, torch.bfloat16)
+                store_as_autocast(model, torch.bfloat16)
         # Where every model of an update can: an eighth of the time with a wider model, measured on a CPU.
         with self.accelerator.autocast():
             self.padding_free = self.actor_critic.make_padding_free(self.ref_logprobs)
@@ -542,13 +516,12 @@ class PPOTrainer(Trainer):
         weights_BR = rollout.mask_BR / (1 if by_token else rollout.mask_BR.sum(1, keepdim=True))
         rollout.weights_BR = weights_BR / sizes[0]
         self.compute_advantages(rollout, rewards_BR, minibatches[0])
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         for number, (rows, size) in enumerate(zip(minibatches, sizes, strict=True), 1):
             batches = self._micro_batches(rollout, rows)
             rollout.weights_BR = weights_BR / size
             self._add_gradients(rollout, batches, critic_has_learned=number == 1)
             self.actor_critic.restore_policy_adapter()
-            self._sum_over_processes(parameters)
+            self._sum_over_processes(model)
             if self.state.global_step < args.value_warmup_steps:
                 self.actor_critic.drop_policy_gradient()
             if number < len(minibatches):
@@ -677,13 +650,13 @@ class PPOTrainer(Trainer):
             minibatches += (own + torch.arange(0, rows, parts)[:, None]).T.tolist()
         return minibatches
 
-    def _sum_over_processes(self, parameters: list[torch.nn.Parameter]) -> None:
+    def _sum_over_processes(self, model: torch.nn.Module) -> None:
         """Add up the gradients of all processes, each of its own share of the mini-batch.
 
         A weight that has none here may have one elsewhere, such as an expert to which no token went. FSDP2 has done it.
         """
         if self.args.world_size > 1 and not self.is_fsdp_enabled:
-            for parameter in parameters:
+            for parameter in filter(lambda each: each.requires_grad, model.parameters()):
                 gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 parameter.grad = self.accelerator.reduce(gradient, "sum")
 
@@ -791,18 +764,11 @@ class PPOTrainer(Trainer):
         """
         total = dict(zip(sums, self._total(torch.stack(list(sums.values()))).tolist(), strict=True))
         tokens, ratio = total["tokens"], total["ratio"] / total["tokens"]
-        self._note(
-            {
-                "loss/policy_avg": total["policy"] / steps,
-                "loss/value_avg": total["value"] / steps,
-                "policy/approxkl_avg": total["approxkl"] / tokens,
-                "policy/clipfrac_avg": total["clipped"] / tokens,
-                "policy/sampled_entropy_avg": total["entropy"] / tokens,
-                "val/clipfrac_avg": total["value_clipped"] / tokens,
-                "val/ratio": ratio,
-                "val/token_ratio_var": max(total["ratio_squared"] / tokens - ratio**2, 0.0),
-            }
-        )
+        self._note({"loss/policy_avg": total["policy"] / steps, "loss/value_avg": total["value"] / steps})
+        means = {"policy/approxkl_avg": "approxkl", "policy/clipfrac_avg": "clipped"}
+        means |= {"policy/sampled_entropy_avg": "entropy", "val/clipfrac_avg": "value_clipped"}
+        self._note({name: total[key] / tokens for name, key in means.items()})
+        self._note({"val/ratio": ratio, "val/token_ratio_var": max(total["ratio_squared"] / tokens - ratio**2, 0.0)})
         return torch.tensor((total["policy"] + self.args.vf_coef * total["value"]) / steps, device=self.args.device)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
@@ -818,12 +784,7 @@ class PPOTrainer(Trainer):
 
     @torch.no_grad()
     def evaluation_loop(
-        self,
-        dataloader: DataLoader,
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
+        self, dataloader: DataLoader, *_: Any, metric_key_prefix: str = "eval", **__: Any
     ) -> EvalLoopOutput:
         """Sample a completion for each held-out prompt and score it; the same noise at every evaluation."""
         self.model.eval()
@@ -891,9 +852,7 @@ class PPOTrainer(Trainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """As the Trainer's; on a resume, the adaptive KL and the statistics of scores go on where they were too."""
-        path = resume_from_checkpoint
-        if path is True:
-            path = get_last_checkpoint(self.args.output_dir)
+        path = get_last_checkpoint(self.args.output_dir) if resume_from_checkpoint is True else resume_from_checkpoint
         if path:
             self.running = RunningStats(**json.loads((Path(path) / "ppo_state.json").read_text(encoding="utf-8")))
         with self._kernels():
@@ -903,7 +862,7 @@ class PPOTrainer(Trainer):
 # --- What the trainer is made of ----------------------------------------------------------------
 
 
-def _load_policy(model: Policy | str | None) -> Policy:
+def _load_policy(model: Model | str | None) -> Model:
     if model is None:
         raise ConfigError(fault("ppo.no_policy"))
     return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32) if isinstance(model, str) else model

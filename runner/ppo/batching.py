@@ -125,8 +125,7 @@ class Rollout:
         made.logprobs_BR = placed(0.0, lambda of: of.logprobs_BR)
         if first.sampler_logprobs_BR is not None:
             made.sampler_logprobs_BR = placed(0.0, lambda of: of.sampler_logprobs_BR)
-        each_BF = torch.stack([of.scores[1][row] for of, row in picked])
-        made.scores = placed(math.nan, lambda of: of.scores[0]), each_BF
+        made.scores = placed(math.nan, lambda of: of.scores[0]), torch.stack([of.scores[1][row] for of, row in picked])
         return made
 
     def micro_batches(
@@ -150,9 +149,7 @@ class Rollout:
         lengths = list(map(len, read))
         input_ids_BT, _ = pad([list(chain(*read))] if padding_free else read, device)
         starts = accumulate(lengths, initial=0) if padding_free else count(step=input_ids_BT.shape[1])
-        positions: list[int] = []
-        targets: list[int] = []
-        indices: list[int] = []
+        positions, targets, indices = list[int](), list[int](), list[int]()
         for row, begin in zip(rows, starts, strict=False):
             places, first = self.places[row], row * self.mask_BR.shape[1]
             positions += [begin + place - 1 for place in places]

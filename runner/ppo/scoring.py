@@ -48,8 +48,7 @@ class Rewards:
         if weights is not None and len(weights) != len(rewards):
             counts = {"weights": len(weights), "rewards": len(rewards)}
             raise ConfigError(fault("ppo.number_of_weights", ones=to_text([1.0] * len(rewards)), **counts))
-        self.tokenizer = tokenizer
-        self.step_separator = step_separator
+        self.tokenizer, self.step_separator = tokenizer, step_separator
         self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext  # of backbones; no score is rounded
         self.weights = torch.tensor([*given, *[1.0] * len(own)])
         self.rewards = rewards + own
@@ -170,8 +169,7 @@ def step_ends(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], separat
     for step in tokenizer.decode(tokens, skip_special_tokens=True).split(separator):
         ends += [start + len(step)] if step.strip() else []
         start += len(step) + len(separator)
-    counts = range(len(tokens) + 1)
-    return [bisect.bisect_left(counts, end, key=length) - 1 for end in ends] or [len(tokens) - 1]
+    return [bisect.bisect_left(range(len(tokens) + 1), end, key=length) - 1 for end in ends] or [len(tokens) - 1]
 
 
 def same_tokens(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
