@@ -89,8 +89,7 @@ class TextGenerator:
             size, most = len(prompts[long[0]]), self.how.max_length
             faults.append(fault("generate.long_prompts", count=len(long), row=long[0], tokens=size, most=most))
         DataError.refuse(faults)
-        count = 1 if self.is_greedy else self.n
-        draws = [(row, number) for row in range(len(rows)) for number in range(count)]
+        draws = [(row, number) for row in range(len(rows)) for number in range(1 if self.is_greedy else self.n)]
         groups = split_by_rows([len(prompts[row]) for row, _ in draws], self.how.rows)
         return [[draws[index] for index in group] for group in groups]
 

@@ -327,8 +327,7 @@ class TokenChoice(LogitsProcessor):
 
     def __init__(self, how: Sampling, noise_BR: Tensor):
         self.how, self.noise_BR = how, noise_BR
-        self.tokens: list[Tensor] = []
-        self.logprobs: list[Tensor] = []
+        self.tokens, self.logprobs = list[Tensor](), list[Tensor]()
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         token_B, logprob_B = sample_token(scores, self.noise_BR[:, len(self.tokens)], self.how)
