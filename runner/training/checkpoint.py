@@ -128,15 +128,11 @@ def moved_models(trainer: Trainer) -> list[nn.Module]:
     return [trainer.accelerator.unwrap_model(each.ref_model) for each in moved if each.ref_model is not None]
 
 
-class Restored(Exception):
-    """Raised by :class:`Restore` when the weights are in the model; not an error."""
-
-
-class Restore(TrainerCallback):
-    """Ends ``trainer.train`` once the checkpoint is loaded, before it would train one step too many."""
+class Restored(Exception, TrainerCallback):
+    """Ends ``trainer.train`` once the checkpoint is loaded, before it would train one step too many; not an error."""
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
-        raise Restored
+        raise self
 
 
 def all_steps_taken(checkpoint: Path) -> bool:
@@ -149,7 +145,7 @@ def restore(trainer: Trainer, checkpoint: Path) -> None:
     """Load a finished training from its last checkpoint, or its best one where the trainer asks for that."""
     state = read_json(checkpoint / "trainer_state.json") or {}
     best = state["best_model_checkpoint"] if trainer.args.load_best_model_at_end else None
-    loader, callbacks = Restore(), trainer.callback_handler.callbacks
+    loader, callbacks = Restored(), trainer.callback_handler.callbacks
     callbacks.insert(0 if best else len(callbacks), loader)  # none may take the best step for that of the training
     try:
         trainer.train(resume_from_checkpoint=best or str(checkpoint))

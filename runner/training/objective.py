@@ -165,14 +165,12 @@ def summed(output: ModelOutput, ids: Tensor) -> Tensor:
 class Answers(Objective):
     """For trainers with a reference: a loss of log-probabilities of answers, and weights of tokens for both models."""
 
-    def compute_loss(
-        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Count = None
-    ) -> Loss:
+    def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **count: Count) -> Loss:
         names = ["input_ids", "KL_input_ids"] if getattr(self, "calculate_KL", False) else ["input_ids"]
         weights = {name: inputs.pop(name.replace("input_ids", WEIGHTS), None) for name in names}
         times = 1 if self.precompute_ref_logps else 2
         with watched(self, {name: (inputs[name], weights[name]) for name in names}, times) as seen:
-            found = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            found = super().compute_loss(model, inputs, return_outputs, **count)
         if self.hooks.loss is None:
             return found
         loss = self.mean_of_batch(inputs, seen)
@@ -220,36 +218,30 @@ class Labelled(Answers):
         return (shares.to(losses) * losses).mean()
 
 
-class Odds(Objective):
-    """For ORPO: the part of the loss that compares; that of the chosen answers stays."""
-
-    def odds_ratio_loss(self, policy_chosen_logps: Tensor, policy_rejected_logps: Tensor) -> tuple[Tensor, ...]:
-        losses, *rest = super().odds_ratio_loss(policy_chosen_logps, policy_rejected_logps)
-        given = {"chosen_logps": policy_chosen_logps, "rejected_logps": policy_rejected_logps, "beta": self.beta}
-        # TRL subtracts what this method gives.
-        return -self.entrywise(len(losses), **given), *rest
-
-
 class Contrasts(Objective):
-    """For CPO: the part of the loss that compares; that of the chosen answers stays, weighted by ``cpo_alpha``."""
+    """For CPO and ORPO: the part of the loss that compares; that of the chosen answers stays, CPO's by its alpha."""
 
     def cpo_loss(self, policy_chosen_logps: Tensor, policy_rejected_logps: Tensor) -> tuple[Tensor, ...]:
-        losses, *rest = super().cpo_loss(policy_chosen_logps, policy_rejected_logps)
-        given = {"chosen_logps": policy_chosen_logps, "rejected_logps": policy_rejected_logps, "beta": self.beta}
-        return self.entrywise(len(losses), **given), *rest
+        _, *rest = super().cpo_loss(policy_chosen_logps, policy_rejected_logps)
+        return self._compared(policy_chosen_logps, policy_rejected_logps), *rest
+
+    def odds_ratio_loss(self, policy_chosen_logps: Tensor, policy_rejected_logps: Tensor) -> tuple[Tensor, ...]:
+        _, *rest = super().odds_ratio_loss(policy_chosen_logps, policy_rejected_logps)
+        return -self._compared(policy_chosen_logps, policy_rejected_logps), *rest  # which TRL subtracts
+
+    def _compared(self, chosen: Tensor, rejected: Tensor) -> Tensor:
+        return self.entrywise(len(chosen), chosen_logps=chosen, rejected_logps=rejected, beta=self.beta)
 
 
 class Scores(Objective):
     """For reward models: a loss of the scores of each pair."""
 
-    def compute_loss(
-        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Count = None
-    ) -> Loss:
-        _, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+    def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **count: Count) -> Loss:
+        _, outputs = super().compute_loss(model, inputs, True, **count)
         chosen, rejected = outputs.logits.squeeze(-1).chunk(2)
         loss = self.entrywise(len(chosen), chosen_rewards=chosen, rejected_rewards=rejected).mean()
         return (loss, outputs) if return_outputs else loss
 
 
 OBJECTIVES: dict[str | None, type[Objective]] = {"tokens": Tokens, "pairs": Pairs, "labels": Labelled}
-OBJECTIVES |= {"odds": Odds, "contrasts": Contrasts, "scores": Scores}
+OBJECTIVES |= {"odds": Contrasts, "contrasts": Contrasts, "scores": Scores}

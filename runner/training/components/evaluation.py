@@ -79,8 +79,7 @@ class HeldOutMetrics:
                 rows = list(self._rows("answer", name))
                 ends = (getattr(args, "max_length", None), context_length(model))
                 reader = AnswerReader(model, self.tokenizer, min(filter(None, ends), default=None))
-                is_scorer = self.run.cfg["trainer"]["head"] == "score"
-                found |= judge_answers(reader, rows, read, is_scorer=is_scorer).scores
+                found |= judge_answers(reader, rows, read, is_scorer=self.run.cfg["trainer"]["head"] == "score").scores
         # In the order of the configuration, whatever the kind.
         ordered = (key for metric in metrics for key in found if f"{key}_".startswith(f"{metric.name}_"))
         return {f"{prefix}_{key}": found[key] for key in ordered}

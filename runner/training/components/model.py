@@ -1,7 +1,7 @@
 """The policy, what of it is trained, and its reference; and the model that a training has left."""
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 from accelerate.utils import patch_environment
 from peft import PeftConfig, PeftModel
@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, Trai
 
 from runner.config.build import asked_for, build, serve
 from runner.errors import ConfigError, FolderError, fault
+from runner.generate.sampler import Model
 from runner.generate.weights import Weights
 from runner.io.files import display_path
 from runner.model.adapter import OWN, check_adapter, leave_out_routers, train_beside, train_tokens
@@ -22,8 +23,6 @@ from runner.schema import upstream
 from runner.schema.source import has_method
 from runner.schema.text import Config, Node
 from runner.training.components.args import check_devices
-
-Model: TypeAlias = PreTrainedModel | PeftModel
 
 
 def build_model(

@@ -12,14 +12,8 @@ from typing import Any, TypeAlias
 import torch
 from datasets import Dataset, DatasetDict
 from torch.optim import Optimizer
-from transformers import (
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PrinterCallback,
-    Trainer,
-    TrainerCallback,
-    TrainerState,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, Trainer
+from transformers.trainer_callback import TrainerCallback, TrainerState
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from runner.collator import Collator
