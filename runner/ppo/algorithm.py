@@ -90,9 +90,7 @@ def generalised_advantages(
     return advantages_BR, advantages_BR + values_BR
 
 
-def whiten(
-    values_BR: Tensor, mask_BR: Tensor, *, shift_mean: bool = True, total: Sum = lambda values: values
-) -> Tensor:
+def whiten(values_BR: Tensor, mask_BR: Tensor, *, shift_mean: bool = True, total: Sum = lambda part: part) -> Tensor:
     """Values scaled to variance 1 over what the mask holds, and to mean 0 if ``shift_mean``; 0 elsewhere.
 
     ``total`` adds a tensor up over all processes, so that the numbers are those of the whole batch.
@@ -115,12 +113,10 @@ def explained_variance(returns_N: Tensor, values_N: Tensor, total: Sum) -> float
     return 1 - (squared - error**2) / variance if variance > 1e-12 else 0.0
 
 
-def policy_losses(
-    log_ratios_N: Tensor, advantages_N: Tensor, cliprange: float, dual_clip: float | None = None
-) -> Tensor:
+def policy_losses(log_ratios_N: Tensor, advantages_N: Tensor, clip: float, dual_clip: float | None = None) -> Tensor:
     """The clipped surrogate per token, negated (Schulman et al. 2017, eq. 7; dual clip: Ye et al. 2020, eq. 5)."""
     ratios_N = log_ratios_N.exp()
-    clipped_N = ratios_N.clamp(1 - cliprange, 1 + cliprange)
+    clipped_N = ratios_N.clamp(1 - clip, 1 + clip)
     losses_N = torch.maximum(-advantages_N * ratios_N, -advantages_N * clipped_N)
     if dual_clip is None:
         return losses_N
@@ -320,7 +316,7 @@ class PPOTrainer(Trainer):
         prompts = given.rollout_rows // given.num_generations * given.world_size
         for dataset, needed in ((train_dataset, prompts), (eval_dataset, 1)):
             for rows in _as_list(dataset):
-                check_rows(rows, policy, tokenizer, needed=needed, response_length=given.response_length)
+                check_rows(rows, policy, tokenizer, needed=needed, length=given.response_length)
         self.reference = ref_model if given.penalises_kl else None
         if ref_model is None and given.penalises_kl:
             self.reference = build_reference(policy, adapted_later=peft_config is not None)
@@ -373,9 +369,7 @@ class PPOTrainer(Trainer):
 
     # --- One update
 
-    def training_step(
-        self, model: torch.nn.Module, inputs: list[Row], num_items_in_batch: Tensor | int | None = None
-    ) -> Tensor:
+    def training_step(self, model: torch.nn.Module, inputs: list[Row], *_: object) -> Tensor:
         """One PPO update but for its last optimizer step; gives the mean loss of its mini-batches."""
         self.actor_critic.register_for_shards()
         self._write_samples()
@@ -605,9 +599,7 @@ class PPOTrainer(Trainer):
         sums["entropy"] -= logprobs_N.detach().sum()
         return loss
 
-    def _own_losses(
-        self, loss: Callable[..., Tensor], rollout: Rollout, batch: MicroBatch, logprobs_N: Tensor
-    ) -> Tensor:
+    def _own_losses(self, loss: Callable[..., Any], rollout: Rollout, batch: MicroBatch, logprobs_N: Tensor) -> Tensor:
         """The user's loss of each token [N], from rows [B, R] that it sees whole."""
         mask_BR, old_BR = rollout.mask_BR[batch.rows_B], rollout.logprobs_BR[batch.rows_B]
         log_probs_BR = torch.zeros_like(old_BR).masked_scatter(mask_BR, logprobs_N)
@@ -783,9 +775,7 @@ class PPOTrainer(Trainer):
     # --- Held-out prompts
 
     @torch.no_grad()
-    def evaluation_loop(
-        self, dataloader: DataLoader, *_: Any, metric_key_prefix: str = "eval", **__: Any
-    ) -> EvalLoopOutput:
+    def evaluation_loop(self, dataloader: DataLoader, *, metric_key_prefix: str = "eval", **_: Any) -> EvalLoopOutput:
         """Sample a completion for each held-out prompt and score it; the same noise at every evaluation."""
         self.model.eval()
         self.actor_critic.register_for_shards()

@@ -40,23 +40,21 @@ def find_stop_ids(
     return tuple(ids)
 
 
-def check_rows(
-    rows: Rows, model: Model, tokenizer: PreTrainedTokenizerBase, *, needed: int, response_length: int
-) -> None:
+def check_rows(rows: Rows, model: Model, tokenizer: PreTrainedTokenizerBase, *, needed: int, length: int) -> None:
     """Raise DataError for rows that PPO would loop over for ever, or that the model cannot hold."""
     if rows.column_names is not None and "prompt" not in rows.column_names:
         raise DataError(Fault("dataset", f"columns {', '.join(rows.column_names)}", "a column prompt"))
     if isinstance(rows, IterableDataset):
         return
     longest = context_length(model) or math.inf
-    room, faults, counts = longest - response_length, [], {}
+    room, faults, counts = longest - length, [], {}
     for index, prompt in enumerate(rows["prompt"]):
         text = prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)
         # A token is at least a byte, and a template adds some, so that most prompts need not be counted.
         if not text or len(text.encode()) + 1024 > room:
             counts[index] = len(encode_prompt(tokenizer, prompt, rows[index]))
     if too_long := [count for count in counts.values() if count > room]:
-        sizes = {"longest": max(too_long), "room": room, "held": longest, "response": response_length}
+        sizes = {"longest": max(too_long), "room": room, "held": longest, "response": length}
         faults.append(fault("ppo.long_prompts", count=len(too_long), **sizes))
     if empty := [index for index, count in counts.items() if count == 0]:
         faults.append(Fault("dataset", f"{len(empty)} prompts without a token, the first in row {empty[0]}"))

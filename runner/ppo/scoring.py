@@ -8,7 +8,7 @@ import bisect
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import chain, compress
+from itertools import chain, compress, repeat
 from typing import Any, TypeAlias
 
 import torch
@@ -101,7 +101,8 @@ class Rewards:
         named = zip(self.names, settle(answers), strict=True)
         answers = [check_answer(f"reward.{name}", answer, prompts, per_step=True) for name, answer in named]
         check_some_apply(answers, prompts)
-        own = [each.own_ids for each in completions]
+        # The tokens that the model wrote, without those of tools.
+        own = [list(compress(each.token_ids, each.own or repeat(True))) for each in completions]
         earned_BR = torch.full((len(rows), max(map(len, own))), math.nan)
         each_BF = torch.full((len(rows), len(answers)), math.nan)
         for column, (answer, weight) in enumerate(zip(answers, self.weights, strict=True)):
