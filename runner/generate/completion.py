@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress
 from typing import Any, TypeAlias
 
 import torch
@@ -43,11 +42,6 @@ class Completion:
         if self.turns is not None:
             return self.turns
         return self.text if isinstance(self.prompt, str) else [{"role": "assistant", "content": self.text}]
-
-    @property
-    def own_ids(self) -> list[int]:
-        """The tokens that the model wrote, without those of tools."""
-        return self.token_ids if self.own is None else list(compress(self.token_ids, self.own))
 
     def to_row(self) -> dict[str, Any]:
         """The columns that are written to a file."""

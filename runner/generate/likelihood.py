@@ -40,9 +40,7 @@ class AnswerReader:
     batch_size: int | None = None  # texts at once
     on_progress: Callable[[int], object] = lambda count: None  # is called with the number of those read
 
-    def read(
-        self, rows: Sequence[Row], keep: Mapping[str, Callable[[Tensor, Tensor], Any]] | None = None
-    ) -> AnswerReading:
+    def read(self, rows: Sequence[Row], keep: Mapping[str, Callable[..., Any]] | None = None) -> AnswerReading:
         """Log-probabilities of the tokens of each answer, and what ``keep`` makes of its logits [T, V], labels [T]."""
         keep, encoded = keep or {}, [to_ids(self.tokenizer, row) for row in rows]
         reading = AnswerReading([ids[start : self.max_length] for ids, start in encoded], [[] for _ in rows])

@@ -30,7 +30,7 @@ from transformers.cache_utils import Cache, DynamicCache, StaticLayer
 from transformers.generation import LogitsProcessor, LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
 
 from runner.errors import EnvironmentFault, fault
-from runner.generate.batch import group_alike, join_pixels, pad, split_by_rows
+from runner.generate.batch import Prompts, group_alike, join_pixels, pad, split_by_rows
 from runner.io.temporary import temporarily
 
 # Layers whose cache keeps a key and a value per token, so that finished rows can leave it.
@@ -75,13 +75,7 @@ class Responses:
 
 @torch.no_grad()
 def sample(
-    model: Model,
-    prompts: Sequence[Sequence[int]],
-    how: Sampling,
-    noise_BR: Tensor,
-    *,
-    engine: str = "auto",
-    halves: bool = False,
+    model: Model, prompts: Prompts, how: Sampling, noise_BR: Tensor, *, engine: str = "auto", halves: bool = False
 ) -> Responses:
     """Sample a completion for each prompt, by ``loop``, ``graph`` or ``generate``; prompts of like length go together.
 
