@@ -172,14 +172,12 @@ class Health(TrainerCallback):
         return (change @ gradient / (change.norm() * gradient.norm())).item()
 
 
-def build_health(
-    cfg: Config, args: TrainingArguments, peft_config: PeftConfig | None, panel: RewardTracker | None
-) -> Health:
+def build_health(cfg: Config, args: TrainingArguments, peft: PeftConfig | None, panel: RewardTracker | None) -> Health:
     """The alarms that fit this kind of training, which the trainer's signature and arguments tell."""
     asked = asked_for(cfg["trainer"]["_target_"])
     online, anchored = upstream.REWARD_FUNCS in asked, upstream.REF_MODEL in asked
     # A prompt or prefix starts elsewhere by nature, with a right reference.
-    rounding = (5e-2 if args.bf16 or args.fp16 else 1e-4) if anchored and not moves_start(peft_config) else None
+    rounding = (5e-2 if args.bf16 or args.fp16 else 1e-4) if anchored and not moves_start(peft) else None
     pairs = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     tolerate, length = cfg.get("tolerate"), upstream.completion_length(vars(args))
     alarms = functools.partial(

@@ -214,8 +214,7 @@ class Labelled(Answers):
         lengths = inputs["completion_mask"][:, 1:].sum(1)
         given = {"logps": logps, "ref_logps": reference("input_ids", "ref_logps"), "desirable": desirable}
         losses = self.entrywise(len(logps), **given, lengths=lengths, kl=kl, beta=self.beta)
-        shares = torch.where(desirable, self.desirable_weight, self.undesirable_weight)
-        return (shares.to(losses) * losses).mean()
+        return (torch.where(desirable, self.desirable_weight, self.undesirable_weight).to(losses) * losses).mean()
 
 
 class Contrasts(Objective):

@@ -37,10 +37,8 @@ from runner.training.precompute import drop_long, map_sets, note_of, share_rows
 
 BoundRule: TypeAlias = functools.partial[Sequence[Entry]]
 
-NOT_FOR_THE_TRAINER = (
-    *("_target_", "form", "head", "evaluates", "shares_batch", "reference_column", "needs_gpu", "tool_timeout"),
-    *("images", "args"),
-)
+NOT_FOR_THE_TRAINER = {"_target_", "form", "head", "evaluates", "shares_batch", "reference_column", "images", "args"}
+NOT_FOR_THE_TRAINER |= {"needs_gpu", "tool_timeout"}
 
 
 def build_trainer(
