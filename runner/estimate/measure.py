@@ -107,7 +107,8 @@ def measure_step(cfg: Config, gpu: bool, folder: Path) -> MeasuredStep:
     if own["peft"] and own["peft"].get("r"):
         own["peft"]["r"] = 1  # what a rank adds does not grow with the width, and is little in a wide model
     trainer = build_components(open_run(own, [])).trainer
-    meter, trace = Meter(trainer, ModelWeights(source_of(cfg), trained=False).shape), folder / "profile.json"
+    shape, trace = ModelWeights(source_of(cfg), dtype="float32", trained=False).shape, folder / "profile.json"
+    meter = Meter(trainer, shape)
     profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
     with profiler, saved_tensors_hooks(meter.keep, lambda tensor: tensor):
         trainer.train()

@@ -68,13 +68,7 @@ class ModelWeights:
     """
 
     def __init__(
-        self,
-        source: Source,
-        *,
-        dtype: str = "float32",
-        peft: Node | None = None,
-        quant: Node | None = None,
-        trained: bool = True,
+        self, source: Source, *, dtype: str, peft: Node | None = None, quant: Node | None = None, trained: bool = True
     ):
         config = copy.deepcopy(source.config())
         if hasattr(config, "quantization_config"):
@@ -144,4 +138,4 @@ def others_of(cfg: Config) -> Iterator[tuple[str, int]]:
             name = path.removeprefix("trainer.").removesuffix("_model").replace(".", " ")
             yield name, ModelWeights(source, dtype=node.get("dtype", "float32"), trained=False).bytes
     if path := cfg["trainer"]["args"].get(upstream.REWARD_MODEL_PATH):
-        yield "reward model", ModelWeights(Source(path, head="score"), trained=False).bytes
+        yield "reward model", ModelWeights(Source(path, head="score"), dtype="float32", trained=False).bytes
