@@ -108,6 +108,4 @@ def _marks_answers(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 def turn_end(tokenizer: PreTrainedTokenizerBase) -> str:
     """The text that the template writes after an answer, such as ``<|im_end|>``; empty without one."""
-    if not tokenizer.chat_template:
-        return ""
-    return write(tokenizer, PROBE, {}, tokenize=False).rpartition(ANSWER)[2]
+    return write(tokenizer, PROBE, {}, tokenize=False).rpartition(ANSWER)[2] if tokenizer.chat_template else ""

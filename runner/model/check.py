@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 LOADER = "runner.model.load.load_model"
 NEW = "runner.model.load.new_model"
 TOKENIZER = "runner.model.load.load_tokenizer"
-PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "adapter_model.bin")
 TASKS = {"lm": "CAUSAL_LM", "score": "SEQ_CLS"}  # peft's names of the heads
 # Where the installed transformers lists its architectures: all of them, and those that have a head.
 CONFIG_CLASSES = "transformers.models.auto.auto_mappings.CONFIG_MAPPING_NAMES"
@@ -38,12 +37,8 @@ MODEL_CLASSES = {"lm": WITH_HEAD.format("CAUSAL_LM"), "score": WITH_HEAD.format(
 SEEING = WITH_HEAD.format("IMAGE_TEXT_TO_TEXT")
 LIMITS: dict[str, dict[str, Any]] = read_tables(__file__)
 KINDS = {"an object": Mapping, "a list": list, "a text": str, "a text or an object": str | Mapping}
-NESTED = ("text_config", "rope_parameters", "rope_scaling")
-READ_WITH_WEIGHTS = ("special_tokens_map.json", "added_tokens.json")
-OUTPUT_LAYERS = ("lm_head", "embed_out", "score")  # in no file where they share the embeddings' weights, or are new
-VOCABULARIES: list[str] = LIMITS["files"]["vocabularies"]
-BYTE_TOKENIZERS = ("ByT5", "MyT5", "Canine", "Perceiver")  # they have no vocabulary
-ENDLESS_TOKENIZERS = ("", "TokenizersBackend", "PreTrainedTokenizerFast")  # classes without an end token of their own
+PICKLES, READ_WITH_WEIGHTS, VOCABULARIES = LIMITS["files"].values()
+NESTED, OUTPUT_LAYERS, BYTE_TOKENIZERS, ENDLESS_TOKENIZERS = map(tuple, LIMITS["names"].values())
 WITH = {"lm": "a decoder, as language models are", "score": "a model that can score"}  # models by their heads
 
 

@@ -30,7 +30,6 @@ HEAD_SIZE: int = TABLES["limits"]["head_dim"]  # units of an attention head
 # By peft's name of the task; any other is a causal language model's.
 CLASSES = {"SEQ_CLS": transformers.AutoModelForSequenceClassification}
 CLASSES |= {"TOKEN_CLS": transformers.AutoModelForTokenClassification}
-RANK = 4  # of the adapter of an adapter's clone
 MAX_SHORTENED_WEIGHTS = 200_000_000  # weights of a clone that only has fewer layers
 
 
@@ -62,10 +61,8 @@ def write_clone(source: Source, folder: Path) -> str:
         described = write_clone(base, small)
         config = copy.deepcopy(adapter)
         config.inference_mode, config.base_model_name_or_path, config.revision = False, str(small), None
-        new: dict[str, Any] = {"r": RANK, "layers_to_transform": None, "rank_pattern": {}, "alpha_pattern": {}}
-        for name, value in {**new, "init_lora_weights": True}.items():
-            if hasattr(config, name):
-                setattr(config, name, value)
+        new = copy.deepcopy(TABLES["adapter"])
+        vars(config).update({name: value for name, value in new.items() if hasattr(config, name)})
         kind = CLASSES.get(str(config.task_type).rpartition(".")[2], transformers.AutoModelForCausalLM)
         own = {"num_labels": 1} if kind is CLASSES["SEQ_CLS"] else {}
         model = get_peft_model(kind.from_pretrained(small, **own), config)

@@ -27,11 +27,9 @@ from runner.schema.text import Node, read_tables
 
 HEADS = {"lm": transformers.AutoModelForCausalLM, "score": transformers.AutoModelForSequenceClassification}
 HEADS |= {"see": transformers.AutoModelForImageTextToText}  # of "lm", where the model sees
-# Tokens that may pad, the best first; one that ends texts is passed over.
-PADS = ("<|finetune_right_pad_id|>", "<|padding|>", "<|pad|>", "<pad>", "[PAD]", "<|endoftext|>", "<unk>")
 # Failures of transformers, peft and the hub, translated into four beats. Memory that runs out goes on as it was raised;
 # what shows before loading is found in ``check``.
-KNOWN: list[dict[str, Any]] = read_tables(__file__)["known"]
+KNOWN, PADS = read_tables(__file__).values()
 
 log = logging.getLogger(__name__)
 
