@@ -21,8 +21,7 @@ from runner.training.checkpoint import state_bytes
 
 DRAWS = 4  # copies of a step's logits while a token is drawn from them
 WHOLE_BATCHES = {upstream.NUM_GENERATIONS, "num_ppo_epochs"}  # fields of trainers that leave out a last batch not full
-# The newer name counts before the older.
-RECOMPUTE = (upstream.ACTIVATION_CHECKPOINTING, upstream.GRADIENT_CHECKPOINTING)
+RECOMPUTE = (upstream.ACTIVATION_CHECKPOINTING, upstream.GRADIENT_CHECKPOINTING)  # the newer counts before the older
 
 
 @dataclass(frozen=True)

@@ -219,8 +219,7 @@ def print_forecasts(cases: Sequence[Case], target: Mapping[str, float], folder: 
             origins |= dict.fromkeys(map(model_of, case.runs.values()), origin)
     if not measured:
         return
-    # Only now: with threads in this process, which measuring its speed begins, no other could be forked from it.
-    here = this_device()
+    here = this_device()  # only now: with its threads in this process, no other could be forked from it
     typed: dict[str, Any] = {"memory": int(target["memory"] * 1e9)} if "memory" in target else {}
     typed |= {"speed": target["tflops"] * 1e12, "how": "as typed"} if "tflops" in target else {}
     devices = [replace(here, **typed)] if here.gpu else [here, Device("a GPU", True, **typed)]

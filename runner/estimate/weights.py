@@ -82,9 +82,8 @@ class ModelWeights:
             made.requires_grad_(trained)
             self.shape = Shape.of(made)
             model = _adapted(made, peft, source) if trained else made
-        # Bits of a quantised weight with its scales; 0 where none is.
         scale = SCALE_OF_SCALES if quant and quant.get("bnb_4bit_use_double_quant") else SCALE
-        bits = 0 if not quant else 8 if quant.get("load_in_8bit") else 4 + 8 * scale
+        bits = 0 if not quant else 8 if quant.get("load_in_8bit") else 4 + 8 * scale  # of a quantised weight
         head = made.get_output_embeddings()
         weights = {id(each): each for each in model.parameters()}.values()
         linear = {name: part for name, part in made.named_modules() if bits and isinstance(part, nn.Linear)}

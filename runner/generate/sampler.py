@@ -103,8 +103,7 @@ def sample(
                     raise
                 if len(rows) == 1:
                     raise EnvironmentFault(fault("generate.no_memory", tokens=len(prompts[rows[0]]))) from error
-            # Behind the handler, because the traceback keeps the tensors.
-            if torch.accelerator.is_available():
+            if torch.accelerator.is_available():  # behind the handler, because the traceback keeps the tensors
                 torch.accelerator.empty_cache()
             log.warning("%d prompts side by side do not fit into memory; half of them will", len(rows))
             waiting[:0] = [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
@@ -206,8 +205,7 @@ def _decode_by_loop(model: Model, prompts: list[Sequence[int]], how: Sampling, n
     lengths_B = torch.zeros_like(limits_B)
     stop_ids = torch.tensor(how.stop_ids, device=device, dtype=torch.long)
     live_B = torch.arange(len(prompts), device=device)  # the rows that are still being written
-    # Prefill: the logits after the prompts, and the cache of their tokens.
-    ids_BP, mask = pad(prompts, device, side="left")
+    ids_BP, mask = pad(prompts, device, side="left")  # prefill: the cache of the prompts
     ragged, cache = not bool(mask.all()), DynamicCache(config=model.config)
     position_ids = (mask.cumsum(1) - 1).clamp(min=0)
     logits_BV = decode_step(model, cache, ids_BP, mask if ragged else None, position_ids)

@@ -43,8 +43,7 @@ def set_template(tokenizer: PreTrainedTokenizerBase, name: str | None, where: st
         file = Path(shipped(name)) if name.endswith(".jinja") else jinja.SHELF / name
         tokenizer.chat_template, tokenizer.response_template = chosen, read_json(file.with_suffix(".response.json"))
     if tokenizer.chat_template:
-        # A faulty template would fail later on, without file or line.
-        try:
+        try:  # a faulty template would fail later on, without file or line
             text, end, tokens = tokenizer.get_chat_template(), tokenizer.eos_token, tokenizer.special_tokens_map
         except ValueError as error:  # several, and none by default
             raise ConfigError(fault("model.several_templates", error=describe(error))) from None

@@ -47,7 +47,6 @@ def find_model_faults(
 ) -> list[Fault]:
     """Faults of the model that a node names, for rows of this length, and of what ``peft`` trains of it."""
     if node.get("_target_") == NEW:
-        # A fault for a new model of no architecture, and for what looks like a misspelt key of its config.
         kind, own = str(node.get("model_type")), {"_target_", "tokenizer", "dtype", "seed", "head", "model_type"}
         if not _is_known(kind):
             return [fault("model.unknown_architecture", kind=kind)]
@@ -58,8 +57,7 @@ def find_model_faults(
         signature = read_signature(f"transformers.{_read_classes(CONFIG_CLASSES).get(kind)}")
         given = {key: value for key, value in node.items() if key not in own}
         known = set(signature.parameters) if signature else set()
-        # Some keys stand in no signature, and only loading knows them.
-        return [each for each in find_unknown_keys("model", kind, given, known, 0.9) if each.fix]
+        return [each for each in find_unknown_keys("model", kind, given, known, 0.9) if each.fix]  # others may be known
     if node.get("_target_") != LOADER:
         return []
     is_merged, faults = bool(node.get("merge")), list[Fault]()

@@ -139,8 +139,7 @@ def shrink(config: PretrainedConfig) -> PretrainedConfig:
             part.word_embed_proj_dim = part.hidden_size
         if hasattr(part, "qk_head_dim"):
             part.head_dim, part.qk_head_dim = part.qk_rope_head_dim, part.qk_nope_head_dim + part.qk_rope_head_dim
-        # Where there is the one, the other is an old name of it.
-        name = "rope_parameters" if hasattr(part, "rope_parameters") else "rope_scaling"
+        name = "rope_parameters" if hasattr(part, "rope_parameters") else "rope_scaling"  # else an old name of it
         if isinstance(settings := getattr(part, name, None), dict):
             setattr(part, name, _rotation(settings))
     return small
@@ -159,8 +158,7 @@ def shorten(config: PretrainedConfig) -> PretrainedConfig:
         wholes = {name: value for name, value in listed.items() if all(type(entry) is int for entry in value)}
         numbers = {name: value for name, value in wholes.items() if len(value) > 2 and sorted({*value}) == list(value)}
         settings = {name: value for name, value in listed.items() if len(value) == depth and name not in numbers}
-        # The first layer of each kind, by the settings that the config lists for every layer.
-        kinds: dict[str, int] = {}
+        kinds: dict[str, int] = {}  # the first layer of each, by the settings that the config lists for every layer
         for layer in range(depth):
             kinds.setdefault(repr([value[layer] for value in settings.values()]), layer)
         periods = [value for name in TABLES["periods"] if isinstance(value := getattr(part, name, None), int)]

@@ -27,8 +27,7 @@ from runner.schema.text import Node, read_tables
 
 HEADS = {"lm": transformers.AutoModelForCausalLM, "score": transformers.AutoModelForSequenceClassification}
 HEADS |= {"see": transformers.AutoModelForImageTextToText}  # of "lm", where the model sees
-# Failures of transformers, peft and the hub, translated into four beats. Memory that runs out goes on as it was raised;
-# what shows before loading is found in ``check``.
+# Failures of libraries, translated into four beats. Memory that runs out goes on as it was raised.
 KNOWN, PADS = read_tables(__file__).values()
 
 log = logging.getLogger(__name__)
@@ -93,8 +92,7 @@ def load_tokenizer(
         tokenizer = tokenizer_of(processor := kind.from_pretrained(folder.source, **how))
         tokenizer.chat_template = processor.chat_template or tokenizer.chat_template
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
-        # Where the files are missing, some classes come back with an empty vocabulary.
-        raise ConfigError(fault("model.no_vocabulary", path=path))
+        raise ConfigError(fault("model.no_vocabulary", path=path))  # as of some classes whose files are missing
     node = {"add_tokens": add_tokens, "add_special_tokens": add_special_tokens, "eos_token": eos_token}
     ConfigError.refuse(check.find_token_faults(node | {"pad_token": pad_token}, _vocabulary_of(tokenizer)))
     tokenizer.add_tokens(add_tokens or [])

@@ -154,8 +154,7 @@ class PPOConfig(TrainingArguments):
     response_length: int = 53  # most tokens of a completion
     num_generations: int = 1  # completions of each prompt
     max_tool_calling_iterations: int | None = None  # turns of a completion that may call tools; None: while it has room
-    # Times that prompts whose completions all earn the same give way to others (Yu et al. 2025, section 3.2).
-    dynamic_sampling: int = 0
+    dynamic_sampling: int = 0  # times that prompts whose completions earn the same give way (Yu et al. 2025, sec. 3.2)
     temperature: float = 0.7  # of sampling and of every log-probability
     stop_token: Literal["eos"] | None = "eos"  # every end token that tokenizer and model declare
     stop_token_id: int | None = None  # a further token that ends a completion
@@ -632,8 +631,7 @@ class PPOTrainer(Trainer):
         holds an equal share of each mini-batch, whose rows do not depend on how many processes there are.
         """
         parts, world = self.args.num_mini_batches, self.args.world_size
-        # Other words would draw other numbers, and runs of before would not be repeated.
-        generator = seeded_generator(self.args.seed, "deal", self.state.global_step)
+        generator = seeded_generator(self.args.seed, "deal", self.state.global_step)  # another word draws otherwise
         first = self.args.process_index * rows // parts
         minibatches = []
         for _ in range(self.args.num_ppo_epochs):

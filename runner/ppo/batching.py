@@ -90,8 +90,7 @@ class Rollout:
         self.rows, self.completions = rows, completions
         self.sequences = [[*each.prompt_ids, *each.token_ids] for each in completions]
         self.lengths = list(map(len, self.sequences))
-        # The places of the tokens that the policy wrote; between them may stand what tools have answered.
-        self.places = [
+        self.places = [  # of the tokens that the policy wrote; between them may stand what tools answered
             [len(each.prompt_ids) + place for place in compress(count(), each.own or [True] * len(each.token_ids))]
             for each in completions
         ]

@@ -101,8 +101,7 @@ class Rewards:
         named = zip(self.names, settle(answers), strict=True)
         answers = [check_answer(f"reward.{name}", answer, prompts, per_step=True) for name, answer in named]
         check_some_apply(answers, prompts)
-        # The tokens that the model wrote, without those of tools.
-        own = [list(compress(each.token_ids, each.own or repeat(True))) for each in completions]
+        own = [list(compress(each.token_ids, each.own or repeat(True))) for each in completions]  # but those of tools
         earned_BR = torch.full((len(rows), max(map(len, own))), math.nan)
         each_BF = torch.full((len(rows), len(answers)), math.nan)
         for column, (answer, weight) in enumerate(zip(answers, self.weights, strict=True)):

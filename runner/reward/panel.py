@@ -35,8 +35,7 @@ TIMEOUT = 1800.0  # seconds for one batch, unless the config says otherwise
 # What the runner and the trainers give beside columns; never offered as a column.
 NOT_COLUMNS = ("trainer_state", "log_extra", "log_metric", "completion_ids", "environments")
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-# What a function raises when the machine failed it, and not what it was given.
-OF_THE_MACHINE = (ConnectionError, MemoryError, ImportError)
+OF_THE_MACHINE = (ConnectionError, MemoryError, ImportError)  # where the machine failed it, and not what it was given
 LARGEST = 3.4e38  # of float32, in which trainers keep rewards
 BELL, TIMER = signal.SIGVTALRM, signal.ITIMER_VIRTUAL
 AGAIN = 1.0  # seconds to the next ring, because code may swallow the exception

@@ -10,8 +10,7 @@ from runner.io.turns import Completion, Values, text_of
 from runner.schema.text import read_tables
 
 PRAISE, COMPLAINT = map(frozenset, read_tables(__file__).values())
-# A kind review of the shipped rows has two words of praise, and so earns a half; the rest is bought by repeating.
-FULL_PRAISE = 4
+FULL_PRAISE = 4  # a kind review of the shipped rows has two such words, and earns half; the rest is by repeating
 
 
 def distinct_characters(completions: Sequence[Completion]) -> list[float]:

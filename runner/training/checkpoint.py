@@ -25,8 +25,7 @@ from runner.schema import upstream
 
 AVERAGES = "averages.safetensors"
 MEET = 10.0  # seconds; far below a third of the shortest ``ddp_timeout`` that anybody sets
-# Numbers that an optimizer keeps of each weight, by what its name holds.
-STATES = {"ademamix": 3, "adam": 2, "lion": 1, "rmsprop": 1, "adagrad": 1, "muon": 1}
+STATES = {"ademamix": 3, "adam": 2, "lion": 1, "rmsprop": 1, "adagrad": 1, "muon": 1}  # numbers kept of each weight
 
 
 def gather_long(call: Callable[[], list[Any]]) -> list[Any]:

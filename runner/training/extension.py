@@ -120,8 +120,7 @@ class AfterTrainer(Trainer):
         if self.hooks.on_log is not None:
             self.hooks.on_log(logs, self.state.global_step)
         for name in logs.keys() & {"num_tokens", "eval_num_tokens"}:
-            # Online trainers count in the state, which is saved.
-            if not logs[name] == self.state.num_input_tokens_seen > 0:
+            if not logs[name] == self.state.num_input_tokens_seen > 0:  # online trainers count in it, and save it
                 logs[name] += self.tokens_before
         if "train_loss" in logs:
             logs["train_loss"] = mean_loss(self.state.log_history) or logs["train_loss"]

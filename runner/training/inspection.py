@@ -142,8 +142,7 @@ def inspect_training(
     if getattr(args, "world_size", 1) > 1 and form != "prompt":
         found = gather_object(found)  # each process has its part of every batch
     packs = bool(getattr(args, upstream.PACKING, False))
-    # Then what is too long goes on in the next one.
-    splits = packs and getattr(args, upstream.PACKING_STRATEGY, "") != "bfd"
+    splits = packs and getattr(args, upstream.PACKING_STRATEGY, "") != "bfd"  # what is too long goes on in the next
     goal = "prompt" if form == "prompt" else "score" if head == "score" else "tokens"
     limit = None if goal == "prompt" or splits else getattr(args, "max_length", None)
     head_rows = [] if goal == "prompt" else list(head_of(rows, count))

@@ -87,7 +87,6 @@ class Tokens(Objective):
             tokens = torch.as_tensor(outputs.label_mask.sum() if count is None else count).clamp(min=1)
             outputs.log_probs = -whole.reshape(1) * tokens
         elif loss is not None:
-            # The losses of trained tokens at their places, and 0 elsewhere.
             labels, mask = inputs.get("labels"), outputs.label_mask
             targets = labels[:, -mask.size(1) :] if labels is not None else outputs.targets
             picked = targets[mask[:, -targets.size(1) :]]
@@ -95,7 +94,7 @@ class Tokens(Objective):
             logits = getattr(outputs, "logits", None)
             given |= {"target": picked} | ({} if logits is None else {"logits": logits, "input": logits})
             losses = self.entrywise(len(given["log_probs"]), **given)
-            outputs.log_probs = -losses.new_zeros(mask.shape).masked_scatter(mask, losses)
+            outputs.log_probs = -losses.new_zeros(mask.shape).masked_scatter(mask, losses)  # 0 where none is trained
         if weights is not None:
             outputs.log_probs = outputs.log_probs * aligned(weights, outputs.log_probs)
         return outputs
@@ -104,8 +103,7 @@ class Tokens(Objective):
 def measured(model: nn.Module, labels: Tensor, inputs: Mapping[str, Any]) -> SimpleNamespace:
     """One forward pass with logits (N, vocabulary) of the N trained tokens, and what TRL reads of a fused output."""
     outputs = model(**inputs)
-    # Prompt learning puts virtual tokens before the real ones.
-    logits = outputs.logits[:, -labels.size(1) :][:, :-1]
+    logits = outputs.logits[:, -labels.size(1) :][:, :-1]  # prompt learning puts virtual tokens before the real ones
     targets = labels[:, 1:]
     mask = targets != -100
     picked, wanted = logits[mask].float(), targets[mask]

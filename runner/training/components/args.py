@@ -16,10 +16,8 @@ from runner.schema.text import Config, nodes, read_tables
 from runner.tracker.variable import find_foreign_variables, set_variables
 
 BY_DEFAULT, ALWAYS, ON_CPU = read_tables(__file__).values()
-# The old name counts where the new one is not set.
-ALIASES = {upstream.GRADIENT_CHECKPOINTING: upstream.ACTIVATION_CHECKPOINTING}
-# Where a model may lie on any machine, as accelerate has it.
-ANYWHERE = ("cpu", "disk", "meta", "auto", "balanced", "balanced_low_0", "sequential")
+ALIASES = {upstream.GRADIENT_CHECKPOINTING: upstream.ACTIVATION_CHECKPOINTING}  # the old name, where the new is not set
+ANYWHERE = ("cpu", "disk", "meta", "auto", "balanced", "balanced_low_0", "sequential")  # on any machine, by accelerate
 
 
 def build_args(run: Run, adjustments: Sequence[Mapping[str, Any]] = ()) -> TrainingArguments:
