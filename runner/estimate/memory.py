@@ -1,8 +1,7 @@
 """The steps of a training, and the bytes that it holds, of one process: its models, and what each phase of a step adds.
 
-Weights and states of the optimizer are counted; what a pass adds is measured on a small model (``measure``) and scaled.
-Phases follow one another and share what they free: the peak is that of the largest. What is counted is what is alive;
-allocators keep some more.
+Weights and optimizer states are counted; what a pass adds is measured on a small model and scaled. Phases share what
+they free: the peak is that of the largest. It is of what is alive; allocators keep some more.
 """
 
 import math

@@ -1,8 +1,7 @@
 """Smoke runs: of each case rows are looked at, a step is trained and saved, the run goes on from it and is exported.
 
-Jobs that differ in numbers only are one case: a learning rate, a weight or a seed changes what is learnt and not what
-is done; a batch size, a rank or a zero changes that too. Each part is a process of its own, so that a resume is one;
-``command.rehearse`` has them in order. They leave the files of any run, from which it is read how far they came.
+Jobs that differ in numbers only are one case: a learning rate or a seed changes what is learnt, and not what is done; a
+batch size, a rank or a zero changes that too. Each part is a process of its own, so that a resume is one.
 """
 
 import copy

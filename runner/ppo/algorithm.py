@@ -821,8 +821,7 @@ class PPOTrainer(Trainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the policy as others load it, and the critic in ``value_model/``.
 
-        A checkpoint holds the weights of both in the Trainer's own form, from which it resumes to the bit, and the
-        policy for others in ``policy/``.
+        A checkpoint holds both as the Trainer writes them, to resume to the bit, and the policy in ``policy/``.
         """
         folder = Path(output_dir or self.args.output_dir)
         if _internal_call:

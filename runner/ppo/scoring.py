@@ -1,6 +1,5 @@
 """Completions -> what they earn: reward functions and reward models, called as GRPO calls them.
 
-The check of a reward's answer is in ``runner.reward.panel``; how rewards are scaled and penalised is in ``algorithm``.
 Letters at the end of a tensor's name are its shape: B rows, R response tokens, F rewards, T tokens.
 """
 

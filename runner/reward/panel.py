@@ -178,9 +178,7 @@ def within(seconds: float | None, late: Callable[[], Exception]) -> Iterator[Non
     working: a watcher thread, which interrupts a sleep, a socket or a loop in Python, and a timer of the operating
     system that counts the time in use, for code such as a regular expression that lets no other thread run. Code in C
     that looks after no signal is ended with its process, with a traceback, when it has had twice the time and ten
-    seconds more.
-
-    Only the main thread can be interrupted; elsewhere, and with None, the body takes the time that it takes.
+    seconds more. Only the main thread can be interrupted; elsewhere, and with None, the body takes its time.
     """
     if seconds is None or threading.current_thread() is not threading.main_thread():
         yield

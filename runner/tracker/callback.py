@@ -1,8 +1,7 @@
 """Transformers' callbacks of trackers, and what they leave out: the frozen config, tags, the group, one run for all.
 
-Each is the stock callback with its public events extended. All that is logged of a run arrives in one run of the
-tracker: the scores before the first step and after the last one, and what a resume adds; each figure of a step once.
-The config that arrives is the frozen one, in which there is no secret.
+All that is logged of a run arrives in one run of the tracker: the scores before the first step and after the last one,
+and what a resume adds; each figure of a step once. The config that arrives is the frozen one, without secrets.
 """
 
 import os

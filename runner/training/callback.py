@@ -302,10 +302,9 @@ class Progress(TrainerCallback):
 class Samples(TrainerCallback):
     """Completions of a few fixed prompts: before the first step, every ``every`` steps, and at the last one.
 
-    Each prompt is a row of ``samples.jsonl`` with ``step``, ``callback`` (its name, because there may be several),
-    ``prompt`` and ``completion``; the terminal gets a table of the first ``shown``. The random numbers are the same
-    each time, so that only the model differs, and the training keeps its own. ``prompts`` are texts or chats, in a run
-    the held-out ones unless the config lists others.
+    Each is a row of ``samples.jsonl`` with ``step``, ``callback`` (its name), ``prompt`` and ``completion``; the
+    terminal gets a table of the first ``shown``. Random numbers are the same each time, so that only the model
+    differs. ``prompts`` are texts or chats, in a run the held-out ones unless the config lists others.
     """
 
     def __init__(
@@ -349,8 +348,7 @@ class Samples(TrainerCallback):
 class AtStart(TrainerCallback):
     """Calls a function once, when the model is wrapped for training and no step was taken.
 
-    Not earlier: an evaluation before ``trainer.train`` leaves a model of several processes without the wrapper that
-    averages their gradients, and each process would silently train on its own rows.
+    An earlier evaluation leaves a model of several processes without the wrapper that averages their gradients.
     """
 
     def __init__(self, call: Callable[[], None]):

@@ -44,10 +44,9 @@ def gather_long(call: Callable[[], list[Any]]) -> list[Any]:
 class Seal(TrainerCallback):
     """Seals each checkpoint the Trainer saved, and only then deletes the oldest ones beyond ``keep``.
 
-    What is older than a sickness takes to be noticed (``run.alarms``) is good, and the newest of that stays.
-
-    Saves wait for a step from which a resume is exact: online trainers keep the rollouts of a generation cycle in
-    memory only. Each save also logs, so that no logged average reaches across a place where a run may resume.
+    What is older than a sickness takes to be noticed (``run.alarms``) is good, and the newest of that stays. Saves
+    wait for a step from which a resume is exact: online trainers keep the rollouts of a generation cycle in memory
+    only. Each save also logs, so that no logged average reaches across a place where a run may resume.
     """
 
     keep: int

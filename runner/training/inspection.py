@@ -3,9 +3,8 @@
     inspect_training(trainer, rows, ...)    the tokens of its first rows: trained or not, their weights, what was cut
     find_faults(inspection, tolerate)       no token trained, no end trained, BOS doubled, rows cut, another template
 
-Nothing is prepared here a second time: the batches are those of the trainer's own data loader, after its own
-preparation and collator. Only the lengths before cutting and the prompts of generation, which no batch holds, are
-made from the rows. How it is shown is in ``report.tokens``.
+Nothing is prepared a second time: the batches are those of the trainer's own data loader and collator. Only the
+lengths before cutting and the prompts of generation, which no batch holds, are made from the rows.
 """
 
 import contextlib
@@ -115,9 +114,8 @@ def inspect_training(
 ) -> Inspection:
     """The first ``count`` rows of a training, as its own data loader gives them to the loss.
 
-    ``rows`` are those that the trainer was given, ``form`` and ``head`` what it takes and trains, ``ends`` the tokens
-    that stop generation, ``held_out`` one of its prepared sets that is looked at in place of the training rows. No
-    random number is drawn from the training.
+    ``rows`` are those given to the trainer, ``form`` and ``head`` what it takes and trains, ``ends`` tokens that
+    stop generation, ``held_out`` a prepared set to look at instead. No random number is drawn from the training.
     """
     prepared = head_of(trainer.train_dataset if held_out is None else held_out, count)
     images, collate = list[Sequence[Any]](), getattr(trainer, upstream.DATA_COLLATOR, None)

@@ -23,8 +23,7 @@ ATTEMPTS = 4  # of either kind, unless the config says otherwise
 def adjust(run: Run, components: Components, error: Exception) -> None:
     """Write down what the next attempt does otherwise; raises the error, with all there is to say, if there is none.
 
-    Of several processes the one that failed writes it, and all of them end: only new ones can meet again, and whoever
-    started these starts those.
+    Of several processes the one that failed writes it, and all end: only new ones, started from outside, can meet.
     """
     trainer = components.trainer
     adjustment: dict[str, Any] | None = None

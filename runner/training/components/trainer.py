@@ -46,9 +46,8 @@ def build_trainer(
 ) -> Trainer:
     """The trainer, given those of the offered arguments that its constructor names.
 
-    Where it ``shares`` them, prepared rows and a precomputed reference are found again by other runs. With ``rules``
-    its batches may carry weights; then it packs no rows, because its own packing keeps token ids and labels only, and
-    the weights would be lost.
+    Where it ``shares`` them, prepared rows and a precomputed reference are found again by other runs. With
+    ``rules`` its batches may carry weights, and it packs no rows, because its own packing would lose them.
     """
     node, tokenizer, args = cfg["trainer"], tokenizer_of(offered[upstream.PROCESSING_CLASS]), offered["args"]
     wanted, trainer_class = asked_for(node["_target_"]), locate(node["_target_"])
@@ -190,10 +189,7 @@ def set_weights(trainer: Trainer, rules: list[BoundRule]) -> None:
 
 
 class EpochOrder(TrainerCallback):
-    """Has the order of an epoch drawn from the seed and its number, so that a run that goes on within one has it again.
-
-    The library draws it from the state that torch's generator happens to have.
-    """
+    """Draws an epoch's order from seed and number, not from torch's state, so that a run that goes on has it again."""
 
     def on_epoch_begin(self, args, state: TrainerState, control, train_dataloader: object, **_) -> None:
         sampler = train_dataloader
