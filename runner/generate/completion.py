@@ -45,15 +45,9 @@ class Completion:
 
     def to_row(self) -> dict[str, Any]:
         """The columns that are written to a file."""
-        return {
-            "row": self.row,
-            "sample": self.sample,
-            "prompt": self.prompt,
-            "completion": self.text if self.turns is None else self.turns,
-            "finish": self.finish,
-            "log_probability": round(self.log_probability, 6),
-            "tokens": len(self.token_ids),
-        }
+        row = {"row": self.row, "sample": self.sample, "prompt": self.prompt}
+        row |= {"completion": self.text if self.turns is None else self.turns, "finish": self.finish}
+        return row | {"log_probability": round(self.log_probability, 6), "tokens": len(self.token_ids)}
 
 
 @dataclass
