@@ -86,11 +86,8 @@ class Rewards:
         tokens at once. A reward may give None where it does not apply. Raises DataError or SickRun for what is none.
         """
         prompts: list[Prompt] = [each.prompt for each in completions]
-        given = to_columns(rows) | {
-            "completions": [each.answer for each in completions],
-            "completion_ids": [each.token_ids for each in completions],
-            "trainer_state": state,
-        }
+        given = to_columns(rows) | {"completions": [each.answer for each in completions], "trainer_state": state}
+        given["completion_ids"] = [each.token_ids for each in completions]
         if any(each.environment is not None for each in completions):
             given["environments"] = [each.environment for each in completions]
         answers = [
