@@ -54,9 +54,7 @@ def extend(trainer: type[Trainer], objective: type[Trainer] | None = None) -> ty
 
 
 class BeforeTrainer(Trainer):
-    """Comes before TRL's class in the method order, so that metrics join the figures of its evaluation before callbacks
-    and the choice of the best checkpoint read them.
-    """
+    """Comes before TRL's class: metrics join an evaluation's figures before callbacks and the best model's choice."""
 
     hooks: Hooks
     is_measuring = False  # also after an evaluation that raised
