@@ -60,9 +60,6 @@ def translate_model_errors(path: str, revision: str | None = None, part: str = "
         raise
 
 
-# --- Tokenizer ----------------------------------------------------------------------------------
-
-
 def load_tokenizer(
     path: str,
     *,
@@ -125,9 +122,6 @@ def _vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
     used = {tokenizer.pad_token, tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token}
     added, template = tokenizer.added_tokens_decoder, str(tokenizer.chat_template or "")
     return Vocabulary(tokenizer.get_vocab(), added, used, template, getattr(tokenizer, "new_tokens", ()))
-
-
-# --- Model --------------------------------------------------------------------------------------
 
 
 def load_model(
@@ -307,9 +301,6 @@ def hold_places(model: PreTrainedModel | PeftModel) -> None:
                 zeros = torch.zeros((), dtype=weight.dtype).expand(weight.shape)
                 setattr(part, name, torch.nn.Parameter(zeros, weight.requires_grad))
     model.tie_weights()
-
-
-# --- From scratch -------------------------------------------------------------------------------
 
 
 def new_model(
