@@ -101,10 +101,7 @@ def structure_of(cfg: Config, links: Mapping[str, str]) -> str:
 
 
 def play(cases: Sequence[Case], folder: Path, debug: bool) -> int:
-    """Play these cases in order below a folder, print how each went, and return the exit code.
-
-    It is that of the first that fails. Raises Interrupted at a signal, after the process of a part was ended.
-    """
+    """Play cases in order below a folder, print how each went; the first code that fails. Interrupted at a signal."""
     warm_up(case.composed for case in cases)
     clones = Clones(folder / "models")
     for index, case in enumerate(cases):
