@@ -91,10 +91,7 @@ def generalised_advantages(
 
 
 def whiten(values_BR: Tensor, mask_BR: Tensor, *, shift_mean: bool = True, total: Sum = lambda part: part) -> Tensor:
-    """Values scaled to variance 1 over what the mask holds, and to mean 0 if ``shift_mean``; 0 elsewhere.
-
-    ``total`` adds a tensor up over all processes, so that the numbers are those of the whole batch.
-    """
+    """Values scaled to variance 1 in the mask (mean 0 if ``shift_mean``), 0 elsewhere; ``total`` is over processes."""
     inside = values_BR[mask_BR].double()
     count, added = total(torch.stack([torch.tensor(len(inside), device=inside.device), inside.sum()]))
     mean = added / count
@@ -819,10 +816,7 @@ class PPOTrainer(Trainer):
     # --- Saving and resuming
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the policy as others load it, and the critic in ``value_model/``.
-
-        A checkpoint holds both as the Trainer writes them, to resume to the bit, and the policy in ``policy/``.
-        """
+        """Write policy and critic (``value_model/``) for others; a checkpoint is the Trainer's, with a ``policy/``."""
         folder = Path(output_dir or self.args.output_dir)
         if _internal_call:
             super().save_model(output_dir, _internal_call=True)
