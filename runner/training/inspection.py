@@ -146,19 +146,12 @@ def inspect_training(
     head_rows = [] if goal == "prompt" else list(head_of(rows, count))
     blank = Counter(name for row in head_rows for name in answer_columns(row) if _is_blank(row[name]))
     encoded = [encode_row(tokenizer, row, answer_columns(row)) for row in head_rows]
-    return Inspection(
-        goal=goal,
-        rows=[_with_length(row, encoded, limit) for row in found],
-        encoded=encoded,
-        chats=sum(bool(row.get("messages")) for row in head_rows),
-        glued=sum(_is_glued(row) for row in head_rows),
-        blank=blank,
-        tokenizer=tokenizer,
-        ends=frozenset(ends) | {tokenizer.eos_token_id},
-        limit=limit,
-        comparable=not packs and not getattr(args, upstream.SHUFFLE_DATASET, False),
-        answers_only=getattr(args, upstream.ASSISTANT_ONLY_LOSS, False),
-    )
+    whole = [_with_length(row, encoded, limit) for row in found]
+    made = Inspection(goal, whole, encoded, tokenizer, frozenset(ends) | {tokenizer.eos_token_id}, limit, blank=blank)
+    made.comparable = not packs and not getattr(args, upstream.SHUFFLE_DATASET, False)
+    made.answers_only = getattr(args, upstream.ASSISTANT_ONLY_LOSS, False)
+    made.chats, made.glued = sum(bool(row.get("messages")) for row in head_rows), sum(map(_is_glued, head_rows))
+    return made
 
 
 def _is_glued(row: Mapping[str, Any]) -> bool:

@@ -1,6 +1,7 @@
 """The policy, what of it is trained, and its reference; and the model that a training has left."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from accelerate.utils import patch_environment
@@ -32,10 +33,7 @@ def build_model(
     check_quantization(cfg["quant"])
     head, quantization = cfg["trainer"]["head"], build(cfg["quant"])
     node = {key: value for key, value in cfg["model"].items() if key != "tokenizer"} | path_of(cfg)
-
-    def load(node: Node) -> Model:
-        return serve(node, tokenizer=tokenizer, head=head, quantization_config=quantization, seed=cfg["seed"])
-
+    load = partial(serve, tokenizer=tokenizer, head=head, quantization_config=quantization, seed=cfg["seed"])
     model, is_handed_out = _load_policy(cfg, args, node, load)
     model, peft_config = build_tuner(cfg["peft"], model, head)
     train_tokens(model, peft_config, tokenizer)
