@@ -1,7 +1,4 @@
-"""Collators that ship. What is the same for a row in every epoch belongs into ``dataset.map``, not here.
-
-A collator that asks for ``inner`` is put around the trainer's own, whatever that makes of rows.
-"""
+"""Collators that ship. What is the same for a row in every epoch belongs into ``dataset.map``, not here."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

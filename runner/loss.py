@@ -9,26 +9,17 @@ from torch.nn.functional import cross_entropy, logsigmoid
 
 
 def focal(log_probs: Tensor, gamma: float = 2.0) -> Tensor:
-    """Losses of tokens, the smaller the surer the model already is of them; ``gamma`` 0 is plain cross-entropy.
-
-    Source: Lin et al. 2017, equation 4.
-    """
+    """Losses of tokens, smaller the surer the model is of them; ``gamma`` 0: cross-entropy (Lin et al. 2017, eq. 4)."""
     return -((1 - log_probs.exp()) ** gamma) * log_probs
 
 
 def label_smoothed(logits: Tensor, targets: Tensor, epsilon: float = 0.1) -> Tensor:
-    """Cross-entropy with targets that give the share ``epsilon`` to all tokens alike.
-
-    Source: Szegedy et al. 2016, section 7.
-    """
+    """Cross-entropy of targets that give the share ``epsilon`` to all tokens alike (Szegedy et al. 2016, section 7)."""
     return cross_entropy(logits, targets, reduction="none", label_smoothing=epsilon)
 
 
 def rescaled(log_probs: Tensor) -> Tensor:
-    """Losses of tokens times their probability, which is not learnt from: dynamic fine-tuning.
-
-    Source: Wu et al. 2025, equation 9.
-    """
+    """Losses times the token's probability, not learnt from: dynamic fine-tuning (Wu et al. 2025, equation 9)."""
     return -log_probs * log_probs.exp().detach()
 
 
@@ -41,10 +32,7 @@ def length_normalised(
     rejected_lengths: Tensor,
     beta: float,
 ) -> Tensor:
-    """DPO's loss of log-ratios per token, so that a long answer is not preferred for its length.
-
-    Source: Lambert et al. 2024 (Tulu 3), equation 6.
-    """
+    """DPO's loss of log-ratios per token, so that length is not preferred (Tulu 3, Lambert et al. 2024, equation 6)."""
     chosen = (chosen_logps - ref_chosen_logps) / chosen_lengths.clamp(min=1)
     rejected = (rejected_logps - ref_rejected_logps) / rejected_lengths.clamp(min=1)
     return -logsigmoid(beta * (chosen - rejected))
@@ -58,9 +46,6 @@ def margin(
     beta: float = 0.1,
     gap: float = 1.0,
 ) -> Tensor:
-    """The part of ``gap`` that is missing between the implicit rewards of a pair; without a reference too.
-
-    Source: Zhao et al. 2023 (SLiC-HF), equation 1.
-    """
+    """The part of ``gap`` that a pair's implicit rewards lack, reference or not (SLiC-HF, Zhao et al. 2023, eq. 1)."""
     chosen, rejected = chosen_logps - ref_chosen_logps, rejected_logps - ref_rejected_logps
     return (gap - beta * (chosen - rejected)).clamp(min=0)

@@ -1,7 +1,4 @@
-"""Optimizers and schedules of the ``optimizer`` group: weights by pattern, each with settings of its own.
-
-Which weights there are is for the trainer to say, after adapters were put on; when, for ``training.extension``.
-"""
+"""Optimizers and schedules of the ``optimizer`` group: weights by pattern, each with settings of its own."""
 
 import inspect
 import re
@@ -62,9 +59,8 @@ def trust_state(optimizer: Optimizer) -> Optimizer:
 class Muon(Optimizer):
     """Muon for the matrices between embeddings and head, whose names ``adamw`` is not found in, and AdamW for all else.
 
-    Both go by one rate, because Muon's steps are made as large as AdamW's; what is no matrix does not decay.
-
-    Sources: Jordan et al. 2024; Liu et al. 2025, section 2.2.
+    Both go by one rate, as Muon's steps are made as large as AdamW's; what is no matrix does not decay. Sources:
+    Jordan et al. 2024; Liu et al. 2025, section 2.2.
     """
 
     def __init__(

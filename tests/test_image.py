@@ -342,7 +342,7 @@ def test_who_reads_images_out_of_turns_has_them_in_each_row_or_in_none(folder, s
 
 def test_the_words_of_a_new_model_that_sees_are_those_of_its_tokenizer():
     cfg = config.compose(["experiment=toy_picture", "speed=max"]).cfg
-    assert ModelWeights(source_of(cfg)).count == 220_864
+    assert ModelWeights(source_of(cfg), dtype="float32").count == 220_864
     assert upstream.TRAIN_SAMPLING_STRATEGY not in cfg["trainer"]["args"]
 
 

@@ -24,7 +24,7 @@ from tiny_ppo import (
 )
 
 from runner.errors import ConfigError, DataError
-from runner.ppo.actor_critic import store_as_autocast_casts
+from runner.ppo.actor_critic import store_as_autocast
 from runner.ppo.algorithm import (
     PPOConfig,
     PPOTrainer,
@@ -619,7 +619,7 @@ def test_frozen_weights_in_the_type_of_autocast_give_the_same_bits(tmp_path, cri
         trainer = letter_trainer(tmp_path, peft_config=lora() if critic == "adapter" else None, **options)
         frozen = [trainer.rewards.models[0].base_model, trainer.reference or trainer.actor_critic.policy]
         for model in frozen if stored else []:
-            store_as_autocast_casts(model, torch.bfloat16)
+            store_as_autocast(model, torch.bfloat16)
         halves = {name for each in frozen for name, weight in each.named_parameters() if weight.dtype == torch.bfloat16}
         assert bool(halves) == stored and not any("norm" in name or "embed_tokens" in name for name in halves)
         trainer.train()

@@ -1,7 +1,6 @@
 """A training step of a run in small, measured: its passes, the activations that it keeps and its peak.
 
-Only what the step itself shows is looked at, so nothing here knows one trainer from another. The measured figures are
-scaled to the size of the real run in ``memory``.
+Only what the step itself shows is looked at, so nothing here knows one trainer from another; ``memory`` scales it.
 """
 
 import contextlib
@@ -74,8 +73,7 @@ def one_thread() -> Iterator[None]:
 def run_apart(call: Callable[[], int], log: Path, cache: Path) -> int:
     """The exit code of a call in a process of its own, below zero the signal that killed it.
 
-    The process ends with this one and writes into a log. What is built and trained there leaves nothing behind in this
-    one; what it prepares of rows goes into a ``cache``, and not into that of real ones.
+    The process ends with this one, writes into a log, leaves nothing behind here, and has a ``cache`` of its own.
     """
 
     def apart() -> int:
@@ -109,7 +107,8 @@ def measure_step(cfg: Config, gpu: bool, folder: Path) -> MeasuredStep:
     if own["peft"] and own["peft"].get("r"):
         own["peft"]["r"] = 1  # what a rank adds does not grow with the width, and is little in a wide model
     trainer = build_components(open_run(own, [])).trainer
-    meter, trace = Meter(trainer, ModelWeights(source_of(cfg), trained=False).shape), folder / "profile.json"
+    shape, trace = ModelWeights(source_of(cfg), dtype="float32", trained=False).shape, folder / "profile.json"
+    meter = Meter(trainer, shape)
     profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
     with profiler, saved_tensors_hooks(meter.keep, lambda tensor: tensor):
         trainer.train()

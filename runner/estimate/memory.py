@@ -1,8 +1,7 @@
 """The steps of a training, and the bytes that it holds, of one process: its models, and what each phase of a step adds.
 
-Weights and states of the optimizer are counted; what a pass adds is measured on a small model (``measure``) and scaled.
-Phases follow one another and share what they free: the peak is that of the largest. What is counted is what is alive;
-allocators keep some more.
+Weights and optimizer states are counted; what a pass adds is measured on a small model and scaled. Phases share what
+they free: the peak is that of the largest. It is of what is alive; allocators keep some more.
 """
 
 import math
@@ -21,8 +20,7 @@ from runner.training.checkpoint import state_bytes
 
 DRAWS = 4  # copies of a step's logits while a token is drawn from them
 WHOLE_BATCHES = {upstream.NUM_GENERATIONS, "num_ppo_epochs"}  # fields of trainers that leave out a last batch not full
-# The newer name counts before the older.
-RECOMPUTE = (upstream.ACTIVATION_CHECKPOINTING, upstream.GRADIENT_CHECKPOINTING)
+RECOMPUTE = (upstream.ACTIVATION_CHECKPOINTING, upstream.GRADIENT_CHECKPOINTING)  # the newer counts before the older
 
 
 @dataclass(frozen=True)
@@ -134,10 +132,7 @@ def shards_of(cfg: Config) -> Shards:
 
 
 class Training:
-    """A run's models, its trainer's settings, and a step of it in small; what it needs on one device.
-
-    ``small`` is what was measured of a small model, None where none could be trained.
-    """
+    """A run's models and settings, and ``small``, its step in small if one was measured: its needs on one device."""
 
     def __init__(self, cfg: Config, rows: Rows, small: MeasuredStep | None, *, gpu: bool):
         own = cfg.get("optimizer") or {}

@@ -1,7 +1,6 @@
 """A run's configuration -> the same run in small: models as random clones, a few short rows, two steps.
 
-The batch, the number of completions, the adapter, the optimizer, callbacks, rewards and metrics stay as they are. What
-is changed and could matter is noted.
+Batch, completions, adapter, optimizer, callbacks, rewards and metrics stay; what is changed and could matter is noted.
 """
 
 import copy

@@ -1,8 +1,7 @@
 """Smoke runs: of each case rows are looked at, a step is trained and saved, the run goes on from it and is exported.
 
-Jobs that differ in numbers only are one case: a learning rate, a weight or a seed changes what is learnt and not what
-is done; a batch size, a rank or a zero changes that too. Each part is a process of its own, so that a resume is one;
-``command.rehearse`` has them in order. They leave the files of any run, from which it is read how far they came.
+Jobs that differ in numbers only are one case: a learning rate or a seed changes what is learnt, and not what is done; a
+batch size, a rank or a zero changes that too. Each part is a process of its own, so that a resume is one.
 """
 
 import copy
@@ -102,10 +101,7 @@ def structure_of(cfg: Config, links: Mapping[str, str]) -> str:
 
 
 def play(cases: Sequence[Case], folder: Path, debug: bool) -> int:
-    """Play these cases in order below a folder, print how each went, and return the exit code.
-
-    It is that of the first that fails. Raises Interrupted at a signal, after the process of a part was ended.
-    """
+    """Play cases in order below a folder, print how each went; the first code that fails. Interrupted at a signal."""
     warm_up(case.composed for case in cases)
     clones = Clones(folder / "models")
     for index, case in enumerate(cases):
@@ -138,10 +134,7 @@ def _play_parts(case: Case, cache: Path, debug: bool) -> None:
 
 
 def inspect_rows(run: Run) -> None:
-    """Look at the first rows as the real run would see them, and write down how long they are.
-
-    Raises ConfigError for what a training would be refused for.
-    """
+    """Write down how long the first rows of the real run are; ConfigError for what a training would be refused for."""
     cfg = Run(run.folder / UNREDUCED).cfg
     with quiet(), first_rows_prepared(cfg) as (components, how):
         rows = components.train_rows
@@ -222,8 +215,7 @@ def print_forecasts(cases: Sequence[Case], target: Mapping[str, float], folder: 
             origins |= dict.fromkeys(map(model_of, case.runs.values()), origin)
     if not measured:
         return
-    # Only now: with threads in this process, which measuring its speed begins, no other could be forked from it.
-    here = this_device()
+    here = this_device()  # only now: with its threads in this process, no other could be forked from it
     typed: dict[str, Any] = {"memory": int(target["memory"] * 1e9)} if "memory" in target else {}
     typed |= {"speed": target["tflops"] * 1e12, "how": "as typed"} if "tflops" in target else {}
     devices = [replace(here, **typed)] if here.gpu else [here, Device("a GPU", True, **typed)]

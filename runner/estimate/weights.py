@@ -68,13 +68,7 @@ class ModelWeights:
     """
 
     def __init__(
-        self,
-        source: Source,
-        *,
-        dtype: str = "float32",
-        peft: Node | None = None,
-        quant: Node | None = None,
-        trained: bool = True,
+        self, source: Source, *, dtype: str, peft: Node | None = None, quant: Node | None = None, trained: bool = True
     ):
         config = copy.deepcopy(source.config())
         if hasattr(config, "quantization_config"):
@@ -88,9 +82,8 @@ class ModelWeights:
             made.requires_grad_(trained)
             self.shape = Shape.of(made)
             model = _adapted(made, peft, source) if trained else made
-        # Bits of a quantised weight with its scales; 0 where none is.
         scale = SCALE_OF_SCALES if quant and quant.get("bnb_4bit_use_double_quant") else SCALE
-        bits = 0 if not quant else 8 if quant.get("load_in_8bit") else 4 + 8 * scale
+        bits = 0 if not quant else 8 if quant.get("load_in_8bit") else 4 + 8 * scale  # of a quantised weight
         head = made.get_output_embeddings()
         weights = {id(each): each for each in model.parameters()}.values()
         linear = {name: part for name, part in made.named_modules() if bits and isinstance(part, nn.Linear)}
@@ -144,4 +137,4 @@ def others_of(cfg: Config) -> Iterator[tuple[str, int]]:
             name = path.removeprefix("trainer.").removesuffix("_model").replace(".", " ")
             yield name, ModelWeights(source, dtype=node.get("dtype", "float32"), trained=False).bytes
     if path := cfg["trainer"]["args"].get(upstream.REWARD_MODEL_PATH):
-        yield "reward model", ModelWeights(Source(path, head="score"), trained=False).bytes
+        yield "reward model", ModelWeights(Source(path, head="score"), dtype="float32", trained=False).bytes

@@ -9,6 +9,4 @@ judge        metrics and rewards on completions and known answers
 prediction   completions as a file that an interrupted command continues
 rows         dataset -> the held-out rows that are meant
 weights      run folder -> the weights that are meant
-
-Not here: what words ask for it (``command._request``), how a model is loaded (``training``, ``model``).
 """

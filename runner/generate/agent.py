@@ -4,8 +4,7 @@
 
 The contract is that of TRL's GRPO: tools are functions with type hints and a docstring; an environment is an object
 with ``reset(**row)``, whose other public methods are tools of its own completion. What tools answer stands in a
-completion between the tokens of the model, and is no token of the model's: see ``own``. How a turn is drawn is in
-``sampler``.
+completion between the tokens of the model, and is no token of the model's: see ``own``.
 """
 
 import asyncio

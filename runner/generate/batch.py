@@ -1,6 +1,7 @@
 """Rows of unlike length -> batches of rows of like length, padded on either side."""
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -8,6 +9,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from runner.model.encoding import TokenIds
 
+Prompts: TypeAlias = Sequence[Sequence[int]]  # token ids
 TOKENS_PER_PASS = 640  # 768 to 1024 gained no time that could be seen, and 768 up to a quarter more memory; on CPU
 PASS = 128  # padded tokens that cost about as much as what every pass costs beside them; measured on CPU
 
@@ -42,7 +44,7 @@ def split_by_rows(lengths: Sequence[int], size: int) -> list[list[int]]:
     return [ordered[start : start + size] for start in range(0, len(ordered), size)]
 
 
-def group_alike(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+def group_alike(prompts: Prompts) -> list[list[int]]:
     """The numbers of the prompts in groups whose pixels can be one tensor; those without any are one group."""
     groups: dict[object, list[int]] = {}
     for number, prompt in enumerate(prompts):
@@ -52,7 +54,7 @@ def group_alike(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
     return list(groups.values())
 
 
-def join_pixels(prompts: Sequence[Sequence[int]], device: torch.device, side: str) -> dict[str, Tensor]:
+def join_pixels(prompts: Prompts, device: torch.device, side: str) -> dict[str, Tensor]:
     """Of alike prompts what a model takes beside their tokens: one number per token padded as these are, or pixels."""
     found = {}
     for name, first in (getattr(prompts[0], "pixels", None) or {}).items():
@@ -71,9 +73,7 @@ def lengthen(prompt: list[int], ids: Sequence[int]) -> list[int]:
     return whole
 
 
-def pad(
-    rows: Sequence[Sequence[int]], device: torch.device, *, side: str = "right", value: int = 0
-) -> tuple[Tensor, Tensor]:
+def pad(rows: Prompts, device: torch.device, *, side: str = "right", value: int = 0) -> tuple[Tensor, Tensor]:
     """Token ids that begin together, or end together if padded on the left, and the mask of what is a token."""
     ids = [torch.tensor(row, dtype=torch.long) for row in rows]
     masks = [torch.ones(len(row), dtype=torch.long) for row in rows]

@@ -1,12 +1,8 @@
-"""Rows with prompts -> completions as text, with the template and the stop tokens of model and tokenizer.
-
-How a token is drawn is in ``sampler``; what a completion is worth is not decided here.
-"""
+"""Rows with prompts -> completions as text, with the template and the stop tokens of model and tokenizer."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress
 from typing import Any, TypeAlias
 
 import torch
@@ -47,22 +43,11 @@ class Completion:
             return self.turns
         return self.text if isinstance(self.prompt, str) else [{"role": "assistant", "content": self.text}]
 
-    @property
-    def own_ids(self) -> list[int]:
-        """The tokens that the model wrote, without those of tools."""
-        return self.token_ids if self.own is None else list(compress(self.token_ids, self.own))
-
     def to_row(self) -> dict[str, Any]:
         """The columns that are written to a file."""
-        return {
-            "row": self.row,
-            "sample": self.sample,
-            "prompt": self.prompt,
-            "completion": self.text if self.turns is None else self.turns,
-            "finish": self.finish,
-            "log_probability": round(self.log_probability, 6),
-            "tokens": len(self.token_ids),
-        }
+        row = {"row": self.row, "sample": self.sample, "prompt": self.prompt}
+        row |= {"completion": self.text if self.turns is None else self.turns, "finish": self.finish}
+        return row | {"log_probability": round(self.log_probability, 6), "tokens": len(self.token_ids)}
 
 
 @dataclass
@@ -92,8 +77,7 @@ class TextGenerator:
             size, most = len(prompts[long[0]]), self.how.max_length
             faults.append(fault("generate.long_prompts", count=len(long), row=long[0], tokens=size, most=most))
         DataError.refuse(faults)
-        count = 1 if self.is_greedy else self.n
-        draws = [(row, number) for row in range(len(rows)) for number in range(count)]
+        draws = [(row, number) for row in range(len(rows)) for number in range(1 if self.is_greedy else self.n)]
         groups = split_by_rows([len(prompts[row]) for row, _ in draws], self.how.rows)
         return [[draws[index] for index in group] for group in groups]
 
@@ -161,8 +145,7 @@ def generate(
 ) -> list[str]:
     """One completion per prompt, as text; prompts are strings or chats. Temperature 0 is greedy. Tools may be called.
 
-    It does not depend on the size of the batches, which are halved where memory does not suffice. The random state and
-    the model's mode are as they were.
+    It does not depend on the size of the batches, which are halved where memory lacks. Random state and mode stay.
     """
     how = Sampling(max_new_tokens, temperature=temperature, rows=batch_size)
     with evaluating(model):

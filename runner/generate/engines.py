@@ -13,10 +13,7 @@ from runner.generate.sampler import Model, Responses, Sampling, cut
 
 
 class VLLM:
-    """vLLM by TRL's own generation, on the cards of the training (colocate) or on a server (``vllm_mode``).
-
-    It draws by random numbers of its own, and has its log-probabilities from kernels of its own.
-    """
+    """vLLM by TRL's generation, on the training's cards or a server; random numbers and kernels are its own."""
 
     def __init__(
         self, policy: Model, accelerator: Accelerator, tokenizer: PreTrainedTokenizerBase, args: Any, how: Sampling

@@ -1,8 +1,4 @@
-"""Metrics and rewards on rows: what they say of completions, and of how a model takes known answers.
-
-Used by the evaluations of a training and by the verb ``evaluate``. What a metric or a reward is lives in rooms of their
-own, how they are built from a configuration too.
-"""
+"""Metrics and rewards on rows: what they say of completions, and of how a model takes known answers."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

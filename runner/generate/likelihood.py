@@ -1,7 +1,6 @@
 """Rows with known answers -> what a model thinks of them, in one pass without any sampling.
 
-What the figures are good for is decided by metrics. Letters at the end of a tensor's name are its shape: B rows,
-T tokens, V words of the vocabulary.
+Letters at the end of a tensor's name are its shape: B rows, T tokens, V words of the vocabulary.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,13 +40,8 @@ class AnswerReader:
     batch_size: int | None = None  # texts at once
     on_progress: Callable[[int], object] = lambda count: None  # is called with the number of those read
 
-    def read(
-        self, rows: Sequence[Row], keep: Mapping[str, Callable[[Tensor, Tensor], Any]] | None = None
-    ) -> AnswerReading:
-        """The log-probability of each token of each answer, and what the functions in ``keep`` make of its logits.
-
-        The functions are called for each row with logits [T, V] and labels [T] of the answer alone.
-        """
+    def read(self, rows: Sequence[Row], keep: Mapping[str, Callable[..., Any]] | None = None) -> AnswerReading:
+        """Log-probabilities of the tokens of each answer, and what ``keep`` makes of its logits [T, V], labels [T]."""
         keep, encoded = keep or {}, [to_ids(self.tokenizer, row) for row in rows]
         reading = AnswerReading([ids[start : self.max_length] for ids, start in encoded], [[] for _ in rows])
         reading.kept = {name: [None] * len(rows) for name in keep}

@@ -1,7 +1,4 @@
-"""Dataset -> the rows that a model is asked about, by held-out set, in the form that the question needs.
-
-The rows keep the order of their source, so that their number finds them again there.
-"""
+"""Dataset -> the rows that a model is asked about, by held-out set, under their numbers in the source."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,12 +7,14 @@ from runner.config.build import asked_for, serve
 from runner.dataset import LOADER
 from runner.dataset.form import fits
 from runner.errors import ConfigError, DataError, Fault, fault
+from runner.schema.text import Config
 
 Row = Mapping[str, Any]
 Rows = list[dict[str, Any]]
+Keep = Sequence[str] | None  # further columns
 
 
-def held_out_sets(cfg: Mapping[str, Any], to: str, keep: Sequence[str] | None = None) -> dict[str, Any]:
+def held_out_sets(cfg: Config, to: str, keep: Keep = None) -> dict[str, Any]:
     """The rows of each held-out set in the form ``to``, by its name; the one set without a name is under ``""``."""
     node = dict(cfg["dataset"])
     if node["_target_"] == LOADER and isinstance(node.get("split"), Mapping):
@@ -25,13 +24,7 @@ def held_out_sets(cfg: Mapping[str, Any], to: str, keep: Sequence[str] | None = 
 
 
 def read_sets(
-    cfg: Mapping[str, Any],
-    to: str,
-    *,
-    name: str | None = None,
-    limit: int | None = None,
-    falls_back: bool = False,
-    keep: Sequence[str] | None = None,
+    cfg: Config, to: str, name: str | None = None, limit: int | None = None, falls_back: bool = False, keep: Keep = None
 ) -> dict[str, Rows]:
     """The rows of each set that is meant, in the form ``to``; a held-out set without a name is ``eval``.
 

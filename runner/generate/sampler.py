@@ -30,7 +30,7 @@ from transformers.cache_utils import Cache, DynamicCache, StaticLayer
 from transformers.generation import LogitsProcessor, LogitsProcessorList, TopKLogitsWarper, TopPLogitsWarper
 
 from runner.errors import EnvironmentFault, fault
-from runner.generate.batch import group_alike, join_pixels, pad, split_by_rows
+from runner.generate.batch import Prompts, group_alike, join_pixels, pad, split_by_rows
 from runner.io.temporary import temporarily
 
 # Layers whose cache keeps a key and a value per token, so that finished rows can leave it.
@@ -75,13 +75,7 @@ class Responses:
 
 @torch.no_grad()
 def sample(
-    model: Model,
-    prompts: Sequence[Sequence[int]],
-    how: Sampling,
-    noise_BR: Tensor,
-    *,
-    engine: str = "auto",
-    halves: bool = False,
+    model: Model, prompts: Prompts, how: Sampling, noise_BR: Tensor, *, engine: str = "auto", halves: bool = False
 ) -> Responses:
     """Sample a completion for each prompt, by ``loop``, ``graph`` or ``generate``; prompts of like length go together.
 
@@ -109,8 +103,7 @@ def sample(
                     raise
                 if len(rows) == 1:
                     raise EnvironmentFault(fault("generate.no_memory", tokens=len(prompts[rows[0]]))) from error
-            # Behind the handler, because the traceback keeps the tensors.
-            if torch.accelerator.is_available():
+            if torch.accelerator.is_available():  # behind the handler, because the traceback keeps the tensors
                 torch.accelerator.empty_cache()
             log.warning("%d prompts side by side do not fit into memory; half of them will", len(rows))
             waiting[:0] = [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
@@ -212,8 +205,7 @@ def _decode_by_loop(model: Model, prompts: list[Sequence[int]], how: Sampling, n
     lengths_B = torch.zeros_like(limits_B)
     stop_ids = torch.tensor(how.stop_ids, device=device, dtype=torch.long)
     live_B = torch.arange(len(prompts), device=device)  # the rows that are still being written
-    # Prefill: the logits after the prompts, and the cache of their tokens.
-    ids_BP, mask = pad(prompts, device, side="left")
+    ids_BP, mask = pad(prompts, device, side="left")  # prefill: the cache of the prompts
     ragged, cache = not bool(mask.all()), DynamicCache(config=model.config)
     position_ids = (mask.cumsum(1) - 1).clamp(min=0)
     logits_BV = decode_step(model, cache, ids_BP, mask if ragged else None, position_ids)
@@ -327,8 +319,7 @@ class TokenChoice(LogitsProcessor):
 
     def __init__(self, how: Sampling, noise_BR: Tensor):
         self.how, self.noise_BR = how, noise_BR
-        self.tokens: list[Tensor] = []
-        self.logprobs: list[Tensor] = []
+        self.tokens, self.logprobs = list[Tensor](), list[Tensor]()
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         token_B, logprob_B = sample_token(scores, self.noise_BR[:, len(self.tokens)], self.how)

@@ -148,8 +148,7 @@ def check_text(name: str, answer: Any) -> Any:
     return text
 
 
-# Of methods that no model calls.
-OWN_CHECKS = {
+OWN_CHECKS = {  # of methods that no model calls
     "reset": lambda name, answer: None if answer is None else check_text(name, answer),
     "get_reward": lambda name, answer: check_answer(f"trainer.{name}", [answer], [""])[0],
 }

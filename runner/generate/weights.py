@@ -1,8 +1,4 @@
-"""Run folder -> the weights that are meant, whole and sealed.
-
-Finding them needs nothing heavy, so that a wrong option is refused before torch is imported. How they are loaded is in
-``training.components.model``.
-"""
+"""Run folder -> the weights that are meant, whole and sealed; without torch, so that a wrong option costs no time."""
 
 from dataclasses import dataclass
 from pathlib import Path

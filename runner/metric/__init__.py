@@ -1,12 +1,8 @@
 """Metrics: numbers on what a model does with held-out rows. A metric knows no trainer, no dataset and no model.
 
-A ``_target_`` names the module that defines the function: ``runner.metric.words`` stands here with the other metrics of
-plain texts, others in ``binary``, ``likelihood``, and ``reference`` for those by libraries. A new one is a function in
-any module and an option in ``conf/metric``, with ``better: lower`` where less is better (further keys are in ``ask``),
-and a name in the table of ``conf/README.md``. Which library it needs, and who else asks metrics: ``validate.start``,
-``generate.judge``.
-
-The arguments of a metric decide what it gets (``conf/README.md``, what a part of yours is given).
+Here are those of plain texts, others in ``binary``, ``likelihood``, and ``reference`` by libraries. A new one is a
+function in any module, whose arguments decide what it gets, with an option in ``conf/metric`` (``better: lower`` where
+less is better; further keys are in ``ask``), and a name in the table of ``conf/README.md``.
 """
 
 import re

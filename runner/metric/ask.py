@@ -10,8 +10,7 @@ from runner.errors import DataError, Fault, SickRun, fault
 from runner.schema.text import read_tables
 
 OWN: dict[str, str] = read_tables(__file__)  # keys of a metric that are not its function's arguments, with their types
-# The arguments that decide between sampled completions and known answers.
-SAMPLED = ("completions", "completion_ids")
+SAMPLED = ("completions", "completion_ids")  # arguments that decide for sampled completions, or for known answers
 READ = ("scores", "log_probs", "labels", "logits")
 LARGEST = 1e300  # of a number of one row, whose sum has a float, too
 SAMPLES = 200  # prompts of each held-out set that are answered, unless the config says otherwise

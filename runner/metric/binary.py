@@ -1,7 +1,6 @@
 """Scores against labels that are right or wrong: accuracy, AUC, and AUC within groups such as users.
 
 The label of a row is its column ``column``: true or false, 1 or 0; with ``positive`` true where the text is that.
-How scores are made is not here; ``logits`` makes them of yes and no.
 """
 
 import math
@@ -24,10 +23,7 @@ def accuracy(
 
 
 def auc(scores: Sequence[float], column: str = "label", positive: str | None = None, **columns: Values) -> float:
-    """The share of pairs of a right and a wrong row in which the right one has the higher score; a tie is half a pair.
-
-    Raises DataError where all labels are the same, because there is no such pair.
-    """
+    """The share of pairs of a right and a wrong row whose right one scores higher, ties half; DataError for no pair."""
     labels = read_labels(columns, column, positive)
     if len(set(labels)) < 2:
         found = f"all {len(labels)} labels are {labels[0]}" if labels else "no rows"
@@ -53,8 +49,7 @@ def grouped_auc(
 ) -> dict[str, float]:
     """The AUC within each group, averaged by the rows of the groups (Zhou et al. 2018), or plainly if not ``weighted``.
 
-    A group with one kind of label has no AUC: it is left out, and ``skipped`` says how many were; ``groups`` counts the
-    others.
+    A group with one kind of label has none: ``skipped`` counts those, ``groups`` the others.
     """
     labels = read_labels(columns, column, positive)
     members: dict[Any, list[int]] = defaultdict(list)

@@ -1,7 +1,6 @@
 """Reductions of the logits of an answer for a metric: ``preprocess`` of a metric, called for each row.
 
-The logits [T, V] and labels [T] are of the answer's tokens alone: ``logits[t]`` predict ``labels[t]``. The metrics
-that use them are in ``binary`` and ``likelihood``.
+The logits [T, V] and labels [T] are of the answer's tokens alone: ``logits[t]`` predict ``labels[t]``.
 """
 
 from torch import Tensor

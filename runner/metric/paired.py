@@ -26,16 +26,10 @@ def compare(first: Sequence[float], second: Sequence[float], seed: int = 0) -> d
     steps = difference / size if size else difference
     shares = score_interval(wins, losses, count)
     by_one_size = np.isclose(np.abs(steps), steps != 0).all()  # as of right and wrong answers
-    return {
-        "prompts": count,
-        "wins": wins,
-        "ties": count - wins - losses,
-        "losses": losses,
-        "win_rate": (1 + (wins - losses) / count) / 2,
-        "win_rate_interval": [(1 + end) / 2 for end in shares],
-        "difference": float(difference.mean()),
-        "difference_interval": [float(size * e) for e in shares] if by_one_size else mean_interval(difference, seed),
-    }
+    limits = [float(size * end) for end in shares] if by_one_size else mean_interval(difference, seed)
+    counts = {"prompts": count, "wins": wins, "ties": count - wins - losses, "losses": losses}
+    rate = {"win_rate": (1 + (wins - losses) / count) / 2, "win_rate_interval": [(1 + end) / 2 for end in shares]}
+    return counts | rate | {"difference": float(difference.mean()), "difference_interval": limits}
 
 
 def score_interval(wins: int, losses: int, count: int) -> list[float]:

@@ -1,7 +1,4 @@
-"""Completions against a reference text, by the libraries that published figures come from.
-
-``pip install sacrebleu rouge-score`` brings them; ``runner.metric.overlap`` does without a library.
-"""
+"""Completions against a reference text, by libraries of published figures (``pip install sacrebleu rouge-score``)."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -19,8 +16,7 @@ def bleu(
 ) -> float:
     """BLEU of all completions together, from 0 to 100, by sacrebleu.
 
-    ``tokenize`` names one of its tokenizers; null is 13a, and Chinese needs zh. Rows whose reference is null are
-    left out.
+    ``tokenize`` names a tokenizer of it: null is 13a, Chinese needs zh. Rows whose reference is null are left out.
     """
     check_library("sacrebleu", "metric")
     from sacrebleu.metrics import BLEU
@@ -44,10 +40,7 @@ def rouge(
     stemmed: bool = True,
     **columns: Values,
 ) -> list[float | None]:
-    """ROUGE F1 of each completion, from 0 to 1, by rouge-score, which splits words at what is not a letter from a to z.
-
-    None where the reference is null.
-    """
+    """ROUGE F1 of each completion, 0 to 1, by rouge-score, which knows letters a to z; None where no reference is."""
     check_library("rouge_score", "metric")
     from rouge_score.rouge_scorer import RougeScorer
 

@@ -1,7 +1,4 @@
-"""Checks of an adapter before the trainer puts it on, and writing it afterwards.
-
-Putting it on is the trainer's work. Which adapters there are is peft's; ``conf/peft`` lists them.
-"""
+"""Checks of an adapter before the trainer puts it on, and writing it afterwards; ``conf/peft`` lists peft's."""
 
 import re
 from collections.abc import Sequence
@@ -19,8 +16,7 @@ from runner.model.check import find_pattern_faults, find_target_faults
 
 Model: TypeAlias = PreTrainedModel | PeftModel
 
-# Initialisations that move part of the base model's weights into the adapter: with the adapter
-# switched off, what remains is not the base model.
+# Initialisations that move weights of the base into the adapter: with that switched off, it is another model.
 BASE_CHANGING = ("pissa", "olora", "corda", "loftq", "lora_ga")
 RANDOM = (PeftType.C3A, PeftType.VBLORA)  # these start from noise
 OWN = ("full",)  # keys of the group that are not the adapter's
@@ -106,9 +102,8 @@ def train_beside(model: PreTrainedModel, peft_config: PeftConfig, patterns: Sequ
             faults.append(fault("model.whole_and_rounded", layer=rounded[0], examples=", ".join(_embeddings(model))))
         layers |= {name.rpartition(".")[0] for name in fitting}
     ConfigError.refuse(faults)
-    layers = {
-        each for each in layers if not any(each.startswith(f"{other}.") for other in layers)
-    }  # it has them inside
+    # One that lies inside of another is trained with it.
+    layers = {each for each in layers if not any(each.startswith(f"{other}.") for other in layers)}
     source, *shared = _embeddings(model) if model.config.get_text_config().tie_word_embeddings else [""]
     if layers & {source, *shared}:
         layers = layers - set(shared) | {source}

@@ -1,7 +1,4 @@
-"""Chat templates: giving a tokenizer one that works.
-
-The templates are the files in ``template/``. Which rows are chats is the dataset's to say.
-"""
+"""Chat templates: giving a tokenizer one that works, its own or one of the files in ``template/``."""
 
 import hashlib
 import json
@@ -46,8 +43,7 @@ def set_template(tokenizer: PreTrainedTokenizerBase, name: str | None, where: st
         file = Path(shipped(name)) if name.endswith(".jinja") else jinja.SHELF / name
         tokenizer.chat_template, tokenizer.response_template = chosen, read_json(file.with_suffix(".response.json"))
     if tokenizer.chat_template:
-        # A faulty template would fail later on, without file or line.
-        try:
+        try:  # a faulty template would fail later on, without file or line
             text, end, tokens = tokenizer.get_chat_template(), tokenizer.eos_token, tokenizer.special_tokens_map
         except ValueError as error:  # several, and none by default
             raise ConfigError(fault("model.several_templates", error=describe(error))) from None
@@ -60,10 +56,7 @@ def set_template(tokenizer: PreTrainedTokenizerBase, name: str | None, where: st
 def check_template(
     tokenizer: PreTrainedTokenizerBase, *, chats: bool, calls: bool = False, answers_only: bool = False
 ) -> None:
-    """Raise ConfigError where the rows are chats and the tokenizer has no template that does for them.
-
-    With ``calls`` it must spell what tools are called with and give back, with ``answers_only`` mark what is trained.
-    """
+    """Raise ConfigError where chats have no template, or one without the ``calls`` or answers' marks that they need."""
     if chats and not tokenizer.chat_template:
         raise ConfigError(jinja.no_template())
     faults = []
@@ -90,10 +83,7 @@ def check_calls(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def check_rendering(tokenizer: PreTrainedTokenizerBase, rows: Iterator[tuple[Row, Iterable[str]]]) -> None:
-    """Raise ConfigError where a template that does not ship takes more for a row than is granted for one.
-
-    ``rows`` are conversations, each with its columns of answers; each is written once, without tokens.
-    """
+    """Raise ConfigError where a template that does not ship takes more for one of the rows than is granted."""
     if tokenizer.chat_template in (file.read_text("utf-8") for file in jinja.SHELF.parent.glob("*/*.jinja")):
         return
     number = jinja.find_excess(render_row(tokenizer, row, answers) for row, answers in rows)
@@ -117,6 +107,4 @@ def _marks_answers(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 def turn_end(tokenizer: PreTrainedTokenizerBase) -> str:
     """The text that the template writes after an answer, such as ``<|im_end|>``; empty without one."""
-    if not tokenizer.chat_template:
-        return ""
-    return write(tokenizer, PROBE, {}, tokenize=False).rpartition(ANSWER)[2]
+    return write(tokenizer, PROBE, {}, tokenize=False).rpartition(ANSWER)[2] if tokenizer.chat_template else ""

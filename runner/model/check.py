@@ -1,5 +1,4 @@
-"""Checks of models, adapters and tokenizers, each of them once: by the files of a folder before anything loads, and by
-what the loader has at hand, such as a snapshot of the hub.
+"""Checks of models, adapters and tokenizers, each once: by a folder's files, or by what the loader has at hand.
 
 No torch here. Of weights the headers are looked at; for a model of the hub, loading tells the rest (``load``).
 """
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 LOADER = "runner.model.load.load_model"
 NEW = "runner.model.load.new_model"
 TOKENIZER = "runner.model.load.load_tokenizer"
-PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "adapter_model.bin")
 TASKS = {"lm": "CAUSAL_LM", "score": "SEQ_CLS"}  # peft's names of the heads
 # Where the installed transformers lists its architectures: all of them, and those that have a head.
 CONFIG_CLASSES = "transformers.models.auto.auto_mappings.CONFIG_MAPPING_NAMES"
@@ -39,12 +37,8 @@ MODEL_CLASSES = {"lm": WITH_HEAD.format("CAUSAL_LM"), "score": WITH_HEAD.format(
 SEEING = WITH_HEAD.format("IMAGE_TEXT_TO_TEXT")
 LIMITS: dict[str, dict[str, Any]] = read_tables(__file__)
 KINDS = {"an object": Mapping, "a list": list, "a text": str, "a text or an object": str | Mapping}
-NESTED = ("text_config", "rope_parameters", "rope_scaling")
-READ_WITH_WEIGHTS = ("special_tokens_map.json", "added_tokens.json")
-OUTPUT_LAYERS = ("lm_head", "embed_out", "score")  # in no file where they share the embeddings' weights, or are new
-VOCABULARIES: list[str] = LIMITS["files"]["vocabularies"]
-BYTE_TOKENIZERS = ("ByT5", "MyT5", "Canine", "Perceiver")  # they have no vocabulary
-ENDLESS_TOKENIZERS = ("", "TokenizersBackend", "PreTrainedTokenizerFast")  # classes without an end token of their own
+PICKLES, READ_WITH_WEIGHTS, VOCABULARIES = LIMITS["files"].values()
+NESTED, OUTPUT_LAYERS, BYTE_TOKENIZERS, ENDLESS_TOKENIZERS = map(tuple, LIMITS["names"].values())
 WITH = {"lm": "a decoder, as language models are", "score": "a model that can score"}  # models by their heads
 
 
@@ -53,7 +47,6 @@ def find_model_faults(
 ) -> list[Fault]:
     """Faults of the model that a node names, for rows of this length, and of what ``peft`` trains of it."""
     if node.get("_target_") == NEW:
-        # A fault for a new model of no architecture, and for what looks like a misspelt key of its config.
         kind, own = str(node.get("model_type")), {"_target_", "tokenizer", "dtype", "seed", "head", "model_type"}
         if not _is_known(kind):
             return [fault("model.unknown_architecture", kind=kind)]
@@ -64,8 +57,7 @@ def find_model_faults(
         signature = read_signature(f"transformers.{_read_classes(CONFIG_CLASSES).get(kind)}")
         given = {key: value for key, value in node.items() if key not in own}
         known = set(signature.parameters) if signature else set()
-        # Some keys stand in no signature, and only loading knows them.
-        return [each for each in find_unknown_keys("model", kind, given, known, 0.9) if each.fix]
+        return [each for each in find_unknown_keys("model", kind, given, known, 0.9) if each.fix]  # others may be known
     if node.get("_target_") != LOADER:
         return []
     is_merged, faults = bool(node.get("merge")), list[Fault]()

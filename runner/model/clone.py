@@ -30,7 +30,6 @@ HEAD_SIZE: int = TABLES["limits"]["head_dim"]  # units of an attention head
 # By peft's name of the task; any other is a causal language model's.
 CLASSES = {"SEQ_CLS": transformers.AutoModelForSequenceClassification}
 CLASSES |= {"TOKEN_CLS": transformers.AutoModelForTokenClassification}
-RANK = 4  # of the adapter of an adapter's clone
 MAX_SHORTENED_WEIGHTS = 200_000_000  # weights of a clone that only has fewer layers
 
 
@@ -54,8 +53,7 @@ class Source:
 def write_clone(source: Source, folder: Path) -> str:
     """Write a small random model like this one into a folder, with its tokenizer, and say what it is.
 
-    Of an adapter its base is made small, and it gets a new adapter of the same kind. Raises ConfigError, and nothing is
-    written, where the architecture cannot be made small.
+    Of an adapter its base is made small, under a new one of its kind. Raises ConfigError where that cannot be.
     """
     if adapter := read_adapter(source.path, source.revision) if source.path else None:
         base = replace(source, path=adapter.base_model_name_or_path, revision=adapter.revision)
@@ -63,10 +61,8 @@ def write_clone(source: Source, folder: Path) -> str:
         described = write_clone(base, small)
         config = copy.deepcopy(adapter)
         config.inference_mode, config.base_model_name_or_path, config.revision = False, str(small), None
-        new: dict[str, Any] = {"r": RANK, "layers_to_transform": None, "rank_pattern": {}, "alpha_pattern": {}}
-        for name, value in {**new, "init_lora_weights": True}.items():
-            if hasattr(config, name):
-                setattr(config, name, value)
+        new = copy.deepcopy(TABLES["adapter"])
+        vars(config).update({name: value for name, value in new.items() if hasattr(config, name)})
         kind = CLASSES.get(str(config.task_type).rpartition(".")[2], transformers.AutoModelForCausalLM)
         own = {"num_labels": 1} if kind is CLASSES["SEQ_CLS"] else {}
         model = get_peft_model(kind.from_pretrained(small, **own), config)
@@ -143,8 +139,7 @@ def shrink(config: PretrainedConfig) -> PretrainedConfig:
             part.word_embed_proj_dim = part.hidden_size
         if hasattr(part, "qk_head_dim"):
             part.head_dim, part.qk_head_dim = part.qk_rope_head_dim, part.qk_nope_head_dim + part.qk_rope_head_dim
-        # Where there is the one, the other is an old name of it.
-        name = "rope_parameters" if hasattr(part, "rope_parameters") else "rope_scaling"
+        name = "rope_parameters" if hasattr(part, "rope_parameters") else "rope_scaling"  # else an old name of it
         if isinstance(settings := getattr(part, name, None), dict):
             setattr(part, name, _rotation(settings))
     return small
@@ -163,8 +158,7 @@ def shorten(config: PretrainedConfig) -> PretrainedConfig:
         wholes = {name: value for name, value in listed.items() if all(type(entry) is int for entry in value)}
         numbers = {name: value for name, value in wholes.items() if len(value) > 2 and sorted({*value}) == list(value)}
         settings = {name: value for name, value in listed.items() if len(value) == depth and name not in numbers}
-        # The first layer of each kind, by the settings that the config lists for every layer.
-        kinds: dict[str, int] = {}
+        kinds: dict[str, int] = {}  # the first layer of each, by the settings that the config lists for every layer
         for layer in range(depth):
             kinds.setdefault(repr([value[layer] for value in settings.values()]), layer)
         periods = [value for name in TABLES["periods"] if isinstance(value := getattr(part, name, None), int)]

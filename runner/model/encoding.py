@@ -66,10 +66,7 @@ def write_prompt(tokenizer: PreTrainedTokenizerBase, row: Row) -> str:
 
 
 def encode_row(tokenizer: PreTrainedTokenizerBase, row: Row, answers: Iterable[str]) -> EncodedRow:
-    """A row of the dataset as the tokenizer's own template writes it, which is how generation will.
-
-    ``answers`` are the columns that hold what is learnt to write: texts, or turns behind those of the prompt.
-    """
+    """A row as the tokenizer's own template writes it, which is how generation will; ``answers`` are columns."""
     prompt, sides = row.get("prompt"), [row[name] for name in answers]
     if any(isinstance(side, str) for side in sides):
         end = tokenizer.eos_token or ""

@@ -1,7 +1,6 @@
 """A model's folder, or the snapshot of one from the hub: where it is, and what its config and weights' headers hold.
 
-Nothing is imported that could compute: of a safetensors file the header is read, and everything else is JSON. What is
-wrong with a model is found in ``check``.
+Nothing is imported that could compute: of a safetensors file the header is read, and everything else is JSON.
 """
 
 import json

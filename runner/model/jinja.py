@@ -1,8 +1,7 @@
 """Chat templates as text: which ship, where one is, and whether it renders, without the tokenizer that will use it.
 
 The environment is that of transformers: a sandbox, with its extensions and functions. A sandbox bounds neither time nor
-memory, so that a template is tried in a process of its own, which the system ends. What a tokenizer and a template make
-of each other is in ``chat``.
+memory, so that a template is tried in a process of its own, which the system ends.
 """
 
 import json

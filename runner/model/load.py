@@ -1,8 +1,4 @@
-"""Tokenizers and models, from a folder, from the hub, or new ones of an architecture.
-
-An adapter as ``path`` is loaded onto its base. The adapters that training adds are put on by the
-trainer; ``reference`` copies the reference, and ``freeze`` chooses what stays as it is.
-"""
+"""Tokenizers and models, from a folder, from the hub, or new of an architecture; an adapter is loaded onto its base."""
 
 import logging
 import pkgutil
@@ -31,11 +27,8 @@ from runner.schema.text import Node, read_tables
 
 HEADS = {"lm": transformers.AutoModelForCausalLM, "score": transformers.AutoModelForSequenceClassification}
 HEADS |= {"see": transformers.AutoModelForImageTextToText}  # of "lm", where the model sees
-# Tokens that may pad, the best first; one that ends texts is passed over.
-PADS = ("<|finetune_right_pad_id|>", "<|padding|>", "<|pad|>", "<pad>", "[PAD]", "<|endoftext|>", "<unk>")
-# Failures of transformers, peft and the hub, translated into four beats. Memory that runs out goes on as it was raised;
-# what shows before loading is found in ``check``.
-KNOWN: list[dict[str, Any]] = read_tables(__file__)["known"]
+# Failures of libraries, translated into four beats. Memory that runs out goes on as it was raised.
+KNOWN, PADS = read_tables(__file__).values()
 
 log = logging.getLogger(__name__)
 
@@ -67,9 +60,6 @@ def translate_model_errors(path: str, revision: str | None = None, part: str = "
         raise
 
 
-# --- Tokenizer ----------------------------------------------------------------------------------
-
-
 def load_tokenizer(
     path: str,
     *,
@@ -99,8 +89,7 @@ def load_tokenizer(
         tokenizer = tokenizer_of(processor := kind.from_pretrained(folder.source, **how))
         tokenizer.chat_template = processor.chat_template or tokenizer.chat_template
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
-        # Where the files are missing, some classes come back with an empty vocabulary.
-        raise ConfigError(fault("model.no_vocabulary", path=path))
+        raise ConfigError(fault("model.no_vocabulary", path=path))  # as of some classes whose files are missing
     node = {"add_tokens": add_tokens, "add_special_tokens": add_special_tokens, "eos_token": eos_token}
     ConfigError.refuse(check.find_token_faults(node | {"pad_token": pad_token}, _vocabulary_of(tokenizer)))
     tokenizer.add_tokens(add_tokens or [])
@@ -133,9 +122,6 @@ def _vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
     used = {tokenizer.pad_token, tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token}
     added, template = tokenizer.added_tokens_decoder, str(tokenizer.chat_template or "")
     return Vocabulary(tokenizer.get_vocab(), added, used, template, getattr(tokenizer, "new_tokens", ()))
-
-
-# --- Model --------------------------------------------------------------------------------------
 
 
 def load_model(
@@ -317,9 +303,6 @@ def hold_places(model: PreTrainedModel | PeftModel) -> None:
     model.tie_weights()
 
 
-# --- From scratch -------------------------------------------------------------------------------
-
-
 def new_model(
     tokenizer: PreTrainedTokenizerBase,
     *,
@@ -329,10 +312,7 @@ def new_model(
     seed: int = 0,
     **architecture: Any,
 ) -> PreTrainedModel:
-    """A model with random weights: ``architecture`` holds keys of the config of its ``model_type``.
-
-    The vocabulary's size and special tokens are the tokenizer's. Same seed, same weights.
-    """
+    """A model with weights drawn from ``seed``, keys of its config in ``architecture``, and the tokenizer's tokens."""
     if head == "score":
         architecture = {"num_labels": 1} | architecture
     try:

@@ -1,7 +1,4 @@
-"""An adapter folded into its base, and any model written in another precision: what loads without peft.
-
-How the folder is described to people is not here (``report.card``).
-"""
+"""An adapter folded into its base, and any model written in another precision: what loads without peft."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Policy and critic as one module: what PPO wraps, optimises and saves together, on one backbone where possible.
 
-What the update does with log-probabilities and values is in ``algorithm``; how completions are sampled is elsewhere.
-
 Each process holds whole models, or FSDP2 has sharded them. Then a pass gathers what it needs, so that all processes
 take as many (``Rollout.micro_batches``); while it samples, and while reference and reward models read, each has them
 whole (``generate.sampler.whole``). DeepSpeed is refused.
@@ -31,7 +29,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedConfig, P
 from transformers.models.auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
 from runner.errors import ConfigError, Fault, fault
-from runner.generate.sampler import evaluating
+from runner.generate.sampler import Model, evaluating
 from runner.model.reference import copy_reference
 from runner.ppo.batching import MicroBatch
 from runner.ppo.padding_free import equal_to_rounding, make_padding_free, to_line_arguments
@@ -41,8 +39,6 @@ REFERENCE = "reference"
 NO_ADAPTER = ""
 LOGITS_PER_CHUNK = {"cpu": 1 << 22}  # elements held at once: 16 MiB of float32
 LOGITS_PER_CHUNK_ELSEWHERE = 1 << 26
-
-Policy: TypeAlias = PreTrainedModel | PeftModel
 
 
 def find_backbone(model: PreTrainedModel) -> PreTrainedModel:
@@ -77,7 +73,7 @@ class TokenLogProbs:
     again: with 50,000 words the logits of a micro-batch would take more memory than everything else together.
     """
 
-    def __init__(self, model: Policy):
+    def __init__(self, model: Model):
         self.model = model.get_base_model() if isinstance(model, PeftModel) else model
         self.trunk = find_backbone(self.model)
         self.head = self.model.get_output_embeddings()
@@ -125,7 +121,7 @@ def _gather(logits_NV: Tensor, targets_N: Tensor, temperature: float) -> Tensor:
     return -cross_entropy(logits_NV / temperature if temperature != 1 else logits_NV, targets_N, reduction="none")
 
 
-def store_as_autocast_casts(model: nn.Module, dtype: torch.dtype) -> None:
+def store_as_autocast(model: nn.Module, dtype: torch.dtype) -> None:
     """Keep frozen float32 weights of linear layers in the type that autocast casts them to, again in each pass.
 
     Bits are the same. A weight that another layer reads too, such as a tied head, stays as it is, and so do embeddings
@@ -166,7 +162,7 @@ class ActorCritic(nn.Module):
     weight once, so that a checkpoint of an adapter stays as small as the adapter.
     """
 
-    def __init__(self, policy: Policy, critic: str, value_model: Critic | None = None):
+    def __init__(self, policy: Model, critic: str, value_model: Critic | None = None):
         super().__init__()
         self.policy, self.critic, self.value_model = policy, critic, value_model
         if critic != "model":
@@ -338,7 +334,7 @@ def part_of(weights: Mapping[str, Tensor] | None, name: str) -> dict[str, Tensor
 
 
 def build_actor_critic(
-    policy: Policy, critic: str, value_model: PreTrainedModel | None, reward_model: PreTrainedModel | PeftModel | None
+    policy: Model, critic: str, value_model: PreTrainedModel | None, reward_model: PreTrainedModel | PeftModel | None
 ) -> ActorCritic:
     """Policy and critic without dropout, with ``auto`` of one kind; raises ConfigError for a critic that cannot be."""
     adapted = isinstance(policy, PeftModel)
@@ -361,7 +357,7 @@ def build_actor_critic(
     return actor_critic
 
 
-def build_reference(policy: Policy, *, adapted_later: bool) -> PreTrainedModel | None:
+def build_reference(policy: Model, *, adapted_later: bool) -> PreTrainedModel | None:
     """A frozen copy of the start model; None where the backbone shows it, with a copy of the adapter it came with."""
     if not isinstance(policy, PeftModel):
         return None if adapted_later else copy.deepcopy(policy)
@@ -379,7 +375,7 @@ def build_reference(policy: Policy, *, adapted_later: bool) -> PreTrainedModel |
     return None
 
 
-def build_critic_model(policy: Policy, reward_model: PreTrainedModel | PeftModel | None) -> Critic:
+def build_critic_model(policy: Model, reward_model: PreTrainedModel | PeftModel | None) -> Critic:
     """A critic of its own: a copy of the reward model where there is one, else the policy's backbone with a new head.
 
     From the reward model values start near the scores they predict (Stiennon et al. 2020; Huang et al. 2024). The new
@@ -425,7 +421,7 @@ def _write_head(head: Mapping[str, Tensor], folder: Path) -> None:
     save_file(state, folder / "value_head.safetensors", metadata={"format": "pt"})
 
 
-def _zero_head(policy: Policy) -> nn.Linear:
+def _zero_head(policy: Model) -> nn.Linear:
     model = policy.get_base_model() if isinstance(policy, PeftModel) else policy
     head = nn.Linear(model.config.get_text_config().hidden_size, 1, device=model.device)
     nn.init.zeros_(head.weight)

@@ -3,9 +3,7 @@
 In reading order: arithmetic, arguments, and the trainer, whose update samples, computes log-probabilities, rewards,
 values and advantages, and takes its steps. One step of the stock Trainer is one PPO update. The gradient of the last
 mini-batch is left to the Trainer, which clips, steps, schedules, logs, evaluates, saves, stops early and resumes with
-its own loop.
-
-Its differences from the PPOTrainer of TRL 1.12 are listed in README.md.
+its own loop. Differences from the PPOTrainer of TRL 1.12 are listed in README.md.
 
 Optimisations, each behind one function: ``generate.sampler.sample`` (finished rows leave the cache),
 ``Rollout.micro_batches`` (little padding), ``make_padding_free`` (on a CPU none), ``TokenLogProbs`` (logits of sampled
@@ -26,7 +24,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from accelerate.utils import gather_object
@@ -37,17 +35,10 @@ from torch.nn.functional import pad
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
-    set_seed,
-)
-from transformers.trainer_utils import EvalLoopOutput, TrainOutput, get_last_checkpoint
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, Trainer
+from transformers.trainer_callback import TrainerCallback
+from transformers.trainer_utils import EvalLoopOutput, TrainOutput, get_last_checkpoint, set_seed
+from transformers.training_args import TrainingArguments
 from trl.models import prepare_fsdp
 
 from runner.dataset.load import Rows
@@ -57,22 +48,17 @@ from runner.generate.batch import TOKENS_PER_PASS
 from runner.generate.completion import context_length, of_episode, to_completions
 from runner.generate.engines import VLLM
 from runner.generate.rows import Row
-from runner.generate.sampler import Sampling, sample, seeded_generator, uniform, whole
+from runner.generate.sampler import Model, Sampling, sample, seeded_generator, uniform, whole
 from runner.io.files import replace_rows, write_json
 from runner.io.temporary import temporarily
 from runner.model.encoding import encode_prompt
 from runner.model.saved import gather_weights
-from runner.ppo.actor_critic import (
-    ActorCritic,
-    Policy,
-    TokenLogProbs,
-    build_actor_critic,
-    build_reference,
-    store_as_autocast_casts,
-)
+from runner.ppo.actor_critic import ActorCritic, TokenLogProbs, build_actor_critic, build_reference, store_as_autocast
 from runner.ppo.batching import MicroBatch, Rollout, check_rows, find_stop_ids, roll_out_by_function
 from runner.ppo.scoring import Reward, Rewards
 from runner.schema import upstream
+
+Sum: TypeAlias = Callable[[Tensor], Tensor]  # over all processes
 
 # --- Arithmetic ---------------------------------------------------------------------------------
 
@@ -85,9 +71,7 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: str = "k1") -
     log_ratio = ref_logprobs - logprobs
     if estimator == "k1":
         return -log_ratio
-    if estimator == "k2":
-        return log_ratio.square() / 2
-    return log_ratio.exp() - 1 - log_ratio
+    return log_ratio.square() / 2 if estimator == "k2" else log_ratio.exp() - 1 - log_ratio
 
 
 def generalised_advantages(
@@ -106,17 +90,8 @@ def generalised_advantages(
     return advantages_BR, advantages_BR + values_BR
 
 
-def whiten(
-    values_BR: Tensor,
-    mask_BR: Tensor,
-    *,
-    shift_mean: bool = True,
-    total: Callable[[Tensor], Tensor] = lambda sums: sums,
-) -> Tensor:
-    """Values scaled to variance 1 over what the mask holds, and to mean 0 if ``shift_mean``; 0 elsewhere.
-
-    ``total`` adds a tensor up over all processes, so that the numbers are those of the whole batch.
-    """
+def whiten(values_BR: Tensor, mask_BR: Tensor, *, shift_mean: bool = True, total: Sum = lambda part: part) -> Tensor:
+    """Values scaled to variance 1 in the mask (mean 0 if ``shift_mean``), 0 elsewhere; ``total`` is over processes."""
     inside = values_BR[mask_BR].double()
     count, added = total(torch.stack([torch.tensor(len(inside), device=inside.device), inside.sum()]))
     mean = added / count
@@ -125,7 +100,7 @@ def whiten(
     return torch.where(mask_BR, whitened if shift_mean else whitened + mean, 0).to(values_BR.dtype)
 
 
-def explained_variance(returns_N: Tensor, values_N: Tensor, total: Callable[[Tensor], Tensor]) -> float:
+def explained_variance(returns_N: Tensor, values_N: Tensor, total: Sum) -> float:
     """The share of the variance of the returns, over all processes, that the critic had foreseen."""
     errors_N = returns_N.double() - values_N.double()
     terms = [torch.ones_like(errors_N), returns_N.double(), returns_N.double().square(), errors_N, errors_N.square()]
@@ -135,12 +110,10 @@ def explained_variance(returns_N: Tensor, values_N: Tensor, total: Callable[[Ten
     return 1 - (squared - error**2) / variance if variance > 1e-12 else 0.0
 
 
-def policy_losses(
-    log_ratios_N: Tensor, advantages_N: Tensor, cliprange: float, dual_clip: float | None = None
-) -> Tensor:
+def policy_losses(log_ratios_N: Tensor, advantages_N: Tensor, clip: float, dual_clip: float | None = None) -> Tensor:
     """The clipped surrogate per token, negated (Schulman et al. 2017, eq. 7; dual clip: Ye et al. 2020, eq. 5)."""
     ratios_N = log_ratios_N.exp()
-    clipped_N = ratios_N.clamp(1 - cliprange, 1 + cliprange)
+    clipped_N = ratios_N.clamp(1 - clip, 1 + clip)
     losses_N = torch.maximum(-advantages_N * ratios_N, -advantages_N * clipped_N)
     if dual_clip is None:
         return losses_N
@@ -178,8 +151,7 @@ class PPOConfig(TrainingArguments):
     response_length: int = 53  # most tokens of a completion
     num_generations: int = 1  # completions of each prompt
     max_tool_calling_iterations: int | None = None  # turns of a completion that may call tools; None: while it has room
-    # Times that prompts whose completions all earn the same give way to others (Yu et al. 2025, section 3.2).
-    dynamic_sampling: int = 0
+    dynamic_sampling: int = 0  # times that prompts whose completions earn the same give way (Yu et al. 2025, sec. 3.2)
     temperature: float = 0.7  # of sampling and of every log-probability
     stop_token: Literal["eos"] | None = "eos"  # every end token that tokenizer and model declare
     stop_token_id: int | None = None  # a further token that ends a completion
@@ -310,7 +282,7 @@ class PPOTrainer(Trainer):
 
     def __init__(
         self,
-        model: Policy | str | None = None,
+        model: Model | str | None = None,
         reward_funcs: Reward | list[Reward] | None = None,
         args: PPOConfig | None = None,
         train_dataset: Rows | None = None,
@@ -340,7 +312,7 @@ class PPOTrainer(Trainer):
         prompts = given.rollout_rows // given.num_generations * given.world_size
         for dataset, needed in ((train_dataset, prompts), (eval_dataset, 1)):
             for rows in _as_list(dataset):
-                check_rows(rows, policy, tokenizer, needed=needed, response_length=given.response_length)
+                check_rows(rows, policy, tokenizer, needed=needed, length=given.response_length)
         self.reference = ref_model if given.penalises_kl else None
         if ref_model is None and given.penalises_kl:
             self.reference = build_reference(policy, adapted_later=peft_config is not None)
@@ -349,16 +321,8 @@ class PPOTrainer(Trainer):
         self.running = RunningStats(given.kl_coef)
         self.rows_per_pass = given.per_device_train_batch_size
         self.metrics: dict[str, list[float]] = defaultdict(list)
-        super().__init__(
-            model=actor_critic,
-            args=_adapt_to_loop(given),
-            data_collator=list,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            processing_class=tokenizer,
-            callbacks=callbacks,
-            optimizers=optimizers,
-        )
+        parts = actor_critic, _adapt_to_loop(given), list, train_dataset, eval_dataset
+        super().__init__(*parts, processing_class=tokenizer, callbacks=callbacks, optimizers=optimizers)
         self.model_accepts_loss_kwargs = False
         self.rewards.autocast = self.accelerator.autocast
         if self.is_deepspeed_enabled or self.accelerator.parallelism_config:
@@ -377,7 +341,7 @@ class PPOTrainer(Trainer):
         if self.args.device.type == "cuda" and self.args.bf16 and not self.is_fsdp_enabled:
             scorers = [model.base_model for model in self.rewards.models if hasattr(model, "score")]
             for model in [self.actor_critic.policy, *_as_list(self.reference), *scorers]:
-                store_as_autocast_casts(model, torch.bfloat16)
+                store_as_autocast(model, torch.bfloat16)
         # Where every model of an update can: an eighth of the time with a wider model, measured on a CPU.
         with self.accelerator.autocast():
             self.padding_free = self.actor_critic.make_padding_free(self.ref_logprobs)
@@ -401,9 +365,7 @@ class PPOTrainer(Trainer):
 
     # --- One update
 
-    def training_step(
-        self, model: torch.nn.Module, inputs: list[Row], num_items_in_batch: Tensor | int | None = None
-    ) -> Tensor:
+    def training_step(self, model: torch.nn.Module, inputs: list[Row], *_: object) -> Tensor:
         """One PPO update but for its last optimizer step; gives the mean loss of its mini-batches."""
         self.actor_critic.register_for_shards()
         self._write_samples()
@@ -544,13 +506,12 @@ class PPOTrainer(Trainer):
         weights_BR = rollout.mask_BR / (1 if by_token else rollout.mask_BR.sum(1, keepdim=True))
         rollout.weights_BR = weights_BR / sizes[0]
         self.compute_advantages(rollout, rewards_BR, minibatches[0])
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         for number, (rows, size) in enumerate(zip(minibatches, sizes, strict=True), 1):
             batches = self._micro_batches(rollout, rows)
             rollout.weights_BR = weights_BR / size
             self._add_gradients(rollout, batches, critic_has_learned=number == 1)
             self.actor_critic.restore_policy_adapter()
-            self._sum_over_processes(parameters)
+            self._sum_over_processes(model)
             if self.state.global_step < args.value_warmup_steps:
                 self.actor_critic.drop_policy_gradient()
             if number < len(minibatches):
@@ -634,9 +595,7 @@ class PPOTrainer(Trainer):
         sums["entropy"] -= logprobs_N.detach().sum()
         return loss
 
-    def _own_losses(
-        self, loss: Callable[..., Tensor], rollout: Rollout, batch: MicroBatch, logprobs_N: Tensor
-    ) -> Tensor:
+    def _own_losses(self, loss: Callable[..., Any], rollout: Rollout, batch: MicroBatch, logprobs_N: Tensor) -> Tensor:
         """The user's loss of each token [N], from rows [B, R] that it sees whole."""
         mask_BR, old_BR = rollout.mask_BR[batch.rows_B], rollout.logprobs_BR[batch.rows_B]
         log_probs_BR = torch.zeros_like(old_BR).masked_scatter(mask_BR, logprobs_N)
@@ -669,8 +628,7 @@ class PPOTrainer(Trainer):
         holds an equal share of each mini-batch, whose rows do not depend on how many processes there are.
         """
         parts, world = self.args.num_mini_batches, self.args.world_size
-        # Other words would draw other numbers, and runs of before would not be repeated.
-        generator = seeded_generator(self.args.seed, "deal", self.state.global_step)
+        generator = seeded_generator(self.args.seed, "deal", self.state.global_step)  # another word draws otherwise
         first = self.args.process_index * rows // parts
         minibatches = []
         for _ in range(self.args.num_ppo_epochs):
@@ -679,13 +637,13 @@ class PPOTrainer(Trainer):
             minibatches += (own + torch.arange(0, rows, parts)[:, None]).T.tolist()
         return minibatches
 
-    def _sum_over_processes(self, parameters: list[torch.nn.Parameter]) -> None:
+    def _sum_over_processes(self, model: torch.nn.Module) -> None:
         """Add up the gradients of all processes, each of its own share of the mini-batch.
 
         A weight that has none here may have one elsewhere, such as an expert to which no token went. FSDP2 has done it.
         """
         if self.args.world_size > 1 and not self.is_fsdp_enabled:
-            for parameter in parameters:
+            for parameter in filter(lambda each: each.requires_grad, model.parameters()):
                 gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 parameter.grad = self.accelerator.reduce(gradient, "sum")
 
@@ -793,18 +751,11 @@ class PPOTrainer(Trainer):
         """
         total = dict(zip(sums, self._total(torch.stack(list(sums.values()))).tolist(), strict=True))
         tokens, ratio = total["tokens"], total["ratio"] / total["tokens"]
-        self._note(
-            {
-                "loss/policy_avg": total["policy"] / steps,
-                "loss/value_avg": total["value"] / steps,
-                "policy/approxkl_avg": total["approxkl"] / tokens,
-                "policy/clipfrac_avg": total["clipped"] / tokens,
-                "policy/sampled_entropy_avg": total["entropy"] / tokens,
-                "val/clipfrac_avg": total["value_clipped"] / tokens,
-                "val/ratio": ratio,
-                "val/token_ratio_var": max(total["ratio_squared"] / tokens - ratio**2, 0.0),
-            }
-        )
+        self._note({"loss/policy_avg": total["policy"] / steps, "loss/value_avg": total["value"] / steps})
+        means = {"policy/approxkl_avg": "approxkl", "policy/clipfrac_avg": "clipped"}
+        means |= {"policy/sampled_entropy_avg": "entropy", "val/clipfrac_avg": "value_clipped"}
+        self._note({name: total[key] / tokens for name, key in means.items()})
+        self._note({"val/ratio": ratio, "val/token_ratio_var": max(total["ratio_squared"] / tokens - ratio**2, 0.0)})
         return torch.tensor((total["policy"] + self.args.vf_coef * total["value"]) / steps, device=self.args.device)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
@@ -819,14 +770,7 @@ class PPOTrainer(Trainer):
     # --- Held-out prompts
 
     @torch.no_grad()
-    def evaluation_loop(
-        self,
-        dataloader: DataLoader,
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> EvalLoopOutput:
+    def evaluation_loop(self, dataloader: DataLoader, *, metric_key_prefix: str = "eval", **_: Any) -> EvalLoopOutput:
         """Sample a completion for each held-out prompt and score it; the same noise at every evaluation."""
         self.model.eval()
         self.actor_critic.register_for_shards()
@@ -872,11 +816,7 @@ class PPOTrainer(Trainer):
     # --- Saving and resuming
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the policy as others load it, and the critic in ``value_model/``.
-
-        A checkpoint holds the weights of both in the Trainer's own form, from which it resumes to the bit, and the
-        policy for others in ``policy/``.
-        """
+        """Write policy and critic (``value_model/``) for others; a checkpoint is the Trainer's, with a ``policy/``."""
         folder = Path(output_dir or self.args.output_dir)
         if _internal_call:
             super().save_model(output_dir, _internal_call=True)
@@ -893,9 +833,7 @@ class PPOTrainer(Trainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """As the Trainer's; on a resume, the adaptive KL and the statistics of scores go on where they were too."""
-        path = resume_from_checkpoint
-        if path is True:
-            path = get_last_checkpoint(self.args.output_dir)
+        path = get_last_checkpoint(self.args.output_dir) if resume_from_checkpoint is True else resume_from_checkpoint
         if path:
             self.running = RunningStats(**json.loads((Path(path) / "ppo_state.json").read_text(encoding="utf-8")))
         with self._kernels():
@@ -905,7 +843,7 @@ class PPOTrainer(Trainer):
 # --- What the trainer is made of ----------------------------------------------------------------
 
 
-def _load_policy(model: Policy | str | None) -> Policy:
+def _load_policy(model: Model | str | None) -> Model:
     if model is None:
         raise ConfigError(fault("ppo.no_policy"))
     return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32) if isinstance(model, str) else model

@@ -1,7 +1,6 @@
 """Prompts as token ids; a rollout as micro-batches of rows of like length padded on the right, or of rows end to end.
 
-Groups of rows of like length are in ``runner.generate.batch``, which sampling needs too. Letters at the end of a
-tensor's name are its shape: B rows, T tokens, R response tokens, N response tokens of all rows.
+Letters at the end of a tensor's name are its shape: B rows, T tokens, R response tokens, N those of all rows.
 """
 
 import heapq
@@ -41,23 +40,21 @@ def find_stop_ids(
     return tuple(ids)
 
 
-def check_rows(
-    rows: Rows, model: Model, tokenizer: PreTrainedTokenizerBase, *, needed: int, response_length: int
-) -> None:
+def check_rows(rows: Rows, model: Model, tokenizer: PreTrainedTokenizerBase, *, needed: int, length: int) -> None:
     """Raise DataError for rows that PPO would loop over for ever, or that the model cannot hold."""
     if rows.column_names is not None and "prompt" not in rows.column_names:
         raise DataError(Fault("dataset", f"columns {', '.join(rows.column_names)}", "a column prompt"))
     if isinstance(rows, IterableDataset):
         return
     longest = context_length(model) or math.inf
-    room, faults, counts = longest - response_length, [], {}
+    room, faults, counts = longest - length, [], {}
     for index, prompt in enumerate(rows["prompt"]):
         text = prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)
         # A token is at least a byte, and a template adds some, so that most prompts need not be counted.
         if not text or len(text.encode()) + 1024 > room:
             counts[index] = len(encode_prompt(tokenizer, prompt, rows[index]))
     if too_long := [count for count in counts.values() if count > room]:
-        sizes = {"longest": max(too_long), "room": room, "held": longest, "response": response_length}
+        sizes = {"longest": max(too_long), "room": room, "held": longest, "response": length}
         faults.append(fault("ppo.long_prompts", count=len(too_long), **sizes))
     if empty := [index for index, count in counts.items() if count == 0]:
         faults.append(Fault("dataset", f"{len(empty)} prompts without a token, the first in row {empty[0]}"))
@@ -93,8 +90,7 @@ class Rollout:
         self.rows, self.completions = rows, completions
         self.sequences = [[*each.prompt_ids, *each.token_ids] for each in completions]
         self.lengths = list(map(len, self.sequences))
-        # The places of the tokens that the policy wrote; between them may stand what tools have answered.
-        self.places = [
+        self.places = [  # of the tokens that the policy wrote; between them may stand what tools answered
             [len(each.prompt_ids) + place for place in compress(count(), each.own or [True] * len(each.token_ids))]
             for each in completions
         ]
@@ -126,8 +122,7 @@ class Rollout:
         made.logprobs_BR = placed(0.0, lambda of: of.logprobs_BR)
         if first.sampler_logprobs_BR is not None:
             made.sampler_logprobs_BR = placed(0.0, lambda of: of.sampler_logprobs_BR)
-        each_BF = torch.stack([of.scores[1][row] for of, row in picked])
-        made.scores = placed(math.nan, lambda of: of.scores[0]), each_BF
+        made.scores = placed(math.nan, lambda of: of.scores[0]), torch.stack([of.scores[1][row] for of, row in picked])
         return made
 
     def micro_batches(
@@ -151,9 +146,7 @@ class Rollout:
         lengths = list(map(len, read))
         input_ids_BT, _ = pad([list(chain(*read))] if padding_free else read, device)
         starts = accumulate(lengths, initial=0) if padding_free else count(step=input_ids_BT.shape[1])
-        positions: list[int] = []
-        targets: list[int] = []
-        indices: list[int] = []
+        positions, targets, indices = list[int](), list[int](), list[int]()
         for row, begin in zip(rows, starts, strict=False):
             places, first = self.places[row], row * self.mask_BR.shape[1]
             positions += [begin + place - 1 for place in places]

@@ -1,6 +1,5 @@
 """Completions -> what they earn: reward functions and reward models, called as GRPO calls them.
 
-The check of a reward's answer is in ``runner.reward.panel``; how rewards are scaled and penalised is in ``algorithm``.
 Letters at the end of a tensor's name are its shape: B rows, R response tokens, F rewards, T tokens.
 """
 
@@ -8,7 +7,7 @@ import bisect
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import chain, compress
+from itertools import chain, compress, repeat
 from typing import Any, TypeAlias
 
 import torch
@@ -48,8 +47,7 @@ class Rewards:
         if weights is not None and len(weights) != len(rewards):
             counts = {"weights": len(weights), "rewards": len(rewards)}
             raise ConfigError(fault("ppo.number_of_weights", ones=to_text([1.0] * len(rewards)), **counts))
-        self.tokenizer = tokenizer
-        self.step_separator = step_separator
+        self.tokenizer, self.step_separator = tokenizer, step_separator
         self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext  # of backbones; no score is rounded
         self.weights = torch.tensor([*given, *[1.0] * len(own)])
         self.rewards = rewards + own
@@ -88,11 +86,8 @@ class Rewards:
         tokens at once. A reward may give None where it does not apply. Raises DataError or SickRun for what is none.
         """
         prompts: list[Prompt] = [each.prompt for each in completions]
-        given = to_columns(rows) | {
-            "completions": [each.answer for each in completions],
-            "completion_ids": [each.token_ids for each in completions],
-            "trainer_state": state,
-        }
+        given = to_columns(rows) | {"completions": [each.answer for each in completions], "trainer_state": state}
+        given["completion_ids"] = [each.token_ids for each in completions]
         if any(each.environment is not None for each in completions):
             given["environments"] = [each.environment for each in completions]
         answers = [
@@ -102,7 +97,7 @@ class Rewards:
         named = zip(self.names, settle(answers), strict=True)
         answers = [check_answer(f"reward.{name}", answer, prompts, per_step=True) for name, answer in named]
         check_some_apply(answers, prompts)
-        own = [each.own_ids for each in completions]
+        own = [list(compress(each.token_ids, each.own or repeat(True))) for each in completions]  # but those of tools
         earned_BR = torch.full((len(rows), max(map(len, own))), math.nan)
         each_BF = torch.full((len(rows), len(answers)), math.nan)
         for column, (answer, weight) in enumerate(zip(answers, self.weights, strict=True)):
@@ -161,10 +156,7 @@ class Rewards:
 
 
 def step_ends(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], separator: str) -> list[int]:
-    """The index of the token that completes each step, which is the text between two separators, unless it is blank.
-
-    A completion without text is one step, at its last token.
-    """
+    """The index of the token that completes each step, a text between separators unless blank; else the last."""
 
     def length(count: int) -> int:
         return len(tokenizer.decode(tokens[:count], skip_special_tokens=True))
@@ -173,8 +165,7 @@ def step_ends(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], separat
     for step in tokenizer.decode(tokens, skip_special_tokens=True).split(separator):
         ends += [start + len(step)] if step.strip() else []
         start += len(step) + len(separator)
-    counts = range(len(tokens) + 1)
-    return [bisect.bisect_left(counts, end, key=length) - 1 for end in ends] or [len(tokens) - 1]
+    return [bisect.bisect_left(range(len(tokens) + 1), end, key=length) - 1 for end in ends] or [len(tokens) - 1]
 
 
 def same_tokens(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:

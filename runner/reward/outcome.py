@@ -111,10 +111,9 @@ class ScoringModel:
             label = "no label" if self.label is None else repr(self.label)
             known = ", ".join(names)
             raise ConfigError(fault("reward.unknown_label", key=key, path=self.path, label=label, names=known))
-        # The most tokens that model and tokenizer say they can take, None where neither says it.
         positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         counts = (positions, self.tokenizer.model_max_length)
-        self.longest = min((count for count in counts if count and count < 1e9), default=None)
+        self.longest = min((count for count in counts if count and count < 1e9), default=None)  # None: neither says
         self.model = model.eval().requires_grad_(False).to(self.device or best_device())
 
 

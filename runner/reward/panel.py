@@ -35,8 +35,7 @@ TIMEOUT = 1800.0  # seconds for one batch, unless the config says otherwise
 # What the runner and the trainers give beside columns; never offered as a column.
 NOT_COLUMNS = ("trainer_state", "log_extra", "log_metric", "completion_ids", "environments")
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-# What a function raises when the machine failed it, and not what it was given.
-OF_THE_MACHINE = (ConnectionError, MemoryError, ImportError)
+OF_THE_MACHINE = (ConnectionError, MemoryError, ImportError)  # where the machine failed it, and not what it was given
 LARGEST = 3.4e38  # of float32, in which trainers keep rewards
 BELL, TIMER = signal.SIGVTALRM, signal.ITIMER_VIRTUAL
 AGAIN = 1.0  # seconds to the next ring, because code may swallow the exception
@@ -179,9 +178,7 @@ def within(seconds: float | None, late: Callable[[], Exception]) -> Iterator[Non
     working: a watcher thread, which interrupts a sleep, a socket or a loop in Python, and a timer of the operating
     system that counts the time in use, for code such as a regular expression that lets no other thread run. Code in C
     that looks after no signal is ended with its process, with a traceback, when it has had twice the time and ten
-    seconds more.
-
-    Only the main thread can be interrupted; elsewhere, and with None, the body takes the time that it takes.
+    seconds more. Only the main thread can be interrupted; elsewhere, and with None, the body takes its time.
     """
     if seconds is None or threading.current_thread() is not threading.main_thread():
         yield
@@ -310,8 +307,7 @@ def serve_columns(where: str, call: Callable[..., Any], given: Mapping[str, Any]
 def check_answer(where: str, answer: object, prompts: Sequence[Prompt], *, per_step: bool = False) -> Answer:
     """The answer of a reward as a list of Python's own values, though it may be a tensor or an array, or hold some.
 
-    Raises DataError unless it has for each prompt a number, None, or with ``per_step`` a list of numbers, and SickRun
-    for one that is not finite.
+    Raises DataError unless each prompt has a number, None, or if ``per_step`` a list; SickRun for no finite number.
     """
     answer = answer.tolist() if hasattr(answer, "tolist") else answer
     if not isinstance(answer, Iterable) or isinstance(answer, str | bytes | Mapping):

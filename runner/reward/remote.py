@@ -38,10 +38,7 @@ def find_address_faults(url: str, where: str = "reward.remote.url") -> Iterator[
 
 @dataclass(eq=False)
 class Remote:
-    """Rewards of a server, in the order of the completions.
-
-    Raises EnvironmentFault when no answer came, ConfigError for a refusal, DataError for an answer that is none.
-    """
+    """Rewards of a server; EnvironmentFault without an answer, ConfigError for a refusal, DataError for an odd one."""
 
     url: str
     _: KW_ONLY
@@ -51,12 +48,10 @@ class Remote:
     wait: float = 0.5  # seconds before the first of them, and before each other one twice as long
     parallel: int = 1
     columns: Sequence[str] = ()  # of the rows, which are sent along; nothing else is
-    # Whose text in the environment is a bearer token: for no other host, and over plain HTTP for this machine only.
-    token_variable: str | None = None
+    token_variable: str | None = None  # holds a bearer token, for this host, over plain HTTP for this machine only
 
     def __post_init__(self) -> None:
         self.batch_size, self.parallel = max(1, self.batch_size), max(1, self.parallel)
-        # An address that cannot be asked is refused, and one where the token could be read on its way.
         ConfigError.refuse(find_address_faults(self.url))
         parts, variable = urlsplit(self.url), self.token_variable
         if parts.username or parts.password:

@@ -10,8 +10,7 @@ from runner.io.turns import Completion, Values, text_of
 from runner.schema.text import read_tables
 
 PRAISE, COMPLAINT = map(frozenset, read_tables(__file__).values())
-# A kind review of the shipped rows has two words of praise, and so earns a half; the rest is bought by repeating.
-FULL_PRAISE = 4
+FULL_PRAISE = 4  # a kind review of the shipped rows has two such words, and earns half; the rest is by repeating
 
 
 def distinct_characters(completions: Sequence[Completion]) -> list[float]:
@@ -59,8 +58,7 @@ def sentiment(
 ) -> list[float]:
     """Words of praise less words of complaint, each occurrence counted, from -1 to 1: four words give all of it.
 
-    Nothing else is looked at, so a policy that is paid by it learns to write only such words: a lesson in what a
-    reward leaves out.
+    A policy that is paid by it learns to write only such words: a lesson in what a reward leaves out.
     """
     rewards = []
     for completion in completions:
@@ -71,10 +69,7 @@ def sentiment(
 
 
 def format_match(completions: Sequence[Completion], pattern: str, whole: bool = True) -> list[float]:
-    """1 where a completion has the form of a regular expression, else 0; with ``whole`` all of it, else a part of it.
-
-    A dot is any character, a line break too.
-    """
+    """1 where a completion, or a part of it if not ``whole``, has a pattern's form, else 0; a dot is any character."""
     form = _compiled(pattern)
     find = form.fullmatch if whole else form.search
     return [float(find(text_of(completion).strip()) is not None) for completion in completions]
@@ -83,10 +78,7 @@ def format_match(completions: Sequence[Completion], pattern: str, whole: bool = 
 def keywords(
     completions: Sequence[Completion], required: Collection[str] = (), forbidden: Collection[str] = ()
 ) -> list[float]:
-    """The share of ``required`` words that a completion has, less the share of ``forbidden`` ones: from -1 to 1.
-
-    Words count as a whole and in any case; several words in a row are one.
-    """
+    """The share of ``required`` whole words or phrases in a text, less that of ``forbidden`` ones; in any case."""
     if not required and not forbidden:
         raise ConfigError(fault("reward.no_keywords"))
     texts = [text_of(completion) for completion in completions]

@@ -1,8 +1,7 @@
 """Transformers' callbacks of trackers, and what they leave out: the frozen config, tags, the group, one run for all.
 
-Each is the stock callback with its public events extended. All that is logged of a run arrives in one run of the
-tracker: the scores before the first step and after the last one, and what a resume adds; each figure of a step once.
-The config that arrives is the frozen one, in which there is no secret.
+All that is logged of a run arrives in one run of the tracker: the scores before the first step and after the last one,
+and what a resume adds; each figure of a step once. The config that arrives is the frozen one, without secrets.
 """
 
 import os
@@ -62,9 +61,7 @@ class Tracker(TrainerCallback):
             self.on_log(args, TrainerState(global_step=line["step"]), control, logs=figures)
         note_complete(self.folder, self.name)
 
-    def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict | None = None, **kwargs
-    ) -> None:
+    def on_log(self, args, state: TrainerState, control, logs: dict | None = None, **kwargs) -> None:
         if not state.is_world_process_zero or (self.ending and args.load_best_model_at_end):
             return  # what is measured after the end is of the best model, not of this step
         known = self.sent.setdefault(state.global_step, set())

@@ -20,8 +20,7 @@ from runner.io.files import read_json, write_json
 
 PACKAGES = ("tensorboard", "wandb", "trackio", "mlflow")  # which are looked for before a start
 RECORD = "tracker.json"  # of a run folder: its id, and the trackers that have all of it
-# Any other variable could change what other programs do: git, the loader, the hub client.
-TRACKER_VARIABLES = ("WANDB_", "TRACKIO_", "MLFLOW_", "TENSORBOARD_")
+TRACKER_VARIABLES = ("WANDB_", "TRACKIO_", "MLFLOW_", "TENSORBOARD_")  # any other could change what other programs do
 
 
 def set_variables(node: Mapping[str, Any], folder: Path, name: str) -> None:

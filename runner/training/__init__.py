@@ -1,7 +1,6 @@
 """A training, from the folder of its run to a trained model.
 
-components      every component that the configuration names, in the order in which they need each other; model among
-                them also loads what a training has left, evaluation gives scores on held-out rows
+components      all that the configuration names, as they need each other; its model also loads what a training left
 extension       the one subclass of the trainer; precompute and objective say what it adds
 callback        the user's callbacks and the runner's; checkpoint seals what is saved
 health          the figures by which the alarms (``run.alarms``) find a sick training; recovery goes on from before it

@@ -1,8 +1,4 @@
-"""Callbacks, the user's and the runner's, in the order in which they must come: the record, the bar, samples, the stop.
-
-Each class is a small TrainerCallback that knows only what it is given. Checkpoints are in ``checkpoint``, alarms in
-``health``.
-"""
+"""Callbacks, the user's and the runner's, in the order in which they must come: record, bar, samples, stop."""
 
 import functools
 import inspect
@@ -167,11 +163,7 @@ def add_callbacks(
 def for_callbacks(
     run: Run, tokenizer: PreTrainedTokenizerBase, rows: Dataset, held_out: HeldOut, agent: Agent | None
 ) -> dict[str, object]:
-    """The arguments that a callback's constructor may name.
-
-    ``generate(model, prompts, max_new_tokens=...)`` gives completions as texts, ``prompts`` are the held-out ones, and
-    ``folder`` is that of the run; the first two where the model writes, and the rows have prompts.
-    """
+    """Arguments that callbacks may name; ``generate`` if the model writes, ``prompts`` if rows have any."""
     cfg, served = run.cfg, {"tokenizer": tokenizer, upstream.PROCESSING_CLASS: tokenizer, "folder": run.folder}
     served |= {upstream.TRAIN_DATASET: rows, "eval_dataset": held_out}
 
@@ -310,10 +302,9 @@ class Progress(TrainerCallback):
 class Samples(TrainerCallback):
     """Completions of a few fixed prompts: before the first step, every ``every`` steps, and at the last one.
 
-    Each prompt is a row of ``samples.jsonl`` with ``step``, ``callback`` (its name, because there may be several),
-    ``prompt`` and ``completion``; the terminal gets a table of the first ``shown``. The random numbers are the same
-    each time, so that only the model differs, and the training keeps its own. ``prompts`` are texts or chats, in a run
-    the held-out ones unless the config lists others.
+    Each is a row of ``samples.jsonl`` with ``step``, ``callback`` (its name), ``prompt`` and ``completion``; the
+    terminal gets a table of the first ``shown``. Random numbers are the same each time, so that only the model
+    differs. ``prompts`` are texts or chats, in a run the held-out ones unless the config lists others.
     """
 
     def __init__(
@@ -357,8 +348,7 @@ class Samples(TrainerCallback):
 class AtStart(TrainerCallback):
     """Calls a function once, when the model is wrapped for training and no step was taken.
 
-    Not earlier: an evaluation before ``trainer.train`` leaves a model of several processes without the wrapper that
-    averages their gradients, and each process would silently train on its own rows.
+    An earlier evaluation leaves a model of several processes without the wrapper that averages their gradients.
     """
 
     def __init__(self, call: Callable[[], None]):
@@ -400,8 +390,7 @@ class StopAtStep(TrainerCallback):
 class Slower(TrainerCallback):
     """Takes each step with the share of its learning rate that ``share`` gives for the steps taken so far.
 
-    The schedule and what is saved of it stay as they are, so that a resume comes to the same numbers. The rate is
-    changed for the whole of a step, because PPO takes several within one.
+    Schedule and what is saved of it stay, for a resume; the rate holds for all steps that PPO takes within one.
     """
 
     def __init__(self, share: Callable[[int], float]):

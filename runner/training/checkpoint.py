@@ -25,8 +25,7 @@ from runner.schema import upstream
 
 AVERAGES = "averages.safetensors"
 MEET = 10.0  # seconds; far below a third of the shortest ``ddp_timeout`` that anybody sets
-# Numbers that an optimizer keeps of each weight, by what its name holds.
-STATES = {"ademamix": 3, "adam": 2, "lion": 1, "rmsprop": 1, "adagrad": 1, "muon": 1}
+STATES = {"ademamix": 3, "adam": 2, "lion": 1, "rmsprop": 1, "adagrad": 1, "muon": 1}  # numbers kept of each weight
 
 
 def gather_long(call: Callable[[], list[Any]]) -> list[Any]:
@@ -45,10 +44,9 @@ def gather_long(call: Callable[[], list[Any]]) -> list[Any]:
 class Seal(TrainerCallback):
     """Seals each checkpoint the Trainer saved, and only then deletes the oldest ones beyond ``keep``.
 
-    What is older than a sickness takes to be noticed (``run.alarms``) is good, and the newest of that stays.
-
-    Saves wait for a step from which a resume is exact: online trainers keep the rollouts of a generation cycle in
-    memory only. Each save also logs, so that no logged average reaches across a place where a run may resume.
+    What is older than a sickness takes to be noticed (``run.alarms``) is good, and the newest of that stays. Saves
+    wait for a step from which a resume is exact: online trainers keep the rollouts of a generation cycle in memory
+    only. Each save also logs, so that no logged average reaches across a place where a run may resume.
     """
 
     keep: int
@@ -128,15 +126,11 @@ def moved_models(trainer: Trainer) -> list[nn.Module]:
     return [trainer.accelerator.unwrap_model(each.ref_model) for each in moved if each.ref_model is not None]
 
 
-class Restored(Exception):
-    """Raised by :class:`Restore` when the weights are in the model; not an error."""
-
-
-class Restore(TrainerCallback):
-    """Ends ``trainer.train`` once the checkpoint is loaded, before it would train one step too many."""
+class Restored(Exception, TrainerCallback):
+    """Ends ``trainer.train`` once the checkpoint is loaded, before it would train one step too many; not an error."""
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
-        raise Restored
+        raise self
 
 
 def all_steps_taken(checkpoint: Path) -> bool:
@@ -149,7 +143,7 @@ def restore(trainer: Trainer, checkpoint: Path) -> None:
     """Load a finished training from its last checkpoint, or its best one where the trainer asks for that."""
     state = read_json(checkpoint / "trainer_state.json") or {}
     best = state["best_model_checkpoint"] if trainer.args.load_best_model_at_end else None
-    loader, callbacks = Restore(), trainer.callback_handler.callbacks
+    loader, callbacks = Restored(), trainer.callback_handler.callbacks
     callbacks.insert(0 if best else len(callbacks), loader)  # none may take the best step for that of the training
     try:
         trainer.train(resume_from_checkpoint=best or str(checkpoint))

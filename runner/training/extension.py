@@ -54,9 +54,7 @@ def extend(trainer: type[Trainer], objective: type[Trainer] | None = None) -> ty
 
 
 class BeforeTrainer(Trainer):
-    """Comes before TRL's class in the method order, so that metrics join the figures of its evaluation before callbacks
-    and the choice of the best checkpoint read them.
-    """
+    """Comes before TRL's class: metrics join an evaluation's figures before callbacks and the best model's choice."""
 
     hooks: Hooks
     is_measuring = False  # also after an evaluation that raised
@@ -91,10 +89,7 @@ class BeforeTrainer(Trainer):
 
 
 class AfterTrainer(Trainer):
-    """Comes after TRL's class in the method order, where the logs are complete and not yet written.
-
-    What the libraries count from the last start only goes on here from what was logged before it.
-    """
+    """Comes after TRL's class, where logs are complete and not yet written; counts go on from before a resume."""
 
     hooks: Hooks
     optimizer: Optimizer | None
@@ -123,8 +118,7 @@ class AfterTrainer(Trainer):
         if self.hooks.on_log is not None:
             self.hooks.on_log(logs, self.state.global_step)
         for name in logs.keys() & {"num_tokens", "eval_num_tokens"}:
-            # Online trainers count in the state, which is saved.
-            if not logs[name] == self.state.num_input_tokens_seen > 0:
+            if not logs[name] == self.state.num_input_tokens_seen > 0:  # online trainers count in it, and save it
                 logs[name] += self.tokens_before
         if "train_loss" in logs:
             logs["train_loss"] = mean_loss(self.state.log_history) or logs["train_loss"]

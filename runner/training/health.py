@@ -3,8 +3,6 @@
 Whatever the logging steps are, every optimizer step is looked at: its loss, the gradient and the weights in a few small
 pieces (:class:`Probe`), the figures that the trainer notes for its own log (``NOTES``), and the rewards that
 ``reward.panel`` has seen. All weights are looked at when they are saved, so that no sick checkpoint is ever sealed.
-
-Not here: names, thresholds, patience and messages (``run.alarms``), and what a sick run does then (``recovery``).
 """
 
 import functools
@@ -93,7 +91,6 @@ class Health(TrainerCallback):
         self.pace = float(max(paces, default=1.0))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control, **_) -> None:
-        # Gather the figures of the step in this process, and then of all of them.
         weights = self.probe.weights()
         # A policy without a gradient waits for its critic, which then has to move.
         waits = self.gradient is None and self.probe is not self.trained
@@ -111,14 +108,12 @@ class Health(TrainerCallback):
         self.loss = None
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             found = _merged(gather(torch.tensor([found], dtype=torch.float64, device=args.device)).tolist())
-        # What is below 0 nobody saw.
-        gradient, weight, moves = (None if most < 0 else most for most in found[1:4])
+        gradient, weight, moves = (None if most < 0 else most for most in found[1:4])  # what is below 0 nobody saw
         spread = zip(found[6::3], found[7::3], map(int, found[8::3]), strict=True)
-        # The means of what the trainer has noted in this step.
         noted = {name: values for name, values in (self.notes or {}).items() if name in NOTED}
         fresh = {name: values[self.taken.get(name, 0) :] for name, values in noted.items()}
         self.taken = {name: len(values) for name, values in noted.items()}
-        means = {name: statistics.fmean(map(float, values)) for name, values in fresh.items() if values}
+        means = {name: statistics.fmean(map(float, values)) for name, values in fresh.items() if values}  # in this step
         earned, has_moved = dict(zip(rewards, spread, strict=True)), None if moves is None else moves > 0
         slope, length = (value if math.isfinite(value) else None for value in found[4:6])
         step = Step(state.global_step, found[0], gradient=gradient, weight=weight, moved=has_moved, slope=slope)
@@ -174,14 +169,12 @@ class Health(TrainerCallback):
         return (change @ gradient / (change.norm() * gradient.norm())).item()
 
 
-def build_health(
-    cfg: Config, args: TrainingArguments, peft_config: PeftConfig | None, panel: RewardTracker | None
-) -> Health:
+def build_health(cfg: Config, args: TrainingArguments, peft: PeftConfig | None, panel: RewardTracker | None) -> Health:
     """The alarms that fit this kind of training, which the trainer's signature and arguments tell."""
     asked = asked_for(cfg["trainer"]["_target_"])
     online, anchored = upstream.REWARD_FUNCS in asked, upstream.REF_MODEL in asked
     # A prompt or prefix starts elsewhere by nature, with a right reference.
-    rounding = (5e-2 if args.bf16 or args.fp16 else 1e-4) if anchored and not moves_start(peft_config) else None
+    rounding = (5e-2 if args.bf16 or args.fp16 else 1e-4) if anchored and not moves_start(peft) else None
     pairs = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     tolerate, length = cfg.get("tolerate"), upstream.completion_length(vars(args))
     alarms = functools.partial(

@@ -3,9 +3,8 @@
     inspect_training(trainer, rows, ...)    the tokens of its first rows: trained or not, their weights, what was cut
     find_faults(inspection, tolerate)       no token trained, no end trained, BOS doubled, rows cut, another template
 
-Nothing is prepared here a second time: the batches are those of the trainer's own data loader, after its own
-preparation and collator. Only the lengths before cutting and the prompts of generation, which no batch holds, are
-made from the rows. How it is shown is in ``report.tokens``.
+Nothing is prepared a second time: the batches are those of the trainer's own data loader and collator. Only the
+lengths before cutting and the prompts of generation, which no batch holds, are made from the rows.
 """
 
 import contextlib
@@ -115,9 +114,8 @@ def inspect_training(
 ) -> Inspection:
     """The first ``count`` rows of a training, as its own data loader gives them to the loss.
 
-    ``rows`` are those that the trainer was given, ``form`` and ``head`` what it takes and trains, ``ends`` the tokens
-    that stop generation, ``held_out`` one of its prepared sets that is looked at in place of the training rows. No
-    random number is drawn from the training.
+    ``rows`` are those given to the trainer, ``form`` and ``head`` what it takes and trains, ``ends`` tokens that
+    stop generation, ``held_out`` a prepared set to look at instead. No random number is drawn from the training.
     """
     prepared = head_of(trainer.train_dataset if held_out is None else held_out, count)
     images, collate = list[Sequence[Any]](), getattr(trainer, upstream.DATA_COLLATOR, None)
@@ -142,26 +140,18 @@ def inspect_training(
     if getattr(args, "world_size", 1) > 1 and form != "prompt":
         found = gather_object(found)  # each process has its part of every batch
     packs = bool(getattr(args, upstream.PACKING, False))
-    # Then what is too long goes on in the next one.
-    splits = packs and getattr(args, upstream.PACKING_STRATEGY, "") != "bfd"
+    splits = packs and getattr(args, upstream.PACKING_STRATEGY, "") != "bfd"  # what is too long goes on in the next
     goal = "prompt" if form == "prompt" else "score" if head == "score" else "tokens"
     limit = None if goal == "prompt" or splits else getattr(args, "max_length", None)
     head_rows = [] if goal == "prompt" else list(head_of(rows, count))
     blank = Counter(name for row in head_rows for name in answer_columns(row) if _is_blank(row[name]))
     encoded = [encode_row(tokenizer, row, answer_columns(row)) for row in head_rows]
-    return Inspection(
-        goal=goal,
-        rows=[_with_length(row, encoded, limit) for row in found],
-        encoded=encoded,
-        chats=sum(bool(row.get("messages")) for row in head_rows),
-        glued=sum(_is_glued(row) for row in head_rows),
-        blank=blank,
-        tokenizer=tokenizer,
-        ends=frozenset(ends) | {tokenizer.eos_token_id},
-        limit=limit,
-        comparable=not packs and not getattr(args, upstream.SHUFFLE_DATASET, False),
-        answers_only=getattr(args, upstream.ASSISTANT_ONLY_LOSS, False),
-    )
+    whole = [_with_length(row, encoded, limit) for row in found]
+    made = Inspection(goal, whole, encoded, tokenizer, frozenset(ends) | {tokenizer.eos_token_id}, limit, blank=blank)
+    made.comparable = not packs and not getattr(args, upstream.SHUFFLE_DATASET, False)
+    made.answers_only = getattr(args, upstream.ASSISTANT_ONLY_LOSS, False)
+    made.chats, made.glued = sum(bool(row.get("messages")) for row in head_rows), sum(map(_is_glued, head_rows))
+    return made
 
 
 def _is_glued(row: Mapping[str, Any]) -> bool:

@@ -3,9 +3,8 @@
 Each class here comes before TRL's in the method order and calls TRL's public ``compute_loss``, which makes the forward
 passes, averages, and logs. What it asks the model for is answered with other log-probabilities, or watched on the way.
 
-Which losses ship is in ``runner.loss``, how rows get weights in ``runner.dataset.weigh``; by which names a trainer is
-known to compute its loss in one of these ways in ``schema.upstream``, what each way gives in
-``validate/objective.yaml``. A trainer of another way needs nothing here, and takes neither.
+The names by which a trainer is known to compute its loss in one of these ways are in ``schema.upstream``, what each way
+gives in ``validate/objective.yaml``; a trainer of another way takes neither.
 """
 
 import inspect
@@ -88,7 +87,6 @@ class Tokens(Objective):
             tokens = torch.as_tensor(outputs.label_mask.sum() if count is None else count).clamp(min=1)
             outputs.log_probs = -whole.reshape(1) * tokens
         elif loss is not None:
-            # The losses of trained tokens at their places, and 0 elsewhere.
             labels, mask = inputs.get("labels"), outputs.label_mask
             targets = labels[:, -mask.size(1) :] if labels is not None else outputs.targets
             picked = targets[mask[:, -targets.size(1) :]]
@@ -96,7 +94,7 @@ class Tokens(Objective):
             logits = getattr(outputs, "logits", None)
             given |= {"target": picked} | ({} if logits is None else {"logits": logits, "input": logits})
             losses = self.entrywise(len(given["log_probs"]), **given)
-            outputs.log_probs = -losses.new_zeros(mask.shape).masked_scatter(mask, losses)
+            outputs.log_probs = -losses.new_zeros(mask.shape).masked_scatter(mask, losses)  # 0 where none is trained
         if weights is not None:
             outputs.log_probs = outputs.log_probs * aligned(weights, outputs.log_probs)
         return outputs
@@ -105,8 +103,7 @@ class Tokens(Objective):
 def measured(model: nn.Module, labels: Tensor, inputs: Mapping[str, Any]) -> SimpleNamespace:
     """One forward pass with logits (N, vocabulary) of the N trained tokens, and what TRL reads of a fused output."""
     outputs = model(**inputs)
-    # Prompt learning puts virtual tokens before the real ones.
-    logits = outputs.logits[:, -labels.size(1) :][:, :-1]
+    logits = outputs.logits[:, -labels.size(1) :][:, :-1]  # prompt learning puts virtual tokens before the real ones
     targets = labels[:, 1:]
     mask = targets != -100
     picked, wanted = logits[mask].float(), targets[mask]
@@ -166,14 +163,12 @@ def summed(output: ModelOutput, ids: Tensor) -> Tensor:
 class Answers(Objective):
     """For trainers with a reference: a loss of log-probabilities of answers, and weights of tokens for both models."""
 
-    def compute_loss(
-        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Count = None
-    ) -> Loss:
+    def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **count: Count) -> Loss:
         names = ["input_ids", "KL_input_ids"] if getattr(self, "calculate_KL", False) else ["input_ids"]
         weights = {name: inputs.pop(name.replace("input_ids", WEIGHTS), None) for name in names}
         times = 1 if self.precompute_ref_logps else 2
         with watched(self, {name: (inputs[name], weights[name]) for name in names}, times) as seen:
-            found = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            found = super().compute_loss(model, inputs, return_outputs, **count)
         if self.hooks.loss is None:
             return found
         loss = self.mean_of_batch(inputs, seen)
@@ -217,40 +212,33 @@ class Labelled(Answers):
         lengths = inputs["completion_mask"][:, 1:].sum(1)
         given = {"logps": logps, "ref_logps": reference("input_ids", "ref_logps"), "desirable": desirable}
         losses = self.entrywise(len(logps), **given, lengths=lengths, kl=kl, beta=self.beta)
-        shares = torch.where(desirable, self.desirable_weight, self.undesirable_weight)
-        return (shares.to(losses) * losses).mean()
-
-
-class Odds(Objective):
-    """For ORPO: the part of the loss that compares; that of the chosen answers stays."""
-
-    def odds_ratio_loss(self, policy_chosen_logps: Tensor, policy_rejected_logps: Tensor) -> tuple[Tensor, ...]:
-        losses, *rest = super().odds_ratio_loss(policy_chosen_logps, policy_rejected_logps)
-        given = {"chosen_logps": policy_chosen_logps, "rejected_logps": policy_rejected_logps, "beta": self.beta}
-        # TRL subtracts what this method gives.
-        return -self.entrywise(len(losses), **given), *rest
+        return (torch.where(desirable, self.desirable_weight, self.undesirable_weight).to(losses) * losses).mean()
 
 
 class Contrasts(Objective):
-    """For CPO: the part of the loss that compares; that of the chosen answers stays, weighted by ``cpo_alpha``."""
+    """For CPO and ORPO: the part of the loss that compares; that of the chosen answers stays, CPO's by its alpha."""
 
     def cpo_loss(self, policy_chosen_logps: Tensor, policy_rejected_logps: Tensor) -> tuple[Tensor, ...]:
-        losses, *rest = super().cpo_loss(policy_chosen_logps, policy_rejected_logps)
-        given = {"chosen_logps": policy_chosen_logps, "rejected_logps": policy_rejected_logps, "beta": self.beta}
-        return self.entrywise(len(losses), **given), *rest
+        _, *rest = super().cpo_loss(policy_chosen_logps, policy_rejected_logps)
+        return self._compared(policy_chosen_logps, policy_rejected_logps), *rest
+
+    def odds_ratio_loss(self, policy_chosen_logps: Tensor, policy_rejected_logps: Tensor) -> tuple[Tensor, ...]:
+        _, *rest = super().odds_ratio_loss(policy_chosen_logps, policy_rejected_logps)
+        return -self._compared(policy_chosen_logps, policy_rejected_logps), *rest  # which TRL subtracts
+
+    def _compared(self, chosen: Tensor, rejected: Tensor) -> Tensor:
+        return self.entrywise(len(chosen), chosen_logps=chosen, rejected_logps=rejected, beta=self.beta)
 
 
 class Scores(Objective):
     """For reward models: a loss of the scores of each pair."""
 
-    def compute_loss(
-        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Count = None
-    ) -> Loss:
-        _, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+    def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **count: Count) -> Loss:
+        _, outputs = super().compute_loss(model, inputs, True, **count)
         chosen, rejected = outputs.logits.squeeze(-1).chunk(2)
         loss = self.entrywise(len(chosen), chosen_rewards=chosen, rejected_rewards=rejected).mean()
         return (loss, outputs) if return_outputs else loss
 
 
 OBJECTIVES: dict[str | None, type[Objective]] = {"tokens": Tokens, "pairs": Pairs, "labels": Labelled}
-OBJECTIVES |= {"odds": Odds, "contrasts": Contrasts, "scores": Scores}
+OBJECTIVES |= {"odds": Contrasts, "contrasts": Contrasts, "scores": Scores}

@@ -1,8 +1,4 @@
-"""Recovery of a run that turned sick, or has no memory left: it adjusts itself and begins again from its last good
-checkpoint, or it ends with cause and fix.
-
-How sickness is found is in ``health``, what an adjustment is in ``run.adjustments``.
-"""
+"""Recovery of a run that is sick, or out of memory: it goes on, adjusted, from its last good checkpoint, or ends."""
 
 import logging
 from dataclasses import replace
@@ -27,8 +23,7 @@ ATTEMPTS = 4  # of either kind, unless the config says otherwise
 def adjust(run: Run, components: Components, error: Exception) -> None:
     """Write down what the next attempt does otherwise; raises the error, with all there is to say, if there is none.
 
-    Of several processes the one that failed writes it, and all of them end: only new ones can meet again, and whoever
-    started these starts those.
+    Of several processes the one that failed writes it, and all end: only new ones, started from outside, can meet.
     """
     trainer = components.trainer
     adjustment: dict[str, Any] | None = None

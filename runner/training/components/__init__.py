@@ -1,7 +1,4 @@
-"""Run folder -> the components of a training, built by calls in order, each given what it needs.
-
-Not here: how a component is made (its own room), what a valid key is (``validate``), how the loop runs (the Trainer).
-"""
+"""Run folder -> the components of a training, built by calls in order, each given what it needs."""
 
 import contextlib
 import functools
@@ -86,19 +83,12 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     model, peft_config, reference = build_model(cfg, tokenizer, args)
     agent = agent_of(node, functions := build_functions(node))
     served = for_callbacks(run, tokenizer, rows, held_out, agent)
-    offered = {
-        "model": model.name_or_path if upstream.takes_path(read_signature(cfg["trainer"]["_target_"])) else model,
-        upstream.REF_MODEL: reference,
-        "args": args,
-        upstream.PROCESSING_CLASS: processor_of(tokenizer),
-        upstream.TRAIN_DATASET: rows,
-        "eval_dataset": held_out,
-        upstream.DATA_COLLATOR: trainers.build_collator(cfg["collator"], tokenizer),
-        upstream.REWARD_FUNCS: rewards,
-        upstream.CALLBACKS: build_callbacks(cfg, served),
-        "peft_config": peft_config,
-        **functions,
-    }
+    by_path = upstream.takes_path(read_signature(cfg["trainer"]["_target_"]))
+    offered = {"model": model.name_or_path if by_path else model, upstream.REF_MODEL: reference, "args": args}
+    offered |= {upstream.PROCESSING_CLASS: processor_of(tokenizer), upstream.REWARD_FUNCS: rewards}
+    offered |= {upstream.TRAIN_DATASET: rows, "eval_dataset": held_out, "peft_config": peft_config, **functions}
+    offered[upstream.DATA_COLLATOR] = trainers.build_collator(cfg["collator"], tokenizer)
+    offered[upstream.CALLBACKS] = build_callbacks(cfg, served)
     health, schedule = build_health(cfg, args, peft_config, panel), (cfg.get("optimizer") or {}).get("scheduler")
     hooks = Hooks(
         evaluates=cfg["trainer"].get("evaluates", True),

@@ -16,17 +16,12 @@ from runner.schema.text import Config, nodes, read_tables
 from runner.tracker.variable import find_foreign_variables, set_variables
 
 BY_DEFAULT, ALWAYS, ON_CPU = read_tables(__file__).values()
-# The old name counts where the new one is not set.
-ALIASES = {upstream.GRADIENT_CHECKPOINTING: upstream.ACTIVATION_CHECKPOINTING}
-# Where a model may lie on any machine, as accelerate has it.
-ANYWHERE = ("cpu", "disk", "meta", "auto", "balanced", "balanced_low_0", "sequential")
+ALIASES = {upstream.GRADIENT_CHECKPOINTING: upstream.ACTIVATION_CHECKPOINTING}  # the old name, where the new is not set
+ANYWHERE = ("cpu", "disk", "meta", "auto", "balanced", "balanced_low_0", "sequential")  # on any machine, by accelerate
 
 
 def build_args(run: Run, adjustments: Sequence[Mapping[str, Any]] = ()) -> TrainingArguments:
-    """The trainer's config object: its own defaults, the runner's, the YAML, and last what the run has adjusted.
-
-    Raises EnvironmentFault for devices, precisions, kernels and shards that are asked for and are not here.
-    """
+    """The trainer's config object; EnvironmentFault for devices, precisions, kernels, shards that are not here."""
     cfg = run.cfg
     adjusted = {name: value for each in adjustments for name, value in each.get("args", {}).items()}
     named = {name: value for name, value in cfg["trainer"]["args"].items() if str(value).startswith(SHIPPED)}

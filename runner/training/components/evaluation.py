@@ -1,7 +1,4 @@
-"""Figures of a model on held-out rows: the trainer's own evaluation with the configured metrics as a part of it.
-
-Not here: how a metric is computed (``metric``, ``reward``), and how a model answers (``generate``).
-"""
+"""Figures of a model on held-out rows: the trainer's own evaluation with the configured metrics as a part of it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,10 +29,7 @@ CLOCK = ("_runtime", "_per_second", "_time", "epoch", "num_tokens")
 
 
 def held_out_scores(trainer: Trainer) -> dict[str, float]:
-    """The figures of the trainer's own evaluation on held-out rows, and those of the configured metrics.
-
-    Raises ConfigError where the best checkpoint is to be chosen by a figure that no evaluation gives.
-    """
+    """Figures of the trainer's evaluation and of the metrics; ConfigError if none is ``metric_for_best_model``."""
     if trainer.eval_dataset is None:
         return {}
     scores, args, where = trainer.evaluate(), trainer.args, f"trainer.args.{upstream.METRIC_FOR_BEST_MODEL}"
@@ -85,8 +79,7 @@ class HeldOutMetrics:
                 rows = list(self._rows("answer", name))
                 ends = (getattr(args, "max_length", None), context_length(model))
                 reader = AnswerReader(model, self.tokenizer, min(filter(None, ends), default=None))
-                is_scorer = self.run.cfg["trainer"]["head"] == "score"
-                found |= judge_answers(reader, rows, read, is_scorer=is_scorer).scores
+                found |= judge_answers(reader, rows, read, is_scorer=self.run.cfg["trainer"]["head"] == "score").scores
         # In the order of the configuration, whatever the kind.
         ordered = (key for metric in metrics for key in found if f"{key}_".startswith(f"{metric.name}_"))
         return {f"{prefix}_{key}": found[key] for key in ordered}

@@ -1,7 +1,8 @@
 """The policy, what of it is trained, and its reference; and the model that a training has left."""
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any
 
 from accelerate.utils import patch_environment
 from peft import PeftConfig, PeftModel
@@ -10,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, Trai
 
 from runner.config.build import asked_for, build, serve
 from runner.errors import ConfigError, FolderError, fault
+from runner.generate.sampler import Model
 from runner.generate.weights import Weights
 from runner.io.files import display_path
 from runner.model.adapter import OWN, check_adapter, leave_out_routers, train_beside, train_tokens
@@ -23,8 +25,6 @@ from runner.schema.source import has_method
 from runner.schema.text import Config, Node
 from runner.training.components.args import check_devices
 
-Model: TypeAlias = PreTrainedModel | PeftModel
-
 
 def build_model(
     cfg: Config, tokenizer: PreTrainedTokenizerBase, args: TrainingArguments
@@ -33,10 +33,7 @@ def build_model(
     check_quantization(cfg["quant"])
     head, quantization = cfg["trainer"]["head"], build(cfg["quant"])
     node = {key: value for key, value in cfg["model"].items() if key != "tokenizer"} | path_of(cfg)
-
-    def load(node: Node) -> Model:
-        return serve(node, tokenizer=tokenizer, head=head, quantization_config=quantization, seed=cfg["seed"])
-
+    load = partial(serve, tokenizer=tokenizer, head=head, quantization_config=quantization, seed=cfg["seed"])
     model, is_handed_out = _load_policy(cfg, args, node, load)
     model, peft_config = build_tuner(cfg["peft"], model, head)
     train_tokens(model, peft_config, tokenizer)

@@ -22,11 +22,10 @@ Reward: TypeAlias = Callable[..., object] | nn.Module
 def build_rewards(
     cfg: Config, args: TrainingArguments | None = None
 ) -> tuple[list[Reward], list[float] | None, RewardTracker | None]:
-    """The rewards as TRL takes them, each checked and under its own name, their weights unless all are 1, and the
-    panel that those of the group make.
+    """The rewards as TRL takes them, each checked and named, their weights unless all are 1, and the group's panel.
 
-    The reward model that a trainer's ``args`` name is loaded as those of the group are, and taken out of them. Of a
-    trainer, only one that knows where steps end can use a reward for each.
+    The reward model that ``args`` name is loaded as those of the group are, and taken out of them. Of a trainer,
+    only one that knows where steps end can use a reward for each.
     """
     random_head = bool((cfg.get("tolerate") or {}).get("random_head"))
     per_step = not args or hasattr(args, "step_separator")

@@ -12,14 +12,8 @@ from typing import Any, TypeAlias
 import torch
 from datasets import Dataset, DatasetDict
 from torch.optim import Optimizer
-from transformers import (
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PrinterCallback,
-    Trainer,
-    TrainerCallback,
-    TrainerState,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, Trainer
+from transformers.trainer_callback import TrainerCallback, TrainerState
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from runner.collator import Collator
@@ -43,10 +37,8 @@ from runner.training.precompute import drop_long, map_sets, note_of, share_rows
 
 BoundRule: TypeAlias = functools.partial[Sequence[Entry]]
 
-NOT_FOR_THE_TRAINER = (
-    *("_target_", "form", "head", "evaluates", "shares_batch", "reference_column", "needs_gpu", "tool_timeout"),
-    *("images", "args"),
-)
+NOT_FOR_THE_TRAINER = {"_target_", "form", "head", "evaluates", "shares_batch", "reference_column", "images", "args"}
+NOT_FOR_THE_TRAINER |= {"needs_gpu", "tool_timeout"}
 
 
 def build_trainer(
@@ -54,9 +46,8 @@ def build_trainer(
 ) -> Trainer:
     """The trainer, given those of the offered arguments that its constructor names.
 
-    Where it ``shares`` them, prepared rows and a precomputed reference are found again by other runs. With ``rules``
-    its batches may carry weights; then it packs no rows, because its own packing keeps token ids and labels only, and
-    the weights would be lost.
+    Where it ``shares`` them, prepared rows and a precomputed reference are found again by other runs. With
+    ``rules`` its batches may carry weights, and it packs no rows, because its own packing would lose them.
     """
     node, tokenizer, args = cfg["trainer"], tokenizer_of(offered[upstream.PROCESSING_CLASS]), offered["args"]
     wanted, trainer_class = asked_for(node["_target_"]), locate(node["_target_"])
@@ -146,10 +137,7 @@ def optimizer_maker(node: Node | None) -> Callable[[Trainer], Optimizer] | None:
 def build_collator(
     node: Node | None, tokenizer: PreTrainedTokenizerBase, inner: Collator | None = None
 ) -> Collator | None:
-    """The configured collator, served with the tokenizer under whatever name it takes it; None is the trainer's own.
-
-    One that asks for the trainer's own as ``inner`` is built with it alone, any other without it.
-    """
+    """The configured collator, served the tokenizer; one that asks for the trainer's own as ``inner`` with it alone."""
     if node is None or ("inner" in asked_for(node["_target_"])) != (inner is not None):
         return None
     served = {"tokenizer": tokenizer, "pad_token_id": tokenizer.pad_token_id, "inner": inner}
@@ -201,10 +189,7 @@ def set_weights(trainer: Trainer, rules: list[BoundRule]) -> None:
 
 
 class EpochOrder(TrainerCallback):
-    """Has the order of an epoch drawn from the seed and its number, so that a run that goes on within one has it again.
-
-    The library draws it from the state that torch's generator happens to have.
-    """
+    """Draws an epoch's order from seed and number, not from torch's state, so that a run that goes on has it again."""
 
     def on_epoch_begin(self, args, state: TrainerState, control, train_dataloader: object, **_) -> None:
         sampler = train_dataloader
@@ -216,10 +201,7 @@ class EpochOrder(TrainerCallback):
 
 
 def group_lengths(trainer: Trainer) -> None:
-    """Give rows of several texts a length, and each epoch an order of its own, if rows are grouped by length.
-
-    The library knows the lengths of rows with one text alone.
-    """
+    """Give rows of several texts a length, which the library does for one alone, and each epoch an order of its own."""
     args = trainer.args
     if args.train_sampling_strategy not in upstream.OTHER_STEPS[upstream.TRAIN_SAMPLING_STRATEGY]:
         return
