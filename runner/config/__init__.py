@@ -24,7 +24,7 @@ from runner.config.override import dotted_key, find_choice_faults, force, list_f
 from runner.config.rows import write_out_functions, write_out_rows
 from runner.config.speed import choose_speed
 from runner.config.user_folder import use_folders
-from runner.errors import ConfigError, EnvironmentFault, Fault, fault, faults_by_name
+from runner.errors import ConfigError, EnvironmentFault, Fault, fault, to_fault
 from runner.io.distribution import to_install
 from runner.io.files import MENU, shipped
 from runner.io.temporary import temporarily
@@ -134,7 +134,7 @@ def compose_unresolved(overrides: Sequence[str], folders: Sequence[Path] = ()) -
             OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True, force_add=True)
     if cfg.get("experiment"):
         name = f"experiment/{cfg.hydra.runtime.choices.experiment}"
-        raise ConfigError(faults_by_name(lambda: read_tables(__file__))("not_global", file=name))
+        raise ConfigError(to_fault(read_tables(__file__)["not_global"], file=name))
     if folders:
         check_growth(OmegaConf.to_container(cfg, resolve=False))
     HydraConfig.instance().set_config(cfg)
@@ -231,9 +231,8 @@ def _composition_fault(error: Exception) -> Fault:
             return fault("config.no_option", group=group, name=name, options=options)
         expected = f"one of {options}" if options else "a group and an option that are there"
         return Fault(f"{file}.yaml", f"its defaults name {name}, and there is none", expected, f"mend {file}.yaml")
-    make = faults_by_name(lambda: tables["messages"])
-    said = ((name, re.search(name, text)) for name in tables["messages"])
-    return next(make(name, **found.groupdict(), where=where, text=text) for name, found in said if found)
+    said = ((beats, re.search(pattern, text)) for pattern, beats in tables["messages"].items())
+    return next(to_fault(beats, **found.groupdict(), where=where, text=text) for beats, found in said if found)
 
 
 def _with_words(value: Any) -> Any:

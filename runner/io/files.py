@@ -1,8 +1,4 @@
-"""Files that are either whole or absent: atomic writes, hashes, and what ships with the package.
-
-No text that is written here holds a secret of the environment. Standard library only. Locks and seals live in ``run``,
-because only what runs write is locked and sealed.
-"""
+"""Files that are either whole or absent: atomic writes without secrets, rows of steps, hashes, what ships with us."""
 
 import contextlib
 import errno

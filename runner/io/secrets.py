@@ -1,8 +1,4 @@
-"""Secrets, known by their form, by what they are called, or because the environment holds them; and texts without any.
-
-Standard library only, because errors and files call this before a byte is written. ``validate`` refuses secrets in a
-configuration. The patterns are in ``secrets.toml``.
-"""
+"""Secrets, known by form or name (``secrets.toml``), or because the environment holds them; and texts without any."""
 
 import base64
 import functools

@@ -7,10 +7,6 @@ and nothing heavy is imported.
     manifest.json   what it was made with        metrics.jsonl   one line per logged step
     scores.json     held-out, before and after   log.txt         everything that was said
     checkpoints/    sealed one by one            model/          what others can load
-
-What names a run is in ``key``, which checkpoints are whole in ``seal``, what may change before it goes on in
-``continuation`` and ``inputs``. To find a run by a word, and to read its files in whatever state they are, is in
-``read``.
 """
 
 import contextlib
@@ -75,10 +71,7 @@ class Run:
 
     @cached_property
     def cfg(self) -> dict[str, Any]:
-        """The frozen configuration: what the run is, whatever YAML files say today.
-
-        Raises FolderError where it is garbage, or the folder is of another format.
-        """
+        """The frozen configuration, whatever YAML files say today; FolderError for garbage, or another format."""
         path = self.folder / "config.yaml"
         fix = f"rm {path}  (and the command that made the run, which writes it again)"
         try:
@@ -166,8 +159,7 @@ def write_config(folder: Path, cfg: Mapping[str, Any]) -> None:
 def open_run(cfg: Config, overrides: Sequence[str], command: Sequence[str] = (), choices: Config | None = None) -> Run:
     """The folder of this configuration: the one that holds its key already, or a new one with the config frozen.
 
-    ``command`` are the words of the command line that make this run alone, for whoever wants to repeat it, and
-    ``choices`` the option of each group.
+    ``command`` are the words that make this run alone, and ``choices`` the option of each group.
     """
     root = Path(str(cfg["output_root"])).resolve()
     group = (root / str(cfg["name"])).resolve()
@@ -274,10 +266,7 @@ def check_lines(run: Run) -> None:
 
 @contextlib.contextmanager
 def locked(run: Run, patience: float = 0.0) -> Iterator[None]:
-    """Hold the folder for this process; the kernel lets go when the process ends, however it ends.
-
-    Raises FolderError where another process holds it for longer than ``patience`` seconds.
-    """
+    """Hold the folder until this process ends, however; FolderError where another has it after ``patience`` seconds."""
     from filelock import FileLock, Timeout
 
     lock = run.folder / ".lock"

@@ -1,8 +1,7 @@
 """Changes that may lie between a run and the one that goes on from its checkpoint: ``resume=outputs/<name>/<run>``.
 
-A changed field is another run, in a folder of its own, from the first step. But where a run with the new value would
-have taken the very same steps so far, it may begin with those of the old one, and it ends as if it had taken them
-itself, bit for bit. Which fields these are is listed here and nowhere else; any other one is refused, old -> new.
+A changed field is another run, from the first step. But where it would have taken the very same steps so far, it may
+begin with those of the old one, and ends as if it had taken them itself, bit for bit. Any other field is refused.
 """
 
 import contextlib

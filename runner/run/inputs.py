@@ -1,8 +1,7 @@
 """Fingerprints of a run's inputs on this machine: files of rows, models, templates, and the user's code.
 
-Each file has a fingerprint that costs next to nothing to look at again: one with the size and the time that it had is
-the same file, and only another one is read. What the hub gives is known by its commit, and the rows that came out by
-their hash (``command.train``); what ships with the package by its version.
+A file with the size and the time that it had is the same, and only another one is read. What the hub gives is known by
+its commit, the rows that came out by their hash (``command.train``), and what ships with the package by its version.
 """
 
 import hashlib

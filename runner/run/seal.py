@@ -1,11 +1,7 @@
-"""Sealed folders, which are the checkpoints of a run and its model: what a seal holds, and how it is written, verified,
-found again and removed.
+"""Sealed folders: the checkpoints of a run and its model; how a seal is written, verified, found again and removed.
 
 A seal is a file in the folder with the size and the hash of every other file there; what has none was never finished.
-What ``seal`` leaves out is left out of checkpoints, models and exports alike; that nobody trains from it either is said
-by ``run.inputs.NOT_INPUTS``. A checkpoint is sealed after all callbacks of the user's have seen its save.
-What files a save writes is for the Trainer to say (``model/``: ``command.train``), and when there is one for
-``training.checkpoint``.
+A checkpoint is sealed after all callbacks of the user's have seen its save (``training.checkpoint``).
 """
 
 import hashlib

@@ -1,8 +1,7 @@
 """Refusals of a constructor by its arguments alone, read from its source: ``if self.beta > 1: raise ValueError(...)``.
 
-Statements are followed as Python would follow them, with the values that are known. A test that asks for anything else
-is not decided: what stands below it is left out, and what it may assign is not known any more. Nothing is imported.
-Constructors of libraries alone are read: a user's own may change what it is given in ways that no reader can follow.
+Statements are followed with the values that are known. A test that asks for anything else is not decided: what stands
+below it is left out, and what it may assign is unknown. A user's own code may do more than a reader can follow.
 """
 
 import ast

@@ -1,7 +1,4 @@
-"""Annotations as small trees that can accept a YAML value, and that print in plain words.
-
-Reading one may follow a name to an enum, a TypedDict or an alias in another module; nothing runs.
-"""
+"""Annotations as small trees that accept YAML values and print in plain words; names in them are followed."""
 
 import ast
 import functools

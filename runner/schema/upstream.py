@@ -1,8 +1,4 @@
-"""The names of TRL and transformers that our code relies on, in one place: names and tables in upstream.yaml.
-
-What to do where a new version renames one, and what one more trainer may need, stands there. No other Python holds a
-name as text.
-"""
+"""The names of TRL and transformers that our code relies on: upstream.yaml says what to do where one changes."""
 
 import ast
 import math
