@@ -93,8 +93,6 @@ def main(line: CommandLine) -> int:
 
 
 # --- The command line -----------------------------------------------------------------------------
-
-
 def _select_parts(request: InferenceRequest) -> tuple[InferenceRequest, list[str]]:
     """Drop metrics and rewards that do not apply unless the user chose them; return notes on the metrics."""
     notes: list[str] = []
@@ -140,8 +138,6 @@ def _other_side(line: CommandLine, request: InferenceRequest) -> list[Side]:
 
 
 # --- Figures ---------------------------------------------------------------------------------------
-
-
 def measure_side(side: Side) -> None:
     """Load a model once and measure every set; the model is let go of again, because another may follow."""
     from runner.training.components.model import load_trained

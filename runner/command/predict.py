@@ -71,8 +71,6 @@ def _load(request: InferenceRequest, *, chats: bool | None = None) -> tuple[Mode
 
 
 # --- A file of rows -------------------------------------------------------------------------------
-
-
 def predict(request: InferenceRequest) -> int:
     """Answer every row that is asked for, and put the answers into a file."""
     from runner.model.chat import check_rendering

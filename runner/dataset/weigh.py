@@ -1,8 +1,4 @@
-"""Weights of tokens in the loss: the rules of the ``weight`` group, and the row -> weights arrow.
-
-What a rule is given and gives, and which tokens that means, is in ``conf/README.md``; what is done with the weights in
-``training.objective``.
-"""
+"""Weights of tokens in the loss (``training.objective``): the rules of the ``weight`` group, and row -> weights."""
 
 import functools
 import inspect
@@ -109,8 +105,7 @@ class Weigher:
         """The token ids of each sequence of a row, and the weight of each token; nothing is cut off yet.
 
         The sequences are ``token_weights``; of a preference, ``chosen_weights`` and ``rejected_weights``, each with the
-        prompt. Raises DataError where a message cannot be found in what the template writes, or a rule gives what is no
-        weight.
+        prompt. Raises DataError where a message has no place in what the template writes, or a rule gives no weight.
         """
         end, how = self.tokenizer.eos_token or "", template_arguments(row)
         answers, prompt, found = answer_columns(row), row.get("prompt"), {}

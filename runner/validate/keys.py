@@ -18,7 +18,6 @@ from runner.validate.context import ARGS, OWN, PLAIN_GROUPS, SPECIAL, TOP, Valid
 from runner.validate.values import SETTINGS, find_misfits, misfit_choice, misfit_number, misfit_type, range_of
 
 # --- The top level ----------------------------------------------------------------------------------
-
 NEEDED_GROUPS = ("trainer", "model", "dataset")
 READ_GROUPS = ("tracker", "launcher")  # where the key is there, there must be something in it
 NAMED_GROUPS = ("reward", "weight", "metric", "callback")  # of parts that each have a name
@@ -130,7 +129,6 @@ def find_infinite(context: ValidationContext) -> Iterator[Fault]:
 
 
 # --- Nodes ------------------------------------------------------------------------------------------
-
 # What the train command gives to a part whose signature names it, so that no config needs to.
 SERVED = upstream.SERVED | {"trainer": [*upstream.SERVED["trainer"], *upstream.FROM_GROUP]}
 NEEDED_KEYS = {"trainer": ("form", "head", "args"), "model": ("tokenizer",)}
@@ -214,7 +212,6 @@ def _choices(
 
 
 # --- Stray keys -------------------------------------------------------------------------------------
-
 MIN_LIKENESS = 0.8  # from here on, a key is taken for a misspelling of its neighbour
 
 

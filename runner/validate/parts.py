@@ -287,8 +287,6 @@ def _batches(context: ValidationContext) -> Iterator[Fault]:
 
 
 # --- Where the keys have no fault -------------------------------------------------------------------
-
-
 def find_mismatches(cfg: Config, menu: Mapping[str, Sequence[str]]) -> list[Fault]:
     """A fault for each two parts of a configuration without other faults that do not go together."""
     rows, args, form = cfg["dataset"], cfg["trainer"]["args"], cfg["trainer"].get("form")
