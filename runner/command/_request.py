@@ -1,7 +1,6 @@
 """The command line of a verb that asks a trained model (predict, evaluate) -> its options, and its configuration.
 
-A run's frozen configuration says which model, which template and which rows; overrides change it, checked like
-those of a training. What is then asked of a model is not done here, and nothing heavy is imported.
+A run's frozen configuration says which model, which template and which rows; overrides change it. Nothing heavy here.
 """
 
 from __future__ import annotations

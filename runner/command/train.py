@@ -1,7 +1,4 @@
-"""Trains a run, or goes on with it: run folder -> trained model; measure, save, and say what came out.
-
-Not here: how the parts are built, and what is measured (``training.components``), how the loop runs (the Trainer).
-"""
+"""Trains a run, or goes on with it: run folder -> trained model; measure, save, and say what came out."""
 
 import logging
 import math
@@ -178,22 +175,17 @@ def _start(run: Run, components: Components, source: Run | None) -> None:
 
     def measure_before() -> None:
         """Write the scores of the start model; again where a run begins again, or its log would lack them."""
-        _check_sharded(trainer)
+        model, kind = trainer.model_wrapped, type(trainer.model_wrapped).__name__
+        is_sharded = {upstream.FSDP: isinstance(model, FSDPModule | FullyShardedDataParallel)}
+        is_sharded[upstream.DEEPSPEED] = kind == "DeepSpeedEngine"
+        for name in (name for name, is_so in is_sharded.items() if getattr(trainer.args, name) and not is_so):
+            raise RunnerError(fault("command.not_sharded", field=name, kind=kind))  # the library said no word
         if trainer.state.global_step == 0:
             scores = held_out_scores(trainer)
             if trainer.is_world_process_zero():
                 write_json(run.folder / "scores.json", {"before": scores})
 
     trainer.add_callback(AtStart(measure_before))
-
-
-def _check_sharded(trainer: Trainer) -> None:
-    """Raise RunnerError where shards were asked for, and the library has prepared something else without a word."""
-    model, kind = trainer.model_wrapped, type(trainer.model_wrapped).__name__
-    is_sharded = {upstream.FSDP: isinstance(model, FSDPModule | FullyShardedDataParallel)}
-    is_sharded[upstream.DEEPSPEED] = kind == "DeepSpeedEngine"
-    for name in (name for name, is_so in is_sharded.items() if getattr(trainer.args, name) and not is_so):
-        raise RunnerError(fault("command.not_sharded", field=name, kind=kind))
 
 
 def _finish(run: Run, components: Components, stop: StopRequest, seconds: float) -> None:

@@ -45,11 +45,10 @@ Stamps = tuple[tuple[str, int], ...]  # files, and when each was last written
 class Composed:
     """A checked-in or typed experiment, resolved: plain dicts, lists and scalars only.
 
-    ``overrides`` are those of the command line as the user typed them, ``choices`` maps each group to its option. Of a
-    stage they are those that were meant for it; ``words`` are all that compose it, those of the experiment's file too.
-    ``command`` are the arguments of the command line that make this run, together with the other stages of the same
-    experiment if it has any. ``note`` says what is left out of the option of the model, where another one is trained,
-    ``speed`` what was set because of ``speed=``, and what was not.
+    ``overrides`` are those that the user typed, of a stage those for it; ``words`` are all that compose it, those of
+    the experiment's file too. ``choices`` maps each group to its option. ``command`` are the arguments that make this
+    run, with the other stages of its experiment. ``note`` says what is left out of the option of the model, where
+    another one is trained, ``speed`` what was set because of ``speed=``, and what was not.
     """
 
     cfg: dict[str, Any]

@@ -21,7 +21,6 @@ def spread_batch(cfg: Mapping[str, Any], typed: Collection[str]) -> None:
     """Write both into the trainer's arguments, where there is a ``batch``; a micro-batch is never larger than without.
 
     Raises ConfigError for a batch that the processes cannot share, and for an accumulation that was typed beside it.
-    Where one of the numbers is none, nothing is written: the check of the values tells.
     """
     batch, processes, args = cfg.get("batch"), processes_of(cfg), select(cfg, "trainer.args")
     if not isinstance(args, dict) or not isinstance(args.get("_target_"), str):

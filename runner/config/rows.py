@@ -17,8 +17,8 @@ from runner.schema.text import files_beside, nodes
 def write_out_rows(dataset: object) -> None:
     """Write the texts of prompts and the keys of sources into a dataset's node, and into those of its parts.
 
-    A source stands in ``split.eval``, or under a name there, and has the keys of the dataset but for its own; ``split``
-    is its slice. Raises ConfigError for a prompt that cannot be read.
+    A source stands in ``split.eval``, or under a name there, and has the dataset's keys but for its own; ``split`` is
+    its slice. Raises ConfigError for a prompt that cannot be read.
     """
     for path, node in nodes(dataset, "dataset"):
         if re.fullmatch(r"\S+\.(txt|md)", str(node.get("system"))):

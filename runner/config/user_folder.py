@@ -1,8 +1,7 @@
-"""The user's own folders: that of their modules, and those of configs, as Hydra reads them: within bounds, and without
-what would change Hydra itself.
+"""The user's own folders, of modules and of configs: within bounds, and without what would change Hydra itself.
 
-A folder of ``--config-dir`` can come from anybody. ``validate`` checks what a run may be; but loggers, callbacks,
-launchers and search paths are made by Hydra while it composes, before any check.
+A folder of ``--config-dir`` can come from anybody, and Hydra makes loggers, callbacks, launchers and search paths while
+it composes, before any check of ``validate``.
 """
 
 import os

@@ -33,7 +33,12 @@ def find_resume_faults(cfg: Mapping[str, Any]) -> list[Fault]:
     if isinstance(other := _named(cfg), Fault):
         return [other]
     if other is None or other.folder.resolve() == folder_of(cfg, []).resolve():  # in its own it goes on anyway
-        return list(_process_faults(cfg))
+        run = Run(folder_of(cfg, []))
+        manifest = run.manifest() if made_of_batch(cfg) else {}
+        then, reason = (manifest.get("hardware") or {}).get("processes"), manifest.get("of_processes")
+        if not reason or not isinstance(then, int) or then == (now := processes_of(cfg)):
+            return []
+        return [fault("run.other_processes", now=now, then=then, run=run, reason=reason, words=words_for(cfg, then))]
     differences = list(_differences(other, cfg))  # first, because it changes no byte of a folder of another format
     if faults := find_foreign_faults(other.folder):
         return faults + differences
@@ -42,17 +47,6 @@ def find_resume_faults(cfg: Mapping[str, Any]) -> list[Fault]:
     if not sealed_checkpoints(other.checkpoints):
         return [fault("run.resumes_unsaved", run=other), *differences]
     return differences
-
-
-def _process_faults(cfg: Mapping[str, Any]) -> Iterator[Fault]:
-    if not made_of_batch(cfg):
-        return
-    run = Run(folder_of(cfg, []))
-    manifest = run.manifest()
-    then, reason = (manifest.get("hardware") or {}).get("processes"), manifest.get("of_processes")
-    if reason and isinstance(then, int) and then != processes_of(cfg):
-        words = words_for(cfg, then)
-        yield fault("run.other_processes", now=processes_of(cfg), then=then, run=run, reason=reason, words=words)
 
 
 def other_run(cfg: Mapping[str, Any]) -> Run | None:

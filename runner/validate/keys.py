@@ -1,7 +1,4 @@
-"""Keys: those of the top level and its groups, those of each node against its signature, and where a stray one belongs.
-
-A value at a right key is judged by ``values``, a target by ``targets``.
-"""
+"""Keys: those of the top level and its groups, of each node against its signature, and where a stray one belongs."""
 
 import math
 from collections.abc import Iterator

@@ -1,7 +1,4 @@
-"""Losses and token weights of the user's own: which trainers take them, and what does not go with them.
-
-Which kind a trainer is, its names say (``schema.upstream``).
-"""
+"""Losses and token weights of the user's own: which trainers take them, by their names, and what goes with them."""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,6 @@
 """Parts, and fields of the trainer's config, that are each right and do not go together.
 
-Read from the trainer's own constructor: a part that it does not name cannot be served, and one that it lives on must be
-there. Losses and weights of tokens are in ``objective``.
+A part that the trainer's own constructor does not name cannot be served, and one that it lives on must be there.
 """
 
 import contextlib

@@ -1,8 +1,7 @@
 """Faults that would stop a run later, looked for before a folder is made or a heavy library imported.
 
 The configuration is right by itself when it comes here; this is about the world around it: rows, folders of models,
-libraries that are missing or were not tried (only looked for, never imported), processes and places to write. What only
-loading can show, the worker reports.
+libraries that are missing or were not tried (only looked for, never imported), processes and places to write.
 """
 
 import itertools
@@ -260,21 +259,13 @@ def find_missing_libraries(cfg: Config) -> Iterator[Fault]:
 
 def find_other_versions() -> Iterator[Fault]:
     """A fault for each library that the runner needs in another version than the installed one."""
-    for required in (text for text in read_requirements() if "extra ==" not in text):
-        name, version, needed, problem = status_of(required)
-        if problem:
-            found = "not installed" if problem == "missing" else f"{name} {version}, which was not tried"
-            yield Fault(name, found, needed, f"pip install '{required}', or tolerate.versions=true")
-
-
-def status_of(text: str) -> tuple[str, str, str, str]:
-    """Name, installed version, the range that is needed, and the problem with it, if there is one."""
     from packaging.requirements import Requirement
 
-    requirement = Requirement(text)
-    version, needed = installed_version(requirement.name), str(requirement.specifier)
-    problem = "missing" if not version else "" if is_within(version, needed) else "outside"
-    return requirement.name, version or "-", needed, problem
+    for required in (text for text in read_requirements() if "extra ==" not in text):
+        name, needed = Requirement(required).name, str(Requirement(required).specifier)
+        if not (version := installed_version(name)) or not is_within(version, needed):
+            found = f"{name} {version}, which was not tried" if version else "not installed"
+            yield Fault(name, found, needed, f"pip install '{required}', or tolerate.versions=true")
 
 
 def is_within(version: str | None, required: str) -> bool:
