@@ -100,7 +100,7 @@ class InferenceRequest:
 
 
 def read_request(line: CommandLine, own: Mapping[str, Option], parts: Sequence[str]) -> InferenceRequest:
-    """The request of a command line; raises ConfigError with every fault of it at once."""
+    """The request of a command line; ConfigError with every fault of it at once."""
     verb, others = line.verb, (*parts, "template", *SETTINGS)
     options, overrides, faults = split_options(line.overrides, own, verb, others)
     rivals = [word for word in overrides if dotted_key(word) in ("dataset", "dataset.path")]
@@ -153,8 +153,7 @@ def _compose(run: Run | None, overrides: Sequence[str], folders: Sequence[Path])
     cfg = {key: frozen.get(key) for key in (*PARTS, "callback", "peft", "tolerate", "trainer")}
     cfg |= {"seed": frozen.get("seed", 0), "output_root": "outputs", "allow": []}
     if fresh:
-        # A trainer that takes rewards keeps those that a dataset brings.
-        composed = draft(["trainer=grpo", *fresh], folders).cfg
+        composed = draft(["trainer=grpo", *fresh], folders).cfg  # which keeps the rewards that a dataset brings
         brought = {"metric", "reward"} if "dataset" in chosen else set()
         cfg |= {key: composed.get(key) for key in chosen | brought | set(SETTINGS)}
         cfg["allow"] = cfg["allow"] or []

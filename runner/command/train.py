@@ -65,15 +65,11 @@ from runner.training.recovery import adjust, record_adjustments
 log = logging.getLogger(__name__)
 
 SHOWN_SAMPLES = 3  # held-out prompts whose answers before and after are shown at the end
-# Of a training, what one that goes on from its model is given as well.
-KEPT = ("model", "dataset", "peft", "quant", "template", "allow", "output_root")
+KEPT = ("model", "dataset", "peft", "quant", "template", "allow", "output_root")  # by one that goes on from it
 
 
 def train(run: Run, stop: StopRequest) -> None:
-    """Train, or go on training, until the run is finished; raises Interrupted when a signal came first.
-
-    A run that is sick, or out of memory, may adjust itself and begin again from its last good checkpoint.
-    """
+    """Train, or go on, until the run is finished, if need be as it has adjusted itself; Interrupted after a signal."""
     _open_repository(run)
     while True:
         try:
@@ -155,10 +151,7 @@ def _train(run: Run, components: Components, stop: StopRequest) -> None:
 
 
 def _start(run: Run, components: Components, source: Run | None) -> None:
-    """Check that there is something to train on and room for it, record the start, and have the start model measured.
-
-    ``source`` is the run whose checkpoint it begins with, which must have been made of the same.
-    """
+    """Check rows, room, and that a ``source`` was made of the same; record the start, have the start model measured."""
     args, trainer, rows = components.args, components.trainer, components.train_rows
     if hasattr(rows, "__len__") and len(rows) < _rows_per_step(args):
         raise DataError(_no_steps(run, args, len(rows)))
@@ -242,8 +235,7 @@ def save_model(run: Run, trainer: Trainer) -> None:
     missing += find_missing(critic, new / "value_model") if (critic := getattr(model, "value_model", None)) else []
     if missing:
         raise RunnerError(fault("command.weights_not_saved", run=run, count=len(missing), names=", ".join(missing[:3])))
-    # Without places and names of this run; tokens are masked by transformers.
-    own = (upstream.OUTPUT_DIR, "logging_dir", upstream.RUN_NAME)
+    own = (upstream.OUTPUT_DIR, "logging_dir", upstream.RUN_NAME)  # of this run alone; transformers masks tokens
     args = {name: value for name, value in trainer.args.to_dict().items() if name not in own}
     (new / "training_args.bin").unlink(missing_ok=True)
     write_json(new / "training_args.json", args)

@@ -15,8 +15,7 @@ GROUPS = (
     *("optimizer", "callback", "tracker", "launcher"),
 )
 OPTIONAL = ("loss", "weight", "optimizer")  # which a configuration without them does not name, nor its key
-# Groups whose options are parts with names of their own, so that several go together: reward=[length,format].
-SEVERAL = ("reward", "metric", "callback")
+SEVERAL = ("reward", "metric", "callback")  # whose options are parts with names, so that several go together
 LISTED = (*SEVERAL, "tracker")  # and one whose options are composed into one part
 Options = dict[str, list[str]]  # each group with the names of its options
 

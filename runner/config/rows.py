@@ -1,7 +1,4 @@
-"""Short forms written out: a system prompt in a file, held-out sets of another source, a function that is only named.
-
-So the frozen configuration says all of it, and a run that goes on reads no prompt again.
-"""
+"""Short forms written out, so that the frozen config says all: prompts in files, other sources, named functions."""
 
 import copy
 import re

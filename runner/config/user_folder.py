@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from hydra.plugins.config_source import ConfigResult
 
 FILE_VALUES = 20  # that a file counts for beside its own, since each is read and merged several times
-# What a file may choose of Hydra's own settings.
-CHOSEN = re.compile(r"(override )?/?hydra/sweeper(/\w+)*")
+CHOSEN = re.compile(r"(override )?/?hydra/sweeper(/\w+)*")  # what a file may choose of Hydra's own settings
 
 
 def add_working_folder() -> None:

@@ -129,8 +129,7 @@ def _check_rows_of(node: Node, to: str, seen: DatasetCheck, *, trains: bool) -> 
             keys.check_cut(f"dataset.split.{use}", cut, files.splits, path, streaming=streaming)
     if not is_shipped:
         with seen.noting():
-            # Of a stream of many files no more than of one.
-            disk.check_files(files, disk.MAX_BYTES_READ // (len(files.paths) if streaming else 1))
+            disk.check_files(files, disk.MAX_BYTES_READ // (len(files.paths) if streaming else 1))  # as of one file
     if seen.faults or node.get("map"):
         return
     if to:

@@ -17,8 +17,7 @@ from runner.io.turns import TEMPLATE_ARGUMENTS
 
 log = logging.getLogger(__name__)
 
-# Part of the key under which converted rows are cached: count up when a row comes out otherwise.
-CONVERT_VERSION = 2
+CONVERT_VERSION = 2  # of the key under which converted rows are cached: count up when a row comes out otherwise
 SHOWN = 5
 
 

@@ -28,10 +28,7 @@ def read_layout(
     given: Mapping[Role, str] | None = None,
     to: str = "",
 ) -> RowLayout:
-    """The layout of rows with these columns; of several, the first that can feed the trainer form, if there is one.
-
-    ``given`` maps roles to columns. Raises DataError where nothing fits.
-    """
+    """The layout of rows with these columns, of several the first that can feed ``to``; DataError where none fits."""
     columns, chosen = list(columns), {str(role): column for role, column in (given or {}).items()}
     faults = [misnamed("dataset.form", form, FORMS)] if form is not None and form not in FORMS else []
     for role, column in chosen.items():

@@ -309,8 +309,7 @@ ARROWS: Mapping[str, Callable[[Row], list[Row]]] = {
     ],
     "know": lambda row: [row | {"label": True}],  # a right answer with its prompt, or a text
 }
-# In the order of recognition.
-FORMS = {
+FORMS = {  # in the order of recognition
     name: RowForm(**own | {"read": READ[own["read"]], "becomes": {to: ARROWS[by] for to, by in own["becomes"].items()}})
     for name, own in read_tables(__file__).items()
 }

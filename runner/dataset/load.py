@@ -1,7 +1,6 @@
 """Rows from the hub or from files: split, shuffled, limited, and in the form that a trainer takes.
 
-What costs time is cached by its content, so that a second process, or the next run of a sweep, finds the converted rows
-on disk whatever else has changed.
+What costs time is cached by its content, so that a second process, or the next run of a sweep, finds it on disk.
 """
 
 import hashlib

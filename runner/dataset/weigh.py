@@ -31,12 +31,10 @@ Entry = float | tuple[float, Sequence[Span]]
 Rule = Callable[..., Sequence[Entry]]
 Turns = Sequence[Cells]
 
-# Part of the key under which weighed rows are cached: count up when weights come out otherwise.
-WEIGH_VERSION = 2
+WEIGH_VERSION = 2  # of the key under which weighed rows are cached: count up when weights come out otherwise
 WEIGHTS = "token_weights"
 PAIR = tuple(f"{side}_weights" for side in FORMS["preference"].answers)
-# Private use characters, which no text holds and no template treats specially.
-STAND_IN = "\ue0fe\ue0ff\ue0fe"
+STAND_IN = "\ue0fe\ue0ff\ue0fe"  # private use characters, which no text holds and no template treats specially
 
 
 def answers(messages: Turns, weight: float = 1.0, rest: float = 0.0) -> list[Entry]:

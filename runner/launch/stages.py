@@ -196,10 +196,7 @@ def _compose_one(
 
 
 def _read_experiment(typed: Sequence[str], folders: Sequence[Path]) -> Experiment | None:
-    """The staged experiment that the overrides choose; None where they choose none, or one that is a single run.
-
-    Raises ConfigError; what cannot be composed is left to be reported with all the other faults.
-    """
+    """The staged experiment that the overrides choose, if any; what cannot be composed comes with other faults."""
     from omegaconf import OmegaConf
 
     chosen = [word for word in typed if dotted_key(word) == "experiment"]

@@ -81,8 +81,7 @@ def start_sweep(
     _refuse_several_processes("a sweep")
     typed = latest(overrides)
     axes, plugins = axis.read_sweep(overrides, folders)
-    if axis.SWEEPER in plugins:
-        # A sweeper of Hydra's own chooses the jobs, of which only the first is known before.
+    if axis.SWEEPER in plugins:  # it chooses the jobs, of which only the first is known before
         runs = stages.compose_runs(axis.first_of([*axes, *typed]), folders)
         _queue_of(runs, plugins)
         check_ahead([runs], elsewhere=True)

@@ -185,8 +185,7 @@ def work(folder: str | Path, command: str = "train", debug: bool = False, record
             held.enter_context(logging_to(run.log))
             held.enter_context(_exits_named())
             try:
-                # This may be another machine than that of the start.
-                EnvironmentFault.refuse(find_missing_libraries(run.cfg))
+                EnvironmentFault.refuse(find_missing_libraries(run.cfg))  # perhaps on another machine
                 if config.rank() == 0:
                     check_lines(run)
                     add_notes(run, [f"at step {run.status()['step']}: {line}" for line in check_fingerprints(run)])
@@ -211,8 +210,7 @@ def prepare_environment() -> None:
     for name, value in read_tables(__file__)["environment"].items():
         os.environ.setdefault(name, value)
     os.environ["MPLBACKEND"] = "agg"  # of a notebook or a desktop: pictures are files here
-    # Said at every import on a machine without a GPU, about a kernel that nobody asked for.
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it speaks at each import without a GPU
 
 
 def visible_devices() -> list[str]:

@@ -1,7 +1,6 @@
 """The run folder: its format, its lock, its states and its manifest.
 
-The folder is the contract between the command line, the worker and every command that comes after. Nothing here trains,
-and nothing heavy is imported.
+The folder is the contract between the command line, the worker and every command that comes after.
 
     config.yaml     the format, and the run      status.json     created, running, interrupted, ...
     manifest.json   what it was made with        metrics.jsonl   one line per logged step
@@ -45,8 +44,7 @@ METADATA = ("config.yaml", "status.json", "manifest.json", "scores.json", "metri
 FILES = (*METADATA, *ROWS, "log.txt", "adjustments.json", ".lock")
 FOLDERS = ("checkpoints", "model", "plots", ".model.new")
 STATES = ("created", "queued", "running", "interrupted", "failed", "finished")
-# What is not committed, in git's own words whatever programs its settings name.
-CHANGES = ("diff", "--no-ext-diff", "--no-textconv", "HEAD")
+CHANGES = ("diff", "--no-ext-diff", "--no-textconv", "HEAD")  # uncommitted, whatever programs git's settings name
 # The types of what is read again of the files of a run, of a mapping or a list those of what is in it.
 SHAPES: dict[str, Any] = {
     **dict.fromkeys(("step", "max_steps", "starts"), int),
@@ -59,8 +57,7 @@ SHAPES: dict[str, Any] = {
 }
 TRUSTING = ("allow=", "--config-dir", "-cd")  # words of a command that let files or code of somebody run
 LIBRARIES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "bitsandbytes", "hydra-core")
-# Seconds: one who only looks whether a folder is held has let go by then, and one who holds it has written who it is.
-PATIENCE = 1.0
+PATIENCE = 1.0  # seconds: who only looks whether a folder is held has let go by then, who holds it has said who it is
 
 
 @dataclass(frozen=True)

@@ -153,8 +153,7 @@ def _objection(path: str, old: object, new: object, cfg: Mapping[str, Any], know
         return "the same, because trainer.args.num_completions_to_print draws some each time"
     if name in upstream.MAP_STYLE_ONLY and _streams(cfg):
         return "the same, because streamed rows come in another order"
-    if name in upstream.LONGER:
-        # Why a training cannot be made longer; empty where it can.
+    if name in upstream.LONGER:  # why it cannot be made longer, if it cannot
         if not (isinstance(old, int | float) and isinstance(new, int | float) and min(old, new) > 0):
             return "the same, because its length was given otherwise"
         if new < old:

@@ -19,8 +19,7 @@ from runner.schema import upstream
 from runner.schema.source import NOT_OF_THE_USER, find_module
 from runner.schema.text import flatten, last_key, nodes, walk
 
-# How a key ends whose value is read.
-NAMES = ("path", "file", "files", "template", upstream.DEEPSPEED, upstream.FSDP_CONFIG)
+NAMES = ("path", "file", "files", "template", upstream.DEEPSPEED, upstream.FSDP_CONFIG)  # ends of keys that are read
 SUFFIXES = {".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".gz", ".zst", ".safetensors", ".bin", ".model"}
 SUFFIXES |= {".txt", ".jinja", ".tiktoken", ".py", ".yaml", ".yml"}
 NOT_INPUTS = {"training_args.json", "trainer_state.json", SEAL}

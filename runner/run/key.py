@@ -30,8 +30,7 @@ VOLATILE = frozenset(
     | {"on_memory", "attempts", "on_sick", "tolerate"}
 )
 SETTLED_NANOSECONDS = 2_000_000_000  # more than any clock of a file system is late
-# The choices that the name of a run is made of; ``model.path=`` is in its label, ``model=`` is not.
-NAMED_BY = ("trainer", "model", "dataset", "experiment", "sweep")
+NAMED_BY = ("trainer", "model", "dataset", "experiment", "sweep")  # a run; ``model.path=`` is in its label
 
 
 def key_of(cfg: Mapping[str, Any]) -> str:

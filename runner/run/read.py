@@ -248,10 +248,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def read_samples(folder: Path, dense: bool = False) -> list[dict[str, Any]]:
-    """Sampled completions with ``step``, ``prompt`` and ``completion`` as text, and ``score`` where there is one.
-
-    A trainer may write a table of its own beside the runner's: ``dense`` takes the one with more steps.
-    """
+    """Sampled completions, a ``score`` where there is one; of ours and the trainer's, ``dense`` takes more steps."""
     tables, texts = [], ("prompt", "completion")
     for name in SAMPLE_FILES:
         rows = [row for row in read_rows(folder / name) if row.keys() >= {*texts} and is_finite(row.get("step"))]

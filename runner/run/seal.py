@@ -26,10 +26,7 @@ THREADS = 8  # that hash the files of a folder: 1.4 GB a second each, where the 
 
 
 def seal(folder: Path, entries: Mapping[str, Sequence[object]] | None = None) -> None:
-    """Put every byte of a folder on the disk, then its sizes and hashes, so that damage can be found.
-
-    ``entries`` are those of files that several processes have put there, each its own by :func:`put_down`.
-    """
+    """Put every byte of a folder on the disk, then sizes and hashes: own, or ``entries`` that processes put down."""
     files = put_down(folder) if entries is None else entries
     write_json(folder / SEAL, {name: files[name] for name in sorted(files)} | {SEAL: _own_entry(files)})
     sync(folder.parent)

@@ -129,11 +129,9 @@ def find_infinite(context: ValidationContext) -> Iterator[Fault]:
 # What the train command gives to a part whose signature names it, so that no config needs to.
 SERVED = upstream.SERVED | {"trainer": [*upstream.SERVED["trainer"], *upstream.FROM_GROUP]}
 NEEDED_KEYS = {"trainer": ("form", "head", "args"), "model": ("tokenizer",)}
-# Arguments of functions that are called with rows and what was made of them.
 TOOLS = tuple(f"trainer.{name}" for name in upstream.FUNCTIONS if name != upstream.ENVIRONMENT_FACTORY)
-GIVEN_LATER = {"completions", "messages", "row"}
-# Keys that hold a node themselves, so that what they misspell can be seen.
-NODE_KEYS = ("trainer.args", "trainer.teacher_model", "model.tokenizer")
+GIVEN_LATER = {"completions", "messages", "row"}  # to functions that are called with rows and what was made of them
+NODE_KEYS = ("trainer.args", "trainer.teacher_model", "model.tokenizer")  # that hold nodes, so that misspelt keys show
 # Fields that the runner sets whatever the config says; to set them would be in vain.
 SET_BY_RUNNER = (upstream.OUTPUT_DIR, upstream.SAVE_ONLY_MODEL, upstream.DISABLE_TQDM, "resume_from_checkpoint", "seed")
 

@@ -11,8 +11,7 @@ from runner.schema.type import shortened
 from runner.validate.context import ValidationContext
 
 WHOLE_BATCH = ("outputs", "labels", "num_items_in_batch")
-# Each is described where it stands, in objective.yaml.
-_TABLES = read_tables(__file__)
+_TABLES = read_tables(__file__)  # each is described where it stands
 GIVES: dict[str, list[str]] = _TABLES["gives"]
 NEEDS: dict[str, tuple[str, str]] = _TABLES["needs"]
 ALSO_GIVES: dict[str, list[str]] = _TABLES["also_gives"]
