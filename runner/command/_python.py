@@ -1,7 +1,6 @@
 """The runner from Python: ``runner.train``, ``runner.compose`` and ``runner.runs``.
 
-A training is the command line of the same words, in a process of its own: it shares nothing with the caller's process,
-and changes nothing of it: signal handlers, logging, variables, random state, working folder, memory of the GPU.
+A training is the command line of the same words, in a process of its own: nothing of the caller's is read or changed.
 """
 
 from __future__ import annotations

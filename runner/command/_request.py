@@ -1,7 +1,4 @@
-"""The command line of a verb that asks a trained model (predict, evaluate) -> its options, and its configuration.
-
-A run's frozen configuration says which model, which template and which rows; overrides change it. Nothing heavy here.
-"""
+"""The command line of a verb that asks a trained model (predict, evaluate) -> its options, and its configuration."""
 
 from __future__ import annotations
 
@@ -95,8 +92,7 @@ class InferenceRequest:
         """The folder for what a verb writes: in the run, or without one beside the runs."""
         if self.run:
             return self.run.folder / name
-        stem = in_a_name(self.name.rstrip("/").rpartition("/")[2]) or "model"
-        return Path(str(self.cfg["output_root"])) / name / stem
+        return Path(self.cfg["output_root"]) / name / (in_a_name(self.name.rstrip("/").rpartition("/")[2]) or "model")
 
 
 def read_request(line: CommandLine, own: Mapping[str, Option], parts: Sequence[str]) -> InferenceRequest:

@@ -272,7 +272,6 @@ def _open_repository(run: Run) -> RepoUrl | None:
 
 
 def _push(run: Run, stop: StopRequest) -> None:
-    """Upload ``model/`` where it was asked for."""
     args = run.cfg["trainer"]["args"]
     try:
         if repository := _open_repository(run):

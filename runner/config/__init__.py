@@ -1,7 +1,4 @@
-"""Command line -> one composed, resolved, plain configuration. Hydra is met here and nowhere else.
-
-What a key may be is not written here: ``validate`` reads that from the signatures of what the config names.
-"""
+"""Command line -> one composed, resolved, plain configuration. Hydra is met here and nowhere else."""
 
 import contextlib
 import copy
@@ -110,8 +107,7 @@ def _root_of(path: str, starts: Starts) -> str:
 def compose_unresolved(overrides: Sequence[str], folders: Sequence[Path] = ()) -> "tuple[DictConfig, dict[str, str]]":
     """Hydra's config before any ``${...}`` is read, and the option of each group.
 
-    Hydra composes the choices; values are laid on top, as it would do itself, so that the jobs of a sweep which differ
-    in values only are composed once.
+    Hydra composes the choices; values are laid on top, so that jobs of a sweep which differ in them are composed once.
     """
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
@@ -324,11 +320,9 @@ def read_layers(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list[
     with _as_config_errors(), _fresh_hydra(folders) as hydra:
         listed = hydra.config_loader().compute_defaults_list("config", words, RunMode.RUN).defaults
     roots = [*(Path(folder).resolve() for folder in folders), MENU]
-    layers = []
-    for entry in listed:
-        if file := next(filter(Path.is_file, (root / f"{entry.config_path}.yaml" for root in roots)), None):
-            layers.append((file, entry.package or ""))
-    return layers
+    places = [[root / f"{entry.config_path}.yaml" for root in roots] for entry in listed]
+    files = [next(filter(Path.is_file, each), None) for each in places]
+    return [(file, entry.package or "") for file, entry in zip(files, listed, strict=True) if file]
 
 
 def differences(first: object, second: object, path: str = "") -> Iterator[tuple[str, Any, Any]]:

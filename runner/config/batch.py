@@ -1,7 +1,6 @@
 """The batch of all processes together: ``batch=64`` becomes rows of a micro-batch, and how many of them make a step.
 
-So the same step is taken by any number of processes that divides it. Where a trainer's option says ``shares_batch``, it
-is the same but for rounding, and a run may go on by another number of them (``run.key``).
+Any number of processes that divides it takes the same step, but for rounding; with ``shares_batch`` it may change.
 """
 
 from collections.abc import Collection, Mapping

@@ -182,8 +182,7 @@ class RowSource:
 
     def slices(self, cut: str) -> list[range]:
         """The rows of each part of a cut, by their number in the part's split."""
-        parts = datasets.ReadInstruction.from_spec(cut).to_absolute(self.lengths)
-        return [range(part.from_, part.to) for part in parts]
+        return [range(it.from_, it.to) for it in datasets.ReadInstruction.from_spec(cut).to_absolute(self.lengths)]
 
     def check(self, use: Use, cut: str) -> None:
         """Refuse splits that are not there, and slices where rows only flow past."""
@@ -350,9 +349,7 @@ def forget_damaged() -> list[Path]:
 # --- Contents -----------------------------------------------------------------------------------
 def fingerprint(rows: Rows) -> str:
     """A hash of the rows and of their order, equal on every machine; "stream" for a stream."""
-    if isinstance(rows, IterableDataset):
-        return "stream"
-    return hashlib.sha256(_digests(rows).tobytes()).hexdigest()
+    return "stream" if isinstance(rows, IterableDataset) else hashlib.sha256(_digests(rows).tobytes()).hexdigest()
 
 
 def _digests(rows: Dataset) -> np.ndarray:

@@ -154,10 +154,7 @@ def write_config(folder: Path, cfg: Mapping[str, Any]) -> None:
 
 
 def open_run(cfg: Config, overrides: Sequence[str], command: Sequence[str] = (), choices: Config | None = None) -> Run:
-    """The folder of this configuration: the one that holds its key already, or a new one with the config frozen.
-
-    ``command`` are the words that make this run alone, and ``choices`` the option of each group.
-    """
+    """The folder that holds this configuration's key, or a new one with it frozen; ``command`` makes this run alone."""
     root = Path(str(cfg["output_root"])).resolve()
     group = (root / str(cfg["name"])).resolve()
     if not str(cfg["name"]).strip() or not group.is_relative_to(root) or group == root:
@@ -217,9 +214,8 @@ def is_shaped(content: object, shape: Any = None) -> TypeGuard[dict[str, Any]]:
 def find_foreign_faults(folder: Path, depth: int | None = None) -> list[Fault]:
     """The faults of a run folder, so deep if not as a whole, in which something does not belong in its place.
 
-    The folder itself and whatever is above it may be reached through links that the user made. A link inside it would
-    have files elsewhere overwritten, deleted or shown, and a pipe would have us wait for ever. wandb makes links in its
-    own folder, where we neither write nor delete.
+    Links to it are the user's. One inside it would have files elsewhere overwritten, deleted or shown, and a pipe would
+    have us wait for ever. wandb makes links in its own folder, where we neither write nor delete.
     """
     return list(foreign_faults(map(Path, sorted(_find_foreign(str(folder), depth)))))
 

@@ -151,9 +151,8 @@ def remove_leftovers(run: Run) -> None:
 def rotate(folder: Path, keep: int, best: str | None, steps_to_notice: int = 0) -> None:
     """Delete the oldest checkpoints in a folder: before the end of a run, and then with no ``steps_to_notice``.
 
-    At the end the best is one of those that may stay, beside the newest, from which a run that is killed now goes on.
-    Before, what is newer than a sickness takes to be noticed may be sick: the newest that is older stays as well,
-    and the oldest that is newer, which will be that one.
+    At the end the best may stay, beside the newest, from which a run that is killed now goes on. Before, what is newer
+    than a sickness takes to be noticed may be sick: the newest older one stays, too, and the oldest newer, its heir.
     """
     sealed = sealed_checkpoints(folder)
     old = [path for path in sealed if step_of(path) <= step_of(sealed[-1]) - steps_to_notice]

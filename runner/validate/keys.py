@@ -56,8 +56,7 @@ def _stray(context: ValidationContext, key: str, value: object) -> Iterator[Faul
     elif likely := likely or _near_places(context, key):
         yield Fault(key, NOT_AT_THE_TOP, likely[0], as_typed({likely[0]: value}))
     else:
-        expected = _find_owners(context, key) or f"one of {shortened(names)}"
-        yield Fault(key, NOT_AT_THE_TOP, expected, f"leave {key} out")
+        yield Fault(key, NOT_AT_THE_TOP, _find_owners(context, key) or f"one of {shortened(names)}", f"leave {key} out")
 
 
 def _setting(context: ValidationContext, path: str, kind: str, value: object) -> Iterator[Fault]:

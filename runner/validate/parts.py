@@ -230,21 +230,18 @@ def _selection(context: ValidationContext) -> Iterator[Fault]:
 # --- Fields of the trainer's config -----------------------------------------------------------------
 # Most of what follows its constructor would refuse too, but only after the libraries are imported; the rest it would
 # take, and learn nothing, or something else.
-
-
 def _evaluates(context: ValidationContext) -> bool:
     return context.field(upstream.EVAL_STRATEGY) not in ("no", False, None)
 
 
 def _steps(context: ValidationContext) -> Iterator[Fault]:
-    names = (upstream.MAX_STEPS, upstream.WARMUP_STEPS, upstream.NUM_TRAIN_EPOCHS)
-    steps, warmup, epochs = map(context.args.get, names)
+    steps, warmup = context.args.get(upstream.MAX_STEPS), context.args.get(upstream.WARMUP_STEPS)
     if is_plain_number(steps) and is_plain_number(warmup) and 1 <= steps <= warmup:
         yield fault("validate.only_warmup", warmup=warmup, steps=steps)
     # Steps that nobody typed may have come with the model.
     typed = [f"{ARGS}{name}" in context.typed for name in (upstream.NUM_TRAIN_EPOCHS, upstream.MAX_STEPS)]
     if typed == [True, False] and is_plain_number(steps) and steps > 0:
-        yield fault("validate.overruled", epochs=epochs, steps=steps)
+        yield fault("validate.overruled", epochs=context.args.get(upstream.NUM_TRAIN_EPOCHS), steps=steps)
     for name in (upstream.LOGGING_STEPS, upstream.SAVE_STEPS, upstream.EVAL_STEPS):
         value = context.field(name)
         if is_plain_number(value) and value > 1 and value != int(value):
@@ -291,8 +288,7 @@ def find_mismatches(cfg: Config, menu: Mapping[str, Sequence[str]]) -> list[Faul
     rows, args, form = cfg["dataset"], cfg["trainer"]["args"], cfg["trainer"].get("form")
     faults = []
     if form not in TRAINER_FORMS:
-        own = FORMS[form].becomes if form in FORMS else ()
-        near = [*own, *nearest(str(form), TRAINER_FORMS), "<one of them>"]
+        near = [*(FORMS[form].becomes if form in FORMS else ()), *nearest(str(form), TRAINER_FORMS), "<one of them>"]
         faults.append(Fault("trainer.form", str(form), ", ".join(TRAINER_FORMS), f"={near[0]}"))
     elif not fits(rows.get("form"), form):
         forms = {name: (node.get("dataset") or node).get("form") for name, node in read_options("dataset").items()}
