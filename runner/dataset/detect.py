@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 
-from runner.dataset.form import FORMS, FORMS_FOR, ROLES, Role, RowLayout, fits, is_finite_number
+from runner.dataset.form import FORMS, FORMS_FOR, ROLES, RoleColumns, RowLayout, fits, is_finite_number
 from runner.dataset.step import Cells
 from runner.errors import DataError, Fault, fault
 from runner.io.turns import TEMPLATE_ARGUMENTS
@@ -21,12 +21,7 @@ CLASHES = dict.fromkeys(OF_A_FORM, "TRL would take the rows for another form") |
 
 
 def read_layout(
-    columns: Iterable[str],
-    row: Cells,
-    *,
-    form: str | None = None,
-    given: Mapping[Role, str] | None = None,
-    to: str = "",
+    columns: Iterable[str], row: Cells, *, form: str | None = None, given: RoleColumns | None = None, to: str = ""
 ) -> RowLayout:
     """The layout of rows with these columns, of several the first that can feed ``to``; DataError where none fits."""
     columns, chosen = list(columns), {str(role): column for role, column in (given or {}).items()}

@@ -14,6 +14,7 @@ import math
 import re
 import zlib
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from glob import glob, has_magic
 from importlib.util import find_spec
@@ -326,10 +327,9 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_to_object, parse_float=_to_number
 
 
 def _as_json(line: bytes) -> object:
-    try:
+    with suppress(ValueError):
         return _parse(line)
-    except ValueError:
-        return None
+    return None
 
 
 def _read_line(line: bytes, path: Path, number: int) -> Entry:

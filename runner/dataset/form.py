@@ -25,6 +25,7 @@ Role = Literal[
     "rejected_ids", "images",
 ]  # fmt: skip
 ROLES = get_args(Role)
+RoleColumns = Mapping[Role, str]  # the column that plays each role
 TWINS = {"prompt": "input", "completion": "target"}
 SPEAKERS = {name: name for name in ("system", "developer", "user", "assistant", "tool")}
 SPEAKERS |= {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
@@ -36,12 +37,11 @@ TURN_EXTRAS = ("tool_calls", "tool_call_id", "name", "reasoning_content", "think
 class RowForm:
     """A form of rows: the roles that its columns play, the way it is read, and what its rows can become.
 
-    ``needs`` has a group of roles that stand in for each other for each key of its canonical rows, the key first;
-    ``also`` are those that it reads where they are there. ``known_as`` has other people's names for the columns of
-    roles, the first being meant that are all there. ``read`` makes a canonical row of the cells by role, an empty one
-    where it teaches nothing. ``becomes`` has an arrow to each form that a trainer takes, and to ``answer``, which
-    metrics read: it gives usually one row, two for a pair that is taken apart, none where it teaches nothing in this
-    form, and ``left_out`` says why. ``answers`` are the keys that hold what is learnt to write.
+    ``needs`` has for each key of its canonical rows the roles that stand in for each other, the key first; ``also`` are
+    those that it reads where they are there. ``known_as`` has others' names for columns of roles, the first being meant
+    that are all there. ``read`` makes a canonical row of the cells by role, an empty one where it teaches
+    nothing. ``becomes`` has an arrow to each form that a trainer takes, and to ``answer``, which metrics read: to a
+    row, to two of a pair, or, as ``left_out`` says, to none. ``answers`` are the keys of what is learnt to write.
     """
 
     needs: Sequence[Sequence[str]]

@@ -246,11 +246,7 @@ def cache_key(*parts: object) -> str:
 
 # --- Conversion ---------------------------------------------------------------------------------
 def convert_rows(
-    rows: Dataset,
-    request: RowRequest,
-    label: str = "rows",
-    numbers: Sequence[int] | None = None,
-    seed: int | None = None,
+    rows: Dataset, request: RowRequest, label: str, numbers: Sequence[int] | None = None, seed: int | None = None
 ) -> Dataset:
     """The rows in the form of ``request.to``, from the cache where they were converted before.
 

@@ -276,11 +276,9 @@ def locked(run: Run, patience: float = 0.0) -> Iterator[None]:
 
 def held(run: Run) -> bool:
     """True where a process trains in this folder now, or where that cannot be known because nobody may write there."""
-    try:
-        with locked(run):
-            return False
-    except (FolderError, OSError):
-        return True
+    with contextlib.suppress(FolderError, OSError), locked(run):
+        return False
+    return True
 
 
 def write_manifest(run: Run, **facts: object) -> None:

@@ -9,6 +9,7 @@ import functools
 import operator
 import re
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -126,10 +127,9 @@ def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
         values = [_value(part, known) for part in parts]
         if function is None or any(value is UNKNOWN for value in values):
             return UNKNOWN
-        try:
+        with suppress(TypeError, ValueError, ArithmeticError, AttributeError):
             return function(*values)
-        except (TypeError, ValueError, ArithmeticError, AttributeError):
-            return UNKNOWN
+        return UNKNOWN
 
     match node:
         case ast.Constant(value=value):

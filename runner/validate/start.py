@@ -169,11 +169,9 @@ def find_environment_faults(to_do: Sequence[Composed], elsewhere: bool) -> Itera
         args = composed.cfg["trainer"]["args"]
         yield from find_missing_libraries(composed.cfg)
         is_here = not elsewhere and composed.choices.get("launcher", "local") in HERE
-        lacking = list[Fault]()
-        if args.get(upstream.USE_CPU) or (is_here and without_gpu):
-            lacking += find_gpu_faults(args, composed.typed)
-            if composed.cfg["trainer"].get("needs_gpu"):
-                lacking.append(fault("validate.needs_gpu"))
+        on_cpu = args.get(upstream.USE_CPU) or (is_here and without_gpu)
+        lacking = list(find_gpu_faults(args, composed.typed)) if on_cpu else []
+        lacking += [fault("validate.needs_gpu")] if on_cpu and composed.cfg["trainer"].get("needs_gpu") else []
         yield from lacking or find_lone_faults(args, processes_of(composed.cfg))
     if not all((composed.cfg.get("tolerate") or {}).get("versions") for composed in to_do):
         yield from find_other_versions()
