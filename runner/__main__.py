@@ -98,9 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def read_command_line(words: Sequence[str]) -> CommandLine:
     """Sort the words; an unknown verb or flag is a ConfigError that offers the nearest known one."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("-m", "--multirun", action="store_true")
-    parser.add_argument("--dry-run", action="store_true")
-    parser.add_argument("--debug", action="store_true")
+    for names in (("-m", "--multirun"), ("--dry-run",), ("--debug",)):
+        parser.add_argument(*names, action="store_true")
     parser.add_argument("--config-dir", "-cd", action="append", type=Path, default=[], dest="folders")
     for names in PRINTING:
         parser.add_argument(*names, action="append_const", const=names[0], default=[], dest="inspect")

@@ -21,7 +21,7 @@ import re
 import signal
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -63,16 +63,13 @@ class Fault:
         return "\n".join(line.replace("\n", DEEPER) for line in lines)
 
 
-def faults_by_name(read: Callable[[], Mapping[str, Mapping[str, str]]]) -> Callable[..., Fault]:
-    """A function that makes the faults of a table: each by its name, and by what fills in the braces of its beats.
+def to_fault(beats: Mapping[str, str], /, **values: object) -> Fault:
+    """The fault of a row of a table, the braces of its beats filled in by values.
 
-    The table is read for the first fault, so that a start without any does not wait for it.
-
-    >>> faults_by_name(lambda: {"few": {"where": "rows", "found": "{count} rows", "fix": "=<more>"}})("few", count=1)
+    >>> to_fault({"where": "rows", "found": "{count} rows", "fix": "=<more>"}, count=1)
     Fault(where='rows', found='1 rows', expected='', fix='rows=<more>', job='')
     """
-    table = functools.cache(read)
-    return lambda name, /, **values: Fault(**{beat: text.format(**values) for beat, text in table()[name].items()})
+    return Fault(**{beat: text.format(**values) for beat, text in beats.items()})
 
 
 @functools.cache
@@ -89,7 +86,7 @@ def fault(name: str, /, **values: object) -> Fault:
     'outputs/a/b has no checkpoint'
     """
     room, _, own = name.partition(".")
-    return faults_by_name(functools.partial(_read_faults, room))(own, **values)
+    return to_fault(_read_faults(room)[own], **values)
 
 
 class RunnerError(Exception):
@@ -142,8 +139,6 @@ class EnvironmentFault(RunnerError, code=5, heading="environment"): ...
 def name_jobs(jobs: Sequence[tuple[Sequence[str], Iterable[Fault]]]) -> list[Fault]:
     """The faults of a sweep's jobs, each once, with what is typed for the first job that has it and not for all.
 
-    What is the same of each value of the sweep is one fault, to be typed with all of them.
-
     >>> [fault.job for fault in name_jobs([(["a=1", "b=1"], [Fault("a", "1")]), (["a=2", "b=1"], [])])]
     ['a=1']
     >>> [fault.fix for fault in name_jobs([([f"a={value}"], [Fault("a", "-", fix=f"b={value}")]) for value in (1, 2)])]
@@ -170,10 +165,7 @@ def name_jobs(jobs: Sequence[tuple[Sequence[str], Iterable[Fault]]]) -> list[Fau
 
 
 def check_library(module: str, where: str, package: str = "") -> None:
-    """Raise EnvironmentFault where a library is not installed; it is not imported.
-
-    ``package`` is the name that pip has for it, where that is another.
-    """
+    """Raise EnvironmentFault where a library, which pip may call a ``package``, is not installed; none is imported."""
     if importlib.util.find_spec(module) is None:
         name, found = module.replace("_", "-"), "is not installed"
         raise EnvironmentFault(Fault(where, f"{name} {found}", f"the package {name}", to_install(package or name)))

@@ -613,7 +613,7 @@ def test_an_edited_file_is_read_anew(tmp_path):
 
 
 def test_rows_in_memory_convert_too():
-    rows = convert_rows(Dataset.from_list([pair(0)]), RowRequest(to="demonstration"))
+    rows = convert_rows(Dataset.from_list([pair(0)]), RowRequest(to="demonstration"), "rows")
     assert list(rows) == [exchange(0)]
 
 

@@ -103,29 +103,6 @@ def test_what_is_installed_is_nobody_s_own_wherever_it_lies(tmp_path):
     assert not any(errors.is_own(f"{place}/torch.py") for place in places[:2]) and not errors.is_own(places[2])
 
 
-TABLED = [
-    path
-    for path in sorted(Path(errors.__file__).parent.rglob("*.py"))
-    if "\n_fault = faults_by_name(" in path.read_text()
-]
-
-
-@pytest.mark.parametrize("path", TABLED, ids=lambda path: path.stem)
-def test_a_fault_of_a_table_is_there_and_is_given_what_its_braces_want(path):
-    whole = read_tables(str(path))
-    table, used = whole.get("faults", whole), set()
-    for call in ast.walk(ast.parse(path.read_text())):
-        if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "_fault":
-            names = {node.value for node in ast.walk(call.args[0]) if isinstance(node, ast.Constant)} & {*table}
-            assert names, f"line {call.lineno}: no such fault"
-            given = {word.arg for word in call.keywords}
-            for name in names:
-                braces = {field for beat in table[name].values() for _, field, *_ in Formatter().parse(beat) if field}
-                assert braces == given or (None in given and given - {None} < braces), f"line {call.lineno}: {name}"
-            used |= names
-    assert {*table} - used == set(), "not used"
-
-
 def test_each_fault_of_a_table_is_made_somewhere_and_given_all_that_its_beats_ask_for():
     room = Path(errors.__file__).parent
     trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file in sorted(room.rglob("*.py"))}

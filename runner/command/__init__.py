@@ -1,7 +1,7 @@
 """The verbs, one file each; each has one public function of the file's name. Only here do the parts meet.
 
-The help of a verb and its own options stand in the YAML file beside it. Here, and in the files that begin with an
-underscore, is what several of them read of the command line: its words, and ``key=value`` words as checked values.
+The help of a verb and its own options stand in the YAML file beside it, what several of them read of the command line
+here and in the files that begin with an underscore.
 """
 
 import re
@@ -80,10 +80,7 @@ def options_of(verb: str) -> dict[str, Option]:
 def split_options(
     overrides: Sequence[str], own: Mapping[str, Option], verb: str, others: Collection[str] | None = None
 ) -> tuple[dict[str, Any], list[str], list[Fault]]:
-    """The verb's own options among some overrides, the other overrides, and the faults of the options.
-
-    ``others`` begin the other keys that the verb takes; where it takes what a training does, it is None.
-    """
+    """The verb's own options, the overrides that begin with ``others`` (None: as of a training), and faults of both."""
     options, kept, faults = {}, [], []
     for override in overrides:
         key, _, text = override.lstrip("+").partition("=")

@@ -1,8 +1,6 @@
 """The runner from Python: ``runner.train``, ``runner.compose`` and ``runner.runs``.
 
-A training is the command line of the same words, in a process of its own. So it is what it would be alone, whatever was
-imported or trained before, in a notebook or in a thread; and it shares nothing with the caller's process, and changes
-nothing of it: signal handlers, logging, variables, random state, working folder, memory of the GPU.
+A training is the command line of the same words, in a process of its own: nothing of the caller's is read or changed.
 """
 
 from __future__ import annotations
@@ -46,8 +44,7 @@ LINES_KEPT = 200  # of what a command says, to find its error in
 class TrainedRun(RunRecord):
     """A run as its folder was when this was made, whatever its ``state``.
 
-    ``folder`` is the path, ``cfg`` the configuration, ``scores`` the held-out scores ``before`` and ``after`` the
-    training by name, ``manifest`` what it was made with, ``cause`` the reason why it is not finished.
+    ``folder`` is its path, ``cfg`` its configuration, ``manifest`` what it was made with, ``cause`` why it ended.
     """
 
     def __repr__(self) -> str:

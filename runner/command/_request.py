@@ -1,8 +1,4 @@
-"""The command line of a verb that asks a trained model (predict, evaluate) -> its options, and its configuration.
-
-A run's frozen configuration says which model, which template and which rows; overrides change it, checked like
-those of a training. What is then asked of a model is not done here, and nothing heavy is imported.
-"""
+"""The command line of a verb that asks a trained model (predict, evaluate) -> its options, and its configuration."""
 
 from __future__ import annotations
 
@@ -96,12 +92,11 @@ class InferenceRequest:
         """The folder for what a verb writes: in the run, or without one beside the runs."""
         if self.run:
             return self.run.folder / name
-        stem = in_a_name(self.name.rstrip("/").rpartition("/")[2]) or "model"
-        return Path(str(self.cfg["output_root"])) / name / stem
+        return Path(self.cfg["output_root"]) / name / (in_a_name(self.name.rstrip("/").rpartition("/")[2]) or "model")
 
 
 def read_request(line: CommandLine, own: Mapping[str, Option], parts: Sequence[str]) -> InferenceRequest:
-    """The request of a command line; raises ConfigError with every fault of it at once."""
+    """The request of a command line; ConfigError with every fault of it at once."""
     verb, others = line.verb, (*parts, "template", *SETTINGS)
     options, overrides, faults = split_options(line.overrides, own, verb, others)
     rivals = [word for word in overrides if dotted_key(word) in ("dataset", "dataset.path")]
@@ -154,8 +149,7 @@ def _compose(run: Run | None, overrides: Sequence[str], folders: Sequence[Path])
     cfg = {key: frozen.get(key) for key in (*PARTS, "callback", "peft", "tolerate", "trainer")}
     cfg |= {"seed": frozen.get("seed", 0), "output_root": "outputs", "allow": []}
     if fresh:
-        # A trainer that takes rewards keeps those that a dataset brings.
-        composed = draft(["trainer=grpo", *fresh], folders).cfg
+        composed = draft(["trainer=grpo", *fresh], folders).cfg  # which keeps the rewards that a dataset brings
         brought = {"metric", "reward"} if "dataset" in chosen else set()
         cfg |= {key: composed.get(key) for key in chosen | brought | set(SETTINGS)}
         cfg["allow"] = cfg["allow"] or []

@@ -1,7 +1,4 @@
-"""Deletes runs, their checkpoints, or what is drawn of them, once it has listed them and somebody has agreed.
-
-What goes is given another name first, so that whatever is left by a kill is half of nothing that looks whole.
-"""
+"""Deletes runs, their checkpoints, or what is drawn of them, once it has listed them and somebody has agreed."""
 
 import contextlib
 import os

@@ -93,8 +93,6 @@ def main(line: CommandLine) -> int:
 
 
 # --- The command line -----------------------------------------------------------------------------
-
-
 def _select_parts(request: InferenceRequest) -> tuple[InferenceRequest, list[str]]:
     """Drop metrics and rewards that do not apply unless the user chose them; return notes on the metrics."""
     notes: list[str] = []
@@ -140,8 +138,6 @@ def _other_side(line: CommandLine, request: InferenceRequest) -> list[Side]:
 
 
 # --- Figures ---------------------------------------------------------------------------------------
-
-
 def measure_side(side: Side) -> None:
     """Load a model once and measure every set; the model is let go of again, because another may follow."""
     from runner.training.components.model import load_trained
@@ -235,7 +231,10 @@ def to_table(sides: Sequence[Side], comparison: Mapping[str, Any]) -> Iterator[s
     side = sides[0]
     for name, figures in side.sets.items():
         keys, title = list(figures.scores), f"{side.request.data}, {name}, {figures.rows} rows"
-        values = [[_with_error(each.sets[name].scores, each.sets[name].errors, key) for key in keys] for each in sides]
+        values = []
+        for each in (each.sets[name] for each in sides):
+            errors = {key: f" ± {number(error, 2)}" for key, error in each.errors.items() if error is not None}
+            values.append([number(each.scores.get(key)) + errors.get(key, "") for key in keys])
         columns = [Column(head, cells, True) for head, cells in zip(("value", "against"), values, strict=False)]
         yield from format_table([Column(title, keys, True, True), *columns], 100)
         if found := comparison.get(name):
@@ -247,8 +246,3 @@ def to_table(sides: Sequence[Side], comparison: Mapping[str, Any]) -> Iterator[s
             if found["prompts"] < FEW:
                 yield f"note      {found['prompts']} prompts: intervals from fewer than {FEW} can be too narrow"
     yield from (f"note      {note}" for note in side.notes)
-
-
-def _with_error(scores: Mapping[str, float], errors: Mapping[str, float], key: str) -> str:
-    value, error = number(scores.get(key)), errors.get(key)
-    return value if error is None else f"{value} ± {number(error, 2)}"

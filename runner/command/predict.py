@@ -71,8 +71,6 @@ def _load(request: InferenceRequest, *, chats: bool | None = None) -> tuple[Mode
 
 
 # --- A file of rows -------------------------------------------------------------------------------
-
-
 def predict(request: InferenceRequest) -> int:
     """Answer every row that is asked for, and put the answers into a file."""
     from runner.model.chat import check_rendering
@@ -90,8 +88,7 @@ def predict(request: InferenceRequest) -> int:
     print(f"model     {request.name}{'' if weights.folder is None else f' ({weights.name})'}", flush=True)
     with file.lock(), quiet():
         began, is_scorer = time.monotonic(), request.head == "score"
-        # The rows first, because what is wrong with them shows at once.
-        sets = request.read_sets("answer" if is_scorer else "prompt")
+        sets = request.read_sets("answer" if is_scorer else "prompt")  # first: what is wrong shows at once
         if len(sets) > 1:
             raise ConfigError(Fault("set", f"{len(sets)} sets", f"one of {', '.join(sets)}", f"set={next(iter(sets))}"))
         ((set_name, rows),) = sets.items()

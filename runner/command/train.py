@@ -1,7 +1,4 @@
-"""Trains a run, or goes on with it: run folder -> trained model; measure, save, and say what came out.
-
-Not here: how the parts are built, and what is measured (``training.components``), how the loop runs (the Trainer).
-"""
+"""Trains a run, or goes on with it: run folder -> trained model; measure, save, and say what came out."""
 
 import logging
 import math
@@ -68,15 +65,11 @@ from runner.training.recovery import adjust, record_adjustments
 log = logging.getLogger(__name__)
 
 SHOWN_SAMPLES = 3  # held-out prompts whose answers before and after are shown at the end
-# Of a training, what one that goes on from its model is given as well.
-KEPT = ("model", "dataset", "peft", "quant", "template", "allow", "output_root")
+KEPT = ("model", "dataset", "peft", "quant", "template", "allow", "output_root")  # by one that goes on from it
 
 
 def train(run: Run, stop: StopRequest) -> None:
-    """Train, or go on training, until the run is finished; raises Interrupted when a signal came first.
-
-    A run that is sick, or out of memory, may adjust itself and begin again from its last good checkpoint.
-    """
+    """Train, or go on, until the run is finished, if need be as it has adjusted itself; Interrupted after a signal."""
     _open_repository(run)
     while True:
         try:
@@ -158,10 +151,7 @@ def _train(run: Run, components: Components, stop: StopRequest) -> None:
 
 
 def _start(run: Run, components: Components, source: Run | None) -> None:
-    """Check that there is something to train on and room for it, record the start, and have the start model measured.
-
-    ``source`` is the run whose checkpoint it begins with, which must have been made of the same.
-    """
+    """Check rows, room, and that a ``source`` was made of the same; record the start, have the start model measured."""
     args, trainer, rows = components.args, components.trainer, components.train_rows
     if hasattr(rows, "__len__") and len(rows) < _rows_per_step(args):
         raise DataError(_no_steps(run, args, len(rows)))
@@ -178,22 +168,17 @@ def _start(run: Run, components: Components, source: Run | None) -> None:
 
     def measure_before() -> None:
         """Write the scores of the start model; again where a run begins again, or its log would lack them."""
-        _check_sharded(trainer)
+        model, kind = trainer.model_wrapped, type(trainer.model_wrapped).__name__
+        is_sharded = {upstream.FSDP: isinstance(model, FSDPModule | FullyShardedDataParallel)}
+        is_sharded[upstream.DEEPSPEED] = kind == "DeepSpeedEngine"
+        for name in (name for name, is_so in is_sharded.items() if getattr(trainer.args, name) and not is_so):
+            raise RunnerError(fault("command.not_sharded", field=name, kind=kind))  # the library said no word
         if trainer.state.global_step == 0:
             scores = held_out_scores(trainer)
             if trainer.is_world_process_zero():
                 write_json(run.folder / "scores.json", {"before": scores})
 
     trainer.add_callback(AtStart(measure_before))
-
-
-def _check_sharded(trainer: Trainer) -> None:
-    """Raise RunnerError where shards were asked for, and the library has prepared something else without a word."""
-    model, kind = trainer.model_wrapped, type(trainer.model_wrapped).__name__
-    is_sharded = {upstream.FSDP: isinstance(model, FSDPModule | FullyShardedDataParallel)}
-    is_sharded[upstream.DEEPSPEED] = kind == "DeepSpeedEngine"
-    for name in (name for name, is_so in is_sharded.items() if getattr(trainer.args, name) and not is_so):
-        raise RunnerError(fault("command.not_sharded", field=name, kind=kind))
 
 
 def _finish(run: Run, components: Components, stop: StopRequest, seconds: float) -> None:
@@ -250,8 +235,7 @@ def save_model(run: Run, trainer: Trainer) -> None:
     missing += find_missing(critic, new / "value_model") if (critic := getattr(model, "value_model", None)) else []
     if missing:
         raise RunnerError(fault("command.weights_not_saved", run=run, count=len(missing), names=", ".join(missing[:3])))
-    # Without places and names of this run; tokens are masked by transformers.
-    own = (upstream.OUTPUT_DIR, "logging_dir", upstream.RUN_NAME)
+    own = (upstream.OUTPUT_DIR, "logging_dir", upstream.RUN_NAME)  # of this run alone; transformers masks tokens
     args = {name: value for name, value in trainer.args.to_dict().items() if name not in own}
     (new / "training_args.bin").unlink(missing_ok=True)
     write_json(new / "training_args.json", args)
@@ -288,7 +272,6 @@ def _open_repository(run: Run) -> RepoUrl | None:
 
 
 def _push(run: Run, stop: StopRequest) -> None:
-    """Upload ``model/`` where it was asked for."""
     args = run.cfg["trainer"]["args"]
     try:
         if repository := _open_repository(run):

@@ -5,11 +5,10 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 from runner.command import CommandLine
-from runner.config import Composed, compose
+from runner.config import compose
 from runner.config.dialect import find_meanings
 from runner.config.provenance import Provenance, read_provenance
 from runner.errors import ConfigError, Fault, fault
@@ -28,7 +27,12 @@ def main(line: CommandLine) -> int:
     """Print where the value of the key comes from, for each configuration that the command line means."""
     if len(line.runs) != 1:
         raise ConfigError(fault("command.no_key", found=" and ".join(line.runs) or "no key"))
-    runs = _compose(line.overrides, line.folders)
+    try:  # what is wrong with a configuration keeps nobody from asking why
+        runs = [compose(line.overrides, line.folders)]
+    except ConfigError:  # such as a reference to another run
+        runs = []
+    if not runs or "stages" in runs[0].cfg:
+        runs = stages.compose_runs(line.overrides, line.folders)
     stage, _, inner = line.runs[0].partition(".")
     meant = [composed for composed in runs if inner and composed.stage == stage]  # the key begins with a stage
     lines = []
@@ -41,15 +45,6 @@ def main(line: CommandLine) -> int:
         lines += explain(inner if meant else line.runs[0], replace(origins, settings=settings), line.overrides)
     print_visible(hidden("\n".join(lines)))
     return 0
-
-
-def _compose(overrides: Sequence[str], folders: Sequence[Path]) -> list[Composed]:
-    """The configurations that are meant; what is wrong with one keeps nobody from asking why."""
-    try:
-        composed = compose(overrides, folders)
-    except ConfigError:  # such as a reference to another run
-        return stages.compose_runs(overrides, folders)
-    return stages.compose_runs(overrides, folders) if "stages" in composed.cfg else [composed]
 
 
 def explain(key: str, origins: Provenance, words: Sequence[str] = ()) -> Iterator[str]:

@@ -1,7 +1,4 @@
-"""Command line -> one composed, resolved, plain configuration. Hydra is met here and nowhere else.
-
-What a key may be is not written here: ``validate`` reads that from the signatures of what the config names.
-"""
+"""Command line -> one composed, resolved, plain configuration. Hydra is met here and nowhere else."""
 
 import contextlib
 import copy
@@ -24,7 +21,7 @@ from runner.config.override import dotted_key, find_choice_faults, force, list_f
 from runner.config.rows import write_out_functions, write_out_rows
 from runner.config.speed import choose_speed
 from runner.config.user_folder import use_folders
-from runner.errors import ConfigError, EnvironmentFault, Fault, fault, faults_by_name
+from runner.errors import ConfigError, EnvironmentFault, Fault, fault, to_fault
 from runner.io.distribution import to_install
 from runner.io.files import MENU, shipped
 from runner.io.temporary import temporarily
@@ -45,11 +42,10 @@ Stamps = tuple[tuple[str, int], ...]  # files, and when each was last written
 class Composed:
     """A checked-in or typed experiment, resolved: plain dicts, lists and scalars only.
 
-    ``overrides`` are those of the command line as the user typed them, ``choices`` maps each group to its option. Of a
-    stage they are those that were meant for it; ``words`` are all that compose it, those of the experiment's file too.
-    ``command`` are the arguments of the command line that make this run, together with the other stages of the same
-    experiment if it has any. ``note`` says what is left out of the option of the model, where another one is trained,
-    ``speed`` what was set because of ``speed=``, and what was not.
+    ``overrides`` are those that the user typed, of a stage those for it; ``words`` are all that compose it, those of
+    the experiment's file too. ``choices`` maps each group to its option. ``command`` are the arguments that make this
+    run, with the other stages of its experiment. ``note`` says what is left out of the option of the model, where
+    another one is trained, ``speed`` what was set because of ``speed=``, and what was not.
     """
 
     cfg: dict[str, Any]
@@ -111,8 +107,7 @@ def _root_of(path: str, starts: Starts) -> str:
 def compose_unresolved(overrides: Sequence[str], folders: Sequence[Path] = ()) -> "tuple[DictConfig, dict[str, str]]":
     """Hydra's config before any ``${...}`` is read, and the option of each group.
 
-    Hydra composes the choices; values are laid on top, as it would do itself, so that the jobs of a sweep which differ
-    in values only are composed once.
+    Hydra composes the choices; values are laid on top, so that jobs of a sweep which differ in them are composed once.
     """
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
@@ -134,7 +129,7 @@ def compose_unresolved(overrides: Sequence[str], folders: Sequence[Path] = ()) -
             OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True, force_add=True)
     if cfg.get("experiment"):
         name = f"experiment/{cfg.hydra.runtime.choices.experiment}"
-        raise ConfigError(faults_by_name(lambda: read_tables(__file__))("not_global", file=name))
+        raise ConfigError(to_fault(read_tables(__file__)["not_global"], file=name))
     if folders:
         check_growth(OmegaConf.to_container(cfg, resolve=False))
     HydraConfig.instance().set_config(cfg)
@@ -231,9 +226,8 @@ def _composition_fault(error: Exception) -> Fault:
             return fault("config.no_option", group=group, name=name, options=options)
         expected = f"one of {options}" if options else "a group and an option that are there"
         return Fault(f"{file}.yaml", f"its defaults name {name}, and there is none", expected, f"mend {file}.yaml")
-    make = faults_by_name(lambda: tables["messages"])
-    said = ((name, re.search(name, text)) for name in tables["messages"])
-    return next(make(name, **found.groupdict(), where=where, text=text) for name, found in said if found)
+    said = ((beats, re.search(pattern, text)) for pattern, beats in tables["messages"].items())
+    return next(to_fault(beats, **found.groupdict(), where=where, text=text) for beats, found in said if found)
 
 
 def _with_words(value: Any) -> Any:
@@ -326,11 +320,9 @@ def read_layers(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list[
     with _as_config_errors(), _fresh_hydra(folders) as hydra:
         listed = hydra.config_loader().compute_defaults_list("config", words, RunMode.RUN).defaults
     roots = [*(Path(folder).resolve() for folder in folders), MENU]
-    layers = []
-    for entry in listed:
-        if file := next(filter(Path.is_file, (root / f"{entry.config_path}.yaml" for root in roots)), None):
-            layers.append((file, entry.package or ""))
-    return layers
+    places = [[root / f"{entry.config_path}.yaml" for root in roots] for entry in listed]
+    files = [next(filter(Path.is_file, each), None) for each in places]
+    return [(file, entry.package or "") for file, entry in zip(files, listed, strict=True) if file]
 
 
 def differences(first: object, second: object, path: str = "") -> Iterator[tuple[str, Any, Any]]:

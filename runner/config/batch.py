@@ -1,7 +1,6 @@
 """The batch of all processes together: ``batch=64`` becomes rows of a micro-batch, and how many of them make a step.
 
-So the same step is taken by any number of processes that divides it. Where a trainer's option says ``shares_batch``, it
-is the same but for rounding, and a run may go on by another number of them (``run.key``).
+Any number of processes that divides it takes the same step, but for rounding; with ``shares_batch`` it may change.
 """
 
 from collections.abc import Collection, Mapping
@@ -21,7 +20,6 @@ def spread_batch(cfg: Mapping[str, Any], typed: Collection[str]) -> None:
     """Write both into the trainer's arguments, where there is a ``batch``; a micro-batch is never larger than without.
 
     Raises ConfigError for a batch that the processes cannot share, and for an accumulation that was typed beside it.
-    Where one of the numbers is none, nothing is written: the check of the values tells.
     """
     batch, processes, args = cfg.get("batch"), processes_of(cfg), select(cfg, "trainer.args")
     if not isinstance(args, dict) or not isinstance(args.get("_target_"), str):

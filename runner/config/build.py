@@ -31,9 +31,8 @@ def locate(target: str) -> Any:
 def build(node: object, **given: object) -> Any:
     """Call what a config node names with its keys as arguments, inner nodes first; ``given`` wins over the keys.
 
-    The only place that turns configuration into objects. ``_partial_: true`` gives the callable with its arguments
-    bound instead, and so does a function of a ``row``, which is called for each row and not now. Nodes without
-    ``_target_`` come back as plain values.
+    The only place that turns configuration into objects. ``_partial_: true``, or a function of a ``row``, gives the
+    callable with its arguments bound; nodes without ``_target_`` come back as plain values.
     """
     if isinstance(node, list):
         return [build(value) for value in node]

@@ -108,39 +108,32 @@ def yaml_fault(error: Exception, where: str) -> Fault:
 def check_growth(config: Mapping[str, object]) -> None:
     """Raise ConfigError where following every ``${...}`` would make far more of a configuration than it is."""
     try:
-        measured = InterpolationSize(config)
+        letters, parsed = measure_growth(config)
     except RecursionError:
         raise ConfigError(fault("config.endless_references", expected=EXPECTED)) from None
-    for sizes, most in ((measured.sizes, MAX_BYTES), (measured.read, MAX_LETTERS_READ)):
+    for sizes, most in ((letters, MAX_BYTES), (parsed, MAX_LETTERS_READ)):
         if sizes[()] > most:
             first = min((place for place in sizes if place and sizes[place] > most), key=sizes.__getitem__, default=())
             raise ConfigError(fault("config.grown", key=".".join(first) or "${...}", letters=sizes[first], most=most))
 
 
-class InterpolationSize:
-    """The number of letters and values that each key is when each reference in it is followed, by its place.
+def measure_growth(config: Mapping[str, object]) -> tuple[dict[Place, int], dict[Place, int]]:
+    """By place the letters and values of a key with its references followed, and those that OmegaConf parses for it."""
+    sizes: dict[Place, int] = {}
+    parsed: dict[Place, int] = {}  # of texts that refer to others, and in oc.decode
 
-    ``read`` are those that OmegaConf's grammar reads for it: of texts that refer to others, and in oc.decode.
-    """
-
-    def __init__(self, config: Mapping[str, object]):
-        self.config = config
-        self.sizes: dict[Place, int] = {}
-        self.read: dict[Place, int] = {}
-        self._measure(config, ())
-
-    def _measure(self, value: object, path: Place) -> Place:
-        if path not in self.sizes:
-            self.sizes[path] = self.read[path] = 0  # of a circle, which OmegaConf reports better
+    def measure(value: object, path: Place) -> Place:
+        if path not in sizes:
+            sizes[path] = parsed[path] = 0  # of a circle, which OmegaConf reports better
             text = value if isinstance(value, str) else ""
-            entries = [self._measure(entry, (*path, name)) for name, entry in _entries(value)]
-            inner = list(self._of_references(text, path)) if "${" in text else entries
-            self.sizes[path] = 1 + len(text) + sum(self.sizes[each] for each in inner)
-            decoded = self.sizes if "oc.decode" in text else self.read
-            self.read[path] = len(text) * ("${" in text) + sum(decoded[each] for each in inner)
+            entries = [measure(entry, (*path, name)) for name, entry in _entries(value)]
+            inner = list(of_references(text, path)) if "${" in text else entries
+            sizes[path] = 1 + len(text) + sum(sizes[each] for each in inner)
+            decoded = sizes if "oc.decode" in text else parsed
+            parsed[path] = len(text) * ("${" in text) + sum(decoded[each] for each in inner)
         return path
 
-    def _of_references(self, text: str, path: Place) -> Iterator[Place]:
+    def of_references(text: str, path: Place) -> Iterator[Place]:
         """The place of each node that a text refers to; where a reference makes the name, the largest it may mean."""
         for reference, end in REFERENCE.findall(text):
             _, resolver, arguments = reference.rpartition(":")
@@ -150,10 +143,13 @@ class InterpolationSize:
                 made = end == "$" and not resolver
                 words = words[:-1] if made and not name.endswith(".") else words
                 place = (*(path[: len(path) - up] if up else ()), *words)
-                node = functools.reduce(_inside, place, self.config)
+                node = functools.reduce(_inside, place, config)
                 meant = [((*place, inner), entry) for inner, entry in _entries(node)] if made else [(place, node)]
-                measured = [self._measure(entry, path) for path, entry in meant if entry is not None]
-                yield from sorted(measured, key=self.sizes.__getitem__)[-1:]
+                measured = [measure(entry, path) for path, entry in meant if entry is not None]
+                yield from sorted(measured, key=sizes.__getitem__)[-1:]
+
+    measure(config, ())
+    return sizes, parsed
 
 
 def _inside(node: Any, word: str) -> Any:

@@ -1,7 +1,4 @@
-"""The machines that train one run together: how many, which of them this one is, and where they meet.
-
-A configuration says so, or else the variables of whoever has started the same command on each of them.
-"""
+"""The machines that train one run together, by its configuration or by the variables of whoever has started them."""
 
 import math
 import os

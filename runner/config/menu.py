@@ -10,13 +10,10 @@ import yaml
 from runner.io.files import MENU
 from runner.schema.text import LOADER
 
-GROUPS = (
-    *("trainer", "model", "dataset", "peft", "quant", "collator", "reward", "loss", "weight", "metric"),
-    *("optimizer", "callback", "tracker", "launcher"),
-)
+GROUPS: tuple[str, ...] = ("trainer", "model", "dataset", "peft", "quant", "collator", "reward", "loss", "weight")
+GROUPS += ("metric", "optimizer", "callback", "tracker", "launcher")
 OPTIONAL = ("loss", "weight", "optimizer")  # which a configuration without them does not name, nor its key
-# Groups whose options are parts with names of their own, so that several go together: reward=[length,format].
-SEVERAL = ("reward", "metric", "callback")
+SEVERAL = ("reward", "metric", "callback")  # whose options are parts with names, so that several go together
 LISTED = (*SEVERAL, "tracker")  # and one whose options are composed into one part
 Options = dict[str, list[str]]  # each group with the names of its options
 

@@ -45,9 +45,8 @@ def dotted_key(override: str) -> str:
 def force(overrides: Sequence[str], menu: Options) -> list[str]:
     """The same overrides, each ``key=value`` as ``++key=value``, so that Hydra accepts every key.
 
-    Hydra stops at the first key that no YAML names, and would also refuse the many TRL fields that the menu leaves at
-    their defaults. The check that follows knows the real names and reports all faults together. A part that is typed as
-    the only one of its group takes the place of those that a dataset brings.
+    Hydra stops at the first key that no YAML names, as most TRL fields are; the check that follows reports all faults.
+    A part that is typed as the only one of its group takes the place of those that a dataset brings.
     """
     typed = {dotted_key(override) for override in overrides}
     alone = [f"{group}=none" for group in SEVERAL if f"{group}._target_" in typed and group not in typed]

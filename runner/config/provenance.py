@@ -1,7 +1,4 @@
-"""The provenance of each value of a configuration: a file and line, the typed override, or the default of the target.
-
-Files are read here as text, for their lines; what they compose to is Hydra's word (``config``).
-"""
+"""The provenance of each value of a configuration: a file and line, the typed override, or a target's default."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence

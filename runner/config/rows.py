@@ -1,7 +1,4 @@
-"""Short forms written out: a system prompt in a file, held-out sets of another source, a function that is only named.
-
-So the frozen configuration says all of it, and a run that goes on reads no prompt again.
-"""
+"""Short forms written out, so that the frozen config says all: prompts in files, other sources, named functions."""
 
 import copy
 import re
@@ -17,8 +14,8 @@ from runner.schema.text import files_beside, nodes
 def write_out_rows(dataset: object) -> None:
     """Write the texts of prompts and the keys of sources into a dataset's node, and into those of its parts.
 
-    A source stands in ``split.eval``, or under a name there, and has the keys of the dataset but for its own; ``split``
-    is its slice. Raises ConfigError for a prompt that cannot be read.
+    A source stands in ``split.eval``, or under a name there, and has the dataset's keys but for its own; ``split`` is
+    its slice. Raises ConfigError for a prompt that cannot be read.
     """
     for path, node in nodes(dataset, "dataset"):
         if re.fullmatch(r"\S+\.(txt|md)", str(node.get("system"))):

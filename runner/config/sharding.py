@@ -16,8 +16,7 @@ VARIABLES = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")  # as accelerate
 NOT_RESUMED = "splits layers or rows, whose optimizer accelerate does not load again"
 # Nodes of devices: NVIDIA (in WSL too), AMD, Intel and others, Huawei, Habana and TPU.
 DEVICES = ("nvidia[0-9]*", "dxg", "kfd", "dri/renderD*", "davinci[0-9]*", "accel/*", "accel[0-9]*", "vfio/[0-9]*")
-# What a CPU does not have.
-ON_GPUS = (upstream.FP16, upstream.TF32, upstream.USE_LIGER_KERNEL, upstream.ACTIVATION_OFFLOADING)
+ON_GPUS = (upstream.FP16, upstream.TF32, upstream.USE_LIGER_KERNEL, upstream.ACTIVATION_OFFLOADING)  # no CPU has
 
 
 def find_gpu_faults(args: Mapping[str, object], typed: Collection[str] = ()) -> Iterator[Fault]:

@@ -1,7 +1,4 @@
-"""``speed=max``: what makes a run faster where it begins, written into the trainer's arguments, which are then frozen.
-
-What there is to choose from, and what each needs, an option of the group lists (conf/speed/max.yaml).
-"""
+"""``speed=max``: what makes a run faster here (conf/speed/max.yaml), written into the trainer's arguments."""
 
 import os
 import subprocess

@@ -1,8 +1,7 @@
-"""The user's own folders: that of their modules, and those of configs, as Hydra reads them: within bounds, and without
-what would change Hydra itself.
+"""The user's own folders, of modules and of configs: within bounds, and without what would change Hydra itself.
 
-A folder of ``--config-dir`` can come from anybody. ``validate`` checks what a run may be; but loggers, callbacks,
-launchers and search paths are made by Hydra while it composes, before any check.
+A folder of ``--config-dir`` can come from anybody, and Hydra makes loggers, callbacks, launchers and search paths while
+it composes, before any check of ``validate``.
 """
 
 import os
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
     from hydra.plugins.config_source import ConfigResult
 
 FILE_VALUES = 20  # that a file counts for beside its own, since each is read and merged several times
-# What a file may choose of Hydra's own settings.
-CHOSEN = re.compile(r"(override )?/?hydra/sweeper(/\w+)*")
+CHOSEN = re.compile(r"(override )?/?hydra/sweeper(/\w+)*")  # what a file may choose of Hydra's own settings
 
 
 def add_working_folder() -> None:

@@ -1,8 +1,7 @@
 """A dataset checked before anything loads: are the files there, can they be read, do their rows fit the trainer.
 
-Rows are read here without the datasets library, whole files up to a size that takes no time; of larger ones only the
-beginning, and the rest is checked when they are loaded. What nobody can know here passes: rows of the hub, streams,
-and what the user's own steps and loaders make.
+Rows are read without the datasets library, of large files only the beginning: the rest is checked when they are loaded.
+What nobody can know here passes: rows of the hub, streams, and what the user's own steps and loaders make.
 """
 
 import contextlib
@@ -130,22 +129,19 @@ def _check_rows_of(node: Node, to: str, seen: DatasetCheck, *, trains: bool) -> 
             keys.check_cut(f"dataset.split.{use}", cut, files.splits, path, streaming=streaming)
     if not is_shipped:
         with seen.noting():
-            # Of a stream of many files no more than of one.
-            disk.check_files(files, disk.MAX_BYTES_READ // (len(files.paths) if streaming else 1))
+            disk.check_files(files, disk.MAX_BYTES_READ // (len(files.paths) if streaming else 1))  # as of one file
     if seen.faults or node.get("map"):
         return
     if to:
         with seen.noting():
-            without, known = node.get("without") or (), (node.get("columns") or {}).values()
+            without, given_roles = node.get("without") or (), node.get("columns") or {}
             columns = disk.read_columns(files, disk.MAX_BYTES_READ)
             if len(columns) > MAX_COLUMNS:  # each of which the libraries keep a type and a place for
                 last, count = columns[-1], len(columns)
                 raise DataError(fault("dataset.many_columns", path=path, count=count, last=last, most=MAX_COLUMNS))
-            left = [name for name in columns if name not in (*without, *known)]
+            left = [name for name in columns if name not in (*without, *given_roles.values())]
             refuse_media(name for name in left if name in MEDIA and to != "prompt")
-            seen.images = (node.get("columns") or {}).get(IMAGES) or next(
-                (name for name in COLUMNS if name in left), ""
-            )
+            seen.images = given_roles.get(IMAGES) or next((name for name in COLUMNS if name in left), "")
             if seen.images and streaming:
                 raise DataError(fault("dataset.stream_of_images", label=path))
     if not seen.faults and not streaming and disk.holds_at_most(files, disk.MAX_BYTES_READ):

@@ -1,8 +1,4 @@
-"""Rows of a source as those of a trainer: each by the arrow of its form, and many of them batch by batch.
-
-What the forms and their arrows are is in ``form``, which one a source has is found in ``detect``, files and splits in
-``load``. Nothing here needs torch or datasets.
-"""
+"""Rows of a source as those of a trainer: each by the arrow of its form (``form``), many batch by batch; no torch."""
 
 import json
 import logging
@@ -21,8 +17,7 @@ from runner.io.turns import TEMPLATE_ARGUMENTS
 
 log = logging.getLogger(__name__)
 
-# Part of the key under which converted rows are cached: count up when a row comes out otherwise.
-CONVERT_VERSION = 2
+CONVERT_VERSION = 2  # of the key under which converted rows are cached: count up when a row comes out otherwise
 SHOWN = 5
 
 
@@ -55,9 +50,8 @@ class RowRequest:
 class Conversion:
     """Converts one source batch by batch, and raises all its bad rows once the last row was seen.
 
-    Raising inside the last batch keeps a half-good result out of the cache. ``total`` None is a
-    stream, whose end nobody knows: it raises with each batch. ``label`` is how messages call the
-    source, and ``first`` must be called before the first batch.
+    Raising inside the last batch keeps a half-good result out of the cache. ``total`` None is a stream, whose end
+    nobody knows: it raises with each batch. ``first`` must be called before the first batch.
     """
 
     request: RowRequest

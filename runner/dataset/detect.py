@@ -1,15 +1,11 @@
-"""Detection of the raw form of a source's rows, and of the column that plays each role.
-
-Judged by the names of the columns and by the first row; what the user has given goes before every guess.
-What is then done with the rows is in ``convert``.
-"""
+"""Detection of the form of rows, and of the column of each role, by the names of columns and the first row."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 
-from runner.dataset.form import FORMS, FORMS_FOR, ROLES, Role, RowLayout, fits, is_finite_number
+from runner.dataset.form import FORMS, FORMS_FOR, ROLES, RoleColumns, RowLayout, fits, is_finite_number
 from runner.dataset.step import Cells
-from runner.errors import DataError, Fault
+from runner.errors import DataError, Fault, fault
 from runner.io.turns import TEMPLATE_ARGUMENTS
 from runner.schema.text import nearest, read_tables
 
@@ -25,17 +21,9 @@ CLASHES = dict.fromkeys(OF_A_FORM, "TRL would take the rows for another form") |
 
 
 def read_layout(
-    columns: Iterable[str],
-    row: Cells,
-    *,
-    form: str | None = None,
-    given: Mapping[Role, str] | None = None,
-    to: str = "",
+    columns: Iterable[str], row: Cells, *, form: str | None = None, given: RoleColumns | None = None, to: str = ""
 ) -> RowLayout:
-    """The layout of rows with these columns; of several, the first that can feed the trainer form, if there is one.
-
-    ``given`` maps roles to columns. Raises DataError where nothing fits.
-    """
+    """The layout of rows with these columns, of several the first that can feed ``to``; DataError where none fits."""
     columns, chosen = list(columns), {str(role): column for role, column in (given or {}).items()}
     faults = [misnamed("dataset.form", form, FORMS)] if form is not None and form not in FORMS else []
     for role, column in chosen.items():
@@ -56,9 +44,8 @@ def read_layout(
         raise DataError(Fault("dataset.columns", f"the columns {', '.join(columns)}{roles}", needed, fix))
     layout = next((layout for layout in layouts if fits(layout.form, to or None)), layouts[0])
     if not fits(layout.form, to or None):
-        found = f"{layout.form} rows, from the columns {', '.join(layout.columns.values())}"
-        expected = f"rows for a trainer that takes {to}: {', '.join(FORMS_FOR[to])}"
-        raise DataError(Fault("dataset.form", found, expected, _to_type(to)))
+        known = {"columns": ", ".join(layout.columns.values()), "forms": ", ".join(FORMS_FOR[to])}
+        raise DataError(fault("dataset.feeds_no_trainer", form=layout.form, to=to, **known, fix=_to_type(to)))
     # A column that happens to be called `system` beside plain text, or `margin` and no number, is left out.
     played, lost = layout.columns, dict[str, str]()
     if "input" not in played and not any(isinstance(row.get(column), list) for column in played.values()):
@@ -132,8 +119,7 @@ def kept_columns(columns: Iterable[str], layout: RowLayout, to: str, keep: Seque
     for name in (wanted := [name for name in wanted if name not in given]):
         if name in columns and name not in safe:
             why = CLASHES.get(name, "the trainer would take the rows for another form")
-            fix = "give the column another name in the data"
-            faults.append(Fault(group, f"a {group} asks for the column {name!r}", why, fix))
+            faults.append(fault("dataset.clashing_column", group=group, name=name, why=why))
         elif name not in safe:
             faults.append(misnamed(group, name, safe, f"a {group} that asks for {{}}"))
     DataError.refuse(faults)
@@ -143,9 +129,7 @@ def kept_columns(columns: Iterable[str], layout: RowLayout, to: str, keep: Seque
 def refuse_media(names: Iterable[str]) -> None:
     """Raise DataError where columns hold what no trainer here learns from, and what is left would be text alone."""
     if names := list(names):
-        found, expected = f"the columns {', '.join(names)}", "text or images: audio and video are not trained yet"
-        fix = f"dataset.without=[{','.join(names)}]  (to train without them)"
-        raise DataError(Fault("dataset", found, expected, fix))
+        raise DataError(fault("dataset.media", names=", ".join(names), words=",".join(names)))
 
 
 def check_without(names: Sequence[str], columns: Sequence[str]) -> None:

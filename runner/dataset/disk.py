@@ -1,9 +1,8 @@
 """Rows on this machine: which files hold them, which split each file is, and which bytes are bad.
 
-The bytes are looked at before a library reads them, because a bad line would otherwise come up as an
-error without file and line, as columns that are shifted, or as a crash of the interpreter. (The readers of pyarrow
-count records in place of lines, take ``null`` for a row, and refuse columns of several types, which datasets reads.)
-Standard library only, but for packed files and the footer of parquet; what the rows mean is found in ``detect``.
+The bytes are looked at before a library reads them, because a bad line would otherwise come up as an error without file
+and line, as columns that are shifted, or as a crash of the interpreter. (The readers of pyarrow count records in place
+of lines, take ``null`` for a row, and refuse columns of several types, which datasets reads.)
 """
 
 import codecs
@@ -15,6 +14,7 @@ import math
 import re
 import zlib
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from glob import glob, has_magic
 from importlib.util import find_spec
@@ -84,8 +84,6 @@ def _unpacked(name: str) -> str:
 
 
 # --- Which files --------------------------------------------------------------------------------
-
-
 def find_files(path: Paths) -> Files | None:
     """The files behind a path, which may be a file, a folder, a pattern, a list of these, or shipped; None for the hub.
 
@@ -177,8 +175,6 @@ def read_columns(files: Files, max_bytes: int | None = None) -> list[str]:
 
 
 # --- Which bytes --------------------------------------------------------------------------------
-
-
 def check_files(files: Files, max_bytes: int | None = None) -> None:
     """Raise DataError with file and line for what cannot be read, in the first ``max_bytes`` of each file."""
     if locked := [path for path in files.paths if path.suffix == ".zst" and find_spec("zstandard") is None]:
@@ -321,8 +317,7 @@ def _to_number(text: str) -> float:
 
 
 def _to_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    if len(made := dict(pairs)) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} twice in one object")
     return made
@@ -332,10 +327,9 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_to_object, parse_float=_to_number
 
 
 def _as_json(line: bytes) -> object:
-    try:
+    with suppress(ValueError):
         return _parse(line)
-    except ValueError:
-        return None
+    return None
 
 
 def _read_line(line: bytes, path: Path, number: int) -> Entry:

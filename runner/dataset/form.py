@@ -3,9 +3,6 @@
 A row goes two hops. Its form reads it from the columns that play its roles, and it is canonical: one key per role, and
 all of it conversations or all of it text. Then one arrow takes it to the form of a trainer, whose rows have the same
 keys. Rows that cannot be meant, and rows that TRL would silently take for something else, are refused.
-
-Which form a source has is found in ``detect``, many rows are converted in ``convert``. Nothing here needs torch or
-datasets, because the config check asks before either is imported.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +13,7 @@ from math import isfinite
 from typing import Any, Literal, TypeGuard, get_args
 
 from runner.dataset.step import Cells, Row
-from runner.errors import DataError, Fault
+from runner.errors import DataError, Fault, fault
 from runner.io.turns import text_of
 from runner.schema.text import read_tables
 
@@ -28,11 +25,11 @@ Role = Literal[
     "rejected_ids", "images",
 ]  # fmt: skip
 ROLES = get_args(Role)
+RoleColumns = Mapping[Role, str]  # the column that plays each role
 TWINS = {"prompt": "input", "completion": "target"}
 SPEAKERS = {name: name for name in ("system", "developer", "user", "assistant", "tool")}
 SPEAKERS |= {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
-# What a turn may carry besides its text, because templates render it, or a rule of weights reads it; scores and ids
-# stay behind.
+# What a turn may carry besides its text, because templates render it, or a rule of weights reads it.
 TURN_EXTRAS = ("tool_calls", "tool_call_id", "name", "reasoning_content", "thinking", "weight")
 
 
@@ -40,12 +37,11 @@ TURN_EXTRAS = ("tool_calls", "tool_call_id", "name", "reasoning_content", "think
 class RowForm:
     """A form of rows: the roles that its columns play, the way it is read, and what its rows can become.
 
-    ``needs`` has a group of roles that stand in for each other for each key of its canonical rows, the key first;
-    ``also`` are those that it reads where they are there. ``known_as`` has other people's names for the columns of
-    roles, the first being meant that are all there. ``read`` makes a canonical row of the cells by role, an empty one
-    where it teaches nothing. ``becomes`` has an arrow to each form that a trainer takes, and to ``answer``, which
-    metrics read: it gives usually one row, two for a pair that is taken apart, none where it teaches nothing in this
-    form, and ``left_out`` says why. ``answers`` are the keys that hold what is learnt to write.
+    ``needs`` has for each key of its canonical rows the roles that stand in for each other, the key first; ``also`` are
+    those that it reads where they are there. ``known_as`` has others' names for columns of roles, the first being meant
+    that are all there. ``read`` makes a canonical row of the cells by role, an empty one where it teaches
+    nothing. ``becomes`` has an arrow to each form that a trainer takes, and to ``answer``, which metrics read: to a
+    row, to two of a pair, or, as ``left_out`` says, to none. ``answers`` are the keys of what is learnt to write.
     """
 
     needs: Sequence[Sequence[str]]
@@ -69,8 +65,6 @@ class RowLayout:
 
 
 # --- Cells --------------------------------------------------------------------------------------
-
-
 def _bad(where: str, found: str, expected: str = "", fix: str = "") -> DataError:
     return DataError(Fault(where, found, expected, fix))
 
@@ -156,8 +150,6 @@ def _check_answer(answer: str | Turns, where: str, *, empty: bool = False) -> No
 
 
 # --- Raw to canonical ---------------------------------------------------------------------------
-
-
 def _read_exchange(cells: Row) -> Row:
     label = cells.get("label", True)
     if isinstance(label, str):
@@ -206,8 +198,7 @@ def _split_turns(
         shared -= 1
     opening = chosen[:shared]
     if not opening and prompt is None:
-        found = "conversations that share no first turn, and no prompt"
-        raise _bad("chosen", found, "a prompt", "dataset.columns.prompt=<column>")
+        raise DataError(fault("dataset.no_shared_prompt", found="conversations that share no first turn"))
     given = _one_turn(prompt, "user") if isinstance(prompt, str) else prompt or []
     repeated = opening and (not listed or given[-1] in opening)
     return (opening if repeated else given + opening), chosen[shared:], rejected[shared:]
@@ -230,8 +221,7 @@ def _split_text(chosen: str, rejected: str) -> tuple[str, str, str]:
         within = shared.rstrip() if shared in (chosen, rejected) else shared
         cut = max(within.rfind(blank) for blank in " \n\t")
     if not shared[: max(cut, 0)].strip():
-        found = "texts that share no beginning, and no prompt"
-        raise _bad("chosen", found, "a prompt", "dataset.columns.prompt=<column>")
+        raise DataError(fault("dataset.no_shared_prompt", found="texts that share no beginning"))
     return chosen[:cut], chosen[cut:], rejected[cut:]
 
 
@@ -254,8 +244,6 @@ def _with_margin(row: Row, cells: Row) -> Row:
 
 
 # --- Canonical to trainer form ------------------------------------------------------------------
-
-
 def _imitate(row: Row) -> list[Row]:
     good = row["chosen"] if "chosen" in row else row["completion"]
     return [{"prompt": row["prompt"], "completion": good}] if row.get("label", True) else []
@@ -281,11 +269,6 @@ def _keep_three(row: Row) -> list[Row]:
     return [{"prompt": prompt, "chosen": chosen, "rejected": rejected, "reference": answer}]
 
 
-def _ask(row: Row) -> list[Row]:
-    good = _imitate(row)
-    return [{"prompt": row["prompt"], "reference": text_of(good[0]["completion"]) if good else None}]
-
-
 def _check_turns(row: Row) -> list[Row]:
     _check_answer(row["messages"], "messages")
     return [row]
@@ -308,7 +291,6 @@ def _know_last(row: Row) -> list[Row]:
 
 
 # --- The forms ----------------------------------------------------------------------------------
-
 READ: Mapping[str, Callable[[Row], Row]] = {
     **{each.__name__.removeprefix("_read_"): each for each in (_read_preference, _read_exchange, _read_tokens)},
     "messages": lambda cells: {"messages": to_turns(cells["messages"], "messages")},
@@ -316,7 +298,10 @@ READ: Mapping[str, Callable[[Row], Row]] = {
     "prompt": lambda cells: {"prompt": _side(cells, "prompt")},
 }
 ARROWS: Mapping[str, Callable[[Row], list[Row]]] = {
-    **{each.__name__[1:]: each for each in (_imitate, _join, _keep_three, _ask, _check_turns, _ask_last, _know_last)},
+    **{each.__name__[1:]: each for each in (_imitate, _join, _keep_three, _check_turns, _ask_last, _know_last)},
+    "ask": lambda row: [
+        {"prompt": row["prompt"], "reference": next((text_of(good["completion"]) for good in _imitate(row)), None)}
+    ],
     "keep": lambda row: [row],
     "drop_third": lambda row: [{key: value for key, value in row.items() if key != "reference"}],
     "judge": lambda row: [  # both answers of a pair, each with its prompt and whether it is good
@@ -324,8 +309,7 @@ ARROWS: Mapping[str, Callable[[Row], list[Row]]] = {
     ],
     "know": lambda row: [row | {"label": True}],  # a right answer with its prompt, or a text
 }
-# In the order of recognition.
-FORMS = {
+FORMS = {  # in the order of recognition
     name: RowForm(**own | {"read": READ[own["read"]], "becomes": {to: ARROWS[by] for to, by in own["becomes"].items()}})
     for name, own in read_tables(__file__).items()
 }
@@ -360,8 +344,7 @@ def convert(row: Cells, layout: RowLayout, to: str, system: str | None = None) -
         key = next(key for key in ("messages", "prompt", "text") if key in canonical)
         turns = canonical[key]
         if isinstance(turns, str):
-            fix = "dataset.columns.input=<column> (and .target) make conversations of prompts"
-            raise _bad(key, "a system prompt for rows of plain text", "conversations", fix)
+            raise DataError(fault("dataset.system_beside_text", key=key))
         if turns[0]["role"] not in ("system", "developer"):
             canonical |= {key: _one_turn(_text(system, "system"), "system") + turns}
     return form.becomes[to](canonical) if canonical else []

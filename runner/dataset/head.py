@@ -1,7 +1,4 @@
-"""The first rows of a dataset as files of their own, in the source's columns: of a large one little is fetched.
-
-Rows are read as ``load`` would read them, but for those of the hub that are not in the cache yet, which are streamed.
-"""
+"""The first rows of a dataset as files of their own, in the source's columns: of a large one little is fetched."""
 
 import itertools
 import json

@@ -119,8 +119,6 @@ def content_hash(image: Mapping[str, Any]) -> str:
 
 
 # --- Marks --------------------------------------------------------------------------------------
-
-
 def has_images(row: Cells, columns: Iterable[str | None] = COLUMNS) -> bool:
     """True for a row with a column of images, or whose turns hold an image."""
     turns = [turn for cell in row.values() if is_conversation(cell) for turn in cell]

@@ -1,8 +1,6 @@
 """Rows from the hub or from files: split, shuffled, limited, and in the form that a trainer takes.
 
-What costs time is cached by its content, so that a second process, or the next run of a sweep, finds
-the converted rows on disk whatever else has changed. The forms are in ``form``, what files may
-hold in ``disk``, and several sources at once in ``mix``.
+What costs time is cached by its content, so that a second process, or the next run of a sweep, finds it on disk.
 """
 
 import hashlib
@@ -43,6 +41,7 @@ HeldOut: TypeAlias = Rows | dict[str, Rows] | None
 STREAM_BUFFER = 10_000  # rows of a stream that are shuffled among each other
 STREAM_HEAD = 1_000  # rows of a stream among which there must be a good one
 BATCH = 1_000
+BATCHED: dict[str, Any] = {"batched": True, "batch_size": BATCH}
 TURN = {"role": Value("string"), "content": Value("string")}
 MEDIUM = re.compile(r"(?:List\()*(?:Audio|Video)\(")  # as datasets writes the types of its columns
 
@@ -137,8 +136,6 @@ def list_columns(rows: Rows) -> list[str]:
 
 
 # --- Where rows come from -----------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class RowSource:
     """One dataset with its splits, on disk, or as streams."""
@@ -163,8 +160,7 @@ class RowSource:
                 raise DataError(fault("dataset.stream_of_images", label=label))
             if not conversion.first(stream.take(STREAM_HEAD)):
                 raise DataError(fault("dataset.no_good_row", label=label, count=STREAM_HEAD))
-            how = {"batched": True, "batch_size": BATCH, "with_indices": True}
-            converted = rows.map(conversion.batch, remove_columns=list(next(iter(stream))), **how)
+            converted = rows.map(conversion.batch, remove_columns=[*next(iter(stream))], with_indices=True, **BATCHED)
             if request.to != "unpaired":
                 return converted
             return converted.shuffle(seed or 0, buffer_size=STREAM_BUFFER)  # parts the halves of a pair
@@ -186,8 +182,7 @@ class RowSource:
 
     def slices(self, cut: str) -> list[range]:
         """The rows of each part of a cut, by their number in the part's split."""
-        parts = datasets.ReadInstruction.from_spec(cut).to_absolute(self.lengths)
-        return [range(part.from_, part.to) for part in parts]
+        return [range(it.from_, it.to) for it in datasets.ReadInstruction.from_spec(cut).to_absolute(self.lengths)]
 
     def check(self, use: Use, cut: str) -> None:
         """Refuse splits that are not there, and slices where rows only flow past."""
@@ -250,19 +245,13 @@ def cache_key(*parts: object) -> str:
 
 
 # --- Conversion ---------------------------------------------------------------------------------
-
-
 def convert_rows(
-    rows: Dataset,
-    request: RowRequest,
-    label: str = "rows",
-    numbers: Sequence[int] | None = None,
-    seed: int | None = None,
+    rows: Dataset, request: RowRequest, label: str, numbers: Sequence[int] | None = None, seed: int | None = None
 ) -> Dataset:
     """The rows in the form of ``request.to``, from the cache where they were converted before.
 
-    ``numbers`` are those that messages give to the rows. For ``unpaired`` good and bad rows
-    come out evenly mixed, because KTO's sampler keeps the order and compares within a batch.
+    ``numbers`` are those that messages give to the rows. For ``unpaired`` good and bad rows come out evenly mixed,
+    because KTO's sampler keeps the order and compares within a batch.
     """
     if not request.to:
         return rows
@@ -289,13 +278,12 @@ def convert_rows(
     kept |= {name: Json() for name in conversion.kept if name == TEMPLATE_ARGUMENTS}
     converted = rows.map(
         lambda cells, indices: conversion.batch(cells, [numbers[index] for index in indices]),
-        batched=True,
-        batch_size=BATCH,
         with_indices=True,
         remove_columns=rows.column_names,
         features=Features({name: _type_of(name, value, turn) for name, value in conversion.like.items()} | kept),
         new_fingerprint=cache_key(CONVERT_VERSION, rows._fingerprint, layout.form, dict(layout.columns), *how),
         desc=f"{label} to {request.to}",
+        **BATCHED,
     )
     log.info("%s: %d rows of %s, %d to train on", label, len(rows), layout, len(converted))
     return mix_labels(converted, seed or 0, label) if request.to == "unpaired" else converted
@@ -355,13 +343,9 @@ def forget_damaged() -> list[Path]:
 
 
 # --- Contents -----------------------------------------------------------------------------------
-
-
 def fingerprint(rows: Rows) -> str:
     """A hash of the rows and of their order, equal on every machine; "stream" for a stream."""
-    if isinstance(rows, IterableDataset):
-        return "stream"
-    return hashlib.sha256(_digests(rows).tobytes()).hexdigest()
+    return "stream" if isinstance(rows, IterableDataset) else hashlib.sha256(_digests(rows).tobytes()).hexdigest()
 
 
 def _digests(rows: Dataset) -> np.ndarray:
@@ -387,6 +371,6 @@ def _digests(rows: Dataset) -> np.ndarray:
 
 def _column_beside(rows: Dataset, name: str, kind: str, make: Callable[..., Any], key: str) -> np.ndarray:
     """One value for each row, of shape (rows,), made by batches of them and cached beside the rows under a key."""
-    how = {"batched": True, "batch_size": BATCH, "remove_columns": rows.column_names, "new_fingerprint": key}
-    found = rows.map(make, features=Features({name: Value(kind)}), desc=f"{name} of the rows", **how)
+    how = {"remove_columns": rows.column_names, "new_fingerprint": key, "desc": f"{name} of the rows"}
+    found = rows.map(make, features=Features({name: Value(kind)}), **how, **BATCHED)
     return np.asarray(found.with_format("numpy")[name][:])

@@ -1,7 +1,4 @@
-"""Rows of several datasets at once, each in the trainer's form before they meet.
-
-How one dataset is read is in ``load``.
-"""
+"""Rows of several datasets at once, each in the trainer's form (``load``) before they meet."""
 
 import functools
 import logging
@@ -33,10 +30,9 @@ def mix_rows(
 ) -> tuple[Rows, dict[str, Rows] | None]:
     """The training rows of all parts in one shuffled order, and their held-out rows by part.
 
-    ``parts`` are functions such as a partial of ``load_rows``. With ``weights`` each row is drawn
-    from a part with that share, and small parts repeat until every part was seen whole: nothing is
-    thrown away, and the shares hold to the end. Without weights every row comes once.
-    ``limit`` counts mixed rows (``train``) and the rows of each held-out set (``eval``).
+    ``parts`` are functions such as a partial of ``load_rows``. With ``weights`` each row is drawn from a part with that
+    share, and small parts repeat until every part was seen whole: nothing is thrown away, and the shares hold to the
+    end. Without, every row comes once. ``limit`` counts mixed rows, and the rows of each held-out set.
     """
     check_weights(parts, weights)
     limits = read_limits(limit)

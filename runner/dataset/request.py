@@ -1,7 +1,4 @@
-"""A dataset's keys besides its path and the form of its rows: splits, slices, limits, and the weights of a mixture.
-
-Without the datasets library, because they are checked before anything loads, and again by ``load``.
-"""
+"""A dataset's keys but its path and form: splits, slices, limits, a mixture's weights; without the datasets library."""
 
 import re
 from collections.abc import Iterable, Mapping

@@ -1,8 +1,6 @@
-"""Steps that a source's rows go through before anything else is made of them: functions row -> row, or None to leave
-it out. They are what ``dataset.map`` names.
+"""Steps that rows go through before anything else is made of them: functions row -> row, or None to leave it out.
 
-Static: a step sees each row once, and what comes out is kept on disk. What should change from batch to batch belongs
-into a collator.
+A step (``dataset.map``) sees each row once, and what comes out is kept on disk: a collator is for what should change.
 """
 
 import functools
@@ -11,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from runner.errors import DataError, Fault, describe, own_place
+from runner.errors import DataError, Fault, describe, fault, own_place
 from runner.io.files import source_hash
 
 Row = dict[str, Any]
@@ -49,14 +47,13 @@ def apply_steps(row: Row, steps: Sequence[Step]) -> Row | None:
 
 def first_made(rows: Iterable[Row], steps: Sequence[Step]) -> Row:
     """The first row that comes out of the steps; raises DataError where none does, with the first error if any."""
-    fix = "dataset.map=null, or a step that keeps some"
-    failed = DataError(Fault("dataset.map", "every row is left out", "at least one row", fix))
+    failed = DataError(fault("dataset.every_row_left_out"))
     for place, row in enumerate(rows):
         try:
             if (made := apply_steps(row, steps)) is not None:
                 return made
         except DataError as error:
-            failed = DataError([replace(fault, where=f"row {place}, {fault.where}") for fault in error.faults])
+            failed = DataError([replace(each, where=f"row {place}, {each.where}") for each in error.faults])
     raise failed
 
 

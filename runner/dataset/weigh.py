@@ -1,8 +1,4 @@
-"""Weights of tokens in the loss: the rules of the ``weight`` group, and the row -> weights arrow.
-
-What a rule is given and gives, and which tokens that means, is in ``conf/README.md``; what is done with the weights in
-``training.objective``.
-"""
+"""Weights of tokens in the loss (``training.objective``): the rules of the ``weight`` group, and row -> weights."""
 
 import functools
 import inspect
@@ -35,12 +31,10 @@ Entry = float | tuple[float, Sequence[Span]]
 Rule = Callable[..., Sequence[Entry]]
 Turns = Sequence[Cells]
 
-# Part of the key under which weighed rows are cached: count up when weights come out otherwise.
-WEIGH_VERSION = 2
+WEIGH_VERSION = 2  # of the key under which weighed rows are cached: count up when weights come out otherwise
 WEIGHTS = "token_weights"
 PAIR = tuple(f"{side}_weights" for side in FORMS["preference"].answers)
-# Private use characters, which no text holds and no template treats specially.
-STAND_IN = "\ue0fe\ue0ff\ue0fe"
+STAND_IN = "\ue0fe\ue0ff\ue0fe"  # private use characters, which no text holds and no template treats specially
 
 
 def answers(messages: Turns, weight: float = 1.0, rest: float = 0.0) -> list[Entry]:
@@ -109,8 +103,7 @@ class Weigher:
         """The token ids of each sequence of a row, and the weight of each token; nothing is cut off yet.
 
         The sequences are ``token_weights``; of a preference, ``chosen_weights`` and ``rejected_weights``, each with the
-        prompt. Raises DataError where a message cannot be found in what the template writes, or a rule gives what is no
-        weight.
+        prompt. Raises DataError where a message has no place in what the template writes, or a rule gives no weight.
         """
         end, how = self.tokenizer.eos_token or "", template_arguments(row)
         answers, prompt, found = answer_columns(row), row.get("prompt"), {}

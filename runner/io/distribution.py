@@ -1,7 +1,4 @@
-"""This package as pip knows it: its name, what it needs, and what installs a package that an extra of ours brings.
-
-In a checkout pyproject.toml says so, else the metadata of the wheel; nothing does of a copy of the package alone.
-"""
+"""This package as pip knows it: by pyproject.toml in a checkout, by the metadata of a wheel, or not at all."""
 
 import re
 import shlex

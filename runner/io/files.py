@@ -1,8 +1,4 @@
-"""Files that are either whole or absent: atomic writes, hashes, and what ships with the package.
-
-No text that is written here holds a secret of the environment. Standard library only. Locks and seals live in ``run``,
-because only what runs write is locked and sealed.
-"""
+"""Files that are either whole or absent: atomic writes without secrets, rows of steps, hashes, what ships with us."""
 
 import contextlib
 import errno
@@ -28,8 +24,7 @@ HUB_NAME = re.compile(r"(?:[\w.-]+/)?[\w.-]{1,96}")  # of a model or a dataset
 SHIPPED = "runner://"
 LEFT_BY_WRITES = re.compile(r"\..+\.(json|jsonl|yaml)\.[0-9a-f]{16}")  # temporary files of a write that was killed
 ASIDE = f".*.{16 * '[0-9a-f]'}.removed"  # what ``set_aside`` has named and a kill has left, as a pattern
-# The files of a run that hold the rows of its steps.
-ROWS = ("metrics.jsonl", "samples.jsonl", "completions.jsonl", "checkpoints/completions.jsonl")
+ROWS = ("metrics.jsonl", "samples.jsonl", "completions.jsonl", "checkpoints/completions.jsonl")  # of steps
 # A checkout keeps the menu of configs beside the package; a wheel carries it inside.
 MENU = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 

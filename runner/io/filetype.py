@@ -1,8 +1,4 @@
-"""The type of a file, read from its bytes: an archive, a pointer, a web page, or text in some encoding.
-
-Whoever reads a file asks here when it is not what its name promises, so that the message can say what it is and what
-to type. Standard library only.
-"""
+"""The type of a file that is not what its name promises, by its bytes, and what to type about it: ``filetype.toml``."""
 
 import re
 import shlex

@@ -49,8 +49,7 @@ def is_of_network(error: BaseException) -> bool:
 def hub_silence() -> str:
     """Why the hub does not answer, empty where it does; of a longer wait a line says so, and Ctrl-C ends it."""
     answers: list[tuple[bool, str]] = []
-    # In a thread, because a name may take longer to find.
-    asking = threading.Thread(target=lambda: answers.append(hub_answer()), daemon=True)
+    asking = threading.Thread(target=lambda: answers.append(hub_answer()), daemon=True)  # a name may take longer
     asking.start()
     asking.join(QUIET_SECONDS)
     if asking.is_alive():

@@ -1,8 +1,4 @@
-"""Secrets, known by their form, by what they are called, or because the environment holds them; and texts without any.
-
-Standard library only, because errors and files call this before a byte is written. ``validate`` refuses secrets in a
-configuration. The patterns are in ``secrets.toml``.
-"""
+"""Secrets, known by form or name (``secrets.toml``), or because the environment holds them; and texts without any."""
 
 import base64
 import functools
@@ -111,10 +107,7 @@ def without_values(text: str) -> str:
 
 @functools.lru_cache(maxsize=8)
 def _pattern(values: tuple[str, ...]) -> re.Pattern[str] | None:
-    """Values as they are, wrapped, escaped once or twice, in hex, and in base64, where what stands before shifts them.
-
-    So is each line of one with several, because texts are often printed by lines.
-    """
+    """Values, and each of their lines, as they are, wrapped, escaped once or twice, in hex, in base64 as shifted."""
     lines = [line.strip() for value in values for line in value.splitlines() if "-----" not in line]
     spelt: set[str] = set()
     for text in {*values, *filter(_is_random, lines)}:

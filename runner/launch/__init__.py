@@ -11,5 +11,4 @@ queue     runs in the queue of a cluster, each once: those of ``slurm`` and ``ra
 worker    one process: its lock, its log, its state and its exit code; ``python -m runner.launch <folder>`` starts it
 
 There is no database: a run knows by its folder whether it is finished, so the same command again does what is left.
-What a run is, and how it trains, is not here.
 """

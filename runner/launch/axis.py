@@ -14,10 +14,7 @@ LAUNCHER, SWEEPER = "hydra/launcher", "hydra/sweeper"
 
 
 def axes(overrides: Sequence[str]) -> dict[str, int]:
-    """The number of values of each swept key.
-
-    Raises ConfigError where one has none, or no list of them, and where all of them together make too many jobs.
-
+    """The number of values of each swept key; ConfigError for one without any, without an end, or for too many jobs.
     >>> axes(["trainer=dpo", "kl_coef=0.05,0.1"])
     {'kl_coef': 2}
     """
@@ -78,10 +75,7 @@ def chosen_sweep(overrides: Sequence[str]) -> str | None:
 
 
 def read_sweep(overrides: Sequence[str], folders: Sequence[Path]) -> tuple[list[str], list[str]]:
-    """The axes that a checked-in sweep lists, as words, and the groups of Hydra's own for which a plugin is chosen.
-
-    Raises EnvironmentFault for a plugin that is not installed.
-    """
+    """The axes that a checked-in sweep lists, as words, and the groups of Hydra's own for which a plugin is chosen."""
     from omegaconf import OmegaConf
 
     name, typed = chosen_sweep(overrides), [word for word in overrides if word.startswith((LAUNCHER, SWEEPER))]

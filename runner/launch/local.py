@@ -52,10 +52,7 @@ class Alone:
 
 
 def local(folder: str | Path, *, num_processes: int = 1, debug: bool = False) -> int:
-    """Train on this machine: in this process, or in one process per device.
-
-    Several processes are started as torchrun does, because ``accelerate launch --cpu`` silently runs one.
-    """
+    """Train here: in this process, or in several as torchrun starts them: ``accelerate launch --cpu`` runs one."""
     starts = num_processes > 1 and world_size() == 1  # else they are there, and this is one of them
     return train_together(folder, num_processes, debug, Alone()) if starts else worker.work(folder, debug=debug)
 

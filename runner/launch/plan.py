@@ -1,7 +1,4 @@
-"""Jobs -> the runs that they need, each once, in an order that works; what is in their folders, and how far they are.
-
-The progress is for people: a line for each run that is on, and a total; in a log file, a line an event.
-"""
+"""Jobs -> the runs that they need, each once, in an order that works; what their folders hold, how far they are."""
 
 import os
 import shlex
@@ -44,10 +41,7 @@ class Task:
 
 
 def tasks_of(jobs: Sequence[Sequence[Composed]]) -> list[Task]:
-    """Each run of each job once: jobs that differ in their last stage only share those before it.
-
-    Raises ConfigError where two jobs are the same run, FolderError where their folders are of another format.
-    """
+    """Each run of each job once, as first stages that jobs share; raises where two jobs are one, or a format is old."""
     tasks: dict[Path, Task] = {}
     ends: dict[Path, Composed] = {}
     faults = []

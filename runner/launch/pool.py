@@ -1,8 +1,7 @@
 """Tasks -> processes: each run in one of its own, several at a time, and what becomes of one touches no other.
 
-The heavy libraries are imported once, here, and every process inherits them. A process that raises, exits, is killed,
-crashes or hangs is a failed run with its cause; the others go on. When this process dies, by whatever, its children
-save their step and end.
+The heavy libraries are imported once, here, and every process inherits them. A process that ends in whatever way, or
+hangs, is a failed run with its cause; the others go on. When this one dies, its children save their step and end.
 """
 
 import contextlib
@@ -248,8 +247,7 @@ def idle_devices(settings: Settings, cfg: Mapping[str, Any]) -> str:
 
 def warm_up(runs: Iterable[Composed]) -> None:
     """Import what runs need, so that each process forked from here inherits it: 4 s of CPU once and not for each."""
-    # Asked without the driver, which a process that is about to fork must not wake.
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # the driver must not wake before a fork
     with uncollected():
         _do_first_things()
         for target in {str(run.cfg["trainer"]["_target_"]) for run in runs}:

@@ -79,8 +79,7 @@ class Submission:
     def run(self) -> tuple[dict[Path, int], list[int]]:
         """The exit code of each task that has ended, by its folder, and the signals that came.
 
-        The first one cancels what this command has submitted, at the second it leaves; a terminal that is closed ends
-        this command alone.
+        The first one cancels what this command has submitted, at the second it leaves; a closed terminal ends it alone.
         """
         self.queue.check()
         with worker.handle_signals(lambda number, _: self.signals.append(number)), contextlib.closing(self.show):

@@ -2,10 +2,7 @@
 
 An experiment with ``stages`` lists the command-line words of each of its runs. ``${run:sft}`` in them is the model
 folder of an earlier stage; elsewhere ``${run:my-sft}`` is that of a finished run. A folder's name holds the key of its
-config, so it is known before anything has trained, and the key of a stage depends on those of the stages below it:
-after a change, what depends on it is another run, and what does not is the same.
-
-What is not here: what a right configuration is (``validate``), and starting anything (``start``).
+config, so it is known before anything has trained, and the key of a stage depends on those of the stages below it.
 """
 
 import re
@@ -34,10 +31,7 @@ if TYPE_CHECKING:
 
 
 def compose_runs(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list[config.Composed]:
-    """The checked configurations that a command line makes: one, or one for each stage, in order.
-
-    Raises ConfigError with the faults of all of them, so that none starts where one cannot.
-    """
+    """The checked configurations that a command line makes, one or one for each stage; ConfigError with all faults."""
     listed = [word for word in overrides if dotted_key(word).partition(".")[0] == "stages"]
     ConfigError.refuse(fault("launch.typed_stages", key=dotted_key(word), word=word) for word in listed)
     references = References()
@@ -111,9 +105,8 @@ class Experiment:
     def words_for(self, stage: str) -> list[str]:
         """All words that compose a stage, as Hydra takes them; what stands beside ``stages`` in the file, all share.
 
-        Each stage has a name of its own, ``<name>-<stage>``, since runs of one name are compared with each other: a
-        sweep over ppo.kl_coef lies side by side, a policy and its reward model do not. It also makes
-        ``${run:<name>-<stage>}`` a plain reference from anywhere else.
+        Each stage has a name of its own, ``<name>-<stage>``, since runs of one name are compared with each other; it
+        also makes ``${run:<name>-<stage>}`` a plain reference from anywhere else.
         """
         quoted = f"{self.name}-{stage}".replace("'", "\\'")
         words = config.override.latest([f"name='{quoted}'", *self.stages[stage], *self.typed_for(stage)])
@@ -203,11 +196,7 @@ def _compose_one(
 
 
 def _read_experiment(typed: Sequence[str], folders: Sequence[Path]) -> Experiment | None:
-    """The staged experiment that the overrides choose; None where they choose none, or one that is a single run.
-
-    The overrides of its file and of the command line are those of the stage that they are for; raises ConfigError. What
-    cannot be composed is left to be reported with all the other faults.
-    """
+    """The staged experiment that the overrides choose, if any; what cannot be composed comes with other faults."""
     from omegaconf import OmegaConf
 
     chosen = [word for word in typed if dotted_key(word) == "experiment"]

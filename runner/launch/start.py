@@ -81,8 +81,7 @@ def start_sweep(
     _refuse_several_processes("a sweep")
     typed = latest(overrides)
     axes, plugins = axis.read_sweep(overrides, folders)
-    if axis.SWEEPER in plugins:
-        # A sweeper of Hydra's own chooses the jobs, of which only the first is known before.
+    if axis.SWEEPER in plugins:  # it chooses the jobs, of which only the first is known before
         runs = stages.compose_runs(axis.first_of([*axes, *typed]), folders)
         _queue_of(runs, plugins)
         check_ahead([runs], elsewhere=True)
@@ -173,13 +172,9 @@ def _print_end(ends: Sequence[Path], count: int, report: Report, runs: str = "ru
 class Job:
     """The function that Hydra calls for each job, perhaps in another process: trains the run, returns its objective.
 
-    That is the score of the finished run that a search looks at, None where none is named; it raises ConfigError where
-    the run has no such score, or none that is a number.
-
-    Hydra's own sweepers and launchers, such as joblib, submitit, ray and optuna, start it as the same idempotent run as
-    ours: what is finished is skipped, so that the same command again does what is left, and a search that draws the
-    same values finds their results there. ``tells`` is for a search, which must hear of a run that has failed; Hydra
-    would give up a grid because of it.
+    That is the score of the finished run that a search looks at, None where none is named; ConfigError where it has no
+    such number. What is finished is skipped, so that a search that draws the same values finds their results there.
+    ``tells`` is for a search, which must hear of a run that has failed; Hydra would give up a grid because of it.
     """
 
     folders: Sequence[Path] = ()

@@ -12,7 +12,6 @@ import gc
 import logging
 import os
 import re
-import runpy
 import shlex
 import signal
 import stat
@@ -88,10 +87,8 @@ def detach_terminal() -> None:
 
 
 def stop_signals() -> list[int]:
-    """The signals that ask a process to stop; a closed terminal does not where it was started with nohup.
-
-    SIGUSR2 is a scheduler's word of a time limit, and does where nobody else answers it: submitit requeues the job.
-    """
+    """The signals that ask a process to stop; a closed terminal does not where it was started with nohup."""
+    # SIGUSR2 is a scheduler's word of a time limit, and does where nobody else answers it: submitit requeues the job.
     deaf = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     answer = signal.getsignal(signal.SIGUSR2)
     limit = [signal.SIGUSR2] if answer is signal.SIG_DFL or isinstance(answer, Stop) else []
@@ -168,10 +165,9 @@ def conclude(run: Run, state: str | None, error: RunnerError, debug: bool = Fals
 
 
 def work(folder: str | Path, command: str = "train", debug: bool = False, record_end: RecordEnd = conclude) -> int:
-    """Run a command on a run folder and return the exit code that ``errors`` lists; never raises.
+    """Run a command on a run folder; its end becomes a state, a message and the exit code, and is never raised.
 
-    However the command ends becomes a state, a message and an exit code. Where a signal has come, whatever ended the
-    command is that: libraries turn an exception that passes through them into a fault of the data.
+    Where a signal has come, that is the end: libraries turn an exception that passes through them into another.
     """
     prepare_environment()
     run, stop = Run(Path(folder)), Stop()
@@ -189,8 +185,7 @@ def work(folder: str | Path, command: str = "train", debug: bool = False, record
             held.enter_context(logging_to(run.log))
             held.enter_context(_exits_named())
             try:
-                # This may be another machine than that of the start.
-                EnvironmentFault.refuse(find_missing_libraries(run.cfg))
+                EnvironmentFault.refuse(find_missing_libraries(run.cfg))  # perhaps on another machine
                 if config.rank() == 0:
                     check_lines(run)
                     add_notes(run, [f"at step {run.status()['step']}: {line}" for line in check_fingerprints(run)])
@@ -215,8 +210,7 @@ def prepare_environment() -> None:
     for name, value in read_tables(__file__)["environment"].items():
         os.environ.setdefault(name, value)
     os.environ["MPLBACKEND"] = "agg"  # of a notebook or a desktop: pictures are files here
-    # Said at every import on a machine without a GPU, about a kernel that nobody asked for.
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it speaks at each import without a GPU
 
 
 def visible_devices() -> list[str]:
@@ -263,14 +257,9 @@ def fork(call: Callable[[], int]) -> int:
 def python_words(module: str) -> list[str]:
     """The words that run a module of ours in a Python of its own, which is asked to end when this process has."""
     code = f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r}); import runner; sys.path[:] = {sys.path!r}; "
-    code += f"from runner.launch import worker; worker.run_module({module!r}, {os.getpid()})"
+    code += f"from runner.launch import worker; worker.set_parent_death_signal({os.getpid()}); "
+    code += f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
     return [sys.executable, "-u", "-P", "-c", code]
-
-
-def run_module(module: str, parent: int) -> None:
-    """Run a module as ``python -m`` does, in a process that ends when its parent does."""
-    set_parent_death_signal(parent)
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def set_parent_death_signal(parent: int) -> None:
@@ -401,16 +390,14 @@ def logging_to(path: Path) -> Iterator[None]:
     logging.captureWarnings(True)
     root.setLevel(logging.INFO)
     said.addHandler(file)
-    said.disabled = False
     for handler in handlers:
         root.addHandler(handler)
     try:
-        with copied_output():
+        with temporarily(said, disabled=False), copied_output():
             if isinstance(sys.stdout, Copied):
                 sys.stdout.log_early()
             yield
     finally:
-        said.disabled = True
         said.removeHandler(file)
         logging.captureWarnings(False)
         root.setLevel(before)

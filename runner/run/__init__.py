@@ -1,16 +1,11 @@
 """The run folder: its format, its lock, its states and its manifest.
 
-The folder is the contract between the command line, the worker and every command that comes after. Nothing here trains,
-and nothing heavy is imported.
+The folder is the contract between the command line, the worker and every command that comes after.
 
     config.yaml     the format, and the run      status.json     created, running, interrupted, ...
     manifest.json   what it was made with        metrics.jsonl   one line per logged step
     scores.json     held-out, before and after   log.txt         everything that was said
     checkpoints/    sealed one by one            model/          what others can load
-
-What names a run is in ``key``, which checkpoints are whole in ``seal``, what may change before it goes on in
-``continuation`` and ``inputs``. To find a run by a word, and to read its files in whatever state they are, is in
-``read``.
 """
 
 import contextlib
@@ -49,8 +44,7 @@ METADATA = ("config.yaml", "status.json", "manifest.json", "scores.json", "metri
 FILES = (*METADATA, *ROWS, "log.txt", "adjustments.json", ".lock")
 FOLDERS = ("checkpoints", "model", "plots", ".model.new")
 STATES = ("created", "queued", "running", "interrupted", "failed", "finished")
-# What is not committed, in git's own words whatever programs its settings name.
-CHANGES = ("diff", "--no-ext-diff", "--no-textconv", "HEAD")
+CHANGES = ("diff", "--no-ext-diff", "--no-textconv", "HEAD")  # uncommitted, whatever programs git's settings name
 # The types of what is read again of the files of a run, of a mapping or a list those of what is in it.
 SHAPES: dict[str, Any] = {
     **dict.fromkeys(("step", "max_steps", "starts"), int),
@@ -63,8 +57,7 @@ SHAPES: dict[str, Any] = {
 }
 TRUSTING = ("allow=", "--config-dir", "-cd")  # words of a command that let files or code of somebody run
 LIBRARIES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "bitsandbytes", "hydra-core")
-# Seconds: one who only looks whether a folder is held has let go by then, and one who holds it has written who it is.
-PATIENCE = 1.0
+PATIENCE = 1.0  # seconds: who only looks whether a folder is held has let go by then, who holds it has said who it is
 
 
 @dataclass(frozen=True)
@@ -75,10 +68,7 @@ class Run:
 
     @cached_property
     def cfg(self) -> dict[str, Any]:
-        """The frozen configuration: what the run is, whatever YAML files say today.
-
-        Raises FolderError where it is garbage, or the folder is of another format.
-        """
+        """The frozen configuration, whatever YAML files say today; FolderError for garbage, or another format."""
         path = self.folder / "config.yaml"
         fix = f"rm {path}  (and the command that made the run, which writes it again)"
         try:
@@ -164,11 +154,7 @@ def write_config(folder: Path, cfg: Mapping[str, Any]) -> None:
 
 
 def open_run(cfg: Config, overrides: Sequence[str], command: Sequence[str] = (), choices: Config | None = None) -> Run:
-    """The folder of this configuration: the one that holds its key already, or a new one with the config frozen.
-
-    ``command`` are the words of the command line that make this run alone, for whoever wants to repeat it, and
-    ``choices`` the option of each group.
-    """
+    """The folder that holds this configuration's key, or a new one with it frozen; ``command`` makes this run alone."""
     root = Path(str(cfg["output_root"])).resolve()
     group = (root / str(cfg["name"])).resolve()
     if not str(cfg["name"]).strip() or not group.is_relative_to(root) or group == root:
@@ -228,9 +214,8 @@ def is_shaped(content: object, shape: Any = None) -> TypeGuard[dict[str, Any]]:
 def find_foreign_faults(folder: Path, depth: int | None = None) -> list[Fault]:
     """The faults of a run folder, so deep if not as a whole, in which something does not belong in its place.
 
-    The folder itself and whatever is above it may be reached through links that the user made. A link inside it would
-    have files elsewhere overwritten, deleted or shown, and a pipe would have us wait for ever. wandb makes links in its
-    own folder, where we neither write nor delete.
+    Links to it are the user's. One inside it would have files elsewhere overwritten, deleted or shown, and a pipe would
+    have us wait for ever. wandb makes links in its own folder, where we neither write nor delete.
     """
     return list(foreign_faults(map(Path, sorted(_find_foreign(str(folder), depth)))))
 
@@ -274,10 +259,7 @@ def check_lines(run: Run) -> None:
 
 @contextlib.contextmanager
 def locked(run: Run, patience: float = 0.0) -> Iterator[None]:
-    """Hold the folder for this process; the kernel lets go when the process ends, however it ends.
-
-    Raises FolderError where another process holds it for longer than ``patience`` seconds.
-    """
+    """Hold the folder until this process ends, however; FolderError where another has it after ``patience`` seconds."""
     from filelock import FileLock, Timeout
 
     lock = run.folder / ".lock"
@@ -294,11 +276,9 @@ def locked(run: Run, patience: float = 0.0) -> Iterator[None]:
 
 def held(run: Run) -> bool:
     """True where a process trains in this folder now, or where that cannot be known because nobody may write there."""
-    try:
-        with locked(run):
-            return False
-    except (FolderError, OSError):
-        return True
+    with contextlib.suppress(FolderError, OSError), locked(run):
+        return False
+    return True
 
 
 def write_manifest(run: Run, **facts: object) -> None:

@@ -3,9 +3,8 @@
     rollback    it was sick: every later step has half the learning rate
     halving     memory ran out: smaller micro-batches and as many more of them, so that a step sees the same rows
 
-The file is written before the run begins again and is read at each start, so that a killed run goes on as adjusted. The
-frozen config and what checkpoints hold stay as they are, and nothing is adjusted twice. When a run may adjust itself is
-in ``training.recovery``.
+It is written before the run begins again (``training.recovery``) and read at each start, so that a killed run goes on
+as adjusted; the frozen config and what checkpoints hold stay as they are.
 """
 
 from collections.abc import Mapping, Sequence

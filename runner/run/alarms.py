@@ -3,15 +3,14 @@
 An alarm's name, thresholds and patience stand in its class; what it expects and says to type, its lag, and why its
 thresholds are these, in alarms.yaml. Step numbers are those of the whole training, also after a resume.
 
-The other half is ``training.health``, which fills in each :class:`Step` - from the trainer's losses, weights and notes,
-and the rewards of ``reward.panel`` - and says what kind of training the alarms are built for.
+``training.health`` fills in each :class:`Step`, and says what kind of training the alarms are built for.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, dataclass_transform
 
 from runner.errors import Fault, SickRun
 from runner.schema.text import number, read_tables
@@ -42,9 +41,10 @@ class Step:
     rewards: Mapping[str, tuple[float, float, int]] = field(default_factory=dict)  # lowest, highest, count since begin
 
 
+@dataclass_transform(field_specifiers=(field,))
 @dataclass
 class Alarm:
-    """One way to be sick: ``patience`` steps in a row that ``suspect`` finds something wrong with."""
+    """One way to be sick: ``patience`` steps in a row that ``suspect`` finds something wrong with; each a dataclass."""
 
     name = expected = fix = ""  # of each alarm those in alarms.yaml, as what follows
     curable, lag = False, 0
@@ -54,6 +54,7 @@ class Alarm:
     def __init_subclass__(cls, name: str) -> None:
         for key, value in {"name": name, **TABLE[name]}.items():
             setattr(cls, key, value)
+        dataclass(cls)
 
     def suspect(self, step: Step) -> str | None:
         """A line on what is wrong with a step; HEALTHY; or UNKNOWN where it has nothing of what the alarm looks at."""
@@ -85,7 +86,6 @@ class NotFinite(Alarm, name="not_finite"):
         return ", ".join(bad)
 
 
-@dataclass
 class ZeroGradient(Alarm, name="zero_gradient"):
     """No gradient at all: every label is masked, the two answers of each pair are one, or nothing leads to a weight."""
 
@@ -105,7 +105,6 @@ class ZeroGradient(Alarm, name="zero_gradient"):
         return HEALTHY if is_learnt else f"every gradient is 0, the loss {number(step.loss)}"
 
 
-@dataclass
 class Frozen(Alarm, name="frozen"):
     """Weights that stay as they are: the optimizer has others, or what is trained is not what the model uses."""
 
@@ -118,7 +117,6 @@ class Frozen(Alarm, name="frozen"):
         return HEALTHY if step.moved else "no trained weight has changed"
 
 
-@dataclass
 class GradientAscent(Alarm, name="gradient_ascent"):
     """Weights that follow the gradient of their own loss upwards, so that the opposite is learnt: a sign is wrong."""
 
@@ -133,7 +131,6 @@ class GradientAscent(Alarm, name="gradient_ascent"):
         return HEALTHY if self.over else f"the weights move up the gradient of the loss (cosine {step.slope:.2f})"
 
 
-@dataclass
 class Exploded(Alarm, name="exploded"):
     """Weights beyond all sizes that a model has: they began near 0.02 to 1 and are 100 times what they were."""
 
@@ -148,7 +145,6 @@ class Exploded(Alarm, name="exploded"):
         return grown if step.weight > self.TIMES * max(1.0, self.first) else HEALTHY
 
 
-@dataclass
 class Diverged(Alarm, name="diverged"):
     """A loss far from what it was, five steps in a row: three times the lowest mean of five steps, and 6 more."""
 
@@ -170,7 +166,6 @@ class Diverged(Alarm, name="diverged"):
         return HEALTHY
 
 
-@dataclass
 class HighLoss(Alarm, name="loss"):
     """A loss above the one that ``tolerate.loss`` names, for ``tolerate.loss_steps`` steps in a row; none without."""
 
@@ -184,7 +179,6 @@ class HighLoss(Alarm, name="loss"):
         return HEALTHY if step.loss <= self.most else high
 
 
-@dataclass
 class KL(Alarm, name="kl"):
     """A policy that has left its reference: more than 5 nats a token and 50 a completion, two steps in a row."""
 
@@ -202,7 +196,6 @@ class KL(Alarm, name="kl"):
         return HEALTHY if is_near else f"a KL of {number(whole, 3)} for a completion of {length:.0f} tokens"
 
 
-@dataclass
 class PreferencesInverted(Alarm, name="preferences_inverted"):
     """Preferences learnt the wrong way round: for five steps, and 32 pairs, the chosen answers have fallen behind."""
 
@@ -239,7 +232,6 @@ class PreferencesInverted(Alarm, name="preferences_inverted"):
         return fallen if is_clear else HEALTHY
 
 
-@dataclass
 class ChosenLost(Alarm, name="chosen_lost"):
     """Preferences learnt by making both answers impossible: the chosen ones have lost 5 nats a token, 50 an answer."""
 
@@ -257,7 +249,6 @@ class ChosenLost(Alarm, name="chosen_lost"):
         return f"a log-probability of {number(now, 3)} for a token of the chosen answers, after {number(self.first, 3)}"
 
 
-@dataclass
 class ConstantReward(Alarm, name="constant_reward"):
     """The same reward for every completion since the begin: there is nothing to prefer, and noise is learnt."""
 
@@ -276,7 +267,6 @@ class ConstantReward(Alarm, name="constant_reward"):
         return f"{given} to each of {count} completions"
 
 
-@dataclass
 class FirstMargin(Alarm, name="first_margin"):
     """A policy and a reference that differ before anything was learned: both are the start model, and the margin 0."""
 
@@ -307,8 +297,7 @@ def build_alarms(
     """The alarms of one kind of training, as ``tolerate`` leaves them.
 
     ``online`` is learning from rewarded samples of at most ``length`` tokens, ``anchored`` beside a reference, from
-    ``pairs`` in each step. ``rounding`` is by how much the margin of the first step may differ from 0; None where it
-    need not be 0.
+    ``pairs`` in each step. ``rounding`` is by how much the first margin may differ from 0; None where it need not be 0.
     """
     tolerate = tolerate or {}
     alarms: list[Alarm] = [NotFinite(), Frozen(), Exploded()]

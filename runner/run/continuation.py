@@ -1,8 +1,7 @@
 """Changes that may lie between a run and the one that goes on from its checkpoint: ``resume=outputs/<name>/<run>``.
 
-A changed field is another run, in a folder of its own, from the first step. But where a run with the new value would
-have taken the very same steps so far, it may begin with those of the old one, and it ends as if it had taken them
-itself, bit for bit. Which fields these are is listed here and nowhere else; any other one is refused, old -> new.
+A changed field is another run, from the first step. But where it would have taken the very same steps so far, it may
+begin with those of the old one, and ends as if it had taken them itself, bit for bit. Any other field is refused.
 """
 
 import contextlib
@@ -34,7 +33,12 @@ def find_resume_faults(cfg: Mapping[str, Any]) -> list[Fault]:
     if isinstance(other := _named(cfg), Fault):
         return [other]
     if other is None or other.folder.resolve() == folder_of(cfg, []).resolve():  # in its own it goes on anyway
-        return list(_process_faults(cfg))
+        run = Run(folder_of(cfg, []))
+        manifest = run.manifest() if made_of_batch(cfg) else {}
+        then, reason = (manifest.get("hardware") or {}).get("processes"), manifest.get("of_processes")
+        if not reason or not isinstance(then, int) or then == (now := processes_of(cfg)):
+            return []
+        return [fault("run.other_processes", now=now, then=then, run=run, reason=reason, words=words_for(cfg, then))]
     differences = list(_differences(other, cfg))  # first, because it changes no byte of a folder of another format
     if faults := find_foreign_faults(other.folder):
         return faults + differences
@@ -43,17 +47,6 @@ def find_resume_faults(cfg: Mapping[str, Any]) -> list[Fault]:
     if not sealed_checkpoints(other.checkpoints):
         return [fault("run.resumes_unsaved", run=other), *differences]
     return differences
-
-
-def _process_faults(cfg: Mapping[str, Any]) -> Iterator[Fault]:
-    if not made_of_batch(cfg):
-        return
-    run = Run(folder_of(cfg, []))
-    manifest = run.manifest()
-    then, reason = (manifest.get("hardware") or {}).get("processes"), manifest.get("of_processes")
-    if reason and isinstance(then, int) and then != processes_of(cfg):
-        words = words_for(cfg, then)
-        yield fault("run.other_processes", now=processes_of(cfg), then=then, run=run, reason=reason, words=words)
 
 
 def other_run(cfg: Mapping[str, Any]) -> Run | None:
@@ -160,8 +153,7 @@ def _objection(path: str, old: object, new: object, cfg: Mapping[str, Any], know
         return "the same, because trainer.args.num_completions_to_print draws some each time"
     if name in upstream.MAP_STYLE_ONLY and _streams(cfg):
         return "the same, because streamed rows come in another order"
-    if name in upstream.LONGER:
-        # Why a training cannot be made longer; empty where it can.
+    if name in upstream.LONGER:  # why it cannot be made longer, if it cannot
         if not (isinstance(old, int | float) and isinstance(new, int | float) and min(old, new) > 0):
             return "the same, because its length was given otherwise"
         if new < old:

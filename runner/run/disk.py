@@ -1,8 +1,4 @@
-"""Disks: what a run still needs of one, how much is free, whether an error means that there is none, and whether other
-machines see the locks on it.
-
-The size of a checkpoint is counted in ``training.checkpoint``, where the weights are known, and noted in the manifest.
-"""
+"""Disks: what a run still needs of one, by its manifest, how much is free, and whether other machines see its locks."""
 
 import errno
 import shutil
@@ -28,10 +24,7 @@ def check_space(run: Run) -> None:
 
 
 def needed(run: Run) -> tuple[int, str]:
-    """Bytes that the run has yet to write, and what they are: its checkpoints, one more than it keeps, and ``model/``.
-
-    0 where nothing is known of them yet.
-    """
+    """Bytes that the run has yet to write, as far as is known, and what: one checkpoint more than it keeps, a model."""
     disk = {"checkpoints": 0, "checkpoint": 0, "model": 0} | (run.manifest().get("disk") or {})
     more = max(0, disk["checkpoints"] - len(sealed_checkpoints(run.checkpoints)))
     size = more * disk["checkpoint"] + disk["model"]

@@ -1,8 +1,7 @@
 """Fingerprints of a run's inputs on this machine: files of rows, models, templates, and the user's code.
 
-Each file has a fingerprint that costs next to nothing to look at again: one with the size and the time that it had is
-the same file, and only another one is read. What the hub gives is known by its commit, and the rows that came out by
-their hash (``command.train``); what ships with the package by its version.
+A file with the size and the time that it had is the same, and only another one is read. What the hub gives is known by
+its commit, the rows that came out by their hash (``command.train``), and what ships with the package by its version.
 """
 
 import hashlib
@@ -20,8 +19,7 @@ from runner.schema import upstream
 from runner.schema.source import NOT_OF_THE_USER, find_module
 from runner.schema.text import flatten, last_key, nodes, walk
 
-# How a key ends whose value is read.
-NAMES = ("path", "file", "files", "template", upstream.DEEPSPEED, upstream.FSDP_CONFIG)
+NAMES = ("path", "file", "files", "template", upstream.DEEPSPEED, upstream.FSDP_CONFIG)  # ends of keys that are read
 SUFFIXES = {".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".gz", ".zst", ".safetensors", ".bin", ".model"}
 SUFFIXES |= {".txt", ".jinja", ".tiktoken", ".py", ".yaml", ".yml"}
 NOT_INPUTS = {"training_args.json", "trainer_state.json", SEAL}

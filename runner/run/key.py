@@ -5,10 +5,8 @@ declared in ``validate.context.TOP``, the range of a number in ``validate.values
 ``VOLATILE``, a default of it in ``conf/config.yaml`` enters the key of every run, so that all train again, while one
 that is read by ``cfg.get`` where it is not there, as ``tolerate``, leaves theirs as they are.
 
-What asks elsewhere follows ``VOLATILE``: only what lasts is compared by ``run.continuation``, ``run.inputs`` and
-``estimate.smoke``; ``run.open_run`` freezes a config of the same key again where the rest of it differs;
-``report.axis`` shows of the rest only its own ``TOP``. Where a key of the config means something else than before,
-``run.FORMAT`` grows.
+Only what lasts is compared by ``run.continuation``, ``run.inputs`` and ``estimate.smoke``; ``run.open_run`` freezes a
+config of the same key again where the rest differs. Where a key means something else than before, ``run.FORMAT`` grows.
 """
 
 import functools
@@ -32,15 +30,11 @@ VOLATILE = frozenset(
     | {"on_memory", "attempts", "on_sick", "tolerate"}
 )
 SETTLED_NANOSECONDS = 2_000_000_000  # more than any clock of a file system is late
-# The choices that the name of a run is made of; ``model.path=`` is in its label, ``model=`` is not.
-NAMED_BY = ("trainer", "model", "dataset", "experiment", "sweep")
+NAMED_BY = ("trainer", "model", "dataset", "experiment", "sweep")  # a run; ``model.path=`` is in its label
 
 
 def key_of(cfg: Mapping[str, Any]) -> str:
     """Ten hex digits that name a configuration: equal where the result must be equal, if there is one.
-
-    Runs that differ only in ``tolerate`` and ``on_sick`` are one: either ends a training or lets it go on, and the
-    folder says by its adjustments where a rollback has changed it.
 
     >>> key_of({"seed": 1, "name": "a"}) == key_of({"name": "b", "seed": 1.0})
     True
@@ -83,9 +77,7 @@ def canonical_text(cfg: object) -> str:
 def label_of(overrides: Sequence[str]) -> str:
     """The overrides as a short folder name, without what the name of the run or its key says already.
 
-    Only characters that neither a shell nor Hydra's grammar reads as their own, because people type
-    ``model.path=outputs/...``.
-
+    Only characters that neither a shell nor Hydra's grammar reads as their own, because people type it.
     >>> label_of(["trainer=dpo", "kl_coef=0.05", "model.path=outputs/x/run/model", "allow=[mine]"])
     'kl_coef-0.05+path-run+allow-mine'
     """

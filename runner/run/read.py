@@ -2,7 +2,6 @@
 
 A word means a run as its folder, as a name with one run, as ``<name>/<run>``, or as a run's key. A file that is torn or
 missing is named and read as empty, because a report of what is there is better than none.
-What the files of several runs mean together is not here (``report.sweep``).
 """
 
 import contextlib
@@ -35,10 +34,7 @@ NEEDED = ("name", "output_root", "seed", "trainer", "model", "dataset", "launche
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run folder as it was read; ``damaged`` names the files that could not be.
-
-    Nothing else is read of a folder that has ``faults``: it is of another format, or links or pipes are in it.
-    """
+    """One run folder as it was read, but for files that are ``damaged``, and for all of one that has ``faults``."""
 
     folder: Path
     cfg: Mapping[str, Any]
@@ -174,10 +170,7 @@ def is_run(folder: Path) -> bool:
 
 
 def find_runs(words: Sequence[str], verb: str, count: int | None, root: Path = Path("outputs")) -> list[RunRecord]:
-    """The runs that a verb was given, all faults at once; ConfigError where they are not ``count`` words.
-
-    Without a count they may be any number, and each word the name of several.
-    """
+    """The runs of ``count`` words, or of any number, each perhaps the name of several; raises all faults at once."""
     if count is None:
         named: list[str] = []
         for word in words:
@@ -255,10 +248,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def read_samples(folder: Path, dense: bool = False) -> list[dict[str, Any]]:
-    """Sampled completions with ``step``, ``prompt`` and ``completion`` as text, and ``score`` where there is one.
-
-    A trainer may write a table of its own beside the runner's: ``dense`` takes the one with more steps.
-    """
+    """Sampled completions, a ``score`` where there is one; of ours and the trainer's, ``dense`` takes more steps."""
     tables, texts = [], ("prompt", "completion")
     for name in SAMPLE_FILES:
         rows = [row for row in read_rows(folder / name) if row.keys() >= {*texts} and is_finite(row.get("step"))]

@@ -1,11 +1,7 @@
-"""Sealed folders, which are the checkpoints of a run and its model: what a seal holds, and how it is written, verified,
-found again and removed.
+"""Sealed folders: the checkpoints of a run and its model; how a seal is written, verified, found again and removed.
 
 A seal is a file in the folder with the size and the hash of every other file there; what has none was never finished.
-What ``seal`` leaves out is left out of checkpoints, models and exports alike; that nobody trains from it either is said
-by ``run.inputs.NOT_INPUTS``. A checkpoint is sealed after all callbacks of the user's have seen its save.
-What files a save writes is for the Trainer to say (``model/``: ``command.train``), and when there is one for
-``training.checkpoint``.
+A checkpoint is sealed after all callbacks of the user's have seen its save (``training.checkpoint``).
 """
 
 import hashlib
@@ -30,10 +26,7 @@ THREADS = 8  # that hash the files of a folder: 1.4 GB a second each, where the 
 
 
 def seal(folder: Path, entries: Mapping[str, Sequence[object]] | None = None) -> None:
-    """Put every byte of a folder on the disk, then its sizes and hashes, so that damage can be found.
-
-    ``entries`` are those of files that several processes have put there, each its own by :func:`put_down`.
-    """
+    """Put every byte of a folder on the disk, then sizes and hashes: own, or ``entries`` that processes put down."""
     files = put_down(folder) if entries is None else entries
     write_json(folder / SEAL, {name: files[name] for name in sorted(files)} | {SEAL: _own_entry(files)})
     sync(folder.parent)
@@ -158,9 +151,8 @@ def remove_leftovers(run: Run) -> None:
 def rotate(folder: Path, keep: int, best: str | None, steps_to_notice: int = 0) -> None:
     """Delete the oldest checkpoints in a folder: before the end of a run, and then with no ``steps_to_notice``.
 
-    At the end the best is one of those that may stay, beside the newest, from which a run that is killed now goes on.
-    Before, what is newer than a sickness takes to be noticed may be sick: the newest that is older stays as well,
-    and the oldest that is newer, which will be that one.
+    At the end the best may stay, beside the newest, from which a run that is killed now goes on. Before, what is newer
+    than a sickness takes to be noticed may be sick: the newest older one stays, too, and the oldest newer, its heir.
     """
     sealed = sealed_checkpoints(folder)
     old = [path for path in sealed if step_of(path) <= step_of(sealed[-1]) - steps_to_notice]

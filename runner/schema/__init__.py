@@ -9,5 +9,4 @@
     upstream                                                 the names of TRL and the Trainer that our code relies on
 
 Where the source cannot say, the answer accepts everything rather than refuse something good.
-Whether a value is sensible, and whether a target may run at all, is for ``validate``.
 """

@@ -81,8 +81,7 @@ def read_signature(target: str) -> Signature | None:
 def choices_compared(target: str, name: str, least: int = 2) -> tuple[str, ...]:
     """The texts that a class compares ``name`` with, or else those of its nearest base.
 
-    Texts that it refuses (``if x == "old": raise``) are left out. Fewer than ``least`` are no
-    choice, and then the answer is empty.
+    Texts that it refuses (``if x == "old": raise``) are left out; fewer than ``least`` are no choice, and none come.
     """
     found = find_definition(target)
     package = target.partition(".")[0]

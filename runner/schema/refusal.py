@@ -1,8 +1,7 @@
 """Refusals of a constructor by its arguments alone, read from its source: ``if self.beta > 1: raise ValueError(...)``.
 
-Statements are followed as Python would follow them, with the values that are known. A test that asks for anything else
-is not decided: what stands below it is left out, and what it may assign is not known any more. Nothing is imported.
-Constructors of libraries alone are read: a user's own may change what it is given in ways that no reader can follow.
+Statements are followed with the values that are known. A test that asks for anything else is not decided: what stands
+below it is left out, and what it may assign is unknown. A user's own code may do more than a reader can follow.
 """
 
 import ast
@@ -10,6 +9,7 @@ import functools
 import operator
 import re
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -127,10 +127,9 @@ def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
         values = [_value(part, known) for part in parts]
         if function is None or any(value is UNKNOWN for value in values):
             return UNKNOWN
-        try:
+        with suppress(TypeError, ValueError, ArithmeticError, AttributeError):
             return function(*values)
-        except (TypeError, ValueError, ArithmeticError, AttributeError):
-            return UNKNOWN
+        return UNKNOWN
 
     match node:
         case ast.Constant(value=value):

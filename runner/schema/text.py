@@ -1,8 +1,4 @@
-"""A configuration as dotted keys, values as text to type or to read, and the likeness of words for a did-you-mean.
-
-Each is the one way in which the runner does it, as that to read the tables of a module is: data, in the YAML file that
-stands beside it under its name.
-"""
+"""A configuration as dotted keys, values as text to type or to read, likeness of words, and the tables of a module."""
 
 import difflib
 import re
@@ -24,7 +20,7 @@ CONSTANT = re.compile(r"(?i)null|true|false|[+-]?((\d[\d_]*(\.\d*)?|\.\d+)(e[+-]
 
 
 def read_tables(module: str) -> dict[str, Any]:
-    """The tables of a module, by its ``__file__``."""
+    """The tables of a module, by its ``__file__``: the YAML file that stands beside it under its name."""
     return yaml.load(Path(module).with_suffix(".yaml").read_bytes(), LOADER)
 
 

@@ -1,7 +1,4 @@
-"""Annotations as small trees that can accept a YAML value, and that print in plain words.
-
-Reading one may follow a name to an enum, a TypedDict or an alias in another module; nothing runs.
-"""
+"""Annotations as small trees that accept YAML values and print in plain words; names in them are followed."""
 
 import ast
 import functools
@@ -81,8 +78,7 @@ PLURALS: dict[str, str] = _TABLES["plurals"]
 PLAIN = {name: Type(kind) for kind, names in _TABLES["plain"].items() for name in names}
 CLASSES: dict[str, Any] = {"none": NoneType, "bool": bool, "int": int, "float": (int, float), "str": str}
 ANY, NONE, TEXT = map(Type, ("any", "none", "str"))
-# An instance of some class. YAML writes one as a node, so beside plain types it adds nothing.
-INSTANCE = Type("instance")
+INSTANCE = Type("instance")  # of some class: YAML writes one as a node, so beside plain types it adds nothing
 
 
 def to_type(annotation: ast.expr | None, module: Module | None, depth: int = 0) -> Type:

@@ -1,8 +1,4 @@
-"""The names of TRL and transformers that our code relies on, in one place: names and tables in upstream.yaml.
-
-What to do where a new version renames one, and what one more trainer may need, stands there. No other Python holds a
-name as text.
-"""
+"""The names of TRL and transformers that our code relies on: upstream.yaml says what to do where one changes."""
 
 import ast
 import math
@@ -13,8 +9,7 @@ from runner.schema.read import Parameter, Signature, read_signature
 from runner.schema.source import public_names
 from runner.schema.text import read_tables
 
-# Each is described where it stands, in upstream.yaml.
-_TABLES = read_tables(__file__)
+_TABLES = read_tables(__file__)  # each is described where it stands
 NAMES = frozenset(name for names in _TABLES["names"].values() for name in names)
 COMPLETION_LENGTHS: list[str] = _TABLES["completion_lengths"]
 LOSS_INTERFACES: dict[str, list[str]] = _TABLES["loss_interfaces"]
@@ -30,15 +25,12 @@ WANTED: dict[str, list[list[str]]] = _TABLES["wanted"]
 OTHER_VALUES: dict[str, str] = _TABLES["other_values"]
 FROM_TOP: dict[str, str] = _TABLES["from_top"]
 TRACKERS = tuple(_TABLES["trackers"])
-LOGGED, CALLBACK_VISIBLE = frozenset(_TABLES["logged"]), frozenset(_TABLES["callback_visible"])
-MAP_STYLE_ONLY, LONGER = frozenset(_TABLES["map_style_only"]), frozenset(_TABLES["longer"])
+ELSEWHERE, ON_A_GPU = _TABLES["elsewhere"], _TABLES["on_a_gpu"]
+BESIDE_ROWS, WITHOUT_NOTE = _TABLES["beside_rows"], _TABLES["without_note"]
+MACHINE_DEFAULTS, OF_LOG_PROBS = (frozenset(_TABLES[name]) for name in ("machine_defaults", "of_log_probs"))
+_SETS = (frozenset(_TABLES[name]) for name in ("logged", "callback_visible", "map_style_only", "longer"))
+LOGGED, CALLBACK_VISIBLE, MAP_STYLE_ONLY, LONGER = _SETS
 EXTENDABLE = frozenset(_TABLES["read_by_no_step"]) | LOGGED | CALLBACK_VISIBLE | MAP_STYLE_ONLY | LONGER
-MACHINE_DEFAULTS = frozenset(_TABLES["machine_defaults"])
-ELSEWHERE: dict[str, Any] = _TABLES["elsewhere"]
-ON_A_GPU: dict[str, Any] = _TABLES["on_a_gpu"]
-OF_LOG_PROBS = frozenset(_TABLES["of_log_probs"])
-BESIDE_ROWS: dict[str, Any] = _TABLES["beside_rows"]
-WITHOUT_NOTE: dict[str, Any] = _TABLES["without_note"]
 IGNORED = -100  # the label of a token that no loss counts
 
 

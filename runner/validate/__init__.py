@@ -6,8 +6,7 @@
     parts.find_mismatches(cfg)      parts that are each right and do not go together, where the keys have no fault
     start.check_ahead(jobs)         the world around the runs of a command: raises before a folder is made
 
-The schema is the signature of what each ``_target_`` names, so a new field or trainer needs no line here. Written down
-is only what a signature cannot say. What all of them know of a configuration is in ``context``.
+The schema is the signature of what each ``_target_`` names: only what a signature cannot say is written down here.
 """
 
 from collections.abc import Collection, Iterator

@@ -18,8 +18,7 @@ from runner.schema.type import expression
 
 ARGS = "trainer.args."
 CONFIGS = ("trl", "transformers.training_args")  # where the fields of TRL's trainers are
-# Each is described where it stands, in context.yaml.
-_TABLES = read_tables(__file__)
+_TABLES = read_tables(__file__)  # each is described where it stands
 TOP: dict[str, str] = _TABLES["top"]
 PLAIN_GROUPS: dict[str, dict[str, str]] = _TABLES["plain_groups"]
 PLAIN_GROUPS["tolerate"] = dict.fromkeys(ALARMS, "bool | int") | PLAIN_GROUPS["tolerate"]

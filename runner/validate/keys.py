@@ -1,7 +1,4 @@
-"""Keys: those of the top level and its groups, those of each node against its signature, and where a stray one belongs.
-
-A value at a right key is judged by ``values``, a target by ``targets``.
-"""
+"""Keys: those of the top level and its groups, of each node against its signature, and where a stray one belongs."""
 
 import math
 from collections.abc import Iterator
@@ -18,7 +15,6 @@ from runner.validate.context import ARGS, OWN, PLAIN_GROUPS, SPECIAL, TOP, Valid
 from runner.validate.values import SETTINGS, find_misfits, misfit_choice, misfit_number, misfit_type, range_of
 
 # --- The top level ----------------------------------------------------------------------------------
-
 NEEDED_GROUPS = ("trainer", "model", "dataset")
 READ_GROUPS = ("tracker", "launcher")  # where the key is there, there must be something in it
 NAMED_GROUPS = ("reward", "weight", "metric", "callback")  # of parts that each have a name
@@ -60,8 +56,7 @@ def _stray(context: ValidationContext, key: str, value: object) -> Iterator[Faul
     elif likely := likely or _near_places(context, key):
         yield Fault(key, NOT_AT_THE_TOP, likely[0], as_typed({likely[0]: value}))
     else:
-        expected = _find_owners(context, key) or f"one of {shortened(names)}"
-        yield Fault(key, NOT_AT_THE_TOP, expected, f"leave {key} out")
+        yield Fault(key, NOT_AT_THE_TOP, _find_owners(context, key) or f"one of {shortened(names)}", f"leave {key} out")
 
 
 def _setting(context: ValidationContext, path: str, kind: str, value: object) -> Iterator[Fault]:
@@ -130,15 +125,12 @@ def find_infinite(context: ValidationContext) -> Iterator[Fault]:
 
 
 # --- Nodes ------------------------------------------------------------------------------------------
-
 # What the train command gives to a part whose signature names it, so that no config needs to.
 SERVED = upstream.SERVED | {"trainer": [*upstream.SERVED["trainer"], *upstream.FROM_GROUP]}
 NEEDED_KEYS = {"trainer": ("form", "head", "args"), "model": ("tokenizer",)}
-# Arguments of functions that are called with rows and what was made of them.
 TOOLS = tuple(f"trainer.{name}" for name in upstream.FUNCTIONS if name != upstream.ENVIRONMENT_FACTORY)
-GIVEN_LATER = {"completions", "messages", "row"}
-# Keys that hold a node themselves, so that what they misspell can be seen.
-NODE_KEYS = ("trainer.args", "trainer.teacher_model", "model.tokenizer")
+GIVEN_LATER = {"completions", "messages", "row"}  # to functions that are called with rows and what was made of them
+NODE_KEYS = ("trainer.args", "trainer.teacher_model", "model.tokenizer")  # that hold nodes, so that misspelt keys show
 # Fields that the runner sets whatever the config says; to set them would be in vain.
 SET_BY_RUNNER = (upstream.OUTPUT_DIR, upstream.SAVE_ONLY_MODEL, upstream.DISABLE_TQDM, "resume_from_checkpoint", "seed")
 
@@ -214,7 +206,6 @@ def _choices(
 
 
 # --- Stray keys -------------------------------------------------------------------------------------
-
 MIN_LIKENESS = 0.8  # from here on, a key is taken for a misspelling of its neighbour
 
 

@@ -1,7 +1,4 @@
-"""Losses and token weights of the user's own: which trainers take them, and what does not go with them.
-
-Which kind a trainer is, its names say (``schema.upstream``).
-"""
+"""Losses and token weights of the user's own: which trainers take them, by their names, and what goes with them."""
 
 from collections.abc import Iterator, Sequence
 
@@ -14,8 +11,7 @@ from runner.schema.type import shortened
 from runner.validate.context import ValidationContext
 
 WHOLE_BATCH = ("outputs", "labels", "num_items_in_batch")
-# Each is described where it stands, in objective.yaml.
-_TABLES = read_tables(__file__)
+_TABLES = read_tables(__file__)  # each is described where it stands
 GIVES: dict[str, list[str]] = _TABLES["gives"]
 NEEDS: dict[str, tuple[str, str]] = _TABLES["needs"]
 ALSO_GIVES: dict[str, list[str]] = _TABLES["also_gives"]

@@ -1,7 +1,6 @@
 """Parts, and fields of the trainer's config, that are each right and do not go together.
 
-Read from the trainer's own constructor: a part that it does not name cannot be served, and one that it lives on must be
-there. Losses and weights of tokens are in ``objective``.
+A part that the trainer's own constructor does not name cannot be served, and one that it lives on must be there.
 """
 
 import contextlib
@@ -18,13 +17,13 @@ from runner.dataset.detect import read_layout
 from runner.dataset.disk import MAX_BYTES_READ, check_files, find_files, read_columns
 from runner.dataset.form import FORMS, FORMS_FOR, TRAINER_FORMS, Role, fits
 from runner.dataset.request import named_sets
-from runner.errors import DataError, Fault, fault, faults_by_name
+from runner.errors import DataError, Fault, fault
 from runner.metric.ask import kind_of
 from runner.model.check import new_tokens, overrides_answers
 from runner.schema import upstream
 from runner.schema.read import Signature, read_signature
 from runner.schema.source import Definition, find_definition, has_method
-from runner.schema.text import Config, last_key, named, nearest, nodes, read_tables, scalars, short_text, to_text
+from runner.schema.text import Config, last_key, named, nearest, nodes, scalars, short_text, to_text
 from runner.schema.type import shortened
 from runner.tracker.variable import find_foreign_variables
 from runner.validate.context import ARGS, ValidationContext
@@ -34,9 +33,6 @@ from runner.validate.values import is_plain_number
 REWARDS_FOR = {"preference": [], "demonstration": ["exact_match", "final_answer", "overlap"], "prompt": []}
 OPTIONAL_GROUPS = ("reward", "peft", "collator", "callback", "optimizer")  # the others every run needs
 SCHEDULES_BY_SCORE = ("reduce_lr_on_plateau", "greedy")  # those that look at what was evaluated
-
-
-_fault = faults_by_name(lambda: read_tables(__file__))
 
 
 def find_part_faults(context: ValidationContext) -> Iterator[Fault]:
@@ -49,7 +45,7 @@ def find_part_faults(context: ValidationContext) -> Iterator[Fault]:
         is_free = not _is_given(node) or trainer.is_open or _changes_model(context, node)
         if not is_free and not any(upstream.FROM_GROUP.get(name) == group for name in trainer.parameters):
             off = "none" if "none" in context.menu.get(group, ()) else "null"
-            yield _fault("in_vain", group=group, trainer=trainer.name, off=off)
+            yield fault("validate.in_vain", group=group, trainer=trainer.name, off=off)
     yield from _not_given(context, trainer)
     of_fields = (_steps, _exclusions, _batches) if context.signature(context.args) else ()
     for find in (_adapter, _strategy, _parameter_groups, _patterns, _selection, *of_fields):
@@ -73,14 +69,14 @@ def _not_given(context: ValidationContext, trainer: Signature) -> Iterator[Fault
         options = _rewards_for(context)
         expected = f"one of {shortened(options)}" if options else "entries with a _target_"
         fix = f"={options[0]}" if options else "reward.<name>._target_=<module.name>"
-        yield _fault("no_reward", trainer=trainer.name, expected=expected, fix=fix)
+        yield fault("validate.no_reward", trainer=trainer.name, expected=expected, fix=fix)
     rewards = len(named(context.mapping("reward"), "reward")) + bool(context.args.get(upstream.REWARD_MODEL_PATH))
     weights = context.args.get(upstream.REWARD_WEIGHTS)
     if isinstance(weights, list) and given and len(weights) != rewards:
         count = "1 reward" if rewards == 1 else f"{rewards} rewards"
-        yield _fault("number_of_weights", weights=len(weights), rewards=count, ones=to_text([1.0] * rewards))
+        yield fault("validate.number_of_weights", weights=len(weights), rewards=count, ones=to_text([1.0] * rewards))
     if upstream.TEACHER_MODEL in trainer.parameters and not node.get(upstream.TEACHER_MODEL):
-        yield _fault("no_teacher", trainer=trainer.name)
+        yield fault("validate.no_teacher", trainer=trainer.name)
 
 
 def _rewards_for(context: ValidationContext) -> list[str]:
@@ -101,28 +97,28 @@ def _adapter(context: ValidationContext) -> Iterator[Fault]:
     if quant:
         adapter = Path(str(context.mapping("model").get("path")), "adapter_config.json")  # which is trained on
         if (not _is_given(context.cfg.get("peft")) or _changes_model(context, peft)) and not adapter.is_file():
-            yield _fault("quantised", option="lora" if "lora" in context.options("peft") else "<an adapter>")
+            yield fault("validate.quantised", option="lora" if "lora" in context.options("peft") else "<an adapter>")
         bits = [name for name in ("load_in_4bit", "load_in_8bit") if quant.get(name)]
         if str(quant.get("_target_")).endswith("BitsAndBytesConfig") and len(bits) != 1:
-            yield _fault("both_bits" if bits else "no_bits")
+            yield fault("validate.both_bits") if bits else fault("validate.no_bits")
     config = context.signature(context.args)
     if has_method(peft.get("_target_"), "prepare_model") and config and "critic" in config.parameters:
-        yield _fault("tuner_beside_critic", trainer=context.option)
+        yield fault("validate.tuner_beside_critic", trainer=context.option)
     if signature and peft.get("full") and _changes_model(context, peft):
-        yield _fault("whole_layers", kind=signature.name)
+        yield fault("validate.whole_layers", kind=signature.name)
     added, known = new_tokens(context.mapping("model.tokenizer")), signature.parameters if signature else {}
     is_whole = peft.get("full") or peft.get("modules_to_save") or "trainable_token_indices" in known
     if added and signature and "inference_mode" in known and not is_whole:
         yield fault("model.untrained_tokens", kind=signature.name)
     model, trainer = context.mapping("model"), context.trainer
     if quant and overrides_answers(model):
-        yield _fault("rounded_base")
+        yield fault("validate.rounded_base")
     routed = [key for key in context.mapping("model.config") if "router" in str(key)]
-    yield from (_fault("no_router_loss", key=key) for key in routed if config and "critic" in config.parameters)
+    yield from (fault("validate.no_router_loss", key=key) for key in routed if config and "critic" in config.parameters)
     loader = "vLLM" if context.args.get(upstream.USE_VLLM) or context.args.get("rollout_engine") == "vllm" else ""
     loader = trainer.name if trainer and upstream.takes_path(trainer) else loader
     own = {"config": overrides_answers(model), "tokenizer.add_tokens": added}
-    yield from (_fault("loaded_elsewhere", key=key, loader=loader) for key in own if loader and own[key])
+    yield from (fault("validate.loaded_elsewhere", key=key, loader=loader) for key in own if loader and own[key])
 
 
 def _strategy(context: ValidationContext) -> Iterator[Fault]:
@@ -130,22 +126,22 @@ def _strategy(context: ValidationContext) -> Iterator[Fault]:
     given = [name for name in sharding.FIELDS if args.get(name)]
     if signature and upstream.FSDP in given:
         if "num_virtual_tokens" in signature.parameters:
-            yield _fault("virtual_tokens", kind=signature.name)
+            yield fault("validate.virtual_tokens", kind=signature.name)
         if context.mapping("model").get("merge") or overrides_answers(context.mapping("model")):
-            yield _fault("merged_shards")
+            yield fault("validate.merged_shards")
     whole = [name for name in given if quant.get("load_in_8bit") or (quant and name == upstream.DEEPSPEED)]
     if whole:
         where = f"{ARGS}{whole[0]}"
-        yield _fault("split_weights", where=where, fix=sharding.unspread(where, context.typed))
+        yield fault("validate.split_weights", where=where, fix=sharding.unspread(where, context.typed))
     elif quant.get("load_in_4bit") and upstream.FSDP in given and not quant.get("bnb_4bit_quant_storage"):
-        yield _fault("split_bytes")
+        yield fault("validate.split_bytes")
     signature, fsdp = context.signature(args), context.mapping(f"{ARGS}{upstream.FSDP_CONFIG}")
     if signature and "critic" in signature.parameters and fsdp.get("cpu_ram_efficient_loading"):
-        yield _fault("critic")
+        yield fault("validate.critic")
     if given and context.mapping("model").get("device_map"):
-        yield _fault("two_placements")
+        yield fault("validate.two_placements")
     if context.cfg.get("resume") and (split := sharding.split_layers(args)):
-        yield _fault("split_layers", field=split[0], why=sharding.NOT_RESUMED)
+        yield fault("validate.split_layers", field=split[0], why=sharding.NOT_RESUMED)
     yield from _sizes(context, context.mapping(f"{ARGS}{upstream.PARALLELISM_CONFIG}"))
 
 
@@ -159,9 +155,9 @@ def _sizes(context: ValidationContext, sizes: Mapping[str, object]) -> Iterator[
         rest, left = divmod(processes, total // counts.get("dp_shard_size", 1))
         fix = words_for(context.cfg, total) + ("" if left or rest < 2 else f", or {where}.dp_shard_size={rest}")
         product = " x ".join(f"{name} {size}" for name, size in counts.items())
-        yield _fault("sizes", where=where, product=product, total=total, processes=processes, fix=fix)
+        yield fault("validate.sizes", where=where, product=product, total=total, processes=processes, fix=fix)
     if context.args.get(upstream.FSDP) and counts.get("dp_shard_size", 1) * counts.get("cp_size", 1) == 1:
-        yield _fault("no_shards", where=where, rest=processes // counts.get("tp_size", 1))
+        yield fault("validate.no_shards", where=where, rest=processes // counts.get("tp_size", 1))
 
 
 def _parameter_groups(context: ValidationContext) -> Iterator[Fault]:
@@ -172,15 +168,15 @@ def _parameter_groups(context: ValidationContext) -> Iterator[Fault]:
     found = find_definition(signature.target)  # whose code may read more of a group than its constructor takes
     text = found.module.text.replace("'", '"') if isinstance(found, Definition) else ""
     if "named_parameters" in known and context.mapping("optimizer.groups"):
-        yield _fault("own_groups", kind=signature.name)
+        yield fault("validate.own_groups", kind=signature.name)
         return
     for pattern, settings in context.mapping("optimizer.groups").items():
         if not isinstance(settings, dict):
-            yield _fault("no_settings", pattern=pattern, found=short_text(settings))
+            yield fault("validate.no_settings", pattern=pattern, found=short_text(settings))
             continue
         for key in (key for key in settings if key not in known and f'"{key}"' not in text):
             names = {"known": shortened(known), "near": [*nearest(key, known), "lr_ratio"][0]}
-            yield _fault("no_such_setting", pattern=pattern, key=key, kind=signature.name, **names)
+            yield fault("validate.no_such_setting", pattern=pattern, key=key, kind=signature.name, **names)
 
 
 def _patterns(context: ValidationContext) -> Iterator[Fault]:
@@ -199,7 +195,7 @@ def _patterns(context: ValidationContext) -> Iterator[Fault]:
         try:
             re.compile(pattern if isinstance(pattern, str) else "")
         except re.error as error:
-            yield _fault("pattern", where=where, pattern=pattern, error=error, fix=fix)
+            yield fault("validate.pattern", where=where, pattern=pattern, error=error, fix=fix)
 
 
 def _selection(context: ValidationContext) -> Iterator[Fault]:
@@ -210,49 +206,46 @@ def _selection(context: ValidationContext) -> Iterator[Fault]:
         chosen = args.get(upstream.GREATER_IS_BETTER, not wanted.endswith("loss"))
         if better and (wanted == name or wanted.endswith(f"_{name}")) and chosen is not (better == "higher"):
             right = {"other": "higher" if chosen else "lower", "right": to_text(better == "higher")}
-            yield _fault("better", wanted=wanted, better=better, **right)
+            yield fault("validate.better", wanted=wanted, better=better, **right)
     evaluates, best = _evaluates(context), upstream.LOAD_BEST_MODEL_AT_END
     signatures = map(context.signature, context.entries("callback").values())
     if any(signature and "EarlyStoppingCallback" in signature.lineage for signature in signatures):
         if not evaluates:
-            yield _fault("stops_unseen")
+            yield fault("validate.stops_unseen")
         if not wanted and context.field(best) is not True:
-            yield _fault("stops_by_nothing")
+            yield fault("validate.stops_by_nothing")
     if context.field(best) is not True:
         return
     if not evaluates:
-        yield _fault("best_of_nothing")
+        yield fault("validate.best_of_nothing")
         return
     saves, strategy = context.field(upstream.SAVE_STRATEGY), context.field(upstream.EVAL_STRATEGY)
     if saves != "best" and isinstance(saves, str) and saves != strategy:
-        yield _fault("best_not_saved", saves=saves, strategy=strategy)
+        yield fault("validate.best_not_saved", saves=saves, strategy=strategy)
     each, step = context.field(upstream.SAVE_STEPS), context.field(upstream.EVAL_STEPS)
     if saves == strategy == "steps" and all(is_plain_number(one) and one >= 1 for one in (each, step)) and each % step:
-        yield _fault("best_between", each=each, step=step, right=max(1, round(each / step)) * step)
+        yield fault("validate.best_between", each=each, step=step, right=max(1, round(each / step)) * step)
 
 
 # --- Fields of the trainer's config -----------------------------------------------------------------
 # Most of what follows its constructor would refuse too, but only after the libraries are imported; the rest it would
 # take, and learn nothing, or something else.
-
-
 def _evaluates(context: ValidationContext) -> bool:
     return context.field(upstream.EVAL_STRATEGY) not in ("no", False, None)
 
 
 def _steps(context: ValidationContext) -> Iterator[Fault]:
-    names = (upstream.MAX_STEPS, upstream.WARMUP_STEPS, upstream.NUM_TRAIN_EPOCHS)
-    steps, warmup, epochs = map(context.args.get, names)
+    steps, warmup = context.args.get(upstream.MAX_STEPS), context.args.get(upstream.WARMUP_STEPS)
     if is_plain_number(steps) and is_plain_number(warmup) and 1 <= steps <= warmup:
-        yield _fault("only_warmup", warmup=warmup, steps=steps)
+        yield fault("validate.only_warmup", warmup=warmup, steps=steps)
     # Steps that nobody typed may have come with the model.
     typed = [f"{ARGS}{name}" in context.typed for name in (upstream.NUM_TRAIN_EPOCHS, upstream.MAX_STEPS)]
     if typed == [True, False] and is_plain_number(steps) and steps > 0:
-        yield _fault("overruled", epochs=epochs, steps=steps)
+        yield fault("validate.overruled", epochs=context.args.get(upstream.NUM_TRAIN_EPOCHS), steps=steps)
     for name in (upstream.LOGGING_STEPS, upstream.SAVE_STEPS, upstream.EVAL_STEPS):
         value = context.field(name)
         if is_plain_number(value) and value > 1 and value != int(value):
-            yield _fault("broken_steps", field=name, found=short_text(value), right=round(value))
+            yield fault("validate.broken_steps", field=name, found=short_text(value), right=round(value))
 
 
 def _exclusions(context: ValidationContext) -> Iterator[Fault]:
@@ -260,23 +253,23 @@ def _exclusions(context: ValidationContext) -> Iterator[Fault]:
     fetched, schedule = context.field(upstream.DATALOADER_PREFETCH_FACTOR), context.field(upstream.LR_SCHEDULER_TYPE)
     form, head = (context.cfg["trainer"].get(name) for name in ("form", "head"))
     if "ForSequenceClassification" in (target := str(context.mapping("model").get("_target_"))) and head == "lm":
-        yield _fault("classifier", target=target)
+        yield fault("validate.classifier", target=target)
     if args.get(upstream.FP16) is True and args.get(upstream.BF16) is True:
-        yield _fault("two_precisions")
+        yield fault("validate.two_precisions")
     optimizer = str(args.get(upstream.OPTIM))
     if optimizer.startswith(("galore", "apollo")) and not args.get(upstream.OPTIM_TARGET_MODULES):
-        yield _fault("no_low_rank_layers", optimizer=optimizer)
+        yield fault("validate.no_low_rank_layers", optimizer=optimizer)
     if fetched and context.field(upstream.DATALOADER_NUM_WORKERS) == 0:
-        yield _fault("no_workers", fetched=fetched)
+        yield fault("validate.no_workers", fetched=fetched)
     if schedule in SCHEDULES_BY_SCORE and not _evaluates(context):
-        yield _fault("schedule_by_score", schedule=schedule)
+        yield fault("validate.schedule_by_score", schedule=schedule)
     if isinstance(parallelism, dict) and "_target_" not in parallelism:
-        yield _fault("parallelism")
+        yield fault("validate.parallelism")
     sampling = context.field(upstream.TRAIN_SAMPLING_STRATEGY)
     if sampling in upstream.OTHER_STEPS[upstream.TRAIN_SAMPLING_STRATEGY] and form in ("messages", "prompt"):
-        yield _fault("no_lengths", sampling=sampling, form=form)
+        yield fault("validate.no_lengths", sampling=sampling, form=form)
     if context.field(upstream.PACKING) is True and "max_length" in args and args["max_length"] is None:
-        yield _fault("no_packed_length")
+        yield fault("validate.no_packed_length")
 
 
 def _batches(context: ValidationContext) -> Iterator[Fault]:
@@ -286,32 +279,29 @@ def _batches(context: ValidationContext) -> Iterator[Fault]:
     if all(isinstance(each, int) and each >= 1 for each in (count, size, rounds)):
         batch = own or size * rounds * processes_of(context.cfg)
         if isinstance(batch, int) and count > 1 and batch % count:
-            yield _fault("broken_groups", count=count, batch=batch)
+            yield fault("validate.broken_groups", count=count, batch=batch)
 
 
 # --- Where the keys have no fault -------------------------------------------------------------------
-
-
 def find_mismatches(cfg: Config, menu: Mapping[str, Sequence[str]]) -> list[Fault]:
     """A fault for each two parts of a configuration without other faults that do not go together."""
     rows, args, form = cfg["dataset"], cfg["trainer"]["args"], cfg["trainer"].get("form")
     faults = []
     if form not in TRAINER_FORMS:
-        own = FORMS[form].becomes if form in FORMS else ()
-        near = [*own, *nearest(str(form), TRAINER_FORMS), "<one of them>"]
+        near = [*(FORMS[form].becomes if form in FORMS else ()), *nearest(str(form), TRAINER_FORMS), "<one of them>"]
         faults.append(Fault("trainer.form", str(form), ", ".join(TRAINER_FORMS), f"={near[0]}"))
     elif not fits(rows.get("form"), form):
         forms = {name: (node.get("dataset") or node).get("form") for name, node in read_options("dataset").items()}
         able = [name for name in menu.get("dataset", ()) if forms.get(name) and fits(forms[name], form)]
         fix = f"=<{' | '.join(able)}>" if able else "=local dataset.path=<file>"
         known = {"raw": rows.get("form"), "path": rows.get("path"), "to": form, "forms": ", ".join(FORMS_FOR[form])}
-        faults.append(_fault("other_form", **known, fix=fix))
+        faults.append(fault("validate.other_form", **known, fix=fix))
     faults += [*find_metric_faults(cfg), *_callback_faults(cfg), *find_foreign_variables(cfg["tracker"])]
     holds_out = "split" not in rows or (rows["split"] or {}).get("eval")
     if args.get(upstream.EVAL_STRATEGY, "no") not in ("no", False) and not holds_out:
-        faults.append(_fault("nothing_held_out", strategy=args[upstream.EVAL_STRATEGY]))
+        faults.append(fault("validate.nothing_held_out", strategy=args[upstream.EVAL_STRATEGY]))
     if rows.get("streaming") and int(args.get(upstream.MAX_STEPS) or -1) < 1:
-        faults.append(_fault("endless"))
+        faults.append(fault("validate.endless"))
     return faults
 
 
@@ -321,7 +311,7 @@ def find_metric_faults(cfg: Config) -> Iterator[Fault]:
     is_known = "split" in rows  # a dataset of one's own holds out what it will
     evals = (rows["split"] or {}).get("eval") if is_known else None
     if metrics and is_known and not evals:
-        yield _fault("nothing_to_measure", metrics=", ".join(metrics))
+        yield fault("validate.nothing_to_measure", metrics=", ".join(metrics))
     known = named_sets(evals)
     for name, node in metrics.items():
         if (signature := read_signature(node["_target_"])) is None:
@@ -330,15 +320,15 @@ def find_metric_faults(cfg: Config) -> Iterator[Fault]:
         kind = kind_of(arguments)
         if head == "score" and (kind == "sampled" or arguments & {"log_probs", "logits", "labels"}):
             wants = "completions" if kind == "sampled" else "what a model says of tokens"
-            yield _fault("only_scores", where=where, wants=wants)
+            yield fault("validate.only_scores", where=where, wants=wants)
         elif not fits(rows.get("form"), "prompt" if kind == "sampled" else "answer"):
             wanted = "prompts" if kind == "sampled" else "known answers"
-            yield _fault("rows_without", where=where, form=rows["form"], path=path, wanted=wanted)
+            yield fault("validate.rows_without", where=where, form=rows["form"], path=path, wanted=wanted)
         elif evals and (unknown := [on for on in node.get("on") or () if on not in known]):
             names = ", ".join(filter(None, known)) or "one set without a name; leave it out"
-            yield _fault("no_such_set", where=where, unknown=", ".join(unknown), names=names)
+            yield fault("validate.no_such_set", where=where, unknown=", ".join(unknown), names=names)
         if node.get("preprocess") and (kind == "sampled" or head == "score"):
-            yield _fault("no_logits", where=where)
+            yield fault("validate.no_logits", where=where)
 
 
 def _callback_faults(cfg: Config) -> Iterator[Fault]:
@@ -349,10 +339,10 @@ def _callback_faults(cfg: Config) -> Iterator[Fault]:
         where = "callback" if entry is node else f"callback.{name}"
         is_alone = not cfg["peft"] and "critic" not in upstream.config_fields(cfg["trainer"]["args"])
         if entry["_target_"] == "trl.BEMACallback" and not is_alone:
-            yield _fault("averages_whole", where=where)
+            yield fault("validate.averages_whole", where=where)
         if "generate" in needed and cfg["trainer"]["head"] == "score":
-            yield _fault("writes_none", where=where)
+            yield fault("validate.writes_none", where=where)
         elif "prompts" in needed and not fits(rows.get("form"), "prompt"):
-            yield _fault("without_prompts", where=where, form=rows["form"], path=rows.get("path"))
+            yield fault("validate.without_prompts", where=where, form=rows["form"], path=rows.get("path"))
         elif "prompts" in needed and "split" in rows and not (rows["split"] or {}).get("eval"):
-            yield _fault("no_prompts", where=where)
+            yield fault("validate.no_prompts", where=where)

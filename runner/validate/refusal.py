@@ -1,8 +1,4 @@
-"""Refusals of a trainer and its config by their arguments alone, before anything is loaded: by tests of their own.
-
-No refusal is repeated here; ``schema.refusal`` reads them from the installed source. What others say of the same key in
-words of our own comes first.
-"""
+"""Refusals of a trainer and its config by their arguments alone, read from their source (``schema.refusal``)."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -24,7 +20,7 @@ def find_refused(context: ValidationContext) -> Iterator[Fault]:
     args = context.args
     if not context.trainer or not context.signature(args):
         return
-    streams = context.mapping("dataset").get("streaming")
+    streams, fields = context.mapping("dataset").get("streaming"), upstream.config_fields(args)
     for refusal in _refusals(context, args):
         names = list(dict.fromkeys(name.partition(".")[2] for name in refusal.names if "." in name))
         names.sort(key=lambda name: (f"{ARGS}{name}" not in context.typed, name not in args))
@@ -33,16 +29,11 @@ def find_refused(context: ValidationContext) -> Iterator[Fault]:
         text = refusal.text.partition(". ")[0].replace("`", "").rstrip(".")
         found = f"{short_text(args[names[0]])}: {text}" if names and names[0] in args else text
         other = f"leave {where} out" if names else "dataset.streaming=false" if streams else f"another {where}"
-        yield Fault(where, found, "values that go together", _fix(context, names) or other)
-
-
-def _fix(context: ValidationContext, names: list[str]) -> str:
-    fields = upstream.config_fields(context.args)
-    for name in names:
-        default = fields[name].default if name in fields else UNKNOWN
-        if default is not UNKNOWN and not _refusals(context, {**context.args, name: default}):
-            return to_override(f"{ARGS}{name}", default)
-    return ""
+        defaults = {name: fields[name].default for name in names if name in fields}
+        known = ((name, value) for name, value in defaults.items() if value is not UNKNOWN)
+        good = ((name, value) for name, value in known if not _refusals(context, {**args, name: value}))
+        fix = next((to_override(f"{ARGS}{name}", value) for name, value in good), other)
+        yield Fault(where, found, "values that go together", fix)
 
 
 def _refusals(context: ValidationContext, args: Mapping[str, Any]) -> list[Refusal]:

@@ -1,8 +1,7 @@
 """Faults that would stop a run later, looked for before a folder is made or a heavy library imported.
 
 The configuration is right by itself when it comes here; this is about the world around it: rows, folders of models,
-libraries that are missing or were not tried (only looked for, never imported), processes and places to write. What only
-loading can show, the worker reports.
+libraries that are missing or were not tried (only looked for, never imported), processes and places to write.
 """
 
 import itertools
@@ -170,11 +169,9 @@ def find_environment_faults(to_do: Sequence[Composed], elsewhere: bool) -> Itera
         args = composed.cfg["trainer"]["args"]
         yield from find_missing_libraries(composed.cfg)
         is_here = not elsewhere and composed.choices.get("launcher", "local") in HERE
-        lacking = list[Fault]()
-        if args.get(upstream.USE_CPU) or (is_here and without_gpu):
-            lacking += find_gpu_faults(args, composed.typed)
-            if composed.cfg["trainer"].get("needs_gpu"):
-                lacking.append(fault("validate.needs_gpu"))
+        on_cpu = args.get(upstream.USE_CPU) or (is_here and without_gpu)
+        lacking = list(find_gpu_faults(args, composed.typed)) if on_cpu else []
+        lacking += [fault("validate.needs_gpu")] if on_cpu and composed.cfg["trainer"].get("needs_gpu") else []
         yield from lacking or find_lone_faults(args, processes_of(composed.cfg))
     if not all((composed.cfg.get("tolerate") or {}).get("versions") for composed in to_do):
         yield from find_other_versions()
@@ -260,21 +257,13 @@ def find_missing_libraries(cfg: Config) -> Iterator[Fault]:
 
 def find_other_versions() -> Iterator[Fault]:
     """A fault for each library that the runner needs in another version than the installed one."""
-    for required in (text for text in read_requirements() if "extra ==" not in text):
-        name, version, needed, problem = status_of(required)
-        if problem:
-            found = "not installed" if problem == "missing" else f"{name} {version}, which was not tried"
-            yield Fault(name, found, needed, f"pip install '{required}', or tolerate.versions=true")
-
-
-def status_of(text: str) -> tuple[str, str, str, str]:
-    """Name, installed version, the range that is needed, and the problem with it, if there is one."""
     from packaging.requirements import Requirement
 
-    requirement = Requirement(text)
-    version, needed = installed_version(requirement.name), str(requirement.specifier)
-    problem = "missing" if not version else "" if is_within(version, needed) else "outside"
-    return requirement.name, version or "-", needed, problem
+    for required in (text for text in read_requirements() if "extra ==" not in text):
+        name, needed = Requirement(required).name, str(Requirement(required).specifier)
+        if not (version := installed_version(name)) or not is_within(version, needed):
+            found = f"{name} {version}, which was not tried" if version else "not installed"
+            yield Fault(name, found, needed, f"pip install '{required}', or tolerate.versions=true")
 
 
 def is_within(version: str | None, required: str) -> bool:

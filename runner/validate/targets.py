@@ -1,8 +1,7 @@
 """Targets that a configuration may run: the list, and what is offered in the place of one that is not there.
 
-A configuration can come from anybody, so the list is kept here and in no YAML; it grows only by ``allow=[package]`` on
-the command line. A target is judged by the name that is written and by the place that really defines it, so that no
-re-export leads outside (``logging.os.system``).
+A configuration can come from anybody, so the list grows only by ``allow=[package]`` on the command line. A target is
+judged by the name that is written and by the place that defines it, so that no re-export leads outside.
 """
 
 import ast

@@ -1,7 +1,7 @@
 """Values against their parameters: the type, the range, and the names that the code knows.
 
-The ranges are by the field's name, since TRL, transformers and peft call the same thing the same;
-where one class means another thing by it, that class has a row of its own.
+The ranges are by the field's name, since TRL, transformers and peft call the same thing the same; a class that does not
+has rows of its own.
 """
 
 import math

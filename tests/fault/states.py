@@ -95,6 +95,8 @@ class Trainer:
             gradient_accumulation_steps=1,
             world_size=1,
             seed=0,
+            fsdp=None,
+            deepspeed=None,
             to_dict=dict,
         )
         self.state = SimpleNamespace(
@@ -107,7 +109,8 @@ class Trainer:
         )
         self.control = SimpleNamespace(should_save=False, should_log=False, should_training_stop=False)
         self.accelerator = SimpleNamespace(unwrap_model=lambda model: model, wait_for_everyone=lambda: None)
-        self.model, self.weights = object(), weights_after(0)
+        self.model = self.model_wrapped = object()
+        self.weights = weights_after(0)
         self.is_fsdp_enabled = False
         self.processing_class = SimpleNamespace(save_pretrained=lambda folder: None)
 
@@ -182,7 +185,7 @@ def made_up(way: str, when: int) -> Iterator[None]:
         health = SimpleNamespace(sickness_behind=lambda step: None)
         return Components(trainer.args, None, [0], None, trainer, health, seal, trackers=[], adjustments=[])
 
-    nothing = {"inspect_training", "find_faults", "find_notes", "stop_ids", "_check_sharded"}
+    nothing = {"inspect_training", "find_faults", "find_notes", "stop_ids"}
     with contextlib.ExitStack() as patches:
         for name in nothing:
             patches.enter_context(mock.patch.object(train, name, lambda *args, **more: []))
