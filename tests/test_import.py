@@ -122,7 +122,8 @@ def test_axolotl_qlora(imported):
     assert done.cfg["dataset"]["split"] == {"train": "train[:95%]", "eval": "train[95%:]"}
     assert done.cfg["tracker"]["environment"]["WANDB_PROJECT"] == "mistral-tune"
     assert done.kinds("train_on_inputs") == ["same by default"]
-    assert done.kinds("deepspeed") == ["ignored (machine, not experiment)"]
+    assert done.draft.spread == ["strategy=zero2", "launcher.num_processes=N"]
+    assert "typed; read from its name" in done.why("deepspeed")
     assert done.kinds("hub_model_id") == ["no equivalent"]
     assert done.cfg["tolerate"] == {"loss": 5.0, "loss_steps": 3}
 
@@ -283,7 +284,7 @@ def test_loss_scales_of_swift(written, scale):
 
 def test_trl_dpo_under_accelerate(imported):
     done = imported("trl_dpo.sh")
-    assert done.cfg["trainer"]["_target_"] == "trl.DPOTrainer" and done.reading.devices == 8
+    assert done.cfg["trainer"]["_target_"] == "trl.DPOTrainer" and done.draft.reading.devices == 8
     assert done.cfg["dataset"]["split"] == {"train": "train", "eval": "test"}
     assert done.cfg["peft"]["lora_dropout"] == 0.05, "their default, and not ours"
     assert (done.cfg["peft"]["r"], done.cfg["peft"]["lora_alpha"]) == (32, 16)
@@ -637,6 +638,101 @@ def test_no_key_has_two_rows_in_a_table(tool):
     section = find_dialects()[tool]
     keys = [key for name in ("keys", "ignored", "no_equivalent", "same") for key in section.get(name, {})]
     assert len(keys) == len(set(keys))
+
+
+# --- Over how many devices, and how ---------------------------------------------------------------
+
+AXOLOTL = {
+    "base_model": "a/b",
+    "sequence_len": 64,
+    "micro_batch_size": 1,
+    "datasets": [{"path": "c/d", "type": "alpaca"}],
+}
+OFFLOADED = "trainer.args.deepspeed.zero_optimization.offload_optimizer.device=cpu"
+FSDP = "strategy=fsdp2 trainer.args.fsdp_config."
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"deepspeed": "configs/zero3_bf16_cpuoffload_all.json"}, "strategy=zero3_offload"),
+        ({"deepspeed": "configs/ds_z2_config.json"}, "strategy=zero2"),
+        ({"deepspeed": "zero0"}, ""),
+        ({"deepspeed": None, "fsdp": [], "fsdp_config": {}}, ""),
+        ({"deepspeed": "spread.json"}, f"strategy=zero3 {OFFLOADED}"),
+        (
+            {"deepspeed": {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}},
+            "strategy=zero2_offload",
+        ),
+        ({"fsdp": ["full_shard", "auto_wrap"], "fsdp_config": {"fsdp_offload_params": True}}, "strategy=fsdp2_offload"),
+        ({"fsdp": "shard_grad_op auto_wrap"}, f"{FSDP}reshard_after_forward=false"),
+        (
+            {"fsdp_version": 2, "fsdp_config": {"activation_checkpointing": True}},
+            f"{FSDP}activation_checkpointing=true",
+        ),
+        ({"fsdp": "fsdp2.json"}, "strategy=fsdp2"),
+        ({"accelerate_config": "zero1"}, "strategy=zero1"),
+        ({"dist_config": {"name": "deepspeed", "config_file": "spread.json"}}, f"strategy=zero3 {OFFLOADED}"),
+        ({"dist_config": {"name": "fsdp2", "dcp_path": None}}, "strategy=fsdp2"),
+    ],
+)
+def test_a_strategy_is_a_word_to_type_on_gpus(written, tmp_path, keys, words):
+    (tmp_path / "spread.json").write_text((SAMPLES / "spread.json").read_text())
+    done = written(AXOLOTL | keys)
+    assert done.draft.spread == ([*words.split(), "launcher.num_processes=N"] if words else [])
+    assert not done.faults and done.composed.choices["strategy"] == "none", "it has to run on other machines as well"
+    assert all(done.kinds(key) for key, value in keys.items() if value is not None)
+    typed = [word.replace("=N", "=4") for word in done.draft.spread]
+    assert not verb.faults_of(done.draft.name, done.text, typed)
+    assert f"# on GPUs: {' '.join(done.draft.spread)}" in done.text or not words
+
+
+def test_every_setting_of_a_file_of_deepspeed_is_noted(written, tmp_path):
+    (tmp_path / "spread.json").write_text((SAMPLES / "spread.json").read_text())
+    done = written(AXOLOTL | {"deepspeed": "spread.json"})
+    assert "read from spread.json" in done.why("deepspeed")
+    assert done.kinds("deepspeed.overlap_comm") == ["ignored (machine, not experiment)"]
+    assert done.kinds("deepspeed.train_batch_size") == ["same by default"]
+    assert "trainer.args.torch_compile=true" in done.why("deepspeed.compile_backend")
+    (tmp_path / "spread.json").write_text(
+        '{"zero_optimization": {"stage": 2, "depth": 3}, "config_file": "spread.json"}'
+    )
+    done = written(AXOLOTL | {"deepspeed": "spread.json"})
+    assert done.draft.spread[0] == "strategy=zero2" and "not a key that is known" in done.why("deepspeed.depth")
+
+
+def test_a_launcher_says_the_machines(written, tmp_path):
+    (tmp_path / "spread.yaml").write_text((SAMPLES / "spread.yaml").read_text())
+    command = "--model_name_or_path a/b --dataset_name c/d --per_device_train_batch_size 2\n"
+    done = written(f"accelerate launch --config_file spread.yaml trl sft {command}", "theirs.sh")
+    words = f"{FSDP}reshard_after_forward=false trainer.args.fsdp_config.activation_checkpointing=true"
+    machines = ["launcher=accelerate", "launcher.num_machines=2", "launcher.num_processes=8"]
+    assert sorted(done.draft.spread) == sorted([*words.split(), *machines])
+    assert done.draft.overrides == ["launcher.num_processes=8"] and "theirs ran on 16, so 32" in done.text
+    done = written(f"torchrun --nnodes=2 --nproc_per_node=4 trl/scripts/sft.py {command}", "theirs.sh")
+    assert done.draft.spread == [*machines[:2], "launcher.num_processes=4"] and "theirs ran on 8" in done.text
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("spread.json", f"strategy=zero3 {OFFLOADED}"),
+        ("spread.yaml", "launcher.num_machines=2 launcher.num_processes=8"),
+    ],
+)
+def test_a_file_that_only_says_the_strategy_is_refused_with_the_words(capsys, name, words):
+    assert main(["import", str(SAMPLES / name)]) == 2
+    said = capsys.readouterr().err
+    assert "and no training" in said and words in said and "without" not in said
+
+
+def test_a_strategy_that_does_not_go_with_the_rest_is_said_before_it_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    keys = AXOLOTL | {"adapter": "qlora", "load_in_4bit": True, "deepspeed": "zero3.json"}
+    Path("theirs.yaml").write_text(yaml.safe_dump(keys))
+    assert main(["import", "theirs.yaml"]) == 0
+    out = capsys.readouterr().out
+    assert "on GPUs   and strategy=zero3 launcher.num_processes=N\nbefore it runs:" in out and "strategy=none" in out
 
 
 # --- The command ----------------------------------------------------------------------------------

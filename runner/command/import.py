@@ -68,6 +68,7 @@ def to_file(draft: Draft) -> str:
         f"# cost: not yet timed; {_describe_batch(draft)}",
         "# result: not yet seen",
     ]
+    head += [f"# on GPUs: {' '.join(draft.spread)}"] if draft.spread else []
     for note in (note for note in draft.notes if note.key in draft.unset):
         question = f"# open: {note.key}: {to_single_line(note.value)}; {note.why}; {note.target}"
         head += textwrap.wrap(question, WIDTH, subsequent_indent="#   ")
@@ -136,4 +137,7 @@ def _describe_next(draft: Draft, text: str, target: Path | None, words: list[str
     command = " \\\n".join(lines).replace("\0", " ")
     faults = faults_of(draft.name, text, draft.overrides)
     written = f"written   {target}" if target else "printed only: there is no conf/experiment here"
+    if spread := [word.replace("=N", "=4") for word in draft.spread]:
+        command += f"\non GPUs   and {' '.join(draft.spread)}"
+        faults = faults or faults_of(draft.name, text, [*draft.overrides, *spread])
     return [written, command, *(["before it runs:", *map(str, faults)] if faults else [])]

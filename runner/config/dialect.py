@@ -20,7 +20,7 @@ from runner.schema.text import LOADER
 OFF: tuple[object, ...] = (False, "", [], {}, "no", "none")
 CONDITIONS = ("value", "trainer", "peft", "optimizer", "form", "held_out", "command")
 KINDS = ("same", "ignored", "no_equivalent", "asked", "refused")
-SHARED = "shared"
+SHARED, STRATEGY = "shared", "strategy"  # tables of no dialect
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ def read_sections() -> dict[str, dict[str, Any]]:
 
 
 def find_dialects() -> dict[str, dict[str, Any]]:
-    """The content of each table but the one that all share."""
-    return {name: node for name, node in read_sections().items() if name != SHARED}
+    """The content of each table of a dialect."""
+    return {name: node for name, node in read_sections().items() if name not in (SHARED, STRATEGY)}
 
 
 @functools.cache

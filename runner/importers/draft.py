@@ -53,6 +53,7 @@ class Draft:
     values: dict[str, Any] = field(default_factory=lambda: {"model": {"path": "???"}, "dataset": {"path": "???"}})
     notes: list[Note] = field(default_factory=list)
     overrides: list[str] = field(default_factory=list)
+    spread: list[str] = field(default_factory=list)  # what is typed as well where there are GPUs to spread over
     taken: set[str] = field(default_factory=set)
     unset: set[str] = field(default_factory=set)  # keys whose value the user has to say before it runs
     faults: list[Fault] = field(default_factory=list)

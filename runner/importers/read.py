@@ -10,7 +10,7 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
-from runner.config.dialect import find_dialects
+from runner.config.dialect import STRATEGY, find_dialects, read_sections
 from runner.config.limits import MAX_DIGITS, check_size, parse_yaml
 from runner.config.override import FOREIGN
 from runner.errors import ConfigError, Fault, fault
@@ -21,8 +21,10 @@ FILE_TYPES = (".yaml", ".yml", ".json")
 COMMENT = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*"|\\.)|(?:^|(?<=[\s;&|()]))#.*""")
 COMMAND = re.compile(r"\$\((?:expr\s+([^()]*)|\(([^()]*)\)|[^()]*)\)")
 VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}|\$(\w+)")
-# Flags of what starts the processes, by the number of devices that they say.
-DEVICES = re.compile(r"--(?:num|nproc)[_-](?:processes|per[_-]node)[= ](\d+)")
+# Flags of what starts the processes, and variables as if they were such, that say how the training is spread.
+SPREAD = re.compile(
+    r"(?i)--((?:deepspeed_)?config_file|num[_-](?:machines|processes)|nproc[_-]per[_-]node|nnodes)[= ](\S+)"
+)
 MAX_LETTERS = 100_000  # of a script, whose variables may hold one another
 
 
@@ -51,12 +53,13 @@ def read_file(path: Path, dialect: str | None = None) -> ForeignConfig:
     if dialect:
         reading.dialect, reading.why = dialect, "because you say so"
     elif not reading.dialect:  # then that whose keys they are
+        known |= {STRATEGY: read_sections()[STRATEGY]}
         found = {name: [key for key in table["marks"] if key in reading.keys] for name, table in known.items()}
         best, second, *_ = sorted(found, key=lambda name: -len(found[name]))
         if len(found[best]) == len(found[second]):
             tied = [known[name]["title"] for name in found if len(found[name]) == len(found[best])]
             what = f"as much of {' as of '.join(tied)}" if found[best] else "no key that one of them has"
-            raise ConfigError(fault("importers.no_dialect", file=path, what=what, known=", ".join(known)))
+            raise ConfigError(fault("importers.no_dialect", file=path, what=what, known=", ".join(find_dialects())))
         reading.dialect, reading.why = best, ", ".join(found[best][:5])
     strange = {key: why for key, why in known[reading.dialect].get("strange", {}).items() if reading.keys.get(key)}
     if strange and not reading.keys.get("do_train"):
@@ -92,6 +95,12 @@ def _read_text(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         found, other = getattr(error, "strerror", None) or str(error), [*files_beside(path, FOREIGN), "--help"][0]
         raise ConfigError(fault("importers.unreadable", file=path, found=found, other=shlex.quote(other))) from None
+
+
+def read_named(path: Path, name: str) -> dict[str, Any] | None:
+    """The keys of the file that another one names, from here, from its folder or beside it; None where it is not."""
+    places = (Path(name), path.parent / name, path.parent / Path(name).name)
+    return next((_read_mapping(file, _read_text(file)) for file in places if file.is_file()), None)
 
 
 def _read_mapping(path: Path, text: str) -> dict[str, Any]:
@@ -131,10 +140,10 @@ def _read_script(path: Path, text: str) -> ForeignConfig:
                 if flag.startswith("--"):
                     raise ConfigError(fault("importers.lost_flag", file=path, flag=flag))
                 start = index + count
-                launcher = DEVICES.search(" ".join(words[:start]))
-                devices = launcher[1] if launcher else reading.variables.get("NPROC_PER_NODE", "")
-                reading.devices = int(devices) if re.fullmatch("[0-9]{1,6}", devices) else 1
                 _read_flags(reading, words[start:])
+                said = [f"--{name}={reading.variables.get(name, '')}" for name in ("NPROC_PER_NODE", "NNODES")]
+                spread = SPREAD.findall(" ".join([*said, *words[:start]]))
+                reading.keys |= {name.lower().replace("-", "_"): value for name, value in spread}
                 return reading
     commands = [word for table in find_dialects().values() for word in table["commands"]]
     raise ConfigError(Fault(str(path), "no command that trains", f"a line with one of {', '.join(commands)}"))
@@ -177,11 +186,9 @@ def _read_flags(reading: ForeignConfig, words: Sequence[str]) -> None:
             flags[key] = (values[0] if len(values) == 1 else values) if values else True
     files = [word for word in first if word.endswith(FILE_TYPES)]
     for name in files[:1] or [str(flags.pop(key)) for key in ("config", "config_file") if key in flags][:1]:
-        beside = reading.path.parent
-        file = next(filter(Path.is_file, (Path(name), beside / name, beside / Path(name).name)), None)
-        if file is None:
+        if (keys := read_named(reading.path, name)) is None:
             raise ConfigError(fault("importers.absent_file", file=reading.path, name=name))
-        reading.keys = _read_mapping(Path(name), _read_text(file))
+        reading.keys = keys
     reading.keys |= flags
 
 

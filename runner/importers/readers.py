@@ -17,6 +17,7 @@ from runner.config.override import is_local
 from runner.errors import ConfigError, Fault
 from runner.importers.draft import FIX, HIDDEN, MAPPED, NO_EQUIVALENT, SAME, Draft, follow, follow_rest, is_unset
 from runner.importers.read import ForeignConfig
+from runner.importers.strategy import read_strategy
 
 ORDER = ("path", "config", "revision", "form", "split", "columns", "limit")
 VALUE_NONE = ("scale_rewards", "report_to")  # keys of which none is a value
@@ -34,12 +35,12 @@ def translate(reading: ForeignConfig, name: str, trainer: str | None = None) -> 
     for default in filter(draft.meets, table.defaults):
         draft.imply(default.give)
     follow(draft, *table.sections["first"])
+    read_strategy(draft)
     READERS.get(reading.dialect, read_paths)(draft)
     follow_rest(draft)
     for key in sorted(nones - {note.key for note in draft.notes}):
         draft.note(SAME, key, why="as where it is left out")
     ConfigError.refuse(draft.faults)
-    draft.overrides += [f"launcher.num_processes={reading.devices}"] if reading.devices > 1 else []
     return draft
 
 

@@ -1,0 +1,60 @@
+"""How a training is spread over devices, in files of DeepSpeed and accelerate or keys of FSDP -> words to type.
+
+They are not in the experiment, which has to run on other machines as well. Their rows are in the table ``strategy``.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from runner.config.dialect import OFF, STRATEGY, read_table
+from runner.errors import ConfigError, fault
+from runner.importers.draft import MAPPED, NO_EQUIVALENT, Draft, follow, follow_rest
+from runner.importers.read import FILE_TYPES, ForeignConfig, plain, read_named
+from runner.schema.text import flatten, last_key, to_override
+
+
+def read_strategy(draft: Draft) -> None:
+    """Have the user type how the training is spread over devices; ConfigError where that is all that a file says."""
+    is_all, names = draft.reading.dialect == STRATEGY, read_table(STRATEGY).sections["given"]
+    given = {key: value for key, value in draft.keys.items() if (is_all or key in names) and value not in (None, *OFF)}
+    inner = follow_settings(draft.reading, given)
+    words = " ".join(inner.overrides) or "strategy=none"
+    if is_all:
+        odd = "".join(f"; not {note.key}" for note in inner.notes if note.kind == NO_EQUIVALENT)
+        raise ConfigError(fault("importers.spread", file=draft.reading.path, odd=odd, words=words))
+    draft.overrides += [word for word in inner.overrides[-1:] if word[-1].isdigit()]
+    draft.spread = inner.overrides if inner.overrides[1:] else []
+    for key in given:
+        draft.note(MAPPED, key, words, f"typed; {inner.where}".removesuffix("; "))
+    draft.notes += [replace(note, key=f"{next(iter(given))}.{note.key}") for note in inner.notes if note.kind != MAPPED]
+
+
+def follow_settings(reading: ForeignConfig, given: Mapping[str, Any]) -> Draft:
+    """A draft of these settings and of those in the files that they name; ``overrides`` are the words to type."""
+    inner = Draft("", read_table(STRATEGY), reading, choices={"trainer": "sft"}, values={"dataset": {}})
+    section, waiting, files = inner.table.sections, list(given.items()), []
+    while waiting:
+        key, value = waiting.pop(0)
+        is_file = isinstance(value, str) and (last_key(key) in section["files"] or value.endswith(FILE_TYPES))
+        if is_file and key != "file":
+            node = plain(read_named(reading.path, value))
+            inner.where = f"read from {value}" if node else "read from its name, as there is no such file here"
+            waiting += node.items() if node and value not in files else [("file", value)]
+            files.append(value)
+        elif isinstance(value, Mapping) and value:
+            waiting += flatten({key: value}).items()
+        elif not key.startswith("_"):  # a comment
+            inner.keys.setdefault(re.sub(section["short"], "", key).replace(".", "_"), value)
+    follow(inner, *inner.table.keys)
+    follow_rest(inner)
+    counts = inner.values.get("launcher", {})
+    machines, processes = counts.get("num_machines", 1), counts.pop("num_processes", 1)
+    reading.devices = processes * machines if "nproc_per_node" in inner.keys else processes
+    words = {group: name for group in ("strategy", "launcher") if (name := inner.choices.get(group, "none")) != "none"}
+    words |= {path: value for path, value in flatten(inner.values).items() if value != {}}
+    if words or reading.devices > 1:
+        words["launcher.num_processes"] = reading.devices // machines if reading.devices > 1 else "N"
+    inner.overrides = [to_override(*word) for word in words.items()]
+    return inner
