@@ -10,7 +10,7 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
-from runner.config.dialect import find_dialects
+from runner.config.dialect import SHARED, filled, find_dialects, read_sections
 from runner.config.limits import MAX_DIGITS, check_size, parse_yaml
 from runner.config.override import FOREIGN
 from runner.errors import ConfigError, Fault, fault
@@ -46,13 +46,18 @@ def read_file(path: Path, dialect: str | None = None) -> ForeignConfig:
         raise ConfigError(Fault("dialect", dialect, f"one of {', '.join(known)}", f"dialect={next(iter(known))}"))
     text = _read_text(path)
     is_script = path.suffix in (".sh", ".bash") or (path.suffix not in FILE_TYPES and re.search(r"(?m)^\s*--\w", text))
-    reading = _read_script(path, text) if is_script else ForeignConfig(path, _read_mapping(path, text))
+    reading = _read_script(path, text) if is_script else ForeignConfig(path, read_mapping(path))
     reading.keys = {key: plain(value) for key, value in reading.keys.items()}
     if dialect:
         reading.dialect, reading.why = dialect, "because you say so"
     elif not reading.dialect:  # then that whose keys they are
         found = {name: [key for key in table["marks"] if key in reading.keys] for name, table in known.items()}
         best, second, *_ = sorted(found, key=lambda name: -len(found[name]))
+        strange = {} if found[best] else read_sections()[SHARED]["strange"]
+        for key, (why, fix) in strange.items():
+            if key in reading.keys:
+                what = "a training, or python -m runner import <another file>"
+                raise ConfigError(Fault(f"{path}: {key}", filled(why, reading.keys), what, filled(fix, reading.keys)))
         if len(found[best]) == len(found[second]):
             tied = [known[name]["title"] for name in found if len(found[name]) == len(found[best])]
             what = f"as much of {' as of '.join(tied)}" if found[best] else "no key that one of them has"
@@ -94,10 +99,11 @@ def _read_text(path: Path) -> str:
         raise ConfigError(fault("importers.unreadable", file=path, found=found, other=shlex.quote(other))) from None
 
 
-def _read_mapping(path: Path, text: str) -> dict[str, Any]:
-    keys = parse_yaml(text, str(path))
+def read_mapping(path: Path, name: str = "") -> dict[str, Any]:
+    """The keys of a YAML or JSON file, which messages call by this name; ConfigError where there are none."""
+    keys = parse_yaml(_read_text(path), name := name or str(path))
     if not isinstance(keys, dict):
-        raise ConfigError(Fault(str(path), f"a {type(keys).__name__}", "keys with values"))
+        raise ConfigError(Fault(name, f"a {type(keys).__name__}", "keys with values"))
     return {str(key): value for key, value in keys.items()}
 
 
@@ -136,7 +142,7 @@ def _read_script(path: Path, text: str) -> ForeignConfig:
                 reading.devices = int(devices) if re.fullmatch("[0-9]{1,6}", devices) else 1
                 _read_flags(reading, words[start:])
                 return reading
-    commands = [word for table in find_dialects().values() for word in table["commands"]]
+    commands = dict.fromkeys(word for table in find_dialects().values() for word in table["commands"])
     raise ConfigError(Fault(str(path), "no command that trains", f"a line with one of {', '.join(commands)}"))
 
 
@@ -181,7 +187,7 @@ def _read_flags(reading: ForeignConfig, words: Sequence[str]) -> None:
         file = next(filter(Path.is_file, (Path(name), beside / name, beside / Path(name).name)), None)
         if file is None:
             raise ConfigError(fault("importers.absent_file", file=reading.path, name=name))
-        reading.keys = _read_mapping(Path(name), _read_text(file))
+        reading.keys = read_mapping(file, name)
     reading.keys |= flags
 
 
