@@ -1,6 +1,7 @@
 """Every raw form against every trainer form, by rows worked out by hand, and what is refused."""
 
 import contextlib
+import json
 import logging
 import os
 import subprocess
@@ -236,6 +237,20 @@ CELLS = {
             "prompt": [{"prompt": Q, "reference": None}],
         },
     ),
+    "a pair of single turns": (
+        {"prompt": Q, "chosen": {"from": "gpt", "value": "4"}, "rejected": B[0]},
+        "preference",
+        {
+            "demonstration": [{"prompt": Q, "completion": A}],
+            "messages": [{"messages": Q + A}],
+            "preference": [{"prompt": Q, "chosen": A, "rejected": B}],
+            "unpaired": [
+                {"prompt": Q, "completion": A, "label": True},
+                {"prompt": Q, "completion": B, "label": False},
+            ],
+            "prompt": [{"prompt": Q, "reference": "4"}],
+        },
+    ),
     "a prompt": ({"prompt": "2+2="}, "prompt", {"prompt": [{"prompt": "2+2="}]}),
     "a prompt in turns": ({"prompt": LONG}, "prompt", {"prompt": [{"prompt": LONG}]}),
 }
@@ -272,7 +287,7 @@ def test_every_raw_form_in_every_trainer_form(name, to):
 
 
 def test_the_table_of_arrows():
-    assert {form for _, form, _ in CELLS.values()} == set(FORMS)
+    assert {form for _, form, _ in CELLS.values()} | {"judged"} == set(FORMS)
     assert FORMS_FOR["preference"] == ("triple", "preference", "token_pair")
     assert FORMS_FOR["demonstration"] == (
         *("triple", "preference", "unpaired", "messages", "prompt_completion", "text", "tokens"),
@@ -289,7 +304,7 @@ def test_a_trainer_eats_one_of_its_forms(form):
         "promt": "prompt",
         "stepwise": "<one of them>",
     }
-    fixes |= {"tokens": "demonstration", "token_pair": "preference"}
+    fixes |= {"tokens": "demonstration", "token_pair": "preference", "judged": "unpaired"}
     other = ["dataset=local dataset.path=<file>"] if form == "triple" else []  # the rows of the toy are pairs
     assert found == ([f"trainer.form={fixes[form]}"] if form in fixes else other)
 
@@ -324,6 +339,25 @@ def test_tokens_and_third_answers_that_cannot_be_meant(row, where):
 def test_an_instruction_without_input_has_nothing_below_it(blank):
     row = {"instruction": "2+2?", "input": blank, "output": "4"}
     assert converted(row, "demonstration") == [{"prompt": Q, "completion": A}]
+
+
+def test_a_label_beside_messages_counts_only_where_it_is_learnt_from():
+    assert converted({"conversations": LONG + B, "label": False}, "unpaired") == [
+        {"prompt": LONG, "completion": B, "label": False}
+    ]
+    assert converted({"messages": Q + A, "label": 7}, "demonstration") == [{"messages": Q + A}]
+    assert converted({"messages": Q + A, "label": 7}, "prompt") == [{"prompt": Q, "reference": "4"}]
+    assert [fault.where for fault in faults({"messages": Q + A, "label": 7}, "unpaired")] == ["label"]
+
+
+def test_calls_of_tools_in_text_are_turns_that_call_them():
+    call = {"name": "add", "arguments": {"a": 2}}
+    said = [{"from": "function_call", "value": json.dumps(call)}, {"from": "observation", "value": "4"}]
+    (row,) = converted({"conversations": [{"from": "human", "value": "2+2?"}, *said, *A]}, "demonstration")
+    called = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
+    assert row["messages"] == [*Q, called, {"role": "tool", "content": "4"}, *A]
+    (bad,) = faults({"conversations": [*Q, said[0] | {"value": "add(2)"}, *A]}, "demonstration")
+    assert bad.where.endswith("[1].content") and "JSON" in bad.expected
 
 
 def test_a_prompt_is_never_passed_over_for_another_name():

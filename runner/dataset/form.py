@@ -5,6 +5,7 @@ all of it conversations or all of it text. Then one arrow takes it to the form o
 keys. Rows that cannot be meant, and rows that TRL would silently take for something else, are refused.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ RoleColumns = Mapping[Role, str]  # the column that plays each role
 TWINS = {"prompt": "input", "completion": "target"}
 SPEAKERS = {name: name for name in ("system", "developer", "user", "assistant", "tool")}
 SPEAKERS |= {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
+SPEAKERS |= {"function_call": "assistant", "observation": "tool"}  # the first holds JSON of one call or several
 # What a turn may carry besides its text, because templates render it, or a rule of weights reads it.
 TURN_EXTRAS = ("tool_calls", "tool_call_id", "name", "reasoning_content", "thinking", "weight")
 
@@ -106,12 +108,28 @@ def to_turns(value: object, where: str) -> Turns:
             raise _bad(f"{where}[{index}].role", describe_cell(speaker), "one of " + ", ".join(SPEAKERS))
         extras = {key: turn[key] for key in TURN_EXTRAS if turn.get(key) is not None}
         content = turn.get("value") if turn.get("content") is None else turn["content"]
+        if speaker == "function_call":
+            extras["tool_calls"], content = _read_calls(content, f"{where}[{index}].content"), ""
         if content is None and "tool_calls" in extras:
             content = ""  # a turn that only calls a tool says nothing
-        if is_conversation(content) and all(isinstance(part.get("text"), str) for part in content):
-            content = "".join(part["text"] for part in content)  # given in parts, all of them text
+        if is_conversation(content) and all(isinstance(text, str) for text in map(part_text, content)):
+            content = "".join(map(part_text, content))  # given in parts, all of them text
         turns.append({"role": role, "content": _text(content, f"{where}[{index}].content", empty=True)} | extras)
     return turns
+
+
+def part_text(part: Cells) -> Any:
+    """The text of a part of a turn, which some write as its ``value``; None where it is no text."""
+    return part.get("value") if part.get("text") is None and part.get("type") == "text" else part.get("text")
+
+
+def _read_calls(value: object, where: str) -> list[dict[str, Any]]:
+    with suppress(ValueError, RecursionError):
+        calls = json.loads(_text(value, where))
+        calls = calls if isinstance(calls, list) else [calls]
+        if all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
+            return [{"type": "function", "function": call} for call in calls]
+    raise _bad(where, describe_cell(value), "JSON of a call with name and arguments, or of several")
 
 
 def _one_turn(text: str, role: str) -> Turns:
@@ -161,6 +179,14 @@ def _read_exchange(cells: Row) -> Row:
     _check_answer(completion, "completion", empty=not label)
     row = {"prompt": prompt, "completion": completion}
     return row | {"label": bool(label)} if "label" in cells else row
+
+
+def _read_judged(cells: Row) -> Row:
+    """A conversation and a label of its last turn, as prompt and completion."""
+    *prompt, last = to_turns(cells["messages"], "messages")
+    if not prompt:
+        raise _bad("messages", "an answer alone", "something to answer before it")
+    return _read_exchange({"prompt": prompt, "completion": [last], "label": cells["label"]})
 
 
 def _read_preference(cells: Row) -> Row:
@@ -292,7 +318,10 @@ def _know_last(row: Row) -> list[Row]:
 
 # --- The forms ----------------------------------------------------------------------------------
 READ: Mapping[str, Callable[[Row], Row]] = {
-    **{each.__name__.removeprefix("_read_"): each for each in (_read_preference, _read_exchange, _read_tokens)},
+    **{
+        each.__name__.removeprefix("_read_"): each
+        for each in (_read_preference, _read_exchange, _read_judged, _read_tokens)
+    },
     "messages": lambda cells: {"messages": to_turns(cells["messages"], "messages")},
     "text": lambda cells: {"text": _text(cells["text"], "text")},
     "prompt": lambda cells: {"prompt": _side(cells, "prompt")},
@@ -339,6 +368,8 @@ def convert(row: Cells, layout: RowLayout, to: str, system: str | None = None) -
     ``system`` opens each conversation that has no system turn of its own. Raises DataError at the role that is wrong.
     """
     form, cells = FORMS[layout.form], {role: row.get(column) for role, column in layout.columns.items()}
+    # A side that is one turn is a conversation of it.
+    cells = {role: [cell] if isinstance(cell, Mapping) else cell for role, cell in cells.items()}
     system = cells.pop("system", None) or system
     if (canonical := form.read(cells)) and system:
         key = next(key for key in ("messages", "prompt", "text") if key in canonical)

@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from runner.dataset.form import is_conversation
+from runner.dataset.form import is_conversation, part_text
 from runner.dataset.step import Cells, Row
 from runner.errors import DataError, describe, fault
 from runner.io.files import hub_home
@@ -30,7 +30,7 @@ MAX_IMAGES = 64  # of a row
 MAX_BYTES = 64 << 20  # of a file
 TO_MARK = "\ue0fd{}\ue0fd".format
 MARK = re.compile("\ue0fd(\\d+)\ue0fd")  # in place of an image, and of <image>, as other tools write it
-KEYS = ("image", "image_url", "url", "bytes", "path")  # of a part or a cell, under which the image may stand
+KEYS = ("image", "image_url", "url", "bytes", "path", "value")  # of a part or a cell, under which the image may stand
 PARTS = ("image", "image_url", "input_image")  # of a turn, by their type
 SPOKEN = dict.fromkeys(("messages", "prompt", "input"), "user")
 SPOKEN |= dict.fromkeys(("completion", "target", "chosen", "rejected"), "assistant")
@@ -173,7 +173,7 @@ class Marks:
 
     def _mark_part(self, part: Cells, place: Iterator[int]) -> str:
         if part.get("type") not in PARTS:
-            if not isinstance(text := part.get("text"), str):
+            if not isinstance(text := part_text(part), str):
                 raise DataError(fault("dataset.image_none", where=IMAGES, kind=f"a part of type {part.get('type')}"))
             return re.sub("<image>", lambda found: TO_MARK(next(place)), text.replace("\ue0fd", ""))
         if (given := _payload(part)) is None:

@@ -273,7 +273,7 @@ def convert_rows(
         turn, kept = Json() if conversion.pictured else TURN, {name: rows.features[name] for name in conversion.kept}
         for column in layout.columns.values():
             kind = getattr(rows.features[column], "feature", rows.features[column])
-            if isinstance(kind, Json) or (isinstance(kind, dict) and set(kind) & set(TURN_EXTRAS)):
+            if isinstance(kind, Json) or (isinstance(kind, dict) and {"from", *TURN_EXTRAS} & set(kind)):
                 turn = Json()  # turns hold more than role and content, which may be anything
     kept |= {name: Json() for name in conversion.kept if name == TEMPLATE_ARGUMENTS}
     converted = rows.map(

@@ -279,6 +279,17 @@ def divide_batch(draft: Draft, key: str) -> None:
     draft.write(key, "trainer.args.gradient_accumulation_steps", steps, "the whole batch by the small one")
 
 
+def pair_rows(draft: Draft, key: str) -> None:
+    """Write micro-batches of two rows, and half as many of them in a step."""
+    steps = draft.take("gradient_accumulation_steps", "whole_number", 1)
+    draft.write(
+        key, "trainer.args.per_device_train_batch_size", 2, "rows of a micro-batch are compared with each other"
+    )
+    draft.write(
+        "gradient_accumulation_steps", "trainer.args.gradient_accumulation_steps", max(1, steps // 2), "of two rows"
+    )
+
+
 def divide_epoch(draft: Draft, key: str) -> None:
     """Write so many times in an epoch as a share of all steps."""
     path = f"trainer.args.{'eval' if key.startswith('evals') else 'save'}"
@@ -304,4 +315,4 @@ def compare_speakers(draft: Draft, key: str) -> None:
         draft.no_equivalent(key, "", "dataset.map._target_=<function of a row>")
 
 
-FUNCTIONS = {each.__name__: each for each in (divide_batch, divide_epoch, pair_betas, compare_speakers)}
+FUNCTIONS = {each.__name__: each for each in (divide_batch, divide_epoch, pair_betas, pair_rows, compare_speakers)}

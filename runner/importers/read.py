@@ -48,7 +48,7 @@ def read_file(path: Path, dialect: str | None = None) -> ForeignConfig:
         raise ConfigError(Fault("dialect", dialect, f"one of {', '.join(known)}", f"dialect={next(iter(known))}"))
     text = _read_text(path)
     is_script = path.suffix in (".sh", ".bash") or (path.suffix not in FILE_TYPES and re.search(r"(?m)^\s*--\w", text))
-    reading = _read_script(path, text) if is_script else ForeignConfig(path, _read_mapping(path, text))
+    reading = _read_script(path, text) if is_script else ForeignConfig(path, read_mapping(path))
     reading.keys = {key: plain(value) for key, value in reading.keys.items()}
     if dialect:
         reading.dialect, reading.why = dialect, "because you say so"
@@ -100,13 +100,14 @@ def _read_text(path: Path) -> str:
 def read_named(path: Path, name: str) -> dict[str, Any] | None:
     """The keys of the file that another one names, from here, from its folder or beside it; None where it is not."""
     places = (Path(name), path.parent / name, path.parent / Path(name).name)
-    return next((_read_mapping(file, _read_text(file)) for file in places if file.is_file()), None)
+    return next((read_mapping(file, name) for file in places if file.is_file()), None)
 
 
-def _read_mapping(path: Path, text: str) -> dict[str, Any]:
-    keys = parse_yaml(text, str(path))
+def read_mapping(path: Path, name: str = "") -> dict[str, Any]:
+    """The keys of a YAML or JSON file, which messages call by this name; ConfigError where there are none."""
+    keys = parse_yaml(_read_text(path), name := name or str(path))
     if not isinstance(keys, dict):
-        raise ConfigError(Fault(str(path), f"a {type(keys).__name__}", "keys with values"))
+        raise ConfigError(Fault(name, f"a {type(keys).__name__}", "keys with values"))
     return {str(key): value for key, value in keys.items()}
 
 
@@ -145,7 +146,7 @@ def _read_script(path: Path, text: str) -> ForeignConfig:
                 spread = SPREAD.findall(" ".join([*said, *words[:start]]))
                 reading.keys |= {name.lower().replace("-", "_"): value for name, value in spread}
                 return reading
-    commands = [word for table in find_dialects().values() for word in table["commands"]]
+    commands = dict.fromkeys(word for table in find_dialects().values() for word in table["commands"])
     raise ConfigError(Fault(str(path), "no command that trains", f"a line with one of {', '.join(commands)}"))
 
 

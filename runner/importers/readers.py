@@ -14,9 +14,9 @@ from typing import Any
 from runner.config.dialect import CONVERSIONS, is_wanted, read_table, to_single_line
 from runner.config.limits import check_size
 from runner.config.override import is_local
-from runner.errors import ConfigError, Fault
+from runner.errors import ConfigError, Fault, fault
 from runner.importers.draft import FIX, HIDDEN, MAPPED, NO_EQUIVALENT, SAME, Draft, follow, follow_rest, is_unset
-from runner.importers.read import ForeignConfig
+from runner.importers.read import ForeignConfig, read_named
 from runner.importers.strategy import read_strategy
 
 ORDER = ("path", "config", "revision", "form", "split", "columns", "limit")
@@ -60,9 +60,9 @@ def read_axolotl(draft: Draft) -> None:
     if not nodes:
         draft.no_equivalent("datasets", "none", "dataset=hub dataset.path=<org/name>")
     tests = draft.convert("test_datasets", draft.keys.get("test_datasets") or None, "entries", [])
-    if len(nodes) == len(tests) == 1 and tests[0].get("path") == nodes[0]["path"]:
-        split = draft.convert("test_datasets[0].split", tests[0].get("split"), "plain_text", "test")
-        hold_out_split(draft, nodes[0], "test_datasets", split)
+    usual = {"split": "test", "type": "chat_template"}
+    held = [read_entry(draft, "test_datasets", f"test_datasets[{at}]", usual | test) for at, test in enumerate(tests)]
+    hold_out(draft, nodes, "test_datasets", held)
     write_rows(draft, nodes)
     type_rewards(draft, "trl.reward_funcs", read_rewards(draft, "trl.reward_funcs"))
 
@@ -81,11 +81,31 @@ def read_llama_factory(draft: Draft) -> None:
             raise ConfigError(Fault(str(file), str(error), "a list of datasets, by name", FIX)) from None
     names = draft.take("dataset", "words", [])
     nodes = [_to_node(draft, name, folder, info) for name in names]
-    if len(names) == 1 and draft.read("eval_dataset", "words", []) == names:
-        hold_out_split(draft, nodes[0], "eval_dataset", nodes[0].get("split", {}).get("train", "train"))
+    tests = [_to_node(draft, name, folder, info) for name in draft.read("eval_dataset", "words", [])]
+    hold_out(draft, nodes, "eval_dataset", tests)
+    if any("images" in node.get("columns", {}) for node in nodes):
+        draft.imply({"image_max_pixels": 768 * 768})
     if is_wanted(draft.keys.get("finetuning_type"), "lora"):
         draft.imply({"lora_alpha": 2 * draft.read("lora_rank", "whole_number", 0)})
     write_rows(draft, nodes)
+
+
+def read_llama_factory_v1(draft: Draft) -> None:
+    """Read the datasets, which a file lists with their converters, and the method: by the command, or by the rows."""
+    name = draft.take("train_dataset", "plain_text", "???")
+    entries: Node = {"train_dataset": {"path": name}}
+    if name.endswith((".yaml", ".yml")):
+        file = read_named(draft.reading.path, name)
+        entries = {name: {"path": "???"}} if file is None else file
+        draft.faults += [fault("importers.absent_file", file=draft.reading.path, name=name)] if file is None else []
+    entries = {name: draft.convert(name, entry, "mapping", {}) for name, entry in entries.items()}
+    is_pair = all(entry.get("converter") == "pair" for entry in entries.values())
+    command = draft.reading.command if draft.reading.command != "train" else ""
+    draft.keys.setdefault("stage", command or ("dpo" if is_pair else "sft"))
+    draft.implied |= {"stage"}
+    follow(draft, "stage")
+    whole = {name: {"path": "???", "converter": "none"} | entry for name, entry in entries.items()}
+    write_rows(draft, [read_entry(draft, "train_dataset", name, entry) for name, entry in whole.items()])
 
 
 def _to_node(draft: Draft, name: str, folder: str, info: Mapping[str, Any]) -> Node:
@@ -208,7 +228,7 @@ def read_paths(draft: Draft) -> None:
     write_rows(draft, [{"path": path, "form": draft.form} for path in draft.take(key, "words", [])])
 
 
-CALLED = (read_axolotl, read_llama_factory, read_swift, read_trl)
+CALLED = (read_axolotl, read_llama_factory, read_llama_factory_v1, read_swift, read_trl)
 READERS: Mapping[str, Callable[[Draft], None]] = {read.__name__.removeprefix("read_"): read for read in CALLED}
 
 
@@ -302,11 +322,10 @@ def write_rows(draft: Draft, nodes: Sequence[Node]) -> None:
                 draft.put("trainer.form", "messages")
         parts: Node = {}
         for node in nodes:
-            stem = re.sub(r"\.(jsonl?|csv|tsv|parquet)(\.gz)?$", "", node["path"].rstrip("/").rpartition("/")[2])
-            name = re.sub(r"\W+", "_", stem).strip("_").lower() or "rows"
-            while name in parts:
-                name += "_"
-            parts[name] = {"_target_": "runner.dataset.load.load_rows", "_partial_": True} | node
+            parts[_to_name(node["path"], parts)] = {
+                "_target_": "runner.dataset.load.load_rows",
+                "_partial_": True,
+            } | node
         mixture: Node = {"_target_": "runner.dataset.mix.mix_rows", "parts": parts}
         if len(weights) == len(nodes) and all(weights):
             mixture["weights"] = dict(zip(parts, weights, strict=True))
@@ -318,10 +337,26 @@ def write_rows(draft: Draft, nodes: Sequence[Node]) -> None:
     follow(draft, *draft.table.sections["then"])
 
 
-def hold_out_split(draft: Draft, node: Node, key: str, split: str) -> None:
-    """Hold out a split of the dataset itself."""
-    node["split"] = {"train": "train"} | node.get("split", {}) | {"eval": split}
-    draft.note(MAPPED, key, f"dataset.split.eval: {split}")
+def hold_out(draft: Draft, nodes: Sequence[Node], key: str, tests: Iterable[Node]) -> None:
+    """Hold out the rows of other sources, or another split of the dataset itself, beside the first one's rows."""
+    held: Node = {}
+    for test in tests:
+        rows = _to_shortest(test)
+        split = rows.pop("split", {}).get("train", "train")
+        is_own = nodes and rows["path"] == nodes[0]["path"] and rows.get("config") == nodes[0].get("config")
+        held[_to_name(rows["path"], held)] = split if is_own else rows | {"split": split}
+    if held and nodes:
+        node, one = nodes[0], next(iter(held.values()))
+        node["split"] = {"train": "train"} | node.get("split", {}) | {"eval": held if len(held) > 1 else one}
+        draft.note(MAPPED, key, f"dataset.split.eval: {one if isinstance(one, str) else ', '.join(held)}")
+
+
+def _to_name(path: str, taken: Iterable[str]) -> str:
+    stem = re.sub(r"\.(jsonl?|csv|tsv|parquet)(\.gz)?$", "", path.rstrip("/").rpartition("/")[2])
+    name = re.sub(r"\W+", "_", stem).strip("_").lower() or "rows"
+    while name in taken:
+        name += "_"
+    return name
 
 
 def _to_shortest(node: Mapping[str, Any]) -> Node:
