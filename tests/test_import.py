@@ -282,6 +282,84 @@ def test_loss_scales_of_swift(written, scale):
     assert ("no equivalent" in done.kinds("loss_scale")) == (scale == "alpha_umi")
 
 
+def test_megatron_has_names_of_its_own_for_rows_and_rates(imported):
+    done = imported("megatron_grpo.sh")
+    assert done.cfg["batch"] == 64 and done.args["generation_batch_size"] == 128, "so many times the rows of a step"
+    assert (done.args["per_device_train_batch_size"], done.draft.reading.devices) == (2, 4), "two hold one copy"
+    assert done.args["lr_scheduler_kwargs"] == {"min_lr": 2e-6} and done.cfg["learning_rate"] == 2e-5
+    assert done.cfg["dataset"]["system"] == "Think first.\nThen answer in \\boxed{}." and done.cfg["seed"] == 7
+    assert "language_model" in done.cfg["peft"]["target_modules"], "a model that sees"
+    assert done.args["max_completion_length"] == 2048 and done.args["vllm_max_model_length"] == 8192
+    assert {"allow=[plugin]", "reward.external_acc._target_=plugin.external_acc"} <= set(done.draft.overrides)
+    assert done.kinds("MAX_PIXELS") == done.kinds("tensor_model_parallel_size") == ["no equivalent"]
+    assert not done.faults and "64 rows a step of all devices" in done.text
+
+
+@pytest.mark.parametrize(
+    ("keys", "path", "value"),
+    [
+        ({"freeze_vit": True}, "peft.target_modules", "language_model"),
+        ({"freeze_vit": True, "target_modules": "q_proj"}, "peft.target_modules", "q_proj"),
+        ({"freeze_vit": False, "freeze_aligner": False}, "peft.target_modules", "all-linear"),
+        ({"freeze_vit": True, "tuner_type": "full"}, "peft.matching", "language_model"),
+        ({"freeze_llm": True, "freeze_aligner": False, "tuner_type": "full"}, "peft.matching", "projector"),
+        ({"tuner_type": "lora_llm"}, "peft.full", "vision"),
+        ({"rlhf_type": "rm", "freeze_vit": True}, "peft.target_modules", "all-linear"),
+    ],
+    ids=str,
+)
+def test_what_of_a_model_that_sees_is_trained(written, keys, path, value):
+    done = written({"model": "a/Qwen2-VL", "tuner_type": "lora", "dataset": "hf::a/b"} | keys)
+    assert value in str(select(done.cfg, path)) and not done.faults
+    assert done.kinds("freeze_vit") == ["no equivalent" if "rlhf_type" in keys else done.kinds("freeze_vit")[0]]
+
+
+def test_trl_ppo_is_known_by_the_name_of_its_script(imported):
+    done = imported("trl_ppo.sh")
+    assert done.cfg["trainer"]["_target_"] == "runner.ppo.PPOTrainer" and done.cfg["kl_coef"] == 0.03
+    assert done.cfg["model"]["path"].endswith("sft__tldr") and done.cfg["reward"]["model"]["path"].endswith(
+        "reward__tldr"
+    )
+    assert done.cfg["model"]["tokenizer"]["path"] == "EleutherAI/pythia-1b-deduped"
+    assert "taken for the script of that name" in done.reading.why and done.kinds("commands") == ["no equivalent"]
+
+
+@pytest.mark.parametrize(
+    ("script", "trainer", "path", "value"),
+    [
+        ("examples/scripts/dpo_online.py", "online_dpo", "kl_coef", 0.2),
+        ("examples/scripts/grpo_vlm.py", "grpo", "dataset.columns.prompt", "problem"),
+        ("examples/scripts/gspo.py", "grpo", "dataset.split.train", "train[:5%]"),
+        ("orpo.py", "orpo", "trainer.args.beta", 0.2),
+        ("trl/scripts/kto.py", "kto", "kl_coef", 0.2),
+        ("a/gkd.py", "gkd", "trainer.teacher_model.path", "t/t"),
+    ],
+)
+def test_a_script_of_trl_says_what_its_code_does(tmp_path, script, trainer, path, value):
+    flags = "--model_name_or_path a/b --dataset_name c/d --beta 0.2 --teacher_model_name_or_path t/t"
+    (tmp_path / "a.sh").write_text(f"TOKENIZERS_PARALLELISM=false uv run {script} {flags} --vllm_mode colocate\n")
+    draft = translate(read_file(tmp_path / "a.sh"), "a")
+    assert draft.trainer == trainer and select(draft.values, path) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("swift infer --model a/b", "swift infer: a command that trains nothing"),
+        ("trl vllm-serve --model a/b", "trl vllm-serve: a command that trains nothing"),
+        ("python examples/scripts/nash_md.py --model_name_or_path a/b", "nash_md.py: no trainer for it"),
+        ("python my/dpo.py --rate 1", "no command that trains"),
+        ("swift rlhf --rlhf_type grpo --teacher_model a/b --model c/d --dataset e/f", "a teacher's KL"),
+        ("stream: true\nload_data_args: true\nmodel: a/b\nmax_length: 9", "a file that trains nothing"),
+    ],
+)
+def test_a_command_that_trains_nothing_here_is_refused_by_name(tmp_path, text, said):
+    path = tmp_path / ("a.yaml" if ":" in text[:8] else "a.sh")
+    path.write_text(f"{text}\n")
+    with pytest.raises(ConfigError, match=said):
+        translate(read_file(path), "a")
+
+
 def test_trl_dpo_under_accelerate(imported):
     done = imported("trl_dpo.sh")
     assert done.cfg["trainer"]["_target_"] == "trl.DPOTrainer" and done.draft.reading.devices == 8
@@ -347,8 +425,20 @@ def test_a_variable_that_the_shell_sets_is_asked_for(tmp_path):
             "--gradient_accumulation_steps $(expr 16 / $WORLD) --system \"$(cat 'a b')\"",
             *("${shell.command}", "${shell.expr}"),
         ),
+        (
+            "OTHER='--max_length 99'\nFLAGS=(\n --learning_rate 3e-5 # it's\n)\nFLAGS+=(--seed $((2*3)))\n"
+            'swift sft --model a/b --dataset hf::a/b#500 $OTHER "${FLAGS[@]}" "$@"',
+            *(3e-5, 16),
+        ),
+        ('C="swift sft --model a/b --dataset hf::a/b#500 \\\n --learning_rate 3e-5"\neval "$C"', 3e-5, 16),
+        (
+            "for rate in 3e-5 1e-4; do\n"
+            "T=$(cat <<'E'\n# don't\nE\n)\n"
+            'swift sft --model a/b --dataset hf::a/b#500 --learning_rate $rate --system "$T"\ndone',
+            *(3e-5, 16),
+        ),
     ],
-    ids=["hash", "comment", "arithmetic", "open"],
+    ids=["hash", "comment", "arithmetic", "open", "array", "run", "loop"],
 )
 def test_a_script_is_read_as_bash_reads_it(tmp_path, text, rate, accumulated):
     path = tmp_path / "train.sh"
@@ -423,7 +513,6 @@ def test_gdpo_is_grpo_that_scales_each_reward_by_itself(written):
         ({"model": "a/b", "tuner_type": "lora", "task_type": "embedding"}, "task_type"),
         ({"model": "a/b", "tuner_type": "lora", "task_type": "seq_cls", "num_labels": 2}, "task_type"),
         ({"model": "a/b", "tuner_type": "lora", "rlhf_type": "dpo", "task_type": "generative_reranker"}, "task_type"),
-        ({"model": "a/b", "tuner_type": "lora", "lr": 1e-6, "global_batch_size": 16}, "lr"),
         ({"model": "a/b", "split_dataset_ratio": 0, "sampler_engine": "vllm"}, "sampler_engine"),
         ({"model_name_or_path": "a/b", "stage": "sft", "cutoff_len": 64, "do_predict": True}, "do_predict"),
         ({"model_name_or_path": "a/b", "stage": "mcts", "cutoff_len": 64}, "stage"),
@@ -607,7 +696,7 @@ def test_a_value_is_still_taken_where_it_is_a_text_that_means_it(written):
 # --- The tables -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tool", ["axolotl", "llama_factory", "swift", "trl"])
+@pytest.mark.parametrize("tool", sorted(find_dialects()))
 def test_each_row_of_a_table_can_be_followed(tool):
     table = read_table(tool)
     cases = [case for rows in (table.keys, table.rows) for row in rows.values() for case in row]
@@ -633,7 +722,7 @@ def test_each_row_of_a_table_can_be_followed(tool):
     assert set(table.sections["first"]) | set(table.sections["then"]) <= table.keys.keys()
 
 
-@pytest.mark.parametrize("tool", ["axolotl", "llama_factory", "swift", "trl"])
+@pytest.mark.parametrize("tool", sorted(find_dialects()))
 def test_no_key_has_two_rows_in_a_table(tool):
     section = find_dialects()[tool]
     keys = [key for name in ("keys", "ignored", "no_equivalent", "same") for key in section.get(name, {})]

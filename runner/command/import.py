@@ -84,6 +84,8 @@ def to_file(draft: Draft) -> str:
 
 
 def _describe_batch(draft: Draft) -> str:
+    if "batch" in draft.values:
+        return f"{draft.values['batch']} rows a step of all devices together"
     names = (upstream.PER_DEVICE_TRAIN_BATCH_SIZE, upstream.GRADIENT_ACCUMULATION_STEPS)
     fields = draft.config.parameters
     counts: list[Any] = [select(draft.values, f"trainer.args.{name}") or fields[name].default for name in names]

@@ -18,7 +18,7 @@ import yaml
 from runner.schema.text import LOADER
 
 OFF: tuple[object, ...] = (False, "", [], {}, "no", "none")
-CONDITIONS = ("value", "trainer", "peft", "optimizer", "form", "held_out", "command")
+CONDITIONS = ("value", "trainer", "peft", "optimizer", "form", "held_out", "command", "script")
 KINDS = ("same", "ignored", "no_equivalent", "asked", "refused")
 SHARED, STRATEGY = "shared", "strategy"  # tables of no dialect
 
@@ -76,9 +76,12 @@ def find_dialects() -> dict[str, dict[str, Any]]:
 @functools.cache
 def read_table(dialect: str) -> Table:
     """The table of a dialect, with the rows that all share."""
-    node = read_sections()[dialect]
-    rows = _read_rows({"keys": node.get("rows", {})})
-    return Table(_read_rows(read_sections()[SHARED]) | _read_rows(node), rows, _to_rules(node["defaults"]), node)
+    sections = read_sections()
+    node = sections[dialect]
+    below = sections[node["below"]] if "below" in node else {"keys": {}}
+    whole = below | node
+    keys = _read_rows(sections[SHARED]) | _read_rows(below) | _read_rows(node)
+    return Table(keys, _read_rows({"keys": whole.get("rows", {})}), _to_rules(whole["defaults"]), whole)
 
 
 def _read_rows(node: Mapping[str, Any]) -> dict[str, list[Rule]]:

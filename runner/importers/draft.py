@@ -85,6 +85,7 @@ class Draft:
         """True where every condition of a rule is met by a key's value and the draft."""
         facts: dict[str, list[object]] = {name: [self.choices.get(name)] for name in ("trainer", "peft", "optimizer")}
         facts |= {"value": [value], "command": [self.reading.command], "held_out": [self.has_held_out]}
+        facts["script"] = [self.reading.script]
         facts["form"] = [part.get("form") for part in self.parts]
         return dialect.holds(rule, facts, self.keys)
 
@@ -158,7 +159,7 @@ class Draft:
             return kind == SAME
         elif is_unset(value):
             # A reference to nothing: no run starts with it, where ??? would mean the default.
-            reference = f"${{shell.{re.findall(r'[A-Za-z_]+', str(value))[0]}}}"
+            reference = f"${{shell.{re.findall(r'[A-Za-z_]+|[$][0-9]', str(value))[0].replace('$', 'argument_')}}}"
             self.put(path, "???" if path == "model.path" else reference)
             self.unset.add(key)
             self.no_equivalent(key, f"{value} is set by the shell, and not in this file", f"{path}=<value>")
@@ -200,7 +201,7 @@ def _without_secrets(key: str, value: object) -> Any:
 
 def is_unset(value: object) -> bool:
     """True for a text with a variable or a command of the shell in it whose value is not in the file."""
-    return isinstance(value, str) and bool(re.search(r"\$(\(|\{?[A-Za-z_])", value))
+    return isinstance(value, str) and bool(re.search(r"\$(\(|\{?\w)", value))
 
 
 # --- Rows of a table ------------------------------------------------------------------------------
@@ -214,6 +215,7 @@ def follow(draft: Draft, *keys: str) -> None:
         rules = [SECRET] if value == HIDDEN else draft.find_rules(key)
         if rule := next((rule for rule in rules if draft.meets(rule, value)), None):
             draft.taken.add(key)
+            draft.imply(rule.give)
             for path, constant in rule.also.items() if _apply(draft, rule, key, value, rules) else ():
                 if select(draft.values, path) is None:
                     draft.put(path, _filled(draft, key, constant))
@@ -290,6 +292,12 @@ def pair_rows(draft: Draft, key: str) -> None:
     )
 
 
+def multiply_batch(draft: Draft, key: str) -> None:
+    """Write how many completions are sampled at a time: so many times the rows of a step."""
+    rows = draft.read("global_batch_size", "whole_number", 1) * draft.take(key, "whole_number", 1)
+    draft.write(key, "trainer.args.generation_batch_size", rows, "so many times the rows of a step")
+
+
 def divide_epoch(draft: Draft, key: str) -> None:
     """Write so many times in an epoch as a share of all steps."""
     path = f"trainer.args.{'eval' if key.startswith('evals') else 'save'}"
@@ -315,4 +323,5 @@ def compare_speakers(draft: Draft, key: str) -> None:
         draft.no_equivalent(key, "", "dataset.map._target_=<function of a row>")
 
 
-FUNCTIONS = {each.__name__: each for each in (divide_batch, divide_epoch, pair_betas, pair_rows, compare_speakers)}
+BY = (divide_batch, multiply_batch, pair_rows, divide_epoch, pair_betas, compare_speakers)
+FUNCTIONS = {each.__name__: each for each in BY}

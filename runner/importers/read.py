@@ -4,13 +4,13 @@ import contextlib
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise, takewhile
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from runner.config.dialect import STRATEGY, find_dialects, read_sections
+from runner.config.dialect import STRATEGY, find_dialects, read_sections, read_table
 from runner.config.limits import MAX_DIGITS, check_size, parse_yaml
 from runner.config.override import FOREIGN
 from runner.errors import ConfigError, Fault, fault
@@ -18,9 +18,13 @@ from runner.schema.text import files_beside
 
 FILE_TYPES = (".yaml", ".yml", ".json")
 # A comment of bash begins a word; what stands in quotes, or behind a backslash, is none.
-COMMENT = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*"|\\.)|(?:^|(?<=[\s;&|()]))#.*""")
+COMMENT = re.compile(r"""(?m)('[^']*'|"(?:\\[\s\S]|[^"\\])*"|\\.)|(?:^|(?<=[\s;&|()]))#.*""")
+HEREDOC = re.compile(r"""(?<!<)<<-?\s*(['"]?)(\w+)\1""")  # a text below a command, up to a word of its own
+ARRAY = re.compile(r"(?m)^\s*(?:(?:declare|local) -a )?(\w+)(\+?)=\(((?:\$\(\(?[^()]*\)?\)|[^()])*)\)")
+# Variables that become several words: arrays, commands that are run, and flags without quotes.
+WORDS = re.compile(r"""(?<!\S)(?:"?\$\{(\w+)\[[@*]\]\}"?|(?:eval\s+")?\$\{?(\w+)\}?"?)(?![^\s;])""")
 COMMAND = re.compile(r"\$\((?:expr\s+([^()]*)|\(([^()]*)\)|[^()]*)\)")
-VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}|\$(\w+)")
+VARIABLE = re.compile(r"\$\{(\w+)(?::?[-=]([^}]*))?\}|\$(\w+)")
 # Flags of what starts the processes, and variables as if they were such, that say how the training is spread.
 SPREAD = re.compile(
     r"(?i)--((?:deepspeed_)?config_file|num[_-](?:machines|processes)|nproc[_-]per[_-]node|nnodes)[= ](\S+)"
@@ -39,6 +43,10 @@ class ForeignConfig:
     command: str = ""
     devices: int = 1
     variables: dict[str, str] = field(default_factory=dict)
+    script: str = ""  # the name of the script that it starts, where the dialect knows some
+    remarks: dict[str, tuple[object, str]] = field(
+        default_factory=dict
+    )  # what else is in the file, and why it is not taken
 
 
 def read_file(path: Path, dialect: str | None = None) -> ForeignConfig:
@@ -61,6 +69,10 @@ def read_file(path: Path, dialect: str | None = None) -> ForeignConfig:
             what = f"as much of {' as of '.join(tied)}" if found[best] else "no key that one of them has"
             raise ConfigError(fault("importers.no_dialect", file=path, what=what, known=", ".join(find_dialects())))
         reading.dialect, reading.why = best, ", ".join(found[best][:5])
+    others = known[reading.dialect].get("instead", {})  # keys of a dialect beside it, by the same commands or marks
+    reading.dialect = next((other for key, other in others.items() if key in reading.keys), reading.dialect)
+    for group in set(known[reading.dialect].get("groups", ())) & reading.keys.keys():
+        reading.keys |= inner if isinstance(inner := reading.keys.pop(group), Mapping) else {group: inner}
     strange = {key: why for key, why in known[reading.dialect].get("strange", {}).items() if reading.keys.get(key)}
     if strange and not reading.keys.get("do_train"):
         expected, fix = f"a training of {known[reading.dialect]['title']}", "python -m runner import <another file>"
@@ -112,53 +124,109 @@ def read_mapping(path: Path, name: str = "") -> dict[str, Any]:
 
 
 def _read_script(path: Path, text: str) -> ForeignConfig:
-    reading = ForeignConfig(path, {})
-
-    def to_value(found: re.Match[str]) -> str:
-        """A variable that the script itself sets, or its fallback; others stay as they are written."""
-        return reading.variables.get(found[1] or found[3], found[0] if found[2] is None else found[2])
-
-    # Lines as bash reads them: each without its comment, joined where one ends with a backslash.
-    bare = "".join(COMMENT.sub(lambda found: found[1] or "", line) + "\n" for line in text.splitlines())
-    lines, size = bare.replace("\\\n", " ").split("\n"), 0
-    for number, line in enumerate(lines):
-        size += len(line) + sum(len(to_value(found)) for found in VARIABLE.finditer(line))
-        if size > MAX_LETTERS:
-            raise ConfigError(fault("importers.long_script", file=path, most=MAX_LETTERS))
-        try:
-            words = shlex.split(COMMAND.sub(lambda found: _to_number(found, reading.variables), line))
-        except ValueError:
-            continue  # a line of the shell's own, such as half of a quotation
-        words = [VARIABLE.sub(to_value, word) for word in words]
-        words = words[1:] if words[:1] == ["export"] else words
-        while words and re.fullmatch(r"[A-Za-z_]\w*=.*", words[0], re.S):
-            name, _, value = words.pop(0).partition("=")
-            reading.variables[name] = value
-        for index, (word, after) in enumerate(pairwise([*words, ""])):
-            if count := _find_training(reading, word, after):
-                # Flags below the command would be lost without a word.
-                flag = next(filter(str.strip, lines[number + 1 :]), "").lstrip().partition(" ")[0]
-                if flag.startswith("--"):
-                    raise ConfigError(fault("importers.lost_flag", file=path, flag=flag))
-                start = index + count
+    reading, idle, others = ForeignConfig(path, {}), "", 0
+    for words, below in _read_lines(path, text, reading.variables):
+        if words[:1] == ["for"] and words[2:3] == ["in"] and words[3:]:
+            reading.variables[words[1]] = words[3].rstrip(";")
+            reading.remarks[f"for {words[1]}"] = " ".join(words[3:]), "a loop, whose first turn this is"
+        for index in range(len(words)):
+            why, start = _find_training(ForeignConfig(path, {}) if reading.dialect else reading, words, index)
+            idle, others = idle or why, others + bool(start and reading.keys)
+            if start and not reading.keys:
+                if below.startswith("--"):  # it would be lost without a word
+                    raise ConfigError(fault("importers.lost_flag", file=path, flag=below.partition(" ")[0]))
                 _read_flags(reading, words[start:])
                 said = [f"--{name}={reading.variables.get(name, '')}" for name in ("NPROC_PER_NODE", "NNODES")]
                 spread = SPREAD.findall(" ".join([*said, *words[:start]]))
                 reading.keys |= {name.lower().replace("-", "_"): value for name, value in spread}
-                return reading
-    commands = dict.fromkeys(word for table in find_dialects().values() for word in table["commands"])
-    raise ConfigError(Fault(str(path), "no command that trains", f"a line with one of {', '.join(commands)}"))
+    if others:
+        reading.remarks["commands"] = others, "further trainings; each is imported from a file of its own"
+    if not reading.dialect:
+        commands = dict.fromkeys(word for table in find_dialects().values() for word in table["commands"])
+        what = idle or "no command that trains"
+        raise ConfigError(fault("importers.no_training", file=path, what=what, known=", ".join(commands)))
+    meant = read_table(reading.dialect).sections.get("variables", ())
+    reading.keys |= {name: value for name, value in reading.variables.items() if name in meant}
+    return reading
 
 
-def _find_training(reading: ForeignConfig, word: str, after: str) -> int:
+def _read_lines(path: Path, text: str, variables: dict[str, str]) -> Iterator[tuple[list[str], str]]:
+    """The words of each line as bash reads it, and the line below; the variables that it sets are added."""
+
+    def to_value(found: re.Match[str]) -> str:
+        """A variable that the script itself sets, or its fallback; others stay as they are written."""
+        return variables.get(found[1] or found[3], found[0] if found[2] is None else found[2])
+
+    def to_words(found: re.Match[str]) -> str:
+        value = variables.get(found[1] or found[2], found[0])
+        return value if found[1] or re.search(r"(^|\s)--\w", value) else found[0]
+
+    def to_variable(found: re.Match[str]) -> str:
+        before = f'"${{{found[1]}}} "' if found[2] else ""
+        return "\n" + f"{found[1]}={before}{shlex.quote(found[3])}".replace("\n", "\0")
+
+    # Each without its comment, joined where one ends with a backslash, or in quotes.
+    text = "\n".join([*_read_heredocs(text), ""])
+    bare = COMMENT.sub(lambda found: (found[1] or "").replace("\\\n", " ").replace("\n", "\0"), text)
+    lines, size = ARRAY.sub(to_variable, bare).replace("\\\n", " ").split("\n"), 0
+    for number, line in enumerate(lines):
+        line = WORDS.sub(to_words, line.replace("\0", "\n"))
+        size += len(line) + sum(len(to_value(found)) for found in VARIABLE.finditer(line))
+        if size > MAX_LETTERS:
+            raise ConfigError(fault("importers.long_script", file=path, most=MAX_LETTERS))
+        try:
+            words = shlex.split(COMMAND.sub(lambda found: _to_number(found, variables), line))
+        except ValueError:
+            continue  # a line of the shell's own, such as half of a quotation
+        words = [VARIABLE.sub(to_value, word) for word in words if word not in ("$@", "$*", "${@}")]
+        words = words[1:] if words[:1] in (["export"], ["local"], ["readonly"], ["declare"]) else words
+        while words and re.fullmatch(r"[A-Za-z_]\w*=.*", words[0], re.S):
+            name, _, value = words.pop(0).partition("=")
+            variables[name] = value
+        yield words, next(filter(str.strip, lines[number + 1 :]), "").lstrip()
+
+
+def _read_heredocs(text: str) -> Iterator[str]:
+    """The lines of a script; a text below a command becomes the variable that it is read into, or nothing."""
+    lines = iter(text.splitlines())
+    for line in lines:
+        start = None if line.lstrip().startswith("#") else HEREDOC.search(line)
+        if start is None:
+            yield line
+            continue
+        body: list[str] = []
+        while (below := next(lines, start[2])).strip() != start[2]:
+            body.append(below)
+        printed = re.match(r"\s*(?:export )?(\w+)=.?\$\( ?cat\b", line)
+        if name := printed or re.search(r"\bread [^<]*?(\w+) *$", line[: start.start()]):
+            yield f"{name[1]}=" + shlex.quote("\n".join(body))
+        if printed:
+            next(lines, None)  # its closing bracket
+
+
+def _find_training(reading: ForeignConfig, words: Sequence[str], index: int) -> tuple[str, int]:
+    """Why a word begins nothing that is trained here, and where the flags of a training begin that it names."""
+    word, after = words[index], words[index + 1] if words[index + 1 :] else ""
     for name, table in find_dialects().items():
+        for pattern, why in table.get("idle", {}).items():
+            if found := re.search(pattern, f"{word} {after}"):
+                return f"{found[0].strip('/ ')}: {why}", 0
         if after in table["commands"].get(word, ()):
             reading.dialect, reading.command, reading.why = name, after, f"{word} {after}"
-            return 2
+            return "", index + 2
         for script in filter(None, (re.search(pattern, word) for pattern in table["scripts"])):
-            reading.dialect, reading.command, reading.why = name, script[1] if script.groups() else "train", word
-            return 1
-    return 0
+            method = script[1] if script.groups() else "train"
+            flags = {flag.lstrip("-").partition("=")[0].replace("-", "_") for flag in words[index + 1 :]}
+            if re.search(table.get("own_scripts", ""), word):
+                reading.why = word
+            elif flags.intersection(table["marks"]):
+                reading.why = f"{word}, taken for the script of that name in its examples"
+            else:
+                continue
+            reading.dialect, reading.command = name, table.get("methods", {}).get(method, method)
+            reading.script = word.rpartition("/")[2].removesuffix(".py")
+            return "", index + 1
+    return "", 0
 
 
 def _to_number(found: re.Match[str], variables: Mapping[str, str]) -> str:

@@ -36,10 +36,13 @@ def translate(reading: ForeignConfig, name: str, trainer: str | None = None) -> 
         draft.imply(default.give)
     follow(draft, *table.sections["first"])
     read_strategy(draft)
-    READERS.get(reading.dialect, read_paths)(draft)
+    READERS.get(table.sections.get("below", reading.dialect), read_paths)(draft)
     follow_rest(draft)
     for key in sorted(nones - {note.key for note in draft.notes}):
         draft.note(SAME, key, why="as where it is left out")
+    for key, (value, why) in reading.remarks.items():
+        draft.keys[key] = value
+        draft.no_equivalent(key, why)
     ConfigError.refuse(draft.faults)
     return draft
 
@@ -154,16 +157,16 @@ def read_swift(draft: Draft) -> None:
     if draft.trainer == "gkd" and draft.keys.get("teacher_model") is None:
         draft.put("trainer.teacher_model.path", draft.values["model"]["path"])
     _read_weights(draft)
-    for name, _ in read_rewards(draft, "reward_funcs", "reward_model"):
-        word = f"reward.{name}._target_=<module>.{name} allow=[<module>]"
-        draft.no_equivalent("reward_funcs", f"{name}: a plugin, whose code is your own", word)
+    plugin = Path(str(draft.convert("external_plugins", draft.keys.get("external_plugins"), "first", "rewards"))).stem
+    foreign = read_rewards(draft, "reward_funcs", "reward_model")
+    type_rewards(draft, "reward_funcs", [(f"{plugin}.{name}", weights) for name, weights in foreign])
     if overlong := draft.values.get("reward", {}).get("soft_overlong"):
         key = "soft_max_length" if draft.keys.get("soft_max_length") else "max_completion_length"
         longest = draft.convert(key, draft.keys.get(key) or 512, "whole_number", 512)
         last = draft.take("soft_cache_length", "whole_number", 0) or longest // 5
         overlong |= {"max_completion_len": longest, "soft_punish_cache": last}
         draft.note(MAPPED, key, "reward.soft_overlong", f"of {longest} tokens the last {last}")
-    if not is_unset(batch := draft.keys["per_device_train_batch_size"]):
+    if not is_unset(batch := draft.keys.get("per_device_train_batch_size")) and batch is not None:
         rows = max(1.0, draft.convert("per_device_train_batch_size", batch, "number", 1.0))
         # They make it 16 rows a step over all devices.
         steps = 1 if draft.trainer == "grpo" else math.ceil(16 / rows / draft.reading.devices)
@@ -186,6 +189,8 @@ def _read_weights(draft: Draft) -> None:
         draft.no_equivalent("loss_scale", f"{word}: no such rule", "weight=pattern weight.pattern=... weight.weight=2")
     if draft.trainer not in ("sft", "dpo", "kto") and wanted:
         draft.no_equivalent("loss_scale", f"{draft.trainer} takes no weights of tokens")
+    elif wanted == ["default"] and (draft.keys.get("enable_dft_loss") or draft.keys.get("streaming")):
+        draft.write("loss_scale", "trainer.args.assistant_only_loss", True, "where tokens have no weights")
     elif wanted:
         draft.values["weight"] = {word: dict(rules[word]) for word in wanted}
         draft.note(MAPPED, "loss_scale", f"weight: {', '.join(wanted)}", "rules that multiply")
@@ -197,8 +202,8 @@ def read_trl(draft: Draft) -> None:
     """Choose the trainer whose fields the keys are; read the datasets, one by its name or a mixture, and rewards."""
     for key, value in draft.take("model_init_kwargs", "mapping", {}).items():
         draft.keys.setdefault(key, value)
-    (trainers,), fits = draft.table.sections["commands"].values(), {}
-    for name in [draft.reading.command] if draft.reading.command in trainers else trainers:
+    fits, trainers = {}, [draft.reading.command] if draft.reading.command else draft.table.sections["trainers"]
+    for name in trainers:
         draft.choices["trainer"] = name
         fits[name] = sum(key in draft.config.parameters for key in draft.keys)
         fits[name] += 20 * (name == "grpo" and draft.keys.get("reward_funcs") is not None)
@@ -217,7 +222,8 @@ def read_trl(draft: Draft) -> None:
     if draft.choices.get("peft") and draft.keys.get("lora_target_modules") is None:
         why = "theirs is peft's own choice for the model"
         draft.no_equivalent("lora_target_modules", why, "peft.target_modules=all-linear")
-    type_rewards(draft, "reward_funcs", read_rewards(draft, "reward_funcs", "reward_model_name_or_path"))
+    model_key = "reward_model_name_or_path" if draft.keys.get("reward_model_path") is None else "reward_model_path"
+    type_rewards(draft, "reward_funcs", read_rewards(draft, "reward_funcs", model_key))
     if isinstance(variables := draft.keys.get("env"), Mapping):
         draft.keys["env"] = ", ".join(variables)
 

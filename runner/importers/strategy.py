@@ -1,8 +1,9 @@
-"""How a training is spread over devices, in files of DeepSpeed and accelerate or keys of FSDP -> words to type.
+"""The spread of a training over devices, in files of DeepSpeed and accelerate or keys of FSDP -> words to type.
 
 They are not in the experiment, which has to run on other machines as well. Their rows are in the table ``strategy``.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,7 +20,8 @@ def read_strategy(draft: Draft) -> None:
     """Have the user type how the training is spread over devices; ConfigError where that is all that a file says."""
     is_all, names = draft.reading.dialect == STRATEGY, read_table(STRATEGY).sections["given"]
     given = {key: value for key, value in draft.keys.items() if (is_all or key in names) and value not in (None, *OFF)}
-    inner = follow_settings(draft.reading, given)
+    sizes = [draft.convert(key, draft.keys.get(key), "whole_number", 1) for key in draft.table.sections.get("copies", ())]
+    inner = follow_settings(draft.reading, given, math.prod(max(1, size) for size in sizes))
     words = " ".join(inner.overrides) or "strategy=none"
     if is_all:
         odd = "".join(f"; not {note.key}" for note in inner.notes if note.kind == NO_EQUIVALENT)
@@ -31,8 +33,11 @@ def read_strategy(draft: Draft) -> None:
     draft.notes += [replace(note, key=f"{next(iter(given))}.{note.key}") for note in inner.notes if note.kind != MAPPED]
 
 
-def follow_settings(reading: ForeignConfig, given: Mapping[str, Any]) -> Draft:
-    """A draft of these settings and of those in the files that they name; ``overrides`` are the words to type."""
+def follow_settings(reading: ForeignConfig, given: Mapping[str, Any], share: int = 1) -> Draft:
+    """A draft of these settings and of those in the files that they name; ``overrides`` are the words to type.
+
+    So many devices as ``share`` hold one copy of the model, where ours hold one each.
+    """
     inner = Draft("", read_table(STRATEGY), reading, choices={"trainer": "sft"}, values={"dataset": {}})
     section, waiting, files = inner.table.sections, list(given.items()), []
     while waiting:
@@ -51,7 +56,7 @@ def follow_settings(reading: ForeignConfig, given: Mapping[str, Any]) -> Draft:
     follow_rest(inner)
     counts = inner.values.get("launcher", {})
     machines, processes = counts.get("num_machines", 1), counts.pop("num_processes", 1)
-    reading.devices = processes * machines if "nproc_per_node" in inner.keys else processes
+    reading.devices = max(1, (processes * machines if "nproc_per_node" in inner.keys else processes) // share)
     words = {group: name for group in ("strategy", "launcher") if (name := inner.choices.get(group, "none")) != "none"}
     words |= {path: value for path, value in flatten(inner.values).items() if value != {}}
     if words or reading.devices > 1:
