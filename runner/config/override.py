@@ -114,11 +114,9 @@ def is_local(path: str) -> bool:
 def latest(overrides: Sequence[str]) -> list[str]:
     """The overrides with each key once, as it was given last."""
     last: dict[str, str] = {}
-    for override in overrides:
-        key = override.lstrip("+~").partition("=")[0]
-        last.pop(key, None)
-        last[key] = override
-    return list(last.values())
+    for override in reversed(overrides):
+        last.setdefault(override.lstrip("+~").partition("=")[0], override)
+    return list(reversed(last.values()))
 
 
 def parse(overrides: Iterable[str]) -> "list[Override]":

@@ -170,7 +170,6 @@ class References:
 def _compose_one(
     words: Sequence[str], folders: Sequence[Path], references: References, typed: Sequence[str] = (), stage: str = ""
 ) -> tuple[config.Composed | None, list[Fault]]:
-    """One configuration, where it can be composed, and its faults."""
     references.faults = []
     try:
         for name in [word.partition("=")[2] for word in words if word.startswith("+experiment@_global_=")]:

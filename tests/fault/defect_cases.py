@@ -244,8 +244,8 @@ DEFECTS = (
         "first_word_counts",
         "Of a key that is typed twice the first value counts.",
         "runner/config/override.py",
-        "        last.pop(key, None)\n        last[key] = override\n",
-        "        last.setdefault(key, override)\n",
+        "    for override in reversed(overrides):\n",
+        "    for override in overrides:\n",
         slow=("tests/test_sweep.py::test_a_checked_in_sweep_needs_no_flag_and_its_axes_can_be_replaced",),
     ),
     Defect(
