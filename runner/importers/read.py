@@ -23,7 +23,7 @@ COMMAND = re.compile(r"\$\((?:expr\s+([^()]*)|\(([^()]*)\)|[^()]*)\)")
 VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}|\$(\w+)")
 # Flags of what starts the processes, and variables as if they were such, that say how the training is spread.
 SPREAD = re.compile(
-    r"(?i)--((?:deepspeed_)?config_file|num[_-](?:machines|processes)|nproc[_-]per[_-]node|nnodes)[= ](\S+)"
+    r"(?i)--(\w*config_file|zero_stage|n(?:um|proc)[_-](?:machines|processes|per.node)|nnodes)[= ](\S+)"
 )
 MAX_LETTERS = 100_000  # of a script, whose variables may hold one another
 
@@ -139,11 +139,10 @@ def _read_script(path: Path, text: str) -> ForeignConfig:
                 flag = next(filter(str.strip, lines[number + 1 :]), "").lstrip().partition(" ")[0]
                 if flag.startswith("--"):
                     raise ConfigError(fault("importers.lost_flag", file=path, flag=flag))
-                start = index + count
-                _read_flags(reading, words[start:])
+                _read_flags(reading, words[index + count :])
                 said = [f"--{name}={reading.variables.get(name, '')}" for name in ("NPROC_PER_NODE", "NNODES")]
-                spread = SPREAD.findall(" ".join([*said, *words[:start]]))
-                reading.keys |= {name.lower().replace("-", "_"): value for name, value in spread}
+                for name, value in SPREAD.findall(" ".join([*said, *words[:index]])):
+                    reading.keys[name.lower().replace("-", "_")] = value
                 return reading
     commands = [word for table in find_dialects().values() for word in table["commands"]]
     raise ConfigError(Fault(str(path), "no command that trains", f"a line with one of {', '.join(commands)}"))
