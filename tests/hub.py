@@ -30,7 +30,7 @@ import pyarrow
 import pytest
 import yaml
 from pyarrow import parquet
-from tiny import MODELS, ROWS, rows_of, tiny_model
+from tiny import CHATML, MODELS, RECIPE_MODELS, RECIPES, ROWS, rows_of, tiny_model
 
 TOKEN = "hf_loopback"  # may read private and gated repositories, and may write
 STRANGER = "hf_stranger"  # a valid account that nobody has let in
@@ -552,6 +552,20 @@ def serve_all(hub: Hub, folder: Path) -> None:
         home = Path(folder) / repo_id
         hub.add_model(repo_id, tiny_model(home, architecture, head, seed=seed, dtype=dtype))
     for repo_id in ROWS:
+        hub.add_dataset(repo_id, rows_of(repo_id))
+
+
+def serve_recipes(hub: Hub, folder: Path) -> None:
+    """Put up what the recipes of others in conf/experiment name: one model and its tokenizer under many names."""
+    files = {head: read_folder(tiny_model(folder / head, head=head)) for head in ("lm", "score")}
+    marked = CHATML.replace("{{ '<|im_start|>'", "{% generation %}{{ '<|im_start|>'").replace(
+        "{% endfor", "{% endgeneration %}{% endfor"
+    )
+    for repo_id, revision in RECIPE_MODELS:
+        own = dict(files["score" if repo_id.endswith("RM") else "lm"])
+        own |= {"chat_template.jinja": marked.encode()} if "SmolLM3" in repo_id else {}
+        hub.add_files("model", repo_id, own, revision=revision)
+    for repo_id in RECIPES:
         hub.add_dataset(repo_id, rows_of(repo_id))
 
 

@@ -306,6 +306,8 @@ def test_eight_billion_weights_on_a_card(composed, tmp_path):
         ("fsdp2", 8, dict.fromkeys(PARTS, 8)),
         ("hsdp", 4, dict.fromkeys(PARTS, 2)),
         ("fsdp2_offload", 2, dict.fromkeys(PARTS, 0)),
+        ("zero2_offload", 2, {"optimizer": 0, "gradients": 0}),
+        ("zero3_offload", 2, dict.fromkeys(PARTS, 0)),
     ],
 )
 def test_a_strategy_splits_what_each_process_holds(composed, strategy, processes, split):

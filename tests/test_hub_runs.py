@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from hub import serve_recipes
 
 from runner.run import Run
 
@@ -71,6 +72,26 @@ def test_a_command_as_typed(name, online_runner):
         assert adapter["base_model_name_or_path"] == (start or run.cfg["model"]["path"])
         whole = run.cfg["trainer"]["args"].get("critic") == "model"  # beside the policy
         assert whole or manifest["model"]["trainable"] < manifest["model"]["parameters"] / 2
+
+
+FEW = ("batch=2", "trainer.args.max_steps=1", "dataset.limit.train=8", "dataset.limit.eval=2", "metric=none")
+RECIPES = {
+    "zephyr_sft": ("dataset.split.train=train_sft", "dataset.split.eval=test_sft"),
+    "zephyr_dpo": (),
+    "tulu3_dpo": (),
+    "smollm3_sft": ("trainer.args.max_length=256",),
+    "tldr_ppo": ("trainer.args.total_episodes=null", "trainer.args.response_length=8"),
+    "tulu3_rlvr": ("trainer.args.total_episodes=null", "trainer.args.response_length=8"),
+    "deepseekmath_grpo": SHORT,
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_of_others_trains_on_rows_of_the_same_form(name, online_runner, hub, tmp_path):
+    if "mistralai/Mistral-7B-v0.1" not in {repo_id for _, repo_id in hub.repos}:
+        serve_recipes(hub, tmp_path / "models")
+    done = online_runner(f"experiment={name}", *FEW, *RECIPES[name])
+    assert "finished  1 step" in done.stdout
 
 
 def test_an_experiment_is_rehearsed_without_the_weights_of_the_hub(online_runner, hub):

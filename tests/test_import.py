@@ -798,6 +798,8 @@ def test_a_launcher_says_the_machines(written, tmp_path):
     machines = ["launcher=accelerate", "launcher.num_machines=2", "launcher.num_processes=8"]
     assert sorted(done.draft.spread) == sorted([*words.split(), *machines])
     assert done.draft.overrides == ["launcher.num_processes=8"] and "theirs ran on 16, so 32" in done.text
+    done = written(f"accelerate launch --use_deepspeed --zero_stage 2 trl sft {command}", "theirs.sh")
+    assert done.draft.spread == ["strategy=zero2", "launcher.num_processes=N"]
     done = written(f"torchrun --nnodes=2 --nproc_per_node=4 trl/scripts/sft.py {command}", "theirs.sh")
     assert done.draft.spread == [*machines[:2], "launcher.num_processes=4"] and "theirs ran on 8" in done.text
 

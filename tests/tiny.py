@@ -10,6 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import yaml
+
+from runner.io.files import MENU
+
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
@@ -87,9 +91,65 @@ ROWS: dict[str, dict[str, dict[str, tuple[Callable[[int], dict], int]]]] = {
 }
 
 
+# --- Of the recipes in conf/experiment, whose words no tokenizer of the tests is trained on --------
+
+
+def _conversation(number: int) -> dict:
+    post, summary, _ = tell_story(number)
+    return {"prompt": post, "prompt_id": str(number), "messages": to_chat(post, summary)}
+
+
+def _preference(number: int) -> dict:
+    return {"prompt": tell_story(number)[0], "prompt_id": str(number)} | _ultrafeedback(number)
+
+
+def _verified(number: int) -> dict:
+    row = _gsm8k(number)
+    truth = row["answer"].rpartition(" ")[2]
+    return {"messages": to_chat(row["question"], "")[:1], "ground_truth": truth, "dataset": "gsm8k"}
+
+
+def _smoltalk(number: int) -> dict:
+    arguments = {"custom_instructions": "", "enable_thinking": False, "python_tools": None, "xml_tools": None}
+    return {"messages": _conversation(number)["messages"], "chat_template_kwargs": arguments, "source": "tiny"}
+
+
+def _competition(number: int) -> dict:
+    row = _gsm8k(number)
+    solution = f"There are $\\boxed{{{row['answer'].rpartition(' ')[2]}}}$."
+    return {"problem": row["question"], "level": "Level 1", "solution": solution, "type": "Counting"}
+
+
+SMOLTALK = [
+    part["split"]["train"].partition("[")[0]
+    for part in yaml.safe_load((MENU / "experiment" / "smollm3_sft.yaml").read_text())["dataset"]["parts"].values()
+]
+RECIPES: dict[str, dict[str, dict[str, tuple[Callable[[int], dict], int]]]] = {
+    "HuggingFaceH4/ultrachat_200k": {"default": {"train_sft": (_conversation, 16), "test_sft": (_conversation, 4)}},
+    "HuggingFaceH4/ultrafeedback_binarized": {
+        "default": {"train_prefs": (_preference, 16), "test_prefs": (_preference, 4)}
+    },
+    "allenai/llama-3.1-tulu-3-8b-preference-mixture": {"default": {"train": (_ultrafeedback, 16)}},
+    "allenai/RLVR-GSM": {"default": {"train": (_verified, 16)}},
+    "allenai/RLVR-MATH": {"default": {"train": (_verified, 16)}},
+    "DigitalLearningGmbH/MATH-lighteval": {"default": {"train": (_competition, 16), "test": (_competition, 100)}},
+    "HuggingFaceTB/smoltalk2": {"SFT": {name: (_smoltalk, 50) for name in SMOLTALK}},
+}
+RECIPE_MODELS = [
+    ("mistralai/Mistral-7B-v0.1", "main"),
+    ("alignment-handbook/zephyr-7b-sft-full", "main"),
+    ("allenai/Llama-3.1-Tulu-3-8B-SFT", "main"),
+    ("allenai/Llama-3.1-Tulu-3-8B-DPO", "main"),
+    ("allenai/Llama-3.1-Tulu-3-8B-RM", "main"),
+    ("deepseek-ai/deepseek-math-7b-instruct", "main"),
+    ("HuggingFaceTB/SmolLM3-3B-checkpoints", "it-mid-training"),
+    ("HuggingFaceTB/SmolLM3-3B", "main"),
+]
+
+
 def rows_of(repo_id: str) -> dict[str, dict[str, list[dict]]]:
-    """Rows of a data set in ``ROWS``: config -> split -> rows, no row in two splits."""
-    return {config: _make_splits(splits) for config, splits in ROWS[repo_id].items()}
+    """Rows of a data set in ``ROWS`` or ``RECIPES``: config -> split -> rows, no row in two splits."""
+    return {config: _make_splits(splits) for config, splits in (ROWS | RECIPES)[repo_id].items()}
 
 
 def _make_splits(splits: dict[str, tuple[Callable[[int], dict], int]]) -> dict[str, list[dict]]:

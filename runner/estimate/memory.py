@@ -128,7 +128,8 @@ def shards_of(cfg: Config) -> Shards:
     if args.get(upstream.FSDP):
         return Shards(3, parts, bool(select(args, f"{upstream.FSDP_CONFIG}.cpu_offload")))
     stage = select(args, f"{upstream.DEEPSPEED}.zero_optimization.stage")
-    return Shards(stage if isinstance(stage, int) else 0, parts)
+    is_offloaded = select(args, f"{upstream.DEEPSPEED}.zero_optimization.offload_optimizer.device") == "cpu"
+    return Shards(stage if isinstance(stage, int) else 0, parts, is_offloaded)
 
 
 class Training:

@@ -2,6 +2,7 @@
 
     read         a YAML, JSON or shell file -> its keys, and the dialect that it is in
     draft        the experiment as it grows: each key, followed by its row, with a note
+    strategy     over how many devices, and how -> words to type
     readers      all of it in order; datasets, and the little else that no table can say of a dialect
 
 A dialect is one table in ``config/dialects/``, which the check of keys reads too; ``shared.yaml`` there explains each

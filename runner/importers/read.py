@@ -26,9 +26,7 @@ WORDS = re.compile(r"""(?<!\S)(?:"?\$\{(\w+)\[[@*]\]\}"?|(?:eval\s+")?\$\{?(\w+)
 COMMAND = re.compile(r"\$\((?:expr\s+([^()]*)|\(([^()]*)\)|[^()]*)\)")
 VARIABLE = re.compile(r"\$\{(\w+)(?::?[-=]([^}]*))?\}|\$(\w+)")
 # Flags of what starts the processes, and variables as if they were such, that say how the training is spread.
-SPREAD = re.compile(
-    r"(?i)--((?:deepspeed_)?config_file|num[_-](?:machines|processes)|nproc[_-]per[_-]node|nnodes)[= ](\S+)"
-)
+SPREAD = re.compile(r"(?i)--(\w*config_file|zero_stage|n(?:um|proc).(?:machines|processes|per.node)|nnodes)[= ](\S+)")
 MAX_LETTERS = 100_000  # of a script, whose variables may hold one another
 
 

@@ -1,7 +1,4 @@
-"""The spread of a training over devices, in files of DeepSpeed and accelerate or keys of FSDP -> words to type.
-
-They are not in the experiment, which has to run on other machines as well. Their rows are in the table ``strategy``.
-"""
+"""Files of DeepSpeed and accelerate, and keys of FSDP -> words to type, for an experiment has to run anywhere."""
 
 import math
 import re
@@ -41,15 +38,15 @@ def follow_settings(reading: ForeignConfig, given: Mapping[str, Any], share: int
     So many devices as ``share`` hold one copy of the model, where ours hold one each.
     """
     inner = Draft("", read_table(STRATEGY), reading, choices={"trainer": "sft"}, values={"dataset": {}})
-    section, waiting, files = inner.table.sections, list(given.items()), []
+    section, waiting, names = inner.table.sections, list(given.items()), []
     while waiting:
         key, value = waiting.pop(0)
-        is_file = isinstance(value, str) and (last_key(key) in section["files"] or value.endswith(FILE_TYPES))
-        if is_file and key != "file":
+        is_name = last_key(key) in section["files"] or str(value).endswith(FILE_TYPES)
+        if isinstance(value, str) and is_name and key != "file":
             node = plain(read_named(reading.path, value))
             inner.where = f"read from {value}" if node else "read from its name, as there is no such file here"
-            waiting += node.items() if node and value not in files else [("file", value)]
-            files.append(value)
+            waiting += node.items() if node and value not in names else [("file", value)]
+            names.append(value)
         elif isinstance(value, Mapping) and value:
             waiting += flatten({key: value}).items()
         elif not key.startswith("_"):  # a comment
