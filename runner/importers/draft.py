@@ -157,7 +157,7 @@ class Draft:
             return kind == SAME
         elif is_unset(value):
             # A reference to nothing: no run starts with it, where ??? would mean the default.
-            reference = f"${{shell.{re.findall(r'[A-Za-z_]+', str(value))[0]}}}"
+            reference = f"${{shell.{re.findall('[A-Za-z_0-9]+', str(value))[0]}}}"
             self.put(path, "???" if path == "model.path" else reference)
             self.unset.add(key)
             self.no_equivalent(key, f"{value} is set by the shell, and not in this file", f"{path}=<value>")
@@ -199,7 +199,7 @@ def _without_secrets(key: str, value: object) -> Any:
 
 def is_unset(value: object) -> bool:
     """True for a text with a variable or a command of the shell in it whose value is not in the file."""
-    return isinstance(value, str) and bool(re.search(r"\$(\(|\{?[A-Za-z_])", value))
+    return isinstance(value, str) and bool(re.search(r"\$(\(|\{?[A-Za-z_])|^\$\{?\d+\}?$", value))
 
 
 # --- Rows of a table ------------------------------------------------------------------------------
