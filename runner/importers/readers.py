@@ -71,6 +71,7 @@ def read_axolotl(draft: Draft) -> None:
 def read_llama_factory(draft: Draft) -> None:
     """Read the datasets, which are names in a list of theirs, or are guessed from their names."""
     folder, beside = draft.read("dataset_dir", "plain_text", "data").rstrip("/"), draft.reading.path.parent
+    folder = folder.replace("REMOTE:", "hf://datasets/")
     places = (Path(folder), beside / folder, beside, beside / Path(folder).name)
     file = next((place / "dataset_info.json" for place in places if (place / "dataset_info.json").is_file()), None)
     info: Mapping[str, Any] = {}
