@@ -172,6 +172,13 @@ def test_axolotl_chats(imported):
         ({"rl": "ipo"}, ("DPO", "loss_type", ["ipo"])),
         ({"rl": "orpo", "orpo_alpha": 0.2}, ("ORPO", "beta", 0.2)),
         ({"rl": "simpo", "rl_beta": 2.0, "simpo_gamma": 1.0}, ("CPO", "simpo_gamma", 1.0)),
+        ({"rl": "simpo"}, ("CPO", "cpo_alpha", None)),  # TRL's 1.0, as theirs
+        ({"warmup_steps": 0}, ("SFT", "warmup_steps", None)),
+        ({}, ("SFT", "warmup_steps", 0.03)),
+        (
+            {"sample_packing": True, "datasets": [{"path": "a/b", "type": "completion"}]},
+            ("SFT", "packing_strategy", "bfd_split"),
+        ),
         ({"reward_model": True}, ("Reward", "max_length", 512)),
         ({"saves_per_epoch": 0, "evals_per_epoch": 0}, ("SFT", "save_strategy", "no")),
         ({"rl": "dpo", "rpo_alpha": 0.5}, ("DPO", "loss_weights", [1.0, 0.5])),
@@ -187,7 +194,7 @@ def test_methods_of_axolotl(written, keys, expected):
     base = {"base_model": "a/b", "micro_batch_size": 2, "datasets": [{"path": "a/b", "type": "chatml.ultra"}]}
     done = written(base | keys)
     trainer, name, value = expected
-    assert done.cfg["trainer"]["_target_"].endswith(f".{trainer}Trainer") and done.args[name] == value
+    assert done.cfg["trainer"]["_target_"].endswith(f".{trainer}Trainer") and done.args.get(name) == value
     assert not done.faults
 
 
@@ -228,6 +235,9 @@ def test_llama_factory_ppo(imported):
         ({"stage": "dpo", "dataset": "pairs", "pref_loss": "ipo"}, ("DPO", None)),
         ({"stage": "sft", "mask_history": True, "dataset": "chats"}, ("SFT", None)),
         ({"stage": "kto", "kto_chosen_weight": 2.0}, ("KTO", None)),
+        ({"stage": "kto", "dataset": "judged"}, ("KTO", {"label": "good"})),
+        ({"stage": "sft", "dataset": "pictures"}, ("SFT", {"messages": "turns", "images": "photo"})),
+        ({"stage": "pt", "dataset": "corpus"}, ("SFT", {"text": "body"})),
         ({"stage": "sft", "finetuning_type": "freeze", "freeze_trainable_layers": 3}, ("SFT", None)),
     ],
     ids=lambda value: str(value)[:40],
@@ -238,10 +248,60 @@ def test_stages_of_llama_factory(written, keys, expected):
     trainer, columns = expected
     assert done.cfg["trainer"]["_target_"].endswith(f".{trainer}Trainer") and not done.faults
     assert columns is None or done.cfg["dataset"]["columns"] == columns
+    if keys["stage"] == "pt":
+        assert (done.args["packing"], done.args["packing_strategy"]) == (True, "wrapped"), "as theirs does by itself"
+    if keys.get("dataset") == "judged":
+        assert done.cfg["dataset"]["form"] == "judged"
+    if keys.get("dataset") == "pictures":
+        assert "language_model" in done.cfg["peft"]["target_modules"], "the part that sees stays as it is"
+        assert "dataset.without=[film]" in done.why("dataset")
     if keys.get("mask_history"):
         assert done.cfg["weight"]["_target_"].endswith("last_round")
     if keys.get("freeze_trainable_layers"):
         assert done.cfg["peft"] == {"_target_": "runner.model.freeze.train_last_layers", "layers": 3, "also": []}
+
+
+def test_the_format_v1_of_llama_factory_reads_its_list_of_rows(imported):
+    done = imported("llama_factory_v1_dpo.yaml")
+    assert done.cfg["trainer"]["_target_"] == "trl.DPOTrainer" and "the command says" in done.why("stage")
+    parts = done.cfg["dataset"]["parts"]
+    assert parts["pairs"]["split"] == {"train": "train_prefs"} and parts["own"]["limit"] == {"train": 500}
+    assert (done.args["loss_type"], done.args["loss_weights"]) == (["sigmoid", "sft"], [1.0, 0.5])
+    assert (done.cfg["peft"]["r"], done.cfg["peft"]["lora_alpha"], done.cfg["peft"]["lora_dropout"]) == (4, 16, 0.05)
+    assert done.cfg["quant"]["bnb_4bit_compute_dtype"] == "float16" and done.args["lr_scheduler_type"] == "constant"
+    optimizer = done.cfg["optimizer"]
+    assert (optimizer["weight_decay"], optimizer["momentum"], optimizer["betas"]) == (0.1, 0.9, [0.9, 0.95])
+    assert done.cfg["batch"] == 16 and done.cfg["kl_coef"] == 0.2
+    assert "dataset.weights" in done.why("train_dataset")
+
+
+@pytest.mark.parametrize("command", ["dpo", "sft", "rm"])
+def test_the_command_of_the_format_v1_says_which_method(written, tmp_path, command):
+    (tmp_path / "v1.yaml").write_text("model: a/b\ntrain_dataset: rows.jsonl\npref_loss: simpo\n")
+    done = written(f"llamafactory-cli {command} v1.yaml", name="a.sh")
+    trainer, chosen = {"dpo": ("CPO", "chosen_messages"), "rm": ("Reward", "chosen_messages"), "sft": ("SFT", None)}[
+        command
+    ]
+    assert done.cfg["trainer"]["_target_"].endswith(f".{trainer}Trainer") and not done.faults
+    assert done.cfg["dataset"]["columns"].get("chosen") == chosen and done.args["weight_decay"] == 0.01
+
+
+def test_kto_with_one_row_in_a_micro_batch_keeps_the_size_of_its_step(written):
+    keys = {"model_name_or_path": "a/b", "stage": "kto", "dataset": "a/b", "cutoff_len": 64}
+    done = written(keys | {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8})
+    assert (done.args["per_device_train_batch_size"], done.args["gradient_accumulation_steps"]) == (2, 4)
+
+
+def test_rows_of_other_datasets_are_held_out(written):
+    tests = [{"path": "c/d", "type": "completion", "field": "body"}, {"path": "held.jsonl", "type": "completion"}]
+    keys = WRONG["axolotl"] | {"datasets": [{"path": "a/b", "type": "completion"}], "test_datasets": tests}
+    done = written(keys | {"eval_steps": 5})
+    held = done.draft.values["dataset"]["split"]["eval"]
+    assert held["d"] == {"path": "c/d", "form": "text", "columns": {"text": "body"}, "split": "test"}
+    assert held["held"]["split"] == "train" and done.args["eval_steps"] == 5 and not done.faults
+    keys = {"model_name_or_path": "a/b", "stage": "sft", "dataset": "identity", "eval_dataset": "c/d"}
+    done = written(keys | {"dataset_dir": str(SAMPLES / "data")}, name="other.yaml")
+    assert done.draft.values["dataset"]["split"]["eval"] == {"path": "c/d", "split": "train"} and not done.faults
 
 
 def test_swift_sft_has_weights_of_tokens(imported):
@@ -516,6 +576,9 @@ def test_gdpo_is_grpo_that_scales_each_reward_by_itself(written):
         ({"model": "a/b", "split_dataset_ratio": 0, "sampler_engine": "vllm"}, "sampler_engine"),
         ({"model_name_or_path": "a/b", "stage": "sft", "cutoff_len": 64, "do_predict": True}, "do_predict"),
         ({"model_name_or_path": "a/b", "stage": "mcts", "cutoff_len": 64}, "stage"),
+        ({"model_name_or_path": "a/b", "template": "x", "infer_backend": "vllm"}, "infer_backend"),
+        ({"model": "a/b", "peft_config": {"name": "lora", "export_dir": "x"}}, "peft_config.export_dir"),
+        ({"model": "a/b", "train_dataset": "none.yaml", "cp_size": 1}, "theirs.yaml"),
     ],
     ids=lambda value: str(value)[-50:],
 )
@@ -593,6 +656,15 @@ THEIRS = {"template": "qwen", "cutoff_len": 64, "val_size": 0.1}  # by which suc
         ),
         ("axolotl", {"overrides_of_model_config": {"attention_dropout": 0.1}}, {"model.config.attention_dropout": 0.1}),
         ("axolotl", {"chat_template": "qwen_25"}, {"model.tokenizer.chat_template": "qwen2_5"}),
+        ("axolotl", {"chat_template": "phi_4"}, {"model.tokenizer.chat_template": None}),
+        ("axolotl", {"attn_implementation": "sdpa"}, {"model.attention": "sdpa"}),
+        ("axolotl", {"model_config": {"output_router_logits": True}}, {"model.config.output_router_logits": True}),
+        ("axolotl", {"tokens": {"pad_token": "<p>", "unk_token": "<u>"}}, {"model.tokenizer.pad_token": "<p>"}),
+        ("axolotl", {"curriculum_sampling": True}, {"trainer.args.train_sampling_strategy": "sequential"}),
+        ("axolotl", {"adapter": "lora", "lora_target_parameters": ["w"]}, {"peft.target_parameters": ["w"]}),
+        ("axolotl", {"attn_implementation": "org/kernel"}, {"model.attention": "org/kernel"}),
+        ("llama_factory", {"disable_shuffling": True}, {"trainer.args.train_sampling_strategy": "sequential"}),
+        ("llama_factory", {"use_apollo": True, "apollo_rank": 4}, {"trainer.args.optim_target_modules": "all-linear"}),
         ("llama_factory", {"add_tokens": "<a>,<b>"}, {"model.tokenizer.add_tokens": ["<a>", "<b>"]}),
         ("llama_factory", {"new_special_tokens": "<a>"}, {"model.tokenizer.add_special_tokens": ["<a>"]}),
         ("llama_factory", {"rope_scaling": "yarn"}, {"model.config.rope_parameters.rope_type": "yarn"}),
@@ -873,6 +945,7 @@ def test_without_a_menu_it_only_prints(tmp_path, monkeypatch, capsys):
         (["own.yaml"], "no key that one of them has"),
         (["own.yaml", "dialect=axolotle"], "axolotl, llama_factory"),
         (["own.sh"], "no command that trains"),
+        (["machine.yaml"], "settings of accelerate: num_processes 4"),
         (["list.yaml"], "a list"),
         (["broken.yaml"], "broken.yaml:2"),
         (["own.yaml", "nam=mine"], "import has no such key"),
@@ -884,6 +957,7 @@ def test_what_is_no_configuration_is_a_fault(tmp_path, monkeypatch, capsys, word
     (tmp_path / "own.yaml").write_text("lerning: 1\n")
     (tmp_path / "own.sh").write_text("python train.py --rate 1\n")
     (tmp_path / "list.yaml").write_text("- 1\n")
+    (tmp_path / "machine.yaml").write_text("compute_environment: LOCAL_MACHINE\nnum_processes: 4\n")
     (tmp_path / "broken.yaml").write_text("a: [1\n")
     assert main(["import", *words]) == 2
     assert message in capsys.readouterr().err

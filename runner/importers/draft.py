@@ -159,7 +159,8 @@ class Draft:
             return kind == SAME
         elif is_unset(value):
             # A reference to nothing: no run starts with it, where ??? would mean the default.
-            reference = f"${{shell.{re.findall(r'[A-Za-z_]+|[$][0-9]', str(value))[0].replace('$', 'argument_')}}}"
+            names = re.findall(r"[A-Za-z_]\w*", tail := str(value).partition("$")[2])
+            reference = f"${{shell.{(names or [f'argument_{tail.strip("{}")}'])[0]}}}"
             self.put(path, "???" if path == "model.path" else reference)
             self.unset.add(key)
             self.no_equivalent(key, f"{value} is set by the shell, and not in this file", f"{path}=<value>")
@@ -201,7 +202,7 @@ def _without_secrets(key: str, value: object) -> Any:
 
 def is_unset(value: object) -> bool:
     """True for a text with a variable or a command of the shell in it whose value is not in the file."""
-    return isinstance(value, str) and bool(re.search(r"\$(\(|\{?\w)", value))
+    return isinstance(value, str) and bool(re.search(r"\$(\(|\{?[A-Za-z_])|^\$\{?\d+\}?$", value))
 
 
 # --- Rows of a table ------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from runner.importers.draft import FIX, HIDDEN, MAPPED, NO_EQUIVALENT, SAME, Dra
 from runner.importers.read import ForeignConfig, read_named
 from runner.importers.strategy import read_strategy
 
-ORDER = ("path", "config", "revision", "form", "split", "columns", "limit")
+ORDER = ("path", "config", "revision", "form", "split", "columns", "limit", "image_folder", "streaming")
 VALUE_NONE = ("scale_rewards", "report_to")  # keys of which none is a value
 PER_ROW = "dataset.map._target_=<function of a row>"
 Node = dict[str, Any]
@@ -55,16 +55,18 @@ def read_axolotl(draft: Draft) -> None:
     nodes: list[Node] = []
     key = "datasets" if draft.keys.get("datasets") is not None else "pretraining_dataset"
     for index, entry in enumerate(draft.take(key, "entries", [])):
-        if draft.trainer != "grpo" and entry.get("type") is None:
+        if draft.trainer == "sft" and entry.get("type") is None:
             entry["type"] = "chat_template"
         nodes.append(read_entry(draft, key, f"{key}[{index}]", entry))
-        if isinstance(entry.get("type"), dict):
+        if draft.trainer != "grpo" and not isinstance(entry.get("type"), str):
             nodes[-1]["form"] = draft.form or "prompt_completion"
     if not nodes:
         draft.no_equivalent("datasets", "none", "dataset=hub dataset.path=<org/name>")
     tests = draft.convert("test_datasets", draft.keys.get("test_datasets") or None, "entries", [])
-    usual = {"split": "test", "type": "chat_template"}
-    held = [read_entry(draft, "test_datasets", f"test_datasets[{at}]", usual | test) for at, test in enumerate(tests)]
+    for test in tests:  # a file has no split but train
+        test.setdefault("split", "train" if is_local(str(test.get("path"))) or "data_files" in test else "test")
+        test.setdefault("type", "chat_template" if draft.trainer == "sft" else None)
+    held = [read_entry(draft, "test_datasets", f"test_datasets[{at}]", test) for at, test in enumerate(tests)]
     hold_out(draft, nodes, "test_datasets", held)
     write_rows(draft, nodes)
     type_rewards(draft, "trl.reward_funcs", read_rewards(draft, "trl.reward_funcs"))
@@ -73,6 +75,7 @@ def read_axolotl(draft: Draft) -> None:
 def read_llama_factory(draft: Draft) -> None:
     """Read the datasets, which are names in a list of theirs, or are guessed from their names."""
     folder, beside = draft.read("dataset_dir", "plain_text", "data").rstrip("/"), draft.reading.path.parent
+    folder = folder.replace("REMOTE:", "hf://datasets/")
     places = (Path(folder), beside / folder, beside, beside / Path(folder).name)
     file = next((place / "dataset_info.json" for place in places if (place / "dataset_info.json").is_file()), None)
     info: Mapping[str, Any] = {}
