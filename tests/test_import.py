@@ -313,6 +313,51 @@ def test_what_of_a_model_that_sees_is_trained(written, keys, path, value):
     assert done.kinds("freeze_vit") == ["no equivalent" if "rlhf_type" in keys else done.kinds("freeze_vit")[0]]
 
 
+def test_swift_holds_out_rows_of_another_file(written):
+    done = written({"model": "a/b", "dataset": "rows.jsonl", "val_dataset": "others.jsonl", "tuner_type": "full"})
+    assert done.draft.values["dataset"]["split"] == {"train": "train", "eval": {"path": "others.jsonl"}}
+    assert done.args["eval_strategy"] == "steps" and done.kinds("val_dataset") == ["mapped"]
+
+
+def test_lora_of_megatron_and_its_earlier_names(written):
+    keys = {"model": "a/b", "dataset": "hf::c/d", "train_type": "lora", "lr": 3e-5, "max_epochs": 2, "save": "x"}
+    done = written(keys | {"target_modules": ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]})
+    assert done.reading.dialect == "megatron" and done.cfg["peft"]["target_modules"] == "all-linear"
+    assert (done.args["num_train_epochs"], done.cfg["peft"]["r"], done.cfg["batch"]) == (2, 8, 16)
+    with pytest.raises(ConfigError, match="model.path"):
+        written(keys | {"model": None, "load": "x"}, name="other.yaml")
+    open_one = written(keys | {"target_modules": ["linear_qkv"]}, name="third.yaml")
+    assert open_one.draft.values["peft"]["target_modules"] == "???" and open_one.faults
+
+
+def test_a_model_that_sees_learns_answers_of_whole_conversations(written):
+    keys = {
+        "model": "a/Qwen2-VL",
+        "tuner_type": "full",
+        "dataset": "hf::a/b",
+        "loss_scale": "default+ignore_empty_think",
+    }
+    done = written(keys)
+    assert done.args["assistant_only_loss"] and done.cfg["trainer"]["form"] == "messages" and not done.cfg.get("weight")
+    assert "no weights of tokens beside images" in done.why("loss_scale") and not done.faults
+
+
+def test_a_mixture_of_a_recipe_for_trl_is_read(written):
+    parts = [
+        {"id": "a/b", "split": "train[:90%]", "weight": 0.5, "columns": ["messages"]},
+        {"id": "c/d", "config": "e"},
+    ]
+    keys = {
+        "model_name_or_path": "x/y",
+        "torch_dtype": "bfloat16",
+        "max_length": 9,
+        "dataset_mixture": {"datasets": parts},
+    }
+    done = written(keys)
+    assert done.reading.dialect == "trl" and done.cfg["dataset"]["parts"]["d"]["config"] == "e"
+    assert done.cfg["dataset"]["parts"]["b"]["split"] == {"train": "train[:90%]"}
+
+
 def test_trl_ppo_is_known_by_the_name_of_its_script(imported):
     done = imported("trl_ppo.sh")
     assert done.cfg["trainer"]["_target_"] == "runner.ppo.PPOTrainer" and done.cfg["kl_coef"] == 0.03
@@ -320,7 +365,7 @@ def test_trl_ppo_is_known_by_the_name_of_its_script(imported):
         "reward__tldr"
     )
     assert done.cfg["model"]["tokenizer"]["path"] == "EleutherAI/pythia-1b-deduped"
-    assert "taken for the script of that name" in done.reading.why and done.kinds("commands") == ["no equivalent"]
+    assert "taken for the one of that name" in done.reading.why and done.kinds("commands") == ["no equivalent"]
 
 
 @pytest.mark.parametrize(
@@ -332,6 +377,7 @@ def test_trl_ppo_is_known_by_the_name_of_its_script(imported):
         ("orpo.py", "orpo", "trainer.args.beta", 0.2),
         ("trl/scripts/kto.py", "kto", "kl_coef", 0.2),
         ("a/gkd.py", "gkd", "trainer.teacher_model.path", "t/t"),
+        ("-m trl.scripts.rloo", "rloo", "kl_coef", 0.2),
     ],
 )
 def test_a_script_of_trl_says_what_its_code_does(tmp_path, script, trainer, path, value):
@@ -431,7 +477,7 @@ def test_a_variable_that_the_shell_sets_is_asked_for(tmp_path):
         ),
         ('C="swift sft --model a/b --dataset hf::a/b#500 \\\n --learning_rate 3e-5"\neval "$C"', 3e-5, 16),
         (
-            "for rate in 3e-5 1e-4; do\n"
+            "L=5;\nfor rate in ${A:-3e-${L}} 1e-4; do\n"
             "T=$(cat <<'E'\n# don't\nE\n)\n"
             'swift sft --model a/b --dataset hf::a/b#500 --learning_rate $rate --system "$T"\ndone',
             *(3e-5, 16),

@@ -84,8 +84,7 @@ class Draft:
         """True where every condition of a rule is met by a key's value and the draft."""
         facts: dict[str, list[object]] = {name: [self.choices.get(name)] for name in ("trainer", "peft", "optimizer")}
         facts |= {"value": [value], "command": [self.reading.command], "held_out": [self.has_held_out]}
-        facts["script"] = [self.reading.script]
-        facts["form"] = [part.get("form") for part in self.parts]
+        facts |= {"form": [part.get("form") for part in self.parts], "script": [self.reading.script]}
         return dialect.holds(rule, facts, self.keys)
 
     def take(self, key: str, to: str, default: Any) -> Any:
@@ -280,12 +279,6 @@ def divide_batch(draft: Draft, key: str) -> None:
     draft.write(key, "trainer.args.gradient_accumulation_steps", steps, "the whole batch by the small one")
 
 
-def multiply_batch(draft: Draft, key: str) -> None:
-    """Write how many completions are sampled at a time: so many times the rows of a step."""
-    rows = draft.read("global_batch_size", "whole_number", 1) * draft.take(key, "whole_number", 1)
-    draft.write(key, "trainer.args.generation_batch_size", rows, "so many times the rows of a step")
-
-
 def divide_epoch(draft: Draft, key: str) -> None:
     """Write so many times in an epoch as a share of all steps."""
     path = f"trainer.args.{'eval' if key.startswith('evals') else 'save'}"
@@ -311,4 +304,4 @@ def compare_speakers(draft: Draft, key: str) -> None:
         draft.no_equivalent(key, "", "dataset.map._target_=<function of a row>")
 
 
-FUNCTIONS = {each.__name__: each for each in (divide_batch, multiply_batch, divide_epoch, pair_betas, compare_speakers)}
+FUNCTIONS = {each.__name__: each for each in (divide_batch, divide_epoch, pair_betas, compare_speakers)}
