@@ -300,7 +300,7 @@ def test_megatron_has_names_of_its_own_for_rows_and_rates(imported):
         ({"freeze_vit": True}, "peft.target_modules", "language_model"),
         ({"freeze_vit": True, "target_modules": "q_proj"}, "peft.target_modules", "q_proj"),
         ({"freeze_vit": False, "freeze_aligner": False}, "peft.target_modules", "all-linear"),
-        ({"freeze_vit": True, "tuner_type": "full"}, "peft.matching", "language_model"),
+        ({"freeze_vit": True, "tuner_type": "full"}, "peft.matching", "(?!.*(visual"),
         ({"freeze_llm": True, "freeze_aligner": False, "tuner_type": "full"}, "peft.matching", "projector"),
         ({"tuner_type": "lora_llm"}, "peft.full", "vision"),
         ({"rlhf_type": "rm", "freeze_vit": True}, "peft.target_modules", "all-linear"),
@@ -375,6 +375,7 @@ def test_trl_ppo_is_known_by_the_name_of_its_script(imported):
         ("examples/scripts/grpo_vlm.py", "grpo", "dataset.columns.prompt", "problem"),
         ("examples/scripts/gspo.py", "grpo", "dataset.split.train", "train[:5%]"),
         ("orpo.py", "orpo", "trainer.args.beta", 0.2),
+        ("sft_vlm.py", "sft", "trainer.args", {"max_length": None}),
         ("trl/scripts/kto.py", "kto", "kl_coef", 0.2),
         ("a/gkd.py", "gkd", "trainer.teacher_model.path", "t/t"),
         ("-m trl.scripts.rloo", "rloo", "kl_coef", 0.2),
@@ -390,6 +391,7 @@ def test_a_script_of_trl_says_what_its_code_does(tmp_path, script, trainer, path
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("python online_dpo_vlm.py --model_name_or_path a/b", "from images learn"),
         ("swift infer --model a/b", "swift infer: a command that trains nothing"),
         ("trl vllm-serve --model a/b", "trl vllm-serve: a command that trains nothing"),
         ("python examples/scripts/nash_md.py --model_name_or_path a/b", "nash_md.py: no trainer for it"),

@@ -240,7 +240,9 @@ def _read_flags(reading: ForeignConfig, words: Sequence[str]) -> None:
         if not values and key.startswith("no_"):
             flags[key.removeprefix("no_")] = False
         else:
-            flags[key] = (values[0] if len(values) == 1 else values) if values else True
+            flags[key] = (
+                (values[0] if len(values) == 1 else [each.removesuffix(",") for each in values]) if values else True
+            )
     files = [word for word in first if word.endswith(FILE_TYPES)]
     for name in files[:1] or [str(flags.pop(key)) for key in ("config", "config_file") if key in flags][:1]:
         beside = reading.path.parent
