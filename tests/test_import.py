@@ -361,7 +361,7 @@ def test_megatron_has_names_of_its_own_for_rows_and_rates(imported):
         ({"freeze_vit": True}, "peft.target_modules", "language_model"),
         ({"freeze_vit": True, "target_modules": "q_proj"}, "peft.target_modules", "q_proj"),
         ({"freeze_vit": False, "freeze_aligner": False}, "peft.target_modules", "all-linear"),
-        ({"freeze_vit": True, "tuner_type": "full"}, "peft.matching", "language_model"),
+        ({"freeze_vit": True, "tuner_type": "full"}, "peft.matching", "(?!.*(visual"),
         ({"freeze_llm": True, "freeze_aligner": False, "tuner_type": "full"}, "peft.matching", "projector"),
         ({"tuner_type": "lora_llm"}, "peft.full", "vision"),
         ({"rlhf_type": "rm", "freeze_vit": True}, "peft.target_modules", "all-linear"),
@@ -374,6 +374,51 @@ def test_what_of_a_model_that_sees_is_trained(written, keys, path, value):
     assert done.kinds("freeze_vit") == ["no equivalent" if "rlhf_type" in keys else done.kinds("freeze_vit")[0]]
 
 
+def test_swift_holds_out_rows_of_another_file(written):
+    done = written({"model": "a/b", "dataset": "rows.jsonl", "val_dataset": "others.jsonl", "tuner_type": "full"})
+    assert done.draft.values["dataset"]["split"] == {"train": "train", "eval": {"path": "others.jsonl", "split": "train"}}
+    assert done.args["eval_strategy"] == "steps" and done.kinds("val_dataset") == ["mapped"]
+
+
+def test_lora_of_megatron_and_its_earlier_names(written):
+    keys = {"model": "a/b", "dataset": "hf::c/d", "train_type": "lora", "lr": 3e-5, "max_epochs": 2, "save": "x"}
+    done = written(keys | {"target_modules": ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]})
+    assert done.reading.dialect == "megatron" and done.cfg["peft"]["target_modules"] == "all-linear"
+    assert (done.args["num_train_epochs"], done.cfg["peft"]["r"], done.cfg["batch"]) == (2, 8, 16)
+    with pytest.raises(ConfigError, match=r"model\.path"):
+        written(keys | {"model": None, "load": "x"}, name="other.yaml")
+    with pytest.raises(ConfigError, match=r"peft\.target_modules"):
+        written(keys | {"target_modules": ["linear_qkv"]}, name="third.yaml")
+
+
+def test_a_model_that_sees_learns_answers_of_whole_conversations(written):
+    keys = {
+        "model": "a/Qwen2-VL",
+        "tuner_type": "full",
+        "dataset": "hf::a/b",
+        "loss_scale": "default+ignore_empty_think",
+    }
+    done = written(keys)
+    assert done.args["assistant_only_loss"] and done.cfg["trainer"]["form"] == "messages" and not done.cfg.get("weight")
+    assert "no weights of tokens beside images" in done.why("loss_scale") and not done.faults
+
+
+def test_a_mixture_of_a_recipe_for_trl_is_read(written):
+    parts = [
+        {"id": "a/b", "split": "train[:90%]", "weight": 0.5, "columns": ["messages"]},
+        {"id": "c/d", "config": "e"},
+    ]
+    keys = {
+        "model_name_or_path": "x/y",
+        "torch_dtype": "bfloat16",
+        "max_length": 9,
+        "dataset_mixture": {"datasets": parts},
+    }
+    done = written(keys)
+    assert done.reading.dialect == "trl" and done.cfg["dataset"]["parts"]["d"]["config"] == "e"
+    assert done.cfg["dataset"]["parts"]["b"]["split"] == {"train": "train[:90%]"}
+
+
 def test_trl_ppo_is_known_by_the_name_of_its_script(imported):
     done = imported("trl_ppo.sh")
     assert done.cfg["trainer"]["_target_"] == "runner.ppo.PPOTrainer" and done.cfg["kl_coef"] == 0.03
@@ -381,7 +426,7 @@ def test_trl_ppo_is_known_by_the_name_of_its_script(imported):
         "reward__tldr"
     )
     assert done.cfg["model"]["tokenizer"]["path"] == "EleutherAI/pythia-1b-deduped"
-    assert "taken for the script of that name" in done.reading.why and done.kinds("commands") == ["no equivalent"]
+    assert "taken for the one of that name" in done.reading.why and done.kinds("commands") == ["no equivalent"]
 
 
 @pytest.mark.parametrize(
@@ -391,8 +436,10 @@ def test_trl_ppo_is_known_by_the_name_of_its_script(imported):
         ("examples/scripts/grpo_vlm.py", "grpo", "dataset.columns.prompt", "problem"),
         ("examples/scripts/gspo.py", "grpo", "dataset.split.train", "train[:5%]"),
         ("orpo.py", "orpo", "trainer.args.beta", 0.2),
+        ("sft_vlm.py", "sft", "trainer.args", {"max_length": None}),
         ("trl/scripts/kto.py", "kto", "kl_coef", 0.2),
         ("a/gkd.py", "gkd", "trainer.teacher_model.path", "t/t"),
+        ("-m trl.scripts.rloo", "rloo", "kl_coef", 0.2),
     ],
 )
 def test_a_script_of_trl_says_what_its_code_does(tmp_path, script, trainer, path, value):
@@ -405,6 +452,7 @@ def test_a_script_of_trl_says_what_its_code_does(tmp_path, script, trainer, path
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("python online_dpo_vlm.py --model_name_or_path a/b", "from images learn"),
         ("swift infer --model a/b", "swift infer: a command that trains nothing"),
         ("trl vllm-serve --model a/b", "trl vllm-serve: a command that trains nothing"),
         ("python examples/scripts/nash_md.py --model_name_or_path a/b", "nash_md.py: no trainer for it"),
@@ -492,7 +540,7 @@ def test_a_variable_that_the_shell_sets_is_asked_for(tmp_path):
         ),
         ('C="swift sft --model a/b --dataset hf::a/b#500 \\\n --learning_rate 3e-5"\neval "$C"', 3e-5, 16),
         (
-            "for rate in 3e-5 1e-4; do\n"
+            "L=5;\nfor rate in ${A:-3e-${L}} 1e-4; do\n"
             "T=$(cat <<'E'\n# don't\nE\n)\n"
             'swift sft --model a/b --dataset hf::a/b#500 --learning_rate $rate --system "$T"\ndone',
             *(3e-5, 16),
@@ -945,7 +993,7 @@ def test_without_a_menu_it_only_prints(tmp_path, monkeypatch, capsys):
         (["own.yaml"], "no key that one of them has"),
         (["own.yaml", "dialect=axolotle"], "axolotl, llama_factory"),
         (["own.sh"], "no command that trains"),
-        (["machine.yaml"], "settings of accelerate: num_processes 4"),
+        (["machine.yaml"], "no training: launcher.num_processes=4"),
         (["list.yaml"], "a list"),
         (["broken.yaml"], "broken.yaml:2"),
         (["own.yaml", "nam=mine"], "import has no such key"),

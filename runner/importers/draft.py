@@ -85,8 +85,7 @@ class Draft:
         """True where every condition of a rule is met by a key's value and the draft."""
         facts: dict[str, list[object]] = {name: [self.choices.get(name)] for name in ("trainer", "peft", "optimizer")}
         facts |= {"value": [value], "command": [self.reading.command], "held_out": [self.has_held_out]}
-        facts["script"] = [self.reading.script]
-        facts["form"] = [part.get("form") for part in self.parts]
+        facts |= {"form": [part.get("form") for part in self.parts], "script": [self.reading.script]}
         return dialect.holds(rule, facts, self.keys)
 
     def take(self, key: str, to: str, default: Any) -> Any:
@@ -159,8 +158,9 @@ class Draft:
             return kind == SAME
         elif is_unset(value):
             # A reference to nothing: no run starts with it, where ??? would mean the default.
-            names = re.findall(r"[A-Za-z_]\w*", tail := str(value).partition("$")[2])
-            reference = f"${{shell.{(names or [f'argument_{tail.strip("{}")}'])[0]}}}"
+            tail = str(value).partition("$")[2]
+            name = next(iter(re.findall(r"[A-Za-z_]\w*", tail)), f"argument_{tail.strip('{}')}")
+            reference = f"${{shell.{name}}}"
             self.put(path, "???" if path == "model.path" else reference)
             self.unset.add(key)
             self.no_equivalent(key, f"{value} is set by the shell, and not in this file", f"{path}=<value>")
@@ -293,12 +293,6 @@ def pair_rows(draft: Draft, key: str) -> None:
     )
 
 
-def multiply_batch(draft: Draft, key: str) -> None:
-    """Write how many completions are sampled at a time: so many times the rows of a step."""
-    rows = draft.read("global_batch_size", "whole_number", 1) * draft.take(key, "whole_number", 1)
-    draft.write(key, "trainer.args.generation_batch_size", rows, "so many times the rows of a step")
-
-
 def divide_epoch(draft: Draft, key: str) -> None:
     """Write so many times in an epoch as a share of all steps."""
     path = f"trainer.args.{'eval' if key.startswith('evals') else 'save'}"
@@ -324,5 +318,5 @@ def compare_speakers(draft: Draft, key: str) -> None:
         draft.no_equivalent(key, "", "dataset.map._target_=<function of a row>")
 
 
-BY = (divide_batch, multiply_batch, pair_rows, divide_epoch, pair_betas, compare_speakers)
+BY = (divide_batch, pair_rows, divide_epoch, pair_betas, compare_speakers)
 FUNCTIONS = {each.__name__: each for each in BY}

@@ -22,9 +22,11 @@ COMMENT = re.compile(r"""(?m)('[^']*'|"(?:\\[\s\S]|[^"\\])*"|\\.)|(?:^|(?<=[\s;&
 HEREDOC = re.compile(r"""(?<!<)<<-?\s*(['"]?)(\w+)\1""")  # a text below a command, up to a word of its own
 ARRAY = re.compile(r"(?m)^\s*(?:(?:declare|local) -a )?(\w+)(\+?)=\(((?:\$\(\(?[^()]*\)?\)|[^()])*)\)")
 # Variables that become several words: arrays, commands that are run, and flags without quotes.
-WORDS = re.compile(r"""(?<!\S)(?:"?\$\{(\w+)\[[@*]\]\}"?|(?:eval\s+")?\$\{?(\w+)\}?"?)(?![^\s;])""")
+WORDS = re.compile(
+    r"""(?<!\S)(?:"?\$\{(\w+)\[[@*]\](?:\+"?\$\{\w+\[[@*]\]\}"?)?\}"?|(?:eval\s+")?\$\{?(\w+)\}?"?)(?![^\s;])"""
+)
 COMMAND = re.compile(r"\$\((?:expr\s+([^()]*)|\(([^()]*)\)|[^()]*)\)")
-VARIABLE = re.compile(r"\$\{(\w+)(?::?[-=]([^}]*))?\}|\$(\w+)")
+VARIABLE = re.compile(r"\$\{(\w+)(?::?[-=]((?:[^{}]|\$\{[^{}]*\}){0,500}))?\}|\$(\w+)")
 # Flags of what starts the processes, and variables as if they were such, that say how the training is spread.
 SPREAD = re.compile(r"(?i)--(\w*config_file|zero_stage|n(?:um|proc).(?:machines|processes|per.node)|nnodes)[= ](\S+)")
 MAX_LETTERS = 100_000  # of a script, whose variables may hold one another
@@ -42,9 +44,7 @@ class ForeignConfig:
     devices: int = 1
     variables: dict[str, str] = field(default_factory=dict)
     script: str = ""  # the name of the script that it starts, where the dialect knows some
-    remarks: dict[str, tuple[object, str]] = field(
-        default_factory=dict
-    )  # what else is in the file, and why it is not taken
+    remarks: dict[str, tuple[object, str]] = field(default_factory=dict)  # what else it holds, and why it is left
 
 
 def read_file(path: Path, dialect: str | None = None) -> ForeignConfig:
@@ -140,9 +140,9 @@ def _read_script(path: Path, text: str) -> ForeignConfig:
     if others:
         reading.remarks["commands"] = others, "further trainings; each is imported from a file of its own"
     if not reading.dialect:
-        commands = dict.fromkeys(word for table in find_dialects().values() for word in table["commands"])
-        what = idle or "no command that trains"
-        raise ConfigError(fault("importers.no_training", file=path, what=what, known=", ".join(commands)))
+        idle = idle or "no command that trains"
+        known = dict.fromkeys(word for table in find_dialects().values() for word in table["commands"])
+        raise ConfigError(fault("importers.no_training", file=path, what=idle, known=", ".join(known)))
     meant = read_table(reading.dialect).sections.get("variables", ())
     reading.keys |= {name: value for name, value in reading.variables.items() if name in meant}
     return reading
@@ -153,7 +153,8 @@ def _read_lines(path: Path, text: str, variables: dict[str, str]) -> Iterator[tu
 
     def to_value(found: re.Match[str]) -> str:
         """A variable that the script itself sets, or its fallback; others stay as they are written."""
-        return variables.get(found[1] or found[3], found[0] if found[2] is None else found[2])
+        other = found[0] if found[2] is None else VARIABLE.sub(to_value, found[2])
+        return variables.get(found[1] or found[3], other)
 
     def to_words(found: re.Match[str]) -> str:
         value = variables.get(found[1] or found[2], found[0])
@@ -180,7 +181,7 @@ def _read_lines(path: Path, text: str, variables: dict[str, str]) -> Iterator[tu
         words = words[1:] if words[:1] in (["export"], ["local"], ["readonly"], ["declare"]) else words
         while words and re.fullmatch(r"[A-Za-z_]\w*=.*", words[0], re.S):
             name, _, value = words.pop(0).partition("=")
-            variables[name] = value
+            variables[name] = value.rstrip(";")
         yield words, next(filter(str.strip, lines[number + 1 :]), "").lstrip()
 
 
@@ -209,20 +210,17 @@ def _find_training(reading: ForeignConfig, words: Sequence[str], index: int) -> 
         for pattern, why in table.get("idle", {}).items():
             if found := re.search(pattern, f"{word} {after}"):
                 return f"{found[0].strip('/ ')}: {why}", 0
-        if after in table["commands"].get(word, ()):
+        if after in table["commands"].get(word.rpartition("/")[2], ()):
             reading.dialect, reading.command, reading.why = name, after, f"{word} {after}"
             return "", index + 2
         for script in filter(None, (re.search(pattern, word) for pattern in table["scripts"])):
             method = script[1] if script.groups() else "train"
             flags = {flag.lstrip("-").partition("=")[0].replace("-", "_") for flag in words[index + 1 :]}
-            if re.search(table.get("own_scripts", ""), word):
-                reading.why = word
-            elif flags.intersection(table["marks"]):
-                reading.why = f"{word}, taken for the script of that name in its examples"
-            else:
+            taken = "" if re.search(table.get("own_scripts", ""), word) else ", taken for the one of that name in TRL"
+            if taken and not flags.intersection(table["marks"]):
                 continue
             reading.dialect, reading.command = name, table.get("methods", {}).get(method, method)
-            reading.script = word.rpartition("/")[2].removesuffix(".py")
+            reading.why, reading.script = word + taken, word.rpartition("/")[2].removesuffix(".py")
             return "", index + 1
     return "", 0
 
@@ -250,7 +248,9 @@ def _read_flags(reading: ForeignConfig, words: Sequence[str]) -> None:
         if not values and key.startswith("no_"):
             flags[key.removeprefix("no_")] = False
         else:
-            flags[key] = (values[0] if len(values) == 1 else values) if values else True
+            flags[key] = (
+                (values[0] if len(values) == 1 else [each.removesuffix(",") for each in values]) if values else True
+            )
     files = [word for word in first if word.endswith(FILE_TYPES)]
     for name in files[:1] or [str(flags.pop(key)) for key in ("config", "config_file") if key in flags][:1]:
         if (keys := read_named(reading.path, name)) is None:

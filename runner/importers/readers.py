@@ -13,6 +13,7 @@ from typing import Any
 
 from runner.config.dialect import CONVERSIONS, is_wanted, read_table, to_single_line
 from runner.config.limits import check_size
+from runner.config.menu import read_options
 from runner.config.override import is_local
 from runner.errors import ConfigError, Fault, fault
 from runner.importers.draft import FIX, HIDDEN, MAPPED, NO_EQUIVALENT, SAME, Draft, follow, follow_rest, is_unset
@@ -154,6 +155,8 @@ def read_swift(draft: Draft) -> None:
             columns["chosen" if role_here == "target" and draft.form == "preference" else role_here] = column
     if columns:
         draft.note(MAPPED, "columns", f"dataset.columns: {to_single_line(columns)}")
+    if len(nodes) == len(held_out := draft.read("val_dataset", "words", [])) == 1 and not {*"#:"} & {*held_out[0]}:
+        hold_out(draft, nodes, "val_dataset", [{"path": held_out[0]}])
     write_rows(draft, [node | {"columns": columns} for node in nodes])
     if draft.has_held_out:
         draft.imply({"eval_strategy": draft.keys.get("save_strategy") or "steps"})
@@ -169,6 +172,9 @@ def read_swift(draft: Draft) -> None:
         last = draft.take("soft_cache_length", "whole_number", 0) or longest // 5
         overlong |= {"max_completion_len": longest, "soft_punish_cache": last}
         draft.note(MAPPED, key, "reward.soft_overlong", f"of {longest} tokens the last {last}")
+    if (rows := draft.read("global_batch_size", "whole_number", 0)) and (key := "steps_per_generation") in draft.keys:
+        rows *= draft.take(key, "whole_number", 1)
+        draft.write(key, "trainer.args.generation_batch_size", rows, "so many times the rows of a step")
     if not is_unset(batch := draft.keys.get("per_device_train_batch_size")) and batch is not None:
         rows = max(1.0, draft.convert("per_device_train_batch_size", batch, "number", 1.0))
         # They make it 16 rows a step over all devices.
@@ -182,7 +188,7 @@ def read_swift(draft: Draft) -> None:
 
 def _read_weights(draft: Draft) -> None:
     rules, sft = draft.table.sections["weights"], draft.trainer == "sft"
-    usual = "default" if sft else "last_round"
+    usual, sees = "default" if sft else "last_round", draft.keys.get("freeze_vit") is not None
     draft.keys.setdefault("loss_scale", "all" if draft.reading.command == "pt" else usual)
     words = draft.take("loss_scale", "plain_text", "all").split("+")
     words = words if {"default", "last_round", "all"} & set(words) else [usual, *words]
@@ -192,8 +198,12 @@ def _read_weights(draft: Draft) -> None:
         draft.no_equivalent("loss_scale", f"{word}: no such rule", "weight=pattern weight.pattern=... weight.weight=2")
     if draft.trainer not in ("sft", "dpo", "kto") and wanted:
         draft.no_equivalent("loss_scale", f"{draft.trainer} takes no weights of tokens")
-    elif wanted == ["default"] and (draft.keys.get("enable_dft_loss") or draft.keys.get("streaming")):
-        draft.write("loss_scale", "trainer.args.assistant_only_loss", True, "where tokens have no weights")
+    elif wanted and (draft.keys.get("enable_dft_loss") or draft.keys.get("streaming") or sees):
+        if sft and "default" in wanted:
+            draft.put("trainer.form", "messages")
+            draft.write("loss_scale", "trainer.args.assistant_only_loss", True, "of whole conversations")
+        for word in set(wanted) - {"default"}:
+            draft.no_equivalent("loss_scale", f"{word}: no weights of tokens beside images, streams or DFT")
     elif wanted:
         draft.values["weight"] = {word: dict(rules[word]) for word in wanted}
         draft.note(MAPPED, "loss_scale", f"weight: {', '.join(wanted)}", "rules that multiply")
@@ -205,8 +215,8 @@ def read_trl(draft: Draft) -> None:
     """Choose the trainer whose fields the keys are; read the datasets, one by its name or a mixture, and rewards."""
     for key, value in draft.take("model_init_kwargs", "mapping", {}).items():
         draft.keys.setdefault(key, value)
-    fits, trainers = {}, [draft.reading.command] if draft.reading.command else draft.table.sections["trainers"]
-    for name in trainers:
+    fits, command = {}, draft.reading.command
+    for name in [command] if command in read_options("trainer") else draft.table.sections["trainers"]:
         draft.choices["trainer"] = name
         fits[name] = sum(key in draft.config.parameters for key in draft.keys)
         fits[name] += 20 * (name == "grpo" and draft.keys.get("reward_funcs") is not None)

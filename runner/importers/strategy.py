@@ -17,10 +17,8 @@ def read_strategy(draft: Draft) -> None:
     """Have the user type how the training is spread over devices; ConfigError where that is all that a file says."""
     is_all, names = draft.reading.dialect == STRATEGY, read_table(STRATEGY).sections["given"]
     given = {key: value for key, value in draft.keys.items() if (is_all or key in names) and value not in (None, *OFF)}
-    sizes = [
-        draft.convert(key, draft.keys.get(key), "whole_number", 1) for key in draft.table.sections.get("copies", ())
-    ]
-    inner = follow_settings(draft.reading, given, math.prod(max(1, size) for size in sizes))
+    sizes = [draft.read(key, "whole_number", 1) for key in draft.table.sections.get("copies", ())]
+    inner = follow_settings(draft.reading, given, max(1, math.prod(sizes)))
     words = " ".join(inner.overrides) or "strategy=none"
     if is_all:
         odd = "".join(f"; not {note.key}" for note in inner.notes if note.kind == NO_EQUIVALENT)
