@@ -49,7 +49,7 @@ def test_seeds_become_a_mean_and_a_spread(tmp_path):
     )
     assert summary.objective.name == "eval_exact" and summary.objective.maximise
     text = joined(table(summary))
-    assert "0.850 ± 0.071" in text and "over 2 seeds" in text
+    assert "0.85 ± 0.071" in text and "over 2 seeds" in text
     assert "python -m runner -m trainer=dpo kl_coef=0.5 learning_rate=0.0001 name=kl seed=0,1" in text
 
 
@@ -86,7 +86,7 @@ def test_what_a_strangers_run_holds_is_its_own_fault_and_not_that_of_the_report(
     run = sorted(group.iterdir())[0]
     before = run / name if name.endswith("jsonl") and (run / name).exists() else None
     (run / name).write_text(f"{before.read_text() if before else ''}{text}\n")
-    assert "0.850 ± 0.071" in joined(report(group))
+    assert "0.85 ± 0.071" in joined(report(group))
     assert report(run)
 
 

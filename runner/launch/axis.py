@@ -8,7 +8,7 @@ from typing import Any
 from runner.config import compose_unresolved
 from runner.config.override import MAX_JOBS, count_values, latest, parse
 from runner.errors import ConfigError, Fault, fault
-from runner.schema.text import select
+from runner.schema.text import select, to_text
 
 LAUNCHER, SWEEPER = "hydra/launcher", "hydra/sweeper"
 
@@ -47,7 +47,9 @@ def options(overrides: Sequence[str]) -> dict[str, list[tuple[str, Any]]]:
         key = override.get_key_element()
         found[key] = [(override.input_line, None)]
         if override.is_sweep_override():
-            found[key] = [(f"{key}={Transformer.str(value)}", value) for value in override.sweep_iterator()]
+            values = list(override.sweep_iterator())
+            texts = (to_text(value) if isinstance(value, float) else Transformer.str(value) for value in values)
+            found[key] = [(f"{key}={text}", value) for text, value in zip(texts, values, strict=True)]
     return found
 
 

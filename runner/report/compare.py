@@ -11,7 +11,7 @@ from runner.config import compose, differences
 from runner.errors import RunnerError
 from runner.report.axis import MISSING, TOP, lasting_keys
 from runner.report.facts import facts_of, folders_in, words_of
-from runner.report.number import value
+from runner.report.number import difference, value
 from runner.report.objective import informative
 from runner.run.read import RunRecord, is_finite
 from runner.schema.text import Config, number
@@ -50,8 +50,7 @@ def _scored(title: str, ours: Mapping[str, float], theirs: Mapping[str, float]) 
     rows = []
     for name, a, b in ((name, ours.get(name), theirs.get(name)) for name in names):
         if a != b:
-            change = "" if a is None or b is None else f"{'+' if b > a else ''}{number(b - a, 3)}"
-            rows.append((name, number(a), number(b), change))
+            rows.append((name, number(a), number(b), difference(a, b)))
     return Section(title, rows, unknown=not names)
 
 
