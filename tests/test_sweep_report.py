@@ -188,13 +188,68 @@ def test_ties_and_close_calls_are_told(tmp_path):
         (0.3, 1, 1): 0.6,
     }
     summary = summarise(lay_sweep(tmp_path / "tie", scores))
-    assert "tied with 1 other setting, 1 other setting within one standard deviation" in joined(table(summary))
+    assert "tied with 1 other: kl_coef=0.2 within one standard deviation of 1 other: kl_coef=0.3" in joined(
+        table(summary)
+    )
+
+
+def test_one_longer_and_one_interrupted_run_are_no_axis(tmp_path):
+    """Each is shown as what it is, and the rows for other programs have a column for it."""
+    group = lay_sweep(tmp_path / "odd", {(kl, 1e-4, seed): kl for kl in (0.1, 0.2, 0.3) for seed in (0, 1)}, extra=20)
+    lay_sweep(group, {(0.2, 1e-4, 7): 0.9}, extra=60, other="x")
+    lay_sweep(group, {(0.4, 1e-4, 7): 0.9}, extra=2000)
+    set_status(group / "kl-0.4+lr-0.0001+seed-7", state="interrupted")
+    summary = summarise(group)
+    assert [axis.key for axis in summary.axes] == ["kl_coef"]
+    labels = [setting.label for setting in summary.settings]
+    assert labels[:2] == ["kl_coef=0.2 extra=60 other=x", "kl_coef=0.3"] and labels[-1] == "kl_coef=0.4 extra=2000"
+    assert "\n  0.2 extra=60 other=x" in table(summary)
+    rows = {(row["kl_coef"], row["extra"], row["other"]) for row in csv.DictReader(to_csv(summary).splitlines())}
+    assert rows == {*((kl, "20", "") for kl in ("0.1", "0.2", "0.3")), ("0.2", "60", "x"), ("0.4", "2000", "")}
+    pair = lay_sweep(tmp_path / "pair", {(0.1, 1e-4, 0): 0.5, (0.1, 1e-4, 1): 0.6, (0.2, 1e-4, 0): 0.7})
+    assert [axis.key for axis in summarise(pair).axes] == ["kl_coef"], "there is nothing else to compare"
+
+
+def test_the_change_of_the_objective_says_where_it_is_worse(tmp_path):
+    group = lay_sweep(tmp_path / "down", {(0.1, 1e-4, 0): 0.5, (0.2, 1e-4, 0): 0.25})
+    for name, before in (("kl-0.1+lr-0.0001+seed-0", 0.3), ("kl-0.2+lr-0.0001+seed-0", 0.4)):
+        scores = json.loads((group / name / "scores.json").read_text())
+        scores["before"] = {"eval_exact": before, "eval_loss": 0.5, "eval_objective/kl": 0.0, "eval_other": 2.0}
+        scores["after"] |= {"eval_objective/kl": 0.5, "eval_other": 1.0}
+        (group / name / "scores.json").write_text(json.dumps(scores))
+    text = report(group)
+    assert re.search(r"0\.5 +\+0\.2 .*\n  0\.2 +0\.25 +-0\.15 worse ", text), text
+    assert "the same in all runs: objective/kl 0.5, other 1" in joined(text)
+    page = (group / "report.html").read_text()
+    assert '<td class="n worse">-0.15 worse</td>' in page and "The same in all runs: eval_objective/kl 0.5" in page
+    text = report(group / "kl-0.2+lr-0.0001+seed-0")
+    lines = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.startswith("  eval_")}
+    assert next(iter(lines)) == "eval_exact" and lines["eval_exact"] == ["0.4", "0.25", "-0.15", "worse"]
+    assert lines["eval_loss"] == ["0.5", "0.75", "+0.25", "worse"], "lower is better"
+    assert lines["eval_objective/kl"] == ["0", "0.5", "+0.5"] and lines["eval_other"] == ["2", "1", "-1"]
+
+
+def test_a_tie_is_said_where_the_best_is(tmp_path):
+    group = lay_sweep(tmp_path / "tie", {(kl, 1e-4, 0): 0.435 + kl / 10**6 for kl in (0.1, 0.2, 0.3, 0.4, 0.5)})
+    told = "tied with 4 others: kl_coef=0.4, kl_coef=0.3, kl_coef=0.2, ..."
+    assert told in joined(report(group)) and f"{told.capitalize()}." in (group / "report.html").read_text()
+
+
+def test_columns_without_room_are_named(tmp_path):
+    group = tmp_path / "wide"
+    for place in range(12):
+        scores = {"eval_exact": place, **{f"eval_score_{name}": place * 2 for name in "abc"}}
+        lay_run(group / f"r{place}", after=scores, **{f"key_{name}": f"{'x' * 20}{name}{place}" for name in "abcd"})
+    for width in (80, 60):
+        lines = table(summarise(group), width).splitlines()
+        assert max(len(line) for line in lines if not line.startswith(("repeat", "model"))) <= width
+        assert any(line.startswith("  no room for ") for line in lines) and "score_c" in joined("\n".join(lines))
 
 
 def test_one_lucky_seed_does_not_beat_several(tmp_path):
     summary = summarise(lay_sweep(tmp_path / "lucky", SEEDS | {(0.9, 1e-4, 0): 0.99}))
     assert summary.settings[0].values == {"kl_coef": 0.9} and summary.best.values == {"kl_coef": 0.5}
-    assert "1 setting with one finished seed left out" in joined(table(summary))
+    assert "left out with one finished seed: kl_coef=0.9" in joined(table(summary))
 
 
 def test_the_objective_can_be_chosen_and_turned(tmp_path):

@@ -1,6 +1,6 @@
 """The score by which the runs of a name are ranked, and its direction: asked for, configured, or the likeliest.
 
-A metric says by ``better`` in its YAML which way is up; ``LOW`` is a guess for what says nothing.
+A metric says by ``better`` in its YAML which way is up; ``LOW`` and ``HIGH`` are guesses for what says nothing.
 """
 
 import math
@@ -11,11 +11,13 @@ from typing import Any
 
 from runner.errors import ConfigError, Fault
 from runner.io.visible import to_visible
+from runner.report.number import difference
 from runner.run.read import RunRecord, is_finite
 from runner.schema import upstream
 from runner.schema.text import flatten, named, nearest, number, select
 
 LOW = re.compile(r"(^|[_/])(loss|perplexity|ppl|kl|nll|error|wer|cer|repetition|toxicity)($|[_/])")
+HIGH = re.compile(r"(^|[_/])(scores|reward|margins|accuracy|accuracies|rewards/.+/mean)$")
 # What tells more than a loss, whose size may depend on the very keys that are swept.
 LIKELY = ("objective/scores", "reward", "rewards/accuracies", "accuracy", "mean_token_accuracy")
 ONLINE = r"(^|_)(objective/scores|reward)$"  # the reward of what a trainer samples
@@ -60,8 +62,14 @@ def choose_objective(runs: Sequence[RunRecord], name: str = "", direction: str =
         expected, near = dict.fromkeys(informative([*known, *logged])), nearest(name, [*known, *logged])
         fix = f"objective={near[0] if near else '<one of them>'}"
         raise ConfigError(Fault("objective", f"no finished run has {name!r}", f"one of {', '.join(expected)}", fix))
-    more = direction == "max" if direction else _more_is_better(runs, whole) if more is None else more
+    more = direction == "max" if direction else is_more_better(runs, whole) is not False if more is None else more
     return SweepObjective(whole, more, why)
+
+
+def headline_of(run: RunRecord) -> SweepObjective | None:
+    """The objective of one run, in whatever state it is."""
+    scores, finished = {**run.before, **run.after}, {**run.status, "state": "finished"}
+    return choose_objective([replace(run, after=scores, status=finished)])
 
 
 def describe_decline(run: RunRecord) -> str | None:
@@ -106,11 +114,12 @@ def _metrics(runs: Sequence[RunRecord]) -> dict[str, Any]:
     return {name: node for group in groups for name, node in named(group, "metric").items()}
 
 
-def _more_is_better(runs: Sequence[RunRecord], name: str) -> bool:
+def is_more_better(runs: Sequence[RunRecord], name: str) -> bool | None:
+    """True where more of a score is better, False where less is, None where that is neither said nor likely."""
     metrics = _metrics(runs)
     behind = [metric for metric in metrics if re.fullmatch(rf"eval_(.+_)?{re.escape(metric)}", name)]
     better = select(metrics.get(max(behind, key=len, default="")), "better")
-    return better == "higher" if better else not LOW.search(name)
+    return better == "higher" if better else False if LOW.search(name) else True if HIGH.search(name) else None
 
 
 def score_names(runs: Sequence[RunRecord]) -> list[str]:
@@ -123,10 +132,32 @@ def informative(found: Sequence[str]) -> list[str]:
     return [name for name in found if not any(word in name for word in QUIET) and not name.endswith(CLOCK)]
 
 
-def score_rows(run: RunRecord) -> list[tuple[str, str, str]]:
-    """The name of each score that says something, with its value before and after training."""
-    names = informative(list(dict.fromkeys([*run.after, *run.before])))
-    return [(name, number(run.before.get(name)), number(run.after.get(name))) for name in names]
+def score_rows(run: RunRecord) -> list[tuple[str, str, str, str]]:
+    """The name of each score that says something, before and after training, and the change; the headline first.
+
+    That a model goes away from where it began, by its KL, is not worse.
+    """
+    found, rows = {**run.after, **run.before}, []
+    headline = headline_of(run)
+    first = [headline.name] if headline and headline.name in found else []
+    for name in dict.fromkeys([*first, *informative(list(found))]):
+        before, after = run.before.get(name), run.after.get(name)
+        more = headline.maximise if headline and name in first else is_more_better([run], name)
+        change = describe_change(before, after, None if name.endswith("kl") else more)
+        rows.append((name, number(before), number(after), change))
+    return rows
+
+
+def describe_change(before: float | None, after: float | None, more_is_better: bool | None) -> str:
+    """The way from one score to another, with a word where it is the wrong way; nothing where one is missing.
+
+    >>> describe_change(0.5, 0.75, True), describe_change(0.5, 0.75, False), describe_change(0.5, 0.75, None)
+    ('+0.25', '+0.25 worse', '+0.25')
+    """
+    if before is None or after is None:
+        return ""
+    is_worse = number(before) != number(after) and (after < before) == more_is_better
+    return f"{difference(before, after)}{' worse' if is_worse else ''}"
 
 
 def list_figures(line: Mapping[str, Any]) -> list[str]:
