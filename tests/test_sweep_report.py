@@ -23,9 +23,9 @@ from runner.io.files import files_of
 from runner.launch.start import _print_end
 from runner.report.axis import axes_of
 from runner.report.index import INDEX
-from runner.report.objective import describe_decline
+from runner.report.objective import describe_decline, headline_of
 from runner.report.page import write_report
-from runner.report.plot import COLOURS, MAX_LETTERS, band, heat_cells, styled, sweep_pictures, to_svg
+from runner.report.plot import COLOURS, MAX_LETTERS, band, heat_cells, run_pictures, styled, sweep_pictures, to_svg
 from runner.report.sweep import count_states, summarise
 from runner.report.table import table, to_cell, to_csv, to_jsonl
 from runner.run.read import RunRecord, read_run
@@ -479,7 +479,57 @@ def test_a_picture_in_a_page_says_what_its_axes_say(tmp_path):
     (axes,) = picture.figure.axes
     told = {label.get_text() for label in (*axes.get_xticklabels(), *axes.get_yticklabels())}
     written = {text for text in re.findall(r">([^<]+)</text>", svg) if text not in ("step", "loss")}
-    assert written <= told and len(written) == 4 + sum(len(text) > 5 for text in written)
+    assert written <= told and len(written) == 4 + sum("." in text for text in written)
+
+
+def lay_curves(group: Path, **curves: list) -> dict:
+    """The pictures of runs that logged these values, by the steps in which they lie a tenth apart."""
+    for name, values in curves.items():
+        lines = [{"step": 10 * step, "eval_exact": value} for step, value in enumerate(values)]
+        lay_run(group / name, after={"eval_exact": values[-1]}, lines=lines, kl_coef=name)
+    return sweep_pictures_of(group)
+
+
+def test_the_headline_has_a_curve_of_points_where_it_was_measured_twice(tmp_path):
+    lines = [{"step": 0, "eval_exact": 0.25}, *({"step": n, "loss": 1 / n} for n in (1, 2, 3))]
+    folder = lay_run(tmp_path / "g" / "a", after={"eval_exact": 0.5}, lines=[*lines, {"step": 3, "eval_exact": 0.5}])
+    (picture, loss) = run_pictures(read_run(folder).lines, headline_of(read_run(folder)))
+    assert (picture.name, loss.name) == ("eval_exact", "loss")
+    (points,) = picture.figure.axes[0].lines
+    assert points.get_linestyle() == "None" and points.get_marker() == "o" and list(points.get_ydata()) == [0.25, 0.5]
+    assert loss.figure.axes[0].lines[0].get_linestyle() != "None", "three points are a line"
+    names = [picture.name for picture in sweep_pictures(summarise(folder.parent))]
+    assert names == ["curve-eval_exact", "curve-loss"]
+
+
+def test_curves_that_lie_on_each_other_differ_in_more_than_their_colour(tmp_path):
+    same, other = [0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1]
+    picture = lay_curves(tmp_path / "lines", a=same, b=same, c=other)["curve-eval_exact"]
+    lines = picture.figure.axes[0].lines
+    assert len({line.get_marker() for line in lines}) == len({str(line._dash_pattern) for line in lines}) == 3
+    assert len({line.get_markersize() for line in lines}) == 3
+    page = write_report(summarise(tmp_path / "lines")).read_text()
+    assert all(f">{sign}</i>kl_coef={name}</span>" in page for sign, name in zip("●■▲", "abc", strict=True))
+    pairs = lay_curves(tmp_path / "points", a=[0.1, 0.2], b=[0.1, 0.2])["curve-eval_exact"].figure
+    pairs.draw_without_rendering()
+    first, second = (line.get_transform().transform(line.get_xydata()) for line in pairs.axes[0].lines)
+    assert abs(first - second).max() > 5 and (first[:, 1] == second[:, 1]).all(), "beside each other, as high"
+
+
+def test_one_long_run_runs_out_of_the_picture(tmp_path):
+    curves = {name: [0.1, 0.2, 0.3] for name in "abc"} | {"d": [0.1] * 40}
+    axes = lay_curves(tmp_path / "long", **curves)["curve-eval_exact"].figure.axes[0]
+    assert axes.get_xlim()[1] < 25 and axes.get_xlabel() == "step (1 setting beyond, to 390)"
+    two = lay_curves(tmp_path / "two", a=[0.1, 0.2, 0.3], d=[0.1] * 40)["curve-eval_exact"].figure.axes[0]
+    assert two.get_xlim()[1] > 390 and two.get_xlabel() == "step"
+
+
+def test_what_is_written_as_the_same_number_is_drawn_as_the_same(tmp_path):
+    axes = lay_curves(tmp_path / "flat", a=[0.149443, 0.149442, 0.1494425])["curve-eval_exact"].figure.axes[0]
+    low, high = axes.get_ylim()
+    assert high - low > 0.001
+    axes.figure.canvas.draw()
+    assert all("e" not in text.get_text() and "−" not in text.get_text() for text in axes.get_yticklabels())
 
 
 def sweep_pictures_of(group: Path) -> dict:

@@ -207,7 +207,7 @@ def _finish(run: Run, components: Components, stop: StopRequest, seconds: float)
     if not trainer.is_world_process_zero():
         return
     write_json(run.folder / "scores.json", scores)
-    write_plots(run.metrics, run.folder / "plots", title=run.folder.parent.name)
+    write_plots(read_run(run.folder))
     write_manifest(run, files=sealed_hashes(run.model))
     if stop.number is not None:  # a library has caught it, and what it left out nobody knows
         raise stop.error()

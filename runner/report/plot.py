@@ -10,6 +10,7 @@ import io
 import itertools
 import re
 import warnings
+from bisect import bisect
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,11 +23,11 @@ from markupsafe import Markup
 
 from runner.io.files import write_bytes
 from runner.report.axis import Axis
-from runner.report.number import short, spread, value
-from runner.report.objective import SweepObjective
+from runner.report.number import plural, short, spread, value
+from runner.report.objective import SweepObjective, headline_of
 from runner.report.sweep import Summary, SweepSetting
-from runner.run.read import RunRecord, curve, is_finite, read_metrics
-from runner.schema.text import read_tables
+from runner.run.read import RunRecord, curve, is_finite
+from runner.schema.text import number, read_tables
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 TABLE = read_tables(__file__)
 PICTURES, COLOURS, STYLE = TABLE["pictures"], TABLE["colours"], TABLE["style"]
+MARKERS, GLYPHS, DASHES = (dict(zip(COLOURS, TABLE[look], strict=True)) for look in ("markers", "glyphs", "dashes"))
 INK, OTHERS = STYLE["text.color"], STYLE["grid.color"]
 MAX_CURVES = 8
 # Points of a curve; longer ones are averaged to as many, which also keeps the page light.
@@ -60,30 +62,36 @@ class Picture:
     keys: Sequence[str] = ()
 
 
-def write_plots(metrics: Path, folder: Path, title: str = "") -> list[Path]:
+def write_plots(run: RunRecord) -> list[Path]:
     """Draw one PNG for each kind of metric that the run logged, training and held-out curves together."""
-    return [write_png(picture, folder, of_numbers=True) for picture in run_pictures(read_metrics(metrics), title)]
+    drawn = run_pictures(run.lines, headline_of(run), title=run.folder.parent.name)
+    return [write_png(picture, run.folder / "plots", of_numbers=True) for picture in drawn]
 
 
-def run_pictures(lines: Sequence[Mapping[str, Any]], title: str = "") -> Iterator[Picture]:
-    """A picture for each kind of metric; a held-out curve is dashed, in the colour of its training curve."""
-    metrics = dict.fromkeys(name for line in lines for name in line)
+def run_pictures(
+    lines: Sequence[Mapping[str, Any]], headline: SweepObjective | None = None, title: str = ""
+) -> Iterator[Picture]:
+    """A picture for each kind of metric, that of the headline first; held-out curves are dashed and hollow."""
+    metrics, first = dict.fromkeys(name for line in lines for name in line), headline.name if headline else ""
     logged = {metric: found for metric in metrics if (found := curve(lines, metric))[0]}
+    kinds: dict[str, list[str]] = {}
     for name, wanted in PICTURES.items():
         held_out = tuple(f"_{end}" for end in wanted)
-        drawn = sorted(m for m in logged if m in wanted or (m.startswith("eval_") and m.endswith(held_out)))
-        if not drawn:
-            continue
+        kinds[name] = sorted(m for m in logged if m in wanted or (m.startswith("eval_") and m.endswith(held_out)))
+    if first in logged and not any(first in drawn for drawn in kinds.values()):
+        kinds[first] = [first]
+    for name, drawn in sorted(kinds.items(), key=lambda kind: first not in kind[1]):
         own = dict.fromkeys(metric.removeprefix("eval_") for metric in drawn)
         colours = dict(zip(own, itertools.cycle(COLOURS), strict=False))
-        with _axes(name.replace("_", " "), title=title) as (figure, axes):
-            for metric in reversed(drawn):
-                steps, values = logged[metric]
-                line = "--" if metric.startswith("eval_") else "-"
-                style = {"color": colours[metric.removeprefix("eval_")], "marker": "o" if len(steps) < 30 else ""}
-                axes.plot(*thinned(steps, values), line, label=metric, markersize=3, **style)
-            axes.grid()
-        yield Picture(name, name.replace("_", " "), figure)
+        if drawn:
+            shown = name if name == first else name.replace("_", " ")
+            with _axes(shown, title=title) as (figure, axes):
+                for metric in reversed(drawn):
+                    look: dict[str, Any] = {"dashes": [4, 2], "mfc": "none"} if metric.startswith("eval_") else {}
+                    colour = colours[metric.removeprefix("eval_")]
+                    _draw(axes, thinned(*logged[metric]), colour, label=metric, **look)
+                axes.grid()
+            yield Picture(_file(name), shown, figure)
 
 
 def sweep_pictures(summary: Summary) -> list[Picture]:
@@ -98,7 +106,8 @@ def sweep_pictures(summary: Summary) -> list[Picture]:
         kept = {"step", *wanted, *itertools.chain.from_iterable(TABLE["trades"])}
         lines = [{name: entry for name, entry in line.items() if name in kept} for line in run.lines]
         vars(run)["lines"] = lines  # all that is drawn of it, so that many runs take little memory
-        logged |= {name for name in wanted if name not in logged and len(curve(lines, name)[0]) > 1}
+        least = {objective.name: 1} if objective else {}
+        logged |= {name for name in wanted if len(curve(lines, name)[0]) >= least.get(name, 2)}
     pictures += _trade_pictures(summary)
     pictures += [_curve_picture(summary, name) for name in [name for name in wanted if name in logged][:MAX_CURVES]]
     return [replace(picture, keys=[label for *_, label in styled(summary) if label]) for picture in pictures]
@@ -179,10 +188,15 @@ def _axes(ylabel: str, xlabel: str = "step", title: str = "") -> Iterator[tuple[
 
         figure = Figure(figsize=(5.2, 3.2), layout="constrained")
         axes = figure.add_subplot()
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(lambda entry, _: number(entry, 6))
         if xlabel == "step":
-            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         yield figure, axes
-        axes.set(xlabel=xlabel, ylabel=ylabel, title=title)
+        axes.set(xlabel=axes.get_xlabel() or xlabel, ylabel=ylabel, title=title)
+        low, high = axes.get_ylim()
+        if high - low < 1e-4 * abs(high):  # the same as it is written
+            axes.set_ylim(0.99 * low, 1.01 * high)
         axes.spines[["top", "right"]].set_visible(False)
 
 
@@ -201,7 +215,11 @@ def _add_legend(picture: Picture) -> None:
 
 def _axis_picture(summary: Summary, name: str, axis: Axis) -> Picture:
     at: dict[Hashable, list[int]] = {level: [] for level in axis.levels}
-    scored = [line for line in styled(summary) if line[0].scores.get(name) and line[0].values[axis.name] in at]
+    scored = [
+        line
+        for line in styled(summary)
+        if line[0].scores.get(name) and line[0].values[axis.name] in at and not line[0].odd
+    ]
     for rank, (setting, *_) in enumerate(scored):
         at[setting.values[axis.name]].append(rank)
     means: dict[int, float] = {}
@@ -216,7 +234,14 @@ def _axis_picture(summary: Summary, name: str, axis: Axis) -> Picture:
     labels = {colour: label for _, colour, label in reversed(scored)} if len(summary.axes) > 1 else {}
     with _axes(name, axis.name) as (figure, axes):
         for colour, found in marks.items():
-            axes.errorbar(*zip(*found, strict=True), fmt="o", ms=5, capsize=3, color=colour, label=labels.get(colour))
+            axes.errorbar(
+                *zip(*found, strict=True),
+                fmt=MARKERS.get(colour, "."),
+                ms=5,
+                capsize=3,
+                color=colour,
+                label=labels.get(colour),
+            )
         axes.plot(list(means), list(means.values()), "-", color=INK, alpha=0.45, linewidth=1.1, zorder=0)
         _ticks(axes, "x", axis.levels)
         axes.set_xlim(-0.5, len(axis.levels) - 0.5)
@@ -252,7 +277,7 @@ def heat_cells(summary: Summary, name: str, across: Axis, up: Axis) -> dict[tupl
     cells: dict[tuple[int, int], list[float]] = defaultdict(list)
     columns, rows = ({level: spot for spot, level in enumerate(axis.levels)} for axis in (across, up))
     for setting in summary.settings:
-        if (found := setting.scores.get(name)) and setting.runs[0].cfg:
+        if (found := setting.scores.get(name)) and setting.runs[0].cfg and not setting.odd:
             cells[columns[setting.values[across.name]], rows[setting.values[up.name]]].extend(found)
     return cells
 
@@ -266,7 +291,7 @@ def _trade_pictures(summary: Summary) -> Iterator[Picture]:
                     if len(both) > 1:
                         xs, ys = thinned([line[kl] for line in both], [line[reward] for line in both], most=8)
                         axes.plot(xs, ys, "-", color=colour, alpha=0.4, linewidth=1)
-                        axes.plot(xs[-1], ys[-1], "o", color=colour, markersize=6, label=label)
+                        axes.plot(xs[-1], ys[-1], MARKERS.get(colour, "."), color=colour, markersize=6, label=label)
                         label = None
             axes.grid()
         if axes.lines:
@@ -275,20 +300,52 @@ def _trade_pictures(summary: Summary) -> Iterator[Picture]:
 
 
 def _curve_picture(summary: Summary, name: str) -> Picture:
+    drawn = [
+        (points, setting, colour, label)
+        for setting, colour, label in styled(summary)[:MAX_DRAWN]
+        if (points := band(setting.runs, name))[0]
+    ]
+    reaches = list[float]()
+    for points, setting, *_ in drawn:
+        planned = [run.status.get("max_steps") for run in setting.runs if run.state == "running"]
+        reaches.append(max(points[0][-1], *filter(is_finite, planned), 0))
+    # The picture ends where most settings do, and those that come not much further.
+    limit = max(reach for reach in reaches if reach <= 2 * sorted(reaches)[len(reaches) // 2])
+    beyond = [reach for reach in reaches if reach > limit]
     with _axes(name) as (figure, axes):
-        for setting, colour, label in reversed(styled(summary)[:MAX_DRAWN]):
-            steps, means, sds = band(setting.runs, name)
-            if not steps:
-                continue
-            thin = colour == OTHERS  # beyond the palette
-            marker = "o" if len(steps) < 4 and not thin else ""
-            style = {"linewidth": 0.7 if thin else 1.6, "zorder": 1 if thin else 2, "marker": marker, "markersize": 3}
-            axes.plot(steps, means, color=colour, label=label, **style)
-            if any(sds) and not thin:
-                low, high = ([m + side * sd for m, sd in zip(means, sds, strict=True)] for side in (-1, 1))
-                axes.fill_between(steps, low, high, color=colour, alpha=0.16, linewidth=0)
+        for place, (points, _, colour, label) in enumerate(drawn):
+            cut = bisect(points[0], limit) + (len(points[0]) > 2)
+            aside = 7 * (place - (min(len(drawn), len(COLOURS)) - 1) / 2)
+            _draw(axes, [each[:cut] for each in points], colour, aside, label=label)
         axes.grid()
+        if beyond:
+            axes.set_xlim(min(points[0][0] for points, *_ in drawn) - 0.1 * limit, 1.1 * limit)
+            axes.set_xlabel(f"step ({plural(len(beyond), 'setting')} beyond, to {number(max(beyond))})")
     return Picture(f"curve-{_file(name)}", name, figure)
+
+
+def _draw(axes: Axes, points: Sequence[Sequence[float]], colour: str, aside: float = 0, **style: Any) -> None:
+    """A curve of steps, values and deviations; of two steps as points, moved ``aside`` from those of others."""
+    steps, values, sds = (*points, [0.0] * len(points[0]))[:3]
+    style |= {"color": colour, "marker": MARKERS.get(colour, "."), "markersize": 3}
+    if is_drawn := colour in MARKERS:  # others are beyond the palette; smaller markers lie on larger ones
+        style["markersize"] = 6.5 - 0.5 * COLOURS.index(colour)
+    low, high = ([value + side * sd for value, sd in zip(values, sds, strict=True)] for side in (-1, 1))
+    if len(steps) < 3:
+        from matplotlib.transforms import ScaledTranslation
+
+        moved = axes.transData + ScaledTranslation(aside / 72, 0, axes.figure.dpi_scale_trans)
+        style |= {"linestyle": "", "transform": moved}
+        style.pop("dashes", None)
+        axes.errorbar(steps, values, sds if any(sds) else None, capsize=3, **style)
+        axes.update_datalim([*zip(steps, low, strict=True), *zip(steps, high, strict=True)])
+        axes.margins(x=0.1)
+    elif is_drawn:
+        every = 1 if len(steps) < 30 else (0.04 * COLOURS.index(colour), 0.3)
+        axes.plot(steps, values, **{"dashes": DASHES[colour], "markevery": every} | style)
+        axes.fill_between(steps, low, high, color=colour, alpha=0.16, linewidth=0)
+    else:
+        axes.plot(steps, values, **style | {"linewidth": 0.7, "zorder": 1, "marker": ""})
 
 
 def _ticks(axes: Axes, side: str, levels: Sequence[Hashable]) -> None:
