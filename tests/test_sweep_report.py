@@ -231,7 +231,7 @@ def test_the_change_of_the_objective_says_where_it_is_worse(tmp_path):
 
 def test_a_tie_is_said_where_the_best_is(tmp_path):
     group = lay_sweep(tmp_path / "tie", {(kl, 1e-4, 0): 0.435 + kl / 10**6 for kl in (0.1, 0.2, 0.3, 0.4, 0.5)})
-    told = "tied with 4 others: kl_coef=0.4, kl_coef=0.3, kl_coef=0.2, ..."
+    told = "tied with 4 others: kl_coef=0.4, kl_coef=0.3, kl_coef=0.2, kl_coef=0.1"
     assert told in joined(report(group)) and f"{told.capitalize()}." in (group / "report.html").read_text()
 
 
@@ -249,7 +249,7 @@ def test_columns_without_room_are_named(tmp_path):
 def test_one_lucky_seed_does_not_beat_several(tmp_path):
     summary = summarise(lay_sweep(tmp_path / "lucky", SEEDS | {(0.9, 1e-4, 0): 0.99}))
     assert summary.settings[0].values == {"kl_coef": 0.9} and summary.best.values == {"kl_coef": 0.5}
-    assert "left out with one finished seed: kl_coef=0.9" in joined(table(summary))
+    assert "left out with one seed: kl_coef=0.9" in joined(table(summary))
 
 
 def test_the_objective_can_be_chosen_and_turned(tmp_path):

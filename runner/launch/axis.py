@@ -48,8 +48,7 @@ def options(overrides: Sequence[str]) -> dict[str, list[tuple[str, Any]]]:
         found[key] = [(override.input_line, None)]
         if override.is_sweep_override():
             values = list(override.sweep_iterator())
-            texts = (to_text(value) if isinstance(value, float) else Transformer.str(value) for value in values)
-            found[key] = [(f"{key}={text}", value) for text, value in zip(texts, values, strict=True)]
+            found[key] = [(f"{key}={to_text(v) if isinstance(v, float) else Transformer.str(v)}", v) for v in values]
     return found
 
 

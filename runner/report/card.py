@@ -1,7 +1,4 @@
-"""A run as a model card: what the model is, what it was trained on, what came out, and the command that repeats it.
-
-A card is made to be shown to others, so that paths of this machine and secrets are taken out of everything in it.
-"""
+"""A run as a model card, which is to be shown to others: without paths of this machine, and without secrets."""
 
 import re
 import shlex

@@ -1,7 +1,4 @@
-"""Differences of two runs, from their files alone: section by section for people, and to the bit for a repetition.
-
-And of a run from the defaults of the options that it chose.
-"""
+"""Differences of two runs, by section and to the bit, and of a run from its options; from their files alone."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -47,10 +44,8 @@ def sections_of(ours: RunRecord, theirs: RunRecord) -> list[Section]:
 
 def _scored(title: str, ours: Mapping[str, float], theirs: Mapping[str, float]) -> Section:
     names = informative(list(dict.fromkeys([*ours, *theirs])))
-    rows = []
-    for name, a, b in ((name, ours.get(name), theirs.get(name)) for name in names):
-        if a != b:
-            rows.append((name, number(a), number(b), difference(a, b)))
+    pairs = [(name, ours.get(name), theirs.get(name)) for name in names]
+    rows = [(name, number(a), number(b), difference(a, b)) for name, a, b in pairs if a != b]
     return Section(title, rows, unknown=not names)
 
 

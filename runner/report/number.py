@@ -20,10 +20,7 @@ def difference(before: float | None, after: float | None) -> str:
 
 
 def value(entry: object) -> str:
-    """A value of a configuration as in a table: a number short, a text without quotes, others as one would type them.
-
-    Of a whole node the class and its keys.
-    """
+    """A value of a configuration as in a table: a number short, a text without quotes, of a node its class and keys."""
     if isinstance(entry, Mapping):
         called = str(entry.get("_target_", "")).rpartition(".")[2]
         inner = ", ".join(f"{key}={value(inner)}" for key, inner in flatten(entry).items() if key != "_target_")

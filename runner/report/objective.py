@@ -47,8 +47,6 @@ def choose_objective(runs: Sequence[RunRecord], name: str = "", direction: str =
     """The objective of some runs; None where none of them has a score.
 
     Raises ConfigError where runs have finished and none of them has the score that was asked for.
-
-    >>> choose_objective([])
     """
     if direction not in ("", "max", "min"):
         raise ConfigError(Fault("direction", repr(direction), "max or min", "direction=max"))
@@ -76,14 +74,13 @@ def describe_decline(run: RunRecord) -> str | None:
     """The line on a run whose rewards were all the same, or whose model ended worse than it began, by more than chance.
 
     Judged by what its configuration names, or else by the held-out loss, or by the reward of a trainer that samples.
-    Chance is twice the standard error of a difference of two means over the held-out rows, where one row deviates by
-    what was logged, by that of a share, or by the size of the figure: too much, as both are over the same rows.
+    Chance is twice the standard error of a difference of two means over as many rows, where one deviates by what was
+    logged, by that of a share, or by the size of the figure: too much, as both are over the same rows.
     """
     earned = [line[name] for line in run.lines for name in ("reward", "objective/scores") if name in line]
     if earned[1:] and len(set(earned)) == 1 and not any(line.get("reward_std") for line in run.lines):
         return f"every completion earned {number(earned[0])}, so there was nothing to prefer: look at the reward"
-    run = replace(run, status={**run.status, "state": "finished"})
-    objective, known = choose_objective([run]), score_names([run])
+    objective, known = headline_of(run), list(run.after)
     # The held-out rows of the smallest set, or those that the metric with the lowest limit looks at.
     held_out = flatten(select(run.manifest, "data.eval") or {})
     counts = [count for key, count in held_out.items() if f".{key}".endswith(".rows")]
@@ -133,31 +130,23 @@ def informative(found: Sequence[str]) -> list[str]:
 
 
 def score_rows(run: RunRecord) -> list[tuple[str, str, str, str]]:
-    """The name of each score that says something, before and after training, and the change; the headline first.
-
-    That a model goes away from where it began, by its KL, is not worse.
-    """
-    found, rows = {**run.after, **run.before}, []
-    headline = headline_of(run)
-    first = [headline.name] if headline and headline.name in found else []
-    for name in dict.fromkeys([*first, *informative(list(found))]):
-        before, after = run.before.get(name), run.after.get(name)
-        more = headline.maximise if headline and name in first else is_more_better([run], name)
-        change = describe_change(before, after, None if name.endswith("kl") else more)
-        rows.append((name, number(before), number(after), change))
+    """The name of each score that says something, before and after training, and the change; the headline first."""
+    headline, rows = headline_of(run), list[tuple[str, str, str, str]]()
+    first, names = headline.name if headline else "", informative(list({**run.after, **run.before}))
+    for name in sorted(names, key=lambda name: name != first):
+        ends = run.before.get(name), run.after.get(name)
+        more = headline.maximise if headline and name == first else is_more_better([run], name)
+        change = describe_change(None if name.endswith("kl") else more, *ends)  # a model is to go away from its start
+        rows.append((name, number(ends[0]), number(ends[1]), change))
     return rows
 
 
-def describe_change(before: float | None, after: float | None, more_is_better: bool | None) -> str:
-    """The way from one score to another, with a word where it is the wrong way; nothing where one is missing.
-
-    >>> describe_change(0.5, 0.75, True), describe_change(0.5, 0.75, False), describe_change(0.5, 0.75, None)
-    ('+0.25', '+0.25 worse', '+0.25')
-    """
+def describe_change(more_is_better: bool | None, before: float | None, after: float | None) -> str:
+    """The way from one score to another, with a word where it is the wrong way; nothing where one is missing."""
     if before is None or after is None:
         return ""
     is_worse = number(before) != number(after) and (after < before) == more_is_better
-    return f"{difference(before, after)}{' worse' if is_worse else ''}"
+    return difference(before, after) + (" worse" if is_worse else "")
 
 
 def list_figures(line: Mapping[str, Any]) -> list[str]:

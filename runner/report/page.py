@@ -25,11 +25,8 @@ MAX_ROWS = 200  # settings, and runs, that a page shows; all are in the files be
 MAX_COLUMNS = 6  # settings, or steps of one run, whose completions stand side by side
 # What the templates use beside their own figures.
 CALLED = (spread, command_of, count_states, to_blocks, to_mark, to_thumbnail, to_visible)
-GLOBALS = {each.__name__: each for each in CALLED} | {
-    "others": plot.OTHERS,
-    "glyphs": plot.GLYPHS,
-    "max_points": plot.MAX_POINTS_BESIDE,
-}
+GLOBALS: dict[str, Any] = {each.__name__: each for each in CALLED}
+GLOBALS |= {"others": plot.OTHERS, "glyphs": plot.GLYPHS, "max_points": plot.MAX_POINTS_BESIDE}
 
 Row = Mapping[str, Any]  # a sampled completion
 Column = tuple[str, str | None, Sequence[Row]]  # a label, its colour, and completions, of which a prompt's first counts
@@ -37,10 +34,7 @@ Prompt = tuple[str, Sequence[tuple[str, str | None, Row]]]  # a prompt with the 
 
 
 def write_report(summary: Summary) -> Path:
-    """Write ``summary.csv``, ``.jsonl``, ``.parquet``, ``plots/`` and ``report.html`` into the group; returns the page.
-
-    What is there already as it would be written stays as it is.
-    """
+    """Write ``summary.*``, ``plots/`` and ``report.html`` into the group where they are not so; returns the page."""
     page, plots = summary.group / "report.html", summary.group / "plots"
     write_text(page.with_name("summary.csv"), to_csv(summary), again=False)
     write_text(page.with_name("summary.jsonl"), to_jsonl(summary), again=False)

@@ -1,7 +1,4 @@
-"""Pictures of one run and of runs side by side; as PNG files, and as SVG that takes the colours of the page around it.
-
-What is on a picture is decided here and in ``plot.yaml``, where it stands on a page is not (``page``).
-"""
+"""Pictures of one run and of runs side by side; as PNG files, and as SVG that takes the colours of the ``page``."""
 
 from __future__ import annotations
 
@@ -38,18 +35,18 @@ PICTURES, COLOURS, STYLE = TABLE["pictures"], TABLE["colours"], TABLE["style"]
 MARKERS, GLYPHS, DASHES = (dict(zip(COLOURS, TABLE[look], strict=True)) for look in ("markers", "glyphs", "dashes"))
 INK, OTHERS = STYLE["text.color"], STYLE["grid.color"]
 MAX_CURVES = 8
-# Points of a curve; longer ones are averaged to as many, which also keeps the page light.
-MAX_POINTS = 300
+MAX_POINTS = 300  # of a curve; longer ones are averaged to as many, which also keeps the page light
 MAX_POINTS_BESIDE = 120  # of each of many
 MAX_DRAWN = len(COLOURS) + 40  # settings whose curves are drawn, those beyond the palette in one colour
 MAX_SEEDS = 20  # runs of a setting whose curves are drawn
-MAX_MARKS = 400  # settings beyond the palette that are drawn on an axis
+MAX_MARKS = 200  # settings beyond the palette that are drawn on an axis
 MAX_TICKS = 24  # values that are written on an axis
 MAX_LEVELS = 60  # values of an axis of a heat map
 MAX_CELLS = 160  # of a heat map with their numbers in them
 MAX_LETTERS = 200  # of the label of a setting
 
-Curve = tuple[Sequence[float], Sequence[float]]
+Points = Sequence[Sequence[float]]
+Lines = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -68,9 +65,7 @@ def write_plots(run: RunRecord) -> list[Path]:
     return [write_png(picture, run.folder / "plots", of_numbers=True) for picture in drawn]
 
 
-def run_pictures(
-    lines: Sequence[Mapping[str, Any]], headline: SweepObjective | None = None, title: str = ""
-) -> Iterator[Picture]:
+def run_pictures(lines: Lines, headline: SweepObjective | None = None, title: str = "") -> Iterator[Picture]:
     """A picture for each kind of metric, that of the headline first; held-out curves are dashed and hollow."""
     metrics, first = dict.fromkeys(name for line in lines for name in line), headline.name if headline else ""
     logged = {metric: found for metric in metrics if (found := curve(lines, metric))[0]}
@@ -86,10 +81,8 @@ def run_pictures(
         if drawn:
             shown = name if name == first else name.replace("_", " ")
             with _axes(shown, title=title) as (figure, axes):
-                for metric in reversed(drawn):
-                    look: dict[str, Any] = {"dashes": [4, 2], "mfc": "none"} if metric.startswith("eval_") else {}
-                    colour = colours[metric.removeprefix("eval_")]
-                    _draw(axes, thinned(*logged[metric]), colour, label=metric, **look)
+                for m in reversed(drawn):
+                    _draw(axes, thinned(*logged[m]), colours[m.removeprefix("eval_")], m, hollow=m.startswith("eval_"))
                 axes.grid()
             yield Picture(_file(name), shown, figure)
 
@@ -106,8 +99,7 @@ def sweep_pictures(summary: Summary) -> list[Picture]:
         kept = {"step", *wanted, *itertools.chain.from_iterable(TABLE["trades"])}
         lines = [{name: entry for name, entry in line.items() if name in kept} for line in run.lines]
         vars(run)["lines"] = lines  # all that is drawn of it, so that many runs take little memory
-        least = {objective.name: 1} if objective else {}
-        logged |= {name for name in wanted if len(curve(lines, name)[0]) >= least.get(name, 2)}
+        logged |= {name for name in wanted if len(curve(lines, name)[0]) > (not objective or name != objective.name)}
     pictures += _trade_pictures(summary)
     pictures += [_curve_picture(summary, name) for name in [name for name in wanted if name in logged][:MAX_CURVES]]
     return [replace(picture, keys=[label for *_, label in styled(summary) if label]) for picture in pictures]
@@ -153,7 +145,7 @@ def write_png(picture: Picture, folder: Path, *, of_numbers: bool = False) -> Pa
     return path
 
 
-def thinned(steps: Sequence[float], values: Sequence[float], most: int = MAX_POINTS) -> Curve:
+def thinned(steps: Sequence[float], values: Sequence[float], most: int = MAX_POINTS) -> Points:
     """A curve of at most so many points, each the mean of equally many neighbours."""
     if len(steps) <= most:
         return steps, values
@@ -196,7 +188,7 @@ def _axes(ylabel: str, xlabel: str = "step", title: str = "") -> Iterator[tuple[
         axes.set(xlabel=axes.get_xlabel() or xlabel, ylabel=ylabel, title=title)
         low, high = axes.get_ylim()
         if high - low < 1e-4 * abs(high):  # the same as it is written
-            axes.set_ylim(0.99 * low, 1.01 * high)
+            axes.set_ylim(low - 0.01 * abs(low), high + 0.01 * abs(high))
         axes.spines[["top", "right"]].set_visible(False)
 
 
@@ -214,35 +206,17 @@ def _add_legend(picture: Picture) -> None:
 
 
 def _axis_picture(summary: Summary, name: str, axis: Axis) -> Picture:
-    at: dict[Hashable, list[int]] = {level: [] for level in axis.levels}
-    scored = [
-        line
-        for line in styled(summary)
-        if line[0].scores.get(name) and line[0].values[axis.name] in at and not line[0].odd
-    ]
-    for rank, (setting, *_) in enumerate(scored):
-        at[setting.values[axis.name]].append(rank)
-    means: dict[int, float] = {}
-    marks: dict[str, list[tuple[float, float, float]]] = {colour: [] for _, colour, _ in reversed(scored)}
-    for spot, here in enumerate(at.values()):
-        means |= {spot: fmean(fmean(scored[rank][0].scores[name]) for rank in here)} if here else {}
-        for turn, rank in enumerate(here):
-            if rank < len(COLOURS) or rank % -(-len(scored) // MAX_MARKS) == 0:
-                setting, colour, _ = scored[rank]
-                x = spot + 0.3 * ((turn + 0.5) / len(here) - 0.5)
-                marks[colour].append((x, fmean(setting.scores[name]), setting.sd(name) or 0.0))
-    labels = {colour: label for _, colour, label in reversed(scored)} if len(summary.axes) > 1 else {}
+    looks = [look for look in styled(summary) if look[0].scores.get(name) and not look[0].odd]
+    at = [[(n, *look) for n, look in enumerate(looks) if look[0].values[axis.name] == level] for level in axis.levels]
+    means = [(spot, fmean(fmean(each.scores[name]) for _, each, *_ in here)) for spot, here in enumerate(at) if here]
     with _axes(name, axis.name) as (figure, axes):
-        for colour, found in marks.items():
-            axes.errorbar(
-                *zip(*found, strict=True),
-                fmt=MARKERS.get(colour, "."),
-                ms=5,
-                capsize=3,
-                color=colour,
-                label=labels.get(colour),
-            )
-        axes.plot(list(means), list(means.values()), "-", color=INK, alpha=0.45, linewidth=1.1, zorder=0)
+        for spot, here in enumerate(at):
+            for turn, (rank, setting, colour, label) in enumerate(here):
+                place, shown = spot + 0.3 * ((turn + 0.5) / len(here) - 0.5), label if len(summary.axes) > 1 else None
+                if colour in MARKERS or rank % -(-len(looks) // MAX_MARKS) == 0:
+                    points = [[place], [fmean(setting.scores[name])], [setting.sd(name) or 0.0]]
+                    _draw(axes, points, colour, shown)
+        axes.plot(*zip(*means, strict=True), "-", color=INK, alpha=0.45, linewidth=1.1, zorder=0)
         _ticks(axes, "x", axis.levels)
         axes.set_xlim(-0.5, len(axis.levels) - 0.5)
         axes.grid(axis="y")
@@ -259,8 +233,8 @@ def _heat_picture(summary: Summary, objective: SweepObjective, across: Axis, up:
         mesh = axes.pcolormesh(*places, means, cmap=colours, edgecolors="white", lw=3)
         for x, y in itertools.product(*places) if len(across.levels) * len(up.levels) <= MAX_CELLS else ():
             found = cells.get((x, y), [])
-            red, green, blue, _ = mesh.to_rgba(means[y][x])
-            ink = OTHERS if not found else "#ffffff" if 0.3 * red + 0.59 * green + 0.11 * blue < 0.5 else "#101010"
+            is_dark = (mesh.norm(means[y][x]) < 0.5) == objective.maximise
+            ink = OTHERS if not found else "#ffffff" if is_dark else "#101010"
             sd = stdev(found) if len(found) > 1 else None
             text = spread(means[y][x], sd).replace(" ± ", "\n± ") if found else "–"
             axes.text(x, y, text, ha="center", va="center", color=ink, fontsize=8.5)
@@ -300,23 +274,17 @@ def _trade_pictures(summary: Summary) -> Iterator[Picture]:
 
 
 def _curve_picture(summary: Summary, name: str) -> Picture:
-    drawn = [
-        (points, setting, colour, label)
-        for setting, colour, label in styled(summary)[:MAX_DRAWN]
-        if (points := band(setting.runs, name))[0]
-    ]
-    reaches = list[float]()
-    for points, setting, *_ in drawn:
-        planned = [run.status.get("max_steps") for run in setting.runs if run.state == "running"]
-        reaches.append(max(points[0][-1], *filter(is_finite, planned), 0))
+    bands = [(band(setting.runs, name), colour, label) for setting, colour, label in styled(summary)[:MAX_DRAWN]]
+    drawn = [each for each in bands if each[0][0]]
     # The picture ends where most settings do, and those that come not much further.
-    limit = max(reach for reach in reaches if reach <= 2 * sorted(reaches)[len(reaches) // 2])
-    beyond = [reach for reach in reaches if reach > limit]
+    ends = sorted(steps[-1] for (steps, *_), *_ in drawn)
+    limit = max(end for end in ends if end <= 2 * ends[len(ends) // 2])
+    beyond = [end for end in ends if end > limit]
     with _axes(name) as (figure, axes):
-        for place, (points, _, colour, label) in enumerate(drawn):
+        for place, (points, colour, label) in enumerate(drawn):
             cut = bisect(points[0], limit) + (len(points[0]) > 2)
             aside = 7 * (place - (min(len(drawn), len(COLOURS)) - 1) / 2)
-            _draw(axes, [each[:cut] for each in points], colour, aside, label=label)
+            _draw(axes, [each[:cut] for each in points], colour, label, aside)
         axes.grid()
         if beyond:
             axes.set_xlim(min(points[0][0] for points, *_ in drawn) - 0.1 * limit, 1.1 * limit)
@@ -324,27 +292,25 @@ def _curve_picture(summary: Summary, name: str) -> Picture:
     return Picture(f"curve-{_file(name)}", name, figure)
 
 
-def _draw(axes: Axes, points: Sequence[Sequence[float]], colour: str, aside: float = 0, **style: Any) -> None:
+def _draw(axes: Axes, points: Points, colour: str, label: str | None, aside: float = 0, hollow: bool = False) -> None:
     """A curve of steps, values and deviations; of two steps as points, moved ``aside`` from those of others."""
-    steps, values, sds = (*points, [0.0] * len(points[0]))[:3]
-    style |= {"color": colour, "marker": MARKERS.get(colour, "."), "markersize": 3}
-    if is_drawn := colour in MARKERS:  # others are beyond the palette; smaller markers lie on larger ones
-        style["markersize"] = 6.5 - 0.5 * COLOURS.index(colour)
+    inside, (steps, values, sds) = "none" if hollow else colour, (*points, [0.0] * len(points[0]))[:3]
+    style: dict[str, Any] = {"color": colour, "label": label, "marker": MARKERS.get(colour, ".")}
+    style["ms"] = 6.5 - 0.5 * COLOURS.index(colour) if colour in MARKERS else 3  # smaller ones lie on larger ones
     low, high = ([value + side * sd for value, sd in zip(values, sds, strict=True)] for side in (-1, 1))
     if len(steps) < 3:
         from matplotlib.transforms import ScaledTranslation
 
-        moved = axes.transData + ScaledTranslation(aside / 72, 0, axes.figure.dpi_scale_trans)
-        style |= {"linestyle": "", "transform": moved}
-        style.pop("dashes", None)
-        axes.errorbar(steps, values, sds if any(sds) else None, capsize=3, **style)
+        style["transform"] = axes.transData + ScaledTranslation(aside / 72, 0, axes.figure.dpi_scale_trans)
+        axes.errorbar(steps, values, sds if any(sds) else None, capsize=3, ls="", mfc=inside, **style)
         axes.update_datalim([*zip(steps, low, strict=True), *zip(steps, high, strict=True)])
         axes.margins(x=0.1)
-    elif is_drawn:
+    elif colour in MARKERS:
         every = 1 if len(steps) < 30 else (0.04 * COLOURS.index(colour), 0.3)
-        axes.plot(steps, values, **{"dashes": DASHES[colour], "markevery": every} | style)
+        dashes = [4, 2] if hollow else DASHES[colour]
+        axes.plot(steps, values, dashes=dashes, markevery=every, mfc=inside, **style)
         axes.fill_between(steps, low, high, color=colour, alpha=0.16, linewidth=0)
-    else:
+    else:  # beyond the palette
         axes.plot(steps, values, **style | {"linewidth": 0.7, "zorder": 1, "marker": ""})
 
 

@@ -1,11 +1,9 @@
 """The runs of one name, side by side: settings with their mean and spread over seeds, ranked by one score.
 
-A sweep is nothing but its run folders, so a report can be made of any of them at any time, also while they train.
-Runs are chosen and ordered by the words of a command line: ``where=state=failed,kl_coef>0.1`` and ``sort=eval_loss``.
-A key is one that a report shows, or any dotted key of the config, by its end where that is enough; the name of a score;
+A sweep is nothing but its run folders: a report can be made at any time. How things look is not here (``table``,
+``plot``, ``page``). Runs are chosen and ordered by words: ``where=state=failed,kl_coef>0.1`` and ``sort=eval_loss``. A
+key is one that a report shows, or any dotted key of the config, by its end where that is enough; the name of a score;
 or one of OWN. Texts are equal or not, and in the order of their letters, which is that of times.
-
-How things look is not here (``table``, ``plot``, ``page``).
 """
 
 import re
@@ -23,14 +21,13 @@ from runner.io.secrets import hidden
 from runner.report.axis import MISSING, UNREAD, Axis, axes_of
 from runner.report.facts import choices_of, command_of
 from runner.report.index import RunOfMany, read_group
-from runner.report.number import plural, value
+from runner.report.number import plural, short, value
 from runner.report.objective import SweepObjective, choose_objective, describe_change, informative, score_names
 from runner.run.read import RunRecord, is_finite
 from runner.schema.text import flatten, nearest, number
 
 Chosen = TypeVar("Chosen", bound=RunRecord)
 STATES = ("finished", "running", "queued", "interrupted", "failed", "lost", "created", "unknown")
-MAX_LISTED = 3  # settings that are named beside the best one
 OWN = ("run", "state", "step", "max_steps", "started", "updated", "cause")
 COMPARE = {"=": eq, "!=": ne, ">": gt, "<": lt, ">=": ge, "<=": le}
 CONDITION = re.compile(r"([^=!<>\s]+?)\s*(!=|>=|<=|=|>|<)\s*([^=<>]*)")
@@ -43,9 +40,7 @@ class SweepSetting:
     values: Mapping[str, Hashable]
     runs: Sequence[RunRecord]
     scores: Mapping[str, list[float]] = field(default_factory=dict)
-    odd: Mapping[str, Hashable] = field(
-        default_factory=dict
-    )  # values that no other setting has, of keys that are no axes
+    odd: Mapping[str, Hashable] = field(default_factory=dict)  # by keys that are no axes, as no other setting has them
 
     def mean(self, name: str) -> float | None:
         return fmean(self.scores[name]) if self.scores.get(name) else None
@@ -56,12 +51,9 @@ class SweepSetting:
 
     def change(self, objective: SweepObjective | None) -> str:
         """The way of the objective from before the training, as a mean over the runs that have it there."""
-        name = objective.name if objective else ""
-        known = [run for run in self.finished if name in run.before and name in run.after]
-        if not known or not objective:
-            return ""
-        before, after = fmean(run.before[name] for run in known), fmean(run.after[name] for run in known)
-        return describe_change(before, after, objective.maximise)
+        name, more = (objective.name, objective.maximise) if objective else ("", None)
+        pairs = [(run.before[name], run.after[name]) for run in self.finished if name in run.before.keys() & run.after]
+        return describe_change(more, *map(fmean, zip(*pairs, strict=True))) if pairs else ""
 
     @property
     def state(self) -> str:
@@ -78,9 +70,8 @@ class SweepSetting:
     @property
     def label(self) -> str:
         """The setting as it would be typed."""
-        return as_words({**self.values, **self.odd}) or (
-            "all seeds" if len(self.runs) > 1 else self.runs[0].folder.name
-        )
+        words = " ".join(f"{name}={value(entry)}" for name, entry in {**self.values, **self.odd}.items())
+        return words or ("all seeds" if len(self.runs) > 1 else self.runs[0].folder.name)
 
 
 @dataclass(frozen=True)
@@ -154,12 +145,9 @@ class Summary:
         tied = [setting for setting, (mean, _) in rest if number(mean) == number(top)]
         near = [each for each, (mean, own) in rest if each not in tied and abs(mean - top) <= max(sd, own)]
         alone = [each for each in self.settings if self.count(each) == 1] if self.count(self.best) > 1 else []
-        groups = {
-            f"tied with {plural(len(tied), 'other')}": tied,
-            f"within one standard deviation of {plural(len(near), 'other')}": near,
-            "left out with one finished seed": alone,
-        }
-        return [f"{text}: {_listed(found)}" for text, found in groups.items() if found]
+        groups = {"tied with {}": tied, "within one standard deviation of {}": near, "left out with one seed": alone}
+        named = [(text, found, ", ".join(each.label for each in found)) for text, found in groups.items() if found]
+        return [f"{text.format(plural(len(found), 'other'))}: {short(labels, 100)}" for text, found, labels in named]
 
     def count(self, setting: SweepSetting) -> int:
         """The number of runs from which the setting has its objective."""
@@ -204,15 +192,6 @@ def summarise(
     listed = [*placed, *(setting for setting in settings if id(setting) not in places)]
     chosen = f"{where}, of {plural(len(every), 'run')}" if where is not None else ""
     return Summary(group, runs, axes, seeds, settings, names, wanted, listed, top, chosen, odd)
-
-
-def as_words(values: Mapping[str, Hashable]) -> str:
-    """Keys and their values as they would be typed."""
-    return " ".join(f"{name}={value(entry)}" for name, entry in values.items())
-
-
-def _listed(settings: Sequence[SweepSetting]) -> str:
-    return ", ".join([*(each.label for each in settings[:MAX_LISTED]), *["..."] * (len(settings) > MAX_LISTED)])
 
 
 def count_states(runs: Sequence[RunRecord]) -> dict[str, int]:

@@ -16,7 +16,7 @@ from runner.report.compare import Section
 from runner.report.facts import command_of
 from runner.report.number import plural, short, spread, value
 from runner.report.objective import score_rows
-from runner.report.sweep import Summary, as_words, list_states
+from runner.report.sweep import Summary, list_states
 from runner.run.read import RunRecord
 
 FORMULA = re.compile(r"(?![-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?$)[-=+@\t\r]")  # as spreadsheets begin one; a number is none
@@ -63,8 +63,8 @@ def table(summary: Summary, width: int = 80) -> str:
         columns = list[Column]()
         for axis in summary.axes:
             cells = [short(value(setting.values[axis.name]), MAX_VALUE_WIDTH) for setting in settings]
-            if not columns:
-                cells = [f"{cell} {as_words(each.odd)}".rstrip() for cell, each in zip(cells, settings, strict=True)]
+            for place, setting in enumerate(settings if not columns else ()):
+                cells[place] += "".join(f" {name}={value(entry)}" for name, entry in setting.odd.items())
             columns.append(Column(short(axis.name, MAX_VALUE_WIDTH), cells, not columns, True))
         if not columns:
             columns.append(Column("run", [short(setting.label, 40) for setting in settings], True, True))
@@ -155,17 +155,8 @@ def table_columns(summary: Summary) -> dict[str, list[Any]]:
     rows = [row | row["values"] | {objective: row["objective"]} | row["after"] for row in to_rows(summary)]
     scores = dict.fromkeys(name for row in rows for name in row["after"])
     first = [objective] if objective and objective not in scores else []
-    keys = [
-        "run",
-        "state",
-        "step",
-        "max_steps",
-        *(axis.key for axis in (*summary.axes, *summary.odd)),
-        "seed",
-        *first,
-        *scores,
-        "cause",
-    ]
+    axes = [axis.key for axis in (*summary.axes, *summary.odd)]
+    keys = ["run", "state", "step", "max_steps", *axes, "seed", *first, *scores, "cause"]
     return {key: [row.get(key) for row in rows] for key in keys}
 
 

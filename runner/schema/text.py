@@ -82,10 +82,8 @@ def to_text(value: object) -> str:
         return f"[{','.join(map(to_text, value))}]"
     if isinstance(value, dict):
         return "{" + ",".join(f"{key}:{to_text(entry)}" for key, entry in value.items()) + "}"
-    if not isinstance(value, str):
-        return short_exponent(str(value))
-    if UNQUOTED.fullmatch(value) and not CONSTANT.fullmatch(value):
-        return value
+    if not isinstance(value, str) or (UNQUOTED.fullmatch(value) and not CONSTANT.fullmatch(value)):
+        return value if isinstance(value, str) else short_exponent(str(value))
     quote = '"' if "'" in value and '"' not in value else "'"
     # Hydra takes a backslash as such unless a quote comes after it.
     ends = re.sub(rf"(\\*)({quote}|\Z)", lambda found: found[1] * 2 + ("\\" + quote if found[2] else ""), value)
