@@ -231,7 +231,7 @@ def test_the_change_of_the_objective_says_where_it_is_worse(tmp_path):
 
 def test_a_tie_is_said_where_the_best_is(tmp_path):
     group = lay_sweep(tmp_path / "tie", {(kl, 1e-4, 0): 0.435 + kl / 10**6 for kl in (0.1, 0.2, 0.3, 0.4, 0.5)})
-    told = "tied with 4 others: kl_coef=0.4, kl_coef=0.3, kl_coef=0.2, kl_coef=0.1"
+    told = "tied with 4 others: kl_coef=0.4, kl_coef=0.3, kl_coef=0.2, ..."
     assert told in joined(report(group)) and f"{told.capitalize()}." in (group / "report.html").read_text()
 
 

@@ -146,8 +146,9 @@ class Summary:
         near = [each for each, (mean, own) in rest if each not in tied and abs(mean - top) <= max(sd, own)]
         alone = [each for each in self.settings if self.count(each) == 1] if self.count(self.best) > 1 else []
         groups = {"tied with {}": tied, "within one standard deviation of {}": near, "left out with one seed": alone}
-        named = [(text, found, ", ".join(each.label for each in found)) for text, found in groups.items() if found]
-        return [f"{text.format(plural(len(found), 'other'))}: {short(labels, 100)}" for text, found, labels in named]
+        named = [(text.format(plural(len(found), "other")), found) for text, found in groups.items() if found]
+        labels = [[*(short(each.label, 60) for each in found[:3]), *["..."] * (len(found) > 3)] for _, found in named]
+        return [f"{text}: {', '.join(shown)}" for (text, _), shown in zip(named, labels, strict=True)]
 
     def count(self, setting: SweepSetting) -> int:
         """The number of runs from which the setting has its objective."""
