@@ -205,7 +205,7 @@ def test_a_misspelt_field():
         "  trainer.args.lerning_rate",
         "    found     DPOConfig has no such field",
         "    expected  learning_rate",
-        "    type      trainer.args.learning_rate=1e-06",
+        "    type      trainer.args.learning_rate=1e-6",
     ]
 
 
@@ -364,10 +364,10 @@ def test_without_a_menu_nothing_is_offered_and_all_is_checked():
     ("field", "value", "expected", "fix"),
     [
         ("learning_rate", "1e-4", "a number", "=0.0001"),
-        ("learning_rate", "abc", "a number", "=1e-06  (the default)"),
+        ("learning_rate", "abc", "a number", "=1e-6  (the default)"),
         ("learning_rate", "nan", "a number", None),
         ("max_steps", "inf", "a whole number", None),
-        ("learning_rate", 0, "above 0 and at most 100", "=1e-06  (the default)"),
+        ("learning_rate", 0, "above 0 and at most 100", "=1e-6  (the default)"),
         ("learning_rate", -1e-6, "above 0 and at most 100", None),
         ("learning_rate", 1e10, "above 0 and at most 100", None),
         ("learning_rate", None, "a number", None),

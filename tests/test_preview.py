@@ -442,6 +442,8 @@ def test_a_staged_experiment_shows_its_stages_and_a_run_folder_shows_its_run(run
     heads = [line for line in done.stdout.splitlines() if line.endswith(" train")]
     assert heads == ["sft train", "reward_model train", "ppo train"]
     [page] = (runner.folder / "outputs").rglob("*.html")
+    title = "What toy-rlhf trains on: sft, reward_model, ppo"
+    assert done.stdout.startswith(f"{title}\n") and f"<h1>{title}</h1>" in page.read_text()
     assert re.fullmatch(r"preview-[0-9a-f]{10}\.html", page.name)
     assert not list((runner.folder / "outputs").rglob("config.yaml"))
     runner("trainer.args.max_steps=1", "dataset.limit.train=64", "metric=none", "dataset.limit.eval=8", "name=one")

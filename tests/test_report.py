@@ -15,7 +15,7 @@ from runner.report.page import over_time, write_run_report
 from runner.report.plot import thinned, write_plots
 from runner.report.table import run_table
 from runner.run import write_config
-from runner.run.read import read_metrics, read_run, read_samples
+from runner.run.read import RunRecord, read_metrics, read_run, read_samples
 
 
 @pytest.mark.slow
@@ -23,7 +23,7 @@ def test_one_picture_for_each_kind_of_metric(tmp_path):
     path = tmp_path / "metrics.jsonl"
     rows = [{"step": n, "loss": 1 / n, "learning_rate": 0.1, "eval_one_rewards/margins": n} for n in (1, 2)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 3, "lo')
-    written = write_plots(path, tmp_path / "plots")
+    written = write_plots(RunRecord(tmp_path, {}, {}, {}))
     assert {file.stem for file in written} == {"loss", "learning_rate", "reward"}
     for file in written:
         assert file.read_bytes().startswith(b"\x89PNG") and file.stat().st_size > 5000
@@ -31,7 +31,7 @@ def test_one_picture_for_each_kind_of_metric(tmp_path):
 
 
 def test_nothing_logged_draws_nothing(tmp_path):
-    assert write_plots(tmp_path / "missing.jsonl", tmp_path / "plots") == []
+    assert write_plots(RunRecord(tmp_path, {}, {}, {})) == []
     assert not (tmp_path / "plots").exists()
 
 
@@ -41,15 +41,17 @@ def test_the_curves_of_ppo_are_drawn_too(tmp_path):
     logged += ("val/explained_variance",)
     rows = [{"step": n} | dict.fromkeys(logged, n) | {"eval_objective/scores": n} for n in (1, 2)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    written = write_plots(path, tmp_path / "plots")
+    written = write_plots(RunRecord(tmp_path, {}, {}, {}))
     assert {file.stem for file in written} == {"reward", "kl", "entropy", "loss", "critic"}
 
 
 def test_names_in_signs_of_mathematics_and_in_another_script_are_drawn_as_they_are(tmp_path):
+    tmp_path = tmp_path / "^a$|^b{$" / "run"
+    tmp_path.mkdir(parents=True)
     path = tmp_path / "metrics.jsonl"
     names = ("loss", "eval_$x_{$_loss", "eval_\u6570_loss", "eval_\x1b_loss")
     path.write_text("".join(json.dumps({"step": step} | dict.fromkeys(names, step)) + "\n" for step in (1, 2)))
-    (picture,) = write_plots(path, tmp_path / "plots", title="^a$|^b{$")
+    (picture,) = write_plots(RunRecord(tmp_path, {}, {}, {}))
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 

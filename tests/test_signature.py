@@ -472,7 +472,7 @@ def test_annotations(module):
 
 
 def test_values_as_the_command_line_takes_them():
-    assert to_text(["a b", "x=1", "1", 1e-6, None, {"k": True}]) == ("[a b,'x=1','1',1e-06,null,{k:true}]")
+    assert to_text(["a b", "x=1", "1", 1e-6, None, {"k": True}]) == ("[a b,'x=1','1',1e-6,null,{k:true}]")
     assert shortened(["one", "two", "three"], 12) == "one, ... (3)"
 
 

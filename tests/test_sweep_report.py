@@ -23,9 +23,9 @@ from runner.io.files import files_of
 from runner.launch.start import _print_end
 from runner.report.axis import axes_of
 from runner.report.index import INDEX
-from runner.report.objective import describe_decline
+from runner.report.objective import describe_decline, headline_of
 from runner.report.page import write_report
-from runner.report.plot import COLOURS, MAX_LETTERS, band, heat_cells, styled, sweep_pictures, to_svg
+from runner.report.plot import COLOURS, MAX_LETTERS, band, heat_cells, run_pictures, styled, sweep_pictures, to_svg
 from runner.report.sweep import count_states, summarise
 from runner.report.table import table, to_cell, to_csv, to_jsonl
 from runner.run.read import RunRecord, read_run
@@ -49,7 +49,7 @@ def test_seeds_become_a_mean_and_a_spread(tmp_path):
     )
     assert summary.objective.name == "eval_exact" and summary.objective.maximise
     text = joined(table(summary))
-    assert "0.850 ± 0.071" in text and "over 2 seeds" in text
+    assert "0.85 ± 0.071" in text and "over 2 seeds" in text
     assert "python -m runner -m trainer=dpo kl_coef=0.5 learning_rate=0.0001 name=kl seed=0,1" in text
 
 
@@ -86,7 +86,7 @@ def test_what_a_strangers_run_holds_is_its_own_fault_and_not_that_of_the_report(
     run = sorted(group.iterdir())[0]
     before = run / name if name.endswith("jsonl") and (run / name).exists() else None
     (run / name).write_text(f"{before.read_text() if before else ''}{text}\n")
-    assert "0.850 ± 0.071" in joined(report(group))
+    assert "0.85 ± 0.071" in joined(report(group))
     assert report(run)
 
 
@@ -188,13 +188,68 @@ def test_ties_and_close_calls_are_told(tmp_path):
         (0.3, 1, 1): 0.6,
     }
     summary = summarise(lay_sweep(tmp_path / "tie", scores))
-    assert "tied with 1 other setting, 1 other setting within one standard deviation" in joined(table(summary))
+    assert "tied with 1 other: kl_coef=0.2 within one standard deviation of 1 other: kl_coef=0.3" in joined(
+        table(summary)
+    )
+
+
+def test_one_longer_and_one_interrupted_run_are_no_axis(tmp_path):
+    """Each is shown as what it is, and the rows for other programs have a column for it."""
+    group = lay_sweep(tmp_path / "odd", {(kl, 1e-4, seed): kl for kl in (0.1, 0.2, 0.3) for seed in (0, 1)}, extra=20)
+    lay_sweep(group, {(0.2, 1e-4, 7): 0.9}, extra=60, other="x")
+    lay_sweep(group, {(0.4, 1e-4, 7): 0.9}, extra=2000)
+    set_status(group / "kl-0.4+lr-0.0001+seed-7", state="interrupted")
+    summary = summarise(group)
+    assert [axis.key for axis in summary.axes] == ["kl_coef"]
+    labels = [setting.label for setting in summary.settings]
+    assert labels[:2] == ["kl_coef=0.2 extra=60 other=x", "kl_coef=0.3"] and labels[-1] == "kl_coef=0.4 extra=2000"
+    assert "\n  0.2 extra=60 other=x" in table(summary)
+    rows = {(row["kl_coef"], row["extra"], row["other"]) for row in csv.DictReader(to_csv(summary).splitlines())}
+    assert rows == {*((kl, "20", "") for kl in ("0.1", "0.2", "0.3")), ("0.2", "60", "x"), ("0.4", "2000", "")}
+    pair = lay_sweep(tmp_path / "pair", {(0.1, 1e-4, 0): 0.5, (0.1, 1e-4, 1): 0.6, (0.2, 1e-4, 0): 0.7})
+    assert [axis.key for axis in summarise(pair).axes] == ["kl_coef"], "there is nothing else to compare"
+
+
+def test_the_change_of_the_objective_says_where_it_is_worse(tmp_path):
+    group = lay_sweep(tmp_path / "down", {(0.1, 1e-4, 0): 0.5, (0.2, 1e-4, 0): 0.25})
+    for name, before in (("kl-0.1+lr-0.0001+seed-0", 0.3), ("kl-0.2+lr-0.0001+seed-0", 0.4)):
+        scores = json.loads((group / name / "scores.json").read_text())
+        scores["before"] = {"eval_exact": before, "eval_loss": 0.5, "eval_objective/kl": 0.0, "eval_other": 2.0}
+        scores["after"] |= {"eval_objective/kl": 0.5, "eval_other": 1.0}
+        (group / name / "scores.json").write_text(json.dumps(scores))
+    text = report(group)
+    assert re.search(r"0\.5 +\+0\.2 .*\n  0\.2 +0\.25 +-0\.15 worse ", text), text
+    assert "the same in all runs: objective/kl 0.5, other 1" in joined(text)
+    page = (group / "report.html").read_text()
+    assert '<td class="n worse">-0.15 worse</td>' in page and "The same in all runs: eval_objective/kl 0.5" in page
+    text = report(group / "kl-0.2+lr-0.0001+seed-0")
+    lines = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.startswith("  eval_")}
+    assert next(iter(lines)) == "eval_exact" and lines["eval_exact"] == ["0.4", "0.25", "-0.15", "worse"]
+    assert lines["eval_loss"] == ["0.5", "0.75", "+0.25", "worse"], "lower is better"
+    assert lines["eval_objective/kl"] == ["0", "0.5", "+0.5"] and lines["eval_other"] == ["2", "1", "-1"]
+
+
+def test_a_tie_is_said_where_the_best_is(tmp_path):
+    group = lay_sweep(tmp_path / "tie", {(kl, 1e-4, 0): 0.435 + kl / 10**6 for kl in (0.1, 0.2, 0.3, 0.4, 0.5)})
+    told = "tied with 4 others: kl_coef=0.4, kl_coef=0.3, kl_coef=0.2, ..."
+    assert told in joined(report(group)) and f"{told.capitalize()}." in (group / "report.html").read_text()
+
+
+def test_columns_without_room_are_named(tmp_path):
+    group = tmp_path / "wide"
+    for place in range(12):
+        scores = {"eval_exact": place, **{f"eval_score_{name}": place * 2 for name in "abc"}}
+        lay_run(group / f"r{place}", after=scores, **{f"key_{name}": f"{'x' * 20}{name}{place}" for name in "abcd"})
+    for width in (80, 60):
+        lines = table(summarise(group), width).splitlines()
+        assert max(len(line) for line in lines if not line.startswith(("repeat", "model"))) <= width
+        assert any(line.startswith("  no room for ") for line in lines) and "score_c" in joined("\n".join(lines))
 
 
 def test_one_lucky_seed_does_not_beat_several(tmp_path):
     summary = summarise(lay_sweep(tmp_path / "lucky", SEEDS | {(0.9, 1e-4, 0): 0.99}))
     assert summary.settings[0].values == {"kl_coef": 0.9} and summary.best.values == {"kl_coef": 0.5}
-    assert "1 setting with one finished seed left out" in joined(table(summary))
+    assert "left out with one seed: kl_coef=0.9" in joined(table(summary))
 
 
 def test_the_objective_can_be_chosen_and_turned(tmp_path):
@@ -424,7 +479,57 @@ def test_a_picture_in_a_page_says_what_its_axes_say(tmp_path):
     (axes,) = picture.figure.axes
     told = {label.get_text() for label in (*axes.get_xticklabels(), *axes.get_yticklabels())}
     written = {text for text in re.findall(r">([^<]+)</text>", svg) if text not in ("step", "loss")}
-    assert written <= told and len(written) == 4 + sum(len(text) > 5 for text in written)
+    assert written <= told and len(written) == 4 + sum("." in text for text in written)
+
+
+def lay_curves(group: Path, **curves: list) -> dict:
+    """The pictures of runs that logged these values, by the steps in which they lie a tenth apart."""
+    for name, values in curves.items():
+        lines = [{"step": 10 * step, "eval_exact": value} for step, value in enumerate(values)]
+        lay_run(group / name, after={"eval_exact": values[-1]}, lines=lines, kl_coef=name)
+    return sweep_pictures_of(group)
+
+
+def test_the_headline_has_a_curve_of_points_where_it_was_measured_twice(tmp_path):
+    lines = [{"step": 0, "eval_exact": 0.25}, *({"step": n, "loss": 1 / n} for n in (1, 2, 3))]
+    folder = lay_run(tmp_path / "g" / "a", after={"eval_exact": 0.5}, lines=[*lines, {"step": 3, "eval_exact": 0.5}])
+    (picture, loss) = run_pictures(read_run(folder).lines, headline_of(read_run(folder)))
+    assert (picture.name, loss.name) == ("eval_exact", "loss")
+    (points,) = picture.figure.axes[0].lines
+    assert points.get_linestyle() == "None" and points.get_marker() == "o" and list(points.get_ydata()) == [0.25, 0.5]
+    assert loss.figure.axes[0].lines[0].get_linestyle() != "None", "three points are a line"
+    names = [picture.name for picture in sweep_pictures(summarise(folder.parent))]
+    assert names == ["curve-eval_exact", "curve-loss"]
+
+
+def test_curves_that_lie_on_each_other_differ_in_more_than_their_colour(tmp_path):
+    same, other = [0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1]
+    picture = lay_curves(tmp_path / "lines", a=same, b=same, c=other)["curve-eval_exact"]
+    lines = picture.figure.axes[0].lines
+    assert len({line.get_marker() for line in lines}) == len({str(line._dash_pattern) for line in lines}) == 3
+    assert len({line.get_markersize() for line in lines}) == 3
+    page = write_report(summarise(tmp_path / "lines")).read_text()
+    assert all(f">{sign}</i>kl_coef={name}</span>" in page for sign, name in zip("●■▲", "abc", strict=True))
+    pairs = lay_curves(tmp_path / "points", a=[0.1, 0.2], b=[0.1, 0.2])["curve-eval_exact"].figure
+    pairs.draw_without_rendering()
+    first, second = (line.get_transform().transform(line.get_xydata()) for line in pairs.axes[0].lines)
+    assert abs(first - second).max() > 5 and (first[:, 1] == second[:, 1]).all(), "beside each other, as high"
+
+
+def test_one_long_run_runs_out_of_the_picture(tmp_path):
+    curves = {name: [0.1, 0.2, 0.3] for name in "abc"} | {"d": [0.1] * 40}
+    axes = lay_curves(tmp_path / "long", **curves)["curve-eval_exact"].figure.axes[0]
+    assert axes.get_xlim()[1] < 25 and axes.get_xlabel() == "step (1 setting beyond, to 390)"
+    two = lay_curves(tmp_path / "two", a=[0.1, 0.2, 0.3], d=[0.1] * 40)["curve-eval_exact"].figure.axes[0]
+    assert two.get_xlim()[1] > 390 and two.get_xlabel() == "step"
+
+
+def test_what_is_written_as_the_same_number_is_drawn_as_the_same(tmp_path):
+    axes = lay_curves(tmp_path / "flat", a=[0.149443, 0.149442, 0.1494425])["curve-eval_exact"].figure.axes[0]
+    low, high = axes.get_ylim()
+    assert high - low > 0.001
+    axes.figure.canvas.draw()
+    assert all("e" not in text.get_text() and "−" not in text.get_text() for text in axes.get_yticklabels())
 
 
 def sweep_pictures_of(group: Path) -> dict:

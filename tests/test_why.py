@@ -46,7 +46,7 @@ def test_a_value_is_followed_to_the_file_that_counts_and_past_all_that_it_overro
 
 def test_what_is_left_out_with_another_model_is_no_place_of_a_value(capsys):
     text = why(capsys, "learning_rate", "model.path=org/name")
-    assert text.startswith("learning_rate = 2e-05\n  is    2e-5  conf/trainer/sft.yaml:") and "tiny.yaml" not in text
+    assert text.startswith("learning_rate = 2e-5\n  is    2e-5  conf/trainer/sft.yaml:") and "tiny.yaml" not in text
     assert "conf/model/tiny.yaml" in why(capsys, "model.path", "model.path=org/name")
     assert main(["--cfg", "job", "model.path=org/name", "model=tiny"]) == 0
     assert "\nlearning_rate: 2.0e-05\n" in capsys.readouterr().out

@@ -179,9 +179,8 @@ def draw_one_picture(plot) -> None:
     """Have the fonts been found, and let a run draw its loss only: what else it draws is tested in ``test_report``."""
     plot.PICTURES = {"loss": plot.PICTURES["loss"]}
     with tempfile.TemporaryDirectory() as folder:
-        metrics = Path(folder) / "metrics.jsonl"
-        metrics.write_text('{"step": 1, "loss": 1}\n')
-        plot.write_plots(metrics, Path(folder))
+        (Path(folder) / "metrics.jsonl").write_text('{"step": 1, "loss": 1}\n')
+        plot.write_plots(plot.RunRecord(Path(folder), {}, {}, {}))
 
 
 def start(request, news) -> int:

@@ -49,14 +49,18 @@ def main(line: CommandLine) -> int:
         sheets, count, which = list[Sheet](), options.get("rows", 3), options.get("set", "train")
         for composed, cfg in zip(runs, _with_tokenizers(runs), strict=True):
             sheets += build_sheets(cfg, count, which, composed.stage)
+    first, names = runs[0], [each.stage or f"{each.cfg['name']} ({key_of(each.cfg)})" for each in runs]
+    title = f"What {', '.join(names)} trains on"
+    if first.stage:
+        title = f"What {first.cfg['name'].removesuffix(f'-{first.stage}')} trains on: {', '.join(names)}"
+        print(f"{title}\n")
     width = min(MAX_WIDTH, shutil.get_terminal_size((MAX_WIDTH, 24)).columns)
     print("\n".join(format_sheet(sheet, colour=shows_colours(sys.stdout), width=width) for sheet in sheets), flush=True)
     if (html := options.get("html", "false")) not in ("false", "null"):
-        first, key = runs[0], key_of(runs[0].cfg)
-        default = folder_of(first.cfg, first.overrides).parent / f"preview-{key}.html"
+        default = folder_of(first.cfg, first.overrides).parent / f"preview-{key_of(first.cfg)}.html"
         path = default if html in ("", "true") else Path(html)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, to_preview_page(f"What {first.cfg['name']} ({key}) trains on", sheets))
+        write_text(path, to_preview_page(title, sheets))
         print(f"page      {path}", flush=True)
     if faults := [each for sheet in sheets for each in sheet.faults]:
         print_error(ConfigError(dict.fromkeys(faults)))

@@ -192,7 +192,7 @@ def _finish(run: Run, components: Components, stop: StopRequest, seconds: float)
     if not trainer.is_world_process_zero():
         return
     write_json(run.folder / "scores.json", scores)
-    write_plots(run.metrics, run.folder / "plots", title=run.folder.parent.name)
+    write_plots(read_run(run.folder))
     write_manifest(run, files=sealed_hashes(run.model))
     if stop.number is not None:  # a library has caught it, and what it left out nobody knows
         raise stop.error()
@@ -355,10 +355,9 @@ def _closing(run: Run, seconds: float) -> str:
     steps = plural(record.status["step"], "step")
     lines = [f"{coloured('finished', 'green', sys.stdout)}  {steps} in {format_duration(seconds)}"]
     objective = choose_objective([record])
-    for line, (name, *_) in zip(score_table(record), [("",), *score_rows(record)], strict=False):
-        change = record.after.get(name, 0) - record.before.get(name, 0)
-        if objective and name == objective.name and change:
-            line = coloured(line, "green" if (change > 0) == objective.maximise else "red", sys.stdout)
+    for line, (name, *_, change) in zip(score_table(record), [("", ""), *score_rows(record)], strict=False):
+        if objective and name == objective.name and change not in ("", "0"):
+            line = coloured(line, "red" if change.endswith("worse") else "green", sys.stdout)
         lines.append(line)
     lines += [f"note      {record.cause}"] if record.cause else []
     width = shutil.get_terminal_size((80, 24)).columns - 10

@@ -8,7 +8,7 @@ from typing import Any
 from runner.config import compose_unresolved
 from runner.config.override import MAX_JOBS, count_values, latest, parse
 from runner.errors import ConfigError, Fault, fault
-from runner.schema.text import select
+from runner.schema.text import select, to_text
 
 LAUNCHER, SWEEPER = "hydra/launcher", "hydra/sweeper"
 
@@ -44,7 +44,8 @@ def options(overrides: Sequence[str]) -> dict[str, list[tuple[str, Any]]]:
         key = override.get_key_element()
         found[key] = [(override.input_line, None)]
         if override.is_sweep_override():
-            found[key] = [(f"{key}={Transformer.str(value)}", value) for value in override.sweep_iterator()]
+            values = list(override.sweep_iterator())
+            found[key] = [(f"{key}={to_text(v) if isinstance(v, float) else Transformer.str(v)}", v) for v in values]
     return found
 
 

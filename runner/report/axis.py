@@ -5,6 +5,7 @@ What the choice of a trainer, model or dataset brings with it is no axis of its 
 
 import json
 import re
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +29,17 @@ class Axis:
     name: str
     column: tuple[Hashable, ...]
     also: tuple[str, ...] = ()  # keys that go with it: they say the same, or follow from its choice
+
+    @cached_property
+    def usual(self) -> Hashable:
+        """The value that most runs have."""
+        return Counter(entry for entry in self.column if entry is not UNREAD).most_common(1)[0][0]
+
+    @cached_property
+    def odd(self) -> dict[int, Hashable]:
+        """The values of a few runs, by their places, where each has its own and all others share one: a longer run."""
+        odd = {place: entry for place, entry in enumerate(self.column) if entry not in (self.usual, UNREAD)}
+        return odd if len(odd) == len(set(odd.values())) <= max(1, len(self.column) // 4) else {}
 
     @cached_property
     def levels(self) -> list[Hashable]:

@@ -1,7 +1,4 @@
-"""A run as a model card: what the model is, what it was trained on, what came out, and the command that repeats it.
-
-A card is made to be shown to others, so that paths of this machine and secrets are taken out of everything in it.
-"""
+"""A run as a model card, which is to be shown to others: without paths of this machine, and without secrets."""
 
 import re
 import shlex
@@ -51,7 +48,7 @@ def to_card(run: RunRecord, copy: Sequence[str], license: str | None = None, pic
         run=run,
         metadata={key: entry for key, entry in metadata.items() if entry},
         begin=f"{goal}, trained by {trainer} from {start or 'a new model'} on {path or 'rows of its own'}.",
-        scores=[(name.removeprefix("eval_"), before, after) for name, before, after in score_rows(run)],
+        scores=[(name.removeprefix("eval_"), *others) for name, *others in score_rows(run)],
         rows=[(name, node.get("rows"), f"`{str(node['fingerprint'])[:16]}`") for name, node in known],
         changed=[[f"`{text}`" for text in row] for row in differing(run) or ()],
         package=NAME,

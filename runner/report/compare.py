@@ -1,7 +1,4 @@
-"""Differences of two runs, from their files alone: section by section for people, and to the bit for a repetition.
-
-And of a run from the defaults of the options that it chose.
-"""
+"""Differences of two runs, by section and to the bit, and of a run from its options; from their files alone."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +8,7 @@ from runner.config import compose, differences
 from runner.errors import RunnerError
 from runner.report.axis import MISSING, TOP, lasting_keys
 from runner.report.facts import facts_of, folders_in, words_of
-from runner.report.number import value
+from runner.report.number import difference, value
 from runner.report.objective import informative
 from runner.run.read import RunRecord, is_finite
 from runner.schema.text import Config, number
@@ -47,11 +44,8 @@ def sections_of(ours: RunRecord, theirs: RunRecord) -> list[Section]:
 
 def _scored(title: str, ours: Mapping[str, float], theirs: Mapping[str, float]) -> Section:
     names = informative(list(dict.fromkeys([*ours, *theirs])))
-    rows = []
-    for name, a, b in ((name, ours.get(name), theirs.get(name)) for name in names):
-        if a != b:
-            change = "" if a is None or b is None else f"{'+' if b > a else ''}{number(b - a, 3)}"
-            rows.append((name, number(a), number(b), change))
+    pairs = [(name, ours.get(name), theirs.get(name)) for name in names]
+    rows = [(name, number(a), number(b), difference(a, b)) for name, a, b in pairs if a != b]
     return Section(title, rows, unknown=not names)
 
 

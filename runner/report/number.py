@@ -1,6 +1,5 @@
 """Numbers, spreads and values of a configuration as text for people."""
 
-import math
 from collections.abc import Mapping
 
 from runner.io.visible import to_visible
@@ -8,22 +7,20 @@ from runner.schema.text import flatten, number, to_text
 
 
 def spread(mean: float | None, sd: float | None) -> str:
-    """A mean with its standard deviation, both to the second digit that the deviation leaves certain."""
+    """A mean, which is written as it is without one, with its standard deviation."""
     if mean is None or sd is None:
         return number(mean)
-    if sd <= 1e-12 * max(1.0, abs(mean)):
-        return f"{number(mean)} ± 0"
-    if sd < 1e-4 * abs(mean):
-        return f"{number(mean, 5)} ± {number(sd, 2)}"
-    decimals = max(0, 1 - math.floor(math.log10(sd)))
-    return f"{round(mean, decimals) + 0.0:.{decimals}f} ± {sd:.{decimals}f}"
+    sd = sd if sd > 1e-12 * max(1.0, abs(mean)) else 0.0
+    return f"{number(mean)} ± {number(sd, max(2, len(str(round(sd)))))}"
+
+
+def difference(before: float | None, after: float | None) -> str:
+    """The way from one number to another with its sign; nothing where one of them is missing."""
+    return "" if before is None or after is None else f"{'+' if after > before else ''}{number(after - before, 3)}"
 
 
 def value(entry: object) -> str:
-    """A value of a configuration as in a table: a number short, a text without quotes, others as one would type them.
-
-    Of a whole node the class and its keys.
-    """
+    """A value of a configuration as in a table: a number short, a text without quotes, of a node its class and keys."""
     if isinstance(entry, Mapping):
         called = str(entry.get("_target_", "")).rpartition(".")[2]
         inner = ", ".join(f"{key}={value(inner)}" for key, inner in flatten(entry).items() if key != "_target_")

@@ -1,6 +1,6 @@
 """The score by which the runs of a name are ranked, and its direction: asked for, configured, or the likeliest.
 
-A metric says by ``better`` in its YAML which way is up; ``LOW`` is a guess for what says nothing.
+A metric says by ``better`` in its YAML which way is up; ``LOW`` and ``HIGH`` are guesses for what says nothing.
 """
 
 import math
@@ -11,11 +11,13 @@ from typing import Any
 
 from runner.errors import ConfigError, Fault
 from runner.io.visible import to_visible
+from runner.report.number import difference
 from runner.run.read import RunRecord, is_finite
 from runner.schema import upstream
 from runner.schema.text import flatten, named, nearest, number, select
 
 LOW = re.compile(r"(^|[_/])(loss|perplexity|ppl|kl|nll|error|wer|cer|repetition|toxicity)($|[_/])")
+HIGH = re.compile(r"(^|[_/])(scores|reward|margins|accuracy|accuracies|rewards/.+/mean)$")
 # What tells more than a loss, whose size may depend on the very keys that are swept.
 LIKELY = ("objective/scores", "reward", "rewards/accuracies", "accuracy", "mean_token_accuracy")
 ONLINE = r"(^|_)(objective/scores|reward)$"  # the reward of what a trainer samples
@@ -45,8 +47,6 @@ def choose_objective(runs: Sequence[RunRecord], name: str = "", direction: str =
     """The objective of some runs; None where none of them has a score.
 
     Raises ConfigError where runs have finished and none of them has the score that was asked for.
-
-    >>> choose_objective([])
     """
     if direction not in ("", "max", "min"):
         raise ConfigError(Fault("direction", repr(direction), "max or min", "direction=max"))
@@ -60,22 +60,27 @@ def choose_objective(runs: Sequence[RunRecord], name: str = "", direction: str =
         expected, near = dict.fromkeys(informative([*known, *logged])), nearest(name, [*known, *logged])
         fix = f"objective={near[0] if near else '<one of them>'}"
         raise ConfigError(Fault("objective", f"no finished run has {name!r}", f"one of {', '.join(expected)}", fix))
-    more = direction == "max" if direction else _more_is_better(runs, whole) if more is None else more
+    more = direction == "max" if direction else is_more_better(runs, whole) is not False if more is None else more
     return SweepObjective(whole, more, why)
+
+
+def headline_of(run: RunRecord) -> SweepObjective | None:
+    """The objective of one run, in whatever state it is."""
+    scores, finished = {**run.before, **run.after}, {**run.status, "state": "finished"}
+    return choose_objective([replace(run, after=scores, status=finished)])
 
 
 def describe_decline(run: RunRecord) -> str | None:
     """The line on a run whose rewards were all the same, or whose model ended worse than it began, by more than chance.
 
     Judged by what its configuration names, or else by the held-out loss, or by the reward of a trainer that samples.
-    Chance is twice the standard error of a difference of two means over the held-out rows, where one row deviates by
-    what was logged, by that of a share, or by the size of the figure: too much, as both are over the same rows.
+    Chance is twice the standard error of a difference of two means over as many rows, where one deviates by what was
+    logged, by that of a share, or by the size of the figure: too much, as both are over the same rows.
     """
     earned = [line[name] for line in run.lines for name in ("reward", "objective/scores") if name in line]
     if earned[1:] and len(set(earned)) == 1 and not any(line.get("reward_std") for line in run.lines):
         return f"every completion earned {number(earned[0])}, so there was nothing to prefer: look at the reward"
-    run = replace(run, status={**run.status, "state": "finished"})
-    objective, known = choose_objective([run]), score_names([run])
+    objective, known = headline_of(run), list(run.after)
     # The held-out rows of the smallest set, or those that the metric with the lowest limit looks at.
     held_out = flatten(select(run.manifest, "data.eval") or {})
     counts = [count for key, count in held_out.items() if f".{key}".endswith(".rows")]
@@ -106,11 +111,12 @@ def _metrics(runs: Sequence[RunRecord]) -> dict[str, Any]:
     return {name: node for group in groups for name, node in named(group, "metric").items()}
 
 
-def _more_is_better(runs: Sequence[RunRecord], name: str) -> bool:
+def is_more_better(runs: Sequence[RunRecord], name: str) -> bool | None:
+    """True where more of a score is better, False where less is, None where that is neither said nor likely."""
     metrics = _metrics(runs)
     behind = [metric for metric in metrics if re.fullmatch(rf"eval_(.+_)?{re.escape(metric)}", name)]
     better = select(metrics.get(max(behind, key=len, default="")), "better")
-    return better == "higher" if better else not LOW.search(name)
+    return better == "higher" if better else False if LOW.search(name) else True if HIGH.search(name) else None
 
 
 def score_names(runs: Sequence[RunRecord]) -> list[str]:
@@ -123,10 +129,24 @@ def informative(found: Sequence[str]) -> list[str]:
     return [name for name in found if not any(word in name for word in QUIET) and not name.endswith(CLOCK)]
 
 
-def score_rows(run: RunRecord) -> list[tuple[str, str, str]]:
-    """The name of each score that says something, with its value before and after training."""
-    names = informative(list(dict.fromkeys([*run.after, *run.before])))
-    return [(name, number(run.before.get(name)), number(run.after.get(name))) for name in names]
+def score_rows(run: RunRecord) -> list[tuple[str, str, str, str]]:
+    """The name of each score that says something, before and after training, and the change; the headline first."""
+    headline, rows = headline_of(run), list[tuple[str, str, str, str]]()
+    first, names = headline.name if headline else "", informative(list({**run.after, **run.before}))
+    for name in sorted(names, key=lambda name: name != first):
+        ends = run.before.get(name), run.after.get(name)
+        more = headline.maximise if headline and name == first else is_more_better([run], name)
+        change = describe_change(None if name.endswith("kl") else more, *ends)  # a model is to go away from its start
+        rows.append((name, number(ends[0]), number(ends[1]), change))
+    return rows
+
+
+def describe_change(more_is_better: bool | None, before: float | None, after: float | None) -> str:
+    """The way from one score to another, with a word where it is the wrong way; nothing where one is missing."""
+    if before is None or after is None:
+        return ""
+    is_worse = number(before) != number(after) and (after < before) == more_is_better
+    return difference(before, after) + (" worse" if is_worse else "")
 
 
 def list_figures(line: Mapping[str, Any]) -> list[str]:

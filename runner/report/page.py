@@ -14,7 +14,7 @@ from runner.io.visible import to_visible
 from runner.report import plot
 from runner.report.facts import command_of, count_facts, first_rows, list_facts
 from runner.report.number import spread
-from runner.report.objective import score_rows
+from runner.report.objective import headline_of, score_rows
 from runner.report.render import fill_template
 from runner.report.sweep import Summary, count_states
 from runner.report.table import to_csv, to_jsonl, to_parquet
@@ -25,7 +25,8 @@ MAX_ROWS = 200  # settings, and runs, that a page shows; all are in the files be
 MAX_COLUMNS = 6  # settings, or steps of one run, whose completions stand side by side
 # What the templates use beside their own figures.
 CALLED = (spread, command_of, count_states, to_blocks, to_mark, to_thumbnail, to_visible)
-GLOBALS = {each.__name__: each for each in CALLED} | {"others": plot.OTHERS, "max_points": plot.MAX_POINTS_BESIDE}
+GLOBALS: dict[str, Any] = {each.__name__: each for each in CALLED}
+GLOBALS |= {"others": plot.OTHERS, "glyphs": plot.GLYPHS, "max_points": plot.MAX_POINTS_BESIDE}
 
 Row = Mapping[str, Any]  # a sampled completion
 Column = tuple[str, str | None, Sequence[Row]]  # a label, its colour, and completions, of which a prompt's first counts
@@ -33,10 +34,7 @@ Prompt = tuple[str, Sequence[tuple[str, str | None, Row]]]  # a prompt with the 
 
 
 def write_report(summary: Summary) -> Path:
-    """Write ``summary.csv``, ``.jsonl``, ``.parquet``, ``plots/`` and ``report.html`` into the group; returns the page.
-
-    What is there already as it would be written stays as it is.
-    """
+    """Write ``summary.*``, ``plots/`` and ``report.html`` into the group where they are not so; returns the page."""
     page, plots = summary.group / "report.html", summary.group / "plots"
     write_text(page.with_name("summary.csv"), to_csv(summary), again=False)
     write_text(page.with_name("summary.jsonl"), to_jsonl(summary), again=False)
@@ -61,10 +59,10 @@ def write_report(summary: Summary) -> Path:
 def write_run_report(run: RunRecord, differing: Sequence[tuple[str, str, str]] | None) -> Path:
     """Write ``report.html`` and ``plots/`` into the run's folder, where they are not there already."""
     folder, page = run.folder, run.folder / "report.html"
-    plot.write_plots(folder / "metrics.jsonl", folder / "plots", title=folder.parent.name)
+    plot.write_plots(run)
     context: dict[str, object] = {"run": run, "differing": differing, "scores": score_rows(run)}
     context |= {"rows": first_rows(run.cfg), "steps": over_time(run), "facts": count_facts([list_facts(run)])}
-    pictures = enumerate(plot.run_pictures(run.lines))
+    pictures = enumerate(plot.run_pictures(run.lines, headline_of(run)))
     context["curves"] = [(picture.caption, plot.to_svg(picture, f"p{number}")) for number, picture in pictures]
     write_text(page, fill_template("run.html", GLOBALS, title=folder.name, **context), again=False)
     return page

@@ -1,7 +1,4 @@
-"""Pictures of one run and of runs side by side; as PNG files, and as SVG that takes the colours of the page around it.
-
-What is on a picture is decided here and in ``plot.yaml``, where it stands on a page is not (``page``).
-"""
+"""Pictures of one run and of runs side by side; as PNG files, and as SVG that takes the colours of the ``page``."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ import io
 import itertools
 import re
 import warnings
+from bisect import bisect
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,11 +20,11 @@ from markupsafe import Markup
 
 from runner.io.files import write_bytes
 from runner.report.axis import Axis
-from runner.report.number import short, spread, value
-from runner.report.objective import SweepObjective
+from runner.report.number import plural, short, spread, value
+from runner.report.objective import SweepObjective, headline_of
 from runner.report.sweep import Summary, SweepSetting
-from runner.run.read import RunRecord, curve, is_finite, read_metrics
-from runner.schema.text import read_tables
+from runner.run.read import RunRecord, curve, is_finite
+from runner.schema.text import number, read_tables
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,20 +32,21 @@ if TYPE_CHECKING:
 
 TABLE = read_tables(__file__)
 PICTURES, COLOURS, STYLE = TABLE["pictures"], TABLE["colours"], TABLE["style"]
+MARKERS, GLYPHS, DASHES = (dict(zip(COLOURS, TABLE[look], strict=True)) for look in ("markers", "glyphs", "dashes"))
 INK, OTHERS = STYLE["text.color"], STYLE["grid.color"]
 MAX_CURVES = 8
-# Points of a curve; longer ones are averaged to as many, which also keeps the page light.
-MAX_POINTS = 300
+MAX_POINTS = 300  # of a curve; longer ones are averaged to as many, which also keeps the page light
 MAX_POINTS_BESIDE = 120  # of each of many
 MAX_DRAWN = len(COLOURS) + 40  # settings whose curves are drawn, those beyond the palette in one colour
 MAX_SEEDS = 20  # runs of a setting whose curves are drawn
-MAX_MARKS = 400  # settings beyond the palette that are drawn on an axis
+MAX_MARKS = 200  # settings beyond the palette that are drawn on an axis
 MAX_TICKS = 24  # values that are written on an axis
 MAX_LEVELS = 60  # values of an axis of a heat map
 MAX_CELLS = 160  # of a heat map with their numbers in them
 MAX_LETTERS = 200  # of the label of a setting
 
-Curve = tuple[Sequence[float], Sequence[float]]
+Points = Sequence[Sequence[float]]
+Lines = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -60,30 +59,32 @@ class Picture:
     keys: Sequence[str] = ()
 
 
-def write_plots(metrics: Path, folder: Path, title: str = "") -> list[Path]:
+def write_plots(run: RunRecord) -> list[Path]:
     """Draw one PNG for each kind of metric that the run logged, training and held-out curves together."""
-    return [write_png(picture, folder, of_numbers=True) for picture in run_pictures(read_metrics(metrics), title)]
+    drawn = run_pictures(run.lines, headline_of(run), title=run.folder.parent.name)
+    return [write_png(picture, run.folder / "plots", of_numbers=True) for picture in drawn]
 
 
-def run_pictures(lines: Sequence[Mapping[str, Any]], title: str = "") -> Iterator[Picture]:
-    """A picture for each kind of metric; a held-out curve is dashed, in the colour of its training curve."""
-    metrics = dict.fromkeys(name for line in lines for name in line)
+def run_pictures(lines: Lines, headline: SweepObjective | None = None, title: str = "") -> Iterator[Picture]:
+    """A picture for each kind of metric, that of the headline first; held-out curves are dashed and hollow."""
+    metrics, first = dict.fromkeys(name for line in lines for name in line), headline.name if headline else ""
     logged = {metric: found for metric in metrics if (found := curve(lines, metric))[0]}
+    kinds: dict[str, list[str]] = {}
     for name, wanted in PICTURES.items():
         held_out = tuple(f"_{end}" for end in wanted)
-        drawn = sorted(m for m in logged if m in wanted or (m.startswith("eval_") and m.endswith(held_out)))
-        if not drawn:
-            continue
+        kinds[name] = sorted(m for m in logged if m in wanted or (m.startswith("eval_") and m.endswith(held_out)))
+    if first in logged and not any(first in drawn for drawn in kinds.values()):
+        kinds[first] = [first]
+    for name, drawn in sorted(kinds.items(), key=lambda kind: first not in kind[1]):
         own = dict.fromkeys(metric.removeprefix("eval_") for metric in drawn)
         colours = dict(zip(own, itertools.cycle(COLOURS), strict=False))
-        with _axes(name.replace("_", " "), title=title) as (figure, axes):
-            for metric in reversed(drawn):
-                steps, values = logged[metric]
-                line = "--" if metric.startswith("eval_") else "-"
-                style = {"color": colours[metric.removeprefix("eval_")], "marker": "o" if len(steps) < 30 else ""}
-                axes.plot(*thinned(steps, values), line, label=metric, markersize=3, **style)
-            axes.grid()
-        yield Picture(name, name.replace("_", " "), figure)
+        if drawn:
+            shown = name if name == first else name.replace("_", " ")
+            with _axes(shown, title=title) as (figure, axes):
+                for m in reversed(drawn):
+                    _draw(axes, thinned(*logged[m]), colours[m.removeprefix("eval_")], m, hollow=m.startswith("eval_"))
+                axes.grid()
+            yield Picture(_file(name), shown, figure)
 
 
 def sweep_pictures(summary: Summary) -> list[Picture]:
@@ -98,7 +99,7 @@ def sweep_pictures(summary: Summary) -> list[Picture]:
         kept = {"step", *wanted, *itertools.chain.from_iterable(TABLE["trades"])}
         lines = [{name: entry for name, entry in line.items() if name in kept} for line in run.lines]
         vars(run)["lines"] = lines  # all that is drawn of it, so that many runs take little memory
-        logged |= {name for name in wanted if name not in logged and len(curve(lines, name)[0]) > 1}
+        logged |= {name for name in wanted if len(curve(lines, name)[0]) > (not objective or name != objective.name)}
     pictures += _trade_pictures(summary)
     pictures += [_curve_picture(summary, name) for name in [name for name in wanted if name in logged][:MAX_CURVES]]
     return [replace(picture, keys=[label for *_, label in styled(summary) if label]) for picture in pictures]
@@ -144,7 +145,7 @@ def write_png(picture: Picture, folder: Path, *, of_numbers: bool = False) -> Pa
     return path
 
 
-def thinned(steps: Sequence[float], values: Sequence[float], most: int = MAX_POINTS) -> Curve:
+def thinned(steps: Sequence[float], values: Sequence[float], most: int = MAX_POINTS) -> Points:
     """A curve of at most so many points, each the mean of equally many neighbours."""
     if len(steps) <= most:
         return steps, values
@@ -179,10 +180,15 @@ def _axes(ylabel: str, xlabel: str = "step", title: str = "") -> Iterator[tuple[
 
         figure = Figure(figsize=(5.2, 3.2), layout="constrained")
         axes = figure.add_subplot()
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(lambda entry, _: number(entry, 6))
         if xlabel == "step":
-            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         yield figure, axes
-        axes.set(xlabel=xlabel, ylabel=ylabel, title=title)
+        axes.set(xlabel=axes.get_xlabel() or xlabel, ylabel=ylabel, title=title)
+        low, high = axes.get_ylim()
+        if high - low < 1e-4 * abs(high):  # the same as it is written
+            axes.set_ylim(low - 0.01 * abs(low), high + 0.01 * abs(high))
         axes.spines[["top", "right"]].set_visible(False)
 
 
@@ -200,24 +206,17 @@ def _add_legend(picture: Picture) -> None:
 
 
 def _axis_picture(summary: Summary, name: str, axis: Axis) -> Picture:
-    at: dict[Hashable, list[int]] = {level: [] for level in axis.levels}
-    scored = [line for line in styled(summary) if line[0].scores.get(name) and line[0].values[axis.name] in at]
-    for rank, (setting, *_) in enumerate(scored):
-        at[setting.values[axis.name]].append(rank)
-    means: dict[int, float] = {}
-    marks: dict[str, list[tuple[float, float, float]]] = {colour: [] for _, colour, _ in reversed(scored)}
-    for spot, here in enumerate(at.values()):
-        means |= {spot: fmean(fmean(scored[rank][0].scores[name]) for rank in here)} if here else {}
-        for turn, rank in enumerate(here):
-            if rank < len(COLOURS) or rank % -(-len(scored) // MAX_MARKS) == 0:
-                setting, colour, _ = scored[rank]
-                x = spot + 0.3 * ((turn + 0.5) / len(here) - 0.5)
-                marks[colour].append((x, fmean(setting.scores[name]), setting.sd(name) or 0.0))
-    labels = {colour: label for _, colour, label in reversed(scored)} if len(summary.axes) > 1 else {}
+    looks = [look for look in styled(summary) if look[0].scores.get(name) and not look[0].odd]
+    at = [[(n, *look) for n, look in enumerate(looks) if look[0].values[axis.name] == level] for level in axis.levels]
+    means = [(spot, fmean(fmean(each.scores[name]) for _, each, *_ in here)) for spot, here in enumerate(at) if here]
     with _axes(name, axis.name) as (figure, axes):
-        for colour, found in marks.items():
-            axes.errorbar(*zip(*found, strict=True), fmt="o", ms=5, capsize=3, color=colour, label=labels.get(colour))
-        axes.plot(list(means), list(means.values()), "-", color=INK, alpha=0.45, linewidth=1.1, zorder=0)
+        for spot, here in enumerate(at):
+            for turn, (rank, setting, colour, label) in enumerate(here):
+                place, shown = spot + 0.3 * ((turn + 0.5) / len(here) - 0.5), label if len(summary.axes) > 1 else None
+                if colour in MARKERS or rank % -(-len(looks) // MAX_MARKS) == 0:
+                    points = [[place], [fmean(setting.scores[name])], [setting.sd(name) or 0.0]]
+                    _draw(axes, points, colour, shown)
+        axes.plot(*zip(*means, strict=True), "-", color=INK, alpha=0.45, linewidth=1.1, zorder=0)
         _ticks(axes, "x", axis.levels)
         axes.set_xlim(-0.5, len(axis.levels) - 0.5)
         axes.grid(axis="y")
@@ -234,8 +233,8 @@ def _heat_picture(summary: Summary, objective: SweepObjective, across: Axis, up:
         mesh = axes.pcolormesh(*places, means, cmap=colours, edgecolors="white", lw=3)
         for x, y in itertools.product(*places) if len(across.levels) * len(up.levels) <= MAX_CELLS else ():
             found = cells.get((x, y), [])
-            red, green, blue, _ = mesh.to_rgba(means[y][x])
-            ink = OTHERS if not found else "#ffffff" if 0.3 * red + 0.59 * green + 0.11 * blue < 0.5 else "#101010"
+            is_dark = (mesh.norm(means[y][x]) < 0.5) == objective.maximise
+            ink = OTHERS if not found else "#ffffff" if is_dark else "#101010"
             sd = stdev(found) if len(found) > 1 else None
             text = spread(means[y][x], sd).replace(" ± ", "\n± ") if found else "–"
             axes.text(x, y, text, ha="center", va="center", color=ink, fontsize=8.5)
@@ -252,7 +251,7 @@ def heat_cells(summary: Summary, name: str, across: Axis, up: Axis) -> dict[tupl
     cells: dict[tuple[int, int], list[float]] = defaultdict(list)
     columns, rows = ({level: spot for spot, level in enumerate(axis.levels)} for axis in (across, up))
     for setting in summary.settings:
-        if (found := setting.scores.get(name)) and setting.runs[0].cfg:
+        if (found := setting.scores.get(name)) and setting.runs[0].cfg and not setting.odd:
             cells[columns[setting.values[across.name]], rows[setting.values[up.name]]].extend(found)
     return cells
 
@@ -266,7 +265,7 @@ def _trade_pictures(summary: Summary) -> Iterator[Picture]:
                     if len(both) > 1:
                         xs, ys = thinned([line[kl] for line in both], [line[reward] for line in both], most=8)
                         axes.plot(xs, ys, "-", color=colour, alpha=0.4, linewidth=1)
-                        axes.plot(xs[-1], ys[-1], "o", color=colour, markersize=6, label=label)
+                        axes.plot(xs[-1], ys[-1], MARKERS.get(colour, "."), color=colour, markersize=6, label=label)
                         label = None
             axes.grid()
         if axes.lines:
@@ -275,20 +274,44 @@ def _trade_pictures(summary: Summary) -> Iterator[Picture]:
 
 
 def _curve_picture(summary: Summary, name: str) -> Picture:
+    bands = [(band(setting.runs, name), colour, label) for setting, colour, label in styled(summary)[:MAX_DRAWN]]
+    drawn = [each for each in bands if each[0][0]]
+    # The picture ends where most settings do, and those that come not much further.
+    ends = sorted(steps[-1] for (steps, *_), *_ in drawn)
+    limit = max(end for end in ends if end <= 2 * ends[len(ends) // 2])
+    beyond = [end for end in ends if end > limit]
     with _axes(name) as (figure, axes):
-        for setting, colour, label in reversed(styled(summary)[:MAX_DRAWN]):
-            steps, means, sds = band(setting.runs, name)
-            if not steps:
-                continue
-            thin = colour == OTHERS  # beyond the palette
-            marker = "o" if len(steps) < 4 and not thin else ""
-            style = {"linewidth": 0.7 if thin else 1.6, "zorder": 1 if thin else 2, "marker": marker, "markersize": 3}
-            axes.plot(steps, means, color=colour, label=label, **style)
-            if any(sds) and not thin:
-                low, high = ([m + side * sd for m, sd in zip(means, sds, strict=True)] for side in (-1, 1))
-                axes.fill_between(steps, low, high, color=colour, alpha=0.16, linewidth=0)
+        for place, (points, colour, label) in enumerate(drawn):
+            cut = bisect(points[0], limit) + (len(points[0]) > 2)
+            aside = 7 * (place - (min(len(drawn), len(COLOURS)) - 1) / 2)
+            _draw(axes, [each[:cut] for each in points], colour, label, aside)
         axes.grid()
+        if beyond:
+            axes.set_xlim(min(points[0][0] for points, *_ in drawn) - 0.1 * limit, 1.1 * limit)
+            axes.set_xlabel(f"step ({plural(len(beyond), 'setting')} beyond, to {number(max(beyond))})")
     return Picture(f"curve-{_file(name)}", name, figure)
+
+
+def _draw(axes: Axes, points: Points, colour: str, label: str | None, aside: float = 0, hollow: bool = False) -> None:
+    """A curve of steps, values and deviations; of two steps as points, moved ``aside`` from those of others."""
+    inside, (steps, values, sds) = "none" if hollow else colour, (*points, [0.0] * len(points[0]))[:3]
+    style: dict[str, Any] = {"color": colour, "label": label, "marker": MARKERS.get(colour, ".")}
+    style["ms"] = 6.5 - 0.5 * COLOURS.index(colour) if colour in MARKERS else 3  # smaller ones lie on larger ones
+    low, high = ([value + side * sd for value, sd in zip(values, sds, strict=True)] for side in (-1, 1))
+    if len(steps) < 3:
+        from matplotlib.transforms import ScaledTranslation
+
+        style["transform"] = axes.transData + ScaledTranslation(aside / 72, 0, axes.figure.dpi_scale_trans)
+        axes.errorbar(steps, values, sds if any(sds) else None, capsize=3, ls="", mfc=inside, **style)
+        axes.update_datalim([*zip(steps, low, strict=True), *zip(steps, high, strict=True)])
+        axes.margins(x=0.1)
+    elif colour in MARKERS:
+        every = 1 if len(steps) < 30 else (0.04 * COLOURS.index(colour), 0.3)
+        dashes = [4, 2] if hollow else DASHES[colour]
+        axes.plot(steps, values, dashes=dashes, markevery=every, mfc=inside, **style)
+        axes.fill_between(steps, low, high, color=colour, alpha=0.16, linewidth=0)
+    else:  # beyond the palette
+        axes.plot(steps, values, **style | {"linewidth": 0.7, "zorder": 1, "marker": ""})
 
 
 def _ticks(axes: Axes, side: str, levels: Sequence[Hashable]) -> None:

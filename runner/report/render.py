@@ -21,7 +21,7 @@ def fill_template(template: str, names: Mapping[str, Any] | None = None, **conte
     rules: dict[str, Any] = {"undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
     jinja = Environment(loader=folder, autoescape=is_page, keep_trailing_newline=not is_page, **rules)
     jinja.filters |= {"breakable": breakable, "number": number, "format_time": format_time}
-    jinja.filters["cell"] = lambda entry: short(value(entry), 40)
+    jinja.filters["cell"] = lambda entry, width=28: short(value(entry), width)
     jinja.filters["yaml"] = lambda node: yaml.safe_dump(dict(node), sort_keys=False, allow_unicode=True)
     jinja.globals |= names or {}
     return jinja.get_template(template).render(context)

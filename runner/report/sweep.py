@@ -1,11 +1,9 @@
 """The runs of one name, side by side: settings with their mean and spread over seeds, ranked by one score.
 
-A sweep is nothing but its run folders, so a report can be made of any of them at any time, also while they train.
-Runs are chosen and ordered by the words of a command line: ``where=state=failed,kl_coef>0.1`` and ``sort=eval_loss``.
-A key is one that a report shows, or any dotted key of the config, by its end where that is enough; the name of a score;
+A sweep is nothing but its run folders: a report can be made at any time. How things look is not here (``table``,
+``plot``, ``page``). Runs are chosen and ordered by words: ``where=state=failed,kl_coef>0.1`` and ``sort=eval_loss``. A
+key is one that a report shows, or any dotted key of the config, by its end where that is enough; the name of a score;
 or one of OWN. Texts are equal or not, and in the order of their letters, which is that of times.
-
-How things look is not here (``table``, ``plot``, ``page``).
 """
 
 import re
@@ -23,10 +21,10 @@ from runner.io.secrets import hidden
 from runner.report.axis import MISSING, UNREAD, Axis, axes_of
 from runner.report.facts import choices_of, command_of
 from runner.report.index import RunOfMany, read_group
-from runner.report.number import plural, value
-from runner.report.objective import SweepObjective, choose_objective, informative, score_names
+from runner.report.number import plural, short, value
+from runner.report.objective import SweepObjective, choose_objective, describe_change, informative, score_names
 from runner.run.read import RunRecord, is_finite
-from runner.schema.text import flatten, nearest
+from runner.schema.text import flatten, nearest, number
 
 Chosen = TypeVar("Chosen", bound=RunRecord)
 STATES = ("finished", "running", "queued", "interrupted", "failed", "lost", "created", "unknown")
@@ -42,6 +40,7 @@ class SweepSetting:
     values: Mapping[str, Hashable]
     runs: Sequence[RunRecord]
     scores: Mapping[str, list[float]] = field(default_factory=dict)
+    odd: Mapping[str, Hashable] = field(default_factory=dict)  # by keys that are no axes, as no other setting has them
 
     def mean(self, name: str) -> float | None:
         return fmean(self.scores[name]) if self.scores.get(name) else None
@@ -49,6 +48,12 @@ class SweepSetting:
     def sd(self, name: str) -> float | None:
         """The sample standard deviation over seeds; None with fewer than two."""
         return stdev(self.scores[name]) if len(self.scores.get(name, ())) > 1 else None
+
+    def change(self, objective: SweepObjective | None) -> str:
+        """The way of the objective from before the training, as a mean over the runs that have it there."""
+        name, more = (objective.name, objective.maximise) if objective else ("", None)
+        pairs = [(run.before[name], run.after[name]) for run in self.finished if name in run.before.keys() & run.after]
+        return describe_change(more, *map(fmean, zip(*pairs, strict=True))) if pairs else ""
 
     @property
     def state(self) -> str:
@@ -65,7 +70,7 @@ class SweepSetting:
     @property
     def label(self) -> str:
         """The setting as it would be typed."""
-        words = " ".join(f"{name}={value(entry)}" for name, entry in self.values.items())
+        words = " ".join(f"{name}={value(entry)}" for name, entry in {**self.values, **self.odd}.items())
         return words or ("all seeds" if len(self.runs) > 1 else self.runs[0].folder.name)
 
 
@@ -83,6 +88,7 @@ class Summary:
     listed: Sequence[SweepSetting]  # the settings in the order in which they are shown
     top: int = 0  # that are shown where it was said, beside those in the files
     chosen: str = ""  # by which words, of how many
+    odd: Sequence[Axis] = ()  # keys that are no axes, because all runs but a few share one value
 
     @property
     def all_finished(self) -> bool:
@@ -93,10 +99,18 @@ class Summary:
         """The runs that have not finished, are damaged, or ended worse than they began."""
         return [run for run in self.runs if run.state != "finished" or run.cause]
 
+    @cached_property
+    def alike(self) -> dict[str, str]:
+        """The scores, beside the objective, that are the same in all runs that have them."""
+        names = [name for name in informative(self.scores) if self.objective and name != self.objective.name]
+        found = {name: [text for run in self.runs if (text := number(run.score(name))) != "-"] for name in names}
+        return {name: texts[0] for name, texts in found.items() if len(texts) > 1 == len(set(texts))}
+
     @property
     def shown_scores(self) -> list[str]:
         """The objective, and the other scores that say something."""
-        return list(dict.fromkeys([*([self.objective.name] if self.objective else []), *informative(self.scores)]))
+        scores = dict.fromkeys([*([self.objective.name] if self.objective else []), *informative(self.scores)])
+        return [name for name in scores if name not in self.alike]
 
     @property
     def counts(self) -> str:
@@ -121,21 +135,20 @@ class Summary:
         return [setting for setting in scored if self.count(setting) > 1] or scored
 
     @property
-    def doubt(self) -> str:
-        """A reason against taking the best setting for the best, or nothing."""
+    def doubts(self) -> list[str]:
+        """Reasons against taking the best setting for the best: others with its score, or about it, or with too few."""
         if self.best is None or self.objective is None:
-            return ""
+            return []
         name = self.objective.name
-        top, *means = (fmean(setting.scores[name]) for setting in self.competing)
-        tied = means.count(top)
-        near = sum(0 < abs(mean - top) < (self.best.sd(name) or 0) for mean in means)
-        alone = sum(self.count(setting) == 1 for setting in self.settings) if self.count(self.best) > 1 else 0
-        parts = [
-            f"tied with {plural(tied, 'other setting')}" if tied else "",
-            f"{plural(near, 'other setting')} within one standard deviation" if near else "",
-            f"{plural(alone, 'setting')} with one finished seed left out" if alone else "",
-        ]
-        return ", ".join(filter(None, parts))
+        (top, sd), *others = ((fmean(setting.scores[name]), setting.sd(name) or 0) for setting in self.competing)
+        rest = list(zip(self.competing[1:], others, strict=True))
+        tied = [setting for setting, (mean, _) in rest if number(mean) == number(top)]
+        near = [each for each, (mean, own) in rest if each not in tied and abs(mean - top) <= max(sd, own)]
+        alone = [each for each in self.settings if self.count(each) == 1] if self.count(self.best) > 1 else []
+        groups = {"tied with {}": tied, "within one standard deviation of {}": near, "left out with one seed": alone}
+        named = [(text.format(plural(len(found), "other")), found) for text, found in groups.items() if found]
+        labels = [[*(short(each.label, 60) for each in found[:3]), *["..."] * (len(found) > 3)] for _, found in named]
+        return [f"{text}: {', '.join(shown)}" for (text, _), shown in zip(named, labels, strict=True)]
 
     def count(self, setting: SweepSetting) -> int:
         """The number of runs from which the setting has its objective."""
@@ -156,16 +169,19 @@ def summarise(
     wanted = choose_objective(runs, objective, direction)
     column, is_score = find_column(sort, runs, axes, "sort") if sort and runs else ([], False)
     seeds = next((axis.levels for axis in axes if axis.key == "seed"), [])
-    axes = [axis for axis in axes if axis.key != "seed"]
+    every_axis = [axis for axis in axes if axis.key != "seed"]
+    axes = [axis for axis in every_axis if not axis.odd] or every_axis
+    odd = [axis for axis in every_axis if axis not in axes]
     names = list(dict.fromkeys([*([wanted.name] if wanted else []), *score_names(runs)]))
     groups: dict[Hashable, list[int]] = {}  # runs whose config cannot be read stand alone
     for index, run in enumerate(runs):
-        groups.setdefault(tuple(axis.column[index] for axis in axes) if run.cfg else index, []).append(index)
+        groups.setdefault(tuple(axis.column[index] for axis in every_axis) if run.cfg else index, []).append(index)
     settings, places = [], dict[int, tuple[bool, float, str]]()
     for members in groups.values():
         values, own = {axis.name: axis.column[members[0]] for axis in axes}, [runs[index] for index in members]
         scores = {name: [score for run in own if (score := run.score(name)) is not None] for name in names}
-        settings.append(SweepSetting(values, own, scores))
+        apart = {axis.name: axis.odd[members[0]] for axis in odd if members[0] in axis.odd}
+        settings.append(SweepSetting(values, own, scores, apart))
         if entries := [column[index] for index in members if sort and column[index] is not None]:
             numbers = list(filter(is_finite, entries))
             places[id(settings[-1])] = (not numbers, fmean(numbers) if numbers else 0.0, str(entries[0]))
@@ -176,7 +192,7 @@ def summarise(
     placed.sort(key=lambda setting: places[id(setting)], reverse=by.maximise if by else direction == "max")
     listed = [*placed, *(setting for setting in settings if id(setting) not in places)]
     chosen = f"{where}, of {plural(len(every), 'run')}" if where is not None else ""
-    return Summary(group, runs, axes, seeds, settings, names, wanted, listed, top, chosen)
+    return Summary(group, runs, axes, seeds, settings, names, wanted, listed, top, chosen, odd)
 
 
 def count_states(runs: Sequence[RunRecord]) -> dict[str, int]:

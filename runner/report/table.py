@@ -40,12 +40,14 @@ class Column:
 
 
 def format_table(columns: Sequence[Column], width: int) -> list[str]:
-    """The lines of a table, without the last columns that do not fit, unless they are needed."""
+    """The lines of a table, without the last columns that do not fit, unless they are needed, and which those are."""
     kept = list(columns)
     while sum(column.width + 2 for column in kept) > width and (spare := [c for c in kept if not c.needed]):
         kept.remove(spare[-1])
     cells = [[f"{text:{'<' if c.left else '>'}{c.width}}" for text in (c.title, *c.cells)] for c in kept]
-    return [f"  {'  '.join(row)}".rstrip() for row in zip(*cells, strict=True)]
+    gone = [column.title for column in columns if column not in kept]
+    lines = textwrap.wrap(f"no room for {', '.join(gone)}", width - 2) if gone else []
+    return [f"  {line}".rstrip() for line in (*map("  ".join, zip(*cells, strict=True)), *lines)]
 
 
 def table(summary: Summary, width: int = 80) -> str:
@@ -58,10 +60,12 @@ def table(summary: Summary, width: int = 80) -> str:
     if summary.runs:
         # The axes, the number of runs, the objective, the states where they differ, and then the other scores.
         settings = summary.listed[: summary.top or MAX_LINES]
-        columns = []
+        columns = list[Column]()
         for axis in summary.axes:
             cells = [short(value(setting.values[axis.name]), MAX_VALUE_WIDTH) for setting in settings]
-            columns.append(Column(short(axis.name, MAX_VALUE_WIDTH), cells, True, True))
+            for place, setting in enumerate(settings if not columns else ()):
+                cells[place] += "".join(f" {name}={value(entry)}" for name, entry in setting.odd.items())
+            columns.append(Column(short(axis.name, MAX_VALUE_WIDTH), cells, not columns, True))
         if not columns:
             columns.append(Column("run", [short(setting.label, 40) for setting in settings], True, True))
         if summary.seeds:
@@ -72,7 +76,11 @@ def table(summary: Summary, width: int = 80) -> str:
             scores.append(Column(name.removeprefix("eval_"), cells, bool(objective and name == objective.name)))
         if not summary.all_finished:
             scores.insert(1, Column("state", [setting.state for setting in settings], True, True))
+        if any(changes := [setting.change(objective) for setting in settings]):
+            scores.insert(1, Column("change", changes))
         parts += ["", *format_table(columns + scores, width)]
+        alike = [f"{name.removeprefix('eval_')} {text}" for name, text in summary.alike.items()]
+        parts += [_wrapped("", f"the same in all runs: {', '.join(alike)}", width)] if alike else []
         parts += [*_more(len(summary.settings) - len(settings), "settings"), ""]
     room, troubled = max(width - 12, 40), summary.troubled[: summary.top or MAX_LINES]
     for run in troubled:
@@ -86,7 +94,7 @@ def table(summary: Summary, width: int = 80) -> str:
         reached = spread(best.mean(objective.name), best.sd(objective.name))
         title = "best" if len(summary.settings) > 1 else "result"
         parts.append(_wrapped(title, f"{best.label}: {objective.name} {reached}{seeds}", width))
-        parts += [_wrapped("", summary.doubt, width)] if summary.doubt else []
+        parts += [_wrapped("", doubt, width) for doubt in summary.doubts]
         parts += [f"repeat    {summary.best_command}", f"model     {best.finished[0]}/model"]
     elif summary.runs:
         parts.append(_wrapped("best", "no finished run has a score yet", width))
@@ -108,9 +116,9 @@ def score_table(run: RunRecord, width: int = 80) -> list[str]:
     """The lines with each score before and after training; none where no rows were held out."""
     if not (rows := score_rows(run)):
         return []
-    names, before, after = zip(*rows, strict=True)
+    names, before, after, change = zip(*rows, strict=True)
     columns = [Column("held out", names, True, True), Column("before", before), Column("after", after, True)]
-    return format_table(columns, width)
+    return format_table([*columns, Column("change", change, True, True)], width)
 
 
 def section_table(section: Section, width: int = 80) -> list[str]:
@@ -126,6 +134,7 @@ def to_rows(summary: Summary) -> Iterator[dict[str, Any]]:
     """One row for each run, in the order of the settings: state, values of the axes, seed, scores before and after."""
     for setting, run in ((each, run) for each in summary.listed for run in each.runs):
         values = {axis.key: setting.values[axis.name] for axis in summary.axes}
+        values |= {axis.key: setting.odd.get(axis.name, axis.usual) for axis in summary.odd}
         yield {
             "run": run.folder.name,
             "state": run.state,
@@ -146,7 +155,8 @@ def table_columns(summary: Summary) -> dict[str, list[Any]]:
     rows = [row | row["values"] | {objective: row["objective"]} | row["after"] for row in to_rows(summary)]
     scores = dict.fromkeys(name for row in rows for name in row["after"])
     first = [objective] if objective and objective not in scores else []
-    keys = ["run", "state", "step", "max_steps", *(axis.key for axis in summary.axes), "seed", *first, *scores, "cause"]
+    axes = [axis.key for axis in (*summary.axes, *summary.odd)]
+    keys = ["run", "state", "step", "max_steps", *axes, "seed", *first, *scores, "cause"]
     return {key: [row.get(key) for row in rows] for key in keys}
 
 

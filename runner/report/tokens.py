@@ -16,6 +16,7 @@ from rich.cells import cell_len, chop_cells
 from runner.errors import Fault
 from runner.io.turns import describe_image
 from runner.io.visible import to_visible
+from runner.report.number import value
 
 MAX_WIDTH = 80
 MAX_STRETCH = 800  # characters of a stretch of equal tokens in the terminal; of a longer one the middle is left out
@@ -89,7 +90,7 @@ def _counts(row: TokenRow, scored: bool) -> str:
     if row.role == "prompt" or scored:
         return f"{size} tokens{cut}"
     values = sorted({weight for weight, bit in zip(row.weights or [], row.trained, strict=False) if bit})
-    shown = (" to " if len(values) > 2 else " and ").join(f"{end:g}" for end in dict.fromkeys(values[:1] + values[-1:]))
+    shown = (" to " if len(values) > 2 else " and ").join(map(value, dict.fromkeys(values[:1] + values[-1:])))
     weights = "" if values in ([], [1.0]) else f", weights {shown}"
     trained = sum(row.trained)
     return f"{trained} of {size} tokens trained ({trained / max(1, size):.0%}){weights}{cut}"

@@ -79,7 +79,7 @@ def to_text(value: object) -> str:
     if isinstance(value, dict):
         return "{" + ",".join(f"{key}:{to_text(entry)}" for key, entry in value.items()) + "}"
     if not isinstance(value, str) or (UNQUOTED.fullmatch(value) and not CONSTANT.fullmatch(value)):
-        return str(value)
+        return value if isinstance(value, str) else short_exponent(str(value))
     quote = '"' if "'" in value and '"' not in value else "'"
     # Hydra takes a backslash as such unless a quote comes after it.
     ends = re.sub(rf"(\\*)({quote}|\Z)", lambda found: found[1] * 2 + ("\\" + quote if found[2] else ""), value)
@@ -92,7 +92,12 @@ def number(value: float | None, digits: int = 4) -> str:
         return "-"
     if isinstance(value, int) or (abs(value) < 1e6 and float(value).is_integer()):
         return str(int(value))
-    return re.sub(r"e([+-])0*(\d)", lambda match: f"e{match[1].strip('+')}{match[2]}", f"{value:.{digits}g}")
+    return short_exponent(f"{value:.{digits}g}")
+
+
+def short_exponent(text: str) -> str:
+    """The text of a number without signs and zeros that an exponent does not need: 1e-6 for 1e-06."""
+    return re.sub(r"(?<=\d)e([+-])0*(?=\d)", lambda sign: f"e{sign[1].strip('+')}", text)
 
 
 def to_override(path: str, value: object) -> str:
