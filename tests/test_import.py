@@ -376,7 +376,10 @@ def test_what_of_a_model_that_sees_is_trained(written, keys, path, value):
 
 def test_swift_holds_out_rows_of_another_file(written):
     done = written({"model": "a/b", "dataset": "rows.jsonl", "val_dataset": "others.jsonl", "tuner_type": "full"})
-    assert done.draft.values["dataset"]["split"] == {"train": "train", "eval": {"path": "others.jsonl", "split": "train"}}
+    assert done.draft.values["dataset"]["split"] == {
+        "train": "train",
+        "eval": {"path": "others.jsonl", "split": "train"},
+    }
     assert done.args["eval_strategy"] == "steps" and done.kinds("val_dataset") == ["mapped"]
 
 
