@@ -360,6 +360,12 @@ def test_calls_of_tools_in_text_are_turns_that_call_them():
     assert bad.where.endswith("[1].content") and "JSON" in bad.expected
 
 
+def test_the_text_of_a_part_may_be_called_its_value():
+    parts = [{"type": "text", "value": "2+"}, {"type": "text", "value": "2?"}]
+    assert converted({"messages": [user(parts), *A]}, "demonstration") == [{"messages": Q + A}]
+    assert [fault.where for fault in faults({"messages": [user([{"type": "sound", "value": "2?"}]), *A]}, "prompt")]
+
+
 def test_a_prompt_is_never_passed_over_for_another_name():
     row = {"prompt": Q, "question": "another", "answer": "4"}
     assert converted(row, "prompt") == [{"prompt": Q}]
