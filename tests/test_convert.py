@@ -348,6 +348,8 @@ def test_a_label_beside_messages_counts_only_where_it_is_learnt_from():
     assert converted({"messages": Q + A, "label": 7}, "demonstration") == [{"messages": Q + A}]
     assert converted({"messages": Q + A, "label": 7}, "prompt") == [{"prompt": Q, "reference": "4"}]
     assert [fault.where for fault in faults({"messages": Q + A, "label": 7}, "unpaired")] == ["label"]
+    (seen,) = converted({"messages": Q + A, "label": 7}, "answer")
+    assert seen["label"] is True and converted({"messages": Q + B, "label": 0}, "answer")[0]["label"] is False
 
 
 def test_calls_of_tools_in_text_are_turns_that_call_them():
