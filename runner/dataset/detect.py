@@ -46,7 +46,7 @@ def read_layout(
             faults.append(misnamed(where, column, columns, where + "={}"))
     DataError.refuse(faults)
     chosen.pop("images", None)  # which any form may have beside its own
-    # A label beside messages may be of something else; only who learns from labels is told that it is no verdict.
+    # A label beside messages may be of something else; only where labels are learnt from it has to be a verdict.
     is_verdict = to == "unpaired" or str(row.get(chosen.get("label", "label"))).lower() in ("true", "false", "0", "1")
     known = [form] if form else [name for name in FORMS if is_verdict or name != "judged"]
     readings = [_read_as(name, columns, chosen) for name in known]
