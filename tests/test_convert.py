@@ -348,6 +348,8 @@ def test_a_label_beside_messages_counts_only_where_it_is_learnt_from():
     assert converted({"messages": Q + A, "label": 7}, "demonstration") == [{"messages": Q + A}]
     assert converted({"messages": Q + A, "label": 7}, "prompt") == [{"prompt": Q, "reference": "4"}]
     assert [fault.where for fault in faults({"messages": Q + A, "label": 7}, "unpaired")] == ["label"]
+    (seen,) = converted({"messages": Q + A, "label": 7}, "answer")
+    assert seen["label"] is True and converted({"messages": Q + B, "label": 0}, "answer")[0]["label"] is False
 
 
 def test_calls_of_tools_in_text_are_turns_that_call_them():
@@ -358,6 +360,12 @@ def test_calls_of_tools_in_text_are_turns_that_call_them():
     assert row["messages"] == [*Q, called, {"role": "tool", "content": "4"}, *A]
     (bad,) = faults({"conversations": [*Q, said[0] | {"value": "add(2)"}, *A]}, "demonstration")
     assert bad.where.endswith("[1].content") and "JSON" in bad.expected
+
+
+def test_the_text_of_a_part_may_be_called_its_value():
+    parts = [{"type": "text", "value": "2+"}, {"type": "text", "value": "2?"}]
+    assert converted({"messages": [user(parts), *A]}, "demonstration") == [{"messages": Q + A}]
+    assert [fault.where for fault in faults({"messages": [user([{"type": "sound", "value": "2?"}]), *A]}, "prompt")]
 
 
 def test_a_prompt_is_never_passed_over_for_another_name():

@@ -1001,3 +1001,10 @@ def test_an_address_whose_library_is_missing_names_it(path, package, monkeypatch
     with pytest.raises(EnvironmentFault) as missing:
         check_dataset({"_target_": LOADER, "path": path}, "demonstration")
     assert package in missing.value.faults[0].fix and f"the extra {path[:2]}" in missing.value.faults[0].fix
+
+
+def test_calls_of_tools_keep_arguments_of_any_kind():
+    calls = [{"name": "add", "arguments": {"of": [1, 2]}}, {"name": "name", "arguments": {"of": "x", "short": True}}]
+    turns = [[{"from": "human", "value": "?"}, {"from": "function_call", "value": json.dumps(call)}] for call in calls]
+    rows = convert_rows(Dataset.from_list([{"conversations": each} for each in turns]), RowRequest(to="messages"))
+    assert [row["messages"][1]["tool_calls"][0]["function"] for row in rows] == calls

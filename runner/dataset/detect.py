@@ -34,7 +34,10 @@ def read_layout(
             faults.append(misnamed(where, column, columns, where + "={}"))
     DataError.refuse(faults)
     chosen.pop("images", None)  # which any form may have beside its own
-    readings = [_read_as(name, columns, chosen) for name in ([form] if form else FORMS)]
+    # A label beside messages may be of something else; only where labels are learnt from it has to be a verdict.
+    is_verdict = to == "unpaired" or str(row.get(chosen.get("label", "label"))).lower() in ("true", "false", "0", "1")
+    known = [form] if form else [name for name in FORMS if is_verdict or name != "judged"]
+    readings = [_read_as(name, columns, chosen) for name in known]
     if not (layouts := [layout for layout in readings if layout is not None]):
         roles = "".join(f", {column} given as {role}" for role, column in chosen.items())
         forms = [form] if form else FORMS_FOR[to] if to else list(FORMS)
