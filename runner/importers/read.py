@@ -132,9 +132,8 @@ def _read_script(path: Path, text: str) -> ForeignConfig:
     if others:
         reading.remarks["commands"] = others, "further trainings; each is imported from a file of its own"
     if not reading.dialect:
-        idle = idle or "no command that trains"
-        known = [word for table in find_dialects().values() for word in table["commands"]]
-        raise ConfigError(fault("importers.no_training", file=path, what=idle, known=", ".join(known)))
+        known = ", ".join(word for table in find_dialects().values() for word in table["commands"])
+        raise ConfigError(fault("importers.no_training", file=path, what=idle or "no command that trains", known=known))
     meant = read_table(reading.dialect).sections.get("variables", ())
     reading.keys |= {name: value for name, value in reading.variables.items() if name in meant}
     return reading
@@ -240,9 +239,8 @@ def _read_flags(reading: ForeignConfig, words: Sequence[str]) -> None:
         if not values and key.startswith("no_"):
             flags[key.removeprefix("no_")] = False
         else:
-            flags[key] = (
-                (values[0] if len(values) == 1 else [each.removesuffix(",") for each in values]) if values else True
-            )
+            many = [each.removesuffix(",") for each in values]
+            flags[key] = (values[0] if len(values) == 1 else many) if values else True
     files = [word for word in first if word.endswith(FILE_TYPES)]
     for name in files[:1] or [str(flags.pop(key)) for key in ("config", "config_file") if key in flags][:1]:
         beside = reading.path.parent
