@@ -157,7 +157,7 @@ class Draft:
             return kind == SAME
         elif is_unset(value):
             # A reference to nothing: no run starts with it, where ??? would mean the default.
-            reference = f"${{shell.{re.findall(r'[A-Za-z_]+|[$][0-9]', str(value))[0].replace('$', 'argument_')}}}"
+            reference = f"${{shell.{(re.findall(r'[A-Za-z_]+', str(value)) or ['argument'])[0]}}}"
             self.put(path, "???" if path == "model.path" else reference)
             self.unset.add(key)
             self.no_equivalent(key, f"{value} is set by the shell, and not in this file", f"{path}=<value>")

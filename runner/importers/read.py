@@ -149,7 +149,7 @@ def _read_lines(path: Path, text: str, variables: dict[str, str]) -> Iterator[tu
 
     def to_words(found: re.Match[str]) -> str:
         value = variables.get(found[1] or found[2], found[0])
-        return value if found[1] or re.search(r"(^|\s)--\w", value) else found[0]
+        return value if found[1] or not value or re.search(r"(^|\s)--\w", value) else found[0]
 
     def to_variable(found: re.Match[str]) -> str:
         before = f'"${{{found[1]}}} "' if found[2] else ""
