@@ -47,8 +47,8 @@ def read_layout(
         raise DataError(Fault("dataset.columns", f"the columns {', '.join(columns)}{roles}", needed, fix))
     layout = next((layout for layout in layouts if fits(layout.form, to or None)), layouts[0])
     if not fits(layout.form, to or None):
-        known = {"columns": ", ".join(layout.columns.values()), "forms": ", ".join(FORMS_FOR[to])}
-        raise DataError(fault("dataset.feeds_no_trainer", form=layout.form, to=to, **known, fix=_to_type(to)))
+        named = {"columns": ", ".join(layout.columns.values()), "forms": ", ".join(FORMS_FOR[to])}
+        raise DataError(fault("dataset.feeds_no_trainer", form=layout.form, to=to, **named, fix=_to_type(to)))
     # A column that happens to be called `system` beside plain text, or `margin` and no number, is left out.
     played, lost = layout.columns, dict[str, str]()
     if "input" not in played and not any(isinstance(row.get(column), list) for column in played.values()):

@@ -159,7 +159,7 @@ class Draft:
         elif is_unset(value):
             # A reference to nothing: no run starts with it, where ??? would mean the default.
             tail = str(value).partition("$")[2]
-            name = next(iter(re.findall(r"[A-Za-z_]\w*", tail)), f"argument_{tail.strip('{}')}")
+            name = next(iter(re.findall(r"[A-Za-z_]\w*", tail)), "argument_" + "".join(re.findall("[0-9]", tail)))
             reference = f"${{shell.{name}}}"
             self.put(path, "???" if path == "model.path" else reference)
             self.unset.add(key)

@@ -158,7 +158,7 @@ def _read_lines(path: Path, text: str, variables: dict[str, str]) -> Iterator[tu
 
     def to_words(found: re.Match[str]) -> str:
         value = variables.get(found[1] or found[2], found[0])
-        return value if found[1] or re.search(r"(^|\s)--\w", value) else found[0]
+        return value if found[1] or not value or re.search(r"(^|\s)--\w", value) else found[0]
 
     def to_variable(found: re.Match[str]) -> str:
         before = f'"${{{found[1]}}} "' if found[2] else ""
@@ -248,9 +248,8 @@ def _read_flags(reading: ForeignConfig, words: Sequence[str]) -> None:
         if not values and key.startswith("no_"):
             flags[key.removeprefix("no_")] = False
         else:
-            flags[key] = (
-                (values[0] if len(values) == 1 else [each.removesuffix(",") for each in values]) if values else True
-            )
+            many = [each.removesuffix(",") for each in values]
+            flags[key] = (values[0] if len(values) == 1 else many) if values else True
     files = [word for word in first if word.endswith(FILE_TYPES)]
     for name in files[:1] or [str(flags.pop(key)) for key in ("config", "config_file") if key in flags][:1]:
         if (keys := read_named(reading.path, name)) is None:
