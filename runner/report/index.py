@@ -29,6 +29,7 @@ INDEX = ".index.sqlite"
 # Another version is one in which the code that makes the rows is another one.
 VERSION = hashlib.sha256("".join(sha256(Path(str(of.__file__))) for of in (facts, number, read)).encode()).hexdigest()
 NAME = f"runs_{VERSION[:10]}"
+Memory = dict[Path, dict[bytes, tuple[str, str]]]  # of groups, each of its runs: what was read, and its seal
 TABLE = f"CREATE TABLE {NAME} (folder BLOB PRIMARY KEY, record TEXT, seal TEXT)"
 
 
@@ -40,24 +41,27 @@ class RunOfMany(RunRecord):
     logged: Mapping[str, float] = field(default_factory=dict)
 
 
-def read_group(group: Path) -> list[RunOfMany]:
-    """Every run of a name, in the order of the folders' names; what has changed is read anew and put into the index."""
+def read_group(group: Path, memory: Memory | None = None) -> list[RunOfMany]:
+    """Every run of a name, in the order of the folders' names; what is read anew goes into the index or ``memory``."""
     runs, (rows, known), like = [], _open_index(group / INDEX), dict[str, Any]()
+    held = {} if memory is None else memory.setdefault(group, {})
+    known |= held
     settled = time.time_ns() - SETTLED_NANOSECONDS  # what was written later may change again without another time
     for folder in find_folders(group):
-        (stamp, latest), name = _stamp_of(folder), os.fsencode(folder.name)
+        (stamp, latest), name = stamp_of(folder), os.fsencode(folder.name)
         record, seal = known.pop(name, ("", ""))
         if seal != _seal_of(stamp, record):
             record = json.dumps(_record_of(folder), default=str, skipkeys=True)
             if latest < settled:
-                rows.execute(f"INSERT OR REPLACE INTO {NAME} VALUES (?, ?, ?)", [name, record, _seal_of(stamp, record)])
+                held[name] = record, _seal_of(stamp, record)
+                rows.execute(f"INSERT OR REPLACE INTO {NAME} VALUES (?, ?, ?)", [name, *held[name]])
         like = _shared(json.loads(record), like)
         tuples = {"damaged": tuple(like["damaged"]), "faults": tuple(Fault(**each) for each in like["faults"])}
         runs.append(RunOfMany(folder, **like | tuples))
     with contextlib.suppress(sqlite3.Error, OSError), contextlib.closing(rows):  # a folder that nobody may write
         rows.executemany(f"DELETE FROM {NAME} WHERE folder = ?", [[gone] for gone in known])
         rows.commit()
-        if rows.total_changes:
+        if rows.total_changes and memory is None:
             write_bytes(group / INDEX, rows.serialize(), make=False)
     return runs
 
@@ -75,7 +79,7 @@ def _open_index(path: Path) -> tuple[sqlite3.Connection, dict[bytes, tuple[str, 
     return rows, {}
 
 
-def _stamp_of(folder: Path) -> tuple[str, int]:
+def stamp_of(folder: Path) -> tuple[str, int]:
     """The sizes and times of the files that are read of a run and of the folders in it, and the latest of the times."""
     found: dict[str, tuple[int, ...]] = {}
     with contextlib.suppress(OSError), os.scandir(folder) as entries:

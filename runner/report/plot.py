@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 TABLE = read_tables(__file__)
 PICTURES, COLOURS, STYLE = TABLE["pictures"], TABLE["colours"], TABLE["style"]
+SCRIPTED, CLOCKS = TABLE["scripted"], TABLE["clocks"]
 INK, OTHERS = STYLE["text.color"], STYLE["grid.color"]
 MAX_CURVES = 8
 # Points of a curve; longer ones are averaged to as many, which also keeps the page light.
@@ -46,8 +47,14 @@ MAX_TICKS = 24  # values that are written on an axis
 MAX_LEVELS = 60  # values of an axis of a heat map
 MAX_CELLS = 160  # of a heat map with their numbers in them
 MAX_LETTERS = 200  # of the label of a setting
+MAX_NUMBERS = 60_000  # of a page's script: some 500 kB
+MOST_OF_SCRIPT, LEAST_OF_SCRIPT, CLOCK_POINTS = 1000, 100, 100  # points of a curve there, and of a clock
 
 Curve = tuple[Sequence[float], Sequence[float]]
+Label = tuple[str, str, Sequence[RunRecord]]  # its text, colour, and runs
+Drawn = tuple[
+    int, bool, Sequence[float], Sequence[float], Sequence[float]
+]  # the place of a label, whether it is dashed
 
 
 @dataclass(frozen=True)
@@ -67,23 +74,30 @@ def write_plots(metrics: Path, folder: Path, title: str = "") -> list[Path]:
 
 def run_pictures(lines: Sequence[Mapping[str, Any]], title: str = "") -> Iterator[Picture]:
     """A picture for each kind of metric; a held-out curve is dashed, in the colour of its training curve."""
-    metrics = dict.fromkeys(name for line in lines for name in line)
-    logged = {metric: found for metric in metrics if (found := curve(lines, metric))[0]}
-    for name, wanted in PICTURES.items():
-        held_out = tuple(f"_{end}" for end in wanted)
-        drawn = sorted(m for m in logged if m in wanted or (m.startswith("eval_") and m.endswith(held_out)))
-        if not drawn:
+    for name, metrics in pictured(lines).items():
+        if name in SCRIPTED:
             continue
-        own = dict.fromkeys(metric.removeprefix("eval_") for metric in drawn)
-        colours = dict(zip(own, itertools.cycle(COLOURS), strict=False))
         with _axes(name.replace("_", " "), title=title) as (figure, axes):
-            for metric in reversed(drawn):
-                steps, values = logged[metric]
+            for metric, (colour, steps, values) in reversed(metrics.items()):
                 line = "--" if metric.startswith("eval_") else "-"
-                style = {"color": colours[metric.removeprefix("eval_")], "marker": "o" if len(steps) < 30 else ""}
+                style = {"color": colour, "marker": "o" if len(steps) < 30 else ""}
                 axes.plot(*thinned(steps, values), line, label=metric, markersize=3, **style)
             axes.grid()
         yield Picture(name, name.replace("_", " "), figure)
+
+
+def pictured(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, tuple[str, list[int], list[float]]]]:
+    """The metrics of each picture of a run with colour, steps and values; SCRIPTED, which are not drawn here, too."""
+    found: dict[str, dict[str, tuple[str, list[int], list[float]]]] = {}
+    names = dict.fromkeys(name for line in lines for name in line)
+    logged = {name: points for name in names if (points := curve(lines, name))[0]}
+    for picture, wanted in (PICTURES | {name: [name] for name in SCRIPTED}).items():
+        held_out = tuple(f"_{end}" for end in wanted)
+        drawn = sorted(m for m in logged if m in wanted or (m.startswith("eval_") and m.endswith(held_out)))
+        own = dict.fromkeys(metric.removeprefix("eval_") for metric in drawn)
+        colours = dict(zip(own, itertools.cycle(COLOURS), strict=False))
+        found[picture] = {metric: (colours[metric.removeprefix("eval_")], *logged[metric]) for metric in drawn}
+    return {picture: metrics for picture, metrics in found.items() if metrics}
 
 
 def sweep_pictures(summary: Summary) -> list[Picture]:
@@ -93,15 +107,22 @@ def sweep_pictures(summary: Summary) -> list[Picture]:
         pictures += [_axis_picture(summary, objective.name, axis) for axis in summary.axes[:6]]
         few = [axis for axis in summary.axes if len(axis.levels) <= MAX_LEVELS]
         pictures += [_heat_picture(summary, objective, *few[:2])] if len(few) > 1 else []
-    wanted, logged = dict.fromkeys([*([objective.name] if objective else []), *TABLE["curves"]]), set[str]()
-    for run in (run for setting, *_ in styled(summary)[:MAX_DRAWN] for run in setting.runs[:MAX_SEEDS]):
-        kept = {"step", *wanted, *itertools.chain.from_iterable(TABLE["trades"])}
-        lines = [{name: entry for name, entry in line.items() if name in kept} for line in run.lines]
-        vars(run)["lines"] = lines  # all that is drawn of it, so that many runs take little memory
-        logged |= {name for name in wanted if name not in logged and len(curve(lines, name)[0]) > 1}
+    curves = find_curves(summary)
     pictures += _trade_pictures(summary)
-    pictures += [_curve_picture(summary, name) for name in [name for name in wanted if name in logged][:MAX_CURVES]]
+    pictures += [_curve_picture(summary, name) for name in curves if name not in SCRIPTED]
     return [replace(picture, keys=[label for *_, label in styled(summary) if label]) for picture in pictures]
+
+
+def find_curves(summary: Summary) -> list[str]:
+    """The metrics whose curves are drawn, SCRIPTED last; of the runs nothing else is kept, so that they take little."""
+    names = [*([summary.objective.name] if summary.objective else []), *TABLE["curves"]]
+    wanted, logged = dict.fromkeys([*names, *SCRIPTED]), set[str]()
+    kept = {"step", *wanted, *CLOCKS.values(), *itertools.chain.from_iterable(TABLE["trades"])}
+    for run in (run for setting, *_ in styled(summary)[:MAX_DRAWN] for run in setting.runs[:MAX_SEEDS]):
+        vars(run)["lines"] = lines = [{name: at for name, at in line.items() if name in kept} for line in run.lines]
+        logged |= {name for name in set().union(*lines) - logged if len(curve(lines, name)[0]) > 1}
+    found = [name for name in wanted if name in logged and name not in SCRIPTED]
+    return found[:MAX_CURVES] + [name for name in SCRIPTED if name in logged]
 
 
 def styled(summary: Summary) -> list[tuple[SweepSetting, str, str | None]]:
@@ -153,14 +174,19 @@ def thinned(steps: Sequence[float], values: Sequence[float], most: int = MAX_POI
     return [fmean(steps[cut : cut + size]) for cut in cuts], [fmean(values[cut : cut + size]) for cut in cuts]
 
 
-def band(runs: Sequence[RunRecord], name: str) -> tuple[Sequence[float], Sequence[float], Sequence[float]]:
+def band(
+    runs: Sequence[RunRecord], name: str, most: int = MAX_POINTS_BESIDE
+) -> tuple[Sequence[float], Sequence[float], Sequence[float]]:
     """Steps, means over the runs that logged a metric there, and standard deviations, 0 where only one did."""
+    if len(runs) == 1:  # which a page of many settings asks for often
+        steps, values = thinned(*curve(runs[0].lines, name), most)
+        return steps, values, [0.0] * len(steps)
     points = sorted(point for run in runs[:MAX_SEEDS] for point in zip(*curve(run.lines, name), strict=True))
     groups = itertools.groupby(points, key=lambda point: point[0])
     found = {step: [entry for _, entry in group] for step, group in groups}
     sds = [stdev(entries) if len(entries) > 1 else 0.0 for entries in found.values()]
-    fewer, means = thinned(list(found), list(map(fmean, found.values())), MAX_POINTS_BESIDE)
-    return fewer, means, thinned(list(found), sds, MAX_POINTS_BESIDE)[1]
+    fewer, means = thinned(list(found), list(map(fmean, found.values())), most)
+    return fewer, means, thinned(list(found), sds, most)[1]
 
 
 @contextlib.contextmanager
@@ -222,7 +248,7 @@ def _axis_picture(summary: Summary, name: str, axis: Axis) -> Picture:
         axes.set_xlim(-0.5, len(axis.levels) - 0.5)
         axes.grid(axis="y")
     caption = f"{name} against {axis.name}; the line joins the means, bars are one standard deviation over seeds"
-    return Picture(f"objective-{_file(axis.name)}", caption, figure)
+    return Picture(f"objective-{file_name(axis.name)}", caption, figure)
 
 
 def _heat_picture(summary: Summary, objective: SweepObjective, across: Axis, up: Axis) -> Picture:
@@ -244,7 +270,7 @@ def _heat_picture(summary: Summary, objective: SweepObjective, across: Axis, up:
         axes.tick_params(length=0)
     others = "" if len(summary.axes) == 2 else ", over all other keys"
     caption = f"{objective.name}: mean and standard deviation of the runs in each cell{others}; {objective.direction}"
-    return Picture(f"heat-{_file(across.name)}-{_file(up.name)}", caption, figure)
+    return Picture(f"heat-{file_name(across.name)}-{file_name(up.name)}", caption, figure)
 
 
 def heat_cells(summary: Summary, name: str, across: Axis, up: Axis) -> dict[tuple[int, int], list[float]]:
@@ -288,7 +314,7 @@ def _curve_picture(summary: Summary, name: str) -> Picture:
                 low, high = ([m + side * sd for m, sd in zip(means, sds, strict=True)] for side in (-1, 1))
                 axes.fill_between(steps, low, high, color=colour, alpha=0.16, linewidth=0)
         axes.grid()
-    return Picture(f"curve-{_file(name)}", name, figure)
+    return Picture(f"curve-{file_name(name)}", name, figure)
 
 
 def _ticks(axes: Axes, side: str, levels: Sequence[Hashable]) -> None:
@@ -298,5 +324,54 @@ def _ticks(axes: Axes, side: str, levels: Sequence[Hashable]) -> None:
     getattr(axes, f"set_{side}ticks")(shown, texts, **turned)
 
 
-def _file(name: str) -> str:
+def file_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.]+", "_", name)
+
+
+def run_charts(run: RunRecord) -> dict[str, Any]:
+    """The charts of one run, whose labels are its metrics; as ``_to_data`` has them."""
+    pictures = pictured(run.lines)
+    labels: list[Label] = [(name, colour, [run]) for each in pictures.values() for name, (colour, _, _) in each.items()]
+    places, charts = {name: place for place, (name, *_) in enumerate(labels)}, dict[str, list[Drawn]]()
+    for picture, each in pictures.items():
+        charts[picture] = [(places[name], name.startswith("eval_"), x, y, ()) for name, (_, x, y) in each.items()]
+    return _to_data(labels, charts)
+
+
+def sweep_charts(summary: Summary) -> dict[str, Any]:
+    """The charts of some runs, whose labels are the settings in their order: means, and deviations over seeds."""
+    drawn, charts = styled(summary)[:MAX_DRAWN], dict[str, list[Drawn]]()
+    for name in find_curves(summary):
+        bands = (band(setting.runs, name, MOST_OF_SCRIPT) for setting, *_ in drawn)
+        charts[name] = [(place, False, *points) for place, points in enumerate(bands) if points[0]]
+    return _to_data([(setting.label, colour, setting.runs) for setting, colour, _ in drawn], charts)
+
+
+def _to_data(labels: Sequence[Label], charts: Mapping[str, Sequence[Drawn]]) -> dict[str, Any]:
+    """The numbers from which the script of a page draws curves anew, with the steps that curves share once.
+
+    ``labels`` are what is hidden and shown, each with its colour and its clocks: by these a step has its tokens and its
+    time, of several seeds those of the longest run. A chart is ``[name, title, curves]``, and a curve ``[label, dashed,
+    place in steps, values, deviations]``.
+    """
+    known: dict[tuple[float, ...], int] = {}  # the steps of curves, with their places
+    most = min(MOST_OF_SCRIPT, max(LEAST_OF_SCRIPT, MAX_NUMBERS // max(1, sum(map(len, charts.values())))))
+
+    def thin(steps: Sequence[float], values: Sequence[float], count: int = most, digits: int = 5) -> list[Any]:
+        fewer, means = thinned(steps, values, count)
+        return [known.setdefault(tuple(fewer), len(known)), _rounded(means, digits)]
+
+    data: dict[str, Any] = {"labels": [], "charts": []}
+    for text, colour, runs in labels:
+        lines = max((run.lines for run in runs), key=len)
+        clocks = [(clock, *curve(lines, name)) for clock, name in CLOCKS.items()]
+        found = {clock: thin(at, values, CLOCK_POINTS, 7) for clock, at, values in clocks if len(at) > 1}
+        data["labels"].append([text, colour, found])
+    for name, curves in charts.items():
+        rows = [[*of, *thin(at, values), any(sds) and thin(at, sds)[1]] for *of, at, values, sds in curves]
+        data["charts"].append([file_name(name), name, rows])
+    return data | {"steps": [_rounded(steps, 9) for steps in known]}
+
+
+def _rounded(numbers: Sequence[float], digits: int) -> list[float]:
+    return [int(each) if each == int(each) else float(f"{each:.{digits}g}") for each in numbers]
