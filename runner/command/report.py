@@ -32,8 +32,7 @@ def main(line: CommandLine) -> int:
     if not folders:
         print_visible(listing(root))
     for number, folder in enumerate(folders):
-        fitting = {} if is_run(folder) and len(folders) > 1 else options
-        print_visible(("\n" if number else "") + report(folder, **fitting))
+        print_visible(("\n" if number else "") + report(folder, **({} if is_run(folder) and folders[1:] else options)))
     if len(folders) > 1:
         read = (run for each in folders for run in read_group(each.parent if is_run(each) else each))
         runs = {run.folder: run for run in read if {run.folder, run.folder.parent} & {*folders}}

@@ -28,13 +28,8 @@ from runner.report.page import LIVE, fill_page, to_run_page, to_sweep_page
 from runner.report.sweep import summarise
 from runner.run.read import find_folders, is_run, read_run, read_state, resolve_word
 
-HEADERS = {
-    "Cache-Control": "no-store",
-    "Content-Security-Policy": f"{LIVE}; frame-ancestors 'none'; base-uri 'none'",
-    "Referrer-Policy": "no-referrer",
-    "Server": "runner",
-    "X-Content-Type-Options": "nosniff",
-}
+HEADERS = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff"}
+HEADERS |= {"Content-Security-Policy": f"{LIVE}; frame-ancestors 'none'; base-uri 'none'", "Server": "runner"}
 
 
 def main(line: CommandLine) -> int:
@@ -65,8 +60,8 @@ class Server(ThreadingMixIn, WSGIServer):
         self.set_app(self.answer)
         self.root, self.groups, self.token = root, groups, secrets.token_urlsafe(24)
         self.address = f"http://127.0.0.1:{self.server_port}/{self.token}/"
-        self.hosts = {f"{host}:{self.server_port}" for host in ("127.0.0.1", "localhost")}
-        self.memory, self.drawn, self.lock = Memory(), dict[str, tuple[str, str]](), threading.Lock()
+        self.hosts = (f"127.0.0.1:{self.server_port}", f"localhost:{self.server_port}")
+        self.memory, self.lock = Memory(), threading.Lock()
         self.differing = cache(lambda folder: differing(read_run(folder)))  # from options that stay as they are
 
     def answer(self, asked: dict[str, Any], start: Callable[..., object]) -> list[bytes]:
@@ -99,10 +94,8 @@ class Server(ThreadingMixIn, WSGIServer):
         """The state of a page and its text, empty where that is ``known``; KeyError where there is no such page."""
         state, draw = self._find_page(*address.split("/"))
         etag = f'"{hashlib.sha256(str(state).encode(errors="replace")).hexdigest()[:20]}"'
-        with self.lock:  # several readers have one page
-            if etag != known and self.drawn.get(address, ("",))[0] != etag:
-                self.drawn[address] = etag, draw(etag)
-            return (etag, "") if etag == known else self.drawn[address]
+        with self.lock:  # several readers wait for each other
+            return etag, "" if etag == known else draw(etag)
 
     def _find_page(self, *parts: str) -> tuple[object, Callable[[str], str]]:
         """The state of the files behind an address, and what draws their page."""

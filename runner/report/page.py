@@ -1,9 +1,8 @@
 """A report as one HTML page that needs nothing else: no font, no network, light or dark as the reader's.
 
 Of one run, of runs side by side, or of a preview's tokens. What stands on it comes from ``sweep``, ``facts`` and
-``tokens``, the pictures from ``plot``; how it looks is in ``template/``. Its one script, named by a hash, draws the
-curves in place of their pictures; without it all can be read. A live page (``live``) is the same without
-these pictures. What has not changed is not written again, and whatever comes from run files is escaped.
+``tokens``, the pictures from ``plot``; how it looks is in ``template/``. Its script, named by a hash, draws the curves
+in place of their pictures, which a live page lacks. What has not changed is not written again, and all is escaped.
 """
 
 import base64

@@ -47,14 +47,9 @@ MAX_TICKS = 24  # values that are written on an axis
 MAX_LEVELS = 60  # values of an axis of a heat map
 MAX_CELLS = 160  # of a heat map with their numbers in them
 MAX_LETTERS = 200  # of the label of a setting
-MAX_NUMBERS = 60_000  # of a page's script: some 500 kB
-MOST_OF_SCRIPT, LEAST_OF_SCRIPT, CLOCK_POINTS = 1000, 100, 100  # points of a curve there, and of a clock
+MAX_NUMBERS, MAX_POINTS_OF_SCRIPT, CLOCK_POINTS = 60_000, 1000, 100  # for the script of a page: some 500 kB
 
 Curve = tuple[Sequence[float], Sequence[float]]
-Label = tuple[str, str, Sequence[RunRecord]]  # its text, colour, and runs
-Drawn = tuple[
-    int, bool, Sequence[float], Sequence[float], Sequence[float]
-]  # the place of a label, whether it is dashed
 
 
 @dataclass(frozen=True)
@@ -74,9 +69,7 @@ def write_plots(metrics: Path, folder: Path, title: str = "") -> list[Path]:
 
 def run_pictures(lines: Sequence[Mapping[str, Any]], title: str = "") -> Iterator[Picture]:
     """A picture for each kind of metric; a held-out curve is dashed, in the colour of its training curve."""
-    for name, metrics in pictured(lines).items():
-        if name in SCRIPTED:
-            continue
+    for name, metrics in pictured(lines, PICTURES).items():
         with _axes(name.replace("_", " "), title=title) as (figure, axes):
             for metric, (colour, steps, values) in reversed(metrics.items()):
                 line = "--" if metric.startswith("eval_") else "-"
@@ -86,12 +79,12 @@ def run_pictures(lines: Sequence[Mapping[str, Any]], title: str = "") -> Iterato
         yield Picture(name, name.replace("_", " "), figure)
 
 
-def pictured(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, tuple[str, list[int], list[float]]]]:
-    """The metrics of each picture of a run with colour, steps and values; SCRIPTED, which are not drawn here, too."""
-    found: dict[str, dict[str, tuple[str, list[int], list[float]]]] = {}
+def pictured(lines: Sequence[Mapping[str, Any]], pictures: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any]]:
+    """The metrics of those pictures of a run for which there are any, each with its colour, steps and values."""
+    found: dict[str, dict[str, Any]] = {}
     names = dict.fromkeys(name for line in lines for name in line)
     logged = {name: points for name in names if (points := curve(lines, name))[0]}
-    for picture, wanted in (PICTURES | {name: [name] for name in SCRIPTED}).items():
+    for picture, wanted in pictures.items():
         held_out = tuple(f"_{end}" for end in wanted)
         drawn = sorted(m for m in logged if m in wanted or (m.startswith("eval_") and m.endswith(held_out)))
         own = dict.fromkeys(metric.removeprefix("eval_") for metric in drawn)
@@ -174,19 +167,15 @@ def thinned(steps: Sequence[float], values: Sequence[float], most: int = MAX_POI
     return [fmean(steps[cut : cut + size]) for cut in cuts], [fmean(values[cut : cut + size]) for cut in cuts]
 
 
-def band(
-    runs: Sequence[RunRecord], name: str, most: int = MAX_POINTS_BESIDE
-) -> tuple[Sequence[float], Sequence[float], Sequence[float]]:
+def band(runs: Sequence[RunRecord], name: str) -> tuple[Sequence[float], Sequence[float], Sequence[float]]:
     """Steps, means over the runs that logged a metric there, and standard deviations, 0 where only one did."""
     if len(runs) == 1:  # which a page of many settings asks for often
-        steps, values = thinned(*curve(runs[0].lines, name), most)
-        return steps, values, [0.0] * len(steps)
+        return *(own := curve(runs[0].lines, name)), [0.0] * len(own[0])
     points = sorted(point for run in runs[:MAX_SEEDS] for point in zip(*curve(run.lines, name), strict=True))
     groups = itertools.groupby(points, key=lambda point: point[0])
     found = {step: [entry for _, entry in group] for step, group in groups}
     sds = [stdev(entries) if len(entries) > 1 else 0.0 for entries in found.values()]
-    fewer, means = thinned(list(found), list(map(fmean, found.values())), most)
-    return fewer, means, thinned(list(found), sds, most)[1]
+    return list(found), list(map(fmean, found.values())), sds
 
 
 @contextlib.contextmanager
@@ -303,7 +292,8 @@ def _trade_pictures(summary: Summary) -> Iterator[Picture]:
 def _curve_picture(summary: Summary, name: str) -> Picture:
     with _axes(name) as (figure, axes):
         for setting, colour, label in reversed(styled(summary)[:MAX_DRAWN]):
-            steps, means, sds = band(setting.runs, name)
+            at, *both = band(setting.runs, name)
+            (steps, means), (_, sds) = (thinned(at, each, MAX_POINTS_BESIDE) for each in both)
             if not steps:
                 continue
             thin = colour == OTHERS  # beyond the palette
@@ -330,9 +320,9 @@ def file_name(name: str) -> str:
 
 def run_charts(run: RunRecord) -> dict[str, Any]:
     """The charts of one run, whose labels are its metrics; as ``_to_data`` has them."""
-    pictures = pictured(run.lines)
-    labels: list[Label] = [(name, colour, [run]) for each in pictures.values() for name, (colour, _, _) in each.items()]
-    places, charts = {name: place for place, (name, *_) in enumerate(labels)}, dict[str, list[Drawn]]()
+    pictures = pictured(run.lines, PICTURES | {name: [name] for name in SCRIPTED})
+    labels = [(name, colour, [run]) for each in pictures.values() for name, (colour, _, _) in each.items()]
+    places, charts = {name: place for place, (name, *_) in enumerate(labels)}, dict[str, list[Any]]()
     for picture, each in pictures.items():
         charts[picture] = [(places[name], name.startswith("eval_"), x, y, ()) for name, (_, x, y) in each.items()]
     return _to_data(labels, charts)
@@ -340,26 +330,25 @@ def run_charts(run: RunRecord) -> dict[str, Any]:
 
 def sweep_charts(summary: Summary) -> dict[str, Any]:
     """The charts of some runs, whose labels are the settings in their order: means, and deviations over seeds."""
-    drawn, charts = styled(summary)[:MAX_DRAWN], dict[str, list[Drawn]]()
+    drawn, charts = styled(summary)[:MAX_DRAWN], dict[str, list[Any]]()
     for name in find_curves(summary):
-        bands = (band(setting.runs, name, MOST_OF_SCRIPT) for setting, *_ in drawn)
+        bands = (band(setting.runs, name) for setting, *_ in drawn)
         charts[name] = [(place, False, *points) for place, points in enumerate(bands) if points[0]]
     return _to_data([(setting.label, colour, setting.runs) for setting, colour, _ in drawn], charts)
 
 
-def _to_data(labels: Sequence[Label], charts: Mapping[str, Sequence[Drawn]]) -> dict[str, Any]:
-    """The numbers from which the script of a page draws curves anew, with the steps that curves share once.
+def _to_data(labels: Sequence[tuple[str, str, Any]], charts: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """``labels`` are hidden and shown, each with colour and clocks: tokens and time of steps of its longest run.
 
-    ``labels`` are what is hidden and shown, each with its colour and its clocks: by these a step has its tokens and its
-    time, of several seeds those of the longest run. A chart is ``[name, title, curves]``, and a curve ``[label, dashed,
-    place in steps, values, deviations]``.
+    A chart is ``[name, title, curves]``, and a curve ``[label, dashed, place in steps, values, deviations]``.
     """
-    known: dict[tuple[float, ...], int] = {}  # the steps of curves, with their places
-    most = min(MOST_OF_SCRIPT, max(LEAST_OF_SCRIPT, MAX_NUMBERS // max(1, sum(map(len, charts.values())))))
+    known: dict[tuple[float, ...], int] = {}  # the steps of curves, which many share, with their places
+    most = min(MAX_POINTS_OF_SCRIPT, max(100, MAX_NUMBERS // max(1, sum(map(len, charts.values())))))
 
     def thin(steps: Sequence[float], values: Sequence[float], count: int = most, digits: int = 5) -> list[Any]:
         fewer, means = thinned(steps, values, count)
-        return [known.setdefault(tuple(fewer), len(known)), _rounded(means, digits)]
+        place = known.setdefault(tuple(round(step, 2) for step in fewer), len(known))
+        return [place, [int(each) if each == int(each) else float(f"{each:.{digits}g}") for each in means]]
 
     data: dict[str, Any] = {"labels": [], "charts": []}
     for text, colour, runs in labels:
@@ -370,8 +359,4 @@ def _to_data(labels: Sequence[Label], charts: Mapping[str, Sequence[Drawn]]) -> 
     for name, curves in charts.items():
         rows = [[*of, *thin(at, values), any(sds) and thin(at, sds)[1]] for *of, at, values, sds in curves]
         data["charts"].append([file_name(name), name, rows])
-    return data | {"steps": [_rounded(steps, 9) for steps in known]}
-
-
-def _rounded(numbers: Sequence[float], digits: int) -> list[float]:
-    return [int(each) if each == int(each) else float(f"{each:.{digits}g}") for each in numbers]
+    return data | {"steps": list(known)}

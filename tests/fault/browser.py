@@ -33,6 +33,7 @@ from runner.command.watch import Server
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-pipe"]
 WIDTHS = (1280, 390)
+OVER = "document.querySelector('.u-over')"  # of the first chart
 
 
 class Browser:
@@ -201,7 +202,54 @@ def misses(root: Path, keep: Path | None = None, widths=WIDTHS) -> Iterator[str]
                         yield f"{title} {kind} {width}: {wide} pixels too wide"
                     if keep:
                         page.picture(keep / f"{title}-{kind}-{width}.png")
+        yield from misses_of_controls(page, server, root, keep)
         yield from (f"logged: {json.dumps(error)[:300]}" for error in page.errors)
+
+
+def misses_of_controls(page: Browser, server: Server, root: Path, keep: Path | None) -> Iterator[str]:
+    """What is wrong with the controls of the sweep's live page, and when its files grow and its server goes."""
+    page.open(f"{server.address}sweep/report.html", 1280)
+    page.wait("document.documentElement.dataset.charts > 0")
+    page.value("document.querySelector('.controls').scrollIntoView()")
+    x, y, width, height = page.value(f"(box => [box.x, box.y, box.width, box.height])({OVER}.getBoundingClientRect())")
+    page.mouse("mouseMoved", x + width * 0.5, y + height / 2)
+    page.mouse("mouseMoved", x + width * 0.6, y + height / 2)
+    page.wait("!document.querySelector('.values').hidden")
+    if not all(f"kl_coef={kl}" in page.value("document.querySelector('.values').innerText") for kl in (0.05, 0.5)):
+        yield "no values at the cursor"
+    if keep:
+        page.picture(keep / "cursor.png", whole=False)
+    page.drag(x + width * 0.3, y + height / 2, x + width * 0.6)
+    page.wait("!document.querySelector('.reset').disabled")
+    page.value("document.querySelector('.controls input[type=checkbox]').click()")
+    slide = "document.querySelector('.controls input[type=range]')"
+    page.value(f"{slide}.value = 0.8; {slide}.dispatchEvent(new Event('input'))")
+    page.value("document.querySelector('tr[data-label] button').click()")
+    if page.value("document.querySelectorAll('.off').length") != 2:
+        yield "a setting is not hidden in its row and in the legend"
+    runs = "[...document.querySelectorAll('section')].find(part => part.innerText.startsWith('Runs'))"
+    for _ in range(2):
+        page.value(f"[...{runs}.querySelectorAll('th button')].find(each => each.innerText == 'seed').click()")
+    if page.value(f"{runs}.querySelector('th[aria-sort=descending]').innerText.trim()")[:4] != "seed":
+        yield "the runs are not sorted"
+    page.value(f"{runs}.querySelector('input').focus()")
+    page.call("Input.insertText", text="0.5")
+    if page.value(f"[...{runs}.querySelectorAll('tbody tr')].filter(row => !row.hidden).length") != 2:
+        yield "the runs are not filtered"
+    if keep:
+        page.picture(keep / "choices.png", whole=False)
+    (metrics,) = root.glob("sweep/kl_coef-0.5+seed-1-*/metrics.jsonl")
+    with metrics.open("a") as file:
+        file.writelines(json.dumps(line(step, 0.5, 1)) + "\n" for step in range(31, 46))
+    set_status(metrics.parent, step=45)
+    page.wait("document.body.innerText.includes('45/60')")
+    kept = [page.value("document.activeElement.value"), page.value("document.querySelectorAll('.off').length")]
+    if [*kept, page.value("document.querySelector('.reset').disabled")] != ["0.5", 2, False]:
+        yield f"a page that renews itself loses choices: {kept}"
+    server.shutdown()
+    server.server_close()
+    page.wait("document.querySelector('.live').textContent.startsWith('disconnected')")
+    page.errors = [each for each in page.errors if "CONNECTION_REFUSED" not in json.dumps(each)]
 
 
 if __name__ == "__main__":

@@ -51,11 +51,11 @@
   // The columns of a chart and how each is drawn: a curve, its raw line where it is smoothed, else its band.
   function columns(curves) {
     const tables = [], series = [{}], bands = [], alike = {};
-    for (const [label, dashed, at, values, sds] of curves.toReversed()) {
+    for (const [label, dashed, at, values, sds] of [...curves].reverse()) {
       const [text, stroke] = data.labels[label], steps = places(data.steps[at], label);
       if (choice.hidden.has(text) || !steps) continue;
       const usable = (value) => (choice.log && value <= 0 ? null : value);
-      const few = values.length < 3, rough = choice.smooth > 0 && !few, points = {show: values.length < 30, size: few ? 7 : 5};
+      const few = values.length < 3, rough = choice.smooth > 0 && !few, points = {show: values.length < 30, size: few ? 7 : 5, fill: colour("--ground")};
       // Of curves that coincide each has shorter dashes than the one below it.
       const below = (alike[[at, values]] = (alike[[at, values]] ?? 0) + 1) - 1, part = 16 / 2 ** below;
       const line = {label: text, stroke, width: 1.6, dash: dashed ? [6, 4] : below ? [part, 16 - part] : [], spanGaps: true, points, shown: true};
@@ -97,7 +97,7 @@
     });
     const close = rows.sort((one, other) => one.away - other.away).slice(0, 12), first = close[0];
     close.sort((one, other) => other.value - one.value);
-    box.replaceChildren(make("div", {}, `${choice.x} ${along(plot.posToVal(left, "x"))}`), ...close.map((row) => make("div", {className: row === first ? "nearest" : ""}, swatch(row.line.stroke()), make("span", {}, row.line.label), make("b", {}, short(row.value)))));
+    box.replaceChildren(make("div", {}, `${choice.x} ${along(plot.data[0][plot.cursor.idx])}`), ...close.map((row) => make("div", {className: row === first ? "nearest" : ""}, swatch(row.line.stroke()), make("span", {}, row.line.label), make("b", {}, short(row.value)))));
     if (rows.length > close.length) box.append(make("div", {}, `and ${rows.length - close.length} more`));
     const right = left > plot.over.clientWidth / 2, edge = plot.over.offsetLeft;
     box.style.left = right ? "" : `${edge + left + 14}px`;
@@ -109,6 +109,14 @@
     mark.style.background = background;
     return mark;
   };
+
+  // The values that are written beside a logarithmic axis: 1, 2 and 5, or powers of ten, or what a short range has.
+  function ticks(low, high) {
+    const powers = Array.from({length: Math.ceil(Math.log10(high / low)) + 2}, (_, place) => 10 ** (Math.floor(Math.log10(low)) + place));
+    const found = powers.flatMap((power) => [1, 2, 5].map((part) => +(part * power).toPrecision(1))).filter((tick) => low <= tick && tick <= high);
+    if (found.length > 7) return found.filter((tick) => powers.some((power) => Math.abs(tick / power - 1) < 0.01));
+    return found.length > 1 ? found : [0.1, 0.4, 0.7, 0.95].map((share) => +(low * (high / low) ** share).toPrecision(3));
+  }
 
   function drawChart(figure, title, curves) {
     const {tables, series, bands} = columns(curves), width = Math.floor(figure.clientWidth), height = Math.round(Math.max(190, width * 0.58));
@@ -125,10 +133,10 @@
     const plot = new uPlot({
       width, height, series, bands,
       legend: {show: false},
-      scales: {x: {time: false}, y: {distr: choice.log ? 3 : 1}},
+      scales: {x: {time: false}, y: {distr: choice.log ? 3 : 1, range: (_, low, high) => low == null ? [choice.log ? 0.1 : 0, 1] : choice.log ? [low / 1.08, high * 1.08] : uPlot.rangeNum(low, high, 0.1, true)}},
       axes: [
         {...axis, values: (_, splits) => splits.map(along), space: 60, size: 34},
-        {...axis, values: (_, splits) => splits.map((value) => (value == null ? "" : short(value))), size: (_, texts) => 16 + 6.5 * Math.max(3, ...(texts ?? []).map((text) => text.length))},
+        {...axis, values: (_, splits) => splits.map(short), ...(choice.log ? {splits: (_, __, low, high) => ticks(low, high), filter: (_, splits) => splits} : {}), size: (_, texts) => 16 + 6.5 * Math.max(3, ...(texts ?? []).map((text) => text.length))},
       ],
       cursor: {
         y: false, dataIdx: nearest, points: {size: 7}, drag: {setScale: false, dist: 6}, sync: {key: "all", scales: ["x", null]},
