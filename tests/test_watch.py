@@ -70,7 +70,8 @@ def test_every_page_is_there_and_leads_to_the_others(root):
             assert status == 200 and set(re.findall(r'href="([^"]+)"', text)) >= set(links), page
             assert headers["Cache-Control"] == "no-store" and headers["X-Content-Type-Options"] == "nosniff"
             assert headers["Referrer-Policy"] == "no-referrer" and headers["Content-Type"].startswith("text/html")
-            assert ask(server, page, "HEAD") == (200, "", headers | {"Date": ask(server, page, "HEAD")[2]["Date"]})
+            status, text, others = ask(server, page, "HEAD")
+            assert (status, text, others | {"Date": ""}) == (200, "", headers | {"Date": ""})
 
 
 def test_nothing_else_is_served(root):
@@ -137,7 +138,7 @@ def test_the_script_is_the_one_that_the_page_names_and_small(root):
     with served(root) as server:
         _, live, headers = ask(server, "kl/report.html")
     for page, more in ((root / "kl" / "report.html").read_text(), ""), (live, "; connect-src 'self'"):
-        policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page)[1].replace("&#39;", "'")
+        policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page)[1]
         rules = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
         assert policy == f"{rules}; script-src 'sha256-{digest}'{more}"
         assert page.count("<script>") == 1 and f"<script>{SCRIPT}</script>" in page

@@ -1,8 +1,7 @@
 """Serves the pages of a report while the runs train: to whoever has their address, here, and only to be read.
 
-The address holds a random token, which no log names. What it says behind that is never made a path: it is looked up
-among the runs that there are. A page is drawn anew when its files have other sizes or times, for which its script asks;
-nothing is written, and a folder that goes or a file that is torn ends nothing.
+The address holds a random token, which no log names. What it says behind that is never made a path, but looked up among
+the runs that there are. A page is drawn anew when its files have other sizes or times; nothing is written.
 """
 
 import contextlib
@@ -23,7 +22,7 @@ from runner.errors import EnvironmentFault, RunnerError, describe, fault
 from runner.io.files import display_path
 from runner.io.terminal import print_visible
 from runner.report.compare import differing
-from runner.report.index import Memory, read_group, stamp_of
+from runner.report.index import read_group, stamp_of
 from runner.report.page import LIVE, fill_page, to_run_page, to_sweep_page
 from runner.report.sweep import summarise
 from runner.run.read import find_folders, is_run, read_run, read_state, resolve_word
@@ -61,7 +60,7 @@ class Server(ThreadingMixIn, WSGIServer):
         self.root, self.groups, self.token = root, groups, secrets.token_urlsafe(24)
         self.address = f"http://127.0.0.1:{self.server_port}/{self.token}/"
         self.hosts = (f"127.0.0.1:{self.server_port}", f"localhost:{self.server_port}")
-        self.memory, self.lock = Memory(), threading.Lock()
+        self.memory, self.lock = dict[Path, Any](), threading.Lock()
         self.differing = cache(lambda folder: differing(read_run(folder)))  # from options that stay as they are
 
     def answer(self, asked: dict[str, Any], start: Callable[..., object]) -> list[bytes]:

@@ -29,7 +29,6 @@ INDEX = ".index.sqlite"
 # Another version is one in which the code that makes the rows is another one.
 VERSION = hashlib.sha256("".join(sha256(Path(str(of.__file__))) for of in (facts, number, read)).encode()).hexdigest()
 NAME = f"runs_{VERSION[:10]}"
-Memory = dict[Path, dict[bytes, tuple[str, str]]]  # of groups, each of its runs: what was read, and its seal
 TABLE = f"CREATE TABLE {NAME} (folder BLOB PRIMARY KEY, record TEXT, seal TEXT)"
 
 
@@ -41,11 +40,10 @@ class RunOfMany(RunRecord):
     logged: Mapping[str, float] = field(default_factory=dict)
 
 
-def read_group(group: Path, memory: Memory | None = None) -> list[RunOfMany]:
+def read_group(group: Path, memory: dict[Path, Any] | None = None) -> list[RunOfMany]:
     """Every run of a name, in the order of the folders' names; what is read anew goes into the index or ``memory``."""
     runs, (rows, known), like = [], _open_index(group / INDEX), dict[str, Any]()
-    held = {} if memory is None else memory.setdefault(group, {})
-    known |= held
+    known |= (held := {} if memory is None else memory.setdefault(group, {}))
     settled = time.time_ns() - SETTLED_NANOSECONDS  # what was written later may change again without another time
     for folder in find_folders(group):
         (stamp, latest), name = stamp_of(folder), os.fsencode(folder.name)

@@ -30,12 +30,11 @@ from runner.run.read import RunRecord, read_samples
 MAX_ROWS = 200  # settings, and runs, that a page shows; all are in the files beside it
 MAX_COLUMNS = 6  # settings, or steps of one run, whose completions stand side by side
 # What the templates use beside their own figures.
-CALLED = (spread, command_of, count_states, to_blocks, to_mark, to_thumbnail, to_visible)
+CALLED = (spread, command_of, count_states, to_blocks, to_mark, to_thumbnail, to_visible, os.path.relpath)
 GLOBALS = {each.__name__: each for each in CALLED} | {"others": plot.OTHERS}
 
-# The script of a page: uPlot, unchanged, and ours. The policies of pages without it, with it, and of those that renew.
 SCRIPT = Markup("\n".join((TEMPLATE / name).read_text() for name in ("uplot/uPlot.iife.min.js", "page.js")))
-PLAIN = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+PLAIN = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # the policy of a page without it
 SCRIPTED = f"{PLAIN}; script-src 'sha256-{base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()}'"
 LIVE = f"{SCRIPTED}; connect-src 'self'"
 
@@ -73,10 +72,9 @@ def to_sweep_page(summary: Summary, etag: str = "", plots: Path | None = None) -
     places = {id(setting): (place, colour) for place, (setting, colour, _) in enumerate(plot.styled(summary))}
     context: dict[str, object] = {"summary": summary, "places": [places[id(each)] for each in summary.listed]}
     context |= {"keys": plot.styled(summary)[: len(plot.COLOURS)], "most": summary.top or MAX_ROWS}
-    context |= {"charts": shown[False], "curves": shown[True], "prompts": side_by_side(summary)}
-    context |= {"facts": count_facts(run.facts for run in summary.runs), "relpath": os.path.relpath}
-    title = ", ".join(summary.names) or summary.group.name
-    return fill_page("sweep.html", plot.sweep_charts(summary), etag, title=title, **context)
+    context |= {"charts": shown[False], "curves": shown[True], "title": ", ".join(summary.names) or summary.group.name}
+    context |= {"prompts": side_by_side(summary), "facts": count_facts(run.facts for run in summary.runs)}
+    return fill_page("sweep.html", plot.sweep_charts(summary), etag, **context)
 
 
 def write_run_report(run: RunRecord, differing: Differing) -> Path:

@@ -16,7 +16,7 @@ from runner.schema.text import number
 TEMPLATE = Path(__file__).parent / "template"
 
 
-def fill_template(template: str, names: Mapping[str, Any] | None = None, **context: object) -> str:
+def fill_template(template: str, names: Mapping[str, Any] | None = None, /, **context: object) -> str:
     """A template filled in; a name that it does not know is an error. ``names`` are known in what it includes, too."""
     return _environment().get_template(template, globals=names).render(context)
 

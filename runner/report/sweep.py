@@ -213,8 +213,7 @@ def find_axes(runs: Sequence[RunRecord]) -> list[Axis]:
     hide = cache(hidden)  # because there are few options, and may be many runs
     typed = [{group: hide(option) for group, option in choices_of(run).items()} for run in runs]
     names = tuple(run.folder.parent.name for run in runs)
-    found = [Axis("name", "name", names)] if len(set(names)) > 1 else []
-    return found + axes_of([run.cfg for run in runs], typed)
+    return [Axis("name", "name", names)] * (len(set(names)) > 1) + axes_of([run.cfg for run in runs], typed)
 
 
 def find_column(key: str, runs: Sequence[RunRecord], axes: Sequence[Axis], option: str) -> tuple[Sequence[Any], bool]:

@@ -42,7 +42,7 @@ class Browser:
     def __init__(self, folder: Path):
         (theirs_in, self.out), (self.inn, theirs_out) = os.pipe(), os.pipe()
         command = f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}'
-        words = ["sh", "-c", command, "sh", CHROMIUM, *FLAGS, f"--user-data-dir={folder}", "about:blank"]
+        words = ["bash", "-c", command, "bash", CHROMIUM, *FLAGS, f"--user-data-dir={folder}", "about:blank"]
         self.process = subprocess.Popen(words, pass_fds=(theirs_in, theirs_out), stderr=subprocess.DEVNULL)
         os.close(theirs_in)
         os.close(theirs_out)
