@@ -1,6 +1,7 @@
 """Shows runs, side by side or one by one: a table here, a page, pictures and files beside the runs."""
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,13 @@ from runner.errors import ConfigError, FolderError, fault
 from runner.io.files import display_path
 from runner.io.terminal import print_visible
 from runner.report.compare import differing
+from runner.report.index import read_group
 from runner.report.number import short
 from runner.report.page import write_report, write_run_report
 from runner.report.sweep import list_states, summarise
 from runner.report.table import Column, format_table, run_table, table
 from runner.run import foreign_faults
-from runner.run.read import find_folders, is_run, read_run, read_state, resolve_word
+from runner.run.read import RunRecord, find_folders, is_run, read_run, read_state, resolve_word
 
 PAGES = ("report.html", "summary.csv", "summary.jsonl", "summary.parquet")  # that a report of several runs writes
 
@@ -30,7 +32,12 @@ def main(line: CommandLine) -> int:
     if not folders:
         print_visible(listing(root))
     for number, folder in enumerate(folders):
-        print_visible(("\n" if number else "") + report(folder, **options))
+        print_visible(("\n" if number else "") + report(folder, **({} if is_run(folder) and folders[1:] else options)))
+    if len(folders) > 1:
+        read = (run for each in folders for run in read_group(each.parent if is_run(each) else each))
+        runs = {run.folder: run for run in read if {run.folder, run.folder.parent} & {*folders}}
+        page = write_report(summarise(list(runs.values()), **options))
+        print_visible(f"\npage      {display_path(page)}  (all of these)")
     return 0
 
 
@@ -55,13 +62,16 @@ def report(folder: Path, **options: Any) -> str:
     return f"{table(summary, width)}\nrows      {page.removesuffix('report.html')}summary.csv\npage      {page}"
 
 
+def find_names(folders: Iterable[Path]) -> list[tuple[Path, list[RunRecord]]]:
+    """Those of some folders in which runs are, with the states of these, newest first."""
+    names = [(path, runs) for path in folders if path.is_dir() and (runs := [*map(read_state, find_folders(path))])]
+    return sorted(names, key=lambda name: max(str(run.status.get("updated") or "") for run in name[1]), reverse=True)
+
+
 def listing(root: Path) -> str:
     """The names under a folder of outputs, newest first, with how many runs are in which state."""
-    folders = [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
-    groups = [(display_path(path), list(map(read_state, find_folders(path)))) for path in folders]
-    if not (rows := [group for group in groups if group[1]]):
+    if not (rows := [(display_path(path), runs) for path, runs in find_names(root.glob("*"))]):
         return f"no runs under {display_path(root)}/ yet"
-    rows.sort(key=lambda row: max(str(run.status.get("updated") or "") for run in row[1]), reverse=True)
     columns = [
         Column("folder", [short(path, 50) for path, _ in rows], True, True),
         Column("runs", [str(len(runs)) for _, runs in rows], True),

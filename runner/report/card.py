@@ -25,36 +25,23 @@ NOT_SHOWN = ("output_root", "launcher", "tracker", "allow")  # keys that say not
 
 def to_card(run: RunRecord, copy: Sequence[str], license: str | None = None, pictures: Sequence[str] = ()) -> str:
     """The model card of a run in Markdown, beginning with the fields that the hub reads; ``copy`` are notes on it."""
-    trainer, base = short_target(run.cfg.get("trainer")), base_of(run)
-    is_scorer, path = select(run.cfg, "trainer.head") == "score", str(select(run.cfg, "dataset.path") or "")
-    metadata = {
-        "license": license,
-        "base_model": base,
-        "base_model_relation": "finetune" if base else None,
-        "datasets": [path] if is_hub_name(path) else None,
-        "library_name": "transformers",
-        "pipeline_tag": "text-classification" if is_scorer else "text-generation",
-        "tags": ["trl", trainer.lower(), "runner"],
-    }
-    goal = "A reward model" if is_scorer else "A language model"
-    start = f"[{base}](https://huggingface.co/{base})" if base else (run.cfg.get("model") or {}).get("path")
-    data = [(name, node) for name, node in walk(run.manifest.get("data")) if isinstance(node, Mapping)]
-    known = [(name, node) for name, node in data if "fingerprint" in node]
+    path = str(select(run.cfg, "dataset.path") or "")
+    facts: dict[str, object] = {"license": license, "base": base_of(run), "path": path, "is_public": is_hub_name(path)}
+    facts |= {"trainer": short_target(run.cfg.get("trainer")), "is_scorer": select(run.cfg, "trainer.head") == "score"}
+    data = [(n, at) for n, at in walk(run.manifest.get("data")) if isinstance(at, Mapping) and "fingerprint" in at]
     model, versions = run.manifest.get("model") or {}, run.manifest.get("versions") or {}
     counts = [f"{number(model[key])} {key}" for key in ("parameters", "trainable") if model.get(key)]
-    first, *others = copy
     text = fill_template(
         "card.md",
         run=run,
-        metadata={key: entry for key, entry in metadata.items() if entry},
-        begin=f"{goal}, trained by {trainer} from {start or 'a new model'} on {path or 'rows of its own'}.",
+        **facts,
         scores=[(name.removeprefix("eval_"), *others) for name, *others in score_rows(run)],
-        rows=[(name, node.get("rows"), f"`{str(node['fingerprint'])[:16]}`") for name, node in known],
+        rows=[(name, node.get("rows"), f"`{str(node['fingerprint'])[:16]}`") for name, node in data],
         changed=[[f"`{text}`" for text in row] for row in differing(run) or ()],
         package=NAME,
         pinned=[shlex.quote(f"{name}=={versions[name].partition('+')[0]}") for name in LIBRARIES if versions.get(name)],
         command="" if words_of(run) is None else command_of(run),
-        notes=[first, *([", ".join(counts)] if counts else []), *others],
+        notes=[*copy[:1], *([", ".join(counts)] if counts else []), *copy[1:]],
         pictures=pictures,
         shown={key: node for key, node in run.cfg.items() if key not in NOT_SHOWN},
     )

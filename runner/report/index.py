@@ -40,24 +40,26 @@ class RunOfMany(RunRecord):
     logged: Mapping[str, float] = field(default_factory=dict)
 
 
-def read_group(group: Path) -> list[RunOfMany]:
-    """Every run of a name, in the order of the folders' names; what has changed is read anew and put into the index."""
+def read_group(group: Path, memory: dict[Path, Any] | None = None) -> list[RunOfMany]:
+    """Every run of a name, in the order of the folders' names; what is read anew goes into the index or ``memory``."""
     runs, (rows, known), like = [], _open_index(group / INDEX), dict[str, Any]()
+    known |= (held := {} if memory is None else memory.setdefault(group, {}))
     settled = time.time_ns() - SETTLED_NANOSECONDS  # what was written later may change again without another time
     for folder in find_folders(group):
-        (stamp, latest), name = _stamp_of(folder), os.fsencode(folder.name)
+        (stamp, latest), name = stamp_of(folder), os.fsencode(folder.name)
         record, seal = known.pop(name, ("", ""))
         if seal != _seal_of(stamp, record):
             record = json.dumps(_record_of(folder), default=str, skipkeys=True)
             if latest < settled:
-                rows.execute(f"INSERT OR REPLACE INTO {NAME} VALUES (?, ?, ?)", [name, record, _seal_of(stamp, record)])
+                held[name] = record, _seal_of(stamp, record)
+                rows.execute(f"INSERT OR REPLACE INTO {NAME} VALUES (?, ?, ?)", [name, *held[name]])
         like = _shared(json.loads(record), like)
         tuples = {"damaged": tuple(like["damaged"]), "faults": tuple(Fault(**each) for each in like["faults"])}
         runs.append(RunOfMany(folder, **like | tuples))
     with contextlib.suppress(sqlite3.Error, OSError), contextlib.closing(rows):  # a folder that nobody may write
         rows.executemany(f"DELETE FROM {NAME} WHERE folder = ?", [[gone] for gone in known])
         rows.commit()
-        if rows.total_changes:
+        if rows.total_changes and memory is None:
             write_bytes(group / INDEX, rows.serialize(), make=False)
     return runs
 
@@ -75,7 +77,7 @@ def _open_index(path: Path) -> tuple[sqlite3.Connection, dict[bytes, tuple[str, 
     return rows, {}
 
 
-def _stamp_of(folder: Path) -> tuple[str, int]:
+def stamp_of(folder: Path) -> tuple[str, int]:
     """The sizes and times of the files that are read of a run and of the folders in it, and the latest of the times."""
     found: dict[str, tuple[int, ...]] = {}
     with contextlib.suppress(OSError), os.scandir(folder) as entries:

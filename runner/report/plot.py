@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 TABLE = read_tables(__file__)
 PICTURES, COLOURS, STYLE = TABLE["pictures"], TABLE["colours"], TABLE["style"]
 MARKERS, GLYPHS, DASHES = (dict(zip(COLOURS, TABLE[look], strict=True)) for look in ("markers", "glyphs", "dashes"))
+SCRIPTED, CLOCKS = TABLE["scripted"], TABLE["clocks"]
 INK, OTHERS = STYLE["text.color"], STYLE["grid.color"]
 MAX_CURVES = 8
 MAX_POINTS = 300  # of a curve; longer ones are averaged to as many, which also keeps the page light
@@ -44,6 +45,7 @@ MAX_TICKS = 24  # values that are written on an axis
 MAX_LEVELS = 60  # values of an axis of a heat map
 MAX_CELLS = 160  # of a heat map with their numbers in them
 MAX_LETTERS = 200  # of the label of a setting
+MAX_NUMBERS, MAX_POINTS_OF_SCRIPT, CLOCK_POINTS = 60_000, 1000, 100  # for the script of a page: some 500 kB
 
 Points = Sequence[Sequence[float]]
 Lines = Sequence[Mapping[str, Any]]
@@ -67,24 +69,32 @@ def write_plots(run: RunRecord) -> list[Path]:
 
 def run_pictures(lines: Lines, headline: SweepObjective | None = None, title: str = "") -> Iterator[Picture]:
     """A picture for each kind of metric, that of the headline first; held-out curves are dashed and hollow."""
-    metrics, first = dict.fromkeys(name for line in lines for name in line), headline.name if headline else ""
-    logged = {metric: found for metric in metrics if (found := curve(lines, metric))[0]}
-    kinds: dict[str, list[str]] = {}
-    for name, wanted in PICTURES.items():
+    for name, metrics in pictured(lines, PICTURES, headline).items():
+        shown = name.replace("_", " ") if name in PICTURES else name
+        with _axes(shown, title=title) as (figure, axes):
+            for metric, (colour, *points) in reversed(metrics.items()):
+                _draw(axes, thinned(*points), colour, metric, hollow=metric.startswith("eval_"))
+            axes.grid()
+        yield Picture(file_name(name), shown, figure)
+
+
+def pictured(
+    lines: Lines, pictures: Mapping[str, Sequence[str]], headline: SweepObjective | None
+) -> dict[str, dict[str, Any]]:
+    """Those pictures of a run for which there are metrics, the headline's first; each with colour, steps and values."""
+    found, first = dict[str, dict[str, Any]](), headline.name if headline else ""
+    names = dict.fromkeys(name for line in lines for name in line)
+    logged = {name: points for name in names if (points := curve(lines, name))[0]}
+    for picture, wanted in pictures.items():
         held_out = tuple(f"_{end}" for end in wanted)
-        kinds[name] = sorted(m for m in logged if m in wanted or (m.startswith("eval_") and m.endswith(held_out)))
-    if first in logged and not any(first in drawn for drawn in kinds.values()):
-        kinds[first] = [first]
-    for name, drawn in sorted(kinds.items(), key=lambda kind: first not in kind[1]):
+        drawn = sorted(m for m in logged if m in wanted or (m.startswith("eval_") and m.endswith(held_out)))
         own = dict.fromkeys(metric.removeprefix("eval_") for metric in drawn)
         colours = dict(zip(own, itertools.cycle(COLOURS), strict=False))
-        if drawn:
-            shown = name if name == first else name.replace("_", " ")
-            with _axes(shown, title=title) as (figure, axes):
-                for m in reversed(drawn):
-                    _draw(axes, thinned(*logged[m]), colours[m.removeprefix("eval_")], m, hollow=m.startswith("eval_"))
-                axes.grid()
-            yield Picture(_file(name), shown, figure)
+        found[picture] = {metric: (colours[metric.removeprefix("eval_")], *logged[metric]) for metric in drawn}
+    if first in logged and not any(first in metrics for metrics in found.values()):
+        found[first] = {first: (COLOURS[0], *logged[first])}
+    ranked = sorted(found.items(), key=lambda picture: first not in picture[1])
+    return {picture: metrics for picture, metrics in ranked if metrics}
 
 
 def sweep_pictures(summary: Summary) -> list[Picture]:
@@ -94,15 +104,22 @@ def sweep_pictures(summary: Summary) -> list[Picture]:
         pictures += [_axis_picture(summary, objective.name, axis) for axis in summary.axes[:6]]
         few = [axis for axis in summary.axes if len(axis.levels) <= MAX_LEVELS]
         pictures += [_heat_picture(summary, objective, *few[:2])] if len(few) > 1 else []
-    wanted, logged = dict.fromkeys([*([objective.name] if objective else []), *TABLE["curves"]]), set[str]()
-    for run in (run for setting, *_ in styled(summary)[:MAX_DRAWN] for run in setting.runs[:MAX_SEEDS]):
-        kept = {"step", *wanted, *itertools.chain.from_iterable(TABLE["trades"])}
-        lines = [{name: entry for name, entry in line.items() if name in kept} for line in run.lines]
-        vars(run)["lines"] = lines  # all that is drawn of it, so that many runs take little memory
-        logged |= {name for name in wanted if len(curve(lines, name)[0]) > (not objective or name != objective.name)}
+    curves = find_curves(summary)
     pictures += _trade_pictures(summary)
-    pictures += [_curve_picture(summary, name) for name in [name for name in wanted if name in logged][:MAX_CURVES]]
+    pictures += [_curve_picture(summary, name) for name in curves if name not in SCRIPTED]
     return [replace(picture, keys=[label for *_, label in styled(summary) if label]) for picture in pictures]
+
+
+def find_curves(summary: Summary) -> list[str]:
+    """The metrics whose curves are drawn, SCRIPTED last; of the runs nothing else is kept, so that they take little."""
+    headline = summary.objective.name if summary.objective else ""
+    wanted, logged = dict.fromkeys([headline, *TABLE["curves"], *SCRIPTED]), set[str]()
+    kept = {"step", *wanted, *CLOCKS.values(), *itertools.chain.from_iterable(TABLE["trades"])}
+    for run in (run for setting, *_ in styled(summary)[:MAX_DRAWN] for run in setting.runs[:MAX_SEEDS]):
+        vars(run)["lines"] = lines = [{name: at for name, at in line.items() if name in kept} for line in run.lines]
+        logged |= {name for name in set().union(*lines) - logged if len(curve(lines, name)[0]) > (name != headline)}
+    found = [name for name in wanted if name in logged and name not in SCRIPTED]
+    return found[:MAX_CURVES] + [name for name in SCRIPTED if name in logged]
 
 
 def styled(summary: Summary) -> list[tuple[SweepSetting, str, str | None]]:
@@ -156,12 +173,13 @@ def thinned(steps: Sequence[float], values: Sequence[float], most: int = MAX_POI
 
 def band(runs: Sequence[RunRecord], name: str) -> tuple[Sequence[float], Sequence[float], Sequence[float]]:
     """Steps, means over the runs that logged a metric there, and standard deviations, 0 where only one did."""
+    if len(runs) == 1:  # which a page of many settings asks for often
+        return *(own := curve(runs[0].lines, name)), [0.0] * len(own[0])
     points = sorted(point for run in runs[:MAX_SEEDS] for point in zip(*curve(run.lines, name), strict=True))
     groups = itertools.groupby(points, key=lambda point: point[0])
     found = {step: [entry for _, entry in group] for step, group in groups}
     sds = [stdev(entries) if len(entries) > 1 else 0.0 for entries in found.values()]
-    fewer, means = thinned(list(found), list(map(fmean, found.values())), MAX_POINTS_BESIDE)
-    return fewer, means, thinned(list(found), sds, MAX_POINTS_BESIDE)[1]
+    return list(found), list(map(fmean, found.values())), sds
 
 
 @contextlib.contextmanager
@@ -221,7 +239,7 @@ def _axis_picture(summary: Summary, name: str, axis: Axis) -> Picture:
         axes.set_xlim(-0.5, len(axis.levels) - 0.5)
         axes.grid(axis="y")
     caption = f"{name} against {axis.name}; the line joins the means, bars are one standard deviation over seeds"
-    return Picture(f"objective-{_file(axis.name)}", caption, figure)
+    return Picture(f"objective-{file_name(axis.name)}", caption, figure)
 
 
 def _heat_picture(summary: Summary, objective: SweepObjective, across: Axis, up: Axis) -> Picture:
@@ -243,7 +261,7 @@ def _heat_picture(summary: Summary, objective: SweepObjective, across: Axis, up:
         axes.tick_params(length=0)
     others = "" if len(summary.axes) == 2 else ", over all other keys"
     caption = f"{objective.name}: mean and standard deviation of the runs in each cell{others}; {objective.direction}"
-    return Picture(f"heat-{_file(across.name)}-{_file(up.name)}", caption, figure)
+    return Picture(f"heat-{file_name(across.name)}-{file_name(up.name)}", caption, figure)
 
 
 def heat_cells(summary: Summary, name: str, across: Axis, up: Axis) -> dict[tuple[int, int], list[float]]:
@@ -275,7 +293,7 @@ def _trade_pictures(summary: Summary) -> Iterator[Picture]:
 
 def _curve_picture(summary: Summary, name: str) -> Picture:
     bands = [(band(setting.runs, name), colour, label) for setting, colour, label in styled(summary)[:MAX_DRAWN]]
-    drawn = [each for each in bands if each[0][0]]
+    drawn = [(_thin(*points), colour, label) for points, colour, label in bands if points[0]]
     # The picture ends where most settings do, and those that come not much further.
     ends = sorted(steps[-1] for (steps, *_), *_ in drawn)
     limit = max(end for end in ends if end <= 2 * ends[len(ends) // 2])
@@ -289,7 +307,12 @@ def _curve_picture(summary: Summary, name: str) -> Picture:
         if beyond:
             axes.set_xlim(min(points[0][0] for points, *_ in drawn) - 0.1 * limit, 1.1 * limit)
             axes.set_xlabel(f"step ({plural(len(beyond), 'setting')} beyond, to {number(max(beyond))})")
-    return Picture(f"curve-{_file(name)}", name, figure)
+    return Picture(f"curve-{file_name(name)}", name, figure)
+
+
+def _thin(steps: Sequence[float], means: Sequence[float], sds: Sequence[float]) -> Points:
+    (steps_thin, means_thin), (_, sds_thin) = (thinned(steps, each, MAX_POINTS_BESIDE) for each in (means, sds))
+    return steps_thin, means_thin, sds_thin
 
 
 def _draw(axes: Axes, points: Points, colour: str, label: str | None, aside: float = 0, hollow: bool = False) -> None:
@@ -321,5 +344,49 @@ def _ticks(axes: Axes, side: str, levels: Sequence[Hashable]) -> None:
     getattr(axes, f"set_{side}ticks")(shown, texts, **turned)
 
 
-def _file(name: str) -> str:
+def file_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.]+", "_", name)
+
+
+def run_charts(run: RunRecord) -> dict[str, Any]:
+    """The charts of one run, whose labels are its metrics; as ``_to_data`` has them."""
+    pictures = pictured(run.lines, PICTURES | {name: [name] for name in SCRIPTED}, headline_of(run))
+    labels = [(name, colour, [run]) for each in pictures.values() for name, (colour, _, _) in each.items()]
+    places, charts = {name: place for place, (name, *_) in enumerate(labels)}, dict[str, list[Any]]()
+    for picture, each in pictures.items():
+        charts[picture] = [(places[name], name.startswith("eval_"), x, y, ()) for name, (_, x, y) in each.items()]
+    return _to_data(labels, charts)
+
+
+def sweep_charts(summary: Summary) -> dict[str, Any]:
+    """The charts of some runs, whose labels are the settings in their order: means, and deviations over seeds."""
+    drawn, charts = styled(summary)[:MAX_DRAWN], dict[str, list[Any]]()
+    for name in find_curves(summary):
+        bands = (band(setting.runs, name) for setting, *_ in drawn)
+        charts[name] = [(place, False, *points) for place, points in enumerate(bands) if points[0]]
+    return _to_data([(setting.label, colour, setting.runs) for setting, colour, _ in drawn], charts)
+
+
+def _to_data(labels: Sequence[tuple[str, str, Any]], charts: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """``labels`` are hidden and shown, each with colour and clocks: tokens and time of steps of its longest run.
+
+    A chart is ``[name, title, curves]``, and a curve ``[label, dashed, place in steps, values, deviations]``.
+    """
+    known: dict[tuple[float, ...], int] = {}  # the steps of curves, which many share, with their places
+    most = min(MAX_POINTS_OF_SCRIPT, max(100, MAX_NUMBERS // max(1, sum(map(len, charts.values())))))
+
+    def thin(steps: Sequence[float], values: Sequence[float], count: int = most, digits: int = 5) -> list[Any]:
+        fewer, means = thinned(steps, values, count)
+        place = known.setdefault(tuple(round(step, 2) for step in fewer), len(known))
+        return [place, [int(each) if each == int(each) else float(f"{each:.{digits}g}") for each in means]]
+
+    data: dict[str, Any] = {"labels": [], "charts": []}
+    for text, colour, runs in labels:
+        lines = max((run.lines for run in runs), key=len)
+        clocks = [(clock, *curve(lines, name)) for clock, name in CLOCKS.items()]
+        found = {clock: thin(at, values, CLOCK_POINTS, 7) for clock, at, values in clocks if len(at) > 1}
+        data["labels"].append([text, colour, found])
+    for name, curves in charts.items():
+        rows = [[*of, *thin(at, values), any(sds) and thin(at, sds)[1]] for *of, at, values, sds in curves]
+        data["charts"].append([file_name(name), name, rows])
+    return data | {"steps": list(known)}

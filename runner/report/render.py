@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,25 @@ from runner.report.number import short, value
 from runner.run.read import format_time
 from runner.schema.text import number
 
+TEMPLATE = Path(__file__).parent / "template"
 
-def fill_template(template: str, names: Mapping[str, Any] | None = None, **context: object) -> str:
+
+def fill_template(template: str, names: Mapping[str, Any] | None = None, /, **context: object) -> str:
     """A template filled in; a name that it does not know is an error. ``names`` are known in what it includes, too."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    return _environment().get_template(template, globals=names).render(context)
 
-    folder, is_page = FileSystemLoader(Path(__file__).parent / "template"), template.endswith(".html")
-    rules: dict[str, Any] = {"undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
-    jinja = Environment(loader=folder, autoescape=is_page, keep_trailing_newline=not is_page, **rules)
+
+@cache
+def _environment() -> Any:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+
+    rules = {"undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
+    jinja = Environment(loader=FileSystemLoader(TEMPLATE), autoescape=select_autoescape(["html"]), **rules)
+    jinja.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     jinja.filters |= {"breakable": breakable, "number": number, "format_time": format_time}
     jinja.filters["cell"] = lambda entry, width=28: short(value(entry), width)
     jinja.filters["yaml"] = lambda node: yaml.safe_dump(dict(node), sort_keys=False, allow_unicode=True)
-    jinja.globals |= names or {}
-    return jinja.get_template(template).render(context)
+    return jinja
 
 
 def breakable(name: str) -> Markup:

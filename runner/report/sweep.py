@@ -6,6 +6,7 @@ key is one that a report shows, or any dotted key of the config, by its end wher
 or one of OWN. Texts are equal or not, and in the order of their letters, which is that of times.
 """
 
+import os
 import re
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
@@ -27,6 +28,7 @@ from runner.run.read import RunRecord, is_finite
 from runner.schema.text import flatten, nearest, number
 
 Chosen = TypeVar("Chosen", bound=RunRecord)
+Group = Path | Sequence[RunOfMany]  # the folder of some runs, or these as they were read
 STATES = ("finished", "running", "queued", "interrupted", "failed", "lost", "created", "unknown")
 OWN = ("run", "state", "step", "max_steps", "started", "updated", "cause")
 COMPARE = {"=": eq, "!=": ne, ">": gt, "<": lt, ">=": ge, "<=": le}
@@ -89,6 +91,7 @@ class Summary:
     top: int = 0  # that are shown where it was said, beside those in the files
     chosen: str = ""  # by which words, of how many
     odd: Sequence[Axis] = ()  # keys that are no axes, because all runs but a few share one value
+    names: Sequence[str] = ()  # of the groups, where runs of any were given; ``group`` is the folder around them
 
     @property
     def all_finished(self) -> bool:
@@ -156,21 +159,21 @@ class Summary:
 
 
 def summarise(
-    group: Path, objective: str = "", direction: str = "", sort: str = "", where: str | None = None, top: int = 0
+    group: Group, objective: str = "", direction: str = "", sort: str = "", where: str | None = None, top: int = 0
 ) -> Summary:
-    """Read every run of a name, or those that meet the conditions of ``where``, and put them side by side.
+    """Put every run of a name, or some that were read, side by side, or those of them that meet ``where``.
 
     ``objective`` is a score to rank by and ``direction`` max or min; both are found where they are not given. The best
     settings are listed first, unless there is another key to ``sort`` by, and only the first ``top`` are shown.
     """
-    every = read_group(group)
+    every = read_group(group) if isinstance(group, Path) else group
     runs = every if where is None else choose_runs(every, where)
     axes = find_axes(runs)
     wanted = choose_objective(runs, objective, direction)
     column, is_score = find_column(sort, runs, axes, "sort") if sort and runs else ([], False)
     seeds = next((axis.levels for axis in axes if axis.key == "seed"), [])
     every_axis = [axis for axis in axes if axis.key != "seed"]
-    axes = [axis for axis in every_axis if not axis.odd] or every_axis
+    axes = [axis for axis in every_axis if axis.key == "name" or not axis.odd] or every_axis
     odd = [axis for axis in every_axis if axis not in axes]
     names = list(dict.fromkeys([*([wanted.name] if wanted else []), *score_names(runs)]))
     groups: dict[Hashable, list[int]] = {}  # runs whose config cannot be read stand alone
@@ -192,7 +195,9 @@ def summarise(
     placed.sort(key=lambda setting: places[id(setting)], reverse=by.maximise if by else direction == "max")
     listed = [*placed, *(setting for setting in settings if id(setting) not in places)]
     chosen = f"{where}, of {plural(len(every), 'run')}" if where is not None else ""
-    return Summary(group, runs, axes, seeds, settings, names, wanted, listed, top, chosen, odd)
+    titles = list(dict.fromkeys(run.folder.parent.name for run in every if every is group))
+    around = group if isinstance(group, Path) else Path(os.path.commonpath([run.folder.parent for run in every]))
+    return Summary(around, runs, axes, seeds, settings, names, wanted, listed, top, chosen, odd, titles)
 
 
 def count_states(runs: Sequence[RunRecord]) -> dict[str, int]:
@@ -220,10 +225,11 @@ def choose_runs(runs: Sequence[Chosen], where: str) -> list[Chosen]:
 
 
 def find_axes(runs: Sequence[RunRecord]) -> list[Axis]:
-    """The keys in which some runs differ."""
+    """The keys in which some runs differ, the first of them their name."""
     hide = cache(hidden)  # because there are few options, and may be many runs
     typed = [{group: hide(option) for group, option in choices_of(run).items()} for run in runs]
-    return axes_of([run.cfg for run in runs], typed)
+    names = tuple(run.folder.parent.name for run in runs)
+    return [Axis("name", "name", names)] * (len(set(names)) > 1) + axes_of([run.cfg for run in runs], typed)
 
 
 def find_column(key: str, runs: Sequence[RunRecord], axes: Sequence[Axis], option: str) -> tuple[Sequence[Any], bool]:

@@ -3,6 +3,7 @@
 import functools
 import inspect
 import math
+import resource
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -184,7 +185,7 @@ class Record(TrainerCallback):
     Of every file beside it that holds rows of steps, those that will be taken again are dropped. Everything logged at
     one step, training and evaluation, is one line. Beside the trainer's own names it holds ``step``, ``max_steps``,
     ``percentage``, ``epoch``, ``elapsed_seconds`` and ``remaining_seconds``; of the time since the line before it
-    ``tokens_per_second``, where the trainer counts tokens, and ``memory/peak_gb`` of this process's GPU.
+    ``tokens_per_second``, where the trainer counts tokens, and ``memory/peak_gb`` of this process's GPU, else its own.
     """
 
     def __init__(self, path: Path, set_status: Callable[..., None]):
@@ -228,9 +229,11 @@ class Record(TrainerCallback):
             if self.counted and here > self.counted[1]:
                 logs["tokens_per_second"] = round((count - self.counted[0]) / (here - self.counted[1]), 1)
             self.counted = (count, here)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         if torch.cuda.is_available():
-            logs["memory/peak_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 3)
+            peak = torch.cuda.max_memory_allocated()
             torch.cuda.reset_peak_memory_stats()
+        logs["memory/peak_gb"] = round(peak / 1e9, 3)
         remaining = round(here / steps * (state.max_steps - state.global_step), 2) if steps > 0 else None
         self._add(state.global_step, state.max_steps, logs, round(self.spent + here, 2), remaining)
         if here > self.written + SECONDS_OF_STATUS or state.global_step >= state.max_steps:

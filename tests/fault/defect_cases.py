@@ -943,7 +943,7 @@ DEFECTS = (
         "page_without_escape",
         "What stands in a run folder becomes a part of the page of a report.",
         "runner/report/render.py",
-        "autoescape=is_page",
+        'autoescape=select_autoescape(["html"])',
         "autoescape=False",
         tests=("tests/test_sweep_report.py::test_nothing_from_a_folder_is_taken_for_html",),
     ),

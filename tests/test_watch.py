@@ -1,0 +1,207 @@
+"""Pages are served while runs train: to whoever has the address, on this machine, and nothing is written for it."""
+
+import base64
+import hashlib
+import http.client
+import json
+import re
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from laid import lay_run, lay_sweep
+
+sys.path.insert(0, str(Path(__file__).parent / "fault"))
+
+import browser
+from browser import CHROMIUM, WIDTHS, served
+
+from runner.__main__ import main
+from runner.report.page import SCRIPT, write_report
+from runner.report.sweep import summarise
+
+BAD = "</script><script>alert(1)</script><!--"
+LINES = [{"step": n, "loss": 1 / n, "num_tokens": 10 * n, "elapsed_seconds": 2.0 * n} for n in range(1, 6)]
+
+
+@pytest.fixture
+def root(tmp_path):
+    lay_sweep(tmp_path / "kl", {(0.1, 1e-4, 0): 0.5, (0.5, 1e-4, 0): 0.8}, logged=True)
+    lay_run(tmp_path / "alone" / "run", state="running", lines=LINES)
+    return tmp_path
+
+
+def ask(server, path: str, method: str = "GET", **headers) -> tuple[int, str, dict]:
+    """The status, text and headers of an answer; ``path`` is what follows the token, or begins with a slash."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+    whole = path if path.startswith("/") else urlsplit(server.address).path + path
+    connection.request(method, whole, headers={name.replace("_", "-"): text for name, text in headers.items()})
+    answer = connection.getresponse()
+    found = answer.status, answer.read().decode(), dict(answer.headers)
+    connection.close()
+    return found
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Each file with its time and content, and each folder with its time."""
+    return {
+        str(path): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"") for path in folder.rglob("*")
+    }
+
+
+def data_of(page: str) -> dict:
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])
+
+
+def test_every_page_is_there_and_leads_to_the_others(root):
+    with served(root) as server:
+        for page, links in (
+            ("", ["alone/report.html", "kl/report.html", "report.html"]),
+            ("kl/report.html", ["../", "kl-0.1%2Blr-0.0001%2Bseed-0/report.html"]),
+            ("report.html", ["./", "alone/run/report.html", "kl/kl-0.1%2Blr-0.0001%2Bseed-0/report.html"]),
+            ("alone/run/report.html", ["../report.html"]),
+            ("kl/kl-0.1%2Blr-0.0001%2Bseed-0/report.html", ["../report.html"]),
+        ):
+            status, text, headers = ask(server, page)
+            assert status == 200 and set(re.findall(r'href="([^"]+)"', text)) >= set(links), page
+            assert headers["Cache-Control"] == "no-store" and headers["X-Content-Type-Options"] == "nosniff"
+            assert headers["Referrer-Policy"] == "no-referrer" and headers["Content-Type"].startswith("text/html")
+            status, text, others = ask(server, page, "HEAD")
+            assert (status, text, others | {"Date": ""}) == (200, "", headers | {"Date": ""})
+
+
+def test_nothing_else_is_served(root):
+    lay_run(root / "secret" / "run", lines=LINES)
+    page, inner = "kl/report.html", "kl/kl-0.1+lr-0.0001+seed-0"
+    missing = [
+        "/",
+        "/wrong/" + page,
+        "/wrong%E9/" + page,
+        "kl/",
+        "kl",
+        "kl/summary.csv",
+        "kl/gone/report.html",
+        "//" + page,
+    ]
+    missing += ["../secret/report.html", "kl/../../secret/report.html", "kl/..%2Fsecret/report.html"]
+    missing += ["%2e%2e/secret/report.html", "secret/report.html", f"{inner}/config.yaml", f"{inner}/x/report.html"]
+    cases = [(path, "GET", {}, 404) for path in missing]
+    cases += [(page, method, {}, 405) for method in ("POST", "PUT", "DELETE", "ANYTHING")]
+    cases += [(page, "GET", {"Host": host}, 403) for host in ("evil.example", "127.0.0.1", "evil.example:{port}")]
+    with served(root, ["alone", "kl"]) as server:
+        for path, method, headers, status in cases:
+            hosts = {name: text.format(port=server.server_port) for name, text in headers.items()}
+            found, text, sent = ask(server, path, method, **hosts)
+            assert found == status and "<" not in text and server.token not in str(sent) + text, path
+            assert "Python" not in str(sent)
+
+
+def test_a_page_is_drawn_again_when_its_files_grow_and_the_run_may_go(root):
+    with served(root) as server:
+        _, text, headers = ask(server, "alone/run/report.html")
+        same = ask(server, "alone/run/report.html", If_None_Match=headers["ETag"])
+        assert same[:2] == (304, "") and len(data_of(text)["steps"][0]) == 5
+        path = root / "alone" / "run" / "metrics.jsonl"
+        for name in ("alone/run/report.html", "alone/report.html", "report.html"):
+            etag = ask(server, name)[2]["ETag"]
+            with path.open("a") as file:
+                step = len(path.read_text().splitlines()) + 1
+                file.write(json.dumps({"step": step, "loss": 0.5}) + '\n{"step": 99, "lo')
+            status, text, headers = ask(server, name, If_None_Match=etag)
+            assert status == 200 and headers["ETag"] != etag, name
+            path.write_text(path.read_text().rpartition("\n")[0] + "\n")
+        assert max(map(max, data_of(text)["steps"])) == 8
+        (root / "alone" / "run" / "status.json").write_text("{")
+        assert ask(server, "alone/run/report.html")[0] == 200
+        shutil.rmtree(root / "alone" / "run")
+        assert ask(server, "alone/run/report.html")[:2] == (404, "No such page: what it showed may have been deleted.")
+        lay_run(root / "kl" / "later", lines=LINES, kl_coef=0.9)
+        assert "later/report.html" in ask(server, "kl/report.html")[1]
+
+
+def test_to_look_writes_nothing(root):
+    before = snapshot(root)
+    with served(root) as server:
+        for page in ("", "kl/report.html", "report.html", "alone/run/report.html", "kl/report.html"):
+            assert ask(server, page)[0] == 200
+    assert snapshot(root) == before
+
+
+def test_the_script_is_the_one_that_the_page_names_and_small(root):
+    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+    assert len(SCRIPT.encode()) <= 100_000 and "</script" not in SCRIPT and "<!--" not in SCRIPT
+    write_report(summarise(root / "kl"))
+    with served(root) as server:
+        _, live, headers = ask(server, "kl/report.html")
+    for page, more in ((root / "kl" / "report.html").read_text(), ""), (live, "; connect-src 'self'"):
+        policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page)[1]
+        rules = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+        assert policy == f"{rules}; script-src 'sha256-{digest}'{more}"
+        assert page.count("<script>") == 1 and f"<script>{SCRIPT}</script>" in page
+    assert headers["Content-Security-Policy"].startswith(policy)
+
+
+def test_no_name_of_a_stranger_ends_the_data_or_the_page(tmp_path):
+    lines = [{"step": n, "loss": n, f"eval_{BAD}_loss": n} for n in (1, 2, 3)]
+    for name in ("one", "two"):
+        lay_run(tmp_path / "x" / f"{name} <b>", lines=lines, kl_coef=f"{BAD}{name}", after={f"eval_{BAD}": 1.0})
+    with served(tmp_path) as server:
+        for page in ("x/report.html", "x/one%20%3Cb%3E/report.html", ""):
+            text = ask(server, page)[1]
+            assert "alert(1)</script>" not in text and text.count("<script") == 2
+        assert BAD in str(data_of(ask(server, "x/report.html")[1])["labels"])
+        assert any(BAD in label for label, *_ in data_of(ask(server, "x/one%20%3Cb%3E/report.html")[1])["labels"])
+
+
+def test_the_numbers_of_a_page_are_those_of_the_log(tmp_path):
+    for seed, top in ((0, 1.0), (1, 3.0)):
+        lines = [{"step": n, "loss": n * top, "num_tokens": n * 100, "elapsed_seconds": n * 2.0} for n in (1, 2)]
+        lay_run(tmp_path / "g" / f"{seed}", seed=seed, lines=lines)
+    page = write_report(summarise(tmp_path / "g")).read_text()
+    data = data_of(page)
+    ((name, title, [[label, dashed, at, values, sds]]),) = data["charts"]
+    assert (name, title, label, dashed, data["steps"][at]) == ("loss", "loss", 0, False, [1, 2])
+    assert values == [2, 4] and sds == [1.4142, 2.8284]
+    assert data["labels"][0][2] == {"tokens": [at, [100, 200]], "time": [at, [2, 4]]}
+
+
+def test_names_side_by_side_are_one_page_beside_their_own(root, monkeypatch, capsys):
+    monkeypatch.chdir(root.parent)
+    words = [f"{root.name}/kl", f"{root.name}/alone/run", f"output_root={root.name}"]
+    assert main(["report", *words, "objective=loss"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("report    ") == 2 and f"{root.name}/side_by_side.html" in out
+    page = (root / "side_by_side.html").read_text()
+    assert "alone" in page and 'href="alone/run/report.html"' in page and ">name</th>" in page
+    assert not (root / "summary.csv").exists() and (root / "kl" / "summary.csv").exists()
+
+
+def test_the_verb_prints_its_address_and_ends_by_ctrl_c(root, runner):
+    started = runner.start("watch", str(root / "kl"))
+    try:
+        address, deadline = None, time.monotonic() + 60
+        while not address:
+            assert not started.ended() and time.monotonic() < deadline
+            text = started.out.read_text() if started.out.exists() else ""
+            address = re.search(r"page +(http://127\.0\.0\.1:(\d+)/(\S{32})/kl/report\.html)", text)
+            time.sleep(0.02)
+        connection = http.client.HTTPConnection("127.0.0.1", int(address[2]), timeout=20)
+        connection.request("GET", urlsplit(address[1]).path)
+        assert connection.getresponse().status == 200
+        taken = runner("watch", f"port={address[2]}", code=5)
+        assert "port=0" in taken.stderr and address[2] in taken.stderr
+    finally:
+        started.send(signal.SIGINT)
+    done = started.wait()
+    assert done.returncode == 0 and done.stderr == "" and done.stdout.count(address[3]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_a_browser_draws_every_page_and_the_controls_do_what_they_say(tmp_path):
+    browser.lay(root := tmp_path / "outputs")
+    assert list(browser.misses(root, widths=WIDTHS[1:])) == []
