@@ -273,7 +273,7 @@ def convert_rows(
         turn, kept = Json() if conversion.pictured else TURN, {name: rows.features[name] for name in conversion.kept}
         for column in layout.columns.values():
             kind = getattr(rows.features[column], "feature", rows.features[column])
-            if isinstance(kind, Json) or (isinstance(kind, dict) and {"from", *TURN_EXTRAS} & set(kind)):
+            if isinstance(kind, Json) or (isinstance(kind, dict) and ({*TURN_EXTRAS} & {*kind} or _calls(rows, column))):
                 turn = Json()  # turns hold more than role and content, which may be anything
     kept |= {name: Json() for name in conversion.kept if name == TEMPLATE_ARGUMENTS}
     converted = rows.map(
@@ -307,6 +307,13 @@ def _has_pictures(rows: Dataset) -> bool:
 
     key = cache_key(rows._fingerprint, "pictures")
     return bool(parted) and bool(_column_beside(rows.select_columns(parted), "seen", "bool", look, key).any())
+
+
+def _calls(rows: Dataset, column: str) -> bool:
+    turns = rows.with_format("arrow")[column][:]
+    turns = pc.list_flatten(turns) if hasattr(rows.features[column], "feature") else turns
+    speakers = (pc.struct_field(turns, key) for key in ("role", "from") if turns.type.get_field_index(key) >= 0)
+    return any("function_call" in pc.unique(each).to_pylist() for each in speakers)
 
 
 def _type_of(name: str, value: object, turn: Json | dict[str, Value]) -> List | Value:
