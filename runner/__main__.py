@@ -133,8 +133,7 @@ def _inspect(line: CommandLine) -> int:
         for composed in runs:
             if composed.stage:
                 print(f"# stage {composed.stage}: {folder_of(composed.cfg, composed.overrides)}", flush=True)
-            # Hydra alone would leave the name open.
-            more = ["model=hub"] if composed.note else []
+            more = ["model=hub"] if composed.note else []  # Hydra alone would leave the name open
             more += [f"{name}={select(composed.cfg, name)}" for name in MADE if composed.cfg.get("batch")]
             words = latest([f"name={composed.cfg['name']!r}", *(composed.words or line.overrides), *more])
             if line.inspect == ["--cfg=job"]:  # without composing it once more

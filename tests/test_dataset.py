@@ -1007,14 +1007,18 @@ def test_calls_of_tools_keep_arguments_of_any_kind():
     calls = [{"name": "add", "arguments": {"of": [1, 2]}}, {"name": "name", "arguments": {"of": "x", "short": True}}]
     turns = [[{"from": "human", "value": "?"}, {"from": "function_call", "value": json.dumps(call)}] for call in calls]
     for known in ({}, {"from": "role", "value": "content"}):
-        named = [{"conversations": [{known.get(key, key): turn[key] for key in turn} for turn in each]} for each in turns]
+        named = [
+            {"conversations": [{known.get(key, key): turn[key] for key in turn} for turn in each]} for each in turns
+        ]
         rows = convert_rows(Dataset.from_list(named), RowRequest(to="messages"), "rows")
         assert [row["messages"][1]["tool_calls"][0]["function"] for row in rows] == calls
 
 
 def test_turns_by_either_names_mix(tmp_path):
     told = [{"conversations": [{"from": "human", "value": "?"}, {"from": "gpt", "value": str(n)}]} for n in range(4)]
-    said = [{"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": str(n)}]} for n in range(4)]
+    said = [
+        {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": str(n)}]} for n in range(4)
+    ]
     parts = {"told": part(write(tmp_path / "told.jsonl", told)), "said": part(write(tmp_path / "said.jsonl", said))}
     train, _ = mix_rows(parts, to="messages")
     assert sorted(row["messages"][1]["content"] for row in train) == [*"00112233"]

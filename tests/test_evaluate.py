@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from runner.launch.stages import compose_runs
 from runner.metric.paired import compare, resampled_means
 from runner.run import open_run
 from runner.run.seal import seal
+from runner.training.components.evaluation import held_out_scores
 
 TINY = PACKAGE / "model" / "tiny"
 TOY = ("model=tiny", "dataset=toy_sort", "limit=10", "batch_size=4")
@@ -257,3 +259,9 @@ def test_a_trained_run_beats_its_start_and_another_run(train, evaluate):
         assert found["scores"]["eval_loss"] < found["against"]["scores"]["eval_loss"]
     assert found["scores"]["eval_loss"] == pytest.approx(read_json(held_out)["after"]["eval_loss"], rel=0.02)
     assert found["scores"]["eval_exact"] == pytest.approx(read_json(held_out)["after"]["eval_exact"], abs=0.25)
+
+
+def test_scores_of_a_training_are_neither_clocks_nor_memory():
+    found = {"eval_loss": 1.0, "eval_runtime": 2.0, "memory/peak_gb": 0.5}
+    args = SimpleNamespace(metric_for_best_model=None, eval_strategy="no")
+    assert held_out_scores(SimpleNamespace(eval_dataset=[0], evaluate=lambda: found, args=args)) == {"eval_loss": 1.0}

@@ -44,7 +44,7 @@ LINES_KEPT = 200  # of what a command says, to find its error in
 class TrainedRun(RunRecord):
     """A run as its folder was when this was made, whatever its ``state``.
 
-    ``folder`` is its path, ``cfg`` its configuration, ``manifest`` what it was made with, ``cause`` why it ended.
+    ``folder`` is its path, ``cfg`` its configuration, ``before``, ``after`` its scores, ``cause`` why it is unfinished.
     """
 
     def __repr__(self) -> str:

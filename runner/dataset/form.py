@@ -318,10 +318,7 @@ def _know_last(row: Row) -> list[Row]:
 
 # --- The forms ----------------------------------------------------------------------------------
 READ: Mapping[str, Callable[[Row], Row]] = {
-    **{
-        each.__name__.removeprefix("_read_"): each
-        for each in (_read_preference, _read_exchange, _read_judged, _read_tokens)
-    },
+    **{each.__name__[6:]: each for each in (_read_preference, _read_exchange, _read_judged, _read_tokens)},
     "messages": lambda cells: {"messages": to_turns(cells["messages"], "messages")},
     "text": lambda cells: {"text": _text(cells["text"], "text")},
     "prompt": lambda cells: {"prompt": _side(cells, "prompt")},

@@ -273,7 +273,7 @@ def convert_rows(
         turn, kept = Json() if conversion.pictured else TURN, {name: rows.features[name] for name in conversion.kept}
         for column in layout.columns.values():
             kind = getattr(rows.features[column], "feature", rows.features[column])
-            if isinstance(kind, Json) or (isinstance(kind, dict) and ({*TURN_EXTRAS} & {*kind} or _calls(rows, column))):
+            if isinstance(kind, Json) or (isinstance(kind, dict) and _holds_more(rows, column, kind)):
                 turn = Json()  # turns hold more than role and content, which may be anything
     kept |= {name: Json() for name in conversion.kept if name == TEMPLATE_ARGUMENTS}
     converted = rows.map(
@@ -298,8 +298,7 @@ def _conversion(rows: Rows, request: RowRequest, label: str, total: int | None =
 
 
 def _has_pictures(rows: Dataset) -> bool:
-    """True where any row has an image in its turns, which is looked for once, and cached beside the rows."""
-    # Contents that are plain texts hold none.
+    """True where any row has an image in its turns (plain texts hold none), looked for once, cached beside the rows."""
     parted = [name for name, kind in rows.features.items() if re.search(r"Json\(|'content': List", repr(kind))]
 
     def look(cells: Mapping[str, list[Any]]) -> dict[str, list[bool]]:
@@ -309,11 +308,11 @@ def _has_pictures(rows: Dataset) -> bool:
     return bool(parted) and bool(_column_beside(rows.select_columns(parted), "seen", "bool", look, key).any())
 
 
-def _calls(rows: Dataset, column: str) -> bool:
+def _holds_more(rows: Dataset, column: str, kind: Mapping[str, object]) -> bool:
     turns = rows.with_format("arrow")[column][:]
     turns = pc.list_flatten(turns) if hasattr(rows.features[column], "feature") else turns
-    speakers = (pc.struct_field(turns, key) for key in ("role", "from") if turns.type.get_field_index(key) >= 0)
-    return any("function_call" in pc.unique(each).to_pylist() for each in speakers)
+    speakers = [pc.unique(pc.struct_field(turns, key)).to_pylist() for key in kind.keys() & {"role", "from"}]
+    return bool(kind.keys() & TURN_EXTRAS) or any("function_call" in each for each in speakers)
 
 
 def _type_of(name: str, value: object, turn: Json | dict[str, Value]) -> List | Value:

@@ -88,9 +88,8 @@ def detach_terminal() -> None:
 
 def stop_signals() -> list[int]:
     """The signals that ask a process to stop; a closed terminal does not where it was started with nohup."""
-    # SIGUSR2 is a scheduler's word of a time limit, and does where nobody else answers it: submitit requeues the job.
     deaf = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    answer = signal.getsignal(signal.SIGUSR2)
+    answer = signal.getsignal(signal.SIGUSR2)  # a scheduler's word of a time limit, unless submitit answers it
     limit = [signal.SIGUSR2] if answer is signal.SIG_DFL or isinstance(answer, Stop) else []
     return [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *limit, *([] if deaf else [signal.SIGHUP])]
 

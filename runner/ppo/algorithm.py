@@ -365,7 +365,7 @@ class PPOTrainer(Trainer):
 
     # --- One update
 
-    def training_step(self, model: torch.nn.Module, inputs: list[Row], *_: object) -> Tensor:
+    def training_step(self, model: torch.nn.Module, inputs: list[Row], *_: object, **__: object) -> Tensor:
         """One PPO update but for its last optimizer step; gives the mean loss of its mini-batches."""
         self.actor_critic.register_for_shards()
         self._write_samples()

@@ -26,7 +26,7 @@ LAST = "the last value in training, since no rows were held out"
 # What the terminal shows of a logged step.
 SHOWN = ("objective/scores", "reward", "loss", "rewards/margins", "objective/kl", "kl", "grad_norm", "learning_rate")
 # Figures that stay in the files, because they say little about whether something was learned.
-QUIET = ("logits/", "logps/", "_length", "clip", "min_reward", "max_reward", "frac_reward", "/std", "_std")
+QUIET = ("logits/", "logps/", "memory/", "_length", "clip", "min_reward", "max_reward", "frac_reward", "/std", "_std")
 CLOCK = ("_runtime", "_per_second", "_seconds", "epoch", "num_tokens", "max_steps", "percentage", "total_flos", "step")
 
 

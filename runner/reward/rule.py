@@ -78,7 +78,7 @@ def format_match(completions: Sequence[Completion], pattern: str, whole: bool = 
 def keywords(
     completions: Sequence[Completion], required: Collection[str] = (), forbidden: Collection[str] = ()
 ) -> list[float]:
-    """The share of ``required`` whole words or phrases in a text, less that of ``forbidden`` ones; in any case."""
+    """The share of ``required`` whole words or phrases, less that of ``forbidden``, -1 to 1; capitals do not count."""
     if not required and not forbidden:
         raise ConfigError(fault("reward.no_keywords"))
     texts = [text_of(completion) for completion in completions]

@@ -185,7 +185,7 @@ class Record(TrainerCallback):
     Of every file beside it that holds rows of steps, those that will be taken again are dropped. Everything logged at
     one step, training and evaluation, is one line. Beside the trainer's own names it holds ``step``, ``max_steps``,
     ``percentage``, ``epoch``, ``elapsed_seconds`` and ``remaining_seconds``; of the time since the line before it
-    ``tokens_per_second``, where the trainer counts tokens, and ``memory/peak_gb`` of this process's GPU, else its own.
+    ``tokens_per_second``, where the trainer counts tokens, and ``memory/peak_gb`` of its GPU, else of all the process.
     """
 
     def __init__(self, path: Path, set_status: Callable[..., None]):

@@ -130,7 +130,7 @@ class Restored(Exception, TrainerCallback):
     """Ends ``trainer.train`` once the checkpoint is loaded, before it would train one step too many; not an error."""
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
-        raise self
+        raise Restored  # a new one: it would hold the frames of the training, and they it
 
 
 def all_steps_taken(checkpoint: Path) -> bool:

@@ -66,8 +66,7 @@ def check_parts(jobs: Sequence[Sequence[Composed]], to_do: Collection[Path] | No
     seen: dict[str, tuple[list[Fault], list[Fault]]] = {}  # of the rows and of the rest, by the parts
 
     def look(composed: Composed) -> tuple[list[Fault], list[Fault]]:
-        # What is read here, which most jobs of a sweep have in common.
-        trainer = composed.cfg["trainer"]
+        trainer = composed.cfg["trainer"]  # what is read here, which most jobs of a sweep have in common
         names = ("max_length", upstream.REWARD_MODEL_PATH, upstream.DATASET_KWARGS, upstream.TRAIN_SAMPLING_STRATEGY)
         fields = {name: trainer["args"].get(name) for name in names}
         groups = ("dataset", "model", "peft", "reward", "metric", "tolerate", "weight")

@@ -25,7 +25,7 @@ from runner.training.components.model import policy_of
 from runner.training.components.rewards import build_metrics
 
 BATCH_SIZE = 64  # prompts side by side, until memory runs out
-CLOCK = ("_runtime", "_per_second", "_time", "epoch", "num_tokens")
+CLOCK = ("_runtime", "_per_second", "_time", "epoch", "num_tokens", "peak_gb")
 
 
 def held_out_scores(trainer: Trainer) -> dict[str, float]:
