@@ -165,7 +165,7 @@ def test_the_numbers_of_a_page_are_those_of_the_log(tmp_path):
     data = data_of(page)
     ((name, title, [[label, dashed, at, values, sds]]),) = data["charts"]
     assert (name, title, label, dashed, data["steps"][at]) == ("loss", "loss", 0, False, [1, 2])
-    assert values == [2, 4] and sds == [1.4142, 2.8284]
+    assert values == [2, 4] and sds == [1.414214, 2.828427]
     assert data["labels"][0][2] == {"tokens": [at, [100, 200]], "time": [at, [2, 4]]}
 
 
