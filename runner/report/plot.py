@@ -124,8 +124,17 @@ def find_curves(summary: Summary) -> list[str]:
 
 
 def styled(summary: Summary) -> list[tuple[SweepSetting, str, str | None]]:
-    """Each setting, best first, with its colour and label; beyond the palette all share one, labelled once."""
-    colours = [*COLOURS, *[OTHERS] * len(summary.settings)]
+    """Each setting, best first, with its colour and label; beyond the palette all share one, labelled once.
+
+    Who watches finds a setting in the colour that it had before, as long as it is among the best.
+    """
+    held, best = summary.held, summary.settings[: len(COLOURS)]
+    before = [next((held[run.folder] for run in each.runs if run.folder in held), "") for each in best]
+    free = [colour for colour in COLOURS if colour not in before]
+    kept = [c if c and c not in before[:place] else free.pop(0) for place, c in enumerate(before)]
+    held.clear()
+    held.update({run.folder: colour for each, colour in zip(best, kept, strict=True) for run in each.runs})
+    colours = [*kept, *[OTHERS] * len(summary.settings)]
     labels = [*(short(setting.label, MAX_LETTERS) for setting in summary.settings[: len(COLOURS)]), "others"]
     return list(zip(summary.settings, colours, [*labels, *[None] * len(summary.settings)], strict=False))
 

@@ -92,7 +92,7 @@
     const at = (value) => plot.valToPos(value, "y", true), few = mark.few, apart = few || plot.data[place].filter((value) => value != null).length < 30 ? 0 : 70 * ratio;
     let next = plot.bbox.left + apart * mark.rank / 8;
     ctx.save();
-    Object.assign(ctx, {fillStyle: mark.hollow ? colour("--ground") : stroke(), strokeStyle: stroke(), lineWidth: ratio, textAlign: "center", textBaseline: "middle", font: `${(11 - mark.rank / 2) * ratio}px sans-serif`});
+    Object.assign(ctx, {fillStyle: mark.hollow ? colour("--ground") : stroke(), strokeStyle: stroke(), lineWidth: ratio, textAlign: "center", textBaseline: "middle", font: `${(15 - 1.2 * mark.rank) * ratio}px sans-serif`});
     plot.data[place].forEach((value, spot) => {
       const along = plot.valToPos(plot.data[0][spot], "x", true), x = along + (few ? Math.max(-28, Math.min(28, 7 * mark.aside)) * ratio : 0);
       if (value == null || along < next - 1 || along > plot.bbox.left + plot.bbox.width + 1) return;
