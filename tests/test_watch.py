@@ -79,6 +79,7 @@ def test_nothing_else_is_served(root):
     page, inner = "kl/report.html", "kl/kl-0.1+lr-0.0001+seed-0"
     missing = [
         "/",
+        "/{token}",
         "/wrong/" + page,
         "/wrong%E9/" + page,
         "kl/",
@@ -95,7 +96,7 @@ def test_nothing_else_is_served(root):
     with served(root, ["alone", "kl"]) as server:
         for path, method, headers, status in cases:
             hosts = {name: text.format(port=server.server_port) for name, text in headers.items()}
-            found, text, sent = ask(server, path, method, **hosts)
+            found, text, sent = ask(server, path.replace("{token}", server.token), method, **hosts)
             assert found == status and "<" not in text and server.token not in str(sent) + text, path
             assert "Python" not in str(sent)
 
@@ -165,8 +166,19 @@ def test_the_numbers_of_a_page_are_those_of_the_log(tmp_path):
     data = data_of(page)
     ((name, title, [[label, dashed, at, values, sds]]),) = data["charts"]
     assert (name, title, label, dashed, data["steps"][at]) == ("loss", "loss", 0, False, [1, 2])
-    assert values == [2, 4] and sds == [1.4142, 2.8284]
+    assert values == [2, 4] and sds == [1.414214, 2.828427]
     assert data["labels"][0][2] == {"tokens": [at, [100, 200]], "time": [at, [2, 4]]}
+
+
+def test_a_setting_keeps_its_colour_while_others_pass_it(root):
+    with served(root) as server:
+        colours = dict(each[:2] for each in data_of(ask(server, "kl/report.html")[1])["labels"])
+        lay_sweep(root / "kl", {(0.9, 1e-4, 0): 0.95, (0.05, 1e-4, 0): 0.1}, logged=True)
+        _, text, _ = ask(server, "kl/report.html")
+    later = dict(each[:2] for each in data_of(text)["labels"])
+    assert len(later) == len(set(later.values())) == 4 and next(iter(later)) == "kl_coef=0.9"
+    assert {label: later[label] for label in colours} == colours
+    assert "python -m runner report</code> writes.</p>" in text
 
 
 def test_names_side_by_side_are_one_page_beside_their_own(root, monkeypatch, capsys):

@@ -8,7 +8,9 @@ import contextlib
 import hashlib
 import secrets
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from socketserver import ThreadingMixIn
@@ -61,12 +63,13 @@ class Server(ThreadingMixIn, WSGIServer):
         self.address = f"http://127.0.0.1:{self.server_port}/{self.token}/"
         self.hosts = (f"127.0.0.1:{self.server_port}", f"localhost:{self.server_port}")
         self.memory, self.lock = dict[Path, Any](), threading.Lock()
+        self.held = defaultdict[str, dict[Path, str]](dict)  # the colours of runs on the page of a name, or of all
         self.differing = cache(lambda folder: differing(read_run(folder)))  # from options that stay as they are
 
     def answer(self, asked: dict[str, Any], start: Callable[..., object]) -> list[bytes]:
         """A page, or that it is as it was; nothing to whoever lacks its address, or came by another host's name."""
         path = asked["PATH_INFO"].encode("latin-1").decode(errors="surrogateescape")
-        token, _, address = path.removeprefix("/").partition("/")
+        token, slash, address = path.removeprefix("/").partition("/")
         status, text, etag = (
             "404 Not Found",
             "Nothing is here: the address is the whole one that watch has printed.",
@@ -76,7 +79,7 @@ class Server(ThreadingMixIn, WSGIServer):
             status, text = "403 Forbidden", "This server answers to 127.0.0.1 alone."
         elif asked["REQUEST_METHOD"] not in ("GET", "HEAD"):
             status, text = "405 Method Not Allowed", "Pages can be read, and nothing else."
-        elif secrets.compare_digest(token.encode(errors="replace"), self.token.encode()):
+        elif slash and secrets.compare_digest(token.encode(errors="replace"), self.token.encode()):
             try:
                 etag, text = self.page_of(address, asked.get("HTTP_IF_NONE_MATCH", ""))
                 status = "200 OK" if text else "304 Not Modified"
@@ -112,7 +115,8 @@ class Server(ThreadingMixIn, WSGIServer):
             return stamp_of(folder), lambda etag: to_run_page(read_run(folder), self.differing(folder), etag)
         state = [(each, stamp_of(each), read_state(each).state) for each in folders.values()]  # some go without a word
         read = (run for group in shown for run in read_group(group, self.memory))
-        return state, lambda etag: to_sweep_page(summarise(list(read)), etag)
+        held = self.held["/".join(names)]
+        return state, lambda etag: to_sweep_page(replace(summarise(list(read)), held=held), etag)
 
 
 class Handler(WSGIRequestHandler):

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 TABLE = read_tables(__file__)
 PICTURES, COLOURS, STYLE = TABLE["pictures"], TABLE["colours"], TABLE["style"]
 MARKERS, GLYPHS, DASHES = (dict(zip(COLOURS, TABLE[look], strict=True)) for look in ("markers", "glyphs", "dashes"))
+LOOKS = {colour: [GLYPHS[colour], DASHES[colour]] for colour in COLOURS}
 SCRIPTED, CLOCKS = TABLE["scripted"], TABLE["clocks"]
 INK, OTHERS = STYLE["text.color"], STYLE["grid.color"]
 MAX_CURVES = 8
@@ -45,7 +46,7 @@ MAX_TICKS = 24  # values that are written on an axis
 MAX_LEVELS = 60  # values of an axis of a heat map
 MAX_CELLS = 160  # of a heat map with their numbers in them
 MAX_LETTERS = 200  # of the label of a setting
-MAX_NUMBERS, MAX_POINTS_OF_SCRIPT, CLOCK_POINTS = 60_000, 1000, 100  # for the script of a page: some 500 kB
+MAX_NUMBERS, MAX_POINTS_OF_SCRIPT, CLOCK_POINTS = 60_000, 1000, 100  # for the script of a page: some 600 kB
 
 Points = Sequence[Sequence[float]]
 Lines = Sequence[Mapping[str, Any]]
@@ -123,8 +124,17 @@ def find_curves(summary: Summary) -> list[str]:
 
 
 def styled(summary: Summary) -> list[tuple[SweepSetting, str, str | None]]:
-    """Each setting, best first, with its colour and label; beyond the palette all share one, labelled once."""
-    colours = [*COLOURS, *[OTHERS] * len(summary.settings)]
+    """Each setting, best first, with its colour and label; beyond the palette all share one, labelled once.
+
+    Who watches finds a setting in the colour that it had before, as long as it is among the best.
+    """
+    held, best = summary.held, summary.settings[: len(COLOURS)]
+    before = [next((held[run.folder] for run in each.runs if run.folder in held), "") for each in best]
+    free = [colour for colour in COLOURS if colour not in before]
+    kept = [c if c and c not in before[:place] else free.pop(0) for place, c in enumerate(before)]
+    held.clear()
+    held.update({run.folder: colour for each, colour in zip(best, kept, strict=True) for run in each.runs})
+    colours = [*kept, *[OTHERS] * len(summary.settings)]
     labels = [*(short(setting.label, MAX_LETTERS) for setting in summary.settings[: len(COLOURS)]), "others"]
     return list(zip(summary.settings, colours, [*labels, *[None] * len(summary.settings)], strict=False))
 
@@ -375,18 +385,18 @@ def _to_data(labels: Sequence[tuple[str, str, Any]], charts: Mapping[str, Sequen
     known: dict[tuple[float, ...], int] = {}  # the steps of curves, which many share, with their places
     most = min(MAX_POINTS_OF_SCRIPT, max(100, MAX_NUMBERS // max(1, sum(map(len, charts.values())))))
 
-    def thin(steps: Sequence[float], values: Sequence[float], count: int = most, digits: int = 5) -> list[Any]:
+    def thin(steps: Sequence[float], values: Sequence[float], count: int = most) -> list[Any]:
         fewer, means = thinned(steps, values, count)
         place = known.setdefault(tuple(round(step, 2) for step in fewer), len(known))
-        return [place, [int(each) if each == int(each) else float(f"{each:.{digits}g}") for each in means]]
+        return [place, [int(each) if each == int(each) else float(f"{each:.7g}") for each in means]]
 
     data: dict[str, Any] = {"labels": [], "charts": []}
     for text, colour, runs in labels:
         lines = max((run.lines for run in runs), key=len)
         clocks = [(clock, *curve(lines, name)) for clock, name in CLOCKS.items()]
-        found = {clock: thin(at, values, CLOCK_POINTS, 7) for clock, at, values in clocks if len(at) > 1}
+        found = {clock: thin(at, values, CLOCK_POINTS) for clock, at, values in clocks if len(at) > 1}
         data["labels"].append([text, colour, found])
     for name, curves in charts.items():
         rows = [[*of, *thin(at, values), any(sds) and thin(at, sds)[1]] for *of, at, values, sds in curves]
         data["charts"].append([file_name(name), name, rows])
-    return data | {"steps": list(known)}
+    return data | {"steps": list(known), "looks": LOOKS}

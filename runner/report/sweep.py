@@ -92,6 +92,7 @@ class Summary:
     chosen: str = ""  # by which words, of how many
     odd: Sequence[Axis] = ()  # keys that are no axes, because all runs but a few share one value
     names: Sequence[str] = ()  # of the groups, where runs of any were given; ``group`` is the folder around them
+    held: dict[Path, str] = field(default_factory=dict)  # colours of the runs when they were last drawn
 
     @property
     def all_finished(self) -> bool:

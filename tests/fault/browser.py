@@ -202,8 +202,42 @@ def misses(root: Path, keep: Path | None = None, widths=WIDTHS) -> Iterator[str]
                         yield f"{title} {kind} {width}: {wide} pixels too wide"
                     if keep:
                         page.picture(keep / f"{title}-{kind}-{width}.png")
+        yield from misses_of_looks(page, root.parent, keep)
         yield from misses_of_controls(page, server, root, keep)
         yield from (f"logged: {json.dumps(error)[:300]}" for error in page.errors)
+
+
+def misses_of_looks(page: Browser, root: Path, keep: Path | None) -> Iterator[str]:
+    """What is wrong with curves that coincide, are few points, or go on far beyond others, and with their numbers."""
+    for kl, last in ((0.1, 40), (0.2, 40), (0.3, 400)):
+        lines = [{"step": n, "loss": 1 / 32 + 29 / 32 * (n == 1), "kl": 123456.7 / n} for n in range(1, last + 1)]
+        lines += [{"step": n, "reward": kl * n, "elapsed_seconds": n} for n in (1, 2)]
+        lay_run(root / "looks" / f"kl_coef-{kl}", lines=lines, after={"eval_exact": kl}, kl_coef=kl)
+    main(["report", str(root / "looks")])
+    page.open((root / "looks" / "report.html").as_uri(), 1280)
+    plot = "[...document.querySelectorAll('figure')].find(figure => figure.dataset.name === '{}').chart.plot".format
+    title = "document.querySelector('figure[data-name=loss] .title').innerText"
+    before = page.value(f"{plot('loss')}.scales.x.max"), page.value(title)
+    if not 40 <= before[0] < 50 or before[1] != "loss (1 beyond, to 400)":
+        yield f"a longer run squeezes the others: {before}"
+    if page.value(f"new Set({plot('loss')}.series.map(line => line.mark && line.mark.glyph + line.dash)).size") != 4:
+        yield "curves that coincide look alike"
+    drawn = f"{plot('reward')}.series.filter(line => line.mark).map(line => line.mark.few && line.paths() === null)"
+    if page.value(drawn) != [True] * 3:
+        yield "two points are a line"
+    page.value(f"{OVER}.scrollIntoView()")
+    for name, step, text in (("loss", 2, "0.03125"), ("loss", 1, "0.9375"), ("kl", 1, "1.235e5"), ("kl", 40, "3086")):
+        page.value(
+            f"(it => {{ it.hovered = true; it.setCursor({{left: it.valToPos({step}, 'x'), top: 50}}) }})({plot(name)})"
+        )
+        shown = page.value(f"{plot(name)}.root.querySelector('.values').innerText")
+        if text not in shown.split():
+            yield f"{name} at {step} is {shown!r}, not {text}"
+    if keep:
+        page.picture(keep / "looks.png")
+    page.value("document.querySelector('.reset').click()")
+    if page.value(f"{plot('loss')}.scales.x.max") != 400:
+        yield "the whole range is not shown"
 
 
 def misses_of_controls(page: Browser, server: Server, root: Path, keep: Path | None) -> Iterator[str]:

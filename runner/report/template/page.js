@@ -2,7 +2,7 @@
 // (data-etag), renewed in the parts that have changed. The choices are those of this window alone.
 "use strict";
 (() => {
-  const choice = {x: "step", log: false, smooth: 0, zoom: null, hidden: new Set(), sort: {}, filter: {}};
+  const choice = {x: "step", log: false, smooth: 0, zoom: null, whole: false, hidden: new Set(), sort: {}, filter: {}};
   const main = document.querySelector("main");
   const parse = (page) => JSON.parse(page.getElementById("data").textContent);
   let data = parse(document), charts = [], sent = new Map();
@@ -13,7 +13,13 @@
     return node;
   };
   const labelOf = (node) => data.labels[node.dataset.label]?.[0];
-  const short = (value) => (value === 0 ? "0" : Math.abs(value) >= 1e6 || Math.abs(value) < 1e-4 ? value.toExponential(2).replace(/\.?0+e\+?/, "e") : +value.toPrecision(4) + "");
+  // As the pages and the terminal write a number: so many digits, of two that are as near the even one.
+  const short = (value, digits = 4) => {
+    if (Number.isInteger(value) && Math.abs(value) < 1e6) return String(value);
+    const exact = value.toExponential(40), cut = exact.slice(0, digits + 1 + (value < 0)), rest = exact.slice(cut.length).split("e")[0];
+    const [part, power] = (/^50*$/.test(rest) && /[02468]$/.test(cut) ? `${cut}e${exact.split("e")[1]}` : value.toExponential(digits - 1)).split("e");
+    return power < -4 || power >= digits ? `${+part}e${+power}` : String(+`${part}e${power}`);
+  };
   const count = (value) => Math.abs(value) >= 1e9 ? +(value / 1e9).toPrecision(4) + "G" : Math.abs(value) >= 1e6 ? +(value / 1e6).toPrecision(4) + "M" : Math.abs(value) >= 1e4 ? +(value / 1e3).toPrecision(4) + "k" : +value.toPrecision(6) + "";
   const clock = (seconds) => {
     const two = (part) => String(Math.floor(part)).padStart(2, "0");
@@ -21,6 +27,7 @@
     return seconds < 3600 ? `${Math.floor(seconds / 60)}:${two(seconds % 60)}` : `${Math.floor(seconds / 3600)}:${two(seconds / 60 % 60)} h`;
   };
   const along = (value) => (choice.x === "time" ? clock(value) : count(value));
+  const WHOLE = Array.from({length: 13}, (_, power) => [1, 2, 5].map((part) => part * 10 ** power)).flat();
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
   // --- Curves -------------------------------------------------------------------------------------------
@@ -48,17 +55,19 @@
     });
   }
 
-  // The columns of a chart and how each is drawn: a curve, its raw line where it is smoothed, else its band.
+  // The columns of a chart and how each is drawn: a curve, its raw line where it is smoothed, else its band. Each colour
+  // has its dashes, through which those below are seen, as in the pictures.
   function columns(curves) {
-    const tables = [], series = [{}], bands = [], alike = {};
-    for (const [label, dashed, at, values, sds] of [...curves].reverse()) {
-      const [text, stroke] = data.labels[label], steps = places(data.steps[at], label);
-      if (choice.hidden.has(text) || !steps) continue;
-      const usable = (value) => (choice.log && value <= 0 ? null : value);
-      const few = values.length < 3, rough = choice.smooth > 0 && !few, points = {show: values.length < 30, size: few ? 7 : 5, fill: colour("--ground")};
-      // Of curves that coincide each has shorter dashes than the one below it.
-      const below = (alike[[at, values]] = (alike[[at, values]] ?? 0) + 1) - 1, part = 16 / 2 ** below;
-      const line = {label: text, stroke, width: 1.6, dash: dashed ? [6, 4] : below ? [part, 16 - part] : [], spanGaps: true, points, shown: true};
+    const tables = [], series = [{}], bands = [], ends = [], looks = Object.keys(data.looks);
+    const rank = ([label]) => looks.indexOf(data.labels[label][1]);
+    const drawn = curves.filter(([label]) => !choice.hidden.has(data.labels[label][0])).sort((one, other) => rank(one) - rank(other));
+    for (const curve of drawn) {
+      const [label, dashed, at, values, sds] = curve, [text, stroke] = data.labels[label], steps = places(data.steps[at], label);
+      if (!steps) continue;
+      ends.push(steps[steps.length - 1]);
+      const usable = (value) => (choice.log && value <= 0 ? null : value), [glyph, dashes] = data.looks[stroke] ?? ["", []];
+      const few = values.length < 3, rough = choice.smooth > 0 && !few, mark = {glyph, few, hollow: dashed, rank: rank(curve), aside: drawn.indexOf(curve) - (drawn.length - 1) / 2};
+      const line = {label: text, stroke, width: 1.6, dash: dashed ? [6, 4] : dashes.map((part) => part * 2), spanGaps: true, points: {show: few && !glyph, size: 7}, shown: true};
       if (few) line.paths = () => null;
       const add = (column, more) => {
         tables.push([steps, column.map(usable)]);
@@ -69,10 +78,34 @@
         const edge = {shown: false, stroke: "transparent", width: 0, points: {show: false}};
         const high = add(values.map((value, place) => value + sds[place]), edge);
         bands.push({series: [high, add(values.map((value, place) => value - sds[place]), edge)], fill: stroke + "2a"});
+        if (few) mark.edges = bands.at(-1).series;
       }
-      add(rough ? smoothed(values) : values, {sds: rough ? null : sds});
+      add(rough ? smoothed(values) : values, {mark});
     }
-    return {tables: tables.length ? uPlot.join(tables) : [[]], series, bands};
+    return {tables: tables.length ? uPlot.join(tables) : [[]], series, bands, ends};
+  }
+
+  // The marks of a line: each of few values, those of few beside each other with their deviations, else some.
+  function marks(plot, place) {
+    const {mark, stroke} = plot.series[place], ratio = devicePixelRatio, {ctx} = plot;
+    if (!mark?.glyph) return;
+    const at = (value) => plot.valToPos(value, "y", true), few = mark.few, apart = few || plot.data[place].filter((value) => value != null).length < 30 ? 0 : 70 * ratio;
+    let next = plot.bbox.left + apart * mark.rank / 8;
+    ctx.save();
+    Object.assign(ctx, {fillStyle: mark.hollow ? colour("--ground") : stroke(), strokeStyle: stroke(), lineWidth: ratio, textAlign: "center", textBaseline: "middle", font: `${(15 - 1.2 * mark.rank) * ratio}px sans-serif`});
+    plot.data[place].forEach((value, spot) => {
+      const along = plot.valToPos(plot.data[0][spot], "x", true), x = along + (few ? Math.max(-28, Math.min(28, 7 * mark.aside)) * ratio : 0);
+      if (value == null || along < next - 1 || along > plot.bbox.left + plot.bbox.width + 1) return;
+      next = Math.max(along, next) + apart;
+      if (mark.edges) {
+        ctx.beginPath();
+        mark.edges.forEach((edge) => ctx.lineTo(x, at(plot.data[edge][spot] ?? value)));
+        ctx.stroke();
+      }
+      ctx.fillText(mark.glyph, x, at(value));
+      if (mark.hollow) ctx.strokeText(mark.glyph, x, at(value));
+    });
+    ctx.restore();
   }
 
   // The nearest place with a value, if it is not far from the cursor.
@@ -104,9 +137,9 @@
     box.style.right = right ? `${plot.width - edge - left + 14}px` : "";
   }
 
-  const swatch = (background) => {
-    const mark = make("i", {className: "swatch"});
-    mark.style.background = background;
+  const swatch = (stroke) => {
+    const mark = make("i", {className: "swatch"}, data.looks[stroke]?.[0] ?? "·");
+    mark.style.color = stroke;
     return mark;
   };
 
@@ -119,13 +152,12 @@
   }
 
   function drawChart(figure, title, curves) {
-    const {tables, series, bands} = columns(curves), width = Math.floor(figure.clientWidth), height = Math.round(Math.max(190, width * 0.58));
+    const {tables, series, bands, ends} = columns(curves), width = Math.floor(figure.clientWidth), height = Math.round(Math.max(190, width * 0.58));
     const shape = JSON.stringify([series, bands, choice.log, choice.x, width]);
     const old = figure.chart;
     if (old?.shape === shape) {
       old.plot.setData(tables, false);
-      old.plot.setScale("x", limits(old.plot));
-      return old.plot;
+      return fit(Object.assign(old.plot, {ends}));
     }
     old?.plot.destroy();
     const ink = colour("--quiet"), line = colour("--line"), box = make("div", {className: "values", hidden: true});
@@ -135,14 +167,15 @@
       legend: {show: false},
       scales: {x: {time: false}, y: {distr: choice.log ? 3 : 1, range: (_, low, high) => low == null ? [choice.log ? 0.1 : 0, 1] : choice.log ? [low / 1.08, high * 1.08] : uPlot.rangeNum(low, high, 0.1, true)}},
       axes: [
-        {...axis, values: (_, splits) => splits.map(along), space: 60, size: 34},
-        {...axis, values: (_, splits) => splits.map(short), ...(choice.log ? {splits: (_, __, low, high) => ticks(low, high), filter: (_, splits) => splits} : {}), size: (_, texts) => 16 + 6.5 * Math.max(3, ...(texts ?? []).map((text) => text.length))},
+        {...axis, values: (_, splits) => splits.map(along), space: 60, size: 34, ...(choice.x === "time" ? {} : {incrs: WHOLE})},
+        {...axis, values: (_, splits) => splits.map((split) => short(split, 6)), ...(choice.log ? {splits: (_, __, low, high) => ticks(low, high), filter: (_, splits) => splits} : {}), size: (_, texts) => 16 + 6.5 * Math.max(3, ...(texts ?? []).map((text) => text.length))},
       ],
       cursor: {
         y: false, dataIdx: nearest, points: {size: 7}, drag: {setScale: false, dist: 6}, sync: {key: "all", scales: ["x", null]},
         bind: {dblclick: () => () => zoomTo(null)},
       },
       hooks: {
+        drawSeries: [marks],
         setCursor: [(it) => showValues(it, box)],
         setSelect: [(it) => it.select.width > 0 && zoomTo([it.posToVal(it.select.left, "x"), it.posToVal(it.select.left + it.select.width, "x")])],
       },
@@ -152,24 +185,34 @@
     plot.over.addEventListener("mouseenter", () => (plot.hovered = true));
     plot.over.addEventListener("mouseleave", () => (plot.hovered = false, box.hidden = true));
     figure.chart = {plot, shape};
-    plot.setScale("x", limits(plot));
+    return fit(Object.assign(plot, {ends, beyond: figure.querySelector(".beyond")}));
+  }
+
+  // What was chosen, or up to where most curves end and those that go not much further, or the whole.
+  function fit(plot) {
+    const xs = plot.data[0], [low, whole] = [xs[0] ?? 0, xs[xs.length - 1] ?? 1], ends = plot.ends.sort((one, other) => one - other);
+    const most = Math.max(low, ...ends.filter((end) => end <= 2 * ends[ends.length >> 1])), far = ends.filter((end) => end > most).length;
+    const high = choice.whole || !far ? whole : most + (most - low) / 20;
+    const room = plot.series.some((line) => line.mark?.few) ? (high - low) / 8 : 0;
+    const [min, max] = choice.zoom ?? (low < high ? [low - room, high + room] : [low - 1, high + 1]);
+    plot.far = far;
+    plot.beyond.textContent = far && !choice.zoom && !choice.whole ? ` (${far} beyond, to ${along(whole)})` : "";
+    plot.setScale("x", {min, max});
     return plot;
   }
 
-  function limits(plot) {
-    if (choice.zoom) return {min: choice.zoom[0], max: choice.zoom[1]};
-    const xs = plot.data[0], [low, high] = [xs[0] ?? 0, xs[xs.length - 1] ?? 1];
-    return low < high ? {min: low, max: high} : {min: low - 1, max: high + 1};
-  }
-
   function zoomTo(range) {
-    choice.zoom = range && range[1] > range[0] ? range : null;
+    const zoom = range && range[1] > range[0] ? range : null;
+    choice.whole = zoom ? choice.whole : Boolean(choice.zoom) || !choice.whole;
+    choice.zoom = zoom;
     for (const plot of charts) {
       plot.setSelect({left: 0, width: 0, top: 0, height: 0}, false);
-      plot.setScale("x", limits(plot));
+      fit(plot);
     }
-    main.querySelectorAll(".reset").forEach((button) => (button.disabled = !choice.zoom));
+    resets();
   }
+
+  const resets = () => main.querySelectorAll(".reset").forEach((button) => (button.disabled = !choice.zoom && !charts.some((plot) => plot.far)));
 
   function figureOf(name, title, room) {
     const known = [...room.children].find((figure) => figure.dataset.name === name);
@@ -178,7 +221,7 @@
       figure.dataset.name = name;
       figure.setAttribute("role", "group");
       figure.setAttribute("aria-label", title);
-      figure.replaceChildren(make("div", {className: "title"}, title), make("div", {className: "plot", tabIndex: 0}), make("p", {className: "keys"}));
+      figure.replaceChildren(make("div", {className: "title"}, title, make("span", {className: "note beyond"})), make("div", {className: "plot", tabIndex: 0}), make("p", {className: "keys"}));
       figure.querySelector(".plot").addEventListener("keydown", (event) => move(event, figure));
     }
     return figure;
@@ -213,6 +256,7 @@
       charts.push(drawChart(figure, title, curves));
     }
     keys();
+    resets();
     document.documentElement.dataset.charts = charts.length;
   }
 
