@@ -77,7 +77,7 @@ def test_a_terminal_shows_a_bar_with_the_loss_and_the_time_that_is_left(look, tm
     assert code == 0 and any(map(last.fullmatch, bars))
     assert max(map(len, bars)) <= 80 and "\nstep " not in shown
     assert "\x1b[32mfinished\x1b[0m  2 steps in " in shown
-    assert re.search(r"^\x1b\[32m  eval_loss  +[\d.]+ +[\d.]+\x1b\[0m$", shown, re.MULTILINE)
+    assert re.search(r"^\x1b\[3[12]m  eval_loss  +[\d.]+ +[\d.]+ +[-+][\d.e-]+( worse)?\x1b\[0m$", shown, re.MULTILINE)
     [log] = tmp_path.glob("outputs/*/*/log.txt")
     text = log.read_text()
     assert "step      2/2  loss " in text and ": finished  2 steps in " in text and not {"\x1b", "␛"} & set(text)

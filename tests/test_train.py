@@ -108,7 +108,8 @@ def test_a_run_leaves_what_the_design_promises(train, capsys):
     assert all(progress <= set(line) for line in trained)
     assert trained[0]["rewards/margins"] == pytest.approx(0, abs=1e-6)
     assert (trained[-1]["percentage"], trained[-1]["remaining_seconds"]) == (100.0, 0.0)
-    assert {path.name for path in (folder / "plots").iterdir()} == {"loss.png", "learning_rate.png", "reward.png"}
+    drawn = {"eval_exact.png", "loss.png", "learning_rate.png", "reward.png"}
+    assert {path.name for path in (folder / "plots").iterdir()} == drawn
     assert not list(done.run.model.glob("*.bin"))
 
 
