@@ -192,6 +192,7 @@ def test_names_side_by_side_are_one_page_beside_their_own(root, monkeypatch, cap
     assert not (root / "summary.csv").exists() and (root / "kl" / "summary.csv").exists()
 
 
+@pytest.mark.slow
 def test_the_verb_prints_its_address_and_ends_by_ctrl_c(root, runner):
     started = runner.start("watch", str(root / "kl"))
     try:
