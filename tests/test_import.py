@@ -414,7 +414,7 @@ def test_a_mixture_of_a_recipe_for_trl_is_read(written):
     keys = {
         "model_name_or_path": "x/y",
         "torch_dtype": "bfloat16",
-        "max_length": 9,
+        "packing": True,
         "dataset_mixture": {"datasets": parts},
     }
     done = written(keys)
@@ -507,8 +507,8 @@ def test_a_reward_of_trl_has_the_settings_of_its_command_line(written):
 def test_the_trainer_of_a_trl_file_may_be_typed(written):
     keys = {"model_name_or_path": "a/b", "dataset_name": "c/d", "beta": 0.3, "max_length": 64}
     assert written(keys, trainer="kto").cfg["trainer"]["_target_"] == "trl.KTOTrainer"
-    grpo = written(keys | {"reward_funcs": ["accuracy_reward"], "num_generations": 4}, name="other.yaml")
-    assert grpo.cfg["trainer"]["_target_"] == "trl.GRPOTrainer" and "does not say" in grpo.why("trainer")
+    grpo = written(keys | {"reward_funcs": ["accuracy_reward"], "num_generations": 4}, name="grpo.yaml")
+    assert grpo.cfg["trainer"]["_target_"] == "trl.GRPOTrainer" and "by its name" in grpo.why("trainer")
 
 
 def test_a_variable_that_the_shell_sets_is_asked_for(tmp_path):
@@ -791,8 +791,9 @@ def test_tokens_and_keys_of_the_model_come_over(written, tool, keys, ours):
     ids=lambda value: str(value)[:60],
 )
 def test_a_value_that_cannot_be_taken_is_a_fault_that_names_it(tmp_path, capsys, tool, keys, where):
-    (tmp_path / "theirs.yaml").write_text(yaml.safe_dump(WRONG[tool] | keys))
-    assert main(["import", str(tmp_path / "theirs.yaml"), f"dialect={tool}", "name=x"]) == 2
+    path = tmp_path / ("grpo.yaml" if "reward_funcs" in keys else "sft.yaml")
+    path.write_text(yaml.safe_dump(WRONG[tool] | keys))
+    assert main(["import", str(path), f"dialect={tool}", "name=x"]) == 2
     error = capsys.readouterr().err
     assert f"\n  {where}\n    found " in error and "\n    expected  " in error and "\n    type      mend it" in error
 
@@ -1073,3 +1074,98 @@ def test_llama_factory_knows_a_tuner_in_capitals(written):
     keys = {"model_name_or_path": "a/b", "stage": "sft", "dataset": "a/b", "lora_rank": 16}
     small, capital = (written(keys | {"finetuning_type": tuner}).cfg["peft"] for tuner in ("lora", "LoRA"))
     assert small == capital and capital["lora_alpha"] == 32
+
+
+# --- Files as their users write them --------------------------------------------------------------
+
+PAIRS = {"model_name_or_path": "a/b", "dataset_name": "c/d", "beta": 0.1, "max_length": 64}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "trainer"),
+    [
+        ("my_orpo.yaml", "", "orpo"),
+        ("a.yaml", "# trl kto --config a.yaml\n", "kto"),
+        ("a.yaml", "output_dir: out/zephyr-dpo\n", "dpo"),
+        ("a.yaml", "packing: true\n", "sft"),
+        ("rloo.yaml", "reward_funcs: [accuracy_reward]\n", "rloo"),
+        ("a.yaml", "reward_funcs: [accuracy_reward]\nmask_truncated_completions: true\nscale_rewards: batch\n", "grpo"),
+    ],
+)
+def test_the_method_of_a_file_is_in_its_keys_or_its_words(tmp_path, name, text, trainer):
+    keys = PAIRS | ({"beta": None} if "packing" in text else {})
+    (tmp_path / name).write_text(text + yaml.safe_dump(keys))
+    assert translate(read_file(tmp_path / name), "a").trainer == trainer
+
+
+def test_a_file_that_does_not_say_its_method_is_refused_with_a_word_that_works(tmp_path):
+    for text in ("", "reward_funcs: [accuracy_reward]\nnum_generations: 4\n"):
+        (tmp_path / "a.yaml").write_text(text + yaml.safe_dump(PAIRS))
+        with pytest.raises(ConfigError, match="alike") as caught:
+            translate(read_file(tmp_path / "a.yaml"), "a")
+        (fault,) = caught.value.faults
+        word = fault.fix.split()[-1]
+        assert translate(read_file(tmp_path / "a.yaml"), "a", word.removeprefix("trainer=")).trainer in word
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "said"),
+    [
+        (
+            "A=1\nif [ $X = y ]; then\n  E='--use_peft'\nfi\ntrl sft --dataset_name c/d $E\n",
+            "if [ $X = y ]",
+            "as if it held",
+        ),
+        ("if [ $X ]; then E='--bf16'; fi\ntrl sft $E --dataset_name c/d\n", "if [ $X ]; then E=--bf16", "not read"),
+        (
+            "export CUDA_VISIBLE_DEVICES=0,1\nllamafactory-cli train --stage sft\n",
+            "CUDA_VISIBLE_DEVICES",
+            "num_processes",
+        ),
+        ("NNODES=1 llamafactory-cli train --stage sft\n", "nnodes", ""),
+        ("swift sft --model Qwen/Qwen3.5-4B --dataset x.jsonl\n", "model", "language part alone"),
+    ],
+)
+def test_what_a_script_leaves_open_is_said_once(tmp_path, text, key, said):
+    (tmp_path / "a.sh").write_text(text)
+    draft = translate(read_file(tmp_path / "a.sh"), "a")
+    (note,) = [note for note in draft.notes if note.key == key]
+    assert said in f"{note.target} {note.why}" and not any(note.key == f"{key}.{key}" for note in draft.notes)
+
+
+def test_the_script_of_ppo_holds_out_its_last_rows(tmp_path):
+    command = "python examples/scripts/ppo/ppo.py --dataset_name c/d --dataset_train_split rows\n"
+    (tmp_path / "a.sh").write_text(command)
+    draft = translate(read_file(tmp_path / "a.sh"), "a")
+    assert draft.values["dataset"]["split"] == {"train": "rows[:-100]", "eval": "rows[-100:]"}
+
+
+def test_a_share_of_a_named_split_is_not_trained_on(tmp_path):
+    command = "python grpo_vlm.py --dataset_name c/d --dataset_train_split rows --test_split_size 10\n"
+    (tmp_path / "a.sh").write_text(command)
+    draft = translate(read_file(tmp_path / "a.sh"), "a")
+    assert draft.values["dataset"]["split"] == {"train": "rows[:-10]", "eval": "rows[-10:]"}
+
+
+@pytest.mark.parametrize("tag", ["float", "int"])
+def test_an_empty_number_is_a_fault_in_words(tmp_path, tag):
+    (tmp_path / "a.yaml").write_text(f"model_name_or_path: a/b\nlearning_rate: !!{tag}\n")
+    with pytest.raises(ConfigError):
+        read_file(tmp_path / "a.yaml")
+
+
+def test_weights_of_rewards_of_ones_own_and_turns_of_another_template_are_said(tmp_path):
+    rows = {"base_model": "a/b", "micro_batch_size": 1, "datasets": [{"path": "c/d", "type": "chatml.intel"}]}
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(rows | {"rl": "dpo"}))
+    draft = translate(read_file(tmp_path / "a.yaml"), "a")
+    assert any("turns as chatml.intel writes them" in note.why for note in draft.notes)
+    trl = {"reward_funcs": ["m.f", "m.g"], "reward_weights": [1.0, 2.0]}
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(rows | {"rl": "grpo", "trl": trl}))
+    assert any(note.key == "trl.reward_weights" for note in translate(read_file(tmp_path / "a.yaml"), "a").notes)
+
+
+def test_the_command_of_the_old_format_may_name_a_file_of_the_new(tmp_path):
+    (tmp_path / "v1.yaml").write_text("model: a/b\ntrain_dataset: c/d\nmicro_batch_size: 2\n")
+    (tmp_path / "a.sh").write_text("llamafactory-cli train v1.yaml\n")
+    draft = translate(read_file(tmp_path / "a.sh"), "a")
+    assert draft.table.sections["title"] == "LLaMA-Factory v1" and draft.values["dataset"]["path"] == "c/d"

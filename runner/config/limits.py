@@ -43,7 +43,7 @@ def parse_yaml(text: str | bytes, where: str) -> Any:
         if excess := next(_find_excesses(text, where), None):
             raise ConfigError(excess)
         return yaml.load(text, LOADER)
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, IndexError) as error:  # the last of an empty text with the tag of a number
         raise ConfigError(yaml_fault(error, where)) from None
 
 

@@ -202,7 +202,7 @@ def _without_secrets(key: str, value: object) -> Any:
 
 def is_unset(value: object) -> bool:
     """True for a text with a variable or a command of the shell in it whose value is not in the file."""
-    return isinstance(value, str) and bool(re.search(r"\$(\(|\{?[A-Za-z_])|^\$\{?\d+\}?$", value))
+    return isinstance(value, str) and bool(re.search(r"\$(\(|\{?[A-Za-z_])|^\$\{?\d+\}?$|^\?{3}$", value))
 
 
 # --- Rows of a table ------------------------------------------------------------------------------

@@ -122,8 +122,14 @@ def read_mapping(path: Path, name: str = "") -> dict[str, Any]:
 
 
 def _read_script(path: Path, text: str) -> ForeignConfig:
-    reading, idle, others = ForeignConfig(path, {}), "", 0
+    reading, idle, others, condition, before = ForeignConfig(path, {}), "", 0, "", ""
     for words, below in _read_lines(path, text, reading.variables):
+        is_whole = words[-1:] == ["fi"]
+        condition = " ".join(words[:-1]).rstrip("; ") if words[:1] == ["if"] else "" if is_whole else condition
+        if condition and (is_whole or str(reading.variables) != before):
+            why = "a condition: flags below it are taken as if it held, those on its own line are not read"
+            reading.remarks[condition] = [], why
+        before = str(reading.variables)
         if words[:1] == ["for"] and words[2:3] == ["in"] and words[3:]:
             reading.variables[words[1]] = words[3].rstrip(";")
             reading.remarks[f"for {words[1]}"] = " ".join(words[3:]), "a loop, whose first turn this is"

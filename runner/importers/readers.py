@@ -215,19 +215,16 @@ def read_trl(draft: Draft) -> None:
     """Choose the trainer whose fields the keys are; read the datasets, one by its name or a mixture, and rewards."""
     for key, value in draft.take("model_init_kwargs", "mapping", {}).items():
         draft.keys.setdefault(key, value)
-    fits, command = {}, draft.reading.command
-    for name in [command] if command in read_options("trainer") else draft.table.sections["trainers"]:
-        draft.choices["trainer"] = name
-        fits[name] = sum(key in draft.config.parameters for key in draft.keys)
-        fits[name] += 20 * (name == "grpo" and draft.keys.get("reward_funcs") is not None)
-    draft.choices["trainer"] = best = max(fits, key=lambda name: fits[name])
-    if best != draft.reading.command:
-        draft.keys["trainer"] = best
-        draft.note(MAPPED, "trainer", f"trainer={best}", "the file does not say; trainer=<name> does")
+    if draft.reading.command in read_options("trainer"):
+        draft.choices["trainer"] = draft.reading.command
+    else:
+        draft.choices["trainer"], why = _find_method(draft)
+        draft.keys["trainer"] = draft.trainer
+        draft.note(MAPPED, "trainer", f"trainer={draft.trainer}", f"{why}; trainer=<name> says another")
     entries = enumerate(draft.take("datasets", "entries", []))
     nodes = [read_entry(draft, "datasets", f"datasets[{index}]", entry) for index, entry in entries]
     if draft.keys.get("datasets") is None:
-        nodes = [{"path": draft.take("dataset_name", "plain_text", "???")}]
+        nodes = [draft.values["dataset"] | {"path": draft.take("dataset_name", "plain_text", "???")}]
     if any(node.get("weight") for node in nodes):
         why = "fraction: theirs leaves rows out, ours repeats small parts"
         draft.no_equivalent("datasets", why, "dataset.weights")
@@ -239,6 +236,24 @@ def read_trl(draft: Draft) -> None:
     type_rewards(draft, "reward_funcs", read_rewards(draft, "reward_funcs", model_key))
     if isinstance(variables := draft.keys.get("env"), Mapping):
         draft.keys["env"] = ", ".join(variables)
+
+
+def _find_method(draft: Draft) -> tuple[str, str]:
+    """The trainer of a file without a command, and what says so; ConfigError where neither keys nor words do."""
+    sections, path, fits = draft.table.sections, draft.reading.path, {}
+    kept = {key for key, value in draft.keys.items() if value is not None}
+    given = (names for key, names in sections["tells"].items() if key in kept)
+    for draft.choices["trainer"] in next(given, sections["trainers"]):
+        fits[draft.trainer] = len(kept & draft.config.parameters.keys())
+    likely = [name for name, count in fits.items() if count == max(fits.values())]
+    comments = re.findall(r"(?m)(?:^|\s)#.*", path.read_text(encoding="utf-8"))
+    called = " ".join(str(draft.keys.get(key)) for key in sections["called"])
+    places = {"its folder": path.absolute().parent.name, "what it writes": called, "a comment": " ".join(comments)}
+    for place, words in {"its keys": "", "its name": path.stem, **places}.items():
+        said = [name for name in likely if not likely[1:] or re.search(rf"(?i)(?<![a-z]){name}(?![a-z])", words)]
+        if len(said) == 1:
+            return said[0], f"by {place}"
+    raise ConfigError(fault("importers.no_method", file=path, names=", ".join(likely), first=likely[0]))
 
 
 def read_paths(draft: Draft) -> None:
@@ -275,7 +290,7 @@ def read_rewards(draft: Draft, names_key: str, model_key: str = "") -> list[tupl
         else:
             others.append((name, weights[index : index + 1]))
     draft.values |= {"reward": entries} if entries else {}
-    if weights and entries:
+    if weights:
         draft.note(MAPPED, weights_key, "reward.<name>.weight")
     return others
 

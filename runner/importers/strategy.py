@@ -8,7 +8,7 @@ from typing import Any
 
 from runner.config.dialect import OFF, STRATEGY, read_table
 from runner.errors import ConfigError, fault
-from runner.importers.draft import MAPPED, NO_EQUIVALENT, Draft, follow, follow_rest
+from runner.importers.draft import MAPPED, NO_EQUIVALENT, Draft, Note, follow, follow_rest
 from runner.importers.read import FILE_TYPES, ForeignConfig, plain, read_named
 from runner.schema.text import flatten, last_key, to_override
 
@@ -25,9 +25,11 @@ def read_strategy(draft: Draft) -> None:
         raise ConfigError(fault("importers.spread", file=draft.reading.path, odd=odd, words=words))
     draft.overrides += [word for word in inner.overrides[-1:] if word[-1].isdigit()]
     draft.spread = inner.overrides if inner.overrides[1:] else []
+    rest = {note.key: note for note in inner.notes if note.kind != MAPPED}
     for key in given:
-        draft.note(MAPPED, key, words, f"typed; {inner.where}".removesuffix("; "))
-    draft.notes += [replace(note, key=f"{next(iter(given))}.{note.key}") for note in inner.notes if note.kind != MAPPED]
+        own = rest.pop(key, Note(MAPPED, key, "", words, f"typed; {inner.where}".removesuffix("; ")))
+        draft.note(own.kind, key, own.target, own.why)
+    draft.notes += [replace(note, key=f"{next(iter(given))}.{key}") for key, note in rest.items()]
 
 
 def follow_settings(reading: ForeignConfig, given: Mapping[str, Any], share: int = 1) -> Draft:
