@@ -629,7 +629,6 @@ def test_gdpo_is_grpo_that_scales_each_reward_by_itself(written):
         ({"model_name_or_path": "a/b", "stage": "mcts", "cutoff_len": 64}, "stage"),
         ({"model_name_or_path": "a/b", "template": "x", "infer_backend": "vllm"}, "infer_backend"),
         ({"model": "a/b", "peft_config": {"name": "lora", "export_dir": "x"}}, "peft_config.export_dir"),
-        ({"model": "a/b", "train_dataset": "none.yaml", "cp_size": 1}, "theirs.yaml"),
     ],
     ids=lambda value: str(value)[-50:],
 )
@@ -637,6 +636,12 @@ def test_what_is_no_training_that_there_is_here_becomes_none(written, keys, wher
     with pytest.raises(ConfigError) as caught:
         written(keys)
     assert any(fault.where.endswith(where) and fault.fix for fault in caught.value.faults)
+
+
+def test_a_list_of_rows_that_is_not_there_is_asked_for(written):
+    done = written({"model": "a/b", "train_dataset": "none.yaml", "cp_size": 1})
+    assert "not said in this file" in done.why("train_dataset")
+    assert [fault.where for fault in done.faults] == ["dataset.path"]
 
 
 @pytest.mark.quick(2)

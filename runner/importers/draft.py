@@ -163,7 +163,8 @@ class Draft:
             reference = f"${{shell.{name}}}"
             self.put(path, "???" if path == "model.path" else reference)
             self.unset.add(key)
-            self.no_equivalent(key, f"{value} is set by the shell, and not in this file", f"{path}=<value>")
+            whence = "not said" if value == "???" else f"{value} is set by the shell, and not"
+            self.no_equivalent(key, f"{whence} in this file", f"{path}=<value>")
         else:
             self.put(path, value)
             self.note(MAPPED, key, f"{path}: {to_single_line(value)}", why)

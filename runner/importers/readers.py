@@ -104,7 +104,6 @@ def read_llama_factory_v1(draft: Draft) -> None:
     if name.endswith((".yaml", ".yml")):
         file = read_named(draft.reading.path, name)
         entries = {name: {"path": "???"}} if file is None else file
-        draft.faults += [fault("importers.absent_file", file=draft.reading.path, name=name)] if file is None else []
     entries = {name: draft.convert(name, entry, "mapping", {}) for name, entry in entries.items()}
     is_pair = all(entry.get("converter") == "pair" for entry in entries.values())
     command = draft.reading.command if draft.reading.command != "train" else ""
