@@ -290,6 +290,10 @@ def test_kto_with_one_row_in_a_micro_batch_keeps_the_size_of_its_step(written):
     keys = {"model_name_or_path": "a/b", "stage": "kto", "dataset": "a/b", "cutoff_len": 64}
     done = written(keys | {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8})
     assert (done.args["per_device_train_batch_size"], done.args["gradient_accumulation_steps"]) == (2, 4)
+    keys = {"gradient_accumulation_steps": 8, "model": "a/b", "rlhf_type": "kto", "dataset": "hf::a/b"}
+    done = written(keys | {"tuner_type": "lora", "per_device_train_batch_size": 1})
+    assert (done.args["per_device_train_batch_size"], done.args["gradient_accumulation_steps"]) == (2, 4)
+    assert done.kinds("gradient_accumulation_steps") == ["mapped"]
 
 
 def test_rows_of_other_datasets_are_held_out(written):

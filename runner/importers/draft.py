@@ -285,13 +285,12 @@ def divide_batch(draft: Draft, key: str) -> None:
 
 def pair_rows(draft: Draft, key: str) -> None:
     """Write micro-batches of two rows, and half as many of them in a step."""
-    steps = draft.take("gradient_accumulation_steps", "whole_number", 1)
-    draft.write(
-        key, "trainer.args.per_device_train_batch_size", 2, "rows of a micro-batch are compared with each other"
-    )
-    draft.write(
-        "gradient_accumulation_steps", "trainer.args.gradient_accumulation_steps", max(1, steps // 2), "of two rows"
-    )
+    count = "gradient_accumulation_steps"
+    steps = max(1, draft.take(count, "whole_number", 1) // 2)
+    draft.notes = [note for note in draft.notes if note.key != count]  # where it stands first in their file
+    why = "rows of a micro-batch are compared with each other"
+    draft.write(key, "trainer.args.per_device_train_batch_size", 2, why)
+    draft.write(count, f"trainer.args.{count}", steps, "of two rows")
 
 
 def divide_epoch(draft: Draft, key: str) -> None:
