@@ -665,6 +665,8 @@ def test_every_mini_batch_of_every_epoch_is_a_clipped_step(tmp_path, parts):
     for line in logs_of(trainer):
         assert line["val/ratio"] == pytest.approx(1, abs=0.2)
     assert [line["episode"] for line in logs_of(trainer)] == [8, 16, 24, 32]
+    counts = [line["num_tokens"] for line in logs_of(trainer)]
+    assert counts[0] > 8 and counts == sorted(set(counts)), "those of prompts and completions, added up"
 
 
 def test_each_epoch_has_every_row_once(tmp_path):

@@ -383,7 +383,7 @@ class PPOTrainer(Trainer):
         self._note({"time/rollout": rolled_out - began, "time/score": scored - rolled_out})
         seconds, tokens = ended - began, self._total(torch.tensor(float(sum(rollout.lengths)), device=self.args.device))
         self._note({"time/update": ended - scored, "eps": len(rollout.rows) * self.args.world_size / seconds})
-        self._note({"tokens_per_second": tokens.item() / seconds})
+        self.state.num_input_tokens_seen += int(tokens.item())
         return loss
 
     def _roll_out_groups(self, prompts: Sequence[Row]) -> Rollout:
@@ -763,7 +763,7 @@ class PPOTrainer(Trainer):
         if "loss" in logs:
             logs |= {name: sum(values) / len(values) for name, values in self.metrics.items()}
             logs["episode"] = self.state.global_step * self.args.train_batch_size * self.args.world_size
-            logs["lr"] = logs.get("learning_rate", 0.0)
+            logs |= {"lr": logs.get("learning_rate", 0.0), "num_tokens": float(self.state.num_input_tokens_seen)}
             self.metrics.clear()
         super().log(logs, *args, **kwargs)
 
