@@ -172,6 +172,8 @@ def serve() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         answer = start(request, news) if "words" in request else look(request, news, codes)
+        if "words" in request:
+            codes.pop(answer, None)  # of an earlier command, whose number the system gives again
         print(json.dumps(answer), file=answers, flush=True)
 
 
