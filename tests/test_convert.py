@@ -44,6 +44,16 @@ def faults(row, to, **how):
 
 Q, A, B = [user("2+2?")], [bot("4")], [bot("5")]
 LONG = [user("hi"), bot("hello"), user("2+2?")]
+PAIR = {
+    "demonstration": [{"prompt": Q, "completion": A}],
+    "messages": [{"messages": Q + A}],
+    "preference": [{"prompt": Q, "chosen": A, "rejected": B}],
+    "unpaired": [
+        {"prompt": Q, "completion": A, "label": True},
+        {"prompt": Q, "completion": B, "label": False},
+    ],
+    "prompt": [{"prompt": Q, "reference": "4"}],
+}  # what a pair of answers to Q becomes
 
 # A raw row, its form, and what it becomes in each trainer form that it can feed.
 CELLS = {
@@ -206,16 +216,7 @@ CELLS = {
     "a text prompt beside a pair of whole conversations": (
         {"prompt": "2+2?", "chosen": Q + A, "rejected": Q + B},
         "preference",
-        {
-            "demonstration": [{"prompt": Q, "completion": A}],
-            "messages": [{"messages": Q + A}],
-            "preference": [{"prompt": Q, "chosen": A, "rejected": B}],
-            "unpaired": [
-                {"prompt": Q, "completion": A, "label": True},
-                {"prompt": Q, "completion": B, "label": False},
-            ],
-            "prompt": [{"prompt": Q, "reference": "4"}],
-        },
+        PAIR,
     ),
     "a judged answer": (
         {"prompt": "2+2=", "completion": " 4", "label": True},
@@ -240,16 +241,7 @@ CELLS = {
     "a pair of single turns": (
         {"prompt": Q, "chosen": {"from": "gpt", "value": "4"}, "rejected": B[0]},
         "preference",
-        {
-            "demonstration": [{"prompt": Q, "completion": A}],
-            "messages": [{"messages": Q + A}],
-            "preference": [{"prompt": Q, "chosen": A, "rejected": B}],
-            "unpaired": [
-                {"prompt": Q, "completion": A, "label": True},
-                {"prompt": Q, "completion": B, "label": False},
-            ],
-            "prompt": [{"prompt": Q, "reference": "4"}],
-        },
+        PAIR,
     ),
     "a prompt": ({"prompt": "2+2="}, "prompt", {"prompt": [{"prompt": "2+2="}]}),
     "a prompt in turns": ({"prompt": LONG}, "prompt", {"prompt": [{"prompt": LONG}]}),

@@ -70,11 +70,8 @@ class Server(ThreadingMixIn, WSGIServer):
         """A page, or that it is as it was; nothing to whoever lacks its address, or came by another host's name."""
         path = asked["PATH_INFO"].encode("latin-1").decode(errors="surrogateescape")
         token, slash, address = path.removeprefix("/").partition("/")
-        status, text, etag = (
-            "404 Not Found",
-            "Nothing is here: the address is the whole one that watch has printed.",
-            "",
-        )
+        status, etag = "404 Not Found", ""
+        text = "Nothing is here: the address is the whole one that watch has printed."
         if asked.get("HTTP_HOST") not in self.hosts:
             status, text = "403 Forbidden", "This server answers to 127.0.0.1 alone."
         elif asked["REQUEST_METHOD"] not in ("GET", "HEAD"):

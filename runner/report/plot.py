@@ -172,13 +172,12 @@ def write_png(picture: Picture, folder: Path, *, of_numbers: bool = False) -> Pa
     return path
 
 
-def thinned(steps: Sequence[float], values: Sequence[float], most: int = MAX_POINTS) -> Points:
-    """A curve of at most so many points, each the mean of equally many neighbours."""
-    if len(steps) <= most:
-        return steps, values
-    size = -(-len(steps) // most)
-    cuts = range(0, len(steps), size)
-    return [fmean(steps[cut : cut + size]) for cut in cuts], [fmean(values[cut : cut + size]) for cut in cuts]
+def thinned(*columns: Sequence[float], most: int = MAX_POINTS) -> Points:
+    """Columns of a curve, of at most so many points, each the mean of equally many neighbours."""
+    if (count := len(columns[0])) <= most:
+        return columns
+    size = -(-count // most)
+    return tuple([fmean(column[cut : cut + size]) for cut in range(0, count, size)] for column in columns)
 
 
 def band(runs: Sequence[RunRecord], name: str) -> tuple[Sequence[float], Sequence[float], Sequence[float]]:
@@ -303,13 +302,14 @@ def _trade_pictures(summary: Summary) -> Iterator[Picture]:
 
 def _curve_picture(summary: Summary, name: str) -> Picture:
     bands = [(band(setting.runs, name), colour, label) for setting, colour, label in styled(summary)[:MAX_DRAWN]]
-    drawn = [(_thin(*points), colour, label) for points, colour, label in bands if points[0]]
+    drawn = [each for each in bands if each[0][0]]
     # The picture ends where most settings do, and those that come not much further.
     ends = sorted(steps[-1] for (steps, *_), *_ in drawn)
     limit = max(end for end in ends if end <= 2 * ends[len(ends) // 2])
     beyond = [end for end in ends if end > limit]
     with _axes(name) as (figure, axes):
-        for place, (points, colour, label) in enumerate(drawn):
+        for place, (whole, colour, label) in enumerate(drawn):
+            points = thinned(*whole, most=MAX_POINTS_BESIDE)
             cut = bisect(points[0], limit) + (len(points[0]) > 2)
             aside = 7 * (place - (min(len(drawn), len(COLOURS)) - 1) / 2)
             _draw(axes, [each[:cut] for each in points], colour, label, aside)
@@ -318,11 +318,6 @@ def _curve_picture(summary: Summary, name: str) -> Picture:
             axes.set_xlim(min(points[0][0] for points, *_ in drawn) - 0.1 * limit, 1.1 * limit)
             axes.set_xlabel(f"step ({plural(len(beyond), 'setting')} beyond, to {number(max(beyond))})")
     return Picture(f"curve-{file_name(name)}", name, figure)
-
-
-def _thin(steps: Sequence[float], means: Sequence[float], sds: Sequence[float]) -> Points:
-    (steps_thin, means_thin), (_, sds_thin) = (thinned(steps, each, MAX_POINTS_BESIDE) for each in (means, sds))
-    return steps_thin, means_thin, sds_thin
 
 
 def _draw(axes: Axes, points: Points, colour: str, label: str | None, aside: float = 0, hollow: bool = False) -> None:
@@ -386,7 +381,7 @@ def _to_data(labels: Sequence[tuple[str, str, Any]], charts: Mapping[str, Sequen
     most = min(MAX_POINTS_OF_SCRIPT, max(100, MAX_NUMBERS // max(1, sum(map(len, charts.values())))))
 
     def thin(steps: Sequence[float], values: Sequence[float], count: int = most) -> list[Any]:
-        fewer, means = thinned(steps, values, count)
+        fewer, means = thinned(steps, values, most=count)
         place = known.setdefault(tuple(round(step, 2) for step in fewer), len(known))
         return [place, [int(each) if each == int(each) else float(f"{each:.7g}") for each in means]]
 
