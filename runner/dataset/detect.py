@@ -68,7 +68,7 @@ def read_layout(
         log.warning("the column `%s` is left out: %s", played[role], why)
     if {"prompt", "target"} <= set(played) and "target" not in chosen:
         as_text = f"dataset.columns.prompt={played['prompt']} dataset.columns.completion={played['target']}"
-        as_prompt = "dataset.form=prompt leaves that to rewards and metrics"
+        as_prompt = f"dataset.form=prompt leaves `{played['target']}` to rewards, and the prompt as it stands"
         log.warning(
             "by their names the columns `%s` and `%s` are a question and its answer, which become turns of a chat; %s",
             played["prompt"],

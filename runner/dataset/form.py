@@ -150,24 +150,23 @@ def _read_calls(value: object, where: str) -> list[dict[str, Any]]:
             calls = json.loads(value)
     calls = [calls] if isinstance(calls, Mapping) else calls
     if isinstance(calls, list):
-        read = [_read_call(call) for call in calls]
-        if all(call is not None for call in read):
-            return [call for call in read if call is not None]
-    raise _bad(where, describe_cell(value), "calls with a name and arguments, or JSON of them")
+        return [_read_call(call, f"{where}[{index}]") for index, call in enumerate(calls)]
+    raise _bad(where, describe_cell(value), "JSON of a call with name and arguments, or of several")
 
 
-def _read_call(call: object) -> dict[str, Any] | None:
-    """A call with its arguments as a mapping, where their text is JSON of one; None for what is no call."""
-    if not isinstance(call, Mapping):
-        return None
-    function = call.get("function", call)
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        return None
+def _read_call(call: object, where: str) -> dict[str, Any]:
+    """A call with its arguments as a mapping, where their text is JSON of one."""
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise _bad(where, describe_cell(call), "a call with name and arguments")
     arguments: Any = next((function[key] for key in PARAMETERS if function.get(key) is not None), {})
     if isinstance(arguments, str):
+        text, arguments = arguments, None
         with suppress(ValueError, RecursionError):
-            parsed = json.loads(arguments or "{}")
-            arguments = parsed if isinstance(parsed, Mapping) else arguments
+            arguments = json.loads(text or "{}")
+    if not isinstance(arguments, Mapping):  # which would be JSON in JSON where a template writes it
+        given = next(function[key] for key in PARAMETERS if function.get(key) is not None)
+        raise _bad(f"{where}.arguments", describe_cell(given), "a mapping, or JSON of one")
     around = {key: value for key, value in call.items() if value is not None and "function" in call}
     return {**around, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
 

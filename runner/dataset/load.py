@@ -32,6 +32,7 @@ from runner.dataset.remote import copy_here
 from runner.dataset.request import Use, check_cut, check_words, no_row, read_cuts, read_limits, split_of
 from runner.dataset.step import first_made, key_of_steps, list_steps
 from runner.errors import DataError, EnvironmentFault, describe, fault
+from runner.io.files import SHIPPED
 from runner.io.hub import is_of_network
 from runner.io.turns import TEMPLATE_ARGUMENTS, THOUGHTS, TemplateHabits, fit_turns
 
@@ -305,8 +306,10 @@ def _conversion(rows: Rows, request: RowRequest, label: str, total: int | None =
     conversion = request.start_conversion(list(row), row, label, total, pictured=pictured)
     if request.to and not request.steps:  # a step has seen all there is
         head = itertools.islice(rows, SEEN_FOR_KEYS)
-        if unread := find_unread(head, conversion.layout, request, conversion.kept):
-            log.warning("%s: not used: %s", label, "; ".join(unread))
+        unread = "; ".join(find_unread(head, conversion.layout, request, conversion.kept))
+        if unread and unread not in request.told and not label.startswith(SHIPPED):  # in which nothing can be mistaken
+            request.told.add(unread)
+            log.warning("%s: not used: %s", label, unread)
     return conversion
 
 

@@ -56,16 +56,27 @@ def set_template(tokenizer: PreTrainedTokenizerBase, name: str | None, where: st
 
 
 def check_template(
-    tokenizer: PreTrainedTokenizerBase, *, chats: bool, calls: bool = False, answers_only: bool = False
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    chats: bool,
+    calls: bool = False,
+    answers_only: bool = False,
+    weighs: bool = True,
 ) -> None:
-    """Raise ConfigError where chats have no template, or one without the ``calls`` or answers' marks that they need."""
+    """Raise ConfigError where chats have no template, or one without the ``calls`` or answers' marks that they need.
+
+    ``weighs`` says that the training may have weights of tokens, which train the answers alone, too.
+    """
     if chats and not tokenizer.chat_template:
         raise ConfigError(jinja.no_template())
     faults = []
     if calls and not trl_templates.supports_tool_calling(tokenizer):
         faults.append(fault("model.template_without_tools"))
     if chats and answers_only and not _marks_answers(tokenizer):
-        faults.append(fault("model.template_without_marks"))
+        fix = "trainer.args.assistant_only_loss=false weight=answers"  # which finds the same tokens without marks
+        if not weighs:
+            fix = f"{KEY}=<one with such marks>, or trainer.args.assistant_only_loss=false, which trains the questions too"
+        faults.append(fault("model.template_without_marks", fix=fix))
     ConfigError.refuse(faults)
 
 

@@ -38,7 +38,10 @@ JOINS: tuple[Join, ...] = ("system", "all")
 OF_ROLES = ("role", "content", "tool_calls", "weight", *THOUGHTS)  # keys of turns that are looked for otherwise
 THOUGHT = "the thought"
 TOOLS = "the tools"
+CALL = "a call of a tool"
+ARGUMENT = "an argument of a call"
 SAID = "what "  # begins the part of a text that somebody says
+OF_TOOLS = (TOOLS, CALL, ARGUMENT, f"{SAID}the tool says")
 
 
 @dataclass(frozen=True)
@@ -77,24 +80,29 @@ class Reach:
             fix = self._join_words(error, parts) or "mend the rows, or leave them out with dataset.map"
             found = f"the chat template refuses {count} of {self.rows} rows: {error}"
             faults.append(Fault("dataset", found, "turns that it takes", fix))
+        by_fix: dict[str, list[str]] = {}
         for part, count in self.lost.items() if not tolerated else ():
-            if part == THOUGHT:
-                continue
-            words = [self._join_words(part, parts)]
-            if part == TOOLS:
-                words += ["dataset.without=[tools]" if not parts else "", "template=hermes"]
-            words.append("tolerate.lost_text=true")
-            found = f"in {count} of {self.rows} rows the chat template leaves out {part}{self._example(part)}"
-            expected = "a template that writes each text of the rows"
-            faults.append(Fault("dataset", found, expected, ", or ".join(filter(None, words))))
+            if part != THOUGHT:
+                words = [self._join_words(part, parts)]
+                words.append("dataset.without=[tools]" if part == TOOLS and not parts else "")
+                words.append("template=hermes" if part in OF_TOOLS else "")
+                fix = ", or ".join(filter(None, [*words, "tolerate.lost_text=true"]))
+                line = f"{part}, in {count} of {self.rows} rows{self._example(part)}"
+                by_fix.setdefault(fix, []).append(line)
+        for fix, lines in by_fix.items():
+            found = f"the chat template leaves out {'; '.join(lines)}"
+            faults.append(Fault("dataset", found, "a template that writes each text of the rows", fix))
         return faults
 
-    def notes(self) -> Iterator[str]:
+    def notes(self, *, tolerated: bool = False) -> Iterator[str]:
         """Lines on what does not reach the model and may be meant so: thoughts, keys of turns, other writings."""
         if count := self.lost[THOUGHT]:
             lost = f"in {count} of {self.rows} rows the chat template leaves out thoughts{self._example(THOUGHT)}"
             inline = "; dataset.thoughts=inline writes them as <think> before the content"
             yield f"{lost}, as is its own rule for some turns" if self.knows_thoughts else f"{lost}{inline}"
+        for part, count in self.lost.items() if tolerated else ():
+            if part != THOUGHT:
+                yield f"in {count} of {self.rows} rows the chat template leaves out {part}{self._example(part)}"
         if self.unread:
             yield f"not used by the chat template: {', '.join(self.unread)}"
         for part, count in self.altered.items():
@@ -224,7 +232,7 @@ def rewrite(turns: Turns, row: Row, put: Callable[[str, str], str]) -> tuple[lis
 
 def _rewrite_call(call: Row, put: Callable[[str, str], str], names: dict[str, str]) -> dict[str, Any]:
     function = dict(call["function"])
-    names[function["name"]] = put("a call of a tool", function["name"])
+    names[function["name"]] = put(CALL, function["name"])
     function["name"] = names[function["name"]]
     function["arguments"] = _rewrite_values(function.get("arguments"), put)
     return {**call, "function": function}
@@ -236,7 +244,7 @@ def _rewrite_values(value: Any, put: Callable[[str, str], str]) -> Any:
     if isinstance(value, list):
         return [_rewrite_values(inner, put) for inner in value]
     if isinstance(value, str):
-        return put("an argument of a call", value) if value.strip() else ""
+        return put(ARGUMENT, value) if value.strip() else ""
     return value
 
 

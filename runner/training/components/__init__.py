@@ -165,12 +165,17 @@ def _check_rows(cfg: Config, tokenizer: PreTrainedTokenizerBase, every: Dataset,
     chats = any(is_conversation(first.get(name)) for name in ("prompt", *answer_columns(first)))
     turns = (turn for row in rows for part in row.values() if is_conversation(part) for turn in part)
     calls = any(isinstance(turn, Mapping) and turn.get("tool_calls") for turn in turns)
-    check_template(tokenizer, chats=chats, calls=calls, answers_only=answers_only)
+    weighs = IMAGES not in first and _kind_of_loss(node) in upstream.WEIGHED
+    check_template(tokenizer, chats=chats, calls=calls, answers_only=answers_only, weighs=weighs)
     if any(node.get(key) for key in upstream.FUNCTIONS if key != upstream.ROLLOUT_FUNC):
         if not chats:
             raise DataError(fault("training.tools_without_chats"))
         check_calls(tokenizer)
     return chats
+
+
+def _kind_of_loss(node: Config) -> str | None:
+    return upstream.loss_interface(read_signature(node["_target_"]), read_signature(node["args"]["_target_"]))
 
 
 def check_texts(cfg: Config, tokenizer: PreTrainedTokenizerBase, parts: Sequence[Rows], form: str) -> None:
@@ -182,7 +187,7 @@ def check_texts(cfg: Config, tokenizer: PreTrainedTokenizerBase, parts: Sequence
         shown = part.remove_columns([name for name in list_columns(part) if name == IMAGES])
         reach = look_at_texts(tokenizer, ((row, () if form == "prompt" else answer_columns(row)) for row in shown))
         faults += reach.faults(mixed, tolerated=is_tolerated)
-        notes |= dict.fromkeys(reach.notes())
+        notes |= dict.fromkeys(reach.notes(tolerated=is_tolerated))
     DataError.refuse(faults)
     for note in notes:
         log.warning(note)
@@ -197,9 +202,8 @@ def _weigh_turns(cfg: Config, args: TrainingArguments, rows: Rows) -> tuple[Conf
     named_rules = dict(named(weight, "weight"))
     if node["form"] == "prompt" or any(rule and rule.get("_target_") == BY_MESSAGE for rule in named_rules.values()):
         return cfg, trainers.build_rules(weight)
-    signatures = read_signature(node["_target_"]), read_signature(node["args"]["_target_"])
     where, found = "dataset", "turns of the rows have a weight"
-    if upstream.loss_interface(*signatures) not in upstream.WEIGHED:
+    if _kind_of_loss(node) not in upstream.WEIGHED:
         if (cfg.get("tolerate") or {}).get("turn_weights"):
             log.warning("not used: the weights of turns, because of tolerate.turn_weights")
             return cfg, trainers.build_rules(weight)
