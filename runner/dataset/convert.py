@@ -48,7 +48,7 @@ class RowRequest:
     images: ImageSource = field(default_factory=ImageSource)
     join_turns: Join | None = None
     thoughts: Literal["inline"] | None = None
-    told: set[str] = field(default_factory=set)  # what was said already of rows that are read in this way
+    warned: set[str] = field(default_factory=set)  # what was said already of rows that are read in this way
 
     def start_conversion(
         self, columns: Sequence[str], row: Row, label: str, total: int | None = None, *, pictured: bool = False

@@ -307,8 +307,10 @@ def _conversion(rows: Rows, request: RowRequest, label: str, total: int | None =
     if request.to and not request.steps:  # a step has seen all there is
         head = itertools.islice(rows, SEEN_FOR_KEYS)
         unread = "; ".join(find_unread(head, conversion.layout, request, conversion.kept))
-        if unread and unread not in request.told and not label.startswith(SHIPPED):  # in which nothing can be mistaken
-            request.told.add(unread)
+        if (
+            unread and unread not in request.warned and not label.startswith(SHIPPED)
+        ):  # in which nothing can be mistaken
+            request.warned.add(unread)
             log.warning("%s: not used: %s", label, unread)
     return conversion
 

@@ -75,7 +75,7 @@ def check_template(
     if chats and answers_only and not _marks_answers(tokenizer):
         fix = "trainer.args.assistant_only_loss=false weight=answers"  # which finds the same tokens without marks
         if not weighs:
-            fix = f"{KEY}=<one with such marks>, or trainer.args.assistant_only_loss=false, which trains the questions too"
+            fix = f"{KEY}=<one with marks>, or trainer.args.assistant_only_loss=false, which trains the questions too"
         faults.append(fault("model.template_without_marks", fix=fix))
     ConfigError.refuse(faults)
 

@@ -178,14 +178,17 @@ def _kind_of_loss(node: Config) -> str | None:
     return upstream.loss_interface(read_signature(node["_target_"]), read_signature(node["args"]["_target_"]))
 
 
-def check_texts(cfg: Config, tokenizer: PreTrainedTokenizerBase, parts: Sequence[Rows], form: str) -> None:
+def check_texts(
+    cfg: Config, tokenizer: PreTrainedTokenizerBase, parts: Iterable[Iterable[Mapping[str, Any]]], form: str
+) -> None:
     """Raise DataError where a text of the rows, in a trainer's form, does not reach the model; warn of what may not."""
     is_tolerated = bool((cfg.get("tolerate") or {}).get("lost_text"))
     mixed = list(cfg["dataset"].get("parts") or ())
     faults, notes = list[Fault](), dict[str, None]()
     for part in parts:
-        shown = part.remove_columns([name for name in list_columns(part) if name == IMAGES])
-        reach = look_at_texts(tokenizer, ((row, () if form == "prompt" else answer_columns(row)) for row in shown))
+        if isinstance(part, Dataset) and IMAGES in part.column_names:
+            part = part.remove_columns([IMAGES])  # which nobody decodes here
+        reach = look_at_texts(tokenizer, ((row, () if form == "prompt" else answer_columns(row)) for row in part))
         faults += reach.faults(mixed, tolerated=is_tolerated)
         notes |= dict.fromkeys(reach.notes(tolerated=is_tolerated))
     DataError.refuse(faults)
