@@ -178,9 +178,7 @@ def _kind_of_loss(node: Config) -> str | None:
     return upstream.loss_interface(read_signature(node["_target_"]), read_signature(node["args"]["_target_"]))
 
 
-def check_texts(
-    cfg: Config, tokenizer: PreTrainedTokenizerBase, parts: Iterable[Iterable[Mapping[str, Any]]], form: str
-) -> None:
+def check_texts(cfg: Config, tokenizer: PreTrainedTokenizerBase, parts: Sequence[Any], form: str) -> None:
     """Raise DataError where a text of the rows, in a trainer's form, does not reach the model; warn of what may not."""
     is_tolerated = bool((cfg.get("tolerate") or {}).get("lost_text"))
     mixed = list(cfg["dataset"].get("parts") or ())
