@@ -11,7 +11,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.functional import logsigmoid
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from runner import config
 from runner.__main__ import main
+from runner.config.menu import read_menu
+from runner.config.override import expand
 from runner.dataset.weigh import (
     WEIGHTS,
     Weigher,
@@ -504,6 +507,13 @@ def test_twice_the_weight_is_twice_the_loss(train, tmp_path):
     twice = train(*words, "weight=column", "weight.column=grade", name="twice")
     once = train(*words, name="once")
     assert twice.lines[1]["loss"] == pytest.approx(2 * once.lines[1]["loss"])
+
+
+def test_several_rules_are_typed_as_a_list():
+    rules = config.compose(expand(["weight=[answers, tool_calls]", "weight.answers.rest=0.1"], read_menu())).cfg[
+        "weight"
+    ]
+    assert rules["answers"]["rest"] == 0.1 and rules["tool_calls"]["_target_"] == "runner.dataset.weigh.pattern"
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ Join = Literal["system", "all"]
 Completion = str | list[dict[str, Any]]  # a text, or a conversation that ends with the answer
 Values = Sequence[Any]  # of a column of the rows
 TEMPLATE_ARGUMENTS = "chat_template_kwargs"  # a column of rows, as TRL calls it
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # the keys under which a turn may hold what was thought
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # the keys under which a turn may hold what was thought
 INSTRUCTING = ("system", "developer")  # roles
 BLANK_LINE = "\n\n"
 
