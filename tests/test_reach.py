@@ -157,15 +157,18 @@ def test_turns_are_joined_with_the_question_behind_them():
     turns = [system("a"), system("b"), user("c"), bot("d"), system("e"), bot("f"), user("g"), user("h")]
     assert [turn["content"] for turn in join_turns(turns, "system")] == ["a\n\nb\n\nc", "d", "e", "f", "g", "h"]
     assert join_turns(turns, "all")[-1] == user("g\n\nh")
+    assert join_turns([system(""), user("a"), system("b")], "system") == [user("a\n\nb")]
     weighed = [bot("a", weight=0), bot("b")]
     assert join_turns(weighed, "all") == weighed
 
 
 def test_thoughts_without_a_place_are_told_and_written_by_choice(preview):
     shown, said = preview(TALKS["thought"], "qwen2_5")
-    assert "silver" not in shown and "leaves out thoughts, such as 'silver'; dataset.thoughts=inline" in said
+    assert (
+        "silver" not in shown and "the thought before the last turn, such as 'silver'; dataset.thoughts=inline" in said
+    )
     shown, said = preview(TALKS["thought"], "qwen2_5", "dataset.thoughts=inline")
-    assert "<think>↵\nsilver↵\n</think>↵\n↵\npaper<|im_end|>" in shown and "thoughts" not in said
+    assert "<think>↵\nsilver↵\n</think>↵\n↵\npaper<|im_end|>" in shown and "thought" not in said
     earlier = [*TALKS["thought"], user("stone?"), bot("copper", thinking="gold")]
     shown, said = preview(earlier, "qwen3")  # which has its own rule
     assert "gold" in shown and "silver" not in shown and "its own rule" in said

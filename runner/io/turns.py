@@ -156,28 +156,28 @@ def turns_for(tokenizer: Any, turns: Turns) -> list[dict[str, Any]]:
 def join_turns(turns: Turns, which: Join) -> list[dict[str, Any]]:
     """Turns without a system turn, whose text opens the next of the user, as templates want it that know no such role.
 
-    With ``all``, turns of one speaker that follow each other, and hold nothing but text, are one, too.
+    Where the user says nothing more it ends what was said before. With ``all``, turns of one speaker that follow each
+    other, and hold nothing but text, are one, too.
     """
     joined: list[dict[str, Any]] = []
     opening: list[str] = []  # what the next turn of the user begins with
-    for turn in turns:
-        if turn["role"] in INSTRUCTING:
-            opening.append(turn["content"])
-            continue
-        if opening:
-            if turn["role"] == "user":
-                turn = {**turn, "content": BLANK_LINE.join([*opening, turn["content"]])}
-            else:
-                joined.append({"role": "user", "content": BLANK_LINE.join(opening)})
-            opening = []
+    for turn in [*turns, {"role": "", "content": ""}]:
         last = joined[-1] if joined else {}
+        if turn["role"] in INSTRUCTING:
+            opening += [turn["content"]] if turn["content"].strip() else []
+            continue
+        if opening and turn["role"] == "user":
+            turn = {**turn, "content": BLANK_LINE.join([*opening, turn["content"]])}
+        elif opening and last.get("role") == "user":
+            joined[-1] = {**last, "content": BLANK_LINE.join([last["content"], *opening])}
+        elif opening:
+            joined.append({"role": "user", "content": BLANK_LINE.join(opening)})
+        opening = []
         is_alike = turn["role"] == last.get("role") and set(turn) == set(last) == {"role", "content"}
         if which == "all" and is_alike:
             joined[-1] = {**last, "content": BLANK_LINE.join([last["content"], turn["content"]])}
-        else:
+        elif turn["role"]:  # else the end
             joined.append(dict(turn))
-    if opening:
-        joined.append({"role": "user", "content": BLANK_LINE.join(opening)})
     return joined
 
 

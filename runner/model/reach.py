@@ -37,6 +37,8 @@ CLOSED_THOUGHT = re.compile(r"(?s)^\s*<think>(.*?)</think>")
 JOINS: tuple[Join, ...] = ("system", "all")
 OF_ROLES = ("role", "content", "tool_calls", "weight", *THOUGHTS)  # keys of turns that are looked for otherwise
 THOUGHT = "the thought"
+LAST_THOUGHT = "the thought before the last turn"
+THOUGHT_PARTS = (THOUGHT, LAST_THOUGHT)
 TOOLS = "the tools"
 CALL = "a call of a tool"
 ARGUMENT = "an argument of a call"
@@ -82,7 +84,7 @@ class Reach:
             faults.append(Fault("dataset", found, "turns that it takes", fix))
         by_fix: dict[str, list[str]] = {}
         for part, count in self.lost.items() if not tolerated else ():
-            if part != THOUGHT:
+            if part not in THOUGHT_PARTS:
                 words = [self._join_words(part, parts)]
                 words.append("dataset.without=[tools]" if part == TOOLS and not parts else "")
                 words.append("template=hermes" if part in OF_TOOLS else "")
@@ -96,17 +98,24 @@ class Reach:
 
     def notes(self, *, tolerated: bool = False) -> Iterator[str]:
         """Lines on what does not reach the model and may be meant so: thoughts, keys of turns, other writings."""
-        if count := self.lost[THOUGHT]:
-            lost = f"in {count} of {self.rows} rows the chat template leaves out thoughts{self._example(THOUGHT)}"
-            inline = "; dataset.thoughts=inline writes them as <think> before the content"
-            yield f"{lost}, as is its own rule for some turns" if self.knows_thoughts else f"{lost}{inline}"
-        for part, count in self.lost.items() if tolerated else ():
-            if part != THOUGHT:
-                yield f"in {count} of {self.rows} rows the chat template leaves out {part}{self._example(part)}"
+        for part in filter(self.lost.get, THOUGHT_PARTS):
+            advice = "; dataset.thoughts=inline writes it as <think> before the content"
+            if self.knows_thoughts and part == THOUGHT:
+                advice = ", as is its own rule for earlier turns"
+            elif self.knows_thoughts:
+                advice = "; another one (model.tokenizer.chat_template=) writes it"
+            yield self._line(part) + advice
+        for part in self.lost if tolerated else ():
+            if part not in THOUGHT_PARTS:
+                yield self._line(part)
         if self.unread:
             yield f"not used by the chat template: {', '.join(self.unread)}"
         for part, count in self.altered.items():
             yield f"in {count} of {self.rows} rows the chat template writes {part} otherwise{self._example(part)}"
+
+    def _line(self, part: str) -> str:
+        count = f"{self.lost[part]} of {self.rows} rows"
+        return f"in {count} the chat template leaves out {part}{self._example(part)}"
 
     def _example(self, part: str) -> str:
         return f", such as {self.examples[part]}" if self.examples.get(part) else ""
@@ -142,7 +151,7 @@ def look_at_rows(
             for name, entry in _find_losses(shapes[key], texts, written):
                 parts[name].add(entry.part)
                 reach.examples.setdefault(entry.part, repr(short_text(entry.text)))
-                if name == "lost" and entry.part != THOUGHT:
+                if name == "lost" and entry.part not in THOUGHT_PARTS:
                     _try_joins(reach, entry.part, turns, row, write, is_opened=is_opened)
             reach.unread |= dict.fromkeys(sorted(shapes[key].unread | _unread_arguments(row, template)))
         for name, found in parts.items():
@@ -153,6 +162,7 @@ def look_at_rows(
 def _find_losses(shape: ShapeLosses, texts: Sequence[RowText], written: str) -> Iterator[tuple[str, RowText]]:
     """Each text that is lost, or that the template writes otherwise than the row has it, with which of these it is."""
     squeezed = _squeezed(written)
+    last = max((index for index, entry in enumerate(texts) if entry.part.startswith(SAID)), default=-1)
     for index, entry in enumerate(texts):
         if index in shape.lost:
             yield "lost", entry
@@ -161,7 +171,7 @@ def _find_losses(shape: ShapeLosses, texts: Sequence[RowText], written: str) -> 
             if not thought or _squeezed(entry.text[thought.end() :]) not in squeezed:
                 yield "altered", entry
             elif _squeezed(thought[1]) not in squeezed:
-                yield "lost", RowText(THOUGHT, thought[1].strip())
+                yield "lost", RowText(LAST_THOUGHT if index == last else THOUGHT, thought[1].strip())
 
 
 def _conversations(row: Row, answers: Sequence[str]) -> Iterator[tuple[Turns, bool]]:
@@ -216,7 +226,7 @@ def rewrite(turns: Turns, row: Row, put: Callable[[str, str], str]) -> tuple[lis
             ]
         if thought := thought_of(turn):
             key = next(key for key in THOUGHTS if turn.get(key) == thought)
-            new[key] = put(THOUGHT, thought)
+            new[key] = put(LAST_THOUGHT if turn is turns[-1] else THOUGHT, thought)
         if turn.get("tool_calls"):
             new["tool_calls"] = [_rewrite_call(call, put, names) for call in turn["tool_calls"]]
         if turn["role"] == "tool" and turn.get("name") in names:
@@ -307,7 +317,7 @@ def _try_joins(reach: Reach, part: str, turns: Turns, row: Row, write: WriteRow,
         with suppress(Exception):
             shape = _look(joined, row, write, write(joined, row, is_opened), is_opened=is_opened)
             texts = list_texts(joined, row)
-            if all(texts[index].part == THOUGHT for index in shape.lost):
+            if all(texts[index].part in THOUGHT_PARTS for index in shape.lost):
                 reach.mended_by[part] = join
                 return
 
