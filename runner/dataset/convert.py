@@ -182,7 +182,7 @@ def find_unread(rows: Iterable[Row], layout: RowLayout, request: RowRequest, kep
         for name, cell in row.items():
             if name not in read or name in useless:
                 columns[name] = None
-            if name in read and is_conversation(cell):
+            if name in layout.columns.values() and is_conversation(cell):
                 turns = [turn for turn in cell if isinstance(turn, Mapping)]
                 keys |= dict.fromkeys(key for turn in turns for key in _unread_keys(turn))
     words = []

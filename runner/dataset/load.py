@@ -304,12 +304,11 @@ def _conversion(rows: Rows, request: RowRequest, label: str, total: int | None =
         raise DataError(fault("dataset.no_row", label=label))
     pictured = isinstance(rows, Dataset) and not request.steps and _has_pictures(rows)
     conversion = request.start_conversion(list(row), row, label, total, pictured=pictured)
-    if request.to and not request.steps:  # a step has seen all there is
-        head = itertools.islice(rows, SEEN_FOR_KEYS)
+    if request.to:
+        head = [row] if request.steps else itertools.islice(rows, SEEN_FOR_KEYS)
         unread = "; ".join(find_unread(head, conversion.layout, request, conversion.kept))
-        if (
-            unread and unread not in request.warned and not label.startswith(SHIPPED)
-        ):  # in which nothing can be mistaken
+        is_ours = label.startswith(SHIPPED)  # in which nothing can be mistaken
+        if unread and not is_ours and unread not in request.warned:
             request.warned.add(unread)
             log.warning("%s: not used: %s", label, unread)
     return conversion

@@ -103,7 +103,7 @@ class Reach:
             if self.knows_thoughts and part == THOUGHT:
                 advice = ", as is its own rule for earlier turns"
             elif self.knows_thoughts:
-                advice = "; another one (model.tokenizer.chat_template=) writes it"
+                advice = ", and it is not learnt; model.tokenizer.chat_template=<another> may write it"
             yield self._line(part) + advice
         for part in self.lost if tolerated else ():
             if part not in THOUGHT_PARTS:
@@ -150,7 +150,8 @@ def look_at_rows(
                 shapes[key] = _look(turns, row, write, written, is_opened=is_opened)
             for name, entry in _find_losses(shapes[key], texts, written):
                 parts[name].add(entry.part)
-                reach.examples.setdefault(entry.part, repr(short_text(entry.text)))
+                example = short_text(entry.text)
+                reach.examples.setdefault(entry.part, example if example[0] in "'\"" else repr(example))
                 if name == "lost" and entry.part not in THOUGHT_PARTS:
                     _try_joins(reach, entry.part, turns, row, write, is_opened=is_opened)
             reach.unread |= dict.fromkeys(sorted(shapes[key].unread | _unread_arguments(row, template)))

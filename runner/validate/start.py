@@ -102,10 +102,14 @@ def _find_faults(cfg: Config, rows: DatasetCheck, folders: set[Path]) -> Iterato
         yield from model_faults
         is_known = model_faults and tokenizer.get("path") == model.get("path")
         if not is_known and not _is_ahead(tokenizer.get("path"), folders):
-            sample = [(row, answer_columns(row)) for row in rows.sample]
+            waits = cfg["trainer"]["form"] == "prompt"  # for answers that are sampled
+            sample = [(row, () if waits else answer_columns(row)) for row in rows.sample]
             parts, is_tolerated = list(cfg["dataset"].get("parts") or ()), bool(tolerate.get("lost_text"))
-            look = functools.partial(find_reach_faults, sample, parts=parts, tolerated=is_tolerated) if sample else None
-            yield from find_tokenizer_faults(tokenizer, read_vocab_size(model), chats=rows.chats, look=look)
+            look = functools.partial(find_reach_faults, sample, parts=parts, tolerated=is_tolerated)
+            is_text = bool(sample) and not sees_images(tokenizer)  # else a processor makes parts of the texts
+            yield from find_tokenizer_faults(
+                tokenizer, read_vocab_size(model), chats=rows.chats, look=look if is_text else None
+            )
     if rows.images and not _is_ahead(tokenizer.get("path"), folders):
         yield from find_image_faults(cfg, sees=sees_images(tokenizer), column=rows.images)
     others: dict[str, tuple[object, bool]] = {}

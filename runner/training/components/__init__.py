@@ -201,6 +201,8 @@ def _weigh_turns(cfg: Config, args: TrainingArguments, rows: Rows) -> tuple[Conf
     """
     node, weight = cfg["trainer"], cfg.get("weight") or {}
     named_rules = dict(named(weight, "weight"))
+    if node["form"] == "prompt":
+        log.warning("not used: the weights of turns, because sampled answers alone are trained")
     if node["form"] == "prompt" or any(rule and rule.get("_target_") == BY_MESSAGE for rule in named_rules.values()):
         return cfg, trainers.build_rules(weight)
     where, found = "dataset", "turns of the rows have a weight"
