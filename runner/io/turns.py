@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -144,7 +144,9 @@ def habits_of(tokenizer: Any) -> TemplateHabits:
             return text
 
         _HABITS[template] = probe_habits(write)
-    return _HABITS[template]
+    habits = _HABITS[template]
+    # Of a processor TRL writes the turns, and knows no developer.
+    return replace(habits, developer="system") if hasattr(tokenizer, "image_processor") else habits
 
 
 def turns_for(tokenizer: Any, turns: Turns) -> list[dict[str, Any]]:
