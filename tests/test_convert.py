@@ -333,6 +333,48 @@ def test_an_instruction_without_input_has_nothing_below_it(blank):
     assert converted(row, "demonstration") == [{"prompt": Q, "completion": A}]
 
 
+BEFORE = [user("hi"), bot("hello")]
+
+
+@pytest.mark.parametrize("given", [[["hi", "hello"]], BEFORE])
+def test_the_turns_before_a_question_come_with_it(given):
+    row = {"instruction": "2+2?", "input": "", "output": "4", "history": given}
+    assert converted(row, "demonstration") == [{"prompt": LONG, "completion": A}]
+    assert converted(row, "prompt") == [{"prompt": LONG, "reference": "4"}]
+    pair = {"question": "2+2?", "chosen": "4", "rejected": "5", "history": given}
+    assert converted(pair, "preference") == [{"prompt": LONG, "chosen": A, "rejected": B}]
+    assert converted({"prompt": "2+2?", "history": given}, "prompt") == [{"prompt": LONG}]
+    assert converted(row | {"history": None}, "demonstration") == [{"prompt": Q, "completion": A}]
+    (bad,) = faults(row | {"history": ["hi"]}, "demonstration")
+    assert bad.where == "history[0]" and bad.fix == "dataset.without=[history]"
+
+
+def test_a_column_that_only_happens_to_be_called_history_or_context_is_left_out(caplog):
+    row = {"prompt": "2+2=", "completion": " 4", "history": "long ago", "context": "maths"}
+    assert converted(row, "demonstration") == [{"prompt": "2+2=", "completion": " 4"}]
+    assert "`history` is left out" in caplog.text and "`context` is left out" in caplog.text
+    (bad,) = faults(row, "demonstration", context="context")
+    assert bad.where == "context" and "dataset.columns.input" in bad.fix
+
+
+@pytest.mark.parametrize("answers", [{"text": ["4", "four"], "answer_start": [0, 1]}, ["4", "four"], "4"])
+def test_what_is_read_before_a_question_is_part_of_it(answers):
+    row = {"context": "Maths.", "question": "2+2?", "answers": answers, "title": "T"}
+    assert converted(row, "demonstration") == [{"prompt": [user("2+2?\n\nMaths.")], "completion": A}]
+    pair = {"context": "Maths.", "question": "2+2?", "chosen": "4", "rejected": "5"}
+    assert converted(pair, "preference")[0]["prompt"] == [user("2+2?\n\nMaths.")]
+    orca = {"system_prompt": "Add.", "question": "2+2?", "response": "4"}
+    assert converted(orca, "demonstration") == [
+        {"prompt": [{"role": "system", "content": "Add."}, *Q], "completion": A}
+    ]
+
+
+def test_a_third_text_beside_a_pair_leaves_its_question_there():
+    row = {"question": "2+2?", "chosen": "4", "rejected": "5", "reference": "four"}
+    assert converted(row, "preference") == [{"prompt": Q, "chosen": A, "rejected": B}]
+    assert converted(row, "triple")[0]["prompt"] == Q
+
+
 def test_a_label_beside_messages_counts_only_where_it_is_learnt_from():
     assert converted({"conversations": LONG + B, "label": False}, "unpaired") == [
         {"prompt": LONG, "completion": B, "label": False}
@@ -352,6 +394,27 @@ def test_calls_of_tools_in_text_are_turns_that_call_them():
     assert row["messages"] == [*Q, called, {"role": "tool", "content": "4"}, *A]
     (bad,) = faults({"conversations": [*Q, said[0] | {"value": "add(2)"}, *A]}, "demonstration")
     assert bad.where.endswith("[1].content") and "JSON" in bad.expected
+
+
+@pytest.mark.parametrize("more", [{}, {"id": "1", "type": "function"}])
+def test_the_arguments_of_a_call_become_a_mapping(more):
+    """As they go over the wire, alone, in the older form, as one text, or under another name."""
+    call = {"name": "add", "arguments": {"a": 2}}
+    wire = call | {"arguments": '{"a": 2}'}
+    called = bot("") | {"tool_calls": [{"type": "function", "function": call} | more]}
+    spoken = {"role": "assistant", "content": None}
+    for calls in ([{"function": wire} | more], {"function": wire} | more, json.dumps([{"function": wire} | more])):
+        (row,) = converted({"messages": [*Q, spoken | {"tool_calls": calls}, *A]}, "messages")
+        assert row["messages"][1] == called
+    (row,) = converted({"messages": [*Q, spoken | {"function_call": wire}, *A]}, "messages")
+    assert row["messages"][1]["tool_calls"][0]["function"] == call
+    (row,) = converted(
+        {"messages": [*Q, spoken | {"tool_calls": [{"name": "add", "parameters": {"a": 2}}]}, *A]}, "messages"
+    )
+    assert row["messages"][1]["tool_calls"][0]["function"] == call
+    for odd in ('{"a": ', "[2]", "2", 7):
+        (bad,) = faults({"messages": [*Q, spoken | {"tool_calls": [call | {"arguments": odd}]}, *A]}, "messages")
+        assert bad.where == "messages[1].tool_calls[0].arguments" and "a mapping" in bad.expected
 
 
 def test_the_text_of_a_part_may_be_called_its_value():

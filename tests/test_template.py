@@ -129,7 +129,7 @@ def test_answers_alone_are_trained_only_where_the_template_marks_them(bare):
     check_template(bare, chats=True)
     with pytest.raises(ConfigError, match="does not mark") as caught:
         check_template(bare, chats=True, answers_only=True)
-    assert "chatml" in caught.value.faults[0].fix
+    assert caught.value.faults[0].fix == "trainer.args.assistant_only_loss=false weight=answers"
 
 
 def test_of_several_templates_one_is_the_default():

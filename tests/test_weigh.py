@@ -2,6 +2,7 @@
 
 import copy
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +11,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.functional import logsigmoid
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from runner import config
 from runner.__main__ import main
+from runner.config.menu import read_menu
+from runner.config.override import expand
 from runner.dataset.weigh import (
     WEIGHTS,
     Weigher,
@@ -71,7 +75,7 @@ def trained(tokenizer, row, *rules, name="token_weights", least=0.0):
 def test_rules_give_a_number_for_each_message():
     assert answers(TALK, rest=0.5) == [0.5, 0.5, 1.0, 0.5, 1.0]
     assert last_round(TALK, weight=3.0) == [0.0, 0.0, 0.0, 0.0, 3.0]
-    assert by_message([{"role": "user"}, {"role": "assistant", "weight": 0}], default=2.0) == [2.0, 0]
+    assert by_message([{"role": "user"}, {"role": "assistant", "weight": 0}], default=2.0) == [0.0, 0]
     assert by_column(TALK, row={"weight": 0.25}) == [0.25] * 5
     assert pattern(TALK, "[0-9]+")[1:3] == [(1.0, []), (1.0, [(0, 1, 2.0), (2, 3, 2.0)])]
 
@@ -98,7 +102,7 @@ def test_the_answers_are_those_that_the_template_marks(tokenizer):
 
 
 def test_without_a_lighter_message_all_tokens_weigh_alike(tokenizer):
-    ids, weights = token_weights({"messages": TALK}, [by_message], tokenizer)["token_weights"]
+    ids, weights = token_weights({"messages": TALK}, [partial(answers, rest=1.0)], tokenizer)["token_weights"]
     assert set(weights) == {1.0} and ids == tokenizer.apply_chat_template(TALK)["input_ids"]
 
 
@@ -503,6 +507,13 @@ def test_twice_the_weight_is_twice_the_loss(train, tmp_path):
     twice = train(*words, "weight=column", "weight.column=grade", name="twice")
     once = train(*words, name="once")
     assert twice.lines[1]["loss"] == pytest.approx(2 * once.lines[1]["loss"])
+
+
+def test_several_rules_are_typed_as_a_list():
+    rules = config.compose(expand(["weight=[answers, tool_calls]", "weight.answers.rest=0.1"], read_menu())).cfg[
+        "weight"
+    ]
+    assert rules["answers"]["rest"] == 0.1 and rules["tool_calls"]["_target_"] == "runner.dataset.weigh.pattern"
 
 
 @pytest.mark.slow

@@ -161,6 +161,7 @@ def _measure_answers(side: Side, model: Model, tokenizer: PreTrainedTokenizerBas
     from runner.generate.completion import context_length
     from runner.generate.judge import judge_answers
     from runner.generate.likelihood import AnswerReader
+    from runner.training.components import check_texts
 
     request, is_scorer = side.request, side.request.head == "score"
     own = [metric for metric in metrics if metric.name not in READ[request.head]]
@@ -173,6 +174,7 @@ def _measure_answers(side: Side, model: Model, tokenizer: PreTrainedTokenizerBas
         sets = {}
         side.notes.append(f"no known answers to read: {error.faults[0].found}")
     for name, rows in sets.items():
+        check_texts(request.cfg, tokenizer, [rows] if tokenizer.chat_template else [], "answer")
         known = _of_set(metrics, name)
         everything = is_scorer or any(metric.answers == "all" for metric in known)
         with progress_bar(f"{name}: known answers", sum(everything or row["label"] for row in rows), "answer") as bar:
@@ -183,6 +185,7 @@ def _measure_answers(side: Side, model: Model, tokenizer: PreTrainedTokenizerBas
 def _measure_sampled(side: Side, model: Model, tokenizer: PreTrainedTokenizerBase, metrics: Sequence[Metric]) -> None:
     from runner.generate.judge import judge_completions
     from runner.model.chat import check_rendering, check_template
+    from runner.training.components import check_texts
 
     score = _build_score(side.request, tokenizer) if side.request.cfg.get("reward") else None
     if not metrics and score is None:
@@ -191,6 +194,7 @@ def _measure_sampled(side: Side, model: Model, tokenizer: PreTrainedTokenizerBas
     for name, rows in side.request.read_sets("prompt").items():
         check_template(tokenizer, chats=(chats := isinstance(rows[0]["prompt"], list)))
         check_rendering(tokenizer, ((row, ()) for row in rows if chats))
+        check_texts(side.request.cfg, tokenizer, [rows] if chats else [], "prompt")
         with progress_bar(f"{name}: completions", len(rows) * generator.n, "answer") as bar:
             generator.on_progress = bar.update
             figures = judge_completions(generator, rows, _of_set(metrics, name), score)

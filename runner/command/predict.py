@@ -75,6 +75,7 @@ def predict(request: InferenceRequest) -> int:
     """Answer every row that is asked for, and put the answers into a file."""
     from runner.model.chat import check_rendering
     from runner.training.callback import PredictionEvents
+    from runner.training.components import check_texts
 
     weights, facts = request.weights, request.facts(PARTS)
     facts |= {"logits": True} if request.options.get("logits") else {}
@@ -95,6 +96,7 @@ def predict(request: InferenceRequest) -> int:
         model, tokenizer, chats = _load(request, chats=isinstance(rows[0].get("prompt"), list))
         if chats:
             check_rendering(tokenizer, ((row, ()) for row in rows))
+            check_texts(request.cfg, tokenizer, [rows], "answer" if is_scorer else "prompt")
         print(f"rows      {len(rows)} of {request.data}, {set_name}", flush=True)
         served = {"tokenizer": tokenizer, upstream.PROCESSING_CLASS: tokenizer, "folder": file.path.parent}
         asked = request.cfg if request.chosen & ASK_CALLBACKS else {}

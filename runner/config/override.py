@@ -86,6 +86,9 @@ def expand(words: Sequence[str], menu: Options) -> list[str]:
     expanded: list[str] = []
     for word in latest(words):
         key, _, value = word.partition("=")
+        if rules := re.fullmatch(r"weight=\[(\w+(?:,\s*\w+)*)\]", word):  # each under its name, and they multiply
+            expanded += [f"+weight@weight.{rule.strip()}={rule.strip()}" for rule in rules[1].split(",")]
+            continue
         found = [find_place(key, name, menu) for name in value.split(",")]
         (option, *others), path = {option for option, _ in found}, ",".join(path for _, path in found)
         is_place = option and not others

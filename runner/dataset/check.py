@@ -28,6 +28,7 @@ MIXER = "runner.dataset.mix.mix_rows"
 MAX_COLUMNS = 1000
 # In faults of slices, the share of a training, which a held-out set of another source is no part of.
 OF_TRAINING = r"dataset\.split\.train=\S+ |, or dataset\.split\.eval=null|(?<=dataset\.split)\.eval\b"
+SAMPLE = 50  # rows of chats that are kept, to see what a template makes of them
 SHIPPED_ROWS = 3  # rows of what ships, which is good, that show its columns
 
 
@@ -39,6 +40,7 @@ class DatasetCheck:
     columns: set[str] | None = None
     chats: bool = False
     images: str = ""  # the column of images, where there are any
+    sample: list[Row] = field(default_factory=list)  # chats as the trainer is given them
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
@@ -80,6 +82,7 @@ def check_dataset(node: Node, to: str | None, where: str = "dataset") -> Dataset
         seen.faults += inside.faults
         seen.chats |= inside.chats
         seen.images = seen.images or inside.images
+        seen.sample += inside.sample
     return seen
 
 
@@ -152,7 +155,8 @@ def _check_slices(
     node: Node, to: str, files: disk.Files, cuts: Sequence[tuple[keys.Use, str]], first: int | None, seen: DatasetCheck
 ) -> None:
     """Note slices whose rows the trainer cannot read, or that have none; of what ships the ``first`` are enough."""
-    how = {name: node[name] for name in ("form", "columns", "system", "bad_rows", "without") if node.get(name)}
+    keys_of_rows = ("form", "columns", "system", "bad_rows", "without", "join_turns", "thoughts")
+    how = {name: node[name] for name in keys_of_rows if node.get(name)}
     images = find_images(files.paths, node.get("image_folder"), None if node.get("image_urls") else False)
     request, limits = RowRequest(**how, to=to, images=images), keys.read_limits(node.get("limit"))
     read: dict[str, list[Row]] = {}
@@ -166,13 +170,14 @@ def _check_slices(
         with seen.noting():
             if count == 0:
                 raise DataError(keys.no_row(use, cut, f"{label} of {len(rows)}"))
-            made = _find_columns(request, rows, label, all_used=all_used)
+            made = _find_columns(request, rows, label, seen, all_used=all_used)
             seen.columns = set(made) if use == "train" else seen.columns
             seen.images = seen.images or IMAGES * (IMAGES in made)
             seen.chats |= any(is_conversation(made.get(name)) for name in ("prompt", *answer_columns(made)))
 
 
-def _find_columns(request: RowRequest, rows: Sequence[Row], label: str, *, all_used: bool) -> Row:
+def _find_columns(request: RowRequest, rows: Sequence[Row], label: str, seen: DatasetCheck, *, all_used: bool) -> Row:
+    """The columns that the trainer is given, with a value of each; a few rows of chats are kept in ``seen``."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     check_without(request.without, columns)
     columns = [name for name in columns if name not in request.without]
@@ -186,4 +191,8 @@ def _find_columns(request: RowRequest, rows: Sequence[Row], label: str, *, all_u
         conversion.batch({name: [row[name] for row in rows] for name in columns}, range(len(rows)))
         if not made:
             raise DataError(conversion.nothing_left(len(rows)))
+    if not conversion.pictured and any(is_conversation(made.get(name)) for name in ("prompt", *answer_columns(made))):
+        for row in rows[:SAMPLE]:
+            with contextlib.suppress(DataError):
+                seen.sample += conversion.one(row) or []
     return dict.fromkeys(conversion.kept) | made

@@ -3,21 +3,33 @@
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
-from runner.dataset.detect import kept_columns, read_layout
-from runner.dataset.form import FORMS, TWINS, Role, RowLayout, answer_columns, convert, describe_cell, is_conversation
-from runner.dataset.image import COLUMNS, ImageSource, Marks, has_images
+from runner.dataset.detect import CLASHES, kept_columns, read_layout
+from runner.dataset.form import (
+    FORMS,
+    PART_KEYS,
+    TURN_KEYS,
+    TWINS,
+    Role,
+    RowLayout,
+    answer_columns,
+    convert,
+    describe_cell,
+    is_conversation,
+    roles_without_use,
+)
+from runner.dataset.image import COLUMNS, PARTS, ImageSource, Marks, has_images
 from runner.dataset.step import Row, Step, apply_steps
 from runner.errors import DataError, Fault, fault
-from runner.io.turns import TEMPLATE_ARGUMENTS
+from runner.io.turns import TEMPLATE_ARGUMENTS, Join
 
 log = logging.getLogger(__name__)
 
-CONVERT_VERSION = 2  # of the key under which converted rows are cached: count up when a row comes out otherwise
+CONVERT_VERSION = 3  # of the key under which converted rows are cached: count up when a row comes out otherwise
 SHOWN = 5
 
 
@@ -34,6 +46,9 @@ class RowRequest:
     steps: tuple[Step, ...] = ()
     without: Sequence[str] = ()
     images: ImageSource = field(default_factory=ImageSource)
+    join_turns: Join | None = None
+    thoughts: Literal["inline"] | None = None
+    warned: set[str] = field(default_factory=set)  # what was said already of rows that are read in this way
 
     def start_conversion(
         self, columns: Sequence[str], row: Row, label: str, total: int | None = None, *, pictured: bool = False
@@ -78,7 +93,8 @@ class Conversion:
             along[TEMPLATE_ARGUMENTS] = read_arguments(along[TEMPLATE_ARGUMENTS])
         marks = Marks(changed, ((request.columns or {}).get("images"), *COLUMNS)) if self.pictured else None
         cells = marks.mark(changed, self.layout.columns) if marks else changed
-        rows = convert(cells, self.layout, request.to, request.system)
+        joined, thoughts = request.join_turns, request.thoughts
+        rows = convert(cells, self.layout, request.to, request.system, join=joined, thoughts=thoughts)
         return [(marks.place(made, request.images) if marks else made) | along for made in rows]
 
     def first(self, rows: Iterable[Row]) -> Row:
@@ -136,7 +152,10 @@ class Conversion:
         is_dropped = self.request.bad_rows == "drop"
         fix = "mend them, or leave them out with dataset.bad_rows=drop"
         fix = "" if is_dropped else "mend them" if len(faults) == self.total else fix
-        summary = fault("dataset.bad_rows", label=self.label, count=many, more=more, form=self.layout.form, fix=fix)
+        if self.request.to == "prompt" and self.layout.form == "prompt_completion" and "prompt" in self.layout.columns:
+            fix = f"dataset.form=prompt, which leaves the other columns to rewards; or {fix or 'mend them'}"
+        form = f"{self.layout.form} rows, by the names of columns: {self.layout.by_role}"
+        summary = fault("dataset.bad_rows", label=self.label, count=many, more=more, form=form, fix=fix)
         error = DataError([summary, *faults[:SHOWN]])
         if not is_dropped:
             raise error
@@ -150,3 +169,35 @@ def read_arguments(value: object) -> dict[str, Any]:
         if isinstance(given, Mapping | None):
             return {name: entry for name, entry in (given or {}).items() if entry is not None}
     raise DataError(Fault(TEMPLATE_ARGUMENTS, describe_cell(value), "a mapping, or JSON of one"))
+
+
+def find_unread(rows: Iterable[Row], layout: RowLayout, request: RowRequest, kept: Sequence[str]) -> list[str]:
+    """Words for what rows hold and nobody reads: columns, and keys of turns and of their parts."""
+    read = {*layout.columns.values(), *kept, *COLUMNS, (request.columns or {}).get("images")}
+    read |= {*CLASHES} if request.to == "prompt" and request.keep is None else set()  # of which it is said why
+    useless = {layout.columns.get(role) for role in roles_without_use(layout.form, request.to)}
+    columns = dict[str, None]()
+    keys = dict[str, None]()
+    for row in rows:
+        for name, cell in row.items():
+            if name not in read or name in useless:
+                columns[name] = None
+            if name in layout.columns.values() and is_conversation(cell):
+                turns = [turn for turn in cell if isinstance(turn, Mapping)]
+                keys |= dict.fromkeys(key for turn in turns for key in _unread_keys(turn))
+    words = []
+    if columns:
+        words.append(f"the columns {', '.join(columns)}" if len(columns) > 1 else f"the column {next(iter(columns))}")
+    if keys:
+        words.append(f"of turns {', '.join(keys)}")
+    return words
+
+
+def _unread_keys(turn: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in turn.items():
+        if key not in TURN_KEYS and value not in (None, "", [], {}):
+            yield key
+    parts = turn.get("content")
+    for part in parts if is_conversation(parts) else ():
+        if isinstance(part, Mapping) and part.get("type") not in PARTS:
+            yield from (f"content.{key}" for key in part if key not in PART_KEYS and part[key] is not None)

@@ -12,6 +12,7 @@ from runner.schema.text import nearest, read_tables
 log = logging.getLogger(__name__)
 
 MEDIA = ("audio", "audios", "video", "videos")
+SYSTEM_PROMPT = "system_prompt"  # another name of the column `system`
 EVERY = "*"  # all columns, where names of columns are asked for
 
 # Columns that never stand beside `prompt`, each with the reason.
@@ -51,13 +52,29 @@ def read_layout(
         raise DataError(fault("dataset.feeds_no_trainer", form=layout.form, to=to, **named, fix=_to_type(to)))
     # A column that happens to be called `system` beside plain text, or `margin` and no number, is left out.
     played, lost = layout.columns, dict[str, str]()
-    if "input" not in played and not any(isinstance(row.get(column), list) for column in played.values()):
-        lost["system"] = "plain text has no place for it"
+    if not isinstance(row.get(played.get("history", "")), list | None):
+        lost["history"] = "it holds no list of what was asked and answered"
+    is_chat = "input" in played or any(isinstance(row.get(column), list) for column in played.values())
+    if not is_chat and ("history" not in played or "history" in lost):
+        lost["system"] = lost["context"] = "plain text has no place for it"
+    elif isinstance(row.get(played.get("input", played.get("prompt", ""))), list):
+        lost["context"] = "turns have no place for it"
+    elif not isinstance(row.get(played.get("context", "")), str | None):
+        lost["context"] = "it holds no text"
     if "margin" in played and not is_finite_number(row.get(played["margin"])):
         lost["margin"] = "it holds no number"
     lost = {role: why for role, why in lost.items() if role in played and role not in chosen}
     for role, why in lost.items():
-        log.warning("the column `%s` is left out: %s", role, why)
+        log.warning("the column `%s` is left out: %s", played[role], why)
+    if {"prompt", "target"} <= set(played) and "target" not in chosen:
+        as_text = f"dataset.columns.prompt={played['prompt']} dataset.columns.completion={played['target']}"
+        as_prompt = f"dataset.form=prompt leaves `{played['target']}` to rewards, and the prompt as it stands"
+        log.warning(
+            "by their names the columns `%s` and `%s` are a question and its answer, which become turns of a chat; %s",
+            played["prompt"],
+            played["target"],
+            as_prompt if to == "prompt" else f"{as_text} continues the text as it stands",
+        )
     return RowLayout(layout.form, {role: name for role, name in played.items() if role not in lost})
 
 
@@ -72,6 +89,8 @@ def misnamed(where: str, name: str, names: Iterable[str], fix: str = "{}", other
 def _read_as(form: str, columns: Sequence[str], given: Mapping[str, str]) -> RowLayout | None:
     free = [name for name in columns if name not in given.values()]
     named = {role: role for role in ROLES if role in free} | dict(given)
+    if "system" not in named and SYSTEM_PROMPT in free:
+        named["system"] = SYSTEM_PROMPT
     known, is_exchange = FORMS[form], {"prompt", "completion"} <= set(named) or {"input", "target"} <= set(named)
     for names in known.known_as:
         if is_exchange and "target" in names:  # both turns are named already

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeGuard, get_args
 
 from runner.dataset.step import Cells, Row
 from runner.errors import DataError, Fault, fault
-from runner.io.turns import text_of
+from runner.io.turns import INSTRUCTING, THOUGHTS, Join, inline_thoughts, join_turns, text_of
 from runner.schema.text import read_tables
 
 Turns = list[dict[str, Any]]
@@ -23,16 +23,22 @@ Turns = list[dict[str, Any]]
 Role = Literal[
     "prompt", "completion", "chosen", "rejected", "label", "messages", "system", "input", "target", "text", "margin",
     "reference", "input_ids", "labels", "attention_mask", "completion_mask", "assistant_masks", "chosen_ids",
-    "rejected_ids", "images",
+    "rejected_ids", "images", "history", "context",
 ]  # fmt: skip
 ROLES = get_args(Role)
 RoleColumns = Mapping[Role, str]  # the column that plays each role
 TWINS = {"prompt": "input", "completion": "target"}
+SPOKEN = ("messages", "prompt", "completion", "chosen", "rejected")  # keys of a canonical row that may hold turns
 SPEAKERS = {name: name for name in ("system", "developer", "user", "assistant", "tool")}
 SPEAKERS |= {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
-SPEAKERS |= {"function_call": "assistant", "observation": "tool"}  # the first holds JSON of one call or several
+CALLING = ("function_call", "tool_call")  # whose text is JSON of one call or several
+SPEAKERS |= dict.fromkeys(CALLING, "assistant")
+SPEAKERS |= dict.fromkeys(("observation", "function", "tool_response", "ipython"), "tool")
 # What a turn may carry besides its text, because templates render it, or a rule of weights reads it.
-TURN_EXTRAS = ("tool_calls", "tool_call_id", "name", "reasoning_content", "thinking", "weight")
+TURN_EXTRAS = ("tool_calls", "tool_call_id", "name", *THOUGHTS, "weight")
+TURN_KEYS = frozenset({"role", "from", "content", "value", "function_call", *TURN_EXTRAS})  # that are read
+PART_KEYS = frozenset({"type", "text", "value", "cache_control"})  # of a part of a turn that is text
+PARAMETERS = ("arguments", "parameters")  # the keys under which a call holds what it asks with
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,12 @@ class RowLayout:
     columns: Mapping[str, str]
 
     def __str__(self) -> str:
-        return f"{self.form} ({', '.join(f'{role}={name}' for role, name in self.columns.items())})"
+        return f"{self.form} ({self.by_role})"
+
+    @property
+    def by_role(self) -> str:
+        """The column of each role, as one types them."""
+        return ", ".join(f"{role}={name}" for role, name in self.columns.items())
 
 
 # --- Cells --------------------------------------------------------------------------------------
@@ -107,14 +118,21 @@ def to_turns(value: object, where: str) -> Turns:
         if (role := SPEAKERS.get(str(speaker).lower())) is None:
             raise _bad(f"{where}[{index}].role", describe_cell(speaker), "one of " + ", ".join(SPEAKERS))
         extras = {key: turn[key] for key in TURN_EXTRAS if turn.get(key) is not None}
+        place = f"{where}[{index}]"
         content = turn.get("value") if turn.get("content") is None else turn["content"]
-        if speaker == "function_call":
-            extras["tool_calls"], content = _read_calls(content, f"{where}[{index}].content"), ""
+        if str(speaker).lower() in CALLING:
+            extras["tool_calls"], content = _read_calls(content, f"{place}.content"), ""
+        elif "tool_calls" in extras:
+            extras["tool_calls"] = _read_calls(extras["tool_calls"], f"{place}.tool_calls")
+        elif turn.get("function_call"):  # as OpenAI wrote a call before there were several
+            extras["tool_calls"] = _read_calls(turn["function_call"], f"{place}.function_call")
+        if not extras.get("tool_calls", True):
+            del extras["tool_calls"]
         if content is None and "tool_calls" in extras:
             content = ""  # a turn that only calls a tool says nothing
         if is_conversation(content) and all(isinstance(text, str) for text in map(part_text, content)):
             content = "".join(map(part_text, content))  # given in parts, all of them text
-        turns.append({"role": role, "content": _text(content, f"{where}[{index}].content", empty=True)} | extras)
+        turns.append({"role": role, "content": _text(content, f"{place}.content", empty=True)} | extras)
     return turns
 
 
@@ -124,12 +142,33 @@ def part_text(part: Cells) -> Any:
 
 
 def _read_calls(value: object, where: str) -> list[dict[str, Any]]:
-    with suppress(ValueError, RecursionError):
-        calls = json.loads(_text(value, where))
-        calls = calls if isinstance(calls, list) else [calls]
-        if all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
-            return [{"type": "function", "function": call} for call in calls]
+    """Calls of tools in one writing, from a list of them, one alone, or JSON of either."""
+    calls = value
+    if isinstance(value, str):
+        calls = None
+        with suppress(ValueError, RecursionError):
+            calls = json.loads(value)
+    calls = [calls] if isinstance(calls, Mapping) else calls
+    if isinstance(calls, list):
+        return [_read_call(call, f"{where}[{index}]") for index, call in enumerate(calls)]
     raise _bad(where, describe_cell(value), "JSON of a call with name and arguments, or of several")
+
+
+def _read_call(call: object, where: str) -> dict[str, Any]:
+    """A call with its arguments as a mapping, where their text is JSON of one."""
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise _bad(where, describe_cell(call), "a call with name and arguments")
+    arguments: Any = next((function[key] for key in PARAMETERS if function.get(key) is not None), {})
+    if isinstance(arguments, str):
+        text, arguments = arguments, None
+        with suppress(ValueError, RecursionError):
+            arguments = json.loads(text or "{}")
+    if not isinstance(arguments, Mapping):  # which would be JSON in JSON where a template writes it
+        given = next(function[key] for key in PARAMETERS if function.get(key) is not None)
+        raise _bad(f"{where}.arguments", describe_cell(given), "a mapping, or JSON of one")
+    around = {key: value for key, value in call.items() if value is not None and "function" in call}
+    return {**around, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
 
 
 def _one_turn(text: str, role: str) -> Turns:
@@ -139,14 +178,42 @@ def _one_turn(text: str, role: str) -> Turns:
 def _side(cells: Cells, name: str) -> str | Turns:
     where = TWINS[name] if TWINS[name] in cells else name
     value = cells[where]
+    if where == "target":
+        value = _first_answer(value)
+    history = _read_history(cells["history"]) if name == "prompt" and "history" in cells else None
     if isinstance(value, list):
-        return to_turns(value, where)
+        return (history or []) + to_turns(value, where)
     text = _text(value, where, empty=name == "completion")
-    if where == name:
+    if where == name and history is None:
+        if name == "prompt" and cells.get("context"):
+            makes_turns = "dataset.columns.input=<column> dataset.columns.target=<column>"
+            raise _bad("context", "a text beside plain text, which has no place for it", "a question", makes_turns)
         return text
     if name == "prompt" and cells.get("context"):  # the input below an instruction, if it has one
         text += "\n\n" + _text(cells["context"], "context")
-    return _one_turn(text, "user" if name == "prompt" else "assistant")
+    return (history or []) + _one_turn(text, "user" if name == "prompt" else "assistant")
+
+
+def _first_answer(value: Any) -> Any:
+    """The first of several answers to a question, also as SQuAD lists them; one alone as it is."""
+    texts = value.get("text", value) if isinstance(value, Mapping) else value
+    if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
+        return texts[0] if texts else None
+    return texts
+
+
+def _read_history(value: object) -> Turns:
+    """The turns before a prompt, given as pairs of what was asked and answered, or as turns."""
+    if is_conversation(value):
+        return to_turns(value, "history")
+    turns: Turns = []
+    pairs = value if isinstance(value, list) else [value]
+    for index, pair in enumerate([] if value is None else pairs):
+        where = f"history[{index}]"
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise _bad(where, describe_cell(pair), "a pair of what was asked and answered", "dataset.without=[history]")
+        turns += _one_turn(_text(pair[0], where), "user") + _one_turn(_text(pair[1], where), "assistant")
+    return turns
 
 
 def _alike(prompt: str | Turns, *answers: str | Turns) -> tuple[Any, ...]:
@@ -197,7 +264,8 @@ def _read_preference(cells: Row) -> Row:
     prompt = _side(cells, "prompt") if {"prompt", "input"} & set(cells) else None
     if isinstance(chosen, list):
         turns = to_turns(chosen, "chosen"), to_turns(rejected, "rejected")
-        parts = _split_turns(prompt, *turns, listed=isinstance(cells.get("prompt", cells.get("input")), list))
+        is_listed = isinstance(cells.get("prompt", cells.get("input")), list) or bool(cells.get("history"))
+        parts = _split_turns(prompt, *turns, listed=is_listed)
     else:
         texts = _text(chosen, "chosen"), _text(rejected, "rejected", empty=True)
         parts = _split_text(*texts) if prompt is None else _alike(prompt, *texts)
@@ -353,26 +421,49 @@ def fits(raw: str | None, trainer: str | None) -> bool:
     return trainer is None or raw not in FORMS or trainer in FORMS[raw].becomes
 
 
+def roles_without_use(form: str, to: str) -> tuple[str, ...]:
+    """The roles that rows of a form have and that a trainer form leaves out, though they are of the rows' own form."""
+    if form not in ("triple", "preference") or not to:
+        return ()
+    left = ("reference",) if form == "triple" and to != "triple" else ()
+    return (*left, "rejected", "margin") if to in ("demonstration", "messages", "prompt") else left
+
+
 def answer_columns(row: Cells) -> tuple[str, ...]:
     """The columns of a row in a trainer's form that hold what is learnt to write; of a pair two, of a prompt none."""
     there = {name for name, value in row.items() if value is not None}
     return next((tuple(form.answers) for form in FORMS.values() if form.answers and there.issuperset(form.answers)), ())
 
 
-def convert(row: Cells, layout: RowLayout, to: str, system: str | None = None) -> list[Row]:
+def convert(
+    row: Cells,
+    layout: RowLayout,
+    to: str,
+    system: str | None = None,
+    *,
+    join: Join | None = None,
+    thoughts: str | None = None,
+) -> list[Row]:
     """The rows of a trainer form that one raw row becomes; none where it teaches nothing in this form.
 
-    ``system`` opens each conversation that has no system turn of its own. Raises DataError at the role that is wrong.
+    ``system`` opens each conversation that has no system turn of its own; then turns are joined (``join_turns``), and
+    ``thoughts`` written ``inline``. Raises DataError at the role that is wrong.
     """
     form, cells = FORMS[layout.form], {role: row.get(column) for role, column in layout.columns.items()}
     # A side that is one turn is a conversation of it.
-    cells = {role: [cell] if isinstance(cell, Mapping) else cell for role, cell in cells.items()}
+    is_turn = {role: isinstance(cell, Mapping) and bool({"role", "from"} & set(cell)) for role, cell in cells.items()}
+    cells = {role: [cell] if is_turn[role] else cell for role, cell in cells.items()}
     system = cells.pop("system", None) or system
     if (canonical := form.read(cells)) and system:
         key = next(key for key in ("messages", "prompt", "text") if key in canonical)
         turns = canonical[key]
         if isinstance(turns, str):
             raise DataError(fault("dataset.system_beside_text", key=key))
-        if turns[0]["role"] not in ("system", "developer"):
+        if turns[0]["role"] not in INSTRUCTING:
             canonical |= {key: _one_turn(_text(system, "system"), "system") + turns}
+    for name in SPOKEN:
+        turns = canonical.get(name)
+        if is_conversation(turns):
+            turns = inline_thoughts(turns) if thoughts == "inline" else turns
+            canonical = canonical | {name: join_turns(turns, join) if join else turns}
     return form.becomes[to](canonical) if canonical else []

@@ -4,13 +4,14 @@ What costs time is cached by its content, so that a second process, or the next 
 """
 
 import hashlib
+import itertools
 import json
 import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from glob import escape
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -22,17 +23,18 @@ import pyarrow.compute as pc
 from datasets import Dataset, DatasetBuilder, Features, Image, IterableDataset, Json, List, Value
 from datasets.exceptions import DatasetGenerationError
 
-from runner.dataset.convert import CONVERT_VERSION, Conversion, RowRequest
+from runner.dataset.convert import CONVERT_VERSION, Conversion, RowRequest, find_unread
 from runner.dataset.detect import check_without, refuse_media
 from runner.dataset.disk import MAX_BYTES_READ, Files, check_files, find_files, path_text, read_columns
-from runner.dataset.form import TURN_EXTRAS, Role
+from runner.dataset.form import CALLING, SPOKEN, TURN_EXTRAS, Role, is_conversation
 from runner.dataset.image import COLUMNS, IMAGES, content_hash, find_images, has_images
 from runner.dataset.remote import copy_here
 from runner.dataset.request import Use, check_cut, check_words, no_row, read_cuts, read_limits, split_of
 from runner.dataset.step import first_made, key_of_steps, list_steps
 from runner.errors import DataError, EnvironmentFault, describe, fault
+from runner.io.files import SHIPPED
 from runner.io.hub import is_of_network
-from runner.io.turns import TEMPLATE_ARGUMENTS
+from runner.io.turns import TEMPLATE_ARGUMENTS, THOUGHTS, TemplateHabits, fit_turns
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +43,7 @@ HeldOut: TypeAlias = Rows | dict[str, Rows] | None
 STREAM_BUFFER = 10_000  # rows of a stream that are shuffled among each other
 STREAM_HEAD = 1_000  # rows of a stream among which there must be a good one
 BATCH = 1_000
+SEEN_FOR_KEYS = 100  # rows in which columns and keys of turns are looked for that nobody reads
 BATCHED: dict[str, Any] = {"batched": True, "batch_size": BATCH}
 TURN = {"role": Value("string"), "content": Value("string")}
 MEDIUM = re.compile(r"(?:List\()*(?:Audio|Video)\(")  # as datasets writes the types of its columns
@@ -64,6 +67,8 @@ def load_rows(
     without: Sequence[str] = (),
     image_folder: str | None = None,
     image_urls: bool = False,
+    join_turns: Literal["system", "all"] | None = None,
+    thoughts: Literal["inline"] | None = None,
     to: str | None = None,
     keep: Sequence[str] | None = None,
 ) -> tuple[Rows | None, HeldOut]:
@@ -76,8 +81,10 @@ def load_rows(
     sorted, and the head of a sorted file is no sample; held-out rows keep their order. ``limit`` counts rows of the
     source. ``map`` is a function row -> row, or None to leave it out, or several of them; each goes over the source's
     rows before their form is found. ``without`` names columns that are as if they were not there. Images are
-    below ``image_folder``, else the first file's folder, and with ``image_urls`` at addresses. ``to`` is the trainer
-    form; None changes no row.
+    below ``image_folder``, else the first file's folder, and with ``image_urls`` at addresses. ``join_turns="system"``
+    puts the text of a system turn in front of the next question, and ``all`` makes one of turns of one speaker that
+    follow each other; ``thoughts="inline"`` writes what a turn keeps beside its content as ``<think>`` in front of it.
+    ``to`` is the trainer form; None changes no row.
 
     Raises DataError with every bad row of a split; ``bad_rows="drop"`` logs them and leaves them out.
     """
@@ -86,7 +93,8 @@ def load_rows(
     with _each_in_turn():
         files = find_files(copy_here(path))
         images = find_images(files.paths if files else (), image_folder, image_urls)
-        request = RowRequest(form, columns, system, bad_rows, to or "", keep, list_steps(map), without, images)  # type: ignore[arg-type]
+        shape = {"join_turns": join_turns, "thoughts": thoughts}
+        request = RowRequest(form, columns, system, bad_rows, to or "", keep, list_steps(map), without, images, **shape)  # type: ignore[arg-type]
         check_words(files, bad_rows, config=config, revision=revision)
         used = [split_of(part) for cut in (train, *evals.values()) if isinstance(cut, str) for part in cut.split("+")]
         source = open_source(named, files and files.only(used), config, revision, streaming)
@@ -263,6 +271,7 @@ def convert_rows(
         raise DataError(conversion.nothing_left(len(rows)))
     how = [request.to, request.system, conversion.kept, request.bad_rows, *key_of_steps(request.steps)]
     how += [str(request.images.folder)] if conversion.pictured else []
+    how += [request.join_turns, request.thoughts]
     # The types of the columns must not be guessed from a first batch of nulls.
     if request.steps:  # which may make anything of the source's columns
         turn = Json() if conversion.chats or conversion.pictured else TURN
@@ -294,7 +303,15 @@ def _conversion(rows: Rows, request: RowRequest, label: str, total: int | None =
     if row is None:
         raise DataError(fault("dataset.no_row", label=label))
     pictured = isinstance(rows, Dataset) and not request.steps and _has_pictures(rows)
-    return request.start_conversion(list(row), row, label, total, pictured=pictured)
+    conversion = request.start_conversion(list(row), row, label, total, pictured=pictured)
+    if request.to:
+        head = [row] if request.steps else itertools.islice(rows, SEEN_FOR_KEYS)
+        unread = "; ".join(find_unread(head, conversion.layout, request, conversion.kept))
+        is_ours = label.startswith(SHIPPED)  # in which nothing can be mistaken
+        if unread and not is_ours and unread not in request.warned:
+            request.warned.add(unread)
+            log.warning("%s: not used: %s", label, unread)
+    return conversion
 
 
 def _has_pictures(rows: Dataset) -> bool:
@@ -312,7 +329,8 @@ def _holds_more(rows: Dataset, column: str, kind: Mapping[str, object]) -> bool:
     turns = rows.with_format("arrow")[column][:]
     turns = pc.list_flatten(turns) if hasattr(rows.features[column], "feature") else turns
     speakers = [pc.unique(pc.struct_field(turns, key)).to_pylist() for key in kind.keys() & {"role", "from"}]
-    return bool(kind.keys() & TURN_EXTRAS) or any("function_call" in each for each in speakers)
+    more = {*TURN_EXTRAS, "function_call"}
+    return bool(kind.keys() & more) or any(name in each for each in speakers for name in CALLING)
 
 
 def _type_of(name: str, value: object, turn: Json | dict[str, Value]) -> List | Value:
@@ -321,6 +339,36 @@ def _type_of(name: str, value: object, turn: Json | dict[str, Value]) -> List | 
     if isinstance(value, list):
         return List(turn if isinstance(value[0], dict) else _type_of(name, value[0], turn))
     return Value({bool: "bool", float: "float64", int: "int64"}.get(type(value), "string"))
+
+
+def fit_rows(rows: Rows, habits: TemplateHabits) -> Rows:
+    """Rows whose turns have the names of roles and keys that a template reads (``fit_turns``)."""
+    spoken = [name for name in list_columns(rows) if name in SPOKEN]
+
+    def fit(row: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: fit_turns(row[name], habits) for name in spoken if is_conversation(row[name])}
+
+    if not isinstance(rows, Dataset):
+        return rows.map(fit)
+    words = [f'"{key}":' for key in THOUGHTS if habits.thoughts and key not in habits.thoughts]
+    words += [] if habits.developer == "developer" else ['"developer"']
+    words += [] if habits.takes_mappings else ['"tool_calls":']
+    plain = rows.with_format("arrow")
+    if not any(_holds_words(plain[name][:], words) for name in spoken):
+        return rows
+    key = cache_key(rows._fingerprint, "fitted", asdict(habits))
+    return rows.map(fit, features=rows.features, new_fingerprint=key, desc="turns as the template takes them")
+
+
+def _holds_words(column: pa.ChunkedArray, words: Sequence[str]) -> bool:
+    """True where turns, each a piece of JSON or a role beside a content, have one of these words with its quotes."""
+    if not pa.types.is_list(column.type):
+        return False
+    turns = pc.list_flatten(column)
+    if pa.types.is_struct(turns.type):
+        return '"developer"' in words and "developer" in pc.unique(pc.struct_field(turns, "role")).to_pylist()
+    texts = turns.cast(pa.string())
+    return any(pc.any(pc.match_substring(texts, word)).as_py() for word in words)
 
 
 def mix_labels(rows: Dataset, seed: int, label: str = "rows") -> Dataset:

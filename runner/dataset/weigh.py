@@ -2,6 +2,8 @@
 
 import functools
 import inspect
+import itertools
+import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -9,15 +11,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
-from datasets import Dataset
+from datasets import Dataset, Json
 from jinja2 import TemplateError
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from trl import pack_dataset
 
 from runner.config.build import arguments_of
-from runner.dataset.form import FORMS, answer_columns
+from runner.dataset.form import FORMS, answer_columns, is_conversation
 from runner.dataset.load import Rows, cache_key
 from runner.dataset.step import Cells
 from runner.errors import ConfigError, DataError, fault
@@ -34,6 +38,7 @@ Turns = Sequence[Cells]
 WEIGH_VERSION = 2  # of the key under which weighed rows are cached: count up when weights come out otherwise
 WEIGHTS = "token_weights"
 PAIR = tuple(f"{side}_weights" for side in FORMS["preference"].answers)
+SEEN_OF_STREAM = 100  # rows of a stream in which weights of turns are looked for
 STAND_IN = "\ue0fe\ue0ff\ue0fe"  # private use characters, which no text holds and no template treats specially
 
 
@@ -67,8 +72,28 @@ def by_column(messages: Turns, row: Mapping[str, Any], column: str = "weight") -
 
 
 def by_message(messages: Turns, key: str = "weight", default: float = 1.0) -> list[Entry]:
-    """A number that messages carry under ``key``, as in ``{"role": ..., "content": ..., "weight": 0}``."""
-    return [default if turn.get(key) is None else turn[key] for turn in messages]
+    """A number that messages carry under ``key``, as in ``{"role": ..., "content": ..., "weight": 0}``.
+
+    Without one the assistant's weigh ``default``, and those of others nothing.
+    """
+    usual = [default if turn["role"] == "assistant" else 0.0 for turn in messages]
+    return [weight if turn.get(key) is None else turn[key] for turn, weight in zip(messages, usual, strict=True)]
+
+
+def carries_weights(rows: Rows) -> bool:
+    """True where a turn of the rows has a weight, as OpenAI's files for fine-tuning may give it to each answer."""
+    if not isinstance(rows, Dataset):
+        head = itertools.islice(rows, SEEN_OF_STREAM)
+        turns = (turn for row in head for cell in row.values() if is_conversation(cell) for turn in cell)
+        return any(turn.get("weight") is not None for turn in turns)
+    plain = rows.with_format("arrow")
+    for name, kind in rows.features.items():
+        if isinstance(getattr(kind, "feature", None), Json):  # else its turns have a role and a content alone
+            texts = pc.list_flatten(plain[name][:]).cast(pa.string())
+            likely = texts.filter(pc.match_substring(texts, '"weight":'))
+            if any(json.loads(text).get("weight") is not None for text in likely.to_pylist()):
+                return True
+    return False
 
 
 def columns_of(rule: Rule) -> frozenset[str]:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
@@ -14,9 +14,11 @@ from trl import chat_template_utils as trl_templates
 
 from runner.errors import ConfigError, describe, fault
 from runner.io.files import read_json, shipped
+from runner.io.turns import Turns
 from runner.model import jinja
 from runner.model.encoding import Row, render_row, write
 from runner.model.jinja import ANSWER, KEY, PROBE, read_template
+from runner.model.reach import MAX_ROWS, Reach, look_at_rows
 from runner.schema.text import short_text
 
 OWN = "the tokenizer's own template"
@@ -54,16 +56,27 @@ def set_template(tokenizer: PreTrainedTokenizerBase, name: str | None, where: st
 
 
 def check_template(
-    tokenizer: PreTrainedTokenizerBase, *, chats: bool, calls: bool = False, answers_only: bool = False
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    chats: bool,
+    calls: bool = False,
+    answers_only: bool = False,
+    weighs: bool = True,
 ) -> None:
-    """Raise ConfigError where chats have no template, or one without the ``calls`` or answers' marks that they need."""
+    """Raise ConfigError where chats have no template, or one without the ``calls`` or answers' marks that they need.
+
+    ``weighs`` says that the training may have weights of tokens, which train the answers alone, too.
+    """
     if chats and not tokenizer.chat_template:
         raise ConfigError(jinja.no_template())
     faults = []
     if calls and not trl_templates.supports_tool_calling(tokenizer):
         faults.append(fault("model.template_without_tools"))
     if chats and answers_only and not _marks_answers(tokenizer):
-        faults.append(fault("model.template_without_marks"))
+        fix = "trainer.args.assistant_only_loss=false weight=answers"  # which finds the same tokens without marks
+        if not weighs:
+            fix = f"{KEY}=<one with marks>, or trainer.args.assistant_only_loss=false, which trains the questions too"
+        faults.append(fault("model.template_without_marks", fix=fix))
     ConfigError.refuse(faults)
 
 
@@ -91,6 +104,18 @@ def check_rendering(tokenizer: PreTrainedTokenizerBase, rows: Iterator[tuple[Row
         row, _ = next(islice(rows, number, None))  # only the fork has gone through them
         text = f"the row {short_text(row)}"
         raise ConfigError(fault("model.costly_template", name="the template", granted=jinja.GRANTED, text=text))
+
+
+def look_at_texts(
+    tokenizer: PreTrainedTokenizerBase, rows: Iterable[tuple[Row, Sequence[str]]], count: int = MAX_ROWS
+) -> Reach:
+    """The part of the rows, each with the columns of its answers, that the template of a tokenizer writes."""
+
+    def write_turns(turns: Turns, row: Row, is_opened: bool) -> str:
+        text: str = write(tokenizer, turns, row, tokenize=False, add_generation_prompt=is_opened)
+        return text
+
+    return look_at_rows(rows, write_turns, str(tokenizer.chat_template), count)
 
 
 def _marks_answers(tokenizer: PreTrainedTokenizerBase) -> bool:

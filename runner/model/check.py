@@ -9,7 +9,7 @@ import ast
 import contextlib
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
@@ -26,6 +26,7 @@ from runner.schema.text import Node, nearest, read_tables, to_override
 if TYPE_CHECKING:
     from tokenizers import AddedToken
 
+LookAtTemplate = Callable[[str, Mapping[str, str]], list[Fault]]
 LOADER = "runner.model.load.load_model"
 NEW = "runner.model.load.new_model"
 TOKENIZER = "runner.model.load.load_tokenizer"
@@ -415,8 +416,13 @@ def find_size_faults(vocabulary: Vocabulary, rows: int) -> list[Fault]:
     return [fault("model.too_many_tokens", count=count, rows=rows)] if written or count - len(beyond) > rows else []
 
 
-def find_tokenizer_faults(node: object, rows: int | None, *, chats: bool = False) -> list[Fault]:
-    """Faults of a node's tokenizer, and of its template, which ``chats`` need; ``rows`` are the model's embeddings."""
+def find_tokenizer_faults(
+    node: object, rows: int | None, *, chats: bool = False, look: LookAtTemplate | None = None
+) -> list[Fault]:
+    """Faults of a node's tokenizer, and of its template, which ``chats`` need; ``rows`` are the model's embeddings.
+
+    ``look`` finds faults of what a template that works, with these special tokens, makes of the rows.
+    """
     if not isinstance(node, Mapping) or node.get("_target_") != TOKENIZER:
         return []
     try:
@@ -424,7 +430,7 @@ def find_tokenizer_faults(node: object, rows: int | None, *, chats: bool = False
         if folder and folder.base and not folder.has("tokenizer_config.json"):
             folder = find_folder(folder.base[0], folder.where)
         if folder is None:
-            return _find_template_faults(node, {}, Vocabulary((), {}))
+            return _find_template_faults(node, {}, Vocabulary((), {}), look)
         config = folder.read("tokenizer_config.json") if folder.has("tokenizer_config.json") else {}
         if config and (faults := [*_find_value_faults(folder, "tokenizer_config.json")]):
             return faults
@@ -435,7 +441,7 @@ def find_tokenizer_faults(node: object, rows: int | None, *, chats: bool = False
         named_one = node.get("chat_template") or config.get("chat_template")
         if chats and not named_one and not any(file.exists() for file in files):
             faults.append(jinja.no_template())
-        return faults or _find_template_faults(node, named, vocabulary, folder, config)
+        return faults or _find_template_faults(node, named, vocabulary, look, folder, config)
     except ConfigError as error:
         return error.faults
 
@@ -482,15 +488,23 @@ def _read_vocabulary(folder: ModelFolder, config: Node, named: Node, node: Node)
 
 
 def _find_template_faults(
-    node: Node, named: Node, vocabulary: Vocabulary, folder: ModelFolder | None = None, config: Node | None = None
+    node: Node,
+    named: Node,
+    vocabulary: Vocabulary,
+    look: LookAtTemplate | None,
+    folder: ModelFolder | None = None,
+    config: Node | None = None,
 ) -> list[Fault]:
+    look = look or (lambda text, tokens: [])
     name, tokens = str(node.get("chat_template") or ""), {key: token or "" for key, token in named.items()}
     if name:
         chosen = jinja.read_template(name)
         if name in jinja.template_names() or (folder is None and not name.endswith(".jinja")):
-            return []  # which work, or with tokens that only the hub knows
+            return look(chosen, tokens)  # which work, or with tokens that only the hub knows
         known = vocabulary.tokens and {*vocabulary.tokens, *vocabulary.new}
-        return jinja.find_template_faults(chosen, name, named.get("eos_token"), tokens, chosen=True, vocabulary=known)
+        end = named.get("eos_token")
+        faults = jinja.find_template_faults(chosen, name, end, tokens, chosen=True, vocabulary=known)
+        return faults or look(chosen, tokens)
     own, text = "tokenizer_config.json", (config or {}).get("chat_template")
     if folder and folder.has("chat_template.jinja") and not str(node["path"]).startswith("runner://"):
         own = "chat_template.jinja"
@@ -499,4 +513,6 @@ def _find_template_faults(
     if isinstance(text, list):  # several by their names
         named = {str(each.get("name")): each.get("template") for each in text if isinstance(each, Mapping)}
         text = named.get("default")
-    return jinja.find_template_faults(text, own, None, tokens, chosen=False) if isinstance(text, str) else []
+    if not isinstance(text, str):
+        return []
+    return jinja.find_template_faults(text, own, None, tokens, chosen=False) or look(text, tokens)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from runner.io.turns import template_arguments, with_images
+from runner.io.turns import template_arguments, turns_for, with_images
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -96,8 +96,9 @@ def _conversations(row: Row, answers: Iterable[str]) -> tuple[list[Any], list[An
 
 
 def write(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Any], row: Row, **how: bool) -> Any:
-    """Turns as the template writes them with the arguments and the images of a row: token ids, or else a text."""
+    """Turns, as the template takes them, written with the arguments and images of a row: token ids, or else a text."""
     processor, arguments = processor_of(tokenizer), how | template_arguments(row)
+    turns = turns_for(processor, turns)
     if processor is tokenizer:
         return tokenizer.apply_chat_template(turns, return_dict=False, **arguments)
     turns = with_images(turns, row.get("images") or ())

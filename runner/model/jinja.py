@@ -160,8 +160,8 @@ def find_excess(texts: Iterable[str]) -> int | None:
     return int.from_bytes(place[:]) if code in (1, -signal.SIGPROF, -signal.SIGKILL, -signal.SIGSEGV) else None
 
 
-def render(text: str, tokens: Mapping[str, str]) -> str:
-    """One exchange as a template writes it; raises what Jinja and its sandbox raise."""
+def compile_template(text: str) -> Any:
+    """A template in the sandbox of transformers; raises what Jinja raises."""
     from jinja2 import TemplateError, ext, nodes
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -186,8 +186,13 @@ def render(text: str, tokens: Mapping[str, str]) -> str:
         if not any(node.find_all((nodes.Name, nodes.Call))):
             with suppress(ArithmeticError, AttributeError, LookupError, TypeError, ValueError, TemplateError):
                 environment.from_string(nodes.Template([nodes.Output([node])])).render()
+    return environment.from_string(text)
+
+
+def render(text: str, tokens: Mapping[str, str]) -> str:
+    """One exchange as a template writes it; raises what Jinja and its sandbox raise."""
     given = {"tools": None, "documents": None, "add_generation_prompt": False}
-    template, in_parts = environment.from_string(text), re.search("['\"]type['\"]", text)  # as of models that see
+    template, in_parts = compile_template(text), re.search("['\"]type['\"]", text)  # as of models that see
     with suppress(Exception) if in_parts else nullcontext():
         if ANSWER in (rendered := template.render(**{**tokens, **given, "messages": PROBE})) or not in_parts:
             return rendered

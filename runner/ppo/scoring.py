@@ -21,6 +21,7 @@ from runner.generate.batch import pad, split_by_tokens
 from runner.generate.completion import Completion
 from runner.generate.judge import to_columns
 from runner.generate.rows import Row
+from runner.io.turns import turns_for
 from runner.ppo.actor_critic import last_hidden_states, score_states
 from runner.reward.panel import Prompt, check_answer, check_some_apply
 from runner.schema.text import to_text
@@ -147,7 +148,9 @@ class Rewards:
     def _encode(self, tokenizer: PreTrainedTokenizerBase, completions: Sequence[Completion]) -> list[list[int]]:
         if not isinstance(completions[0].prompt, str):
             how = {"chat_template": tokenizer.chat_template or self.tokenizer.chat_template, "return_dict": False}
-            return [tokenizer.apply_chat_template([*each.prompt, *each.answer], **how) for each in completions]
+            writer = tokenizer if tokenizer.chat_template else self.tokenizer
+            whole = [turns_for(writer, [*each.prompt, *each.answer]) for each in completions]
+            return [tokenizer.apply_chat_template(turns, **how) for turns in whole]
         if same_tokens(tokenizer, self.tokenizer):
             return [[*each.prompt_ids, *each.token_ids] for each in completions]
         ends = [(tokenizer.eos_token or "") * (each.finish == "stop") for each in completions]

@@ -18,7 +18,7 @@ from transformers.utils import find_adapter_config_file
 
 from runner.errors import ConfigError, fault
 from runner.io.files import shipped
-from runner.io.turns import Completion, text_of
+from runner.io.turns import Completion, text_of, turns_for
 
 AutoClass = type[AutoModelForSequenceClassification] | type[transformers.AutoModelForTokenClassification]
 Gives = Literal["logit", "probability"]
@@ -153,7 +153,7 @@ def join_texts(tokenizer: PreTrainedTokenizerBase, prompt: Completion, completio
         return prompt + text_of(completion)
     answer = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
     if tokenizer.chat_template:
-        return tokenizer.apply_chat_template([*prompt, *answer], tokenize=False)
+        return tokenizer.apply_chat_template(turns_for(tokenizer, [*prompt, *answer]), tokenize=False)
     return "\n".join(turn["content"] for turn in [*prompt, *answer])
 
 

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from runner.io.files import shipped
-from runner.io.turns import Completion, text_of
+from runner.io.turns import Completion, text_of, turns_for
 from runner.reward.outcome import Gives, ScoringModel, to_scores, translate_errors
 
 Aggregate = Literal["last", "min", "mean", "product"]
@@ -79,7 +79,7 @@ class ProcessModel(ScoringModel):
         for index, (prompt, steps) in enumerate(zip(prompts, answers, strict=True)):
             if self.tokenizer.chat_template and not isinstance(prompt, str):
                 opened = {"add_generation_prompt": True, "return_dict": False}
-                ids = list(self.tokenizer.apply_chat_template(list(prompt), **opened))
+                ids = list(self.tokenizer.apply_chat_template(turns_for(self.tokenizer, prompt), **opened))
             else:
                 text = prompt if isinstance(prompt, str) else "\n".join(turn["content"] for turn in prompt)
                 ids = list(self.tokenizer(text)["input_ids"])

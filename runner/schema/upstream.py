@@ -16,6 +16,7 @@ LOSS_INTERFACES: dict[str, list[str]] = _TABLES["loss_interfaces"]
 OWN_LOSS: dict[str, Any] = _TABLES["own_loss"]
 PLAIN_LOSS_TYPES: list[Any] = _TABLES["plain_loss_types"]
 UNWEIGHABLE: dict[str, tuple[Any, str]] = _TABLES["unweighable"]
+WEIGHED = ("tokens", "pairs", "labels")  # kinds of losses, by loss_interface, whose tokens may have weights
 NUMERIC_FIELDS: dict[str, list[str]] = _TABLES["numeric_fields"]
 OTHER_STEPS: dict[str, list[Any]] = _TABLES["other_steps"]
 FROM_GROUP: dict[str, str] = _TABLES["from_group"]

@@ -261,7 +261,7 @@ def _nothing_trained(inspection: Inspection) -> Iterator[Fault]:
         return
     fix = f"trainer.args.max_length={inspection.longest_cut}" if inspection.cut else "collator=none"
     if inspection.answers_only:
-        fix = "trainer.args.assistant_only_loss=false"
+        fix = "trainer.args.assistant_only_loss=false weight=answers"
     yield fault("training.nothing_trained", count=len(inspection.rows), fix=fix)
 
 
@@ -279,7 +279,7 @@ def _no_end(inspection: Inspection) -> Iterator[Fault]:
     elif marks:
         fix = f"model.tokenizer.eos_token='{decode(tokenizer, marks[-1:])}',"
     else:
-        fix = "model.tokenizer.chat_template=chatml,"
+        fix = "model.tokenizer.chat_template=plain,"
     ends = ", ".join(sorted(decode(tokenizer, [end]) for end in inspection.ends))
     yield fault("training.no_end", ends=ends, tail=decode(tokenizer, trained[-4:]), fix=fix)
 

@@ -16,7 +16,7 @@ GIVES: dict[str, list[str]] = _TABLES["gives"]
 NEEDS: dict[str, tuple[str, str]] = _TABLES["needs"]
 ALSO_GIVES: dict[str, list[str]] = _TABLES["also_gives"]
 NOT_WEIGHED: dict[str, str] = _TABLES["not_weighed"]
-WEIGHED = ("tokens", "pairs", "labels")
+WEIGHED = upstream.WEIGHED
 
 
 def find_objective_faults(context: ValidationContext) -> Iterator[Fault]:

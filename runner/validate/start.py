@@ -4,6 +4,7 @@ The configuration is right by itself when it comes here; this is about the world
 libraries that are missing or were not tried (only looked for, never imported), processes and places to write.
 """
 
+import functools
 import itertools
 import json
 import os
@@ -19,6 +20,7 @@ from runner.config.machines import find_machine_faults, processes_of
 from runner.config.override import is_local
 from runner.config.sharding import NOT_RESUMED, find_gpu_faults, find_lone_faults, has_devices, split_layers
 from runner.dataset.check import DatasetCheck, check_dataset, find_image_faults
+from runner.dataset.form import answer_columns
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, fault, name_jobs
 from runner.io.distribution import read_requirements, to_install
 from runner.io.files import HUB_NAME, display_path, hub_home
@@ -26,6 +28,7 @@ from runner.io.hub import OFFLINE, hub_silence, is_cached, is_offline
 from runner.io.secrets import hidden
 from runner.model.check import LOADER, find_model_faults, find_scorer_faults, find_tokenizer_faults, read_vocab_size
 from runner.model.folder import find_folder, sees_images
+from runner.model.reach import find_reach_faults
 from runner.run import Run, installed_version
 from runner.run.key import canonical_text, folder_of
 from runner.run.seal import sealed_checkpoints
@@ -99,7 +102,14 @@ def _find_faults(cfg: Config, rows: DatasetCheck, folders: set[Path]) -> Iterato
         yield from model_faults
         is_known = model_faults and tokenizer.get("path") == model.get("path")
         if not is_known and not _is_ahead(tokenizer.get("path"), folders):
-            yield from find_tokenizer_faults(tokenizer, read_vocab_size(model), chats=rows.chats)
+            waits = cfg["trainer"]["form"] == "prompt"  # for answers that are sampled
+            sample = [(row, () if waits else answer_columns(row)) for row in rows.sample]
+            parts, is_tolerated = list(cfg["dataset"].get("parts") or ()), bool(tolerate.get("lost_text"))
+            look = functools.partial(find_reach_faults, sample, parts=parts, tolerated=is_tolerated)
+            is_text = bool(sample) and not sees_images(tokenizer)  # else a processor makes parts of the texts
+            yield from find_tokenizer_faults(
+                tokenizer, read_vocab_size(model), chats=rows.chats, look=look if is_text else None
+            )
     if rows.images and not _is_ahead(tokenizer.get("path"), folders):
         yield from find_image_faults(cfg, sees=sees_images(tokenizer), column=rows.images)
     others: dict[str, tuple[object, bool]] = {}

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import itertools
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,18 +16,19 @@ from runner.config.build import build, serve
 from runner.dataset.check import find_image_faults
 from runner.dataset.form import answer_columns, is_conversation
 from runner.dataset.image import IMAGES, has_images
-from runner.dataset.load import HeldOut, list_columns
+from runner.dataset.load import HeldOut, Rows, fit_rows, list_columns
+from runner.dataset.weigh import carries_weights
 from runner.errors import ConfigError, DataError, Fault, fault, own_place
 from runner.io.terminal import mute_libraries
-from runner.io.turns import TEMPLATE_ARGUMENTS
-from runner.model.chat import check_calls, check_rendering, check_template
+from runner.io.turns import TEMPLATE_ARGUMENTS, habits_of
+from runner.model.chat import check_calls, check_rendering, check_template, look_at_texts
 from runner.model.encoding import processor_of, write_prompt
 from runner.run import Run
 from runner.run.adjustments import adjust_logs, read_adjustments
 from runner.run.alarms import steps_to_notice
 from runner.schema import upstream
 from runner.schema.read import read_signature
-from runner.schema.text import Config
+from runner.schema.text import Config, named, short_text, to_text
 from runner.tracker.callback import Tracker, replace_trackers
 from runner.training.callback import StopRequest, add_callbacks, build_callbacks, for_callbacks
 from runner.training.checkpoint import Seal
@@ -39,9 +40,11 @@ from runner.training.components.rewards import build_rewards
 from runner.training.components.tools import agent_of, build_functions, check_environments
 from runner.training.extension import Hooks
 from runner.training.health import Health, build_health
-from runner.training.precompute import map_sets, precompute_by_default
+from runner.training.precompute import map_sets, precompute_by_default, sets_of
 
 log = logging.getLogger(__name__)
+
+BY_MESSAGE = "runner.dataset.weigh.by_message"
 
 
 @dataclass
@@ -61,7 +64,8 @@ class Components:
 
 def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     """Build every component of a run, in the order in which they need each other."""
-    cfg, adjustments = run.cfg, read_adjustments(run.folder)
+    cfg: Config = run.cfg
+    adjustments = read_adjustments(run.folder)
     mute_libraries()
     set_seed(cfg["seed"])
     with _refusals_of("trainer.args"):
@@ -76,9 +80,14 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
         args.reward_weights = weights
     if _check_rows(cfg, tokenizer, rows, answers_only=getattr(args, upstream.ASSISTANT_ONLY_LOSS, False)):
         rows, held_out = (map_sets(functools.partial(_bounded, node, tokenizer), part) for part in (rows, held_out))
+        check_texts(cfg, tokenizer, [rows, *sets_of(held_out)], form)
+        fit = functools.partial(fit_rows, habits=habits_of(processor_of(tokenizer)))
+        rows, held_out = (map_sets(fit, part) for part in (rows, held_out))
+        if any(map(carries_weights, (rows, *sets_of(held_out)))):
+            cfg, rules = _weigh_turns(cfg, args, rows)
         if form == "prompt" and hasattr(args, upstream.CHAT_TEMPLATE_KWARGS):
             rows, held_out = (map_sets(functools.partial(_write_prompts, tokenizer, args), x) for x in (rows, held_out))
-    if hasattr(args, once := upstream.PRECOMPUTE_REF_LOG_PROBS) and once not in cfg["trainer"]["args"]:
+    if hasattr(args, once := upstream.PRECOMPUTE_REF_LOG_PROBS) and once not in cfg["trainer"]["args"] and not rules:
         precompute_by_default(run, args, rows, held_out)
     model, peft_config, reference = build_model(cfg, tokenizer, args)
     agent = agent_of(node, functions := build_functions(node))
@@ -156,12 +165,73 @@ def _check_rows(cfg: Config, tokenizer: PreTrainedTokenizerBase, every: Dataset,
     chats = any(is_conversation(first.get(name)) for name in ("prompt", *answer_columns(first)))
     turns = (turn for row in rows for part in row.values() if is_conversation(part) for turn in part)
     calls = any(isinstance(turn, Mapping) and turn.get("tool_calls") for turn in turns)
-    check_template(tokenizer, chats=chats, calls=calls, answers_only=answers_only)
+    weighs = IMAGES not in first and _kind_of_loss(node) in upstream.WEIGHED
+    check_template(tokenizer, chats=chats, calls=calls, answers_only=answers_only, weighs=weighs)
     if any(node.get(key) for key in upstream.FUNCTIONS if key != upstream.ROLLOUT_FUNC):
         if not chats:
             raise DataError(fault("training.tools_without_chats"))
         check_calls(tokenizer)
     return chats
+
+
+def _kind_of_loss(node: Config) -> str | None:
+    return upstream.loss_interface(read_signature(node["_target_"]), read_signature(node["args"]["_target_"]))
+
+
+def check_texts(cfg: Config, tokenizer: PreTrainedTokenizerBase, parts: Sequence[Any], form: str) -> None:
+    """Raise DataError where a text of the rows, in a trainer's form, does not reach the model; warn of what may not."""
+    is_tolerated = bool((cfg.get("tolerate") or {}).get("lost_text"))
+    mixed = list(cfg["dataset"].get("parts") or ())
+    faults, notes = list[Fault](), dict[str, None]()
+    for part in parts:
+        if isinstance(part, Dataset) and IMAGES in part.column_names:
+            part = part.remove_columns([IMAGES])  # which nobody decodes here
+        reach = look_at_texts(tokenizer, ((row, () if form == "prompt" else answer_columns(row)) for row in part))
+        faults += reach.faults(mixed, tolerated=is_tolerated)
+        notes |= dict.fromkeys(reach.notes(tolerated=is_tolerated))
+    DataError.refuse(faults)
+    for note in notes:
+        log.warning(note)
+
+
+def _weigh_turns(cfg: Config, args: TrainingArguments, rows: Rows) -> tuple[Config, list[trainers.BoundRule]]:
+    """The configuration with a rule for the weights that turns carry, beside its own, and all its rules.
+
+    As in OpenAI's files for fine-tuning the assistant's turns alone are trained, and of them no turn of weight 0.
+    """
+    node, weight = cfg["trainer"], cfg.get("weight") or {}
+    named_rules = dict(named(weight, "weight"))
+    if node["form"] == "prompt":
+        log.warning("not used: the weights of turns, because sampled answers alone are trained")
+    if node["form"] == "prompt" or any(rule and rule.get("_target_") == BY_MESSAGE for rule in named_rules.values()):
+        return cfg, trainers.build_rules(weight)
+    where, found = "dataset", "turns of the rows have a weight"
+    if _kind_of_loss(node) not in upstream.WEIGHED:
+        if (cfg.get("tolerate") or {}).get("turn_weights"):
+            log.warning("not used: the weights of turns, because of tolerate.turn_weights")
+            return cfg, trainers.build_rules(weight)
+        fix = "trainer=sft, dpo or kto, or tolerate.turn_weights=true, which trains as if they had none"
+        kind = str(node["_target_"]).rpartition(".")[2]
+        raise DataError(Fault(where, f"{found}, and {kind} weighs no tokens", "a trainer that weighs them", fix))
+    if IMAGES in list_columns(rows):
+        fix = "leave the weights out by dataset.map"
+        raise DataError(Fault(where, f"{found}, and there are images", "rows with one of them", fix))
+    faults = list[Fault]()
+    unweighable = upstream.UNWEIGHABLE | {upstream.LOSS_TYPE: ("nll", "dft weighs each token by itself")}
+    if (cfg["dataset"].get("streaming") or not isinstance(rows, Dataset)) and getattr(args, upstream.PACKING, False):
+        unweighable[upstream.PACKING] = (False, "streamed rows with weights are not packed")
+    for name, (right, why) in unweighable.items():
+        value = node["args"].get(name, right)
+        is_right = value == right or (name == upstream.LOSS_TYPE and value != "dft")
+        if not is_right and name != upstream.ASSISTANT_ONLY_LOSS:
+            place = f"trainer.args.{name}"
+            faults.append(Fault(place, f"{short_text(value)}, and {found}", why, f"={to_text(right)}"))
+    ConfigError.refuse(faults)
+    if hasattr(args, upstream.ASSISTANT_ONLY_LOSS):
+        setattr(args, upstream.ASSISTANT_ONLY_LOSS, False)  # the weights leave the same tokens, but for those of 0
+    log.warning("turns of the rows have a weight: the assistant's alone are trained, each by its own (weight=message)")
+    both = named_rules | {"of_turns": {"_target_": BY_MESSAGE}}
+    return {**cfg, "weight": both}, trainers.build_rules(both)
 
 
 def _bounded(node: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, part: Any) -> Any:

@@ -1,0 +1,241 @@
+"""What a row says reaches the model, or it is refused, or told: roles, thoughts, calls, keys and weights of turns."""
+
+import json
+
+import pytest
+from tiny import tiny_model, tiny_tokenizer
+
+from runner.__main__ import main
+from runner.io.turns import habits_of, join_turns
+from runner.model.chat import look_at_texts
+from runner.model.encoding import write
+from runner.model.jinja import family_files, read_template
+
+# As Mistral's first ones do, which know no turns but these.
+ALTERNATING = (
+    "{% for m in messages %}"
+    "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]{% else %}{{ m['content'] + eos_token }}{% endif %}"
+    "{% endfor %}"
+)
+CALL = {"name": "weather", "arguments": '{"city": "paris"}'}  # as it goes over the wire
+CALLED = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": "call00001", "type": "function", "function": CALL}],
+}
+RESULT = {"role": "tool", "name": "weather", "tool_call_id": "call00001", "content": "22 degrees"}
+
+
+def user(text, **more):
+    return {"role": "user", "content": text, **more}
+
+
+def bot(text, **more):
+    return {"role": "assistant", "content": text, **more}
+
+
+def system(text, role="system"):
+    return {"role": role, "content": text}
+
+
+TALKS = {
+    "developer": [system("silver", "developer"), user("river?"), bot("paper")],
+    "system": [system("silver"), user("river?"), bot("paper")],
+    "system in the middle": [user("river?"), bot("paper"), system("silver"), user("stone?"), bot("copper")],
+    "both": [system("gold"), system("silver", "developer"), user("river?"), bot("paper")],
+    "twice": [user("silver"), user("river?"), bot("paper"), bot("copper")],
+    "thought": [user("river?"), bot("paper", reasoning="silver")],
+    "call": [user("river?"), CALLED, RESULT, bot("paper")],
+    "words beside a call": [user("river?"), {**CALLED, "content": "silver"}, RESULT, bot("paper")],
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """The folder of a tiny model whose own template is one of TRL's, or this text."""
+    made, base = {}, tiny_model(tmp_path_factory.mktemp("models") / "base")
+
+    def with_template(name):
+        if name not in made:
+            made[name] = base.parent / str(len(made))
+            made[name].mkdir()
+            for file in base.iterdir():
+                (made[name] / file.name).symlink_to(file)
+            (made[name] / "chat_template.jinja").unlink()
+            text = read_template(name) if name in family_files() else name
+            (made[name] / "chat_template.jinja").write_text(text)
+        return made[name]
+
+    return with_template
+
+
+@pytest.fixture
+def preview(model, tmp_path, capsys):
+    """What the command prints of eight equal rows, without the marks below the tokens."""
+
+    def shown(turns, template, *words, code=0, verb=("preview",), trainer="sft", **columns):
+        row = columns if turns is None else {"messages": turns, **columns}
+        file = tmp_path / f"rows{len(list(tmp_path.iterdir()))}.jsonl"  # a process looks at each but once
+        file.write_text("\n".join([json.dumps(row)] * 8))
+        words = [f"trainer={trainer}", f"dataset={file}", f"model={model(template)}", *words]
+        words += ["rows=1", "tolerate.no_end=true"] if verb else []
+        assert main([*verb, *words]) == code
+        printed = capsys.readouterr()
+        lines = [line.strip() for line in printed.out.splitlines() if set(line) - set(" ^")]
+        return "\n".join(lines), printed.err
+
+    return shown
+
+
+# --- Every template, every text -------------------------------------------------------------------
+@pytest.mark.parametrize("name", TALKS)
+def test_no_template_loses_a_text_without_a_word(name):
+    """Of each family every text is in what it writes, or the row is refused, or it is said what is left out."""
+    tokenizer, turns = tiny_tokenizer(), TALKS[name]
+    tokenizer.bos_token = "<s>"
+    read = [turn | {"content": turn["content"] or ""} for turn in turns]
+    for turn in read:
+        if "tool_calls" in turn:  # as a row is read
+            call = turn["tool_calls"][0]
+            turn["tool_calls"] = [call | {"function": CALL | {"arguments": json.loads(CALL["arguments"])}}]
+    silent = []
+    for family in family_files():
+        tokenizer.chat_template = read_template(family)
+        reach = look_at_texts(tokenizer, [({"messages": read}, ("messages",))])
+        if reach.faults() or list(reach.notes()):
+            continue
+        written = write(tokenizer, read, {}, tokenize=False)
+        texts = [turn["content"] for turn in read] + ["paris", "weather"] * (name.endswith("call"))
+        texts += ["silver"] * (name == "thought")
+        silent += [(family, text) for text in texts if text not in written]
+    assert not silent
+
+
+def test_the_habits_of_a_template_are_found():
+    tokenizer = tiny_tokenizer()
+    habits = {}
+    for family in ("qwen2_5", "qwen3", "gptoss", "deepseekv3"):
+        tokenizer.chat_template = read_template(family)
+        habits[family] = habits_of(tokenizer)
+    assert [each.developer for each in habits.values()] == ["system", "system", "developer", "system"]
+    assert all("reasoning_content" in habits[family].thoughts for family in ("qwen3", "gptoss"))
+    assert not habits["qwen2_5"].thoughts
+    assert [each.takes_mappings for each in habits.values()] == [True, True, True, False]
+
+
+# --- By the command -------------------------------------------------------------------------------
+def test_what_a_developer_says_is_a_system_turn_where_the_template_knows_only_that(preview):
+    shown, _ = preview(TALKS["developer"], "qwen2_5")
+    assert "<|im_start|>system↵\nsilver<|im_end|>↵" in shown and "Alibaba" not in shown
+
+
+@pytest.mark.parametrize(
+    ("turns", "template", "join"),
+    [
+        ("developer", "gemma", "system"),
+        ("twice", ALTERNATING, "all"),
+        ("system in the middle", "gptoss", "system"),
+    ],
+)
+def test_a_turn_that_a_template_refuses_or_loses_is_refused_and_what_is_told_works(preview, turns, template, join):
+    _, said = preview(TALKS[turns], template, code=2)
+    assert f"dataset.join_turns={join}" in said and "chatml" not in said
+    shown, _ = preview(TALKS[turns], template, f"dataset.join_turns={join}", "tolerate.other_template=true")
+    assert "silver" in shown and "river?" in shown
+
+
+def test_the_training_refuses_as_the_preview_does_before_a_folder_is_made(preview, tmp_path):
+    words = (f"output_root={tmp_path}/outputs", "trainer.args.max_steps=1")
+    _, by_preview = preview(TALKS["system"], "gemma", code=2)
+    _, by_training = preview(TALKS["system"], "gemma", *words, code=2, verb=())
+    assert by_training == by_preview and "System role not supported" in by_preview
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_turns_are_joined_with_the_question_behind_them():
+    turns = [system("a"), system("b"), user("c"), bot("d"), system("e"), bot("f"), user("g"), user("h")]
+    assert [turn["content"] for turn in join_turns(turns, "system")] == ["a\n\nb\n\nc", "d", "e", "f", "g", "h"]
+    assert join_turns(turns, "all")[-1] == user("g\n\nh")
+    assert join_turns([system(""), user("a"), system("b")], "system") == [user("a\n\nb")]
+    weighed = [bot("a", weight=0), bot("b")]
+    assert join_turns(weighed, "all") == weighed
+
+
+def test_thoughts_without_a_place_are_told_and_written_by_choice(preview):
+    shown, said = preview(TALKS["thought"], "qwen2_5")
+    assert (
+        "silver" not in shown and "the thought before the last turn, such as 'silver'; dataset.thoughts=inline" in said
+    )
+    shown, said = preview(TALKS["thought"], "qwen2_5", "dataset.thoughts=inline")
+    assert "<think>↵\nsilver↵\n</think>↵\n↵\npaper<|im_end|>" in shown and "thought" not in said
+    earlier = [*TALKS["thought"], user("stone?"), bot("copper", thinking="gold")]
+    shown, said = preview(earlier, "qwen3")  # which has its own rule
+    assert "gold" in shown and "silver" not in shown and "its own rule" in said
+
+
+def test_a_call_in_the_form_of_the_wire_is_trained_as_one(preview):
+    shown, _ = preview(TALKS["call"], "qwen2_5")
+    assert '{"name": "weather", "arguments": {"city": "paris"}}' in shown
+    older = [user("river?"), bot(None, function_call=CALL), {**RESULT, "role": "function"}, bot("paper")]
+    shown, _ = preview(older, "qwen3_8")
+    assert "<parameter=city>↵\nparis" in shown and "22 degrees" in shown
+
+
+def test_what_no_place_is_for_is_refused_and_allowed_by_choice(preview):
+    _, said = preview(TALKS["words beside a call"], "llama3_1", code=2)
+    assert "leaves out what the assistant says" in said and "tolerate.lost_text=true" in said
+    _, said = preview(TALKS["words beside a call"], "llama3_1", "tolerate.lost_text=true")
+    assert "leaves out what the assistant says" in said
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+    _, said = preview(TALKS["system"], "phi3", code=2, tools=tools)
+    assert "the tools" in said and "dataset.without=[tools]" in said
+    preview(TALKS["system"], "phi3", "dataset.without=[tools]", tools=tools)
+
+
+def test_what_nobody_reads_is_named(preview):
+    turns = [user("river?", name="Ann", id=3), bot("paper", train=False)]
+    _, said = preview(turns, "qwen2_5", source="web", history=[], chat_template_kwargs={"enable_thinking": False})
+    assert "not used: the columns source, history; of turns id, train" in said
+    assert "not used by the chat template: chat_template_kwargs.enable_thinking, name" in said
+
+
+WEIGHED = [user("river?"), bot("paper", weight=0), user("stone?"), bot("copper", weight=1)]
+
+
+@pytest.mark.parametrize("words", [(), ("trainer.args.assistant_only_loss=true",), ("weight=message",)])
+def test_weights_of_turns_count_without_a_rule(preview, words):
+    shown, _ = preview(WEIGHED, "qwen2_5", *words)
+    assert "row 1: 5 of 95 tokens trained" in shown  # copper and its end
+
+
+def test_a_trainer_that_weighs_no_tokens_says_so(preview):
+    pair = {"prompt": [user("river?")], "chosen": [bot("paper", weight=1)], "rejected": [bot("copper")]}
+    _, said = preview(None, "qwen2_5", trainer="reward", code=2, **pair)
+    assert "turns of the rows have a weight" in said and "tolerate.turn_weights=true" in said
+    _, said = preview(None, "qwen2_5", "tolerate.turn_weights=true", trainer="reward", **pair)
+    assert "not used: the weights of turns" in said
+
+
+def test_a_template_without_marks_is_sent_to_weights(preview):
+    _, said = preview(TALKS["twice"][1:3], ALTERNATING, "trainer.args.assistant_only_loss=true", code=2)
+    assert "trainer.args.assistant_only_loss=false weight=answers" in said
+    words = ("trainer.args.assistant_only_loss=false", "weight=[answers,pattern]", "weight.pattern.pattern=paper")
+    shown, _ = preview(TALKS["twice"][1:3], ALTERNATING, *words)
+    assert "weights 1 and 2" in shown
+
+
+def test_the_turns_before_a_question_are_asked_with_it(preview):
+    row = {"instruction": "river", "input": "", "output": "stone", "history": [["paper", "copper"]]}
+    shown, _ = preview(None, "qwen2_5", **row)
+    assert "user↵\npaper" in shown and "assistant↵\ncopper" in shown and "user↵\nriver" in shown
+
+
+def test_a_column_that_is_an_answer_by_its_name_is_told(preview):
+    row = {"prompt": "river?", "target": "paper"}
+    _, said = preview(None, "qwen2_5", "reward=length", trainer="grpo", **row)
+    assert "by their names the columns `prompt` and `target`" in said and "dataset.form=prompt" in said
+    _, said = preview(None, "qwen2_5", "reward=length", trainer="grpo", code=2, **row | {"target": 5})
+    assert "by the names of columns: prompt=prompt, target=target" in said and "dataset.form=prompt" in said
+    _, said = preview(None, "qwen2_5", "reward=length", "dataset.form=prompt", trainer="grpo", **row | {"target": 5})
+    assert "names" not in said
