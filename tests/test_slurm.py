@@ -296,7 +296,7 @@ def test_lines_of_the_shell_in_a_file_need_a_launcher_that_was_typed(tmp_path, m
     words = ["--config-dir=conf", "--dry-run"]
     for typed in ([], ["launcher=slurm"]):  # the experiment is not what was typed
         assert main([*words, "experiment=theirs", *typed]) == 2
-        assert "launcher.setup=\"[touch here]\"  (if you trust" in capsys.readouterr().err
+        assert 'launcher.setup="[touch here]"  (if you trust' in capsys.readouterr().err
     assert main([*words, "experiment=theirs", "launcher.setup=[touch here]"]) == 0
     assert "\ntouch here\n" in capsys.readouterr().out
     assert main([*words, "launcher=theirs"]) == 0 and "\ntouch here\n" in (said := capsys.readouterr().out)

@@ -30,7 +30,7 @@ CHOSEN = re.compile(r"(override )?/?hydra/sweeper(/\w+)*")  # what a file may ch
 # What a file may say to a sweeper: others name a function that it calls, or a database.
 OF_SWEEPERS = (
     *("params", "direction", "n_trials", "n_jobs", "max_batch_size", "max_failure_rate", "sampler", "study_name"),
-    *("search_space", "optim", "ax_config"),
+    "search_space",
 )
 
 

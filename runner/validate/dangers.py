@@ -132,15 +132,15 @@ def find_risks(cfg: Config, trusted: Container[str] = ()) -> Iterator[Fault]:
     whose values are those of the key. A flag that was typed counts for the nodes inside its own:
     ``model.trust_remote_code=true`` is also for ``model.tokenizer``. So does a fault, which is not given twice.
     """
-    told: set[str] = set()
+    reported: set[str] = set()
     for path, value in _leaves(cfg):
         danger = _danger_at(cfg, path, value)
         if not danger or _is_trusted(cfg, path, value, trusted):
             continue
-        same = [place for place in _places_around(path) if place in told]
+        same = [place for place in _places_around(path) if place in reported]
         if same:
             continue
-        told.add(path)
+        reported.add(path)
         yield _to_fault(cfg, path, value, danger)
 
 
