@@ -75,9 +75,9 @@ def chosen_sweep(overrides: Sequence[str]) -> str | None:
     return str(chosen[-1].value()) if chosen and chosen[-1].value() is not None else None
 
 
-def untyped_keys(axes: Sequence[str], typed: Sequence[str]) -> frozenset[str]:
-    """The keys of a checked-in sweep's axes that nobody typed."""
-    return frozenset(map(dotted_key, axes)) - set(map(dotted_key, typed))
+def untyped_keys(words: Sequence[str], typed: Sequence[str]) -> frozenset[str]:
+    """The keys of a sweep's words that nobody typed."""
+    return frozenset(map(dotted_key, words)) - set(map(dotted_key, typed))
 
 
 def read_sweep(overrides: Sequence[str], folders: Sequence[Path]) -> tuple[list[str], list[str]]:

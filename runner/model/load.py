@@ -2,6 +2,7 @@
 
 import logging
 import pkgutil
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -256,7 +257,8 @@ def _load_adapter(folder: ModelFolder, head: str, seed: int, known: Vocabulary, 
         known = replace(known, new={*known.tokens} - before.keys())  # which were added for the adapter
     model = _load_whole(base, head, seed, known, how)
     how_to_find = {"is_trainable": True, "revision": folder.revision}
-    with translate_model_errors(folder.source, folder.revision):
+    with translate_model_errors(folder.source, folder.revision), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Found missing adapter keys")  # which are an error below
         adapted = PeftModel.from_pretrained(model, folder.source, **how_to_find)
         # Once more, because only this tells which weights there are none of, and which fit nothing.
         report = adapted.load_adapter(folder.source, "default", **how_to_find)

@@ -74,14 +74,20 @@ def find_all_faults(
 
 def find_dangers(cfg: Config, fix: str = "") -> list[Fault]:
     """A fault for each thing that a configuration would run or publish, typed or not; ``fix`` is to trust all of it."""
-    targets = (find_target_fault(path, node["_target_"]) for path, node in nodes(cfg))
-    risks = [risk for risk in find_risks(cfg) if not AT_START.fullmatch(risk.where)]
-    return [replace(each, fix=fix or each.fix) for each in (*filter(None, targets), *risks)]
+    dangers = [danger for danger in _find_all_dangers(cfg) if not AT_START.fullmatch(danger.where)]
+    return [replace(danger, fix=fix or danger.fix) for danger in dangers]
+
+
+def _find_all_dangers(cfg: Config) -> Iterator[Fault]:
+    for path, node in nodes(cfg):
+        if target := find_target_fault(path, node["_target_"]):
+            yield target
+    yield from find_risks(cfg)
 
 
 def find_frozen_faults(cfg: Config, place: str) -> Iterator[Fault]:
     """A fault for each thing that is wrong with the frozen configuration in a file, but for what it would run."""
-    known = {danger.where for danger in find_dangers(cfg)}
+    known = {danger.where for danger in _find_all_dangers(cfg)}
     for fault in find_all_faults(cfg) or find_mismatches(cfg, read_menu()):
         if fault.where not in known:
             yield replace(fault, fix=f"mend {place}, or take another run")

@@ -230,8 +230,6 @@ def _to_fault(cfg: Config, path: str, value: object, danger: str) -> Fault:
     held = select(cfg, where)
     is_typeable = re.fullmatch(r"[\w-]+(\.[\w-]+)*", where) and held is not None and not isinstance(held, dict)
     typed = f"{to_override(where, held)}  (if you trust where it leads)" if is_typeable else f"leave {where} out"
-    if path.startswith("tracker.") or last_key(path) == "report_to":
-        typed = f"tracker=<name>, or {to_override(where, value)}  (if you want that)"
     found = f"{last_key(where)}: {short_text(value)} {danger}, and was not typed"
     return Fault(where, found, "such a key on the command line only", typed)
 
