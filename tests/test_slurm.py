@@ -287,13 +287,19 @@ def test_a_link_in_place_of_our_folder_or_another_command_that_submits_is_not_ov
 
 def test_lines_of_the_shell_in_a_file_need_a_launcher_that_was_typed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    Path("conf/experiment").mkdir(parents=True)
-    theirs = "# @package _global_\ndefaults: [override /launcher: slurm]\nlauncher: {setup: [touch here], "
-    theirs += 'qos: "a\'\\ntouch there #", parameters: {"b\\ntouch there": 1}}\n'
-    Path("conf/experiment/theirs.yaml").write_text(theirs)
-    words = ["experiment=theirs", "--config-dir=conf", "--dry-run"]
-    assert main(words) == 2 and "launcher=slurm  (if you trust" in capsys.readouterr().err
-    assert main([*words, "launcher=slurm"]) == 0 and "\ntouch here\n" in (said := capsys.readouterr().out)
+    for folder in ("experiment", "launcher"):
+        Path("conf", folder).mkdir(parents=True)
+    lines = 'setup: [touch here]\nqos: "a\'\\ntouch there #"\nparameters: {"b\\ntouch there": 1}\n'
+    Path("conf/launcher/theirs.yaml").write_text(f"defaults: [slurm, _self_]\n{lines}")
+    head = "# @package _global_\ndefaults: [override /launcher: slurm]\n"
+    Path("conf/experiment/theirs.yaml").write_text(f"{head}launcher: {{setup: [touch here]}}\n")
+    words = ["--config-dir=conf", "--dry-run"]
+    for typed in ([], ["launcher=slurm"]):  # the experiment is not what was typed
+        assert main([*words, "experiment=theirs", *typed]) == 2
+        assert 'launcher.setup="[touch here]"  (if you trust' in capsys.readouterr().err
+    assert main([*words, "experiment=theirs", "launcher.setup=[touch here]"]) == 0
+    assert "\ntouch here\n" in capsys.readouterr().out
+    assert main([*words, "launcher=theirs"]) == 0 and "\ntouch here\n" in (said := capsys.readouterr().out)
     assert "\ntouch there" not in said and " touch there" in said
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from runner.command import CommandLine, Option, split_options
 from runner.config import resolve
 from runner.config.menu import read_menu
-from runner.config.override import dotted_key, force, parse
+from runner.config.override import dotted_key, force, parse, typed_keys
 from runner.errors import ConfigError, DataError, Fault, fault
 from runner.generate.rows import Rows, read_sets
 from runner.generate.weights import Weights, find_weights
@@ -120,7 +120,7 @@ def read_request(line: CommandLine, own: Mapping[str, Option], parts: Sequence[s
     if (tuner := cfg.get("peft")) and has_method(tuner.get("_target_"), "prepare_model"):
         used["peft"] = tuner  # whose code puts the weights on the model
     allowed = tuple(cfg["allow"]) if "allow" in typed else ()
-    found_faults = find_all_faults(used, menu=read_menu(line.folders), allow=allowed, typed=set(typed))
+    found_faults = find_all_faults(used, menu=read_menu(line.folders), allow=allowed, typed=typed_keys(overrides))
     ConfigError.refuse(each for each in found_faults if each.where != "trainer")  # which nobody needs here
     settle_hub([used])
     weights = find_weights(run, options.get("checkpoint"))

@@ -56,7 +56,10 @@ def jobs_of(overrides: Sequence[str], folders: Sequence[Path], multirun: bool) -
         return [stages.compose_runs(overrides, folders)]
     axes, plugin = axis.read_sweep(overrides, folders)
     whole = latest([*axes, *latest(overrides)])
-    return [stages.compose_runs(axis.first_of(whole), folders)] if plugin else compose_jobs(whole, folders)
+    untyped = axis.untyped_keys(axes, overrides)
+    if plugin:
+        return [stages.compose_runs(axis.first_of(whole), folders, untyped)]
+    return compose_jobs(whole, folders, untyped)
 
 
 def rehearse(run: Run, stop: Stop) -> None:

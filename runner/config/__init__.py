@@ -17,7 +17,7 @@ from runner.config.batch import spread_batch
 from runner.config.limits import check_growth, read_yaml, yaml_fault
 from runner.config.machines import processes_here, processes_of
 from runner.config.menu import GROUPS, LISTED, OPTIONAL, SEVERAL, read_menu, takes_one
-from runner.config.override import dotted_key, find_choice_faults, force, list_fault, parse
+from runner.config.override import dotted_key, find_choice_faults, force, list_fault, parse, typed_keys
 from runner.config.rows import write_out_functions, write_out_rows
 from runner.config.speed import choose_speed
 from runner.config.user_folder import use_folders
@@ -45,7 +45,8 @@ class Composed:
     ``overrides`` are those that the user typed, of a stage those for it; ``words`` are all that compose it, those of
     the experiment's file too. ``choices`` maps each group to its option. ``command`` are the arguments that make this
     run, with the other stages of its experiment. ``note`` says what is left out of the option of the model, where
-    another one is trained, ``speed`` what was set because of ``speed=``, and what was not.
+    another one is trained, ``speed`` what was set because of ``speed=``, and what was not. ``untyped`` are the keys of
+    those overrides that no user typed, but the file of a sweep.
     """
 
     cfg: dict[str, Any]
@@ -56,11 +57,12 @@ class Composed:
     command: list[str] = field(default_factory=list)
     note: str = ""
     speed: list[str] = field(default_factory=list)
+    untyped: frozenset[str] = frozenset()
 
     @property
     def typed(self) -> set[str]:
-        """The dotted keys that the user typed."""
-        return set(map(dotted_key, self.overrides))
+        """The dotted keys that the user typed, or a sweep that was typed."""
+        return typed_keys(self.overrides)
 
     @property
     def machines(self) -> int:

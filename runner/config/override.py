@@ -16,7 +16,7 @@ from runner.io.files import HUB_NAME
 from runner.io.secrets import form_of
 from runner.schema.read import read_signature
 from runner.schema.source import public_names
-from runner.schema.text import as_typed, files_beside, nearest, to_override
+from runner.schema.text import as_typed, files_beside, flatten, nearest, to_override
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -40,6 +40,18 @@ ROWS = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".gz")  # files of rows
 def dotted_key(override: str) -> str:
     """The dotted key, or group, of an override."""
     return re.split(r"[=@]", override.lstrip("+~"), maxsplit=1)[0]
+
+
+def typed_keys(overrides: Iterable[str]) -> set[str]:
+    """The dotted keys, and groups, of overrides; of a mapping also those inside."""
+    keys = set()
+    for word in overrides:
+        keys.add(key := dotted_key(word))
+        if "={" in word:
+            (parsed,) = parse([word])
+            if isinstance(value := parsed.value(), dict):
+                keys |= {f"{key}.{inner}" for inner in flatten(value)}
+    return keys
 
 
 def force(overrides: Sequence[str], menu: Options) -> list[str]:

@@ -3,19 +3,23 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import yaml
 
 from runner import config
 from runner.config.batch import MADE
-from runner.config.limits import LOADER
+from runner.config.limits import LOADER, read_yaml
+from runner.config.override import dotted_key, typed_keys
 from runner.io.files import MENU, PACKAGE, display_path
 from runner.schema.read import UNKNOWN, read_signature
 from runner.schema.source import Definition, find_definition
 from runner.schema.text import Config, flatten, select, to_text
 
 TYPED = "command line"
+# Groups of which a file of the user's own may set what is dangerous, where its name was typed.
+TRUSTED_GROUPS = ("launcher", "tracker")
 REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")
 # The tables of what the runner itself gives a trainer's config, and when each counts.
 BY_RUNNER = {"always": "the runner, always", "on_cpu": "the runner, on a machine without a GPU"}
@@ -95,6 +99,59 @@ def read_provenance(
             text = "(deleted)" if override.is_delete() else override.input_line.partition("=")[2]
             settings.append(Setting(key, text, place))
     return Provenance(cfg, settings)
+
+
+@dataclass(frozen=True)
+class TrustedKeys:
+    """The keys that a user has typed, and those that an option sets which the user has chosen by its name.
+
+    Such an option is one of the menu, or a launcher or a tracker of the user's own that has a name of its own. Of a key
+    that another file sets after it, it is that file's value.
+    """
+
+    composed: config.Composed
+    folders: Sequence[Path] = ()
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._typed or key in self._of_options
+
+    @cached_property
+    def _typed(self) -> set[str]:
+        return self.composed.typed - self.composed.untyped
+
+    @cached_property
+    def _of_options(self) -> set[str]:
+        words = self.composed.words or self.composed.overrides
+        chosen = set(self._chosen_files())
+        last: dict[str, Path] = {}
+        for file, place in config.read_layers(words, self.folders) if chosen else ():
+            last |= {setting.key: file for setting in read_settings(file, place)}
+        untyped = [word for word in words if dotted_key(word) not in self._typed]
+        for key in typed_keys(untyped):  # of a stage, or of a sweep
+            last.pop(key, None)
+        return {key for key, file in last.items() if file in chosen}
+
+    def _chosen_files(self) -> Iterator[Path]:
+        menu = config.read_menu()
+        for word in self.composed.overrides:
+            group, _, value = word.lstrip("+").partition("=")
+            for name in re.findall(r"[\w-]+", value) if group in menu and group in self._typed else ():
+                if name in menu[group]:
+                    own = [folder for folder in self.folders if Path(folder, group, f"{name}.yaml").exists()]
+                    yield from [] if own else [MENU / group / f"{name}.yaml"]
+                elif group in TRUSTED_GROUPS:
+                    yield from self._files_of(group, name)
+
+    def _files_of(self, group: str, name: str) -> Iterator[Path]:
+        """The file of an option, and those of its group that it begins with."""
+        file = next(filter(Path.is_file, (Path(root, group, f"{name}.yaml").resolve() for root in self.folders)), None)
+        if file is None:
+            yield MENU / group / f"{name}.yaml"
+            return
+        yield file
+        for entry in read_yaml(file).get("defaults") or ():
+            if isinstance(entry, str) and entry != "_self_" and entry != name:
+                yield from self._files_of(group, entry)
 
 
 def read_stage(file: Path, stage: str) -> Iterator[tuple[str, str]]:

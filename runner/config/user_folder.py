@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 
 FILE_VALUES = 20  # that a file counts for beside its own, since each is read and merged several times
 CHOSEN = re.compile(r"(override )?/?hydra/sweeper(/\w+)*")  # what a file may choose of Hydra's own settings
+# What a file may say to a sweeper: others name a function that it calls, or a database.
+OF_SWEEPERS = (
+    *("params", "direction", "n_trials", "n_jobs", "max_batch_size", "max_failure_rate", "sampler", "study_name"),
+    "search_space",
+)
 
 
 def add_working_folder() -> None:
@@ -153,3 +158,18 @@ def _changes_hydra(name: str, file: Path, loaded: "ConfigResult") -> Iterator[Fa
     for key, entry in hydra.items() if isinstance(hydra, Mapping) else [("", hydra)]:
         if key not in ("sweeper", "mode") or "_target_" in str(entry):
             yield fault("config.changes_hydra", file=file, found=f"hydra.{key}")
+        elif key == "sweeper":
+            yield from _changes_sweeper(file, entry)
+
+
+def _changes_sweeper(file: Path, sweeper: object) -> Iterator[Fault]:
+    for key, value in sweeper.items() if isinstance(sweeper, Mapping) else ():
+        if key not in OF_SWEEPERS:
+            found = f"hydra.sweeper.{key}, which may run something or lead elsewhere"
+            fix = f"hydra.sweeper.{key}=<value> on the command line  (if you trust it)"
+            yield Fault(str(file), found, f"some of {', '.join(OF_SWEEPERS)}", fix)
+        axes = value if key == "params" and isinstance(value, Mapping) else ()
+        for axis in axes:
+            if re.match(r"[+~]*hydra\b", str(axis)):
+                found = f"hydra.sweeper.params: {axis}"
+                yield fault("config.changes_hydra", file=file, found=found)

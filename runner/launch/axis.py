@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config import compose_unresolved
-from runner.config.override import MAX_JOBS, count_values, latest, parse
+from runner.config.override import MAX_JOBS, count_values, dotted_key, latest, parse
 from runner.errors import ConfigError, Fault, fault
 from runner.schema.text import select, to_text
 
@@ -73,6 +73,11 @@ def chosen_sweep(overrides: Sequence[str]) -> str | None:
     """The checked-in sweep that the words choose."""
     chosen = [override for override in parse(overrides) if override.key_or_group == "sweep"]
     return str(chosen[-1].value()) if chosen and chosen[-1].value() is not None else None
+
+
+def untyped_keys(words: Sequence[str], typed: Sequence[str]) -> frozenset[str]:
+    """The keys of a sweep's words that nobody typed."""
+    return frozenset(map(dotted_key, words)) - set(map(dotted_key, typed))
 
 
 def read_sweep(overrides: Sequence[str], folders: Sequence[Path]) -> tuple[list[str], list[str]]:

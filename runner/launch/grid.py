@@ -8,7 +8,7 @@ each composed, and must be what putting them into the first configuration makes.
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
@@ -44,8 +44,13 @@ class Family:
         return replace(self.first, cfg=cfg, overrides=list(words), command=stages.as_command(words, folders))
 
 
-def compose_jobs(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list[list[Composed]]:
-    """The runs of each job of a sweep, in Hydra's order; raises ConfigError with the faults of all."""
+def compose_jobs(
+    overrides: Sequence[str], folders: Sequence[Path] = (), untyped: Collection[str] = ()
+) -> list[list[Composed]]:
+    """The runs of each job of a sweep, in Hydra's order; raises ConfigError with the faults of all.
+
+    ``untyped`` are the keys of those overrides that stand in the file of a sweep.
+    """
     axis.axes(overrides)
     options = axis.options(overrides)
     plain = {key: listed for key, listed in options.items() if all(is_finite(number) for _, number in listed)}
@@ -62,14 +67,14 @@ def compose_jobs(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list
         is_checked = all(pairs[key][0] in listed for key, listed in checked.items())
         try:
             if structure not in families:
-                jobs.append(stages.compose_runs(words, folders))
+                jobs.append(stages.compose_runs(words, folders, untyped))
                 families[structure] = _find_family(jobs[-1], words, plain, folders)
             elif family := families[structure]:
                 jobs.append([family.derive(words, {key: pairs[key][1] for key in plain}, folders)])
                 if is_checked and stages.faults_of(jobs[-1][0], folders):
-                    stages.compose_runs(words, folders)  # raises them, with where each key stands
+                    stages.compose_runs(words, folders, untyped)  # raises them, with where each key stands
             elif is_checked or structure not in broken:
-                jobs.append(stages.compose_runs(words, folders))
+                jobs.append(stages.compose_runs(words, folders, untyped))
             faults += [(words, [])] if is_checked else []
         except ConfigError as error:
             faults.append((words, error.faults))

@@ -132,11 +132,7 @@ def _arrange(tasks: Sequence[Task], tickets: Mapping[Path, str]) -> Iterator[Arr
         before = {task.folder: next((tickets[one] for one in task.after if one in tickets), "") for task in ready}
         uses, groups = Counter(before.values()), dict[tuple[str, Path, str, bool], list[Task]]()
         for task in ready:  # where each builds on another task of one array, each waits for that of its number
-            ticket, cfg, typed = before[task.folder], task.composed.cfg, task.composed.typed
-            for key in (key for key in ("setup", "python") if not {"launcher", f"launcher.{key}"} & typed):
-                if value := cfg["launcher"].get(key):  # of a file that may be somebody else's
-                    option = task.composed.choices["launcher"]
-                    raise ConfigError(fault("launch.untyped_lines", key=key, value=value, launcher=option))
+            ticket, cfg = before[task.folder], task.composed.cfg
             awaited = ticket and (f"aftercorr:{ticket.partition('_')[0]}" if uses[ticket] == 1 else f"afterok:{ticket}")
             on_cpu = bool(cfg["trainer"]["args"].get(upstream.USE_CPU))
             groups.setdefault((awaited, task.folder.parent, repr(cfg["launcher"]), on_cpu), []).append(task)

@@ -6,14 +6,14 @@ config, so it is known before anything has trained, and the key of a stage depen
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner import config
 from runner.config.override import dotted_key
-from runner.config.provenance import read_settings
+from runner.config.provenance import TrustedKeys, read_settings
 from runner.errors import ConfigError, Fault, FolderError, fault
 from runner.io.files import MENU
 from runner.run import Run
@@ -30,11 +30,16 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig, Node
 
 
-def compose_runs(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list[config.Composed]:
-    """The checked configurations that a command line makes, one or one for each stage; ConfigError with all faults."""
+def compose_runs(
+    overrides: Sequence[str], folders: Sequence[Path] = (), untyped: Collection[str] = ()
+) -> list[config.Composed]:
+    """The checked configurations that a command line makes, one or one for each stage; ConfigError with all faults.
+
+    ``untyped`` are the keys of those overrides that stand in the file of a sweep.
+    """
     listed = [word for word in overrides if dotted_key(word).partition(".")[0] == "stages"]
     ConfigError.refuse(fault("launch.typed_stages", key=dotted_key(word), word=word) for word in listed)
-    references = References()
+    references = References(untyped)
     if experiment := _read_experiment(overrides, folders):
         runs, found = [], {}
         for stage in experiment.stages:
@@ -71,10 +76,11 @@ def draft(overrides: Sequence[str], folders: Sequence[Path] = ()) -> config.Comp
 
 def faults_of(composed: config.Composed, folders: Sequence[Path] = ()) -> list[Fault]:
     """The faults of a configuration: key by key, and then part against part."""
-    allow = composed.cfg.get("allow") if "allow" in composed.typed else ()
+    typed, trusted = composed.typed, TrustedKeys(composed, folders)
+    allow = composed.cfg.get("allow") if "allow" in typed - composed.untyped else ()
     allow = tuple(allow) if isinstance(allow, list) else ()
     menu = config.read_menu(folders)
-    faults = find_all_faults(composed.cfg, menu=menu, allow=allow, typed=composed.typed)
+    faults = find_all_faults(composed.cfg, menu=menu, allow=allow, typed=typed, trusted=trusted)
     return faults or find_mismatches(composed.cfg, menu) or find_resume_faults(composed.cfg)
 
 
@@ -118,9 +124,10 @@ class Experiment:
 class References:
     """The meaning of ``${run:...}`` while configurations are composed; what it finds nothing for becomes a fault."""
 
-    def __init__(self) -> None:
+    def __init__(self, untyped: Collection[str] = ()) -> None:
         from omegaconf import OmegaConf
 
+        self.untyped = untyped  # keys that the file of a sweep gives values to
         self.models: dict[str, str] = {}  # of the stages so far
         self.starts: dict[str, str] = {}  # the model that they and those below them began with
         self.ahead: list[str] = []  # the stage that is composed, and those after it
@@ -183,6 +190,9 @@ def _compose_one(
             faults += [each for each in others if each.where not in missing and each not in faults]
         return None, faults
     FolderError.refuse(references.of_other_formats)
+    if references.untyped:
+        keys = {key.removeprefix(f"{stage}.") for key in references.untyped} if stage else set(references.untyped)
+        composed = replace(composed, untyped=frozenset(keys))
     if stage:
         composed = replace(composed, overrides=list(typed), stage=stage, words=list(words))
     faults = faults_of(composed, folders)

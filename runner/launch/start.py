@@ -81,16 +81,17 @@ def start_sweep(
     _refuse_several_processes("a sweep")
     typed = latest(overrides)
     axes, plugins = axis.read_sweep(overrides, folders)
+    untyped = axis.untyped_keys(axes, typed)
     if axis.SWEEPER in plugins:  # it chooses the jobs, of which only the first is known before
-        runs = stages.compose_runs(axis.first_of([*axes, *typed]), folders)
+        runs = stages.compose_runs(axis.first_of([*axes, *typed]), folders, untyped)
         _queue_of(runs, plugins)
         check_ahead([runs], elsewhere=True)
         if dry_run:
             raise ConfigError(fault("launch.unknown_jobs"))
-        group, job = folder_of(runs[0].cfg, []).parent, Job(folders, debug)
+        group, job = folder_of(runs[0].cfg, []).parent, Job(folders, debug, typed=tuple(typed))
         return _start_plugin(job, typed, lambda: [path.parent for path in group.glob("*/status.json")], report)
     overrides = [each.input_line for each in parse(latest([*axes, *typed])) if not each.is_hydra_override()]
-    jobs = compose_jobs(overrides, folders)
+    jobs = compose_jobs(overrides, folders, untyped)
     tasks = tasks_of(jobs)
     _refuse_several_processes("a sweep", max(run.machines for runs in jobs for run in runs))
     check_ahead(jobs, elsewhere=bool(plugins))
@@ -103,7 +104,7 @@ def start_sweep(
         return _show(plan, queue)
     ends = [folder_of(runs[-1].cfg, runs[-1].overrides) for runs in jobs]
     if plugins:
-        return _start_plugin(Job(folders, debug, tells=False), typed, lambda: ends, report)
+        return _start_plugin(Job(folders, debug, False, tuple(typed)), typed, lambda: ends, report)
     _settle_hub([run for runs in jobs for run in runs])
     with _folder_errors(jobs[0][0]):
         print(idle_devices(settings, jobs[0][0].cfg), end="")
@@ -175,17 +176,20 @@ class Job:
     That is the score of the finished run that a search looks at, None where none is named; ConfigError where it has no
     such number. What is finished is skipped, so that a search that draws the same values finds their results there.
     ``tells`` is for a search, which must hear of a run that has failed; Hydra would give up a grid because of it.
+    ``typed`` are the words of the command line: Hydra makes others of what any file says to its sweeper.
     """
 
     folders: Sequence[Path] = ()
     debug: bool = False
     tells: bool = True
+    typed: Sequence[str] = ()
 
     def __call__(self, cfg: object) -> float | None:
         from hydra.core.hydra_config import HydraConfig
 
         try:
-            runs = stages.compose_runs(list(HydraConfig.get().overrides.task), self.folders)
+            words = list(HydraConfig.get().overrides.task)
+            runs = stages.compose_runs(words, self.folders, axis.untyped_keys(words, self.typed))
             tasks = tasks_of([runs])
             settings = settings_of(runs[0].cfg["launcher"] | {"jobs": 1}, runs, attached=True, debug=self.debug)
             codes, signals = Pool(tasks, settings, Stages(tasks)).run()

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from runner.errors import ConfigError, fault
 from runner.io.temporary import temporarily
-from runner.model.check import find_pattern_faults, find_target_faults
+from runner.model.check import find_pattern_faults, find_rank_faults, find_target_faults
 
 Model: TypeAlias = PreTrainedModel | PeftModel
 
@@ -67,6 +67,11 @@ def check_adapter(model: Model, peft_config: PeftConfig | None) -> None:
         kinds = {name: "Linear" if isinstance(part, nn.Linear) else type(part).__name__ for name, part in parts.items()}
         linear = {name.rpartition(".")[2] for name, kind in kinds.items() if kind in ("Linear", "Conv1D")}
         faults += find_target_faults(targets, parts, linear)
+    if isinstance(peft_config, LoraConfig):
+        head = model.get_output_embeddings()
+        linear_layers = [part for part in model.modules() if isinstance(part, nn.Linear) and part is not head]
+        sizes = [size for layer in linear_layers for size in (layer.in_features, layer.out_features)]
+        faults += find_rank_faults(peft_config.r, peft_config.rank_pattern, sizes)
     weights = {f".{name}": weight for name, weight in model.named_parameters()}
     for target in getattr(peft_config, "target_parameters", None) or ():  # of which peft passes over what is not there
         if not any(name.endswith(f".{target}") for name in weights):
@@ -130,6 +135,15 @@ def train_tokens(model: Model, peft_config: PeftConfig | None, tokenizer: PreTra
     if layers and not getattr(peft_config, rows := "trainable_token_indices"):
         ids = sorted(tokenizer.convert_tokens_to_ids([*new]))
         setattr(peft_config, rows, {layer.rpartition(".")[2]: ids for layer in layers})
+
+
+def order_modules(model: nn.Module) -> None:
+    """Have adapters list their modules in order: peft holds sets, which each process would write in another one."""
+    for part in model.modules():
+        for adapter in part.peft_config.values() if isinstance(part, PeftModel) else ():
+            for name, value in vars(adapter).items():
+                if isinstance(value, set):
+                    setattr(adapter, name, sorted(value))
 
 
 def complete_heads(model: nn.Module) -> None:

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from runner.errors import ConfigError, Fault, describe, fault
 from runner.model import jinja
+from runner.model.adapter_files import find_adapter_weight_faults
 from runner.model.folder import ADAPTER, INDEX, WEIGHTS, ModelFolder, find_folder
 from runner.schema.read import read_signature
 from runner.schema.source import find_definition
-from runner.schema.text import Node, nearest, read_tables, to_override
+from runner.schema.text import Node, nearest, read_tables, to_override, walk
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
@@ -40,6 +41,7 @@ LIMITS: dict[str, dict[str, Any]] = read_tables(__file__)
 KINDS = {"an object": Mapping, "a list": list, "a text": str, "a text or an object": str | Mapping}
 PICKLES, READ_WITH_WEIGHTS, VOCABULARIES = LIMITS["files"].values()
 NESTED, OUTPUT_LAYERS, BYTE_TOKENIZERS, ENDLESS_TOKENIZERS = map(tuple, LIMITS["names"].values())
+KERNEL = re.compile(r"_*(attn|experts)_implementation(_internal)?")  # keys of a config that may name one of the hub
 WITH = {"lm": "a decoder, as language models are", "score": "a model that can score"}  # models by their heads
 
 
@@ -72,6 +74,7 @@ def find_model_faults(
             faults += _find_folder_faults(folder, head, **how)
             return faults or [*_find_length_faults(folder, length), *_find_tuning_faults(folder, peft)]
         faults += find_adapter_faults(folder, head, is_safe=folder.has(ADAPTER) or not how["safetensors_only"])
+        faults += [] if faults else find_adapter_weight_faults(folder)
         freezes = isinstance(peft, Mapping) and str(peft.get("_target_")).startswith("runner.model.freeze.")
         if peft and not is_merged and not freezes:
             faults.append(fault("model.second_adapter"))
@@ -100,7 +103,10 @@ def find_scorer_faults(path: str, where: str) -> list[Fault]:
     """A fault for a model that is to score texts and has no weights to do so, as far as its folder tells."""
     try:
         folder = find_folder(path, where)
-        if folder and not folder.adapter and (faults := find_config_faults(folder, trust=True)):
+        if folder and folder.adapter:
+            faults = list(find_adapter_faults(folder, "score", is_safe=folder.has(ADAPTER)))
+            return faults or list(find_adapter_weight_faults(folder))
+        if folder and (faults := find_config_faults(folder, trust=True)):
             return faults
         if folder is None or not folder.has("config.json") or not folder.is_plain or not folder.has(WEIGHTS, INDEX):
             return []
@@ -122,6 +128,10 @@ def find_config_faults(folder: ModelFolder, head: str | None = None, *, trust: b
         fix = to_override(folder.where, str(max(trained, key=getmtime))) if trained else "=<folder or org/name>"
         found = f"has no config.json, but {names}" if names else "is empty"
         return [fault("model.no_config", folder=folder, found=found, fix=fix)]
+    if kernels := list(_find_kernels(folder.read("config.json"))):
+        found = f"config.json of {folder.source} asks for the kernel {kernels[0]}, which is code of the hub"
+        expected = "sdpa, eager, flash_attention_2 or none there"
+        return [Fault(folder.where, found, expected, "=<a copy of it without that key>")]
     kind = folder.whole_config.get("model_type")
     if folder.whole_config.get("auto_map") and not _is_known(kind):
         return [] if trust else [fault("model.own_code", folder=folder)]
@@ -138,6 +148,14 @@ def find_config_faults(folder: ModelFolder, head: str | None = None, *, trust: b
     if folder.has("generation_config.json"):
         faults += _find_value_faults(folder, "generation_config.json", "transformers.GenerationConfig")
     return faults
+
+
+def _find_kernels(config: Node) -> Iterator[str]:
+    """The kernels of the hub that a config names, which transformers loads whatever the command says."""
+    for path, value in walk(config):
+        names = [name for name in path.split(".") if KERNEL.fullmatch(name)]
+        if names and isinstance(value, str) and "/" in value:
+            yield value
 
 
 def _find_override_faults(folder: ModelFolder, kind: str, target: str) -> Iterator[Fault]:
@@ -305,6 +323,9 @@ def _find_tuning_faults(folder: ModelFolder, peft: object) -> Iterator[Fault]:
     modules |= {".".join(name.split(".")[:end]) for name in modules for end in range(1, name.count(".") + 1)}
     matrices = [name for name, shape in folder.shapes.items() if len(shape) == 2 and "embed" not in name]
     yield from find_target_faults(targets, modules, {name.split(".")[-2] for name in matrices if "." in name})
+    if str(peft.get("_target_")).endswith("LoraConfig"):
+        sizes = [size for name in matrices for size in folder.shapes[name]]
+        yield from find_rank_faults(peft.get("r"), peft.get("rank_pattern"), sizes)
     depth, layers = folder.config.get("num_hidden_layers"), peft.get("layers")
     if isinstance(depth, int) and isinstance(layers, int):
         yield from find_depth_faults(layers, depth)
@@ -332,6 +353,18 @@ def find_target_faults(targets: object, modules: Collection[str], linear: Collec
     for target in sorted(targets) if isinstance(targets, list | set | tuple) else ():
         if not any(name == target or name.endswith(f".{target}") for name in modules):
             yield fault("model.no_such_target", target=target, there=there)
+
+
+def find_rank_faults(rank: object, pattern: object, sizes: Iterable[int]) -> Iterator[Fault]:
+    """A fault for each rank of LoRA above all rows and columns of the model's matrices, whose sizes these are."""
+    most = max(sizes, default=0)
+    ranks = {"peft.r": rank}
+    if isinstance(pattern, Mapping):
+        ranks |= {f"peft.rank_pattern.{module}": value for module, value in pattern.items()}
+    for where, value in ranks.items():
+        if most and isinstance(value, int) and value > most:
+            found = f"{value}, and no matrix of the model has more than {most} rows or columns"
+            yield Fault(where, found, f"at most {most}, far fewer to save anything", f"={min(16, most)}")
 
 
 def find_depth_faults(layers: int, depth: int) -> Iterator[Fault]:

@@ -2,6 +2,7 @@
 
 import logging
 import pkgutil
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,6 +20,7 @@ from transformers.utils import has_file
 from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError, causes_of, check_library, describe, fault
 from runner.io.hub import is_of_network
 from runner.model import check
+from runner.model.adapter_files import fault_of_extra, fault_of_lacking, find_adapter_weight_faults
 from runner.model.chat import set_template, turn_end
 from runner.model.check import Vocabulary
 from runner.model.encoding import processor_of, stop_ids, tokenizer_of
@@ -247,15 +249,24 @@ def _load_adapter(folder: ModelFolder, head: str, seed: int, known: Vocabulary, 
     faults = list(check.find_adapter_faults(folder, head, is_safe=is_safe))
     if adapter.is_prompt_learning:
         faults.append(fault("model.learnt_prompt", folder=folder, base=adapter.base_model_name_or_path))
-    ConfigError.refuse(faults)
+    ConfigError.refuse(faults or find_adapter_weight_faults(folder))
     base = replace(fetch(adapter.base_model_name_or_path, "model", adapter.revision), overrides=folder.overrides)
     has_own = folder.has("tokenizer_config.json") and base.has("config.json")
     if has_own and max(known.added, default=0) >= base.config.get("vocab_size", 0):
         before = load_tokenizer(base.source, revision=base.revision).get_vocab()
         known = replace(known, new={*known.tokens} - before.keys())  # which were added for the adapter
     model = _load_whole(base, head, seed, known, how)
-    with translate_model_errors(folder.source, folder.revision):
-        return PeftModel.from_pretrained(model, folder.source, is_trainable=True, revision=folder.revision)
+    how_to_find = {"is_trainable": True, "revision": folder.revision}
+    with translate_model_errors(folder.source, folder.revision), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Found missing adapter keys")  # which are an error below
+        adapted = PeftModel.from_pretrained(model, folder.source, **how_to_find)
+        # Once more, because only this tells which weights there are none of, and which fit nothing.
+        report = adapted.load_adapter(folder.source, "default", **how_to_find)
+    if report.missing_keys:
+        raise ConfigError(fault_of_lacking(folder, report.missing_keys))
+    if report.unexpected_keys:
+        raise ConfigError(fault_of_extra(folder, report.unexpected_keys))
+    return adapted
 
 
 def convert_names(model: PreTrainedModel, weights: dict[str, Any], prefix: str, *_: object) -> None:

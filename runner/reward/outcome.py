@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import find_adapter_config_file
 
-from runner.errors import ConfigError, fault
+from runner.errors import ConfigError, Fault, fault
 from runner.io.files import shipped
 from runner.io.turns import Completion, text_of, turns_for
 
@@ -47,6 +47,11 @@ def load_reward_model(
             model = load_whole(home, options | one_score, AutoModelForSequenceClassification, where, random_head)
         else:
             adapted = AutoPeftModelForSequenceClassification.from_pretrained(home, num_labels=1, **options)
+            report = adapted.load_adapter(home, "default", revision=revision)  # which tells what it lacks
+            if misfits := [*report.missing_keys, *report.unexpected_keys]:
+                found = f"{path} has other weights than its adapter_config.json, such as {misfits[0]}"
+                expected = "an adapter with all of its weights; others would be random"
+                raise ConfigError(Fault(where, found, expected, "=<another folder>"))
             model = adapted.merge_and_unload()
             model.config._name_or_path = home  # where the adapter's tokenizer is
     if model.config.num_labels != 1:

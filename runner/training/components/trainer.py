@@ -24,7 +24,7 @@ from runner.errors import Fault, RunnerError
 from runner.generate.budget import prompts_answered
 from runner.io.files import source_hash
 from runner.io.temporary import temporarily
-from runner.model.adapter import complete_heads
+from runner.model.adapter import complete_heads, order_modules
 from runner.model.encoding import processor_of, tokenizer_of
 from runner.model.reference import match_reference
 from runner.optimizer import build_optimizer
@@ -86,6 +86,7 @@ def build_trainer(
     trainer.remove_callback(PrinterCallback)
     match_reference(trainer)
     complete_heads(trainer.model)
+    order_modules(trainer.model)
     # Under its name in the config each reward is logged; TRL and PPO call a model by its folder.
     names = list(named(cfg["reward"] or {}, "reward"))
     logged = getattr(getattr(trainer, "rewards", None), "names", None) or getattr(trainer, "reward_func_names", [])
