@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from runner.errors import ConfigError, FolderError, fault
@@ -43,18 +44,18 @@ def find_missing(model: nn.Module, folder: Path, weights: Mapping[str, Any] | No
         return [str(error).splitlines()[0]]
 
 
-def find_unsaved(model: nn.Module, optimizer: Any, checkpoint: Path) -> list[str]:
-    """The names of the weights that an optimizer has a state for and that a checkpoint lacks; only names are read.
+def find_unsaved(model: nn.Module, optimizer: Optimizer, checkpoint: Path) -> list[str]:
+    """The names of the weights that an optimizer moves and that a checkpoint lacks; only names are read.
 
-    Of an optimizer that keeps no state by weight, such as DeepSpeed's, these are the weights that are trained. Empty,
-    too, for a checkpoint whose weights lie in files of DeepSpeed alone, which name none without being loaded.
+    Where the optimizer has weights of its own in place of the model's, as DeepSpeed's has, these are all that are
+    trained. Empty, too, for a checkpoint whose weights lie in files of DeepSpeed alone, which must be loaded for names.
     """
     saved = _saved_names(model, checkpoint)
     if not saved:
         return []
     weights = dict(model.named_parameters())
-    stateful = {id(weight) for weight in getattr(optimizer, "state", ())}
-    trained = [name for name, weight in weights.items() if id(weight) in stateful]
+    moved = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+    trained = [name for name, weight in weights.items() if id(weight) in moved]
     trained = trained or [name for name, weight in weights.items() if weight.requires_grad]
     adapters = set(model.peft_config) if isinstance(model, PeftModel) else set()
     plain = {_plain_name(name, adapters) for name in saved}

@@ -15,6 +15,7 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.optim import Optimizer
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from trl import BEMACallback, SyncRefModelCallback
 
@@ -87,13 +88,13 @@ class Seal(TrainerCallback):
             rotate(root, self.keep, state.best_model_checkpoint, self.steps_to_notice)
         wait_for_everyone()
 
-    def _check_complete(self, folder: Path, args: TrainingArguments, model: nn.Module, optimizer: Any) -> None:
+    def _check_complete(self, folder: Path, args: TrainingArguments, model: nn.Module, optimizer: Optimizer) -> None:
         """Raise RunnerError in all processes where the files of a checkpoint lack a weight that is trained."""
         is_first = args.process_index == 0
         missing = gather_object(find_unsaved(model, optimizer, folder) if is_first else [])
         if missing:
             found = f"{len(missing)} trained weights are not in it, so that no run could go on from it: "
-            expected = "every weight for which the optimizer has a state"
+            expected = "every weight that the optimizer moves"
             fix = f"trainer.args.{upstream.SAVE_STRATEGY}=no  (without checkpoints; a run that is stopped begins anew)"
             raise RunnerError(Fault(display_path(folder), found + ", ".join(missing[:3]), expected, fix))
 
