@@ -301,6 +301,17 @@ def test_the_state_holds_what_trains_once_and_restores_it(critic):
         assert torch.equal(one, two)
 
 
+def test_weights_that_others_take_the_place_of_are_still_trained_and_saved():
+    made = build("adapter")
+    trained = set(made.state_dict())
+    for module in made.modules():  # as FSDP2 does
+        for name, weight in [*module.named_parameters(recurse=False)]:
+            setattr(module, name, torch.nn.Parameter(weight.detach().clone(), weight.requires_grad))
+    with made.adapter(CRITIC):
+        assert set(made.state_dict()) == trained
+    assert set(made.state_dict()) == trained
+
+
 def test_a_state_of_another_kind_is_refused():
     with pytest.raises(ValueError, match="another policy and critic"):
         build("head").load_state_dict(build("model").state_dict(), strict=False)

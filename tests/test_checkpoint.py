@@ -4,12 +4,21 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import torch
+from peft import LoraConfig, PromptEncoderConfig, get_peft_model
+from safetensors.torch import save_file
+from tiny_ppo import letter_model
 
+from runner.errors import RunnerError
+from runner.model.saved import find_unsaved
 from runner.run.alarms import ALARMS, build_alarms, steps_to_notice
 from runner.run.seal import checkpoints_at_once, damage_of, rotate, seal
 from runner.schema.upstream import cycle_steps
 from runner.training import checkpoint as checkpoints
-from runner.training.checkpoint import Seal
+from runner.training.checkpoint import PromptEncoder, Seal
+
+MODEL = torch.nn.Linear(2, 2)
+TRAINED = {"model": MODEL, "optimizer": torch.optim.AdamW(MODEL.parameters())}
 
 
 def control(save):
@@ -56,7 +65,7 @@ def test_older_checkpoints_go_after_the_new_one_is_sealed_and_the_best_stays(tmp
     keeper, args = Seal(2, steps_to_notice()), SimpleNamespace(output_dir=str(tmp_path), process_index=0, world_size=1)
     for step in (1, 2, 3, 4):
         checkpoint(tmp_path, step)
-        keeper.on_save(args, state(step, best=str(tmp_path / "checkpoint-1")), None)
+        keeper.on_save(args, state(step, best=str(tmp_path / "checkpoint-1")), None, **TRAINED)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-3", "checkpoint-4"]
     assert not any(damage_of(path) for path in tmp_path.iterdir())
 
@@ -70,7 +79,7 @@ def test_a_checkpoint_from_before_the_first_sick_step_stays_until_the_sickness_i
     for step in range(every, 90, every):
         checkpoint(tmp_path, step)
         most = max(most, len([*tmp_path.iterdir()]))
-        keeper.on_save(args, state(step), None)
+        keeper.on_save(args, state(step), None, **TRAINED)
         there = [int(path.name.partition("-")[2]) for path in tmp_path.iterdir()]
         for alarm in build_alarms(tolerate):
             alarm.count = alarm.patience
@@ -115,3 +124,65 @@ def test_processes_meet_while_one_reads_a_large_checkpoint(monkeypatch):
     monkeypatch.setattr(checkpoints, "MEET", 0.01)
     assert checkpoints.gather_long(lambda: [time.sleep(0.1) or "mine"]) == ["mine", "of another"]
     assert met[0] == [False] and met[-2:] == [[True], ["mine"]]
+
+
+# --- Nothing that is trained is left out ----------------------------------------------------------
+
+
+def test_a_checkpoint_that_lacks_a_trained_weight_is_not_sealed(tmp_path):
+    keeper, args = Seal(2, steps_to_notice()), SimpleNamespace(output_dir=str(tmp_path), process_index=0, world_size=1)
+    save_file({"weight": MODEL.weight.detach()}, checkpoint(tmp_path, 1) / "model.safetensors")
+    with pytest.raises(RunnerError, match=r"1 trained weights are not in it.*: bias") as refused:
+        keeper.on_save(args, state(1), None, **TRAINED)
+    assert "trainer.args.save_strategy=no" in str(refused.value)
+    assert not (tmp_path / "checkpoint-1" / "seal.json").exists()
+    save_file(MODEL.state_dict(), checkpoint(tmp_path, 2) / "model.safetensors")
+    keeper.on_save(args, state(2), None, **TRAINED)
+    assert damage_of(tmp_path / "checkpoint-2") == {}
+
+
+@pytest.mark.parametrize("form", ["model.safetensors", "pytorch_model_fsdp.bin", "pytorch_model_fsdp_0"])
+def test_each_form_of_a_checkpoint_says_what_it_lacks(tmp_path, form):
+    import torch.distributed.checkpoint as dcp
+
+    weights = {name: weight.detach() for name, weight in MODEL.named_parameters()}
+    for lacking in ("", "bias"):
+        folder = tmp_path / f"lacks-{lacking}"
+        folder.mkdir()
+        saved = {name: weight for name, weight in weights.items() if name != lacking}
+        if form.endswith("safetensors"):
+            save_file(saved, folder / form)
+        elif form.endswith("bin"):
+            torch.save(saved, folder / form)
+        else:
+            with pytest.warns(UserWarning, match="save in a single process"):
+                dcp.save({"model": saved}, checkpoint_id=folder / form, no_dist=True)
+        assert find_unsaved(**TRAINED, checkpoint=folder) == ([lacking] if lacking else [])
+
+
+def test_only_the_weights_that_an_optimizer_moves_must_be_there(tmp_path):
+    model = get_peft_model(
+        letter_model(), LoraConfig(target_modules=["q_proj"], use_dora=True, modules_to_save=["lm_head"])
+    )
+    optimizer = torch.optim.SGD([weight for weight in model.parameters() if weight.requires_grad])
+    model.save_pretrained(tmp_path)
+    assert find_unsaved(model, optimizer, tmp_path) == []
+    optimizer.add_param_group({"params": [model.base_model.model.model.norm.weight]})
+    assert find_unsaved(model, optimizer, tmp_path) == ["base_model.model.model.norm.weight"]
+
+
+def test_what_makes_a_learnt_prompt_goes_on_as_it_was(tmp_path):
+    config = PromptEncoderConfig(task_type="CAUSAL_LM", num_virtual_tokens=2, encoder_hidden_size=4)
+    model = get_peft_model(letter_model(), config)
+    accelerator = SimpleNamespace(unwrap_model=lambda model: model)
+    trainer = SimpleNamespace(model=model, accelerator=accelerator, resumed_from=str(checkpoint(tmp_path, 1)))
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    saver, args = PromptEncoder(trainer), SimpleNamespace(output_dir=str(tmp_path))
+    saver.on_save(args, state(1), None)
+    model.save_pretrained(tmp_path / "checkpoint-1")
+    optimizer = torch.optim.SGD(weight for weight in model.parameters() if weight.requires_grad)
+    assert find_unsaved(model, optimizer, tmp_path / "checkpoint-1") == []
+    for weight in model.prompt_encoder.parameters():
+        weight.data.zero_()
+    saver.on_train_begin(args, state(1), None)
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())

@@ -193,14 +193,14 @@ def test_a_list_of_neither_the_tokens_nor_the_steps_is_refused():
 
 @torch.no_grad()
 def plain_score(model, ids):
-    """The score at the last token of one unpadded row."""
-    return model.score(model.base_model(torch.tensor([ids])).last_hidden_state[0, -1]).item()
+    """The score that transformers gives to one unpadded row."""
+    return model(torch.tensor([ids])).logits.item()
 
 
-@pytest.mark.parametrize("pad", [END, None, 0])
+@pytest.mark.parametrize("pad", [END, None, 0, -1])
 @pytest.mark.parametrize("budget", [1, 512])
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "opt"])
-def test_a_model_scores_the_last_token_whatever_pads(pad, budget, kind):
+def test_a_model_scores_a_text_as_transformers_does_alone_whatever_pads(pad, budget, kind):
     model = letter_model(kind, labels=1, pad_token_id=pad)
     asked = completions("ab.", "c", ".")  # the third is nothing but the end token
     outcome, _, _ = score(model, asked=asked, budget=budget)

@@ -20,6 +20,7 @@ from runner.generate.weights import Weights
 from runner.io.files import display_path, to_line, write_json, write_text
 from runner.io.terminal import print_visible, progress_bar, quiet
 from runner.report.table import Column, format_table
+from runner.schema import upstream
 from runner.schema.text import named, number
 from runner.validate.parts import find_metric_faults
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from runner.metric.ask import Metric
 
 FEW = 100  # prompts, below which what is rare may not have been seen, and no interval can know of it
-TOKENS_PER_REWARD_PASS = 8192  # padded, that a reward model reads at once
 READ = table_of("evaluate")["read"]  # metrics of known answers, beside the configured ones
 
 
@@ -213,12 +213,13 @@ def _of_set(metrics: Sequence[Metric], name: str) -> list[Metric]:
 
 
 def _build_score(request: InferenceRequest, tokenizer: PreTrainedTokenizerBase) -> Score:
-    from runner.ppo.scoring import Rewards
+    from runner.ppo.scoring import TOKENS_PER_REWARD_PASS, Rewards
     from runner.reward.outcome import best_device
     from runner.training.components.rewards import build_rewards
 
     functions, weights, _ = build_rewards(request.cfg)
-    rewards = Rewards(functions, weights, tokenizer)
+    arguments = request.cfg["trainer"]["args"].get(upstream.CHAT_TEMPLATE_KWARGS)
+    rewards = Rewards(functions, weights, tokenizer, template_arguments=arguments)
     rewards.names = list(named(request.cfg["reward"], "reward"))
     for reward in rewards.models:
         reward.requires_grad_(False).to(best_device())

@@ -17,6 +17,7 @@ from runner.generate.batch import group_alike, join_pixels, pad, split_by_tokens
 from runner.generate.rows import Row
 from runner.generate.sampler import evaluating
 from runner.model.encoding import encode_prompt, encode_row
+from runner.reward.reading import as_if_alone
 
 TOKENS_PER_BATCH = 4096  # padding too
 
@@ -70,9 +71,9 @@ class AnswerReader:
             size = self.batch_size or len(group)
             for rows in (group[start : start + size] for start in range(0, len(group), size)):
                 padded = [texts[row] for row in rows]
-                ids_BT, mask_BT = pad(padded, self.model.device, value=self.tokenizer.pad_token_id or 0)
+                ids_BT, mask_BT = pad(padded, self.model.device)
                 pixels = join_pixels([whole[row] for row in rows], self.model.device, "right")
-                with evaluating(self.model):
+                with evaluating(self.model), as_if_alone(self.model, ids_BT, mask_BT) as ids_BT:
                     logits = self.model(input_ids=ids_BT, attention_mask=mask_BT, **pixels).logits
                 yield from zip(rows, logits[:, -ids_BT.shape[1] :] if logits.ndim == 3 else logits, strict=True)
                 self.on_progress(len(rows))

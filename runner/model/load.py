@@ -165,13 +165,21 @@ def load_model(
         unsound = [name for name, each in here if not all(map(torch.isfinite, torch.aminmax(each)))]
     if unsound:  # what is trained from them is none, either
         raise ConfigError(fault("model.not_finite", folder=folder, count=len(unsound), example=unsound[0]))
+    padding = model.config.get_text_config().pad_token_id
     adopt_tokens(model, tokenizer)
+    if head == "score" and folder.adapter is None and _is_scorer(folder):
+        model.config.get_text_config().pad_token_id = padding  # it says at which token the head was trained
     for part in model.modules():
         # bitsandbytes would repack 4-bit weights at a first evaluation on CPUs with bfloat16. Its kernel for the packed
         # form has no backward pass: later steps would fail, or have wrong gradients below that layer.
         if hasattr(part, "support_avx512bf16_for_cpu"):
             part.support_avx512bf16_for_cpu = False
     return model
+
+
+def _is_scorer(folder: ModelFolder) -> bool:
+    """True for a folder whose model came with a head for scores, which is then not new."""
+    return any("SequenceClassification" in name for name in folder.whole_config.get("architectures") or ())
 
 
 def fetch(path: str, part: str = "model", revision: str | None = None) -> ModelFolder:

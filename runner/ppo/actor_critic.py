@@ -170,11 +170,11 @@ class ActorCritic(nn.Module):
         self.policy_adapter = policy.active_adapter if isinstance(policy, PeftModel) else NO_ADAPTER
         self.critic_adapter = CRITIC if critic == "adapter" else self.policy_adapter
         self.active_adapter = self.policy_adapter
-        self.trainable = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+        self.trainable_places = _find_trainable_places(policy)
         if critic == "adapter":
             policy.add_adapter(CRITIC, copy.deepcopy(policy.peft_config[self.policy_adapter]))
             self._use(CRITIC)
-            self.trainable = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+            self.trainable_places = _find_trainable_places(policy)
             self._use(self.policy_adapter)
         self.backbone = TokenLogProbs(policy)
         models = [policy, *([] if value_model is None else [value_model.base_model])]
@@ -257,8 +257,8 @@ class ActorCritic(nn.Module):
             self.policy.base_model.enable_adapter_layers()
             self.policy.set_adapter(adapter)
         self.active_adapter = adapter
-        for parameter in self.trainable:
-            parameter.requires_grad_(True)
+        for module, name in self.trainable_places:
+            getattr(module, name).requires_grad_(True)
 
     def activation_checkpointing_enable(
         self, activation_checkpointing_kwargs: dict[str, Any] | None = None, **layers: Any
@@ -323,6 +323,16 @@ class ActorCritic(nn.Module):
         if self.critic == "adapter":
             self.policy.save_pretrained(folder, selected_adapters=[CRITIC], state_dict=part_of(weights, "policy"))
         _write_head(part_of(weights, "value_head") or self.value_head.state_dict(), folder)
+
+
+def _find_trainable_places(policy: Model) -> list[tuple[nn.Module, str]]:
+    """The module and the name in it of each weight that is trained; FSDP2 puts other weights into the same places."""
+    return [
+        (module, name)
+        for module in policy.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.requires_grad
+    ]
 
 
 def part_of(weights: Mapping[str, Tensor] | None, name: str) -> dict[str, Tensor] | None:

@@ -5,7 +5,7 @@ Letters at the end of a tensor's name are its shape: B rows, R response tokens, 
 
 import bisect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain, compress, repeat
 from typing import Any, TypeAlias
@@ -24,7 +24,10 @@ from runner.generate.rows import Row
 from runner.io.turns import turns_for
 from runner.ppo.actor_critic import last_hidden_states, score_states
 from runner.reward.panel import Prompt, check_answer, check_some_apply
+from runner.reward.reading import as_if_alone, padding_of, place_of_score, searches_last
 from runner.schema.text import to_text
+
+TOKENS_PER_REWARD_PASS = 8192  # padded, that a reward model reads at once where nobody says otherwise
 
 Reward: TypeAlias = Callable[..., Any] | nn.Module
 
@@ -40,6 +43,7 @@ class Rewards:
         tokenizers: Sequence[PreTrainedTokenizerBase | None] | None = None,
         step_separator: str = "\n",
         agent: Agent | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
     ):
         rewards, given = list(rewards), list(weights or [1.0] * len(rewards))
         own = agent.own_rewards() if agent else []
@@ -49,6 +53,7 @@ class Rewards:
             counts = {"weights": len(weights), "rewards": len(rewards)}
             raise ConfigError(fault("ppo.number_of_weights", ones=to_text([1.0] * len(rewards)), **counts))
         self.tokenizer, self.step_separator = tokenizer, step_separator
+        self.template_arguments = template_arguments or {}
         self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext  # of backbones; no score is rounded
         self.weights = torch.tensor([*given, *[1.0] * len(own)])
         self.rewards = rewards + own
@@ -133,21 +138,24 @@ class Rewards:
         groups = split_by_tokens(range(len(rows)), list(map(len, rows)), budget)
         for group in groups:
             ids_BT, mask_BT = pad([rows[row] for row in group], device)
-            if hasattr(model, "score"):
-                # Not by the model's own search for the last token, which takes an end token for padding.
-                last_B = torch.arange(len(group), device=device) * ids_BT.shape[1] + mask_BT.sum(1) - 1
+            if searches_last(model):
+                places = [place_of_score(rows[row], padding_of(model)) for row in group]
+                places_B = torch.arange(len(group)) * ids_BT.shape[1] + torch.tensor(places)
                 with self.autocast():
-                    states_BH = last_hidden_states(model.base_model, ids_BT, last_B, attention_mask=mask_BT)
+                    own = {"attention_mask": mask_BT}
+                    states_BH = last_hidden_states(model.base_model, ids_BT, places_B.to(device), **own)
                 scores_B = score_states(model.score, states_BH)
             else:  # nobody knows which part is the head, so all of it reads as its weights are
-                scores_B = model(input_ids=ids_BT, attention_mask=mask_BT).logits[:, 0]
+                with as_if_alone(model, ids_BT, mask_BT) as padded_BT:
+                    scores_B = model(input_ids=padded_BT, attention_mask=mask_BT).logits[:, 0]
             found.append(scores_B.float())
         scores = dict(zip(chain(*groups), torch.cat(found).tolist(), strict=True))  # only now waits for the device
         return [scores[row] for row in range(len(rows))]
 
     def _encode(self, tokenizer: PreTrainedTokenizerBase, completions: Sequence[Completion]) -> list[list[int]]:
         if not isinstance(completions[0].prompt, str):
-            how = {"chat_template": tokenizer.chat_template or self.tokenizer.chat_template, "return_dict": False}
+            template = tokenizer.chat_template or self.tokenizer.chat_template
+            how = {**self.template_arguments, "chat_template": template, "return_dict": False}
             writer = tokenizer if tokenizer.chat_template else self.tokenizer
             whole = [turns_for(writer, [*each.prompt, *each.answer]) for each in completions]
             return [tokenizer.apply_chat_template(turns, **how) for turns in whole]

@@ -14,11 +14,12 @@ import transformers
 from peft import AutoPeftModelForSequenceClassification
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import find_adapter_config_file
+from transformers.utils import cached_file, find_adapter_config_file
 
 from runner.errors import ConfigError, Fault, fault
 from runner.io.files import shipped
 from runner.io.turns import Completion, text_of, turns_for
+from runner.reward.reading import as_if_alone
 
 AutoClass = type[AutoModelForSequenceClassification] | type[transformers.AutoModelForTokenClassification]
 Gives = Literal["logit", "probability"]
@@ -54,10 +55,19 @@ def load_reward_model(
                 raise ConfigError(Fault(where, found, expected, "=<another folder>"))
             model = adapted.merge_and_unload()
             model.config._name_or_path = home  # where the adapter's tokenizer is
+            _read_as_trained(model, home, revision)
     if model.config.num_labels != 1:
         classes = ", ".join(map(str, model.config.id2label.values()))
         raise ConfigError(fault("reward.several_scores", where=where, path=path, config=model.config, classes=classes))
     return model.eval().requires_grad_(False)
+
+
+def _read_as_trained(model: PreTrainedModel, adapter: str, revision: str | None) -> None:
+    """Give the model the padding token of an adapter's tokenizer: it was trained with that."""
+    if cached_file(adapter, "tokenizer_config.json", revision=revision, _raise_exceptions_for_missing_entries=False):
+        pad = transformers.AutoTokenizer.from_pretrained(adapter, revision=revision).pad_token_id
+        if pad is not None:
+            model.config.get_text_config().pad_token_id = pad
 
 
 @contextlib.contextmanager
@@ -95,7 +105,7 @@ class ScoringModel:
     random_head: bool = False
 
     def load(self, key: str, kind: AutoClass = AutoModelForSequenceClassification) -> None:
-        """Load it, and the tokenizer beside it, which pads with a token that the model knows as padding."""
+        """Load it, and the tokenizer beside it."""
         options: dict[str, Any] = {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
         how = {**options, "dtype": getattr(torch, self.dtype)}
         with translate_errors(self.path, f"{key}.path"):
@@ -104,7 +114,6 @@ class ScoringModel:
             self.tokenizer = transformers.AutoTokenizer.from_pretrained(shipped(self.path), **options)
         if self.tokenizer.pad_token_id is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
-        model.config.get_text_config().pad_token_id = self.tokenizer.pad_token_id
         names = {str(name): int(number) for number, name in model.config.id2label.items()}
         if self.label is None and model.config.num_labels == 1:
             self.column = 0
@@ -140,14 +149,16 @@ class Classifier(ScoringModel):
         """One score per completion."""
         shown = prompts if prompts is not None and self.reads == "conversation" else [""] * len(completions)
         texts = [join_texts(self.tokenizer, prompt, done) for prompt, done in zip(shown, completions, strict=True)]
+        texts = [text or self.tokenizer.eos_token or " " for text in texts]  # of an empty answer alone
         options = {"return_tensors": "pt", "padding": True, "padding_side": "right"}
         options |= {"truncation": True, "max_length": self.max_length} if self.max_length else {}
         # A template writes its own special tokens.
         options["add_special_tokens"] = not (self.tokenizer.chat_template and texts and isinstance(shown[0], list))
         scores: list[float] = []
         for start in range(0, len(texts), self.batch_size):
-            batch = self.tokenizer(texts[start : start + self.batch_size], **options)
-            logits_BC = self.model(**batch.to(self.model.device)).logits.float()
+            batch = self.tokenizer(texts[start : start + self.batch_size], **options).to(self.model.device)
+            with as_if_alone(self.model, batch.pop("input_ids"), batch["attention_mask"]) as ids_BT:
+                logits_BC = self.model(input_ids=ids_BT, **batch).logits.float()
             scores += to_scores(logits_BC, self.gives)[:, self.column].tolist()
         return scores
 

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoMod
 from runner.io.files import shipped
 from runner.io.turns import Completion, text_of, turns_for
 from runner.reward.outcome import Gives, ScoringModel, to_scores, translate_errors
+from runner.reward.reading import as_if_alone
 
 Aggregate = Literal["last", "min", "mean", "product"]
 
@@ -102,8 +103,9 @@ class ProcessModel(ScoringModel):
         """The scores at the ends of steps; what is too long loses its beginning, so that every end stays in sight."""
         cuts = [max(0, len(ids) - (self.longest or len(ids))) for ids, _ in rows]
         kept = [ids[cut:] for (ids, _), cut in zip(rows, cuts, strict=True)]
-        batch = self.tokenizer.pad({"input_ids": kept}, padding_side="right", return_tensors="pt")
-        logits = self.model(**batch.to(self.model.device)).logits.float()
+        batch = self.tokenizer.pad({"input_ids": kept}, padding_side="right", return_tensors="pt").to(self.model.device)
+        with as_if_alone(self.model, batch.pop("input_ids"), batch["attention_mask"]) as ids_BT:
+            logits = self.model(input_ids=ids_BT, **batch).logits.float()
         scores = to_scores(logits, self.gives)[..., self.column].tolist()
         if not self.reads_tokens:
             return [[score] for score in scores]

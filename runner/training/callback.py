@@ -39,7 +39,7 @@ from runner.run.adjustments import ROLLBACK, adjusted_share, count_of
 from runner.schema import upstream
 from runner.schema.read import read_signature
 from runner.schema.text import Config, named
-from runner.training.checkpoint import MovedModels, Seal
+from runner.training.checkpoint import MovedModels, PromptEncoder, Seal
 from runner.training.health import Health
 
 PREDICTION = (TrainerCallback.on_prediction_step, TrainerCallback.on_predict)
@@ -155,7 +155,7 @@ def add_callbacks(
     record = Record(run.metrics, run.set_status)
     progress = Progress(record)
     trainer.hooks.on_evaluate = progress.begin_evaluation
-    callbacks += [record, health, progress, MovedModels(trainer), seal]
+    callbacks += [record, health, progress, MovedModels(trainer), PromptEncoder(trainer), seal]
     if count_of(adjustments, ROLLBACK):
         callbacks.append(Slower(functools.partial(adjusted_share, adjustments)))
     trainer.add_callback(Joined(callbacks))

@@ -15,15 +15,19 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.optim import Optimizer
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from trl import BEMACallback, SyncRefModelCallback
 
-from runner.io.files import read_json
+from runner.errors import Fault, RunnerError
+from runner.io.files import display_path, read_json
 from runner.model.encoding import tokenizer_of
+from runner.model.saved import PROMPT_ENCODER, find_unsaved
 from runner.run.seal import checkpoints_at_once, put_down, rotate, seal
 from runner.schema import upstream
 
 AVERAGES = "averages.safetensors"
+PREFIX = "prompt_encoder."
 MEET = 10.0  # seconds; far below a third of the shortest ``ddp_timeout`` that anybody sets
 STATES = {"ademamix": 3, "adam": 2, "lion": 1, "rmsprop": 1, "adagrad": 1, "muon": 1}  # numbers kept of each weight
 
@@ -71,10 +75,11 @@ class Seal(TrainerCallback):
         control.should_log = control.should_log or control.should_training_stop  # no step is left out of the averages
         self.on_step_end(args, state, control, **given)
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given) -> None:
         wait_for_everyone()  # every rank writes a file of its own into the checkpoint
         root = Path(args.output_dir)
         folder = root / f"checkpoint-{state.global_step}"
+        self._check_complete(folder, args, given["model"], given["optimizer"])
         entries = gather_long(lambda: [*put_down(folder, args.process_index, args.world_size).items()])
         if state.is_world_process_zero:
             seal(folder, dict(entries))
@@ -82,6 +87,16 @@ class Seal(TrainerCallback):
                 self.set_status(sealed=state.global_step)
             rotate(root, self.keep, state.best_model_checkpoint, self.steps_to_notice)
         wait_for_everyone()
+
+    def _check_complete(self, folder: Path, args: TrainingArguments, model: nn.Module, optimizer: Optimizer) -> None:
+        """Raise RunnerError in all processes where the files of a checkpoint lack a weight that is trained."""
+        is_first = args.process_index == 0
+        missing = gather_object(find_unsaved(model, optimizer, folder) if is_first else [])
+        if missing:
+            found = f"{len(missing)} trained weights are not in it, so that no run could go on from it: "
+            expected = "every weight that the optimizer moves"
+            fix = f"trainer.args.{upstream.SAVE_STRATEGY}=no  (without checkpoints; a run that is stopped begins anew)"
+            raise RunnerError(Fault(display_path(folder), found + ", ".join(missing[:3]), expected, fix))
 
 
 @dataclass(eq=False)
@@ -120,6 +135,45 @@ class MovedModels(TrainerCallback):
         return [(folder / f"moved-{number}.safetensors", of) for number, of in enumerate(moved_models(self.trainer))]
 
 
+@dataclass(eq=False)
+class PromptEncoder(TrainerCallback):
+    """Saves with each checkpoint the network that makes a learnt prompt; peft writes only the prompt that it makes.
+
+    From that alone a training would go on with the prompt as the network's input.
+    """
+
+    trainer: Trainer
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
+        encoders = _prompt_encoders(self.trainer)
+        if encoders is not None and state.is_world_process_zero:
+            path = Path(args.output_dir) / f"checkpoint-{state.global_step}" / PROMPT_ENCODER
+            save_file({f"{PREFIX}{name}": weight for name, weight in encoders.state_dict().items()}, path)
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
+        if self.trainer.resumed_from:
+            load_prompt_encoder(self.trainer, Path(self.trainer.resumed_from))
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
+        if args.load_best_model_at_end and state.best_model_checkpoint:
+            load_prompt_encoder(self.trainer, Path(state.best_model_checkpoint))
+
+
+def _prompt_encoders(trainer: Trainer) -> nn.Module | None:
+    """The networks that make the learnt prompts of a model, by adapter; None where no prompt is learnt."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning:
+        return model.prompt_encoder
+    return None
+
+
+def load_prompt_encoder(trainer: Trainer, checkpoint: Path) -> None:
+    """Give the network that makes a learnt prompt the weights that it had at a checkpoint, if that holds them."""
+    encoders, path = _prompt_encoders(trainer), checkpoint / PROMPT_ENCODER
+    if encoders is not None and path.is_file():
+        encoders.load_state_dict({name.removeprefix(PREFIX): weight for name, weight in load_file(path).items()})
+
+
 def moved_models(trainer: Trainer) -> list[nn.Module]:
     """The models that callbacks move towards the trained one."""
     moved = [each for each in trainer.callback_handler.callbacks if isinstance(each, SyncRefModelCallback)]
@@ -148,6 +202,7 @@ def restore(trainer: Trainer, checkpoint: Path) -> None:
     try:
         trainer.train(resume_from_checkpoint=best or str(checkpoint))
     except Restored:
+        load_prompt_encoder(trainer, Path(best or checkpoint))
         trainer.state.global_step = state["global_step"]
         if not best:  # it may have been killed before this was logged
             trainer.log({"train_loss": 0.0, "total_flos": trainer.state.total_flos})

@@ -79,6 +79,7 @@ SPREAD = {
     "shards": ("trainer=sft", "strategy=fsdp2", "trainer.args.fsdp_config.state_dict_type=SHARDED_STATE_DICT"),
     "fsdp2-lora": ("trainer=dpo", "peft=lora", "strategy=fsdp2", "metric=none"),
     "fsdp2-ppo": ("trainer=ppo", "strategy=fsdp2", "trainer.args.kl_target=0.1"),
+    "fsdp2-lora-ppo": ("trainer=ppo", "peft=lora", "strategy=fsdp2", "trainer.args.kl_target=0.1"),
     "fsdp2-grpo": ("trainer=grpo", "strategy=fsdp2", *GROUPS, "kl_coef=0.1", *SYNCED),
 }
 # The toys whole, which bring model and rows: an agent of two stages, by GRPO and by PPO, and a model of images.

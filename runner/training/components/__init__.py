@@ -36,7 +36,7 @@ from runner.training.components import trainer as trainers
 from runner.training.components.args import build_args
 from runner.training.components.evaluation import build_measure
 from runner.training.components.model import build_model
-from runner.training.components.rewards import build_rewards
+from runner.training.components.rewards import ModelReward, build_rewards
 from runner.training.components.tools import agent_of, build_functions, check_environments
 from runner.training.extension import Hooks
 from runner.training.health import Health, build_health
@@ -75,7 +75,7 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     rows, held_out = serve(cfg["dataset"], to=form, seed=cfg["seed"], keep=trainers.columns_asked_for(rules))
     if column := node.get("reference_column"):
         rows, held_out = (map_sets(functools.partial(_name_reference, column), part) for part in (rows, held_out))
-    rewards, weights, panel = build_rewards(cfg, args)
+    rewards, weights, panel = build_rewards(cfg, args, tokenizer)
     if weights:
         args.reward_weights = weights
     if _check_rows(cfg, tokenizer, rows, answers_only=getattr(args, upstream.ASSISTANT_ONLY_LOSS, False)):
@@ -111,6 +111,9 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     )
     with _refusals_of("trainer"):
         trainer = trainers.build_trainer(cfg, offered, hooks, rules)
+    for reward in rewards:
+        if isinstance(reward, ModelReward):
+            reward.place(trainer)
     collator = trainers.build_collator(cfg["collator"], tokenizer, inner=trainer.data_collator)
     trainer.data_collator = collator or trainer.data_collator
     if rules:

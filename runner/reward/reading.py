@@ -1,0 +1,51 @@
+"""The place at which a model that gives one answer to a text reads it: the same alone, in a batch, and however padded.
+
+transformers' classes look for the last token that is not the padding token of the model's config; where the config has
+none, they take the last one. So does every reader here, and whoever loads the model with transformers gets the same
+scores. Where texts end with that token (GPT-2, Pythia and Llama 3 pad with their end token) the token before it is
+read, in the training, too. What a batch is padded with must be that token, or the search would end in the padding.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from runner.io.temporary import temporarily
+
+
+def padding_of(model: nn.Module) -> int | None:
+    """The padding token of a model's config; None where it has none, or one that the vocabulary does not hold."""
+    config = model.config.get_text_config()
+    pad, words = config.pad_token_id, getattr(config, "vocab_size", None)
+    return None if pad is None or pad < 0 or (words and pad >= words) else pad
+
+
+def place_of_score(ids: Sequence[int], pad: int | None) -> int:
+    """The index of the token at which a text's score is read: the last that is no padding, else the first.
+
+    >>> place_of_score([5, 6, 0], pad=0), place_of_score([5, 6, 0], pad=None), place_of_score([0, 0], pad=0)
+    (1, 2, 0)
+    """
+    places = range(len(ids) - 1, -1, -1)
+    return len(ids) - 1 if pad is None else next((place for place in places if ids[place] != pad), 0)
+
+
+def searches_last(model: nn.Module) -> bool:
+    """True for a class of transformers with a head over each token, of which its search picks one."""
+    names = [(each.__module__, each.__name__) for each in type(model).__mro__]
+    is_known = any(at.startswith("transformers.") and name.endswith("ForSequenceClassification") for at, name in names)
+    return is_known and hasattr(model, "score") and not model.config.is_encoder_decoder
+
+
+@contextlib.contextmanager
+def as_if_alone(model: nn.Module, ids_BT: Tensor, mask_BT: Tensor) -> Iterator[Tensor]:
+    """The ids [B, T] of texts padded on the right, so that inside a model reads each as it reads it alone."""
+    inner = getattr(model, "module", model)  # of one that DeepSpeed has
+    pad = padding_of(inner)
+    if pad is None:  # any token will do with which no text ends
+        ends = {*ids_BT.gather(1, mask_BT.sum(1, keepdim=True) - 1).flatten().tolist()}
+        pad = next(token for token in range(len(ends) + 1) if token not in ends)
+    with temporarily(inner.config.get_text_config(), pad_token_id=pad):
+        yield torch.where(mask_BT.bool(), ids_BT, pad)
