@@ -41,7 +41,7 @@ from runner.model.load import read_adapter
 from runner.model.saved import find_missing, gather_weights, is_partitioned
 from runner.report.facts import folders_in, words_of
 from runner.report.number import format_duration, plural
-from runner.report.objective import choose_objective, describe_decline, score_rows
+from runner.report.objective import choose_objective, describe_decline, list_changes, score_rows
 from runner.report.page import over_time
 from runner.report.plot import write_plots
 from runner.report.table import score_table
@@ -188,10 +188,13 @@ def _finish(run: Run, components: Components, stop: StopRequest, seconds: float)
     set_seed(trainer.args.seed, device_specific=True)
     scores = (read_json(run.folder / "scores.json") or {}) | {"after": held_out_scores(trainer)}
     run.check_there()
+    if trainer.is_world_process_zero():
+        write_json(run.folder / "scores.json", scores)
+    trainer.accelerator.wait_for_everyone()  # or what another process judges would lack them
+    components.health.conclude(trainer.args, trainer.state, list_changes(read_run(run.folder)))
     save_model(run, trainer)
     if not trainer.is_world_process_zero():
         return
-    write_json(run.folder / "scores.json", scores)
     write_plots(read_run(run.folder))
     write_manifest(run, files=sealed_hashes(run.model))
     if stop.number is not None:  # a library has caught it, and what it left out nobody knows
