@@ -24,6 +24,7 @@ LIKELY = ("objective/scores", "reward", "rewards/accuracies", "accuracy", "mean_
 ONLINE = r"(^|_)(objective/scores|reward)$"  # the reward of what a trainer samples
 # What a reward model gives on average or at most, and a policy by its own ratios: more of it is no better.
 NO_SCORE = re.compile(r"(^|_)(min|max|mean|implicit)_reward$")
+ASKED_FOR = "asked for"
 TELLING, FIRST = "the most telling held-out score", "the first held-out score"
 LAST = "the last value in training, since no rows were held out"
 # What the terminal shows of a logged step.
@@ -54,7 +55,7 @@ def choose_objective(runs: Sequence[RunRecord], name: str = "", direction: str =
     if direction not in ("", "max", "min"):
         raise ConfigError(Fault("direction", repr(direction), "max or min", "direction=max"))
     known, finished = score_names(runs), [run for run in runs if run.state == "finished"]
-    found, why, more = (name, "asked for", None) if name else _found(runs, known)
+    found, why, more = (name, ASKED_FOR, None) if name else _found(runs, known)
     if found is None:
         return None
     whole = next((each for each in (found, f"eval_{found}") if each in known), found)
@@ -92,6 +93,7 @@ def describe_decline(run: RunRecord) -> str | None:
     rows = min((count for count in counts if isinstance(count, int)), default=0)
     if objective and objective.why in (TELLING, FIRST, LAST) and not re.search(ONLINE, objective.name):
         losses = [name for name in known if re.fullmatch(r"eval_(.+_)?loss", name)]
+        losses = [] if run.cfg.get("reward") else losses  # where rewards are learnt from, a loss is no score
         objective = SweepObjective(losses[0], False, "the held-out loss") if losses else None
     if objective is None or not rows:
         return None
@@ -197,12 +199,28 @@ def _found(runs: Sequence[RunRecord], known: Sequence[str]) -> tuple[str | None,
         args = select(run.cfg, "trainer.args") or {}
         if best := args.get(upstream.METRIC_FOR_BEST_MODEL):
             return str(best), f"trainer.args.{upstream.METRIC_FOR_BEST_MODEL}", args.get(upstream.GREATER_IS_BETTER)
-    reasons = {re.escape(metric): f"metric.{metric} of the configuration" for metric in _metrics(runs)}
-    for pattern, why in (reasons | dict.fromkeys(LIKELY, TELLING)).items():
-        likely = [name for name in known if pattern not in LIKELY or not NO_SCORE.search(name)]
-        if found := next((name for name in likely if re.fullmatch(rf"eval_(.+_)?{pattern}", name)), None):
-            return found, why, None
+    # A score that all runs have comes before a more telling one of some.
+    for names in (_shared_scores(runs, known), known):
+        if likely := _likeliest(runs, names):
+            return *likely, None
     if known:
         return (informative(known) or known)[0], FIRST, None
     logged = {name for run in runs if run.state == "finished" for name in run.logged}
     return next((name for name in (*LIKELY, "loss") if name in logged), None), LAST, None
+
+
+def _likeliest(runs: Sequence[RunRecord], names: Sequence[str]) -> tuple[str, str] | None:
+    """The one of some held-out scores to rank runs by, and why; None for none."""
+    reasons = {re.escape(metric): f"metric.{metric} of the configuration" for metric in _metrics(runs)}
+    for pattern, why in (reasons | dict.fromkeys(LIKELY, TELLING)).items():
+        for name in names:
+            is_score = pattern not in LIKELY or not NO_SCORE.search(name)
+            if is_score and re.fullmatch(rf"eval_(.+_)?{pattern}", name):
+                return name, why
+    return None
+
+
+def _shared_scores(runs: Sequence[RunRecord], known: Sequence[str]) -> list[str]:
+    """The held-out scores that all finished runs have which have any."""
+    scored = [run for run in runs if run.state == "finished" and run.after]
+    return [name for name in known if all(name in run.after for run in scored)]

@@ -524,9 +524,9 @@ class EndedWorse(Alarm, name="ended_worse"):
     width: float = 0.0  # between the worst and the best reward of a completion
 
     def suspect(self, step: Step) -> str | None:
-        figures = {name: step.noted.get(name) for name in (EARNED if self.online else (TOKENS_RIGHT,))}
-        if not self.online:
-            figures["loss"] = step.loss
+        figures = {name: step.noted.get(name) for name in EARNED} if self.online else {"loss": step.loss}
+        if not self.online and MARGINS[0] not in step.noted:  # of pairs no answer is to be given
+            figures[TOKENS_RIGHT] = step.noted.get(TOKENS_RIGHT)
         for name, figure in figures.items():
             if figure is not None and not self.over:
                 self.first.setdefault(name, figure)

@@ -257,7 +257,7 @@ HEALTHY = [
     Case("cpo", trainer("cpo", 20)),
     Case("reward", trainer("reward", 20, "trainer.args.per_device_train_batch_size=4")),
     Case("grpo rare rewards", trainer("grpo", 14, ALONE, *reward("Rare", every=40))),
-    Case("grpo at the best reward", trainer("grpo", 14, ALONE, *reward("After", calls=3, value="1"))),
+    Case("grpo at the best reward", trainer("grpo", 14, ALONE, *reward("After", calls=6, value="6"))),
     Case("grpo large stable kl", trainer("grpo", 14, "kl_coef=0.01", "learning_rate=1e-3")),
     Case("grpo rollouts used again", trainer("grpo", 12, "trainer.args.num_iterations=2")),
     Case("rloo", trainer("rloo", 10)),
