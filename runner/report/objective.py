@@ -93,7 +93,6 @@ def describe_decline(run: RunRecord) -> str | None:
     rows = min((count for count in counts if isinstance(count, int)), default=0)
     if objective and objective.why in (TELLING, FIRST, LAST) and not re.search(ONLINE, objective.name):
         losses = [name for name in known if re.fullmatch(r"eval_(.+_)?loss", name)]
-        losses = [] if run.cfg.get("reward") else losses  # where rewards are learnt from, a loss is no score
         objective = SweepObjective(losses[0], False, "the held-out loss") if losses else None
     if objective is None or not rows:
         return None
@@ -115,9 +114,9 @@ def list_changes(run: RunRecord) -> list[Change]:
     changes, objective = list[Change](), headline_of(run)
     for name in run.before.keys() & run.after.keys():
         kind: Kind | None = None
-        if re.fullmatch(r"eval_(.+_)?loss", name):
+        if re.fullmatch(r"eval_(.+_)?(loss|cross_entropy)", name):
             kind = "loss"
-        elif re.search(ONLINE, name):
+        elif re.search(ONLINE, name) and not NO_SCORE.search(name):
             kind = "reward"
         elif name.endswith(("accuracy", "accuracies")):
             kind = "share"

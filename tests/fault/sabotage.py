@@ -193,6 +193,11 @@ class Huge:
         return [self.times * _letters(each) for each in completions]
 
 
+def by_prompt(prompts: list[Any], completions: list[Any]) -> list[float]:
+    """A reward that knows nothing of the completion."""
+    return [_letters(each) for each in prompts]
+
+
 # --- Losses -------------------------------------------------------------------------------------
 
 
@@ -212,6 +217,17 @@ class NanLoss:
         self.count += torch.is_grad_enabled() is not self.evaluations
         spoilt = self.count >= self.at and torch.is_grad_enabled() is not self.evaluations
         return -log_probs * (math.nan if spoilt else 1.0)
+
+
+class HugeLoss:
+    """The usual loss, and from some batch on one whose gradient has no finite norm, though its entries are finite."""
+
+    def __init__(self, at: int):
+        self.at, self.count = at, 0
+
+    def __call__(self, log_probs):
+        self.count += torch.is_grad_enabled()
+        return -log_probs * (1e30 if self.count >= self.at else 1.0)
 
 
 # --- Memory -------------------------------------------------------------------------------------
