@@ -236,6 +236,8 @@ def test_readers_who_say_nothing_hang_up_or_take_nothing_leave_no_trace(root, mo
         while len(ended) < len(readers):
             assert time.monotonic() < deadline
             time.sleep(0.02)
+        for reader in readers:
+            reader.close()
     assert capsys.readouterr().err == ""
 
 
