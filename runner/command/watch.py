@@ -87,7 +87,7 @@ class Server(ThreadingMixIn, WSGIServer):
                 text = "No such page: what it showed may have been deleted."
             except (RunnerError, OSError) as error:
                 status, text = "503 Service Unavailable", f"It cannot be read now: {describe(error)}"
-            except Exception as error:  # our own fault, which the terminal is told
+            except Exception as error:  # our own fault
                 traceback.print_exc()
                 status, text = "500 Internal Server Error", describe(error)
         content, kind = text.encode(errors="replace"), "html" if etag else "plain"

@@ -83,7 +83,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a configuration says by which one cause of a sickness is told from another; the defaults are not known."""
+    """Values of a configuration that tell one cause of a sickness from another; the defaults are those not known."""
 
     usual_rate: float | None = None  # that its options bring
     max_grad_norm: float = 0.0  # 0 clips nothing
@@ -108,7 +108,7 @@ class Facts:
         return f"a higher learning_rate= ({self._beside(rate, self.times_usual(rate))})"
 
     def suspects(self) -> list[str]:
-        """What may make a loss or a gradient endless without any step of the optimizer."""
+        """The parts that may make a loss or a gradient endless without any step of the optimizer."""
         return [*self.changed, *(["model.dtype=float32"] if self.is_half else [])]
 
     def larger_clip(self) -> str:
@@ -159,7 +159,7 @@ class Alarm:
         raise NotImplementedError
 
     def fixes(self, step: Step) -> list[str]:
-        """What may help, the likeliest first; of the causes that there are, those that the step leaves possible."""
+        """The ways out, the likeliest first; of the causes that there are, those that the step leaves possible."""
         return [self.fix]
 
     def observe(self, step: Step) -> SickRun | None:

@@ -252,7 +252,7 @@ def build_health(run: Run, args: TrainingArguments, peft: PeftConfig | None, pan
 
 
 def list_changed_parts(run: Run) -> Iterator[str]:
-    """What to type about the parts of a configuration that can make a loss endless."""
+    """Advice on each part of a configuration that can make a loss endless."""
     if run.cfg.get("weight"):
         yield "smaller weights (weight=)"
     if run.cfg.get("loss"):
@@ -280,7 +280,7 @@ def usual_rate(run: Run, args: TrainingArguments, peft: PeftConfig | None) -> fl
 
 
 def sampling_advice(args: TrainingArguments) -> str:
-    """What to type where the completions of a prompt are sampled all alike; empty where they are not."""
+    """Advice where the completions of a prompt are sampled all alike; empty where they are not."""
     more = getattr(args, "generation_kwargs", None) or {}
     temperature = more.get("temperature", getattr(args, "temperature", 1.0))
     if more.get("do_sample") is False:
