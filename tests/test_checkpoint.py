@@ -11,7 +11,7 @@ from tiny_ppo import letter_model
 
 from runner.errors import RunnerError
 from runner.model.saved import find_unsaved
-from runner.run.alarms import ALARMS, build_alarms, steps_to_notice
+from runner.run.alarms import ALARMS, Step, build_alarms, steps_to_notice
 from runner.run.seal import checkpoints_at_once, damage_of, rotate, seal
 from runner.schema.upstream import cycle_steps
 from runner.training import checkpoint as checkpoints
@@ -83,7 +83,7 @@ def test_a_checkpoint_from_before_the_first_sick_step_stays_until_the_sickness_i
         there = [int(path.name.partition("-")[2]) for path in tmp_path.iterdir()]
         for alarm in build_alarms(tolerate):
             alarm.count = alarm.patience
-            healthy = alarm.sickness(step + 1, "sick").healthy
+            healthy = alarm.sickness(Step(step + 1), "sick").healthy
             assert healthy < every or min(there) <= healthy
     assert most == checkpoints_at_once(2, notice, "steps", every, 90)
 

@@ -13,13 +13,18 @@ from runner.run.alarms import (
     ALARMS,
     KL,
     Alarm,
+    Change,
     ChosenLost,
     ConstantReward,
     Diverged,
+    EndedWorse,
     Exploded,
+    Facts,
     FirstMargin,
     Frozen,
     GradientAscent,
+    HighLoss,
+    NoSignal,
     NotFinite,
     PreferencesInverted,
     Step,
@@ -28,7 +33,7 @@ from runner.run.alarms import (
     steps_to_notice,
 )
 from runner.run.key import key_of
-from runner.training.health import Health, Probe
+from runner.training.health import Health, Probe, sampling_advice
 
 NAN = math.nan
 
@@ -82,6 +87,10 @@ def test_chosen_answers_may_become_less_likely_and_not_impossible():
         ({"weight": NAN, "skipped": True}, True),
         ({"noted": {"reward": NAN}}, True),
         ({"noted": {"rewards/margins": NAN}}, False),  # of a batch of KTO with one kind of answer
+        ({"norm": math.inf, "gradient": 0.0}, True),  # finite entries, of which the clip has left nothing
+        ({"norm": math.inf, "gradient": 0.0, "skipped": True}, False),
+        ({"norm": math.inf, "gradient": 1.0}, False),  # before float16 takes its scale away
+        ({"norm": 3.0, "gradient": 0.0}, False),
     ],
 )
 def test_not_finite(step, sick):
@@ -202,6 +211,147 @@ def test_constant_reward():
     assert rings(ConstantReward(), [{"rewards": varied}] * 9) is None
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "found"),
+    [
+        (1e7, 1e7 + 1, None),  # which float32 tells apart
+        (0.0, 1e-3, None),
+        (1e9, 1e9 + 1, "gave 1000000000.0 to 1000000001.0"),  # and these not
+        (0.5, 0.5 + 1e-9, "gave 0.5 to 0.500000001"),  # rounding of a model in batches of other widths
+        (1e7, 1e7, "gave 1e7 to each"),
+    ],
+)
+def test_rewards_that_are_alike_are_told_as_they_were(low, high, found):
+    alarm = ConstantReward()
+    sickness = [alarm.observe(Step(number, rewards={"x": (low, high, 64 * number)})) for number in range(1, 6)][-1]
+    assert (found is None) is (sickness is None) and (found is None or found in str(sickness))
+
+
+SILENT = [
+    {"noted": {"frac_reward_zero_std": 1.0}, "gradient": 1e-9},  # rounding is left, which Adam makes large
+    {"noted": {"objective/scores_margin": 0.0, "rewards/margins": 0.3}},  # pairs that are ties
+    {"noted": {"rewards/margins": 0.0}, "gradient": 1e-8},  # the same completion twice, whatever judges them
+    {"gradient": 0.0},  # of PPO's policy, and of one sample that earns what was expected
+]
+HEARD = [
+    {"noted": {"frac_reward_zero_std": 0.9}},
+    {"noted": {"objective/scores_margin": 0.1, "rewards/margins": 0.3}},
+    {"noted": {"rewards/margins": -0.1}},
+    {"gradient": 1e-3},
+]
+
+
+@pytest.mark.parametrize(("silent", "heard"), list(zip(SILENT, HEARD, strict=True)))
+def test_a_training_that_never_prefers_a_completion_to_another_learns_nothing(silent, heard):
+    def alone(count):
+        return {"rewards": {"x": (0.0, 1.0, count)}}
+
+    assert rings(NoSignal(), [silent] * 9) == 5
+    assert rings(NoSignal(), [silent | alone(64 * number) for number in range(1, 9)]) == 5
+    assert rings(NoSignal(), [silent | alone(8 * number) for number in range(1, 20)]) == 16  # not before 128
+    assert rings(NoSignal(), [heard, *[silent] * 20]) is None  # success looks like that
+    assert rings(NoSignal(), [*[silent] * 4, heard, *[silent] * 20]) is None
+    assert rings(NoSignal(), [{"gradient": None}] * 20) is None  # a policy that waits for its critic
+    for steps, is_sick in ([silent] * 3, True), ([silent] * 2, False), ([silent] * 2 + [heard], False):
+        alarm = NoSignal()
+        rings(alarm, [step | alone(8) for step in steps])
+        assert (alarm.conclude(Step(len(steps), **silent), []) is not None) is is_sick
+
+
+def concluded(steps, *held_out, online=False):
+    """What the last alarm says of a training of these steps, with changes on held-out rows."""
+    alarm = EndedWorse(online=online)
+    assert rings(alarm, steps) is None
+    return alarm.conclude(Step(len(steps)), [Change(*each) for each in held_out])
+
+
+def test_a_model_far_worse_than_it_began_is_sick_and_an_over_fitted_one_is_not():
+    risen, fell = of_loss(0.16, 3.0, 2.8, 2.7, 2.6, 2.6), of_loss(0.7, 0.5, 0.2, 0.1, 0.01, 0.01)
+    assert "eval_loss 0.16 -> 2.63" in str(concluded(risen, ("eval_loss", 0.16, 2.63, "loss")))
+    assert concluded(fell, ("eval_loss", 0.16, 2.63, "loss")) is None  # over-fitted
+    assert concluded(risen, ("eval_loss", 0.16, 0.12, "loss")) is None  # rows of another kind came later
+    assert concluded(risen, ("eval_loss", 0.9, 2.63, "loss")) is None  # worse, and not far
+    assert concluded(risen) is None  # nothing is held out
+    assert concluded(risen, ("eval_mean_token_accuracy", 1.0, 0.25, "share"))
+    assert concluded(risen, ("eval_mean_token_accuracy", 0.04, 0.02, "share")) is None
+    dft = [{"loss": 0.01, "noted": {"mean_token_accuracy": right}} for right in (0.9, 0.3, 0.2, 0.2)]
+    assert concluded(dft, ("eval_mean_token_accuracy", 0.9, 0.2, "share"))  # its loss falls as the model forgets
+    pairs = [{"loss": 0.1, "noted": {"mean_token_accuracy": right, "rewards/margins": 1.0}} for right in (0.9, 0.2)]
+    assert concluded(pairs, ("eval_mean_token_accuracy", 0.9, 0.2, "share")) is None
+
+
+def test_a_reward_is_far_worse_by_the_range_of_what_was_earned():
+    rewards = {"rewards": {"x": (-0.5, 1.0, 99)}}
+    fallen = [{"noted": {"reward": mean}} | rewards for mean in (0.8, 0.1, -0.4, -0.4, -0.4, -0.4)]
+    assert concluded(fallen, ("eval_reward", 0.8, -0.4, "reward"), online=True)
+    assert concluded(fallen, ("eval_exact", 0.5, 0.0, "share"), online=True)
+    assert concluded(fallen, ("eval_reward", 0.8, 0.5, "reward"), online=True) is None
+    assert concluded(fallen, ("eval_loss", 0.0, 9.0, "loss"), online=True) is None  # no score where it samples
+    assert concluded(fallen[:1] * 6, ("eval_exact", 0.5, 0.0, "share"), online=True) is None  # another metric's
+
+
+# --- What is told to type -----------------------------------------------------------------------
+
+HIGH, LOW = Facts(usual_rate=1e-6), Facts(usual_rate=1e-3)
+NORM = {"norm": math.inf, "gradient": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("alarm", "facts", "step", "first"),
+    [
+        # A loss that is endless in the first step is no matter of the rate, unless PPO has taken several by then.
+        (NotFinite(), Facts(changed=("smaller weights (weight=)",)), {"loss": NAN, "number": 1}, "smaller weights"),
+        (NotFinite(), Facts(), {"loss": NAN, "number": 0}, "the rows: python -m runner preview"),
+        (NotFinite(), Facts(is_half=True), NORM | {"number": 1}, "model.dtype=float32"),
+        (NotFinite(), Facts(steps_within=True), {"loss": NAN, "number": 1}, "a lower learning_rate="),
+        (NotFinite(), HIGH, {"weight": NAN, "number": 1, "rate": 1.0}, "a lower learning_rate= (1 is 1e6 times 1e-6"),
+        (NotFinite(), HIGH, {"gradient": NAN, "number": 9, "rate": 1e-6}, "a lower learning_rate="),
+        # So large a loss comes of the rows.
+        (NotFinite(first_loss=2.0), Facts(), NORM | {"loss": 2e30, "number": 9}, "other rows"),
+        (ZeroGradient(), Facts(max_grad_norm=1e-50), {"gradient": 0.0, "norm": 1.0}, "trainer.args.max_grad_norm=1"),
+        (ZeroGradient(), Facts(max_grad_norm=1.0), {"gradient": 0.0, "norm": 0.0}, "look at what is trained"),
+        (Frozen(), Facts(max_grad_norm=1e-30), {}, "trainer.args.max_grad_norm=1"),
+        (Frozen(), LOW, {"rate": 1e-30}, "a higher learning_rate= (1e-30 is 1e-27 times 0.001"),
+        (Frozen(), Facts(is_half=True), {"rate": 1e-3}, "model.dtype=float32"),
+        (Frozen(), LOW, {"rate": 1e-3}, "another optimizer="),
+        (Exploded(), HIGH, {"rate": 0.3}, "a lower learning_rate= (0.3 is 300000 times"),
+        (HighLoss(most=1.0, first_loss=5.0), Facts(), {}, "a larger tolerate.loss="),
+        (HighLoss(most=6.0, first_loss=5.0), Facts(), {}, "a lower learning_rate="),
+        (KL(), LOW, {"rate": 1e-3}, "a larger kl_coef="),
+        (KL(), HIGH, {"rate": 1e-3}, "a lower learning_rate="),
+        (ChosenLost(), Facts(has_kl_coef=False), {}, "a lower learning_rate="),
+        (PreferencesInverted(), HIGH, {"rate": 0.3}, "a lower learning_rate="),
+        (PreferencesInverted(first_loss=0.7), LOW, {"rate": 1e-3, "loss": 2.0}, "a lower learning_rate="),
+        (PreferencesInverted(first_loss=0.7), LOW, {"rate": 1e-3, "loss": 0.1}, "the sign of the loss"),
+        (ConstantReward(), Facts(greedy="trainer.args.temperature=1"), {}, "trainer.args.temperature=1"),
+        (NoSignal(), Facts(), {}, "another reward="),
+    ],
+)
+def test_what_is_told_to_type_fits_the_cause(alarm, facts, step, first):
+    alarm.facts = facts
+    error = alarm.sickness(Step(**({"number": 9} | step)), "found")
+    fix = error.faults[0].fix
+    assert fix.startswith(first) and fix.endswith(f"tolerate.{alarm.name}=true")
+    assert error.curable is ("a lower learning_rate" in fix) is ("on_sick=rollback" in fix)
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ({"temperature": 1.0}, ""),
+        ({"temperature": 1e-6}, "trainer.args.temperature=1"),
+        ({"temperature": 1.0, "generation_kwargs": {"do_sample": False}}, "trainer.args.generation_kwargs.do_sample"),
+        ({"temperature": 1.0, "generation_kwargs": {"temperature": 0.01}}, "trainer.args.generation_kwargs.temp"),
+        ({"temperature": 1.0, "top_k": 1}, "trainer.args.top_k=0"),
+        ({"temperature": 1.0, "top_p": 0.001}, "trainer.args.top_p=1"),
+        ({"temperature": 1.0, "top_k": 0, "top_p": 1.0, "generation_kwargs": None}, ""),
+    ],
+)
+def test_sampling_that_finds_one_completion_is_named(args, told):
+    advice = sampling_advice(SimpleNamespace(**args))
+    assert advice.startswith(told) and bool(advice) is bool(told)
+
+
 def test_first_margin():
     assert rings(FirstMargin(tolerance=1e-4), of_margins([-0.01])) == 1
     assert rings(FirstMargin(tolerance=1e-4), of_margins([1e-6, 0.3])) is None
@@ -210,11 +360,12 @@ def test_first_margin():
 
 def test_each_alarm_says_what_to_type_and_which_checkpoints_are_good():
     for kind in Alarm.__subclasses__():
-        assert kind.name and kind.expected and kind.fix and 1 <= kind.patience + kind.lag <= steps_to_notice() == 6
-    sick = Diverged().sickness(30, "a loss of 99")
+        assert kind.name and kind.expected and kind().fixes(Step(9))[0]
+        assert 1 <= kind.patience + kind.lag <= steps_to_notice() == 6
+    sick = Diverged().sickness(Step(30), "a loss of 99")
     assert (sick.code, sick.healthy, sick.curable) == (3, 24, True)
     assert "diverged at step 30" in str(sick) and "tolerate.diverged=true" in str(sick)
-    assert NotFinite().sickness(1, "").healthy == 0
+    assert NotFinite().sickness(Step(1), "").healthy == 0
 
 
 # --- Which there are ----------------------------------------------------------------------------
@@ -225,7 +376,7 @@ def names(*words, **kind):
 
 
 def test_each_kind_of_training_has_its_alarms():
-    always = {"not_finite", "zero_gradient", "frozen", "exploded", "gradient_ascent"}
+    always = {"not_finite", "zero_gradient", "frozen", "exploded", "gradient_ascent", "ended_worse"}
     assert names() == always | {"diverged", "preferences_inverted", "chosen_lost"}
     assert names(anchored=True, rounding=1e-4) == always | {
         "diverged",
@@ -233,7 +384,7 @@ def test_each_kind_of_training_has_its_alarms():
         "chosen_lost",
         "first_margin",
     }
-    assert names(online=True) == always | {"constant_reward", "kl"}
+    assert names(online=True) == always | {"constant_reward", "no_signal", "kl"}
 
 
 def test_alarms_are_switched_off_or_loosened():
@@ -330,13 +481,15 @@ class Training:
     def event(self, name, **more):
         getattr(self.health, f"on_{name}")(self.args, self.state, None, **self.given, **more)
 
-    def step(self, loss=1.0, gradient=1.0, change=-1e-4, parts=None):
-        """All weights change, or each of the parts as given, which says whether it has a gradient as well."""
+    def step(self, loss=1.0, gradient=1.0, change=-1e-4, parts=None, raw=None):
+        """All weights change, or each of the parts as given, which says whether it has a gradient as well.
+
+        ``raw`` is the gradient before its clip, where that is another one.
+        """
         parts = parts or {self.model: (change, True)}
-        for part, (_, learns) in parts.items():
-            for each in part.parameters():
-                each.grad = torch.full_like(each, gradient) if learns else None
+        self.set_gradients(parts, gradient if raw is None else raw)
         self.health.observe_loss(self.trainer, {}, torch.tensor(loss))
+        self.set_gradients(parts, gradient)
         self.event("pre_optimizer_step")
         with torch.no_grad():
             for part, (change, _) in parts.items():
@@ -345,6 +498,33 @@ class Training:
         self.event("optimizer_step")
         self.state.global_step += 1
         self.event("step_end")
+
+    def set_gradients(self, parts, gradient):
+        for part, (_, learns) in parts.items():
+            for each in part.parameters():
+                each.grad = torch.full_like(each, gradient) if learns else None
+
+
+def test_a_norm_that_is_logged_as_endless_ends_the_run():
+    training = Training()
+    training.step()
+    with pytest.raises(SickRun, match="the norm of the gradient is inf"):
+        training.event("log", logs={"loss": 1.0, "grad_norm": math.inf})
+
+
+def test_what_the_whole_of_a_training_shows_is_found_after_a_resume_too(tmp_path):
+    training = Training(lambda resumed: build_alarms(resumed=resumed), folder=tmp_path)
+    for loss in (0.2, 3.0, 3.0, 3.0, 3.0, 3.0):
+        training.step(loss=loss)
+    (tmp_path / "checkpoint-6").mkdir()
+    training.event("save")
+    worse = [Change("eval_loss", 0.2, 3.0, "loss")]
+    resumed = Training(lambda resumed: build_alarms(resumed=resumed), folder=tmp_path, done=6)
+    for health in (training.health, resumed.health):
+        health.conclude(training.args, training.state, [])
+        with pytest.raises(SickRun, match="ended_worse at step 6") as caught:
+            health.conclude(training.args, training.state, worse)
+        assert caught.value.healthy is None, "its checkpoints stay"
 
 
 def test_a_healthy_training_ends():
@@ -360,6 +540,7 @@ def test_a_healthy_training_ends():
     [
         ("not_finite", [{}, {}, {"loss": NAN}]),
         ("not_finite", [{}, {"gradient": NAN}]),
+        ("not_finite", [{}, {"raw": 1e30, "gradient": 0.0}]),
         ("not_finite", [{}, {"change": math.inf}]),
         ("zero_gradient", [{"gradient": 0.0}] * 3),
         ("frozen", [{"change": 0.0}] * 4),

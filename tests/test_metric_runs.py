@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from pathlib import Path
 
 import pytest
 
@@ -52,10 +53,23 @@ def test_the_best_checkpoint_is_chosen_by_the_auc_of_pairs(train, trainer):
 def test_a_run_stops_early_by_a_metric(train):
     stop = ("callback=early_stopping", "callback.early_stopping.early_stopping_patience=1")
     words = ("metric=perplexity", "trainer.args.metric_for_best_model=eval_perplexity")
-    lower = ("trainer.args.greater_is_better=false", "learning_rate=1.0", "tolerate.diverged=true")  # gets worse
-    done = train(*SMALL, *words, *lower, *EVERY_TWO, *SAVED, *stop, "trainer.args.max_steps=40")
+    lower = ("trainer.args.greater_is_better=false", "learning_rate=1.0")  # gets worse
+    tolerated = ("tolerate.diverged=true", "tolerate.ended_worse=true")
+    done = train(*SMALL, *words, *lower, *tolerated, *EVERY_TWO, *SAVED, *stop, "trainer.args.max_steps=40")
     assert done.code == 0
     assert max(line["step"] for line in done.lines) < 40
+
+
+@pytest.mark.parametrize("rows", ["held out", "none held out"])
+@pytest.mark.parametrize("trainer", ["grpo", "online_dpo", "ppo"])
+def test_a_reward_without_a_metric_leaves_answers_to_look_at(train, trainer, rows, capsys):
+    words = [f"trainer={trainer}", "reward=distinct_characters", *SMALL, "metric=none", "trainer.args.max_steps=2"]
+    words += [] if rows == "held out" else ["dataset.split.eval=null"]
+    done = train(*words)
+    assert done.code == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("samples")]
+    steps = {row["step"] for row in read_rows(Path(line.split(maxsplit=1)[1]))}
+    assert steps >= {0, 2}
 
 
 @pytest.mark.parametrize("trainer", ["grpo", "ppo", "kto"])

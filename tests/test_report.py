@@ -67,6 +67,22 @@ def test_a_run_differs_from_the_options_that_it_chose_in_what_was_typed(tmp_path
     assert "kl_coef=0.3 (0.1)" in text and f"repeat    python -m runner {' '.join(words)}" in text
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["dataset=local", "dataset.path='my rows.jsonl'", "learning_rate=1e-3"],
+        ["dataset=local", "dataset.path=rows", "model=hub", "model.path=org/name"],
+        ["trainer=ppo", "dataset=local", "dataset.path=rows.jsonl", "reward=model", "reward.model.path=x"],
+    ],
+)
+def test_a_run_with_rows_of_its_own_differs_in_what_was_typed(tmp_path, words):
+    folder = lay_run(tmp_path / "x" / "run", words=words)
+    write_config(folder, compose(words).cfg)
+    found = {key: (ours, theirs) for key, ours, theirs in differing(read_run(folder))}
+    typed = dict(word.split("=", 1) for word in words if "." in word.partition("=")[0])
+    assert found.items() >= {key: (text.strip("'"), "\u2014") for key, text in typed.items()}.items()
+
+
 def test_a_run_that_does_not_say_how_it_was_made_is_continued(tmp_path):
     folder = lay_run(tmp_path / "x" / "run", words=["-m", "seed=0,1"])
     run = read_run(folder)

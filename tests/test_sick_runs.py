@@ -26,6 +26,7 @@ CHOSEN_SICK = {
         "sign of gradients sft",
         "wrong reference",
     ),
+    *("greedy grpo", "greedy online dpo", "greedy ppo", "endless norm", "far worse sft", "far worse grpo"),
 }
 CHOSEN_HEALTHY = {
     *("sft memorised", "dpo warm-up from 0", "kto one-sided batches", "grpo rare rewards", "ppo lora"),

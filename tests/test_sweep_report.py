@@ -27,7 +27,7 @@ from runner.io.files import files_of
 from runner.launch.start import _print_end
 from runner.report.axis import axes_of
 from runner.report.index import INDEX
-from runner.report.objective import describe_decline, headline_of
+from runner.report.objective import describe_decline, headline_of, is_more_better, list_changes
 from runner.report.page import SCRIPT, write_report
 from runner.report.plot import COLOURS, MAX_LETTERS, band, heat_cells, run_pictures, styled, sweep_pictures, to_svg
 from runner.report.sweep import count_states, summarise
@@ -494,13 +494,14 @@ def lay_curves(group: Path, **curves: list) -> dict:
     return sweep_pictures_of(group)
 
 
-def test_the_headline_has_a_curve_of_points_where_it_was_measured_twice(tmp_path):
+def test_the_headline_has_a_dashed_line_where_it_was_measured_twice(tmp_path):
     lines = [{"step": 0, "eval_exact": 0.25}, *({"step": n, "loss": 1 / n} for n in (1, 2, 3))]
     folder = lay_run(tmp_path / "g" / "a", after={"eval_exact": 0.5}, lines=[*lines, {"step": 3, "eval_exact": 0.5}])
     (picture, loss) = run_pictures(read_run(folder).lines, headline_of(read_run(folder)))
     assert (picture.name, loss.name) == ("eval_exact", "loss")
     (points,) = picture.figure.axes[0].lines
-    assert points.get_linestyle() == "None" and points.get_marker() == "o" and list(points.get_ydata()) == [0.25, 0.5]
+    assert points.get_linestyle() == "--" and points.get_marker() == "o" and list(points.get_ydata()) == [0.25, 0.5]
+    assert points.get_markerfacecolor() == "none", "held-out points are hollow"
     assert loss.figure.axes[0].lines[0].get_linestyle() != "None", "three points are a line"
     names = [picture.name for picture in sweep_pictures(summarise(folder.parent))]
     assert names == ["curve-eval_exact", "curve-loss"]
@@ -630,6 +631,55 @@ def test_rewards_that_were_all_the_same_are_told_at_the_end(tmp_path, rewards, d
     ]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
     assert describe_decline(RunRecord(tmp_path, {}, {}, {})) == line
+
+
+def test_of_a_trainer_that_logs_no_spread_nobody_says_that_all_completions_earned_the_same(tmp_path):
+    lines = [json.dumps({"step": step, "objective/scores": 0.5}) for step in (1, 2, 3)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    assert describe_decline(RunRecord(tmp_path, {}, {}, {})) is None
+
+
+def test_the_figures_that_may_show_a_spoilt_model():
+    names = ("eval_loss", "eval_two_loss", "eval_mean_token_accuracy", "eval_reward", "eval_mean_reward", "eval_exact")
+    scores = dict.fromkeys(names, 0.5)
+    metric = {"metric": {"exact": {"_target_": "runner.metric.exact", "better": "higher"}}}
+    changes = list_changes(RunRecord(Path("a/b"), metric, {}, {}, scores, scores))
+    assert {change.name: change.kind for change in changes} == {
+        "eval_loss": "loss",
+        "eval_two_loss": "loss",
+        "eval_mean_token_accuracy": "share",
+        "eval_reward": "reward",
+        "eval_exact": "share",
+    }
+
+
+def test_reward_models_are_ranked_by_the_pairs_that_they_get_right(tmp_path):
+    scores = {"eval_loss": 0.6, "eval_min_reward": -9.0, "eval_mean_reward": 1.0, "eval_max_reward": 2.0}
+    group = lay_run(tmp_path / "g" / "a", after=scores | {"eval_accuracy": 0.8}).parent
+    assert summarise(group).objective.name == "eval_accuracy"
+    assert is_more_better([], "eval_mean_reward") is None and is_more_better([], "eval_reward") is True
+
+
+@pytest.mark.parametrize(
+    ("scores", "best"),
+    [
+        ({"a": {"eval_exact": 0.5, "eval_accuracy": 0.6}, "b": {"eval_accuracy": 0.7}}, "eval_accuracy 0.7"),
+        ({"a": {"eval_exact": 0.5}, "b": {"eval_accuracy": 0.7}}, "only run=a has eval_exact"),
+        ({"a": {"eval_exact": 0.5}, "b": {"eval_exact": 0.7}, "c": {"eval_loss": 1.0}}, "eval_exact 0.7"),
+        ({"a": {"eval_exact": 0.5}, "b": {}}, "only run=a has eval_exact"),
+    ],
+)
+def test_the_best_run_is_one_of_those_that_a_score_compares(tmp_path, scores, best):
+    for name, after in scores.items():
+        lay_run(tmp_path / "g" / name, after=after, metric={"exact": {"_target_": "x"}}, run=name)
+    summary = summarise(tmp_path / "g")
+    text = " ".join(table(summary).split())
+    assert best in text and ("only" in best) is (summary.best is None), text
+    if "c" in scores:
+        assert "not compared with 1 other without eval_exact" in text
+    if summary.best is None:
+        assert "No score compares all of them: only run=a" in html.unescape(write_report(summary).read_text())
+        assert summarise(tmp_path / "g", "eval_exact").best is not None, "who asks for a score is given it"
 
 
 def test_the_decline_is_that_of_the_objective_or_of_the_reward_of_a_trainer_that_samples():

@@ -169,6 +169,14 @@ def test_the_command_that_follows_keeps_what_was_chosen_and_works(tmp_path, monk
         assert main([*expected, "--dry-run"]) == 0, capsys.readouterr().err
 
 
+def test_nobody_is_sent_on_from_a_model_that_ended_worse(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = finished("trainer=sft")
+    assert "trainer=dpo" in _next_command(run)
+    run.run.set_status("finished", cause="the model ended worse than it began: eval_loss 0.1 -> 0.9")
+    assert shlex.split(_next_command(read_run(run.folder)))[3:] == ["predict", str(run), "set=train"]
+
+
 def test_a_reader_who_has_seen_enough_ends_no_run():
     reader, writer = os.pipe()
     os.close(reader)

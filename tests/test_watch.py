@@ -7,6 +7,8 @@ import json
 import re
 import shutil
 import signal
+import socket
+import struct
 import sys
 import time
 from pathlib import Path
@@ -21,6 +23,7 @@ import browser
 from browser import CHROMIUM, WIDTHS, served
 
 from runner.__main__ import main
+from runner.command import watch
 from runner.report.page import SCRIPT, write_report
 from runner.report.sweep import summarise
 
@@ -211,6 +214,31 @@ def test_the_verb_prints_its_address_and_ends_by_ctrl_c(root, runner):
         started.send(signal.SIGINT)
     done = started.wait()
     assert done.returncode == 0 and done.stderr == "" and done.stdout.count(address[3]) == 1
+
+
+def test_readers_who_say_nothing_hang_up_or_take_nothing_leave_no_trace(root, monkeypatch, capsys):
+    monkeypatch.setattr(watch.Handler, "timeout", 0.2)
+    ended = []
+    monkeypatch.setattr(watch.Server, "shutdown_request", lambda self, request: ended.append(request.close()))
+    with served(root) as server:
+        monkeypatch.setattr(server, "page_of", lambda address, known: ('"x"', "y" * 30_000_000))
+        asked = f"GET {urlsplit(server.address).path} HTTP/1.1\r\nHost: {server.hosts[0]}\r\n\r\n".encode()
+        readers = [socket.create_connection(("127.0.0.1", server.server_port)) for _ in range(5)]
+        silent, leaving, half, greedy, gone = readers
+        half.send(b"GET / HTTP/1.1\r\nHost:")
+        greedy.send(asked)  # and reads nothing of it
+        gone.send(asked)
+        for reader in (leaving, gone):
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            reader.close()  # by a reset
+        assert silent.recv(1) == half.recv(1) == b""
+        deadline = time.monotonic() + 60
+        while len(ended) < len(readers):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        for reader in readers:
+            reader.close()
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ from runner.model.load import read_adapter
 from runner.model.saved import find_missing, gather_weights, is_partitioned
 from runner.report.facts import folders_in, words_of
 from runner.report.number import format_duration, plural
-from runner.report.objective import choose_objective, describe_decline, score_rows
+from runner.report.objective import choose_objective, describe_decline, list_changes, score_rows
 from runner.report.page import over_time
 from runner.report.plot import write_plots
 from runner.report.table import score_table
@@ -57,7 +57,7 @@ from runner.tracker.callback import trackers_closed
 from runner.training.callback import AtStart, StopRequest
 from runner.training.checkpoint import all_steps_taken, disk_needed, gather_long, restore
 from runner.training.components import Components, build_components
-from runner.training.components.evaluation import held_out_scores
+from runner.training.components.evaluation import HeldOutMetrics, held_out_scores
 from runner.training.components.model import has_base, path_of, policy_of
 from runner.training.inspection import find_faults, find_notes, inspect_training
 from runner.training.recovery import adjust, record_adjustments
@@ -174,6 +174,7 @@ def _start(run: Run, components: Components, source: Run | None) -> None:
         for name in (name for name, is_so in is_sharded.items() if getattr(trainer.args, name) and not is_so):
             raise RunnerError(fault("command.not_sharded", field=name, kind=kind))  # the library said no word
         if trainer.state.global_step == 0:
+            _sample_training(components)
             scores = held_out_scores(trainer)
             if trainer.is_world_process_zero():
                 write_json(run.folder / "scores.json", {"before": scores})
@@ -181,17 +182,28 @@ def _start(run: Run, components: Components, source: Run | None) -> None:
     trainer.add_callback(AtStart(measure_before))
 
 
+def _sample_training(components: Components) -> None:
+    """Write answers to the first training prompts where no row is held out."""
+    measure, trainer = components.trainer.hooks.measure, components.trainer
+    if isinstance(measure, HeldOutMetrics) and trainer.eval_dataset is None and measure.is_online:
+        measure.sample_training(trainer, components.train_rows)
+
+
 def _finish(run: Run, components: Components, stop: StopRequest, seconds: float) -> None:
     """Measure again, save what others can load, draw the curves, and only then say finished."""
     trainer = components.trainer
     # Online trainers sample what they measure here; a run that was stopped after its last step has other numbers left.
     set_seed(trainer.args.seed, device_specific=True)
+    _sample_training(components)
     scores = (read_json(run.folder / "scores.json") or {}) | {"after": held_out_scores(trainer)}
     run.check_there()
+    if trainer.is_world_process_zero():
+        write_json(run.folder / "scores.json", scores)
+    trainer.accelerator.wait_for_everyone()  # or what another process judges would lack them
+    components.health.conclude(trainer.args, trainer.state, list_changes(read_run(run.folder)))
     save_model(run, trainer)
     if not trainer.is_world_process_zero():
         return
-    write_json(run.folder / "scores.json", scores)
     write_plots(read_run(run.folder))
     write_manifest(run, files=sealed_hashes(run.model))
     if stop.number is not None:  # a library has caught it, and what it left out nobody knows
@@ -373,7 +385,10 @@ def _closing(run: Run, seconds: float) -> str:
 
 
 def _next_command(record: RunRecord) -> str:
-    """The command that trains on from this model with what was chosen for it, or else the one that has it answer."""
+    """The command that trains on from this model with what was chosen for it, or else the one that has it answer.
+
+    Nobody is sent on from a model that is worse than the one it began with, or that has learnt nothing.
+    """
     node, choices = record.cfg["trainer"], record.manifest.get("choices") or {}
     overrides, folders = folders_in(words_of(record) or [])
     typed = {dotted_key(word): word for word in overrides}
@@ -386,7 +401,8 @@ def _next_command(record: RunRecord) -> str:
     has_rewards = _brings_rewards(choices.get("dataset")) or ("dataset" in typed and follower != "grpo")
     has_prompts = node["form"] != "prompt" and form and fits(form, "prompt")
     own = not any((record.run.model / name).exists() for name in ("config.json", "adapter_config.json"))
-    if not (has_rewards and has_prompts) or str(choices.get("model", "new")).startswith("new") or own:
+    is_new = str(choices.get("model", "new")).startswith("new")
+    if not (has_rewards and has_prompts) or is_new or own or record.cause:
         rows = [] if (record.manifest.get("data") or {}).get("eval") else ["set=train"]
         rows += [typed["allow"]] if own and "allow" in typed else []  # its tuner reads what it wrote
         return shlex.join(["python", "-m", "runner", "predict", str(record), *rows])

@@ -6,8 +6,11 @@ the runs that there are. A page is drawn anew when its files have other sizes or
 
 import contextlib
 import hashlib
+import io
 import secrets
+import sys
 import threading
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -84,10 +87,18 @@ class Server(ThreadingMixIn, WSGIServer):
                 text = "No such page: what it showed may have been deleted."
             except (RunnerError, OSError) as error:
                 status, text = "503 Service Unavailable", f"It cannot be read now: {describe(error)}"
+            except Exception as error:  # our own fault
+                traceback.print_exc()
+                status, text = "500 Internal Server Error", describe(error)
         content, kind = text.encode(errors="replace"), "html" if etag else "plain"
         headers = HEADERS | {"Content-Type": f"text/{kind}; charset=utf-8", "Content-Length": str(len(content))}
         start(status, [*headers.items(), ("ETag", etag) if etag else ("Allow", "GET, HEAD")])
         return [] if asked["REQUEST_METHOD"] == "HEAD" else [content]
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing for a reader who hangs up, or says nothing for too long; else what the library prints."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
     def page_of(self, address: str, known: str) -> tuple[str, str]:
         """The state of a page and its text, empty where that is ``known``; KeyError where there is no such page."""
@@ -123,3 +134,7 @@ class Handler(WSGIRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing."""
+
+    def get_stderr(self) -> io.StringIO:
+        """A place for tracebacks of a reader who does not take the page; those of our own are printed before."""
+        return io.StringIO()

@@ -62,7 +62,8 @@ def _number(name: str, value: object, place: str = "") -> float:
     if not isinstance(value, int | float):
         kind, text = type(value).__name__, str(value)[:40]
         raise DataError(fault("metric.no_number", name=name, kind=kind, text=text, place=place))
-    if not (abs(value) <= LARGEST or abs(value) == math.inf):
+    if not abs(value) <= LARGEST:
         found = f"{value}" if isinstance(value, float) else f"a number of {value.bit_length()} bits"
-        raise SickRun(Fault(f"metric.{name}", f"{found}{place}", "a number"))
+        fix = "a list with None for each row to which it does not apply, or metric=none"
+        raise SickRun(Fault(f"metric.{name}", f"{found}{place}", "a finite number", fix))
     return float(value)

@@ -4,14 +4,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from runner.config import compose, differences
-from runner.errors import RunnerError
+from runner.config import NO_VALUE, compose, differences
+from runner.errors import ConfigError, RunnerError
 from runner.report.axis import MISSING, TOP, lasting_keys
 from runner.report.facts import facts_of, folders_in, words_of
 from runner.report.number import difference, value
 from runner.report.objective import informative
 from runner.run.read import RunRecord, is_finite
-from runner.schema.text import Config, number
+from runner.schema.text import Config, number, select, to_text
 
 WHOLE = ("experiment", "sweep")  # options that set keys of other groups; what they set does differ
 # What depends on the machine's mood and not on the run.
@@ -97,18 +97,30 @@ def _weights(run: RunRecord) -> dict[str, str]:
 
 
 def differing(run: RunRecord) -> list[tuple[str, str, str]] | None:
-    """Each key whose value is not what the chosen options bring, with the run's value and theirs."""
+    """Each key whose value is not what the chosen options bring, with the run's value and theirs.
+
+    A key of which an option leaves the value open has none by default, such as the path of ``dataset=local``.
+    """
     if (words := words_of(run)) is None or not run.cfg:
         return None
     overrides, folders = folders_in(words)
+    open_keys = list[str]()
     try:
         choices = compose(overrides, folders).choices.items()
         chosen = [f"{group}={option}" for group, option in choices if "/" not in group and group not in WHOLE]
-        baseline = compose([word for word in chosen if not word.endswith("=None")], folders).cfg
+        chosen = [word for word in chosen if not word.endswith("=None")]
+        try:
+            baseline = compose(chosen, folders).cfg
+        except ConfigError as error:
+            open_keys = [fault.where for fault in error.faults if fault.found == NO_VALUE]
+            filled = [f"{key}={to_text(select(run.cfg, key))}" for key in open_keys]
+            baseline = compose([*chosen, *filled], folders).cfg
     except RunnerError:
         return None
-    rows = config_rows(run.cfg, baseline)
-    return [(key, mine, other) for keys, mine, other in rows for key in [key for key in keys if key in TOP] or keys]
+    rows = [(key, value_if_any(select(run.cfg, key)), MISSING) for key in open_keys]
+    for keys, mine, other in config_rows(run.cfg, baseline):
+        rows += [(key, mine, other) for key in [key for key in keys if key in TOP] or keys]
+    return rows
 
 
 def config_rows(ours: Config, theirs: Config) -> list[tuple[list[str], str, str]]:

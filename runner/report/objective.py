@@ -12,6 +12,7 @@ from typing import Any
 from runner.errors import ConfigError, Fault
 from runner.io.visible import to_visible
 from runner.report.number import difference
+from runner.run.alarms import Change, Kind
 from runner.run.read import RunRecord, is_finite
 from runner.schema import upstream
 from runner.schema.text import flatten, named, nearest, number, select
@@ -21,6 +22,9 @@ HIGH = re.compile(r"(^|[_/])(scores|reward|margins|accuracy|accuracies|rewards/.
 # What tells more than a loss, whose size may depend on the very keys that are swept.
 LIKELY = ("objective/scores", "reward", "rewards/accuracies", "accuracy", "mean_token_accuracy")
 ONLINE = r"(^|_)(objective/scores|reward)$"  # the reward of what a trainer samples
+# What a reward model gives on average or at most, and a policy by its own ratios: more of it is no better.
+NO_SCORE = re.compile(r"(^|_)(min|max|mean|implicit)_reward$")
+ASKED_FOR = "asked for"
 TELLING, FIRST = "the most telling held-out score", "the first held-out score"
 LAST = "the last value in training, since no rows were held out"
 # What the terminal shows of a logged step.
@@ -51,7 +55,7 @@ def choose_objective(runs: Sequence[RunRecord], name: str = "", direction: str =
     if direction not in ("", "max", "min"):
         raise ConfigError(Fault("direction", repr(direction), "max or min", "direction=max"))
     known, finished = score_names(runs), [run for run in runs if run.state == "finished"]
-    found, why, more = (name, "asked for", None) if name else _found(runs, known)
+    found, why, more = (name, ASKED_FOR, None) if name else _found(runs, known)
     if found is None:
         return None
     whole = next((each for each in (found, f"eval_{found}") if each in known), found)
@@ -77,8 +81,9 @@ def describe_decline(run: RunRecord) -> str | None:
     Chance is twice the standard error of a difference of two means over as many rows, where one deviates by what was
     logged, by that of a share, or by the size of the figure: too much, as both are over the same rows.
     """
-    earned = [line[name] for line in run.lines for name in ("reward", "objective/scores") if name in line]
-    if earned[1:] and len(set(earned)) == 1 and not any(line.get("reward_std") for line in run.lines):
+    earned = [line["reward"] for line in run.lines if "reward" in line]
+    spreads = [line["reward_std"] for line in run.lines if "reward_std" in line]
+    if earned[1:] and len(set(earned)) == 1 and spreads and not any(spreads):
         return f"every completion earned {number(earned[0])}, so there was nothing to prefer: look at the reward"
     objective, known = headline_of(run), list(run.after)
     # The held-out rows of the smallest set, or those that the metric with the lowest limit looks at.
@@ -100,6 +105,28 @@ def describe_decline(run: RunRecord) -> str | None:
     return f"the model ended worse than it began: {change}" if abs(after - before) > 2 * error else None
 
 
+def list_changes(run: RunRecord) -> list[Change]:
+    """The held-out figures that may show that a training has spoilt its model, with what they were before.
+
+    These are the score that its configuration names, losses, shares of right tokens or pairs, and the reward of what
+    it samples.
+    """
+    changes, objective = list[Change](), headline_of(run)
+    for name in run.before.keys() & run.after.keys():
+        kind: Kind | None = None
+        if re.fullmatch(r"eval_(.+_)?(loss|cross_entropy)", name):
+            kind = "loss"
+        elif re.search(ONLINE, name) and not NO_SCORE.search(name):
+            kind = "reward"
+        elif name.endswith(("accuracy", "accuracies")):
+            kind = "share"
+        elif objective and name == objective.name and objective.why not in (TELLING, FIRST, LAST):
+            kind = "share" if objective.maximise else "loss"
+        if kind:
+            changes.append(Change(name, run.before[name], run.after[name], kind))
+    return sorted(changes, key=lambda change: change.name)
+
+
 def _deviation(scores: Mapping[str, float], name: str) -> float:
     value = scores[name]
     usual = math.sqrt(value * (1 - value)) if 0 <= value <= 1 and not LOW.search(name) else abs(value)
@@ -116,6 +143,8 @@ def is_more_better(runs: Sequence[RunRecord], name: str) -> bool | None:
     metrics = _metrics(runs)
     behind = [metric for metric in metrics if re.fullmatch(rf"eval_(.+_)?{re.escape(metric)}", name)]
     better = select(metrics.get(max(behind, key=len, default="")), "better")
+    if not better and NO_SCORE.search(name):
+        return None
     return better == "higher" if better else False if LOW.search(name) else True if HIGH.search(name) else None
 
 
@@ -169,11 +198,28 @@ def _found(runs: Sequence[RunRecord], known: Sequence[str]) -> tuple[str | None,
         args = select(run.cfg, "trainer.args") or {}
         if best := args.get(upstream.METRIC_FOR_BEST_MODEL):
             return str(best), f"trainer.args.{upstream.METRIC_FOR_BEST_MODEL}", args.get(upstream.GREATER_IS_BETTER)
-    reasons = {re.escape(metric): f"metric.{metric} of the configuration" for metric in _metrics(runs)}
-    for pattern, why in (reasons | dict.fromkeys(LIKELY, TELLING)).items():
-        if found := next((name for name in known if re.fullmatch(rf"eval_(.+_)?{pattern}", name)), None):
-            return found, why, None
+    # A score that all runs have comes before a more telling one of some.
+    for names in (_shared_scores(runs, known), known):
+        if likely := _likeliest(runs, names):
+            return *likely, None
     if known:
         return (informative(known) or known)[0], FIRST, None
     logged = {name for run in runs if run.state == "finished" for name in run.logged}
     return next((name for name in (*LIKELY, "loss") if name in logged), None), LAST, None
+
+
+def _likeliest(runs: Sequence[RunRecord], names: Sequence[str]) -> tuple[str, str] | None:
+    """The one of some held-out scores to rank runs by, and why; None for none."""
+    reasons = {re.escape(metric): f"metric.{metric} of the configuration" for metric in _metrics(runs)}
+    for pattern, why in (reasons | dict.fromkeys(LIKELY, TELLING)).items():
+        for name in names:
+            is_score = pattern not in LIKELY or not NO_SCORE.search(name)
+            if is_score and re.fullmatch(rf"eval_(.+_)?{pattern}", name):
+                return name, why
+    return None
+
+
+def _shared_scores(runs: Sequence[RunRecord], known: Sequence[str]) -> list[str]:
+    """The held-out scores that all finished runs have which have any."""
+    scored = [run for run in runs if run.state == "finished" and run.after]
+    return [name for name in known if all(name in run.after for run in scored)]

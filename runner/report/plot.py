@@ -321,12 +321,15 @@ def _curve_picture(summary: Summary, name: str) -> Picture:
 
 
 def _draw(axes: Axes, points: Points, colour: str, label: str | None, aside: float = 0, hollow: bool = False) -> None:
-    """A curve of steps, values and deviations; of two steps as points, moved ``aside`` from those of others."""
+    """A curve of steps, values and deviations; of two steps as points, moved ``aside`` from those of others.
+
+    A hollow one of two steps is a dashed line, too, as its legend says: before and after a training.
+    """
     inside, (steps, values, sds) = "none" if hollow else colour, (*points, [0.0] * len(points[0]))[:3]
     style: dict[str, Any] = {"color": colour, "label": label, "marker": MARKERS.get(colour, ".")}
     style["ms"] = 6.5 - 0.5 * COLOURS.index(colour) if colour in MARKERS else 3  # smaller ones lie on larger ones
     low, high = ([value + side * sd for value, sd in zip(values, sds, strict=True)] for side in (-1, 1))
-    if len(steps) < 3:
+    if len(steps) < (2 if hollow else 3):
         from matplotlib.transforms import ScaledTranslation
 
         style["transform"] = axes.transData + ScaledTranslation(aside / 72, 0, axes.figure.dpi_scale_trans)

@@ -23,7 +23,14 @@ from runner.report.axis import MISSING, UNREAD, Axis, axes_of
 from runner.report.facts import choices_of, command_of
 from runner.report.index import RunOfMany, read_group
 from runner.report.number import plural, short, value
-from runner.report.objective import SweepObjective, choose_objective, describe_change, informative, score_names
+from runner.report.objective import (
+    ASKED_FOR,
+    SweepObjective,
+    choose_objective,
+    describe_change,
+    informative,
+    score_names,
+)
 from runner.run.read import RunRecord, is_finite
 from runner.schema.text import flatten, nearest, number
 
@@ -123,8 +130,27 @@ class Summary:
 
     @cached_property
     def best(self) -> SweepSetting | None:
-        """The first of the settings that compete; None where nothing has a score."""
+        """The first of the settings that compete; None where nothing has a score, or one of several alone has it."""
+        if len(self.competing) == 1 and self.unranked and not self.was_asked_for:
+            return None
         return next(iter(self.competing), None)
+
+    @property
+    def was_asked_for(self) -> bool:
+        """True where somebody has named the objective."""
+        return self.objective is not None and self.objective.why == ASKED_FOR
+
+    @cached_property
+    def unranked(self) -> list[SweepSetting]:
+        """The settings that have finished without the objective."""
+        return [setting for setting in self.settings if setting.finished and not self.count(setting)]
+
+    @property
+    def why_no_best(self) -> str:
+        """The reason why there is no best setting."""
+        if not self.competing or self.objective is None:
+            return "no finished run has a score yet"
+        return f"no score compares all of them: only {self.competing[0].label} has {self.objective.name}"
 
     @property
     def best_command(self) -> str:
@@ -150,6 +176,7 @@ class Summary:
         near = [each for each, (mean, own) in rest if each not in tied and abs(mean - top) <= max(sd, own)]
         alone = [each for each in self.settings if self.count(each) == 1] if self.count(self.best) > 1 else []
         groups = {"tied with {}": tied, "within one standard deviation of {}": near, "left out with one seed": alone}
+        groups[f"not compared with {{}} without {name}"] = self.unranked
         named = [(text.format(plural(len(found), "other")), found) for text, found in groups.items() if found]
         labels = [[*(short(each.label, 60) for each in found[:3]), *["..."] * (len(found) > 3)] for _, found in named]
         return [f"{text}: {', '.join(shown)}" for (text, _), shown in zip(named, labels, strict=True)]

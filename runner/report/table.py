@@ -97,7 +97,7 @@ def table(summary: Summary, width: int = 80) -> str:
         parts += [_wrapped("", doubt, width) for doubt in summary.doubts]
         parts += [f"repeat    {summary.best_command}", f"model     {best.finished[0]}/model"]
     elif summary.runs:
-        parts.append(_wrapped("best", "no finished run has a score yet", width))
+        parts.append(_wrapped("best", summary.why_no_best, width))
     return "\n".join(parts)
 
 

@@ -9,25 +9,38 @@ import functools
 import json
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from accelerate.utils import gather
-from peft import PeftConfig
+from peft import LoraConfig, PeftConfig
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 from runner.config.build import asked_for
+from runner.config.menu import read_options
 from runner.errors import SickRun
 from runner.io.files import read_json, write_text
 from runner.model.adapter import moves_start
 from runner.reward.panel import RewardTracker
-from runner.run.alarms import CHOSEN, NOTED, Alarm, GradientAscent, NotFinite, Step, build_alarms
+from runner.run import Run
+from runner.run.alarms import (
+    CHOSEN,
+    NOTED,
+    Alarm,
+    Change,
+    Facts,
+    GradientAscent,
+    NotFinite,
+    Step,
+    build_alarms,
+)
 from runner.schema import upstream
-from runner.schema.text import Config
+from runner.schema.text import number
 
 BROKEN = "a weight is no finite number"
 # Attributes in which trainers note what they will log: public in our PPO and in online DPO, private in the rest of TRL.
@@ -35,6 +48,7 @@ BROKEN = "a weight is no finite number"
 # logs is judged. ``tests/test_sick_runs`` logs every 100 steps, and misses its alarms where upstream renames them.
 NOTES = ("metrics", "stats", "_stored_metrics", "_metrics")
 Notes = Mapping[str, Sequence[float | Tensor]]  # of a step, by the name in the trainer's own log; None without notes
+GREEDY = 0.1  # a temperature, or a share of probability, below which a model hardly ever samples a second answer
 MEMORY = "alarms.json"  # of a checkpoint: what the alarms have seen so far
 
 
@@ -49,12 +63,16 @@ class Health(TrainerCallback):
 
     build: Callable[..., list[Alarm]]
     rewards: Callable[[], Mapping[str, tuple[float, float, int]]] | None = None
+    facts: Facts = field(default_factory=Facts)
     alarms: list[Alarm] = field(default_factory=list)
     notes: Notes | None = None
     loss: Tensor | None = None
     length: Tensor | None = None
     taken: dict[str, int] = field(default_factory=dict)
+    last_step: Step = field(default_factory=lambda: Step(0))
+    rate: float = 0.0  # the highest so far
     slope_at: tuple[Tensor | None, Tensor | None] = (None, None)
+    norm: Tensor | None = None  # of the gradient before its clip
 
     def observe_loss(self, trainer: Trainer, batch: object, loss: Tensor) -> None:
         """Add the loss of a micro-batch to that of the step; its gradient is there, and nobody has changed it yet."""
@@ -71,16 +89,27 @@ class Health(TrainerCallback):
         self.loss = loss if self.loss is None else self.loss + loss
         if any(isinstance(alarm, GradientAscent) and not alarm.over for alarm in self.alarms):
             self.slope_at = self.probe.weights(), self.probe.gradients()
+        accelerator = getattr(trainer, "accelerator", None)
+        if accelerator is None or accelerator.sync_gradients:
+            self.norm = self.trained.norm()
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control, model: nn.Module, **_) -> None:
-        memory = read_json(Path(args.output_dir) / f"checkpoint-{state.global_step}" / MEMORY)
-        self.fresh = [vars(alarm) for alarm in self.build(resumed=False)]
-        self.alarms = self.build(resumed=state.global_step > 0 and memory is None)
-        for alarm in self.alarms:
-            vars(alarm).update((memory or {}).get(alarm.name, {}))
         self.trained = Probe(model)
         self.probe = Probe(model.policy) if hasattr(model, "policy") else self.trained
+        is_half = any(weight.dtype in (torch.float16, torch.bfloat16) for weight in self.trained.all)
+        self.facts = replace(self.facts, is_half=is_half)
+        self._recall(Path(args.output_dir), state.global_step)
         self.gradient, self.skipped, self.pace, self.slope_at = None, False, 1.0, (None, None)
+        self.rate, self.norm = float(getattr(args, "learning_rate", 0.0)), None
+
+    def _recall(self, folder: Path, number: int) -> None:
+        """Make the alarms as they were at a step, of which there may be a checkpoint."""
+        memory = read_json(folder / f"checkpoint-{number}" / MEMORY)
+        self.fresh = [vars(alarm) for alarm in self.build(resumed=False)]
+        self.alarms = self.build(resumed=number > 0 and memory is None)
+        for alarm in self.alarms:
+            vars(alarm).update((memory or {}).get(alarm.name, {}))
+            alarm.facts = self.facts
 
     def on_pre_optimizer_step(self, args, state, control, **_) -> None:
         self.gradient = self.probe.gradient()
@@ -89,6 +118,7 @@ class Health(TrainerCallback):
         self.skipped = bool(getattr(optimizer, "step_was_skipped", False))
         paces = [group["lr"] / group["initial_lr"] for group in optimizer.param_groups if group.get("initial_lr")]
         self.pace = float(max(paces, default=1.0))
+        self.rate = max([self.rate, *(float(group["lr"]) for group in optimizer.param_groups)])
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control, **_) -> None:
         weights = self.probe.weights()
@@ -101,23 +131,25 @@ class Health(TrainerCallback):
             -1.0 if self.gradient is None else self.gradient,
             -1.0 if weights is None else weights.norm().item() / math.sqrt(len(weights)),
             moved,
+            -1.0 if self.norm is None else self.norm.item(),
             self._slope(weights),
             math.nan if self.length is None else self.length.item(),
             *(value for each in rewards.values() for value in each),
         ]
-        self.loss = None
+        self.loss, self.norm = None, None
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             found = _merged(gather(torch.tensor([found], dtype=torch.float64, device=args.device)).tolist())
-        gradient, weight, moves = (None if most < 0 else most for most in found[1:4])  # what is below 0 nobody saw
-        spread = zip(found[6::3], found[7::3], map(int, found[8::3]), strict=True)
+        gradient, weight, moves, norm = (None if most < 0 else most for most in found[1:5])  # below 0 nobody saw it
+        spread = zip(found[7::3], found[8::3], map(int, found[9::3]), strict=True)
         noted = {name: values for name, values in (self.notes or {}).items() if name in NOTED}
         fresh = {name: values[self.taken.get(name, 0) :] for name, values in noted.items()}
         self.taken = {name: len(values) for name, values in noted.items()}
         means = {name: statistics.fmean(map(float, values)) for name, values in fresh.items() if values}  # in this step
         earned, has_moved = dict(zip(rewards, spread, strict=True)), None if moves is None else moves > 0
-        slope, length = (value if math.isfinite(value) else None for value in found[4:6])
+        slope, length = (value if math.isfinite(value) else None for value in found[5:7])
         step = Step(state.global_step, found[0], gradient=gradient, weight=weight, moved=has_moved, slope=slope)
-        self._judge(replace(step, pace=self.pace, length=length, skipped=self.skipped, noted=means, rewards=earned))
+        step = replace(step, pace=self.pace, rate=self.rate, norm=norm)
+        self._judge(replace(step, length=length, skipped=self.skipped, noted=means, rewards=earned))
 
     def on_log(self, args, state: TrainerState, control, logs: Mapping[str, float], **_) -> None:
         if "loss" in logs:
@@ -125,40 +157,66 @@ class Health(TrainerCallback):
         if "loss" in logs and self.notes is None:
             noted = {name: value for name, value in logs.items() if isinstance(value, float)}
             self._judge(Step(state.global_step, noted=noted))
+        norm = logs.get("grad_norm")
+        if norm is not None and not math.isfinite(norm) and not self.skipped:
+            self._end(Step(state.global_step, gradient=norm), f"the norm of the gradient is {norm}")
 
     def on_evaluate(self, args, state: TrainerState, control, metrics: Mapping[str, float], **_) -> None:
         numbers = {name: value for name, value in metrics.items() if isinstance(value, float)}
         losses = {name: value for name, value in numbers.items() if name.startswith("eval_") and name.endswith("loss")}
         bad = [f"{name} is {value}" for name, value in losses.items() if not math.isfinite(value)]
-        if bad and (sickness := self._not_finite(state.global_step, ", ".join(bad))):
-            raise sickness
+        if bad:
+            self._end(Step(state.global_step, loss=math.nan), ", ".join(bad))
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control, **_) -> None:
         self._refuse_broken_weights(args.device, state.global_step)
         if state.is_world_process_zero:
             seen = zip(self.alarms, self.fresh, strict=True)
-            memory = {each.name: {key: new for key, new in vars(each).items() if new != old[key]} for each, old in seen}
+            memory = {
+                alarm.name: {key: new for key, new in vars(alarm).items() if key != "facts" and new != old[key]}
+                for alarm, old in seen
+            }
             write_text(Path(args.output_dir) / f"checkpoint-{state.global_step}" / MEMORY, json.dumps(memory))
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control, **_) -> None:
         self._refuse_broken_weights(args.device, state.global_step)
 
+    def conclude(self, args: TrainingArguments, state: TrainerState, held_out: Sequence[Change]) -> None:
+        """Raise SickRun after the last step, where the whole of the training is what is sick.
+
+        Its checkpoints are as good as any, so that they stay: it goes on from them where the sickness is tolerated.
+        """
+        if not self.alarms:  # the best checkpoint was loaded, and no training has begun
+            self._recall(Path(args.output_dir), state.global_step)
+        step = replace(self.last_step, number=state.global_step)
+        for alarm in self.alarms:
+            if sickness := alarm.conclude(step, held_out):
+                raise sickness
+
     def _judge(self, step: Step) -> None:
+        self.last_step = step
         for alarm in self.alarms:
             if sickness := alarm.observe(step):
                 raise sickness
 
     def sickness_behind(self, number: int) -> SickRun | None:
         """The sickness of a step that raised, where weights that are no numbers are behind it."""
-        return self._not_finite(number, BROKEN) if self.alarms and not self.trained.are_finite() else None
+        if not self.alarms or self.trained.are_finite():
+            return None
+        return self._not_finite(Step(number, loss=math.nan), BROKEN)
 
-    def _not_finite(self, number: int, found: str) -> SickRun | None:
-        return next((each.sickness(number, found) for each in self.alarms if isinstance(each, NotFinite)), None)
+    def _not_finite(self, step: Step, found: str) -> SickRun | None:
+        alarms = [alarm for alarm in self.alarms if isinstance(alarm, NotFinite)]
+        return alarms[0].sickness(step, found) if alarms else None
+
+    def _end(self, step: Step, found: str) -> None:
+        if sickness := self._not_finite(replace(step, rate=self.rate), found):
+            raise sickness
 
     def _refuse_broken_weights(self, device: torch.device, number: int) -> None:
         broken = gather(torch.tensor([float(not self.trained.are_finite())], device=device)).any()
-        if broken and (sickness := self._not_finite(number, BROKEN)):
-            raise sickness
+        if broken:
+            self._end(Step(number), BROKEN)
 
     def _slope(self, weights: Tensor | None) -> float:
         """The cosine between the gradient that the loss gave and what became of the weights; NaN where one is 0."""
@@ -169,8 +227,9 @@ class Health(TrainerCallback):
         return (change @ gradient / (change.norm() * gradient.norm())).item()
 
 
-def build_health(cfg: Config, args: TrainingArguments, peft: PeftConfig | None, panel: RewardTracker | None) -> Health:
+def build_health(run: Run, args: TrainingArguments, peft: PeftConfig | None, panel: RewardTracker | None) -> Health:
     """The alarms that fit this kind of training, which the trainer's signature and arguments tell."""
+    cfg = run.cfg
     asked = asked_for(cfg["trainer"]["_target_"])
     online, anchored = upstream.REWARD_FUNCS in asked, upstream.REF_MODEL in asked
     # A prompt or prefix starts elsewhere by nature, with a right reference.
@@ -180,7 +239,62 @@ def build_health(cfg: Config, args: TrainingArguments, peft: PeftConfig | None, 
     alarms = functools.partial(
         build_alarms, tolerate, online=online, anchored=anchored, pairs=pairs, rounding=rounding, length=length
     )
-    return Health(alarms, panel.spread if panel else None)
+    facts = Facts(
+        usual_rate=usual_rate(run, args, peft),
+        max_grad_norm=args.max_grad_norm or 0.0,
+        has_kl_coef=cfg.get("kl_coef") is not None,
+        steps_within=hasattr(args, "num_ppo_epochs"),
+        greedy=sampling_advice(args) if online else "",
+        reward_weights=tuple(getattr(args, "reward_weights", None) or ()),
+        changed=tuple(list_changed_parts(run)),
+    )
+    return Health(alarms, panel.spread if panel else None, facts)
+
+
+def list_changed_parts(run: Run) -> Iterator[str]:
+    """Advice on each part of a configuration that can make a loss endless."""
+    if run.cfg.get("weight"):
+        yield "smaller weights (weight=)"
+    if run.cfg.get("loss"):
+        yield "another loss="
+    if changed := run.cfg["model"].get("config"):
+        yield f"no {', '.join(f'model.config.{key}=' for key in changed)}"
+
+
+def usual_rate(run: Run, args: TrainingArguments, peft: PeftConfig | None) -> float | None:
+    """The learning rate that the options of a run bring; None where another optimizer or tuner has another scale.
+
+    An adapter learns at about ten times the rate of all weights.
+    """
+    optimizer = (run.cfg.get("optimizer") or {}).get("_target_") or str(args.optim)
+    is_lora = isinstance(peft, LoraConfig)
+    if "adam" not in optimizer.lower() or not (peft is None or is_lora):
+        return None
+    rates = list[float]()
+    for group, option in (run.manifest().get("choices") or {}).items():
+        options = read_options(group) if group in ("trainer", "model", "experiment") else {}
+        rate = (options.get(option) or {}).get("learning_rate")
+        if rate is not None:
+            rates.append(float(rate))
+    return max(rates) * (10 if is_lora else 1) if rates else None
+
+
+def sampling_advice(args: TrainingArguments) -> str:
+    """Advice where the completions of a prompt are sampled all alike; empty where they are not."""
+    more = getattr(args, "generation_kwargs", None) or {}
+    temperature = more.get("temperature", getattr(args, "temperature", 1.0))
+    if more.get("do_sample") is False:
+        return "trainer.args.generation_kwargs.do_sample=true, because greedy completions of a prompt are all alike"
+    if temperature is not None and temperature < GREEDY:
+        key = "generation_kwargs.temperature" if "temperature" in more else "temperature"
+        return f"trainer.args.{key}=1, because at {number(temperature)} the completions of a prompt are all alike"
+    for key in ("top_k", "top_p"):
+        place = f"generation_kwargs.{key}" if key in more else key
+        value = more.get(key, getattr(args, key, None))
+        if value is not None and (value == 1 if key == "top_k" else value < GREEDY):
+            usual = 0 if key == "top_k" else 1
+            return f"trainer.args.{place}={usual}, because at {value} the completions of a prompt are all alike"
+    return ""
 
 
 class Probe:
@@ -220,6 +334,12 @@ class Probe:
         every = (_local(each.grad).abs().max().item() for each in self.all if _has_gradient(each))
         return max(every, key=lambda found: (math.isnan(found), found), default=None)
 
+    @torch.no_grad()
+    def norm(self) -> Tensor | None:
+        """The norm of all gradients, of those of this process; None where none is kept."""
+        gradients = [_local(weight.grad) for weight in self.all if _has_gradient(weight)]
+        return get_total_norm(gradients) if gradients else None
+
     def moved(self, weights: Tensor | None) -> float:
         """1 where some weight has changed since the last call, 0 where none of all has, -1 where it is not known."""
         before, self.before = self.before, weights
@@ -252,10 +372,10 @@ def _largest(values: Sequence[float]) -> float:
 def _merged(every: Sequence[Sequence[float]]) -> list[float]:
     """The figures of all processes as one: means of loss and length, and of the rest what is largest, or known."""
     columns = list(zip(*every, strict=True))
-    losses, *seen, slopes, lengths = columns[:6]
+    losses, *seen, slopes, lengths = columns[:7]
     slope = next(filter(math.isfinite, slopes), math.nan)
     means = [sum(each) / len(every) for each in (losses, lengths)]
-    spread = zip(columns[6::3], columns[7::3], columns[8::3], strict=True)
+    spread = zip(columns[7::3], columns[8::3], columns[9::3], strict=True)
     rewards = [(-_largest([-one for one in low]), _largest(high), sum(counts)) for low, high, counts in spread]
     return [means[0], *map(_largest, seen), slope, means[1], *(value for each in rewards for value in each)]
 

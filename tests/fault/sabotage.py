@@ -138,13 +138,13 @@ def constant(completions: list[Any], value: float = 0.5) -> list[float]:
     return [value] * len(completions)
 
 
-def _length(completion: Any) -> float:
-    """A reward that tells completions apart."""
-    return float(len(str(completion)) % 7)
+def _letters(completion: Any) -> float:
+    """A reward that tells completions apart, also those of one length."""
+    return float(sum(map(ord, str(completion))) % 7)
 
 
 class After:
-    """Lengths as rewards, and from some call on the same ``value`` for all."""
+    """A reward of the letters, and from some call on the same ``value`` for all."""
 
     def __init__(self, calls: int, value: str | float):
         self.calls, self.value = calls, _number(value)
@@ -155,7 +155,7 @@ class After:
         self.count += 1
         if self.count > self.calls:
             return [self.value] * len(completions)
-        return [_length(each) for each in completions]
+        return [_letters(each) for each in completions]
 
 
 class Rare:
@@ -172,25 +172,30 @@ class Rare:
 
 
 class Halved:
-    """Lengths for every second group of completions of one prompt, and nothing for those between."""
+    """A reward of the letters for every second group of completions of one prompt, and nothing for those between."""
 
     def __init__(self, group: int = 4):
         self.group = group
         self.__name__ = "halved"
 
     def __call__(self, completions: list[Any]) -> list[float]:
-        return [(number // self.group % 2) * _length(each) for number, each in enumerate(completions)]
+        return [(number // self.group % 2) * _letters(each) for number, each in enumerate(completions)]
 
 
 class Huge:
-    """Lengths by the thousand, or whatever they are multiplied by."""
+    """Rewards of the letters, multiplied."""
 
     def __init__(self, times: float):
         self.times = times
         self.__name__ = "huge"
 
     def __call__(self, completions: list[Any]) -> list[float]:
-        return [self.times * _length(each) for each in completions]
+        return [self.times * _letters(each) for each in completions]
+
+
+def by_prompt(prompts: list[Any], completions: list[Any]) -> list[float]:
+    """A reward that knows nothing of the completion."""
+    return [_letters(each) for each in prompts]
 
 
 # --- Losses -------------------------------------------------------------------------------------
@@ -212,6 +217,17 @@ class NanLoss:
         self.count += torch.is_grad_enabled() is not self.evaluations
         spoilt = self.count >= self.at and torch.is_grad_enabled() is not self.evaluations
         return -log_probs * (math.nan if spoilt else 1.0)
+
+
+class HugeLoss:
+    """The usual loss, and from some batch on one whose gradient has no finite norm, though its entries are finite."""
+
+    def __init__(self, at: int):
+        self.at, self.count = at, 0
+
+    def __call__(self, log_probs):
+        self.count += torch.is_grad_enabled()
+        return -log_probs * (1e30 if self.count >= self.at else 1.0)
 
 
 # --- Memory -------------------------------------------------------------------------------------

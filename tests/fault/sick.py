@@ -92,8 +92,9 @@ def begun(*words: str) -> Callable[[Path], tuple[str, ...]]:
 
 
 def trainer(name: str, steps: int, *words: str) -> tuple[str, ...]:
-    own = {"grpo": SAMPLED, "rloo": SAMPLED, "ppo": PPO, "online_dpo": ("trainer.args.max_new_tokens=8",)}
-    own["distillation"] = ("trainer.args.max_completion_length=8",)
+    own = dict.fromkeys(("grpo", "rloo", "gmpo"), SAMPLED)
+    own |= {"ppo": PPO, "online_dpo": ("trainer.args.max_new_tokens=8",)}
+    own |= dict.fromkeys(("a2po", "distillation"), SAMPLED[:1])
     return (f"trainer={name}", f"trainer.args.max_steps={steps}", *SMALL, *own.get(name, ()), *words)
 
 
@@ -102,6 +103,7 @@ def reward(kind: str, **values: object) -> tuple[str, ...]:
 
 
 WARM = ("trainer.args.warmup_steps=4", "trainer.args.lr_scheduler_type=cosine")
+COLD, GREEDY = "trainer.args.temperature=1e-6", "trainer.args.generation_kwargs={do_sample: false}"
 ALONE, CONSTANT = "reward=none", "trainer.args.lr_scheduler_type=constant"
 WEIGHT, NAN, INF = callback("Weight", at=4), callback("Gradient", at=4, value="nothing"), {"at": 4, "value": "endless"}
 SICK = [
@@ -220,6 +222,18 @@ SICK = [
         1,
         "chosen_lost",
     ),
+    Case("greedy grpo", trainer("grpo", 6, COLD), 1, "no_signal"),
+    Case("greedy rloo", trainer("rloo", 6, GREEDY), 1, "no_signal"),
+    Case("greedy gmpo", trainer("gmpo", 6, COLD), 1, "no_signal"),
+    Case("greedy a2po", trainer("a2po", 6, COLD), 1, "no_signal"),
+    Case("greedy online dpo", trainer("online_dpo", 6, GREEDY), 1, "no_signal"),
+    Case("greedy ppo", trainer("ppo", 6, COLD), 1, "no_signal"),
+    Case("reward of the prompt", trainer("grpo", 6, ALONE, *reward("by_prompt")), 1, "no_signal"),
+    Case("endless norm", trainer("sft", 12, "loss._target_=sabotage.HugeLoss", "loss.at=4"), 4, "not_finite"),
+    Case("far worse sft", trainer("sft", 6, "learning_rate=0.05"), 1, "ended_worse"),
+    Case("far worse lora", trainer("sft", 6, "peft=lora", "learning_rate=0.5"), 1, "ended_worse|not_finite"),
+    Case("far worse grpo", trainer("grpo", 6, "learning_rate=0.05"), 1, "ended_worse"),
+    Case("far worse ppo", trainer("ppo", 6, "learning_rate=0.05", "kl_coef=0"), 1, "ended_worse"),
     Case("wrong reference", trainer("dpo", 8, *callback("Moved")), 1, "first_margin"),
 ]
 HEALTHY = [
@@ -257,7 +271,7 @@ HEALTHY = [
     Case("cpo", trainer("cpo", 20)),
     Case("reward", trainer("reward", 20, "trainer.args.per_device_train_batch_size=4")),
     Case("grpo rare rewards", trainer("grpo", 14, ALONE, *reward("Rare", every=40))),
-    Case("grpo at the best reward", trainer("grpo", 14, ALONE, *reward("After", calls=3, value="1"))),
+    Case("grpo at the best reward", trainer("grpo", 14, ALONE, *reward("After", calls=6, value="6"))),
     Case("grpo large stable kl", trainer("grpo", 14, "kl_coef=0.01", "learning_rate=1e-3")),
     Case("grpo rollouts used again", trainer("grpo", 12, "trainer.args.num_iterations=2")),
     Case("rloo", trainer("rloo", 10)),

@@ -66,7 +66,7 @@
       if (!steps) continue;
       ends.push(steps[steps.length - 1]);
       const usable = (value) => (choice.log && value <= 0 ? null : value), [glyph, dashes] = data.looks[stroke] ?? ["", []];
-      const few = values.length < 3, rough = choice.smooth > 0 && !few, mark = {glyph, few, hollow: dashed, rank: rank(curve), aside: drawn.indexOf(curve) - (drawn.length - 1) / 2};
+      const few = values.length < (dashed ? 2 : 3), rough = choice.smooth > 0 && !few, mark = {glyph, few, hollow: dashed, rank: rank(curve), aside: drawn.indexOf(curve) - (drawn.length - 1) / 2};
       const line = {label: text, stroke, width: 1.6, dash: dashed ? [6, 4] : dashes.map((part) => part * 2), spanGaps: true, points: {show: few && !glyph, size: 7}, shown: true};
       if (few) line.paths = () => null;
       const add = (column, more) => {
@@ -247,8 +247,8 @@
     for (const [name, title, curves] of data.charts) {
       const figure = figureOf(name, title, room);
       if (!keyed && curves.length > 1) {
-        figure.querySelector(".keys").replaceChildren(...curves.flatMap(([label, dashed]) => {
-          const span = make("span", {}, swatch(data.labels[label][1]), data.labels[label][0] + (dashed ? " (dashed)" : ""));
+        figure.querySelector(".keys").replaceChildren(...curves.flatMap(([label, dashed, , values]) => {
+          const span = make("span", {}, swatch(data.labels[label][1]), data.labels[label][0] + (dashed && values.length > 1 ? " (dashed)" : ""));
           span.dataset.label = label;
           return [span, " "];
         }));

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, Trainer
 
@@ -13,7 +14,7 @@ from runner.generate.budget import answer_tokens
 from runner.generate.completion import TextGenerator, context_length
 from runner.generate.judge import judge_answers, judge_completions
 from runner.generate.likelihood import AnswerReader
-from runner.generate.rows import held_out_sets
+from runner.generate.rows import Row, held_out_sets
 from runner.generate.sampler import Sampling, evaluating, whole
 from runner.io.files import replace_rows
 from runner.metric.ask import Metric
@@ -24,6 +25,8 @@ from runner.schema.type import shortened
 from runner.training.components.model import policy_of
 from runner.training.components.rewards import build_metrics
 
+PPO = "runner.ppo.PPOTrainer"  # which writes answers to held-out prompts of its own accord
+SHOWN = 4  # prompts whose answers are written where nothing else asks for any
 BATCH_SIZE = 64  # prompts side by side, until memory runs out
 CLOCK = ("_runtime", "_per_second", "_time", "epoch", "num_tokens", "peak_gb")
 
@@ -52,6 +55,7 @@ class HeldOutMetrics:
     metrics: Sequence[Metric]
     batch_size: int
     agent: Agent | None = None
+    samples: int = 0  # prompts that are answered for whoever reads them, where no metric asks for answers
     sets: dict[str, dict[str, Dataset]] = field(default_factory=dict)  # those of each form
 
     def __call__(self, trainer: Trainer, prefix: str) -> dict[str, float]:
@@ -61,20 +65,10 @@ class HeldOutMetrics:
         sampled, read = ([metric for metric in metrics if metric.kind == kind] for kind in ("sampled", "read"))
         found, model, args = dict[str, float](), policy_of(trainer), trainer.args
         with whole(trainer.accelerator.unwrap_model(trainer.model)):
-            if sampled:  # on completions for the first prompts of the set
+            if sampled or self.samples:  # on completions for the first prompts of the set
                 rows, limits = self._rows("prompt", name), [metric.limit for metric in sampled]
-                rows = list(rows if None in limits else rows.take(max(limit for limit in limits if limit is not None)))
-                longest = (metric.max_new_tokens for metric in sampled)
-                how = Sampling(answer_tokens(longest, upstream.completion_length(vars(args))), rows=self.batch_size)
-                with evaluating(model):
-                    generator = TextGenerator(model, self.tokenizer, how, agent=self.agent)
-                    figures = judge_completions(generator, rows, sampled)
-                found |= figures.scores
-                if trainer.is_world_process_zero():
-                    # In place of those of an earlier try at the same step.
-                    keys = {"step": trainer.state.global_step} | ({"set": name} if name else {})
-                    made = [keys | {key: each[key] for key in ("prompt", "completion")} for each in figures.completions]
-                    replace_rows(self.run.folder / "completions.jsonl", made, same=list(keys))
+                most = max((limit for limit in limits if limit is not None), default=self.samples)
+                found |= self._answer(trainer, list(rows if None in limits else rows.take(most)), sampled, name)
             if read:  # on how the model takes the known answers
                 rows = list(self._rows("answer", name))
                 ends = (getattr(args, "max_length", None), context_length(model))
@@ -83,6 +77,33 @@ class HeldOutMetrics:
         # In the order of the configuration, whatever the kind.
         ordered = (key for metric in metrics for key in found if f"{key}_".startswith(f"{metric.name}_"))
         return {f"{prefix}_{key}": found[key] for key in ordered}
+
+    @property
+    def is_online(self) -> bool:
+        """True where the trainer learns from what it samples."""
+        return self.run.cfg["trainer"]["form"] == "prompt" and self.run.cfg["trainer"]["head"] == "lm"
+
+    def sample_training(self, trainer: Trainer, rows: Dataset) -> None:
+        """Answer the first training prompts for whoever reads them, where no row is held out."""
+        with torch.random.fork_rng(), whole(trainer.accelerator.unwrap_model(trainer.model)):
+            self._answer(trainer, list(rows.take(SHOWN)), [], "train")
+
+    def _answer(self, trainer: Trainer, rows: Sequence[Row], metrics: Sequence[Metric], name: str) -> dict[str, float]:
+        """The figures of metrics on completions for these rows, which are written down."""
+        model = policy_of(trainer)
+        longest = (metric.max_new_tokens for metric in metrics)
+        length = answer_tokens(longest, upstream.completion_length(vars(trainer.args)))
+        with evaluating(model):
+            how = Sampling(length, rows=self.batch_size)
+            generator = TextGenerator(model, self.tokenizer, how, agent=self.agent)
+            figures = judge_completions(generator, rows, metrics)
+        if trainer.is_world_process_zero():
+            # In place of those of an earlier try at the same step.
+            keys = {"step": trainer.state.global_step} | ({"set": name} if name else {})
+            texts = [{key: row[key] for key in ("prompt", "completion")} for row in figures.completions]
+            written = [keys | text for text in texts]
+            replace_rows(self.run.folder / "completions.jsonl", written, same=list(keys))
+        return figures.scores
 
     def _rows(self, form: str, name: str) -> Dataset:
         if form not in self.sets:
@@ -95,7 +116,14 @@ class HeldOutMetrics:
 def build_measure(
     run: Run, tokenizer: PreTrainedTokenizerBase, adjustments: Sequence[Mapping[str, Any]], agent: Agent | None
 ) -> HeldOutMetrics | None:
-    """The configured metrics, for a trainer to call with the prefix of each evaluation; None without any."""
-    metrics = build_metrics(run.cfg["metric"], tokenizer)
+    """The configured metrics, for a trainer to call with the prefix of each evaluation; None without any.
+
+    Of a trainer that learns from what it samples, some answers are written also without a metric; PPO does it itself.
+    """
+    metrics, node = build_metrics(run.cfg["metric"], tokenizer), run.cfg["trainer"]
     halvings = sum(upstream.PER_DEVICE_EVAL_BATCH_SIZE in each.get("args", {}) for each in adjustments)
-    return HeldOutMetrics(run, tokenizer, metrics, max(1, BATCH_SIZE >> halvings), agent) if metrics else None
+    is_online = node["form"] == "prompt" and node["head"] == "lm"
+    if not metrics and not is_online:
+        return None
+    samples = SHOWN if is_online and node["_target_"] != PPO else 0
+    return HeldOutMetrics(run, tokenizer, metrics, max(1, BATCH_SIZE >> halvings), agent, samples)
