@@ -3,6 +3,7 @@
 What costs time is cached by its content, so that a second process, or the next run of a sweep, finds it on disk.
 """
 
+import functools
 import hashlib
 import json
 import logging
@@ -29,10 +30,11 @@ from runner.dataset.form import TURN_EXTRAS, Role
 from runner.dataset.image import COLUMNS, IMAGES, content_hash, find_images, has_images
 from runner.dataset.remote import copy_here
 from runner.dataset.request import Use, check_cut, check_words, no_row, read_cuts, read_limits, split_of
-from runner.dataset.step import first_made, key_of_steps, list_steps
+from runner.dataset.step import Step, first_made, list_steps
 from runner.errors import DataError, EnvironmentFault, describe, fault
 from runner.io.hub import is_of_network
 from runner.io.turns import TEMPLATE_ARGUMENTS
+from runner.schema.code import code_hash
 
 log = logging.getLogger(__name__)
 
@@ -242,6 +244,15 @@ def translate_dataset_errors(path: str, where: str = "dataset.path") -> Iterator
 def cache_key(*parts: object) -> str:
     """A name for a result in the cache, from everything that it depends on."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def key_of_steps(steps: Sequence[Step]) -> list[Any]:
+    """All that the results of the steps depend on: their code and their settings."""
+    key = []
+    for step in steps:
+        settings = step.keywords if isinstance(step, functools.partial) else vars(step)
+        key.append([code_hash(step), repr(sorted(settings.items()))])
+    return key
 
 
 # --- Conversion ---------------------------------------------------------------------------------

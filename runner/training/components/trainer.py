@@ -22,13 +22,13 @@ from runner.dataset.detect import EVERY
 from runner.dataset.weigh import Entry, Weigher, WeightCollator, columns_of, pack_rows, rotate_weights, weigh_rows
 from runner.errors import Fault, RunnerError
 from runner.generate.budget import prompts_answered
-from runner.io.files import source_hash
 from runner.io.temporary import temporarily
 from runner.model.adapter import complete_heads
 from runner.model.encoding import processor_of, tokenizer_of
 from runner.model.reference import match_reference
 from runner.optimizer import build_optimizer
 from runner.schema import upstream
+from runner.schema.code import code_hash
 from runner.schema.read import read_signature
 from runner.schema.text import Config, Node, named
 from runner.training.extension import Hooks, extend
@@ -170,7 +170,7 @@ def columns_asked_for(rules: list[BoundRule]) -> list[str] | None:
 def set_weights(trainer: Trainer, rules: list[BoundRule]) -> None:
     """Give every token of the trainer's rows its weight, have its batches carry them, and pack the rows if asked to."""
     args, weigher = trainer.args, Weigher(rules, tokenizer_of(trainer.processing_class))
-    key = str([(source_hash(rule), sorted(rule.keywords.items())) for rule in rules])
+    key = str([(code_hash(rule), sorted(rule.keywords.items())) for rule in rules])
 
     def weighed(rows: Dataset) -> Dataset:
         rows = weigh_rows(rows, weigher, key, args.dataset_num_proc)
