@@ -16,8 +16,8 @@ from runner.run import Run
 from runner.run.key import lasting
 from runner.run.seal import SEAL, sealed_checkpoints
 from runner.schema import upstream
-from runner.schema.code import find_code
-from runner.schema.text import flatten, last_key, nodes, walk
+from runner.schema.code import find_code, packages_of
+from runner.schema.text import flatten, last_key, walk
 
 NAMES = ("path", "file", "files", "template", upstream.DEEPSPEED, upstream.FSDP_CONFIG)  # ends of keys that are read
 SUFFIXES = {".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".gz", ".zst", ".safetensors", ".bin", ".model"}
@@ -94,8 +94,7 @@ def _files_of_keys(cfg: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Path
                 files = (file for file in inner if file.suffix in SUFFIXES and file.name not in NOT_INPUTS)
             named = str(Path(value))  # with ~ as it stands there
             yield path, {str(file).replace(str(place), named, 1): file for file in files if file.is_file()}
-    packages = {str(node["_target_"]).partition(".")[0] for _, node in nodes(cfg)}
-    for package, sources in find_code(packages).items():
+    for package, sources in find_code(packages_of(cfg)).items():
         yield f"{CODE} {package}", sources
 
 

@@ -7,13 +7,20 @@ followed, nor is a file that the code opens.
 
 import ast
 import functools
+import hashlib
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from runner.errors import is_own
 from runner.io.files import sha256
 from runner.schema.source import NOT_OF_THE_USER, Module, find_module, parse_module
+from runner.schema.text import nodes
+
+
+def packages_of(node: Mapping[str, object]) -> set[str]:
+    """The packages that the targets of a configuration, or of a part of it, name."""
+    return {str(inner["_target_"]).partition(".")[0] for _, inner in nodes(node)}
 
 
 def find_code(packages: Iterable[str]) -> dict[str, dict[str, Path]]:
@@ -37,11 +44,19 @@ def code_hash(part: object) -> str:
     part = getattr(part, "func", part)
     part = part if inspect.isroutine(part) or inspect.isclass(part) else type(part)
     package = part.__module__.partition(".")[0]
-    files = [path for sources in find_code([package]).values() for path in sources.values()]
-    if not files and part.__module__ != "builtins":  # of a library, or loaded in a way of its own
-        source = inspect.getsourcefile(part)
-        files = [Path(source)] if source else []
-    return " ".join([f"{part.__module__}.{part.__qualname__}", *map(sha256, files)])
+    source = hash_packages([package])
+    if not source and part.__module__ != "builtins":  # of a library, or loaded in a way of its own
+        file = inspect.getsourcefile(part)
+        source = sha256(Path(file)) if file else ""
+    return f"{part.__module__}.{part.__qualname__} {source}"
+
+
+def hash_packages(packages: Iterable[str]) -> str:
+    """A hash of all source files of packages of the user's, and of those they import; empty where there are none."""
+    digests = []
+    for sources in find_code(packages).values():
+        digests += [f"{name} {sha256(file)}" for name, file in sources.items()]
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest() if digests else ""
 
 
 def _source_files(module: Module) -> dict[str, Path]:

@@ -28,17 +28,19 @@ from runner.model.encoding import processor_of, tokenizer_of
 from runner.model.reference import match_reference
 from runner.optimizer import build_optimizer
 from runner.schema import upstream
-from runner.schema.code import code_hash
+from runner.schema.code import code_hash, hash_packages, packages_of
 from runner.schema.read import read_signature
 from runner.schema.text import Config, Node, named
 from runner.training.extension import Hooks, extend
 from runner.training.objective import OBJECTIVES, call
-from runner.training.precompute import drop_long, map_sets, note_of, share_rows
+from runner.training.precompute import drop_long, map_sets, note_of, share_rows, with_code
 
 BoundRule: TypeAlias = functools.partial[Sequence[Entry]]
 
 NOT_FOR_THE_TRAINER = {"_target_", "form", "head", "evaluates", "shares_batch", "reference_column", "images", "args"}
 NOT_FOR_THE_TRAINER |= {"needs_gpu", "tool_timeout"}
+# Parts of a configuration whose code decides what a trainer keeps in a cache: tokens, and log-probabilities.
+PREPARES_ROWS = ("trainer", "model", "peft", "quant")
 
 
 def build_trainer(
@@ -63,6 +65,10 @@ def build_trainer(
         changed = {"max_length": None}
     parts = dict(shared or offered) | ({} if objective else {upstream.COMPUTE_LOSS_FUNC: hooks.loss})
     parts["policy_loss"] = (lambda **given: call(hooks.loss, given)) if hooks.loss else None
+    code = hash_packages(packages_of({name: cfg.get(name) for name in PREPARES_ROWS}))
+    if code:
+        parts[upstream.TRAIN_DATASET] = with_code(parts[upstream.TRAIN_DATASET], code)
+        parts["eval_dataset"] = map_sets(lambda rows: with_code(rows, code), parts["eval_dataset"])
     most, sets = prompts_answered(cfg), parts["eval_dataset"]
     sets = map_sets(lambda rows: rows.take(most), sets) if most else sets
     if isinstance(sets, dict) and all(isinstance(each, Dataset) for each in sets.values()):
