@@ -1058,6 +1058,31 @@ def test_files_without_the_name_of_a_split_are_one_to_train_on(tmp_path):
         load_rows(both)
 
 
+@pytest.mark.parametrize("names", ["latest devices household retrieval", "contest", "upheld developer", "pretrain b"])
+def test_the_name_of_a_split_inside_a_word_is_none(tmp_path, names):
+    for number, name in enumerate(names.split()):
+        write(tmp_path / f"{name}.jsonl", [exchange(number)])
+    train, evals = load_rows(str(tmp_path), shuffle=False)
+    assert len(train) == len(names.split()) and evals is None
+
+
+@pytest.mark.parametrize("name", ["test", "my-test", "test_2", "a.dev", "Validation", "testset", "heldout", "eval 3"])
+def test_a_split_that_is_not_to_train_on_is_known_by_a_word_of_its_name(tmp_path, name):
+    write(tmp_path / "a.jsonl", [exchange(0)])
+    write(tmp_path / f"{name}.jsonl", [exchange(1)])
+    with pytest.raises(DataError, match="'train' in"):
+        load_rows(str(tmp_path))
+
+
+def test_files_whose_names_differ_in_the_split_alone_are_splits(tmp_path):
+    for number, name in enumerate(("trainA", "testA")):
+        write(tmp_path / f"{name}.jsonl", [exchange(number)])
+    train, evals = load_rows(str(tmp_path), split={"train": "trainA", "eval": "testA"})
+    assert (numbers(train), numbers(evals)) == ([0], [1])
+    with pytest.raises(DataError, match="'train' in"):
+        load_rows(str(tmp_path))
+
+
 def test_a_list_of_files_is_one_to_train_on(tmp_path):
     files = [write(tmp_path / f"{name}.jsonl", [exchange(ord(name))]) for name in "ab"]
     node = {"_target_": LOADER, "path": files}
