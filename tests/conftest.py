@@ -21,6 +21,7 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a user's Python writes compiled modules
 
 from runner.__main__ import main
 from runner.io.files import read_json
@@ -28,6 +29,7 @@ from runner.report import plot
 from runner.run import Run
 from runner.run.read import read_metrics
 
+sys.dont_write_bytecode = False
 ROOT = Path(__file__).parent.parent
 ENTER = "import sys; from pkgutil import resolve_name; resolve_name(sys.argv[1])(sys.argv[2:])"
 # Of every command; what a test does in this process sets variables, and these would need a process from the start.

@@ -497,6 +497,92 @@ def test_a_text_that_looks_like_json_stays_a_text_beside_turns_in_parts(tmp_path
     assert [[turn["content"] for turn in row["messages"]] for row in train] == [["7", text] for text in texts]
 
 
+DATE = "2020-01-02"
+AS_WRITTEN = {
+    "dates": [DATE, "2020-01-03"],
+    "moments": ["2020-01-02 03:04", "2020-01-02T03:04:05Z", "2020-01-02T03:04:05+02:00"],
+    "times": ["03:04:05", "12:30", "P1D", "20200102"],
+    "numbers": ["007", "1e5", "12345678901234567890", "true", "null", "NaN"],
+    "null first": [None, DATE],
+    "text between": [DATE, "soon", None],
+    "list": [[DATE], [], ["2020-01-03"]],
+    "in objects": [{"at": [{"day": DATE, "share": 0.12345678901234567}]}] * 2,
+    "several types": [DATE, 3, "3", {"day": DATE}],
+}
+WRITERS_OF_VALUES = {
+    "rows.jsonl": lambda path, rows: write(path, rows),
+    "rows.json": lambda path, rows: path.write_text(json.dumps(rows, indent=1)),
+    "rows.jsonl.gz": lambda path, rows: path.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode())),
+}
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("file", WRITERS_OF_VALUES)
+@pytest.mark.parametrize("values", AS_WRITTEN)
+def test_a_text_of_json_stays_the_text_that_it_is(tmp_path, values, file, streaming):
+    rows = [{"prompt": str(number), "value": value} for number, value in enumerate(AS_WRITTEN[values])]
+    WRITERS_OF_VALUES[file](tmp_path / file, rows)
+    how = {"to": "prompt", "keep": ["value"], "shuffle": False, "streaming": streaming}
+    train, _ = load_rows(str(tmp_path / file), **how)
+    assert [row["value"] for row in train] == AS_WRITTEN[values]
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.tsv", "rows.parquet"])
+def test_a_date_stays_a_text_in_other_files(tmp_path, name):
+    table = pyarrow.table({"prompt": ["1", "2"], "value": [DATE, "2020-01-03"]})
+    if name == "rows.parquet":
+        parquet.write_table(table, tmp_path / name)
+    else:
+        comma = "," if name == "rows.csv" else "\t"
+        lines = [comma.join(row.values()) for row in table.to_pylist()]
+        (tmp_path / name).write_text("\n".join([comma.join(table.column_names), *lines]))
+    train, _ = load_rows(str(tmp_path / name), to="prompt", keep=["value"], shuffle=False)
+    assert train["value"][:] == [DATE, "2020-01-03"]
+
+
+@pytest.mark.parametrize("files", [("one.jsonl", "two.jsonl"), ("two.jsonl", "one.jsonl"), ("one.json", "two.json")])
+def test_dates_in_one_file_and_other_texts_in_the_next_stay_what_they_are(tmp_path, files):
+    texts = {"one": [DATE, "2020-01-03"], "two": ["soon", "2020-01-04"]}
+    for name in files:
+        rows = [{"prompt": "1", "value": value} for value in texts[name.partition(".")[0]]]
+        WRITERS_OF_VALUES["rows.jsonl" if name.endswith("l") else "rows.json"](tmp_path / name, rows)
+    paths = [str(tmp_path / name) for name in files]
+    train, _ = load_rows(paths, to="prompt", keep=["value"], shuffle=False)
+    assert train["value"][:] == [text for name in files for text in texts[name.partition(".")[0]]]
+
+
+def test_texts_that_look_like_dates_further_down_in_a_large_file_stay_what_they_are(tmp_path, monkeypatch):
+    monkeypatch.setattr("runner.dataset.exact.ONE_BLOCK", 0)
+    rows = [{"prompt": "1", "value": value} for value in ["n/a"] * 6 + [DATE] * 6]
+    path = write(tmp_path / "rows.jsonl", [row | {"pad": "x" * (2 << 20)} for row in rows])
+    train, _ = load_rows(path, to="prompt", keep=["value"], shuffle=False)
+    assert train["value"][:] == [row["value"] for row in rows]
+
+
+def test_a_key_that_only_later_rows_have_is_not_lost_where_rows_are_read_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("runner.dataset.exact.BATCH", 1)
+    write(tmp_path / "one.jsonl", [{"prompt": "1", "value": {"day": DATE}}])
+    write(tmp_path / "two.jsonl", [{"prompt": "2", "value": {"day": DATE, "hour": "3"}}])
+    with pytest.raises(DataError, match="value has a key that the first rows have not: hour"):
+        load_rows([str(tmp_path / "one.jsonl"), str(tmp_path / "two.jsonl")], to="prompt", keep=["value"])
+
+
+@pytest.mark.slow
+def test_rows_whose_answers_are_dates_train_and_a_reward_gets_them_as_text(runner):
+    rows = [{"question": f"{number}?", "answer": f"2020-01-0{number}"} for number in range(1, 9)]
+    write(runner.folder / "rows.jsonl", 2 * rows)
+    (runner.folder / "mine.py").write_text(
+        "def dated(completions, reference, **columns):\n"
+        "    assert all(isinstance(text, str) and text.startswith('2020-01-0') for text in reference)\n"
+        "    return [float(len(str(text))) for text in completions]\n"
+    )
+    assert "2020-01-0" in runner("preview", "trainer=sft", "dataset=rows.jsonl").stdout
+    words = ("trainer=grpo", "dataset=rows.jsonl", "metric=none", "trainer.args.max_steps=1")
+    small = ("num_generations=2", "max_completion_length=4", "per_device_train_batch_size=4")
+    own = ("reward._target_=mine.dated", "allow=[mine]")
+    runner(*words, *(f"trainer.args.{setting}" for setting in small), *own)
+
+
 @pytest.mark.parametrize("batch", [2, 8])
 def test_every_batch_of_judged_answers_holds_good_and_bad_ones(tmp_path, batch):
     path = write(tmp_path / "rows.jsonl", map(pair, range(40)))
@@ -778,6 +864,12 @@ def tell_rows(words):
             print(json.dumps([error.code, str(error)]))
 
 
+def tell_first(words):
+    """Print the first row that load_rows gives."""
+    train, _ = load_rows(**json.loads(words[0]))
+    print(json.dumps(next(iter(train))))
+
+
 def load_from(online_runner, jobs, **variables):
     """What load_rows gives for each job, in a process that knows the hub."""
     done = online_runner(json.dumps(jobs), door="test_dataset:tell_rows", **variables)
@@ -797,6 +889,18 @@ def test_the_menu_against_a_hub_and_then_without_it(online_runner):
     assert [turn["role"] for turn in firefly["messages"]] == ["user", "assistant"]
     assert gsm8k["reference"] == gsm8k["answer"] and "####" in gsm8k["answer"]
     assert load_from(online_runner, jobs, HF_HUB_OFFLINE="1") == loaded
+
+
+@pytest.mark.slow
+def test_dates_in_json_of_the_hub_are_texts_and_so_they_are_without_it(hub, online_runner):
+    rows = [{"prompt": str(number), "completion": DATE} for number in range(4)]
+    hub.add_files("dataset", "some/dates", {"train.jsonl": "\n".join(map(json.dumps, rows)).encode()})
+    jobs = [{"path": "some/dates", "split": {"train": "train", "eval": "train"}, "to": "demonstration"}]
+    assert load_from(online_runner, jobs) == [[4, 4, rows[0]]]
+    assert load_from(online_runner, jobs, HF_HUB_OFFLINE="1") == [[4, 4, rows[0]]]
+    stream = jobs[0] | {"streaming": True, "split": {"train": "train", "eval": None}}
+    done = online_runner(json.dumps(stream), door="test_dataset:tell_first")
+    assert json.loads(done.stdout)["completion"] == DATE
 
 
 @pytest.mark.slow
@@ -952,6 +1056,31 @@ def test_files_without_the_name_of_a_split_are_one_to_train_on(tmp_path):
     write(tmp_path / "both" / "test.jsonl", [exchange(0)])
     with pytest.raises(DataError, match="'train' in"):  # for the rows of the test must not be trained on
         load_rows(both)
+
+
+@pytest.mark.parametrize("names", ["latest devices household retrieval", "contest", "upheld developer", "pretrain b"])
+def test_the_name_of_a_split_inside_a_word_is_none(tmp_path, names):
+    for number, name in enumerate(names.split()):
+        write(tmp_path / f"{name}.jsonl", [exchange(number)])
+    train, evals = load_rows(str(tmp_path), shuffle=False)
+    assert len(train) == len(names.split()) and evals is None
+
+
+@pytest.mark.parametrize("name", ["test", "my-test", "test_2", "a.dev", "Validation", "testset", "heldout", "eval 3"])
+def test_a_split_that_is_not_to_train_on_is_known_by_a_word_of_its_name(tmp_path, name):
+    write(tmp_path / "a.jsonl", [exchange(0)])
+    write(tmp_path / f"{name}.jsonl", [exchange(1)])
+    with pytest.raises(DataError, match="'train' in"):
+        load_rows(str(tmp_path))
+
+
+def test_files_whose_names_differ_in_the_split_alone_are_splits(tmp_path):
+    for number, name in enumerate(("trainA", "testA")):
+        write(tmp_path / f"{name}.jsonl", [exchange(number)])
+    train, evals = load_rows(str(tmp_path), split={"train": "trainA", "eval": "testA"})
+    assert (numbers(train), numbers(evals)) == ([0], [1])
+    with pytest.raises(DataError, match="'train' in"):
+        load_rows(str(tmp_path))
 
 
 def test_a_list_of_files_is_one_to_train_on(tmp_path):

@@ -144,3 +144,25 @@ def test_another_run_finds_all_rows_prepared_also_where_an_equal_tokenizer_lies_
             path.write_bytes(path.read_bytes()[:-100])
         assert "damaged; it is made again" in runner(*words, "learning_rate=3e-4").stderr
         assert set(home.rglob("*.arrow")) == before
+
+
+def test_a_reference_is_computed_again_where_the_code_of_the_model_has_changed(runner):
+    lab = runner.folder / "mylab"
+    lab.mkdir()
+    (lab / "nets.py").write_text(
+        "from runner.model.load import load_model\n"
+        "from .scale import SCALE\n"
+        "def scaled(module, args, output):\n"
+        "    output.last_hidden_state = output.last_hidden_state * SCALE\n"
+        "    return output\n"
+        "def load(tokenizer, **settings):\n"
+        "    model = load_model(tokenizer=tokenizer, **settings)\n"
+        "    model.get_decoder().register_forward_hook(scaled)\n"
+        "    return model\n"
+    )
+    own = ("model._target_=mylab.nets.load", "allow=[mylab]", "trainer.args.precompute_ref_log_probs=true")
+    for name, scale in (("first", "1.0"), ("second", "0.25")):
+        (lab / "scale.py").write_text(f"SCALE = {scale}\n")
+        runner("trainer=dpo", *QUICK, "dataset.limit.train=60", "trainer.args.max_steps=1", *own, f"name={name}")
+        line = read_metrics(Run(runner.runs(name)[0]).metrics)[1]
+        assert line["loss"] == pytest.approx(0.6931, abs=1e-3)  # the model is its own reference yet

@@ -7,9 +7,9 @@ import pytest
 
 from runner.__main__ import main
 from runner.config.build import build
-from runner.dataset.load import load_rows
+from runner.dataset.load import key_of_steps, load_rows
 from runner.dataset.mix import mix_rows
-from runner.dataset.step import apply_steps, fill, key_of_steps, list_steps
+from runner.dataset.step import apply_steps, fill, list_steps
 from runner.errors import DataError
 
 ROWS = [{"number": number, "question": f"{number}?", "answer": f"{number}!"} for number in range(6)]
@@ -168,3 +168,28 @@ def test_names_are_filled_in_wherever_text_is_in_a_row():
     }
     filled = apply_steps(row, [functools.partial(fill, names={"NAME": "Ada"})])
     assert [turn["content"] for turn in filled["messages"]] == ["Ada?", "Ada."] and filled["n"] == 1
+
+
+@pytest.mark.slow
+def test_an_edit_of_what_a_step_or_a_rule_of_weights_imports_is_seen(runner, path):
+    """Also of a module beside their package, which one of them imports while it works."""
+    lab = runner.folder / "mylab"
+    lab.mkdir()
+    (lab / "words.py").write_text("def ending(): return ' alpha'\n")
+    (lab / "steps.py").write_text(
+        "from .words import ending\n"
+        "def tag(row): return {'prompt': row['question'], 'completion': row['answer'] + ending()}\n"
+    )
+    (runner.folder / "table.py").write_text("WEIGHT = 3\n")
+    (lab / "rules.py").write_text(
+        "def same(messages):\n    from table import WEIGHT\n    return [WEIGHT for turn in messages]\n"
+    )
+    step = (f"dataset={path}", "allow=[mylab]", "dataset.map._target_=mylab.steps.tag", "metric=none")
+    rule = ("weight._target_=mylab.rules.same", "trainer.args.max_steps=1")
+    runner(*step, *rule, "name=first")
+    assert " alpha" in runner("preview", *step).stdout
+    (lab / "words.py").write_text("def ending(): return ' beta and more'\n")
+    (runner.folder / "table.py").write_text("WEIGHT = -1\n")
+    assert " beta and more" in runner("preview", *step).stdout
+    done = runner(*step, *rule, "name=second", "trainer.args.learning_rate=1e-4", code=2)
+    assert "found     -1" in done.stderr

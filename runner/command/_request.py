@@ -62,7 +62,9 @@ class InferenceRequest:
         """Everything on which the answers of the model depend, with these parts of the configuration."""
         facts = {name: self.cfg.get(name) for name in parts}
         facts |= {name: self.options.get(name) for name in ("limit", "set", "n")}
-        facts["files"] = read_fingerprints({name: self.cfg[name] for name in ("model", "dataset")})
+        functions = {key: self.cfg["trainer"].get(key) for key in upstream.FUNCTIONS}
+        files = {name: self.cfg.get(name) for name in ("model", "dataset", "peft")}
+        facts["files"] = read_fingerprints(files | functions)
         facts |= {"weights": [self.weights.name, self.weights.seal], "head": self.head}
         facts["tools"] = [self.cfg["trainer"].get(key) for key in upstream.FUNCTIONS]
         return facts | {"sampling": {name: self.options[name] for name in SAMPLING}}

@@ -36,8 +36,15 @@ MAX_BYTES_ROW, MAX_BYTES_LINE = 8 << 20, 256 << 20  # the second of a line that 
 ENDLESS = ("/", "/proc/", "/sys/", "/dev/")  # below which nobody looks through all folders
 MAX_DEPTH = 50  # of lists and objects in each other; the reader of rows takes 60
 MAX_ROWS_PACKED = 1_000_000  # of a parquet file with less than a byte for each
-# Words of the names of files that are splits; where no name in a folder holds one, all of it is to train on.
-SPLITS = re.compile(r"train|test|val|dev|eval|held|hold|split", re.IGNORECASE)
+# Words in the names of files that are splits, between the borders of words that datasets knows; where no name in a
+# folder holds one, all of it is to train on.
+SPLIT_WORD = re.compile(
+    r"(?<![^\W\d_])(train(ing)?|test(ing)?|val(id(ation)?)?|dev|eval(uation)?|held|hold|(held|hold)_?out|split)"
+    r"(set|data|s)?(?![^\W\d_])",
+    re.IGNORECASE,
+)
+# The same in the middle of a word: of names such as trainA and testA, which differ in nothing else.
+SPLIT_PART = re.compile(r"train|test|valid|val|dev|eval", re.IGNORECASE)
 SAVED_TO_DISK = {"dataset_dict.json", "state.json"}
 SHOWN = 5
 
@@ -134,11 +141,19 @@ def _splits_in(path: str, folder: Path) -> dict[str, list[Path]]:
             if suffix_of(file) in READERS:
                 name = re.sub(r"-\d+-of-\d+$", "", Path(_unpacked(file.name)).stem)
                 splits.setdefault(re.sub(r"\W", "_", name), []).append(file)
-        if splits and not any(map(SPLITS.search, splits)):
+        if splits and not _are_splits(splits):
             return {"train": [file for files in splits.values() for file in files], **splits}
         if splits:
             return splits
     raise DataError(fault("dataset.folder_without_rows", path=path, names=_listed(names)))
+
+
+def _are_splits(names: Collection[str]) -> bool:
+    """True for names of files some of which say that they are a split."""
+    if any(SPLIT_WORD.search(name) for name in names):
+        return True
+    rests = [SPLIT_PART.sub("", name) for name in names if SPLIT_PART.search(name)]
+    return len(set(rests)) < len(rests)
 
 
 def _one_kind(path: str, splits: Mapping[str, list[Path]]) -> Files:

@@ -3,6 +3,7 @@
 What costs time is cached by its content, so that a second process, or the next run of a sweep, finds it on disk.
 """
 
+import functools
 import hashlib
 import itertools
 import json
@@ -26,15 +27,17 @@ from datasets.exceptions import DatasetGenerationError
 from runner.dataset.convert import CONVERT_VERSION, Conversion, RowRequest, find_unread
 from runner.dataset.detect import check_without, refuse_media
 from runner.dataset.disk import MAX_BYTES_READ, Files, check_files, find_files, path_text, read_columns
+from runner.dataset.exact import build_exact, prepare
 from runner.dataset.form import CALLING, SPOKEN, TURN_EXTRAS, Role, is_conversation
 from runner.dataset.image import COLUMNS, IMAGES, content_hash, find_images, has_images
 from runner.dataset.remote import copy_here
 from runner.dataset.request import Use, check_cut, check_words, no_row, read_cuts, read_limits, split_of
-from runner.dataset.step import first_made, key_of_steps, list_steps
+from runner.dataset.step import Step, first_made, list_steps
 from runner.errors import DataError, EnvironmentFault, describe, fault
 from runner.io.files import SHIPPED
 from runner.io.hub import is_of_network
 from runner.io.turns import TEMPLATE_ARGUMENTS, THOUGHTS, TemplateHabits, fit_turns
+from runner.schema.code import code_hash
 
 log = logging.getLogger(__name__)
 
@@ -204,23 +207,19 @@ def open_source(path: str, files: Files | None, config: str | None, revision: st
             if files:
                 check_files(files, 4 * MAX_BYTES_READ // len(files.paths))
             streams = builder.as_streaming_dataset()
+            if builder.name == "json" and (files or "timestamp" in repr(builder.info.features)):
+                builder = build_exact(builder)
+                streams = builder.as_streaming_dataset()
             return RowSource(path, builder, tuple(streams), streams)
         if files and not os.path.exists(builder.cache_dir):  # else they were checked, and are unchanged
             check_files(files)
-        builder.download_and_prepare()
-        if files and files.reader == "json":
-            # Where a part of a column is of several types, such as text in one turn and a list in the next, datasets
-            # takes texts for JSON: "2" would come back as a number. As one piece of JSON, a column keeps them.
-            kinds = builder.info.features
-            mixed = [name for name, kind in kinds.items() if not isinstance(kind, Json) and "Json(" in repr(kind)]
-            if mixed:
-                builder = _file_builder(files, Features(kinds | dict.fromkeys(mixed, Json())))
-                builder.download_and_prepare()
+        builder = prepare(builder)
     return RowSource(path, builder, tuple(builder.info.splits))
 
 
-def _file_builder(files: Files, features: Features | None = None) -> DatasetBuilder:
+def _file_builder(files: Files) -> DatasetBuilder:
     """The reader of local files; csv has no types, and what is text must not become numbers."""
+    features = None
     if files.reader == "csv" and (columns := read_columns(files)):
         features = Features({name: Value("string") for name in columns})
     options = dict(files.options) | ({"features": features} if features else {})
@@ -250,6 +249,15 @@ def translate_dataset_errors(path: str, where: str = "dataset.path") -> Iterator
 def cache_key(*parts: object) -> str:
     """A name for a result in the cache, from everything that it depends on."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def key_of_steps(steps: Sequence[Step]) -> list[Any]:
+    """All that the results of the steps depend on: their code and their settings."""
+    key = []
+    for step in steps:
+        settings = step.keywords if isinstance(step, functools.partial) else vars(step)
+        key.append([code_hash(step), repr(sorted(settings.items()))])
+    return key
 
 
 # --- Conversion ---------------------------------------------------------------------------------
@@ -285,8 +293,16 @@ def convert_rows(
             if isinstance(kind, Json) or (isinstance(kind, dict) and _holds_more(rows, column, kind)):
                 turn = Json()  # turns hold more than role and content, which may be anything
     kept |= {name: Json() for name in conversion.kept if name == TEMPLATE_ARGUMENTS}
+    in_json = [name for name, kind in kept.items() if isinstance(kind, Json) and name != TEMPLATE_ARGUMENTS]
+
+    def convert(cells: Mapping[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
+        made = conversion.batch(cells, [numbers[index] for index in indices])
+        for name in in_json:  # in which datasets would take a text for JSON
+            made[name] = [json.dumps(value) if isinstance(value, str) else value for value in made[name]]
+        return made
+
     converted = rows.map(
-        lambda cells, indices: conversion.batch(cells, [numbers[index] for index in indices]),
+        convert,
         with_indices=True,
         remove_columns=rows.column_names,
         features=Features({name: _type_of(name, value, turn) for name, value in conversion.like.items()} | kept),

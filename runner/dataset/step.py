@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 from runner.errors import DataError, Fault, describe, fault, own_place
-from runner.io.files import source_hash
 
 Row = dict[str, Any]
 Cells = Mapping[str, Any]  # a row that is only read
@@ -68,9 +67,3 @@ def fill(row: Row, names: Mapping[str, str]) -> Row:
         return list(map(filled, value)) if isinstance(value, list) else value
 
     return {column: filled(value) for column, value in row.items()}
-
-
-def key_of_steps(steps: Sequence[Step]) -> list[Any]:
-    """All that the results of the steps depend on: their code and their settings."""
-    settings = [step.keywords if isinstance(step, functools.partial) else vars(step) for step in steps]
-    return [[source_hash(step), repr(sorted(own.items()))] for step, own in zip(steps, settings, strict=True)]

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import glob
 import hashlib
-import inspect
 import json
 import math
 import os
@@ -233,11 +232,3 @@ def files_of(folder: Path) -> dict[str, str]:
     """The hash of every file below a folder, by its relative name."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): sha256(path) for path in paths}
-
-
-def source_hash(part: object) -> str:
-    """The hash of the file in which a function or a class is defined, so that an edited one is another one."""
-    part = getattr(part, "func", part)
-    part = part if inspect.isroutine(part) or inspect.isclass(part) else type(part)
-    file = inspect.getsourcefile(part) if part.__module__ != "builtins" else None
-    return f"{part.__module__}.{part.__qualname__} {sha256(Path(file)) if file else ''}"

@@ -16,8 +16,8 @@ from runner.run import Run
 from runner.run.key import lasting
 from runner.run.seal import SEAL, sealed_checkpoints
 from runner.schema import upstream
-from runner.schema.source import NOT_OF_THE_USER, find_module
-from runner.schema.text import flatten, last_key, nodes, walk
+from runner.schema.code import find_code, packages_of
+from runner.schema.text import flatten, last_key, walk
 
 NAMES = ("path", "file", "files", "template", upstream.DEEPSPEED, upstream.FSDP_CONFIG)  # ends of keys that are read
 SUFFIXES = {".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".gz", ".zst", ".safetensors", ".bin", ".model"}
@@ -94,12 +94,8 @@ def _files_of_keys(cfg: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Path
                 files = (file for file in inner if file.suffix in SUFFIXES and file.name not in NOT_INPUTS)
             named = str(Path(value))  # with ~ as it stands there
             yield path, {str(file).replace(str(place), named, 1): file for file in files if file.is_file()}
-    for top in sorted({str(node["_target_"]).partition(".")[0] for _, node in nodes(cfg)} - NOT_OF_THE_USER):
-        module = find_module(top)
-        own = {Path(module.file).name: Path(module.file)} if module and module.file and not module.folders else {}
-        for folder in map(Path, module.folders if module else ()):
-            own |= {str(file.relative_to(folder.parent)): file for file in folder.rglob("*.py")}
-        yield f"{CODE} {top}", own
+    for package, sources in find_code(packages_of(cfg)).items():
+        yield f"{CODE} {package}", sources
 
 
 def _digest(file: Path, size: int) -> str:

@@ -26,7 +26,7 @@ from peft import PeftModel
 from transformers import Trainer, TrainingArguments
 
 from runner.dataset.image import IMAGES
-from runner.dataset.load import HeldOut, Rows, list_columns
+from runner.dataset.load import HeldOut, Rows, cache_key, list_columns
 from runner.model.encoding import tokenizer_of
 from runner.run import Run, installed_version
 from runner.run.continuation import EACH_STEP, ONCE, computes_once, other_run
@@ -111,6 +111,13 @@ def share_rows(offered: Mapping[str, Any], interface: str | None) -> dict[str, A
 
     held_out = map_sets(stamped, offered["eval_dataset"])
     return {**offered, upstream.TRAIN_DATASET: stamped(offered[upstream.TRAIN_DATASET]), "eval_dataset": held_out}
+
+
+def with_code(rows: Rows, code: str) -> Rows:
+    """The rows under a fingerprint that goes by the user's code: what is made of them is kept as long as it is."""
+    if not isinstance(rows, Dataset):  # of a stream nothing is kept
+        return rows
+    return rows.select(range(len(rows)), new_fingerprint=cache_key(rows._fingerprint, code))
 
 
 def drop_long(trainer: Trainer) -> bool:

@@ -37,6 +37,8 @@ from runner.config import compose
 from runner.validate import find_all_faults
 
 TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
+# What stands in somebody's own files stays there, and where Python compiles them.
+OWN = ("notes.py", "chatty.py", "__pycache__", ".git")
 # Somebody's own part that says what it should not, in every way there is.
 CHATTY = """
 import logging, os, sys, warnings
@@ -103,6 +105,13 @@ def hits(folder: Path, text: str = "") -> Iterator[str]:
             if path.is_file() and not path.is_symlink():
                 for name in sorted(search(path.read_bytes()) | search(str(path.relative_to(folder)).encode())):
                     yield f"{name} in {path.relative_to(folder)}"
+
+
+def hits_of_others(folder: Path, text: str) -> Iterator[str]:
+    """The hits outside the files that :func:`lay_ground` has written."""
+    for hit in hits(folder, text):
+        if hit.rpartition(" in ")[2].split("/")[0] not in OWN:
+            yield hit
 
 
 # --- What is none, and what is refused --------------------------------------------------------------------------------
@@ -209,7 +218,6 @@ def lay_ground(folder: Path) -> None:
 def misses_of_lived(folder: Path, run: Run, stations: Sequence[str] | None = None) -> Iterator[str]:
     """Each command of a life that ends otherwise than it should, and each secret that is found after it."""
     lay_ground(folder)
-    own = {"notes.py", "chatty.py", ".git"}
     with indiscreet() as address:
         for name, (words, code) in lives(address).items():
             if stations is not None and name not in stations:
@@ -219,9 +227,7 @@ def misses_of_lived(folder: Path, run: Run, stations: Sequence[str] | None = Non
                 yield f"{name}: exit code {outcome.code}: {' '.join(outcome.text.split())[-200:]}"
             # What somebody's own part prints on the terminal is his affair.
             text = "\n".join(line for line in outcome.text.splitlines() if not line.startswith("my token"))
-            yield from (
-                f"{name}: {hit}" for hit in hits(folder, text) if hit.split(" in ")[-1].split("/")[0] not in own
-            )
+            yield from (f"{name}: {hit}" for hit in hits_of_others(folder, text))
             rate = len(list(folder.rglob("*")))
         assert rate > 20, "nothing was written"
 
@@ -240,10 +246,7 @@ def misses_of_trackers(folder: Path, run: Run) -> Iterator[str]:
         outcome = run(words, work)
         if outcome.code:
             yield f"{name}: exit code {outcome.code}: {outcome.text[-200:]}"
-        own = {"notes.py", "chatty.py", ".git"}
-        yield from (
-            f"{name}: {hit}" for hit in hits(work, outcome.text) if hit.split(" in ")[-1].split("/")[0] not in own
-        )
+        yield from (f"{name}: {hit}" for hit in hits_of_others(work, outcome.text))
 
 
 # --- Controls ---------------------------------------------------------------------------------------------------------

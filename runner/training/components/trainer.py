@@ -22,23 +22,25 @@ from runner.dataset.detect import EVERY
 from runner.dataset.weigh import Entry, Weigher, WeightCollator, columns_of, pack_rows, rotate_weights, weigh_rows
 from runner.errors import Fault, RunnerError
 from runner.generate.budget import prompts_answered
-from runner.io.files import source_hash
 from runner.io.temporary import temporarily
 from runner.model.adapter import complete_heads, order_modules
 from runner.model.encoding import processor_of, tokenizer_of
 from runner.model.reference import match_reference
 from runner.optimizer import build_optimizer
 from runner.schema import upstream
+from runner.schema.code import code_hash, hash_packages, packages_of
 from runner.schema.read import read_signature
 from runner.schema.text import Config, Node, named
 from runner.training.extension import Hooks, extend
 from runner.training.objective import OBJECTIVES, call
-from runner.training.precompute import drop_long, map_sets, note_of, share_rows
+from runner.training.precompute import drop_long, map_sets, note_of, share_rows, with_code
 
 BoundRule: TypeAlias = functools.partial[Sequence[Entry]]
 
 NOT_FOR_THE_TRAINER = {"_target_", "form", "head", "evaluates", "shares_batch", "reference_column", "images", "args"}
 NOT_FOR_THE_TRAINER |= {"needs_gpu", "tool_timeout"}
+# Parts of a configuration whose code decides what a trainer keeps in a cache: tokens, and log-probabilities.
+PREPARES_ROWS = ("trainer", "model", "peft", "quant")
 
 
 def build_trainer(
@@ -63,6 +65,10 @@ def build_trainer(
         changed = {"max_length": None}
     parts = dict(shared or offered) | ({} if objective else {upstream.COMPUTE_LOSS_FUNC: hooks.loss})
     parts["policy_loss"] = (lambda **given: call(hooks.loss, given)) if hooks.loss else None
+    code = hash_packages(packages_of({name: cfg.get(name) for name in PREPARES_ROWS}))
+    if code:
+        parts[upstream.TRAIN_DATASET] = with_code(parts[upstream.TRAIN_DATASET], code)
+        parts["eval_dataset"] = map_sets(lambda rows: with_code(rows, code), parts["eval_dataset"])
     most, sets = prompts_answered(cfg), parts["eval_dataset"]
     sets = map_sets(lambda rows: rows.take(most), sets) if most else sets
     if isinstance(sets, dict) and all(isinstance(each, Dataset) for each in sets.values()):
@@ -171,7 +177,7 @@ def columns_asked_for(rules: list[BoundRule]) -> list[str] | None:
 def set_weights(trainer: Trainer, rules: list[BoundRule]) -> None:
     """Give every token of the trainer's rows its weight, have its batches carry them, and pack the rows if asked to."""
     args, weigher = trainer.args, Weigher(rules, tokenizer_of(trainer.processing_class))
-    key = str([(source_hash(rule), sorted(rule.keywords.items())) for rule in rules])
+    key = str([(code_hash(rule), sorted(rule.keywords.items())) for rule in rules])
 
     def weighed(rows: Dataset) -> Dataset:
         rows = weigh_rows(rows, weigher, key, args.dataset_num_proc)
