@@ -237,7 +237,7 @@ def count_units(trainer: Trainer, batch: Any) -> Counts:
         return {ROWS: len(batch)}
     if "chosen_labels" in batch:
         trained = batch["chosen_labels"] != upstream.IGNORED
-        if not hasattr(trainer, "cpo_alpha"):  # ORPO, whose likelihood is that of the prompt, too
+        if not hasattr(trainer, upstream.CPO_ALPHA):  # ORPO, whose likelihood is that of the prompt, too
             trained = batch["chosen_attention_mask"] == 1
         return _of_pairs(len(trained)) | {LIKELIHOOD_TOKENS: trained[:, 1:].sum().item()}
     if "labels" in batch:
@@ -250,7 +250,7 @@ def count_units(trainer: Trainer, batch: Any) -> Counts:
             chosen, rejected = lengths[is_right], lengths[~is_right]
             counts: Counts = {ROWS: len(lengths), CHOSEN: len(chosen), REJECTED: len(rejected)}
         else:
-            sides = lengths.chunk(3 if getattr(trainer, "tpo_alpha", 0) else 2)
+            sides = lengths.chunk(3 if getattr(trainer, upstream.TPO_ALPHA, None) else 2)
             chosen, rejected = sides[0], sides[1]
             imitated = sides[2] if len(sides) > 2 else chosen
             counts = _of_pairs(len(chosen)) | {LIKELIHOOD_TOKENS: imitated.sum().item()}
@@ -266,7 +266,7 @@ def _of_pairs(rows: int) -> Counts:
 
 def likelihood_share(trainer: Trainer) -> float:
     """The factor of a likelihood, a mean over tokens, in a loss that is a mean over pairs; or 0."""
-    for name in ("cpo_alpha", "tpo_alpha"):
+    for name in (upstream.CPO_ALPHA, upstream.TPO_ALPHA):
         if hasattr(trainer, name):
             return float(getattr(trainer, name))
     if hasattr(trainer, "odds_ratio_loss"):
@@ -311,7 +311,7 @@ def read_along(trainer: Trainer, batch: Any) -> Iterator[Reading]:
     reading = Reading()
     if isinstance(batch, Mapping) and trainer.hooks.reads_cross_entropy:
         reading = Reading(batch["labels"], takes_logits=trainer.hooks.loss is not None)
-    elif isinstance(batch, Mapping) and hasattr(trainer, "tpo_alpha") and trainer.tpo_alpha:
+    elif isinstance(batch, Mapping) and getattr(trainer, upstream.TPO_ALPHA, None):
         # Of three answers, one below the other, the last is learnt by its likelihood.
         first_row = len(batch["input_ids"]) // 3 * 2
         labels = batch["input_ids"].masked_fill(batch["completion_mask"] == 0, upstream.IGNORED)
@@ -350,7 +350,7 @@ def summed_up(trainer: Trainer, sums: HeldOutSums, batch: Any, losses: list[Tens
     if sums.share:
         figures[LIKELIHOOD] = _likelihood(figures, counts, reading)
     is_mean_of_tokens = "labels" in batch
-    if is_sampled and not hasattr(trainer, "reward_funcs"):  # of a teacher
+    if is_sampled and not hasattr(trainer, upstream.REWARD_FUNCS):  # of a teacher
         is_mean_of_tokens = TOKENS in counts
     if losses and losses[0] is not None:
         loss = losses[0].float().mean().item()

@@ -99,7 +99,8 @@ def find_batch_term(trainer: Trainer) -> str | None:
         return "the KL of the loss is a mean over the rows of a micro-batch"
     if getattr(trainer, "aux_loss_enabled", False):
         return "the balance of experts is that of a micro-batch"
-    if getattr(trainer.args, upstream.LOSS_TYPE, None) == "bnpo" or getattr(trainer.args, "entropy_coef", 0):
+    has_bonus = bool(getattr(trainer.args, upstream.ENTROPY_COEF, None))
+    if has_bonus or getattr(trainer.args, upstream.LOSS_TYPE, None) == "bnpo":
         return "a part of the loss is a mean over the tokens of a micro-batch"
     return None
 
