@@ -149,6 +149,9 @@ def test_held_out_prompts_are_scored_one_and_all_with_the_same_noise(tmp_path):
         "eval_rewards/share_of_wanted/mean",
     )
     assert [first[name] for name in kept] == [second[name] for name in kept]
+    trainer.args.per_device_eval_batch_size = 2
+    third = trainer.evaluate()
+    assert [third[name] for name in kept] == pytest.approx([first[name] for name in kept], rel=1e-5, abs=1e-6)
     rows = [json.loads(line) for line in (tmp_path / "completions.jsonl").read_text().splitlines()]
     assert [row["prompt"] for row in rows] == letter_rows(7)["prompt"]
     assert first["eval_objective/scores"] == pytest.approx(sum(row["score"] for row in rows) / 7)

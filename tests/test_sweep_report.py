@@ -27,7 +27,7 @@ from runner.io.files import files_of
 from runner.launch.start import _print_end
 from runner.report.axis import axes_of
 from runner.report.index import INDEX
-from runner.report.objective import describe_decline, headline_of, is_more_better, list_changes
+from runner.report.objective import describe_decline, headline_of, is_more_better, list_changes, score_rows
 from runner.report.page import SCRIPT, write_report
 from runner.report.plot import COLOURS, MAX_LETTERS, band, heat_cells, run_pictures, styled, sweep_pictures, to_svg
 from runner.report.sweep import count_states, summarise
@@ -694,6 +694,19 @@ def test_the_decline_is_that_of_the_objective_or_of_the_reward_of_a_trainer_that
     assert "eval_reward 0.7 -> 0.5" in describe(*sampled)
     assert describe(*sampled, rows=16) is None
     assert describe(*sampled[::-1]) is None
+
+
+def test_a_loss_that_rises_as_a_model_learns_gives_no_verdict():
+    args = {"_target_": "trl.SFTConfig", "loss_type": "dft"}
+    trainer = {"trainer": {"_target_": "trl.SFTTrainer", "args": args}}
+    ends = [{"eval_loss": 0.0111, "eval_mean_token_accuracy": 0.043}]
+    ends += [{"eval_loss": 0.0426, "eval_mean_token_accuracy": 0.181}]
+    assert "eval_loss" in describe(*ends) and describe(*ends, **trainer) is None
+    known = [end | {"eval_cross_entropy": value} for end, value in zip(ends, (2.0, 9.0), strict=True)]
+    assert "worse than it began: eval_cross_entropy 2 -> 9" in describe(*known, **trainer)
+    assert describe(*known[::-1], **trainer) is None
+    run = RunRecord(Path("a/b"), trainer, {}, {}, *ends)
+    assert {row[0]: row[3] for row in score_rows(run)}["eval_loss"] == "+0.0315"
 
 
 def test_a_sweep_names_those_that_ended_worse(tmp_path, capsys):

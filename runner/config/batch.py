@@ -48,6 +48,7 @@ def _steps_are_shared(cfg: Mapping[str, Any]) -> bool:
             return False  # nobody knows what it does with the rows of a micro-batch
         if "dropout" in name and isinstance(value, float) and value > 0:
             return False
-        if value in upstream.OTHER_STEPS.get(name, ()):
+        values = value if isinstance(value, list) else [value]
+        if any(part in upstream.OTHER_STEPS.get(name, ()) for part in values):
             return False
     return not upstream.setting(cfg["trainer"]["args"], upstream.DEEPSPEED)  # whose optimizers are of so many shares

@@ -280,6 +280,8 @@ class PPOTrainer(Trainer):
     Raises ConfigError or DataError, before any training, for what cannot work.
     """
 
+    drops_filled_rows = True  # its evaluation gathers the figures of each row
+
     def __init__(
         self,
         model: Model | str | None = None,
@@ -617,9 +619,14 @@ class PPOTrainer(Trainer):
     # --- Pieces of an update
 
     def _noise(self, rows: int, *, at: str = "train") -> Tensor:
-        generator = seeded_generator(self.args.seed, at, 0 if at.startswith("eval") else self.state.global_step)
+        generator = seeded_generator(self.args.seed, at, self.state.global_step)
         everyone = uniform(rows * self.args.world_size, self.args.response_length, generator=generator)
         return everyone[self.args.process_index * rows :][:rows]
+
+    def _noise_of_held_out(self, first: int, rows: int) -> Tensor:
+        """The noise of held-out rows from the ``first`` on: that of a row in every evaluation, batch and process."""
+        generators = [seeded_generator(self.args.seed, "eval", number) for number in range(first, first + rows)]
+        return torch.cat([uniform(1, self.args.response_length, generator=generator) for generator in generators])
 
     def _permute(self, rows: int) -> list[list[int]]:
         """The rows of this process in each mini-batch of each epoch.
@@ -777,8 +784,10 @@ class PPOTrainer(Trainer):
         columns: dict[str, list[Tensor]] = defaultdict(list)
         table: list[dict[str, Any]] = []
         for index, inputs in enumerate(dataloader):
+            # Batches go to the processes in turn.
+            first = (index * self.args.world_size + self.args.process_index) * self.args.eval_batch_size
             with self._kernels():
-                found, rows = self._sample_held_out(inputs, index, metric_key_prefix)
+                found, rows = self._sample_held_out(inputs, first, metric_key_prefix)
             table += rows
             for name, values_B in self.accelerator.gather_for_metrics(found).items():
                 columns[name].append(values_B)
@@ -789,9 +798,9 @@ class PPOTrainer(Trainer):
         return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=count)
 
     def _sample_held_out(
-        self, inputs: Sequence[Row], index: int, set_name: str
+        self, inputs: Sequence[Row], first: int, set_name: str
     ) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
-        rollout = self.roll_out(inputs, self._noise(len(inputs), at=f"eval {index}"))
+        rollout = self.roll_out(inputs, self._noise_of_held_out(first, len(inputs)))
         self.compute_logprobs(rollout)
         _, _, figures = self._score(rollout)
         keys = {"step": self.state.global_step, "set": set_name}

@@ -17,7 +17,7 @@ from runner.run.read import RunRecord, is_finite
 from runner.schema import upstream
 from runner.schema.text import flatten, named, nearest, number, select
 
-LOW = re.compile(r"(^|[_/])(loss|perplexity|ppl|kl|nll|error|wer|cer|repetition|toxicity)($|[_/])")
+LOW = re.compile(r"(^|[_/])(loss|cross_entropy|perplexity|ppl|kl|nll|error|wer|cer|repetition|toxicity)($|[_/])")
 HIGH = re.compile(r"(^|[_/])(scores|reward|margins|accuracy|accuracies|rewards/.+/mean)$")
 # What tells more than a loss, whose size may depend on the very keys that are swept.
 LIKELY = ("objective/scores", "reward", "rewards/accuracies", "accuracy", "mean_token_accuracy")
@@ -77,7 +77,8 @@ def headline_of(run: RunRecord) -> SweepObjective | None:
 def describe_decline(run: RunRecord) -> str | None:
     """The line on a run whose rewards were all the same, or whose model ended worse than it began, by more than chance.
 
-    Judged by what its configuration names, or else by the held-out loss, or by the reward of a trainer that samples.
+    Judged by what its configuration names, or else by the held-out loss or what tells more than this loss, or by the
+    reward of a trainer that samples.
     Chance is twice the standard error of a difference of two means over as many rows, where one deviates by what was
     logged, by that of a share, or by the size of the figure: too much, as both are over the same rows.
     """
@@ -85,15 +86,16 @@ def describe_decline(run: RunRecord) -> str | None:
     spreads = [line["reward_std"] for line in run.lines if "reward_std" in line]
     if earned[1:] and len(set(earned)) == 1 and spreads and not any(spreads):
         return f"every completion earned {number(earned[0])}, so there was nothing to prefer: look at the reward"
-    objective, known = headline_of(run), list(run.after)
+    objective = headline_of(run)
     # The held-out rows of the smallest set, or those that the metric with the lowest limit looks at.
     held_out = flatten(select(run.manifest, "data.eval") or {})
     counts = [count for key, count in held_out.items() if f".{key}".endswith(".rows")]
     counts += [node.get("limit") for node in _metrics([run]).values() if isinstance(node, dict)]
     rows = min((count for count in counts if isinstance(count, int)), default=0)
     if objective and objective.why in (TELLING, FIRST, LAST) and not re.search(ONLINE, objective.name):
-        losses = [name for name in known if re.fullmatch(r"eval_(.+_)?loss", name)]
-        objective = SweepObjective(losses[0], False, "the held-out loss") if losses else None
+        measure = _measure_of(run)
+        if measure is not None or objective.why != TELLING:
+            objective = measure
     if objective is None or not rows:
         return None
     name = objective.name
@@ -108,13 +110,15 @@ def describe_decline(run: RunRecord) -> str | None:
 def list_changes(run: RunRecord) -> list[Change]:
     """The held-out figures that may show that a training has spoilt its model, with what they were before.
 
-    These are the score that its configuration names, losses, shares of right tokens or pairs, and the reward of what
-    it samples.
+    These are the score that its configuration names, losses that measure a model, shares of right tokens or pairs, and
+    the reward of what it samples.
     """
-    changes, objective = list[Change](), headline_of(run)
+    changes = list[Change]()
+    objective = headline_of(run)
+    losses = "loss|cross_entropy" if upstream.ranking_figure(run.cfg) == "loss" else "cross_entropy"
     for name in run.before.keys() & run.after.keys():
         kind: Kind | None = None
-        if re.fullmatch(r"eval_(.+_)?(loss|cross_entropy)", name):
+        if re.fullmatch(rf"eval_(.+_)?({losses})", name):
             kind = "loss"
         elif re.search(ONLINE, name) and not NO_SCORE.search(name):
             kind = "reward"
@@ -125,6 +129,15 @@ def list_changes(run: RunRecord) -> list[Change]:
         if kind:
             changes.append(Change(name, run.before[name], run.after[name], kind))
     return sorted(changes, key=lambda change: change.name)
+
+
+def _measure_of(run: RunRecord) -> SweepObjective | None:
+    """The held-out figure of a run that ranks its models; None where its evaluations have not had it."""
+    figure = upstream.ranking_figure(run.cfg)
+    names = [name for name in run.after if re.fullmatch(rf"eval_(.+_)?{re.escape(figure)}", name)]
+    if not names:
+        return None
+    return SweepObjective(names[0], is_more_better([run], names[0]) is not False, "the figure that ranks models")
 
 
 def _deviation(scores: Mapping[str, float], name: str) -> float:
@@ -162,9 +175,12 @@ def score_rows(run: RunRecord) -> list[tuple[str, str, str, str]]:
     """The name of each score that says something, before and after training, and the change; the headline first."""
     headline, rows = headline_of(run), list[tuple[str, str, str, str]]()
     first, names = headline.name if headline else "", informative(list({**run.after, **run.before}))
+    is_ranked_by_loss = upstream.ranking_figure(run.cfg) == "loss"
     for name in sorted(names, key=lambda name: name != first):
         ends = run.before.get(name), run.after.get(name)
         more = headline.maximise if headline and name == first else is_more_better([run], name)
+        if name.endswith("loss") and not is_ranked_by_loss:
+            more = None
         change = describe_change(None if name.endswith("kl") else more, *ends)  # a model is to go away from its start
         rows.append((name, number(ends[0]), number(ends[1]), change))
     return rows

@@ -47,7 +47,9 @@ def in_words(adjustment: Mapping[str, Any]) -> str:
     """One adjustment as a line."""
     args = ", ".join(f"{name}={value}" for name, value in adjustment.get("args", {}).items())
     change = args or "half the learning rate"
-    return f"step {adjustment['step']}: {adjustment['cause']}; again from step {adjustment['from_step']} with {change}"
+    again = f"again from step {adjustment['from_step']} with {change}"
+    note = f"; {adjustment['note']}" if "note" in adjustment else ""
+    return f"step {adjustment['step']}: {adjustment['cause']}; {again}{note}"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -19,6 +19,10 @@ UNWEIGHABLE: dict[str, tuple[Any, str]] = _TABLES["unweighable"]
 WEIGHED = ("tokens", "pairs", "labels")  # kinds of losses, by loss_interface, whose tokens may have weights
 NUMERIC_FIELDS: dict[str, list[str]] = _TABLES["numeric_fields"]
 OTHER_STEPS: dict[str, list[Any]] = _TABLES["other_steps"]
+SORTED_LOSSES: list[str] = _TABLES["sorted_losses"]
+SCHEDULES_BY_SCORE: list[str] = _TABLES["schedules_by_score"]
+NO_MEASURE: dict[str, list[Any]] = _TABLES["no_measure"]
+RANKED_BY: dict[str | None, str] = _TABLES["ranked_by"]
 FROM_GROUP: dict[str, str] = _TABLES["from_group"]
 FUNCTIONS: list[str] = _TABLES["functions"]
 SERVED: dict[str, list[str]] = _TABLES["served"]
@@ -32,6 +36,7 @@ MACHINE_DEFAULTS, OF_LOG_PROBS = (frozenset(_TABLES[name]) for name in ("machine
 _SETS = (frozenset(_TABLES[name]) for name in ("logged", "callback_visible", "map_style_only", "longer"))
 LOGGED, CALLBACK_VISIBLE, MAP_STYLE_ONLY, LONGER = _SETS
 EXTENDABLE = frozenset(_TABLES["read_by_no_step"]) | LOGGED | CALLBACK_VISIBLE | MAP_STYLE_ONLY | LONGER
+CROSS_ENTROPY = "cross_entropy"  # our own, of held-out answers
 IGNORED = -100  # the label of a token that no loss counts
 
 
@@ -49,6 +54,38 @@ def loss_interface(trainer: Signature | None, config: Signature | None) -> str |
         return None
     names = {*trainer.parameters, *(config.parameters if config else ()), *public_names(trainer.target)}
     return next((kind for kind, needed in LOSS_INTERFACES.items() if names.issuperset(needed)), None)
+
+
+def ranking_figure(cfg: Mapping[str, Any]) -> str:
+    """The held-out figure, without its set, that tells whether a model of this configuration is better than another.
+
+    The loss, unless it does not measure how well a model knows held-out answers: a loss of the user's own, one with
+    weights or smoothed labels, one that a model which learns may raise, and any loss of sampled completions.
+    """
+    trainer = cfg.get("trainer") or {}
+    args = trainer.get("args") or {}
+    asked, config = read_signature(str(trainer.get("_target_"))), read_signature(str(args.get("_target_")))
+    if asked is None or config is None:
+        return "loss"
+    kind = loss_interface(asked, config)
+    if kind == "policy":
+        return "objective/scores"
+    if "reward_funcs" in asked.parameters and not any(name.startswith("distill") for name in config.parameters):
+        return "reward"
+    smooths = kind == "tokens" and args.get("label_smoothing_factor")
+    if kind in RANKED_BY and (cfg.get("loss") or cfg.get("weight") or smooths or misleading_fields(args)):
+        return RANKED_BY[kind]
+    return "loss"
+
+
+def misleading_fields(args: Mapping[str, Any]) -> list[str]:
+    """The fields of a trainer's config by which its loss may rise while the model learns, so that it ranks none."""
+    fields = []
+    for name, values in NO_MEASURE.items():
+        given = args.get(name)
+        if any(value in values for value in (given if isinstance(given, list | tuple) else [given])):
+            fields.append(name)
+    return fields
 
 
 def takes_path(trainer: Signature | None) -> bool:

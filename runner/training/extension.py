@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
@@ -22,6 +23,7 @@ from runner.errors import ConfigError, fault
 from runner.io.files import read_json
 from runner.io.temporary import temporarily
 from runner.optimizer import trust_state
+from runner.training.held_out import HeldOutSums, deal_evenly, group_size, judged_by_row, left_out, summed_up
 
 Measure = Callable[[Trainer, str], dict[str, float]]
 
@@ -33,7 +35,8 @@ class Hooks:
     ``measure(trainer, prefix)`` gives figures that join those of an evaluation; ``on_evaluate(part)`` is called as a
     part of it begins. ``on_loss(trainer, batch, loss)`` gets each micro-batch with its loss. ``on_log(logs, step)`` may
     change what is logged; ``reward_means()`` gives the mean of each reward since it was called last. ``loss`` is one of
-    the user's own (:mod:`runner.training.objective`). ``evaluates`` is false for a trainer whose own evaluation fails.
+    the user's own (:mod:`runner.training.objective`). ``evaluates`` is false for a trainer whose own evaluation fails,
+    and ``reads_cross_entropy`` is true where the loss is no measure of held-out answers, and their cross-entropy is.
     """
 
     evaluates: bool = True
@@ -45,6 +48,7 @@ class Hooks:
     make_optimizer: Callable[[Trainer], Optimizer] | None = None
     make_schedule: Callable[..., LRScheduler] | None = None
     loss: Callable[..., Tensor] | None = None
+    reads_cross_entropy: bool = False
 
 
 def extend(trainer: type[Trainer], objective: type[Trainer] | None = None) -> type[Trainer]:
@@ -58,6 +62,9 @@ class BeforeTrainer(Trainer):
 
     hooks: Hooks
     is_measuring = False  # also after an evaluation that raised
+    drops_filled_rows: bool
+    sums: HeldOutSums | None = None
+    held_out: Mapping[str, float] | None = None  # figures of an evaluation that is not logged yet
 
     def __init__(self, *args: object, hooks: Hooks, **kwargs: object):
         self.hooks = hooks
@@ -75,7 +82,7 @@ class BeforeTrainer(Trainer):
         self.is_measuring = True
         if self.hooks.evaluates:
             self.hooks.on_evaluate("evaluating")
-            output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+            output = self._evaluate_by_sums(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         else:
             output = EvalLoopOutput(predictions=None, label_ids=None, metrics={}, num_samples=0)
         if self.hooks.measure is not None and metric_key_prefix.startswith("eval"):
@@ -87,6 +94,45 @@ class BeforeTrainer(Trainer):
         self.is_measuring = False
         return output
 
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
+        """The trainer's own, whose rows several processes share evenly."""
+        accelerator = self.accelerator
+        if accelerator.num_processes == 1 or self.drops_filled_rows:
+            return super().get_eval_dataloader(eval_dataset)
+        rows = self.eval_dataset if eval_dataset is None else eval_dataset
+        rows = self.eval_dataset[rows] if isinstance(rows, str) else rows
+        if isinstance(rows, IterableDataset):  # whose length nobody knows before
+            eval_dataset = list(rows)
+        loader = super().get_eval_dataloader(eval_dataset)
+        return deal_evenly(loader, accelerator, self.args.eval_batch_size, group_size(self))
+
+    def prediction_step(self, model: nn.Module, inputs: Any, *args: object, **kwargs: object) -> Any:
+        """Take the trainer's own step on held-out rows, and add its figures to the sums of an evaluation."""
+        if self.sums is None:
+            return super().prediction_step(model, inputs, *args, **kwargs)
+        losses = list[Tensor | None]()
+        with summed_up(self, self.sums, inputs, losses):
+            found = super().prediction_step(model, inputs, *args, **kwargs)
+            losses.append(found[0])
+        return found
+
+    def _evaluate_by_sums(self, dataloader: DataLoader, *args: object, **kwargs: Any) -> EvalLoopOutput:
+        if self.drops_filled_rows:
+            return super().evaluation_loop(dataloader, *args, **kwargs)
+        copies = getattr(dataloader.batch_sampler, "copies", ())
+        self.sums = HeldOutSums(copies)
+        try:
+            with judged_by_row(self):
+                output = super().evaluation_loop(dataloader, *args, **kwargs)
+            figures = self.sums.gathered().figures()
+        finally:
+            self.sums = None
+        loss = f"{kwargs['metric_key_prefix']}_loss"
+        if loss in output.metrics:
+            output.metrics[loss] = figures.pop("loss")
+        self.held_out = figures
+        return output
+
 
 class AfterTrainer(Trainer):
     """Comes after TRL's class, where logs are complete and not yet written; counts go on from before a resume."""
@@ -95,6 +141,8 @@ class AfterTrainer(Trainer):
     optimizer: Optimizer | None
     lr_scheduler: LRScheduler | None
     _prefix = "eval"
+    drops_filled_rows = False  # a trainer that gathers rows, and not means, leaves out those that only fill up
+    held_out: Mapping[str, float] | None = None
     tokens_before = 0.0
     resumed_from: str | None = None
 
@@ -122,6 +170,9 @@ class AfterTrainer(Trainer):
                 logs[name] += self.tokens_before
         if "train_loss" in logs:
             logs["train_loss"] = mean_loss(self.state.log_history) or logs["train_loss"]
+        if self.held_out is not None:
+            replace_figures(logs, self.held_out, left_out(self))
+            self.held_out = None
         if self._prefix != "eval":
             for key in [key for key in logs if key.startswith("eval_") and not key.startswith(f"{self._prefix}_")]:
                 logs[f"{self._prefix}_{key.removeprefix('eval_')}"] = logs.pop(key)
@@ -137,6 +188,13 @@ class AfterTrainer(Trainer):
             given = {"optimizer": optimizer or self.optimizer, "num_training_steps": num_training_steps}
             self.lr_scheduler = self.hooks.make_schedule(**given)
         return super().create_scheduler(num_training_steps, optimizer)
+
+
+def replace_figures(logs: dict[str, float], figures: Mapping[str, float], absent: set[str]) -> None:
+    """Put the figures of a held-out set in the place of the means that a trainer logs."""
+    for name in absent - {"num_tokens"}:
+        logs.pop(f"eval_{name}", None)
+    logs.update({f"eval_{name}": value for name, value in figures.items()})
 
 
 def mean_loss(history: Sequence[Mapping[str, Any]]) -> float:

@@ -1,7 +1,7 @@
 """The figures that alarms judge, of every optimizer step and in all processes at once, and the callback that asks them.
 
 Whatever the logging steps are, every optimizer step is looked at: its loss, the gradient and the weights in a few small
-pieces (:class:`Probe`), the figures that the trainer notes for its own log (``NOTES``), and the rewards that
+pieces (:class:`Probe`), the figures that the trainer notes for its own log (``held_out.NOTES``), and the rewards that
 ``reward.panel`` has seen. All weights are looked at when they are saved, so that no sick checkpoint is ever sealed.
 """
 
@@ -41,13 +41,9 @@ from runner.run.alarms import (
 )
 from runner.schema import upstream
 from runner.schema.text import number
+from runner.training.held_out import Notes, notes_of
 
 BROKEN = "a weight is no finite number"
-# Attributes in which trainers note what they will log: public in our PPO and in online DPO, private in the rest of TRL.
-# They are only read, so that every step can be judged, however seldom it is logged; of a trainer without them what it
-# logs is judged. ``tests/test_sick_runs`` logs every 100 steps, and misses its alarms where upstream renames them.
-NOTES = ("metrics", "stats", "_stored_metrics", "_metrics")
-Notes = Mapping[str, Sequence[float | Tensor]]  # of a step, by the name in the trainer's own log; None without notes
 GREEDY = 0.1  # a temperature, or a share of probability, below which a model hardly ever samples a second answer
 MEMORY = "alarms.json"  # of a checkpoint: what the alarms have seen so far
 
@@ -76,9 +72,7 @@ class Health(TrainerCallback):
 
     def observe_loss(self, trainer: Trainer, batch: object, loss: Tensor) -> None:
         """Add the loss of a micro-batch to that of the step; its gradient is there, and nobody has changed it yet."""
-        self.notes = next((getattr(trainer, name) for name in NOTES if hasattr(trainer, name)), None)
-        if self.notes and isinstance(next(iter(self.notes.values())), Mapping):  # of trainings and evaluations
-            self.notes = self.notes.get("train", {})
+        self.notes = notes_of(trainer, "train")  # every step, however seldom it is logged; of one without, its log
         # The mean number of tokens of an answer in a batch of pairs or of labelled answers; None of any other.
         masks = batch if isinstance(batch, Mapping) and CHOSEN in (self.notes or ()) else {}
         mask = masks.get("completion_mask")

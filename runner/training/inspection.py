@@ -184,6 +184,8 @@ def read_batches(batches: Iterable[Batch], form: str, head: str) -> list[TokenRo
     """The sequences of all batches in their order, the two of a pair side by side, whatever a collator calls them."""
     rows: list[TokenRow] = []
     sides = FORMS[form].answers if form in FORMS else ()
+    if getattr(getattr(batches, "collate_fn", None), "include_reference", False):
+        sides = (*sides, "reference")  # below the two of a pair, the one that TPO imitates
     for batch in batches:
         if len(sides) > 1 and f"{sides[0]}_input_ids" in batch:
             names = ("input_ids", "attention_mask", "labels")

@@ -165,7 +165,8 @@ class Answers(Objective):
 
     def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **count: Count) -> Loss:
         names = ["input_ids", "KL_input_ids"] if getattr(self, "calculate_KL", False) else ["input_ids"]
-        weights = {name: inputs.pop(name.replace("input_ids", WEIGHTS), None) for name in names}
+        weighed = ("input_ids", "KL_input_ids")  # also where nobody asks for the KL of rows that have one
+        weights = {name: inputs.pop(name.replace("input_ids", WEIGHTS), None) for name in weighed}
         times = 1 if self.precompute_ref_logps else 2
         with watched(self, {name: (inputs[name], weights[name]) for name in names}, times) as seen:
             found = super().compute_loss(model, inputs, return_outputs, **count)

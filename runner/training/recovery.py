@@ -15,6 +15,7 @@ from runner.run.seal import last_checkpoint, sealed_checkpoints, step_of
 from runner.schema import upstream
 from runner.schema.text import Node
 from runner.training.components import Components
+from runner.training.held_out import likelihood_share
 
 log = logging.getLogger(__name__)
 ATTEMPTS = 4  # of either kind, unless the config says otherwise
@@ -83,7 +84,25 @@ def _of_memory(run: Run, error: Exception, components: Components) -> dict[str, 
     good = last_checkpoint(run, clean=False)
     steps = {"step": trainer.state.global_step, "from_step": step_of(good) if good else 0}
     cause = f"out of memory in {'an evaluation' if trainer.is_measuring else 'a step'}"
-    return {"kind": HALVING, **steps, "cause": cause, "args": smaller}
+    halving = {"kind": HALVING, **steps, "cause": cause, "args": smaller}
+    term = None if trainer.is_measuring else find_batch_term(trainer)
+    return halving | ({"note": f"its steps are others from there: {term}"} if term else {})
+
+
+def find_batch_term(trainer: Trainer) -> str | None:
+    """The part of a loss that a micro-batch has as a whole, so that smaller ones take other steps; None without one."""
+    if likelihood_share(trainer) or "sft" in getattr(trainer, "loss_types", ()):
+        return "a part of the loss is a mean over the tokens of a micro-batch"
+    if any(kind in upstream.SORTED_LOSSES for kind in getattr(trainer, "loss_types", ())):
+        return "the loss sorts the pairs of a micro-batch"
+    if getattr(trainer, "calculate_KL", False):
+        return "the KL of the loss is a mean over the rows of a micro-batch"
+    if getattr(trainer, "aux_loss_enabled", False):
+        return "the balance of experts is that of a micro-batch"
+    has_bonus = bool(getattr(trainer.args, upstream.ENTROPY_COEF, None))
+    if has_bonus or getattr(trainer.args, upstream.LOSS_TYPE, None) == "bnpo":
+        return "a part of the loss is a mean over the tokens of a micro-batch"
+    return None
 
 
 def halve_training(given: Node, args: TrainingArguments) -> dict[str, int] | None:

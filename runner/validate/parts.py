@@ -32,7 +32,6 @@ from runner.validate.values import RANGES, is_plain_number
 # Rewards that make something of rows of a form, before a model that judges; the first is what to type.
 REWARDS_FOR = {"preference": [], "demonstration": ["exact_match", "final_answer", "overlap"], "prompt": []}
 OPTIONAL_GROUPS = ("reward", "peft", "collator", "callback", "optimizer")  # the others every run needs
-SCHEDULES_BY_SCORE = ("reduce_lr_on_plateau", "greedy")  # those that look at what was evaluated
 
 
 def find_part_faults(context: ValidationContext) -> Iterator[Fault]:
@@ -222,13 +221,23 @@ def _selection(context: ValidationContext) -> Iterator[Fault]:
         if better and (wanted == name or wanted.endswith(f"_{name}")) and chosen is not (better == "higher"):
             right = {"other": "higher" if chosen else "lower", "right": to_text(better == "higher")}
             yield fault("validate.better", wanted=wanted, better=better, **right)
+    figure = upstream.ranking_figure(context.cfg)
+    misleading = upstream.misleading_fields(args) if figure != "loss" and wanted.endswith("loss") else []
+    for field in misleading:
+        yield Fault(
+            f"{ARGS}{upstream.METRIC_FOR_BEST_MODEL}",
+            f"{wanted}, which {field}={short_text(args[field])} may raise while the model learns",
+            "a held-out figure that tells how well the model does",
+            f"=eval_{figure}",
+        )
     evaluates, best = _evaluates(context), upstream.LOAD_BEST_MODEL_AT_END
     signatures = map(context.signature, context.entries("callback").values())
     if any(signature and "EarlyStoppingCallback" in signature.lineage for signature in signatures):
         if not evaluates:
             yield fault("validate.stops_unseen")
         if not wanted and context.field(best) is not True:
-            yield fault("validate.stops_by_nothing")
+            found = "none, and a training is to stop early"
+            yield Fault(f"{ARGS}{upstream.METRIC_FOR_BEST_MODEL}", found, "a held-out figure", f"=eval_{figure}")
     if context.field(best) is not True:
         return
     if not evaluates:
@@ -276,7 +285,7 @@ def _exclusions(context: ValidationContext) -> Iterator[Fault]:
         yield fault("validate.no_low_rank_layers", optimizer=optimizer)
     if fetched and context.field(upstream.DATALOADER_NUM_WORKERS) == 0:
         yield fault("validate.no_workers", fetched=fetched)
-    if schedule in SCHEDULES_BY_SCORE and not _evaluates(context):
+    if schedule in upstream.SCHEDULES_BY_SCORE and not _evaluates(context):
         yield fault("validate.schedule_by_score", schedule=schedule)
     if isinstance(parallelism, dict) and "_target_" not in parallelism:
         yield fault("validate.parallelism")

@@ -108,6 +108,7 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
         make_optimizer=trainers.optimizer_maker(cfg.get("optimizer")),
         make_schedule=schedule and functools.partial(serve, schedule),
         loss=trainers.build_loss(cfg.get("loss")),
+        reads_cross_entropy=upstream.ranking_figure(cfg) == upstream.CROSS_ENTROPY,
     )
     with _refusals_of("trainer"):
         trainer = trainers.build_trainer(cfg, offered, hooks, rules)

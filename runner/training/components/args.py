@@ -38,9 +38,22 @@ def build_args(run: Run, adjustments: Sequence[Mapping[str, Any]] = ()) -> Train
         defaults |= {name: value for name, value in ON_CPU.items() if name in known and name not in typed}
     elif torch.cuda.is_available() and not torch.cuda.is_bf16_supported():
         defaults[upstream.BF16] = False
-    args = build(defaults | node | fixed)
+    args = build(defaults | _selection(cfg) | node | fixed)
     shards_on_cpu()
     return args
+
+
+def _selection(cfg: Config) -> dict[str, Any]:
+    """The figure that chooses the best checkpoint, and its direction, where nobody says them."""
+    given, figure = cfg["trainer"]["args"], upstream.ranking_figure(cfg)
+    wanted = given.get(upstream.METRIC_FOR_BEST_MODEL)
+    by_score = given.get(upstream.LR_SCHEDULER_TYPE) in upstream.SCHEDULES_BY_SCORE
+    if wanted is None and figure != "loss" and (given.get(upstream.LOAD_BEST_MODEL_AT_END) or by_score):
+        wanted = figure
+    if wanted is None:
+        return {}
+    is_lower_better = str(wanted).endswith((upstream.CROSS_ENTROPY, "loss"))
+    return {upstream.METRIC_FOR_BEST_MODEL: wanted, upstream.GREATER_IS_BETTER: not is_lower_better}
 
 
 def check_devices(cfg: Config) -> None:
