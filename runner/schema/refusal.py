@@ -45,9 +45,14 @@ class Refusal:
 
 
 def find_refusals(target: str, method: str, known: dict[str, Any]) -> list[Refusal]:
-    """The errors that a method raises with these values of dotted names; ``known`` is then as it leaves them."""
+    """The errors that a method raises with these values of dotted names; ``known`` is then as it leaves them.
+
+    Without a ``method`` the target is a function.
+    """
     owner = find_definition(target)
-    return list(_follow_method(member(method, owner), known)) if isinstance(owner, Definition) else []
+    if not isinstance(owner, Definition):
+        return []
+    return list(_follow_method(member(method, owner) if method else owner, known))
 
 
 def _follow_method(found: Definition | None, known: dict[str, Any]) -> Iterator[Refusal]:

@@ -7,6 +7,7 @@ import contextlib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -27,7 +28,7 @@ from runner.schema.text import Config, last_key, named, nearest, nodes, scalars,
 from runner.schema.type import shortened
 from runner.tracker.variable import find_foreign_variables
 from runner.validate.context import ARGS, ValidationContext
-from runner.validate.values import is_plain_number
+from runner.validate.values import is_plain_number, misfit_number, range_in_group
 
 # Rewards that make something of rows of a form, before a model that judges; the first is what to type.
 REWARDS_FOR = {"preference": [], "demonstration": ["exact_match", "final_answer", "overlap"], "prompt": []}
@@ -177,6 +178,13 @@ def _parameter_groups(context: ValidationContext) -> Iterator[Fault]:
         for key in (key for key in settings if key not in known and f'"{key}"' not in text):
             names = {"known": shortened(known), "near": [*nearest(key, known), "lr_ratio"][0]}
             yield fault("validate.no_such_setting", pattern=pattern, key=key, kind=signature.name, **names)
+        for key, value in settings.items():
+            misfit = misfit_number(
+                f"optimizer.groups.{pattern}.{key}", value, range_in_group("optimizer", key)
+            )
+            if misfit:
+                fix = f"optimizer.groups={{{pattern}: {{{key}: <number>}}}}"
+                yield replace(misfit, fix=fix)
 
 
 def _patterns(context: ValidationContext) -> Iterator[Fault]:
