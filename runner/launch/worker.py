@@ -37,6 +37,7 @@ from runner.io.terminal import Copied, Hiding, copied_output, is_logged, print_e
 from runner.model.jinja import KEY
 from runner.run import PATIENCE, Run, add_notes, check_lines, check_metadata, find_foreign_faults, locked
 from runner.run.adjustments import is_out_of_memory
+from runner.run.blame import find_refused_keys
 from runner.run.disk import full, is_full
 from runner.run.inputs import check_fingerprints
 from runner.run.read import finished
@@ -344,7 +345,8 @@ def _explained(run: Run, error: BaseException) -> RunnerError:
         return EnvironmentFault(fault("launch.memory", error=text))
     if isinstance(error, ImportError):
         return EnvironmentFault(fault("launch.library", error=text))
-    return _own_error(run, error, text) or RunnerError(fault("launch.unexplained", log=run.log, error=text))
+    blamed = _own_error(run, error, text) or find_refused_keys(run, error)
+    return blamed or RunnerError(fault("launch.unexplained", log=run.log, error=text))
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from runner.errors import ConfigError, fault
 from runner.io.temporary import temporarily
-from runner.model.check import find_pattern_faults, find_target_faults
+from runner.model.check import find_pattern_faults, find_selection_faults, find_target_faults
 
 Model: TypeAlias = PreTrainedModel | PeftModel
 
@@ -67,6 +67,7 @@ def check_adapter(model: Model, peft_config: PeftConfig | None) -> None:
         kinds = {name: "Linear" if isinstance(part, nn.Linear) else type(part).__name__ for name, part in parts.items()}
         linear = {name.rpartition(".")[2] for name, kind in kinds.items() if kind in ("Linear", "Conv1D")}
         faults += find_target_faults(targets, parts, linear)
+        faults += find_selection_faults(vars(peft_config), parts)
     weights = {f".{name}": weight for name, weight in model.named_parameters()}
     for target in getattr(peft_config, "target_parameters", None) or ():  # of which peft passes over what is not there
         if not any(name.endswith(f".{target}") for name in weights):

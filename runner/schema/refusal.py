@@ -132,7 +132,7 @@ def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
         values = [_value(part, known) for part in parts]
         if function is None or any(value is UNKNOWN for value in values):
             return UNKNOWN
-        with suppress(TypeError, ValueError, ArithmeticError, AttributeError):
+        with suppress(TypeError, ValueError, ArithmeticError, AttributeError, LookupError):
             return function(*values)
         return UNKNOWN
 
@@ -169,6 +169,8 @@ def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
             return apply(OPERATORS.get(type(op)), inner)
         case ast.BinOp(left=left, op=op, right=right):
             return apply(OPERATORS.get(type(op)), left, right)
+        case ast.Subscript(value=ast.Name() as owner, slice=index):  # such as betas[0]
+            return apply(operator.getitem, owner, index)
         case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
             return apply(lambda *values: {ast.List: list, ast.Set: set}.get(type(node), tuple)(values), *parts)
     return UNKNOWN

@@ -17,7 +17,7 @@ OWN_LOSS: dict[str, Any] = _TABLES["own_loss"]
 PLAIN_LOSS_TYPES: list[Any] = _TABLES["plain_loss_types"]
 UNWEIGHABLE: dict[str, tuple[Any, str]] = _TABLES["unweighable"]
 NUMERIC_FIELDS: dict[str, list[str]] = _TABLES["numeric_fields"]
-READ_BESIDE: dict[str, dict[str, Any]] = _TABLES["read_beside"]
+READ_BESIDE: dict[str, dict[str, tuple[str, object] | None]] = _TABLES["read_beside"]
 REPLACED_BY: dict[str, list[str]] = _TABLES["replaced_by"]
 PASSED_ON: dict[str, dict[str, Any]] = _TABLES["passed_on"]
 SCHEDULES: dict[str, list[Any]] = _TABLES["schedules"]
@@ -63,6 +63,11 @@ def takes_path(trainer: Signature | None) -> bool:
     """True for a trainer that loads the weights in a way of its own, from the path that it asks for."""
     asked = trainer.parameters.get("model") if trainer else None
     return asked is not None and isinstance(asked.annotation, ast.Name) and asked.annotation.id == "str"
+
+
+def samples_by_library(trainer: str, fields: Mapping[str, Parameter]) -> bool:
+    """True for a trainer, by its target and the fields of its config, that samples by transformers or vLLM."""
+    return trainer.startswith("trl.") and any(name in fields for name in COMPLETION_LENGTHS)
 
 
 def completion_length(args: Mapping[str, Any]) -> int | None:

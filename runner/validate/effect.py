@@ -1,4 +1,4 @@
-"""Typed fields of the trainer's config that nothing reads, and pairs of fields of which one must not be above the other.
+"""Typed fields of the trainer's config that nothing reads, and pairs of fields that must be in order.
 
 A field that stands in a file is let be: a file is made for several trainings, and a word is typed for one.
 """
@@ -19,7 +19,7 @@ def find_idle_faults(context: ValidationContext) -> Iterator[Fault]:
     config = context.signature(context.args)
     if not config:
         return
-    beside: dict[str, list[object] | None] = {}
+    beside: dict[str, tuple[str, object] | None] = {}
     for owner in reversed(config.lineage):
         beside |= upstream.READ_BESIDE.get(owner, {})
     replaced = {
@@ -47,26 +47,23 @@ def find_idle_faults(context: ValidationContext) -> Iterator[Fault]:
 
 
 def _find_idle(context: ValidationContext, field: str, other: str, wanted: object) -> Iterator[Fault]:
-    current, value = context.field(other), short_text(context.args[field])
-    path = f"{ARGS}{field}"
+    path, value = f"{ARGS}{field}", short_text(context.args[field])
+    off, current = f"leave {path} out", context.field(other)
+    if wanted == []:
+        yield Fault(path, f"{value}, which the loss of this trainer does not read", "none", off)
+        return
     if current is UNKNOWN:  # a default that is made as the config is
         return
-    if wanted == "set":
-        if current in (None, False, 0, "", "no"):
-            expected = f"{other}, beside which it counts"
-            yield Fault(path, f"{value}, which nothing reads: no {other}", expected, f"leave {path} out")
-        return
-    values = wanted if isinstance(wanted, list) else [wanted]
-    if not values:
-        yield Fault(path, f"{value}, which the loss of this trainer does not read", "none", f"leave {path} out")
-        return
     given = current if isinstance(current, list) else [current]
-    if any(re.fullmatch(str(wish), str(one)) for wish in values for one in given):
-        return
-    found = f"{value}, which {other}={short_text(current)} does not read"
-    is_plain = re.fullmatch(r"[\w-]+", str(values[0]))
-    fix = f"leave {path} out" + (f", or {to_override(f'{ARGS}{other}', values[0])}" if is_plain else "")
-    yield Fault(path, found, f"{other} of {', '.join(map(str, values))}", fix)
+    found = f"{value}, which nothing reads while {other} is {short_text(current)}"
+    if not isinstance(wanted, list):
+        if not any(given) or given == ["no"]:
+            yield Fault(path, found, f"another {other}", off)
+    elif not any(re.fullmatch(wish, str(one)) for wish in wanted for one in given):
+        shown = [wish.replace(".*", "*") for wish in wanted]
+        if "*" not in shown[0]:
+            off += f", or {to_override(f'{ARGS}{other}', shown[0])}"
+        yield Fault(path, found, f"{other} one of {', '.join(shown)}", off)
 
 
 def _equivalent(field: str, value: object, group: str) -> str:

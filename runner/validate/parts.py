@@ -102,6 +102,10 @@ def _adapter(context: ValidationContext) -> Iterator[Fault]:
         bits = [name for name in ("load_in_4bit", "load_in_8bit") if quant.get(name)]
         if str(quant.get("_target_")).endswith("BitsAndBytesConfig") and len(bits) != 1:
             yield fault("validate.both_bits") if bits else fault("validate.no_bits")
+    if peft.get("inference_mode") is True:
+        yield Fault("peft.inference_mode", "true: nothing of the adapter would train", "false", "=false")
+    if peft.get("target_modules") == []:
+        yield Fault("peft.target_modules", "[]: no layer would get an adapter", "layers", "=all-linear")
     config = context.signature(context.args)
     if has_method(peft.get("_target_"), "prepare_model") and config and "critic" in config.parameters:
         yield fault("validate.tuner_beside_critic", trainer=context.option)
@@ -179,9 +183,7 @@ def _parameter_groups(context: ValidationContext) -> Iterator[Fault]:
             names = {"known": shortened(known), "near": [*nearest(key, known), "lr_ratio"][0]}
             yield fault("validate.no_such_setting", pattern=pattern, key=key, kind=signature.name, **names)
         for key, value in settings.items():
-            misfit = misfit_number(
-                f"optimizer.groups.{pattern}.{key}", value, range_in_group("optimizer", key)
-            )
+            misfit = misfit_number(f"optimizer.groups.{pattern}.{key}", value, range_in_group("optimizer", key))
             if misfit:
                 fix = f"optimizer.groups={{{pattern}: {{{key}: <number>}}}}"
                 yield replace(misfit, fix=fix)

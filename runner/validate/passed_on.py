@@ -1,7 +1,7 @@
 """Mappings of the trainer's config that a library reads late: their keys and values against what takes them.
 
-``upstream.passed_on`` says what that is. Each such mapping is checked as the arguments of any target are, and against the
-errors that its source raises. A schedule and the arguments of an optimizer go by the name of the one that is chosen.
+``upstream.passed_on`` says what that is. Each such mapping is checked as the arguments of any target are, and against
+the errors that its source raises. What a schedule or an optimizer takes goes by the name of the one that is chosen.
 """
 
 import re
@@ -31,6 +31,8 @@ def find_passed_on_faults(context: ValidationContext) -> Iterator[Fault]:
             if signature is None:
                 continue
             known = dict(signature.parameters)
+        if prefix := row.get("prefix"):  # which may stand before each key
+            value = {str(key).removeprefix(prefix): entry for key, entry in value.items()}
         for name in row.get("given", ()):
             known.pop(name, None)
         group = "generation" if field == upstream.GENERATION_KWARGS else "trainer"
@@ -93,9 +95,7 @@ def _find_schedule_faults(context: ValidationContext) -> Iterator[Fault]:
             yield Fault(where, f"{short_text(given)}, and {schedule} takes none", "null", "=null")
         return
     taken = {
-        name: parameter
-        for name, parameter in signature.parameters.items()
-        if name not in upstream.GIVEN_TO_SCHEDULES
+        name: parameter for name, parameter in signature.parameters.items() if name not in upstream.GIVEN_TO_SCHEDULES
     }
     faults = list(_find_misfits(where, given, taken, "optimizer"))
     yield from faults

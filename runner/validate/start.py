@@ -24,7 +24,15 @@ from runner.io.distribution import read_requirements, to_install
 from runner.io.files import HUB_NAME, display_path, hub_home
 from runner.io.hub import OFFLINE, hub_silence, is_cached, is_offline
 from runner.io.secrets import hidden
-from runner.model.check import LOADER, find_model_faults, find_scorer_faults, find_tokenizer_faults, read_vocab_size
+from runner.model.check import (
+    LOADER,
+    find_model_faults,
+    find_scorer_faults,
+    find_stop_faults,
+    find_template_argument_faults,
+    find_tokenizer_faults,
+    read_vocab_size,
+)
 from runner.model.folder import find_folder, sees_images
 from runner.run import Run, installed_version
 from runner.run.key import canonical_text, folder_of
@@ -67,7 +75,17 @@ def check_parts(jobs: Sequence[Sequence[Composed]], to_do: Collection[Path] | No
 
     def look(composed: Composed) -> tuple[list[Fault], list[Fault]]:
         trainer = composed.cfg["trainer"]  # what is read here, which most jobs of a sweep have in common
-        names = ("max_length", upstream.REWARD_MODEL_PATH, upstream.DATASET_KWARGS, upstream.TRAIN_SAMPLING_STRATEGY)
+        names = [
+            "_target_",
+            "max_length",
+            upstream.REWARD_MODEL_PATH,
+            upstream.DATASET_KWARGS,
+            upstream.TRAIN_SAMPLING_STRATEGY,
+            upstream.CHAT_TEMPLATE_PATH,
+            upstream.CHAT_TEMPLATE_KWARGS,
+            upstream.STOP_TOKEN_ID,
+            upstream.USE_VLLM,
+        ]
         fields = {name: trainer["args"].get(name) for name in names}
         groups = ("dataset", "model", "peft", "reward", "metric", "tolerate", "weight")
         parts = {name: composed.cfg.get(name) for name in groups} | {"trainer": {**trainer, "args": fields}}
@@ -100,6 +118,7 @@ def _find_faults(cfg: Config, rows: DatasetCheck, folders: set[Path]) -> Iterato
         is_known = model_faults and tokenizer.get("path") == model.get("path")
         if not is_known and not _is_ahead(tokenizer.get("path"), folders):
             yield from find_tokenizer_faults(tokenizer, read_vocab_size(model), chats=rows.chats)
+        yield from _find_argument_faults(cfg, model, tokenizer)
     if rows.images and not _is_ahead(tokenizer.get("path"), folders):
         yield from find_image_faults(cfg, sees=sees_images(tokenizer), column=rows.images)
     others: dict[str, tuple[object, bool]] = {}
@@ -110,6 +129,12 @@ def _find_faults(cfg: Config, rows: DatasetCheck, folders: set[Path]) -> Iterato
         if node["_target_"] == LOADER and not _is_ahead(node.get("path"), folders):
             yield from find_model_faults(node, "lm", where=path)
     others[f"trainer.args.{upstream.REWARD_MODEL_PATH}"] = (args.get(upstream.REWARD_MODEL_PATH), True)
+    template, where = args.get(upstream.CHAT_TEMPLATE_PATH), f"trainer.args.{upstream.CHAT_TEMPLATE_PATH}"
+    is_file = isinstance(template, str) and template.endswith((".jinja", ".j2"))
+    if is_file and not Path(str(template)).is_file():
+        yield Fault(where, f"there is no file {template}", "a template, or a tokenizer's folder", "=<file>")
+    elif template and not is_file:
+        others[where] = (template, False)
     for where, (path_of_other, scores) in others.items():
         if not isinstance(path_of_other, str) or _is_ahead(path_of_other, folders):
             continue
@@ -142,6 +167,21 @@ def _find_faults(cfg: Config, rows: DatasetCheck, folders: set[Path]) -> Iterato
             usable = columns - {"prompt"}
             likely = next(iter(usable)) if len(usable) == 1 else "<column>"
             yield fault("validate.no_such_column", reward=path, column=named, columns=listed, likely=likely)
+
+
+def _find_argument_faults(cfg: Config, model: Config, tokenizer: Config) -> Iterator[Fault]:
+    """A fault for each value of the trainer's config that the model or its template has no place for."""
+    args, fields = cfg["trainer"]["args"], upstream.config_fields(cfg["trainer"]["args"])
+    arguments = args.get(upstream.CHAT_TEMPLATE_KWARGS)
+    if isinstance(arguments, dict):
+        where = f"trainer.args.{upstream.CHAT_TEMPLATE_KWARGS}"
+        yield from find_template_argument_faults(tokenizer, arguments, where)
+    stop, vocabulary = args.get(upstream.STOP_TOKEN_ID), read_vocab_size(model)
+    if isinstance(stop, int) and isinstance(vocabulary, int) and stop >= vocabulary:
+        where = f"trainer.args.{upstream.STOP_TOKEN_ID}"
+        yield Fault(where, str(stop), f"a token: below {vocabulary}", f"{where}=null")
+    if upstream.samples_by_library(cfg["trainer"]["_target_"], fields) and not args.get(upstream.USE_VLLM):
+        yield from find_stop_faults(model)
 
 
 def _is_ahead(path: Any, folders: set[Path]) -> bool:

@@ -35,6 +35,7 @@ from runner.training.components import trainer as trainers
 from runner.training.components.args import build_args
 from runner.training.components.evaluation import build_measure
 from runner.training.components.model import build_model
+from runner.training.components.rehearsal import blaming, rehearse_components
 from runner.training.components.rewards import build_rewards
 from runner.training.components.tools import agent_of, build_functions, check_environments
 from runner.training.extension import Hooks
@@ -64,8 +65,9 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     cfg, adjustments = run.cfg, read_adjustments(run.folder)
     mute_libraries()
     set_seed(cfg["seed"])
-    with _refusals_of("trainer.args"):
+    with _refusals_of("trainer.args"), blaming(run, "trainer.args"):
         args = build_args(run, adjustments)
+    rehearse_components(run, args)
     tokenizer = build(cfg["model"]["tokenizer"])
     rules, node, form = trainers.build_rules(cfg.get("weight")), cfg["trainer"], cfg["trainer"]["form"]
     rows, held_out = serve(cfg["dataset"], to=form, seed=cfg["seed"], keep=trainers.columns_asked_for(rules))
@@ -100,7 +102,7 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
         make_schedule=schedule and functools.partial(serve, schedule),
         loss=trainers.build_loss(cfg.get("loss")),
     )
-    with _refusals_of("trainer"):
+    with _refusals_of("trainer"), blaming(run):
         trainer = trainers.build_trainer(cfg, offered, hooks, rules)
     collator = trainers.build_collator(cfg["collator"], tokenizer, inner=trainer.data_collator)
     trainer.data_collator = collator or trainer.data_collator
