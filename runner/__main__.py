@@ -25,7 +25,7 @@ from runner.config.dialect import SHARED, filled, read_sections
 from runner.config.menu import Options, read_menu
 from runner.config.override import FOREIGN, expand, is_local, latest, option_fault, parse
 from runner.config.user_folder import add_working_folder
-from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError, describe, fault
+from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError, describe, fault, find_process_limit
 from runner.io.secrets import hidden
 from runner.io.terminal import copied_output, print_error, print_uncaught
 from runner.launch import axis, stages
@@ -84,6 +84,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         where = str(error.filename or "system")
         fix = f"ls -ld {shlex.quote(where)}  (shows what is there)" if error.filename else "the same words with --debug"
         print_error(EnvironmentFault(fault("command.system", where=where, error=describe(error), fix=fix)))
+        return EnvironmentFault.code
+    except (MemoryError, RuntimeError, ImportError) as error:
+        limit = find_process_limit(error)
+        if limit is None or "--debug" in words:
+            raise
+        print_error(EnvironmentFault(limit))
         return EnvironmentFault.code
     except KeyboardInterrupt:  # between two runs, where no worker listens
         return 130

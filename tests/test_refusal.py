@@ -126,7 +126,7 @@ REFUSED = [
     ("trainer=grpo trainer.args.sync_ref_model=true", "trainer.args.sync_ref_model=false"),
     ("trainer=dpo peft=lora trainer.args.sync_ref_model=true", "trainer.args.sync_ref_model=false"),
     ("trainer=kto trainer.args.per_device_train_batch_size=1", "trainer.args.per_device_train_batch_size=8"),
-    ("trainer=dpo trainer.args.loss_type=[exo_pair]", "leave trainer.args.loss_type out"),
+    ("trainer=dpo trainer.args.loss_type=[exo_pair]", 'trainer.args.loss_type="[sigmoid]"'),
     ("trainer=dpo trainer.args.loss_type=[aot] trainer.args.use_weighting=true", "trainer.args.use_weighting=false"),
     ("trainer=rloo trainer.args.auto_find_batch_size=true", "trainer.args.auto_find_batch_size=false"),
     (f"trainer=gold {TEACHER} trainer.args.max_completion_length=2048", "trainer.args.max_completion_length=128"),

@@ -343,6 +343,8 @@ def _explained(run: Run, error: BaseException) -> RunnerError:
         return EnvironmentFault(fault("launch.network", error=text))
     if is_out_of_memory(error):
         return EnvironmentFault(fault("launch.memory", error=text))
+    if limit := errors.find_process_limit(error):
+        return EnvironmentFault(limit)
     if isinstance(error, ImportError):
         return EnvironmentFault(fault("launch.library", error=text))
     blamed = _own_error(run, error, text) or find_refused_keys(run, error)

@@ -41,7 +41,6 @@ from runner.schema import upstream
 from runner.schema.read import read_signature
 from runner.schema.source import LIBRARY_PACKAGES, Definition, find_definition
 from runner.schema.text import Config, last_key, nodes, read_tables, walk
-from runner.tracker.variable import PACKAGES
 from runner.validate.context import JUDGED
 from runner.validate.targets import find_absent_imports
 
@@ -189,7 +188,10 @@ def _is_ahead(path: Any, folders: set[Path]) -> bool:
 
 
 # The values that need a library, as start.yaml has them, and those of fields that TRL and transformers name.
-WANTED = TABLES["wanted"] | upstream.WANTED | {"report_to": [(name, name, name) for name in PACKAGES]}
+TRACKERS = {
+    "report_to": [(name, library, package) for name, (library, package, _) in upstream.TRACKER_LIBRARIES.items()]
+}
+WANTED = TABLES["wanted"] | upstream.WANTED | TRACKERS
 OTHER_VALUES = {"attention": "sdpa", "report_to": "none", "rollout_engine": "auto"} | upstream.OTHER_VALUES
 
 
@@ -207,6 +209,7 @@ def find_environment_faults(to_do: Sequence[Composed], elsewhere: bool) -> Itera
     for composed in to_do:
         args = composed.cfg["trainer"]["args"]
         yield from find_missing_libraries(composed.cfg)
+        yield from _find_tracker_variables(composed.cfg)
         is_here = not elsewhere and composed.choices.get("launcher", "local") in HERE
         on_cpu = args.get(upstream.USE_CPU) or (is_here and without_gpu)
         lacking = list(find_gpu_faults(args, composed.typed)) if on_cpu else []
@@ -292,6 +295,18 @@ def find_missing_libraries(cfg: Config) -> Iterator[Fault]:
         found = find_definition(value) if is_own else None
         for place, name in find_absent_imports(found.module.name) if isinstance(found, Definition) else ():
             yield fault("validate.absent_import", where=where, place=display_path(Path(place)), name=name)
+
+
+def _find_tracker_variables(cfg: Config) -> Iterator[Fault]:
+    """A fault for each tracker that goes by a variable which neither the environment nor the configuration sets."""
+    chosen = cfg["tracker"].get("report_to")
+    given = {*os.environ, *(cfg["tracker"].get("environment") or {})}
+    for tracker in [chosen] if isinstance(chosen, str) else chosen or ():
+        variable = upstream.TRACKER_VARIABLES.get(tracker)
+        if variable and variable not in given:
+            expected = f"{variable} set, as {tracker} does it"
+            fix = f"export {variable}=..., or tracker.report_to=none"
+            yield Fault("tracker.report_to", f"{tracker}, and {variable} is not set", expected, fix)
 
 
 def find_other_versions() -> Iterator[Fault]:
