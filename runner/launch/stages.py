@@ -207,8 +207,11 @@ def _read_experiment(typed: Sequence[str], folders: Sequence[Path]) -> Experimen
     if "stages" not in cfg:
         return None
     plain: dict[str, Any] = OmegaConf.to_container(cfg, resolve=False)
-    stages, top = plain["stages"], {*TOP, *config.GROUPS, *config.read_menu(folders), "hydra", "stages"}
-    ConfigError.refuse(_faults_of_stages(stages, top))
+    menu = config.read_menu(folders)
+    top = {*TOP, *config.GROUPS, *menu, "hydra", "stages"}
+    ConfigError.refuse(_faults_of_stages(plain["stages"], top))
+    # As typed words are, so that a stage may say dataset=rows.jsonl.
+    stages = {stage: config.override.expand(words, menu) for stage, words in plain["stages"].items()}
     faults: list[Fault] = []
     shared: list[str] = []
     own: dict[str, list[str]] = {stage: [] for stage in stages}

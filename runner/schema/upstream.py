@@ -36,6 +36,7 @@ FROM_TOP: dict[str, str] = _TABLES["from_top"]
 TRACKERS = tuple(_TABLES["trackers"])
 TRACKER_LIBRARIES: dict[str, tuple[str, str, str]] = _TABLES["tracker_libraries"]
 TRACKER_VARIABLES: dict[str, str] = _TABLES["tracker_variables"]
+FIGURES = frozenset(_TABLES["figures"])
 ELSEWHERE, ON_A_GPU = _TABLES["elsewhere"], _TABLES["on_a_gpu"]
 BESIDE_ROWS, WITHOUT_NOTE = _TABLES["beside_rows"], _TABLES["without_note"]
 MACHINE_DEFAULTS, OF_LOG_PROBS = (frozenset(_TABLES[name]) for name in ("machine_defaults", "of_log_probs"))

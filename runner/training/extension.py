@@ -84,7 +84,8 @@ class BeforeTrainer(Trainer):
         if self.hooks.measure is not None and metric_key_prefix.startswith("eval"):
             self.hooks.on_evaluate("measuring")
             found = self.hooks.measure(self, metric_key_prefix)
-            if taken := sorted(set(found) & set(output.metrics)):
+            timed = {f"{metric_key_prefix}_{name}" for name in upstream.FIGURES}
+            if taken := sorted(set(found) & ({*output.metrics} | timed)):
                 raise ConfigError(fault("training.taken_names", names=", ".join(taken)))
             output.metrics.update(found)
         self.is_measuring = False

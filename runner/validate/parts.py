@@ -21,6 +21,7 @@ from runner.dataset.request import named_sets
 from runner.errors import DataError, Fault, fault
 from runner.metric.ask import kind_of
 from runner.model.check import new_tokens, overrides_answers
+from runner.report.objective import CLOCK
 from runner.schema import upstream
 from runner.schema.read import Signature, read_signature
 from runner.schema.source import Definition, find_definition, has_method
@@ -310,6 +311,9 @@ def find_mismatches(cfg: Config, menu: Mapping[str, Sequence[str]]) -> list[Faul
     holds_out = "split" not in rows or (rows["split"] or {}).get("eval")
     if args.get(upstream.EVAL_STRATEGY, "no") not in ("no", False) and not holds_out:
         faults.append(fault("validate.nothing_held_out", strategy=args[upstream.EVAL_STRATEGY]))
+    objective = str(cfg.get("objective") or "")
+    if objective.startswith("eval_") and not holds_out:
+        faults.append(Fault("objective", f"{objective}, and nothing is held out", "held-out rows", "=loss"))
     if rows.get("streaming") and int(args.get(upstream.MAX_STEPS) or -1) < 1:
         faults.append(fault("validate.endless"))
     return faults
@@ -327,6 +331,9 @@ def find_metric_faults(cfg: Config) -> Iterator[Fault]:
         if (signature := read_signature(node["_target_"])) is None:
             continue
         where, arguments, path = f"metric.{name}", set(signature.parameters), rows.get("path")
+        if f"_{name}".endswith((*CLOCK, "_time")) or name in upstream.FIGURES:
+            found = f"the name {name}, under which the trainer logs a figure of its own"
+            yield Fault(where, found, "another name", f"metric.<name>._target_={node['_target_']}")
         kind = kind_of(arguments)
         if head == "score" and (kind == "sampled" or arguments & {"log_probs", "logits", "labels"}):
             wants = "completions" if kind == "sampled" else "what a model says of tokens"

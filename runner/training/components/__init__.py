@@ -21,6 +21,7 @@ from runner.errors import ConfigError, DataError, Fault, fault, own_place
 from runner.io.terminal import mute_libraries
 from runner.io.turns import TEMPLATE_ARGUMENTS
 from runner.model.chat import check_calls, check_rendering, check_template
+from runner.model.check import no_stop_strings
 from runner.model.encoding import processor_of, write_prompt
 from runner.run import Run
 from runner.run.adjustments import adjust_logs, read_adjustments
@@ -83,6 +84,10 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     if hasattr(args, once := upstream.PRECOMPUTE_REF_LOG_PROBS) and once not in cfg["trainer"]["args"]:
         precompute_by_default(run, args, rows, held_out)
     model, peft_config, reference = build_model(cfg, tokenizer, args)
+    strings = getattr(getattr(model, "generation_config", None), "stop_strings", None)
+    samples = upstream.samples_by_library(node["_target_"], upstream.config_fields(node["args"]))
+    if strings and samples and not getattr(args, upstream.USE_VLLM, False):
+        raise ConfigError(no_stop_strings(strings, str(cfg["model"].get("path"))))
     agent = agent_of(node, functions := build_functions(node))
     served = for_callbacks(run, tokenizer, rows, held_out, agent)
     by_path = upstream.takes_path(read_signature(cfg["trainer"]["_target_"]))
