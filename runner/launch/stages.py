@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig, Node
 
 
+MAX_STAGES = 100  # each is composed and checked, and none begins before the one in front of it has ended
+
+
 def compose_runs(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list[config.Composed]:
     """The checked configurations that a command line makes, one or one for each stage; ConfigError with all faults."""
     listed = [word for word in overrides if dotted_key(word).partition(".")[0] == "stages"]
@@ -237,6 +240,10 @@ def _read_experiment(typed: Sequence[str], folders: Sequence[Path]) -> Experimen
 def _faults_of_stages(stages: object, top: set[str]) -> Iterator[Fault]:
     if not isinstance(stages, dict) or not stages:
         yield Fault("stages", f"{stages!r}", "stages with their words", "stages: {sft: [trainer=sft, ...], ...}")
+        return
+    if len(stages) > MAX_STAGES:
+        expected = f"at most {MAX_STAGES}, one after the other"
+        yield Fault("stages", f"{len(stages):,} stages", expected, "a sweep: -m <key>=<values>")
         return
     for stage, words in stages.items():
         where = f"stages.{stage}"
