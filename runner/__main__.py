@@ -185,8 +185,9 @@ def find_word_faults(line: CommandLine, words: Sequence[str], menu: Options) -> 
     group = next((group for group in ("trainer", "experiment", *menu) if first.lower() in menu[group]), "")
     command = "report {word}" if is_run(Path(first)) else read_sections()[SHARED]["words"].get(first.lower(), "")
     runs, listing = _find_meant_runs(line.runs[1:]), ""
-    if "{runs}" in command and not runs:
+    if command.startswith(f"{CALL}.launch") and not runs:
         listing = "report  (lists the runs; the words that began one go on with it)"
+    runs = runs or line.runs[1:] or ["outputs/NAME/RUN"]
     taken = options_of(command.partition(" ")[0]) if command.partition(" ")[0] in VERBS else {}
     kept = [word for word in line.overrides if dotted_key(word).partition(".")[0] in (*taken, *OF_ROWS)]
     words = shlex.join([*runs, *(kept if taken else ())])

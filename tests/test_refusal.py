@@ -1,5 +1,7 @@
 """Refusals of TRL's own constructors, known before anything is loaded: read from the source, and none is made up."""
 
+import shlex
+
 import pytest
 
 from runner.__main__ import main
@@ -146,7 +148,7 @@ def test_trl_refuses_before_torch_is_imported_and_what_is_told_to_type_works(wor
     said = capsys.readouterr().err
     assert f"type      {fix}" in said and "values that go together" in said
     left = [word for word in words.split() if not fix.endswith(f"{word.partition('=')[0]} out")]
-    assert main([*left, *([] if fix.startswith("leave") else [fix]), "--dry-run"]) == 0
+    assert main([*left, *([] if fix.startswith("leave") else shlex.split(fix)), "--dry-run"]) == 0
 
 
 def test_every_value_of_a_field_that_lists_them_is_taken_whatever_the_code_compares_it_with(capsys):

@@ -72,7 +72,7 @@ def check_adapter(model: Model, peft_config: PeftConfig | None) -> None:
     for target in getattr(peft_config, "target_parameters", None) or ():  # of which peft passes over what is not there
         if not any(name.endswith(f".{target}") for name in weights):
             experts = {".".join(name.split(".")[-3:]) for name, weight in weights.items() if weight.ndim == 3}
-            there = ",".join(sorted(experts or weights)[:3])
+            there = ",".join(name.lstrip(".") for name in sorted(experts or weights)[:3])
             faults.append(fault("model.no_such_parameter", target=target, there=there))
     ConfigError.refuse(faults)
 

@@ -415,6 +415,10 @@ def find_selection_faults(settings: Mapping[str, Any], modules: Collection[str])
         if numbers and layer not in numbers:
             expected = f"{min(numbers)} to {max(numbers)}"
             yield Fault("peft.layers_to_transform", f"no layer {layer}", expected, f"=[{max(numbers)}]")
+    for span in settings.get("layer_replication") or ():
+        if numbers and not 0 <= span[0] < span[1] <= max(numbers) + 1:
+            expected = f"layers from and up to, of 0 to {max(numbers) + 1}"
+            yield Fault("peft.layer_replication", str(list(span)), expected, "=null")
     for key in ("modules_to_save", "exclude_modules", "feedforward_modules"):
         given = settings.get(key) or ()
         is_pattern = isinstance(given, str)

@@ -1,4 +1,4 @@
-"""An exception of a library -> the configured keys that it speaks of, so that it is told as a fault of these.
+"""An exception of a library -> the configured keys that it speaks of, so that it becomes a fault of these.
 
 A library checks much of what it is given only when it uses it. Its message then names an argument or repeats a value,
 and that is what a key is found by. Without such a word nothing is blamed: it may be our own fault.
@@ -17,6 +17,18 @@ from runner.schema.text import last_key, select, short_text, walk
 
 PARTS = ("trainer", "model", "peft", "quant", "optimizer", "callback", "collator", "loss", "reward", "metric")
 EXPECTED = "what the library takes"
+# Parts of libraries that work with the values of these keys alone, so that what they raise is about one of them.
+WHERE_RAISED = {
+    "/peft/": ("peft.",),
+    "/transformers/generation/": ("trainer.args.generation_kwargs",),
+    "/torch/optim/": ("optimizer.", "trainer.args.optim", "trainer.args.lr_scheduler"),
+    "/transformers/optimization.py": ("optimizer.", "trainer.args.optim", "trainer.args.lr_scheduler"),
+    "/torch/utils/checkpoint.py": (
+        "trainer.args.gradient_checkpointing",
+        "trainer.args.activation_checkpointing",
+    ),
+    "/torch/_dynamo/": ("trainer.args.torch_compile",),
+}
 NOT_SAID = ("path", "_target_", "model", "name", "args", "seed")  # names that messages use for other things
 MIN_LETTERS = 3  # of a value that a message may repeat
 
@@ -26,8 +38,10 @@ def find_refused_keys(run: Run, error: BaseException, parts: Sequence[str] = ())
 
     ``parts`` are nodes from whose values alone something was built: without another word, what was typed of them is.
     """
-    if not (parts or _is_of_library(error)):
+    file = _innermost_file(error)
+    if not (parts or _is_of_library(file)):
         return None
+    parts = [*parts, *(key for place, keys in WHERE_RAISED.items() if place in file for key in keys)]
     text, typed = describe(error), _typed_keys(run)
     named = [key for key, value in _entries(run.cfg) if _is_said(key, value, text)]
     if not {"experiment", "--config-dir"} & typed:  # else a file of the user's own may hold it
@@ -43,13 +57,15 @@ def find_refused_keys(run: Run, error: BaseException, parts: Sequence[str] = ())
     return ConfigError(Fault(blamed[0], found, EXPECTED, f"leave {blamed[0]} out"))
 
 
-def _is_of_library(error: BaseException) -> bool:
-    """True where the innermost line is that of an installed package."""
+def _innermost_file(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
-    if not frames:
-        return False
-    file = frames[-1].filename
-    return not file.startswith("<") and not is_own(file) and not Path(file).is_relative_to(PACKAGE)
+    return frames[-1].filename if frames else ""
+
+
+def _is_of_library(file: str) -> bool:
+    """True for a file of an installed package."""
+    is_code = file != "" and not file.startswith("<")
+    return is_code and not is_own(file) and not Path(file).is_relative_to(PACKAGE)
 
 
 def _typed_keys(run: Run) -> set[str]:
@@ -82,6 +98,11 @@ def _is_repeated(value: object, text: str) -> bool:
         return False
     word, said = value.casefold(), text.casefold()
     if any(f"{mark}{word}{mark}" in said for mark in "`'\""):
+        return True
+    is_refused = (
+        rf"(?<!\w){re.escape(word)} is (not|un)|(unknown|invalid|unsupported|=)[\w ]*:? ?{re.escape(word)}(?!\w)"
+    )
+    if re.search(is_refused, said):
         return True
     is_rare = re.search(r"[/_]", word) is not None
     return is_rare and re.search(rf"(?<![\w/]){re.escape(word)}(?![\w/])", said) is not None

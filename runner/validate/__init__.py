@@ -43,9 +43,9 @@ def find_all_faults(
     faults = [*islice(find_top_faults(context), MAX_SHOWN), *node_faults, *find_infinite(context)]
     faults += [*find_risks(cfg, context.typed), *find_secrets(cfg)]
     faults += [*find_part_faults(context), *find_objective_faults(context)]
-    told = [fault.where for fault in faults]
+    places = [fault.where for fault in faults]
     for fault in (*find_passed_on_faults(context), *find_idle_faults(context)):
-        if not any(where.startswith(fault.where) for where in told):
+        if not any(where.startswith(fault.where) for where in places):
             faults.append(fault)
     faults += [] if faults else find_refused(context)
     # In the configuration's order, a missing key by its neighbours.

@@ -33,7 +33,10 @@ def find_idle_faults(context: ValidationContext) -> Iterator[Fault]:
         value, parameter = context.args[field], config.parameters.get(field)
         if not is_typed or parameter is None or value in (None, parameter.default):
             continue
-        if field in replaced:
+        if field in upstream.LOADED_BY_GROUP and not _loads_models(context):
+            found = f"{short_text(value)}, and the runner loads the model by keys of its own"
+            yield Fault(f"{ARGS}{field}", found, upstream.LOADED_BY_GROUP[field], f"leave {ARGS}{field} out")
+        elif field in replaced:
             group = replaced[field]
             found = f"{short_text(value)}, and {group} takes its place"
             yield Fault(f"{ARGS}{field}", found, "one of the two", _equivalent(field, value, group))
@@ -44,6 +47,15 @@ def find_idle_faults(context: ValidationContext) -> Iterator[Fault]:
         if is_plain_number(smaller) and is_plain_number(larger) and smaller > larger:
             found = f"{short_text(smaller)}, above {high}: {short_text(larger)}"
             yield Fault(f"{ARGS}{low}", found, f"at most {high}", f"={short_text(larger)}")
+
+
+def _loads_models(context: ValidationContext) -> bool:
+    """True for a trainer that loads a policy, or a reference beside it, by itself."""
+    trainer = context.trainer
+    if trainer is None or upstream.takes_path(trainer):
+        return True
+    names = trainer.parameters
+    return upstream.REWARD_FUNCS in names and upstream.REF_MODEL not in names
 
 
 def _find_idle(context: ValidationContext, field: str, other: str, wanted: object) -> Iterator[Fault]:

@@ -77,6 +77,14 @@ def _not_given(context: ValidationContext, trainer: Signature) -> Iterator[Fault
     if isinstance(weights, list) and given and len(weights) != rewards:
         count = "1 reward" if rewards == 1 else f"{rewards} rewards"
         yield fault("validate.number_of_weights", weights=len(weights), rewards=count, ones=to_text([1.0] * rewards))
+    shares = {f"{ARGS}{name}": context.args.get(name) for name in (upstream.REWARD_WEIGHTS, upstream.LOSS_WEIGHTS)}
+    entries = named(context.mapping("reward"), "reward")
+    parts = [entry for entry in entries.values() if isinstance(entry, dict)]
+    shares["reward"] = [entry.get("weight", 1.0) for entry in parts]
+    for where, values in shares.items():
+        if isinstance(values, list) and values and not any(values):
+            found = f"{short_text(values)}: nothing would be learnt from them"
+            yield Fault(where, found, "a weight that is not 0", f"leave {where} out")
     if upstream.TEACHER_MODEL in trainer.parameters and not node.get(upstream.TEACHER_MODEL):
         yield fault("validate.no_teacher", trainer=trainer.name)
 
@@ -105,6 +113,9 @@ def _adapter(context: ValidationContext) -> Iterator[Fault]:
             yield fault("validate.both_bits") if bits else fault("validate.no_bits")
     if peft.get("inference_mode") is True:
         yield Fault("peft.inference_mode", "true: nothing of the adapter would train", "false", "=false")
+    if peft.get("init_lora_weights") == "eva":
+        found = "eva, a start that is computed from rows, and nobody computes it here"
+        yield Fault("peft.init_lora_weights", found, "another start", "=pissa")
     if peft.get("target_modules") == []:
         yield Fault("peft.target_modules", "[]: no layer would get an adapter", "layers", "=all-linear")
     config = context.signature(context.args)

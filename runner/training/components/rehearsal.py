@@ -67,7 +67,7 @@ def _rehearse_optimizer(run: Run, cfg: Config, args: TrainingArguments) -> None:
         settings = {key: value for key, value in node.items() if key not in ("_target_", "groups", "scheduler")}
         takes_rate = settings.get("lr") is None and "lr" in asked_for(target)
         settings = build(settings | ({"lr": args.learning_rate} if takes_rate else {}))
-        if str(target).startswith("torch.optim.") and "named_parameters" not in asked_for(target):
+        if str(target).startswith(("torch.optim.", "transformers.")) and "named_parameters" not in asked_for(target):
             with blaming(run, "optimizer"):
                 optimizer = locate(target)([weight], **settings)
             for pattern, own in (node.get("groups") or {}).items():
@@ -80,6 +80,9 @@ def _rehearse_optimizer(run: Run, cfg: Config, args: TrainingArguments) -> None:
             make, settings = Trainer.get_optimizer_cls_and_kwargs(args)
             if isinstance(make, type) and not {"model", "optimizer_dict"} & settings.keys():
                 optimizer = make([weight], **settings)
+    with blaming(run, "optimizer._target_" if node else f"trainer.args.{upstream.OPTIM}"):
+        weight.grad = torch.zeros_like(weight)
+        optimizer.step()
     if scheduler := node.get("scheduler"):
         with blaming(run, "optimizer.scheduler"):
             serve(scheduler, optimizer=optimizer, num_training_steps=STEPS)
