@@ -13,22 +13,11 @@ from typing import Any
 from runner.errors import ConfigError, Fault, describe, is_own
 from runner.io.files import PACKAGE
 from runner.run import Run
+from runner.schema import upstream
 from runner.schema.text import last_key, select, short_text, walk
 
 PARTS = ("trainer", "model", "peft", "quant", "optimizer", "callback", "collator", "loss", "reward", "metric")
 EXPECTED = "what the library takes"
-# Parts of libraries that work with the values of these keys alone, so that what they raise is about one of them.
-WHERE_RAISED = {
-    "/peft/": ("peft.",),
-    "/transformers/generation/": ("trainer.args.generation_kwargs",),
-    "/torch/optim/": ("optimizer.", "trainer.args.optim", "trainer.args.lr_scheduler"),
-    "/transformers/optimization.py": ("optimizer.", "trainer.args.optim", "trainer.args.lr_scheduler"),
-    "/torch/utils/checkpoint.py": (
-        "trainer.args.gradient_checkpointing",
-        "trainer.args.activation_checkpointing",
-    ),
-    "/torch/_dynamo/": ("trainer.args.torch_compile",),
-}
 NOT_SAID = ("path", "_target_", "model", "name", "args", "seed")  # names that messages use for other things
 MIN_LETTERS = 3  # of a value that a message may repeat
 
@@ -41,7 +30,7 @@ def find_refused_keys(run: Run, error: BaseException, parts: Sequence[str] = ())
     file = _innermost_file(error)
     if not (parts or _is_of_library(file)):
         return None
-    parts = [*parts, *(key for place, keys in WHERE_RAISED.items() if place in file for key in keys)]
+    parts = [*parts, *(key for place, keys in upstream.RAISED_IN.items() if place in file for key in keys)]
     text, typed = describe(error), _typed_keys(run)
     named = [key for key, value in _entries(run.cfg) if _is_said(key, value, text)]
     if not {"experiment", "--config-dir"} & typed:  # else a file of the user's own may hold it

@@ -84,7 +84,8 @@ def _not_given(context: ValidationContext, trainer: Signature) -> Iterator[Fault
     for where, values in shares.items():
         if isinstance(values, list) and values and not any(values):
             found = f"{short_text(values)}: nothing would be learnt from them"
-            yield Fault(where, found, "a weight that is not 0", f"leave {where} out")
+            off = f"reward.{next(iter(entries))}.weight=1" if where == "reward" else f"leave {where} out"
+            yield Fault(where, found, "a weight that is not 0", off)
     if upstream.TEACHER_MODEL in trainer.parameters and not node.get(upstream.TEACHER_MODEL):
         yield fault("validate.no_teacher", trainer=trainer.name)
 

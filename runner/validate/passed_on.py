@@ -69,15 +69,15 @@ def _find_sampling_faults(context: ValidationContext) -> Iterator[Fault]:
         return
     fields = upstream.config_fields(context.args)
     for key, value in given.items():
-        field = upstream.SAMPLED_BY.get(key, key)
-        if field not in fields:
+        field = upstream.SAMPLED_BY.get(key, "")
+        if field in upstream.COMPLETION_LENGTHS:
             field = next((name for name in upstream.COMPLETION_LENGTHS if name in fields), "")
         if key in upstream.UNSAMPLED:
             reason, harmless = upstream.UNSAMPLED[key]
             if value != harmless:
                 found = f"{short_text(value)}: {reason}"
                 yield Fault(f"{where}.{key}", found, to_text(harmless), f"leave {where}.{key} out")
-        elif key in fields or (key in upstream.SAMPLED_BY and field):
+        elif field in fields:
             found = f"{short_text(value)}, which the trainer's own {field} does not know of"
             fix = f"{to_override(f'{ARGS}{field}', value)} in place of it"
             yield Fault(f"{where}.{key}", found, f"{ARGS}{field}", fix)
