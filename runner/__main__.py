@@ -17,15 +17,15 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
-from runner.command import VERBS, CommandLine, table_of
+from runner.command import VERBS, CommandLine, options_of, table_of
 from runner.command.options import help_text, version_text
 from runner.config import as_yaml, call_hydra
 from runner.config.batch import MADE
 from runner.config.dialect import SHARED, filled, read_sections
 from runner.config.menu import Options, read_menu
-from runner.config.override import FOREIGN, expand, is_local, latest, option_fault, parse
+from runner.config.override import FOREIGN, dotted_key, expand, is_local, latest, option_fault, parse
 from runner.config.user_folder import add_working_folder
-from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError, describe, fault
+from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError, describe, fault, find_process_limit
 from runner.io.secrets import hidden
 from runner.io.terminal import copied_output, print_error, print_uncaught
 from runner.launch import axis, stages
@@ -39,6 +39,7 @@ CALL = "python -m runner"
 FLAG = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 # Words that are `key: value`, `key = value` or `key= value`, with a mark between words.
 SPELT = re.compile(r"(?<![^\0])([A-Za-z_][\w.]*)(?:=\0(?=[^\0/]+(?:\0|\Z))|\0?:\0|\0[:=]\0?|:)(?=[^\0=/\\])")
+OF_ROWS = ("dataset", "metric", "reward", "quant")  # groups that verbs of a trained model take
 CONFIG_FLAGS = ("config", "config_file", "config_name", "config_path")
 
 
@@ -84,6 +85,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         where = str(error.filename or "system")
         fix = f"ls -ld {shlex.quote(where)}  (shows what is there)" if error.filename else "the same words with --debug"
         print_error(EnvironmentFault(fault("command.system", where=where, error=describe(error), fix=fix)))
+        return EnvironmentFault.code
+    except (MemoryError, RuntimeError, ImportError) as error:
+        limit = find_process_limit(error)
+        if limit is None or "--debug" in words:
+            raise
+        print_error(EnvironmentFault(limit))
         return EnvironmentFault.code
     except KeyboardInterrupt:  # between two runs, where no worker listens
         return 130
@@ -177,14 +184,22 @@ def find_word_faults(line: CommandLine, words: Sequence[str], menu: Options) -> 
     first, rest = line.runs[0], shlex.join([*line.runs[1:], *line.overrides])
     group = next((group for group in ("trainer", "experiment", *menu) if first.lower() in menu[group]), "")
     command = "report {word}" if is_run(Path(first)) else read_sections()[SHARED]["words"].get(first.lower(), "")
-    written = sorted(Path("outputs").glob("*/*/status.json"), key=lambda path: path.stat().st_mtime)
-    runs = line.runs[1:] or [*(str(path.parent) for path in written[-1:]), "outputs/NAME/RUN"][:1]
-    meant = filled(command, {"word": first, "rest": rest, "runs": shlex.join([*runs, *line.overrides])})
+    runs, listing = _find_meant_runs(line.runs[1:]), ""
+    if command.startswith(f"{CALL}.launch") and not runs:
+        listing = "report  (lists the runs; the words that began one go on with it)"
+    runs = runs or line.runs[1:] or ["outputs/NAME/RUN"]
+    taken = options_of(command.partition(" ")[0]) if command.partition(" ")[0] in VERBS else {}
+    kept = [word for word in line.overrides if dotted_key(word).partition(".")[0] in (*taken, *OF_ROWS)]
+    words = shlex.join([*runs, *(kept if taken else ())])
+    meant = listing or filled(command, {"word": first, "rest": rest, "runs": words})
     if not meant and first.lower() in menu:
         meant = f"options {first.lower()}"
     elif not meant and (group or is_local(first)):
         meant = f"{group}={first.lower()} {rest}" if group else f"dataset={first} {rest}"
-    if first.endswith(FOREIGN):
+    if dashed := re.fullmatch(r"[\u2010-\u2015\u2212]+(\w[\w-]*)", first):  # which editors make of two hyphens
+        flag = f"--{dashed[1]}" if len(dashed[1]) > 1 else f"-{dashed[1]}"
+        meant = shlex.join([*line.overrides, *line.runs[1:], flag])
+    elif first.endswith(FOREIGN):
         meant = option_fault("experiment", first, menu).fix
     elif not meant and (near := nearest(first, VERBS)):
         meant = f"{near[0]} {rest}"
@@ -192,6 +207,19 @@ def find_word_faults(line: CommandLine, words: Sequence[str], menu: Options) -> 
         command = meant or [*nearest(word, VERBS), "--help"][0]
         expected = f"a verb ({', '.join(VERBS)}), key=value, or a flag"
         yield Fault("command line", repr(word), expected, f"{CALL} {command}".replace(f"{CALL} {CALL}", CALL).strip())
+
+
+def _find_meant_runs(folders: Sequence[str]) -> list[str]:
+    """The runs that some words name, of a folder of runs the newest; without words the newest of all."""
+    found = []
+    for folder in folders or ["outputs/*"]:
+        if is_run(Path(folder)):
+            found.append(folder)
+            continue
+        inside = list(Path().glob(f"{folder}/*/status.json")) if not Path(folder).is_absolute() else []
+        newest = max(inside, key=lambda path: path.stat().st_mtime, default=None)
+        found += [str(newest.parent)] if newest else []
+    return found
 
 
 def find_sweep_faults(line: CommandLine) -> Iterator[Fault]:

@@ -15,9 +15,11 @@ A new error is a class here with its code and heading, made of its faults alone 
 tree above and in README's table of exit codes; and a case in tests/test_errors.py.
 """
 
+import errno
 import functools
 import importlib.util
 import re
+import resource
 import signal
 import sysconfig
 import traceback
@@ -33,6 +35,8 @@ from runner.io.secrets import hidden
 from runner.io.visible import visible_lines
 
 DEEPER = "\n" + 14 * " "  # before a later line of a text, which must not look like a beat
+# What libraries say where the system refuses this process memory or a thread.
+REFUSED_BY_SYSTEM = ("can't start new thread", "Cannot allocate memory", "failed to map segment", "std::bad_alloc")
 MAX_LETTERS = 500  # of a message of somebody else's that are shown
 # Where files that are not the user's own lie.
 OTHERS = [Path(__file__).parent, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))]
@@ -220,6 +224,25 @@ def describe(error: BaseException) -> str:
         message = f"its message raises {type(other).__name__}"
     more = "" if len(message) <= MAX_LETTERS else f"... ({len(message):,} letters)"
     return f"{type(error).__name__}: {message[:MAX_LETTERS]}{more}".removesuffix(": ")
+
+
+def find_process_limit(error: BaseException) -> Fault | None:
+    """The fault of an error by which the system has refused memory or a thread to this process; None of any other."""
+    text = describe(error)
+    is_errno = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    is_refused = isinstance(error, MemoryError) or any(words in text for words in REFUSED_BY_SYSTEM)
+    if not (is_errno or is_refused):
+        return None
+    memory, _ = resource.getrlimit(resource.RLIMIT_AS)
+    threads, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    limits = []
+    if memory != resource.RLIM_INFINITY:
+        limits.append(f"ulimit -v is {memory // 1024:,} kB")
+    if threads != resource.RLIM_INFINITY:
+        limits.append(f"ulimit -u is {threads:,}")
+    found = f"{text} ({', '.join(limits)})" if limits else text
+    fix = "ulimit -v unlimited, a larger ulimit -u, or more memory of the scheduler, and the same command"
+    return Fault("system", found, "memory and threads for this process", fix)
 
 
 def causes_of(error: BaseException) -> list[BaseException]:

@@ -13,6 +13,7 @@ import yaml
 
 from runner.schema import upstream
 from runner.schema.read import read_signature
+from runner.schema.source import public_names
 from runner.schema.text import likeness, nearest, nodes
 from runner.validate import find_all_faults, find_dangers
 from runner.validate.context import ValidationContext
@@ -183,7 +184,10 @@ def test_every_field_of_a_real_config_is_good(name):
         },
         {"metric": {"right": {"_target_": "trl.rewards.accuracy_reward"}}},
         {"tracker": {"report_to": ["wandb"], "environment": {"WANDB_MODE": "offline"}}},
-        {"trainer__args__lr_scheduler_kwargs": {"anything": {"at": "all"}}},
+        {
+            "trainer__args__lr_scheduler_type": "polynomial",
+            "trainer__args__lr_scheduler_kwargs": {"power": 2.0},
+        },
         {"trainer__args__loss_type": "ipo"},
         {"trainer__args__loss_type": ["sigmoid", "sft"]},
         {"trainer__args__learning_rate": 1},
@@ -496,7 +500,10 @@ def test_settings_of_the_top_level(key, value):
 
 
 def test_numbers_that_are_not_finite_are_refused_in_free_mappings_too():
-    cfg = good(trainer__args__lr_scheduler_kwargs={"power": math.inf})
+    cfg = good(
+        trainer__args__lr_scheduler_type="polynomial",
+        trainer__args__lr_scheduler_kwargs={"power": math.inf},
+    )
     assert only(cfg).where == "trainer.args.lr_scheduler_kwargs.power"
 
 
@@ -520,11 +527,17 @@ def test_what_is_known_of_fields_is_of_fields_that_there_are():
         for _, node in nodes(yaml.safe_load(file.read_text()) or {}):
             signature = read_signature(node["_target_"])
             shipped.setdefault(file.parent.name, set()).update(signature.parameters if signature else ())
-    shipped["peft"] |= {
-        name for kind in ("AdaLora", "BOFT") for name in read_signature(f"peft.{kind}Config").parameters
-    }
-    for group in ("trainer", "peft", "optimizer"):
-        assert set(BY_GROUP[group]) - shipped[group] == set()
+    for group, package in (("peft", "peft"), ("optimizer", "torch.optim")):
+        for name in public_names(package):
+            signature = read_signature(f"{package}.{name}")
+            shipped[group] |= set(signature.parameters) if signature else set()
+    for schedule, *_ in upstream.SCHEDULES.values():
+        shipped["optimizer"] |= set(read_signature(schedule).parameters) if schedule else set()
+    shipped["optimizer"] |= {"lr_ratio"}
+    shipped["generation"] = set(read_signature("transformers.GenerationConfig").parameters)
+    for group in ("trainer", "peft", "optimizer", "generation"):
+        named = {name for name in BY_GROUP[group] if not name.startswith("|")}
+        assert named - shipped[group] == set()
     assert {*SET_BY_RUNNER, *upstream.FROM_GROUP} - shipped["trainer"] == set()
     others = {f"{name}Config": signature for name, signature in ValidationContext({}).others.items()}
     others |= {target.rpartition(".")[2]: read_signature(target) for target in (

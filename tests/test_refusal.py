@@ -1,5 +1,7 @@
 """Refusals of TRL's own constructors, known before anything is loaded: read from the source, and none is made up."""
 
+import shlex
+
 import pytest
 
 from runner.__main__ import main
@@ -126,7 +128,7 @@ REFUSED = [
     ("trainer=grpo trainer.args.sync_ref_model=true", "trainer.args.sync_ref_model=false"),
     ("trainer=dpo peft=lora trainer.args.sync_ref_model=true", "trainer.args.sync_ref_model=false"),
     ("trainer=kto trainer.args.per_device_train_batch_size=1", "trainer.args.per_device_train_batch_size=8"),
-    ("trainer=dpo trainer.args.loss_type=[exo_pair]", "leave trainer.args.loss_type out"),
+    ("trainer=dpo trainer.args.loss_type=[exo_pair]", 'trainer.args.loss_type="[sigmoid]"'),
     ("trainer=dpo trainer.args.loss_type=[aot] trainer.args.use_weighting=true", "trainer.args.use_weighting=false"),
     ("trainer=rloo trainer.args.auto_find_batch_size=true", "trainer.args.auto_find_batch_size=false"),
     (f"trainer=gold {TEACHER} trainer.args.max_completion_length=2048", "trainer.args.max_completion_length=128"),
@@ -146,7 +148,7 @@ def test_trl_refuses_before_torch_is_imported_and_what_is_told_to_type_works(wor
     said = capsys.readouterr().err
     assert f"type      {fix}" in said and "values that go together" in said
     left = [word for word in words.split() if not fix.endswith(f"{word.partition('=')[0]} out")]
-    assert main([*left, *([] if fix.startswith("leave") else [fix]), "--dry-run"]) == 0
+    assert main([*left, *([] if fix.startswith("leave") else shlex.split(fix)), "--dry-run"]) == 0
 
 
 def test_every_value_of_a_field_that_lists_them_is_taken_whatever_the_code_compares_it_with(capsys):

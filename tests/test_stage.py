@@ -410,3 +410,18 @@ def test_a_stage_that_fails_ends_the_command_with_its_code(runner, chain, kind):
     assert states(runner) == {"sft": ["finished"], "judge": ["failed"], "rl": []}
     # The jobs of a sweep share the stage, and it is tried once.
     assert done.stdout.count("start     judge" if kind else "run       outputs/chain-judge") == 1
+
+
+def test_a_stage_takes_rows_and_mappings_as_the_command_line_does(write, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1", "completion": "2"}\n')
+    stage = ["trainer=sft", "dataset=rows.jsonl", "model.config={attention_dropout: 0.1}"]
+    words = write({"sft": stage, "again": ["trainer=sft", "model.path=${run:sft}"]})
+    cfg = composed(*words, "sft.model.config={rms_norm_eps: 1e-5}")["sft"]
+    assert cfg["dataset"]["path"] == "rows.jsonl"
+    assert cfg["model"]["config"] == {"attention_dropout": 0.1, "rms_norm_eps": 1e-5}
+
+
+def test_no_more_stages_than_somebody_could_wait_for(write):
+    words = write({f"s{number}": ["trainer=sft"] for number in range(3000)})
+    (fault,) = faults(*words)
+    assert fault.where == "stages" and fault.found == "3,000 stages"

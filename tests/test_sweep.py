@@ -17,7 +17,7 @@ from runner import config
 from runner.errors import ConfigError
 from runner.io.files import MENU, read_json
 from runner.io.terminal import COLOUR
-from runner.launch import axis, pool, start, worker
+from runner.launch import axis, pool, slurm, start, worker
 from runner.launch.axis import MAX_JOBS, axes
 from runner.launch.grid import compose_jobs
 from runner.launch.plan import LiveProgress, Plan, state_of, tasks_of
@@ -615,3 +615,14 @@ def test_hydras_joblib_launcher_trains_runs_like_ours(runner):
     failing = (*words, "hydra.launcher.n_jobs=1", "seed=0", "trainer.args.max_length=8,512")
     again = runner(*failing, code=2)
     assert "report    outputs/joblib" in again.stdout and again.stdout.endswith("1 of 2 runs finished\n")
+
+
+def test_nobody_kills_before_what_it_has_started_has_had_its_time():
+    for launcher in ({}, {"timeout_seconds": 5}, {"num_processes": 4}, {"num_processes": 2, "num_machines": 3}):
+        inner, outer = worker.grace_of(launcher), worker.patience_with(launcher)
+        assert outer - inner >= (worker.MARGIN if launcher.get("num_processes") else 0)
+    assert slurm.Slurm().signal_seconds > worker.GRACE + worker.MARGIN
+
+
+def test_a_signal_without_a_name_is_told_by_its_number():
+    assert worker.describe_exit(-35) == "was killed by signal 35"

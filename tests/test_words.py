@@ -5,6 +5,7 @@ import shlex
 
 import pytest
 import yaml
+from laid import lay_run
 
 from runner.__main__ import main, read_command_line
 from runner.command import VERBS
@@ -186,7 +187,25 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
         (["chat", "outputs/a/b"], ["python -m runner predict outputs/a/b prompt=Hello"]),
         (["hydra/launcher=joblib", "seed=1"], ["python -m runner -m hydra/launcher=joblib seed=1"]),
         (["chat", "n=2"], ["python -m runner predict outputs/NAME/RUN n=2 prompt=Hello"]),
-        (["resume", "outputs/a/b"], ["python -m runner.launch outputs/a/b"]),
+        (
+            ["resume", "outputs/a/b"],
+            ["python -m runner report  (lists the runs; the words that began one go on with it)"],
+        ),
+        (["resume", "outputs/z"], ["python -m runner.launch outputs/z/run"]),
+        (["trainer=sft", "test", "outputs/z"], ["python -m runner evaluate outputs/z/run"]),
+        (["trainer=sft", "\u2014dry-run"], ["python -m runner trainer=sft --dry-run"]),
+        (["\u2013m", "seed=1,2"], ["python -m runner seed=1,2 -m"]),
+        (["dataset.limit=10"], ["dataset.limit.train=10, or dataset.limit.eval=10"]),
+        (["dataset.split=train"], ["dataset.split.train=train"]),
+        (["name=<img src=x onerror=alert(1)>"], ["name=img-src-x-onerror-alert-1"]),
+        (["learning_rate=1e-4\u200b"], ["learning_rate=1e-4"]),
+        (
+            ["optimizer.groups={'(': {lr_ratio: 0.1}}"],
+            [
+                "optimizer.groups in a file of --config-dir, where a name may have any letters; "
+                "Hydra's grammar knows few"
+            ],
+        ),
         (["rows.jsonl"], ["python -m runner dataset=rows.jsonl"]),
         (["hydra.run.dir=foo"], ["output_root=foo"]),
         (["hydra.sweep.dir=foo"], ["output_root=foo"]),
@@ -248,6 +267,7 @@ def test_another_word_is_answered(words, fixes, tmp_path, monkeypatch, capsys):
     (tmp_path / "parts" / "b.jsonl").write_text('{"question": "1", "answer": "2"}\n')
     for name in ("rows.jsonl", "rows.txt", "outputs/x/run/model/config.json"):
         (tmp_path / name).write_text('{"prompt": "1", "completion": "2"}\n')
+    lay_run(tmp_path / "outputs" / "z" / "run")
     assert main(words) == 2
     assert re.findall(r"^    type      (.+)", capsys.readouterr().err, re.MULTILINE) == fixes
 
@@ -390,3 +410,14 @@ def test_no_other_key_of_ours_holds_a_value_that_the_tables_refuse():
         pair for each in read_sections().values() for table in ("typed", "keys") for pair in each.get(table, {}).items()
     ]
     assert {key for key, row in rows if key in ours and "'refused'" in str(row)} == {*MEANT_OTHERWISE}
+
+
+def test_mappings_of_one_key_are_merged_and_so_are_axes_of_them(capsys):
+    first, second = "model.config={attention_dropout: 0.1}", "model.config={rms_norm_eps: 1e-5}"
+    assert main([first, second, "--dry-run"]) == 0
+    assert "attention_dropout-0.1-rms_norm_eps-1e-5" in capsys.readouterr().out.replace("1e-05", "1e-5")
+    axes = [f"{first},{{attention_dropout: 0.2}}", f"{second},{{rms_norm_eps: 1e-4}}"]
+    assert main(["-m", *axes, "--dry-run"]) == 0
+    assert "4 runs" in capsys.readouterr().out
+    assert main([first, "model.config=null", "--dry-run"]) == 0
+    assert "config-null" in capsys.readouterr().out

@@ -57,7 +57,7 @@ from runner.tracker.callback import trackers_closed
 from runner.training.callback import AtStart, StopRequest
 from runner.training.checkpoint import all_steps_taken, disk_needed, gather_long, restore
 from runner.training.components import Components, build_components
-from runner.training.components.evaluation import HeldOutMetrics, held_out_scores
+from runner.training.components.evaluation import HeldOutMetrics, check_objective, held_out_scores
 from runner.training.components.model import has_base, path_of, policy_of
 from runner.training.inspection import find_faults, find_notes, inspect_training
 from runner.training.recovery import adjust, record_adjustments
@@ -176,6 +176,7 @@ def _start(run: Run, components: Components, source: Run | None) -> None:
         if trainer.state.global_step == 0:
             _sample_training(components)
             scores = held_out_scores(trainer)
+            check_objective(run.cfg.get("objective"), scores)
             if trainer.is_world_process_zero():
                 write_json(run.folder / "scores.json", {"before": scores})
 

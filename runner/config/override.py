@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from runner.config.dialect import find_meanings
 from runner.config.menu import GROUPS, SEVERAL, Options, takes_one
@@ -16,7 +16,7 @@ from runner.io.files import HUB_NAME
 from runner.io.secrets import form_of
 from runner.schema.read import read_signature
 from runner.schema.source import public_names
-from runner.schema.text import as_typed, files_beside, flatten, nearest, to_override
+from runner.schema.text import as_typed, files_beside, flatten, nearest, to_override, to_text
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -29,7 +29,6 @@ OF_TEXTS = re.compile(r"(s|allow|without|matching|report_to)$")  # keys that may
 BEYOND_ASCII = re.compile(
     r"""(?<=[\[,:])\s*([^\[\]{}:,'"()=$\x00-\x1f]*[<>\x80-\U0010ffff][^\[\]{}:,'"()=$\x00-\x1f]*)(?=[,\]}])"""
 )
-KEY_BEYOND_ASCII = re.compile(r"""[{,][^\[\]{}:,'"]*[^\x00-\x7f][^\[\]{}:,'"]*:""")
 MAX_JOBS = 100_000  # of a sweep: planning takes a ms a job, and more than this is a slip of the hand
 MAX_VALUES = 100  # of a key where no sweep was meant
 MAX_LETTERS = 300  # of a word that a fault repeats
@@ -127,11 +126,52 @@ def is_local(path: str) -> bool:
 
 
 def latest(overrides: Sequence[str]) -> list[str]:
-    """The overrides with each key once, as it was given last."""
+    """The overrides with each key once, as it was given last; mappings of one key are merged, as those of files are.
+
+    >>> latest(["seed=1", "model.config={a: 1},{a: 2}", "seed=2", "model.config={b: 3}"])
+    ['seed=2', 'model.config={a:1,b:3},{a:2,b:3}']
+    """
     last: dict[str, str] = {}
     for override in reversed(overrides):
-        last.setdefault(override.lstrip("+~").partition("=")[0], override)
+        key = override.lstrip("+~").partition("=")[0]
+        if key not in last:
+            last[key] = override
+        elif "={" in override and "={" in last[key]:
+            last[key] = _merge_mappings(override, last[key])
     return list(reversed(last.values()))
+
+
+def _merge_mappings(first: str, second: str) -> str:
+    """One word for two that give mappings to a key, of a sweep in all combinations; the second where one is none."""
+    listed = [_read_mappings(word) for word in (first, second)]
+    if not all(listed) or math.prod(map(len, listed)) > MAX_JOBS:
+        return second
+    merged = [_merge(one, other) for one in listed[0] for other in listed[1]]
+    return f"{second.partition('=')[0]}={','.join(map(to_text, merged))}"
+
+
+def _read_mappings(word: str) -> list[dict[str, Any]]:
+    """The mappings that a word gives to its key, one or those of a sweep; none where it gives anything else."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    parser = OverridesParser.create()
+    try:
+        (read,) = parser.parse_overrides([word])
+        texts = list(read.sweep_string_iterator()) if read.is_choice_sweep() else [word.partition("=")[2]]
+        values = [parser.parse_override(f"key={text}").value() for text in texts]
+    except (HydraException, ValueError, RecursionError, ArithmeticError):  # which ``parse`` tells
+        return []
+    mappings = [value for value in values if isinstance(value, dict)]
+    return mappings if len(mappings) == len(values) else []
+
+
+def _merge(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(first)
+    for key, value in second.items():
+        is_inner = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = _merge(merged[key], value) if is_inner else value
+    return merged
 
 
 def parse(overrides: Iterable[str]) -> "list[Override]":
@@ -178,19 +218,44 @@ def count_values(override: "Override") -> int:
 
 def _respelt(word: str) -> str:
     """The words for one that Hydra does not take: without blanks, several, closed, in quotes, or of a key of ours."""
-    plain = [re.sub(r"\s*=\s*", "=", each, count=1) for each in re.split(r"\s+(?=[\w./@]+\s*=)", word.strip())]
-    key, _, value = plain[0].partition("=")
-    is_open = any(value.count(first) != value.count(last) for first, last in ("()", "[]", "{}"))
-    plain[-1] = plain[-1].rstrip(",;") + ({"[": "]", "{": "}"}.get(value[:1], "") if is_open else "")
+    key, _, value = word.strip().partition("=")
     if meaning := next(find_meanings(key, value), None) if refused(key) else None:
         return as_typed(meaning.words)
-    if value[:1] == "{" and KEY_BEYOND_ASCII.search(value):
-        return f"{key} in a file of --config-dir, where a name may have any letters; Hydra's grammar knows ASCII alone"
-    if plain != [word] and len(word) <= MAX_LETTERS and plain[-1][-1:] != "=":
-        return shlex.join(plain)
-    is_text = not is_open and len(word) <= MAX_LETTERS and not re.match(r"\w+\(", value) and not refused(key)
+    if len(word) > MAX_LETTERS or refused(key):
+        return f"leave {key[:MAX_LETTERS] or 'it'} out"
+    seen = "".join(letter for letter in word if letter.isprintable() or letter.isspace())
+    pieces = re.split(r"\s+(?=[\w./@]+\s*=)", seen.strip())
+    plain = [re.sub(r"\s*=\s*", "=", piece, count=1) for piece in pieces]
+    closed = plain[-1].rstrip(",;")
+    for first, last in ("[]", "{}"):
+        lacking = closed.count(first) - closed.count(last)
+        if f"={first}" in closed and lacking > 0:
+            closed += last * lacking
+    candidates = [plain, [*plain[:-1], closed]]
+    key, _, value = seen.strip().partition("=")
+    key, value = key.strip(), value.strip()
+    if key == "name":
+        candidates = [[f"name={re.sub(r'[^A-Za-z0-9_.-]+', '-', value).strip('-.') or 'mine'}"]]
+    for words in candidates:
+        if all(map(_is_readable, words)):
+            return shlex.join(words)
+    if value[:1] == "{":
+        return f"{key} in a file of --config-dir, where a name may have any letters; Hydra's grammar knows few"
+    quoted = f"{key}={to_text(value)}"
     is_key = re.fullmatch(r"[\w/@-]+(\.[\w/@-]+)*", key)
-    return to_override(key, value) if is_text and is_key else f"leave {key or word} out"
+    is_call = re.match(r"\w+\(", value)
+    return to_override(key, value) if is_key and not is_call and _is_readable(quoted) else f"leave {key or word} out"
+
+
+def _is_readable(word: str) -> bool:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        (read,) = OverridesParser.create().parse_overrides([word])
+    except (HydraException, ValueError, RecursionError, ArithmeticError):
+        return False
+    return bool(read.key_or_group) and "=" in word and not word.endswith("=")
 
 
 def refused(key: str) -> str:

@@ -11,7 +11,7 @@ import yaml
 from runner import config
 from runner.config.batch import MADE
 from runner.config.limits import LOADER, read_yaml
-from runner.config.override import dotted_key, typed_keys
+from runner.config.override import dotted_key, expand, typed_keys
 from runner.io.files import MENU, PACKAGE, display_path
 from runner.schema.read import UNKNOWN, read_signature
 from runner.schema.source import Definition, find_definition
@@ -87,7 +87,10 @@ def read_provenance(
     layers = config.read_layers(words, folders)
     settings = [entry for file, place in layers for entry in read_settings(file, place)]
     menu = config.read_menu(folders)
-    listed = {word: line for file, _ in layers for word, line in read_stage(file, stage)} if stage else {}
+    listed: dict[str, str] = {}
+    for file, _ in layers if stage else ():
+        for word, line in read_stage(file, stage):
+            listed |= dict.fromkeys(expand([word], menu), line)
     for word, override in zip(words, config.parse(config.force(words, menu)), strict=True):
         if override.key_or_group in menu or override.is_hydra_override():
             continue

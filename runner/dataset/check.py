@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from runner.dataset import LOADER, disk
 from runner.dataset import request as keys
@@ -29,6 +30,7 @@ MAX_COLUMNS = 1000
 # In faults of slices, the share of a training, which a held-out set of another source is no part of.
 OF_TRAINING = r"dataset\.split\.train=\S+ |, or dataset\.split\.eval=null|(?<=dataset\.split)\.eval\b"
 SAMPLE = 50  # rows of chats that are kept, to see what a template makes of them
+SCORE = re.compile(r"(?i)score|rating|reward|grade|quality")  # names of columns of which more is better
 SHIPPED_ROWS = 3  # rows of what ships, which is good, that show its columns
 
 
@@ -171,9 +173,34 @@ def _check_slices(
             if count == 0:
                 raise DataError(keys.no_row(use, cut, f"{label} of {len(rows)}"))
             made = _find_columns(request, rows, label, seen, all_used=all_used)
+            if use == "train" and to == "preference":
+                seen.faults += find_swapped_sides(rows, request.columns or {})
             seen.columns = set(made) if use == "train" else seen.columns
             seen.images = seen.images or IMAGES * (IMAGES in made)
             seen.chats |= any(is_conversation(made.get(name)) for name in ("prompt", *answer_columns(made)))
+
+
+def find_swapped_sides(rows: Sequence[Row], columns: Mapping[Any, str]) -> Iterator[Fault]:
+    """A fault for preferences of which every row says itself that the rejected side is the better one."""
+    chosen, rejected = columns.get("chosen", "chosen"), columns.get("rejected", "rejected")
+    names = rows[0].keys() if len(rows) > 1 else ()
+    swap = f"dataset.columns.chosen={rejected} dataset.columns.rejected={chosen}"
+    for name in names:
+        other = name.replace(chosen, rejected)
+        if chosen in name and other in names and SCORE.search(name):
+            pairs = [(row.get(name), row.get(other)) for row in rows]
+            if all(_is_less(good, bad) for good, bad in pairs):
+                found = f"{name} is below {other} in all {len(rows):,} rows"
+                yield Fault("dataset", found, "the better side as the chosen one", swap)
+    if "margin" in names and all(_is_less(row.get("margin"), 0) for row in rows):
+        found = f"margin is below 0 in all {len(rows):,} rows"
+        expected, left_out = "how much better the chosen side is", "dataset.without=[margin]"
+        yield Fault("dataset", found, expected, f"mend the column, or {left_out}")
+
+
+def _is_less(first: object, second: object) -> bool:
+    numbers = isinstance(first, int | float) and isinstance(second, int | float)
+    return numbers and not isinstance(first, bool) and first < second  # type: ignore[operator]
 
 
 def _find_columns(request: RowRequest, rows: Sequence[Row], label: str, seen: DatasetCheck, *, all_used: bool) -> Row:

@@ -20,7 +20,7 @@ from runner.config import world_size
 from runner.config.machines import rank_of, rendezvous_of
 from runner.errors import ConfigError, EnvironmentFault, Fault, fault
 from runner.launch import worker
-from runner.launch.local import GRACE, Alone, End, record_of, train_together
+from runner.launch.local import Alone, End, record_of, train_together
 
 POLL = 0.2  # seconds between two looks at the store
 HANDSHAKE = 20  # most seconds for what answers at the rendezvous to show that it is a store
@@ -149,11 +149,12 @@ class Machines(Alone):
             end = End(None, end.failures, end.adjustments)
         with contextlib.suppress(RuntimeError):
             self.store.set(f"end {self.attempt} {self.rank}", json.dumps(astuple(end)))
+        patience = worker.GRACE + worker.MARGIN
         if self.rank:
-            return End(*json.loads(self._hear(0, f"all {self.attempt}", 2 * GRACE)))
+            return End(*json.loads(self._hear(0, f"all {self.attempt}", self.count * patience)))
         for other in self.others:
             try:
-                its = End(*json.loads(self._hear(other, f"end {self.attempt} {other}", GRACE)))
+                its = End(*json.loads(self._hear(other, f"end {self.attempt} {other}", patience)))
             except EnvironmentFault as gone:
                 its = End(None, [{"who": f"machine {other}", **record_of("failed", gone)}], 0)
             end = End(end.signal or its.signal, end.failures + its.failures, max(end.adjustments, its.adjustments))

@@ -21,7 +21,6 @@ from runner.launch import worker
 from runner.run import PATIENCE, Run, held, locked
 from runner.run.adjustments import read_adjustments
 
-GRACE = 120  # most seconds that processes have for the end of their step and its save
 DELAY = 2  # most seconds between the end of a process, in whole seconds, and that of another which misses it
 KINDS = {kind.__name__: kind for kind in RunnerError.__subclasses__()}
 
@@ -99,7 +98,7 @@ def _start(run: Run, num_processes: int, debug: bool, machines: Alone) -> End:
             max_restarts=0,
             logs_specs=DefaultLogsSpecs(log_dir=place),
             signals_to_handle=",".join(signal.Signals(number).name for number in signals),
-            shutdown_timeout=GRACE,
+            shutdown_timeout=int(worker.grace_of(run.cfg["launcher"])),
         )
         python, *words = worker.python_words("runner.launch.local")
         try:

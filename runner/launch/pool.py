@@ -36,7 +36,6 @@ from runner.tracker.variable import set_variables
 
 POLL = 0.05  # seconds between two looks at the children
 POLL_ELSEWHERE = 0.5  # and at runs that another process holds
-MAX_GRACE = 60.0  # seconds that a run has for saving its step when its time is over
 
 
 @dataclass(frozen=True)
@@ -203,11 +202,12 @@ class Pool:
             if now >= child.deadline:
                 os.kill(pid, signal.SIGKILL if child.timed_out else signal.SIGTERM)
                 child.timed_out = True
-                child.deadline = now + min(MAX_GRACE, self.settings.timeout_seconds or MAX_GRACE)
+                child.deadline = now + worker.patience_with(child.task.composed.cfg["launcher"])
 
     def _let_end(self) -> None:
         """Have what still trains save its step, where the handler of somebody else has this process leave."""
-        deadline = time.monotonic() + MAX_GRACE
+        launchers = [child.task.composed.cfg["launcher"] for child in self.live.values()]
+        deadline = time.monotonic() + max(map(worker.patience_with, launchers), default=0)
         for pid in self.live:
             os.kill(pid, signal.SIGUSR2)
         while self.live and time.monotonic() < deadline:

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig, Node
 
 
+MAX_STAGES = 100  # each is composed and checked, and none begins before the one in front of it has ended
+
+
 def compose_runs(
     overrides: Sequence[str], folders: Sequence[Path] = (), untyped: Collection[str] = ()
 ) -> list[config.Composed]:
@@ -217,8 +220,11 @@ def _read_experiment(typed: Sequence[str], folders: Sequence[Path]) -> Experimen
     if "stages" not in cfg:
         return None
     plain: dict[str, Any] = OmegaConf.to_container(cfg, resolve=False)
-    stages, top = plain["stages"], {*TOP, *config.GROUPS, *config.read_menu(folders), "hydra", "stages"}
-    ConfigError.refuse(_faults_of_stages(stages, top))
+    menu = config.read_menu(folders)
+    top = {*TOP, *config.GROUPS, *menu, "hydra", "stages"}
+    ConfigError.refuse(_faults_of_stages(plain["stages"], top))
+    # As typed words are, so that a stage may say dataset=rows.jsonl.
+    stages = {stage: config.override.expand(words, menu) for stage, words in plain["stages"].items()}
     faults: list[Fault] = []
     shared: list[str] = []
     own: dict[str, list[str]] = {stage: [] for stage in stages}
@@ -244,6 +250,10 @@ def _read_experiment(typed: Sequence[str], folders: Sequence[Path]) -> Experimen
 def _faults_of_stages(stages: object, top: set[str]) -> Iterator[Fault]:
     if not isinstance(stages, dict) or not stages:
         yield Fault("stages", f"{stages!r}", "stages with their words", "stages: {sft: [trainer=sft, ...], ...}")
+        return
+    if len(stages) > MAX_STAGES:
+        expected = f"at most {MAX_STAGES}, one after the other"
+        yield Fault("stages", f"{len(stages):,} stages", expected, "a sweep: -m <key>=<values>")
         return
     for stage, words in stages.items():
         where = f"stages.{stage}"

@@ -37,6 +37,7 @@ from runner.io.terminal import Copied, Hiding, copied_output, is_logged, print_e
 from runner.model.jinja import KEY
 from runner.run import PATIENCE, Run, add_notes, check_lines, check_metadata, find_foreign_faults, locked
 from runner.run.adjustments import is_out_of_memory
+from runner.run.blame import find_refused_keys
 from runner.run.disk import full, is_full
 from runner.run.inputs import check_fingerprints
 from runner.run.read import finished
@@ -49,6 +50,10 @@ from runner.validate.targets import is_allowed
 
 log = logging.getLogger("runner.launch.worker")
 
+# Seconds that the processes of a run have for the end of their step and its save, once they are asked to end; and those
+# that whoever starts them needs to tell how they ended. Both are over before Slurm kills (launcher.signal_seconds).
+GRACE = 90.0
+MARGIN = 15.0
 MISSING = re.compile("No such file|does not exist")  # in the words of Python, torch and safetensors
 RecordEnd = Callable[[Run, str | None, RunnerError, bool], None]  # takes a run, its last state, the error, --debug
 
@@ -114,7 +119,31 @@ def describe_exit(code: int) -> str:
     if code >= 0:
         return f"left with exit code {code} before the run was finished"
     hint = " (by a person, or by the system for want of memory)" if code == -signal.SIGKILL else ""
-    return f"was killed by {signal.Signals(-code).name}{hint}"
+    known = {int(number) for number in signal.Signals}
+    name = signal.Signals(-code).name if -code in known else f"signal {-code}"  # real-time ones have no name
+    return f"was killed by {name}{hint}"
+
+
+def grace_of(launcher: Mapping[str, Any]) -> float:
+    """The seconds that processes have for their save once they are asked to end: no more than they have in all.
+
+    >>> grace_of({"timeout_seconds": None}), grace_of({"timeout_seconds": 20})
+    (90.0, 20.0)
+    """
+    return float(min(GRACE, launcher.get("timeout_seconds") or GRACE))
+
+
+def patience_with(launcher: Mapping[str, Any]) -> float:
+    """The seconds after which one who has asked a run to end may kill it: its own processes have had theirs by then.
+
+    >>> [patience_with({"num_processes": count, "num_machines": 2}) for count in (1, 4)], patience_with({})
+    ([315.0, 315.0], 90.0)
+    """
+    grace = grace_of(launcher)
+    machines = launcher.get("num_machines") or 1
+    if machines > 1:  # each of which the first one hears, after its own end
+        return (machines + 1) * (grace + MARGIN)
+    return grace + MARGIN if (launcher.get("num_processes") or 1) > 1 else grace
 
 
 def main(words: Sequence[str]) -> int:
@@ -342,9 +371,12 @@ def _explained(run: Run, error: BaseException) -> RunnerError:
         return EnvironmentFault(fault("launch.network", error=text))
     if is_out_of_memory(error):
         return EnvironmentFault(fault("launch.memory", error=text))
+    if limit := errors.find_process_limit(error):
+        return EnvironmentFault(limit)
     if isinstance(error, ImportError):
         return EnvironmentFault(fault("launch.library", error=text))
-    return _own_error(run, error, text) or RunnerError(fault("launch.unexplained", log=run.log, error=text))
+    blamed = _own_error(run, error, text) or find_refused_keys(run, error)
+    return blamed or RunnerError(fault("launch.unexplained", log=run.log, error=text))
 
 
 @contextlib.contextmanager

@@ -12,7 +12,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from runner.errors import ConfigError, fault
 from runner.io.temporary import temporarily
-from runner.model.check import find_pattern_faults, find_rank_faults, find_target_faults
+from runner.model.check import (
+    find_pattern_faults,
+    find_rank_faults,
+    find_selection_faults,
+    find_target_faults,
+)
 
 Model: TypeAlias = PreTrainedModel | PeftModel
 
@@ -67,6 +72,7 @@ def check_adapter(model: Model, peft_config: PeftConfig | None) -> None:
         kinds = {name: "Linear" if isinstance(part, nn.Linear) else type(part).__name__ for name, part in parts.items()}
         linear = {name.rpartition(".")[2] for name, kind in kinds.items() if kind in ("Linear", "Conv1D")}
         faults += find_target_faults(targets, parts, linear)
+        faults += find_selection_faults(vars(peft_config), parts)
     if isinstance(peft_config, LoraConfig):
         head = model.get_output_embeddings()
         linear_layers = [part for part in model.modules() if isinstance(part, nn.Linear) and part is not head]
@@ -76,7 +82,7 @@ def check_adapter(model: Model, peft_config: PeftConfig | None) -> None:
     for target in getattr(peft_config, "target_parameters", None) or ():  # of which peft passes over what is not there
         if not any(name.endswith(f".{target}") for name in weights):
             experts = {".".join(name.split(".")[-3:]) for name, weight in weights.items() if weight.ndim == 3}
-            there = ",".join(sorted(experts or weights)[:3])
+            there = ",".join(name.lstrip(".") for name in sorted(experts or weights)[:3])
             faults.append(fault("model.no_such_parameter", target=target, there=there))
     ConfigError.refuse(faults)
 

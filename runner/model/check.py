@@ -147,7 +147,65 @@ def find_config_faults(folder: ModelFolder, head: str | None = None, *, trust: b
     faults = [*_find_value_faults(folder, "config.json", target), *_find_override_faults(folder, kind, target)]
     if folder.has("generation_config.json"):
         faults += _find_value_faults(folder, "generation_config.json", "transformers.GenerationConfig")
-    return faults
+    return faults or list(_find_token_faults(folder))
+
+
+def _find_token_faults(folder: ModelFolder) -> Iterator[Fault]:
+    """A fault for an end token that the model has no row for; others are taken from the tokenizer."""
+    rows = folder.config.get("vocab_size")
+    for name in ("config.json", "generation_config.json"):
+        end = folder.read(name).get("eos_token_id") if folder.has(name) else None
+        for number in end if isinstance(end, list) else [end]:
+            if isinstance(number, int) and isinstance(rows, int) and number >= rows:
+                expected, value = f"below vocab_size, {rows}", str(number)
+                beats = {"folder": folder, "file": name, "key": "eos_token_id", "value": value}
+                yield fault("model.bad_value", **beats, expected=expected)
+
+
+def find_stop_faults(node: Node) -> list[Fault]:
+    """A fault for a model whose own settings end texts at strings, which no sampler finds without a tokenizer."""
+    try:
+        folder = find_folder(node.get("path"), "model.path") if node.get("_target_") == LOADER else None
+        if folder is None or not folder.has("generation_config.json"):
+            return []
+        strings = folder.read("generation_config.json").get("stop_strings")
+    except ConfigError:  # which others tell of
+        return []
+    return [no_stop_strings(strings, str(node["path"]))] if strings else []
+
+
+def no_stop_strings(strings: object, path: str) -> Fault:
+    """The fault of stop strings in the settings of a model that a trainer of TRL samples from."""
+    found = f"generation_config.json of {path} has stop_strings {strings}, and this trainer finds no strings"
+    fix = f"a copy of {path} without them in its generation_config.json, as model.path=<that folder>"
+    return Fault("model.path", found, "ends that are tokens", fix)
+
+
+def find_template_argument_faults(node: Node, arguments: Mapping[str, Any], where: str) -> Iterator[Fault]:
+    """A fault for each argument of a chat template that the template, as far as it is here, does not mention."""
+    text = _read_template(node)
+    words = set(re.findall(r"[A-Za-z_]\w*", text))
+    for name in arguments if text else ():
+        if name not in words:
+            near = nearest(str(name), [word for word in words if "_" in word], 0.75)
+            fix = f"{to_override(f'{where}.{near[0]}', arguments[name])} in place of {name}" if near else ""
+            expected = near[0] if near else "an argument that it reads"
+            yield Fault(f"{where}.{name}", "the chat template does not read it", expected, fix or f"leave {name} out")
+
+
+def _read_template(node: Node) -> str:
+    try:
+        if node.get("chat_template"):
+            return jinja.read_template(str(node["chat_template"]))
+        folder = find_folder(node.get("path"), "model.tokenizer.path")
+        if folder is None or (folder.path / "additional_chat_templates").exists():
+            return ""
+        if folder.has("chat_template.jinja"):
+            return (folder.path / "chat_template.jinja").read_text(encoding="utf-8", errors="replace")
+        config = folder.read("tokenizer_config.json") if folder.has("tokenizer_config.json") else {}
+        return str(config.get("chat_template") or "")
+    except ConfigError:  # which others tell of
+        return ""
 
 
 def _find_kernels(config: Node) -> Iterator[str]:
@@ -262,6 +320,11 @@ def _find_folder_faults(folder: ModelFolder, head: str, *, safetensors_only: boo
         folder.read(name)
     if folder.has(WEIGHTS, INDEX):
         found = list(_find_weight_faults(folder))  # read in any case, because that finds files that are damaged
+        if "quantization_config" not in folder.whole_config and (rounded := folder.rounded):
+            text = f"{rounded} of {folder.source} has 8 bits, and config.json says nothing of how it was rounded"
+            expected = "a quantization_config, or weights that are numbers as they are"
+            found.append(Fault(folder.where, text, expected, "=<folder or org/name>"))
+            return found
         return found if folder.is_plain else []  # others may name and shape their weights in other ways
     if (pickles := [name for name in PICKLES if folder.has(name)]) and safetensors_only:
         return [fault("model.pickled", folder=folder, file=pickles[0])]
@@ -326,6 +389,9 @@ def _find_tuning_faults(folder: ModelFolder, peft: object) -> Iterator[Fault]:
     if str(peft.get("_target_")).endswith("LoraConfig"):
         sizes = [size for name in matrices for size in folder.shapes[name]]
         yield from find_rank_faults(peft.get("r"), peft.get("rank_pattern"), sizes)
+    whole = peft.get("full")
+    yield from find_pattern_faults("peft.full", whole if isinstance(whole, list) else (), weights)
+    yield from find_selection_faults(peft, modules)
     depth, layers = folder.config.get("num_hidden_layers"), peft.get("layers")
     if isinstance(depth, int) and isinstance(layers, int):
         yield from find_depth_faults(layers, depth)
@@ -365,6 +431,47 @@ def find_rank_faults(rank: object, pattern: object, sizes: Iterable[int]) -> Ite
         if most and isinstance(value, int) and value > most:
             found = f"{value}, and no matrix of the model has more than {most} rows or columns"
             yield Fault(where, found, f"at most {most}, far fewer to save anything", f"={min(16, most)}")
+
+
+def find_selection_faults(settings: Mapping[str, Any], modules: Collection[str]) -> Iterator[Fault]:
+    """A fault for each name in the settings of an adapter, beside its targets, that fits no part of the model."""
+    ends = {name.rpartition(".")[2] for name in modules}
+    numbers: set[int] = set()
+    pattern = settings.get("layers_pattern")
+    patterns = [pattern] if isinstance(pattern, str) else list(pattern or ())
+    for layers in patterns or [r"[^.]*"]:
+        found = {int(match[1]) for name in modules if (match := re.search(rf"\.{layers}\.(\d+)\.", f".{name}."))}
+        if patterns and not found:
+            yield Fault("peft.layers_pattern", f"{layers}, and no layers are called so", "layers", "=null")
+        numbers |= found
+    chosen = settings.get("layers_to_transform")
+    for layer in [chosen] if isinstance(chosen, int) else chosen or ():
+        if numbers and layer not in numbers:
+            expected = f"{min(numbers)} to {max(numbers)}"
+            yield Fault("peft.layers_to_transform", f"no layer {layer}", expected, f"=[{max(numbers)}]")
+    for span in settings.get("layer_replication") or ():
+        if numbers and not 0 <= span[0] < span[1] <= max(numbers) + 1:
+            expected = f"layers from and up to, of 0 to {max(numbers) + 1}"
+            yield Fault("peft.layer_replication", str(list(span)), expected, "=null")
+    for key in ("modules_to_save", "exclude_modules", "feedforward_modules"):
+        given = settings.get(key) or ()
+        is_pattern = isinstance(given, str)
+        names: list[str] = [given] if isinstance(given, str) else list(given)
+        for name in names:
+            if is_pattern:
+                is_there = any(re.fullmatch(name, part) for part in modules)
+            else:
+                is_there = any(part.endswith(name) for part in modules)
+            if not is_there:
+                near = [*nearest(name, ends), "<name>"][0]
+                listed = [near if other == name else other for other in names]
+                fix = f"leave peft.{key} out" if near == "<name>" else to_override(f"peft.{key}", listed)
+                yield Fault(f"peft.{key}", f"the model has no part {name}", "parts of the model", fix)
+    for key in ("rank_pattern", "alpha_pattern"):
+        for name in settings.get(key) or ():
+            if not any(re.match(rf"(.*\.)?({name})$", part) for part in modules):
+                expected = "a name, or the end of one, of the model's layers"
+                yield Fault(f"peft.{key}", f"{name} fits no layer", expected, f"leave {name} out")
 
 
 def find_depth_faults(layers: int, depth: int) -> Iterator[Fault]:

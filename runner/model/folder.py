@@ -94,6 +94,18 @@ class ModelFolder:
     @cached_property
     def shapes(self) -> dict[str, list[int]]:
         """The shape of each weight by its name; raises ConfigError for files that are missing, cut off or none."""
+        return {name: shape for file in self._weight_files for name, shape in read_shapes(self.path / file).items()}
+
+    @property
+    def rounded(self) -> str:
+        """The name of a weight that is stored as whole numbers or in 8 bits, empty where none is."""
+        for file in self._weight_files:
+            if name := find_rounded(self.path / file):
+                return name
+        return ""
+
+    @cached_property
+    def _weight_files(self) -> list[str]:
         files = [WEIGHTS]
         if not self.has(WEIGHTS):
             index = self.read(INDEX).get("weight_map")
@@ -103,7 +115,7 @@ class ModelFolder:
             if missing := [name for name in files if "/" in name or not self.has(name)]:
                 names = ", ".join(missing[:3])
                 raise ConfigError(fault("model.index_of_missing", folder=self, index=INDEX, names=names))
-        return {name: shape for file in files for name, shape in read_shapes(self.path / file).items()}
+        return files
 
 
 def override(config: JsonObject, overrides: Mapping[str, Any]) -> JsonObject:
@@ -158,3 +170,17 @@ def read_shapes(path: Path) -> dict[str, list[int]]:
             return {name: weights.get_slice(name).get_shape() for name in names}
     except SafetensorError as error:
         raise ConfigError(fault("model.cut_weights", path=path, size=path.stat().st_size, error=error)) from None
+
+
+def find_rounded(path: Path) -> str:
+    """The name of the first matrix of a safetensors file that is no floating point number of 16 bits or more."""
+    from safetensors import safe_open
+
+    with safe_open(path, "numpy") as weights:
+        names = weights.keys()
+        for name in names:
+            matrix = weights.get_slice(name)
+            is_rounded = matrix.get_dtype() in ("I8", "U8", "F8_E4M3", "F8_E5M2")
+            if is_rounded and len(matrix.get_shape()) == 2:
+                return name
+    return ""

@@ -225,6 +225,9 @@ def _fields(found: Definition) -> Taken:
             is_parameter = last_name(node.annotation) not in ("ClassVar", "KW_ONLY")
             if is_parameter and (words is None or _literal(words.get("init")) is not False):
                 default = node.value if words is None else words.get("default")
+                factory = (words or {}).get("default_factory")
+                if isinstance(factory, ast.Lambda):  # such as of a list, which is made anew each time
+                    default = factory.body
                 metadata = (words or {}).get("metadata")
                 entries = zip(metadata.keys, metadata.values, strict=True) if isinstance(metadata, ast.Dict) else ()
                 choices = next((_literal(value) for key, value in entries if _literal(key) == "choices"), None)

@@ -45,9 +45,14 @@ class Refusal:
 
 
 def find_refusals(target: str, method: str, known: dict[str, Any]) -> list[Refusal]:
-    """The errors that a method raises with these values of dotted names; ``known`` is then as it leaves them."""
+    """The errors that a method raises with these values of dotted names; ``known`` is then as it leaves them.
+
+    Without a ``method`` the target is a function.
+    """
     owner = find_definition(target)
-    return list(_follow_method(member(method, owner), known)) if isinstance(owner, Definition) else []
+    if not isinstance(owner, Definition):
+        return []
+    return list(_follow_method(member(method, owner) if method else owner, known))
 
 
 def _follow_method(found: Definition | None, known: dict[str, Any]) -> Iterator[Refusal]:
@@ -127,7 +132,7 @@ def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
         values = [_value(part, known) for part in parts]
         if function is None or any(value is UNKNOWN for value in values):
             return UNKNOWN
-        with suppress(TypeError, ValueError, ArithmeticError, AttributeError):
+        with suppress(TypeError, ValueError, ArithmeticError, AttributeError, LookupError):
             return function(*values)
         return UNKNOWN
 
@@ -164,6 +169,8 @@ def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
             return apply(OPERATORS.get(type(op)), inner)
         case ast.BinOp(left=left, op=op, right=right):
             return apply(OPERATORS.get(type(op)), left, right)
+        case ast.Subscript(value=ast.Name() as owner, slice=index):  # such as betas[0]
+            return apply(operator.getitem, owner, index)
         case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
             return apply(lambda *values: {ast.List: list, ast.Set: set}.get(type(node), tuple)(values), *parts)
     return UNKNOWN

@@ -18,6 +18,17 @@ PLAIN_LOSS_TYPES: list[Any] = _TABLES["plain_loss_types"]
 UNWEIGHABLE: dict[str, tuple[Any, str]] = _TABLES["unweighable"]
 WEIGHED = ("tokens", "pairs", "labels")  # kinds of losses, by loss_interface, whose tokens may have weights
 NUMERIC_FIELDS: dict[str, list[str]] = _TABLES["numeric_fields"]
+READ_BESIDE: dict[str, dict[str, tuple[str, object] | None]] = _TABLES["read_beside"]
+LOADED_BY_GROUP: dict[str, str] = _TABLES["loaded_by_group"]
+RAISED_IN: dict[str, list[str]] = _TABLES["raised_in"]
+REPLACED_BY: dict[str, list[str]] = _TABLES["replaced_by"]
+PASSED_ON: dict[str, dict[str, Any]] = _TABLES["passed_on"]
+SCHEDULES: dict[str, list[Any]] = _TABLES["schedules"]
+GIVEN_TO_SCHEDULES: list[str] = _TABLES["given_to_schedules"]
+OPTIMIZER_ARGS: dict[str, list[str]] = _TABLES["optimizer_args"]
+UNSAMPLED: dict[str, tuple[str, Any]] = _TABLES["unsampled"]
+SAMPLED_BY: dict[str, str] = _TABLES["sampled_by"]
+ASCENDING: list[tuple[str, str]] = _TABLES["ascending"]
 OTHER_STEPS: dict[str, list[Any]] = _TABLES["other_steps"]
 SORTED_LOSSES: list[str] = _TABLES["sorted_losses"]
 SCHEDULES_BY_SCORE: list[str] = _TABLES["schedules_by_score"]
@@ -30,6 +41,9 @@ WANTED: dict[str, list[list[str]]] = _TABLES["wanted"]
 OTHER_VALUES: dict[str, str] = _TABLES["other_values"]
 FROM_TOP: dict[str, str] = _TABLES["from_top"]
 TRACKERS = tuple(_TABLES["trackers"])
+TRACKER_LIBRARIES: dict[str, tuple[str, str, str]] = _TABLES["tracker_libraries"]
+TRACKER_VARIABLES: dict[str, str] = _TABLES["tracker_variables"]
+FIGURES = frozenset(_TABLES["figures"])
 ELSEWHERE, ON_A_GPU = _TABLES["elsewhere"], _TABLES["on_a_gpu"]
 BESIDE_ROWS, WITHOUT_NOTE = _TABLES["beside_rows"], _TABLES["without_note"]
 MACHINE_DEFAULTS, OF_LOG_PROBS = (frozenset(_TABLES[name]) for name in ("machine_defaults", "of_log_probs"))
@@ -92,6 +106,11 @@ def takes_path(trainer: Signature | None) -> bool:
     """True for a trainer that loads the weights in a way of its own, from the path that it asks for."""
     asked = trainer.parameters.get("model") if trainer else None
     return asked is not None and isinstance(asked.annotation, ast.Name) and asked.annotation.id == "str"
+
+
+def samples_by_library(trainer: str, fields: Mapping[str, Parameter]) -> bool:
+    """True for a trainer, by its target and the fields of its config, that samples by transformers or vLLM."""
+    return trainer.startswith("trl.") and any(name in fields for name in COMPLETION_LENGTHS)
 
 
 def completion_length(args: Mapping[str, Any]) -> int | None:

@@ -17,10 +17,11 @@ from typing import Any
 
 from runner.errors import Fault, FolderError, fault
 from runner.io.files import read_json, write_json
+from runner.schema import upstream
 
-PACKAGES = ("tensorboard", "wandb", "trackio", "mlflow")  # which are looked for before a start
 RECORD = "tracker.json"  # of a run folder: its id, and the trackers that have all of it
-TRACKER_VARIABLES = ("WANDB_", "TRACKIO_", "MLFLOW_", "TENSORBOARD_")  # any other could change what other programs do
+# Any other variable could change what other programs do.
+PREFIXES = tuple(prefix for _, _, prefix in upstream.TRACKER_LIBRARIES.values())
 
 
 def set_variables(node: Mapping[str, Any], folder: Path, name: str) -> None:
@@ -65,5 +66,5 @@ def note_complete(folder: Path, name: str) -> None:
 
 def find_foreign_variables(node: Mapping[str, Any]) -> list[Fault]:
     """A fault for each configured variable that no tracker reads."""
-    foreign = [name for name in node.get("environment") or {} if not name.startswith(TRACKER_VARIABLES)]
-    return [fault("tracker.foreign_variable", name=name, begins=", ".join(TRACKER_VARIABLES)) for name in foreign]
+    foreign = [name for name in node.get("environment") or {} if not name.startswith(PREFIXES)]
+    return [fault("tracker.foreign_variable", name=name, begins=", ".join(PREFIXES)) for name in foreign]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from datasets import Dataset
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -19,10 +20,11 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
-from runner.errors import ConfigError, fault
+from runner.errors import ConfigError, DataError, Fault, fault
 from runner.io.files import read_json
 from runner.io.temporary import temporarily
 from runner.optimizer import trust_state
+from runner.schema import upstream
 from runner.training.held_out import HeldOutSums, deal_evenly, group_size, judged_by_row, left_out, summed_up
 
 Measure = Callable[[Trainer, str], dict[str, float]]
@@ -88,7 +90,8 @@ class BeforeTrainer(Trainer):
         if self.hooks.measure is not None and metric_key_prefix.startswith("eval"):
             self.hooks.on_evaluate("measuring")
             found = self.hooks.measure(self, metric_key_prefix)
-            if taken := sorted(set(found) & set(output.metrics)):
+            timed = {f"{metric_key_prefix}_{name}" for name in upstream.FIGURES}
+            if taken := sorted(set(found) & ({*output.metrics} | timed)):
                 raise ConfigError(fault("training.taken_names", names=", ".join(taken)))
             output.metrics.update(found)
         self.is_measuring = False
@@ -177,6 +180,15 @@ class AfterTrainer(Trainer):
             for key in [key for key in logs if key.startswith("eval_") and not key.startswith(f"{self._prefix}_")]:
                 logs[f"{self._prefix}_{key.removeprefix('eval_')}"] = logs.pop(key)
         super().log(logs, *args, **kwargs)
+
+    def get_train_dataloader(self) -> DataLoader:
+        rows = self.train_dataset
+        if isinstance(rows, Dataset) and len(rows) == 0:  # some trainers leave out rows before they begin
+            found = "the trainer has left out every row: no sample of the start model earned anything"
+            off = f"trainer.args.{upstream.FILTER_ALL_INCORRECT}"
+            fix = f"{off}=false" if hasattr(self.args, upstream.FILTER_ALL_INCORRECT) else "dataset=<another>"
+            raise DataError(Fault("dataset", found, "rows of which some are answered right", fix))
+        return super().get_train_dataloader()
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> Optimizer:
         if self.optimizer is None and self.hooks.make_optimizer is not None:

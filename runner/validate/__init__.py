@@ -1,7 +1,9 @@
 """Everything that is wrong with a configuration, at once, before torch is imported.
 
     find_all_faults(cfg)            the configuration alone, key by key: ``keys`` with ``targets`` and ``values``,
-                                    ``dangers``, by ``parts`` and ``objective`` what excludes each other, and
+                                    ``dangers``, by ``parts`` and ``objective`` what excludes each other,
+                                    ``passed_on`` for mappings that a library reads late, ``effect`` for
+                                    typed fields that nothing reads, and
                                     ``refusal`` for what the trainer itself would refuse
     parts.find_mismatches(cfg)      parts that are each right and do not go together, where the keys have no fault
     start.check_ahead(jobs)         the world around the runs of a command: raises before a folder is made
@@ -18,9 +20,11 @@ from runner.errors import Fault
 from runner.schema.text import Config, nodes, walk
 from runner.validate.context import ValidationContext
 from runner.validate.dangers import AT_START, find_risks, find_secrets
+from runner.validate.effect import find_idle_faults
 from runner.validate.keys import find_infinite, find_node_faults, find_top_faults
 from runner.validate.objective import find_objective_faults
 from runner.validate.parts import find_mismatches, find_part_faults
+from runner.validate.passed_on import find_passed_on_faults
 from runner.validate.refusal import find_refused
 from runner.validate.targets import find_target_fault
 
@@ -50,6 +54,10 @@ def find_all_faults(
     faults += [risk for risk in risks if risk.where not in wrong]
     faults += find_secrets(cfg)
     faults += [*find_part_faults(context), *find_objective_faults(context)]
+    places = [fault.where for fault in faults]
+    for fault in (*find_passed_on_faults(context), *find_idle_faults(context)):
+        if not any(where.startswith(fault.where) for where in places):
+            faults.append(fault)
     faults += [] if faults else find_refused(context)
     # In the configuration's order, a missing key by its neighbours.
     order = {path: index for index, (path, _) in enumerate(walk(cfg))}

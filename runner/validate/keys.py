@@ -9,10 +9,29 @@ from runner.errors import Fault, fault
 from runner.io.visible import to_visible
 from runner.schema import upstream
 from runner.schema.read import Parameter, Signature, choices_compared
-from runner.schema.text import Node, as_typed, flatten, last_key, likeness, nearest, scalars, short_text, to_text
+from runner.schema.text import (
+    Node,
+    as_typed,
+    flatten,
+    last_key,
+    likeness,
+    nearest,
+    scalars,
+    short_text,
+    to_override,
+    to_text,
+)
 from runner.schema.type import expression, shortened, to_type
 from runner.validate.context import ARGS, OWN, PLAIN_GROUPS, SPECIAL, TOP, ValidationContext, is_called_later, keys_of
-from runner.validate.values import SETTINGS, find_misfits, misfit_choice, misfit_number, misfit_type, range_of
+from runner.validate.values import (
+    SETTINGS,
+    find_misfits,
+    is_plain_number,
+    misfit_choice,
+    misfit_number,
+    misfit_type,
+    range_of,
+)
 
 # --- The top level ----------------------------------------------------------------------------------
 NEEDED_GROUPS = ("trainer", "model", "dataset")
@@ -149,6 +168,12 @@ def find_node_faults(context: ValidationContext, path: str, node: Node) -> Itera
             yield Fault(own, short_text(value), "keys", fix)
         elif own == "dataset.map" and isinstance(value, str):
             yield fault("validate.map_as_text", text=short_text(value), target=value, package=value.partition(".")[0])
+        elif own == "dataset.limit" and is_plain_number(value):
+            text, expected = short_text(value), "a limit of its own for training and held-out rows"
+            yield Fault(own, text, expected, f"{own}.train={text}, or {own}.eval={text}")
+        elif own == "dataset.split" and isinstance(value, str):
+            expected = "a slice of its own for training and held-out rows"
+            yield Fault(own, short_text(value), expected, to_override(f"{own}.train", value))
         else:
             where, choices = context.origin(own, value), _choices(context, own, value, known[key], signature)
             numbers = range_of(where, key, signature, context.trainer)

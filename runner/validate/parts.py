@@ -7,6 +7,7 @@ import contextlib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -20,6 +21,7 @@ from runner.dataset.request import named_sets
 from runner.errors import DataError, Fault, fault
 from runner.metric.ask import kind_of
 from runner.model.check import new_tokens, overrides_answers
+from runner.report.objective import CLOCK
 from runner.schema import upstream
 from runner.schema.read import Signature, read_signature
 from runner.schema.source import Definition, find_definition, has_method
@@ -27,7 +29,7 @@ from runner.schema.text import Config, Node, last_key, named, nearest, nodes, sc
 from runner.schema.type import shortened
 from runner.tracker.variable import find_foreign_variables
 from runner.validate.context import ARGS, ValidationContext
-from runner.validate.values import RANGES, is_plain_number
+from runner.validate.values import RANGES, is_plain_number, misfit_number, range_in_group
 
 # Rewards that make something of rows of a form, before a model that judges; the first is what to type.
 REWARDS_FOR = {"preference": [], "demonstration": ["exact_match", "final_answer", "overlap"], "prompt": []}
@@ -74,6 +76,15 @@ def _not_given(context: ValidationContext, trainer: Signature) -> Iterator[Fault
     if isinstance(weights, list) and given and len(weights) != rewards:
         count = "1 reward" if rewards == 1 else f"{rewards} rewards"
         yield fault("validate.number_of_weights", weights=len(weights), rewards=count, ones=to_text([1.0] * rewards))
+    shares = {f"{ARGS}{name}": context.args.get(name) for name in (upstream.REWARD_WEIGHTS, upstream.LOSS_WEIGHTS)}
+    entries = named(context.mapping("reward"), "reward")
+    parts = [entry for entry in entries.values() if isinstance(entry, dict)]
+    shares["reward"] = [entry.get("weight", 1.0) for entry in parts]
+    for where, values in shares.items():
+        if isinstance(values, list) and values and not any(values):
+            found = f"{short_text(values)}: nothing would be learnt from them"
+            off = f"reward.{next(iter(entries))}.weight=1" if where == "reward" else f"leave {where} out"
+            yield Fault(where, found, "a weight that is not 0", off)
     if upstream.TEACHER_MODEL in trainer.parameters and not node.get(upstream.TEACHER_MODEL):
         yield fault("validate.no_teacher", trainer=trainer.name)
 
@@ -101,6 +112,13 @@ def _adapter(context: ValidationContext) -> Iterator[Fault]:
         if str(quant.get("_target_")).endswith("BitsAndBytesConfig") and len(bits) != 1:
             yield fault("validate.both_bits") if bits else fault("validate.no_bits")
     yield from _find_patterns_of_ranks(peft)
+    if peft.get("inference_mode") is True:
+        yield Fault("peft.inference_mode", "true: nothing of the adapter would train", "false", "=false")
+    if peft.get("init_lora_weights") == "eva":
+        found = "eva, a start that is computed from rows, and nobody computes it here"
+        yield Fault("peft.init_lora_weights", found, "another start", "=pissa")
+    if peft.get("target_modules") == []:
+        yield Fault("peft.target_modules", "[]: no layer would get an adapter", "layers", "=all-linear")
     config = context.signature(context.args)
     if has_method(peft.get("_target_"), "prepare_model") and config and "critic" in config.parameters:
         yield fault("validate.tuner_beside_critic", trainer=context.option)
@@ -191,6 +209,11 @@ def _parameter_groups(context: ValidationContext) -> Iterator[Fault]:
         for key in (key for key in settings if key not in known and f'"{key}"' not in text):
             names = {"known": shortened(known), "near": [*nearest(key, known), "lr_ratio"][0]}
             yield fault("validate.no_such_setting", pattern=pattern, key=key, kind=signature.name, **names)
+        for key, value in settings.items():
+            misfit = misfit_number(f"optimizer.groups.{pattern}.{key}", value, range_in_group("optimizer", key))
+            if misfit:
+                fix = f"optimizer.groups={{{pattern}: {{{key}: <number>}}}}"
+                yield replace(misfit, fix=fix)
 
 
 def _patterns(context: ValidationContext) -> Iterator[Fault]:
@@ -324,6 +347,9 @@ def find_mismatches(cfg: Config, menu: Mapping[str, Sequence[str]]) -> list[Faul
     holds_out = "split" not in rows or (rows["split"] or {}).get("eval")
     if args.get(upstream.EVAL_STRATEGY, "no") not in ("no", False) and not holds_out:
         faults.append(fault("validate.nothing_held_out", strategy=args[upstream.EVAL_STRATEGY]))
+    objective = str(cfg.get("objective") or "")
+    if objective.startswith("eval_") and not holds_out:
+        faults.append(Fault("objective", f"{objective}, and nothing is held out", "held-out rows", "=loss"))
     if rows.get("streaming") and int(args.get(upstream.MAX_STEPS) or -1) < 1:
         faults.append(fault("validate.endless"))
     return faults
@@ -341,6 +367,9 @@ def find_metric_faults(cfg: Config) -> Iterator[Fault]:
         if (signature := read_signature(node["_target_"])) is None:
             continue
         where, arguments, path = f"metric.{name}", set(signature.parameters), rows.get("path")
+        if f"_{name}".endswith((*CLOCK, "_time")) or name in upstream.FIGURES:
+            found = f"the name {name}, under which the trainer logs a figure of its own"
+            yield Fault(where, found, "another name", f"metric.<name>._target_={node['_target_']}")
         kind = kind_of(arguments)
         if head == "score" and (kind == "sampled" or arguments & {"log_probs", "logits", "labels"}):
             wants = "completions" if kind == "sampled" else "what a model says of tokens"

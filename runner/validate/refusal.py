@@ -8,7 +8,7 @@ from runner.errors import Fault
 from runner.schema import upstream
 from runner.schema.read import UNKNOWN
 from runner.schema.refusal import Refusal, Something, find_refusals
-from runner.schema.text import short_text, to_override
+from runner.schema.text import Node, nodes, short_text, to_override
 from runner.validate.context import ARGS, ValidationContext
 
 # Fields that are not as they were typed when a trainer is built (``training.components.trainer``, ``precompute``).
@@ -16,7 +16,10 @@ CHANGED = {"max_length", upstream.REWARD_WEIGHTS, upstream.PACKING, upstream.PAD
 
 
 def find_refused(context: ValidationContext) -> Iterator[Fault]:
-    """A fault for each error that the trainer's constructor or that of its config would raise."""
+    """A fault for each error that the constructor of the trainer, of its config or of another part would raise."""
+    for path, node in nodes(context.cfg):
+        if path not in ("trainer", "trainer.args"):
+            yield from _find_refused_part(context, path, node)
     args = context.args
     if not context.trainer or not context.signature(args):
         return
@@ -33,6 +36,32 @@ def find_refused(context: ValidationContext) -> Iterator[Fault]:
         known = ((name, value) for name, value in defaults.items() if value is not UNKNOWN)
         good = ((name, value) for name, value in known if not _refusals(context, {**args, name: value}))
         fix = next((to_override(f"{ARGS}{name}", value) for name, value in good), other)
+        yield Fault(where, found, "values that go together", fix)
+
+
+def _find_refused_part(context: ValidationContext, path: str, node: Node) -> Iterator[Fault]:
+    signature = context.signature(node)
+    if signature is None or not signature.lineage:
+        return
+    served = {name for names in upstream.SERVED.values() for name in names}
+    known: dict[str, Any] = {}
+    for name, parameter in signature.parameters.items():
+        value = node.get(name, UNKNOWN if name in served else parameter.default)
+        if isinstance(value, dict) and "_target_" in value:
+            value = Something()
+        known |= {name: value, f"self.{name}": value}
+    refusals = find_refusals(signature.target, "__init__", dict(known))
+    for refusal in refusals or find_refusals(signature.target, "__post_init__", dict(known)):
+        asked = [name.removeprefix("self.") for name in refusal.names]
+        names = list(dict.fromkeys(asked))
+        names.sort(key=lambda name: (f"{path}.{name}" not in context.typed, name not in node))
+        found = refusal.text.partition(". ")[0].replace("`", "").rstrip(". ")
+        where, fix = path, f"another {path}"
+        if names and names[0] in node:
+            where, found = f"{path}.{names[0]}", f"{short_text(node[names[0]])}: {found}"
+            fix = f"leave {where} out"
+        elif names:
+            where, fix = f"{path}.{names[0]}", f"{path}.{names[0]}=<value>"
         yield Fault(where, found, "values that go together", fix)
 
 

@@ -26,7 +26,15 @@ from runner.io.distribution import read_requirements, to_install
 from runner.io.files import HUB_NAME, display_path, hub_home
 from runner.io.hub import OFFLINE, hub_silence, is_cached, is_offline
 from runner.io.secrets import hidden
-from runner.model.check import LOADER, find_model_faults, find_scorer_faults, find_tokenizer_faults, read_vocab_size
+from runner.model.check import (
+    LOADER,
+    find_model_faults,
+    find_scorer_faults,
+    find_stop_faults,
+    find_template_argument_faults,
+    find_tokenizer_faults,
+    read_vocab_size,
+)
 from runner.model.folder import find_folder, sees_images
 from runner.model.reach import find_reach_faults
 from runner.run import Run, installed_version
@@ -36,7 +44,6 @@ from runner.schema import upstream
 from runner.schema.read import read_signature
 from runner.schema.source import LIBRARY_PACKAGES, Definition, find_definition
 from runner.schema.text import Config, last_key, nodes, read_tables, walk
-from runner.tracker.variable import PACKAGES
 from runner.validate.context import JUDGED
 from runner.validate.targets import find_absent_imports
 
@@ -70,7 +77,17 @@ def check_parts(jobs: Sequence[Sequence[Composed]], to_do: Collection[Path] | No
 
     def look(composed: Composed) -> tuple[list[Fault], list[Fault]]:
         trainer = composed.cfg["trainer"]  # what is read here, which most jobs of a sweep have in common
-        names = ("max_length", upstream.REWARD_MODEL_PATH, upstream.DATASET_KWARGS, upstream.TRAIN_SAMPLING_STRATEGY)
+        names = [
+            "_target_",
+            "max_length",
+            upstream.REWARD_MODEL_PATH,
+            upstream.DATASET_KWARGS,
+            upstream.TRAIN_SAMPLING_STRATEGY,
+            upstream.CHAT_TEMPLATE_PATH,
+            upstream.CHAT_TEMPLATE_KWARGS,
+            upstream.STOP_TOKEN_ID,
+            upstream.USE_VLLM,
+        ]
         fields = {name: trainer["args"].get(name) for name in names}
         groups = ("dataset", "model", "peft", "reward", "metric", "tolerate", "weight")
         parts = {name: composed.cfg.get(name) for name in groups} | {"trainer": {**trainer, "args": fields}}
@@ -110,6 +127,7 @@ def _find_faults(cfg: Config, rows: DatasetCheck, folders: set[Path]) -> Iterato
             yield from find_tokenizer_faults(
                 tokenizer, read_vocab_size(model), chats=rows.chats, look=look if is_text else None
             )
+        yield from _find_argument_faults(cfg, model, tokenizer)
     if rows.images and not _is_ahead(tokenizer.get("path"), folders):
         yield from find_image_faults(cfg, sees=sees_images(tokenizer), column=rows.images)
     others: dict[str, tuple[object, bool]] = {}
@@ -120,6 +138,12 @@ def _find_faults(cfg: Config, rows: DatasetCheck, folders: set[Path]) -> Iterato
         if node["_target_"] == LOADER and not _is_ahead(node.get("path"), folders):
             yield from find_model_faults(node, "lm", where=path)
     others[f"trainer.args.{upstream.REWARD_MODEL_PATH}"] = (args.get(upstream.REWARD_MODEL_PATH), True)
+    template, where = args.get(upstream.CHAT_TEMPLATE_PATH), f"trainer.args.{upstream.CHAT_TEMPLATE_PATH}"
+    is_file = isinstance(template, str) and template.endswith((".jinja", ".j2"))
+    if is_file and not Path(str(template)).is_file():
+        yield Fault(where, f"there is no file {template}", "a template, or a tokenizer's folder", "=<file>")
+    elif template and not is_file:
+        others[where] = (template, False)
     for where, (path_of_other, scores) in others.items():
         if not isinstance(path_of_other, str) or _is_ahead(path_of_other, folders):
             continue
@@ -154,12 +178,30 @@ def _find_faults(cfg: Config, rows: DatasetCheck, folders: set[Path]) -> Iterato
             yield fault("validate.no_such_column", reward=path, column=named, columns=listed, likely=likely)
 
 
+def _find_argument_faults(cfg: Config, model: Config, tokenizer: Config) -> Iterator[Fault]:
+    """A fault for each value of the trainer's config that the model or its template has no place for."""
+    args, fields = cfg["trainer"]["args"], upstream.config_fields(cfg["trainer"]["args"])
+    arguments = args.get(upstream.CHAT_TEMPLATE_KWARGS)
+    if isinstance(arguments, dict):
+        where = f"trainer.args.{upstream.CHAT_TEMPLATE_KWARGS}"
+        yield from find_template_argument_faults(tokenizer, arguments, where)
+    stop, vocabulary = args.get(upstream.STOP_TOKEN_ID), read_vocab_size(model)
+    if isinstance(stop, int) and isinstance(vocabulary, int) and stop >= vocabulary:
+        where = f"trainer.args.{upstream.STOP_TOKEN_ID}"
+        yield Fault(where, str(stop), f"a token: below {vocabulary}", f"{where}=null")
+    if upstream.samples_by_library(cfg["trainer"]["_target_"], fields) and not args.get(upstream.USE_VLLM):
+        yield from find_stop_faults(model)
+
+
 def _is_ahead(path: Any, folders: set[Path]) -> bool:
     return any(Path(str(path)).absolute().is_relative_to(folder) for folder in folders)
 
 
 # The values that need a library, as start.yaml has them, and those of fields that TRL and transformers name.
-WANTED = TABLES["wanted"] | upstream.WANTED | {"report_to": [(name, name, name) for name in PACKAGES]}
+TRACKERS = {
+    "report_to": [(name, library, package) for name, (library, package, _) in upstream.TRACKER_LIBRARIES.items()]
+}
+WANTED = TABLES["wanted"] | upstream.WANTED | TRACKERS
 OTHER_VALUES = {"attention": "sdpa", "report_to": "none", "rollout_engine": "auto"} | upstream.OTHER_VALUES
 
 
@@ -177,6 +219,7 @@ def find_environment_faults(to_do: Sequence[Composed], elsewhere: bool) -> Itera
     for composed in to_do:
         args = composed.cfg["trainer"]["args"]
         yield from find_missing_libraries(composed.cfg)
+        yield from _find_tracker_variables(composed.cfg)
         is_here = not elsewhere and composed.choices.get("launcher", "local") in HERE
         on_cpu = args.get(upstream.USE_CPU) or (is_here and without_gpu)
         lacking = list(find_gpu_faults(args, composed.typed)) if on_cpu else []
@@ -262,6 +305,18 @@ def find_missing_libraries(cfg: Config) -> Iterator[Fault]:
         found = find_definition(value) if is_own else None
         for place, name in find_absent_imports(found.module.name) if isinstance(found, Definition) else ():
             yield fault("validate.absent_import", where=where, place=display_path(Path(place)), name=name)
+
+
+def _find_tracker_variables(cfg: Config) -> Iterator[Fault]:
+    """A fault for each tracker that goes by a variable which neither the environment nor the configuration sets."""
+    chosen = cfg["tracker"].get("report_to")
+    given = {*os.environ, *(cfg["tracker"].get("environment") or {})}
+    for tracker in [chosen] if isinstance(chosen, str) else chosen or ():
+        variable = upstream.TRACKER_VARIABLES.get(tracker)
+        if variable and variable not in given:
+            expected = f"{variable} set, as {tracker} does it"
+            fix = f"export {variable}=..., or tracker.report_to=none"
+            yield Fault("tracker.report_to", f"{tracker}, and {variable} is not set", expected, fix)
 
 
 def find_other_versions() -> Iterator[Fault]:

@@ -5,6 +5,7 @@ has rows of its own.
 """
 
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
@@ -61,8 +62,19 @@ def range_of(path: str, name: str, signature: Signature, trainer: Signature | No
         if upstream.loss_interface(trainer, signature) or (loss and loss.default == "sigmoid"):
             return RANGES["positive"]
     rows = (BY_CLASS.get(owner, {}) for owner in (*signature.lineage, signature.target))
-    usual = RANGES["not negative"] if path == "kl_coef" else BY_GROUP.get(path.partition(".")[0], {}).get(name)
+    usual = RANGES["not negative"] if path == "kl_coef" else range_in_group(path.partition(".")[0], name)
     return next((row[name] for row in rows if name in row), usual)
+
+
+def range_in_group(group: str, name: str) -> Range | None:
+    """The range of a number that targets of a group take under this name; None where none is known."""
+    ranges = BY_GROUP.get(group, {})
+    if name in ranges:
+        return ranges[name]
+    for pattern, numbers in ranges.items():
+        if pattern.startswith("|") and re.fullmatch(pattern.strip("|"), name):
+            return numbers
+    return None
 
 
 def find_misfits(
@@ -102,7 +114,12 @@ def misfit_number(path: str, value: object, numbers: Range | None, default: obje
     values = value if isinstance(value, list) else [value]
     if numbers is None or all(each in numbers for each in values if is_plain_number(each) and math.isfinite(each)):
         return None
-    return Fault(path, short_text(value), str(numbers), _fix(path, default, Type("float"), numbers))
+    fix = _fix(path, default, Type("float"), numbers)
+    if isinstance(value, list):  # for which one number is no value
+        fix = f"leave {path} out"
+        if isinstance(default, list | tuple):
+            fix = f"{to_override(path, list(default))}  (the default)"
+    return Fault(path, short_text(value), str(numbers), fix)
 
 
 def misfit_choice(path: str, value: object, choices: Collection[str]) -> Fault | None:

@@ -22,6 +22,7 @@ from runner.errors import ConfigError, DataError, Fault, fault, own_place
 from runner.io.terminal import mute_libraries
 from runner.io.turns import TEMPLATE_ARGUMENTS, habits_of
 from runner.model.chat import check_calls, check_rendering, check_template, look_at_texts
+from runner.model.check import no_stop_strings
 from runner.model.encoding import processor_of, write_prompt
 from runner.run import Run
 from runner.run.adjustments import adjust_logs, read_adjustments
@@ -36,6 +37,7 @@ from runner.training.components import trainer as trainers
 from runner.training.components.args import build_args
 from runner.training.components.evaluation import build_measure
 from runner.training.components.model import build_model
+from runner.training.components.rehearsal import blaming, rehearse_components
 from runner.training.components.rewards import ModelReward, build_rewards
 from runner.training.components.tools import agent_of, build_functions, check_environments
 from runner.training.extension import Hooks
@@ -68,8 +70,9 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     adjustments = read_adjustments(run.folder)
     mute_libraries()
     set_seed(cfg["seed"])
-    with _refusals_of("trainer.args"):
+    with _refusals_of("trainer.args"), blaming(run, "trainer.args"):
         args = build_args(run, adjustments)
+    rehearse_components(run, args)
     tokenizer = build(cfg["model"]["tokenizer"])
     rules, node, form = trainers.build_rules(cfg.get("weight")), cfg["trainer"], cfg["trainer"]["form"]
     rows, held_out = serve(cfg["dataset"], to=form, seed=cfg["seed"], keep=trainers.columns_asked_for(rules))
@@ -90,6 +93,10 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     if hasattr(args, once := upstream.PRECOMPUTE_REF_LOG_PROBS) and once not in cfg["trainer"]["args"] and not rules:
         precompute_by_default(run, args, rows, held_out)
     model, peft_config, reference = build_model(cfg, tokenizer, args)
+    strings = getattr(getattr(model, "generation_config", None), "stop_strings", None)
+    samples = upstream.samples_by_library(node["_target_"], upstream.config_fields(node["args"]))
+    if strings and samples and not getattr(args, upstream.USE_VLLM, False):
+        raise ConfigError(no_stop_strings(strings, str(cfg["model"].get("path"))))
     agent = agent_of(node, functions := build_functions(node))
     served = for_callbacks(run, tokenizer, rows, held_out, agent)
     by_path = upstream.takes_path(read_signature(cfg["trainer"]["_target_"]))
@@ -110,7 +117,7 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
         loss=trainers.build_loss(cfg.get("loss")),
         reads_cross_entropy=upstream.ranking_figure(cfg) == upstream.CROSS_ENTROPY,
     )
-    with _refusals_of("trainer"):
+    with _refusals_of("trainer"), blaming(run):
         trainer = trainers.build_trainer(cfg, offered, hooks, rules)
     for reward in rewards:
         if isinstance(reward, ModelReward):

@@ -46,6 +46,17 @@ def held_out_scores(trainer: Trainer) -> dict[str, float]:
     return {name: value for name, value in scores.items() if not name.endswith(CLOCK) and isinstance(value, float)}
 
 
+def check_objective(name: str | None, scores: Mapping[str, float]) -> None:
+    """Raise ConfigError for an objective that is to be a held-out score, and that an evaluation does not give."""
+    if not scores or not name or name in scores or f"eval_{name}" in scores:
+        return
+    near = nearest(name, scores, 0.8) or nearest(f"eval_{name}", scores, 0.8)
+    if name.startswith("eval_") or near:
+        found = f"{name}, which the evaluation of the start model does not give"
+        fix = f"objective={near[0] if near else next(iter(scores))}"
+        raise ConfigError(Fault("objective", found, shortened(list(scores)), fix))
+
+
 @dataclass
 class HeldOutMetrics:
     """The metrics of a run; called with the prefix of an evaluation, it measures the held-out set of that name."""

@@ -13,8 +13,6 @@ from runner.launch import worker
 from runner.run import Run
 from runner.run.adjustments import read_adjustments
 
-GRACE = 60  # seconds that the others have to end when one has failed
-
 
 def gentle(folder, *, debug=False, num_processes=1, niceness=19):
     """Start the processes, wait for their end, and return the exit code."""
@@ -33,7 +31,7 @@ def gentle(folder, *, debug=False, num_processes=1, niceness=19):
             time.sleep(0.1)
         for process in started:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(GRACE)
+                process.wait(worker.GRACE)
             process.kill()
     failed = next(filter(None, codes), 0)
     if failed and len(read_adjustments(run.folder)) > adjusted:

@@ -1,0 +1,297 @@
+"""Values that spoil a training in silence are refused: out of range, of no name, or read by nothing."""
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from runner.__main__ import main
+from runner.schema import upstream
+from runner.schema.read import read_signature
+from runner.schema.source import find_module
+
+TINY = Path(__file__).parent.parent / "runner" / "model" / "tiny"
+GENERATION = "trainer.args.generation_kwargs"
+SCHEDULE = "trainer.args.lr_scheduler_kwargs"
+
+
+def refuse(capsys, words: str, code: int = 2) -> str:
+    assert main([*shlex.split(words), "--dry-run"]) == code, words
+    return capsys.readouterr().err
+
+
+# --- Numbers outside of the range in which an algorithm is defined ---
+
+
+@pytest.mark.parametrize(
+    ("trainer", "field", "value"),
+    [
+        *(("ppo", field, 2) for field in ("gamma", "lam")),
+        *(("ppo", field, -1) for field in ("vf_coef", "gamma", "lam", "value_warmup_steps", "stop_token_id")),
+        *(("ppo", field, 0) for field in ("kl_target", "cliprange", "num_ppo_epochs", "score_clip", "total_episodes")),
+        ("ppo", "dual_clip", 0.5),
+        *(("grpo", field, -1) for field in ("entropy_target", "vespo_k_pos", "max_tool_calling_iterations")),
+        *(("grpo", field, 0) for field in ("sapo_temperature_neg", "off_policy_mask_threshold")),
+        *(("a2po", field, 0) for field in ("beta1", "beta2", "num_value_samples")),
+        ("online_dpo", "missing_eos_penalty", -1),
+        ("sdft", "teacher_update_rate", 2),
+        ("sdpo", "distillation_alpha", 2),
+        ("tpo", "tpo_alpha", -1),
+        ("cpo", "cpo_alpha", -1),
+        ("dpo", "loss_weights", [-1]),
+        ("gold", "uld_student_temperature", 0),
+    ],
+)
+def test_a_number_outside_of_its_range(trainer, field, value, capsys):
+    text = json.dumps(value)
+    said = refuse(capsys, f"trainer={trainer} '++trainer.args.{field}={text}' dataset=toy_sort")
+    assert f"trainer.args.{field}\n" in said and re.search("expected  (at least|above)", said)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "peft=lora peft.lora_dropout=1",
+        "peft=lora peft.layers_to_transform=[-1]",
+        "loss=focal loss.gamma=-1",
+        "weight=pattern weight.pattern=a weight.weight=-1",
+        "optimizer=adamw optimizer.groups={layers:{lr_ratio:-1}}",
+        "optimizer=adamw optimizer.betas=[0.9,1.0]",
+        f"trainer=grpo {GENERATION}={{typical_p:3}}",
+    ],
+)
+def test_a_number_of_another_part(words, capsys):
+    assert re.search("expected  (at least|above)", refuse(capsys, words))
+
+
+def test_bounds_are_in_order(capsys):
+    words = "trainer=grpo trainer.args.use_adaptive_entropy=true trainer.args.entropy_coef_min=0.5"
+    assert "trainer.args.entropy_coef_min=0.1" in refuse(capsys, f"{words} trainer.args.entropy_coef_max=0.1")
+
+
+def test_a_token_that_the_model_has_none_of(capsys):
+    said = refuse(capsys, "trainer=ppo trainer.args.stop_token_id=99999")
+    assert "expected  a token: below 535" in said
+
+
+# --- Mappings that a library reads late ---
+
+
+@pytest.mark.parametrize(
+    ("words", "where", "fix"),
+    [
+        (f"trainer=grpo {GENERATION}={{foo:1}}", f"{GENERATION}.foo", "leave"),
+        (f"trainer=grpo {GENERATION}={{temprature:1}}", f"{GENERATION}.temprature", f"{GENERATION}.temperature=1"),
+        (f"trainer=grpo {GENERATION}={{temperature:2}}", f"{GENERATION}.temperature", "trainer.args.temperature=2"),
+        (f"trainer=grpo {GENERATION}={{num_beams:2}}", f"{GENERATION}.num_beams", "leave"),
+        (f"trainer=grpo {GENERATION}={{max_new_tokens:3}}", f"{GENERATION}.max_new_tokens", "max_completion_length=3"),
+        (f"{SCHEDULE}={{foo:1}}", f"{SCHEDULE}.foo", "leave"),
+        (
+            f"trainer.args.lr_scheduler_type=cosine {SCHEDULE}={{num_cycle:1}}",
+            f"{SCHEDULE}.num_cycle",
+            "num_cycles=1",
+        ),
+        ("trainer.args.lr_scheduler_type=cosine_with_min_lr", SCHEDULE, f"{SCHEDULE}={{min_lr_rate:0.1}}"),
+        ("trainer.args.lr_scheduler_type=warmup_stable_decay", SCHEDULE, f"{SCHEDULE}={{num_decay_steps:10}}"),
+        (
+            "trainer.args.lr_scheduler_type=greedy trainer.args.eval_strategy=steps " + SCHEDULE + "={mode:foo}",
+            SCHEDULE,
+            "leave",
+        ),
+        ("trainer.args.accelerator_config={foo:1}", "trainer.args.accelerator_config.foo", "leave"),
+        (
+            "trainer.args.accelerator_config={gradient_accumulation_kwargs:{foo:1}}",
+            "trainer.args.accelerator_config.gradient_accumulation_kwargs.foo",
+            "leave",
+        ),
+        (
+            "trainer.args.gradient_checkpointing_kwargs={use_reentrnt:true}",
+            "trainer.args.gradient_checkpointing_kwargs.use_reentrnt",
+            "use_reentrant=true",
+        ),
+        ("trainer.args.dataset_kwargs={foo:1}", "trainer.args.dataset_kwargs.foo", "leave"),
+        ("strategy=fsdp2 trainer.args.fsdp_config.reshard=1", "trainer.args.fsdp_config.reshard", "reshard_after"),
+        ("trainer.args.optim=sgd trainer.args.optim_args=\"'momentm=1'\"", "trainer.args.optim_args", "momentum=1"),
+        ("trainer.args.optim_args=foo", "trainer.args.optim_args", "=null"),
+        ("trainer.args.chat_template_path=/x/y", "trainer.args.chat_template_path", "=<folder or org/name>"),
+        (
+            "trainer=grpo model.tokenizer.chat_template=qwen3 trainer.args.chat_template_kwargs={enable_thinkin:true}",
+            "trainer.args.chat_template_kwargs.enable_thinkin",
+            "enable_thinking=true",
+        ),
+    ],
+)
+def test_a_mapping_is_checked_against_what_takes_it(words, where, fix, capsys):
+    said = refuse(capsys, words)
+    assert f"  {where}\n" in said and fix in said.partition("type      ")[2]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "trainer.args.lr_scheduler_type=cosine_with_min_lr " + SCHEDULE + "={min_lr_rate:0.1}",
+        "trainer.args.optim=sgd trainer.args.optim_args=\"'momentum=0.9, nesterov=true'\"",
+        "strategy=fsdp2 trainer.args.fsdp_config.fsdp_version=2",
+        "trainer.args.gradient_checkpointing_kwargs={use_reentrant:true}",
+        f"trainer=grpo {GENERATION}={{no_repeat_ngram_size:3}}",
+        "trainer=grpo model.tokenizer.chat_template=qwen3 trainer.args.chat_template_kwargs={enable_thinking:true}",
+    ],
+)
+def test_a_mapping_that_is_right(words, capsys):
+    refuse(capsys, words, code=0 if "fsdp" not in words else 5)  # there is no GPU here
+
+
+def test_the_tables_are_those_of_the_libraries():
+    source = find_module("transformers.trainer_utils").text
+    kinds = source.partition("class SchedulerType")[2].partition("\nclass ")[0]
+    assert {*upstream.SCHEDULES} == {*re.findall(r'^    [A-Z_]+ = "(\w+)"', kinds, re.MULTILINE)}
+    for target, *examples in upstream.SCHEDULES.values():
+        assert target is None or {*(examples or [{}])[0]} <= {*read_signature(target).parameters}
+    source = find_module("transformers.training_args").text
+    read = {name for name in re.findall(r'fsdp_config(?:\.get\(|\.setdefault\(|\[)"(\w+)"', source)}
+    assert read == {*upstream.PASSED_ON["fsdp_config"]["keys"]}
+    source = find_module("transformers.trainer_optimizer").text
+    named = {*re.findall(r'ctx\.optim_args\.(?:get|pop)\(\s*"(\w+)"', source)}
+    named |= {*re.findall(r'"(\w+)" in ctx\.optim_args', source)}
+    for names in re.findall(r"for key in \(([^)]*)\):\s*if key in ctx\.optim_args", source):
+        named |= {*re.findall(r'"(\w+)"', names)}
+    assert named == {name for names in upstream.OPTIMIZER_ARGS.values() for name in names}
+
+
+# --- Fields that nothing reads ---
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "trainer=dpo trainer.args.label_smoothing=0.1",
+        "trainer=dpo trainer.args.loss_type=ipo trainer.args.label_smoothing=0.1",
+        "trainer=dpo trainer.args.f_alpha_divergence_coef=0.3",
+        "trainer=dpo trainer.args.label_smoothing_factor=0.1",
+        "trainer=sft trainer.args.loss_type=dft trainer.args.label_smoothing_factor=0.1",
+        "trainer=cpo trainer.args.simpo_gamma=1",
+        "trainer=grpo trainer.args.loss_type=sapo trainer.args.epsilon_high=0.1",
+        "trainer=grpo trainer.args.vllm_importance_sampling_clip_max=1",
+        "trainer=ppo trainer.args.kl_horizon=5",
+        "trainer.args.lr_scheduler_type=constant trainer.args.warmup_steps=3",
+        "optimizer=adamw trainer.args.optim=sgd",
+        "optimizer=adamw trainer.args.weight_decay=0.5",
+        "trainer.args.eval_steps=3",
+    ],
+)
+def test_a_typed_field_that_nothing_reads(words, capsys):
+    said = refuse(capsys, words)
+    assert re.search("nothing reads|does not read|takes its place", said)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "trainer=dpo trainer.args.loss_type=[robust] trainer.args.label_smoothing=0.1",
+        "trainer=grpo trainer.args.loss_type=grpo trainer.args.epsilon_high=0.1",
+        "trainer=gmpo trainer.args.epsilon=0.1",
+        "trainer=cpo trainer.args.loss_type=simpo trainer.args.simpo_gamma=1",
+        "trainer.args.warmup_steps=3 trainer.args.adam_beta1=0.5",
+    ],
+)
+def test_a_typed_field_that_is_read(words, capsys):
+    refuse(capsys, words, code=0)
+
+
+def test_fields_that_are_known_to_be_idle_are_fields():
+    for owner, fields in upstream.READ_BESIDE.items():
+        names = {"TrainingArguments": "transformers.TrainingArguments", "PPOConfig": "runner.ppo.PPOConfig"}
+        known = [other for other in read_all_configs() if owner in other.lineage]
+        known += [read_signature(names[owner])] if owner in names else []
+        assert known, owner
+        for field, condition in fields.items():
+            assert any(field in other.parameters for other in known), f"{owner} {field}"
+            others = [condition[0]] if condition and condition[1] != [] else []
+            assert all(any(name in other.parameters for other in known) for name in others), f"{owner} {field}"
+
+
+def read_all_configs():
+    from runner.validate.context import ValidationContext
+
+    return ValidationContext({}).others.values()
+
+
+# --- Names that match nothing ---
+
+
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [
+        ("peft.inference_mode=true", "peft.inference_mode"),
+        ("peft.target_modules=[]", "peft.target_modules"),
+        ("peft.modules_to_save=[lm_haed]", "peft.modules_to_save"),
+        ("peft.exclude_modules=[nope]", "peft.exclude_modules"),
+        ("peft.full=[nope]", "peft.full"),
+        ("peft.rank_pattern={nope:4}", "peft.rank_pattern"),
+        ("peft.target_modules=[q_proj] peft.layers_to_transform=[99]", "peft.layers_to_transform"),
+        ("peft.target_modules=[q_proj] peft.layers_to_transform=[0] peft.layers_pattern=x", "peft.layers_pattern"),
+        ("peft.layers_to_transform=[0]", "peft.layers_to_transform"),  # beside all-linear
+    ],
+)
+def test_a_name_of_an_adapter_that_fits_nothing(words, where, capsys):
+    assert f"  {where}\n" in refuse(capsys, f"peft=lora {words}")
+
+
+@pytest.mark.parametrize("name", ["runtime", "loss", "samples_per_second", "solve_time"])
+def test_a_metric_of_a_name_that_would_be_lost(name, capsys):
+    said = refuse(capsys, f"metric.{name}._target_=trl.rewards.accuracy_reward")
+    assert f"metric.{name}\n" in said and "another name" in said
+
+
+def test_pairs_of_which_every_row_says_that_the_rejected_side_is_better(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    pair = {"prompt": "q", "chosen": "a", "rejected": "b", "score_chosen": 1, "score_rejected": 9}
+    Path("pairs.jsonl").write_text("".join(json.dumps(pair | {"prompt": str(n)}) + "\n" for n in range(4)))
+    said = refuse(capsys, "trainer=dpo dataset=pairs.jsonl")
+    fix = "dataset.columns.chosen=rejected dataset.columns.rejected=chosen"
+    assert "score_chosen is below score_rejected in all 4 rows" in said and f"type      {fix}" in said
+    refuse(capsys, f"trainer=dpo dataset=pairs.jsonl {fix}", code=0)
+    assert "nothing is held out" in refuse(capsys, f"trainer=dpo dataset=pairs.jsonl {fix} objective=eval_x")
+
+
+def test_a_model_whose_files_would_spoil_a_training(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name, file, key, value in (
+        ("ended", "config.json", "eos_token_id", 9999),
+        ("stopping", "generation_config.json", "stop_strings", ["x"]),
+    ):
+        shutil.copytree(TINY, name)
+        path = Path(name, file)
+        path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    assert "eos_token_id is 9999" in refuse(capsys, "model=ended")
+    assert "stop_strings" in refuse(capsys, "trainer=grpo model=stopping")
+    refuse(capsys, "trainer=ppo model=stopping", code=0)
+    shutil.copytree(TINY, "rounded")
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file("rounded/model.safetensors")
+    name = next(name for name in weights if name.endswith("up_proj.weight"))
+    save_file(weights | {name: weights[name].to(torch.int8)}, "rounded/model.safetensors", {"format": "pt"})
+    assert f"{name} of rounded has 8 bits" in refuse(capsys, "model=rounded")
+
+
+# --- Trackers ---
+
+
+@pytest.mark.parametrize("tracker", sorted({*upstream.TRACKERS} - {"none", "all"}))
+def test_a_tracker_that_is_not_installed_is_the_environments_fault(tracker, capsys, monkeypatch):
+    monkeypatch.setattr("runner.validate.start.find_spec", lambda name: None)
+    said = refuse(capsys, f"tracker.report_to={tracker}", code=5)
+    assert "type      pip install" in said or "type      export" in said
+
+
+def test_a_tracker_of_the_users_own_may_have_its_variables(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("my/tracker").mkdir(parents=True)
+    Path("my/tracker/swanlab.yaml").write_text("report_to: swanlab\nenvironment: {SWANLAB_MODE: local}\n")
+    said = refuse(capsys, "tracker=swanlab --config-dir my", code=5)
+    assert "pip install swanlab" in said and "SWANLAB_MODE" not in said
