@@ -3,11 +3,14 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from runner.io import files
+from runner.io.filetype import undecodable
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
@@ -120,3 +123,47 @@ def test_a_folder_that_was_deleted_is_not_made_again_half(tmp_path, write):
     with pytest.raises(FileNotFoundError):
         write(tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+CHINESE = '{"prompt": "中国的首都是哪里？请回答这个问题。", "completion": "中国的首都是北京，它是一个很大的城市。"}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "found", "fix"),
+    [
+        ((CHINESE * 9).encode("gbk"), "it is gb18030, which reads them as '中国的首都是哪里？", "iconv -f gb18030 "),
+        (("Привет, как дела? Хорошо, спасибо, я приду завтра вечером\n" * 9).encode("koi8-r"), "it is koi8-r", "iconv"),
+        ("你好，世界".encode("gbk"), "0xc4 0xe3 0xac (line 1) are no UTF-8", "iconv -f <its encoding> "),
+        (b"text\n" * 5 + b"caf\xe9\n", "0xe9 (line 6) is no UTF-8", "(or mend line 6)"),
+        (CHINESE.encode() * 3 + CHINESE.encode()[:20] + b"\n", "(line 4) is no UTF-8; the rest of it is", "sed -n 4p "),
+        (
+            CHINESE.encode().replace("城".encode(), b"\x9f"),
+            "0x9f (line 1) is no UTF-8; the rest of it is",
+            "sed -n 1p ",
+        ),
+        ("text\n".encode("utf-16"), "probably UTF-16", "iconv -f utf-16 "),
+    ],
+)
+def test_of_bytes_that_are_not_utf_8_an_encoding_is_named_where_it_is_sure(tmp_path, text, found, fix):
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(text)
+    finding = undecodable(text, str(file))
+    assert found in finding.found and fix in finding.fix
+    if "iconv" in fix and "<" not in fix:
+        assert subprocess.run(finding.fix, shell=True).returncode == 0 and file.read_text(encoding="utf-8")
+
+
+def test_without_a_library_that_knows_encodings_none_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "charset_normalizer", None)
+    assert "<its encoding>" in undecodable((CHINESE * 9).encode("gbk"), str(tmp_path / "no file")).fix
+
+
+@pytest.mark.parametrize("letters", [0, 60_000, 70_000, 300_000])
+@pytest.mark.parametrize("tail", ["", '{"step": 3, "text', "\0" * 100_000])
+def test_the_last_whole_row_is_found_however_long_it_or_what_was_cut_off_is(tmp_path, letters, tail):
+    file = tmp_path / "samples.jsonl"
+    rows = [{"step": step, "text": "x" * letters} for step in (1, 2)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows) + tail)
+    assert files.read_last_row(file) == rows[-1]
+    file.write_text(tail)
+    assert files.read_last_row(file) == {}

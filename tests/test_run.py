@@ -398,3 +398,20 @@ def test_inputs_are_the_same_where_another_node_mounts_them_elsewhere(tmp_path, 
 def test_a_disk_whose_locks_no_other_machine_sees_is_named(tmp_path, mount, found):
     (tmp_path / "mounts").write_text(f"none / ext4 rw 0 0\nserver:/x {mount} 0 0\n")
     assert describe_lone_locks(Path("/home/me/outputs"), tmp_path / "mounts") == found
+
+
+@pytest.mark.parametrize("place", ["first byte", "in the middle", "mark of UTF-16 before it"])
+@pytest.mark.parametrize("more", [[], ["--dry-run"], ["-m", "seed=0,1", "--dry-run"]])
+def test_a_config_that_is_no_utf_8_is_refused_by_its_name(tmp_path, capsys, place, more):
+    words = ["trainer=sft", "seed=0", f"output_root={tmp_path}", "name=one"]
+    run = open_run(compose_runs(words, [])[0].cfg, words)
+    text = bytearray((run.folder / "config.yaml").read_bytes())
+    if place == "mark of UTF-16 before it":
+        text = b"\xff\xfe" + text
+    else:
+        text[0 if place == "first byte" else text.index(b"trainer")] ^= 0x80
+    (run.folder / "config.yaml").write_bytes(text)
+    assert main([*words, *more]) == 4
+    said = capsys.readouterr().err
+    assert f"{run.folder}/config.yaml" in said and "rm " in said and "Traceback" not in said
+    assert read_run(run.folder).damaged == ("config.yaml",)

@@ -51,7 +51,7 @@ def find_named(word: str, menu: Options, folders: Sequence[Path]) -> dict[str, s
 
 def _describe(group: str, option: str, folders: Sequence[Path]) -> str:
     file = next(file for root in (*folders, MENU) if (file := root / group / f"{option}.yaml").is_file())
-    header = file.read_text(encoding="utf-8").partition("# run:")[0]
+    header = file.read_text(encoding="utf-8", errors="replace").partition("# run:")[0]
     return " ".join(re.findall(r"^# (?!@package)(.*)", header, re.MULTILINE))
 
 

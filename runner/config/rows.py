@@ -7,6 +7,7 @@ from typing import Any
 
 from runner.config.limits import check_size
 from runner.errors import ConfigError, Fault
+from runner.io.filetype import undecodable
 from runner.schema import upstream
 from runner.schema.text import files_beside, nodes
 
@@ -53,8 +54,11 @@ def _read_prompt(file: Path, where: str) -> str:
     try:
         check_size(file)
         text, why = file.read_text("utf-8-sig").strip(), "no text in it"
-    except (OSError, UnicodeDecodeError) as error:
-        text, why = "", getattr(error, "strerror", None) or "no UTF-8 text"
+    except UnicodeDecodeError as error:
+        finding = undecodable(error.object, str(file))
+        raise ConfigError(Fault(where, f"{file}: {finding.found}", "a text in UTF-8", finding.fix)) from None
+    except OSError as error:
+        text, why = "", error.strerror or str(error)
     if text:
         return text
     near = next((name for name in files_beside(file, (".txt", ".md")) if not file.exists()), "<file>")

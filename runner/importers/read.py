@@ -14,6 +14,7 @@ from runner.config.dialect import STRATEGY, find_dialects, read_sections, read_t
 from runner.config.limits import MAX_DIGITS, check_size, parse_yaml
 from runner.config.override import FOREIGN
 from runner.errors import ConfigError, Fault, fault
+from runner.io.filetype import undecodable
 from runner.schema.text import files_beside
 
 FILE_TYPES = (".yaml", ".yml", ".json")
@@ -102,7 +103,10 @@ def _read_text(path: Path) -> str:
     try:
         check_size(path)
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        finding = undecodable(error.object, str(path))
+        raise ConfigError(Fault(str(path), finding.found, "a configuration in UTF-8", finding.fix)) from None
+    except OSError as error:
         found, other = getattr(error, "strerror", None) or str(error), [*files_beside(path, FOREIGN), "--help"][0]
         raise ConfigError(fault("importers.unreadable", file=path, found=found, other=shlex.quote(other))) from None
 

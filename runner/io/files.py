@@ -143,8 +143,16 @@ def read_last_row(path: Path) -> dict:
     if not path.exists():
         return {}
     with open_own(path, "rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
-        return next(filter(None, map(read_step, reversed(file.read().splitlines(keepends=True)))), {})
+        size, block = file.seek(0, os.SEEK_END), 65536
+        while True:
+            start = file.seek(max(0, size - block))
+            lines = file.read().splitlines(keepends=True)
+            for line in reversed(lines[1:] if start else lines):  # the first may be the end of a longer one
+                if row := read_step(line):
+                    return row
+            if not start:
+                return {}
+            block *= 4
 
 
 def replace_rows(path: Path, rows: Sequence[Mapping[str, Any]], *, same: Sequence[str] = ()) -> None:

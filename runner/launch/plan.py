@@ -60,8 +60,18 @@ def tasks_of(jobs: Sequence[Sequence[Composed]]) -> list[Task]:
         ends[run] = runs[-1]
     ConfigError.refuse(faults)
     begun = [task.folder for task in tasks.values() if os.path.lexists(task.folder / "config.yaml")]
-    FolderError.refuse(fault for folder in begun for fault in read_state(folder, depth=None).faults)
+    FolderError.refuse(fault for folder in begun for fault in _find_faults(folder))
     return list(tasks.values())
+
+
+def _find_faults(folder: Path) -> Sequence[Fault]:
+    record = read_state(folder, depth=None)
+    if "config.yaml" in record.damaged:
+        try:
+            record.run.cfg  # noqa: B018  it says what is wrong
+        except FolderError as error:
+            return error.faults
+    return record.faults
 
 
 @dataclass(frozen=True)

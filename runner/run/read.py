@@ -153,8 +153,9 @@ def read_run(folder: Path, depth: int | None = None) -> RunRecord:
 def read_state(folder: Path, depth: int | None = 2) -> RunRecord:
     """A run with nothing but its status, where the first line of its config says that the rest can be read as ours."""
     status = None if find_foreign_faults(folder, depth) else read_json(folder / "status.json")
-    with contextlib.suppress(OSError), open_own(folder / "config.yaml") as file:
-        if file.read(32).startswith(f"format: {FORMAT}\n") and is_shaped(status):
+    # Bytes that are no UTF-8 are damage, which the second way tells.
+    with contextlib.suppress(OSError, UnicodeDecodeError), open_own(folder / "config.yaml", encoding="utf-8") as file:
+        if file.read().startswith(f"format: {FORMAT}\n") and is_shaped(status):
             return RunRecord(folder, {}, status, {})
     return read_run(folder, depth)
 
@@ -227,6 +228,8 @@ def find_run(word: str, verb: str, root: Path) -> Path | Fault:
 
 def check_whole(run: RunRecord) -> None:
     """Raise FolderError where the configuration of a run lacks what that of every run has."""
+    if not run.cfg:
+        raise FolderError(fault("run.no_config", run=run))
     lacking = [key for key in NEEDED if run.cfg.get(key) in (None, "", {})]
     if lacking := [*lacking, *(group for group in GROUPS if group not in {*run.cfg, *lacking, *OPTIONAL})]:
         raise FolderError(fault("run.lacking_config", file=run.folder / "config.yaml", keys=", ".join(lacking)))

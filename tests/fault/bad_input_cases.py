@@ -92,6 +92,8 @@ PAIR = {"prompt": "1+1=", "chosen": " 2", "rejected": " 3"}
 ANSWER = {"role": "assistant", "content": "2"}
 CHAT = {"messages": [{"role": "user", "content": "1+1?"}, ANSWER]}
 LINE = json.dumps(EXCHANGE).encode() + b"\n"
+QUESTION = json.dumps({"prompt": "中国的首都是哪里？", "completion": "北京是一个很大的城市。"}, ensure_ascii=False)
+CHINESE = "".join(f"{QUESTION}\n" for _ in range(20))
 FOUR = [EXCHANGE | {"prompt": f"{number}+1="} for number in range(4)]
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614\nsize 12345\n"
 IDS = [{"chosen_ids": [5, 6], "rejected_ids": [5, 7]} for _ in range(4)]
@@ -668,8 +670,16 @@ DATASET = [
         "latin-1",
         ROWS,
         "rows.jsonl:2",
-        "iconv -f latin1",
+        "iconv",
         {"rows.jsonl": LINE + '{"prompt": "é", "completion": "b"}\n'.encode("latin-1")},
+    ),
+    bad("GBK", ROWS, "gb18030", "iconv -f gb18030", {"rows.jsonl": CHINESE.encode("gbk")}),
+    bad(
+        "a letter that lacks a byte",
+        ROWS,
+        "rows.jsonl:1",
+        "sed -n 1p",
+        {"rows.jsonl": CHINESE.encode()[:20] + CHINESE.encode()[21:]},
     ),
     bad("UTF-16", ROWS, "UTF-16", "iconv -f utf-16", {"rows.jsonl": LINE.decode().encode("utf-16")}),
     bad("UTF-32", ROWS, "UTF-32", "iconv -f utf-32", {"rows.jsonl": LINE.decode().encode("utf-32")}),

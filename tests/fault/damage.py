@@ -52,6 +52,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 }
 # What a paper can be in the place of what was written.
 GARBAGE = {"zeroed": bytes(300), "cut": b'{"state": "fin\n', "a list": b"[1, 2]\n", "noise": b"\xff\xfe\x00garbage\n{"}
+GARBAGE["no UTF-8"] = b"format: 2\nname: \xedun\n"
 PAPERS = ("status.json", "manifest.json", "config.yaml", "metrics.jsonl")
 
 
