@@ -271,6 +271,8 @@ def test_a_model_far_worse_than_it_began_is_sick_and_an_over_fitted_one_is_not()
     assert concluded(fell, ("eval_loss", 0.16, 2.63, "loss")) is None  # over-fitted
     assert concluded(risen, ("eval_loss", 0.16, 0.12, "loss")) is None  # rows of another kind came later
     assert concluded(risen, ("eval_loss", 0.9, 2.63, "loss")) is None  # worse, and not far
+    copied = of_loss(1e-9, 0.2, 0.5, 0.5, 0.5, 0.5)  # of a model that began as its teacher, by a loss of at most 0.69
+    assert concluded(copied, ("eval_loss", 0.0, 0.58, "loss"))
     assert concluded(risen) is None  # nothing is held out
     assert concluded(risen, ("eval_mean_token_accuracy", 1.0, 0.25, "share"))
     assert concluded(risen, ("eval_mean_token_accuracy", 0.04, 0.02, "share")) is None

@@ -12,7 +12,7 @@ from typing import Any
 from runner.errors import ConfigError, Fault
 from runner.io.visible import to_visible
 from runner.report.number import difference
-from runner.run.alarms import Change, Kind
+from runner.run.alarms import EARNED, Change, Kind
 from runner.run.read import RunRecord, is_finite
 from runner.schema import upstream
 from runner.schema.text import flatten, named, nearest, number, select
@@ -120,7 +120,7 @@ def list_changes(run: RunRecord) -> list[Change]:
         kind: Kind | None = None
         if re.fullmatch(rf"eval_(.+_)?({losses})", name):
             kind = "loss"
-        elif re.search(ONLINE, name) and not NO_SCORE.search(name):
+        elif name.endswith(EARNED) and not NO_SCORE.search(name):
             kind = "reward"
         elif name.endswith(("accuracy", "accuracies")):
             kind = "share"

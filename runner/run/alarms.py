@@ -28,8 +28,8 @@ MUST_BE_NUMBERS = ("reward", "kl", "objective/scores", "objective/kl")
 CHOSEN, TOKENS_RIGHT = "logps/chosen", "mean_token_accuracy"
 GROUPS_ALIKE, PAIRS_APART = "frac_reward_zero_std", "objective/scores_margin"
 NOTED = {CHOSEN, *MARGINS, *RANKINGS, *MUST_BE_NUMBERS, "completions/mean_length", GROUPS_ALIKE, PAIRS_APART}
-NOTED |= {TOKENS_RIGHT}
-EARNED = ("reward", "objective/scores")
+EARNED = ("reward", "objective/scores", "self_distillation/reward_mean")
+NOTED |= {TOKENS_RIGHT, *EARNED}
 MANY_TIMES = 30  # a rate so many times the usual one is high: adapters learn at ten times the rate of all weights
 TINY_CLIP = 1e-6  # a clip below it leaves nothing that Adam, whose epsilon is 1e-8, tells from 0
 HUGE_LOSS = 1e6  # times what a loss was, or 1: beyond what weights can do that are themselves finite and of their size
@@ -68,11 +68,13 @@ class Change:
     def is_far_worse(self, width: float) -> bool:
         """True for what no healthy training does; ``width`` lies between the worst and the best reward of any.
 
-        A loss has more than doubled and risen by a nat, by which each token keeps 37 % of its probability. Of right
+        A loss has more than doubled and risen by a nat, by which each token keeps 37 % of its probability; one of
+        nearly 0, as that of a teacher's own copy, is ten times what it was, and a quarter of a nat more. Of right
         answers half are lost, and a tenth of all answers. A mean reward has fallen by a third of the width.
         """
         if self.kind == "loss":
-            return self.after > 2 * abs(self.before) + 1
+            before = abs(self.before)
+            return self.after > min(2 * before + 1, 10 * before + 0.25)
         if self.kind == "share":
             return self.after <= self.before / 2 and self.before - self.after >= 0.1
         return width > 0 and self.before - self.after > width / 3
