@@ -32,13 +32,19 @@ def build_optimizer(
     if "named_parameters" in inspect.signature(make).parameters:
         return make([(name, weight) for name, weight in weights if weight.requires_grad], **settings)
     parts: dict[tuple[str | None, bool], list[nn.Parameter]] = {}
-    for name, weight in weights:
-        if weight.requires_grad:
-            pattern = next((pattern for pattern in groups if re.search(pattern, name)), None)
-            parts.setdefault((pattern, name in decayed), []).append(weight)
+    trained = [(name, weight) for name, weight in weights if weight.requires_grad]
+    for name, weight in trained:
+        pattern = next((pattern for pattern in groups if re.search(pattern, name)), None)
+        parts.setdefault((pattern, name in decayed), []).append(weight)
     used = {pattern for pattern, _ in parts}
-    idle, expected = [one for one in groups if one not in used], "a pattern in the names of the weights that train"
-    ConfigError.refuse(Fault(f"optimizer.groups.{one}", "no weight is called so", expected) for one in idle)
+    faults = []
+    for pattern in groups:
+        if pattern not in used:
+            where, example = f"optimizer.groups.{pattern}", next((name for name, _ in trained), "none")
+            expected = f"a pattern in the names of the weights that train, such as {example}"
+            found = "no weight is called so, or an earlier pattern takes it"
+            faults.append(Fault(where, found, expected, "another pattern, or optimizer.groups=null"))
+    ConfigError.refuse(faults)
     made = []
     # Weights without a pattern go first: the rate that the Trainer logs is that of the first group.
     for (pattern, is_decayed), members in sorted(parts.items(), key=lambda part: part[0][0] is not None):

@@ -240,6 +240,12 @@ def test_a_name_of_an_adapter_that_fits_nothing(words, where, capsys):
     assert f"  {where}\n" in refuse(capsys, f"peft=lora {words}")
 
 
+def test_a_pattern_of_parameter_groups_that_fits_no_weight(capsys):
+    said = refuse(capsys, "optimizer=adamw 'optimizer.groups={nope: {lr_ratio: 0.1}}'")
+    assert "optimizer.groups.nope\n" in said and "another pattern" in said
+    refuse(capsys, "optimizer=adamw 'optimizer.groups={embed: {lr_ratio: 0.1}}'", code=0)
+
+
 @pytest.mark.parametrize("name", ["runtime", "loss", "samples_per_second", "solve_time"])
 def test_a_metric_of_a_name_that_would_be_lost(name, capsys):
     said = refuse(capsys, f"metric.{name}._target_=trl.rewards.accuracy_reward")
@@ -295,3 +301,22 @@ def test_a_tracker_of_the_users_own_may_have_its_variables(tmp_path, monkeypatch
     Path("my/tracker/swanlab.yaml").write_text("report_to: swanlab\nenvironment: {SWANLAB_MODE: local}\n")
     said = refuse(capsys, "tracker=swanlab --config-dir my", code=5)
     assert "pip install swanlab" in said and "SWANLAB_MODE" not in said
+
+
+# --- What only a start shows ---
+FEW = ("dataset.limit.train=8", "dataset.limit.eval=4", "metric=none", "trainer.args.max_steps=1")
+
+
+@pytest.mark.slow
+def test_an_objective_that_no_evaluation_gives(train, capsys):
+    assert train("trainer=sft", "objective=eval_nothing", *FEW).code == 2
+    assert "type      objective=eval_loss" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_trainer_that_leaves_out_every_row(train, tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "zero.py").write_text("def zero(completions, **_): return [0.0] * len(completions)\n")
+    words = ("trainer=a2po", "reward._target_=zero.zero", "allow=[zero]", "trainer.args.num_value_samples=2")
+    assert train(*words, "dataset=toy_sort", *FEW).code == 2
+    assert "filter_all_incorrect=false" in capsys.readouterr().err

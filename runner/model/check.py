@@ -474,6 +474,22 @@ def find_selection_faults(settings: Mapping[str, Any], modules: Collection[str])
                 yield Fault(f"peft.{key}", f"{name} fits no layer", expected, f"leave {name} out")
 
 
+def find_group_faults(node: Node, patterns: Iterable[str]) -> Iterator[Fault]:
+    """A fault for each pattern of parameter groups that no weight of a model, as far as its folder tells, has."""
+    try:
+        folder = find_folder(node.get("path"), "model.path") if node.get("_target_") == LOADER else None
+        if folder is None or folder.adapter or not folder.is_plain or not folder.has(WEIGHTS, INDEX):
+            return
+        weights = [*folder.shapes, *(f"{layer}.weight" for layer in OUTPUT_LAYERS)]
+    except ConfigError:  # which others tell of
+        return
+    for pattern in patterns:
+        if not any(re.search(pattern, name) for name in weights):
+            where, expected = f"optimizer.groups.{pattern}", f"a part of a name, such as {weights[0]}"
+            fix = "another pattern, or optimizer.groups=null"
+            yield Fault(where, "no weight is called so", expected, fix)
+
+
 def find_depth_faults(layers: int, depth: int) -> Iterator[Fault]:
     """A fault for a number of trained layers that the model does not have."""
     if not 0 <= layers <= depth:

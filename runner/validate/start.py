@@ -28,6 +28,7 @@ from runner.io.hub import OFFLINE, hub_silence, is_cached, is_offline
 from runner.io.secrets import hidden
 from runner.model.check import (
     LOADER,
+    find_group_faults,
     find_model_faults,
     find_scorer_faults,
     find_stop_faults,
@@ -89,7 +90,7 @@ def check_parts(jobs: Sequence[Sequence[Composed]], to_do: Collection[Path] | No
             upstream.USE_VLLM,
         ]
         fields = {name: trainer["args"].get(name) for name in names}
-        groups = ("dataset", "model", "peft", "reward", "metric", "tolerate", "weight")
+        groups = ("dataset", "model", "peft", "reward", "metric", "tolerate", "weight", "optimizer")
         parts = {name: composed.cfg.get(name) for name in groups} | {"trainer": {**trainer, "args": fields}}
         if (key := canonical_text(parts)) not in seen:
             rows = _look_at_rows(json.dumps(parts["dataset"], default=str), trainer["form"], os.getcwd())
@@ -185,6 +186,8 @@ def _find_argument_faults(cfg: Config, model: Config, tokenizer: Config) -> Iter
     if isinstance(arguments, dict):
         where = f"trainer.args.{upstream.CHAT_TEMPLATE_KWARGS}"
         yield from find_template_argument_faults(tokenizer, arguments, where)
+    if not cfg.get("peft"):
+        yield from find_group_faults(model, (cfg.get("optimizer") or {}).get("groups") or ())
     stop, vocabulary = args.get(upstream.STOP_TOKEN_ID), read_vocab_size(model)
     if isinstance(stop, int) and isinstance(vocabulary, int) and stop >= vocabulary:
         where = f"trainer.args.{upstream.STOP_TOKEN_ID}"
