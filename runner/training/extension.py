@@ -34,6 +34,7 @@ class Hooks:
     part of it begins. ``on_loss(trainer, batch, loss)`` gets each micro-batch with its loss. ``on_log(logs, step)`` may
     change what is logged; ``reward_means()`` gives the mean of each reward since it was called last. ``loss`` is one of
     the user's own (:mod:`runner.training.objective`). ``evaluates`` is false for a trainer whose own evaluation fails.
+    ``use_cache`` is what the model's config says before the Trainer writes there what it needs in a training.
     """
 
     evaluates: bool = True
@@ -45,6 +46,7 @@ class Hooks:
     make_optimizer: Callable[[Trainer], Optimizer] | None = None
     make_schedule: Callable[..., LRScheduler] | None = None
     loss: Callable[..., Tensor] | None = None
+    use_cache: bool | None = None
 
 
 def extend(trainer: type[Trainer], objective: type[Trainer] | None = None) -> type[Trainer]:

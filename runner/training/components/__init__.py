@@ -99,6 +99,7 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
         make_optimizer=trainers.optimizer_maker(cfg.get("optimizer")),
         make_schedule=schedule and functools.partial(serve, schedule),
         loss=trainers.build_loss(cfg.get("loss")),
+        use_cache=getattr(model.config, "use_cache", None),
     )
     with _refusals_of("trainer"):
         trainer = trainers.build_trainer(cfg, offered, hooks, rules)
