@@ -125,6 +125,7 @@ def test_a_finished_run_loads_elsewhere_and_the_same_command_changes_no_byte(tra
     model = AutoModelForCausalLM.from_pretrained(done.run.model)
     tokenizer = AutoTokenizer.from_pretrained(done.run.model)
     assert tokenizer.chat_template and model.config.vocab_size >= len(tokenizer)
+    assert json.loads((done.run.model / "config.json").read_text())["use_cache"]  # which the training does without
     for line in done.run.metrics.read_text().splitlines():
         json.loads(line, parse_constant=refuse)
     before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in _files(done.run.folder)}

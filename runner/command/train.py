@@ -1,5 +1,6 @@
 """Trains a run, or goes on with it: run folder -> trained model; measure, save, and say what came out."""
 
+import contextlib
 import logging
 import math
 import os
@@ -32,6 +33,7 @@ from runner.dataset.form import fits
 from runner.dataset.load import fingerprint, forget_damaged
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, FolderError, RunnerError, fault
 from runner.io.files import read_json, shipped, sync_rows, write_json
+from runner.io.temporary import temporarily
 from runner.io.terminal import coloured, line_of
 from runner.io.visible import to_visible
 from runner.model.adapter import write_adapter
@@ -202,7 +204,10 @@ def _finish(run: Run, components: Components, stop: StopRequest, seconds: float)
         write_json(run.folder / "scores.json", scores)
     trainer.accelerator.wait_for_everyone()  # or what another process judges would lack them
     components.health.conclude(trainer.args, trainer.state, list_changes(read_run(run.folder)))
-    save_model(run, trainer)
+    with contextlib.ExitStack() as stack:
+        if trainer.hooks.use_cache is not None:  # else whoever loads the model would generate without a cache
+            stack.enter_context(temporarily(policy_of(trainer).config, use_cache=trainer.hooks.use_cache))
+        save_model(run, trainer)
     if not trainer.is_world_process_zero():
         return
     write_plots(read_run(run.folder))

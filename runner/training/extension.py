@@ -39,6 +39,7 @@ class Hooks:
     change what is logged; ``reward_means()`` gives the mean of each reward since it was called last. ``loss`` is one of
     the user's own (:mod:`runner.training.objective`). ``evaluates`` is false for a trainer whose own evaluation fails,
     and ``reads_cross_entropy`` is true where the loss is no measure of held-out answers, and their cross-entropy is.
+    ``use_cache`` is what the model's config says before the Trainer writes there what it needs in a training.
     """
 
     evaluates: bool = True
@@ -51,6 +52,7 @@ class Hooks:
     make_schedule: Callable[..., LRScheduler] | None = None
     loss: Callable[..., Tensor] | None = None
     reads_cross_entropy: bool = False
+    use_cache: bool | None = None
 
 
 def extend(trainer: type[Trainer], objective: type[Trainer] | None = None) -> type[Trainer]:

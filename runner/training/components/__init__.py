@@ -116,6 +116,7 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
         make_schedule=schedule and functools.partial(serve, schedule),
         loss=trainers.build_loss(cfg.get("loss")),
         reads_cross_entropy=upstream.ranking_figure(cfg) == upstream.CROSS_ENTROPY,
+        use_cache=getattr(model.config, "use_cache", None),
     )
     with _refusals_of("trainer"), blaming(run):
         trainer = trainers.build_trainer(cfg, offered, hooks, rules)
