@@ -46,7 +46,8 @@ def _steps_are_shared(cfg: Mapping[str, Any]) -> bool:
     for path, value in walk({key: value for key, value in cfg.items() if key not in ("launcher", "tracker")}):
         if (name := last_key(path)) == "_target_" and str(value).partition(".")[0] not in LIBRARY_PACKAGES:
             return False  # nobody knows what it does with the rows of a micro-batch
-        if "dropout" in name and isinstance(value, float) and value > 0:
+        is_noise_or_balance = "dropout" in name or name == upstream.ROUTER_AUX_LOSS_COEF
+        if is_noise_or_balance and isinstance(value, float) and value > 0:
             return False
         values = value if isinstance(value, list) else [value]
         if any(part in upstream.OTHER_STEPS.get(name, ()) for part in values):
