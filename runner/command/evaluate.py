@@ -141,7 +141,7 @@ def _other_side(line: CommandLine, request: InferenceRequest) -> list[Side]:
 def measure_side(side: Side) -> None:
     """Load a model once and measure every set; the model is let go of again, because another may follow."""
     from runner.training.components.model import load_trained
-    from runner.training.components.rewards import build_metrics
+    from runner.training.components.scorers import build_metrics
 
     request = side.request
     with quiet():

@@ -58,9 +58,10 @@ from runner.schema import upstream
 from runner.tracker.callback import trackers_closed
 from runner.training.callback import AtStart, StopRequest
 from runner.training.checkpoint import all_steps_taken, disk_needed, gather_long, restore
-from runner.training.components import Components, build_components
+from runner.training.components import build_components
 from runner.training.components.evaluation import HeldOutMetrics, check_objective, held_out_scores
 from runner.training.components.model import has_base, path_of, policy_of
+from runner.training.components.types import Components
 from runner.training.inspection import find_faults, find_notes, inspect_training
 from runner.training.recovery import adjust, record_adjustments
 

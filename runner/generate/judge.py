@@ -8,7 +8,7 @@ from typing import Any
 
 from runner.generate.completion import Completion, TextGenerator
 from runner.generate.likelihood import AnswerReader
-from runner.generate.rows import Row
+from runner.generate.rows import Row, to_columns
 from runner.metric.ask import Metric, to_numbers
 
 # Completions with their rows -> the weighted sum of the rewards for each, and every reward's own by its name.
@@ -92,14 +92,6 @@ def judge_answers(reader: AnswerReader, rows: Sequence[Row], metrics: Sequence[M
         given |= {key: [values[indices[number]] for number in numbers] for key, values in own.items()}
         figures.add(metric, numbers, **given)
     return figures
-
-
-def to_columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
-    """The columns of rows by name, as rewards and metrics take them; the prompt of a text is the text."""
-    names = dict.fromkeys(name for row in rows for name in row)  # of a mixture some may have others
-    columns = {name: [row.get(name) for row in rows] for name in names}
-    columns["prompts"] = columns.pop("prompt") if "prompt" in columns else columns.get("text", [])
-    return columns
 
 
 def _to_plain(value: Any) -> Any:

@@ -14,6 +14,14 @@ Rows = list[dict[str, Any]]
 Keep = Sequence[str] | None  # further columns
 
 
+def to_columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
+    """The columns of rows by name, as rewards and metrics take them; the prompt of a text is the text."""
+    names = dict.fromkeys(name for row in rows for name in row)  # of a mixture some may have others
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    columns["prompts"] = columns.pop("prompt") if "prompt" in columns else columns.get("text", [])
+    return columns
+
+
 def held_out_sets(cfg: Config, to: str, keep: Keep = None) -> dict[str, Any]:
     """The rows of each held-out set in the form ``to``, by its name; the one set without a name is under ``""``."""
     node = dict(cfg["dataset"])

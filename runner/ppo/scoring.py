@@ -19,12 +19,17 @@ from runner.errors import ConfigError, fault
 from runner.generate.agent import Agent, settle
 from runner.generate.batch import pad, split_by_tokens
 from runner.generate.completion import Completion
-from runner.generate.judge import to_columns
-from runner.generate.rows import Row
+from runner.generate.rows import Row, to_columns
 from runner.io.turns import turns_for
-from runner.ppo.actor_critic import last_hidden_states, score_states
 from runner.reward.panel import Prompt, check_answer, check_some_apply
-from runner.reward.reading import as_if_alone, padding_of, place_of_score, searches_last
+from runner.reward.reading import (
+    as_if_alone,
+    last_hidden_states,
+    padding_of,
+    place_of_score,
+    score_states,
+    searches_last,
+)
 from runner.schema.text import to_text
 
 TOKENS_PER_REWARD_PASS = 8192  # padded, that a reward model reads at once where nobody says otherwise

@@ -14,7 +14,7 @@ from runner.run.adjustments import FILE, HALVING, ROLLBACK, count_of, in_words, 
 from runner.run.seal import last_checkpoint, sealed_checkpoints, step_of
 from runner.schema import upstream
 from runner.schema.text import Node
-from runner.training.components import Components
+from runner.training.components.types import Components
 from runner.training.held_out import likelihood_share
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,9 @@ from runner.model.clone import write_placeholder
 from runner.run import Run, write_config
 from runner.schema import upstream
 from runner.schema.text import Config
-from runner.training.components import Components, build_components
+from runner.training.components import build_components
 from runner.training.components.model import policy_of
+from runner.training.components.types import Components
 from runner.training.inspection import SAMPLE, ends_of
 
 

@@ -58,7 +58,7 @@ from runner.run.read import read_metrics, read_run
 from runner.run.seal import damage_of, sealed_checkpoints
 from runner.training.callback import Record, StopAtStep
 from runner.training.checkpoint import Seal
-from runner.training.components import Components
+from runner.training.components.types import Components
 
 STEPS, SAVE = 7, 2
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)

@@ -5,18 +5,17 @@ import functools
 import itertools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments, set_seed
+from transformers import PreTrainedTokenizerBase, TrainingArguments, set_seed
 
 from runner.config.build import build, serve
 from runner.dataset.check import find_image_faults
 from runner.dataset.form import answer_columns, is_conversation
 from runner.dataset.image import IMAGES, has_images
-from runner.dataset.load import HeldOut, Rows, fit_rows, list_columns
+from runner.dataset.load import Rows, fit_rows, list_columns
 from runner.dataset.weigh import carries_weights
 from runner.errors import ConfigError, DataError, Fault, fault, own_place
 from runner.io.terminal import mute_libraries
@@ -30,7 +29,7 @@ from runner.run.alarms import steps_to_notice
 from runner.schema import upstream
 from runner.schema.read import read_signature
 from runner.schema.text import Config, named, short_text, to_text
-from runner.tracker.callback import Tracker, replace_trackers
+from runner.tracker.callback import replace_trackers
 from runner.training.callback import StopRequest, add_callbacks, build_callbacks, for_callbacks
 from runner.training.checkpoint import Seal
 from runner.training.components import trainer as trainers
@@ -40,28 +39,14 @@ from runner.training.components.model import build_model
 from runner.training.components.rehearsal import blaming, rehearse_components
 from runner.training.components.rewards import ModelReward, build_rewards
 from runner.training.components.tools import agent_of, build_functions, check_environments
+from runner.training.components.types import Components
 from runner.training.extension import Hooks
-from runner.training.health import Health, build_health
+from runner.training.health import build_health
 from runner.training.precompute import map_sets, precompute_by_default, sets_of
 
 log = logging.getLogger(__name__)
 
 BY_MESSAGE = "runner.dataset.weigh.by_message"
-
-
-@dataclass
-class Components:
-    """The parts of a training that others than the trainer need, as they were before it put its own around them."""
-
-    args: TrainingArguments
-    tokenizer: PreTrainedTokenizerBase
-    train_rows: Dataset
-    held_out: HeldOut
-    trainer: Trainer
-    health: Health
-    seal: Seal
-    trackers: list[Tracker]  # those of the trainer's callbacks that log to one
-    adjustments: list[dict[str, Any]]
 
 
 def build_components(run: Run, stop: StopRequest | None = None) -> Components:

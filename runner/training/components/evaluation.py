@@ -23,7 +23,7 @@ from runner.schema import upstream
 from runner.schema.text import nearest
 from runner.schema.type import shortened
 from runner.training.components.model import policy_of
-from runner.training.components.rewards import build_metrics
+from runner.training.components.scorers import build_metrics
 
 PPO = "runner.ppo.PPOTrainer"  # which writes answers to held-out prompts of its own accord
 SHOWN = 4  # prompts whose answers are written where nothing else asks for any

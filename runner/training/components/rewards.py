@@ -1,27 +1,22 @@
-"""Rewards and metrics, under the names that the config gives them."""
+"""Rewards, under the names that the config gives them."""
 
-import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, Trainer, TrainingArguments
 from trl.models import prepare_deepspeed
 
-from runner.config.build import asked_for, build, locate, serve
-from runner.errors import ConfigError, fault
 from runner.generate.completion import Completion
-from runner.metric.ask import OWN, READ, SAMPLED, SAMPLES, Metric, kind_of
 from runner.model.chat import set_template
 from runner.model.encoding import encode_prompt
 from runner.ppo.scoring import TOKENS_PER_REWARD_PASS, Rewards
 from runner.reward.outcome import ScoringModel, load_reward_model
-from runner.reward.panel import TIMEOUT, RewardTracker, Scorer, to_scorer
+from runner.reward.panel import TIMEOUT, RewardTracker, to_scorer
 from runner.schema import upstream
-from runner.schema.text import Config, Node, named
-
-Reward: TypeAlias = Callable[..., object] | nn.Module
+from runner.schema.text import Config, named
+from runner.training.components.scorers import Reward, build_scorer
 
 
 @dataclass(eq=False)
@@ -104,32 +99,3 @@ def build_rewards(
         rewards.append(load_reward_model(path, random_head=random_head, where=where))
         weights.append(1.0)
     return rewards, weights if set(weights) - {1.0} else None, panel if entries else None
-
-
-def build_scorer(node: Node, own: Collection[str] = ("weight", "timeout"), *, random_head: bool = False) -> Reward:
-    """A function of completions, or of answers that were read, with its arguments bound but for the columns.
-
-    A loader or a class is called first, and what comes back scores. The keys in ``own`` are not the target's.
-    """
-    arguments = {key: value for key, value in node.items() if key not in own}
-    target = locate(node["_target_"])
-    if inspect.isfunction(target) and {*SAMPLED, *READ} & asked_for(node["_target_"]):
-        return build(arguments | {"_partial_": True})
-    return serve(arguments, random_head=True) if random_head else build(arguments)
-
-
-def build_metrics(node: Node | None, tokenizer: PreTrainedTokenizerBase) -> list[Metric]:
-    """The configured metrics, each ready to measure held-out rows."""
-    metrics = []
-    for name, entry in named(node or {}, "metric").items():
-        call = build_scorer(entry, own=OWN)
-        if isinstance(call, nn.Module):
-            raise ConfigError(fault("training.model_as_metric", name=name))
-        own = {key: entry[key] for key in OWN if key in entry and key not in ("better", "preprocess")}
-        arguments = inspect.signature(call).parameters
-        own.setdefault("limit", SAMPLES if kind_of(arguments) == "sampled" else None)
-        preprocess = entry.get("preprocess")
-        preprocess = serve(dict(preprocess) | {"_partial_": True}, tokenizer=tokenizer) if preprocess else None
-        scorer = Scorer(name, call, timeout=None, group="metric")
-        metrics.append(Metric(name, scorer.ask, kind_of(arguments), preprocess, "logits" in arguments, **own))
-    return metrics
