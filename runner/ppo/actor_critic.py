@@ -22,7 +22,6 @@ from peft import PeftModel
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
-from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
@@ -33,6 +32,7 @@ from runner.generate.sampler import Model, evaluating
 from runner.model.reference import copy_reference
 from runner.ppo.batching import MicroBatch
 from runner.ppo.padding_free import equal_to_rounding, make_padding_free, to_line_arguments
+from runner.reward.reading import last_hidden_states, score_states
 
 CRITIC = "critic"
 REFERENCE = "reference"
@@ -47,23 +47,10 @@ def find_backbone(model: PreTrainedModel) -> PreTrainedModel:
     return next(parts, model) if model.base_model is model else model.base_model
 
 
-def last_hidden_states(trunk: nn.Module, input_ids_BT: Tensor, positions_N: Tensor, **kwargs: Any) -> Tensor:
-    """The last hidden states [N, H] of a model without its head, at flat positions of rows padded on the right."""
-    states_BTH = trunk(input_ids=input_ids_BT, use_cache=False, **kwargs).last_hidden_state
-    return states_BTH.flatten(0, 1).index_select(0, positions_N)
-
-
 def hidden_states(trunk: nn.Module, batch: MicroBatch) -> Tensor:
     """Those before the targets of a batch; causal attention, which looks back, needs no mask for it."""
     line = to_line_arguments(batch.row_lengths, batch.input_ids_BT.device) if batch.row_lengths else {}
     return last_hidden_states(trunk, batch.input_ids_BT, batch.positions_N, **line)
-
-
-def score_states(head: nn.Module, states_NH: Tensor) -> Tensor:
-    """The one label of each state [N], in float32 whatever surrounds it: bfloat16 would round it to 8 bits."""
-    weights = {name: weight.float() for name, weight in head.named_parameters() if weight.is_floating_point()}
-    with torch.autocast(states_NH.device.type, enabled=False):
-        return functional_call(head, weights, states_NH.float()).squeeze(-1).float()
 
 
 class TokenLogProbs:

@@ -4,13 +4,17 @@ transformers' classes look for the last token that is not the padding token of t
 none, they take the last one. So does every reader here, and whoever loads the model with transformers gets the same
 scores. Where texts end with that token (GPT-2, Pythia and Llama 3 pad with their end token) the token before it is
 read, in the training, too. What a batch is padded with must be that token, or the search would end in the padding.
+
+Letters at the end of a tensor's name are its shape: B rows, T tokens, N states, H hidden.
 """
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from runner.io.temporary import temporarily
 
@@ -49,3 +53,16 @@ def as_if_alone(model: nn.Module, ids_BT: Tensor, mask_BT: Tensor) -> Iterator[T
         pad = next(token for token in range(len(ends) + 1) if token not in ends)
     with temporarily(inner.config.get_text_config(), pad_token_id=pad):
         yield torch.where(mask_BT.bool(), ids_BT, pad)
+
+
+def last_hidden_states(trunk: nn.Module, input_ids_BT: Tensor, positions_N: Tensor, **kwargs: Any) -> Tensor:
+    """The last hidden states [N, H] of a model without its head, at flat positions of rows padded on the right."""
+    states_BTH = trunk(input_ids=input_ids_BT, use_cache=False, **kwargs).last_hidden_state
+    return states_BTH.flatten(0, 1).index_select(0, positions_N)
+
+
+def score_states(head: nn.Module, states_NH: Tensor) -> Tensor:
+    """The one label of each state [N], in float32 whatever surrounds it: bfloat16 would round it to 8 bits."""
+    weights = {name: weight.float() for name, weight in head.named_parameters() if weight.is_floating_point()}
+    with torch.autocast(states_NH.device.type, enabled=False):
+        return functional_call(head, weights, states_NH.float()).squeeze(-1).float()
