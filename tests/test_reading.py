@@ -10,12 +10,12 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from runner.generate.completion import Completion
 from runner.generate.likelihood import AnswerReader
+from runner.generate.reward_model import ModelReward
 from runner.model.load import load_model, load_tokenizer
 from runner.ppo.scoring import Rewards
 from runner.reward.outcome import Classifier, load_reward_model
 from runner.reward.panel import RewardTracker
 from runner.reward.process import ProcessModel
-from runner.training.components.rewards import ModelReward
 
 PROMPT = "On day 3 Anna went to the park."
 ANSWERS = [" Anna saw a dog at the park and came home.", " Nobody.", ""]

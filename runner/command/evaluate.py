@@ -213,7 +213,8 @@ def _of_set(metrics: Sequence[Metric], name: str) -> list[Metric]:
 
 
 def _build_score(request: InferenceRequest, tokenizer: PreTrainedTokenizerBase) -> Score:
-    from runner.ppo.scoring import TOKENS_PER_REWARD_PASS, Rewards
+    from runner.generate.reward_model import TOKENS_PER_REWARD_PASS
+    from runner.ppo.scoring import Rewards
     from runner.reward.outcome import best_device
     from runner.training.components.rewards import build_rewards
 

@@ -7,32 +7,21 @@ import bisect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import chain, compress, repeat
+from itertools import compress, repeat
 from typing import Any, TypeAlias
 
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, TrainerState
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState
 
 from runner.errors import ConfigError, fault
 from runner.generate.agent import Agent, settle
-from runner.generate.batch import pad, split_by_tokens
 from runner.generate.completion import Completion
+from runner.generate.reward_model import encode_for_scores, load_tokenizer_of, same_tokens, score_texts
 from runner.generate.rows import Row, to_columns
-from runner.io.turns import turns_for
 from runner.reward.panel import Prompt, check_answer, check_some_apply
-from runner.reward.reading import (
-    as_if_alone,
-    last_hidden_states,
-    padding_of,
-    place_of_score,
-    score_states,
-    searches_last,
-)
 from runner.schema.text import to_text
-
-TOKENS_PER_REWARD_PASS = 8192  # padded, that a reward model reads at once where nobody says otherwise
 
 Reward: TypeAlias = Callable[..., Any] | nn.Module
 
@@ -70,7 +59,7 @@ class Rewards:
                 raise ConfigError(fault("ppo.labels", name=_name_of(model), labels=labels))
             model.eval()
         self.tokenizers = [
-            (one or _load_tokenizer(reward, tokenizer)) if isinstance(reward, nn.Module) else None
+            (one or load_tokenizer_of(reward, tokenizer)) if isinstance(reward, nn.Module) else None
             for reward, one in zip(self.rewards, [*(tokenizers or []), *[None] * len(self.rewards)], strict=False)
         ]
 
@@ -101,7 +90,7 @@ class Rewards:
         given["completion_ids"] = [each.token_ids for each in completions]
         if any(each.environment is not None for each in completions):
             given["environments"] = [each.environment for each in completions]
-        answers = [
+        answers: list[Any] = [
             reward(**given) if tokenizer is None else self._score(reward, tokenizer, completions, budget)
             for reward, tokenizer in zip(self.rewards, self.tokenizers, strict=True)
         ]
@@ -123,6 +112,12 @@ class Rewards:
                     each_BF[row, column] = float(sum(values))
         return earned_BR, each_BF
 
+    def _score(
+        self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, completions: Sequence[Completion], budget: int
+    ) -> list[float]:
+        texts = encode_for_scores(tokenizer, self.tokenizer, completions, self.template_arguments)
+        return score_texts(model, texts, budget, self.autocast)
+
     def _earning(self, name: str, values: list[float], tokens: list[int]) -> list[int]:
         """The tokens that earn rewards: each, or for rewards of steps those that end one (Uesato et al. 2022)."""
         if len(values) == len(tokens):
@@ -132,43 +127,6 @@ class Rewards:
             counts = {"values": len(values), "tokens": len(tokens), "steps": len(ends)}
             raise ConfigError(fault("ppo.number_of_rewards", name=name, separator=self.step_separator, **counts))
         return ends
-
-    @torch.no_grad()
-    def _score(
-        self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, completions: Sequence[Completion], budget: int
-    ) -> list[float]:
-        rows = self._encode(tokenizer, completions)
-        model = model.get_base_model() if isinstance(model, PeftModel) else model  # its layers keep their adapters
-        device, found = next(model.parameters()).device, []
-        groups = split_by_tokens(range(len(rows)), list(map(len, rows)), budget)
-        for group in groups:
-            ids_BT, mask_BT = pad([rows[row] for row in group], device)
-            if searches_last(model):
-                places = [place_of_score(rows[row], padding_of(model)) for row in group]
-                places_B = torch.arange(len(group)) * ids_BT.shape[1] + torch.tensor(places)
-                with self.autocast():
-                    own = {"attention_mask": mask_BT}
-                    states_BH = last_hidden_states(model.base_model, ids_BT, places_B.to(device), **own)
-                scores_B = score_states(model.score, states_BH)
-            else:  # nobody knows which part is the head, so all of it reads as its weights are
-                with as_if_alone(model, ids_BT, mask_BT) as padded_BT:
-                    scores_B = model(input_ids=padded_BT, attention_mask=mask_BT).logits[:, 0]
-            found.append(scores_B.float())
-        scores = dict(zip(chain(*groups), torch.cat(found).tolist(), strict=True))  # only now waits for the device
-        return [scores[row] for row in range(len(rows))]
-
-    def _encode(self, tokenizer: PreTrainedTokenizerBase, completions: Sequence[Completion]) -> list[list[int]]:
-        if not isinstance(completions[0].prompt, str):
-            template = tokenizer.chat_template or self.tokenizer.chat_template
-            how = {**self.template_arguments, "chat_template": template, "return_dict": False}
-            writer = tokenizer if tokenizer.chat_template else self.tokenizer
-            whole = [turns_for(writer, [*each.prompt, *each.answer]) for each in completions]
-            return [tokenizer.apply_chat_template(turns, **how) for turns in whole]
-        if same_tokens(tokenizer, self.tokenizer):
-            return [[*each.prompt_ids, *each.token_ids] for each in completions]
-        ends = [(tokenizer.eos_token or "") * (each.finish == "stop") for each in completions]
-        texts = [f"{each.prompt}{each.text}{end}" for each, end in zip(completions, ends, strict=True)]
-        return tokenizer(texts)["input_ids"]
 
 
 def step_ends(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], separator: str) -> list[int]:
@@ -184,22 +142,8 @@ def step_ends(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], separat
     return [bisect.bisect_left(range(len(tokens) + 1), end, key=length) - 1 for end in ends] or [len(tokens) - 1]
 
 
-def same_tokens(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
-    """True where two tokenizers mean the same by an id."""
-    return one is other or one.get_vocab() == other.get_vocab()
-
-
 def _name_of(reward: Reward) -> str:
     if isinstance(reward, nn.Module):
         return str(getattr(reward.config, "_name_or_path", "") or type(reward).__name__).rstrip("/").split("/")[-1]
     function = reward if hasattr(reward, "__name__") else getattr(reward, "func", reward)
     return getattr(function, "__name__", type(reward).__name__)
-
-
-def _load_tokenizer(model: nn.Module, policy_tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """The tokenizer beside a reward model's weights; a model made in memory reads the policy's tokens."""
-    path = getattr(model.config, "_name_or_path", "")
-    tokenizer = AutoTokenizer.from_pretrained(path) if path else policy_tokenizer
-    if not tokenizer("reward")["input_ids"]:  # what a folder without one gives
-        raise ConfigError(fault("ppo.no_tokenizer", path=path))
-    return tokenizer

@@ -4,6 +4,8 @@ transformers' classes look for the last token that is not the padding token of t
 none, they take the last one. So does every reader here, and whoever loads the model with transformers gets the same
 scores. Where texts end with that token (GPT-2, Pythia and Llama 3 pad with their end token) the token before it is
 read, in the training, too. What a batch is padded with must be that token, or the search would end in the padding.
+
+Letters at the end of a tensor's name are its shape: B rows, T tokens, N states, H hidden.
 """
 
 import contextlib

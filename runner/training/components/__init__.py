@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 from datasets import Dataset
+from torch import nn
 from transformers import PreTrainedTokenizerBase, TrainingArguments, set_seed
 
 from runner.config.build import build, serve
@@ -18,6 +19,7 @@ from runner.dataset.image import IMAGES, has_images
 from runner.dataset.load import Rows, fit_rows, list_columns
 from runner.dataset.weigh import carries_weights
 from runner.errors import ConfigError, DataError, Fault, fault, own_place
+from runner.generate.reward_model import ModelReward
 from runner.io.terminal import mute_libraries
 from runner.io.turns import TEMPLATE_ARGUMENTS, habits_of
 from runner.model.chat import check_calls, check_rendering, check_template, look_at_texts
@@ -37,7 +39,7 @@ from runner.training.components.args import build_args
 from runner.training.components.evaluation import build_measure
 from runner.training.components.model import build_model
 from runner.training.components.rehearsal import blaming, rehearse_components
-from runner.training.components.rewards import ModelReward, build_rewards
+from runner.training.components.rewards import build_rewards
 from runner.training.components.tools import agent_of, build_functions, check_environments
 from runner.training.components.types import Components
 from runner.training.extension import Hooks
@@ -63,7 +65,14 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     rows, held_out = serve(cfg["dataset"], to=form, seed=cfg["seed"], keep=trainers.columns_asked_for(rules))
     if column := node.get("reference_column"):
         rows, held_out = (map_sets(functools.partial(_name_reference, column), part) for part in (rows, held_out))
-    rewards, weights, panel = build_rewards(cfg, args, tokenizer)
+    rewards, weights, panel = build_rewards(cfg, args)
+    models: list[ModelReward] = []
+    if panel is not None and not hasattr(args, "step_separator"):  # PPO reads a model itself
+        arguments = getattr(args, upstream.CHAT_TEMPLATE_KWARGS, None) or {}
+        for index, (name, reward) in enumerate(zip(panel.earned, rewards, strict=True)):
+            if isinstance(reward, nn.Module):
+                models.append(ModelReward(name, reward, tokenizer, panel, arguments))
+                rewards[index] = models[-1]
     if weights:
         args.reward_weights = weights
     if _check_rows(cfg, tokenizer, rows, answers_only=getattr(args, upstream.ASSISTANT_ONLY_LOSS, False)):
@@ -105,9 +114,8 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     )
     with _refusals_of("trainer"), blaming(run):
         trainer = trainers.build_trainer(cfg, offered, hooks, rules)
-    for reward in rewards:
-        if isinstance(reward, ModelReward):
-            reward.place(trainer)
+    for reward_model in models:
+        reward_model.place(trainer)
     collator = trainers.build_collator(cfg["collator"], tokenizer, inner=trainer.data_collator)
     trainer.data_collator = collator or trainer.data_collator
     if rules:

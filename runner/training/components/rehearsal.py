@@ -1,4 +1,4 @@
-"""Parts that a library builds late, built once with a stand-in before rows load: optimizer, schedule, sampling, adapter.
+"""Parts that a library builds late, built once with stand-ins before rows load: optimizer, schedule, sampling, adapter.
 
 So a value that it refuses ends the run at its start, and under its key.
 """
