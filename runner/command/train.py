@@ -189,6 +189,7 @@ def _finish(run: Run, components: Components, stop: StopRequest, seconds: float)
     scores = (read_json(run.folder / "scores.json") or {}) | {"after": held_out_scores(trainer)}
     run.check_there()
     save_model(run, trainer)
+    run.check_there()
     if not trainer.is_world_process_zero():
         return
     write_json(run.folder / "scores.json", scores)
