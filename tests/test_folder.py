@@ -1,8 +1,8 @@
 """One folder, one run: a part of ``tests/fault/folder.py``."""
 
 import random
+import re
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ sys.path.append(str(Path(__file__).parent / "fault"))
 from folder import KINDS
 
 from runner.run import Run
+from runner.run.read import read_metrics
 
 pytestmark = pytest.mark.slow
 
@@ -22,17 +23,74 @@ def test_a_folder_has_one_run(tmp_path, warm, kind, count):
     assert list(KINDS[kind](tmp_path, warm, count, random.Random(0))) == []
 
 
-@pytest.mark.parametrize(("part", "said"), [("", "it was moved or deleted meanwhile"), ("metrics.jsonl", "rm -r")])
-def test_a_run_whose_folder_is_moved_ends_in_words_and_makes_no_half_of_it_again(runner, part, said):
-    words = ("trainer=sft", "trainer.args.max_steps=500", "trainer.args.save_steps=5", "dataset.limit.eval=8")
-    started = runner.start(*words, "metric=none", "trainer.args.logging_steps=1", "name=run")
-    while not any(Run(folder).status()["step"] > 5 for folder in runner.runs("run")):
-        assert not started.ended()
-        time.sleep(0.02)
-    (folder,) = runner.runs("run")
-    moved = (folder / part).rename(runner.folder / "moved")
-    if part == "metrics.jsonl":
-        (folder / part).mkdir()
-    done = started.wait()
-    assert done.returncode == 4 and said in done.stderr
-    assert part or (not folder.exists() and (moved / "config.yaml").exists())
+MOVES = """
+from pathlib import Path
+from transformers import TrainerCallback
+
+class Moves(TrainerCallback):
+    def __init__(self, folder, moment, levels):
+        self.moment, self.place = moment, [folder, *folder.parents][levels]
+
+    def move(self, moment, state):
+        if (moment, state.global_step) == (self.moment, 4) and Path("move").exists():
+            Path("move").unlink()
+            self.place.rename("moved")
+
+    def on_step_end(self, args, state, control, **_):
+        self.move("step", state)
+
+    def on_log(self, args, state, control, **_):
+        self.move("log", state)
+
+    def on_evaluate(self, args, state, control, **_):
+        self.move("evaluation", state)
+
+    def on_save(self, args, state, control, **_):
+        self.move("save", state)
+
+class Puts(TrainerCallback):
+    def __init__(self, folder):
+        self.file = folder / "metrics.jsonl"
+
+    def on_step_end(self, args, state, control, **_):
+        if state.global_step == 2:
+            self.file.unlink()
+            self.file.mkdir()
+"""
+SMALL = ("trainer=sft", "trainer.args.max_steps=6", "trainer.args.save_steps=2", "dataset.limit.eval=4", "metric=none")
+SMALL += ("trainer.args.eval_strategy=steps", "trainer.args.eval_steps=2", "trainer.args.logging_steps=1")
+SMALL += ("dataset.limit.train=64", "trainer.args.per_device_train_batch_size=4", "allow=[mine]", "name=run")
+
+
+@pytest.mark.parametrize(("moment", "levels"), [("evaluation", 0), ("save", 1), ("log", 2)])
+def test_a_run_whose_folder_is_moved_ends_in_words_leaves_no_half_of_it_and_goes_on_when_it_is_back(
+    runner, moment, levels
+):
+    (runner.folder / "mine.py").write_text(MOVES)
+    (runner.folder / "move").touch()
+    own = ("callback.x._target_=mine.Moves", f"callback.x.moment={moment}", f"callback.x.levels={levels}")
+    done = runner(*SMALL, *own, code=4)
+    assert "it was moved or deleted meanwhile" in done.stderr
+    (there,) = re.findall(r"^run +(\S+)", done.stdout, re.MULTILINE)
+    run = Run(runner.folder / there)
+    old = [run.folder, *run.folder.parents][levels]
+    assert not old.exists() and old.parent.is_dir()
+    (runner.folder / "moved").rename(old)
+    again = runner(*SMALL, *own)
+    assert "resumes   from step 2 (checkpoint-2)" in again.stdout
+    assert [line["step"] for line in read_metrics(run.metrics)] == list(range(7))
+    assert run.status()["state"] == "finished"
+
+
+def test_a_folder_in_the_place_of_a_file_is_told_with_the_words_that_remove_it(runner):
+    (runner.folder / "mine.py").write_text(MOVES)
+    done = runner(*SMALL, "callback.x._target_=mine.Puts", code=4)
+    assert "rm -r" in done.stderr and "metrics.jsonl" in done.stderr
+
+
+def test_checkpoints_without_a_run_are_not_gone_on_from(runner):
+    words = ("trainer=sft", "name=run", "--dry-run")
+    folder = runner.folder / runner(*words).stdout.split("new ")[1].split()[0]
+    (folder / "checkpoints" / "checkpoint-2").mkdir(parents=True)
+    done = runner(*words[:-1], code=4)
+    assert "checkpoints without a run" in done.stderr and f"rm -r {folder}" in done.stderr

@@ -209,6 +209,7 @@ def _finish(run: Run, components: Components, stop: StopRequest, seconds: float)
         if trainer.hooks.use_cache is not None:  # else whoever loads the model would generate without a cache
             stack.enter_context(temporarily(policy_of(trainer).config, use_cache=trainer.hooks.use_cache))
         save_model(run, trainer)
+    run.check_there()
     if not trainer.is_world_process_zero():
         return
     write_plots(read_run(run.folder))

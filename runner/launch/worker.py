@@ -19,7 +19,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
@@ -40,6 +40,7 @@ from runner.run.adjustments import is_out_of_memory
 from runner.run.blame import find_refused_keys
 from runner.run.disk import full, is_full
 from runner.run.inputs import check_fingerprints
+from runner.run.place import hold_place
 from runner.run.read import finished
 from runner.run.seal import damage_of, describe_damage, remove_leftovers, remove_unfinished, sealed_checkpoints
 from runner.schema.text import nodes, read_tables
@@ -202,31 +203,34 @@ def work(folder: str | Path, command: str = "train", debug: bool = False, record
     try:
         take_devices(run.cfg, visible_devices())
         with handle_signals(stop), contextlib.ExitStack() as held:
+            placed = replace(run, place=held.enter_context(hold_place(run.folder)))
             if config.rank() == 0:
-                held.enter_context(locked(run, PATIENCE))
-                check_metadata(run)
-                if is_finished(run):
-                    print(finished(run))
+                held.enter_context(locked(placed, PATIENCE))
+                check_metadata(placed)
+                if is_finished(placed):
+                    print(finished(placed))
                     return 0
-                remove_leftovers(run)
-                run.set_status("running", cause=None)
-            held.enter_context(logging_to(run.log))
+                remove_leftovers(placed)
+                placed.set_status("running", cause=None)
+            held.enter_context(logging_to(placed.log))
             held.enter_context(_exits_named())
             try:
-                EnvironmentFault.refuse(find_missing_libraries(run.cfg))  # perhaps on another machine
+                EnvironmentFault.refuse(find_missing_libraries(placed.cfg))  # perhaps on another machine
                 if config.rank() == 0:
-                    check_lines(run)
-                    add_notes(run, [f"at step {run.status()['step']}: {line}" for line in check_fingerprints(run)])
+                    check_lines(placed)
+                    add_notes(
+                        placed, [f"at step {placed.status()['step']}: {line}" for line in check_fingerprints(placed)]
+                    )
                 with uncollected():
                     module = import_module(f"runner.command.{command}")
                 gc.freeze()  # nor is what is there by now looked through later
-                getattr(module, command)(run, stop)
+                getattr(module, command)(placed, stop)
                 return 0
             except BaseException as ended:  # the user's own code may raise anything
-                error = _explained(run, ended) if stop.number is None else stop.error()
+                error = _explained(placed, ended) if stop.number is None else stop.error()
                 if stop.number is None:
                     log.info("%s", traceback.format_exc())
-                record_end(run, "failed" if stop.number is None else "interrupted", error, debug)
+                record_end(placed, "failed" if stop.number is None else "interrupted", error, debug)
     except (RunnerError, OSError) as ended:  # before the folder was ours
         error = _explained(run, ended)
         record_end(run, None, error, debug)
@@ -345,6 +349,8 @@ def _folder_fault(run: Run, error: BaseException, text: str) -> FolderError | No
         run.check_there()
         FolderError.refuse(find_foreign_faults(run.folder))
     except FolderError as gone:
+        if run.place:
+            run.place.remove_remainder()
         return gone
     if isinstance(error, IsADirectoryError) and str(run.folder) in text and not errors.own_place(error):
         path = str(error.filename2 or error.filename)

@@ -17,7 +17,7 @@ import socket
 import stat
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from importlib import metadata
@@ -33,6 +33,7 @@ from runner.io.files import ROWS, display_path, open_own, read_json, read_last_r
 from runner.io.secrets import hidden, hidden_source
 from runner.io.visible import to_visible
 from runner.run.key import canonical_text, folder_of, key_of
+from runner.run.place import RunPlace
 from runner.schema.text import Config, walk
 
 log = logging.getLogger(__name__)
@@ -62,9 +63,10 @@ PATIENCE = 1.0  # seconds: who only looks whether a folder is held has let go by
 
 @dataclass(frozen=True)
 class Run:
-    """One folder under ``outputs/<name>/`` and the files in it."""
+    """One folder under ``outputs/<name>/`` and the files in it; with a ``place`` where this process trains in it."""
 
     folder: Path
+    place: RunPlace | None = field(default=None, compare=False, repr=False)
 
     @cached_property
     def cfg(self) -> dict[str, Any]:
@@ -113,7 +115,8 @@ class Run:
 
     def check_there(self) -> None:
         """Raise FolderError where the folder was moved or deleted while somebody worked in it."""
-        if not os.path.exists(f"{self.folder}/config.yaml"):
+        is_moved = self.place is not None and not self.place.is_there()
+        if is_moved or not os.path.exists(f"{self.folder}/config.yaml"):
             raise FolderError(fault("run.gone", folder=self.folder))
 
     def set_status(self, state: str | None = None, **changes: object) -> None:
@@ -164,6 +167,10 @@ def open_run(cfg: Config, overrides: Sequence[str], command: Sequence[str] = (),
     recorded = {"command": ["python", "-m", "runner", *map(hidden, command or overrides)], "choices": options}
     check_metadata(run)
     if not (folder / "config.yaml").exists():
+        if run.checkpoints.is_dir() and not any((folder / name).exists() for name in METADATA[:3]):
+            found = "checkpoints without a run: its folder was moved away while it saved"
+            fix = f"rm -r {shlex.quote(str(folder))}, then put the folder back, or train again"
+            raise FolderError(Fault(str(folder), found, "a whole run, or nothing", fix))
         folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FolderError), locked(run, PATIENCE):  # who holds it by now has written them
             if not (folder / "status.json").exists():
@@ -263,6 +270,8 @@ def locked(run: Run, patience: float = 0.0) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     lock = run.folder / ".lock"
+    if not run.folder.is_dir():  # the lock's library would make it
+        raise FolderError(fault("run.gone", folder=run.folder))
     if os.path.lexists(lock) and (lock.is_symlink() or not lock.is_file()):
         raise FolderError(foreign_faults([lock]))
     try:
@@ -278,7 +287,7 @@ def held(run: Run) -> bool:
     """True where a process trains in this folder now, or where that cannot be known because nobody may write there."""
     with contextlib.suppress(FolderError, OSError), locked(run):
         return False
-    return True
+    return run.folder.is_dir()
 
 
 def write_manifest(run: Run, **facts: object) -> None:

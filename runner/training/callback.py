@@ -152,7 +152,7 @@ def add_callbacks(
         trainer.add_callback(callback)
         callback.on_init_end(trainer.args, trainer.state, trainer.control)
     callbacks: list[TrainerCallback] = [StopAtStep(stop, seal.cycle_steps)] if stop else []
-    record = Record(run.metrics, run.set_status)
+    record = Record(run.metrics, run.set_status, run)
     progress = Progress(record)
     trainer.hooks.on_evaluate = progress.begin_evaluation
     callbacks += [record, health, progress, MovedModels(trainer), PromptEncoder(trainer), seal]
@@ -188,8 +188,8 @@ class Record(TrainerCallback):
     ``tokens_per_second``, where the trainer counts tokens, and ``memory/peak_gb`` of its GPU, else of all the process.
     """
 
-    def __init__(self, path: Path, set_status: Callable[..., None]):
-        self.path, self.run, self.set_status = path, Run(path.parent), set_status
+    def __init__(self, path: Path, set_status: Callable[..., None], run: Run | None = None):
+        self.path, self.run, self.set_status = path, run or Run(path.parent), set_status
         self.line: dict[str, Any] = {}
         self.started, self.first_step = time.monotonic(), 0
         self.spent, self.written = 0.0, -math.inf
@@ -221,6 +221,14 @@ class Record(TrainerCallback):
         if control.should_log or control.should_save:  # a network's disk may take a while to answer
             self.run.check_there()
 
+    def on_evaluate(self, args, state, control: TrainerControl, **_) -> None:
+        self.run.check_there()  # it may have taken long, and a save comes next
+
+    def on_save(self, args, state: TrainerState, control, **_) -> None:
+        self.run.check_there()
+        if state.is_world_process_zero:
+            sync_rows(self.path.parent)
+
     def on_log(self, args, state: TrainerState, control, logs: dict[str, Any], **_) -> None:
         if not state.is_world_process_zero or (self.ended and args.load_best_model_at_end):
             return  # what is measured then is of the best model, not of this step
@@ -239,10 +247,6 @@ class Record(TrainerCallback):
         if here > self.written + SECONDS_OF_STATUS or state.global_step >= state.max_steps:
             self.written = here
             self.set_status(step=state.global_step, max_steps=state.max_steps)
-
-    def on_save(self, args, state: TrainerState, control, **_) -> None:
-        if state.is_world_process_zero:
-            sync_rows(self.path.parent)
 
     def _add(self, step: int, max_steps: int, logs: Mapping[str, Any], elapsed: float, remaining: float | None) -> None:
         self.line = self.line if self.line.get("step") == step else {"step": step}
