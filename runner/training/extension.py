@@ -134,7 +134,8 @@ class BeforeTrainer(Trainer):
             self.sums = None
         loss = f"{kwargs['metric_key_prefix']}_loss"
         if loss in output.metrics:
-            output.metrics[loss] = figures.pop("loss")
+            # Rows without a token to learn have no mean; then it is the library's 0.
+            output.metrics[loss] = figures.pop("loss", output.metrics[loss])
         self.held_out = figures
         return output
 
