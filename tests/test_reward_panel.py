@@ -6,6 +6,7 @@ import math
 import os
 import random
 import re
+import signal
 import threading
 import time
 
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 
 from runner.errors import ConfigError, DataError, EnvironmentFault, SickRun
+from runner.reward import panel
 from runner.reward.panel import RewardTracker, Scorer, to_scorer
 
 PROMPTS = ["How many?", [{"role": "user", "content": "And   the\nother?"}], "Third"]
@@ -234,11 +236,12 @@ def test_a_coroutine_that_hangs_is_told_in_time():
 
 
 def test_what_is_in_time_is_not_disturbed():
-    scorer = Scorer("mine", lambda completions: [1.0] * 3, timeout=0.05)
+    scorer = Scorer("mine", lambda completions: [1.0] * 3, timeout=60)
     for _ in range(20):
         assert scorer(prompts=PROMPTS, completions=TEXTS) == [1.0] * 3
-    time.sleep(0.1)  # a bell that was not taken down would ring here
-    assert threading.active_count() == 1 or not any("_watch" in thread.name for thread in threading.enumerate())
+    # No bell is left that would ring later: neither the watcher nor the timer.
+    assert not any("_watch" in thread.name for thread in threading.enumerate())
+    assert signal.getitimer(panel.TIMER) == (0.0, 0.0)
 
 
 def test_a_reward_leaves_the_training_as_it_was():

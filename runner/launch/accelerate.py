@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple
 from datetime import timedelta
 from pathlib import Path
@@ -144,6 +144,7 @@ class Machines(Alone):
     def share(self, end: End) -> End:
         """The end of the processes of all machines, where some have failed: the first machine hears it of each."""
         if not (end.signal or end.failures or self.was_asked):
+            self._leave(self.others)
             return end
         if self.was_asked:
             end = End(None, end.failures, end.adjustments)
@@ -151,13 +152,29 @@ class Machines(Alone):
             self.store.set(f"end {self.attempt} {self.rank}", json.dumps(astuple(end)))
         patience = worker.GRACE + worker.MARGIN
         if self.rank:
-            return End(*json.loads(self._hear(0, f"all {self.attempt}", self.count * patience)))
+            shared = End(*json.loads(self._hear(0, f"all {self.attempt}", self.count * patience)))
+            self._leave(self.others)
+            return shared
+        heard = list(self.others)
         for other in self.others:
             try:
                 its = End(*json.loads(self._hear(other, f"end {self.attempt} {other}", patience)))
             except EnvironmentFault as gone:
+                heard.remove(other)
                 its = End(None, [{"who": f"machine {other}", **record_of("failed", gone)}], 0)
             end = End(end.signal or its.signal, end.failures + its.failures, max(end.adjustments, its.adjustments))
         self.store.set(f"all {self.attempt}", json.dumps(astuple(end)))
-        time.sleep(5 * POLL)  # the store goes with this process
+        self._leave(heard)
         return end
+
+    def _leave(self, others: Sequence[int]) -> None:
+        """Say that this machine has read all; the first one waits for the others, because the store goes with it."""
+        deadline = time.monotonic() + worker.GRACE
+        with contextlib.suppress(RuntimeError):  # the first machine has ended, however
+            self.store.set(f"left {self.attempt} {self.rank}", "")
+            while self.rank == 0 and time.monotonic() < deadline:
+                left = [self.store.check([f"left {self.attempt} {other}"]) for other in others]
+                failed = [self.store.check([f"end {self.attempt} {other}"]) for other in others]
+                if all(left) or (any(failed) and not self.store.check([f"all {self.attempt}"])):
+                    return
+                time.sleep(POLL)

@@ -115,12 +115,13 @@ class Pool:
             return
         try:
             run = open_run(task.composed.cfg, task.composed.overrides, task.composed.command, task.composed.choices)
+            is_held = held(run)  # before its state is read: who holds it may end in between
             done = worker.is_finished(run)
         except FolderError as error:  # such as a file that is garbage, or rows that have changed since
             self.waiting.remove(task)
             return self._end(task, error.code, "failed", str(error))
         status, was_elsewhere = run.status(), task.folder in self.elsewhere
-        if status["state"] != "finished" and held(run):
+        if is_held and not done:
             self.elsewhere[task.folder] = time.monotonic() + POLL_ELSEWHERE
             return
         self.waiting.remove(task)

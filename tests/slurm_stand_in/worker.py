@@ -1,5 +1,9 @@
-"""``python -m runner.launch`` without a training: it ends with the next exit code in ``codes-<name>`` or ``codes``."""
+"""``python -m runner.launch`` without a training: it ends with the next exit code in ``codes-<name>`` or ``codes``.
 
+Like a real one it holds the folder while it works, and writes its status whole.
+"""
+
+import fcntl
 import json
 import sys
 import time
@@ -7,6 +11,8 @@ from pathlib import Path
 
 
 def work(folder):
+    lock = open(folder / ".lock", "a")  # noqa: SIM115  until the end of this process
+    fcntl.flock(lock, fcntl.LOCK_EX)
     status = json.loads((folder / "status.json").read_text())
     calls = status.get("calls", 0)
     places = [path for path in (Path(f"codes-{folder.parent.name}"), Path("codes")) if path.exists()]
@@ -17,7 +23,8 @@ def work(folder):
     states = {"0": "finished", "143": "interrupted", "140": "interrupted"}
     status |= {"state": states.get(code, "failed"), "step": calls + 1, "max_steps": len(codes), "calls": calls + 1}
     status["cause"] = None if code == "0" else "config\n  trainer\n    found     a fault of its own"
-    (folder / "status.json").write_text(json.dumps(status))
+    (folder / ".status.new").write_text(json.dumps(status))
+    (folder / ".status.new").replace(folder / "status.json")
     sys.exit(int(code))
 
 
