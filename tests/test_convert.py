@@ -696,10 +696,20 @@ def test_turns_keep_what_templates_render_and_lose_the_rest():
     assert kept({"messages": turns, "tools": call}, "demonstration") == ("tools",)
 
 
-def test_text_in_parts_is_joined():
-    parts = [{"type": "text", "text": "2+"}, {"type": "text", "text": "2?"}]
+@pytest.mark.parametrize("last", [{"type": "text", "text": "2?"}, "2?"])
+def test_text_in_parts_is_joined(last):
+    parts = [{"type": "text", "text": "2+"}, last]
     row = {"messages": [{"role": "user", "content": parts}, *A]}
     assert converted(row, "messages") == [{"messages": Q + A}]
+
+
+@pytest.mark.parametrize("part", [5, None, ["2?"]])
+def test_a_part_that_is_no_mapping_is_refused(part):
+    parts = [{"type": "text", "text": "2+"}, part]
+    with pytest.raises(DataError) as caught:
+        converted({"messages": [{"role": "user", "content": parts}, *A]}, "messages")
+    assert caught.value.faults[0].where == "messages[0].content[1]"
+    assert caught.value.faults[0].expected == "a part with type and text"
 
 
 def test_what_nobody_answered_is_a_prompt():

@@ -130,11 +130,16 @@ def to_turns(value: object, where: str) -> Turns:
             del extras["tool_calls"]
         if content is None and "tool_calls" in extras:
             content = ""  # a turn that only calls a tool says nothing
+        if is_conversation(content):  # some parts may be the text itself
+            content = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
+        for number, part in enumerate(content if is_conversation(content) else []):
+            if not isinstance(part, Mapping):
+                raise _bad(f"{place}.content[{number}]", describe_cell(part), "a part with type and text")
         if is_conversation(content) and all(isinstance(text, str) for text in map(part_text, content)):
             content = "".join(map(part_text, content))  # given in parts, all of them text
         elif is_conversation(content):  # images are text already, namely their marks
             for number, part in enumerate(content):
-                if isinstance(part, Mapping) and not isinstance(part_text(part), str):
+                if not isinstance(part_text(part), str):
                     found = f"a part of the type {part.get('type')!r}"
                     fix = "dataset.map._target_=<your function that writes it as text, as tool_calls, or as a turn>"
                     raise _bad(f"{place}.content[{number}]", found, "a text or an image", fix)
