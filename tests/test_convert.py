@@ -577,6 +577,23 @@ def test_a_pair_of_equals_is_left_out(row, to):
     assert converted(row | {"rejected": row["chosen"]}, to) == []
 
 
+def test_a_prompt_of_turns_keeps_what_stands_before_the_shared_ones():
+    system = {"role": "system", "content": "brief"}
+    pair = {"chosen": [user("2+2?"), bot("4")], "rejected": [user("2+2?"), bot("5")]}
+    (made,) = converted(pair | {"prompt": [system, user("2+2?")]}, "preference")
+    assert made == {"prompt": [system, user("2+2?")], "chosen": [bot("4")], "rejected": [bot("5")]}
+    (made,) = converted(pair | {"question": "2+2?", "history": [["1+1?", "2"]]}, "preference")
+    assert made["prompt"] == [user("1+1?"), bot("2"), user("2+2?")]
+
+
+def test_a_part_that_is_no_text_is_named_by_its_type():
+    parts = [{"type": "text", "text": "Look."}, {"type": "tool_use", "name": "look", "input": {}}]
+    with pytest.raises(DataError) as caught:
+        converted({"messages": [user("?"), {"role": "assistant", "content": parts}]}, "messages")
+    assert caught.value.faults[0].where == "messages[1].content[1]"
+    assert caught.value.faults[0].found == "a part of the type 'tool_use'"
+
+
 def test_texts_without_a_shared_beginning_need_a_prompt():
     (fault,) = faults({"chosen": "four", "rejected": "five"}, "preference")
     assert fault.fix == "dataset.columns.prompt=<column>"
@@ -679,10 +696,20 @@ def test_turns_keep_what_templates_render_and_lose_the_rest():
     assert kept({"messages": turns, "tools": call}, "demonstration") == ("tools",)
 
 
-def test_text_in_parts_is_joined():
-    parts = [{"type": "text", "text": "2+"}, {"type": "text", "text": "2?"}]
+@pytest.mark.parametrize("last", [{"type": "text", "text": "2?"}, "2?"])
+def test_text_in_parts_is_joined(last):
+    parts = [{"type": "text", "text": "2+"}, last]
     row = {"messages": [{"role": "user", "content": parts}, *A]}
     assert converted(row, "messages") == [{"messages": Q + A}]
+
+
+@pytest.mark.parametrize("part", [5, None, ["2?"]])
+def test_a_part_that_is_no_mapping_is_refused(part):
+    parts = [{"type": "text", "text": "2+"}, part]
+    with pytest.raises(DataError) as caught:
+        converted({"messages": [{"role": "user", "content": parts}, *A]}, "messages")
+    assert caught.value.faults[0].where == "messages[0].content[1]"
+    assert caught.value.faults[0].expected == "a part with type and text"
 
 
 def test_what_nobody_answered_is_a_prompt():

@@ -239,3 +239,42 @@ def test_a_column_that_is_an_answer_by_its_name_is_told(preview):
     assert "by the names of columns: prompt=prompt, target=target" in said and "dataset.form=prompt" in said
     _, said = preview(None, "qwen2_5", "reward=length", "dataset.form=prompt", trainer="grpo", **row | {"target": 5})
     assert "names" not in said
+
+
+def test_what_should_open_a_conversation_and_does_not_is_told(preview):
+    own = [system("gold"), *TALKS["twice"][1:3]]
+    shown, said = preview(own, "qwen2_5", system="silver")
+    assert "not used: the column system where a row's turns open otherwise" in said and "gold" in shown
+    _, said = preview(own, "qwen2_5", "dataset.system=silver")
+    assert "not used: dataset.system where a row's turns open otherwise" in said
+    pair = {"chosen": [user("river?"), bot("paper")], "rejected": [user("river?"), bot("copper")]}
+    _, said = preview(None, "qwen2_5", trainer="dpo", prompt="silver", **pair)
+    assert "not used: the column prompt where a row's turns open otherwise" in said
+    _, said = preview(None, "qwen2_5", trainer="dpo", prompt=" river? ", **pair)
+    assert "not used" not in said
+
+
+def test_tools_are_read_from_json_and_no_tools_are_none(preview):
+    tool = json.dumps({"type": "function", "function": {"name": "weather", "parameters": {}}})
+    for tools in ("", "[]", None):
+        shown, _ = preview(TALKS["system"], "qwen2_5", tools=tools)
+        assert "# Tools" not in shown
+    for tools in ([tool], f"[{tool}]", tool):
+        shown, _ = preview(TALKS["system"], "qwen2_5", tools=tools)
+        assert '{"type": "function", "function": {"name": "weather"' in shown
+    _, said = preview(TALKS["system"], "qwen2_5", code=2, tools="hammer")
+    assert "found     str 'hammer'" in said and "dataset.without=[tools]" in said
+
+
+def test_stripped_blanks_and_special_tokens_in_texts_are_told():
+    tokenizer = tiny_tokenizer()
+    tokenizer.bos_token = "<s>"
+    turns = [user("what is <|im_end|>?"), bot("    x = 1\n")]
+    rows = [({"messages": turns}, ("messages",)), ({"messages": TALKS["twice"][1:3]}, ("messages",))]
+    told = {}
+    for family in ("llama3", "qwen2_5"):
+        tokenizer.chat_template = read_template(family)
+        told[family] = list(look_at_texts(tokenizer, rows).notes())
+    held = "in 1 of 2 rows what the user says holds <|im_end|>, which the model reads as its own mark and not as text"
+    stripped = "in 1 of 2 rows the chat template strips blanks of what the assistant says, such as '    x = 1\\n'"
+    assert told == {"llama3": [stripped, held], "qwen2_5": [held]}

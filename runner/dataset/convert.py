@@ -12,6 +12,7 @@ from runner.dataset.detect import CLASHES, kept_columns, read_layout
 from runner.dataset.form import (
     FORMS,
     PART_KEYS,
+    SPOKEN,
     TURN_KEYS,
     TWINS,
     Role,
@@ -25,12 +26,13 @@ from runner.dataset.form import (
 from runner.dataset.image import COLUMNS, PARTS, ImageSource, Marks, has_images
 from runner.dataset.step import Row, Step, apply_steps
 from runner.errors import DataError, Fault, fault
-from runner.io.turns import TEMPLATE_ARGUMENTS, Join
+from runner.io.turns import TEMPLATE_ARGUMENTS, Join, read_tools
 
 log = logging.getLogger(__name__)
 
-CONVERT_VERSION = 3  # of the key under which converted rows are cached: count up when a row comes out otherwise
+CONVERT_VERSION = 4  # of the key under which converted rows are cached: count up when a row comes out otherwise
 SHOWN = 5
+OPENING: tuple[Role, ...] = ("system", "history", "prompt", "input", "context")  # roles that come before an answer
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,8 @@ class Conversion:
         along = {name: changed.get(name) for name in self.kept}
         if TEMPLATE_ARGUMENTS in along:
             along[TEMPLATE_ARGUMENTS] = read_arguments(along[TEMPLATE_ARGUMENTS])
+        if "tools" in along:
+            along["tools"] = check_tools(along["tools"])
         marks = Marks(changed, ((request.columns or {}).get("images"), *COLUMNS)) if self.pictured else None
         cells = marks.mark(changed, self.layout.columns) if marks else changed
         joined, thoughts = request.join_turns, request.thoughts
@@ -171,6 +175,15 @@ def read_arguments(value: object) -> dict[str, Any]:
     raise DataError(Fault(TEMPLATE_ARGUMENTS, describe_cell(value), "a mapping, or JSON of one"))
 
 
+def check_tools(value: object) -> list[dict[str, Any]] | None:
+    """The tools of a row, each a mapping; None where there are none."""
+    with suppress(ValueError, RecursionError):
+        tools = read_tools(value)
+        if all(isinstance(tool, Mapping) for tool in tools or ()):
+            return tools
+    raise DataError(Fault("tools", describe_cell(value), "a list of tools, or JSON of one", "dataset.without=[tools]"))
+
+
 def find_unread(rows: Iterable[Row], layout: RowLayout, request: RowRequest, kept: Sequence[str]) -> list[str]:
     """Words for what rows hold and nobody reads: columns, and keys of turns and of their parts."""
     read = {*layout.columns.values(), *kept, *COLUMNS, (request.columns or {}).get("images")}
@@ -178,7 +191,9 @@ def find_unread(rows: Iterable[Row], layout: RowLayout, request: RowRequest, kep
     useless = {layout.columns.get(role) for role in roles_without_use(layout.form, request.to)}
     columns = dict[str, None]()
     keys = dict[str, None]()
+    unheard = dict[str, None]()
     for row in rows:
+        unheard |= dict.fromkeys(find_unheard(row, layout, request))
         for name, cell in row.items():
             if name not in read or name in useless:
                 columns[name] = None
@@ -190,7 +205,35 @@ def find_unread(rows: Iterable[Row], layout: RowLayout, request: RowRequest, kep
         words.append(f"the columns {', '.join(columns)}" if len(columns) > 1 else f"the column {next(iter(columns))}")
     if keys:
         words.append(f"of turns {', '.join(keys)}")
+    if unheard:
+        words.append(f"{' and '.join(unheard)} where a row's turns open otherwise")
     return words
+
+
+def find_unheard(row: Row, layout: RowLayout, request: RowRequest) -> Iterator[str]:
+    """The columns, and ``dataset.system``, that should open a row's conversation and are not in what it becomes."""
+    made: list[Row] = []
+    with suppress(DataError):  # which is raised where rows are converted
+        made = convert(row, layout, request.to, request.system)
+    if not made:
+        return
+    heard = {text for name in SPOKEN for text in _texts(made[0].get(name))}
+    cells = {f"the column {column}": row.get(column) for role, column in layout.columns.items() if role in OPENING}
+    if request.system and "system" not in layout.columns:
+        cells["dataset.system"] = request.system
+    for name, cell in cells.items():
+        if any(not any(text in other for other in heard) for text in _texts(cell)):
+            yield name
+
+
+def _texts(cell: object) -> set[str]:
+    """The texts of a cell, without blanks: its own, or those of its turns, of their parts, or of a list."""
+    if isinstance(cell, str):
+        return {"".join(cell.split())}
+    if isinstance(cell, Mapping):
+        inner = [cell[key] for key in ("content", "value", "text") if cell.get(key) is not None]
+        return set[str]().union(*map(_texts, inner[:1]))
+    return set[str]().union(*map(_texts, cell)) if isinstance(cell, list) else set()
 
 
 def _unread_keys(turn: Mapping[str, Any]) -> Iterator[str]:

@@ -130,8 +130,19 @@ def to_turns(value: object, where: str) -> Turns:
             del extras["tool_calls"]
         if content is None and "tool_calls" in extras:
             content = ""  # a turn that only calls a tool says nothing
+        if is_conversation(content):  # some parts may be the text itself
+            content = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
+        for number, part in enumerate(content if is_conversation(content) else []):
+            if not isinstance(part, Mapping):
+                raise _bad(f"{place}.content[{number}]", describe_cell(part), "a part with type and text")
         if is_conversation(content) and all(isinstance(text, str) for text in map(part_text, content)):
             content = "".join(map(part_text, content))  # given in parts, all of them text
+        elif is_conversation(content):  # images are text already, namely their marks
+            for number, part in enumerate(content):
+                if not isinstance(part_text(part), str):
+                    found = f"a part of the type {part.get('type')!r}"
+                    fix = "dataset.map._target_=<your function that writes it as text, as tool_calls, or as a turn>"
+                    raise _bad(f"{place}.content[{number}]", found, "a text or an image", fix)
         turns.append({"role": role, "content": _text(content, f"{place}.content", empty=True)} | extras)
     return turns
 
@@ -283,7 +294,7 @@ def _split_turns(
     """The turns that both conversations open with are the prompt; without any, the given one is.
 
     Each conversation keeps its last turn, also where both are equal, and no prompt ends with the
-    assistant. A given text repeats the shared turns; given turns (``listed``) may precede them.
+    assistant. A given text repeats the shared turns; given turns (``listed``) may precede them, or end with them.
     """
     shared = 0
     while shared < min(len(chosen), len(rejected)) - 1 and chosen[shared] == rejected[shared]:
@@ -294,8 +305,11 @@ def _split_turns(
     if not opening and prompt is None:
         raise DataError(fault("dataset.no_shared_prompt", found="conversations that share no first turn"))
     given = _one_turn(prompt, "user") if isinstance(prompt, str) else prompt or []
-    repeated = opening and (not listed or given[-1] in opening)
-    return (opening if repeated else given + opening), chosen[shared:], rejected[shared:]
+    if opening and given[-len(opening) :] == opening:
+        opening = given  # which may have a system turn, or a history, before what is shared
+    elif not (opening and (not listed or given[-1] in opening)):
+        opening = given + opening
+    return opening, chosen[shared:], rejected[shared:]
 
 
 def _split_text(chosen: str, rejected: str) -> tuple[str, str, str]:

@@ -46,6 +46,7 @@ HeldOut: TypeAlias = Rows | dict[str, Rows] | None
 STREAM_BUFFER = 10_000  # rows of a stream that are shuffled among each other
 STREAM_HEAD = 1_000  # rows of a stream among which there must be a good one
 BATCH = 1_000
+READ_COLUMNS = ("tools", TEMPLATE_ARGUMENTS)  # which are no texts any more where they were JSON in one
 SEEN_FOR_KEYS = 100  # rows in which columns and keys of turns are looked for that nobody reads
 BATCHED: dict[str, Any] = {"batched": True, "batch_size": BATCH}
 TURN = {"role": Value("string"), "content": Value("string")}
@@ -292,8 +293,8 @@ def convert_rows(
             kind = getattr(rows.features[column], "feature", rows.features[column])
             if isinstance(kind, Json) or (isinstance(kind, dict) and _holds_more(rows, column, kind)):
                 turn = Json()  # turns hold more than role and content, which may be anything
-    kept |= {name: Json() for name in conversion.kept if name == TEMPLATE_ARGUMENTS}
-    in_json = [name for name, kind in kept.items() if isinstance(kind, Json) and name != TEMPLATE_ARGUMENTS]
+    kept |= {name: Json() for name in conversion.kept if name in READ_COLUMNS}
+    in_json = [name for name, kind in kept.items() if isinstance(kind, Json) and name not in READ_COLUMNS]
 
     def convert(cells: Mapping[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
         made = conversion.batch(cells, [numbers[index] for index in indices])

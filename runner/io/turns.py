@@ -60,9 +60,24 @@ def describe_image(image: Any) -> str:
 
 def template_arguments(row: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments with which a template writes a row's conversation beside its turns: tools, and those of its own."""
-    tools = row.get("tools")
-    tools = json.loads(tools) if isinstance(tools, str) else tools
-    return {"tools": tools or None} | (row.get(TEMPLATE_ARGUMENTS) or {})
+    return {"tools": read_tools(row.get("tools"))} | (row.get(TEMPLATE_ARGUMENTS) or {})
+
+
+def read_tools(value: Any) -> list[Any] | None:
+    """A list of tools, which may be JSON in a text, as each of them may; None where there are none.
+
+    Raises ValueError for a text that is no JSON, and for what is no list.
+    """
+    tools = value
+    if isinstance(value, str):
+        tools = json.loads(value) if value.strip() else None
+    if not tools:
+        return None
+    if isinstance(tools, Mapping):  # one alone
+        tools = [tools]
+    if not isinstance(tools, list):
+        raise ValueError("no list of tools")
+    return [json.loads(tool) if isinstance(tool, str) else tool for tool in tools]
 
 
 # --- Turns as a template takes them -------------------------------------------------------------

@@ -115,7 +115,8 @@ def look_at_texts(
         text: str = write(tokenizer, turns, row, tokenize=False, add_generation_prompt=is_opened)
         return text
 
-    return look_at_rows(rows, write_turns, str(tokenizer.chat_template), count)
+    special = getattr(tokenizer, "tokenizer", tokenizer).all_special_tokens
+    return look_at_rows(rows, write_turns, str(tokenizer.chat_template), count, special)
 
 
 def _marks_answers(tokenizer: PreTrainedTokenizerBase) -> bool:

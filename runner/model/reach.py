@@ -70,6 +70,8 @@ class Reach:
     refused: Counter[str] = field(default_factory=Counter)  # rows by the words of the template
     lost: Counter[str] = field(default_factory=Counter)
     altered: Counter[str] = field(default_factory=Counter)
+    spaced: Counter[str] = field(default_factory=Counter)  # written, but for blanks
+    marked: Counter[str] = field(default_factory=Counter)  # texts with a special token, by what holds it
     unread: dict[str, None] = field(default_factory=dict)
     examples: dict[str, str] = field(default_factory=dict)
     mended_by: dict[str, Join | None] = field(default_factory=dict)  # the way of joining turns that helps, by part
@@ -112,6 +114,10 @@ class Reach:
             yield f"not used by the chat template: {', '.join(self.unread)}"
         for part, count in self.altered.items():
             yield f"in {count} of {self.rows} rows the chat template writes {part} otherwise{self._example(part)}"
+        for part, count in self.spaced.items():
+            yield f"in {count} of {self.rows} rows the chat template strips blanks of {part}{self._example(part)}"
+        for part, count in self.marked.items():
+            yield f"in {count} of {self.rows} rows {part}, which the model reads as its own mark and not as text"
 
     def _line(self, part: str) -> str:
         count = f"{self.lost[part]} of {self.rows} rows"
@@ -128,16 +134,23 @@ class Reach:
 
 
 def look_at_rows(
-    rows: Iterable[tuple[Row, Sequence[str]]], write: WriteRow, template: str, count: int = MAX_ROWS
+    rows: Iterable[tuple[Row, Sequence[str]]],
+    write: WriteRow,
+    template: str,
+    count: int = MAX_ROWS,
+    special_tokens: Sequence[str] = (),
 ) -> Reach:
-    """The losses of the first rows, each of which comes with the columns of its answers."""
+    """The losses of the first rows, each of which comes with the columns of its answers.
+
+    ``special_tokens`` are those that a tokenizer finds in any text.
+    """
     reach = Reach(knows_thoughts=any(word in template for word in (*THOUGHTS, "</think>")))
     shapes: dict[str, ShapeLosses] = {}
     for row, answers in rows:
         if reach.rows == count:
             break
         reach.rows += 1
-        parts = {name: set[str]() for name in ("refused", "lost", "altered")}
+        parts = {name: set[str]() for name in ("refused", "lost", "altered", "spaced", "marked")}
         for turns, is_opened in _conversations(row, answers):
             try:
                 written = write(turns, row, is_opened)
@@ -154,6 +167,9 @@ def look_at_rows(
                 reach.examples.setdefault(entry.part, example if example[0] in "'\"" else repr(example))
                 if name == "lost" and entry.part not in THOUGHT_PARTS:
                     _try_joins(reach, entry.part, turns, row, write, is_opened=is_opened)
+            for entry in texts:
+                held = [token for token in special_tokens if token in entry.text]
+                parts["marked"] |= {f"{entry.part} holds {token}" for token in held}
             reach.unread |= dict.fromkeys(sorted(shapes[key].unread | _unread_arguments(row, template)))
         for name, found in parts.items():
             getattr(reach, name).update(found)
@@ -173,6 +189,8 @@ def _find_losses(shape: ShapeLosses, texts: Sequence[RowText], written: str) -> 
                 yield "altered", entry
             elif _squeezed(thought[1]) not in squeezed:
                 yield "lost", RowText(LAST_THOUGHT if index == last else THOUGHT, thought[1].strip())
+        elif entry.part.startswith(SAID) and entry.text not in written:
+            yield "spaced", entry
 
 
 def _conversations(row: Row, answers: Sequence[str]) -> Iterator[tuple[Turns, bool]]:
