@@ -43,6 +43,9 @@ def refuse(capsys, words: str, code: int = 2) -> str:
         ("cpo", "cpo_alpha", -1),
         ("dpo", "loss_weights", [-1]),
         ("gold", "uld_student_temperature", 0),
+        ("dpo", "label_smoothing", 0.5),  # from there on the rejected side is learnt, or nothing
+        ("cpo", "label_smoothing", 0.7),
+        ("grpo", "delta", 0.1),
     ],
 )
 def test_a_number_outside_of_its_range(trainer, field, value, capsys):
@@ -60,6 +63,10 @@ def test_a_number_outside_of_its_range(trainer, field, value, capsys):
         "weight=pattern weight.pattern=a weight.weight=-1",
         "optimizer=adamw optimizer.groups={layers:{lr_ratio:-1}}",
         "optimizer=adamw optimizer.betas=[0.9,1.0]",
+        "optimizer=adamw optimizer.scheduler._target_=torch.optim.lr_scheduler.StepLR optimizer.scheduler.step_size=0",
+        "trainer.args.lr_scheduler_type=cosine_with_restarts trainer.args.lr_scheduler_kwargs={num_cycles:0}",
+        "callback=bema callback.bema.update_freq=0",
+        "trainer=grpo reward=length reward.length.target=-5",
         f"trainer=grpo {GENERATION}={{typical_p:3}}",
     ],
 )
@@ -70,6 +77,54 @@ def test_a_number_of_another_part(words, capsys):
 def test_bounds_are_in_order(capsys):
     words = "trainer=grpo trainer.args.use_adaptive_entropy=true trainer.args.entropy_coef_min=0.5"
     assert "trainer.args.entropy_coef_min=0.1" in refuse(capsys, f"{words} trainer.args.entropy_coef_max=0.1")
+
+
+@pytest.mark.parametrize("decay", [0.8, 0])
+def test_a_number_that_must_be_below_zero(decay, capsys):
+    said = refuse(capsys, f"optimizer=adafactor optimizer.decay_rate={decay}")
+    assert "expected  below 0" in said and "optimizer.decay_rate=-0.8" in said
+    refuse(capsys, "optimizer=adafactor optimizer.decay_rate=-0.5", code=0)
+
+
+@pytest.mark.parametrize("ends", ["[1,-1]", "[1,1]"])
+def test_ends_of_a_range_that_leave_no_room(ends, capsys):
+    said = refuse(capsys, f"trainer=rloo trainer.args.reward_clip_range={ends}")
+    assert "trainer.args.reward_clip_range\n" in said and "the lower end first" in said
+    refuse(capsys, "trainer=rloo trainer.args.reward_clip_range=[-1,1]", code=0)
+
+
+def test_weights_of_which_none_counts(capsys):
+    words = "trainer=kto trainer.args.desirable_weight=0"
+    assert "nothing would be learnt" in refuse(capsys, f"{words} trainer.args.undesirable_weight=0")
+    refuse(capsys, words, code=0)
+
+
+def test_an_empty_list_of_numbers(capsys):
+    said = refuse(capsys, "trainer=online_dpo trainer.args.beta=[]")
+    assert "trainer.args.beta\n" in said and "no number" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        ("cosine_with_min_lr trainer.args.lr_scheduler_kwargs={min_lr:1}", "min_lr=1"),
+        ("polynomial trainer.args.lr_scheduler_kwargs={lr_end:0.01}", "lr_end=1"),
+        ("warmup_stable_decay trainer.args.lr_scheduler_kwargs={num_decay_steps:1000}", "num_decay_steps=8"),
+    ],
+)
+def test_a_schedule_that_never_has_the_rate_that_was_asked_for(words, fix, capsys):
+    common = "learning_rate=1e-4 trainer.args.max_steps=80 trainer.args.lr_scheduler_type="
+    said = refuse(capsys, common + words)
+    assert "trainer.args.lr_scheduler_kwargs" in said and fix in said
+    typed = said.partition("type      ")[2].splitlines()[0].strip()
+    refuse(capsys, f"{common}{words} {typed}", code=0)
+
+
+def test_a_batch_of_generations_that_holds_no_whole_groups(capsys):
+    said = refuse(capsys, "trainer=grpo trainer.args.generation_batch_size=7")
+    typed = said.partition("type      ")[2].splitlines()[0]
+    assert "trainer.args.generation_batch_size" in typed
+    refuse(capsys, f"trainer=grpo trainer.args.generation_batch_size=7 {typed}", code=0)
 
 
 def test_a_token_that_the_model_has_none_of(capsys):
@@ -177,6 +232,7 @@ def test_the_tables_are_those_of_the_libraries():
         "trainer=grpo trainer.args.vllm_importance_sampling_clip_max=1",
         "trainer=ppo trainer.args.kl_horizon=5",
         "trainer.args.lr_scheduler_type=constant trainer.args.warmup_steps=3",
+        "trainer.args.optim_target_modules=[q_proj]",
         "optimizer=adamw trainer.args.optim=sgd",
         "optimizer=adamw trainer.args.weight_decay=0.5",
         "trainer.args.eval_steps=3",

@@ -24,6 +24,7 @@ RAISED_IN: dict[str, list[str]] = _TABLES["raised_in"]
 REPLACED_BY: dict[str, list[str]] = _TABLES["replaced_by"]
 PASSED_ON: dict[str, dict[str, Any]] = _TABLES["passed_on"]
 SCHEDULES: dict[str, list[Any]] = _TABLES["schedules"]
+SCHEDULE_BOUNDS: dict[str, str] = _TABLES["schedule_bounds"]
 GIVEN_TO_SCHEDULES: list[str] = _TABLES["given_to_schedules"]
 OPTIMIZER_ARGS: dict[str, list[str]] = _TABLES["optimizer_args"]
 UNSAMPLED: dict[str, tuple[str, Any]] = _TABLES["unsampled"]
@@ -51,6 +52,7 @@ _SETS = (frozenset(_TABLES[name]) for name in ("logged", "callback_visible", "ma
 LOGGED, CALLBACK_VISIBLE, MAP_STYLE_ONLY, LONGER = _SETS
 EXTENDABLE = frozenset(_TABLES["read_by_no_step"]) | LOGGED | CALLBACK_VISIBLE | MAP_STYLE_ONLY | LONGER
 CROSS_ENTROPY = "cross_entropy"  # our own, of held-out answers
+USUAL_OPTIMIZER = "adamw_torch_fused"  # which TrainingArguments takes where the config says none
 IGNORED = -100  # the label of a token that no loss counts
 
 

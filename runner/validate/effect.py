@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from runner.errors import Fault
 from runner.schema import upstream
 from runner.schema.read import UNKNOWN
-from runner.schema.text import short_text, to_override
+from runner.schema.text import short_text, to_override, to_text
 from runner.validate.context import ARGS, ValidationContext
 from runner.validate.values import is_plain_number
 
@@ -47,6 +47,10 @@ def find_idle_faults(context: ValidationContext) -> Iterator[Fault]:
         if is_plain_number(smaller) and is_plain_number(larger) and smaller > larger:
             found = f"{short_text(smaller)}, above {high}: {short_text(larger)}"
             yield Fault(f"{ARGS}{low}", found, f"at most {high}", f"={short_text(larger)}")
+    ends = context.field(upstream.REWARD_CLIP_RANGE)
+    if isinstance(ends, list) and len(ends) == 2 and ends[0] >= ends[1]:
+        path = f"{ARGS}{upstream.REWARD_CLIP_RANGE}"
+        yield Fault(path, to_text(ends), "two numbers, the lower end first", f"leave {path} out")
 
 
 def _loads_models(context: ValidationContext) -> bool:
@@ -64,6 +68,8 @@ def _find_idle(context: ValidationContext, field: str, other: str, wanted: objec
     if wanted == []:
         yield Fault(path, f"{value}, which the loss of this trainer does not read", "none", off)
         return
+    if current is UNKNOWN and other == upstream.OPTIM:
+        current = upstream.USUAL_OPTIMIZER
     if current is UNKNOWN:  # a default that is made as the config is
         return
     given = current if isinstance(current, list) else [current]

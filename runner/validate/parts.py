@@ -80,6 +80,9 @@ def _not_given(context: ValidationContext, trainer: Signature) -> Iterator[Fault
     entries = named(context.mapping("reward"), "reward")
     parts = [entry for entry in entries.values() if isinstance(entry, dict)]
     shares["reward"] = [entry.get("weight", 1.0) for entry in parts]
+    sides = [context.field(name) for name in (upstream.DESIRABLE_WEIGHT, upstream.UNDESIRABLE_WEIGHT)]
+    if None not in sides:
+        shares[f"{ARGS}{upstream.DESIRABLE_WEIGHT}"] = sides
     for where, values in shares.items():
         if isinstance(values, list) and values and not any(values):
             found = f"{short_text(values)}: nothing would be learnt from them"
@@ -324,9 +327,17 @@ def _batches(context: ValidationContext) -> Iterator[Fault]:
     count, size = context.field(upstream.NUM_GENERATIONS), context.field(upstream.PER_DEVICE_TRAIN_BATCH_SIZE)
     rounds = rounds or context.field(upstream.GRADIENT_ACCUMULATION_STEPS)
     if all(isinstance(each, int) and each >= 1 for each in (count, size, rounds)):
-        batch = own or size * rounds * processes_of(context.cfg)
+        processes = processes_of(context.cfg)
+        batch = own or size * rounds * processes
         if isinstance(batch, int) and count > 1 and batch % count:
-            yield fault("validate.broken_groups", count=count, batch=batch)
+            if own:
+                step = math.lcm(count, size * processes)
+                path = f"{ARGS}{upstream.GENERATION_BATCH_SIZE}"
+                expected = "a multiple of num_generations and of the rows of a step"
+                found = f"{own}, of {count} completions a prompt"
+                yield Fault(path, found, expected, f"={math.ceil(own / step) * step}")
+            else:
+                yield fault("validate.broken_groups", count=count, batch=batch)
 
 
 # --- Where the keys have no fault -------------------------------------------------------------------

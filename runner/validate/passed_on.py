@@ -14,7 +14,7 @@ from runner.schema.refusal import find_refusals
 from runner.schema.text import nearest, short_text, to_override, to_text
 from runner.schema.type import shortened
 from runner.validate.context import ARGS, ValidationContext
-from runner.validate.values import find_misfits, range_in_group
+from runner.validate.values import find_misfits, is_plain_number, range_in_group
 
 
 def find_passed_on_faults(context: ValidationContext) -> Iterator[Fault]:
@@ -107,6 +107,14 @@ def _find_schedule_faults(context: ValidationContext) -> Iterator[Fault]:
             found = f"no {name}, which {schedule} needs"
             yield Fault(where, found, f"a mapping with {name}", f'"{where}{fix}"')
             return
+    for name, field in upstream.SCHEDULE_BOUNDS.items():
+        value, bound = given.get(name), context.field(field)
+        if not is_plain_number(value) or not is_plain_number(bound) or not 0 < bound < value:
+            continue
+        tenth = max(1, bound // 10) if isinstance(bound, int) else bound / 10
+        found = f"{short_text(value)}, above {field}: {short_text(bound)}"
+        path = f"{where}.{name}"
+        yield Fault(path, found, f"at most {field}", to_override(path, tenth))
     values = {name: given.get(name, parameter.default) for name, parameter in taken.items()}
     values |= dict.fromkeys(upstream.GIVEN_TO_SCHEDULES, UNKNOWN)
     for refusal in find_refusals(target, "" if signature.lineage == () else "__init__", values):
@@ -119,7 +127,7 @@ def _find_optimizer_faults(context: ValidationContext) -> Iterator[Fault]:
     where, text = f"{ARGS}{upstream.OPTIM_ARGS}", context.field(upstream.OPTIM_ARGS)
     if not isinstance(text, str) or not text:
         return
-    optimizer = str(context.args.get(upstream.OPTIM, "adamw_torch_fused"))
+    optimizer = str(context.args.get(upstream.OPTIM, upstream.USUAL_OPTIMIZER))
     known: Collection[str] = ()
     for pattern, names in upstream.OPTIMIZER_ARGS.items():
         if re.fullmatch(pattern, optimizer):

@@ -34,9 +34,12 @@ class Range:
         return value == self.other or (enough and (value < self.high if self.below else value <= self.high))
 
     def __str__(self) -> str:
-        low = f"{'above' if self.above else 'at least'} {self.low}"
-        high = "" if math.isinf(self.high) else f" and {'below' if self.below else 'at most'} {self.high}"
-        return low + high + ("" if self.other is None else f", or {self.other}")
+        ends = []
+        if not math.isinf(self.low):
+            ends.append(f"{'above' if self.above else 'at least'} {self.low}")
+        if not math.isinf(self.high):
+            ends.append(f"{'below' if self.below else 'at most'} {self.high}")
+        return " and ".join(ends) + ("" if self.other is None else f", or {self.other}")
 
 
 def _ranges_of(kinds: Mapping[str, Sequence[str]]) -> dict[str, Range]:
@@ -112,6 +115,9 @@ def _misfits_inside(path: str, value: object, known: Type) -> Iterator[Fault]:
 def misfit_number(path: str, value: object, numbers: Range | None, default: object = None) -> Fault | None:
     """The fault of a number, or of one in a list, that is outside of a range; else None."""
     values = value if isinstance(value, list) else [value]
+    if numbers is not None and value == [] and isinstance(default, list | tuple) and default:
+        fix = f"{to_override(path, list(default))}  (the default)"
+        return Fault(path, "no number", f"numbers, each {numbers}", fix)
     if numbers is None or all(each in numbers for each in values if is_plain_number(each) and math.isfinite(each)):
         return None
     fix = _fix(path, default, Type("float"), numbers)
