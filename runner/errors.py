@@ -19,7 +19,6 @@ import errno
 import functools
 import importlib.util
 import re
-import resource
 import signal
 import sysconfig
 import traceback
@@ -233,6 +232,8 @@ def find_process_limit(error: BaseException) -> Fault | None:
     is_refused = isinstance(error, MemoryError) or any(words in text for words in REFUSED_BY_SYSTEM)
     if not (is_errno or is_refused):
         return None
+    import resource  # which Windows has not
+
     memory, _ = resource.getrlimit(resource.RLIMIT_AS)
     threads, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     limits = []

@@ -27,8 +27,8 @@ WORDS = {
     *("args", "beta", "debug", "dtype", "eos_token", "epsilon", "eval_dataset", "learning_rate", "max_length", "model"),
     *("max_new_tokens", "pad_token", "peft_config", "quantization_config", "report_to", "seed", "temperature", "tools"),
     *("resume_from_checkpoint", "top_k", "top_p", "trust_remote_code", "vllm_server_base_url"),
-    # Of status.json, of a row, of pyproject.toml, of peft, of torch.
-    *("max_steps", "chat_template_kwargs", "project", "alpha", "weight_decay"),
+    # Of status.json, of a row, of pyproject.toml, of peft, of torch, of a model's config.
+    *("max_steps", "chat_template_kwargs", "project", "alpha", "weight_decay", "use_cache"),
 }
 
 

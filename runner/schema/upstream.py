@@ -78,9 +78,12 @@ def ranking_figure(cfg: Mapping[str, Any]) -> str:
     The loss, unless it does not measure how well a model knows held-out answers: a loss of the user's own, one with
     weights or smoothed labels, one that a model which learns may raise, and any loss of sampled completions.
     """
-    trainer = cfg.get("trainer") or {}
-    args = trainer.get("args") or {}
-    asked, config = read_signature(str(trainer.get("_target_"))), read_signature(str(args.get("_target_")))
+    trainer = cfg.get("trainer")
+    args = trainer.get("args") if isinstance(trainer, Mapping) else None
+    if not isinstance(trainer, Mapping) or not isinstance(args, Mapping):
+        return "loss"
+    asked = read_signature(str(trainer.get("_target_")))
+    config = read_signature(str(args.get("_target_")))
     if asked is None or config is None:
         return "loss"
     kind = loss_interface(asked, config)

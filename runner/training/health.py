@@ -239,7 +239,7 @@ def build_health(run: Run, args: TrainingArguments, peft: PeftConfig | None, pan
         has_kl_coef=cfg.get("kl_coef") is not None,
         steps_within=hasattr(args, "num_ppo_epochs"),
         greedy=sampling_advice(args) if online else "",
-        reward_weights=tuple(getattr(args, "reward_weights", None) or ()),
+        reward_weights=tuple(getattr(args, upstream.REWARD_WEIGHTS, None) or ()),
         changed=tuple(list_changed_parts(run)),
     )
     return Health(alarms, panel.spread if panel else None, facts)
@@ -275,7 +275,7 @@ def usual_rate(run: Run, args: TrainingArguments, peft: PeftConfig | None) -> fl
 
 def sampling_advice(args: TrainingArguments) -> str:
     """Advice where the completions of a prompt are sampled all alike; empty where they are not."""
-    more = getattr(args, "generation_kwargs", None) or {}
+    more = getattr(args, upstream.GENERATION_KWARGS, None) or {}
     temperature = more.get("temperature", getattr(args, "temperature", 1.0))
     if more.get("do_sample") is False:
         return "trainer.args.generation_kwargs.do_sample=true, because greedy completions of a prompt are all alike"

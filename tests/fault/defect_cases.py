@@ -157,8 +157,8 @@ DEFECTS = (
         "lock_not_held",
         "The lock of a run folder is made and never taken.",
         "runner/launch/worker.py",
-        "held.enter_context(locked(run, PATIENCE))",
-        "locked(run, PATIENCE)",
+        "held.enter_context(locked(placed, PATIENCE))",
+        "locked(placed, PATIENCE)",
         slow=("tests/test_resume.py::test_two_processes_never_train_in_one_folder",),
     ),
     # --- Signatures, composition, checks ----------------------------------------------------------
@@ -513,8 +513,8 @@ DEFECTS = (
         "sick_checkpoint_called_good",
         "The last good step of an alarm that shows a step late is named one step too late.",
         "runner/run/alarms.py",
-        "healthy=max(0, number - self.patience - self.lag)",
-        "healthy=max(0, number - self.patience)",
+        "healthy = max(0, step.number - self.patience - self.lag)",
+        "healthy = max(0, step.number - self.patience)",
         tests=("tests/test_health.py::test_each_alarm_says_what_to_type_and_which_checkpoints_are_good",),
     ),
     Defect(
@@ -658,7 +658,7 @@ DEFECTS = (
     Defect(
         "values_rounded",
         "Under bf16 autocast the critic's values and the scores of reward models have 8 bits.",
-        "runner/ppo/actor_critic.py",
+        "runner/reward/reading.py",
         "torch.autocast(states_NH.device.type, enabled=False)",
         "contextlib.nullcontext()",
         tests=("tests/test_ppo.py::test_values_and_scores_are_not_rounded_under_bf16",),
@@ -694,8 +694,8 @@ DEFECTS = (
         "same_noise_each_update",
         "Every rollout is drawn with the random numbers of the first one.",
         "runner/ppo/algorithm.py",
-        '0 if at.startswith("eval") else self.state.global_step)',
-        "0)",
+        "seeded_generator(self.args.seed, at, self.state.global_step)",
+        "seeded_generator(self.args.seed, at, 0)",
         tests=("tests/test_ppo.py::test_each_update_draws_with_random_numbers_of_its_own",),
     ),
     Defect(

@@ -20,12 +20,12 @@ from runner.io.files import replace_rows
 from runner.metric.ask import Metric
 from runner.run import Run
 from runner.schema import upstream
+from runner.schema.read import read_signature
 from runner.schema.text import nearest
 from runner.schema.type import shortened
 from runner.training.components.model import policy_of
 from runner.training.components.scorers import build_metrics
 
-PPO = "runner.ppo.PPOTrainer"  # which writes answers to held-out prompts of its own accord
 SHOWN = 4  # prompts whose answers are written where nothing else asks for any
 BATCH_SIZE = 64  # prompts side by side, until memory runs out
 CLOCK = ("_runtime", "_per_second", "_time", "epoch", "num_tokens", "peak_gb")
@@ -129,12 +129,15 @@ def build_measure(
 ) -> HeldOutMetrics | None:
     """The configured metrics, for a trainer to call with the prefix of each evaluation; None without any.
 
-    Of a trainer that learns from what it samples, some answers are written also without a metric; PPO does it itself.
+    Of a trainer that learns from what it samples, some answers are written also without a metric, unless it writes them
+    itself, as PPO does.
     """
     metrics, node = build_metrics(run.cfg["metric"], tokenizer), run.cfg["trainer"]
     halvings = sum(upstream.PER_DEVICE_EVAL_BATCH_SIZE in each.get("args", {}) for each in adjustments)
     is_online = node["form"] == "prompt" and node["head"] == "lm"
     if not metrics and not is_online:
         return None
-    samples = SHOWN if is_online and node["_target_"] != PPO else 0
+    config = read_signature(node["args"]["_target_"])
+    writes_itself = upstream.loss_interface(read_signature(node["_target_"]), config) == "policy"
+    samples = SHOWN if is_online and not writes_itself else 0
     return HeldOutMetrics(run, tokenizer, metrics, max(1, BATCH_SIZE >> halvings), agent, samples)
