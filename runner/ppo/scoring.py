@@ -24,7 +24,7 @@ from runner.generate.rows import Row
 from runner.io.turns import turns_for
 from runner.ppo.actor_critic import last_hidden_states, score_states
 from runner.reward.panel import Prompt, check_answer, check_some_apply
-from runner.reward.reading import as_if_alone, padding_of, place_of_score, searches_last
+from runner.reward.reading import as_if_alone, explain_length, padding_of, place_of_score, searches_last
 from runner.schema.text import to_text
 
 TOKENS_PER_REWARD_PASS = 8192  # padded, that a reward model reads at once where nobody says otherwise
@@ -136,19 +136,20 @@ class Rewards:
         model = model.get_base_model() if isinstance(model, PeftModel) else model  # its layers keep their adapters
         device, found = next(model.parameters()).device, []
         groups = split_by_tokens(range(len(rows)), list(map(len, rows)), budget)
-        for group in groups:
-            ids_BT, mask_BT = pad([rows[row] for row in group], device)
-            if searches_last(model):
-                places = [place_of_score(rows[row], padding_of(model)) for row in group]
-                places_B = torch.arange(len(group)) * ids_BT.shape[1] + torch.tensor(places)
-                with self.autocast():
-                    own = {"attention_mask": mask_BT}
-                    states_BH = last_hidden_states(model.base_model, ids_BT, places_B.to(device), **own)
-                scores_B = score_states(model.score, states_BH)
-            else:  # nobody knows which part is the head, so all of it reads as its weights are
-                with as_if_alone(model, ids_BT, mask_BT) as padded_BT:
-                    scores_B = model(input_ids=padded_BT, attention_mask=mask_BT).logits[:, 0]
-            found.append(scores_B.float())
+        with explain_length(model, rows):
+            for group in groups:
+                ids_BT, mask_BT = pad([rows[row] for row in group], device)
+                if searches_last(model):
+                    places = [place_of_score(rows[row], padding_of(model)) for row in group]
+                    places_B = torch.arange(len(group)) * ids_BT.shape[1] + torch.tensor(places)
+                    with self.autocast():
+                        own = {"attention_mask": mask_BT}
+                        states_BH = last_hidden_states(model.base_model, ids_BT, places_B.to(device), **own)
+                    scores_B = score_states(model.score, states_BH)
+                else:  # nobody knows which part is the head, so all of it reads as its weights are
+                    with as_if_alone(model, ids_BT, mask_BT) as padded_BT:
+                        scores_B = model(input_ids=padded_BT, attention_mask=mask_BT).logits[:, 0]
+                found.append(scores_B.float())
         scores = dict(zip(chain(*groups), torch.cat(found).tolist(), strict=True))  # only now waits for the device
         return [scores[row] for row in range(len(rows))]
 
