@@ -389,7 +389,7 @@ def test_without_a_menu_nothing_is_offered_and_all_is_checked():
         ("warmup_steps", -1, "at least 0", None),
         ("save_steps", 0, "above 0", None),
         ("adam_beta1", 1.0, "at least 0 and below 1", None),
-        ("label_smoothing", 1, "at least 0 and below 1", None),
+        ("label_smoothing", 1, "at least 0 and below 0.5", None),
         ("seed", -1, "at least 0 and at most 4294967295", None),
         ("max_length", 0, "at least 2", "=1024  (the default)"),
         ("ld_alpha", 1.1, "at least 0 and at most 1", None),
@@ -527,7 +527,11 @@ def test_what_is_known_of_fields_is_of_fields_that_there_are():
         for _, node in nodes(yaml.safe_load(file.read_text()) or {}):
             signature = read_signature(node["_target_"])
             shipped.setdefault(file.parent.name, set()).update(signature.parameters if signature else ())
-    for group, package in (("peft", "peft"), ("optimizer", "torch.optim")):
+    for group, package in (
+        ("peft", "peft"),
+        ("optimizer", "torch.optim"),
+        ("optimizer", "torch.optim.lr_scheduler"),
+    ):
         for name in public_names(package):
             signature = read_signature(f"{package}.{name}")
             shipped[group] |= set(signature.parameters) if signature else set()

@@ -277,6 +277,15 @@ def test_a_model_of_two_labels_is_refused_where_it_could_pass_for_two_rewards_pe
     assert "2 labels" in faults(letter_model(labels=2))
 
 
+def test_a_text_that_is_too_long_for_a_model_is_told():
+    model = letter_model("gpt2", labels=1)
+    positions = model.config.max_position_embeddings
+    asked = completions("ab." + "c" * positions)
+    with pytest.raises(ConfigError, match=f"holds {positions} positions") as raised:
+        score(model, asked=asked)
+    assert "reward=classifier" in raised.value.faults[0].fix
+
+
 def test_a_model_scores_without_dropout():
     model = letter_model("gpt2", labels=1, embd_pdrop=0.5).train()
     assert score(model)[0].tolist() == score(model)[0].tolist()

@@ -22,6 +22,7 @@ from runner.io.turns import turns_for
 from runner.reward.panel import RewardTracker, check_answer
 from runner.reward.reading import (
     as_if_alone,
+    explain_length,
     last_hidden_states,
     padding_of,
     place_of_score,
@@ -111,19 +112,20 @@ def score_texts(model: nn.Module, rows: Sequence[Sequence[int]], budget: int, au
     device = next(model.parameters()).device
     parts = []
     groups = split_by_tokens(range(len(rows)), list(map(len, rows)), budget)
-    for group in groups:
-        ids_BT, mask_BT = pad([rows[row] for row in group], device)
-        if searches_last(model):
-            places = [place_of_score(rows[row], padding_of(model)) for row in group]
-            places_B = torch.arange(len(group)) * ids_BT.shape[1] + torch.tensor(places)
-            with autocast():
-                trunk = model.base_model
-                states_BH = last_hidden_states(trunk, ids_BT, places_B.to(device), attention_mask=mask_BT)
-            scores_B = score_states(model.score, states_BH)
-        else:  # nobody knows which part is the head, so all of it reads as its weights are
-            with as_if_alone(model, ids_BT, mask_BT) as padded_BT:
-                scores_B = model(input_ids=padded_BT, attention_mask=mask_BT).logits[:, 0]
-        parts.append(scores_B.float())
+    with explain_length(model, rows):
+        for group in groups:
+            ids_BT, mask_BT = pad([rows[row] for row in group], device)
+            if searches_last(model):
+                places = [place_of_score(rows[row], padding_of(model)) for row in group]
+                places_B = torch.arange(len(group)) * ids_BT.shape[1] + torch.tensor(places)
+                with autocast():
+                    trunk = model.base_model
+                    states_BH = last_hidden_states(trunk, ids_BT, places_B.to(device), attention_mask=mask_BT)
+                scores_B = score_states(model.score, states_BH)
+            else:  # nobody knows which part is the head, so all of it reads as its weights are
+                with as_if_alone(model, ids_BT, mask_BT) as padded_BT:
+                    scores_B = model(input_ids=padded_BT, attention_mask=mask_BT).logits[:, 0]
+            parts.append(scores_B.float())
     scores = dict(zip(chain(*groups), torch.cat(parts).tolist(), strict=True))  # only now waits for the device
     return [scores[row] for row in range(len(rows))]
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from runner.errors import ConfigError, Fault
 from runner.io.temporary import temporarily
 
 
@@ -34,6 +35,27 @@ def place_of_score(ids: Sequence[int], pad: int | None) -> int:
     """
     places = range(len(ids) - 1, -1, -1)
     return len(ids) - 1 if pad is None else next((place for place in places if ids[place] != pad), 0)
+
+
+@contextlib.contextmanager
+def explain_length(model: nn.Module, rows: Sequence[Sequence[int]]) -> Iterator[None]:
+    """Turn an error of a model that reads rows longer than its positions into a ConfigError.
+
+    Asked only after it failed, since many models read beyond the length that they were trained with.
+    """
+    try:
+        yield
+    except (IndexError, RuntimeError) as error:
+        config, longest = model.config.get_text_config(), max(map(len, rows))
+        positions = getattr(config, "max_position_embeddings", None)
+        offset = (config.pad_token_id or 0) + 1  # with which RoBERTa's positions begin
+        if not isinstance(positions, int) or longest <= positions - offset:
+            raise
+        path = config._name_or_path
+        found = f"{path} holds {positions} positions, and a text has {longest} tokens"
+        expected = "texts that it can hold"
+        fix = f"shorter completions, or reward=classifier reward.classifier.path={path}, which reads their end"
+        raise ConfigError(Fault("reward", found, expected, fix)) from error
 
 
 def searches_last(model: nn.Module) -> bool:
