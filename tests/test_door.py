@@ -206,6 +206,9 @@ def test_a_tracker_sets_only_variables_of_trackers(capsys):
         (["allow=3"], "type      leave allow out"),
         (["dataset.map=mine.f"], "type      dataset.map._target_=mine.f 'allow=[mine]'"),
         (["trainer.args.report_to=wandbb"], "type      trainer.args.report_to=wandb"),
+        (["trainer=dpo", "trainer.ref_model.path=x"], "trainer.ref_model._target_=runner.model.load.load_model"),
+        (["trainer=kto", "trainer.ref_model={path: x}"], "trainer.ref_model.path=x"),
+        (["trainer=grpo", "trainer.reward_processing_classes=[x]"], "what is built from a _target_"),
         (["import", "/dev/zero"], "a pipe, a socket or a device"),
     ],
 )

@@ -101,6 +101,7 @@ def test_nothing_half_made_is_left(laid, monkeypatch):
         (["y"], 4, "no such folder"),
         (["x", "dtyp=float32"], 2, "type      dtype=float32"),
         (["x", "dtype=int4", "push=name"], 2, "2 faults"),
+        (["x", "dtype=int4"], 2, "type      dtype=float32"),
         (["x", "private=perhaps"], 2, "true or false"),
     ],
 )

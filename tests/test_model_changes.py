@@ -142,6 +142,11 @@ def test_checks_and_the_loaded_model_have_the_overridden_config():
     assert fault.where == "trainer.args.max_length" and "64 positions" in fault.found
     (fault,) = of_model(config={"hidden_size": 64})
     assert "does not fit the shapes" in fault.found
+    assert (fault.where, fault.fix) == ("model.config", "leave model.config.hidden_size out")
+    for config in ({"num_hidden_layers": 5}, {"num_key_value_heads": 3}):
+        assert {each.where for each in of_model(config=config)} == {"model.config"}
+    with pytest.raises(ConfigError, match=r"leave model\.config\.hidden_act out"):
+        load(config={"hidden_act": "nope"})
     model = load(config={"rope_parameters": YARN, "attention_dropout": 0.1}, head="score")
     assert model.config.rope_parameters == YARN | {"rope_theta": 10000.0} and model.config.num_labels == 1
     assert model.model.layers[0].self_attn.attention_dropout == 0.1

@@ -17,7 +17,7 @@ from runner.io.secrets import form_of
 from runner.schema.text import nearest, read_tables
 from runner.schema.type import Type
 from runner.validate.context import TOP
-from runner.validate.values import RANGES, misfit_number, misfit_type
+from runner.validate.values import RANGES, misfit_choice, misfit_number, misfit_type
 
 VERBS = sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py"))
 
@@ -64,7 +64,10 @@ class Option:
         value = next((word for word in meant if word in (self.words or meant)), text)
         value = value if self.kind == "str" else plain(re.sub(f"(?i) *({self.unit})$", "", text))
         numbers = RANGES[self.numbers] if self.numbers else None
-        misfit = misfit_number(key, value, numbers) if known.accepts(value) else misfit_type(key, value, known)
+        if self.words:  # not as a key of a training, which others call by the same name
+            misfit = misfit_choice(key, value, self.words)
+        else:
+            misfit = misfit_number(key, value, numbers) if known.accepts(value) else misfit_type(key, value, known)
         if self.parts and not re.fullmatch(re.sub(r"\w+", "[^/]+", self.parts), text):
             misfit = Fault(key, text, self.parts, f"{key}={self.parts}")
         if misfit:

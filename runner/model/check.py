@@ -320,6 +320,10 @@ def _find_folder_faults(folder: ModelFolder, head: str, *, safetensors_only: boo
         folder.read(name)
     if folder.has(WEIGHTS, INDEX):
         found = list(_find_weight_faults(folder))  # read in any case, because that finds files that are damaged
+        if found and folder.overrides:  # what only they bring about is no fault of the folder
+            unchanged = list(_find_weight_faults(replace(folder, overrides={})))
+            where, fix = blame_overrides(folder)
+            found = [each if each in unchanged else replace(each, where=where, fix=fix) for each in found]
         if "quantization_config" not in folder.whole_config and (rounded := folder.rounded):
             text = f"{rounded} of {folder.source} has 8 bits, and config.json says nothing of how it was rounded"
             expected = "a quantization_config, or weights that are numbers as they are"
@@ -329,6 +333,13 @@ def _find_folder_faults(folder: ModelFolder, head: str, *, safetensors_only: boo
     if (pickles := [name for name in PICKLES if folder.has(name)]) and safetensors_only:
         return [fault("model.pickled", folder=folder, file=pickles[0])]
     return [] if pickles else [fault("model.no_weights", folder=folder)]
+
+
+def blame_overrides(folder: ModelFolder) -> tuple[str, str]:
+    """The place of the keys that are set otherwise in the config of a model, and the fix that leaves them out."""
+    where = f"{folder.where.removesuffix('.path')}.config"
+    keys = [f"{where}.{key}" for key in folder.overrides]
+    return where, f"leave {' or '.join(keys)} out"
 
 
 def _find_weight_faults(folder: ModelFolder) -> Iterator[Fault]:

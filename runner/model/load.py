@@ -41,8 +41,13 @@ def auto_class(config: Node, head: str) -> Any:
 
 
 @contextmanager
-def translate_model_errors(path: str, revision: str | None = None, part: str = "model") -> Iterator[None]:
-    """Inside, a known failure to load ``path`` is raised as an error with four beats."""
+def translate_model_errors(
+    path: str, revision: str | None = None, part: str = "model", changed: ModelFolder | None = None
+) -> Iterator[None]:
+    """Inside, a known failure to load ``path`` is raised as an error with four beats.
+
+    It may be due to the keys that are set otherwise in the config of ``changed``.
+    """
     try:
         yield
     except RunnerError:
@@ -56,7 +61,11 @@ def translate_model_errors(path: str, revision: str | None = None, part: str = "
                     values["kind"] = type(cause).__name__
                     beats = [known[beat].format(**values) for beat in ("found", "expected", "fix")]
                     blamed = EnvironmentFault if known.get("environment") else ConfigError
-                    raise blamed(Fault(f"{part}.{known.get('key', 'path')}", *beats)) from error
+                    refusal = Fault(f"{part}.{known.get('key', 'path')}", *beats)
+                    if changed and changed.overrides and known.get("of_config"):
+                        where, fix = check.blame_overrides(changed)
+                        refusal = replace(refusal, where=where, fix=f"{fix}; if that does not help, {refusal.fix}")
+                    raise blamed(refusal) from error
         if is_of_network(error):
             raise EnvironmentFault(fault("model.no_hub", part=part, path=path, error=describe(error))) from error
         raise
@@ -223,7 +232,8 @@ def _load_whole(folder: ModelFolder, head: str, seed: int, known: Vocabulary, ho
     labels = {"num_labels": 1} if head == "score" else {}
     own: dict[str, Any] = {"revision": folder.commit, "output_loading_info": True}
     own |= {"config": _overridden(folder, labels, how["trust_remote_code"])} if folder.overrides else labels
-    with translate_model_errors(folder.source, folder.revision), torch.random.fork_rng(devices=[]):
+    translated = translate_model_errors(folder.source, folder.revision, changed=folder)
+    with translated, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         made = auto_class(folder.whole_config if folder.has("config.json") else {}, head)
         model, report = made.from_pretrained(folder.source, **own, **how)

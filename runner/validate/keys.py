@@ -150,6 +150,9 @@ NEEDED_KEYS = {"trainer": ("form", "head", "args"), "model": ("tokenizer",)}
 TOOLS = tuple(f"trainer.{name}" for name in upstream.FUNCTIONS if name != upstream.ENVIRONMENT_FACTORY)
 GIVEN_LATER = {"completions", "messages", "row"}  # to functions that are called with rows and what was made of them
 NODE_KEYS = ("trainer.args", "trainer.teacher_model", "model.tokenizer")  # that hold nodes, so that misspelt keys show
+# Arguments of a trainer that are models and functions, for which no text, number or mapping can stand.
+OBJECTS = {f"trainer.{name}" for name in upstream.SERVED["trainer"] if name not in upstream.FROM_GROUP}
+OBJECTS -= {*NODE_KEYS}
 # Fields that the runner sets whatever the config says; to set them would be in vain.
 SET_BY_RUNNER = (upstream.OUTPUT_DIR, upstream.SAVE_ONLY_MODEL, upstream.DISABLE_TQDM, "resume_from_checkpoint", "seed")
 
@@ -166,6 +169,16 @@ def find_node_faults(context: ValidationContext, path: str, node: Node) -> Itera
         elif own in NODE_KEYS and value is not None and not (isinstance(value, dict) and "_target_" in value):
             fix = f"leave {own} out" if own == "trainer.args" else as_typed({f"{own}.path": value})
             yield Fault(own, short_text(value), "keys", fix)
+        elif own in OBJECTS and not all(
+            part is None or (isinstance(part, dict) and "_target_" in part)
+            for part in (value if isinstance(value, list) else [value])
+        ):
+            named_keys = value if isinstance(value, dict) else {"path": value}
+            made = {"_target_": "runner.model.load.load_model"} | named_keys
+            is_model = key.endswith("_model")
+            fix = as_typed({f"{own}.{name}": entry for name, entry in made.items()}) if is_model else ""
+            text = f"{short_text(value)}, and {signature.name} takes what is built from a _target_"
+            yield Fault(own, text, "keys with a _target_", fix or f"leave {own} out")
         elif own == "dataset.map" and isinstance(value, str):
             yield fault("validate.map_as_text", text=short_text(value), target=value, package=value.partition(".")[0])
         elif own == "dataset.limit" and is_plain_number(value):
