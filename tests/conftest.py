@@ -103,7 +103,7 @@ class Command:
     def stopped(self, *words: str, name: str, number: int) -> int:
         """Start it, send a signal when a run of this name has taken its second step, and give back the exit code."""
         started = self.start(*words, session=True)
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 600
         while not any(Run(folder).status()["step"] > 1 for folder in self.runs(name)):
             assert not started.ended() and time.monotonic() < deadline
             time.sleep(0.05)

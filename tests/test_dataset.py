@@ -660,7 +660,7 @@ def again(path, home, **how):
         env=os.environ | variables,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

@@ -56,7 +56,7 @@ def weights(folder):
 def stop_at(runner, words, step, number):
     """Start the command, send a signal when its log has reached a step, and return its exit code."""
     started = runner.start(*words)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while time.monotonic() < deadline and not started.ended():
         folders = runner.runs("run")
         if folders and (read_json(folders[0] / "status.json") or {}).get("step", 0) >= step:

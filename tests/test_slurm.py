@@ -66,7 +66,7 @@ class Cluster:
 
 
 def until(is_so) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.05)

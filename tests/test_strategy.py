@@ -222,7 +222,7 @@ def tiny():
 
 
 def test_what_each_process_saves_is_in_the_model(tiny, tmp_path):
-    meet = threading.Barrier(2, timeout=30).wait
+    meet = threading.Barrier(2, timeout=600).wait
     (tmp_path / ".model.new").mkdir()
     first, other = (
         threading.Thread(target=save_model, args=(Run(tmp_path), OfOneProcess(rank, tiny, meet))) for rank in (0, 1)

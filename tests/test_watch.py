@@ -40,7 +40,7 @@ def root(tmp_path):
 
 def ask(server, path: str, method: str = "GET", **headers) -> tuple[int, str, dict]:
     """The status, text and headers of an answer; ``path`` is what follows the token, or begins with a slash."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=600)
     whole = path if path.startswith("/") else urlsplit(server.address).path + path
     connection.request(method, whole, headers={name.replace("_", "-"): text for name, text in headers.items()})
     answer = connection.getresponse()
@@ -199,13 +199,13 @@ def test_names_side_by_side_are_one_page_beside_their_own(root, monkeypatch, cap
 def test_the_verb_prints_its_address_and_ends_by_ctrl_c(root, runner):
     started = runner.start("watch", str(root / "kl"))
     try:
-        address, deadline = None, time.monotonic() + 60
+        address, deadline = None, time.monotonic() + 600
         while not address:
             assert not started.ended() and time.monotonic() < deadline
             text = started.out.read_text() if started.out.exists() else ""
             address = re.search(r"page +(http://127\.0\.0\.1:(\d+)/(\S{32})/kl/report\.html)", text)
             time.sleep(0.02)
-        connection = http.client.HTTPConnection("127.0.0.1", int(address[2]), timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", int(address[2]), timeout=600)
         connection.request("GET", urlsplit(address[1]).path)
         assert connection.getresponse().status == 200
         taken = runner("watch", f"port={address[2]}", code=5)

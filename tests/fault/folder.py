@@ -75,7 +75,7 @@ print("ready", flush=True)
 while True:
     time.sleep(1)
 """
-SECONDS = 10  # that what a dead driver has started may live
+SECONDS = 60  # that what a dead driver has started may live
 
 
 def make_place(root: Path, name: str, warm: Warm, door: str = "runner.__main__:main") -> Place:
