@@ -703,6 +703,10 @@ def test_text_in_parts_is_joined(last):
     assert converted(row, "messages") == [{"messages": Q + A}]
 
 
+def test_turns_in_a_cell_of_csv_are_read_from_their_json():
+    assert converted({"messages": json.dumps(Q + A)}, "messages") == [{"messages": Q + A}]
+
+
 @pytest.mark.parametrize("part", [5, None, ["2?"]])
 def test_a_part_that_is_no_mapping_is_refused(part):
     parts = [{"type": "text", "text": "2+"}, part]

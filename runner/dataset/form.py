@@ -107,7 +107,10 @@ def is_conversation(value: object) -> TypeGuard[Turns]:
 
 
 def to_turns(value: object, where: str) -> Turns:
-    """A conversation as turns of role and content, read from role/content or from/value."""
+    """A conversation as turns of role and content, read from role/content or from/value, also from JSON of them."""
+    if isinstance(value, str):  # as a cell of CSV holds turns
+        with suppress(ValueError, RecursionError):
+            value = json.loads(value)
     if not is_conversation(value):
         raise _bad(where, describe_cell(value), "a list of turns")
     turns = []
