@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 from tiny import tiny_model
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+)
 
 from runner.generate.completion import Completion
 from runner.generate.likelihood import AnswerReader
@@ -91,3 +96,24 @@ def test_evaluate_and_classifiers_read_a_text_as_it_is_read_alone(folder, batch_
     process = ProcessModel(str(folder), separator="\n", gives="logit", batch_size=batch_size)
     steps = alone(folder, [tokenizer(PROMPT + answer.strip() + "\n")["input_ids"] for answer in ANSWERS[:2]])
     assert process([PROMPT] * 2, ANSWERS[:2]) == steps
+
+
+def test_a_classifier_cuts_texts_to_the_positions_that_a_model_has(folder, tmp_path):
+    """RoBERTa's begin behind its padding token's, and its config counts all of them."""
+    tokenizer = load_tokenizer(str(folder))
+    config = RobertaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_labels=1,
+        max_position_embeddings=16,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    RobertaForSequenceClassification(config).save_pretrained(tmp_path)
+    tokenizer.model_max_length = 10**30
+    tokenizer.save_pretrained(tmp_path)
+    classifier = Classifier(str(tmp_path))
+    assert classifier.max_length == 16 - tokenizer.pad_token_id - 1
+    assert len(classifier([PROMPT * 20], [""])) == 1

@@ -19,7 +19,7 @@ from transformers.utils import cached_file, find_adapter_config_file
 from runner.errors import ConfigError, Fault, fault
 from runner.io.files import shipped
 from runner.io.turns import Completion, text_of, turns_for
-from runner.reward.reading import as_if_alone
+from runner.reward.reading import as_if_alone, positions_of
 
 AutoClass = type[AutoModelForSequenceClassification] | type[transformers.AutoModelForTokenClassification]
 Gives = Literal["logit", "probability"]
@@ -125,8 +125,7 @@ class ScoringModel:
             label = "no label" if self.label is None else repr(self.label)
             known = ", ".join(names)
             raise ConfigError(fault("reward.unknown_label", key=key, path=self.path, label=label, names=known))
-        positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        counts = (positions, self.tokenizer.model_max_length)
+        counts = (positions_of(model), self.tokenizer.model_max_length)
         self.longest = min((count for count in counts if count and count < 1e9), default=None)  # None: neither says
         self.model = model.eval().requires_grad_(False).to(self.device or best_device())
 

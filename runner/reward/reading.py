@@ -37,6 +37,21 @@ def place_of_score(ids: Sequence[int], pad: int | None) -> int:
     return len(ids) - 1 if pad is None else next((place for place in places if ids[place] != pad), 0)
 
 
+def positions_of(model: nn.Module) -> int | None:
+    """The number of tokens that a model has positions for; None where its config does not say.
+
+    Those of RoBERTa and its like begin behind the padding token's.
+    """
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if not isinstance(positions, int):
+        return None
+    for name, part in model.named_modules():
+        is_table = name.endswith("position_embeddings") and isinstance(part, nn.Embedding)
+        if is_table and part.padding_idx is not None:
+            return positions - part.padding_idx - 1
+    return positions
+
+
 @contextlib.contextmanager
 def explain_length(model: nn.Module, rows: Sequence[Sequence[int]]) -> Iterator[None]:
     """Turn an error of a model that reads rows longer than its positions into a ConfigError.
@@ -46,12 +61,11 @@ def explain_length(model: nn.Module, rows: Sequence[Sequence[int]]) -> Iterator[
     try:
         yield
     except (IndexError, RuntimeError) as error:
-        config, longest = model.config.get_text_config(), max(map(len, rows))
-        positions = getattr(config, "max_position_embeddings", None)
-        offset = (config.pad_token_id or 0) + 1  # with which RoBERTa's positions begin
-        if not isinstance(positions, int) or longest <= positions - offset:
+        longest = max(map(len, rows))
+        positions = positions_of(model)
+        if positions is None or longest <= positions:
             raise
-        path = config._name_or_path
+        path = model.config.get_text_config()._name_or_path
         found = f"{path} holds {positions} positions, and a text has {longest} tokens"
         expected = "texts that it can hold"
         fix = f"shorter completions, or reward=classifier reward.classifier.path={path}, which reads their end"
