@@ -703,6 +703,13 @@ def test_text_in_parts_is_joined(last):
     assert converted(row, "messages") == [{"messages": Q + A}]
 
 
+def test_preferences_of_openai_are_read_by_their_names():
+    row = {"input": {"messages": Q, "tools": []}, "preferred_output": A, "non_preferred_output": B}
+    assert converted(row, "preference") == [{"prompt": Q, "chosen": A, "rejected": B}]
+    with pytest.raises(DataError, match="tools inside of the input"):
+        converted({**row, "input": {"messages": Q, "tools": [{"name": "add"}]}}, "preference")
+
+
 def test_turns_in_a_cell_of_csv_are_read_from_their_json():
     assert converted({"messages": json.dumps(Q + A)}, "messages") == [{"messages": Q + A}]
 

@@ -272,6 +272,12 @@ def _read_judged(cells: Row) -> Row:
 
 def _read_preference(cells: Row) -> Row:
     """Prompt, chosen and rejected, also where the prompt is repeated in both or stands nowhere; none of equals."""
+    request = cells.get("input")
+    if isinstance(request, Mapping):  # as OpenAI's preferences have it
+        if request.get("tools"):
+            fix = "dataset.map._target_=<your function that makes them a column tools>"
+            raise _bad("input", "tools inside of the input", "turns alone", fix)
+        cells = {**cells, "input": request.get("messages")}
     chosen, rejected = cells["chosen"], cells["rejected"]
     if isinstance(chosen, list) != isinstance(rejected, list):
         raise _bad("rejected", "text beside a conversation, or the reverse", "two of a kind")
