@@ -282,6 +282,7 @@ def read_all_configs():
     ("words", "where"),
     [
         ("peft.inference_mode=true", "peft.inference_mode"),
+        ("peft.init_lora_weights=false", "peft.init_lora_weights"),
         ("peft.target_modules=[]", "peft.target_modules"),
         ("peft.modules_to_save=[lm_haed]", "peft.modules_to_save"),
         ("peft.exclude_modules=[nope]", "peft.exclude_modules"),
@@ -294,6 +295,11 @@ def read_all_configs():
 )
 def test_a_name_of_an_adapter_that_fits_nothing(words, where, capsys):
     assert f"  {where}\n" in refuse(capsys, f"peft=lora {words}")
+
+
+def test_learnt_prompts_leave_room_for_the_rows(capsys):
+    refused = refuse(capsys, "peft=prefix peft.num_virtual_tokens=5000")
+    assert "  peft.num_virtual_tokens\n    found     5000, and the model has" in refused
 
 
 def test_a_pattern_of_parameter_groups_that_fits_no_weight(capsys):

@@ -403,6 +403,13 @@ def _find_tuning_faults(folder: ModelFolder, peft: object) -> Iterator[Fault]:
     whole = peft.get("full")
     yield from find_pattern_faults("peft.full", whole if isinstance(whole, list) else (), weights)
     yield from find_selection_faults(peft, modules)
+    count = peft.get("num_virtual_tokens")
+    positions = folder.config.get("max_position_embeddings") or folder.config.get("n_positions")
+    if isinstance(count, int) and isinstance(positions, int) and count >= positions:
+        found = f"{count}, and the model has {positions} positions"
+        yield Fault(
+            "peft.num_virtual_tokens", found, "fewer, which leave room for the rows", f"={min(20, positions // 2)}"
+        )
     depth, layers = folder.config.get("num_hidden_layers"), peft.get("layers")
     if isinstance(depth, int) and isinstance(layers, int):
         yield from find_depth_faults(layers, depth)

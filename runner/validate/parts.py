@@ -117,6 +117,9 @@ def _adapter(context: ValidationContext) -> Iterator[Fault]:
     yield from _find_patterns_of_ranks(peft)
     if peft.get("inference_mode") is True:
         yield Fault("peft.inference_mode", "true: nothing of the adapter would train", "false", "=false")
+    if peft.get("init_lora_weights") is False:
+        found = "false: its random weights would change the model before the first step"
+        yield Fault("peft.init_lora_weights", found, "a start that changes nothing", "=true")
     if peft.get("init_lora_weights") == "eva":
         found = "eva, a start that is computed from rows, and nobody computes it here"
         yield Fault("peft.init_lora_weights", found, "another start", "=pissa")
