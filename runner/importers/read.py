@@ -121,7 +121,9 @@ def read_mapping(path: Path, name: str = "") -> dict[str, Any]:
     """The keys of a YAML or JSON file, which messages call by this name; ConfigError where there are none."""
     keys = parse_yaml(_read_text(path), name := name or str(path))
     if not isinstance(keys, dict):
-        raise ConfigError(Fault(name, f"a {type(keys).__name__}", "keys with values"))
+        found = "an empty file" if keys is None else f"a {type(keys).__name__}"
+        fix = "python -m runner import <a file of keys and values>"
+        raise ConfigError(Fault(name, found, "keys with values", fix))
     return {str(key): value for key, value in keys.items()}
 
 

@@ -186,7 +186,7 @@ def _find_argument_faults(cfg: Config, model: Config, tokenizer: Config) -> Iter
     if isinstance(arguments, dict):
         where = f"trainer.args.{upstream.CHAT_TEMPLATE_KWARGS}"
         yield from find_template_argument_faults(tokenizer, arguments, where)
-    if not cfg.get("peft"):
+    if not cfg.get("peft") and "critic" not in fields:  # which add weights of their own
         yield from find_group_faults(model, (cfg.get("optimizer") or {}).get("groups") or ())
     stop, vocabulary = args.get(upstream.STOP_TOKEN_ID), read_vocab_size(model)
     if isinstance(stop, int) and isinstance(vocabulary, int) and stop >= vocabulary:
