@@ -72,7 +72,6 @@ def test_what_is_built_of_some_keys_alone_blames_what_was_typed_of_them(run):
 @pytest.mark.parametrize(
     ("words", "where"),
     [
-        ("trainer.args.lr_scheduler_type=polynomial trainer.args.lr_scheduler_kwargs={lr_end:1}", "lr_end"),
         ("trainer.args.torch_compile=true trainer.args.torch_compile_backend=odd", "torch_compile_backend"),
         ("peft._target_=peft.IA3Config peft.feedforward_modules=[down_proj] peft.target_modules=[q_proj]", "modules"),
     ],

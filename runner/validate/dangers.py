@@ -168,7 +168,8 @@ def _danger_at(cfg: Config, path: str, value: object) -> str:
     words = [word for word in path.split(".") if not word.isdigit()]
     # The name of a part is the user's own word.
     first = 1
-    if words[0] in SEVERAL and "_target_" not in (cfg.get(words[0]) or {}):
+    group = cfg.get(words[0])
+    if words[0] in SEVERAL and not (isinstance(group, Mapping) and "_target_" in group):
         first = 2
     for depth in range(min(first, len(words) - 1), len(words)):
         is_inner = depth < len(words) - 1 or path.rpartition(".")[2].isdigit()
