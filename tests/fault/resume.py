@@ -78,7 +78,7 @@ CHANGES = {
         *(("trainer.args.dataloader_num_workers=2",), ("trainer.args.dataloader_pin_memory=false",)),
         ("trainer.args.dataloader_num_workers=1", "trainer.args.dataloader_prefetch_factor=3"),
         *(("trainer.args.dataset_num_proc=2",), ("trainer.args.skip_memory_metrics=false",)),
-        *(("trainer.args.ddp_timeout=99",), ("trainer.args.hub_strategy=end",)),
+        *(("trainer.args.ddp_timeout=99",), ("trainer.args.log_level_replica=info",)),
         *(("trainer.args.max_steps=11",), ("trainer.args.max_steps=11", "trainer.args.save_steps=3")),
     ),
     "grpo": (
@@ -315,7 +315,7 @@ def noted(runs: Interrupted, way: str) -> str:
     (place.folder / "mine.py").write_text(CODE.replace("pass", "mended = True"))
     words = [*runs.words("sft"), *OWN]
     if way == "another run":
-        words += ["trainer.args.hub_strategy=end", f"resume={before.relative_to(place.folder)}"]
+        words += ["trainer.args.ddp_timeout=99", f"resume={before.relative_to(place.folder)}"]
     done = place.start(tuple(words)).wait()
     folders = [folder for folder in before.parent.iterdir() if way == "the same command" or folder != before]
     notes = " ".join(Run(folders[0]).manifest().get("notes", [])) if len(folders) == 1 else f"{len(folders)} folders"
