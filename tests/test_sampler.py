@@ -309,7 +309,7 @@ def warm_vllm(warm, tmp_path_factory):
 @pytest.mark.parametrize("more", [["peft=lora", "trainer.args.vllm_enable_sleep_mode=true"], SHARDED])
 def test_vllm_samples_from_the_policy_as_it_is_now(runner, warm_vllm, more):
     runner.warm = warm_vllm
-    runner(*VLLM_RUN, *more, RUNNER_TEST_FSDP_ON_CPU="1", **STAND_IN)
+    runner(*VLLM_RUN, *more, "tolerate.ended_worse=true", RUNNER_TEST_FSDP_ON_CPU="1", **STAND_IN)
     lines = [line for line in read_metrics(runner.runs("run")[0] / "metrics.jsonl") if "loss" in line]
     assert abs(lines[0]["objective/kl"]) < 1e-4 < abs(lines[1]["objective/kl"])
     for line in lines:  # of what it drew, PPO's own probabilities are the same
