@@ -267,7 +267,8 @@ def test_another_word_is_answered(words, fixes, tmp_path, monkeypatch, capsys):
     (tmp_path / "parts" / "b.jsonl").write_text('{"question": "1", "answer": "2"}\n')
     for name in ("rows.jsonl", "rows.txt", "outputs/x/run/model/config.json"):
         (tmp_path / name).write_text('{"prompt": "1", "completion": "2"}\n')
-    lay_run(tmp_path / "outputs" / "z" / "run")
+    if "outputs/z" in words:
+        lay_run(tmp_path / "outputs" / "z" / "run")
     assert main(words) == 2
     assert re.findall(r"^    type      (.+)", capsys.readouterr().err, re.MULTILINE) == fixes
 

@@ -496,7 +496,9 @@ def find_group_faults(node: Node, patterns: Iterable[str]) -> Iterator[Fault]:
     """A fault for each pattern of parameter groups that no weight of a model, as far as its folder tells, has."""
     try:
         folder = find_folder(node.get("path"), "model.path") if node.get("_target_") == LOADER else None
-        if folder is None or folder.adapter or not folder.is_plain or not folder.has(WEIGHTS, INDEX):
+        if folder is None or folder.adapter or not folder.has("config.json"):
+            return
+        if not folder.is_plain or not folder.has(WEIGHTS, INDEX):
             return
         weights = [*folder.shapes, *(f"{layer}.weight" for layer in OUTPUT_LAYERS)]
     except ConfigError:  # which others tell of

@@ -84,6 +84,7 @@ class Trainer:
 
     def __init__(self, run: Run, stop: worker.Stop, way: str, when: int):
         self.way, self.when, self.begun = way, when, run.folder.parent / "begun"
+        self.hooks = SimpleNamespace(use_cache=None, measure=None)
         seal = Seal(2, steps_to_notice(), set_status=run.set_status)
         self.callbacks = [StopAtStep(stop), Record(run.metrics, run.set_status), seal]
         self.callback_handler = SimpleNamespace(callbacks=self.callbacks)
@@ -182,7 +183,7 @@ def made_up(way: str, when: int) -> Iterator[None]:
     def components(run: Run, stop: worker.Stop) -> Components:
         trainer = Trainer(run, stop, way, when)
         seal = trainer.callbacks[-1]
-        health = SimpleNamespace(sickness_behind=lambda step: None)
+        health = SimpleNamespace(sickness_behind=lambda step: None, conclude=lambda *args: None)
         return Components(trainer.args, None, [0], None, trainer, health, seal, trackers=[], adjustments=[])
 
     nothing = {"inspect_training", "find_faults", "find_notes", "stop_ids"}
