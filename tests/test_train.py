@@ -38,7 +38,8 @@ def test_every_trainer_takes_real_steps_and_its_losses_equal_the_golden_file(tra
     """The golden losses, and those of TRL's own trainer in a plain script with its weights, bit for bit."""
     more = needed(trainer)
     if "teacher_model" in TRAINERS[trainer]:
-        taught = train(*few_rows("trainer=sft", "learning_rate=1e-2", "tolerate.ended_worse=true", *QUICK), name="teacher")
+        teacher = few_rows("trainer=sft", "learning_rate=1e-2", "tolerate.ended_worse=true", *QUICK)
+        taught = train(*teacher, name="teacher")
         more = needed(trainer, taught.run.model)
     done = train(*few_rows(f"trainer={trainer}", "learning_rate=1e-3", *QUICK, *more))
     assert (done.code, done.state()) == (0, "finished")

@@ -56,6 +56,7 @@ from runner.run import Run, open_run
 from runner.run.alarms import steps_to_notice
 from runner.run.read import read_metrics, read_run
 from runner.run.seal import damage_of, sealed_checkpoints
+from runner.training import checkpoint
 from runner.training.callback import Record, StopAtStep
 from runner.training.checkpoint import Seal
 from runner.training.components.types import Components
@@ -156,7 +157,7 @@ class Trainer:
             self.save_model(str(folder))
             state = {"global_step": step, "max_steps": STEPS, "best_model_checkpoint": None}
             (folder / "trainer_state.json").write_text(json.dumps(state))
-            self.tell("on_save")
+            self.tell("on_save", model=None, optimizer=None)
 
     def save_model(self, folder: str) -> None:
         os.makedirs(folder, exist_ok=True)
@@ -191,6 +192,7 @@ def made_up(way: str, when: int) -> Iterator[None]:
         for name in nothing:
             patches.enter_context(mock.patch.object(train, name, lambda *args, **more: []))
         patches.enter_context(mock.patch.object(train, "build_components", components))
+        patches.enter_context(mock.patch.object(checkpoint, "find_unsaved", lambda *args: []))
         patches.enter_context(mock.patch.object(train, "policy_of", lambda trainer: trainer.model))
         patches.enter_context(mock.patch.object(train, "held_out_scores", lambda trainer: {"eval_loss": 1.0}))
         patches.enter_context(mock.patch.object(train, "_facts", lambda components: {"data": {"train": {"rows": 1}}}))
