@@ -247,7 +247,7 @@ def test_what_is_queued_or_runs_can_be_cancelled(cluster, capsys):
     assert "cancelled 1" in waits.communicate()[0] and waits.returncode == 130
     assert states() == ["interrupted"] * 3
     waits = cluster.start("seed=3", "launcher.wait=true")
-    until(lambda: "3_0" in cluster.jobs and "queued" in states())
+    until(lambda: "3_0" in cluster.jobs and {"queued", "running"} & set(states()))  # soon it has begun
     waits.send_signal(signal.SIGHUP)  # the terminal is closed
     assert waits.communicate() and waits.returncode == 143 and cluster.jobs == ["3_0"]
 
