@@ -18,6 +18,12 @@ GENERATION = "trainer.args.generation_kwargs"
 SCHEDULE = "trainer.args.lr_scheduler_kwargs"
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """Work where no run is finished already, of which a dry run would say so and ask no more."""
+    monkeypatch.chdir(tmp_path)
+
+
 def refuse(capsys, words: str, code: int = 2) -> str:
     assert main([*shlex.split(words), "--dry-run"]) == code, words
     return capsys.readouterr().err
