@@ -12,7 +12,6 @@ from typing import Any
 from runner.errors import ConfigError, Fault
 from runner.model.folder import ADAPTER, INDEX, WEIGHTS, ModelFolder, find_folder, read_shapes
 
-MAX_RANK = 16_384  # of an adapter, which no matrix of a model that is published could fill
 PREFIX = "base_model.model."
 PARTS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector")
 SCORE_HEADS = frozenset(("score", "classifier"))

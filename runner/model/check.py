@@ -373,9 +373,14 @@ def _find_weight_faults(folder: ModelFolder) -> Iterator[Fault]:
             return
 
 
+def _count_positions(config: Mapping[str, Any]) -> object:
+    """The number of positions in a model's config, under either of its names; None where it has none."""
+    return config.get("max_position_embeddings") or config.get("n_positions")
+
+
 def _find_length_faults(folder: ModelFolder, length: object) -> Iterator[Fault]:
     config = folder.config
-    positions = config.get("max_position_embeddings") or config.get("n_positions")
+    positions = _count_positions(config)
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     is_scaled = isinstance(rope, Mapping) and rope.get("rope_type") not in (None, "default")
     if isinstance(length, int) and isinstance(positions, int) and length > positions and not is_scaled:
@@ -404,7 +409,7 @@ def _find_tuning_faults(folder: ModelFolder, peft: object) -> Iterator[Fault]:
     yield from find_pattern_faults("peft.full", whole if isinstance(whole, list) else (), weights)
     yield from find_selection_faults(peft, modules)
     count = peft.get("num_virtual_tokens")
-    positions = folder.config.get("max_position_embeddings") or folder.config.get("n_positions")
+    positions = _count_positions(folder.config)
     if isinstance(count, int) and isinstance(positions, int) and count >= positions:
         found = f"{count}, and the model has {positions} positions"
         yield Fault(
