@@ -255,28 +255,45 @@ def test_all_faults_at_once_in_the_order_of_the_configuration():
         ("beta", "`beta` is kl_coef here", "kl_coef=3"),
         ("max_steps", "`max_steps` belongs at trainer.args.max_steps", "trainer.args.max_steps=3"),
         ("model__max_length", "`max_length` belongs at trainer.args.max_length", None),
-        ("trainer__args__chat_template", None, "model.tokenizer.chat_template=3"),
+        ("trainer__args__chat_template", None, "model.tokenizer.chat_template=chatml"),
         ("trainer__args__lr", "`lr` is learning_rate here", "learning_rate=3"),
-        ("trainer__args__warmup_ratio", None, "trainer.args.warmup_steps=3.0"),
-        ("model__torch_dtype", "`torch_dtype` is model.dtype here", "model.dtype=3"),
+        ("trainer__args__warmup_ratio", None, "trainer.args.warmup_steps=0.1"),
+        ("model__torch_dtype", "`torch_dtype` is model.dtype here", "model.dtype=float16"),
         (
             "trainer__args__group_by_length",
             "`group_by_length` is trainer.args.train_sampling_strategy=group_by_length here",
             "trainer.args.train_sampling_strategy=group_by_length",
         ),
-        ("model__tokenizer__chat_templat", "chat_template", "model.tokenizer.chat_template=3"),
+        ("model__tokenizer__chat_templat", "chat_template", "model.tokenizer.chat_template=chatml"),
         ("launcher__num_proceses", "num_processes", "launcher.num_processes=3"),
-        ("tracker__report", "report_to", "tracker.report_to=3"),
+        ("tracker__report", "report_to", "tracker.report_to=wandb"),
         ("trainr", "trainer", "trainer=3"),
         ("experimnt", "experiment", "experiment=3"),
         ("learnin_rate", "learning_rate", "learning_rate=3"),
     ],
 )
 def test_a_key_is_sent_where_it_belongs(path, expected, fix):
-    fault = only(good(**{path: 3}))
+    texts = [text for text in ("chatml", "float16", "wandb") if str(fix).endswith(text)]
+    fault = only(good(**{path: [*texts, 3][0]}))
     assert fault.where == path.replace("__", ".")
     assert expected is None or fault.expected == expected
     assert fix is None or fault.fix == fix
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "fix"),
+    [
+        ("trainer__args__max_seq_len", 0, "trainer.args.max_length=1024  (trainer.args.max_length is at least 2)"),
+        ("epochs", "abc", "trainer.args.num_train_epochs=3.0  (trainer.args.num_train_epochs is a number)"),
+        ("lr", -1, "leave lr out  (learning_rate is above 0 and at most 100)"),
+        ("lora_rank", 0, "peft=lora peft.r=8  (peft.r is at least 1 and at most 16384)"),
+        ("tolerate__los", "abc", "leave tolerate.los out  (tolerate.loss is a number or true or false)"),
+        ("warmup_ratio", 1.5, "trainer.args.warmup_steps=0.1"),
+        ("model__ns_steps", 0, "leave ns_steps out"),  # which looks like save_steps, but not much
+    ],
+)
+def test_no_value_is_sent_where_it_would_be_refused(path, value, fix):
+    assert only(good(**{path: value})).fix == fix
 
 
 def test_a_field_of_other_trainers():

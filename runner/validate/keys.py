@@ -52,7 +52,8 @@ def find_top_faults(context: ValidationContext) -> Iterator[Fault]:
                     yield from _setting(context, f"{key}.{name}", kinds[name], entry)
                 else:
                     near = [*nearest(str(name), kinds), *kinds][0]
-                    yield Fault(f"{key}.{name}", "no such key", near, as_typed({f"{key}.{near}": entry}))
+                    fix = _to_type(context, f"{key}.{name}", {f"{key}.{near}": entry})
+                    yield Fault(f"{key}.{name}", "no such key", near, fix)
         elif key in TOP:
             yield from _setting(context, key, TOP[key], value)
         elif key in context.groups:
@@ -73,7 +74,7 @@ def _stray(context: ValidationContext, key: str, value: object) -> Iterator[Faul
     elif not is_misspelt and (answer := _answer(context, key, value, NOT_AT_THE_TOP)):
         yield answer
     elif likely := likely or _near_places(context, key):
-        yield Fault(key, NOT_AT_THE_TOP, likely[0], as_typed({likely[0]: value}))
+        yield Fault(key, NOT_AT_THE_TOP, likely[0], _to_type(context, key, {likely[0]: value}))
     else:
         yield Fault(key, NOT_AT_THE_TOP, _find_owners(context, key) or f"one of {shortened(names)}", f"leave {key} out")
 
@@ -188,9 +189,7 @@ def find_node_faults(context: ValidationContext, path: str, node: Node) -> Itera
             expected = "a slice of its own for training and held-out rows"
             yield Fault(own, short_text(value), expected, to_override(f"{own}.train", value))
         else:
-            where, choices = context.origin(own, value), _choices(context, own, value, known[key], signature)
-            numbers = range_of(where, key, signature, context.trainer)
-            found = find_misfits(where, value, known[key], numbers, choices)
+            found = _find_misfits_of(context, context.origin(own, value), own, value, signature)
             yield from found or _in_vain(context, own, value, known[key].default)
     # A fault for each argument that nobody gives. What is called later may wait for its rows.
     group = path.partition(".")[0]
@@ -275,9 +274,9 @@ def _unknown(context: ValidationContext, path: str, node: Node, key: str, signat
         yield Fault(own, found, owners, f"leave {key} out")
     elif near:
         meant = key if key in keys[near[0]].type.choices else value
-        yield Fault(own, found, near[0], as_typed({f"{path}.{near[0]}": meant}))
+        yield Fault(own, found, near[0], _to_type(context, own, {f"{path}.{near[0]}": meant}))
     elif places := _near_places(context, key):
-        yield Fault(own, found, places[0], as_typed({places[0]: value}))
+        yield Fault(own, found, places[0], _to_type(context, own, {places[0]: value}))
     else:
         yield Fault(own, found, f"one of {shortened(free)}" if free else "", f"leave {key} out")
 
@@ -312,16 +311,62 @@ def _answer(
         if words and words.keys() != {path} and are_taken:
             ours = last if words[last] == value else as_typed({last: words[last]})
             expected = "the option that takes it" if last == path else f"`{key}` is {ours} here"
-            return Fault(path, found, expected + (f": {meaning.why}" if meaning.why else ""), as_typed(words))
+            expected += f": {meaning.why}" if meaning.why else ""
+            return Fault(path, found, expected, _to_type(context, path, words))
         if not meaning.words and (meaning.final or not (places or inside)):
             owners = "" if meaning.final or meaning.fix else _find_owners(context, key)
             expected = owners or meaning.why or ("what comes nearest" if meaning.fix else "no need of it here")
             return Fault(path, found, expected, meaning.fix or f"leave {path} out")
     names = ["the top level" if place == key else place for place in places[:3]]
     expected = f"`{key}` belongs at {' or '.join(names)}"
-    return Fault(path, found, expected, as_typed({places[0]: value})) if names else None
+    return Fault(path, found, expected, _to_type(context, path, {places[0]: value})) if names else None
+
+
+def _to_type(context: ValidationContext, where: str, words: Node) -> str:
+    """The words to type in place of the key ``where``; for a value that would be refused, what its refusal tells."""
+    texts: list[str] = []
+    remark = ""
+    for path, value in flatten(words).items():
+        text = to_override(path, value)
+        if faults := _find_faults_at(context, path, value, words):
+            text = faults[0].fix.removesuffix("  (the default)")
+            remark = f"  ({path} is {faults[0].expected})"
+        if not text.startswith("leave "):
+            texts.append(text)
+    return (" ".join(texts) or f"leave {where} out") + remark
+
+
+def _find_faults_at(context: ValidationContext, path: str, value: object, words: Node) -> list[Fault]:
+    """The faults that a value would have at another key, beside these words, of which some choose an option."""
+    owner, _, key = path.rpartition(".")
+    if owner in PLAIN_GROUPS:
+        return list(_setting(context, path, PLAIN_GROUPS[owner][key], value))
+    if path in TOP:
+        if faults := list(_setting(context, path, TOP[path], value)):
+            return faults
+        fields = [name for name, top in upstream.FROM_TOP.items() if top == path and name in context.args]
+        owner, key = "trainer.args", [*fields, ""][0]
+    node = context.mapping(owner)
+    if isinstance(option := words.get(owner), str):
+        content = read_options(owner).get(option, {})
+        node = content.get(owner, content)
+    signature = context.signature(node)
+    if signature is None or key not in keys_of(owner, signature):
+        return []
+    return _find_misfits_of(context, path, f"{owner}.{key}", value, signature)
+
+
+def _find_misfits_of(
+    context: ValidationContext, where: str, path: str, value: object, signature: Signature
+) -> list[Fault]:
+    """The faults of a value at a key that its target takes; ``where`` is the key that is told."""
+    owner, _, key = path.rpartition(".")
+    parameter = keys_of(owner, signature).get(key) or SPECIAL[key]
+    choices = _choices(context, path, value, parameter, signature)
+    numbers = range_of(where, key, signature, context.trainer)
+    return find_misfits(where, value, parameter, numbers, choices)
 
 
 def _near_places(context: ValidationContext, key: str) -> list[str]:
-    near = nearest(key, context.places, 0.75)
+    near = nearest(key, context.places, MIN_LIKENESS)
     return context.places[near[0]] if near else []
