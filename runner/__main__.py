@@ -40,6 +40,9 @@ FLAG = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 # Words that are `key: value`, `key = value` or `key= value`, with a mark between words.
 SPELT = re.compile(r"(?<![^\0])([A-Za-z_][\w.]*)(?:=\0(?=[^\0/]+(?:\0|\Z))|\0?:\0|\0[:=]\0?|:)(?=[^\0=/\\])")
 OF_ROWS = ("dataset", "metric", "reward", "quant")  # groups that verbs of a trained model take
+TEMPORARY = re.compile(
+    r"""(?:^|(?<=[/'"]))\.([^/'"]+)\.[0-9a-f]{16}(?=$|['"])"""
+)  # the name of a file before it is whole
 CONFIG_FLAGS = ("config", "config_file", "config_name", "config_path")
 
 
@@ -82,9 +85,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if "--debug" in words:
             raise
-        where = str(error.filename or "system")
-        fix = f"ls -ld {shlex.quote(where)}  (shows what is there)" if error.filename else "the same words with --debug"
-        print_error(EnvironmentFault(fault("command.system", where=where, error=describe(error), fix=fix)))
+        if word := _find_typed_place(words, error):
+            key, _, place = word.partition("=")
+            in_the_way = os.fsdecode(error.filename)
+            shown = in_the_way if os.path.lexists(in_the_way) else place
+            found = f"{shown}: {error.strerror or describe(error)}"
+            told = Fault(key, found, "a place that can be written, or read", f"{key}=<another place>")
+            print_error(EnvironmentFault(told))
+            return EnvironmentFault.code
+        where = TEMPORARY.sub(r"\1", str(error.filename2 or error.filename or "system"))
+        there = next((path for path in (Path(where), *Path(where).parents) if os.path.lexists(path)), where)
+        fix = f"ls -ld {shlex.quote(str(there))}  (shows what is there)"
+        fix = fix if error.filename else "the same words with --debug"
+        found = TEMPORARY.sub(r"\1", describe(error))
+        print_error(EnvironmentFault(fault("command.system", where=where, error=found, fix=fix)))
         return EnvironmentFault.code
     except (MemoryError, RuntimeError, ImportError) as error:
         limit = find_process_limit(error)
@@ -100,6 +114,20 @@ def main(argv: Sequence[str] | None = None) -> int:
                 sys.stdout.flush()
         except BrokenPipeError:  # of which Python would complain when it leaves
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _find_typed_place(words: Sequence[str], error: OSError) -> str:
+    """The word of a command line that names the file of an error, or what is around or beside it; empty for none."""
+    if not isinstance(error.filename, str | bytes):
+        return ""
+    file = Path(os.fsdecode(error.filename)).absolute()
+    for word in words:
+        value = word.partition("=")[2]
+        place = Path(value).absolute()
+        is_beside = place.parent == file.parent and place.stem in file.name  # as a temporary file is, or a lock
+        if value and (is_beside or place in (file, *file.parents) or file in place.parents):
+            return word
+    return ""
 
 
 def read_command_line(words: Sequence[str]) -> CommandLine:

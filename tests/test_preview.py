@@ -19,6 +19,7 @@ from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference as Labelle
 from trl.trainer.reward_trainer import DataCollatorForPreference as Scored
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling as Tokens
 
+from runner.__main__ import main
 from runner.command import options_of, split_options
 from runner.errors import ConfigError
 from runner.io.terminal import sample_lines
@@ -497,3 +498,12 @@ def test_nothing_of_the_page_runs_off_a_phone(tmp_path, width):
     found = re.search(r'data-found="(\d+) of (\d+)"', done.stdout)
     assert found and width - 20 <= int(found[2]) <= width  # but for a scroll bar
     assert int(found[1]) <= int(found[2])
+
+
+@pytest.mark.parametrize(("place", "shown"), [("{}/file/page.html", "{}/file: File exists"), ("{}", "{}: Is a dir")])
+def test_a_page_that_cannot_be_written_names_what_was_typed(tmp_path, capsys, place, shown):
+    (tmp_path / "file").touch()
+    assert main(["preview", "rows=1", f"html={place.format(tmp_path)}"]) == 5
+    said = capsys.readouterr().err
+    assert "\n  html\n" in said and f"found     {shown.format(tmp_path)}" in said
+    assert "html=<another place>" in said and list(tmp_path.iterdir()) == [tmp_path / "file"]

@@ -200,6 +200,25 @@ def test_what_nobody_reads_is_named(preview):
     assert "not used by the chat template: chat_template_kwargs.enable_thinking, name" in said
 
 
+def test_a_column_is_named_once_and_rows_that_steps_make_are_read_beyond_the_first(preview, tmp_path, monkeypatch):
+    _, said = preview(None, "qwen2_5", prompt="river? ", completion="paper", system="gold", source="web")
+    assert "the column `system` is left out" in said and "not used: the column source" in said
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "late_steps.py").write_text(
+        "def add(row, seen=[]):\n    seen.append(row)\n    return row | ({'late': 1} if len(seen) % 3 == 0 else {})\n"
+    )
+    words = ("dataset.map=[{_target_: late_steps.add}]", "allow=[late_steps]")
+    _, said = preview(None, "qwen2_5", *words, prompt="river? ", completion="paper", source="web")
+    assert "not used: the columns source, late" in said
+
+
+def test_a_rule_of_weights_that_finds_nothing_is_told(preview):
+    _, said = preview(TALKS["twice"][1:3], "qwen2_5", "weight=[answers,pattern]", "weight.pattern.pattern=zinc")
+    assert "not used: the weights of pattern(pattern=zinc" in said and "answers(" not in said
+    _, said = preview(TALKS["twice"][1:3], "qwen2_5", "weight=pattern", "weight.pattern=paper")
+    assert "not used" not in said
+
+
 WEIGHED = [user("river?"), bot("paper", weight=0), user("stone?"), bot("copper", weight=1)]
 
 

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from runner.errors import ConfigError, RunnerError, SickRun
 from runner.generate.completion import Completion
 from runner.ppo.scoring import Rewards, step_ends
+from runner.reward.reading import REWARD_KEY
 
 TOKENIZER = letter_tokenizer()
 NONE = -9.0  # stands for a token that was given no reward
@@ -284,6 +285,11 @@ def test_a_text_that_is_too_long_for_a_model_is_told():
     with pytest.raises(ConfigError, match=f"holds {positions} positions") as raised:
         score(model, asked=asked)
     assert "reward=classifier" in raised.value.faults[0].fix
+    setattr(model, REWARD_KEY, "reward.mine")
+    with pytest.raises(ConfigError) as raised:
+        score(model, asked=asked)
+    (fault,) = raised.value.faults
+    assert fault.where == "reward.mine" and "reward.mine._target_=runner.reward.outcome.Classifier" in fault.fix
 
 
 def test_a_model_scores_without_dropout():

@@ -416,7 +416,9 @@ def test_a_stage_takes_rows_and_mappings_as_the_command_line_does(write, tmp_pat
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1", "completion": "2"}\n')
     stage = ["trainer=sft", "dataset=rows.jsonl", "model.config={attention_dropout: 0.1}"]
     words = write({"sft": stage, "again": ["trainer=sft", "model.path=${run:sft}"]})
-    cfg = composed(*words, "sft.model.config={rms_norm_eps: 1e-5}")["sft"]
+    rules = "sft.weight=[answers,tool_calls]"
+    cfg = composed(*words, "sft.model.config={rms_norm_eps: 1e-5}", rules)["sft"]
+    assert [*cfg["weight"]] == ["answers", "tool_calls"]
     assert cfg["dataset"]["path"] == "rows.jsonl"
     assert cfg["model"]["config"] == {"attention_dropout": 0.1, "rms_norm_eps": 1e-5}
 

@@ -27,7 +27,7 @@ from runner.dataset.weigh import (
     pack_rows,
     pattern,
 )
-from runner.errors import DataError
+from runner.errors import ConfigError, DataError
 from runner.io.files import shipped
 from runner.run import open_run
 
@@ -514,6 +514,20 @@ def test_several_rules_are_typed_as_a_list():
         "weight"
     ]
     assert rules["answers"]["rest"] == 0.1 and rules["tool_calls"]["_target_"] == "runner.dataset.weigh.pattern"
+
+
+@pytest.mark.parametrize("entry", ["override /weight", "/weight"])
+def test_a_list_of_rules_in_a_file_is_told_how_to_be_written(tmp_path, entry):
+    text = "# @package _global_\ndefaults:\n  - {}\n"
+    file = tmp_path / "experiment" / "mine.yaml"
+    file.parent.mkdir()
+    file.write_text(text.format(f"{entry}: [answers, tool_calls]"))
+    with pytest.raises(ConfigError) as raised:
+        config.compose(["experiment=mine"], [tmp_path])
+    told = raised.value.faults[0].fix.partition("  (")[0]
+    assert told == "/weight@weight.answers: answers"
+    file.write_text(text.format(f"{told}\n  - {told.replace('answers', 'tool_calls')}"))
+    assert [*config.compose(["experiment=mine"], [tmp_path]).cfg["weight"]] == ["answers", "tool_calls"]
 
 
 @pytest.mark.slow

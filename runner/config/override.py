@@ -341,6 +341,10 @@ def _find_target(name: str) -> str:
 def list_fault(group: str, names: Sequence[object]) -> Fault:
     """The fault of a list of options of a group that takes one, of which the last would win in silence."""
     first, several = [*names, "<one of them>"][0], ",".join(map(str, names))
+    if group == "weight":  # whose rules multiply, each under a name; typed, a list is expanded
+        found = f"a list, [{several}], of which only the last would count"
+        fix = f"/weight@weight.{first}: {first}  (in the defaults of the file, and so for each rule)"
+        return Fault(group, found, "each rule under a name of its own", fix)
     mixture = "dataset=mixture, with each under dataset.parts; " if group == "dataset" and names[1:] else ""
     fix = f"{mixture}{group}={first}"
     fix += f"; or a sweep: python -m runner -m {group}={several}" if names[1:] else ""

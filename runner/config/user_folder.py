@@ -99,8 +99,10 @@ def _find_named(name: str, file: Path, content: Mapping[str, Any]) -> Iterator[s
         if isinstance(options, list) and takes_one(whole) and not is_override:  # such a list is refused where it counts
             lines = enumerate(file.read_text(encoding="utf-8-sig").splitlines(), 1)
             line = next((number for number, text in lines if f"{group}:" in text or f"{group}@" in text), 1)
+            listed = list_fault(whole, options)
             fix = f"{'override ' * bool(own)}{group}: {[*options, '<one of them>'][0]}"
-            raise ConfigError(replace(list_fault(whole, options), where=f"{file}:{line}", fix=fix))
+            fix = listed.fix if whole == "weight" else fix
+            raise ConfigError(replace(listed, where=f"{file}:{line}", fix=fix))
         for word in map(str, words):
             path = f"{group}/{word.partition('@')[0]}" if group else word.partition("@")[0]
             yield path.lstrip("/") if path.startswith("/") else own + path

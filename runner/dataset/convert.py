@@ -186,7 +186,7 @@ def check_tools(value: object) -> list[dict[str, Any]] | None:
 
 def find_unread(rows: Iterable[Row], layout: RowLayout, request: RowRequest, kept: Sequence[str]) -> list[str]:
     """Words for what rows hold and nobody reads: columns, and keys of turns and of their parts."""
-    read = {*layout.columns.values(), *kept, *COLUMNS, (request.columns or {}).get("images")}
+    read = {*layout.columns.values(), *layout.left_out, *kept, *COLUMNS, (request.columns or {}).get("images")}
     read |= {*CLASHES} if request.to == "prompt" and request.keep is None else set()  # of which it is said why
     useless = {layout.columns.get(role) for role in roles_without_use(layout.form, request.to)}
     columns = dict[str, None]()

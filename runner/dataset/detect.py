@@ -75,7 +75,8 @@ def read_layout(
             played["target"],
             as_prompt if to == "prompt" else f"{as_text} continues the text as it stands",
         )
-    return RowLayout(layout.form, {role: name for role, name in played.items() if role not in lost})
+    columns_by_role = {role: name for role, name in played.items() if role not in lost}
+    return RowLayout(layout.form, columns_by_role, tuple(played[role] for role in lost))
 
 
 def misnamed(where: str, name: str, names: Iterable[str], fix: str = "{}", otherwise: str = "") -> Fault:

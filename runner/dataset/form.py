@@ -8,7 +8,7 @@ keys. Rows that cannot be meant, and rows that TRL would silently take for somet
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from math import isfinite
 from typing import Any, Literal, TypeGuard, get_args
@@ -63,10 +63,14 @@ class RowForm:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """The way to read the rows of one source: their raw form, and the column that plays each role."""
+    """The way to read the rows of one source: their raw form, and the column that plays each role.
+
+    ``left_out`` are columns with the name of a role which they cannot play, as it was said.
+    """
 
     form: str
     columns: Mapping[str, str]
+    left_out: tuple[str, ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
         return f"{self.form} ({self.by_role})"

@@ -32,7 +32,7 @@ from runner.dataset.form import CALLING, SPOKEN, TURN_EXTRAS, Role, is_conversat
 from runner.dataset.image import COLUMNS, IMAGES, content_hash, find_images, has_images
 from runner.dataset.remote import copy_here
 from runner.dataset.request import Use, check_cut, check_words, no_row, read_cuts, read_limits, split_of
-from runner.dataset.step import Step, first_made, list_steps
+from runner.dataset.step import Step, first_made, list_steps, made_rows
 from runner.errors import DataError, EnvironmentFault, describe, fault
 from runner.io.files import SHIPPED
 from runner.io.hub import is_of_network
@@ -322,7 +322,7 @@ def _conversion(rows: Rows, request: RowRequest, label: str, total: int | None =
     pictured = isinstance(rows, Dataset) and not request.steps and _has_pictures(rows)
     conversion = request.start_conversion(list(row), row, label, total, pictured=pictured)
     if request.to:
-        head = [row] if request.steps else itertools.islice(rows, SEEN_FOR_KEYS)
+        head = made_rows(itertools.islice(rows, SEEN_FOR_KEYS), request.steps)
         unread = "; ".join(find_unread(head, conversion.layout, request, conversion.kept))
         is_ours = label.startswith(SHIPPED)  # in which nothing can be mistaken
         if unread and not is_ours and unread not in request.warned:

@@ -5,7 +5,8 @@ A step (``dataset.map``) sees each row once, and what comes out is kept on disk:
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -54,6 +55,14 @@ def first_made(rows: Iterable[Row], steps: Sequence[Step]) -> Row:
         except DataError as error:
             failed = DataError([replace(each, where=f"row {place}, {each.where}") for each in error.faults])
     raise failed
+
+
+def made_rows(rows: Iterable[Row], steps: Sequence[Step]) -> Iterator[Row]:
+    """The rows that come out of the steps; one on which a step fails is told where all are made."""
+    for row in rows:
+        with suppress(DataError):
+            if (made := apply_steps(row, steps)) is not None:
+                yield made
 
 
 def fill(row: Row, names: Mapping[str, str]) -> Row:

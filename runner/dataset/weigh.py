@@ -6,7 +6,7 @@ import itertools
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from runner.dataset.step import Cells
 from runner.errors import ConfigError, DataError, fault
 from runner.io.turns import template_arguments
 from runner.schema import upstream
+from runner.schema.text import short_text
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ WEIGH_VERSION = 2  # of the key under which weighed rows are cached: count up wh
 WEIGHTS = "token_weights"
 PAIR = tuple(f"{side}_weights" for side in FORMS["preference"].answers)
 SEEN_OF_STREAM = 100  # rows of a stream in which weights of turns are looked for
+SEEN_FOR_RULES = 1000  # rows in which each rule of weights should find something
 STAND_IN = "\ue0fe\ue0ff\ue0fe"  # private use characters, which no text holds and no template treats specially
 
 
@@ -130,8 +132,23 @@ class Weigher:
         The sequences are ``token_weights``; of a preference, ``chosen_weights`` and ``rejected_weights``, each with the
         prompt. Raises DataError where a message has no place in what the template writes, or a rule gives no weight.
         """
+        return {name: self._weigh(rendered, row) for name, rendered in self._render_row(row)}
+
+    def find_idle_rules(self, rows: Iterable[Cells]) -> list[Rule]:
+        """The rules that weigh all messages of some rows alike, with all that is in them."""
+        given: list[set[float]] = [set() for _ in self.rules]
+        for row in rows:
+            for _, rendered in self._render_row(row):
+                for rule, weights in zip(self.rules, given, strict=True):
+                    for base, spans in _entries(rule, rendered.messages, row):
+                        weights |= {base, *(weight for _, _, weight in spans)}
+            if all(len(weights) > 1 for weights in given):
+                break
+        return [rule for rule, weights in zip(self.rules, given, strict=True) if len(weights) < 2]
+
+    def _render_row(self, row: Cells) -> Iterator[tuple[str, RenderedSequence]]:
         end, how = self.tokenizer.eos_token or "", template_arguments(row)
-        answers, prompt, found = answer_columns(row), row.get("prompt"), {}
+        answers, prompt = answer_columns(row), row.get("prompt")
         for column in answers:
             side, name = row[column], WEIGHTS if len(answers) == 1 else f"{column}_weights"
             if isinstance(side, str):  # behind plain text, TRL puts the end token
@@ -143,8 +160,7 @@ class Weigher:
                 rendered = RenderedSequence((prompt or "") + text, messages, spans, is_chat=False)
             else:
                 rendered = self._render([*(prompt or ()), *side], how)
-            found[name] = self._weigh(rendered, row)
-        return found
+            yield name, rendered
 
     def _render(self, turns: Turns, how: Cells) -> RenderedSequence:
         """A conversation as the template writes it, each message found by what changes if it says something else."""
@@ -249,6 +265,18 @@ def weigh_rows(rows: Rows, weigher: Weigher, key: str, workers: int | None = Non
     if not len(teaching):
         raise DataError(fault("dataset.all_weighs_nothing", count=len(weighed)))
     return teaching.select_columns([*kept, *(name for name in weighed.column_names if name.endswith("_weights"))])
+
+
+def warn_of_idle_rules(rows: Rows, weigher: Weigher) -> None:
+    """Tell of each rule that makes no difference in the first rows, such as a pattern that nothing matches."""
+    count = SEEN_FOR_RULES if isinstance(rows, Dataset) else SEEN_OF_STREAM
+    for rule in weigher.find_idle_rules(itertools.islice(rows, count)):
+        asked = rule if isinstance(rule, functools.partial) else functools.partial(rule)
+        name = getattr(asked.func, "__name__", type(asked.func).__name__)
+        settings = ", ".join(f"{key}={short_text(value)}" for key, value in asked.keywords.items())
+        log.warning(
+            "not used: the weights of %s(%s), which are alike in all rows looked at, at most %d", name, settings, count
+        )
 
 
 def _teaches(row: Cells) -> bool:

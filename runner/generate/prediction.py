@@ -50,6 +50,7 @@ class PredictionFile:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lock = self.partial.with_suffix(".lock")
         FolderError.refuse(foreign_faults(filter(Path.is_symlink, [self.partial, lock])))
+        lock.touch()  # where this fails, a lock would wait as if another process had it
         try:
             with FileLock(lock, timeout=0):
                 yield

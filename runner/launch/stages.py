@@ -240,7 +240,7 @@ def _read_experiment(typed: Sequence[str], folders: Sequence[Path]) -> Experimen
             fix = f"{key}=null" if "." in key else f"{head}.<key>=<value>"
             faults.append(Fault(key, word, f"a value for a key of the stage {head}", fix))
         else:
-            own[head].append(word.replace(f"{head}.", "", 1))
+            own[head] += config.override.expand([word.replace(f"{head}.", "", 1)], menu)
     experiment = Experiment(str(plain["name"]), stages, chosen, shared, own, faults)
     unused = [word for word in shared if not any(word in experiment.typed_for(stage) for stage in stages)]
     faults += [fault("launch.of_no_stage", key=dotted_key(word), last=list(stages)[-1], word=word) for word in unused]

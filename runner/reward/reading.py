@@ -19,6 +19,8 @@ from torch.func import functional_call
 from runner.errors import ConfigError, Fault
 from runner.io.temporary import temporarily
 
+REWARD_KEY = "reward_key"  # the attribute of a model with the dotted key of what it was loaded for, such as reward.mine
+
 
 def padding_of(model: nn.Module) -> int | None:
     """The padding token of a model's config; None where it has none, or one that the vocabulary does not hold."""
@@ -68,8 +70,12 @@ def explain_length(model: nn.Module, rows: Sequence[Sequence[int]]) -> Iterator[
         path = model.config.get_text_config()._name_or_path
         found = f"{path} holds {positions} positions, and a text has {longest} tokens"
         expected = "texts that it can hold"
-        fix = f"shorter completions, or reward=classifier reward.classifier.path={path}, which reads their end"
-        raise ConfigError(Fault("reward", found, expected, fix)) from error
+        where = getattr(model, REWARD_KEY, "reward")
+        classifier = f"reward=classifier reward.classifier.path={path}"
+        if where.startswith("reward."):
+            classifier = f"{where}._target_=runner.reward.outcome.Classifier"
+        fix = f"shorter completions, or {classifier}, which reads their end"
+        raise ConfigError(Fault(where, found, expected, fix)) from error
 
 
 def searches_last(model: nn.Module) -> bool:

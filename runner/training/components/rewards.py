@@ -6,6 +6,7 @@ from transformers import AutoTokenizer, TrainingArguments
 from runner.model.chat import set_template
 from runner.reward.outcome import ScoringModel, load_reward_model
 from runner.reward.panel import TIMEOUT, RewardTracker, to_scorer
+from runner.reward.reading import REWARD_KEY
 from runner.schema import upstream
 from runner.schema.text import Config, named
 from runner.training.components.scorers import Reward, build_scorer
@@ -26,6 +27,8 @@ def build_rewards(
     entries = named(cfg["reward"] or {}, "reward")
     for name, entry in entries.items():
         call, timeout = build_scorer(entry, random_head=random_head), entry.get("timeout", TIMEOUT)
+        if isinstance(call, nn.Module):
+            setattr(call, REWARD_KEY, "reward" if "_target_" in cfg["reward"] else f"reward.{name}")
         if isinstance(call, nn.Module) and (path := getattr(call.config, "_name_or_path", "")):
             set_template(AutoTokenizer.from_pretrained(path), None, f"reward.{name}.path")  # as whoever asks it will
         elif isinstance(call, ScoringModel):
@@ -39,6 +42,8 @@ def build_rewards(
     if args is not None and (path := getattr(args, upstream.REWARD_MODEL_PATH, None)):
         args.reward_model_path = None  # the trainer is given the model
         where = f"trainer.args.{upstream.REWARD_MODEL_PATH}"
-        rewards.append(load_reward_model(path, random_head=random_head, where=where))
+        model = load_reward_model(path, random_head=random_head, where=where)
+        setattr(model, REWARD_KEY, where)
+        rewards.append(model)
         weights.append(1.0)
     return rewards, weights if set(weights) - {1.0} else None, panel if entries else None

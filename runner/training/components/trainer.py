@@ -19,7 +19,16 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from runner.collator import Collator
 from runner.config.build import asked_for, build, locate, serve
 from runner.dataset.detect import EVERY
-from runner.dataset.weigh import Entry, Weigher, WeightCollator, columns_of, pack_rows, rotate_weights, weigh_rows
+from runner.dataset.weigh import (
+    Entry,
+    Weigher,
+    WeightCollator,
+    columns_of,
+    pack_rows,
+    rotate_weights,
+    warn_of_idle_rules,
+    weigh_rows,
+)
 from runner.errors import Fault, RunnerError
 from runner.generate.budget import prompts_answered
 from runner.io.temporary import temporarily
@@ -188,9 +197,11 @@ def set_weights(trainer: Trainer, rules: list[BoundRule]) -> None:
         pack = {"seq_length": args.max_length, "strategy": args.packing_strategy, "shuffle": args.shuffle_dataset}
         return pack_rows(rows, args.seed, **pack)
 
+    rows = trainer.train_dataset
     with args.main_process_first(desc="weights of tokens"):
-        trainer.train_dataset = weighed(trainer.train_dataset)
+        trainer.train_dataset = weighed(rows)
         trainer.eval_dataset = map_sets(weighed, trainer.eval_dataset)
+    warn_of_idle_rules(rows, weigher)
     trainer.data_collator = WeightCollator(trainer.data_collator)
     args.remove_unused_columns = False  # or the weights would be among them
 
