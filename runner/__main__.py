@@ -88,8 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if word := _find_typed_place(words, error):
             key, _, place = word.partition("=")
             in_the_way = os.fsdecode(error.filename)
-            shown = in_the_way if os.path.lexists(in_the_way) else place
-            found = f"{shown}: {error.strerror or describe(error)}"
+            blocked = in_the_way if os.path.lexists(in_the_way) else place
+            found = f"{blocked}: {error.strerror or describe(error)}"
             told = Fault(key, found, "a place that can be written, or read", f"{key}=<another place>")
             print_error(EnvironmentFault(told))
             return EnvironmentFault.code
