@@ -382,6 +382,15 @@ def test_an_objective_that_no_evaluation_gives(train, capsys):
 
 
 @pytest.mark.slow
+def test_an_objective_that_no_training_logs(train, capsys):
+    done = train("trainer=sft", "objective=nonsense", *FEW)
+    assert done.code == 2 and done.state() == "finished"
+    said = capsys.readouterr().err
+    assert "no finished run has 'nonsense'" in said and "objective=eval_loss" in said.partition("type  ")[2]
+    assert train("trainer=sft", "objective=entropy", "seed=1", *FEW).code == 0  # which is logged in training
+
+
+@pytest.mark.slow
 def test_a_trainer_that_leaves_out_every_row(train, tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "zero.py").write_text("def zero(completions, **_): return [0.0] * len(completions)\n")

@@ -8,7 +8,7 @@ import errno
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from runner.config.override import latest, parse
 from runner.dataset.request import split_words
 from runner.errors import ConfigError, EnvironmentFault, RunnerError, code_of, fault, read_error
 from runner.generate.budget import evaluation_budget
-from runner.io.files import read_json
+from runner.io.files import display_path, read_json
 from runner.io.terminal import print_error, print_visible
 from runner.launch import axis, stages
 from runner.launch.grid import compose_jobs
@@ -28,11 +28,12 @@ from runner.launch.plan import LiveProgress, Plan, Stages, Task, state_of, tasks
 from runner.launch.pool import Pool, confine, idle_devices, settings_of
 from runner.launch.queue import Submission
 from runner.launch.worker import is_finished, launch
+from runner.report.objective import choose_objective
 from runner.run import Run, open_run
 from runner.run.continuation import find_offer
 from runner.run.disk import describe_lone_locks, full, is_full
 from runner.run.key import folder_of
-from runner.run.read import finished, one_line
+from runner.run.read import finished, one_line, read_run
 from runner.run.seal import sealed_checkpoints
 from runner.validate.context import OWN
 from runner.validate.start import HERE, check_ahead, settle_hub
@@ -71,7 +72,10 @@ def start_runs(runs: Sequence[Composed], *, dry_run: bool = False, debug: bool =
             print(f"note      {offer}")
         print(f"run       {run}", flush=True)
         confine(0, settings, run.cfg)
-        return launch(run, settings.debug, launcher)
+        code = launch(run, settings.debug, launcher)
+        if code == 0 and config.world_size() == 1:
+            _check_objective([run.folder])
+        return code
 
 
 def start_sweep(
@@ -167,6 +171,24 @@ def _print_end(ends: Sequence[Path], count: int, report: Report, runs: str = "ru
     for group in filter(Path.is_dir, dict.fromkeys(folder.parent for folder in ends)):
         print_visible(report(group))
     print(f"{count} of {len(ends)} {runs} finished")
+    if count == len(ends):
+        _check_objective(ends)
+
+
+def _check_objective(folders: Sequence[Path]) -> None:
+    """Raise ConfigError where finished runs lack the figure that their configuration is to be ranked by.
+
+    Only their logs tell: nobody knows before what a trainer, a reward or a callback will log.
+    """
+    runs = [run for run in map(read_run, folders) if run.state == "finished"]
+    name = next((run.cfg["objective"] for run in runs if run.cfg.get("objective")), None)
+    try:
+        if name is not None:
+            choose_objective(runs, name)
+    except ConfigError as error:
+        (told,) = error.faults
+        group = display_path(runs[0].folder.parent)
+        raise ConfigError(replace(told, fix=f"python -m runner report {group} {told.fix}")) from error
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def choose_objective(runs: Sequence[RunRecord], name: str = "", direction: str =
     if name and finished and all(run.score(whole) is None for run in finished):
         logged = sorted({each for run in finished for each in run.logged if not each.endswith(CLOCK)})
         expected, near = dict.fromkeys(informative([*known, *logged])), nearest(name, [*known, *logged])
-        fix = f"objective={near[0] if near else '<one of them>'}"
+        fix = f"objective={[*near, *expected, '<one of them>'][0]}"
         raise ConfigError(Fault("objective", f"no finished run has {name!r}", f"one of {', '.join(expected)}", fix))
     more = direction == "max" if direction else is_more_better(runs, whole) is not False if more is None else more
     return SweepObjective(whole, more, why)

@@ -149,6 +149,8 @@ class Summary:
     def why_no_best(self) -> str:
         """The reason why there is no best setting."""
         if not self.competing or self.objective is None:
+            if self.objective is not None and self.unranked:
+                return f"no finished run has {self.objective.name}"
             return "no finished run has a score yet"
         return f"no score compares all of them: only {self.competing[0].label} has {self.objective.name}"
 
