@@ -90,8 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             in_the_way = os.fsdecode(error.filename)
             blocked = in_the_way if os.path.lexists(in_the_way) else place
             found = f"{blocked}: {error.strerror or describe(error)}"
-            told = Fault(key, found, "a place that can be written, or read", f"{key}=<another place>")
-            print_error(EnvironmentFault(told))
+            refusal = Fault(key, found, "a place that can be written, or read", f"{key}=<another place>")
+            print_error(EnvironmentFault(refusal))
             return EnvironmentFault.code
         where = TEMPORARY.sub(r"\1", str(error.filename2 or error.filename or "system"))
         there = next((path for path in (Path(where), *Path(where).parents) if os.path.lexists(path)), where)

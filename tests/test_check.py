@@ -288,6 +288,7 @@ def test_a_key_is_sent_where_it_belongs(path, expected, fix):
         ("lr", -1, "leave lr out  (learning_rate is above 0 and at most 100)"),
         ("lora_rank", 0, "peft=lora peft.r=8  (peft.r is at least 1 and at most 16384)"),
         ("tolerate__los", "abc", "leave tolerate.los out  (tolerate.loss is a number or true or false)"),
+        ("weight_deacy", 0.1, "trainer.args.weight_decay=0.1"),  # and not weight=0.1
         ("warmup_ratio", 1.5, "trainer.args.warmup_steps=0.1"),
         ("model__ns_steps", 0, "leave ns_steps out"),  # which looks like save_steps, but not much
     ],

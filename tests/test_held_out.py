@@ -6,7 +6,9 @@ from types import SimpleNamespace
 
 import numpy
 import pytest
+from transformers import TrainerState
 
+from runner.command.train import forget_other_best
 from runner.io.files import read_json
 from runner.run.adjustments import in_words
 from runner.schema import upstream
@@ -201,3 +203,14 @@ def test_a_halving_says_where_the_steps_are_others_from_there():
     assert terms[:2] == [None, None] and all(terms[2:])
     halving = {"step": 3, "cause": "out of memory in a step", "from_step": 2, "args": {"rows": 4}, "note": "others"}
     assert in_words(halving) == "step 3: out of memory in a step; again from step 2 with rows=4; others"
+
+
+def test_a_best_checkpoint_that_another_figure_chose_is_forgotten(caplog):
+    args = SimpleNamespace(metric_for_best_model="cross_entropy")
+    state = TrainerState(best_metric=0.5, best_model_checkpoint="a", log_history=[{"eval_cross_entropy": 0.5}])
+    forget_other_best(state, args)
+    assert state.best_model_checkpoint == "a" and not caplog.text
+    state.log_history = [{"eval_loss": 0.5}]
+    forget_other_best(state, args)
+    assert state.best_metric is None and state.best_model_checkpoint is None
+    assert "another figure than eval_cross_entropy" in caplog.text

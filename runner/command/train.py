@@ -21,7 +21,7 @@ from accelerate.utils import broadcast_object_list, gather_object, release_memor
 from huggingface_hub import RepoUrl
 from peft import PeftModel
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.integrations import unset_hf_deepspeed_config
 from trl import RichProgressCallback
 
@@ -182,8 +182,23 @@ def _start(run: Run, components: Components, source: Run | None) -> None:
             check_objective(run.cfg.get("objective"), scores)
             if trainer.is_world_process_zero():
                 write_json(run.folder / "scores.json", {"before": scores})
+        else:
+            forget_other_best(trainer.state, trainer.args)
 
     trainer.add_callback(AtStart(measure_before))
+
+
+def forget_other_best(state: TrainerState, args: TrainingArguments) -> None:
+    """Drop the best checkpoint so far where another figure chose it, as in runs that an earlier version began."""
+    key = f"eval_{str(args.metric_for_best_model).removeprefix('eval_')}"
+    if state.best_metric is None or any(key in row for row in state.log_history):
+        return
+    log.warning(
+        "the best checkpoint so far was chosen by another figure than %s, and is forgotten: the best is that of the "
+        "steps from here on",
+        key,
+    )
+    state.best_metric = state.best_model_checkpoint = state.best_global_step = None
 
 
 def _sample_training(components: Components) -> None:

@@ -58,7 +58,7 @@ def first_made(rows: Iterable[Row], steps: Sequence[Step]) -> Row:
 
 
 def made_rows(rows: Iterable[Row], steps: Sequence[Step]) -> Iterator[Row]:
-    """The rows that come out of the steps; one on which a step fails is told where all are made."""
+    """The rows that come out of the steps; one on which a step fails is refused where all are made."""
     for row in rows:
         with suppress(DataError):
             if (made := apply_steps(row, steps)) is not None:

@@ -186,9 +186,9 @@ def _check_objective(folders: Sequence[Path]) -> None:
         if name is not None:
             choose_objective(runs, name)
     except ConfigError as error:
-        (told,) = error.faults
+        (missing,) = error.faults
         group = display_path(runs[0].folder.parent)
-        raise ConfigError(replace(told, fix=f"python -m runner report {group} {told.fix}")) from error
+        raise ConfigError(replace(missing, fix=f"python -m runner report {group} {missing.fix}")) from error
 
 
 @dataclass(frozen=True)

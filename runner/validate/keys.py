@@ -73,7 +73,7 @@ def _stray(context: ValidationContext, key: str, value: object) -> Iterator[Faul
         yield from filter(None, below)
     elif not is_misspelt and (answer := _answer(context, key, value, NOT_AT_THE_TOP)):
         yield answer
-    elif likely := likely or _near_places(context, key):
+    elif likely := _likeliest(key, likely, _near_places(context, key)):
         yield Fault(key, NOT_AT_THE_TOP, likely[0], _to_type(context, key, {likely[0]: value}))
     else:
         yield Fault(key, NOT_AT_THE_TOP, _find_owners(context, key) or f"one of {shortened(names)}", f"leave {key} out")
@@ -323,7 +323,7 @@ def _answer(
 
 
 def _to_type(context: ValidationContext, where: str, words: Node) -> str:
-    """The words to type in place of the key ``where``; for a value that would be refused, what its refusal tells."""
+    """The words to type in place of the key ``where``; for a value that would be refused, what its refusal says."""
     texts: list[str] = []
     remark = ""
     for path, value in flatten(words).items():
@@ -331,7 +331,8 @@ def _to_type(context: ValidationContext, where: str, words: Node) -> str:
         if faults := _find_faults_at(context, path, value, words):
             text = faults[0].fix.removesuffix("  (the default)")
             remark = f"  ({path} is {faults[0].expected})"
-        if not text.startswith("leave "):
+        is_carried = bool(remark) and text.endswith(f"={to_text(value)}")  # to a third key
+        if not text.startswith("leave ") and not is_carried:
             texts.append(text)
     return (" ".join(texts) or f"leave {where} out") + remark
 
@@ -359,12 +360,19 @@ def _find_faults_at(context: ValidationContext, path: str, value: object, words:
 def _find_misfits_of(
     context: ValidationContext, where: str, path: str, value: object, signature: Signature
 ) -> list[Fault]:
-    """The faults of a value at a key that its target takes; ``where`` is the key that is told."""
+    """The faults of a value at a key that its target takes; ``where`` is the key to name."""
     owner, _, key = path.rpartition(".")
     parameter = keys_of(owner, signature).get(key) or SPECIAL[key]
     choices = _choices(context, path, value, parameter, signature)
     numbers = range_of(where, key, signature, context.trainer)
     return find_misfits(where, value, parameter, numbers, choices)
+
+
+def _likeliest(key: str, names: list[str], places: list[str]) -> list[str]:
+    """The names that a stray key may mean, or the places where they look more like it."""
+    if not names or not places:
+        return names or places
+    return places if likeness(key, last_key(places[0])) > likeness(key, names[0]) else names
 
 
 def _near_places(context: ValidationContext, key: str) -> list[str]:
