@@ -149,7 +149,10 @@ def misfit_type(path: str, value: object, known: Type, default: object = None) -
         return Fault(path, f"a list: {short_text(value)}", f"{known}, or a sweep", f"-m {path}={to_text(value)[1:-1]}")
     is_guess = not meant or (meant[0] == str(value) and isinstance(default, str))
     fix = _fix(path, default, known) if is_guess else to_override(path, meant[0])
-    fix = next((as_typed(each.words) for each in meanings if each.words and path not in each.words), fix)
+    for words in (each.words for each in meanings):
+        if words and path not in words and not (isinstance(value, str) and value in words.values()):
+            fix = as_typed(words)  # unless the value is only carried to another name of the same number
+            break
     kinds: dict[type, str] = {str: "the text ", list: "a list: ", dict: "a mapping: "}
     found = kinds.get(type(value), "") + short_text(value)
     if isinstance(value, bool) and meant and isinstance(meant[0], str):
