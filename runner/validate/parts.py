@@ -3,7 +3,6 @@
 A part that the trainer's own constructor does not name cannot be served, and one that it lives on must be there.
 """
 
-import ast
 import contextlib
 import math
 import re
@@ -203,9 +202,8 @@ def _parameter_groups(context: ValidationContext) -> Iterator[Fault]:
     signature = context.signature(context.cfg.get("optimizer"))
     if not signature:
         return
-    step = find_definition(f"{signature.target}.step")
-    function = step.node if isinstance(step, Definition) else None
-    if isinstance(function, ast.FunctionDef) and len(function.args.args) - len(function.args.defaults) > 1:
+    step = read_signature(f"{signature.target}.step")
+    if step and "closure" in step.required:
         needs = f"{signature.name}, whose step needs a closure, and the trainer gives it none"
         yield Fault("optimizer._target_", needs, "an optimizer that steps by gradients alone", "optimizer=adamw")
     known = [*(name for name in signature.parameters if name not in ("params", "groups", "scheduler")), "lr_ratio"]
