@@ -42,6 +42,12 @@ def _is_loopback(host: str) -> bool:
     return address.is_loopback or address.is_unspecified
 
 
+def _is_page_elsewhere(value: object) -> bool:
+    """True for the address of a file on another machine that is not the hub."""
+    is_page = isinstance(value, str) and bool(re.match("(?i)(https?|ftp)://", value))
+    return is_page and not str(value).startswith("https://huggingface.co/") and _is_elsewhere(value)
+
+
 def _is_outside(path: object) -> bool:
     return isinstance(path, str) and (path.startswith(("/", "~")) or ".." in path.split("/") or "://" in path)
 
@@ -77,6 +83,8 @@ CONDITIONS: dict[str, Callable[[Any], bool]] = {
     "is false": _is_empty,
     "is given": bool,
     "has a slash": lambda value: isinstance(value, str) and "/" in value,
+    "has a dot": lambda value: isinstance(value, str) and "." in value,
+    "is a page elsewhere": _is_page_elsewhere,
     "is a request": lambda value: isinstance(value, str) and value.startswith("refs/"),
     "is of kernels": lambda value: str(value).endswith(".KernelConfig"),
     "sends": _names_a_callback,
