@@ -15,7 +15,7 @@ from runner.validate.dangers import is_elsewhere
 
 
 def _check_address(address: object, typed: object, run: str) -> None:
-    """Refuse to connect to another machine that a run's folder names, which may be somebody else's, and nobody typed."""
+    """Refuse to reach another machine that a run's folder names, which may be somebody else's, and nobody typed."""
     if address in ("auto", "local", typed, os.environ.get("RAY_ADDRESS")) or not is_elsewhere(address):
         return
     found = f"{address}, which config.yaml of {run} says, and nobody typed"

@@ -98,9 +98,8 @@ class Submission:
             groups = shlex.join(dict.fromkeys(display_path(folder.parent) for folder in self.open))
             address = getattr(self.queue, "address", None)
             typed = f" {to_override('launcher.address', address)}" if address else ""
-            print(
-                f"next      the same command says how far they are; python -m runner cancel {groups}{typed}", flush=True
-            )
+            command = f"python -m runner cancel {groups}{typed}"
+            print(f"next      the same command says how far they are; {command}", flush=True)
         return self.codes, self.signals
 
     def _wait(self) -> None:

@@ -34,7 +34,7 @@ def find_idle_faults(context: ValidationContext) -> Iterator[Fault]:
         if value in (None, parameter.default):
             continue
         if field in upstream.LOADED_BY_GROUP and not _loads_models(context):
-            if f"{ARGS}{field}" not in context.typed:  # but a key inside, as a danger is told to be
+            if f"{ARGS}{field}" not in context.typed:  # but a key inside of it, which may be a danger's
                 continue
             found = f"{short_text(value)}, and the runner loads the model by keys of its own"
             yield Fault(f"{ARGS}{field}", found, upstream.LOADED_BY_GROUP[field], f"leave {ARGS}{field} out")
