@@ -19,6 +19,7 @@ UNWEIGHABLE: dict[str, tuple[Any, str]] = _TABLES["unweighable"]
 WEIGHED = ("tokens", "pairs", "labels")  # kinds of losses, by loss_interface, whose tokens may have weights
 NUMERIC_FIELDS: dict[str, list[str]] = _TABLES["numeric_fields"]
 READ_BESIDE: dict[str, dict[str, tuple[str, object] | None]] = _TABLES["read_beside"]
+NEWER_NAMES: dict[str, str] = _TABLES["newer_names"]
 NEEDED_FIELDS: dict[str, list[str]] = _TABLES["needed_fields"]
 DONE_BY_RUNNER: dict[str, tuple[str, str | None]] = _TABLES["done_by_runner"]
 LOADED_BY_GROUP: dict[str, str] = _TABLES["loaded_by_group"]

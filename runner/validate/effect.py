@@ -43,6 +43,10 @@ def find_idle_faults(context: ValidationContext) -> Iterator[Fault]:
             found = f"{short_text(value)}, which nothing reads: {reason}"
             fix = f"{to_override(instead, value)} in place of it" if instead else f"leave {ARGS}{field} out"
             yield Fault(f"{ARGS}{field}", found, "none", fix)
+        elif context.args.get(upstream.NEWER_NAMES.get(field, "")) is not None:
+            newer = upstream.NEWER_NAMES[field]
+            found = f"{short_text(value)}, and {newer} takes its place"
+            yield Fault(f"{ARGS}{field}", found, "one of the two", f"leave {ARGS}{field} out")
         elif field in replaced:
             group = replaced[field]
             found = f"{short_text(value)}, and {group} takes its place"
@@ -113,7 +117,10 @@ def _loads_models(context: ValidationContext) -> bool:
 
 def _find_idle(context: ValidationContext, field: str, other: str, wanted: object) -> Iterator[Fault]:
     path, value = f"{ARGS}{field}", short_text(context.args[field])
-    off, current = f"leave {path} out", context.field(other)
+    off = f"leave {path} out"
+    current = context.args.get(upstream.NEWER_NAMES.get(other, ""))
+    if current is None:
+        current = context.field(other)
     if wanted == []:
         yield Fault(path, f"{value}, which the loss of this trainer does not read", "none", off)
         return
