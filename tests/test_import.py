@@ -1,5 +1,6 @@
 """Other people's configurations: each becomes an experiment that composes, and every key is accounted for."""
 
+import json
 import re
 from importlib import import_module
 from pathlib import Path
@@ -259,6 +260,25 @@ def test_stages_of_llama_factory(written, keys, expected):
         assert done.cfg["weight"]["_target_"].endswith("last_round")
     if keys.get("freeze_trainable_layers"):
         assert done.cfg["peft"] == {"_target_": "runner.model.freeze.train_last_layers", "layers": 3, "also": []}
+
+
+@pytest.mark.parametrize(
+    ("keys", "weight"), [({}, "answers"), ({"mask_history": True}, "last_round"), ({"train_on_prompt": True}, None)]
+)
+def test_the_answers_in_a_history_of_llama_factory_are_trained_too(written, tmp_path, keys, weight):
+    columns = {"prompt": "instruction", "query": "input", "response": "output", "history": "history"}
+    (tmp_path / "data").mkdir()
+    info = {"talks": {"file_name": "talks.json", "columns": columns}}
+    (tmp_path / "data" / "dataset_info.json").write_text(json.dumps(info))
+    file = {"model_name_or_path": "a/b", "stage": "sft", "cutoff_len": 64, "dataset": "talks"}
+    done = written(file | {"dataset_dir": str(tmp_path / "data")} | keys)
+    assert not done.faults
+    if weight is None:
+        assert "weight" not in done.cfg or not done.cfg["weight"]
+        assert done.args["completion_only_loss"] is False
+        return
+    assert done.cfg["weight"]["_target_"].endswith(f".{weight}")
+    assert (done.cfg["trainer"]["form"] == "messages") is (weight == "answers")
 
 
 def test_the_format_v1_of_llama_factory_reads_its_list_of_rows(imported):

@@ -1,11 +1,14 @@
 """Without a network: one question, one line for a wait, an answer in seconds, and no folder left behind."""
 
 import os
+import re
 import signal
 import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +16,7 @@ from runner.__main__ import main
 from runner.dataset.load import translate_dataset_errors
 from runner.errors import EnvironmentFault
 from runner.io import hub
+from runner.launch import worker
 from runner.model.load import translate_model_errors
 from runner.validate.start import settle_hub
 
@@ -153,3 +157,18 @@ def test_the_password_of_an_address_is_not_said(address, monkeypatch, capsys):
     assert main([*WORDS]) == 5
     said = capsys.readouterr()
     assert "waiting" in said.out and "hunter2" not in said.out + said.err
+
+
+@pytest.mark.skipif(not find_spec("bitsandbytes"), reason="bitsandbytes is not installed")
+def test_no_kernel_is_fetched_as_a_library_is_imported(monkeypatch):
+    """With the package kernels, bitsandbytes asks for code of the hub: a local place that is none stands for it."""
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    os.environ.pop("LOCAL_KERNELS", None)
+    worker.prepare_environment()
+    folder = Path(find_spec("bitsandbytes").origin).parent
+    fetched = set()
+    for path in folder.rglob("*.py"):
+        fetched |= set(re.findall(r"""get_kernel\(\s*["']([^"']+)""", path.read_text(encoding="utf-8")))
+    local = dict(entry.split("=") for entry in os.environ["LOCAL_KERNELS"].split(":"))
+    assert fetched and fetched <= local.keys()
+    assert not any(Path(place).is_dir() for place in local.values())

@@ -10,10 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from runner.__main__ import main
+from runner.config import compose
 from runner.errors import ConfigError, EnvironmentFault
 from runner.launch import ray as queue
 from runner.launch.queue import Place
-from runner.run import Run
+from runner.run import Run, open_run
 
 SHORT = ("trainer=sft", "dataset.limit.train=64", "dataset.limit.eval=8", "metric=none", "trainer.args.max_steps=2")
 LACKING = "ray is not installed (pip install 'ray>=2.40,<3')"
@@ -124,6 +126,36 @@ def test_an_end_in_silence_is_recorded_and_one_that_was_asked_for_is_not(cluster
     states = {task.folder.name: Run(task.folder).status() for task in tasks}
     assert [status["state"] for status in states.values()] == ["failed", "queued", "failed"]
     assert "No module named 'runner'" in states["lost"]["cause"] and states["says"]["cause"] == "its own"
+
+
+@pytest.mark.parametrize(
+    ("address", "typed", "is_asked"),
+    [
+        ("evil.example:6379", (), False),
+        ("ray://evil.example:10001", (), False),
+        ("evil.example://127.0.0.1", (), False),
+        ("evil.example:6379", ("launcher.address=other.example:6379",), False),
+        ("evil.example:6379", ("launcher.address=evil.example:6379",), True),
+        ("127.0.0.1:6379", (), True),
+        ("auto", (), True),
+        (None, (), True),
+    ],
+)
+def test_an_address_of_a_run_folder_is_reached_only_where_it_is_local_or_typed(
+    address, typed, is_asked, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    asked = []
+    monkeypatch.setattr(queue.Ray, "check", lambda ray: asked.append(ray.address))
+    monkeypatch.setattr(queue.Ray, "look", lambda ray: {})
+    given = [] if address is None else [f"launcher.address='{address}'"]
+    run = open_run(compose(["trainer=sft", "launcher=ray", *given]).cfg, [])
+    assert main(["cancel", str(run), *typed]) == (0 if is_asked else 2)
+    assert asked == ([address] if is_asked else [])
+    if not is_asked:
+        said = capsys.readouterr().err
+        assert "launcher.address" in said and f"launcher.address={address}" in said.replace("'", "")
 
 
 @pytest.mark.skipif(bool(find_spec("ray")), reason="ray is installed")

@@ -242,6 +242,26 @@ def test_the_tables_are_those_of_the_libraries():
         "optimizer=adamw trainer.args.optim=sgd",
         "optimizer=adamw trainer.args.weight_decay=0.5",
         "trainer.args.eval_steps=3",
+        "trainer.args.liger_kernel_config={rope:true}",
+        "trainer.args.hub_model_id=a/b",
+        "trainer.args.dataset_text_field=content",
+        "trainer.args.label_names=[labels]",
+        "trainer.args.do_train=true",
+        "trainer.args.eval_strategy=no trainer.args.eval_delay=3",
+        "trainer.args.max_length=null trainer.args.truncation_mode=keep_end",
+        "trainer.args.gradient_checkpointing=false trainer.args.gradient_checkpointing_kwargs.use_reentrant=false",
+        "trainer.args.activation_checkpointing=true trainer.args.gradient_checkpointing=false",
+        "trainer=dpo trainer.args.precompute_ref_batch_size=3",
+        "trainer=grpo trainer.args.vllm_server_port=3000",
+        "peft=lora peft.megatron_core=some.core",
+        "peft=lora peft.loftq_config={loftq_bits:4}",
+        "peft=lora peft.eva_config._target_=peft.EvaConfig",
+        "peft=lora peft.qalora_group_size=8",
+        "peft=oft peft.eps=0.1",
+        "peft=prompt peft.prompt_tuning_init_text=hello",
+        "peft=p_tuning peft.encoder_num_layers=4",
+        "peft=prefix peft.encoder_hidden_size=32",
+        "peft._target_=peft.AdaLoraConfig peft.total_step=10 peft.r=4",
     ],
 )
 def test_a_typed_field_that_nothing_reads(words, capsys):
@@ -257,6 +277,11 @@ def test_a_typed_field_that_nothing_reads(words, capsys):
         "trainer=gmpo trainer.args.epsilon=0.1",
         "trainer=cpo trainer.args.loss_type=simpo trainer.args.simpo_gamma=1",
         "trainer.args.warmup_steps=3 trainer.args.adam_beta1=0.5",
+        "trainer.args.push_to_hub=true trainer.args.hub_model_id=a/b",
+        "trainer.args.activation_checkpointing=true trainer.args.gradient_checkpointing_kwargs.use_reentrant=true",
+        "trainer.args.gradient_checkpointing=true trainer.args.activation_checkpointing_kwargs={every_n_layers:2}",
+        "peft=lora peft.use_qalora=true peft.qalora_group_size=8",
+        "peft=prefix peft.prefix_projection=true peft.encoder_hidden_size=32",
     ],
 )
 def test_a_typed_field_that_is_read(words, capsys):
@@ -268,6 +293,7 @@ def test_fields_that_are_known_to_be_idle_are_fields():
         names = {"TrainingArguments": "transformers.TrainingArguments", "PPOConfig": "runner.ppo.PPOConfig"}
         known = [other for other in read_all_configs() if owner in other.lineage]
         known += [read_signature(names[owner])] if owner in names else []
+        known = known or [signature for signature in [read_signature(f"peft.{owner}")] if signature]
         assert known, owner
         for field, condition in fields.items():
             assert any(field in other.parameters for other in known), f"{owner} {field}"
@@ -303,6 +329,33 @@ def test_a_name_of_an_adapter_that_fits_nothing(words, where, capsys):
     assert f"  {where}\n" in refuse(capsys, f"peft=lora {words}")
 
 
+def test_the_blocks_of_an_adapter_divide_its_layers(capsys):
+    said = refuse(capsys, "peft=oft peft.oft_block_size=5")
+    assert "5, which does not divide the inputs of the layers" in said and "type      peft.oft_block_size=4" in said
+    refuse(capsys, "peft=oft peft.oft_block_size=4", code=0)
+
+
+@pytest.mark.parametrize(
+    ("target", "fields"),
+    [
+        ("AdaptionPromptConfig", ["adapter_len", "adapter_layers"]),
+        ("PromptTuningConfig", ["num_virtual_tokens"]),
+        ("AdaLoraConfig", ["total_step"]),
+        ("XLoraConfig", ["hidden_size", "adapters"]),
+    ],
+)
+def test_a_field_of_an_adapter_whose_default_is_of_no_use(target, fields, capsys):
+    said = refuse(capsys, f"peft._target_=peft.{target}")
+    for field in fields:
+        assert f"  peft.{field}\n    found     missing, and {target} needs it" in said
+
+
+def test_an_optimizer_that_needs_a_closure(capsys):
+    said = refuse(capsys, "optimizer._target_=torch.optim.LBFGS")
+    assert "LBFGS, whose step needs a closure" in said and "type      optimizer=adamw" in said
+    refuse(capsys, "optimizer._target_=torch.optim.SGD", code=0)
+
+
 def test_learnt_prompts_leave_room_for_the_rows(capsys):
     refused = refuse(capsys, "peft=prefix peft.num_virtual_tokens=5000")
     assert "  peft.num_virtual_tokens\n    found     5000, and the model has" in refused
@@ -335,12 +388,15 @@ def test_a_model_whose_files_would_spoil_a_training(tmp_path, monkeypatch, capsy
     monkeypatch.chdir(tmp_path)
     for name, file, key, value in (
         ("ended", "config.json", "eos_token_id", 9999),
+        ("unknown", "config.json", "quantization_config", {"quant_method": "evil"}),
         ("stopping", "generation_config.json", "stop_strings", ["x"]),
     ):
         shutil.copytree(TINY, name)
         path = Path(name, file)
         path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
     assert "eos_token_id is 9999" in refuse(capsys, "model=ended")
+    said = refuse(capsys, "model=unknown")
+    assert 'by the method "evil"' in said and re.search("expected  one of .*awq.* gptq", said)
     assert "stop_strings" in refuse(capsys, "trainer=grpo model=stopping")
     refuse(capsys, "trainer=ppo model=stopping", code=0)
     shutil.copytree(TINY, "rounded")

@@ -95,6 +95,26 @@ def read_llama_factory(draft: Draft) -> None:
     if is_wanted(draft.keys.get("finetuning_type"), "lora"):
         draft.imply({"lora_alpha": 2 * draft.read("lora_rank", "whole_number", 0)})
     write_rows(draft, nodes)
+    if any(_has_history(info.get(name)) for name in names):
+        _train_history(draft)
+
+
+def _has_history(entry: object) -> bool:
+    columns = entry.get("columns") if isinstance(entry, Mapping) else None
+    return isinstance(columns, Mapping) and bool(columns.get("history"))
+
+
+def _train_history(draft: Draft) -> None:
+    """Train the answers in the history of a demonstration too, which ours takes for a part of the prompt."""
+    is_left_out = any(is_wanted(draft.keys.get(key), "enabled") for key in ("mask_history", "train_on_prompt"))
+    if draft.keys.get("stage") != "sft" or is_left_out:
+        return
+    if any("images" in part.get("columns", {}) for part in draft.parts):
+        draft.no_equivalent("dataset", "the answers in the history are not trained beside images")
+        return
+    draft.put("trainer.form", "messages")
+    draft.choices["weight"] = "answers"
+    draft.note(MAPPED, "dataset", "trainer.form: messages, weight=answers", "the answers in the history are trained")
 
 
 def read_llama_factory_v1(draft: Draft) -> None:

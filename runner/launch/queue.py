@@ -20,6 +20,7 @@ from runner.launch.plan import LiveProgress, Stages, Task, state_of
 from runner.report.table import MAX_LINES
 from runner.run import Run, foreign_faults, held, locked, open_run
 from runner.run.read import one_line
+from runner.schema.text import to_override
 
 HIDDEN = ".queue"  # the folder beside the runs of a name for what their cluster reads and writes
 POLL = 0.5  # seconds between two pictures
@@ -95,7 +96,10 @@ class Submission:
         if self.open:
             print(f"          and {len(self.open) - MAX_LINES} more\n" if len(self.open) > MAX_LINES else "", end="")
             groups = shlex.join(dict.fromkeys(display_path(folder.parent) for folder in self.open))
-            print(f"next      the same command says how far they are; python -m runner cancel {groups}", flush=True)
+            address = getattr(self.queue, "address", None)
+            typed = f" {to_override('launcher.address', address)}" if address else ""
+            command = f"python -m runner cancel {groups}{typed}"
+            print(f"next      the same command says how far they are; {command}", flush=True)
         return self.codes, self.signals
 
     def _wait(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import json
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,6 +41,7 @@ SEEING = WITH_HEAD.format("IMAGE_TEXT_TO_TEXT")
 LIMITS: dict[str, dict[str, Any]] = read_tables(__file__)
 KINDS = {"an object": Mapping, "a list": list, "a text": str, "a text or an object": str | Mapping}
 PICKLES, READ_WITH_WEIGHTS, VOCABULARIES = LIMITS["files"].values()
+QUANTISATIONS = "transformers.quantizers.auto.AUTO_QUANTIZATION_CONFIG_MAPPING"  # by the names in a config.json
 NESTED, OUTPUT_LAYERS, BYTE_TOKENIZERS, ENDLESS_TOKENIZERS = map(tuple, LIMITS["names"].values())
 KERNEL = re.compile(r"_*(attn|experts)_implementation(_internal)?")  # keys of a config that may name one of the hub
 WITH = {"lm": "a decoder, as language models are", "score": "a model that can score"}  # models by their heads
@@ -132,6 +134,8 @@ def find_config_faults(folder: ModelFolder, head: str | None = None, *, trust: b
         found = f"config.json of {folder.source} asks for the kernel {kernels[0]}, which is code of the hub"
         expected = "sdpa, eager, flash_attention_2 or none there"
         return [Fault(folder.where, found, expected, "=<a copy of it without that key>")]
+    if faults := list(_find_quantisation_faults(folder)):
+        return faults
     kind = folder.whole_config.get("model_type")
     if folder.whole_config.get("auto_map") and not _is_known(kind):
         return [] if trust else [fault("model.own_code", folder=folder)]
@@ -148,6 +152,25 @@ def find_config_faults(folder: ModelFolder, head: str | None = None, *, trust: b
     if folder.has("generation_config.json"):
         faults += _find_value_faults(folder, "generation_config.json", "transformers.GenerationConfig")
     return faults or list(_find_token_faults(folder))
+
+
+def _find_quantisation_faults(folder: ModelFolder) -> Iterator[Fault]:
+    """A fault for weights that are rounded by no method of transformers, which would take them as they are."""
+    definition = find_definition(QUANTISATIONS)
+    table = getattr(definition, "node", None)
+    keys = table.keys if isinstance(table, ast.Dict) else []
+    known = [str(key.value) for key in keys if isinstance(key, ast.Constant)]
+    text = folder.whole_config.get("text_config")
+    for config in (folder.whole_config, text if isinstance(text, Mapping) else {}):
+        settings = config.get("quantization_config")
+        if not settings or not known:
+            continue
+        method = settings.get("quant_method") if isinstance(settings, Mapping) else settings
+        has_bits = isinstance(settings, Mapping) and (settings.get("load_in_4bit") or settings.get("load_in_8bit"))
+        if method not in known and not has_bits:
+            found = f"config.json of {folder.source} has quantization_config by the method {json.dumps(method)[:40]}"
+            methods = sorted({name.removesuffix("_4bit").removesuffix("_8bit") for name in known})
+            yield Fault(folder.where, found, f"one of {', '.join(methods)}", "=<folder or org/name>")
 
 
 def _find_token_faults(folder: ModelFolder) -> Iterator[Fault]:
@@ -405,6 +428,9 @@ def _find_tuning_faults(folder: ModelFolder, peft: object) -> Iterator[Fault]:
     if str(peft.get("_target_")).endswith("LoraConfig"):
         sizes = [size for name in matrices for size in folder.shapes[name]]
         yield from find_rank_faults(peft.get("r"), peft.get("rank_pattern"), sizes)
+    if str(peft.get("_target_")).endswith("OFTConfig"):
+        widths = {folder.shapes[name][1] for name in matrices if _is_target(name, targets)}
+        yield from _find_block_faults(peft, widths)
     whole = peft.get("full")
     yield from find_pattern_faults("peft.full", whole if isinstance(whole, list) else (), weights)
     yield from find_selection_faults(peft, modules)
@@ -454,6 +480,26 @@ def find_rank_faults(rank: object, pattern: object, sizes: Iterable[int]) -> Ite
         if most and isinstance(value, int) and value > most:
             found = f"{value}, and no matrix of the model has more than {most} rows or columns"
             yield Fault(where, found, f"at most {most}, far fewer to save anything", f"={min(16, most)}")
+
+
+def _is_target(weight: str, targets: object) -> bool:
+    module = weight.removesuffix(".weight")
+    if isinstance(targets, str) and targets != "all-linear":
+        return bool(re.fullmatch(targets, module))
+    named = [str(target) for target in targets] if isinstance(targets, list | tuple | set) else None
+    return not module.endswith(OUTPUT_LAYERS) if named is None else module.split(".")[-1] in named
+
+
+def _find_block_faults(peft: Mapping[str, Any], widths: Collection[int]) -> Iterator[Fault]:
+    """A fault for blocks of OFT that do not divide the inputs of the layers, of which peft takes another size."""
+    for field in ("oft_block_size", "r"):
+        size = peft.get(field)
+        if isinstance(size, int) and size > 0 and any(width % size for width in widths):
+            shared = math.gcd(*widths)
+            fitting = max(number for number in range(1, min(size, shared) + 1) if shared % number == 0)
+            inputs = ", ".join(map(str, sorted(widths)))
+            found = f"{size}, which does not divide the inputs of the layers ({inputs}): peft would take another"
+            yield Fault(f"peft.{field}", found, "a divisor of all of them", f"={fitting}")
 
 
 def find_selection_faults(settings: Mapping[str, Any], modules: Collection[str]) -> Iterator[Fault]:

@@ -19,7 +19,7 @@ from runner.schema import upstream
 from runner.schema.text import Config, last_key, read_tables, scalars, select, short_text, to_override, walk
 
 
-def _is_elsewhere(value: object) -> bool:
+def is_elsewhere(value: object) -> bool:
     """True where an address or a host may be another machine's, as may all that clients read in several ways."""
     if not (text := str(value or "")) or text.lower() == "localhost" or _is_loopback(text):
         return False
@@ -40,6 +40,12 @@ def _is_loopback(host: str) -> bool:
         return False
     address = getattr(address, "ipv4_mapped", None) or address
     return address.is_loopback or address.is_unspecified
+
+
+def _is_page_elsewhere(value: object) -> bool:
+    """True for the address of a file on another machine that is not the hub."""
+    is_page = isinstance(value, str) and bool(re.match("(?i)(https?|ftp)://", value))
+    return is_page and not str(value).startswith("https://huggingface.co/") and is_elsewhere(value)
 
 
 def _is_outside(path: object) -> bool:
@@ -77,12 +83,14 @@ CONDITIONS: dict[str, Callable[[Any], bool]] = {
     "is false": _is_empty,
     "is given": bool,
     "has a slash": lambda value: isinstance(value, str) and "/" in value,
+    "has a dot": lambda value: isinstance(value, str) and "." in value,
+    "is a page elsewhere": _is_page_elsewhere,
     "is a request": lambda value: isinstance(value, str) and value.startswith("refs/"),
     "is of kernels": lambda value: str(value).endswith(".KernelConfig"),
     "sends": _names_a_callback,
-    "is elsewhere": lambda value: not isinstance(value, dict | list) and _is_elsewhere(value),
+    "is elsewhere": lambda value: not isinstance(value, dict | list) and is_elsewhere(value),
     # Of a host alone, before which clients put http:// whatever it is.
-    "is more than a host here": lambda value: "/" in str(value or "") or _is_elsewhere(value),
+    "is more than a host here": lambda value: "/" in str(value or "") or is_elsewhere(value),
     "leads out": _is_outside,
     "leaves the run": _leaves_the_run,
     "is online": lambda value: value not in STAYS,

@@ -205,6 +205,13 @@ def find_node_faults(context: ValidationContext, path: str, node: Node) -> Itera
             if group in ("reward", "metric"):
                 kind += ", or an argument called completions, by which it is asked to judge"
             yield Fault(f"{path}.{name}", f"missing, and {signature.name} needs it", kind, f"{path}.{name}=<value>")
+    for owner in (signature.name, *signature.lineage):
+        for name in upstream.NEEDED_FIELDS.get(owner, ()):
+            if node.get(name) is None:
+                kind = str(signature.parameters[name].type).removesuffix(" or null")
+                yield Fault(f"{path}.{name}", f"missing, and {signature.name} needs it", kind, f"{path}.{name}=<value>")
+        if owner in upstream.NEEDED_FIELDS:
+            break
     for name in NEEDED_KEYS.get(path, ()):
         if node.get(name) is None:
             kind = str(keys_of(path, signature)[name].type) if name in OWN[path] else "keys"

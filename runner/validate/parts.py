@@ -202,6 +202,10 @@ def _parameter_groups(context: ValidationContext) -> Iterator[Fault]:
     signature = context.signature(context.cfg.get("optimizer"))
     if not signature:
         return
+    step = read_signature(f"{signature.target}.step")
+    if step and "closure" in step.required:
+        needs = f"{signature.name}, whose step needs a closure, and the trainer gives it none"
+        yield Fault("optimizer._target_", needs, "an optimizer that steps by gradients alone", "optimizer=adamw")
     known = [*(name for name in signature.parameters if name not in ("params", "groups", "scheduler")), "lr_ratio"]
     found = find_definition(signature.target)  # whose code may read more of a group than its constructor takes
     text = found.module.text.replace("'", '"') if isinstance(found, Definition) else ""

@@ -30,7 +30,7 @@ def find_passed_on_faults(context: ValidationContext) -> Iterator[Fault]:
             signature = read_signature(row["to"])
             if signature is None:
                 continue
-            known = dict(signature.parameters)
+            known |= signature.parameters
         if prefix := row.get("prefix"):  # which may stand before each key
             value = {str(key).removeprefix(prefix): entry for key, entry in value.items()}
         for name in row.get("given", ()):

