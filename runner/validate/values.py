@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 from runner.config.dialect import find_meanings
+from runner.config.menu import GROUPS
 from runner.errors import Fault
 from runner.run.alarms import ALARMS
 from runner.schema import upstream
@@ -150,8 +151,10 @@ def misfit_type(path: str, value: object, known: Type, default: object = None) -
     is_guess = not meant or (meant[0] == str(value) and isinstance(default, str))
     fix = _fix(path, default, known) if is_guess else to_override(path, meant[0])
     for words in (each.words for each in meanings):
-        if words and path not in words and not (isinstance(value, str) and value in words.values()):
-            fix = as_typed(words)  # unless the value is only carried to another name of the same number
+        # Unless the value is only carried to another name of the same number.
+        is_carried = isinstance(value, str) and value in words.values() and not words.keys() & set(GROUPS)
+        if words and path not in words and not is_carried:
+            fix = as_typed(words)
             break
     kinds: dict[type, str] = {str: "the text ", list: "a list: ", dict: "a mapping: "}
     found = kinds.get(type(value), "") + short_text(value)
