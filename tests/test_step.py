@@ -112,7 +112,7 @@ def test_the_key_follows_code_and_settings(tmp_path, monkeypatch):
     assert key_of_steps([first]) != before
 
 
-def test_rows_are_mapped_once(path):
+def test_all_rows_are_mapped_once_and_the_first_ones_at_each_start(path):
     seen = []
 
     def counted(row):
@@ -121,7 +121,9 @@ def test_rows_are_mapped_once(path):
 
     for _ in range(2):
         load_rows(path, map=counted, to="demonstration")
-    assert len(seen) == 2 * 2 + len(ROWS), "the first row to see its form and its columns, then all of them once"
+    # The first row shows the form and the columns, and the first 100 what nobody reads.
+    at_each_start = 2 + len(ROWS)
+    assert len(seen) == 2 * at_each_start + len(ROWS)
 
 
 def test_a_function_of_a_row_is_not_called_when_it_is_built():

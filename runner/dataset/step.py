@@ -1,6 +1,7 @@
 """Steps that rows go through before anything else is made of them: functions row -> row, or None to leave it out.
 
-A step (``dataset.map``) sees each row once, and what comes out is kept on disk: a collator is for what should change.
+A step (``dataset.map``) sees each row once, the first 100 again at each start, and what comes out is kept on disk: a
+collator is for what should change.
 """
 
 import functools
