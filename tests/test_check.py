@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from runner.schema import upstream
-from runner.schema.read import read_signature
+from runner.schema.read import UNKNOWN, read_signature
 from runner.schema.source import public_names
-from runner.schema.text import likeness, nearest, nodes
+from runner.schema.text import likeness, nearest, nodes, to_override
 from runner.validate import find_all_faults, find_dangers
 from runner.validate.context import ValidationContext
 from runner.validate.keys import SET_BY_RUNNER
@@ -227,11 +227,21 @@ MISSPELLINGS = {
 @pytest.mark.parametrize("kind", MISSPELLINGS)
 def test_every_misspelt_field_is_found_and_nearly_every_one_is_corrected(kind):
     fields = read_signature("trl.DPOConfig").parameters
-    pairs = {MISSPELLINGS[kind](name, len(name) // 2): name for name in fields}
-    wrong = {key: name for key, name in pairs.items() if key not in fields}
-    found = {fault.where: fault.fix for fault in faults(with_args(**dict.fromkeys(wrong)))}
+    usual = {name: field.default for name, field in fields.items()}
+    # Values that the field takes, because a value that it refuses is not sent there.
+    values = {name: None if default is UNKNOWN else default for name, default in usual.items()}
+    wrong = {}
+    for name in fields:
+        key = MISSPELLINGS[kind](name, len(name) // 2)
+        if key not in fields and fields[name].type.accepts(values[name]):
+            wrong[key] = name
+    typed = {key: values[name] for key, name in wrong.items()}
+    found = {fault.where: fault.fix for fault in faults(with_args(**typed))}
     assert set(found) == {f"trainer.args.{key}" for key in wrong} and len(wrong) > 120
-    right = [found[f"trainer.args.{key}"] == f"trainer.args.{wrong[key]}=null" for key in wrong]
+    right = [
+        found[f"trainer.args.{key}"] == to_override(f"trainer.args.{name}", values[name])
+        for key, name in wrong.items()
+    ]
     assert sum(right) / len(right) >= 0.97
 
 
@@ -283,10 +293,10 @@ def test_a_key_is_sent_where_it_belongs(path, expected, fix):
 @pytest.mark.parametrize(
     ("path", "value", "fix"),
     [
-        ("trainer__args__max_seq_len", 0, "trainer.args.max_length=1024  (trainer.args.max_length is at least 2)"),
-        ("epochs", "abc", "trainer.args.num_train_epochs=3.0  (trainer.args.num_train_epochs is a number)"),
+        ("trainer__args__max_seq_len", 0, "trainer.args.max_length=1024  (at least 2)"),
+        ("epochs", "abc", "trainer.args.num_train_epochs=3.0  (a number)"),
         ("lr", -1, "leave lr out  (learning_rate is above 0 and at most 100)"),
-        ("lora_rank", 0, "peft=lora peft.r=8  (peft.r is at least 1 and at most 16384)"),
+        ("lora_rank", 0, "peft=lora peft.r=8  (at least 1 and at most 16384)"),
         ("tolerate__los", "abc", "leave tolerate.los out  (tolerate.loss is a number or true or false)"),
         ("weight_deacy", 0.1, "trainer.args.weight_decay=0.1"),  # and not weight=0.1
         ("warmup_ratio", 1.5, "trainer.args.warmup_steps=0.1"),

@@ -332,16 +332,18 @@ def _answer(
 def _to_type(context: ValidationContext, where: str, words: Node) -> str:
     """The words to type in place of the key ``where``; for a value that would be refused, what its refusal says."""
     texts: list[str] = []
-    remark = ""
+    refused = reason = ""
     for path, value in flatten(words).items():
         text = to_override(path, value)
         if faults := _find_faults_at(context, path, value, words):
             text = faults[0].fix.removesuffix("  (the default)")
-            remark = f"  ({path} is {faults[0].expected})"
-        is_carried = bool(remark) and text.endswith(f"={to_text(value)}")  # to a third key
+            refused, reason = path, faults[0].expected
+        is_carried = bool(reason) and text.endswith(f"={to_text(value)}")  # to a third key
         if not text.startswith("leave ") and not is_carried:
             texts.append(text)
-    return (" ".join(texts) or f"leave {where} out") + remark
+    if not texts:
+        return f"leave {where} out" + (f"  ({refused} is {reason})" if reason else "")
+    return " ".join(texts) + (f"  ({reason})" if reason else "")
 
 
 def _find_faults_at(context: ValidationContext, path: str, value: object, words: Node) -> list[Fault]:
