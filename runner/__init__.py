@@ -1,8 +1,10 @@
 """A declarative experiment runner for post-training language models.
 
-Its rooms, and where a change goes, are in README.md beside this. Nothing is imported here before it is asked for.
+Its rooms, and where a change goes, are in README.md beside this. Nothing is imported here before it
+is asked for.
 
-From Python, a training is the command of the same words, and raises the errors of ``runner.errors``::
+From Python, a training is the command of the same words, and raises the errors of
+``runner.errors``::
 
     import runner
     run = runner.train("trainer=dpo", "learning_rate=1e-6")

@@ -25,16 +25,17 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a user's Python writes compil
 
 from runner.__main__ import main
 from runner.io.files import read_json
-from runner.report import plot
+from runner.report import plot_run
 from runner.run import Run
-from runner.run.read import read_metrics
+from runner.run.history import read_metrics
 
 sys.dont_write_bytecode = False
 ROOT = Path(__file__).parent.parent
 ENTER = "import sys; from pkgutil import resolve_name; resolve_name(sys.argv[1])(sys.argv[2:])"
-# Of every command; what a test does in this process sets variables, and these would need a process from the start.
+# Of every command; what a test does in this process sets variables, and these would need a process
+# from the start.
 ENVIRONMENT = dict(os.environ)
-PICTURES = plot.PICTURES
+PICTURES = plot_run.PICTURES
 OF_A_TEST = {
     "HF_HOME",
     "HF_TOKEN",
@@ -53,11 +54,14 @@ class Command:
         self.environment = environment
         self.warm = warm
 
-    def __call__(self, *words: str, code: int = 0, door: str = DOOR, fresh: bool = False, **variables: str):
+    def __call__(
+        self, *words: str, code: int = 0, door: str = DOOR, fresh: bool = False, **variables: str
+    ):
         """Run it, check the exit code, and give back what subprocess.run gives.
 
-        Without variables that a library reads as it is imported it is forked from a process that has done so; see
-        ``warm``. ``door`` is the function that gets the words; the processes it starts are ``fresh`` or forked too.
+        Without variables that a library reads as it is imported it is forked from a process that
+        has done so; see ``warm``. ``door`` is the function that gets the words; the processes it
+        starts are ``fresh`` or forked too.
         """
         environment = self.environment | variables
         if self._is_plain(environment):
@@ -69,7 +73,11 @@ class Command:
 
     def cold(self, *words: str, door: str = DOOR, **variables: str):
         """The same in a process that starts from nothing, whatever its exit code."""
-        path = {} if door == DOOR else {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+        path = (
+            {}
+            if door == DOOR
+            else {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+        )
         return subprocess.run(
             [sys.executable, *(("-m", "runner") if door == DOOR else ("-c", ENTER, door)), *words],
             cwd=self.folder,
@@ -86,7 +94,10 @@ class Command:
     def start_two(self, *words: str, door: str = DOOR, **variables: str) -> list[Started]:
         """Start it in two processes that train as one, with the variables that torchrun sets."""
         each = [self.environment | variables | own for own in world_of_two()]
-        return [self.warm.start(list(words), self.folder, environment, door=door) for environment in each]
+        return [
+            self.warm.start(list(words), self.folder, environment, door=door)
+            for environment in each
+        ]
 
     def forget_cache(self) -> None:
         """Empty the cache of rows and models, which all commands share that are forked from one process."""
@@ -107,13 +118,16 @@ class Command:
         while not any(Run(folder).status()["step"] > 1 for folder in self.runs(name)):
             assert not started.ended() and time.monotonic() < deadline
             time.sleep(0.05)
-        # A terminal sends SIGINT to the whole group, a scheduler SIGTERM to the process that it started.
+        # A terminal sends SIGINT to the whole group, a scheduler SIGTERM to the process that it
+        # started.
         os.killpg(started.pid, number) if number == signal.SIGINT else started.send(number)
         return started.wait().returncode
 
     def runs(self, name: str) -> list[Path]:
         """The run folders of a name."""
-        return sorted(path.parent for path in (self.folder / "outputs" / name).glob("*/config.yaml"))
+        return sorted(
+            path.parent for path in (self.folder / "outputs" / name).glob("*/config.yaml")
+        )
 
 
 @pytest.fixture(scope="session")
@@ -126,14 +140,18 @@ def warm(tmp_path_factory):
 
 @pytest.fixture
 def runner(tmp_path, warm):
-    return Command(tmp_path, ENVIRONMENT | {"HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": str(ROOT)}, warm)
+    return Command(
+        tmp_path, ENVIRONMENT | {"HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": str(ROOT)}, warm
+    )
 
 
 @pytest.fixture(scope="session")
 def warm_hub(hub, tmp_path_factory):
     """A process that has imported the libraries where the loopback hub is the hub; its commands share a cache."""
     folder = tmp_path_factory.mktemp("warm-hub")
-    process = Warm(folder, hub.environment(folder / "hf") | {"HF_HUB_OFFLINE": "0", "PYTHONPATH": str(ROOT)})
+    process = Warm(
+        folder, hub.environment(folder / "hf") | {"HF_HUB_OFFLINE": "0", "PYTHONPATH": str(ROOT)}
+    )
     yield process
     process.close()
 
@@ -168,7 +186,7 @@ def train(tmp_path, monkeypatch):
     """The command in this process, a few quick steps unless told otherwise, in a folder of the test's own."""
 
     def call(*words: str, name: str = "run", pictures: tuple[str, ...] = ("loss",)) -> Trained:
-        monkeypatch.setattr(plot, "PICTURES", {each: PICTURES[each] for each in pictures})
+        monkeypatch.setattr(plot_run, "PICTURES", {each: PICTURES[each] for each in pictures})
         code = main([*words, f"name={name}", f"output_root={tmp_path / 'outputs'}"])
         folders = sorted((tmp_path / "outputs" / name).glob("*/config.yaml"))
         return Trained(code, Run(folders[-1].parent) if folders else None)
@@ -204,7 +222,9 @@ def pytest_collection_finish():
 
 
 def pytest_runtest_setup(item):
-    if len(sys.modules) > frozen + 50 or (item.get_closest_marker("slow") and len(gc.get_objects()) > 100_000):
+    if len(sys.modules) > frozen + 50 or (
+        item.get_closest_marker("slow") and len(gc.get_objects()) > 100_000
+    ):
         freeze()
 
 
@@ -220,4 +240,6 @@ def freeze() -> None:
 
 
 def pytest_addoption(parser):
-    parser.addoption("--golden", action="store_true", help="write the golden files anew instead of comparing")
+    parser.addoption(
+        "--golden", action="store_true", help="write the golden files anew instead of comparing"
+    )

@@ -228,7 +228,9 @@ class Hub:
     def __enter__(self) -> Self:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
         self._server.hub = self
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.05,), daemon=True
+        )
         self._thread.start()
         return self
 
@@ -287,7 +289,9 @@ class Hub:
         """Serve a folder as a model; ``how`` is revision, private, gated, as in ``add_files``."""
         return self.add_files("model", repo_id, read_folder(folder), **how)
 
-    def add_dataset(self, repo_id: str, configs: dict[str, dict[str, list[dict]]], **how: str | bool) -> str:
+    def add_dataset(
+        self, repo_id: str, configs: dict[str, dict[str, list[dict]]], **how: str | bool
+    ) -> str:
         """Serve config -> split -> rows as parquet files and a README that names them."""
         return self.add_files("dataset", repo_id, to_dataset_files(configs), **how)
 
@@ -320,7 +324,9 @@ class Hub:
             raise Refusal(404 if request.token else 401, "Repository not found", "RepoNotFound")
         return repo
 
-    def _open_commit(self, request: Request, kind: str, repo_id: str, revision: str) -> tuple[Repo, str]:
+    def _open_commit(
+        self, request: Request, kind: str, repo_id: str, revision: str
+    ) -> tuple[Repo, str]:
         repo = self._open(request, kind, repo_id)
         sha = repo.sha(revision)
         if sha is None:
@@ -335,7 +341,9 @@ class Hub:
         self._require_owner(request)
         return to_json({"type": "user", "name": USER, "orgs": []})
 
-    def _answer_info(self, request: Request, kind: str, repo_id: str, revision: str = "main") -> Answer:
+    def _answer_info(
+        self, request: Request, kind: str, repo_id: str, revision: str = "main"
+    ) -> Answer:
         repo, sha = self._open_commit(request, kind, repo_id, revision)
         detailed = request.asks("blobs")
         files = [to_sibling(*file, detailed) for file in repo.commits[sha].items()]
@@ -343,7 +351,9 @@ class Hub:
         access = {"private": repo.private, "gated": "manual" if repo.gated else False}
         return to_json(about | access | {"siblings": files})
 
-    def _answer_tree(self, request: Request, kind: str, repo_id: str, revision: str, path: str = "") -> Answer:
+    def _answer_tree(
+        self, request: Request, kind: str, repo_id: str, revision: str, path: str = ""
+    ) -> Answer:
         repo, sha = self._open_commit(request, kind, repo_id, revision)
         entries = list_tree(repo.commits[sha], path, request.asks("recursive"))
         if path and not entries:
@@ -359,7 +369,9 @@ class Hub:
             page = [dated(entry, sha) for entry in page]
         return to_json(page, **headers)
 
-    def _answer_paths_info(self, request: Request, kind: str, repo_id: str, revision: str) -> Answer:
+    def _answer_paths_info(
+        self, request: Request, kind: str, repo_id: str, revision: str
+    ) -> Answer:
         """Entries for the paths that exist; the others are left out, as on the real hub."""
         repo, sha = self._open_commit(request, kind, repo_id, revision)
         asked = parse_qs(request.body.decode())
@@ -368,7 +380,9 @@ class Hub:
         expand = asked.get("expand", [""])[0].lower() == "true"
         return to_json([dated(entry, sha) for entry in found] if expand else found)
 
-    def _answer_resolve(self, request: Request, kind: str, repo_id: str, revision: str, path: str) -> Answer:
+    def _answer_resolve(
+        self, request: Request, kind: str, repo_id: str, revision: str, path: str
+    ) -> Answer:
         repo, sha = self._open_commit(request, kind, repo_id, revision)
         if repo.gated and request.token != TOKEN:
             status = 403 if request.token else 401
@@ -521,7 +535,8 @@ def describe(tables: dict[str, pyarrow.Table]) -> dict:
     """What a card's ``dataset_info`` says of the splits: features and sizes; clients check them."""
     features = [to_feature(column) for column in next(iter(tables.values())).schema]
     splits = [
-        {"name": name, "num_bytes": table.nbytes, "num_examples": table.num_rows} for name, table in tables.items()
+        {"name": name, "num_bytes": table.nbytes, "num_examples": table.num_rows}
+        for name, table in tables.items()
     ]
     size = sum(table.nbytes for table in tables.values())
     return {"features": features, "splits": splits, "dataset_size": size}

@@ -1,7 +1,8 @@
 """An instant in the life of a command: the n-th time that it touches a file of a kind.
 
-Told by Python's own audit events, inside the command's process, so that it is the same instant on every machine. What
-libraries written in other languages open is not told; a random moment after an instant lands in that as well.
+Told by Python's own audit events, inside the command's process, so that it is the same instant on
+every machine. What libraries written in other languages open is not told; a random moment after an
+instant lands in that as well.
 """
 
 import os
@@ -17,9 +18,9 @@ TOUCHES = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.chmod",
 class Instant:
     """The ``count``-th touch that ``pattern`` matches, of those below ``folder``.
 
-    Then the command is killed before it goes on, or the file ``told`` appears. ``record`` is a file that gets a line
-    for each touch, "<event> <path>"; ``synced`` one that gets a line for each file that is put on the disk, "<inode>
-    <bytes>".
+    Then the command is killed before it goes on, or the file ``told`` appears. ``record`` is a file
+    that gets a line for each touch, "<event> <path>"; ``synced`` one that gets a line for each file
+    that is put on the disk, "<inode> <bytes>".
     """
 
     folder: str

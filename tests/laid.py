@@ -5,20 +5,29 @@ import json
 import math
 from pathlib import Path
 
-from runner.launch import axis
+from runner.launch.compose import sweep_axes
 from runner.run import write_config
 
 COMMAND = ["python", "-m", "runner"]
 
 
 def lay_run(
-    folder: Path, *, state: str = "finished", after: dict | None = None, lines: list | None = None, words=(), **cfg
+    folder: Path,
+    *,
+    state: str = "finished",
+    after: dict | None = None,
+    lines: list | None = None,
+    words=(),
+    **cfg,
 ) -> Path:
     """A run folder with these scores, logged lines, command-line words and top-level keys; returns the folder."""
     folder.mkdir(parents=True)
     whole = {"name": folder.parent.name, "seed": 0, "metric": None} | cfg
     write_config(folder, whole)
-    write(folder / "status.json", {"state": state, "step": 4, "max_steps": 8, "updated": "2026-01-02T03:04:05+00:00"})
+    write(
+        folder / "status.json",
+        {"state": state, "step": 4, "max_steps": 8, "updated": "2026-01-02T03:04:05+00:00"},
+    )
     write(folder / "manifest.json", {"command": [*COMMAND, *words], "python": "3.11.7"})
     if after is not None:
         write(folder / "scores.json", {"before": dict.fromkeys(after, 0.0), "after": after})
@@ -34,8 +43,18 @@ def lay_sweep(group: Path, scores: dict, logged: bool = False, **cfg) -> Path:
         lay_run(
             group / f"kl-{kl}+lr-{rate}+seed-{seed}",
             after={"eval_loss": 1 - score, "eval_exact": score},
-            lines=[{"step": n, "loss": 1 / n, "reward": score * n, "kl": kl * n} for n in range(1, 6) if logged],
-            words=["trainer=dpo", f"kl_coef={kl}", f"learning_rate={rate}", f"seed={seed}", f"name={group.name}"],
+            lines=[
+                {"step": n, "loss": 1 / n, "reward": score * n, "kl": kl * n}
+                for n in range(1, 6)
+                if logged
+            ],
+            words=[
+                "trainer=dpo",
+                f"kl_coef={kl}",
+                f"learning_rate={rate}",
+                f"seed={seed}",
+                f"name={group.name}",
+            ],
             kl_coef=kl,
             learning_rate=rate,
             seed=seed,
@@ -58,10 +77,14 @@ def write(path: Path, value: object) -> None:
 def wave(steps: int) -> list[dict]:
     """A long curve."""
     return [
-        {"step": step, "loss": math.sin(step / 50), "reward": step / steps, "kl": step / 9} for step in range(steps)
+        {"step": step, "loss": math.sin(step / 50), "reward": step / steps, "kl": step / 9}
+        for step in range(steps)
     ]
 
 
 def jobs_of(words) -> list[list[str]]:
     """The words of each job of a sweep."""
-    return [[word for word, _ in picked] for picked in itertools.product(*axis.options(words).values())]
+    return [
+        [word for word, _ in picked]
+        for picked in itertools.product(*sweep_axes.options(words).values())
+    ]

@@ -3,7 +3,9 @@
 from runner.config.menu import read_options
 
 TRAINERS = {name: option["trainer"] for name, option in read_options("trainer").items()}
-ON_CPU = sorted(name for name, node in TRAINERS.items() if not node.get("needs_gpu") and "server" not in name)
+ON_CPU = sorted(
+    name for name, node in TRAINERS.items() if not node.get("needs_gpu") and "server" not in name
+)
 TINY = "runner://model/tiny"
 SERVER = "http://127.0.0.1:9"  # where nobody listens
 THREE = ("dataset.form=triple", "dataset.columns={chosen: chosen, reference: chosen}")
@@ -13,6 +15,9 @@ def needed(trainer: str, teacher: str = TINY) -> tuple[str, ...]:
     """The words of one trainer, which learns from a teacher's model or server, or from a third answer."""
     node = TRAINERS[trainer]
     words = [f"trainer.teacher_model.path={teacher}"] * ("teacher_model" in node)
-    words += [f"trainer.args.{name}={SERVER}" for name, value in node["args"].items() if value == "???"]
-    words += ["trainer.args.success_reward_threshold=0.5"] * (trainer == "sdpo")  # or some steps have nothing to learn
+    words += [
+        f"trainer.args.{name}={SERVER}" for name, value in node["args"].items() if value == "???"
+    ]
+    # or some steps have nothing to learn
+    words += ["trainer.args.success_reward_threshold=0.5"] * (trainer == "sdpo")
     return (*words, *(THREE if node["form"] == "triple" else ()))

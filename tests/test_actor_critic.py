@@ -8,18 +8,18 @@ from tiny_ppo import END, WORDS, letter_model, lora
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 from runner.model.saved import find_missing
-from runner.ppo import actor_critic
+from runner.ppo import token_logprobs
 from runner.ppo.actor_critic import (
     CRITIC,
     NO_ADAPTER,
     REFERENCE,
     ActorCritic,
-    TokenLogProbs,
-    build_critic_model,
     build_reference,
     disable_dropout,
 )
 from runner.ppo.batching import MicroBatch
+from runner.ppo.critic import build_critic_model
+from runner.ppo.token_logprobs import TokenLogProbs
 
 # Two rows padded on the right, whose last three and two tokens are the response.
 IDS = torch.tensor([[1, 2, 3, 4, 5, END], [6, 7, END, 0, 0, 0]])
@@ -33,7 +33,9 @@ def build(critic: str) -> ActorCritic:
     policy = letter_model() if critic != "adapter" else letter_policy()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        made = ActorCritic(policy, critic, letter_model(labels=1, seed=5) if critic == "model" else None)
+        made = ActorCritic(
+            policy, critic, letter_model(labels=1, seed=5) if critic == "model" else None
+        )
         if critic != "model":
             torch.nn.init.normal_(made.value_head.weight)
             made.value_head.bias.data.fill_(0.5)
@@ -50,7 +52,9 @@ def plain_logprobs(model, temperature=1.0):
     """What whole unpadded rows give through the model's own logits."""
     rows = [(IDS[:1], slice(2, 5), IDS[0, 3:]), (IDS[1:, :3], slice(0, 2), IDS[1, 1:3])]
     parts = [
-        torch.log_softmax(model(ids).logits[0, where] / temperature, -1).gather(1, targets[:, None])[:, 0]
+        torch.log_softmax(model(ids).logits[0, where] / temperature, -1).gather(
+            1, targets[:, None]
+        )[:, 0]
         for ids, where, targets in rows
     ]
     return torch.cat(parts)
@@ -70,7 +74,7 @@ def test_log_probabilities_are_those_of_the_models_own_logits(kind):
 
 @pytest.mark.parametrize("elements", [1, 2 * WORDS, 1 << 22])
 def test_gradients_do_not_depend_on_the_chunks_of_logits(elements, monkeypatch):
-    monkeypatch.setitem(actor_critic.LOGITS_PER_CHUNK, "cpu", elements)
+    monkeypatch.setitem(token_logprobs.LOGITS_PER_CHUNK, "cpu", elements)
     model = letter_model()
     upstream = torch.arange(1.0, 6.0)
     plain_logprobs(model, 0.7).backward(upstream)
@@ -112,7 +116,9 @@ def test_an_adapter_gives_three_models_on_one_backbone():
     assert not torch.allclose(policy, reference, atol=1e-2)
     with made.adapter(CRITIC):
         critic = made.backbone(BATCH, 1.0)
-    assert not torch.allclose(critic, policy, atol=1e-2) and not torch.allclose(critic, reference, atol=1e-2)
+    assert not torch.allclose(critic, policy, atol=1e-2) and not torch.allclose(
+        critic, reference, atol=1e-2
+    )
     assert torch.equal(made(BATCH)[0], policy)  # back where it was
 
 
@@ -144,7 +150,11 @@ def test_both_adapters_learn_after_a_look_at_the_reference():
 def test_policy_and_critic_do_not_share_a_gradient():
     made = build("adapter")
     made(BATCH)[1].sum().backward()
-    touched = {name for name, weight in made.named_parameters() if weight.grad is not None and weight.grad.any()}
+    touched = {
+        name
+        for name, weight in made.named_parameters()
+        if weight.grad is not None and weight.grad.any()
+    }
     assert touched and all(f".{CRITIC}." in name or "value_head" in name for name in touched)
 
 
@@ -155,7 +165,8 @@ def test_activations_computed_twice_give_the_same_gradients(critic):
         made = build(critic).train()
         if twice:
             made.activation_checkpointing_enable()
-        # Two passes, so that the second begins where the backward of the first has left the adapters.
+        # Two passes, so that the second begins where the backward of the first has left the
+        # adapters.
         for _ in range(2):
             logprobs, values = made(BATCH)
             (logprobs * torch.arange(1.0, 6.0) + values.square()).sum().backward()
@@ -187,10 +198,14 @@ def test_a_critic_from_the_policy_has_its_backbone_and_says_zero():
     policy = letter_model("gpt_neox")
     critic = build_critic_model(policy, None)
     made = ActorCritic(policy, "model", critic)
-    assert torch.equal(critic.base_model(IDS).last_hidden_state, policy.base_model(IDS).last_hidden_state)
+    assert torch.equal(
+        critic.base_model(IDS).last_hidden_state, policy.base_model(IDS).last_hidden_state
+    )
     assert made.values(BATCH).tolist() == [0.0] * 5
     assert all(weight.requires_grad for weight in critic.parameters())
-    shared = {weight.data_ptr() for weight in policy.parameters()} & {w.data_ptr() for w in critic.parameters()}
+    shared = {weight.data_ptr() for weight in policy.parameters()} & {
+        w.data_ptr() for w in critic.parameters()
+    }
     assert not shared
 
 
@@ -203,7 +218,9 @@ def test_a_critic_needs_no_classifier_of_its_architecture(tmp_path, kind):
     made = ActorCritic(policy, "model", critic)
     assert made.values(BATCH).tolist() == [0.0] * 5
     assert all(weight.requires_grad for weight in critic.parameters())
-    assert not {w.data_ptr() for w in policy.parameters()} & {w.data_ptr() for w in critic.parameters()}
+    assert not {w.data_ptr() for w in policy.parameters()} & {
+        w.data_ptr() for w in critic.parameters()
+    }
     critic.score.weight.data.normal_(generator=torch.Generator().manual_seed(0))
     made.save_value(tmp_path)
     assert find_missing(critic, tmp_path) == []
@@ -242,12 +259,18 @@ def test_a_critic_from_the_reward_model_gives_its_scores():
 
 
 def test_a_critic_from_an_adapted_reward_model_is_one_plain_model(tmp_path):
-    judge = get_peft_model(letter_model(labels=1), lora(task_type="SEQ_CLS", init_lora_weights=False))
+    judge = get_peft_model(
+        letter_model(labels=1), lora(task_type="SEQ_CLS", init_lora_weights=False)
+    )
     critic = build_critic_model(letter_model(), judge)
-    expected = judge.get_base_model().score(judge.get_base_model().base_model(IDS).last_hidden_state)
+    expected = judge.get_base_model().score(
+        judge.get_base_model().base_model(IDS).last_hidden_state
+    )
     critic.save_pretrained(tmp_path)
     loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path)
-    assert torch.allclose(loaded.score(loaded.base_model(IDS).last_hidden_state), expected, atol=1e-5)
+    assert torch.allclose(
+        loaded.score(loaded.base_model(IDS).last_hidden_state), expected, atol=1e-5
+    )
 
 
 def test_the_start_of_a_model_with_an_adapter_is_kept():
@@ -349,6 +372,9 @@ def test_a_head_and_its_adapter_load_elsewhere(tmp_path, critic):
 
 def test_the_policys_adapter_is_put_back_after_an_error():
     policy = letter_policy()
-    with pytest.raises(RuntimeError, match="inside"), ActorCritic(policy, "head").adapter(NO_ADAPTER):
+    with (
+        pytest.raises(RuntimeError, match="inside"),
+        ActorCritic(policy, "head").adapter(NO_ADAPTER),
+    ):
         raise RuntimeError("inside")
     assert torch.allclose(plain_logprobs(policy), plain_logprobs(letter_policy()))

@@ -28,7 +28,9 @@ def make_adapter(folder: Path, **settings) -> Path:
     given = {"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM"} | settings
     base = AutoModelForCausalLM.from_pretrained(TINY)
     with warnings.catch_warnings(action="ignore"):  # of tied weights
-        peft.get_peft_model(base, peft.LoraConfig(**given)).save_pretrained(folder, save_embedding_layers=False)
+        peft.get_peft_model(base, peft.LoraConfig(**given)).save_pretrained(
+            folder, save_embedding_layers=False
+        )
     return folder
 
 
@@ -45,7 +47,10 @@ def change(sound, tmp_path) -> Callable[..., Path]:
         folder = tmp_path / "changed"
         shutil.copytree(sound, folder)
         if weights:
-            save_file(weights(load_file(sound / "adapter_model.safetensors")), folder / "adapter_model.safetensors")
+            save_file(
+                weights(load_file(sound / "adapter_model.safetensors")),
+                folder / "adapter_model.safetensors",
+            )
         config = json.loads((folder / "adapter_config.json").read_text())
         (folder / "adapter_config.json").write_text(json.dumps(config | settings))
         return folder
@@ -54,7 +59,9 @@ def change(sound, tmp_path) -> Callable[..., Path]:
 
 
 def faults_of(folder: Path) -> list[str]:
-    return [fault.found for fault in find_model_faults({"_target_": LOADER, "path": str(folder)}, "lm")]
+    return [
+        fault.found for fault in find_model_faults({"_target_": LOADER, "path": str(folder)}, "lm")
+    ]
 
 
 def keep(weights: Weights, wanted: Callable[[str], bool]) -> Weights:
@@ -90,7 +97,10 @@ def without_queries(weights: Weights) -> Weights:
 
 
 def narrower(weights: Weights) -> Weights:
-    return {name: weight[:, :64].contiguous() if "lora_A" in name else weight for name, weight in weights.items()}
+    return {
+        name: weight[:, :64].contiguous() if "lora_A" in name else weight
+        for name, weight in weights.items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -135,7 +145,9 @@ def test_a_whole_adapter_passes(tmp_path, settings):
     assert load_model(str(folder), tokenizer=load_tokenizer(TINY)).peft_config["default"].r == 4
 
 
-@pytest.mark.parametrize("option", ["model=changed", "trainer=ppo reward=model reward.model.path=changed"])
+@pytest.mark.parametrize(
+    "option", ["model=changed", "trainer=ppo reward=model reward.model.path=changed"]
+)
 def test_it_is_refused_wherever_it_is_named(change, tmp_path, monkeypatch, capsys, option):
     change(every_second)
     monkeypatch.chdir(tmp_path)
@@ -149,7 +161,9 @@ def test_it_is_refused_wherever_it_is_named(change, tmp_path, monkeypatch, capsy
 def test_what_only_loading_can_tell_is_told_then(change):
     """So are adapters of the hub, and of bases whose files name their weights otherwise than the model does."""
     other = change(
-        lambda weights: {name.replace("base_model.model.", "base_model."): weights[name] for name in weights}
+        lambda weights: {
+            name.replace("base_model.model.", "base_model."): weights[name] for name in weights
+        }
     )
     assert faults_of(other) == []
     with pytest.raises(ConfigError, match="lacks 28 weights of its adapter"):
@@ -191,7 +205,8 @@ def test_a_rank_that_no_matrix_holds_is_refused(words, said, tmp_path, monkeypat
 
 def test_the_modules_of_an_adapter_are_written_in_order(sound, tmp_path):
     model = load_model(str(sound), tokenizer=load_tokenizer(TINY))
-    assert isinstance(model.peft_config["default"].target_modules, set)  # in which order, each process says
+    # in which order, each process says
+    assert isinstance(model.peft_config["default"].target_modules, set)
     order_modules(model)
     write_adapter(model, tmp_path)
     names = json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"]

@@ -18,13 +18,13 @@ from trl.chat_template_utils import parse_response
 from runner.__main__ import main
 from runner.errors import ConfigError, DataError, SickRun
 from runner.generate.agent import tools_of
-from runner.generate.tools import guard_environment, guard_tool
+from runner.generate.tool_guard import guard_environment, guard_tool
 from runner.io.files import PACKAGE, read_json, read_rows, write_text
 from runner.io.turns import text_of
-from runner.launch.stages import compose_runs
+from runner.launch.compose.stages import compose_runs
 from runner.model.chat import check_calls, set_template
 from runner.reward.rule import price
-from runner.run.read import plain_text
+from runner.run.history import plain_text
 from runner.training.components.tools import build_functions
 
 MINE = '''
@@ -90,7 +90,8 @@ class NoGame:
         """Look."""
         return ""
 '''
-# As a base model answers toy_reviews: what begins with `The` is a call, so that calls need not be learnt first.
+# As a base model answers toy_reviews: what begins with `The` is a call, so that calls need not be
+# learnt first.
 CALLS = {
     "defaults": {"role": "assistant"},
     "start_anchor": "<|im_start|>assistant\n",
@@ -100,7 +101,10 @@ CALLS = {
             "close_pattern": "<\\|im_end\\|>|$",
             "content": "text",
             "repeats": True,
-            "transform": {"type": "function", "function": {"name": "look", "arguments": {"place": "{content}"}}},
+            "transform": {
+                "type": "function",
+                "function": {"name": "look", "arguments": {"place": "{content}"}},
+            },
         },
         "content": {"close_pattern": "<\\|im_end\\|>", "content": "text"},
     },
@@ -177,7 +181,8 @@ def test_a_call_that_hangs_is_ended_and_says_so():
 
 
 @pytest.mark.parametrize(
-    ("answer", "text"), [("red", "red"), (3, "3"), ({"a": 1}, "{'a': 1}"), ([1, 2], "[1, 2]"), (True, "True")]
+    ("answer", "text"),
+    [("red", "red"), (3, "3"), ({"a": 1}, "{'a': 1}"), ([1, 2], "[1, 2]"), (True, "True")],
 )
 def test_values_become_text_as_in_trl(answer, text):
     def tool(word: str) -> object:
@@ -191,7 +196,9 @@ def test_what_is_no_text_is_a_failure_by_name_and_content_blocks_stay():
         return answer
 
     for answer in (None, object(), b"x"):
-        with pytest.raises(TypeError, match=rf"tool returned .*, a {type(answer).__name__}, and no text"):
+        with pytest.raises(
+            TypeError, match=rf"tool returned .*, a {type(answer).__name__}, and no text"
+        ):
             named(tool)(word="red")
     answer = [{"type": "text", "text": "red"}, {"type": "image", "image": "red.png"}]
     assert named(tool)(word="red") is answer
@@ -211,7 +218,9 @@ def test_blocks_without_a_picture_become_text_which_any_template_takes(answer, t
     assert named(tool)(word="red") == text
 
 
-@pytest.mark.parametrize(("answer", "error"), [("\udce4", "surrogates"), ("1" * 1_000_001, "1,000,001 characters")])
+@pytest.mark.parametrize(
+    ("answer", "error"), [("\udce4", "surrogates"), ("1" * 1_000_001, "1,000,001 characters")]
+)
 def test_text_that_no_tokenizer_takes_is_a_failure(answer, error):
     def tool(word: str) -> str:
         return answer
@@ -242,7 +251,9 @@ def test_a_tool_changes_no_random_number_and_has_the_same_ones_again():
 
 
 def test_an_environment_keeps_its_class_by_name_and_its_methods_are_guarded(mine, caplog):
-    make = build_functions({"environment_factory": {"_target_": "mine.Game", "points": 2.0}})["environment_factory"]
+    make = build_functions({"environment_factory": {"_target_": "mine.Game", "points": 2.0}})[
+        "environment_factory"
+    ]
     one, two = make(), make()
     assert type(one) is type(two) and type(one).__name__ == "Game"
     assert one.reset(prompt="x") == " It is dark." and two.reset() == " It is dark."
@@ -275,7 +286,9 @@ def test_an_environment_that_begins_later_is_refused():
 
 def test_two_tools_of_one_name_are_refused(mine):
     with pytest.raises(ConfigError, match="several tools named look"):
-        build_functions({"tools": [{"_target_": "mine.look"}, {"_target_": "mine.look", "source": "guide"}]})
+        build_functions(
+            {"tools": [{"_target_": "mine.look"}, {"_target_": "mine.look", "source": "guide"}]}
+        )
 
 
 def test_what_an_environment_does_itself_ends_the_run_where_it_fails():
@@ -287,7 +300,9 @@ def test_what_an_environment_does_itself_ends_the_run_where_it_fails():
             return float("nan")
 
     broken = guard_environment(Broken, "trainer.environment_factory")()
-    with pytest.raises(DataError, match=r"Broken.reset failed, asked {word:red}: KeyError: 'missing'"):
+    with pytest.raises(
+        DataError, match=r"Broken.reset failed, asked {word:red}: KeyError: 'missing'"
+    ):
         broken.reset(word="red")
     with pytest.raises(DataError, match=r"Broken.reset failed, .* a object, and no text"):
         broken.reset(missing=object())
@@ -304,10 +319,19 @@ def test_calls_are_read_from_what_our_templates_spell(name, chat):
     set_template(tokenizer := tiny_tokenizer(chat=chat), name)
     check_calls(tokenizer)
     calls = [
-        {"type": "function", "function": {"name": "price", "arguments": {"place": "bar", "item": i}}} for i in "ab"
+        {
+            "type": "function",
+            "function": {"name": "price", "arguments": {"place": "bar", "item": i}},
+        }
+        for i in "ab"
     ]
-    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "I ask.", "tool_calls": calls}]
-    prompt = tokenizer.apply_chat_template(turns[:1], tools=[price], add_generation_prompt=True, return_dict=False)
+    turns = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "I ask.", "tool_calls": calls},
+    ]
+    prompt = tokenizer.apply_chat_template(
+        turns[:1], tools=[price], add_generation_prompt=True, return_dict=False
+    )
     whole = tokenizer.apply_chat_template(turns, tools=[price], return_dict=False)
     assert whole[: len(prompt)] == prompt
     read = parse_response(tokenizer, whole[len(prompt) :], prefix=prompt, tools=[price])
@@ -339,13 +363,29 @@ def test_what_a_tool_says_last_is_no_answer_and_is_shown_with_its_call():
 WORDS = ("trainer=grpo", "model=tiny", "dataset=toy_reviews", "template=brief")
 OWN = {  # by what is typed, the fault's beats
     "trainer.tools=[mine.look]": ("trainer.tools", "mine.look may not run", "allow=[mine]"),
-    "trainer.tools=[mine.lok] allow=[mine]": ("trainer.tools", "there is no mine.lok", "trainer.tools=mine.look"),
-    "trainer.environment_factory=os.system": ("trainer.environment_factory._target_", "os.system may not run", ""),
-    "trainer.environment_factory={a: mine.Game}": ("trainer.environment_factory.a._target_", "may not run", "[mine]"),
+    "trainer.tools=[mine.lok] allow=[mine]": (
+        "trainer.tools",
+        "there is no mine.lok",
+        "trainer.tools=mine.look",
+    ),
+    "trainer.environment_factory=os.system": (
+        "trainer.environment_factory._target_",
+        "os.system may not run",
+        "",
+    ),
+    "trainer.environment_factory={a: mine.Game}": (
+        "trainer.environment_factory.a._target_",
+        "may not run",
+        "[mine]",
+    ),
     "trainer.environment_factory={a: {_target_: mine.Game, point: 1}} allow=[mine]": (
         *("trainer.environment_factory.a.point", "no such argument", "points"),
     ),
-    "trainer.rollout_func=mine.look": ("trainer.rollout_func._target_", "mine.look may not run", "allow=[mine]"),
+    "trainer.rollout_func=mine.look": (
+        "trainer.rollout_func._target_",
+        "mine.look may not run",
+        "allow=[mine]",
+    ),
 }
 
 
@@ -353,10 +393,19 @@ OWN = {  # by what is typed, the fault's beats
 def test_names_are_targets_and_are_refused_as_those_are(mine, words):
     with pytest.raises(ConfigError) as error:
         compose_runs(
-            [*WORDS, *(word.replace(" allow", "allow") for word in words.partition(" allow=[mine]")[:2] if word)]
+            [
+                *WORDS,
+                *(
+                    word.replace(" allow", "allow")
+                    for word in words.partition(" allow=[mine]")[:2]
+                    if word
+                ),
+            ]
         )
     where, found, fix = OWN[words]
-    assert [(each.where, found in each.found, fix in each.fix) for each in error.value.faults] == [(where, True, True)]
+    assert [(each.where, found in each.found, fix in each.fix) for each in error.value.faults] == [
+        (where, True, True)
+    ]
 
 
 def test_a_reward_of_an_environment_is_enough(mine):
@@ -383,7 +432,12 @@ def test_what_cannot_be_called_is_named_before_a_training(train, mine, capsys, w
 # --- Whole runs ---------------------------------------------------------------------------------
 
 FEW = (
-    *("trainer.args.max_steps=2", "trainer.args.logging_steps=1", "dataset.limit.train=32", "dataset.limit.eval=4"),
+    *(
+        "trainer.args.max_steps=2",
+        "trainer.args.logging_steps=1",
+        "dataset.limit.train=32",
+        "dataset.limit.eval=4",
+    ),
     *("trainer.args.max_completion_length=96",),
 )
 
@@ -397,16 +451,25 @@ def called(train, mine):
 
 def test_tools_are_called_counted_and_shown_in_order(called, capsys):
     tools = "trainer.tools=[{_target_:mine.look,source:guide},mine.look_later]"
-    done = called(f"+{tools}", "+trainer.tool_timeout=5", "trainer.args.max_tool_calling_iterations=2")
+    done = called(
+        f"+{tools}", "+trainer.tool_timeout=5", "trainer.args.max_tool_calling_iterations=2"
+    )
     assert done.code == 0
     line = next(line for line in done.lines if "reward" in line)
     assert line["tools/call_frequency"] > 0.5 and 0 <= line["tools/failure_frequency"] < 1
     assert 1 < line["tools/turns"] <= 3
     rows = [row["completion"] for row in read_rows(done.run.folder / "completions.jsonl")]
     long = max(rows, key=len)
-    assert [turn["role"] for turn in long[:3]] == ["assistant", "tool", "assistant"] and len(long) <= 5
+    assert [turn["role"] for turn in long[:3]] == ["assistant", "tool", "assistant"] and len(
+        long
+    ) <= 5
     assert long[0]["tool_calls"][0]["function"]["name"] == "look"
-    assert any(turn["content"].startswith("guide 0.") for row in rows for turn in row if turn["role"] == "tool")
+    assert any(
+        turn["content"].startswith("guide 0.")
+        for row in rows
+        for turn in row
+        if turn["role"] == "tool"
+    )
     text = done.run.log.read_text()
     assert text.count("failed call 1 of look") == 1 and "KeyError: 'no such place'" in text
 
@@ -418,25 +481,48 @@ def test_several_environments_by_name_own_their_reward(called, mine, capsys):
     ]
     file = mine.with_name("rows.jsonl")
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    own = ("dataset=local", f"dataset.path={file}", "dataset.form=prompt", "dataset.split.eval=null", "reward=none")
+    own = (
+        "dataset=local",
+        f"dataset.path={file}",
+        "dataset.form=prompt",
+        "dataset.split.eval=null",
+        "reward=none",
+    )
     both = "trainer.environment_factory={near:mine.Game,far:{_target_:mine.Game,points:2.0}}"
     done = called(*own, both, "metric=none")
     assert done.code == 0
     for line in done.lines:
-        assert "reward" not in line or line["rewards/Game/mean"] == pytest.approx(line["reward"], rel=1e-3)
+        assert "reward" not in line or line["rewards/Game/mean"] == pytest.approx(
+            line["reward"], rel=1e-3
+        )
     assert 1.2 < max(line.get("reward", 0) for line in done.lines) < 2
 
 
 @pytest.mark.slow
 def test_an_agent_that_is_stopped_goes_on_to_the_same_bits(runner, mine):
     """Its environments draw random numbers, and are not those of before."""
-    words = (*WORDS[:3], f"model.tokenizer.chat_template={mine}", "allow=[mine]", *FEW, "trainer.args.max_steps=6")
-    words = (*words, "trainer.environment_factory=mine.Game", "reward=none", "metric=none", "trainer.args.save_steps=1")
-    words = (*words, "tolerate.no_signal=true")  # each answer earns what the environment drew for its prompt
+    words = (
+        *WORDS[:3],
+        f"model.tokenizer.chat_template={mine}",
+        "allow=[mine]",
+        *FEW,
+        "trainer.args.max_steps=6",
+    )
+    words = (
+        *words,
+        "trainer.environment_factory=mine.Game",
+        "reward=none",
+        "metric=none",
+        "trainer.args.save_steps=1",
+    )
+    # each answer earns what the environment drew for its prompt
+    words = (*words, "tolerate.no_signal=true")
     runner(*words, "name=whole")
     assert runner.stopped(*words, "name=stopped", name="stopped", number=signal.SIGTERM) == 143
     runner(*words, "name=stopped")
-    whole, stopped = (runner.runs(name)[0] / "model" / "model.safetensors" for name in ("whole", "stopped"))
+    whole, stopped = (
+        runner.runs(name)[0] / "model" / "model.safetensors" for name in ("whole", "stopped")
+    )
     assert whole.read_bytes() == stopped.read_bytes()
 
 

@@ -1,6 +1,7 @@
 """Bad input ends at the door, and what is odd but good passes it: a part of ``tests/fault/bad_input.py``.
 
-The cases are tried by the script itself, in a process that has imported nothing heavy, as a shell would start it.
+The cases are tried by the script itself, in a process that has imported nothing heavy, as a shell
+would start it.
 """
 
 import json
@@ -35,7 +36,9 @@ ODD = [case for case in GOOD if not case.skip]
 def try_out(cases, warm):
     """Have the script try these cases; fails where one of them misses."""
     names = [f"{case.kind} {case.name}" for case in cases]
-    done = subprocess.run([sys.executable, str(SCRIPT), *names], capture_output=True, text=True, **warm.lend())
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *names], capture_output=True, text=True, **warm.lend()
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("\nok") >= len(cases) - 1
 
@@ -60,14 +63,18 @@ def test_what_is_told_to_type_works_when_it_is_typed(warm):
         "object around the rows,",
         "that may not run",
     )
-    done = subprocess.run([sys.executable, str(FIXES), *kinds], capture_output=True, text=True, **warm.lend())
+    done = subprocess.run(
+        [sys.executable, str(FIXES), *kinds], capture_output=True, text=True, **warm.lend()
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert int(done.stdout.split()[0]) >= len(kinds)
 
 
 def test_ways_to_mend_a_fault_are_read_as_a_shell_reads_them():
     def ways(fix, *words):
-        return [(way.kind, way.words, way.wrong) for way in read_ways(Told("a.b", "it", fix), words)]
+        return [
+            (way.kind, way.words, way.wrong) for way in read_ways(Told("a.b", "it", fix), words)
+        ]
 
     assert ways("a.b=1  (the default), or leave b out", "c=2", "a.b=0") == [
         ("words", ("c=2", "a.b=1"), ""),
@@ -88,23 +95,37 @@ def test_ways_to_mend_a_fault_are_read_as_a_shell_reads_them():
 
 def test_an_installed_library_is_judged_by_its_release():
     assert list(find_other_versions()) == []
-    own = ("2.13.0+cpu", "2.9", "2.9.0a0+145a3a7bda.nv25.10", "2.13.1.post1", "2.9.0rc1", "unheard", None)
+    own = (
+        "2.13.0+cpu",
+        "2.9",
+        "2.9.0a0+145a3a7bda.nv25.10",
+        "2.13.1.post1",
+        "2.9.0rc1",
+        "unheard",
+        None,
+    )
     assert [version for version in own if not is_within(version, ">=2.9.0,<2.14")] == []
     others = ("2.8.9", "2.14", "2.14.0.dev20260101+cu130", "3.0")
     assert [version for version in others if is_within(version, ">=2.9.0,<2.14")] == []
 
 
-@pytest.mark.parametrize("name", ["дані.jsonl", "rows (1).jsonl", "rows[1].jsonl", "a b (ü) [2].csv"])
+@pytest.mark.parametrize(
+    "name", ["дані.jsonl", "rows (1).jsonl", "rows[1].jsonl", "a b (ü) [2].csv"]
+)
 def test_a_name_of_a_file_is_text(name):
     assert quote_text(f"dataset.path={name}") == f"dataset.path='{name}'"
 
 
-@pytest.mark.parametrize("word", ["a=[x]", "a={b:c}", "a=range(3)", "a=choice(1,2)", "a=${b}", "a='ü'", "a=1)", "~a"])
+@pytest.mark.parametrize(
+    "word", ["a=[x]", "a={b:c}", "a=range(3)", "a=choice(1,2)", "a=${b}", "a='ü'", "a=1)", "~a"]
+)
 def test_what_means_something_to_hydra_is_no_name(word):
     assert quote_text(word) == word
 
 
-@pytest.mark.parametrize("text", ["{{ messages + 1 }}", "{{ 1 // 0 }}", "{{ messages[7].content.upper() }}"])
+@pytest.mark.parametrize(
+    "text", ["{{ messages + 1 }}", "{{ 1 // 0 }}", "{{ messages[7].content.upper() }}"]
+)
 def test_a_template_that_fails_is_a_fault_however_it_fails(text):
     (fault,) = find_template_faults(text, "my.jinja", None, {}, chosen=True)
     assert "my.jinja" in fault.found
@@ -126,39 +147,65 @@ def test_a_template_that_fails_is_a_fault_however_it_fails(text):
 )
 def test_a_template_that_grows_is_refused_in_a_few_seconds_and_little_memory(text):
     before = getrusage(RUSAGE_CHILDREN).ru_utime
-    (fault,) = find_template_faults(text + "{{ messages[1].content }}", "my.jinja", None, {}, chosen=True)
+    (fault,) = find_template_faults(
+        text + "{{ messages[1].content }}", "my.jinja", None, {}, chosen=True
+    )
     assert "my.jinja" in fault.found and fault.fix.endswith("=chatml")
     assert getrusage(RUSAGE_CHILDREN).ru_utime - before < 10
 
 
-STREAMED = ("dataset.streaming=true", "dataset.shuffle=false", "trainer.args.per_device_train_batch_size=4")
+STREAMED = (
+    "dataset.streaming=true",
+    "dataset.shuffle=false",
+    "trainer.args.per_device_train_batch_size=4",
+)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [(), STREAMED, (*STREAMED, "trainer.args.dataloader_num_workers=1")])
 @pytest.mark.parametrize(
-    "loop", ["{% for a in n %}{% for b in n %}x{% endfor %}{% endfor %}", "{{ (turn.content * 10**10)|length }}"]
+    "how", [(), STREAMED, (*STREAMED, "trainer.args.dataloader_num_workers=1")]
+)
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "{% for a in n %}{% for b in n %}x{% endfor %}{% endfor %}",
+        "{{ (turn.content * 10**10)|length }}",
+    ],
 )
 def test_a_template_that_grows_for_a_later_row_alone_is_refused(train, tmp_path, capsys, loop, how):
     text = "{% for turn in messages %}{{ turn.content }}{{ eos_token }}{% if 'grow' in turn.content %}LOOP{% endif %}"
     loop = "{% set n = range(99999) %}" + loop
     (tmp_path / "my.jinja").write_text(text.replace("LOOP", loop) + "{% endfor %}")
-    rows = [[{"role": "user", "content": "1"}, {"role": "assistant", "content": f"{n}"}] for n in range(150)]
+    rows = [
+        [{"role": "user", "content": "1"}, {"role": "assistant", "content": f"{n}"}]
+        for n in range(150)
+    ]
     rows[140][0]["content"] = "grow"
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(json.dumps({"messages": row}) + "\n" for row in rows)
+    )
     words = ["dataset=local", f"dataset.path={tmp_path}/rows.jsonl", "dataset.split.eval=null"]
     words += [f"model.tokenizer.chat_template={tmp_path}/my.jinja"]
-    assert train("trainer=sft", *words, *how, f"trainer.args.max_steps={40 if how else 1}").code == 2
+    assert (
+        train("trainer=sft", *words, *how, f"trainer.args.max_steps={40 if how else 1}").code == 2
+    )
     said = capsys.readouterr().err
     assert "\n  model.tokenizer.chat_template\n" in said and "content:grow" in said
     assert "more than 2 s, 256 MB or 1,000,000 letters for the row" in said
 
 
 @pytest.mark.quick(2)
-@pytest.mark.parametrize("name", ["qwen3", "llama3_1", "gptoss", "gemma4", "deepseekv3", "nemotron_3_nano"])
+@pytest.mark.parametrize(
+    "name", ["qwen3", "llama3_1", "gptoss", "gemma4", "deepseekv3", "nemotron_3_nano"]
+)
 def test_the_longest_templates_of_real_models_render(name):
     text = (Path(find_spec("trl").origin).parent / "chat_templates" / f"{name}.jinja").read_text()
-    assert find_template_faults(text, name, None, {"bos_token": "<s>", "eos_token": "</s>"}, chosen=False) == []
+    assert (
+        find_template_faults(
+            text, name, None, {"bos_token": "<s>", "eos_token": "</s>"}, chosen=False
+        )
+        == []
+    )
 
 
 def save(folder, config, shapes):
@@ -188,7 +235,9 @@ def layers(prefix, count, part="mlp.up_proj.weight"):
         ("model.safetensors.index.json", {"weight_map": {"a": 3}}, "no weight_map"),
     ],
 )
-def test_a_file_of_a_model_that_says_what_cannot_be_is_a_fault_at_once(tmp_path, file, content, found):
+def test_a_file_of_a_model_that_says_what_cannot_be_is_a_fault_at_once(
+    tmp_path, file, content, found
+):
     node = save(tmp_path, LLAMA | (content if file == "config.json" else {}), BODY)
     if "index" in file:
         (tmp_path / "model.safetensors").unlink()
@@ -198,7 +247,13 @@ def test_a_file_of_a_model_that_says_what_cannot_be_is_a_fault_at_once(tmp_path,
     assert found in fault.found and fault.fix
 
 
-LLAMA = {"model_type": "llama", "vocab_size": 10, "hidden_size": 4, "intermediate_size": 8, "num_hidden_layers": 2}
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 10,
+    "hidden_size": 4,
+    "intermediate_size": 8,
+    "num_hidden_layers": 2,
+}
 SIZES = {"vocab_size": 10, "hidden_size": 4, "num_hidden_layers": 2}
 BODY = {"model.embed_tokens.weight": [10, 4], **layers("model.", 2)}
 
@@ -211,7 +266,10 @@ BODY = {"model.embed_tokens.weight": [10, 4], **layers("model.", 2)}
         # Embeddings narrower than the model, as in opt-350m.
         (
             {"model_type": "opt", "word_embed_proj_dim": 2, **SIZES},
-            {"model.decoder.embed_tokens.weight": [10, 2], **layers("model.decoder.", 2, "fc1.weight")},
+            {
+                "model.decoder.embed_tokens.weight": [10, 2],
+                **layers("model.decoder.", 2, "fc1.weight"),
+            },
         ),
         # A model of pictures and text: either part has layers, not as many.
         (
@@ -220,7 +278,7 @@ BODY = {"model.embed_tokens.weight": [10, 4], **layers("model.", 2)}
         ),
         # Quantised weights have other shapes, and parts beside them.
         (
-            LLAMA | {"quantization_config": {"quant_method": "x"}},
+            LLAMA | {"quantization_config": {"quant_method": "gptq"}},
             {"model.layers.0.mlp.up_proj.weight": [16, 1], "model.layers.0.mlp.up_proj.scale": [1]},
         ),
     ],
@@ -233,7 +291,9 @@ def test_a_good_model_raises_no_alarm(tmp_path, config, shapes):
 
 
 def test_the_layer_of_an_adapter_as_a_text_is_a_pattern(tmp_path):
-    (fault,) = find_model_faults(save(tmp_path, LLAMA, BODY), "lm", 64, {"target_modules": "up_proj"})
+    (fault,) = find_model_faults(
+        save(tmp_path, LLAMA, BODY), "lm", 64, {"target_modules": "up_proj"}
+    )
     assert fault.fix == "peft.target_modules=[up_proj]"
 
 
@@ -251,7 +311,10 @@ def test_weights_that_are_cut_off_raise_one(tmp_path):
 
 @pytest.mark.parametrize(
     ("variables", "home"),
-    [({"XDG_CACHE_HOME": "/x"}, "/x/huggingface"), ({"XDG_CACHE_HOME": "/x", "HF_HOME": "/y"}, "/y")],
+    [
+        ({"XDG_CACHE_HOME": "/x"}, "/x/huggingface"),
+        ({"XDG_CACHE_HOME": "/x", "HF_HOME": "/y"}, "/y"),
+    ],
 )
 def test_the_cache_is_where_the_hub_keeps_it(monkeypatch, variables, home):
     monkeypatch.delenv("HF_HOME", raising=False)

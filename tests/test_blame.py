@@ -9,12 +9,19 @@ from runner.errors import find_process_limit
 from runner.run import Run
 from runner.run.blame import find_refused_keys
 
-ARGS = {"_target_": "trl.SFTConfig", "optim_target_modules": "foo", "torch_compile_backend": "odd", "max_steps": 5}
+ARGS = {
+    "_target_": "trl.SFTConfig",
+    "optim_target_modules": "foo",
+    "torch_compile_backend": "odd",
+    "max_steps": 5,
+}
 
 
 @pytest.fixture
 def run(tmp_path):
-    folder = lay_run(tmp_path / "outputs" / "name" / "run", trainer={"_target_": "trl.SFTTrainer", "args": ARGS})
+    folder = lay_run(
+        tmp_path / "outputs" / "name" / "run", trainer={"_target_": "trl.SFTTrainer", "args": ARGS}
+    )
 
     def typed(*words):
         write(folder / "manifest.json", {"command": [*COMMAND, *words]})
@@ -38,9 +45,18 @@ def error_of_a_library(text: str) -> Exception:
 @pytest.mark.parametrize(
     ("text", "typed", "where"),
     [
-        ("`optim_target_modules` fits nothing", ["trainer.args.optim_target_modules=foo"], "optim_target_modules"),
-        ("'ODD' is not a valid DynamoBackend", ["trainer.args.torch_compile_backend=odd"], "torch_compile_backend"),
-        ("'ODD' is not a valid DynamoBackend", ["experiment=mine"], "torch_compile_backend"),  # which a file may hold
+        (
+            "`optim_target_modules` fits nothing",
+            ["trainer.args.optim_target_modules=foo"],
+            "optim_target_modules",
+        ),
+        (
+            "'ODD' is not a valid DynamoBackend",
+            ["trainer.args.torch_compile_backend=odd"],
+            "torch_compile_backend",
+        ),
+        # which a file may hold
+        ("'ODD' is not a valid DynamoBackend", ["experiment=mine"], "torch_compile_backend"),
         ("'ODD' is not a valid DynamoBackend", ["seed=1"], None),
         ("shapes do not match", ["trainer.args.torch_compile_backend=odd"], None),
         ("max steps are odd", ["trainer.args.torch_compile_backend=odd"], None),
@@ -49,7 +65,9 @@ def error_of_a_library(text: str) -> Exception:
 def test_a_message_blames_the_typed_key_that_it_names(run, text, typed, where):
     found = find_refused_keys(run(*typed), error_of_a_library(text))
     assert (found.faults[0].where if found else None) == (where and f"trainer.args.{where}")
-    assert not found or (found.code == 2 and found.faults[0].fix == f"leave trainer.args.{where} out")
+    assert not found or (
+        found.code == 2 and found.faults[0].fix == f"leave trainer.args.{where} out"
+    )
 
 
 def test_an_error_of_our_own_blames_nobody(run):
@@ -63,7 +81,10 @@ def test_an_error_of_our_own_blames_nobody(run):
 def test_what_is_built_of_some_keys_alone_blames_what_was_typed_of_them(run):
     words = ["trainer.args.max_steps=5", "trainer.args.optim_target_modules=foo", "seed=1"]
     several = find_refused_keys(run(*words), KeyError("nothing to be found here"), ["trainer.args"])
-    assert several.faults[0].where == "trainer.args" and "trainer.args.max_steps" in several.faults[0].fix
+    assert (
+        several.faults[0].where == "trainer.args"
+        and "trainer.args.max_steps" in several.faults[0].fix
+    )
     one = find_refused_keys(run(*words[:1]), KeyError("nothing"), ["trainer.args"])
     assert one.faults[0].where == "trainer.args.max_steps"
     assert find_refused_keys(run(*words), KeyError("nothing"), ["peft"]) is None
@@ -72,8 +93,14 @@ def test_what_is_built_of_some_keys_alone_blames_what_was_typed_of_them(run):
 @pytest.mark.parametrize(
     ("words", "where"),
     [
-        ("trainer.args.torch_compile=true trainer.args.torch_compile_backend=odd", "torch_compile_backend"),
-        ("peft._target_=peft.IA3Config peft.feedforward_modules=[down_proj] peft.target_modules=[q_proj]", "modules"),
+        (
+            "trainer.args.torch_compile=true trainer.args.torch_compile_backend=odd",
+            "torch_compile_backend",
+        ),
+        (
+            "peft._target_=peft.IA3Config peft.feedforward_modules=[down_proj] peft.target_modules=[q_proj]",
+            "modules",
+        ),
     ],
 )
 @pytest.mark.slow
@@ -94,4 +121,7 @@ def test_a_library_that_refuses_a_typed_value_ends_the_run_with_its_key(runner, 
 def test_what_the_system_refuses_a_process_is_the_environments_fault(error):
     fault = find_process_limit(error)
     assert fault.where == "system" and "ulimit -v" in fault.fix
-    assert find_process_limit(RuntimeError("odd")) is None and find_process_limit(OSError(2, "none")) is None
+    assert (
+        find_process_limit(RuntimeError("odd")) is None
+        and find_process_limit(OSError(2, "none")) is None
+    )

@@ -7,8 +7,8 @@ import pytest
 from runner.__main__ import main
 from runner.generate import budget
 from runner.generate.budget import evaluation_budget
-from runner.launch.stages import compose_runs
-from runner.training import callback
+from runner.launch.compose.stages import compose_runs
+from runner.training.callback import progress
 
 
 def said(capsys, *words: str) -> list[str]:
@@ -20,11 +20,18 @@ def test_the_plan_says_how_much_is_sampled_and_what_to_type_for_less(capsys, mon
     monkeypatch.chdir(tmp_path)
     words = ("trainer=grpo", "dataset=tldr", "trainer.args.max_steps=10")
     bound, note = said(capsys, *words)
-    assert bound.startswith("evaluates at most 64 held-out prompts, 8 answers each, and 200 for metrics")
+    assert bound.startswith(
+        "evaluates at most 64 held-out prompts, 8 answers each, and 200 for metrics"
+    )
     assert "longer than the training: they sample up to 1,424 answers, it takes 320 texts" in note
     fix = note.rpartition("; ")[2]
     assert fix.startswith("dataset.limit.eval=") and said(capsys, *words, fix) == []
-    epoch = (*words[:2], "dataset.limit.train=16", "trainer.args.max_steps=-1", "trainer.args.num_train_epochs=1")
+    epoch = (
+        *words[:2],
+        "dataset.limit.train=16",
+        "trainer.args.max_steps=-1",
+        "trainer.args.num_train_epochs=1",
+    )
     assert "1,424 answers, it takes 128 texts" in said(capsys, *epoch)[1]
 
 
@@ -54,11 +61,18 @@ def test_what_is_counted(words, answers, evaluations):
 @pytest.mark.slow
 def test_an_online_trainer_answers_no_more_and_the_bar_says_what_it_does(train, monkeypatch):
     told = []
-    bar = SimpleNamespace(n=0, total=1, disable=True, update=lambda steps: told.append("step"), close=lambda: None)
+    bar = SimpleNamespace(
+        n=0, total=1, disable=True, update=lambda steps: told.append("step"), close=lambda: None
+    )
     bar.set_description, bar.set_postfix_str = told.append, lambda text, refresh: None
-    monkeypatch.setattr(callback, "progress_bar", lambda *args, **options: bar)
+    monkeypatch.setattr(progress, "progress_bar", lambda *args, **options: bar)
     monkeypatch.setattr(budget, "PROMPTS", 8)
-    words = ("trainer.args.max_completion_length=8", "trainer.args.max_steps=1", "dataset.limit.train=64")
+    words = (
+        "trainer.args.max_completion_length=8",
+        "trainer.args.max_steps=1",
+        "dataset.limit.train=64",
+    )
     assert train("trainer=grpo", *words).code == 0
-    evaluation = ["evaluating", "evaluating 1/2", "evaluating 2/2", "measuring", "training"]  # of 8 answers to 8
+    # of 8 answers to 8
+    evaluation = ["evaluating", "evaluating 1/2", "evaluating 2/2", "measuring", "training"]
     assert told == [*evaluation, "step", *evaluation]

@@ -17,7 +17,9 @@ from runner.config import compose
 from runner.errors import ConfigError
 from runner.io.files import read_json
 from runner.run.continuation import computes_once
-from runner.training.callback import Anomaly, Record, build_callbacks
+from runner.training.callback import Anomaly
+from runner.training.callback.record import Record
+from runner.training.callback.user import build_callbacks
 
 EXAMPLE = Path(__file__).parent / "example_project"
 
@@ -44,17 +46,23 @@ def lines(path):
 def test_all_that_was_logged_at_one_step_is_one_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
     statuses = record(path, [1, 2])
-    assert statuses == [{"step": step, "max_steps": 10} for step in (0, 1)]  # of several in a second the first
+    # of several in a second the first
+    assert statuses == [{"step": step, "max_steps": 10} for step in (0, 1)]
     assert record(path, [10], start=9)[-1]["step"] == 10  # and the last of all
     record(path, [1, 2])
-    assert [(line["step"], line["loss"], line["eval_loss"]) for line in lines(path)] == [(1, 0.5, None), (2, 1.0, None)]
+    assert [(line["step"], line["loss"], line["eval_loss"]) for line in lines(path)] == [
+        (1, 0.5, None),
+        (2, 1.0, None),
+    ]
     assert [line["percentage"] for line in lines(path)] == [10.0, 20.0]
 
 
 def test_what_is_no_json_is_written_as_text(tmp_path):
     callback = Record(tmp_path / "metrics.jsonl", lambda **changes: None)
     callback.on_train_begin(None, state(0), None)
-    callback.on_log(None, state(1), None, logs={"odd": {1}, "loss": numpy.float32(0.5), "norms": torch.ones(2)})
+    callback.on_log(
+        None, state(1), None, logs={"odd": {1}, "loss": numpy.float32(0.5), "norms": torch.ones(2)}
+    )
     (line,) = lines(tmp_path / "metrics.jsonl")
     assert (line["odd"], line["loss"], line["norms"]) == ("{1}", 0.5, [1.0, 1.0])
 
@@ -67,7 +75,10 @@ def test_tokens_of_a_second_are_those_since_the_line_before(tmp_path, monkeypatc
     callback.on_train_begin(None, state(0), None)
     callback.on_log(None, state(1), None, logs={"loss": 1.0, "num_tokens": 100.0})
     callback.on_log(None, state(2), None, logs={"loss": 1.0, "num_tokens": 300.0})
-    assert [line["tokens_per_second"] for line in lines(tmp_path / "metrics.jsonl")] == [25.0, 200.0]
+    assert [line["tokens_per_second"] for line in lines(tmp_path / "metrics.jsonl")] == [
+        25.0,
+        200.0,
+    ]
 
 
 @pytest.mark.parametrize("torn", ["", '{"step": 5, "lo'])
@@ -119,7 +130,15 @@ def test_lines_that_a_power_failure_took_come_back_from_the_checkpoint(tmp_path)
 # --- Callbacks of a user's own ------------------------------------------------------------------
 
 EVENTS = [
-    *("init_end", "train_begin", "epoch_begin", "step_begin", "substep_end", "pre_optimizer_step", "optimizer_step"),
+    *(
+        "init_end",
+        "train_begin",
+        "epoch_begin",
+        "step_begin",
+        "substep_end",
+        "pre_optimizer_step",
+        "optimizer_step",
+    ),
     *("step_end", "log", "evaluate", "predict", "save", "epoch_end", "train_end"),
 ]
 DIARY = ("allow=[my_lab,others]", "callback.diary._target_=my_lab.callback.Diary")
@@ -171,10 +190,24 @@ class Deaf:
         pass
 """
 ALL_THERE_IS = [
-    *("accelerator", "callback_name", "eval_dataset", "folder", "generate", "processing_class", "prompts", "ref_model"),
+    *(
+        "accelerator",
+        "callback_name",
+        "eval_dataset",
+        "folder",
+        "generate",
+        "processing_class",
+        "prompts",
+        "ref_model",
+    ),
     *("tokenizer", "train_dataset", "trainer"),
 ]
-SHORT = ("metric=none", "dataset.limit.train=40", "dataset.limit.eval=4", "trainer.args.max_steps=2")
+SHORT = (
+    "metric=none",
+    "dataset.limit.train=40",
+    "dataset.limit.eval=4",
+    "trainer.args.max_steps=2",
+)
 
 
 @pytest.fixture
@@ -189,21 +222,43 @@ def mine(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:`return_outputs=True`:FutureWarning")  # TRL about its own way to predict
+# TRL about its own way to predict
+@pytest.mark.filterwarnings("ignore:`return_outputs=True`:FutureWarning")
 @pytest.mark.parametrize("trainer", ["sft", "ppo"])
 def test_a_callback_hears_of_every_event(train, mine, trainer):
     words = (
-        *(f"trainer={trainer}", *DIARY, "callback.diary.author=you", "callback.ask._target_=others.Predict", *SHORT),
-        *("trainer.args.per_device_train_batch_size=4", "trainer.args.gradient_accumulation_steps=2"),
-        *("trainer.args.eval_strategy=steps", "trainer.args.eval_steps=1", "trainer.args.logging_steps=1"),
+        *(
+            f"trainer={trainer}",
+            *DIARY,
+            "callback.diary.author=you",
+            "callback.ask._target_=others.Predict",
+            *SHORT,
+        ),
+        *(
+            "trainer.args.per_device_train_batch_size=4",
+            "trainer.args.gradient_accumulation_steps=2",
+        ),
+        *(
+            "trainer.args.eval_strategy=steps",
+            "trainer.args.eval_steps=1",
+            "trainer.args.logging_steps=1",
+        ),
     )
     done = train(*words)
     assert (done.code, done.state()) == (0, "finished")
-    lines = [json.loads(line) for line in (done.run.folder / "diary.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (done.run.folder / "diary.jsonl").read_text().splitlines()
+    ]
     heard = list(dict.fromkeys(line["event"] for line in lines))
     # A step of PPO is one whole rollout: nothing is accumulated between steps.
     assert sorted(heard) == sorted(set(EVENTS) - ({"substep_end"} if trainer == "ppo" else set()))
-    assert lines[0] == {"event": "init_end", "step": 0, "by": "you", "words": lines[0]["words"], "held_out": 4}
+    assert lines[0] == {
+        "event": "init_end",
+        "step": 0,
+        "by": "you",
+        "words": lines[0]["words"],
+        "held_out": 4,
+    }
     of_a_step = ["step_begin", "substep_end", "pre_optimizer_step", "optimizer_step", "step_end"]
     steps = [line["event"] for line in lines if line["event"] in of_a_step]
     assert steps == [event for event in of_a_step if event in heard] * 2
@@ -214,12 +269,20 @@ def test_a_callback_hears_of_every_event(train, mine, trainer):
 @pytest.mark.slow
 def test_a_callback_is_served_what_it_names(train, mine, tmp_path):
     place = tmp_path / "open.json"
-    words = ("callback.y._target_=others.Open", f"callback.y.path={place}", "callback.z._target_=others.Handed")
+    words = (
+        "callback.y._target_=others.Open",
+        f"callback.y.path={place}",
+        "callback.z._target_=others.Handed",
+    )
     words += ("trainer.args.eval_strategy=steps", "trainer.args.metric_for_best_model=eval_loss")
-    done = train("trainer=dpo", "allow=[others]", "callback.x._target_=others.Everything", *words, *SHORT)
+    done = train(
+        "trainer=dpo", "allow=[others]", "callback.x._target_=others.Everything", *words, *SHORT
+    )
     assert done.code == 0
     assert json.loads(place.read_text()) == ALL_THERE_IS
-    words, same, rows, held_out, prompt, completions, trained = json.loads((done.run.folder / "found.json").read_text())
+    words, same, rows, held_out, prompt, completions, trained = json.loads(
+        (done.run.folder / "found.json").read_text()
+    )
     assert words > 10 and same and (rows, held_out) == (40, 4) and prompt and trained
     assert len(completions) == 4
 
@@ -246,13 +309,25 @@ def test_early_stopping_and_samples_work_side_by_side(train):
             "callback.samples._target_=runner.training.callback.Samples",
             "callback.samples.every=2",
         ),
-        *("trainer.args.eval_strategy=steps", "trainer.args.eval_steps=1", "trainer.args.save_steps=1"),
+        *(
+            "trainer.args.eval_strategy=steps",
+            "trainer.args.eval_steps=1",
+            "trainer.args.save_steps=1",
+        ),
         *("trainer.args.metric_for_best_model=eval_loss", "trainer.args.greater_is_better=true"),
-        *("metric=none", "dataset.limit.train=40", "dataset.limit.eval=4", "trainer.args.max_steps=8"),
+        *(
+            "metric=none",
+            "dataset.limit.train=40",
+            "dataset.limit.eval=4",
+            "trainer.args.max_steps=8",
+        ),
     )
     done = train(*words, "trainer.args.load_best_model_at_end=true", "learning_rate=1e-3")
-    assert done.code == 0 and done.run.status()["step"] == 2  # a loss that falls is worse, as it was asked for
-    rows = [json.loads(line) for line in (done.run.folder / "samples.jsonl").read_text().splitlines()]
+    # a loss that falls is worse, as it was asked for
+    assert done.code == 0 and done.run.status()["step"] == 2
+    rows = [
+        json.loads(line) for line in (done.run.folder / "samples.jsonl").read_text().splitlines()
+    ]
     assert [row["step"] for row in rows] == [0] * 4 + [2] * 4
 
 
@@ -268,9 +343,18 @@ def test_a_class_that_hears_nothing_is_no_callback(train, mine, capsys):
     [
         (["trainer=reward", "callback=samples"], "callback.samples"),
         (["callback=samples", "dataset.split.eval=null"], "callback.samples.prompts"),
-        (["callback._target_=runner.training.callback.Samples", "dataset.form=text"], "callback.prompts"),
-        (["callback=early_stopping", "trainer.args.eval_strategy=steps"], "trainer.args.metric_for_best_model"),
-        (["callback=early_stopping", "trainer.args.metric_for_best_model=eval_loss"], "trainer.args.eval_strategy"),
+        (
+            ["callback._target_=runner.training.callback.Samples", "dataset.form=text"],
+            "callback.prompts",
+        ),
+        (
+            ["callback=early_stopping", "trainer.args.eval_strategy=steps"],
+            "trainer.args.metric_for_best_model",
+        ),
+        (
+            ["callback=early_stopping", "trainer.args.metric_for_best_model=eval_loss"],
+            "trainer.args.eval_strategy",
+        ),
         (["callback=samples", "callback.samples.every=0"], "callback.samples.every"),
         (["callback=samples", "callback.samples.evry=5"], "callback.samples.evry"),
     ],
@@ -281,15 +365,33 @@ def test_a_callback_that_cannot_work_is_refused_before_anything_loads(capsys, wo
 
 
 def test_options_of_callbacks_combine():
-    stop = ("trainer.args.eval_strategy=steps", "trainer.args.metric_for_best_model=eval_loss", "metric=none")
+    stop = (
+        "trainer.args.eval_strategy=steps",
+        "trainer.args.metric_for_best_model=eval_loss",
+        "metric=none",
+    )
     both = compose(["callback=[early_stopping,samples]", *stop]).cfg["callback"]
-    one = compose(["callback=early_stopping", "callback.samples._target_=runner.training.callback.Samples", *stop])
+    one = compose(
+        [
+            "callback=early_stopping",
+            "callback.samples._target_=runner.training.callback.Samples",
+            *stop,
+        ]
+    )
     assert list(both) == list(one.cfg["callback"]) == ["early_stopping", "samples"]
-    assert list(compose(["callback=[samples,early_stopping]", *stop]).cfg["callback"]) == ["samples", "early_stopping"]
+    assert list(compose(["callback=[samples,early_stopping]", *stop]).cfg["callback"]) == [
+        "samples",
+        "early_stopping",
+    ]
 
 
 def test_prompts_of_ones_own_need_no_held_out_rows(capsys):
-    words = ["callback=samples", "callback.samples.prompts=[hello]", "dataset.split.eval=null", "metric=none"]
+    words = [
+        "callback=samples",
+        "callback.samples.prompts=[hello]",
+        "dataset.split.eval=null",
+        "metric=none",
+    ]
     assert main([*words, "--dry-run"]) == 0
 
 
@@ -331,13 +433,21 @@ def test_without_a_reference_a_callback_that_takes_one_is_refused():
     with pytest.raises(ConfigError) as refused:
         build_callbacks(cfg, {}, SimpleNamespace(ref_model=None, accelerator=None))
     assert "holds none" in refused.value.faults[0].found
-    (callback,) = build_callbacks(cfg, {}, SimpleNamespace(ref_model=torch.nn.Linear(1, 1), accelerator=None))
+    (callback,) = build_callbacks(
+        cfg, {}, SimpleNamespace(ref_model=torch.nn.Linear(1, 1), accelerator=None)
+    )
     assert callback.ref_model is not None
 
 
 @pytest.mark.slow
 def test_averages_of_weights_go_on_where_they_were(train):
-    words = ("trainer=sft", "callback=bema", "callback.bema.update_freq=1", "trainer.args.save_steps=2", "metric=none")
+    words = (
+        "trainer=sft",
+        "callback=bema",
+        "callback.bema.update_freq=1",
+        "trainer.args.save_steps=2",
+        "metric=none",
+    )
     words += (
         "trainer.args.max_steps=4",
         "trainer.args.save_strategy=steps",

@@ -12,14 +12,14 @@ import pytest
 import yaml
 
 from runner.schema import upstream
+from runner.schema.library_ranges import BY_CLASS, BY_GROUP
 from runner.schema.read import UNKNOWN, read_signature
 from runner.schema.source import public_names
 from runner.schema.text import likeness, nearest, nodes, to_override
 from runner.validate import find_all_faults, find_dangers
 from runner.validate.context import ValidationContext
-from runner.validate.keys import SET_BY_RUNNER
+from runner.validate.node import SET_BY_RUNNER
 from runner.validate.targets import is_allowed
-from runner.validate.values import BY_CLASS, BY_GROUP
 
 ROOT = Path(__file__).parent.parent
 MENU = {
@@ -151,8 +151,10 @@ def test_every_field_of_a_real_config_is_good(name):
         warnings.simplefilter("ignore")
         real = getattr(importlib.import_module(PACKAGES[name]), f"{name}Config")
         values = real(output_dir="x", use_cpu=True, bf16=False).to_dict()
-    kept = ("output_dir", "disable_tqdm", "seed", "hub_token", "accelerator_config")  # ours, or filled in
-    kept += ("generation_batch_size",)  # likewise, and TRL takes it only without steps_per_generation
+    # ours, or filled in
+    kept = ("output_dir", "disable_tqdm", "seed", "hub_token", "accelerator_config")
+    # likewise, and TRL takes it only without steps_per_generation
+    kept += ("generation_batch_size",)
     plain = {key: value for key, value in json.loads(json.dumps(values)).items() if key not in kept}
     known = read_signature(good(name)["trainer"]["args"]["_target_"]).parameters
     cfg = good(name)
@@ -176,7 +178,10 @@ def test_every_field_of_a_real_config_is_good(name):
         },
         {
             "callback": {
-                "early": {"_target_": "transformers.EarlyStoppingCallback", "early_stopping_patience": 3},
+                "early": {
+                    "_target_": "transformers.EarlyStoppingCallback",
+                    "early_stopping_patience": 3,
+                },
                 "off": None,
             },
             "trainer__args__eval_strategy": "steps",
@@ -217,7 +222,9 @@ MISSPELLINGS = {
     "a letter less": lambda word, at: word[:at] + word[at + 1 :],
     "a letter twice": lambda word, at: word[:at] + word[at] + word[at:],
     "two swapped": lambda word, at: word[: at - 1] + word[at] + word[at - 1] + word[at + 1 :],
-    "another letter": lambda word, at: word[:at] + ("y" if word[at] == "x" else "x") + word[at + 1 :],
+    "another letter": lambda word, at: (
+        word[:at] + ("y" if word[at] == "x" else "x") + word[at + 1 :]
+    ),
     "dashes": lambda word, at: word.replace("_", "-").upper(),
     "camel case": lambda word, at: "".join(part.title() for part in word.split("_")),
 }
@@ -293,11 +300,23 @@ def test_a_key_is_sent_where_it_belongs(path, expected, fix):
 @pytest.mark.parametrize(
     ("path", "value", "fix"),
     [
-        ("trainer__args__max_seq_len", 0, "trainer.args.max_length=1024  (at least 2)"),
-        ("epochs", "abc", "trainer.args.num_train_epochs=3.0  (a number)"),
+        (
+            "trainer__args__max_seq_len",
+            0,
+            "trainer.args.max_length=1024  (at least 2)",
+        ),
+        (
+            "epochs",
+            "abc",
+            "trainer.args.num_train_epochs=3.0  (a number)",
+        ),
         ("lr", -1, "leave lr out  (learning_rate is above 0 and at most 100)"),
         ("lora_rank", 0, "peft=lora peft.r=8  (at least 1 and at most 16384)"),
-        ("tolerate__los", "abc", "leave tolerate.los out  (tolerate.loss is a number or true or false)"),
+        (
+            "tolerate__los",
+            "abc",
+            "leave tolerate.los out  (tolerate.loss is a number or true or false)",
+        ),
         ("weight_deacy", 0.1, "trainer.args.weight_decay=0.1"),  # and not weight=0.1
         ("warmup_ratio", 1.5, "trainer.args.warmup_steps=0.1"),
         ("model__ns_steps", 0, "leave ns_steps out"),  # which looks like save_steps, but not much
@@ -554,7 +573,9 @@ def test_what_is_known_of_fields_is_of_fields_that_there_are():
     for file in (ROOT / "conf").rglob("*.yaml"):
         for _, node in nodes(yaml.safe_load(file.read_text()) or {}):
             signature = read_signature(node["_target_"])
-            shipped.setdefault(file.parent.name, set()).update(signature.parameters if signature else ())
+            shipped.setdefault(file.parent.name, set()).update(
+                signature.parameters if signature else ()
+            )
     for group, package in (
         ("peft", "peft"),
         ("optimizer", "torch.optim"),
@@ -563,15 +584,18 @@ def test_what_is_known_of_fields_is_of_fields_that_there_are():
         for name in public_names(package):
             signature = read_signature(f"{package}.{name}")
             shipped[group] |= set(signature.parameters) if signature else set()
-    for schedule, *_ in upstream.SCHEDULES.values():
-        shipped["optimizer"] |= set(read_signature(schedule).parameters) if schedule else set()
+    for schedule in upstream.SCHEDULES.values():
+        if schedule.takes:
+            shipped["optimizer"] |= set(read_signature(schedule.takes).parameters)
     shipped["optimizer"] |= {"lr_ratio"}
     shipped["generation"] = set(read_signature("transformers.GenerationConfig").parameters)
     for group in ("trainer", "peft", "optimizer", "generation"):
         named = {name for name in BY_GROUP[group] if not name.startswith("|")}
         assert named - shipped[group] == set()
     assert {*SET_BY_RUNNER, *upstream.FROM_GROUP} - shipped["trainer"] == set()
-    others = {f"{name}Config": signature for name, signature in ValidationContext({}).others.items()}
+    others = {
+        f"{name}Config": signature for name, signature in ValidationContext({}).others.items()
+    }
     others |= {target.rpartition(".")[2]: read_signature(target) for target in (
         "runner.training.callback.Samples", "transformers.EarlyStoppingCallback", "peft.OFTConfig",
         "accelerate.ParallelismConfig", "runner.ppo.PPOConfig",
@@ -594,7 +618,10 @@ def test_what_is_known_of_fields_is_of_fields_that_there_are():
 
 def test_several_machines_are_those_of_another_launcher():
     fault = only(good(launcher__num_machines=2))
-    assert (fault.where, fault.fix) == ("launcher.num_machines", "launcher=accelerate launcher.num_machines=2")
+    assert (fault.where, fault.fix) == (
+        "launcher.num_machines",
+        "launcher=accelerate launcher.num_machines=2",
+    )
 
 
 def test_a_trainer_of_rewards_needs_one():
@@ -606,7 +633,10 @@ def test_a_trainer_of_rewards_needs_one():
 
 @pytest.mark.parametrize(
     ("name", "group", "node"),
-    [("SFT", "reward", REWARD), ("GRPO", "collator", {"_target_": "transformers.DataCollatorWithFlattening"})],
+    [
+        ("SFT", "reward", REWARD),
+        ("GRPO", "collator", {"_target_": "transformers.DataCollatorWithFlattening"}),
+    ],
 )
 def test_a_part_that_the_trainer_does_not_take(name, group, node):
     fault = only(good(name, **{group: node}))
@@ -697,7 +727,13 @@ def test_a_dangerous_target_is_refused(target):
     fault = only(cfg)
     assert fault.where == "callback.x._target_"
     package = target.split(".")[0]
-    is_offered = package not in {*sys.stdlib_module_names, "torch", "numpy", "hydra", "transformers"}
+    is_offered = package not in {
+        *sys.stdlib_module_names,
+        "torch",
+        "numpy",
+        "hydra",
+        "transformers",
+    }
     assert is_offered or "allow=" not in fault.fix
 
 
@@ -719,7 +755,9 @@ def test_the_range_of_beta_is_that_of_the_config_whoever_derives_the_trainer(tmp
     monkeypatch.syspath_prepend(tmp_path)
     cfg = good("OnlineDPO", trainer__args__beta=0)
     cfg["trainer"]["_target_"] = "derived.Mine"
-    assert [fault.where for fault in find_all_faults(cfg, menu=MENU, allow=["derived"])] == ["trainer.args.beta"]
+    assert [fault.where for fault in find_all_faults(cfg, menu=MENU, allow=["derived"])] == [
+        "trainer.args.beta"
+    ]
 
 
 def test_reexports_do_not_lead_out(tmp_path, monkeypatch):
@@ -766,14 +804,27 @@ def test_targets_that_may_run(target):
 
 def test_a_launcher_is_the_function_of_its_module(tmp_path, monkeypatch):
     """So that one more is a module in ``runner/launch/`` and a file in ``conf/launcher/``."""
-    assert is_allowed("runner.launch.slurm.slurm", launcher=True) and not is_allowed("runner.launch.slurm.slurm")
-    for other in ("slurm.submit", "worker.work", "start.start_runs", "pool.confine", "local.os", "local.worker"):
+    assert is_allowed("runner.launch.slurm.slurm", launcher=True) and not is_allowed(
+        "runner.launch.slurm.slurm"
+    )
+    for other in (
+        "slurm.submit",
+        "worker.work",
+        "start.start_runs",
+        "pool.confine",
+        "local.os",
+        "local.worker",
+    ):
         assert not is_allowed(f"runner.launch.{other}", launcher=True)
     monkeypatch.chdir(tmp_path)
-    Path("my_slurm.py").write_text("def my_slurm(folder, *, num_processes=1, partition='', debug=False): ...")
+    Path("my_slurm.py").write_text(
+        "def my_slurm(folder, *, num_processes=1, partition='', debug=False): ..."
+    )
     node = {"_target_": "my_slurm.my_slurm", "num_processes": 2, "partition": "gpu", "jobs": 4}
     assert find_all_faults(good(launcher=node), menu=MENU, allow=["my_slurm"]) == []
-    (fault,) = find_all_faults(good(launcher=node | {"partitoin": "x"}), menu=MENU, allow=["my_slurm"])
+    (fault,) = find_all_faults(
+        good(launcher=node | {"partitoin": "x"}), menu=MENU, allow=["my_slurm"]
+    )
     assert fault.fix == "launcher.partition=x"
 
 
@@ -786,7 +837,10 @@ def test_a_launcher_is_the_function_of_its_module(tmp_path, monkeypatch):
         ("trl.trainer.dpo_traner.DPOTrainer", None),
         ("peft.LoRAConfg", "peft.LoraConfig"),
         ("torch.optim.AdamX", "torch.optim.Adamax"),
-        ("transformers.AutoModelForCasualLM.from_pretrained", "transformers.AutoModelForCausalLM.from_pretrained"),
+        (
+            "transformers.AutoModelForCasualLM.from_pretrained",
+            "transformers.AutoModelForCausalLM.from_pretrained",
+        ),
         ("transformers.EarlyStopingCallback", "transformers.EarlyStoppingCallback"),
         ("runner.model.load.laod_model", "runner.model.load.load_model"),
         ("not_installed_anywhere.thing", None),
@@ -819,18 +873,66 @@ def test_what_runs_or_publishes_must_be_typed(path, value):
 
 
 HERE = (
-    *("localhost", "localhost:8000", "http://localhost", "https://LOCALHOST:8000/v1?a=b#c", "http://me@localhost/v1"),
-    *("127.0.0.1", "127.8.9.1:80", "http://127.0.0.1:8000/", "0.0.0.0", "::1", "[::1]:8000", "http://[::1]:8000/v1"),
+    *(
+        "localhost",
+        "localhost:8000",
+        "http://localhost",
+        "https://LOCALHOST:8000/v1?a=b#c",
+        "http://me@localhost/v1",
+    ),
+    *(
+        "127.0.0.1",
+        "127.8.9.1:80",
+        "http://127.0.0.1:8000/",
+        "0.0.0.0",
+        "::1",
+        "[::1]:8000",
+        "http://[::1]:8000/v1",
+    ),
     *("http://[::ffff:127.0.0.1]/", "http://localhost/?next=http://evil.example"),
 )
 ELSEWHERE = (
-    *("evil.example", "http://evil.example", "http://evil.example?@localhost", "http://evil.example#@localhost"),
-    *("http://evil.example/@localhost", "http://evil.example\\@localhost", "http://evil.example:80?@localhost:80"),
-    *("evil.example?@localhost", "http://localhost@evil.example", "http://localhost:80@evil.example"),
-    *("http://localhost.evil.example", "http://127.0.0.1.evil.example", "http://localhost\\.evil.example"),
-    *("http://[::1]evil.example", "http://[::1].evil.example", "http://[::2]", "http://8.8.8.8", "//evil.example/"),
-    *("http://2130706433", "http://0177.0.0.1", "http://127.0.0.01", "http://127.1", "http://0x7f.0.0.1"),
-    *("http://127.999.0.1", "http://local\thost", "http:evil.example", "http://\uff45vil.example\uff0f@localhost"),
+    *(
+        "evil.example",
+        "http://evil.example",
+        "http://evil.example?@localhost",
+        "http://evil.example#@localhost",
+    ),
+    *(
+        "http://evil.example/@localhost",
+        "http://evil.example\\@localhost",
+        "http://evil.example:80?@localhost:80",
+    ),
+    *(
+        "evil.example?@localhost",
+        "http://localhost@evil.example",
+        "http://localhost:80@evil.example",
+    ),
+    *(
+        "http://localhost.evil.example",
+        "http://127.0.0.1.evil.example",
+        "http://localhost\\.evil.example",
+    ),
+    *(
+        "http://[::1]evil.example",
+        "http://[::1].evil.example",
+        "http://[::2]",
+        "http://8.8.8.8",
+        "//evil.example/",
+    ),
+    *(
+        "http://2130706433",
+        "http://0177.0.0.1",
+        "http://127.0.0.01",
+        "http://127.1",
+        "http://0x7f.0.0.1",
+    ),
+    *(
+        "http://127.999.0.1",
+        "http://local\thost",
+        "http:evil.example",
+        "http://\uff45vil.example\uff0f@localhost",
+    ),
     *(
         "evil.example://127.0.0.1",
         "x://localhost",
@@ -842,14 +944,20 @@ ELSEWHERE = (
 )
 
 
-@pytest.mark.parametrize(("address", "is_risky"), [*((a, False) for a in HERE), *((a, True) for a in ELSEWHERE)])
+@pytest.mark.parametrize(
+    ("address", "is_risky"), [*((a, False) for a in HERE), *((a, True) for a in ELSEWHERE)]
+)
 def test_what_is_sent_to_another_machine_must_be_typed(address, is_risky):
     """What cannot be read as an address of this machine, by the one way in which all clients read it, is none."""
     found = find_dangers({"trainer": {"args": {"vllm_server_base_url": address}}})
-    assert [fault.where for fault in found] == (["trainer.args.vllm_server_base_url"] if is_risky else [])
+    assert [fault.where for fault in found] == (
+        ["trainer.args.vllm_server_base_url"] if is_risky else []
+    )
 
 
-@pytest.mark.parametrize("host", ["http://127.0.0.1", "127.0.0.1/x", "evil.example://localhost", "evil.example"])
+@pytest.mark.parametrize(
+    "host", ["http://127.0.0.1", "127.0.0.1/x", "evil.example://localhost", "evil.example"]
+)
 def test_what_is_more_than_a_host_of_this_machine_must_be_typed(host):
     [fault] = find_dangers({"trainer": {"args": {"vllm_server_host": host}}})
     assert fault.where == "trainer.args.vllm_server_host"
@@ -857,8 +965,13 @@ def test_what_is_more_than_a_host_of_this_machine_must_be_typed(host):
 
 
 STORES = {
-    **dict.fromkeys(("sqlite:///{root}/m.db", "sqlite:///m.db", "file:runs", "file://{root}/runs"), False),
-    **dict.fromkeys(("databricks", "file://evil.example/x", "sqlite:////etc/m.db", "file:../x", "http://e"), True),
+    **dict.fromkeys(
+        ("sqlite:///{root}/m.db", "sqlite:///m.db", "file:runs", "file://{root}/runs"), False
+    ),
+    **dict.fromkeys(
+        ("databricks", "file://evil.example/x", "sqlite:////etc/m.db", "file:../x", "http://e"),
+        True,
+    ),
 }
 
 
@@ -870,12 +983,17 @@ STORES = {
             (name, "http://evil.example", True)
             for name in ("WANDB_HTTP_PROXY", "TRACKIO_SERVER_URL", "MLFLOW_REGISTRY_URI")
         ),
-        *((name, "mine", False) for name in ("WANDB_PROJECT", "WANDB_NAME", "MLFLOW_EXPERIMENT_NAME")),
+        *(
+            (name, "mine", False)
+            for name in ("WANDB_PROJECT", "WANDB_NAME", "MLFLOW_EXPERIMENT_NAME")
+        ),
     ],
 )
 def test_a_variable_that_can_lead_a_tracker_elsewhere_must_be_typed(variable, value, is_risky):
     found = list(find_dangers({"tracker": {"environment": {variable: value}}}))
-    assert [fault.where for fault in found] == ([f"tracker.environment.{variable}"] if is_risky else [])
+    assert [fault.where for fault in found] == (
+        [f"tracker.environment.{variable}"] if is_risky else []
+    )
 
 
 def test_a_flag_counts_for_the_nodes_inside():
@@ -938,7 +1056,9 @@ def test_the_check_imports_nothing_heavy():
         heavy = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "omegaconf")
         print([name for name in heavy if name in sys.modules])
     """
-    done = subprocess.run([sys.executable, "-c", dedent(code)], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(code)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 

@@ -15,7 +15,8 @@ from runner.run.alarms import ALARMS, Step, build_alarms, steps_to_notice
 from runner.run.seal import checkpoints_at_once, damage_of, rotate, seal
 from runner.schema.upstream import cycle_steps
 from runner.training import checkpoint as checkpoints
-from runner.training.checkpoint import PromptEncoder, Seal
+from runner.training.checkpoint import Seal
+from runner.training.prompt_encoder import PromptEncoder
 
 MODEL = torch.nn.Linear(2, 2)
 TRAINED = {"model": MODEL, "optimizer": torch.optim.AdamW(MODEL.parameters())}
@@ -26,7 +27,9 @@ def control(save):
 
 
 def state(step, total=100, best=None):
-    return SimpleNamespace(global_step=step, max_steps=total, is_world_process_zero=True, best_model_checkpoint=best)
+    return SimpleNamespace(
+        global_step=step, max_steps=total, is_world_process_zero=True, best_model_checkpoint=best
+    )
 
 
 def test_a_save_inside_a_generation_cycle_waits_for_its_end():
@@ -62,19 +65,31 @@ def checkpoint(root, step):
 
 
 def test_older_checkpoints_go_after_the_new_one_is_sealed_and_the_best_stays(tmp_path):
-    keeper, args = Seal(2, steps_to_notice()), SimpleNamespace(output_dir=str(tmp_path), process_index=0, world_size=1)
+    keeper, args = (
+        Seal(2, steps_to_notice()),
+        SimpleNamespace(output_dir=str(tmp_path), process_index=0, world_size=1),
+    )
     for step in (1, 2, 3, 4):
         checkpoint(tmp_path, step)
         keeper.on_save(args, state(step, best=str(tmp_path / "checkpoint-1")), None, **TRAINED)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-3", "checkpoint-4"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "checkpoint-1",
+        "checkpoint-3",
+        "checkpoint-4",
+    ]
     assert not any(damage_of(path) for path in tmp_path.iterdir())
 
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("tolerate", [None, {"diverged": 20}], ids=["as_it_is", "patient"])
 @pytest.mark.parametrize("every", [1, 4, 10])
-def test_a_checkpoint_from_before_the_first_sick_step_stays_until_the_sickness_is_noticed(tmp_path, tolerate, every):
-    notice, args = steps_to_notice(tolerate), SimpleNamespace(output_dir=str(tmp_path), process_index=0, world_size=1)
+def test_a_checkpoint_from_before_the_first_sick_step_stays_until_the_sickness_is_noticed(
+    tmp_path, tolerate, every
+):
+    notice, args = (
+        steps_to_notice(tolerate),
+        SimpleNamespace(output_dir=str(tmp_path), process_index=0, world_size=1),
+    )
     keeper, most = Seal(2, notice), 0
     for step in range(every, 90, every):
         checkpoint(tmp_path, step)
@@ -88,8 +103,12 @@ def test_a_checkpoint_from_before_the_first_sick_step_stays_until_the_sickness_i
     assert most == checkpoints_at_once(2, notice, "steps", every, 90)
 
 
-@pytest.mark.parametrize(("keep", "best", "left"), [(2, 1, [1, 9]), (2, 8, [8, 9]), (3, None, [7, 8, 9]), (1, 9, [9])])
-def test_a_finished_run_has_no_more_checkpoints_than_it_may_and_the_best_of_them(tmp_path, keep, best, left):
+@pytest.mark.parametrize(
+    ("keep", "best", "left"), [(2, 1, [1, 9]), (2, 8, [8, 9]), (3, None, [7, 8, 9]), (1, 9, [9])]
+)
+def test_a_finished_run_has_no_more_checkpoints_than_it_may_and_the_best_of_them(
+    tmp_path, keep, best, left
+):
     for step in range(1, 10):
         seal(checkpoint(tmp_path, step))
     rotate(tmp_path, keep, best and f"checkpoint-{best}")
@@ -130,7 +149,10 @@ def test_processes_meet_while_one_reads_a_large_checkpoint(monkeypatch):
 
 
 def test_a_checkpoint_that_lacks_a_trained_weight_is_not_sealed(tmp_path):
-    keeper, args = Seal(2, steps_to_notice()), SimpleNamespace(output_dir=str(tmp_path), process_index=0, world_size=1)
+    keeper, args = (
+        Seal(2, steps_to_notice()),
+        SimpleNamespace(output_dir=str(tmp_path), process_index=0, world_size=1),
+    )
     save_file({"weight": MODEL.weight.detach()}, checkpoint(tmp_path, 1) / "model.safetensors")
     with pytest.raises(RunnerError, match=r"1 trained weights are not in it.*: bias") as refused:
         keeper.on_save(args, state(1), None, **TRAINED)
@@ -141,7 +163,9 @@ def test_a_checkpoint_that_lacks_a_trained_weight_is_not_sealed(tmp_path):
     assert damage_of(tmp_path / "checkpoint-2") == {}
 
 
-@pytest.mark.parametrize("form", ["model.safetensors", "pytorch_model_fsdp.bin", "pytorch_model_fsdp_0"])
+@pytest.mark.parametrize(
+    "form", ["model.safetensors", "pytorch_model_fsdp.bin", "pytorch_model_fsdp_0"]
+)
 def test_each_form_of_a_checkpoint_says_what_it_lacks(tmp_path, form):
     import torch.distributed.checkpoint as dcp
 
@@ -162,7 +186,8 @@ def test_each_form_of_a_checkpoint_says_what_it_lacks(tmp_path, form):
 
 def test_only_the_weights_that_an_optimizer_moves_must_be_there(tmp_path):
     model = get_peft_model(
-        letter_model(), LoraConfig(target_modules=["q_proj"], use_dora=True, modules_to_save=["lm_head"])
+        letter_model(),
+        LoraConfig(target_modules=["q_proj"], use_dora=True, modules_to_save=["lm_head"]),
     )
     optimizer = torch.optim.SGD([weight for weight in model.parameters() if weight.requires_grad])
     model.save_pretrained(tmp_path)
@@ -175,7 +200,9 @@ def test_what_makes_a_learnt_prompt_goes_on_as_it_was(tmp_path):
     config = PromptEncoderConfig(task_type="CAUSAL_LM", num_virtual_tokens=2, encoder_hidden_size=4)
     model = get_peft_model(letter_model(), config)
     accelerator = SimpleNamespace(unwrap_model=lambda model: model)
-    trainer = SimpleNamespace(model=model, accelerator=accelerator, resumed_from=str(checkpoint(tmp_path, 1)))
+    trainer = SimpleNamespace(
+        model=model, accelerator=accelerator, resumed_from=str(checkpoint(tmp_path, 1))
+    )
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     saver, args = PromptEncoder(trainer), SimpleNamespace(output_dir=str(tmp_path))
     saver.on_save(args, state(1), None)

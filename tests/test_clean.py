@@ -16,7 +16,8 @@ from runner.command import clean
 from runner.io.files import files_of
 from runner.report import page
 from runner.run import Run, locked
-from runner.run.read import find_folders, read_run
+from runner.run.find import find_folders
+from runner.run.record import read_run
 from runner.run.seal import last_checkpoint, seal
 
 GROUP = Path("outputs/kl")
@@ -28,12 +29,15 @@ FIRST, SECOND, THIRD = (f"kl-{kl}+lr-0.0001+seed-0" for kl in (0.1, 0.2, 0.3))
 def group(tmp_path, monkeypatch) -> Path:
     """Two finished runs with a model, and a failed one, each with three checkpoints, the first of them the best."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(page.plot, "sweep_pictures", lambda summary: [])
+    monkeypatch.setattr(page.plot_sweep, "sweep_pictures", lambda summary: [])
     for run in lay_sweep(GROUP, RUNS).iterdir():
         for step in (2, 3, 4):
             (checkpoint := run / "checkpoints" / f"checkpoint-{step}").mkdir(parents=True)
             (checkpoint / "model.safetensors").write_bytes(b"0" * 1000 * step)
-            write(checkpoint / "trainer_state.json", {"best_model_checkpoint": str(run / "checkpoints/checkpoint-2")})
+            write(
+                checkpoint / "trainer_state.json",
+                {"best_model_checkpoint": str(run / "checkpoints/checkpoint-2")},
+            )
             seal(checkpoint)
         (run / "model").mkdir()
         (run / "model" / "model.safetensors").write_bytes(b"1" * 5000)
@@ -52,7 +56,10 @@ def test_it_lists_first_and_deletes_only_when_it_is_told_to(group, capsys, monke
     before = files_of(group.parent)
     assert main(["clean", "kl", "where=state=failed"]) == 0
     said = capsys.readouterr().out
-    assert f"delete    {group / THIRD}: failed 4/8; all of it, " in said and "yes=true  (frees " in said
+    assert (
+        f"delete    {group / THIRD}: failed 4/8; all of it, " in said
+        and "yes=true  (frees " in said
+    )
     monkeypatch.setattr(clean, "is_terminal", lambda stream: True)
     for answer, is_there in (("", True), ("n\n", True), ("y\n", False)):
         monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
@@ -67,7 +74,8 @@ def test_it_lists_first_and_deletes_only_when_it_is_told_to(group, capsys, monke
 def test_a_finished_run_keeps_its_model_and_one_that_is_not_its_newest_checkpoint(group, capsys):
     assert main(["clean", "kl", "keep=model", "yes=true"]) == 0
     assert (
-        f"leave     {group / THIRD}: failed 4/8, and has no whole model to keep: keep=last" in capsys.readouterr().out
+        f"leave     {group / THIRD}: failed 4/8, and has no whole model to keep: keep=last"
+        in capsys.readouterr().out
     )
     assert checkpoints(FIRST) == checkpoints(SECOND) == [] and len(checkpoints(THIRD)) == 3
     assert main(["report", "kl"]) == 0 and "2 finished, 1 failed" in capsys.readouterr().out
@@ -80,7 +88,11 @@ def test_the_newest_checkpoint_is_whole_before_others_go(group, capsys):
     (group / THIRD / "checkpoints" / "checkpoint-4" / "model.safetensors").write_bytes(b"1" * 4000)
     assert main(["clean", f"kl/{THIRD}", "keep=last", "yes=true"]) == 0
     said = capsys.readouterr().out
-    assert "damaged: model.safetensors" in said and "freed     0 bytes" in said and len(checkpoints(THIRD)) == 3
+    assert (
+        "damaged: model.safetensors" in said
+        and "freed     0 bytes" in said
+        and len(checkpoints(THIRD)) == 3
+    )
 
 
 def test_what_a_report_makes_again_goes(group, capsys):
@@ -99,10 +111,15 @@ def test_a_live_run_is_not_touched(group, capsys, monkeypatch):
             assert main(["clean", "kl", *words, "yes=true"]) == 0
     assert [files_of(group / name) for name in (FIRST, SECOND, THIRD)] == before
     said = capsys.readouterr().out
-    assert f"{FIRST}: running 4/8" in said and f"{SECOND}: queued 4/8" in said and "held by pid" in said
+    assert (
+        f"{FIRST}: running 4/8" in said
+        and f"{SECOND}: queued 4/8" in said
+        and "held by pid" in said
+    )
     begun = clean.locked
 
-    def meanwhile(run):  # somebody else begins with it between the list and the deletion, and lets go again
+    # somebody else begins with it between the list and the deletion, and lets go again
+    def meanwhile(run):
         set_status(run.folder, state="interrupted")
         return begun(run)
 
@@ -112,7 +129,10 @@ def test_a_live_run_is_not_touched(group, capsys, monkeypatch):
 
 
 def test_a_run_that_is_named_twice_or_gone_meanwhile_is_not_made_again(group, capsys, monkeypatch):
-    assert main(["clean", "kl", f"kl/{THIRD}", str((group / THIRD).absolute()), "where=state=failed"]) == 0
+    assert (
+        main(["clean", "kl", f"kl/{THIRD}", str((group / THIRD).absolute()), "where=state=failed"])
+        == 0
+    )
     assert "in 1 folder)" in capsys.readouterr().out
     sized = clean.sized
 
@@ -122,20 +142,34 @@ def test_a_run_that_is_named_twice_or_gone_meanwhile_is_not_made_again(group, ca
 
     monkeypatch.setattr(clean, "sized", meanwhile)
     assert main(["clean", f"kl/{THIRD}", "yes=true"]) == 0
-    assert "meanwhile\nfreed     0 bytes" in capsys.readouterr().out and not (group / THIRD).exists()
-    monkeypatch.setattr(clean, "sized", lambda *given: shutil.rmtree(group / FIRST / "checkpoints", True) or "")
-    assert main(["clean", "kl", "keep=last", "yes=true"]) == 0, "one that is thinned meanwhile keeps no other from it"
-    assert "gone already" in capsys.readouterr().out and checkpoints(SECOND) == ["checkpoint-2", "checkpoint-4"]
+    assert (
+        "meanwhile\nfreed     0 bytes" in capsys.readouterr().out and not (group / THIRD).exists()
+    )
+    monkeypatch.setattr(
+        clean, "sized", lambda *given: shutil.rmtree(group / FIRST / "checkpoints", True) or ""
+    )
+    assert main(["clean", "kl", "keep=last", "yes=true"]) == 0, (
+        "one that is thinned meanwhile keeps no other from it"
+    )
+    assert "gone already" in capsys.readouterr().out and checkpoints(SECOND) == [
+        "checkpoint-2",
+        "checkpoint-4",
+    ]
 
 
 def test_it_is_told_which_run_builds_on_one_that_goes(group, capsys):
-    write(group / SECOND / "manifest.json", {"uses": {"model.path": str((group / FIRST).absolute())}})
+    write(
+        group / SECOND / "manifest.json", {"uses": {"model.path": str((group / FIRST).absolute())}}
+    )
     write(group / THIRD / "manifest.json", {"uses": "a text"})
     told = f"; {group / SECOND} uses it"
     assert main(["clean", f"kl/{FIRST}"]) == main(["clean", "kl", "where=run!=x"]) == 0
     first, both = capsys.readouterr().out.split("next ")[:2]
     assert told in first and "uses it" not in both, "it goes with it"
-    assert main(["clean", f"kl/{FIRST}", "keep=last"]) == 0 and "uses it" not in capsys.readouterr().out
+    assert (
+        main(["clean", f"kl/{FIRST}", "keep=last"]) == 0
+        and "uses it" not in capsys.readouterr().out
+    )
 
 
 def test_no_link_is_followed(group, tmp_path, capsys):
@@ -162,7 +196,9 @@ def test_what_no_run_writes_is_not_deleted(group, capsys):
     (group / "thesis.tex").write_text("mine")
     assert main(["clean", "kl", "where=run!=x", "yes=true"]) == 0
     assert "thesis.tex in it, which no run writes" in capsys.readouterr().out
-    assert [path.name for path in find_folders(group)] == [FIRST, SECOND] and (group / "thesis.tex").exists()
+    assert [path.name for path in find_folders(group)] == [FIRST, SECOND] and (
+        group / "thesis.tex"
+    ).exists()
 
 
 @pytest.mark.parametrize(
@@ -191,7 +227,9 @@ def test_wrong_words_and_places_are_refused(group, capsys, words, code):
     assert main(["clean", *words, *(["yes=true"] if "yes=maybe" not in words else [])]) == code
     said = capsys.readouterr().err
     assert all(beat in said for beat in ("found ", "expected ", "type "))
-    assert {name: digest for name, digest in files_of(Path(".")).items() if clean.INDEX not in name} == before
+    assert {
+        name: digest for name, digest in files_of(Path(".")).items() if clean.INDEX not in name
+    } == before
 
 
 KILLED = """
@@ -215,7 +253,9 @@ main(["clean", "kl", *sys.argv[2:], "yes=true"])
 @pytest.mark.parametrize("words", [["where=run!=x"], ["keep=model"]], ids=" ".join)
 @pytest.mark.parametrize("step", [1, 4])
 def test_a_kill_leaves_nothing_that_looks_like_half_a_run(group, capsys, words, step):
-    done = subprocess.run([sys.executable, "-c", KILLED, str(step), *words], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(step), *words], capture_output=True, text=True
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr
     there = find_folders(group)
     for folder in there:

@@ -9,7 +9,7 @@ from runner.__main__ import main
 from runner.collator import Buckets
 from runner.config import compose
 from runner.errors import ConfigError
-from runner.run.read import read_metrics
+from runner.run.history import read_metrics
 from runner.training.stand_in import first_rows_prepared
 
 
@@ -42,7 +42,12 @@ def test_sequences_without_padding_have_no_buckets():
 
 # --- Through the command ------------------------------------------------------------------------
 
-SMALL = ("trainer.args.max_steps=2", "trainer.args.logging_steps=1", "metric=none", "dataset.limit.eval=4")
+SMALL = (
+    "trainer.args.max_steps=2",
+    "trainer.args.logging_steps=1",
+    "metric=none",
+    "dataset.limit.eval=4",
+)
 SMALL = (*SMALL, "dataset.limit.train=32", "trainer.args.per_device_train_batch_size=8")
 MINE = """
 import json
@@ -101,25 +106,37 @@ def plain(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["sft", "dpo", "kto", "orpo", "reward"])
 def test_buckets_change_shapes_and_no_loss(train, plain, trainer):
-    bucketed = losses(train(f"trainer={trainer}", "collator=buckets", "collator.lengths=[40]", *SMALL))
+    bucketed = losses(
+        train(f"trainer={trainer}", "collator=buckets", "collator.lengths=[40]", *SMALL)
+    )
     assert bucketed == pytest.approx(plain(trainer), rel=1e-4)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", ["sft", "sft weight=answers", "dpo weight=answers", "kto", "reward"])
+@pytest.mark.parametrize(
+    "words", ["sft", "sft weight=answers", "dpo weight=answers", "kto", "reward"]
+)
 def test_batches_are_padded_to_a_multiple(words):
     trainer, *more = words.split()
     cfg = compose([f"trainer={trainer}", *more, *SMALL, "trainer.args.pad_to_multiple_of=16"]).cfg
     with first_rows_prepared(cfg, 8) as (components, _):
         batch = next(iter(components.trainer.get_train_dataloader()))
-    widths = {part.shape[1] for name, part in batch.items() if name.endswith(("input_ids", "token_weights"))}
+    widths = {
+        part.shape[1]
+        for name, part in batch.items()
+        if name.endswith(("input_ids", "token_weights"))
+    }
     assert {width % 16 for width in widths} == {0}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["sft", "dpo"])
 def test_a_collator_of_ones_own_comes_around_the_trainers(train, mine, plain, tmp_path, trainer):
-    words = (f"trainer={trainer}", "collator._target_=my_collators.Watching", "collator.into=seen.json")
+    words = (
+        f"trainer={trainer}",
+        "collator._target_=my_collators.Watching",
+        "collator.into=seen.json",
+    )
     assert losses(train(*words, "allow=[my_collators]", *SMALL)) == plain(trainer)
     assert '"input_ids"' in (tmp_path / "seen.json").read_text()
 
@@ -129,4 +146,6 @@ def test_a_collator_of_ones_own_takes_the_place_of_the_trainers(train, mine, pla
     words = ("trainer=sft", "collator._target_=my_collators.Alone", "allow=[my_collators]")
     assert losses(train(*words, *SMALL)) == plain("sft")
     # and with weights, which come around it
-    assert losses(train(*words, "weight=pattern", "weight.pattern=nowhere", *SMALL, name="weighed")) == plain("sft")
+    assert losses(
+        train(*words, "weight=pattern", "weight.pattern=nowhere", *SMALL, name="weighed")
+    ) == plain("sft")

@@ -13,7 +13,7 @@ from needs import TRAINERS
 from runner.__main__ import main, read_command_line
 from runner.errors import ConfigError
 from runner.io.files import MENU
-from runner.launch.stages import compose_runs
+from runner.launch.compose.stages import compose_runs
 from runner.schema.read import read_signature
 from runner.schema.source import find_definition
 from runner.validate import start
@@ -26,7 +26,11 @@ FILES = sorted(MENU.rglob("*.yaml"))
 
 
 def run_lines(path: Path) -> list[str]:
-    return [line.removeprefix("# run:").strip() for line in path.read_text().splitlines() if line.startswith("# run:")]
+    return [
+        line.removeprefix("# run:").strip()
+        for line in path.read_text().splitlines()
+        if line.startswith("# run:")
+    ]
 
 
 LINES = [(path, line) for path in FILES for line in run_lines(path)]
@@ -52,7 +56,9 @@ def test_every_run_line_composes_and_passes_the_check(path, line):
                 assert path.stem in ("none", "local", "config", *composed.choices.values())
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if p.parent.name == "experiment"], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [p for p in FILES if p.parent.name == "experiment"], ids=lambda path: path.stem
+)
 def test_every_experiment_says_what_it_costs_and_what_came_out(path):
     text = path.read_text()
     assert "# cost:" in text and "# result:" in text
@@ -63,7 +69,11 @@ def test_every_experiment_says_what_it_costs_and_what_came_out(path):
 @pytest.mark.parametrize("trainer", sorted({trainer for trainer, _ in fitting_pairs()}))
 def test_every_trainer_runs_as_typed_on_every_dataset_whose_rows_fit(trainer):
     """What ships is run elsewhere; ``tests/fault/pairs.py`` trains all of them."""
-    datasets = [dataset for name, dataset in fitting_pairs() if name == trainer and not dataset.startswith("toy")]
+    datasets = [
+        dataset
+        for name, dataset in fitting_pairs()
+        if name == trainer and not dataset.startswith("toy")
+    ]
     assert len(datasets) >= 4
     for dataset in datasets:
         (composed,) = compose_runs(words_of(trainer, dataset))
@@ -77,12 +87,16 @@ MISSION = ["trainer=ppo", "model=pythia_1b", "dataset=tldr"]
 @pytest.mark.slow
 def test_the_missions_line_needs_nothing_but_bitsandbytes(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(start, "find_spec", lambda name: None if name == "bitsandbytes" else find_spec(name))
+    monkeypatch.setattr(
+        start, "find_spec", lambda name: None if name == "bitsandbytes" else find_spec(name)
+    )
     assert main([*MISSION, "peft=lora", "quant=4bit"]) == 5
     said = capsys.readouterr().err
     assert said.count("found") == 1 and "pip install 'bitsandbytes>=" in said
     assert main(["trainer=grpo", "dataset=gsm8k", "quant=none", "--dry-run"]) == 0
-    monkeypatch.setattr(start, "find_spec", lambda name: None if name == "math_verify" else find_spec(name))
+    monkeypatch.setattr(
+        start, "find_spec", lambda name: None if name == "math_verify" else find_spec(name)
+    )
     assert main(["trainer=grpo", "dataset=gsm8k"]) == 5
     said = capsys.readouterr().err
     assert said.count("found") == 1 and "pip install 'math-verify>=" in said
@@ -119,15 +133,24 @@ def test_a_reward_typed_alone_takes_the_place_of_the_datasets():
     (composed,) = compose_runs(["trainer=grpo", "reward._target_=runner.reward.rule.length"])
     assert composed.cfg["reward"] == {"_target_": "runner.reward.rule.length"}
     with pytest.raises(ConfigError) as error:
-        compose_runs(["trainer=grpo", "reward=sentiment", "reward._target_=runner.reward.rule.length"])
+        compose_runs(
+            ["trainer=grpo", "reward=sentiment", "reward._target_=runner.reward.rule.length"]
+        )
     (fault,) = error.value.faults
-    (composed,) = compose_runs(["trainer=grpo", "reward=sentiment", fault.fix.partition(" in place of ")[0]])
+    (composed,) = compose_runs(
+        ["trainer=grpo", "reward=sentiment", fault.fix.partition(" in place of ")[0]]
+    )
     assert set(composed.cfg["reward"]) == {"sentiment", "mine"}
 
 
 def listed_names() -> set[str]:
     """The targets that conf/README.md promises; a name without dots is of the module of the one before it."""
-    text = (MENU / "README.md").read_text().partition("## Names that your files may hold")[2].partition("## Changes")[0]
+    text = (
+        (MENU / "README.md")
+        .read_text()
+        .partition("## Names that your files may hold")[2]
+        .partition("## Changes")[0]
+    )
     found: list[str] = []
     for name in re.findall(r"`([A-Za-z][\w.]+)`", text):
         if "." in name:
@@ -138,7 +161,11 @@ def listed_names() -> set[str]:
 
 
 def test_every_target_of_the_menu_is_a_promised_name_and_every_promised_name_is_there():
-    used = {name for path in FILES for name in re.findall(r"_target_: (runner\.[\w.]+)", path.read_text())}
+    used = {
+        name
+        for path in FILES
+        for name in re.findall(r"_target_: (runner\.[\w.]+)", path.read_text())
+    }
     assert used <= listed_names()
     assert not [name for name in listed_names() if find_definition(name) is None]
 
@@ -182,7 +209,10 @@ trainer:
         (["reward=none"], "reward="),
         (["reward=length", "collator=buckets"], "collator=none"),
         (["reward=length", "weight=answers"], "weight=none"),
-        (["reward=length", "dataset=local", "dataset.path=rows.jsonl", "dataset.form=text"], "dataset=<"),
+        (
+            ["reward=length", "dataset=local", "dataset.path=rows.jsonl", "dataset.form=text"],
+            "dataset=<",
+        ),
     ],
 )
 def test_a_trainer_that_comes_next_month_is_one_file(tmp_path, monkeypatch, words, fix):

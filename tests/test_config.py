@@ -22,7 +22,9 @@ def test_any_field_can_be_set_without_a_plus():
 
 
 def test_the_default_name_says_trainer_model_and_dataset():
-    assert config.compose(["trainer=dpo", "dataset=toy_reviews"]).cfg["name"] == "dpo-tiny-toy_reviews"
+    assert (
+        config.compose(["trainer=dpo", "dataset=toy_reviews"]).cfg["name"] == "dpo-tiny-toy_reviews"
+    )
 
 
 def test_kl_coef_reaches_what_the_trainer_calls_it_and_the_trainers_own_key_wins():
@@ -54,7 +56,11 @@ def test_missing_options_are_told_together_with_the_nearest():
     [
         ("trainer=classification", "trainer", "one score of a text"),
         ("trainer.head=embedding", "trainer.head", "one score of a text"),
-        ("trainer._target_=sentence_transformers.SentenceTransformerTrainer", "trainer._target_", "embeddings"),
+        (
+            "trainer._target_=sentence_transformers.SentenceTransformerTrainer",
+            "trainer._target_",
+            "embeddings",
+        ),
         ("num_labels=3", "num_labels", "one score of a text"),
         (
             "model._target_=transformers.AutoModelForSequenceClassification.from_pretrained",
@@ -73,11 +79,20 @@ def test_several_options_of_a_group_that_takes_one_are_all_refused(tmp_path):
     """The last would win in silence; typed or in a file, and of a group that names its parts they go together."""
     with pytest.raises(ConfigError) as caught:
         config.compose(
-            ["trainer=[sft,dpo]", "dataset=[toy_sort,toy_reviews]", "tracker=[wandb,mlfow]", "model=tniy", "quant=[]"]
+            [
+                "trainer=[sft,dpo]",
+                "dataset=[toy_sort,toy_reviews]",
+                "tracker=[wandb,mlfow]",
+                "model=tniy",
+                "quant=[]",
+            ]
         )
     faults = {fault.where: fault for fault in caught.value.faults}
     assert set(faults) == {"trainer", "dataset", "tracker", "model", "quant"}
-    assert faults["trainer"].found.startswith("[sft, dpo]") and "-m trainer=sft,dpo" in faults["trainer"].fix
+    assert (
+        faults["trainer"].found.startswith("[sft, dpo]")
+        and "-m trainer=sft,dpo" in faults["trainer"].fix
+    )
     assert "dataset=mixture" in faults["dataset"].fix
     assert faults["tracker"].fix == "tracker=mlflow"
 
@@ -89,7 +104,12 @@ def test_several_options_of_a_group_that_takes_one_are_all_refused(tmp_path):
         config.compose(["experiment=two", "~quant"], [tmp_path])
     found = [(fault.where, fault.found.partition("]")[0]) for fault in caught.value.faults]
     assert found == [("peft", "[lora"), ("trainer", "[sft, dpo")]
-    assert config.compose(["experiment=two", "trainer=dpo", "peft=lora"], [tmp_path]).choices["trainer"] == "dpo"
+    assert (
+        config.compose(["experiment=two", "trainer=dpo", "peft=lora"], [tmp_path]).choices[
+            "trainer"
+        ]
+        == "dpo"
+    )
     with pytest.raises(ConfigError) as caught:
         config.compose(["trainer=sft,dpo", "reward=length,format"])
     assert [fault.fix for fault in caught.value.faults] == [
@@ -112,7 +132,12 @@ def test_a_value_that_must_be_given_is_named():
         ("seed=${nothing}", "seed", "${nothing} refers to nothing", "leave seed out"),
         ("seed=${seed}", "seed", "it refers to itself", "leave seed out"),
         ("seed=${no:such}", "seed", "there is no resolver no", "leave seed out"),
-        ("seed=${oc.env:NOT_THERE}", "seed", "the environment has no NOT_THERE", "export NOT_THERE=<value>"),
+        (
+            "seed=${oc.env:NOT_THERE}",
+            "seed",
+            "the environment has no NOT_THERE",
+            "export NOT_THERE=<value>",
+        ),
     ],
 )
 def test_a_word_that_hydra_cannot_read_is_a_fault_with_a_fix(word, where, found, fix):
@@ -129,9 +154,18 @@ def test_a_word_that_hydra_cannot_read_is_a_fault_with_a_fix(word, where, found,
         ("defaults: [override /trainer: sftt]\n", "there is no trainer/sftt"),
         ("seed: 1\nseed: 2\n", "found duplicate key seed"),
         ("seed: [1\n", "expected ',' or ']'"),
-        ("defaults:\n- /peft: lora\n- /trainer: [sft, dpo]\n", "[sft, dpo], of which only the last would count"),
-        (f"name: ${{oc.decode:'[{'1,' * 30_000}1]'}}\n", "60,018 letters of texts that refer to others"),
-        (f"t: '[{'1,' * 30_000}1]'\nname: ${{oc.decode:${{t}}}}\n", "with what it refers to 60,021 letters"),
+        (
+            "defaults:\n- /peft: lora\n- /trainer: [sft, dpo]\n",
+            "[sft, dpo], of which only the last would count",
+        ),
+        (
+            f"name: ${{oc.decode:'[{'1,' * 30_000}1]'}}\n",
+            "60,018 letters of texts that refer to others",
+        ),
+        (
+            f"t: '[{'1,' * 30_000}1]'\nname: ${{oc.decode:${{t}}}}\n",
+            "with what it refers to 60,021 letters",
+        ),
         (f"t: '{'x' * 9_000}${{seed}}'\nstages: ['{'${t}' * 9}']\n", "with what it refers to 81,"),
     ],
 )
@@ -149,10 +183,16 @@ def test_a_users_folder_adds_and_shadows(tmp_path):
         "# @package _global_\nlearning_rate: 7.0\ntrainer: {a: '${learning_rate}'}\n"
     )
     (tmp_path / "trainer" / "mine.yaml").write_text("b: ${learning_rate}\n")
-    other = ("model=hub", "model.path=org/name")  # the default model brings keys of its own for the trainer
+    # the default model brings keys of its own for the trainer
+    other = ("model=hub", "model.path=org/name")
     try:
         assert config.compose(["trainer=dpo", *other], [tmp_path]).cfg["trainer"] == {"a": 7.0}
-        assert "b" in config.compose(["trainer=mine", "learning_rate=1", *other], [tmp_path]).cfg["trainer"]
+        assert (
+            "b"
+            in config.compose(["trainer=mine", "learning_rate=1", *other], [tmp_path]).cfg[
+                "trainer"
+            ]
+        )
     finally:
         config.use_folders([])
     assert "_target_" in config.compose(["trainer=dpo"]).cfg["trainer"]
@@ -261,7 +301,11 @@ def chosen(monkeypatch):
     def call(*words, capability=0.0):
         monkeypatch.setattr(speed, "compute_capability", lambda: capability)
         before, after = (config.compose([*words, *extra]) for extra in ((), ("speed=max",)))
-        assert "speed" not in after.cfg and len(after.speed) == len(read_options("speed")["max"]) and not before.speed
+        assert (
+            "speed" not in after.cfg
+            and len(after.speed) == len(read_options("speed")["max"])
+            and not before.speed
+        )
         return set(after.cfg["trainer"]["args"]) - set(before.cfg["trainer"]["args"])
 
     return call
@@ -272,23 +316,39 @@ def test_speed_sets_what_is_sound_for_the_trainer_and_the_machine(chosen):
     grouping, workers = "train_sampling_strategy", "dataloader_num_workers"
     assert chosen("trainer=sft") == chosen("trainer=reward") == {grouping}
     teacher = "trainer.teacher_model.path=runner://model/tiny"
-    assert chosen("trainer=kto") == chosen("trainer=grpo", "reward=length") == chosen("trainer=gkd", teacher) == set()
+    assert (
+        chosen("trainer=kto")
+        == chosen("trainer=grpo", "reward=length")
+        == chosen("trainer=gkd", teacher)
+        == set()
+    )
     assert chosen("trainer=ppo", "reward=length", capability=9.0) == {"bf16", "tf32", workers}
     assert chosen("trainer=sft", capability=7.5) == {grouping, workers}
     flash = ("trainer=sft", "model.attention=flash_attention_2")
     assert chosen(*flash) == {"packing"} and chosen(*flash, "dataset.streaming=true") == set()
-    assert chosen("trainer=sft", GROUPED, "trainer.args.bf16=null", capability=9.0) == {"tf32", workers}
+    assert chosen("trainer=sft", GROUPED, "trainer.args.bf16=null", capability=9.0) == {
+        "tf32",
+        workers,
+    }
 
 
 def test_a_run_is_the_same_whether_speed_or_the_user_has_set_it():
-    keys = {key_of(config.compose(["trainer=sft", "name=a", word]).cfg) for word in ("speed=max", GROUPED)}
+    keys = {
+        key_of(config.compose(["trainer=sft", "name=a", word]).cfg)
+        for word in ("speed=max", GROUPED)
+    }
     assert len(keys) == 1 and key_of(config.compose(["trainer=sft"]).cfg) not in keys
-    (setting, default) = read_provenance(config.compose(["speed=max"]).cfg, ["speed=max"]).of(GROUPED.partition("=")[0])
+    (setting, default) = read_provenance(config.compose(["speed=max"]).cfg, ["speed=max"]).of(
+        GROUPED.partition("=")[0]
+    )
     assert setting.place.startswith("conf/speed/max.yaml:") and default.text == "random"
 
 
 def test_another_speed_is_a_fault_that_names_the_one_there_is():
-    for word, where, fix in [("speed=fast", "speed", "speed=max"), ("speed.x=true", "speed.x", "trainer.args.x=")]:
+    for word, where, fix in [
+        ("speed=fast", "speed", "speed=max"),
+        ("speed.x=true", "speed.x", "trainer.args.x="),
+    ]:
         with pytest.raises(ConfigError) as caught:
             config.compose(["speed=max", word] if "." in word else [word])
         (fault,) = caught.value.faults

@@ -28,7 +28,7 @@ from runner.run import Run
 from runner.run.continuation import find_resume_faults
 from runner.schema import upstream
 from runner.training.components.args import build_args
-from runner.validate.keys import SET_BY_RUNNER
+from runner.validate.node import SET_BY_RUNNER
 
 
 @pytest.mark.quick(2)
@@ -63,13 +63,27 @@ def test_every_other_key_is_refused(tmp_path):
         ((), {"max_steps": -1}, "given otherwise"),
         (("callback.mine._target_=mine.Mine",), {"max_steps": 99}, "callback.mine"),
         (("callback.mine._target_=mine.Mine",), {"save_steps": 3}, "callback.mine"),
-        (("trainer.args.load_best_model_at_end=true",), {"eval_steps": 3}, "load_best_model_at_end"),
-        (("trainer.args.load_best_model_at_end=true",), {"max_steps": 99}, "load_best_model_at_end"),
+        (
+            ("trainer.args.load_best_model_at_end=true",),
+            {"eval_steps": 3},
+            "load_best_model_at_end",
+        ),
+        (
+            ("trainer.args.load_best_model_at_end=true",),
+            {"max_steps": 99},
+            "load_best_model_at_end",
+        ),
         (("dataset.streaming=true",), {"dataloader_num_workers": 2}, "streamed"),
-        (("trainer=grpo", "trainer.args.num_completions_to_print=2"), {"logging_steps": 3}, "num_completions_to_print"),
+        (
+            ("trainer=grpo", "trainer.args.num_completions_to_print=2"),
+            {"logging_steps": 3},
+            "num_completions_to_print",
+        ),
     ],
 )
-def test_a_change_of_the_list_is_refused_where_something_hears_of_it(tmp_path, words, change, reason):
+def test_a_change_of_the_list_is_refused_where_something_hears_of_it(
+    tmp_path, words, change, reason
+):
     cfg = laid(composed("sft", *words), tmp_path)
     (fault,) = find_resume_faults(told_differently(cfg, change))
     assert reason in fault.expected and " -> " in fault.found
@@ -77,12 +91,22 @@ def test_a_change_of_the_list_is_refused_where_something_hears_of_it(tmp_path, w
 
 def test_a_longer_run_keeps_to_when_the_reference_is_computed(tmp_path):
     cfg = laid(composed("dpo"), tmp_path)
-    facts = {"reference": "in each step", "data": {"train": {"rows": 99 * upstream.batch_size(cfg["trainer"]["args"])}}}
+    facts = {
+        "reference": "in each step",
+        "data": {"train": {"rows": 99 * upstream.batch_size(cfg["trainer"]["args"])}},
+    }
     write_json(Run(Path(cfg["resume"])).folder / "manifest.json", facts)
     assert find_resume_faults(told_differently(cfg, {"max_steps": 98})) == []
     (fault,) = find_resume_faults(told_differently(cfg, {"max_steps": 99}))
-    assert "once" in fault.found and fault.fix.startswith("trainer.args.precompute_ref_log_probs=false")
-    assert find_resume_faults(told_differently(cfg, {"max_steps": 99, "precompute_ref_log_probs": False})) == []
+    assert "once" in fault.found and fault.fix.startswith(
+        "trainer.args.precompute_ref_log_probs=false"
+    )
+    assert (
+        find_resume_faults(
+            told_differently(cfg, {"max_steps": 99, "precompute_ref_log_probs": False})
+        )
+        == []
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing:FutureWarning")
@@ -115,7 +139,9 @@ def test_a_run_that_goes_on_ends_as_if_it_had_always_been_so(interrupted, traine
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "way"), [*((name, "the same command") for name in FILES), ("rows", "another run")])
+@pytest.mark.parametrize(
+    ("name", "way"), [*((name, "the same command") for name in FILES), ("rows", "another run")]
+)
 def test_a_changed_file_is_refused(interrupted, name, way):
     assert refused(interrupted, name, way) == ""
 
@@ -129,6 +155,10 @@ def test_changed_code_is_noted(interrupted):
 @pytest.mark.parametrize("change", ["learning_rate=1e-3", "dataset.limit.train=40"])
 def test_another_value_is_refused_at_the_door(interrupted, change):
     place = interrupted.copy("sft")
-    words = (*interrupted.words("sft"), change, f"resume={place.run.folder.relative_to(place.folder)}")
+    words = (
+        *interrupted.words("sft"),
+        change,
+        f"resume={place.run.folder.relative_to(place.folder)}",
+    )
     done = place.start(words).wait()
     assert done.returncode == 2 and " -> " in done.stderr and "leave resume out" in done.stderr

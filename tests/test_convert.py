@@ -13,9 +13,10 @@ import pytest
 from runner.config import compose
 from runner.dataset.convert import Conversion, RowRequest
 from runner.dataset.detect import kept_columns, read_layout
-from runner.dataset.form import FORMS, FORMS_FOR, RowLayout, convert, fits
+from runner.dataset.form import FORMS, FORMS_FOR, RowLayout, fits
+from runner.dataset.trainer_row import convert
 from runner.errors import DataError
-from runner.validate.parts import find_mismatches
+from runner.validate.mismatches import find_mismatches
 
 
 def user(text):
@@ -297,7 +298,8 @@ def test_a_trainer_eats_one_of_its_forms(form):
         "stepwise": "<one of them>",
     }
     fixes |= {"tokens": "demonstration", "token_pair": "preference", "judged": "unpaired"}
-    other = ["dataset=local dataset.path=<file>"] if form == "triple" else []  # the rows of the toy are pairs
+    # the rows of the toy are pairs
+    other = ["dataset=local dataset.path=<file>"] if form == "triple" else []
     assert found == ([f"trainer.form={fixes[form]}"] if form in fixes else other)
 
 
@@ -323,7 +325,9 @@ def test_other_names_of_an_exchange(question, answer):
     ],
 )
 def test_tokens_and_third_answers_that_cannot_be_meant(row, where):
-    (fault,) = faults(row, {"input_ids": "demonstration", "chosen_ids": "preference"}.get(where, "triple"))
+    (fault,) = faults(
+        row, {"input_ids": "demonstration", "chosen_ids": "preference"}.get(where, "triple")
+    )
     assert fault.where == where
 
 
@@ -357,10 +361,14 @@ def test_a_column_that_only_happens_to_be_called_history_or_context_is_left_out(
     assert bad.where == "context" and "dataset.columns.input" in bad.fix
 
 
-@pytest.mark.parametrize("answers", [{"text": ["4", "four"], "answer_start": [0, 1]}, ["4", "four"], "4"])
+@pytest.mark.parametrize(
+    "answers", [{"text": ["4", "four"], "answer_start": [0, 1]}, ["4", "four"], "4"]
+)
 def test_what_is_read_before_a_question_is_part_of_it(answers):
     row = {"context": "Maths.", "question": "2+2?", "answers": answers, "title": "T"}
-    assert converted(row, "demonstration") == [{"prompt": [user("2+2?\n\nMaths.")], "completion": A}]
+    assert converted(row, "demonstration") == [
+        {"prompt": [user("2+2?\n\nMaths.")], "completion": A}
+    ]
     pair = {"context": "Maths.", "question": "2+2?", "chosen": "4", "rejected": "5"}
     assert converted(pair, "preference")[0]["prompt"] == [user("2+2?\n\nMaths.")]
     orca = {"system_prompt": "Add.", "question": "2+2?", "response": "4"}
@@ -381,16 +389,30 @@ def test_a_label_beside_messages_counts_only_where_it_is_learnt_from():
     ]
     assert converted({"messages": Q + A, "label": 7}, "demonstration") == [{"messages": Q + A}]
     assert converted({"messages": Q + A, "label": 7}, "prompt") == [{"prompt": Q, "reference": "4"}]
-    assert [fault.where for fault in faults({"messages": Q + A, "label": 7}, "unpaired")] == ["label"]
+    assert [fault.where for fault in faults({"messages": Q + A, "label": 7}, "unpaired")] == [
+        "label"
+    ]
     (seen,) = converted({"messages": Q + A, "label": 7}, "answer")
-    assert seen["label"] is True and converted({"messages": Q + B, "label": 0}, "answer")[0]["label"] is False
+    assert (
+        seen["label"] is True
+        and converted({"messages": Q + B, "label": 0}, "answer")[0]["label"] is False
+    )
 
 
 def test_calls_of_tools_in_text_are_turns_that_call_them():
     call = {"name": "add", "arguments": {"a": 2}}
-    said = [{"from": "function_call", "value": json.dumps(call)}, {"from": "observation", "value": "4"}]
-    (row,) = converted({"conversations": [{"from": "human", "value": "2+2?"}, *said, *A]}, "demonstration")
-    called = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
+    said = [
+        {"from": "function_call", "value": json.dumps(call)},
+        {"from": "observation", "value": "4"},
+    ]
+    (row,) = converted(
+        {"conversations": [{"from": "human", "value": "2+2?"}, *said, *A]}, "demonstration"
+    )
+    called = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "function": call}],
+    }
     assert row["messages"] == [*Q, called, {"role": "tool", "content": "4"}, *A]
     (bad,) = faults({"conversations": [*Q, said[0] | {"value": "add(2)"}, *A]}, "demonstration")
     assert bad.where.endswith("[1].content") and "JSON" in bad.expected
@@ -403,24 +425,34 @@ def test_the_arguments_of_a_call_become_a_mapping(more):
     wire = call | {"arguments": '{"a": 2}'}
     called = bot("") | {"tool_calls": [{"type": "function", "function": call} | more]}
     spoken = {"role": "assistant", "content": None}
-    for calls in ([{"function": wire} | more], {"function": wire} | more, json.dumps([{"function": wire} | more])):
+    for calls in (
+        [{"function": wire} | more],
+        {"function": wire} | more,
+        json.dumps([{"function": wire} | more]),
+    ):
         (row,) = converted({"messages": [*Q, spoken | {"tool_calls": calls}, *A]}, "messages")
         assert row["messages"][1] == called
     (row,) = converted({"messages": [*Q, spoken | {"function_call": wire}, *A]}, "messages")
     assert row["messages"][1]["tool_calls"][0]["function"] == call
     (row,) = converted(
-        {"messages": [*Q, spoken | {"tool_calls": [{"name": "add", "parameters": {"a": 2}}]}, *A]}, "messages"
+        {"messages": [*Q, spoken | {"tool_calls": [{"name": "add", "parameters": {"a": 2}}]}, *A]},
+        "messages",
     )
     assert row["messages"][1]["tool_calls"][0]["function"] == call
     for odd in ('{"a": ', "[2]", "2", 7):
-        (bad,) = faults({"messages": [*Q, spoken | {"tool_calls": [call | {"arguments": odd}]}, *A]}, "messages")
+        (bad,) = faults(
+            {"messages": [*Q, spoken | {"tool_calls": [call | {"arguments": odd}]}, *A]}, "messages"
+        )
         assert bad.where == "messages[1].tool_calls[0].arguments" and "a mapping" in bad.expected
 
 
 def test_the_text_of_a_part_may_be_called_its_value():
     parts = [{"type": "text", "value": "2+"}, {"type": "text", "value": "2?"}]
     assert converted({"messages": [user(parts), *A]}, "demonstration") == [{"messages": Q + A}]
-    assert [fault.where for fault in faults({"messages": [user([{"type": "sound", "value": "2?"}]), *A]}, "prompt")]
+    assert [
+        fault.where
+        for fault in faults({"messages": [user([{"type": "sound", "value": "2?"}]), *A]}, "prompt")
+    ]
 
 
 def test_a_prompt_is_never_passed_over_for_another_name():
@@ -464,7 +496,9 @@ def test_given_columns_go_before_what_would_be_guessed():
 
 def test_misspelt_roles_and_columns_all_at_once():
     row = {"question": "2+2?", "answer": "4"}
-    where = {fault.where: fault for fault in faults(row, "demonstration", promt="x", input="questn")}
+    where = {
+        fault.where: fault for fault in faults(row, "demonstration", promt="x", input="questn")
+    }
     assert where["dataset.columns"].fix == "dataset.columns.prompt=x"
     assert where["dataset.columns.input"].fix == "dataset.columns.input=question"
     (fault,) = faults(row, "demonstration", form="mesages")
@@ -513,6 +547,11 @@ def test_plain_text_has_no_place_for_a_system_prompt(caplog):
     assert made[0]["prompt"] == [system("Be brief."), user("2+2=")]
     assert converted(row | {"system": "Count."}, "demonstration")[0]["prompt"] == "2+2="
     assert "`system` is left out" in caplog.text
+
+
+def test_rows_of_tokens_have_no_place_for_a_system_prompt():
+    (fault,) = faults({"input_ids": [1, 2]}, "demonstration", system="Be brief.")
+    assert "tokens" in fault.found and fault.fix.startswith("dataset.system=null")
 
 
 # --- Where a pair begins to differ ----------------------------------------------------------------
@@ -649,7 +688,9 @@ def test_films_and_sounds_are_not_dropped(name, to):
     assert kept({"messages": Q + A, "video": "a.mp4"}, "prompt") == ("video",)
 
 
-@pytest.mark.parametrize(("margin", "is_good"), [(0.5, True), (2, True), ("1.5", True), (None, False), ("x", False)])
+@pytest.mark.parametrize(
+    ("margin", "is_good"), [(0.5, True), (2, True), ("1.5", True), (None, False), ("x", False)]
+)
 def test_the_margin_of_a_pair_is_a_number(margin, is_good, caplog):
     row = {"prompt": "2+2=", "chosen": " 4", "rejected": " 5", "margin": margin}
     (made,) = convert(row, read_layout(row, row, to="preference"), "preference")
@@ -789,7 +830,9 @@ def test_bad_rows_are_raised_together_and_the_first_five_are_shown():
     summary, *shown = caught.value.faults
     assert summary.found == "7 of 20 rows are bad, the first 5 are below"
     assert "dataset.bad_rows=drop" in summary.fix
-    assert [fault.where for fault in shown] == [f"data train row {place}, target" for place in (0, 3, 6, 9, 12)]
+    assert [fault.where for fault in shown] == [
+        f"data train row {place}, target" for place in (0, 3, 6, 9, 12)
+    ]
 
 
 def test_bad_rows_may_be_left_out_and_are_told(caplog):
@@ -804,7 +847,9 @@ def test_what_is_left_out_is_counted(caplog):
     assert len(batched(pairs, "preference")) == 1
     judged = [{"prompt": Q, "completion": A, "label": label} for label in (True, False)]
     assert batched(judged, "demonstration") == [{"prompt": Q, "completion": A}]
-    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    warnings = [
+        record.getMessage() for record in caplog.records if record.levelno == logging.WARNING
+    ]
     assert warnings == [
         "data train: 2 rows left out: chosen equals rejected",
         "data train: 1 rows left out: the label is false",
@@ -820,7 +865,9 @@ def test_one_column_holds_one_kind():
 
 
 def test_a_stream_tells_its_bad_rows_with_each_batch():
-    conversion = Conversion(RowRequest(to="demonstration"), RowLayout("text", {"text": "text"}), like={"text": ""})
+    conversion = Conversion(
+        RowRequest(to="demonstration"), RowLayout("text", {"text": "text"}), like={"text": ""}
+    )
     assert conversion.batch({"text": ["a"]}, [0]) == {"text": ["a"]}
     with pytest.raises(DataError) as caught:
         conversion.batch({"text": ["b", None]}, [1, 2])

@@ -12,7 +12,12 @@ from damage import KINDS, Sick
 pytestmark = pytest.mark.slow
 # One of each way to harm, and of what a file is for.
 CHOSEN = {
-    "checkpoint": ("model.safetensors flipped", "optimizer.pt cut", "trainer_state.json zeroed", "seal.json deleted"),
+    "checkpoint": (
+        "model.safetensors flipped",
+        "optimizer.pt cut",
+        "trainer_state.json zeroed",
+        "seal.json deleted",
+    ),
     "lost": ("all folders removed",),
     "model": ("predict of a flipped model", "no checkpoint to mend it"),
     "paper": ("metrics.jsonl zeroed",),
@@ -24,6 +29,8 @@ def sick(tmp_path_factory, warm):
     return Sick(tmp_path_factory.mktemp("damage"), warm)
 
 
-@pytest.mark.parametrize(("kind", "case"), [(kind, case) for kind, cases in CHOSEN.items() for case in cases])
+@pytest.mark.parametrize(
+    ("kind", "case"), [(kind, case) for kind, cases in CHOSEN.items() for case in cases]
+)
 def test_damage_is_noticed(sick, kind, case):
     assert dict(KINDS[kind](sick))[case]() == ""

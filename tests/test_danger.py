@@ -33,7 +33,16 @@ def test_a_yaml_that_a_person_wrote_is_read_as_it_stands(tmp_path):
     file = tmp_path / "a.yaml"
     file.write_text("a: &a {x: 1}\nb: {<<: *a, y: [2, '&c', \"!d\"]}\nc: " + "x" * 5000 + "\n")
     assert read_yaml(file) == {"a": {"x": 1}, "b": {"x": 1, "y": [2, "&c", "!d"]}, "c": "x" * 5000}
-    check_growth({"a": "x" * 1000, "b": ["${a}"] * 100, "c": "${b}", "d": "${nothing}", "e": "${.a}", "f": "${f}"})
+    check_growth(
+        {
+            "a": "x" * 1000,
+            "b": ["${a}"] * 100,
+            "c": "${b}",
+            "d": "${nothing}",
+            "e": "${.a}",
+            "f": "${f}",
+        }
+    )
     check_growth({"a": [1], "b": "${a.²}", "c": f"${{a.{'9' * 5000}}}"})  # no index of a list
 
 
@@ -52,7 +61,8 @@ def test_references_that_grow_are_refused_however_they_are_spelt(config):
 
 
 @pytest.mark.parametrize(
-    ("text", "line"), [("a: [1, 2\nb: 3\n", 2), ("a:\n  - !!python/name:os.system\n", 2), ("a: &b [*b]\n", 1)]
+    ("text", "line"),
+    [("a: [1, 2\nb: 3\n", 2), ("a:\n  - !!python/name:os.system\n", 2), ("a: &b [*b]\n", 1)],
 )
 def test_a_yaml_that_is_none_is_told_with_its_line(tmp_path, text, line):
     file = tmp_path / "a.yaml"
@@ -70,7 +80,12 @@ def test_dangerous_words_are_refused(tmp_path):
 
 @pytest.mark.slow
 def test_what_is_found_behind_the_door_is_refused_there(tmp_path, warm):
-    names = ["a folder of pickles", "weights in a pickle", "code with the model", "a template that escapes"]
+    names = [
+        "a folder of pickles",
+        "weights in a pickle",
+        "code with the model",
+        "a template that escapes",
+    ]
     assert list(misses_of_words(tmp_path, names, warmly(warm))) == []
 
 
@@ -82,7 +97,9 @@ def test_files_of_somebody_else_are_refused(tmp_path):
 @pytest.mark.slow
 def test_bombs_end_at_once(tmp_path):
     plain = ["aliases", "deep dashes", "a long number", "100 MB", "a million keys"]
-    assert list(misses_of_bombs(tmp_path / "a", [*sorted(REFERENCES), *plain], ["--config-dir"])) == []
+    assert (
+        list(misses_of_bombs(tmp_path / "a", [*sorted(REFERENCES), *plain], ["--config-dir"])) == []
+    )
     assert list(misses_of_bombs(tmp_path / "b", plain[:2], ["import", "report"])) == []
 
 
@@ -90,7 +107,10 @@ def test_bombs_end_at_once(tmp_path):
 def test_no_pickle_in_a_run_folder_runs(tmp_path, warm):
     run = warmly(warm)
     verbs = ["train", "predict a checkpoint", "export"]
-    assert list(misses_of_pickles(tmp_path / "verbs", train_one(tmp_path / "one", run), run, verbs)) == []
+    assert (
+        list(misses_of_pickles(tmp_path / "verbs", train_one(tmp_path / "one", run), run, verbs))
+        == []
+    )
 
 
 @pytest.mark.slow

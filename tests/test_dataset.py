@@ -19,12 +19,15 @@ import yaml
 from datasets import Audio, Dataset, Features, Image, IterableDataset, List, Value
 from pyarrow import parquet
 
-from runner.dataset import disk
-from runner.dataset.check import LOADER, check_dataset
+from runner.dataset import scan, scan_lines
 from runner.dataset.convert import Conversion, RowRequest
-from runner.dataset.load import RowSource, convert_rows, fingerprint, load_rows
+from runner.dataset.converted_rows import convert_rows
+from runner.dataset.dataset_check import LOADER, check_dataset
+from runner.dataset.load import load_rows
+from runner.dataset.loaded_rows import fingerprint
 from runner.dataset.mix import mix_rows
-from runner.dataset.remote import check_remote
+from runner.dataset.remote_files import check_remote
+from runner.dataset.row_source import RowSource
 from runner.errors import DataError, EnvironmentFault, RunnerError
 
 ROOT = Path(__file__).parent.parent
@@ -186,7 +189,9 @@ DEEP = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
 def turned_parquet():
     """A parquet file with other bytes in its rows."""
     with io.BytesIO() as file:
-        parquet.write_table(pyarrow.Table.from_pylist([exchange(number) for number in range(99)]), file)
+        parquet.write_table(
+            pyarrow.Table.from_pylist([exchange(number) for number in range(99)]), file
+        )
         data = bytearray(file.getvalue())
     data[4:200] = bytes(byte ^ 0x5A for byte in data[4:200])
     return bytes(data)
@@ -228,7 +233,9 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("name", "content", "where", "found"), BROKEN, ids=lambda value: str(value)[:20])
+@pytest.mark.parametrize(
+    ("name", "content", "where", "found"), BROKEN, ids=lambda value: str(value)[:20]
+)
 @pytest.mark.parametrize("streaming", [False, True], ids=["read", "streamed"])
 def test_bytes_that_hold_no_rows(tmp_path, name, content, where, found, streaming):
     path = tmp_path / name
@@ -261,9 +268,15 @@ def test_a_record_in_which_the_look_at_a_file_ends_is_no_fault(tmp_path, suffix)
     texts = {
         "rows.csv": f'prompt,completion\n1+1=, 2\n"{lines * 4}", 3\n',
         "head.csv": f'prompt,"{lines * 4}"\n1+1=, 2\n',
-        "rows.jsonl": json.dumps(exchange(1)) + "\n" + json.dumps({"prompt": lines * 4}, ensure_ascii=False) + "\n",
-        "one.jsonl": json.dumps({"prompt": lines * 4, "completion": " 2"}, ensure_ascii=False) + "\n",
-        "rows.json": json.dumps([{"prompt": lines, "completion": " 2"}] * 4, ensure_ascii=False, indent=1),
+        "rows.jsonl": json.dumps(exchange(1))
+        + "\n"
+        + json.dumps({"prompt": lines * 4}, ensure_ascii=False)
+        + "\n",
+        "one.jsonl": json.dumps({"prompt": lines * 4, "completion": " 2"}, ensure_ascii=False)
+        + "\n",
+        "rows.json": json.dumps(
+            [{"prompt": lines, "completion": " 2"}] * 4, ensure_ascii=False, indent=1
+        ),
         "line.json": json.dumps([{"prompt": lines * 4, "completion": " 2"}], ensure_ascii=False),
     }
     for name, text in texts.items():
@@ -279,10 +292,10 @@ def test_a_record_in_which_the_look_at_a_file_ends_is_no_fault(tmp_path, suffix)
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 @pytest.mark.parametrize("name", ["line.jsonl", "lines.jsonl", "rows.json", "rows.csv"])
 def test_the_look_at_a_packed_file_takes_little_memory(tmp_path, monkeypatch, name, suffix):
-    monkeypatch.setattr(disk, "MAX_BYTES_READ", 1 << 20)
-    monkeypatch.setattr(disk, "MAX_BYTES_ROW", 2 << 20)
+    monkeypatch.setattr(scan, "MAX_BYTES_READ", 1 << 20)
+    monkeypatch.setattr(scan_lines, "MAX_BYTES_ROW", 2 << 20)
     row = json.dumps({"prompt": "1+1=" * 50, "completion": " 2"}).encode() + b"\n"
-    size = 16 * disk.MAX_BYTES_READ
+    size = 16 * scan.MAX_BYTES_READ
     parts = {
         "line.jsonl": (b'{"prompt": "', b"a", b'"}\n'),
         "lines.jsonl": (b"", row, b""),
@@ -346,7 +359,10 @@ def test_a_stream_without_rows_is_refused():
 def test_named_sets_and_no_training_rows(file):
     split = {"train": None, "eval": {"low": "train[:2]", "high": "train[-2:]"}}
     train, evals = load_rows(file, split=split, limit={"eval": 1})
-    assert train is None and {name: numbers(rows) for name, rows in evals.items()} == {"low": [0], "high": [98]}
+    assert train is None and {name: numbers(rows) for name, rows in evals.items()} == {
+        "low": [0],
+        "high": [98],
+    }
     _, evals = load_rows(file, split={"train": "train", "eval": {"only": "train[:2]"}})
     assert list(evals) == ["only"]
 
@@ -364,7 +380,10 @@ def test_splits_that_are_not_there_are_listed(tmp_path):
     assert fault.fix == "dataset.split.train=train"
     for cut, share in ((0.2, "80%"), (50, "90%"), (["a"], "90%")):
         (fault,) = faults(path, split={"train": "train", "eval": cut})
-        assert fault.fix == f"dataset.split.train='train[:{share}]' dataset.split.eval='train[{share}:]'"
+        assert (
+            fault.fix
+            == f"dataset.split.train='train[:{share}]' dataset.split.eval='train[{share}:]'"
+        )
     (fault,) = faults(path, split={"train": "train", "valid": "train"})
     assert fault.where == "dataset.split"
     for cut in ("train[1:]", "train[1:x]", "train[:"):
@@ -380,6 +399,12 @@ def test_training_rows_are_shuffled_before_the_limit(file):
     assert numbers(evals) == [50, 51, 52, 53, 54]
     assert numbers(load(seed=1)[0]) == numbers(train) != numbers(load(seed=2)[0])
     assert numbers(load(shuffle=False)[0]) == list(range(20))
+
+
+def test_an_unknown_use_of_a_source_of_its_own_is_refused(file):
+    """What is typed for it is shown, whatever braces it has."""
+    (fault,) = faults(file, split={"evals": {"_target_": "x", "path": "y"}})
+    assert fault.where == "dataset.split" and fault.fix.startswith("dataset.split.eval=")
 
 
 @pytest.mark.parametrize("count", [0, -1, 2.5])
@@ -432,7 +457,10 @@ def test_where_no_row_is_left(tmp_path):
     assert faults(path, to="demonstration")[0].found == "2 of 2 rows are bad"
     rows = [exchange(0) | {"label": False}] * 2
     path = write(tmp_path / "judged.jsonl", rows)
-    assert faults(path, to="demonstration")[0].found == "none of 2 rows is left, 2 because the label is false"
+    assert (
+        faults(path, to="demonstration")[0].found
+        == "none of 2 rows is left, 2 because the label is false"
+    )
 
 
 def test_columns_whose_first_batch_is_null(tmp_path):
@@ -458,13 +486,18 @@ PICTURED = {"picture": Image(), "sounds": List(Audio())}
 
 @pytest.mark.parametrize("name", PICTURED)
 def test_unnamed_pictures_and_sounds_are_refused_by_name_and_by_type(tmp_path, monkeypatch, name):
-    monkeypatch.setattr("datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN", 0)  # after a stream that is left early
+    # after a stream that is left early
+    monkeypatch.setattr("datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN", 0)
     features = Features({"text": Value("string"), name: PICTURED[name]})
-    Dataset.from_dict({"text": ["1"], name: [None]}, features=features).to_parquet(tmp_path / "rows.parquet")
+    Dataset.from_dict({"text": ["1"], name: [None]}, features=features).to_parquet(
+        tmp_path / "rows.parquet"
+    )
     for streaming in (False, True):
         (fault,) = faults(tmp_path / "rows.parquet", to="demonstration", streaming=streaming)
         assert f"dataset.without=[{name}]" in fault.fix
-        rows, _ = load_rows(str(tmp_path / "rows.parquet"), to="demonstration", streaming=streaming, without=[name])
+        rows, _ = load_rows(
+            str(tmp_path / "rows.parquet"), to="demonstration", streaming=streaming, without=[name]
+        )
         assert list(rows) == [{"text": "1"}]
     assert faults(tmp_path / "rows.parquet", without=["txt"])[0].fix == "dataset.without=[text]"
 
@@ -494,7 +527,9 @@ def test_a_text_that_looks_like_json_stays_a_text_beside_turns_in_parts(tmp_path
     turns = [{"role": "user", "content": [{"type": "text", "text": "7"}]}]
     rows = [{"messages": [*turns, {"role": "assistant", "content": text}]} for text in texts]
     train, _ = load_rows(str(write(tmp_path / "rows.jsonl", rows)), to="messages", shuffle=False)
-    assert [[turn["content"] for turn in row["messages"]] for row in train] == [["7", text] for text in texts]
+    assert [[turn["content"] for turn in row["messages"]] for row in train] == [
+        ["7", text] for text in texts
+    ]
 
 
 DATE = "2020-01-02"
@@ -512,7 +547,9 @@ AS_WRITTEN = {
 WRITERS_OF_VALUES = {
     "rows.jsonl": lambda path, rows: write(path, rows),
     "rows.json": lambda path, rows: path.write_text(json.dumps(rows, indent=1)),
-    "rows.jsonl.gz": lambda path, rows: path.write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode())),
+    "rows.jsonl.gz": lambda path, rows: path.write_bytes(
+        gzip.compress("\n".join(map(json.dumps, rows)).encode())
+    ),
 }
 
 
@@ -520,7 +557,9 @@ WRITERS_OF_VALUES = {
 @pytest.mark.parametrize("file", WRITERS_OF_VALUES)
 @pytest.mark.parametrize("values", AS_WRITTEN)
 def test_a_text_of_json_stays_the_text_that_it_is(tmp_path, values, file, streaming):
-    rows = [{"prompt": str(number), "value": value} for number, value in enumerate(AS_WRITTEN[values])]
+    rows = [
+        {"prompt": str(number), "value": value} for number, value in enumerate(AS_WRITTEN[values])
+    ]
     WRITERS_OF_VALUES[file](tmp_path / file, rows)
     how = {"to": "prompt", "keep": ["value"], "shuffle": False, "streaming": streaming}
     train, _ = load_rows(str(tmp_path / file), **how)
@@ -540,18 +579,24 @@ def test_a_date_stays_a_text_in_other_files(tmp_path, name):
     assert train["value"][:] == [DATE, "2020-01-03"]
 
 
-@pytest.mark.parametrize("files", [("one.jsonl", "two.jsonl"), ("two.jsonl", "one.jsonl"), ("one.json", "two.json")])
+@pytest.mark.parametrize(
+    "files", [("one.jsonl", "two.jsonl"), ("two.jsonl", "one.jsonl"), ("one.json", "two.json")]
+)
 def test_dates_in_one_file_and_other_texts_in_the_next_stay_what_they_are(tmp_path, files):
     texts = {"one": [DATE, "2020-01-03"], "two": ["soon", "2020-01-04"]}
     for name in files:
         rows = [{"prompt": "1", "value": value} for value in texts[name.partition(".")[0]]]
-        WRITERS_OF_VALUES["rows.jsonl" if name.endswith("l") else "rows.json"](tmp_path / name, rows)
+        WRITERS_OF_VALUES["rows.jsonl" if name.endswith("l") else "rows.json"](
+            tmp_path / name, rows
+        )
     paths = [str(tmp_path / name) for name in files]
     train, _ = load_rows(paths, to="prompt", keep=["value"], shuffle=False)
     assert train["value"][:] == [text for name in files for text in texts[name.partition(".")[0]]]
 
 
-def test_texts_that_look_like_dates_further_down_in_a_large_file_stay_what_they_are(tmp_path, monkeypatch):
+def test_texts_that_look_like_dates_further_down_in_a_large_file_stay_what_they_are(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr("runner.dataset.exact.ONE_BLOCK", 0)
     rows = [{"prompt": "1", "value": value} for value in ["n/a"] * 6 + [DATE] * 6]
     path = write(tmp_path / "rows.jsonl", [row | {"pad": "x" * (2 << 20)} for row in rows])
@@ -559,12 +604,16 @@ def test_texts_that_look_like_dates_further_down_in_a_large_file_stay_what_they_
     assert train["value"][:] == [row["value"] for row in rows]
 
 
-def test_a_key_that_only_later_rows_have_is_not_lost_where_rows_are_read_again(tmp_path, monkeypatch):
+def test_a_key_that_only_later_rows_have_is_not_lost_where_rows_are_read_again(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr("runner.dataset.exact.BATCH", 1)
     write(tmp_path / "one.jsonl", [{"prompt": "1", "value": {"day": DATE}}])
     write(tmp_path / "two.jsonl", [{"prompt": "2", "value": {"day": DATE, "hour": "3"}}])
     with pytest.raises(DataError, match="value has a key that the first rows have not: hour"):
-        load_rows([str(tmp_path / "one.jsonl"), str(tmp_path / "two.jsonl")], to="prompt", keep=["value"])
+        load_rows(
+            [str(tmp_path / "one.jsonl"), str(tmp_path / "two.jsonl")], to="prompt", keep=["value"]
+        )
 
 
 @pytest.mark.slow
@@ -640,14 +689,14 @@ def test_a_stream_tells_its_bad_rows(tmp_path):
 
 AGAIN = """
 import json, sys
-from runner.dataset import load
+from runner.dataset import load, loaded_rows
 from runner.dataset.convert import Conversion
 seen = []
 batch = Conversion.batch
 Conversion.batch = lambda self, *how: seen.append(1) or batch(self, *how)
 how = json.loads(sys.argv[2])
 train, evals = load.load_rows(sys.argv[1], split={"train": "train", "eval": "train[:9]"}, **how)
-print(json.dumps([len(seen), train._fingerprint, load.fingerprint(train), train[0]]))
+print(json.dumps([len(seen), train._fingerprint, loaded_rows.fingerprint(train), train[0]]))
 """
 
 
@@ -721,7 +770,9 @@ def load_as_one_of_two(words):
 
 @pytest.mark.slow
 def test_of_two_processes_one_converts(file, runner):
-    both = [started.wait() for started in runner.start_two(file, door="test_dataset:load_as_one_of_two")]
+    both = [
+        started.wait() for started in runner.start_two(file, door="test_dataset:load_as_one_of_two")
+    ]
     assert [done.returncode for done in both] == [0, 0], both
     lines = [line.split() for done in both for line in done.stdout.splitlines()]
     assert [line for line in lines if line[0] == "converted"] == [["converted", "by", "0"]]
@@ -749,7 +800,10 @@ def test_without_weights_every_row_comes_once_and_shuffled(parts):
     train, evals = mix_rows(parts, to="demonstration", seed=1)
     assert sorted(numbers(train)) == [*range(40), *range(1000, 1010)]
     assert numbers(train) != sorted(numbers(train))
-    assert {name: numbers(rows) for name, rows in evals.items()} == {"many": [0, 1], "few": [1000, 1001]}
+    assert {name: numbers(rows) for name, rows in evals.items()} == {
+        "many": [0, 1],
+        "few": [1000, 1001],
+    }
     assert numbers(mix_rows(parts, to="demonstration", seed=1)[0]) == numbers(train)
 
 
@@ -758,7 +812,9 @@ def test_weights_are_the_shares_and_small_parts_repeat(parts):
     drawn = numbers(train)
     assert set(drawn) == {*range(40), *range(1000, 1010)}
     assert 0.35 < sum(number >= 1000 for number in drawn) / len(drawn) < 0.65
-    limited, evals = mix_rows(parts, {"many": 3, "few": 1}, limit={"train": 20, "eval": 1}, to="prompt")
+    limited, evals = mix_rows(
+        parts, {"many": 3, "few": 1}, limit={"train": 20, "eval": 1}, to="prompt"
+    )
     assert len(limited) == 20 and [len(rows) for rows in evals.values()] == [1, 1]
 
 
@@ -770,7 +826,9 @@ def test_a_mixture_of_judged_answers_stays_even(parts):
 
 
 def test_a_reward_may_concern_one_part_only(tmp_path, parts):
-    path = write(tmp_path / "own.jsonl", [exchange(n) | {"answer": "x", "noise": n} for n in range(3)])
+    path = write(
+        tmp_path / "own.jsonl", [exchange(n) | {"answer": "x", "noise": n} for n in range(3)]
+    )
     none = write(tmp_path / "none.jsonl", [exchange(n) | {"answer": None} for n in range(2)])
     parts |= {"none": part(none), "own": part(path)}
     train, _ = mix_rows(parts, to="prompt", keep=("answer",), seed=2)
@@ -894,8 +952,12 @@ def test_the_menu_against_a_hub_and_then_without_it(online_runner):
 @pytest.mark.slow
 def test_dates_in_json_of_the_hub_are_texts_and_so_they_are_without_it(hub, online_runner):
     rows = [{"prompt": str(number), "completion": DATE} for number in range(4)]
-    hub.add_files("dataset", "some/dates", {"train.jsonl": "\n".join(map(json.dumps, rows)).encode()})
-    jobs = [{"path": "some/dates", "split": {"train": "train", "eval": "train"}, "to": "demonstration"}]
+    hub.add_files(
+        "dataset", "some/dates", {"train.jsonl": "\n".join(map(json.dumps, rows)).encode()}
+    )
+    jobs = [
+        {"path": "some/dates", "split": {"train": "train", "eval": "train"}, "to": "demonstration"}
+    ]
     assert load_from(online_runner, jobs) == [[4, 4, rows[0]]]
     assert load_from(online_runner, jobs, HF_HUB_OFFLINE="1") == [[4, 4, rows[0]]]
     stream = jobs[0] | {"streaming": True, "split": {"train": "train", "eval": None}}
@@ -990,7 +1052,9 @@ def prepared(tmp_path, tokenizer):
 
 
 def test_the_loss_of_a_completion_in_turns(prepared):
-    (row,) = prepared("SFT", [{"input": "2+2?", "target": "4"}], "demonstration", system="Be brief.")
+    (row,) = prepared(
+        "SFT", [{"input": "2+2?", "target": "4"}], "demonstration", system="Be brief."
+    )
     lead = "<|start|> system Be brief. <|end|> <|start|> user 2+2? <|end|> <|start|> assistant"
     assert spelt(row["input_ids"]) == f"{lead} 4 <|end|>"
     assert spelt(row["labels"]) == "- " * len(lead.split()) + "4 <|end|>"
@@ -1015,9 +1079,12 @@ def test_the_loss_of_several_turns(prepared):
 
 def test_answers_judged_bad_are_not_imitated(prepared):
     rows = [
-        {"prompt": "2+2=", "completion": completion, "label": completion == " 4"} for completion in (" 5", " 4", " 6")
+        {"prompt": "2+2=", "completion": completion, "label": completion == " 4"}
+        for completion in (" 5", " 4", " 6")
     ]
-    assert [spelt(row["labels"]) for row in prepared("SFT", rows, "demonstration")] == ["- 4 <|end|>"]
+    assert [spelt(row["labels"]) for row in prepared("SFT", rows, "demonstration")] == [
+        "- 4 <|end|>"
+    ]
 
 
 ASKED = "<|start|> user 2+2? <|end|> <|start|> assistant"
@@ -1054,11 +1121,14 @@ def test_files_without_the_name_of_a_split_are_one_to_train_on(tmp_path):
     rows, held_out = load_rows(both, split={"train": "a", "eval": "b"})
     assert (rows["prompt"], held_out["prompt"]) == (["97+1="], ["98+1="])
     write(tmp_path / "both" / "test.jsonl", [exchange(0)])
-    with pytest.raises(DataError, match="'train' in"):  # for the rows of the test must not be trained on
+    # for the rows of the test must not be trained on
+    with pytest.raises(DataError, match="'train' in"):
         load_rows(both)
 
 
-@pytest.mark.parametrize("names", ["latest devices household retrieval", "contest", "upheld developer", "pretrain b"])
+@pytest.mark.parametrize(
+    "names", ["latest devices household retrieval", "contest", "upheld developer", "pretrain b"]
+)
 def test_the_name_of_a_split_inside_a_word_is_none(tmp_path, names):
     for number, name in enumerate(names.split()):
         write(tmp_path / f"{name}.jsonl", [exchange(number)])
@@ -1066,7 +1136,9 @@ def test_the_name_of_a_split_inside_a_word_is_none(tmp_path, names):
     assert len(train) == len(names.split()) and evals is None
 
 
-@pytest.mark.parametrize("name", ["test", "my-test", "test_2", "a.dev", "Validation", "testset", "heldout", "eval 3"])
+@pytest.mark.parametrize(
+    "name", ["test", "my-test", "test_2", "a.dev", "Validation", "testset", "heldout", "eval 3"]
+)
 def test_a_split_that_is_not_to_train_on_is_known_by_a_word_of_its_name(tmp_path, name):
     write(tmp_path / "a.jsonl", [exchange(0)])
     write(tmp_path / f"{name}.jsonl", [exchange(1)])
@@ -1099,7 +1171,9 @@ def test_a_list_of_files_is_one_to_train_on(tmp_path):
         assert said in fault.found
 
 
-def test_rows_behind_an_address_are_copied_once_and_again_when_they_have_changed(tmp_path, monkeypatch, capsys):
+def test_rows_behind_an_address_are_copied_once_and_again_when_they_have_changed(
+    tmp_path, monkeypatch, capsys
+):
     import fsspec
 
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
@@ -1114,7 +1188,10 @@ def test_rows_behind_an_address_are_copied_once_and_again_when_they_have_changed
     load_rows("memory://there/a.jsonl")
     assert capsys.readouterr().out == ""
     memory.pipe("/there/a.jsonl", line * 4)
-    assert len(load_rows("memory://there/a.jsonl")[0]) == 4 and "fetch     /there/a.jsonl" in capsys.readouterr().out
+    assert (
+        len(load_rows("memory://there/a.jsonl")[0]) == 4
+        and "fetch     /there/a.jsonl" in capsys.readouterr().out
+    )
     with pytest.raises(DataError, match="no rows at"):
         load_rows("memory://there/c.jsonl")
     memory.pipe("/there/a.jsonl", b"null\n")
@@ -1124,30 +1201,49 @@ def test_rows_behind_an_address_are_copied_once_and_again_when_they_have_changed
         check_remote("nowhere://bucket/rows.jsonl")
 
 
-@pytest.mark.parametrize(("path", "package"), [("s3://b/r.jsonl", "s3fs"), ("gs://b/r.jsonl", "gcsfs")])
+@pytest.mark.parametrize(
+    ("path", "package"), [("s3://b/r.jsonl", "s3fs"), ("gs://b/r.jsonl", "gcsfs")]
+)
 def test_an_address_whose_library_is_missing_names_it(path, package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(EnvironmentFault) as missing:
         check_dataset({"_target_": LOADER, "path": path}, "demonstration")
-    assert package in missing.value.faults[0].fix and f"the extra {path[:2]}" in missing.value.faults[0].fix
+    assert (
+        package in missing.value.faults[0].fix
+        and f"the extra {path[:2]}" in missing.value.faults[0].fix
+    )
 
 
 def test_calls_of_tools_keep_arguments_of_any_kind():
-    calls = [{"name": "add", "arguments": {"of": [1, 2]}}, {"name": "name", "arguments": {"of": "x", "short": True}}]
-    turns = [[{"from": "human", "value": "?"}, {"from": "function_call", "value": json.dumps(call)}] for call in calls]
+    calls = [
+        {"name": "add", "arguments": {"of": [1, 2]}},
+        {"name": "name", "arguments": {"of": "x", "short": True}},
+    ]
+    turns = [
+        [{"from": "human", "value": "?"}, {"from": "function_call", "value": json.dumps(call)}]
+        for call in calls
+    ]
     for known in ({}, {"from": "role", "value": "content"}):
         named = [
-            {"conversations": [{known.get(key, key): turn[key] for key in turn} for turn in each]} for each in turns
+            {"conversations": [{known.get(key, key): turn[key] for key in turn} for turn in each]}
+            for each in turns
         ]
         rows = convert_rows(Dataset.from_list(named), RowRequest(to="messages"), "rows")
         assert [row["messages"][1]["tool_calls"][0]["function"] for row in rows] == calls
 
 
 def test_turns_by_either_names_mix(tmp_path):
-    told = [{"conversations": [{"from": "human", "value": "?"}, {"from": "gpt", "value": str(n)}]} for n in range(4)]
-    said = [
-        {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": str(n)}]} for n in range(4)
+    told = [
+        {"conversations": [{"from": "human", "value": "?"}, {"from": "gpt", "value": str(n)}]}
+        for n in range(4)
     ]
-    parts = {"told": part(write(tmp_path / "told.jsonl", told)), "said": part(write(tmp_path / "said.jsonl", said))}
+    said = [
+        {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": str(n)}]}
+        for n in range(4)
+    ]
+    parts = {
+        "told": part(write(tmp_path / "told.jsonl", told)),
+        "said": part(write(tmp_path / "said.jsonl", said)),
+    }
     train, _ = mix_rows(parts, to="messages")
     assert sorted(row["messages"][1]["content"] for row in train) == [*"00112233"]

@@ -26,7 +26,10 @@ def names_in(file: str) -> set[str]:
 def test_there_are_some_of_every_room():
     assert len({each.name for each in DEFECTS}) == len(DEFECTS) >= 30
     rooms = {path.stem if path.is_file() else path.name for path in (ROOT / "runner").glob("[!_]*")}
-    assert {Path(each.file).parts[1].removesuffix(".py") for each in DEFECTS} <= {*rooms, "__main__"}
+    assert {Path(each.file).parts[1].removesuffix(".py") for each in DEFECTS} <= {
+        *rooms,
+        "__main__",
+    }
 
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda each: each.name)
@@ -36,7 +39,9 @@ def test_a_defect_can_be_planted_and_its_tests_exist(defect):
     (ast.parse if defect.file.endswith(".py") else yaml.safe_load)(other)
     assert other != text
     listed = [*defect.tests, *defect.slow]
-    assert listed and set(listed) <= {name for test in listed for name in names_in(test.partition("::")[0])}
+    assert listed and set(listed) <= {
+        name for test in listed for name in names_in(test.partition("::")[0])
+    }
 
 
 CODE = "def half(number):\n    return number / 2\n"
@@ -56,9 +61,13 @@ def checkout(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_defect_is_caught_or_missed_and_the_checkout_stays_as_it_is(checkout, monkeypatch, capsys):
+def test_a_defect_is_caught_or_missed_and_the_checkout_stays_as_it_is(
+    checkout, monkeypatch, capsys
+):
     four, zero = "tests/test_four.py::test_four", "tests/test_zero.py::test_zero"
-    seen = Defect("seen", "It takes a third.", "maths.py", "number / 2", "number / 3", tests=(four,))
+    seen = Defect(
+        "seen", "It takes a third.", "maths.py", "number / 2", "number / 3", tests=(four,)
+    )
     unseen = Defect("unseen", "The same.", "maths.py", "number / 2", "number / 3", tests=(zero,))
     monkeypatch.setattr(defects, "DEFECTS", (seen, unseen))
     monkeypatch.setattr(defects, "ROOT", checkout)
@@ -74,7 +83,9 @@ def test_a_defect_is_caught_or_missed_and_the_checkout_stays_as_it_is(checkout, 
 
 @pytest.mark.slow
 def test_a_test_without_an_end_is_ended(checkout):
-    (checkout / "tests" / "test_four.py").write_text("import time\n\n\ndef test_four():\n    time.sleep(100)\n")
+    (checkout / "tests" / "test_four.py").write_text(
+        "import time\n\n\ndef test_four():\n    time.sleep(100)\n"
+    )
     outcome = defects.run_tests(checkout, ["tests/test_four.py"], seconds=3)
     assert not outcome.failed and outcome.trouble == "no end after 3 s"
 

@@ -6,9 +6,9 @@ import pytest
 from laid import lay_run, write
 
 from runner.__main__ import main
-from runner.report.compare import deviations, sections_of
+from runner.report.compare import SectionRow, deviations, sections_of
 from runner.report.facts import changed_files
-from runner.run.read import read_run
+from runner.run.record import read_run
 
 PATCH = "diff --git a/x.py b/x.py\n--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-a\n+{}\n"
 
@@ -26,7 +26,10 @@ def lay_pair(tmp_path, **changes):
         )
         manifest = json.loads((run / "manifest.json").read_text())
         facts = {
-            "data": {"train": {"rows": 9, "fingerprint": f"{name}" * 64}, "eval": {"rows": 3, "fingerprint": "e" * 64}},
+            "data": {
+                "train": {"rows": 9, "fingerprint": f"{name}" * 64},
+                "eval": {"rows": 3, "fingerprint": "e" * 64},
+            },
             "versions": {"trl": "1.16.0", "torch": f"2.1{name}"},
             "hardware": {"processors": 2},
             "git": {"commit": "c" * 40, "diff": PATCH.format(name)},
@@ -44,7 +47,9 @@ def test_what_differs_is_told_section_by_section_and_the_shortest_first(pair, ca
     assert main(["diff", "a", "b"]) == 0
     text = capsys.readouterr().out
     assert "same      hardware, state" in text and "not said  model" in text
-    assert "torch     2.1a  2.1b" in text and "trl" not in text.split("versions")[1].split("\n\n")[0]
+    assert (
+        "torch     2.1a  2.1b" in text and "trl" not in text.split("versions")[1].split("\n\n")[0]
+    )
     assert "train.fingerprint  aaaaaaaaaaaa  bbbbbbbbbbbb" in text and "train.rows" not in text
     assert "kl_coef (also beta)  0.1  0.3" in text
     assert "changed x.py  +1 -1" in text and "commit" not in text
@@ -95,20 +100,34 @@ def test_runs_in_any_state_are_compared(tmp_path, monkeypatch, capsys):
 
 def test_a_node_that_only_one_has_is_one_row(tmp_path):
     peft = {"_target_": "peft.LoraConfig", "r": 16}
-    runs = [read_run(lay_run(tmp_path / "n" / str(place), peft=node)) for place, node in enumerate((None, peft))]
+    runs = [
+        read_run(lay_run(tmp_path / "n" / str(place), peft=node))
+        for place, node in enumerate((None, peft))
+    ]
     (config,) = [section for section in sections_of(*runs) if section.title == "config"]
-    assert config.rows == [("peft", "—", "LoraConfig(r=16)")]
+    assert config.rows == [SectionRow("peft", "—", "LoraConfig(r=16)")]
 
 
 def test_changed_lines_of_a_patch_are_counted_file_by_file():
     two = PATCH.format("b") + PATCH.format("b").replace("x.py", "y.py") + "+c\n"
-    assert [entry[:3] for entry in changed_files(two)] == [("x.py", 1, 1), ("y.py", 2, 1)]
+    assert [(file.name, file.added, file.removed) for file in changed_files(two)] == [
+        ("x.py", 1, 1),
+        ("y.py", 2, 1),
+    ]
+
+
+def test_an_empty_line_of_a_diff_is_no_change():
+    """As git writes one that has not changed, where it is told to, and as a form feed ends a line."""
+    diff = "diff --git a/x.py b/x.py\n@@ -1 +1 @@\n\n-a\n+b\x0c\n"
+    assert [(file.added, file.removed) for file in changed_files(diff)] == [(1, 1)]
 
 
 def test_the_first_step_that_differs_comes_first_and_times_do_not_count(pair, tmp_path):
     runs = [read_run(next((tmp_path / "outputs" / name).iterdir())) for name in "ab"]
     first, *others = deviations(*runs)
     assert (first.step, first.name, first.ours, first.theirs) == (1, "loss", 0.5, 0.75)
-    assert first.size == pytest.approx(1 / 3) and "step 1: loss 0.5 -> 0.75, 33 % apart" in str(first)
+    assert first.size == pytest.approx(1 / 3) and "step 1: loss 0.5 -> 0.75, 33 % apart" in str(
+        first
+    )
     assert {entry.name for entry in others} == {"loss", "eval_exact"}
     assert deviations(runs[0], runs[0]) == []

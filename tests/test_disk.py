@@ -11,7 +11,9 @@ sys.path.append(str(Path(__file__).parent / "fault"))
 from disk import INSTANTS, RECORD, SIZES, Whole, can_mount
 
 pytestmark = pytest.mark.slow
-small = pytest.mark.skipif(not can_mount(), reason="no tmpfs may be mounted here: it needs root or user namespaces")
+small = pytest.mark.skipif(
+    not can_mount(), reason="no tmpfs may be mounted here: it needs root or user namespaces"
+)
 traced = pytest.mark.skipif(not shutil.which("strace"), reason="no strace here")
 
 

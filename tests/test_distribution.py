@@ -25,11 +25,15 @@ def wheel(tmp_path, monkeypatch):
 
     def write() -> None:
         extras = PROJECT["optional-dependencies"].items()
-        extras = [f"{package}; extra == '{extra}'" for extra, packages in extras for package in packages]
+        extras = [
+            f"{package}; extra == '{extra}'" for extra, packages in extras for package in packages
+        ]
         needs = "".join(f"Requires-Dist: {each}\n" for each in (*PROJECT["dependencies"], *extras))
         folder = tmp_path / f"{NAME.replace('-', '_')}-1.dist-info"
         folder.mkdir()
-        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {NAME}\nVersion: 1\n{needs}")
+        (folder / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {NAME}\nVersion: 1\n{needs}"
+        )
 
     return write
 
@@ -43,9 +47,15 @@ def typed(package: str) -> list[Requirement]:
 
 def test_the_name_is_that_of_the_project_and_no_text_promises_the_index():
     assert PROJECT["name"] == NAME == read_project()["name"]
-    files = [*(ROOT / "runner").rglob("*.py"), *(ROOT / "conf").rglob("*.yaml"), *ROOT.glob("*/README.md")]
+    files = [
+        *(ROOT / "runner").rglob("*.py"),
+        *(ROOT / "conf").rglob("*.yaml"),
+        *ROOT.glob("*/README.md"),
+    ]
     texts = {path: path.read_text(encoding="utf-8") for path in files}
-    assert not [path for path, text in texts.items() if re.search(r"pip install.{0,4}(trl-)?runner\b", text)]
+    assert not [
+        path for path, text in texts.items() if re.search(r"pip install.{0,4}(trl-)?runner\b", text)
+    ]
 
 
 @pytest.mark.parametrize("package", sorted(PACKAGES))
@@ -64,9 +74,15 @@ def test_a_wheel_says_the_same_as_its_checkout(wheel):
     wheel()
     assert read_project() == {} and read_extras() == PROJECT["optional-dependencies"]
     assert to_install("math-verify") == "pip install 'math-verify>=0.9'  (the extra math)"
-    assert [each for each in read_requirements() if "extra ==" not in each] == PROJECT["dependencies"]
+    assert [each for each in read_requirements() if "extra ==" not in each] == PROJECT[
+        "dependencies"
+    ]
 
 
 def test_a_copy_of_the_package_alone_knows_no_ranges(wheel, monkeypatch):
     monkeypatch.setattr(distribution, "NAME", "no-such-distribution")
-    assert (read_requirements(), read_extras(), to_install("math-verify")) == ([], {}, "pip install math-verify")
+    assert (read_requirements(), read_extras(), to_install("math-verify")) == (
+        [],
+        {},
+        "pip install math-verify",
+    )

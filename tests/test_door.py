@@ -70,11 +70,18 @@ def test_a_fault_in_any_job_of_a_sweep_starts_none(tmp_path, capsys):
 
 
 def test_a_dry_run_prints_the_plan_and_starts_nothing(tmp_path, capsys):
-    assert main(["-m", "--dry-run", "trainer=dpo", "kl_coef=0.05,0.1", "learning_rate=1e-6,3e-6"]) == 0
+    assert (
+        main(["-m", "--dry-run", "trainer=dpo", "kl_coef=0.05,0.1", "learning_rate=1e-6,3e-6"]) == 0
+    )
     head, counts, bound, *lines = capsys.readouterr().out.splitlines()
     assert bound.startswith("evaluates at most 200 held-out prompts")
-    assert head.endswith("4 runs in outputs/dpo-tiny-toy: kl_coef 2 x learning_rate 2") and counts.strip() == "4 new"
-    assert len(lines) == 4 and all(line.startswith("new ") for line in lines) and len(set(lines)) == 4
+    assert (
+        head.endswith("4 runs in outputs/dpo-tiny-toy: kl_coef 2 x learning_rate 2")
+        and counts.strip() == "4 new"
+    )
+    assert (
+        len(lines) == 4 and all(line.startswith("new ") for line in lines) and len(set(lines)) == 4
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -87,10 +94,16 @@ MINE = ("trainer=grpo", "reward=none", "reward.x._target_=my_reward.short", "all
     [
         (["tracker=wandb", "trainer.args.use_liger_kernel=true"], "pip install liger-kernel"),
         (["-m", "seed=0,1", "tracker=wandb"], "pip install 'wandb>=0.19'"),
-        (["experiment=toy_rlhf", "ppo.quant=4bit", "ppo.peft=lora"], "pip install 'bitsandbytes>=0.50'"),
+        (
+            ["experiment=toy_rlhf", "ppo.quant=4bit", "ppo.peft=lora"],
+            "pip install 'bitsandbytes>=0.50'",
+        ),
         (["trainer.args.fp16=true"], "trainer.args.fp16=false"),
         (["output_root=my_part.py"], "my_part.py is a file"),
-        (["launcher.jobs=1", "launcher.num_processes=2", "launcher.devices=[0]"], "launcher.num_processes=1"),
+        (
+            ["launcher.jobs=1", "launcher.num_processes=2", "launcher.devices=[0]"],
+            "launcher.num_processes=1",
+        ),
         (MINE, "my_part.py:2 imports absent_library"),
         (["-m", *MINE, "seed=0,1"], "mend my_part.py:2"),
     ],
@@ -99,8 +112,12 @@ def test_a_dry_run_refuses_what_the_run_refuses(words, said, tmp_path, monkeypat
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("runner.validate.start.find_spec", lambda name: None)
     monkeypatch.setattr("runner.validate.start.has_devices", lambda: False)
-    Path("my_reward.py").write_text("from my_part import half\ndef short(completions, **kwargs): return [half(1)]\n")
-    Path("my_part.py").write_text("import os.path\nimport absent_library\nif not half: import other\n")
+    Path("my_reward.py").write_text(
+        "from my_part import half\ndef short(completions, **kwargs): return [half(1)]\n"
+    )
+    Path("my_part.py").write_text(
+        "import os.path\nimport absent_library\nif not half: import other\n"
+    )
     codes, told = [], []
     for flags in ([], ["--dry-run"]):
         codes.append(main([*words, *flags]))
@@ -118,7 +135,8 @@ def test_unknown_words_are_refused(words):
 
 @pytest.mark.slow
 def test_commands_of_tests_are_forked_from_one_that_has_imported(warm, request, monkeypatch):
-    monkeypatch.setenv("SET_BY_A_TRAINING", "1")  # in this process, between the start of the other and a command
+    # in this process, between the start of the other and a command
+    monkeypatch.setenv("SET_BY_A_TRAINING", "1")
     runner, before = request.getfixturevalue("runner"), warm.count
     runner("--help")
     assert warm.count == before + 1
@@ -129,7 +147,9 @@ def light(*words, code="sys.exit(main())"):
     """Exit code and text of the command in a fresh process that may not import torch."""
     blocked = "sys.modules |= dict.fromkeys(['torch', 'transformers', 'datasets'])"
     code = f"import sys; {blocked}; from runner.__main__ import main; {code}"
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, env=dict(os.environ))
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, env=dict(os.environ)
+    )
     return done.returncode, done.stdout + done.stderr
 
 
@@ -142,7 +162,11 @@ def light(*words, code="sys.exit(main())"):
         (["--help"], 0, "a checked-in experiment"),
         (["trainer=dpo", "--dry-run"], 0, "outputs/dpo-tiny-toy/default-"),
         (["preview", "dataset.split.train=train[:0]"], 2, "no row: "),
-        (["rehearse", "peft=lora", "peft.target_modules=up"], 2, "up is the whole name of no layer"),
+        (
+            ["rehearse", "peft=lora", "peft.target_modules=up"],
+            2,
+            "up is the whole name of no layer",
+        ),
     ],
 )
 def test_looking_and_checking_need_no_torch(words, code, said):
@@ -200,15 +224,30 @@ def test_a_tracker_sets_only_variables_of_trackers(capsys):
         (["dataset.split.train='train[:200%]'"], "at most 100%"),
         (["dataset.split.train='train[:_]'"], "which is no slice"),
         ([f"dataset.split.eval='train[{'9' * 5000}:]'"], "which is no slice"),
-        (["trainer=grpo", "reward=remote", "reward.remote.url='file:///a'"], "begins with http:// or https://"),
-        (["trainer=grpo", "reward=remote", "reward.remote.url='http://[::1'"], "'http://[::1': Invalid IPv6"),
-        (["trainer=grpo", "reward=remote", "reward.remote.url='http://a:99999/'"], "Port out of range"),
+        (
+            ["trainer=grpo", "reward=remote", "reward.remote.url='file:///a'"],
+            "begins with http:// or https://",
+        ),
+        (
+            ["trainer=grpo", "reward=remote", "reward.remote.url='http://[::1'"],
+            "'http://[::1': Invalid IPv6",
+        ),
+        (
+            ["trainer=grpo", "reward=remote", "reward.remote.url='http://a:99999/'"],
+            "Port out of range",
+        ),
         (["allow=3"], "type      leave allow out"),
         (["dataset.map=mine.f"], "type      dataset.map._target_=mine.f 'allow=[mine]'"),
         (["trainer.args.report_to=wandbb"], "type      trainer.args.report_to=wandb"),
-        (["trainer=dpo", "trainer.ref_model.path=x"], "trainer.ref_model._target_=runner.model.load.load_model"),
+        (
+            ["trainer=dpo", "trainer.ref_model.path=x"],
+            "trainer.ref_model._target_=runner.model.load.load_model",
+        ),
         (["trainer=kto", "trainer.ref_model={path: x}"], "trainer.ref_model.path=x"),
-        (["trainer=grpo", "trainer.reward_processing_classes=[x]"], "what is built from a _target_"),
+        (
+            ["trainer=grpo", "trainer.reward_processing_classes=[x]"],
+            "what is built from a _target_",
+        ),
         (["import", "/dev/zero"], "a pipe, a socket or a device"),
     ],
 )
@@ -227,12 +266,19 @@ def test_a_variable_of_processes_that_is_no_number_is_refused(name, tmp_path, mo
 def test_defaults_that_name_each_other_are_named(tmp_path, capsys):
     (tmp_path / "experiment").mkdir()
     for own, other in ("ab", "ba"):
-        (tmp_path / "experiment" / f"{own}.yaml").write_text(f"# @package _global_\ndefaults: [{other}, _self_]\n")
+        (tmp_path / "experiment" / f"{own}.yaml").write_text(
+            f"# @package _global_\ndefaults: [{other}, _self_]\n"
+        )
     text = faults(capsys, "--config-dir", str(tmp_path), "experiment=a", "--dry-run")
-    assert "experiment/a -> experiment/b -> experiment/a" in text or "experiment/b -> experiment/a -> exp" in text
+    assert (
+        "experiment/a -> experiment/b -> experiment/a" in text
+        or "experiment/b -> experiment/a -> exp" in text
+    )
 
 
-@pytest.mark.parametrize("words", [["trainer=dpo", "foo=1", "--debug"], ["peft=null"], ["--config-dir"]])
+@pytest.mark.parametrize(
+    "words", [["trainer=dpo", "foo=1", "--debug"], ["peft=null"], ["--config-dir"]]
+)
 def test_a_bad_command_line_is_exit_code_2_however_it_is_bad(words, capsys):
     assert main(words) == 2
     assert capsys.readouterr().err
@@ -247,7 +293,9 @@ def test_an_output_root_that_is_a_file_is_a_fault_of_the_environment(tmp_path, c
 def test_a_slice_of_rows_needs_no_quotes_beyond_those_of_the_shell(capsys):
     assert main(["dataset=tldr", "dataset.split.train=train[:500]", "--dry-run"]) == 0
     assert main(["dataset=tldr", "dataset.split.train='train[:500]'", "--dry-run"]) == 0
-    first, second = (line for line in capsys.readouterr().out.splitlines() if line.startswith("new"))
+    first, second = (
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("new")
+    )
     assert first == second
 
 
@@ -257,13 +305,18 @@ def test_typed_epochs_are_not_overruled_by_the_steps_of_the_model(capsys):
 
 
 def test_a_rollout_that_cannot_be_dealt_into_mini_batches(capsys):
-    assert "no divisor of a process's 32 rows" in faults(capsys, "trainer=ppo", "trainer.args.num_mini_batches=5")
+    assert "no divisor of a process's 32 rows" in faults(
+        capsys, "trainer=ppo", "trainer.args.num_mini_batches=5"
+    )
     assert main(["trainer=ppo", "trainer.args.num_mini_batches=8", "--dry-run"]) == 0
 
 
 def test_a_reward_model_that_ppo_is_given_by_path_is_a_reward(capsys):
     assert "reward" in faults(capsys, "trainer=ppo", "reward=none")
-    assert main(["trainer=ppo", "reward=none", "trainer.args.reward_model_path=org/name", "--dry-run"]) == 0
+    assert (
+        main(["trainer=ppo", "reward=none", "trainer.args.reward_model_path=org/name", "--dry-run"])
+        == 0
+    )
 
 
 @pytest.mark.parametrize("word", ["trainer.args.seed=7", "trainer.args.save_only_model=true"])
@@ -294,7 +347,11 @@ WORLD = {
     "WORLD_SIZE": "2",
     "MASTER_ADDR": "localhost",
 }  # as torchrun sets it; below, as accelerate does for a CPU, where it starts one process
-ON_CPU = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_CPU": "True", "MASTER_ADDR": "127.0.0.1"}
+ON_CPU = {
+    "ACCELERATE_MIXED_PRECISION": "no",
+    "ACCELERATE_USE_CPU": "True",
+    "MASTER_ADDR": "127.0.0.1",
+}
 
 MACHINES = ["launcher=accelerate", "launcher.num_machines=2"]
 
@@ -339,18 +396,53 @@ def test_the_key_knows_the_processes_that_torchrun_has_started(monkeypatch, caps
 @pytest.mark.parametrize(
     ("variables", "words", "found", "fix"),
     [
-        (WORLD, ["launcher.num_processes=2"], "one of 2 processes", "without launcher.num_processes=2"),
+        (
+            WORLD,
+            ["launcher.num_processes=2"],
+            "one of 2 processes",
+            "without launcher.num_processes=2",
+        ),
         (WORLD, ["launcher.num_processes=1"], "1, in one of 2", "without launcher.num_processes=1"),
         (WORLD, ["-m", "seed=0,1"], "a sweep", "launcher.num_processes=2"),
         (WORLD, ["experiment=toy_rlhf"], "stages", "launcher.num_processes=2"),
         (ON_CPU, [], "accelerate launch", "launcher.num_processes=2"),
-        (WORLD, ["launcher.rendezvous=a:1", *MACHINES], "4, in one of 2", "without launcher.num_machines=2"),
+        (
+            WORLD,
+            ["launcher.rendezvous=a:1", *MACHINES],
+            "4, in one of 2",
+            "without launcher.num_machines=2",
+        ),
         ({}, MACHINES, "null, and 2 machines have to meet", "launcher.rendezvous=<its name>:29500"),
-        ({}, [*MACHINES, "launcher.rendezvous=node1"], "found     node1", "launcher.rendezvous=<its name>:29500"),
-        ({}, [*MACHINES, "launcher.rendezvous=a:70000", "launcher.machine_rank=2"], "2 (typed)", "num_machines=3"),
-        ({}, ["launcher=accelerate", "launcher.rendezvous=a:1"], "1, and", "launcher.num_machines=2"),
-        ({"SLURM_NODEID": "1"}, ["launcher=accelerate"], "1 (SLURM_NODEID)", "launcher.num_machines=2"),
-        ({}, ["launcher.rendezvous=a:1", *MACHINES, "-m", "seed=0,1"], "on 2 machines", "launcher.num_machines=1"),
+        (
+            {},
+            [*MACHINES, "launcher.rendezvous=node1"],
+            "found     node1",
+            "launcher.rendezvous=<its name>:29500",
+        ),
+        (
+            {},
+            [*MACHINES, "launcher.rendezvous=a:70000", "launcher.machine_rank=2"],
+            "2 (typed)",
+            "num_machines=3",
+        ),
+        (
+            {},
+            ["launcher=accelerate", "launcher.rendezvous=a:1"],
+            "1, and",
+            "launcher.num_machines=2",
+        ),
+        (
+            {"SLURM_NODEID": "1"},
+            ["launcher=accelerate"],
+            "1 (SLURM_NODEID)",
+            "launcher.num_machines=2",
+        ),
+        (
+            {},
+            ["launcher.rendezvous=a:1", *MACHINES, "-m", "seed=0,1"],
+            "on 2 machines",
+            "launcher.num_machines=1",
+        ),
         (
             {},
             ["launcher.rendezvous=a:1", *MACHINES, "launcher.timeout_seconds=9"],

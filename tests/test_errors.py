@@ -1,19 +1,16 @@
 """The exit codes are a contract, and an error says four things."""
 
-import ast
+import json
 import logging
 import pickle
 import sys
-from pathlib import Path
-from string import Formatter
 
 import pytest
 
 from runner import errors
-from runner.errors import ConfigError, Fault, Interrupted
+from runner.errors import ConfigError, EnvironmentFault, Fault, Interrupted
 from runner.io.terminal import Hiding, print_answer
-from runner.run.read import one_line
-from runner.schema.text import read_tables
+from runner.run.record import one_line
 
 
 def test_exit_codes():
@@ -45,8 +42,15 @@ def test_all_faults_print_with_their_four_beats():
 
 def test_what_others_have_written_cannot_steer_a_terminal():
     text = str(ConfigError(Fault("rows \x1b[2J", "a\u202eb\rc", fix="one\ntwo")))
-    assert text.splitlines()[1:] == ["  rows ␛[2J", "    found     a·b␍c", "    type      one", "              two"]
-    record = logging.LogRecord("runner", logging.WARNING, "", 0, "from \x1b]0;title\x07 to\nthere", None, None)
+    assert text.splitlines()[1:] == [
+        "  rows ␛[2J",
+        "    found     a·b␍c",
+        "    type      one",
+        "              two",
+    ]
+    record = logging.LogRecord(
+        "runner", logging.WARNING, "", 0, "from \x1b]0;title\x07 to\nthere", None, None
+    )
     assert Hiding().format(record) == "from ␛]0;title␇ to\nthere"
     assert one_line("gone\x1b[2J") == "gone␛[2J"
 
@@ -62,7 +66,12 @@ def test_an_error_that_another_process_raised_is_the_same_here():
     for kind in (*errors.RunnerError.__subclasses__(), errors.RunnerError):
         error = kind(Fault("a", "b"))
         here = pickle.loads(pickle.dumps(error))
-        assert (type(here), here.faults, here.code, vars(here)) == (kind, error.faults, error.code, vars(error))
+        assert (type(here), here.faults, here.code, vars(here)) == (
+            kind,
+            error.faults,
+            error.code,
+            vars(error),
+        )
 
 
 @pytest.mark.parametrize("beat", ["where", "found", "expected", "fix", "job"])
@@ -70,9 +79,16 @@ def test_no_text_of_others_can_look_like_a_beat_of_ours_or_steer_the_terminal(be
     evil = "a\x1b[2J\u202eb\u2028\r\nconfig\n  x\n    type      rm -rf home\x07"
     fault = Fault(**({"where": "key", "found": "it"} | {beat: evil}))
     lines = str(ConfigError([fault, Fault("y", "z", fix="y=1")])).split("\n")
-    assert lines[0] == "config: 2 faults" and not any(line.startswith("config") for line in lines[1:])
-    assert [line for line in lines if line.startswith("    type")] == ["    type      " + "y=1"] or beat == "fix"
-    assert not any(line.startswith("    type      rm") for line in lines) and "".join(lines).isprintable()
+    assert lines[0] == "config: 2 faults" and not any(
+        line.startswith("config") for line in lines[1:]
+    )
+    assert [line for line in lines if line.startswith("    type")] == [
+        "    type      " + "y=1"
+    ] or beat == "fix"
+    assert (
+        not any(line.startswith("    type      rm") for line in lines)
+        and "".join(lines).isprintable()
+    )
 
 
 def test_an_error_of_a_worker_of_a_loader_keeps_its_faults():
@@ -88,45 +104,52 @@ def test_an_error_of_a_worker_of_a_loader_keeps_its_faults():
             assert raised.value.faults == error.faults
 
 
-def test_a_printed_error_is_read_again_with_its_faults():
+def test_an_error_that_was_written_down_is_the_same_again():
     faults = [Fault("a.b", "two\nlines", "y", "a.b=1", job="seed=1"), Fault("rows: 1", "z")]
     for kind in (*errors.RunnerError.__subclasses__(), errors.RunnerError):
-        error = errors.read_error(f"config\n  old\n    found     x\nstep 1\n{kind(faults)}\n", 7)
-        assert (type(error), error.faults, error.code) == (kind, faults, 7)
-    error = errors.read_error("one\ntwo\n", 5)
-    assert (type(error), error.faults) == (errors.EnvironmentFault, [Fault("runner", "one\ntwo")])
+        written = json.loads(json.dumps(kind(faults).to_dict()))
+        error = errors.error_of({"cause": "x", "error": written})
+        assert (type(error), error.faults, error.code) == (kind, faults, kind(faults).code)
+        assert str(error) == str(kind(faults))
+    stopped = errors.RunnerError.from_dict(Interrupted(Fault("x", "y"), 2).to_dict())
+    assert (type(stopped), stopped.code) == (Interrupted, 130)
+
+
+def test_what_is_written_down_of_an_error_holds_no_secret_and_steers_no_terminal():
+    error = ConfigError(Fault("a", "token=hf_" + "aB3dE5" * 6, "a\x1b[2J"))
+    written = json.dumps(error.to_dict(), ensure_ascii=False)
+    assert "hf_aB3" not in written and "[2J" in written and written.isprintable()
+
+
+@pytest.mark.parametrize(
+    "record", [{}, {"kind": "Other", "code": "7", "faults": "x"}, {"faults": [1, {"where": 2}]}]
+)
+def test_a_record_that_is_damaged_is_an_error_all_the_same(record):
+    error = errors.RunnerError.from_dict(record)
+    assert (type(error), error.code) == (errors.RunnerError, 1)
+    assert str(error).startswith("internal error")
+
+
+def test_a_run_of_an_earlier_version_has_the_code_of_its_heading():
+    for kind in errors.RunnerError.__subclasses__():
+        cause = str(kind([Fault("a", "b"), Fault("c", "d")]))
+        for text in (cause, cause.replace(": 2 faults", " (rank 1): 2 faults", 1)):
+            error = errors.error_of({"state": "failed", "cause": text})
+            assert (type(error), error.faults) == (kind, [Fault("runner", text)])
+            assert type(error).code == kind.code
+    for cause in ("the process was killed by SIGKILL", "data is missing", None):
+        error = errors.error_of({"state": "failed", "cause": cause}, 5)
+        assert (type(error), error.faults) == (EnvironmentFault, [Fault("runner", str(cause))])
+        assert errors.error_of({"cause": cause}).code == 1
 
 
 def test_what_is_installed_is_nobody_s_own_wherever_it_lies(tmp_path):
     assert errors.is_own(tmp_path / "mine.py")
-    places = ("/home/me/.local/lib/python3.12/site-packages", "/usr/lib/python3/dist-packages", errors.__file__)
-    assert not any(errors.is_own(f"{place}/torch.py") for place in places[:2]) and not errors.is_own(places[2])
-
-
-def test_each_fault_of_a_table_is_made_somewhere_and_given_all_that_its_beats_ask_for():
-    room = Path(errors.__file__).parent
-    trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file in sorted(room.rglob("*.py"))}
-    tables = {f"runner.{file.parent.name}.fault.fault": read_tables(str(file)) for file in room.glob("*/fault.yaml")}
-    calls = []
-    for file, tree in trees.items():
-        module = ".".join(file.relative_to(room.parent).with_suffix("").parts)
-        nodes = list(ast.walk(tree))
-        imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
-        bound = {"fault": f"{module}.fault"}
-        bound |= {each.asname or each.name: f"{node.module}.{each.name}" for node in imports for each in node.names}
-        for call in (node for node in nodes if isinstance(node, ast.Call)):
-            first, _, rest = ast.unparse(call.func).partition(".")
-            if (first, rest) == ("fault", "") or (first in bound and rest == "fault"):
-                calls.append((".".join(filter(None, (bound[first], rest))), call))
-    made = set()
-    for table, call in calls:
-        name = ast.literal_eval(call.args[0])
-        if table == "runner.errors.fault":  # which names the room as well
-            named, _, name = name.partition(".")
-            table = f"runner.{named}.fault.fault"
-        fields = [field for beat in tables[table][name].values() for _, field, _, _ in Formatter().parse(beat)]
-        asked = {field.partition(".")[0].partition("!")[0] for field in fields if field is not None}
-        given = {each.arg for each in call.keywords}  # None is a mapping, of which this knows no names
-        assert asked == given or (None in given and asked > given - {None}), f"{table}: {name}"
-        made.add((table, name))
-    assert made == {(table, name) for table, faults in tables.items() for name in faults}
+    places = (
+        "/home/me/.local/lib/python3.12/site-packages",
+        "/usr/lib/python3/dist-packages",
+        errors.__file__,
+    )
+    assert not any(
+        errors.is_own(f"{place}/torch.py") for place in places[:2]
+    ) and not errors.is_own(places[2])

@@ -9,11 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from runner.estimate.forecast import Device, Forecast, format_forecasts
 from runner.estimate.measure import measure_small
-from runner.estimate.memory import Rows, Shards, Training, cycle_of, rows_per_step, steps_of
+from runner.estimate.memory import Shards, Training
 from runner.estimate.reduce import Clones, linked, reduce
-from runner.estimate.table import Device, Forecast, format_forecasts
-from runner.launch import stages
+from runner.estimate.steps import Rows, cycle_of, rows_per_step, steps_of
+from runner.launch.compose import stages
 from runner.model.clone import Source
 
 ARCHITECTURE = {
@@ -33,13 +34,20 @@ QUANT = {"_target_": "transformers.BitsAndBytesConfig", "load_in_4bit": True}
 DOUBLE = QUANT | {"bnb_4bit_use_double_quant": True}
 
 
-def configured(target="trl.SFTTrainer", config="trl.SFTConfig", head="lm", peft=None, quant=None, **args):
+def configured(
+    target="trl.SFTTrainer", config="trl.SFTConfig", head="lm", peft=None, quant=None, **args
+):
     """The parts of a run's configuration that a forecast reads."""
     return {
         "name": "run",
         "output_root": "outputs",
         "launcher": {"num_processes": 1},
-        "trainer": {"_target_": target, "head": head, "form": "prompt", "args": {"_target_": config, **args}},
+        "trainer": {
+            "_target_": target,
+            "head": head,
+            "form": "prompt",
+            "args": {"_target_": config, **args},
+        },
         "model": {"_target_": "runner.model.load.new_model", "tokenizer": None, **ARCHITECTURE},
         "peft": peft,
         "quant": quant,
@@ -51,7 +59,11 @@ def configured(target="trl.SFTTrainer", config="trl.SFTConfig", head="lm", peft=
 def counted(cfg, rows=None, **device):
     """A forecast without a measured step: of all that can be counted."""
     device = Device("there", **({"gpu": False} | device))
-    return Forecast(Training(cfg, rows or Rows([32] * 8, total=100), None, gpu=device.gpu), device, "not measured")
+    return Forecast(
+        Training(cfg, rows or Rows([32] * 8, total=100), None, gpu=device.gpu),
+        device,
+        "not measured",
+    )
 
 
 BENCHMARK = Path(__file__).parent / "benchmark"
@@ -66,7 +78,9 @@ def composed(tmp_path, monkeypatch):
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
 
     def compose(*words, model=MODEL):
-        (run,) = stages.compose_runs(["model=new", *model, "metric=none", "dataset.limit.train=64", *words])
+        (run,) = stages.compose_runs(
+            ["model=new", *model, "metric=none", "dataset.limit.train=64", *words]
+        )
         return run.cfg
 
     return compose
@@ -111,15 +125,20 @@ def test_four_bits_are_counted_for_the_layers_and_not_for_the_embeddings():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("optim", "bytes_each"), [("adamw_torch", 8), ("sgd", 0), ("adamw_8bit", 2), ("lion_32bit", 4), ("lion_8bit", 1)]
+    ("optim", "bytes_each"),
+    [("adamw_torch", 8), ("sgd", 0), ("adamw_8bit", 2), ("lion_32bit", 4), ("lion_8bit", 1)],
 )
 def test_each_optimizer_keeps_its_own_state(optim, bytes_each):
-    assert counted(configured(optim=optim)).training.held.get("optimizer", 0) == bytes_each * WEIGHTS
+    assert (
+        counted(configured(optim=optim)).training.held.get("optimizer", 0) == bytes_each * WEIGHTS
+    )
 
 
 @pytest.mark.slow
 def test_adafactor_keeps_rows_and_columns():
-    rows = 4 * (544 + 64) + 4 * 4 * (2 * (64 + 64) + 2 * (64 + 32) + 3 * (64 + 128) + 2 * 64) + 4 * 64
+    rows = (
+        4 * (544 + 64) + 4 * 4 * (2 * (64 + 64) + 2 * (64 + 32) + 3 * (64 + 128) + 2 * 64) + 4 * 64
+    )
     assert counted(configured(optim="adafactor")).training.held["optimizer"] == rows
 
 
@@ -127,7 +146,13 @@ def test_adafactor_keeps_rows_and_columns():
 def test_a_step_is_measured_and_scaled_to_the_rows(composed, measured):
     cfg = composed("trainer=sft", "trainer.args.per_device_train_batch_size=4")
     seen = measured(cfg)
-    assert (seen.rows, seen.shape.layers, seen.accumulates, seen.reference, seen.sampled) == (4, 4, False, False, 0)
+    assert (seen.rows, seen.shape.layers, seen.accumulates, seen.reference, seen.sampled) == (
+        4,
+        4,
+        False,
+        False,
+        0,
+    )
     training = Training(cfg, Rows([32] * 8), seen, gpu=False)
     weights = 6 * (WEIGHTS - 4 * 2 * 64 - 64) * 4 * 32
     attention = 4 * 4 * 7 / 2 * 4 * 4 * 32 * 32 * 16  # there, and two and a half times that back
@@ -153,11 +178,17 @@ def test_pairs_are_twice_as_many_rows_and_need_a_reference(composed, measured):
     training = Training(cfg, Rows([32] * 8), seen := measured(cfg), gpu=False)
     assert (training.batch[0], training.texts) == (4, 2)
     assert training.held["reference"] == 4 * WEIGHTS
-    # Where each row is read, the policy is asked before the first step, and what it takes then is no longer there.
+    # Where each row is read, the policy is asked before the first step, and what it takes then is
+    # no longer there.
     once = Training(cfg, Rows([32] * 8, total=64), seen, gpu=False)
     assert "reference" not in once.held and once.peak == training.peak - 4 * WEIGHTS
     args = cfg["trainer"]["args"] | {"precompute_ref_batch_size": 128}
-    large = Training(cfg | {"trainer": cfg["trainer"] | {"args": args}}, Rows([32] * 8, total=64), seen, gpu=False)
+    large = Training(
+        cfg | {"trainer": cfg["trainer"] | {"args": args}},
+        Rows([32] * 8, total=64),
+        seen,
+        gpu=False,
+    )
     layers = 64 * large.activations / large.policy.shape.layers
     assert large.peak == large.policy.bytes + int(layers) > once.peak
     for change in ({"weight": {"x": {}}}, {"dataset": {"streaming": True}}):
@@ -185,13 +216,18 @@ class Novel(GRPOTrainer):
 
 
 @pytest.mark.slow
-def test_a_trainer_nobody_has_heard_of_is_forecast_with_its_sampling(composed, measured, monkeypatch):
+def test_a_trainer_nobody_has_heard_of_is_forecast_with_its_sampling(
+    composed, measured, monkeypatch
+):
     Path("novelty.py").write_text(UNHEARD)
     monkeypatch.syspath_prepend(str(Path.cwd()))
     words = ("trainer=grpo", "reward=length", "trainer.args.max_completion_length=16")
     cfg = composed(*words, "trainer._target_=novelty.Novel", "allow=[novelty]")
     training = Training(cfg, Rows([32] * 8), measured(cfg), gpu=False)
-    assert training.small.sampled == 8 and training.phases["sampling"] > 2 * 4 * 2 * 16 * 8 * (32 + 16) * 4
+    assert (
+        training.small.sampled == 8
+        and training.phases["sampling"] > 2 * 4 * 2 * 16 * 8 * (32 + 16) * 4
+    )
 
 
 @pytest.mark.slow
@@ -205,13 +241,19 @@ def test_what_could_not_be_measured_is_unknown():
     "own",
     [
         {"model_type": "mixtral", "num_local_experts": 4},
-        {"model_type": "qwen3_moe", "moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2},
+        {
+            "model_type": "qwen3_moe",
+            "moe_intermediate_size": 32,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+        },
     ],
     ids=lambda own: own["model_type"],
 )
 def test_experts_are_measured_whatever_their_code_asks_of_its_data(own, composed, measured):
     words = [
-        f"model.{name}={value}" for name, value in ({"model_type": own["model_type"]} | ARCHITECTURE | own).items()
+        f"model.{name}={value}"
+        for name, value in ({"model_type": own["model_type"]} | ARCHITECTURE | own).items()
     ]
     cfg = composed("trainer=sft", model=words)
     training = Training(cfg, Rows([32] * 8), measured(cfg), gpu=False)
@@ -242,17 +284,27 @@ def test_a_cycle_of_generation_and_its_rows():
 
 @pytest.mark.slow
 def test_what_does_not_fit_is_said_with_what_to_type():
-    lines = "\n".join(format_forecasts([counted(configured(), memory=1_000_000, speed=1e9, how="measured")]))
+    lines = "\n".join(
+        format_forecasts([counted(configured(), memory=1_000_000, speed=1e9, how="measured")])
+    )
     assert "warning" in lines and "more than the memory that is there" in lines
     assert "of them trained" in lines and "39 of" in lines
     roomy = "\n".join(format_forecasts([counted(configured(), memory=10**12)]))
     assert "warning" not in roomy
 
 
-@pytest.mark.parametrize(("rows", "fix"), [(8, "per_device_train_batch_size=4"), (1, "rows of 500 tokens")])
+@pytest.mark.parametrize(
+    ("rows", "fix"), [(8, "per_device_train_batch_size=4"), (1, "rows of 500 tokens")]
+)
 def test_one_row_at_a_time_cannot_be_fewer(rows, fix):
     args = {"_target_": "trl.SFTConfig", "per_device_train_batch_size": rows}
-    needs = {"held": {"weights": 1}, "phases": {"update": 90}, "gradients": 1, "peak": 92, "recompute": True}
+    needs = {
+        "held": {"weights": 1},
+        "phases": {"update": 90},
+        "gradients": 1,
+        "peak": 92,
+        "recompute": True,
+    }
     training = SimpleNamespace(**needs, args=args, width=1000, cfg={"peft": None}, parts=Shards(3))
     (line,) = Forecast(training, Device("a GPU", True, memory=95)).warning()
     assert fix in line
@@ -261,7 +313,11 @@ def test_one_row_at_a_time_cannot_be_fewer(rows, fix):
 @pytest.mark.slow
 def test_a_model_of_an_earlier_stage_has_the_architecture_that_the_stage_began_with(tmp_path):
     cfg = configured()
-    cfg["model"] = {"_target_": "runner.model.load.load_model", "path": "outputs/run-sft/x/model", "dtype": "float32"}
+    cfg["model"] = {
+        "_target_": "runner.model.load.load_model",
+        "path": "outputs/run-sft/x/model",
+        "dtype": "float32",
+    }
     Source(architecture=ARCHITECTURE).config().save_pretrained(tmp_path)
     cfg = linked(cfg, {"outputs/run-sft/x/model": str(tmp_path)})
     assert Training(cfg, Rows([8]), None, gpu=False).policy.count == WEIGHTS
@@ -269,8 +325,18 @@ def test_a_model_of_an_earlier_stage_has_the_architecture_that_the_stage_began_w
 
 PARTS = ("weights", "gradients", "optimizer")
 LARGE = {
-    **{"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32},
-    **{"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": "false"},
+    **{
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+    },
+    **{
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "tie_word_embeddings": "false",
+    },
 }
 
 
@@ -313,14 +379,19 @@ def test_eight_billion_weights_on_a_card(composed, tmp_path):
 def test_a_strategy_splits_what_each_process_holds(composed, strategy, processes, split):
     own = [f"model.{name}={value}" for name, value in LARGE.items()]
     words = ("trainer=sft", f"strategy={strategy}", f"launcher.num_processes={processes}")
-    trainings = [Training(composed(*more, model=own), Rows([9]), None, gpu=True) for more in (["trainer=sft"], words)]
+    trainings = [
+        Training(composed(*more, model=own), Rows([9]), None, gpu=True)
+        for more in (["trainer=sft"], words)
+    ]
     whole, parts = (training.held | {"gradients": training.gradients} for training in trainings)
     for name in PARTS:
         share = split.get(name, 1)
         assert parts.get(name, 0) == (whole[name] // share if share else 0)
     warned = "\n".join(Forecast(trainings[1], Device("a GPU", True, memory=40 * 10**9)).warning())
     assert bool(warned) == (trainings[1].peak > 36e9)
-    assert ("strategy=fsdp2 launcher.num_processes=8" in warned) == bool(warned and trainings[1].parts.stage < 3)
+    assert ("strategy=fsdp2 launcher.num_processes=8" in warned) == bool(
+        warned and trainings[1].parts.stage < 3
+    )
 
 
 def measure(words):
@@ -336,8 +407,13 @@ def measure(words):
 @pytest.mark.parametrize("script", ["card.py", "ppo_gpu.py"])
 def test_a_benchmark_of_a_card_says_where_there_is_none(script):
     words = [sys.executable, BENCHMARK / script]
-    done = subprocess.run(words, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True)
-    assert (done.returncode, done.stdout.startswith("no CUDA card: nothing to measure")) == (0, True), done.stderr
+    done = subprocess.run(
+        words, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout.startswith("no CUDA card: nothing to measure")) == (
+        0,
+        True,
+    ), done.stderr
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from runner.__main__ import main, read_command_line
 from runner.io.files import PACKAGE, read_json
-from runner.launch.stages import compose_runs
+from runner.launch.compose.stages import compose_runs
 from runner.metric.paired import compare, resampled_means
 from runner.run import open_run
 from runner.run.seal import seal
@@ -120,12 +120,21 @@ def test_the_interval_of_wins_is_wilsons_and_ties_make_it_narrower():
     for wins, prompts in ((0, 5), (7, 20), (20, 20)):
         share, z = wins / prompts, 1.959964
         middle = (share + z**2 / 2 / prompts) / (1 + z**2 / prompts)
-        half = z / (1 + z**2 / prompts) * math.sqrt(share * (1 - share) / prompts + z**2 / 4 / prompts**2)
-        found = compare([1.0] * wins + [0.0] * (prompts - wins), [0.5] * prompts)["win_rate_interval"]
+        half = (
+            z
+            / (1 + z**2 / prompts)
+            * math.sqrt(share * (1 - share) / prompts + z**2 / 4 / prompts**2)
+        )
+        found = compare([1.0] * wins + [0.0] * (prompts - wins), [0.5] * prompts)[
+            "win_rate_interval"
+        ]
         assert found == pytest.approx([middle - half, middle + half], abs=1e-6)
-    tied = [compare([0.5] * ties + [1.0, 0.0] * ((20 - ties) // 2), [0.5] * 20) for ties in (0, 10, 20)]
+    tied = [
+        compare([0.5] * ties + [1.0, 0.0] * ((20 - ties) // 2), [0.5] * 20) for ties in (0, 10, 20)
+    ]
     widths = [high - low for low, high in (each["win_rate_interval"] for each in tied)]
-    assert widths[0] > widths[1] > widths[2] > 0.1  # that 20 are tied does not mean that all would be
+    # that 20 are tied does not mean that all would be
+    assert widths[0] > widths[1] > widths[2] > 0.1
 
 
 # --- Figures --------------------------------------------------------------------------------------
@@ -134,7 +143,10 @@ def test_the_interval_of_wins_is_wilsons_and_ties_make_it_narrower():
 @pytest.mark.slow
 def test_loss_and_perplexity_are_those_of_the_known_answers(evaluate):
     found, _, _ = evaluate(*TOY, "metric=none")
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(TINY).eval(), AutoTokenizer.from_pretrained(TINY)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(TINY).eval(),
+        AutoTokenizer.from_pretrained(TINY),
+    )
     losses = []
     for line in (PACKAGE / "dataset/toy_sort/eval.jsonl").read_text().splitlines()[:10]:
         row, how = json.loads(line), {"return_dict": False}
@@ -144,13 +156,17 @@ def test_loss_and_perplexity_are_those_of_the_known_answers(evaluate):
             said = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
         losses += (-said[len(before) - 1 :]).tolist()
     assert found["scores"]["eval_loss"] == pytest.approx(math.fsum(losses) / len(losses), rel=1e-5)
-    assert found["scores"]["eval_perplexity"] == pytest.approx(math.exp(found["scores"]["eval_loss"]))
+    assert found["scores"]["eval_perplexity"] == pytest.approx(
+        math.exp(found["scores"]["eval_loss"])
+    )
 
 
 @pytest.mark.slow
 def test_metrics_and_rewards_are_means_over_prompts_with_their_errors(evaluate):
     found, rows, said = evaluate(*TOY, "n=3", "temperature=2", "seed=4")
-    assert [(row["row"], row["sample"]) for row in rows] == [(row, n) for row in range(10) for n in range(3)]
+    assert [(row["row"], row["sample"]) for row in rows] == [
+        (row, n) for row in range(10) for n in range(3)
+    ]
     by_row = np.array([row["reward"] for row in rows]).reshape(10, 3).mean(1)
     assert found["scores"]["eval_reward"] == pytest.approx(by_row.mean())
     assert found["errors"]["eval_reward"] == pytest.approx(by_row.std(ddof=1) / math.sqrt(10))
@@ -178,7 +194,9 @@ def test_an_own_dataset_brings_what_fits_it_and_the_rest_is_told(evaluate, tmp_p
     assert "no option 'words'" in said.err
     words = ["metric.words._target_=runner.metric.words", "reward=length", "max_new_tokens=4"]
     found, rows, said = evaluate("model=tiny", "file=rows.jsonl", *words)
-    assert {"train_reward", "train_words"} <= set(found["scores"]) and "train_loss" not in found["scores"]
+    assert {"train_reward", "train_words"} <= set(found["scores"]) and "train_loss" not in found[
+        "scores"
+    ]
     assert "note      no known answers" in said.out
     assert [row["reward"] for row in rows] == [float(len(row["completion"])) for row in rows]
 
@@ -189,7 +207,9 @@ def test_both_sides_are_asked_at_one_temperature(laid):
     shutil.copytree(TINY, laid.folder / "model")
     seal(laid.folder / "model")
     laid.set_status("finished")
-    line = read_command_line(["evaluate", "laid", f"against={laid.folder}", "checkpoint=start", "temperature=0"])
+    line = read_command_line(
+        ["evaluate", "laid", f"against={laid.folder}", "checkpoint=start", "temperature=0"]
+    )
     request = evaluate.read_request(line, evaluate.options_of("evaluate"), evaluate.PARTS)
     (other,) = evaluate._other_side(line, request)
     assert (request.options["temperature"], other.request.options["temperature"]) == (0, 0)
@@ -210,7 +230,9 @@ def test_a_model_against_itself_wins_half(evaluate, laid):
 @pytest.mark.slow
 def test_scores_of_the_training_stay_as_they_are(evaluate, laid):
     before = sorted(path.name for path in laid.folder.iterdir())
-    assert main(["evaluate", "laid", "checkpoint=start", "limit=2", "reward=none", "metric=none"]) == 0
+    assert (
+        main(["evaluate", "laid", "checkpoint=start", "limit=2", "reward=none", "metric=none"]) == 0
+    )
     assert sorted(path.name for path in laid.folder.iterdir()) == sorted([*before, "evaluations"])
     (paper,) = (laid.folder / "evaluations").glob("toy_sort-*.json")
     assert set(read_json(paper)["scores"]) == {"eval_loss", "eval_perplexity"}
@@ -231,9 +253,18 @@ def test_a_run_to_compare_with_is_answered_under_its_key(laid, evaluate):
     [
         ([*TOY, "against=nowhere", "reward=none"], "type      reward=exact_match"),
         ([*TOY, "against=nowhere"], "no such folder"),
-        (["model=tiny", "dataset=toy_sort", "head=score", "reward=sorted_digits"], "a reward model writes nothing"),
-        (["model=tiny", "dataset=toy_sort", "head=score", "metric=exact"], "gives one score per text"),
-        (["model=tiny", "dataset=toy_sort", "metric=exact", "metric.exact.colum=x"], "metric.exact.column"),
+        (
+            ["model=tiny", "dataset=toy_sort", "head=score", "reward=sorted_digits"],
+            "a reward model writes nothing",
+        ),
+        (
+            ["model=tiny", "dataset=toy_sort", "head=score", "metric=exact"],
+            "gives one score per text",
+        ),
+        (
+            ["model=tiny", "dataset=toy_sort", "metric=exact", "metric.exact.colum=x"],
+            "metric.exact.column",
+        ),
         (["model=tiny", "dataset=toy_sort", "callback=samples"], "a key of a training"),
         (["laid", "model=hub"], "beside laid"),
     ],
@@ -257,11 +288,17 @@ def test_a_trained_run_beats_its_start_and_another_run(train, evaluate):
         verdict = found["comparison"]["eval"]
         assert verdict["win_rate_interval"][0] > 0.5 and verdict["difference_interval"][0] > 0
         assert found["scores"]["eval_loss"] < found["against"]["scores"]["eval_loss"]
-    assert found["scores"]["eval_loss"] == pytest.approx(read_json(held_out)["after"]["eval_loss"], rel=0.02)
-    assert found["scores"]["eval_exact"] == pytest.approx(read_json(held_out)["after"]["eval_exact"], abs=0.25)
+    assert found["scores"]["eval_loss"] == pytest.approx(
+        read_json(held_out)["after"]["eval_loss"], rel=0.02
+    )
+    assert found["scores"]["eval_exact"] == pytest.approx(
+        read_json(held_out)["after"]["eval_exact"], abs=0.25
+    )
 
 
 def test_scores_of_a_training_are_neither_clocks_nor_memory():
     found = {"eval_loss": 1.0, "eval_runtime": 2.0, "memory/peak_gb": 0.5}
     args = SimpleNamespace(metric_for_best_model=None, eval_strategy="no")
-    assert held_out_scores(SimpleNamespace(eval_dataset=[0], evaluate=lambda: found, args=args)) == {"eval_loss": 1.0}
+    assert held_out_scores(
+        SimpleNamespace(eval_dataset=[0], evaluate=lambda: found, args=args)
+    ) == {"eval_loss": 1.0}

@@ -11,12 +11,21 @@ from safetensors.torch import load_file
 from runner.__main__ import main
 from runner.io.files import read_json, shipped
 from runner.run import Run
-from runner.run.read import read_metrics
+from runner.run.history import read_metrics
 
 EXAMPLE = Path(__file__).parent / "example_project"
 WORDS = (
-    *("experiment=everything", "learning_rate=1e-3", "trainer.args.max_steps=4", "trainer.args.logging_steps=1"),
-    *("trainer.args.per_device_train_batch_size=8", "dataset.limit.train=64", "dataset.limit.eval=8"),
+    *(
+        "experiment=everything",
+        "learning_rate=1e-3",
+        "trainer.args.max_steps=4",
+        "trainer.args.logging_steps=1",
+    ),
+    *(
+        "trainer.args.per_device_train_batch_size=8",
+        "dataset.limit.train=64",
+        "dataset.limit.eval=8",
+    ),
 )
 VARIANTS = {
     "sft": (),
@@ -29,7 +38,9 @@ SHORT = {"grpo": ("trainer.args.max_completion_length=8", "trainer.args.num_gene
 @pytest.fixture
 def project(runner):
     """The command, in a copy of the project."""
-    shutil.copytree(EXAMPLE, runner.folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        EXAMPLE, runner.folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
+    )
     return lambda *words, **how: runner("--config-dir", "conf", *words, **how)
 
 
@@ -45,7 +56,8 @@ def lines(run: Run) -> list[dict]:
 def distances(run: Run) -> dict[str, float]:
     """How far each weight of a whole model has moved."""
     before, after = (
-        load_file(Path(folder) / "model.safetensors") for folder in (shipped("runner://model/tiny"), run.model)
+        load_file(Path(folder) / "model.safetensors")
+        for folder in (shipped("runner://model/tiny"), run.model)
     )
     return {name: (after[name] - before[name]).abs().max().item() for name in before}
 
@@ -57,31 +69,44 @@ def test_a_project_of_ones_own_trains_with_a_part_of_each_kind(runner, project, 
     run = the_run(runner)
     assert run.status()["state"] == "finished"
 
-    # dataset.map: rows that are nearly in order are left out, and the others say how far they are from it.
+    # dataset.map: rows that are nearly in order are left out, and the others say how far they are
+    # from it.
     data = read_json(run.folder / "manifest.json")["data"]
     assert data["train"]["rows"] < 64 and data["eval"]["rows"] < 8
     # template: the tokenizer that was saved spells chats by it.
-    assert (run.model / "chat_template.jinja").read_text() == (runner.folder / "my_lab/terse.jinja").read_text()
+    assert (run.model / "chat_template.jinja").read_text() == (
+        runner.folder / "my_lab/terse.jinja"
+    ).read_text()
     # metrics, of samples and of outputs; the first by the column that dataset.map made.
     scores = read_json(run.folder / "scores.json")["after"]
-    assert {"eval_sorted", "eval_sorted_hard", "eval_weakest"} <= set(scores) and scores["eval_weakest"] < 0
+    assert {"eval_sorted", "eval_sorted_hard", "eval_weakest"} <= set(scores) and scores[
+        "eval_weakest"
+    ] < 0
     # callback
-    diary = [json.loads(line)["event"] for line in (run.folder / "diary.jsonl").read_text().splitlines()]
-    assert (diary[0], diary.count("step_end")) == ("init_end", 4) and {"train_end", "evaluate"} <= set(diary)
+    diary = [
+        json.loads(line)["event"] for line in (run.folder / "diary.jsonl").read_text().splitlines()
+    ]
+    assert (diary[0], diary.count("step_end")) == ("init_end", 4) and {
+        "train_end",
+        "evaluate",
+    } <= set(diary)
     # schedule: held for half of the steps, then down in a line.
     rates = [line["learning_rate"] for line in lines(run)]
     assert rates == pytest.approx([1e-3, 1e-3, 1e-3, 5e-4])
     if variant == "dpo":
         # tuner: an adapter in the upper half, and nowhere else.
         weights = load_file(run.model / "adapter_model.safetensors")
-        assert weights and all("layers.1." in name and ("q_proj" in name or "v_proj" in name) for name in weights)
+        assert weights and all(
+            "layers.1." in name and ("q_proj" in name or "v_proj" in name) for name in weights
+        )
         # loss: of margins that are 0 at the start the squared distance from 1 / 2 beta.
         assert lines(run)[0]["loss"] == pytest.approx((1 / 0.2) ** 2, rel=1e-4)
     else:
         # tuner: the upper half of the layers and the norms.
         moved = {name for name, distance in distances(run).items() if distance}
         assert moved == {name for name in distances(run) if "layers.1." in name or "norm" in name}
-        # optimizer: steps of one size, whatever the gradient; more than the rates added up is no weight's way.
+        # optimizer: steps of one size, whatever the gradient; more than the rates added up is no
+        # weight's way.
         assert max(distances(run).values()) == pytest.approx(sum(rates), rel=1e-2)
     if variant == "grpo":
         # rewards, each under its name, the second with its weight.
@@ -94,7 +119,14 @@ def test_a_project_of_ones_own_trains_with_a_part_of_each_kind(runner, project, 
 @pytest.mark.parametrize("part", ["loss", "weight", "collator"])
 def test_what_makes_batches_and_losses_changes_the_first_loss(runner, project, part):
     for name, words in {"all": (), "less": (f"{part}=none",)}.items():
-        project("allow=[my_lab]", *WORDS, "metric=none", "trainer.args.max_steps=1", f"name={name}", *words)
+        project(
+            "allow=[my_lab]",
+            *WORDS,
+            "metric=none",
+            "trainer.args.max_steps=1",
+            f"name={name}",
+            *words,
+        )
     losses = [lines(the_run(runner, name))[0]["loss"] for name in ("all", "less")]
     assert abs(losses[0] - losses[1]) > 1e-2
 
@@ -112,7 +144,9 @@ def test_a_launcher_of_ones_own_starts_the_processes_and_tells_how_they_end(runn
 @pytest.fixture
 def plan(tmp_path, monkeypatch, capsys):
     """The plan of a command in a copy of the project: exit code and all that is said."""
-    shutil.copytree(EXAMPLE, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        EXAMPLE, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
 

@@ -15,7 +15,7 @@ from runner.errors import ConfigError, FolderError
 from runner.io.files import files_of
 from runner.report.card import base_of, to_card
 from runner.run import write_config
-from runner.run.read import read_run
+from runner.run.record import read_run
 from runner.run.seal import damage_of, seal
 
 SECRET = "hf_" + "a1" * 15
@@ -58,10 +58,20 @@ def test_a_whole_model_is_copied_with_its_card_and_without_its_critic(laid, caps
     folder = laid / "export"
     assert "copied to the byte" in capsys.readouterr().out and not damage_of(folder)
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    copied = {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja", "generation_config.json"}
+    copied = {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "chat_template.jinja",
+        "generation_config.json",
+    }
     assert names == copied | {"README.md", "seal.json", "plots/loss.png"}
-    assert all((folder / name).read_bytes() == (laid / "model" / name).read_bytes() for name in copied)
-    assert {name: digest for name, digest in files_of(laid).items() if not name.startswith("export/")} == before
+    assert all(
+        (folder / name).read_bytes() == (laid / "model" / name).read_bytes() for name in copied
+    )
+    assert {
+        name: digest for name, digest in files_of(laid).items() if not name.startswith("export/")
+    } == before
 
 
 def test_an_earlier_export_is_replaced_and_nothing_else(laid, tmp_path, capsys):
@@ -82,7 +92,10 @@ def test_a_link_in_the_place_of_an_export_is_left(laid, tmp_path, capsys):
 
 
 def test_a_copy_of_other_bytes_is_no_export(laid, monkeypatch, capsys):
-    monkeypatch.setattr("shutil.copyfile", lambda source, new: Path(new).write_bytes(Path(source).read_bytes()[::-1]))
+    monkeypatch.setattr(
+        "shutil.copyfile",
+        lambda source, new: Path(new).write_bytes(Path(source).read_bytes()[::-1]),
+    )
     assert main(["export", "x"]) == 5
     assert "the copied files differ" in capsys.readouterr().err and not (laid / "export").exists()
 
@@ -135,7 +148,11 @@ def test_the_card_tells_what_the_model_is_and_how_to_get_it_again(laid):
     card = to_card(read_run(laid), ["as trained"], "mit", ["plots/loss.png"])
     _, head, text = card.split("---\n", 2)
     fields = yaml.safe_load(head)
-    assert fields["license"] == "mit" and fields["pipeline_tag"] == "text-generation" and "dpo" in fields["tags"]
+    assert (
+        fields["license"] == "mit"
+        and fields["pipeline_tag"] == "text-generation"
+        and "dpo" in fields["tags"]
+    )
     assert "| exact | 0 | 0.5 |" in text and "| `kl_coef` | `0.3` | `0.1` |" in text
     assert "python -m runner trainer=dpo dataset=toy_sort kl_coef=0.3 name=x" in text
     assert "![loss](plots/loss.png)" in text and "beta: 0.3" in text
@@ -164,7 +181,12 @@ def test_the_base_model_is_followed_through_the_runs_below(tmp_path, monkeypatch
     (first / "model").mkdir()
     second = lay_run(tmp_path / "outputs" / "dpo" / "run", model={"path": "outputs/sft/run/model"})
     assert base_of(read_run(second)) == "org/base"
-    assert base_of(read_run(lay_run(tmp_path / "outputs" / "own" / "run", model={"path": "/elsewhere/m"}))) is None
+    assert (
+        base_of(
+            read_run(lay_run(tmp_path / "outputs" / "own" / "run", model={"path": "/elsewhere/m"}))
+        )
+        is None
+    )
 
 
 def test_pushing_is_asked_for_private_and_without_what_is_ours(laid, monkeypatch, capsys):
@@ -183,7 +205,10 @@ def test_pushing_is_asked_for_private_and_without_what_is_ours(laid, monkeypatch
     assert main(["export", "x", "push=org/name"]) == 0
     assert calls == [("org/name", True), ("org/name", ["seal.json"])]
     assert "pushed    https://hub/org/name" in capsys.readouterr().out
-    assert main(["export", "x", "push=org/name", "private=false"]) == 0 and calls[2] == ("org/name", False)
+    assert main(["export", "x", "push=org/name", "private=false"]) == 0 and calls[2] == (
+        "org/name",
+        False,
+    )
 
 
 def test_a_hub_that_cannot_be_reached_is_told_before_anything_is_written(laid, capsys):
@@ -225,14 +250,19 @@ def test_a_learnt_prompt_is_no_change_of_weights(tmp_path):
     from runner.model.merge import write_plain
 
     load_tokenizer("runner://model/tiny").save_pretrained(tmp_path)
-    PrefixTuningConfig(task_type="CAUSAL_LM", base_model_name_or_path="x", num_virtual_tokens=2).save_pretrained(
-        tmp_path
-    )
+    PrefixTuningConfig(
+        task_type="CAUSAL_LM", base_model_name_or_path="x", num_virtual_tokens=2
+    ).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="PREFIX_TUNING"):
         write_plain(tmp_path, tmp_path / "whole", head="lm", trust=False)
 
 
-QUICK = ("trainer.args.max_steps=2", "trainer.args.per_device_train_batch_size=4", "learning_rate=1e-2", "metric=none")
+QUICK = (
+    "trainer.args.max_steps=2",
+    "trainer.args.per_device_train_batch_size=4",
+    "learning_rate=1e-2",
+    "metric=none",
+)
 ROWS = ("dataset=toy_sort", "dataset.limit.train=64", "dataset.limit.eval=4")
 
 
@@ -272,13 +302,24 @@ def test_a_merged_adapter_gives_the_logits_that_were_trained(trained, trainer, c
     assert main(["export", str(run)]) == 0
     told = capsys.readouterr().out
     assert float(re.search(r"no logit differs by more than ([\d.e-]+)", told)[1]) < 1e-4
-    cls, head = (AutoModelForCausalLM, "lm") if trainer == "sft" else (AutoModelForSequenceClassification, "score")
+    cls, head = (
+        (AutoModelForCausalLM, "lm")
+        if trainer == "sft"
+        else (AutoModelForSequenceClassification, "score")
+    )
     plain = cls.from_pretrained(run / "export")
-    adapted = load_model(str(run / "model"), tokenizer=load_tokenizer(str(run / "model")), head=head)
-    base = load_model("runner://model/tiny", tokenizer=load_tokenizer("runner://model/tiny"), head=head)
+    adapted = load_model(
+        str(run / "model"), tokenizer=load_tokenizer(str(run / "model")), head=head
+    )
+    base = load_model(
+        "runner://model/tiny", tokenizer=load_tokenizer("runner://model/tiny"), head=head
+    )
     torch.testing.assert_close(logits(plain), logits(adapted), atol=1e-4, rtol=1e-4)
     assert (logits(plain) - logits(base)).abs().max() > 1e-2, "or nothing was merged"
-    assert not list((run / "export").glob("adapter*")) and type(plain).__name__ == plain.config.architectures[0]
+    assert (
+        not list((run / "export").glob("adapter*"))
+        and type(plain).__name__ == plain.config.architectures[0]
+    )
     tokenizer = AutoTokenizer.from_pretrained(run / "export")
     assert tokenizer.chat_template and tokenizer.pad_token_id == plain.config.pad_token_id
     if head == "lm":
@@ -295,20 +336,23 @@ def test_whole_weights_stay_or_are_rounded_and_ppo_exports_its_policy(trained, t
     assert main(["export", str(run)]) == 0
     assert main(["export", str(run), "dtype=bfloat16", f"to={tmp_path / 'half'}"]) == 0
     assert "as bfloat16, read back" in capsys.readouterr().out
-    exact, half = (AutoModelForCausalLM.from_pretrained(path) for path in (run / "export", tmp_path / "half"))
+    exact, half = (
+        AutoModelForCausalLM.from_pretrained(path) for path in (run / "export", tmp_path / "half")
+    )
     policy = AutoModelForCausalLM.from_pretrained(run / "model")
     assert torch.equal(logits(exact), logits(policy)) and half.dtype == torch.bfloat16
     torch.testing.assert_close(logits(half).float(), logits(policy), atol=0.3, rtol=0.1)
     assert not list((run / "export").glob("value*"))
     weights = [
-        path.stat().st_size for path in (run / "export" / "model.safetensors", tmp_path / "half" / "model.safetensors")
+        path.stat().st_size
+        for path in (run / "export" / "model.safetensors", tmp_path / "half" / "model.safetensors")
     ]
     assert weights[1] < 0.6 * weights[0]
 
 
 def test_only_folders_of_runs_are_exported(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    from runner.run.read import check_finished
+    from runner.run.record import check_finished
 
     run = lay_run(tmp_path / "outputs" / "x" / "run")
     (run / "config.yaml").unlink()

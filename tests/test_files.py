@@ -64,7 +64,9 @@ def written(tmp_path_factory):
     """Rows of two sets at the steps 1 to 900, more than are read at a time."""
     path = tmp_path_factory.mktemp("table") / "rows.jsonl"
     for step in range(1, 901):
-        files.replace_rows(path, [{"step": step, "set": "a"}, {"step": step, "set": "b"}], same=["step", "set"])
+        files.replace_rows(
+            path, [{"step": step, "set": "a"}, {"step": step, "set": "b"}], same=["step", "set"]
+        )
     return path
 
 
@@ -80,7 +82,9 @@ def said(path):
 
 @pytest.mark.slow
 def test_rows_are_added_without_a_look_at_those_of_earlier_steps(table):
-    assert [(row["step"], row["set"]) for row in said(table)] == [(n, s) for n in range(1, 901) for s in "ab"]
+    assert [(row["step"], row["set"]) for row in said(table)] == [
+        (n, s) for n in range(1, 901) for s in "ab"
+    ]
     before, node = table.read_bytes(), table.stat().st_ino
     table.write_bytes(b"x" + before[1:])
     files.replace_rows(table, [{"step": 901, "set": "é"}], same=["step", "set"])
@@ -103,7 +107,10 @@ def test_a_half_row_goes_and_steps_that_are_taken_again_go(table, torn):
     whole = table.read_bytes()
     table.write_bytes(whole + torn)
     files.replace_rows(table, [{"step": 901, "set": "b"}], same=["step", "set"])
-    assert said(table)[-1] == {"step": 901, "set": "b"} and said(table)[1799] == {"step": 900, "set": "b"}
+    assert said(table)[-1] == {"step": 901, "set": "b"} and said(table)[1799] == {
+        "step": 900,
+        "set": "b",
+    }
     table.write_bytes(whole + torn)
     files.forget_rows(table, 900)
     assert table.read_bytes() == whole
@@ -131,11 +138,27 @@ CHINESE = '{"prompt": "中国的首都是哪里？请回答这个问题。", "co
 @pytest.mark.parametrize(
     ("text", "found", "fix"),
     [
-        ((CHINESE * 9).encode("gbk"), "it is gb18030, which reads them as '中国的首都是哪里？", "iconv -f gb18030 "),
-        (("Привет, как дела? Хорошо, спасибо, я приду завтра вечером\n" * 9).encode("koi8-r"), "it is koi8-r", "iconv"),
-        ("你好，世界".encode("gbk"), "0xc4 0xe3 0xac (line 1) are no UTF-8", "iconv -f <its encoding> "),
+        (
+            (CHINESE * 9).encode("gbk"),
+            "it is gb18030, which reads them as '中国的首都是哪里？",
+            "iconv -f gb18030 ",
+        ),
+        (
+            ("Привет, как дела? Хорошо, спасибо, я приду завтра вечером\n" * 9).encode("koi8-r"),
+            "it is koi8-r",
+            "iconv",
+        ),
+        (
+            "你好，世界".encode("gbk"),
+            "0xc4 0xe3 0xac (line 1) are no UTF-8",
+            "iconv -f <its encoding> ",
+        ),
         (b"text\n" * 5 + b"caf\xe9\n", "0xe9 (line 6) is no UTF-8", "(or mend line 6)"),
-        (CHINESE.encode() * 3 + CHINESE.encode()[:20] + b"\n", "(line 4) is no UTF-8; the rest of it is", "sed -n 4p "),
+        (
+            CHINESE.encode() * 3 + CHINESE.encode()[:20] + b"\n",
+            "(line 4) is no UTF-8; the rest of it is",
+            "sed -n 4p ",
+        ),
         (
             CHINESE.encode().replace("城".encode(), b"\x9f"),
             "0x9f (line 1) is no UTF-8; the rest of it is",
@@ -144,23 +167,31 @@ CHINESE = '{"prompt": "中国的首都是哪里？请回答这个问题。", "co
         ("text\n".encode("utf-16"), "probably UTF-16", "iconv -f utf-16 "),
     ],
 )
-def test_of_bytes_that_are_not_utf_8_an_encoding_is_named_where_it_is_sure(tmp_path, text, found, fix):
+def test_of_bytes_that_are_not_utf_8_an_encoding_is_named_where_it_is_sure(
+    tmp_path, text, found, fix
+):
     file = tmp_path / "rows.jsonl"
     file.write_bytes(text)
     finding = undecodable(text, str(file))
     assert found in finding.found and fix in finding.fix
     if "iconv" in fix and "<" not in fix:
-        assert subprocess.run(finding.fix, shell=True).returncode == 0 and file.read_text(encoding="utf-8")
+        assert subprocess.run(finding.fix, shell=True).returncode == 0 and file.read_text(
+            encoding="utf-8"
+        )
 
 
 def test_without_a_library_that_knows_encodings_none_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "charset_normalizer", None)
-    assert "<its encoding>" in undecodable((CHINESE * 9).encode("gbk"), str(tmp_path / "no file")).fix
+    assert (
+        "<its encoding>" in undecodable((CHINESE * 9).encode("gbk"), str(tmp_path / "no file")).fix
+    )
 
 
 @pytest.mark.parametrize("letters", [0, 60_000, 70_000, 300_000])
 @pytest.mark.parametrize("tail", ["", '{"step": 3, "text', "\0" * 100_000])
-def test_the_last_whole_row_is_found_however_long_it_or_what_was_cut_off_is(tmp_path, letters, tail):
+def test_the_last_whole_row_is_found_however_long_it_or_what_was_cut_off_is(
+    tmp_path, letters, tail
+):
     file = tmp_path / "samples.jsonl"
     rows = [{"step": step, "text": "x" * letters} for step in (1, 2)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows) + tail)

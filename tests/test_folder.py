@@ -12,7 +12,7 @@ sys.path.append(str(Path(__file__).parent / "fault"))
 from folder import KINDS
 
 from runner.run import Run
-from runner.run.read import read_metrics
+from runner.run.history import read_metrics
 
 pytestmark = pytest.mark.slow
 
@@ -57,9 +57,24 @@ class Puts(TrainerCallback):
             self.file.unlink()
             self.file.mkdir()
 """
-SMALL = ("trainer=sft", "trainer.args.max_steps=6", "trainer.args.save_steps=2", "dataset.limit.eval=4", "metric=none")
-SMALL += ("trainer.args.eval_strategy=steps", "trainer.args.eval_steps=2", "trainer.args.logging_steps=1")
-SMALL += ("dataset.limit.train=64", "trainer.args.per_device_train_batch_size=4", "allow=[mine]", "name=run")
+SMALL = (
+    "trainer=sft",
+    "trainer.args.max_steps=6",
+    "trainer.args.save_steps=2",
+    "dataset.limit.eval=4",
+    "metric=none",
+)
+SMALL += (
+    "trainer.args.eval_strategy=steps",
+    "trainer.args.eval_steps=2",
+    "trainer.args.logging_steps=1",
+)
+SMALL += (
+    "dataset.limit.train=64",
+    "trainer.args.per_device_train_batch_size=4",
+    "allow=[mine]",
+    "name=run",
+)
 
 
 @pytest.mark.parametrize(("moment", "levels"), [("evaluation", 0), ("save", 1), ("log", 2)])
@@ -68,7 +83,11 @@ def test_a_run_whose_folder_is_moved_ends_in_words_leaves_no_half_of_it_and_goes
 ):
     (runner.folder / "mine.py").write_text(MOVES)
     (runner.folder / "move").touch()
-    own = ("callback.x._target_=mine.Moves", f"callback.x.moment={moment}", f"callback.x.levels={levels}")
+    own = (
+        "callback.x._target_=mine.Moves",
+        f"callback.x.moment={moment}",
+        f"callback.x.levels={levels}",
+    )
     done = runner(*SMALL, *own, code=4)
     assert "it was moved or deleted meanwhile" in done.stderr
     (there,) = re.findall(r"^run +(\S+)", done.stdout, re.MULTILINE)

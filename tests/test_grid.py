@@ -6,8 +6,8 @@ import pytest
 from laid import jobs_of
 
 from runner.errors import ConfigError
-from runner.launch import stages
-from runner.launch.grid import compose_jobs
+from runner.launch.compose import stages
+from runner.launch.compose.grid import compose_jobs
 from runner.schema.text import select
 
 NUMBERS = ["seed=range(0,5)", "learning_rate=1e-6,3e-6,1e-5"]
@@ -28,7 +28,9 @@ def counted(monkeypatch):
     from runner import config
 
     resolve = config.resolve
-    monkeypatch.setattr(config, "resolve", lambda *args, **named: composed.append(1) or resolve(*args, **named))
+    monkeypatch.setattr(
+        config, "resolve", lambda *args, **named: composed.append(1) or resolve(*args, **named)
+    )
     return composed
 
 
@@ -39,7 +41,8 @@ def counted(monkeypatch):
         (["trainer=ppo", "trainer.args.learning_rate=1e-6,1e-5,1e-4", "seed=0,1,2,3,4,5,6,7"], 0.1),
         (["trainer=dpo", "peft=lora,qlora", "peft.r=4,8,16,32", "seed=range(0,5)"], 0.3),
         (["trainer=online_dpo", "kl_coef=0.05,0.1,0.2"], 1),  # in a list
-        (["batch=8,16,32", "trainer.args.per_device_train_batch_size=2"], 1),  # others follow from it
+        # others follow from it
+        (["batch=8,16,32", "trainer.args.per_device_train_batch_size=2"], 1),
         (["speed=max", "trainer=sft", "seed=0,1,2", "trainer.args.max_length=64,128,256"], 1),
         (["experiment=mixed", *NUMBERS], 1),  # a part of a text
         (["experiment=picked", "+seed=1,2,3,4,5"], 1),
@@ -66,9 +69,17 @@ def test_each_job_is_what_it_is_alone(words, share, tmp_path, monkeypatch):
     [
         (["trainer=dpo", "kl_coef=0.1,0.2,-1", *NUMBERS], "kl_coef", "kl_coef=-1"),
         (["trainer=dpo", "seed=0,1,2.5,3"], "seed", "seed=2.5"),
-        (["trainer=dpo", "seed=range(0,500)", "trainer.args.num_train_epochs=1,2,x"], "num_train_epochs", "=x"),
+        (
+            ["trainer=dpo", "seed=range(0,500)", "trainer.args.num_train_epochs=1,2,x"],
+            "num_train_epochs",
+            "=x",
+        ),
         # Numbers that do not go together, in the middle of both keys.
-        (["trainer=grpo", "seed=range(0,40)", "trainer.args.num_generations=2,3,4"], "num_generations", "=3"),
+        (
+            ["trainer=grpo", "seed=range(0,40)", "trainer.args.num_generations=2,3,4"],
+            "num_generations",
+            "=3",
+        ),
         (["trainer=dpo", "seed=-1,1,2", "kl_coef=0.1,0.2,0.3"], "seed", "seed=-1"),
     ],
 )
@@ -80,14 +91,22 @@ def test_a_fault_of_any_number_is_found(words, key, job):
 
 def test_ten_thousand_jobs_compose_a_few(monkeypatch):
     calls = counted(monkeypatch)
-    jobs = compose_jobs(["trainer=dpo", "seed=range(0,100)", "trainer.args.logging_steps=range(1,101)"])
+    jobs = compose_jobs(
+        ["trainer=dpo", "seed=range(0,100)", "trainer.args.logging_steps=range(1,101)"]
+    )
     assert len(jobs) == 10_000 and len(calls) < 12
     seen = {(run.cfg["seed"], select(run.cfg, "trainer.args.logging_steps")) for [run] in jobs}
-    assert len(seen) == 10_000 and jobs[-1][0].overrides[1:3] == ["seed=99", "trainer.args.logging_steps=100"]
+    assert len(seen) == 10_000 and jobs[-1][0].overrides[1:3] == [
+        "seed=99",
+        "trainer.args.logging_steps=100",
+    ]
 
 
 def test_jobs_that_are_composed_one_by_one_are_composed_once(monkeypatch):
-    calls, words = counted(monkeypatch), ["trainer=dpo", "kl_coef=0.1,0.2", "trainer.args.loss_type=sigmoid,hinge,ipo"]
+    calls, words = (
+        counted(monkeypatch),
+        ["trainer=dpo", "kl_coef=0.1,0.2", "trainer.args.loss_type=sigmoid,hinge,ipo"],
+    )
     for job in jobs_of(words):
         stages.compose_runs(job)
     alone = len(calls)

@@ -10,22 +10,37 @@ import pytest
 import torch
 
 from runner.__main__ import main
-from runner.generate.batch import TOKENS_PER_PASS
+from runner.generate.padding import TOKENS_PER_PASS
 from runner.io.files import files_of, read_json
 from runner.run import Run
 from runner.run.adjustments import adjusted_share, is_out_of_memory, read_adjustments
 from runner.run.seal import sealed_checkpoints
-from runner.training.callback import Slower
+from runner.training.callback.slower import Slower
 from runner.training.recovery import halve_evaluation, halve_training
 
 FAULT = str(Path(__file__).parent / "fault")
 WORDS = (
-    *("trainer=sft", "metric=none", "dataset.limit.train=64", "dataset.limit.eval=4", "trainer.args.max_steps=6"),
-    *("trainer.args.per_device_train_batch_size=8", "trainer.args.save_steps=2", "trainer.args.logging_steps=1"),
+    *(
+        "trainer=sft",
+        "metric=none",
+        "dataset.limit.train=64",
+        "dataset.limit.eval=4",
+        "trainer.args.max_steps=6",
+    ),
+    *(
+        "trainer.args.per_device_train_batch_size=8",
+        "trainer.args.save_steps=2",
+        "trainer.args.logging_steps=1",
+    ),
     *("trainer.args.lr_scheduler_type=constant", "allow=[sabotage]"),
 )
 SHORT = ("callback.x._target_=sabotage.Short", "callback.x.rows=4", "callback.x.at=4")
-FRAGILE = ("callback.x._target_=sabotage.Fragile", "callback.x.at=4", "callback.x.rate=6e-5", "on_sick=rollback")
+FRAGILE = (
+    "callback.x._target_=sabotage.Fragile",
+    "callback.x.at=4",
+    "callback.x.rate=6e-5",
+    "on_sick=rollback",
+)
 CRASH = ("callback.y._target_=sabotage.Crash", "callback.y.at=6")
 
 
@@ -33,10 +48,14 @@ CRASH = ("callback.y._target_=sabotage.Crash", "callback.y.at=6")
 
 
 def sizes(rows=8, rounds=2, **more):
-    return SimpleNamespace(per_device_train_batch_size=rows, gradient_accumulation_steps=rounds, **more)
+    return SimpleNamespace(
+        per_device_train_batch_size=rows, gradient_accumulation_steps=rounds, **more
+    )
 
 
-@pytest.mark.parametrize(("rows", "left", "rounds"), [(8, 4, 4), (6, 3, 4), (9, 3, 6), (7, 1, 14), (2, 1, 4)])
+@pytest.mark.parametrize(
+    ("rows", "left", "rounds"), [(8, 4, 4), (6, 3, 4), (9, 3, 6), (7, 1, 14), (2, 1, 4)]
+)
 def test_a_step_sees_the_same_rows_in_smaller_micro_batches(rows, left, rounds):
     made = halve_training({}, sizes(rows))
     assert made == {"per_device_train_batch_size": left, "gradient_accumulation_steps": rounds}
@@ -56,7 +75,9 @@ def test_a_generation_batch_stays_what_it_is():
 
 def test_the_passes_of_ppo_are_halved_too():
     passes = {"max_tokens_per_micro_batch": None, "local_rollout_forward_batch_size": 64}
-    on_cpu, on_gpu = (halve_training({}, sizes(**passes, device=torch.device(kind))) for kind in ("cpu", "cuda"))
+    on_cpu, on_gpu = (
+        halve_training({}, sizes(**passes, device=torch.device(kind))) for kind in ("cpu", "cuda")
+    )
     assert on_cpu["max_tokens_per_micro_batch"] == TOKENS_PER_PASS // 2
     assert on_cpu["local_rollout_forward_batch_size"] == 32
     assert "max_tokens_per_micro_batch" not in on_gpu
@@ -75,8 +96,12 @@ def test_an_evaluation_holds_whole_groups():
 
 def test_what_is_out_of_memory():
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
-    assert is_out_of_memory(MemoryError()) and is_out_of_memory(RuntimeError("CUDA error: out of memory"))
-    assert not is_out_of_memory(RuntimeError("shape mismatch")) and not is_out_of_memory(ValueError("out of memory"))
+    assert is_out_of_memory(MemoryError()) and is_out_of_memory(
+        RuntimeError("CUDA error: out of memory")
+    )
+    assert not is_out_of_memory(RuntimeError("shape mismatch")) and not is_out_of_memory(
+        ValueError("out of memory")
+    )
 
 
 def test_each_rollback_halves_the_rate_of_the_steps_after_it():
@@ -93,7 +118,12 @@ def test_the_schedule_does_not_notice_that_its_steps_are_slower():
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
     slower, rates = Slower(lambda done: 0.5 if done >= 2 else 1.0), []
     for done in range(5):
-        given = {"args": None, "state": SimpleNamespace(global_step=done), "control": None, "optimizer": optimizer}
+        given = {
+            "args": None,
+            "state": SimpleNamespace(global_step=done),
+            "control": None,
+            "optimizer": optimizer,
+        }
         expected = optimizer.param_groups[0]["lr"]
         slower.on_step_begin(**given)
         rates.append(optimizer.param_groups[0]["lr"] / expected)
@@ -117,16 +147,26 @@ def sabotage(monkeypatch):
 
 def losses(run):
     return {
-        line["step"]: line["loss"] for line in map(json.loads, run.metrics.read_text().splitlines()) if "loss" in line
+        line["step"]: line["loss"]
+        for line in map(json.loads, run.metrics.read_text().splitlines())
+        if "loss" in line
     }
 
 
 def logged(run, name):
-    return [line.get(name) for line in map(json.loads, run.metrics.read_text().splitlines()) if "loss" in line]
+    return [
+        line.get(name)
+        for line in map(json.loads, run.metrics.read_text().splitlines())
+        if "loss" in line
+    ]
 
 
 def weights(run):
-    return {name: digest for name, digest in files_of(run.model).items() if name.endswith(".safetensors")}
+    return {
+        name: digest
+        for name, digest in files_of(run.model).items()
+        if name.endswith(".safetensors")
+    }
 
 
 @pytest.mark.slow
@@ -137,23 +177,36 @@ def test_memory_that_runs_out_in_a_step_is_found_by_smaller_micro_batches(train,
     assert (healed.code, healed.state()) == (0, "finished")
     [adjustment] = read_adjustments(healed.run.folder)
     assert (adjustment["kind"], adjustment["step"], adjustment["from_step"]) == ("halving", 3, 2)
-    assert adjustment["args"] == {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    assert adjustment["args"] == {
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+    }
     assert read_json(healed.run.folder / "manifest.json")["adjustments"] == [adjustment]
     assert "per_device_train_batch_size=4" in healed.run.status()["adjustments"][0]
     assert logged(healed.run, "halvings") == [None, None, 1, 1, 1, 1]
     assert parts.Short.left == [0, 0]  # nothing of a model is left in memory
-    halved = train(*WORDS, *SHORT, *(f"trainer.args.{name}={value}" for name, value in adjustment["args"].items()))
+    halved = train(
+        *WORDS,
+        *SHORT,
+        *(f"trainer.args.{name}={value}" for name, value in adjustment["args"].items()),
+    )
     assert losses(healed.run) == pytest.approx(losses(halved.run), rel=1e-5)
 
 
 @pytest.mark.slow
 def test_memory_that_runs_out_in_an_evaluation_leaves_the_steps_as_they_are(train, sabotage):
     done = train(
-        *WORDS, "collator._target_=sabotage.Measuring", "collator.rows=2", "trainer.args.per_device_eval_batch_size=4"
+        *WORDS,
+        "collator._target_=sabotage.Measuring",
+        "collator.rows=2",
+        "trainer.args.per_device_eval_batch_size=4",
     )
     assert done.code == 0
     [adjustment] = read_adjustments(done.run.folder)
-    assert adjustment["args"] == {"per_device_eval_batch_size": 2} and "evaluation" in adjustment["cause"]
+    assert (
+        adjustment["args"] == {"per_device_eval_batch_size": 2}
+        and "evaluation" in adjustment["cause"]
+    )
 
 
 @pytest.mark.slow
@@ -165,7 +218,9 @@ def test_memory_that_runs_out_in_an_evaluation_leaves_the_steps_as_they_are(trai
         (["callback.x.rows=1", "attempts=1"], 1, "attempts=5"),
     ],
 )
-def test_where_nothing_is_left_to_halve_the_run_ends_with_cause_and_cure(train, sabotage, capsys, words, count, fix):
+def test_where_nothing_is_left_to_halve_the_run_ends_with_cause_and_cure(
+    train, sabotage, capsys, words, count, fix
+):
     done = train(*WORDS, *SHORT, *words)
     assert (done.code, done.state()) == (5, "failed")
     assert len(read_adjustments(done.run.folder)) == count
@@ -176,7 +231,10 @@ def test_where_nothing_is_left_to_halve_the_run_ends_with_cause_and_cure(train, 
 @pytest.mark.slow
 def test_a_sick_run_goes_back_and_on_with_half_the_rate_once_it_may(train, sabotage, capsys):
     sick = train(*WORDS, *FRAGILE, "on_sick=stop")
-    assert (sick.code, sick.state()) == (3, "failed") and "on_sick=rollback" in capsys.readouterr().err
+    assert (sick.code, sick.state()) == (
+        3,
+        "failed",
+    ) and "on_sick=rollback" in capsys.readouterr().err
     done = train(*WORDS, *FRAGILE)
     assert done.run.folder == sick.run.folder and done.run.cfg["on_sick"] == "rollback"
     assert (done.code, done.state(), done.run.status()["step"]) == (0, "finished", 6)
@@ -215,8 +273,12 @@ def test_a_killed_run_goes_on_as_adjusted_to_the_same_bits(runner, sabotage, tmp
     before = (folder / "adjustments.json").read_text()
     runner(*words, "name=killed")
     run = Run(folder)
-    assert run.status()["state"] == "finished" and (folder / "adjustments.json").read_text() == before
-    assert [line["step"] for line in map(json.loads, run.metrics.read_text().splitlines())] == list(range(7))
+    assert (
+        run.status()["state"] == "finished" and (folder / "adjustments.json").read_text() == before
+    )
+    assert [line["step"] for line in map(json.loads, run.metrics.read_text().splitlines())] == list(
+        range(7)
+    )
     main([*words, "callback.y.at=99", "name=whole", f"output_root={tmp_path / 'outputs'}"])
     whole = Run(runner.runs("whole")[0])
     assert weights(run) == weights(whole) and losses(run) == losses(whole)

@@ -33,14 +33,19 @@ from runner.run.alarms import (
     steps_to_notice,
 )
 from runner.run.key import key_of
-from runner.training.health import Health, Probe, sampling_advice
+from runner.training.health import Health
+from runner.training.probe import Probe
+from runner.training.sickness_facts import sampling_advice
 
 NAN = math.nan
 
 
 def rings(alarm: Alarm, steps) -> int | None:
     """The step at which an alarm rings; each step is what ``Step`` takes."""
-    return next((number for number, step in enumerate(steps, 1) if alarm.observe(Step(number, **step))), None)
+    return next(
+        (number for number, step in enumerate(steps, 1) if alarm.observe(Step(number, **step))),
+        None,
+    )
 
 
 def of_loss(*losses):
@@ -50,7 +55,10 @@ def of_loss(*losses):
 def of_margins(margins, rights=None):
     rights = rights or [None] * len(margins)
     pairs = zip(margins, rights, strict=True)
-    return [{"noted": {"rewards/margins": m} | ({} if r is None else {"rewards/accuracies": r})} for m, r in pairs]
+    return [
+        {"noted": {"rewards/margins": m} | ({} if r is None else {"rewards/accuracies": r})}
+        for m, r in pairs
+    ]
 
 
 def of_chosen(*values, length=10.0):
@@ -69,11 +77,16 @@ def test_chosen_answers_may_become_less_likely_and_not_impossible():
     assert rings(ChosenLost(), of_chosen(-8, -235, -1355)) == 3
     assert rings(ChosenLost(), of_chosen(-8, -235, -8, -235, -8)) is None  # one batch may be odd
     assert rings(ChosenLost(), of_chosen(-8, *[-28] * 20)) is None  # 2 nats a token
-    assert rings(ChosenLost(), of_chosen(-0.1, *[-45] * 20, length=1.0)) is None  # a single token may be given up
+    # a single token may be given up
+    assert rings(ChosenLost(), of_chosen(-0.1, *[-45] * 20, length=1.0)) is None
     longer = [*of_chosen(-10, length=10.0), *of_chosen(*[-500] * 4, length=500.0)]
     assert rings(ChosenLost(), longer) is None
-    assert rings(ChosenLost(), of_chosen(*[-1e4] * 5, length=None)) is None  # of which nobody knows how long they are
-    assert rings(ChosenLost(), [{"noted": {}}, *of_chosen(-8), {"noted": {}}, *of_chosen(-900, -900)]) == 5
+    # of which nobody knows how long they are
+    assert rings(ChosenLost(), of_chosen(*[-1e4] * 5, length=None)) is None
+    assert (
+        rings(ChosenLost(), [{"noted": {}}, *of_chosen(-8), {"noted": {}}, *of_chosen(-900, -900)])
+        == 5
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,7 +100,8 @@ def test_chosen_answers_may_become_less_likely_and_not_impossible():
         ({"weight": NAN, "skipped": True}, True),
         ({"noted": {"reward": NAN}}, True),
         ({"noted": {"rewards/margins": NAN}}, False),  # of a batch of KTO with one kind of answer
-        ({"norm": math.inf, "gradient": 0.0}, True),  # finite entries, of which the clip has left nothing
+        # finite entries, of which the clip has left nothing
+        ({"norm": math.inf, "gradient": 0.0}, True),
         ({"norm": math.inf, "gradient": 0.0, "skipped": True}, False),
         ({"norm": math.inf, "gradient": 1.0}, False),  # before float16 takes its scale away
         ({"norm": 3.0, "gradient": 0.0}, False),
@@ -106,7 +120,8 @@ def test_zero_gradient():
     assert rings(ZeroGradient(), [some, *[learnt] * 9]) is None
     assert rings(ZeroGradient(), [learnt] * 3) == 3  # nothing was ever learnt: all is masked
     assert rings(ZeroGradient(first_loss=math.inf), [learnt] * 9) is None
-    assert rings(ZeroGradient(), [{"loss": 0.7, "gradient": None}] * 9) is None  # an optimizer that takes them away
+    # an optimizer that takes them away
+    assert rings(ZeroGradient(), [{"loss": 0.7, "gradient": None}] * 9) is None
 
 
 def test_no_gradient_of_groups_that_are_each_alike_is_no_sickness():
@@ -121,9 +136,16 @@ def test_frozen():
     still, moving = {"moved": False, "gradient": 1.0}, {"moved": True, "gradient": 1.0}
     assert rings(Frozen(), [still] * 3) == 3
     assert rings(Frozen(), [still, still, moving, still, still]) is None
-    for harmless in ({"pace": 0.0}, {"pace": 0.05}, {"gradient": 0.0}, {"skipped": True}, {"moved": None}):
+    for harmless in (
+        {"pace": 0.0},
+        {"pace": 0.05},
+        {"gradient": 0.0},
+        {"skipped": True},
+        {"moved": None},
+    ):
         assert rings(Frozen(), [still | harmless] * 9) is None, harmless
-    assert rings(Frozen(), [still | {"pace": 0.0}, *[still] * 3]) == 4  # a warm-up that begins with 0
+    # a warm-up that begins with 0
+    assert rings(Frozen(), [still | {"pace": 0.0}, *[still] * 3]) == 4
 
 
 def test_gradient_ascent():
@@ -134,7 +156,8 @@ def test_gradient_ascent():
     assert (
         rings(GradientAscent(), of_slopes(None, 0.6, None, 0.5, 0.4)) == 5
     )  # a warm-up from 0, a step without gradient
-    assert rings(GradientAscent(), of_slopes(-0.6, *[0.5] * 9)) is None  # momentum, in a healthy one
+    # momentum, in a healthy one
+    assert rings(GradientAscent(), of_slopes(-0.6, *[0.5] * 9)) is None
     assert rings(GradientAscent(), of_slopes(0.0, *[0.5] * 9)) is None  # weight decay alone
     assert rings(GradientAscent(over=True), of_slopes(*[0.5] * 9)) is None
 
@@ -157,17 +180,22 @@ def test_a_loss_above_the_tolerated_one():
 
 def test_diverged():
     assert rings(Diverged(), of_loss(2.0, 2.1, 50.0, 60.0, 50.0, 90.0, 80.0)) == 7
-    assert rings(Diverged(), of_loss(0.5, *[4.6] * 4, 0.5, *[4.6] * 4, 0.5)) is None  # hard batches of one row
+    # hard batches of one row
+    assert rings(Diverged(), of_loss(0.5, *[4.6] * 4, 0.5, *[4.6] * 4, 0.5)) is None
     assert rings(Diverged(), of_loss(*[3.0, 0.01, 3.5, 4.0] * 9)) is None
-    assert rings(Diverged(), of_loss(*[0.1] * 9, *[5.0] * 30)) is None  # easy rows first, then others
-    assert rings(Diverged(), of_loss(*[0.1] * 9, *[2.0 * 1.3**n for n in range(20)])) == 19  # it creeps
+    # easy rows first, then others
+    assert rings(Diverged(), of_loss(*[0.1] * 9, *[5.0] * 30)) is None
+    # it creeps
+    assert rings(Diverged(), of_loss(*[0.1] * 9, *[2.0 * 1.3**n for n in range(20)])) == 19
     assert rings(Diverged(), of_loss(*[25.0] * 9)) is None  # where IPO begins
-    assert rings(Diverged(), of_loss(*[-float(n) for n in range(30)])) == 18  # a loss of the wrong sign
+    # a loss of the wrong sign
+    assert rings(Diverged(), of_loss(*[-float(n) for n in range(30)])) == 18
 
 
 def test_kl():
     assert rings(KL(), of_kl(0.0, 6.0, 6.0, 6.0)) == 3
-    assert rings(KL(), of_kl(0.0, 1e6, 0.1, 1e6, 0.1)) is None  # one completion carries the estimate of a step
+    # one completion carries the estimate of a step
+    assert rings(KL(), of_kl(0.0, 1e6, 0.1, 1e6, 0.1)) is None
     assert rings(KL(), of_kl(*[2.0] * 9)) is None  # large and stable
     assert rings(KL(), of_kl(*[9.0] * 9, length=2.0)) is None  # a short answer that was unlikely
     assert rings(KL(), of_kl(85.0, 85.0, 85.0, 85.0, length=53.0, name="objective/kl")) is None
@@ -181,7 +209,10 @@ def opposite(margins, rights=None, anchored=True, pairs=8):
 
 
 def test_opposite():
-    falling, wrong = [0.0, -0.01, -0.02, -0.03, -0.04, -0.05], [0.0, 0.25, 0.125, 0.25, 0.125, 0.125]
+    falling, wrong = (
+        [0.0, -0.01, -0.02, -0.03, -0.04, -0.05],
+        [0.0, 0.25, 0.125, 0.25, 0.125, 0.125],
+    )
     assert opposite(falling, wrong) == 6
     assert opposite([-margin for margin in falling], wrong) is None
     assert opposite(falling, [0.0, *[0.5] * 5]) is None
@@ -204,7 +235,8 @@ def test_opposite_without_rankings_takes_twice_as_long():
 
 def test_constant_reward():
     assert rings(ConstantReward(), of_rewards(*((0.5, 0.5, 64 * n) for n in range(1, 6)))) == 5
-    assert rings(ConstantReward(), of_rewards(*((0.5, 0.5, 8 * n) for n in range(1, 17)))) == 16  # not before 128
+    # not before 128
+    assert rings(ConstantReward(), of_rewards(*((0.5, 0.5, 8 * n) for n in range(1, 17)))) == 16
     assert rings(ConstantReward(), of_rewards(*((0.0, 1.0, 64 * n) for n in range(1, 9)))) is None
     assert rings(ConstantReward(), of_rewards(*[(math.inf, -math.inf, 0)] * 9)) is None
     varied = {"x": (1.0, 1.0, 900), "y": (0.0, 1.0, 900)}
@@ -217,20 +249,26 @@ def test_constant_reward():
         (1e7, 1e7 + 1, None),  # which float32 tells apart
         (0.0, 1e-3, None),
         (1e9, 1e9 + 1, "gave 1000000000.0 to 1000000001.0"),  # and these not
-        (0.5, 0.5 + 1e-9, "gave 0.5 to 0.500000001"),  # rounding of a model in batches of other widths
+        # rounding of a model in batches of other widths
+        (0.5, 0.5 + 1e-9, "gave 0.5 to 0.500000001"),
         (1e7, 1e7, "gave 1e7 to each"),
     ],
 )
 def test_rewards_that_are_alike_are_told_as_they_were(low, high, found):
     alarm = ConstantReward()
-    sickness = [alarm.observe(Step(number, rewards={"x": (low, high, 64 * number)})) for number in range(1, 6)][-1]
+    sickness = [
+        alarm.observe(Step(number, rewards={"x": (low, high, 64 * number)}))
+        for number in range(1, 6)
+    ][-1]
     assert (found is None) is (sickness is None) and (found is None or found in str(sickness))
 
 
 SILENT = [
-    {"noted": {"frac_reward_zero_std": 1.0}, "gradient": 1e-9},  # rounding is left, which Adam makes large
+    # rounding is left, which Adam makes large
+    {"noted": {"frac_reward_zero_std": 1.0}, "gradient": 1e-9},
     {"noted": {"objective/scores_margin": 0.0, "rewards/margins": 0.3}},  # pairs that are ties
-    {"noted": {"rewards/margins": 0.0}, "gradient": 1e-8},  # the same completion twice, whatever judges them
+    # the same completion twice, whatever judges them
+    {"noted": {"rewards/margins": 0.0}, "gradient": 1e-8},
     {"gradient": 0.0},  # of PPO's policy, and of one sample that earns what was expected
 ]
 HEARD = [
@@ -248,11 +286,17 @@ def test_a_training_that_never_prefers_a_completion_to_another_learns_nothing(si
 
     assert rings(NoSignal(), [silent] * 9) == 5
     assert rings(NoSignal(), [silent | alone(64 * number) for number in range(1, 9)]) == 5
-    assert rings(NoSignal(), [silent | alone(8 * number) for number in range(1, 20)]) == 16  # not before 128
+    # not before 128
+    assert rings(NoSignal(), [silent | alone(8 * number) for number in range(1, 20)]) == 16
     assert rings(NoSignal(), [heard, *[silent] * 20]) is None  # success looks like that
     assert rings(NoSignal(), [*[silent] * 4, heard, *[silent] * 20]) is None
-    assert rings(NoSignal(), [{"gradient": None}] * 20) is None  # a policy that waits for its critic
-    for steps, is_sick in ([silent] * 3, True), ([silent] * 2, False), ([silent] * 2 + [heard], False):
+    # a policy that waits for its critic
+    assert rings(NoSignal(), [{"gradient": None}] * 20) is None
+    for steps, is_sick in (
+        ([silent] * 3, True),
+        ([silent] * 2, False),
+        ([silent] * 2 + [heard], False),
+    ):
         alarm = NoSignal()
         rings(alarm, [step | alone(8) for step in steps])
         assert (alarm.conclude(Step(len(steps), **silent), []) is not None) is is_sick
@@ -269,16 +313,24 @@ def test_a_model_far_worse_than_it_began_is_sick_and_an_over_fitted_one_is_not()
     risen, fell = of_loss(0.16, 3.0, 2.8, 2.7, 2.6, 2.6), of_loss(0.7, 0.5, 0.2, 0.1, 0.01, 0.01)
     assert "eval_loss 0.16 -> 2.63" in str(concluded(risen, ("eval_loss", 0.16, 2.63, "loss")))
     assert concluded(fell, ("eval_loss", 0.16, 2.63, "loss")) is None  # over-fitted
-    assert concluded(risen, ("eval_loss", 0.16, 0.12, "loss")) is None  # rows of another kind came later
+    # rows of another kind came later
+    assert concluded(risen, ("eval_loss", 0.16, 0.12, "loss")) is None
     assert concluded(risen, ("eval_loss", 0.9, 2.63, "loss")) is None  # worse, and not far
-    copied = of_loss(1e-9, 0.2, 0.5, 0.5, 0.5, 0.5)  # of a model that began as its teacher, by a loss of at most 0.69
+    # of a model that began as its teacher, by a loss of at most 0.69
+    copied = of_loss(1e-9, 0.2, 0.5, 0.5, 0.5, 0.5)
     assert concluded(copied, ("eval_loss", 0.0, 0.58, "loss"))
     assert concluded(risen) is None  # nothing is held out
     assert concluded(risen, ("eval_mean_token_accuracy", 1.0, 0.25, "share"))
     assert concluded(risen, ("eval_mean_token_accuracy", 0.04, 0.02, "share")) is None
-    dft = [{"loss": 0.01, "noted": {"mean_token_accuracy": right}} for right in (0.9, 0.3, 0.2, 0.2)]
-    assert concluded(dft, ("eval_mean_token_accuracy", 0.9, 0.2, "share"))  # its loss falls as the model forgets
-    pairs = [{"loss": 0.1, "noted": {"mean_token_accuracy": right, "rewards/margins": 1.0}} for right in (0.9, 0.2)]
+    dft = [
+        {"loss": 0.01, "noted": {"mean_token_accuracy": right}} for right in (0.9, 0.3, 0.2, 0.2)
+    ]
+    # its loss falls as the model forgets
+    assert concluded(dft, ("eval_mean_token_accuracy", 0.9, 0.2, "share"))
+    pairs = [
+        {"loss": 0.1, "noted": {"mean_token_accuracy": right, "rewards/margins": 1.0}}
+        for right in (0.9, 0.2)
+    ]
     assert concluded(pairs, ("eval_mean_token_accuracy", 0.9, 0.2, "share")) is None
 
 
@@ -288,8 +340,10 @@ def test_a_reward_is_far_worse_by_the_range_of_what_was_earned():
     assert concluded(fallen, ("eval_reward", 0.8, -0.4, "reward"), online=True)
     assert concluded(fallen, ("eval_exact", 0.5, 0.0, "share"), online=True)
     assert concluded(fallen, ("eval_reward", 0.8, 0.5, "reward"), online=True) is None
-    assert concluded(fallen, ("eval_loss", 0.0, 9.0, "loss"), online=True) is None  # no score where it samples
-    assert concluded(fallen[:1] * 6, ("eval_exact", 0.5, 0.0, "share"), online=True) is None  # another metric's
+    # no score where it samples
+    assert concluded(fallen, ("eval_loss", 0.0, 9.0, "loss"), online=True) is None
+    # another metric's
+    assert concluded(fallen[:1] * 6, ("eval_exact", 0.5, 0.0, "share"), online=True) is None
 
 
 # --- What is told to type -----------------------------------------------------------------------
@@ -301,17 +355,43 @@ NORM = {"norm": math.inf, "gradient": 0.0}
 @pytest.mark.parametrize(
     ("alarm", "facts", "step", "first"),
     [
-        # A loss that is endless in the first step is no matter of the rate, unless PPO has taken several by then.
-        (NotFinite(), Facts(changed=("smaller weights (weight=)",)), {"loss": NAN, "number": 1}, "smaller weights"),
+        # A loss that is endless in the first step is no matter of the rate, unless PPO has taken
+        # several by then.
+        (
+            NotFinite(),
+            Facts(changed=("smaller weights (weight=)",)),
+            {"loss": NAN, "number": 1},
+            "smaller weights",
+        ),
         (NotFinite(), Facts(), {"loss": NAN, "number": 0}, "the rows: python -m runner preview"),
         (NotFinite(), Facts(is_half=True), NORM | {"number": 1}, "model.dtype=float32"),
-        (NotFinite(), Facts(steps_within=True), {"loss": NAN, "number": 1}, "a lower learning_rate="),
-        (NotFinite(), HIGH, {"weight": NAN, "number": 1, "rate": 1.0}, "a lower learning_rate= (1 is 1e6 times 1e-6"),
+        (
+            NotFinite(),
+            Facts(steps_within=True),
+            {"loss": NAN, "number": 1},
+            "a lower learning_rate=",
+        ),
+        (
+            NotFinite(),
+            HIGH,
+            {"weight": NAN, "number": 1, "rate": 1.0},
+            "a lower learning_rate= (1 is 1e6 times 1e-6",
+        ),
         (NotFinite(), HIGH, {"gradient": NAN, "number": 9, "rate": 1e-6}, "a lower learning_rate="),
         # So large a loss comes of the rows.
         (NotFinite(first_loss=2.0), Facts(), NORM | {"loss": 2e30, "number": 9}, "other rows"),
-        (ZeroGradient(), Facts(max_grad_norm=1e-50), {"gradient": 0.0, "norm": 1.0}, "trainer.args.max_grad_norm=1"),
-        (ZeroGradient(), Facts(max_grad_norm=1.0), {"gradient": 0.0, "norm": 0.0}, "look at what is trained"),
+        (
+            ZeroGradient(),
+            Facts(max_grad_norm=1e-50),
+            {"gradient": 0.0, "norm": 1.0},
+            "trainer.args.max_grad_norm=1",
+        ),
+        (
+            ZeroGradient(),
+            Facts(max_grad_norm=1.0),
+            {"gradient": 0.0, "norm": 0.0},
+            "look at what is trained",
+        ),
         (Frozen(), Facts(max_grad_norm=1e-30), {}, "trainer.args.max_grad_norm=1"),
         (Frozen(), LOW, {"rate": 1e-30}, "a higher learning_rate= (1e-30 is 1e-27 times 0.001"),
         (Frozen(), Facts(is_half=True), {"rate": 1e-3}, "model.dtype=float32"),
@@ -323,9 +403,24 @@ NORM = {"norm": math.inf, "gradient": 0.0}
         (KL(), HIGH, {"rate": 1e-3}, "a lower learning_rate="),
         (ChosenLost(), Facts(has_kl_coef=False), {}, "a lower learning_rate="),
         (PreferencesInverted(), HIGH, {"rate": 0.3}, "a lower learning_rate="),
-        (PreferencesInverted(first_loss=0.7), LOW, {"rate": 1e-3, "loss": 2.0}, "a lower learning_rate="),
-        (PreferencesInverted(first_loss=0.7), LOW, {"rate": 1e-3, "loss": 0.1}, "the sign of the loss"),
-        (ConstantReward(), Facts(greedy="trainer.args.temperature=1"), {}, "trainer.args.temperature=1"),
+        (
+            PreferencesInverted(first_loss=0.7),
+            LOW,
+            {"rate": 1e-3, "loss": 2.0},
+            "a lower learning_rate=",
+        ),
+        (
+            PreferencesInverted(first_loss=0.7),
+            LOW,
+            {"rate": 1e-3, "loss": 0.1},
+            "the sign of the loss",
+        ),
+        (
+            ConstantReward(),
+            Facts(greedy="trainer.args.temperature=1"),
+            {},
+            "trainer.args.temperature=1",
+        ),
         (NoSignal(), Facts(), {}, "another reward="),
     ],
 )
@@ -342,8 +437,14 @@ def test_what_is_told_to_type_fits_the_cause(alarm, facts, step, first):
     [
         ({"temperature": 1.0}, ""),
         ({"temperature": 1e-6}, "trainer.args.temperature=1"),
-        ({"temperature": 1.0, "generation_kwargs": {"do_sample": False}}, "trainer.args.generation_kwargs.do_sample"),
-        ({"temperature": 1.0, "generation_kwargs": {"temperature": 0.01}}, "trainer.args.generation_kwargs.temp"),
+        (
+            {"temperature": 1.0, "generation_kwargs": {"do_sample": False}},
+            "trainer.args.generation_kwargs.do_sample",
+        ),
+        (
+            {"temperature": 1.0, "generation_kwargs": {"temperature": 0.01}},
+            "trainer.args.generation_kwargs.temp",
+        ),
         ({"temperature": 1.0, "top_k": 1}, "trainer.args.top_k=0"),
         ({"temperature": 1.0, "top_p": 0.001}, "trainer.args.top_p=1"),
         ({"temperature": 1.0, "top_k": 0, "top_p": 1.0, "generation_kwargs": None}, ""),
@@ -391,7 +492,10 @@ def test_each_kind_of_training_has_its_alarms():
 
 def test_alarms_are_switched_off_or_loosened():
     assert names({"diverged": True, "frozen": False}) == names() - {"diverged"}
-    patience = {alarm.name: alarm.patience for alarm in build_alarms({"zero_gradient": 50, "truncated": 0.5})}
+    patience = {
+        alarm.name: alarm.patience
+        for alarm in build_alarms({"zero_gradient": 50, "truncated": 0.5})
+    }
     assert (patience["zero_gradient"], patience["frozen"]) == (50, Frozen.patience)
 
 
@@ -404,7 +508,9 @@ def test_the_config_knows_each_alarm():
 def test_what_a_sick_run_does_is_no_other_run():
     cfg = compose(["metric=none"]).cfg
     assert (cfg["on_sick"], cfg["on_memory"], cfg["attempts"]) == ("stop", "halve", 4)
-    without = {key: value for key, value in cfg.items() if key not in ("on_sick", "on_memory", "attempts")}
+    without = {
+        key: value for key, value in cfg.items() if key not in ("on_sick", "on_memory", "attempts")
+    }
     other = {"on_sick": "rollback", "tolerate": {"kl": True}, "on_memory": "stop", "attempts": 9}
     assert key_of(cfg) == key_of(without) == key_of(cfg | other)
 
@@ -469,13 +575,24 @@ class Training:
     """The events of a training of one small model, each step by a change that is given."""
 
     def __init__(
-        self, build=lambda resumed: build_alarms(), rate=1e-3, notes=None, folder="none", done=0, beside=False
+        self,
+        build=lambda resumed: build_alarms(),
+        rate=1e-3,
+        notes=None,
+        folder="none",
+        done=0,
+        beside=False,
     ):
-        self.model = torch.nn.ModuleDict({"policy": model(), "critic": model()}) if beside else model()
+        self.model = (
+            torch.nn.ModuleDict({"policy": model(), "critic": model()}) if beside else model()
+        )
         self.health = Health(build)
         self.trainer = SimpleNamespace(**({} if notes is None else {"metrics": {"train": notes}}))
         group = {"lr": rate, "initial_lr": 1e-3}
-        self.given = {"model": self.model, "optimizer": SimpleNamespace(param_groups=[group], step_was_skipped=False)}
+        self.given = {
+            "model": self.model,
+            "optimizer": SimpleNamespace(param_groups=[group], step_was_skipped=False),
+        }
         self.args = SimpleNamespace(device=torch.device("cpu"), output_dir=str(folder))
         self.state = SimpleNamespace(global_step=done, is_world_process_zero=folder != "none")
         self.event("train_begin")

@@ -13,7 +13,8 @@ from runner.io.files import read_json
 from runner.run.adjustments import in_words
 from runner.schema import upstream
 from runner.training.components import build_components
-from runner.training.held_out import EvenBatches, HeldOutSums
+from runner.training.even_batches import EvenBatches
+from runner.training.held_out import HeldOutSums
 from runner.training.recovery import find_batch_term
 
 # Answers of 9, 4, 6, 4 and 2 tokens with their ends; those of other lengths are worse.
@@ -34,14 +35,19 @@ def rows(tmp_path):
     for name, mark in (("rows", "6"), ("held", "8")):
         lines = [json.dumps(line | {"prompt": f"{mark} {line['prompt']}"}) for line in LINES]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
-    return f"dataset={tmp_path / 'rows.jsonl'}", f"dataset.split.eval.path={tmp_path / 'held.jsonl'}"
+    return (
+        f"dataset={tmp_path / 'rows.jsonl'}",
+        f"dataset.split.eval.path={tmp_path / 'held.jsonl'}",
+    )
 
 
 # --- Rows and sums ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 8, 13, 24, 37])
-@pytest.mark.parametrize(("size", "processes", "group"), [(2, 2, 1), (3, 4, 1), (8, 1, 1), (4, 3, 6), (1, 8, 4)])
+@pytest.mark.parametrize(
+    ("size", "processes", "group"), [(2, 2, 1), (3, 4, 1), (8, 1, 1), (4, 3, 6), (1, 8, 4)]
+)
 def test_processes_share_rows_so_that_each_counts_once(count, size, processes, group):
     order = list(range(count * group))
     shares = [EvenBatches(order, size, processes, process, group) for process in range(processes)]
@@ -50,7 +56,8 @@ def test_processes_share_rows_so_that_each_counts_once(count, size, processes, g
         assert len({len(batch) for batch in together}) == 1 and 0 < len(together[0]) <= size
         joined = [row for batch in together for row in batch]
         assert all(
-            joined[start] // group == joined[start + group - 1] // group for start in range(0, len(joined), group)
+            joined[start] // group == joined[start + group - 1] // group
+            for start in range(0, len(joined), group)
         )
     for share in shares:
         assert share.copies == shares[0].copies
@@ -71,7 +78,9 @@ def test_sums_of_batches_are_the_figures_of_all_rows():
             "min_reward": batch.min(),
             "max_reward": batch.max(),
         }
-        sums.add(figures | {"entropy": batch[0]}, {"rows": len(batch), "tokens": 10 * batch[0]}, "rows")
+        sums.add(
+            figures | {"entropy": batch[0]}, {"rows": len(batch), "tokens": 10 * batch[0]}, "rows"
+        )
     figures = sums.gathered().figures()
     assert figures["reward"] == pytest.approx(rewards.mean())
     assert figures["reward_std"] == pytest.approx(rewards.std(ddof=1))
@@ -84,9 +93,23 @@ def test_sums_of_batches_are_the_figures_of_all_rows():
 
 FIGURES = {
     "sft": ("loss", "entropy", "mean_token_accuracy"),
-    "sft weight=pattern weight.pattern='[0-9]' weight.weight=3": ("loss", "cross_entropy", "mean_token_accuracy"),
-    "dpo": ("loss", "entropy", "mean_token_accuracy", "logits/chosen", "rewards/margins", "logps/rejected"),
-    "dpo trainer.args.loss_type=[aot,sft] trainer.args.loss_weights=[1.0,0.5]": ("loss", "rewards/accuracies"),
+    "sft weight=pattern weight.pattern='[0-9]' weight.weight=3": (
+        "loss",
+        "cross_entropy",
+        "mean_token_accuracy",
+    ),
+    "dpo": (
+        "loss",
+        "entropy",
+        "mean_token_accuracy",
+        "logits/chosen",
+        "rewards/margins",
+        "logps/rejected",
+    ),
+    "dpo trainer.args.loss_type=[aot,sft] trainer.args.loss_weights=[1.0,0.5]": (
+        "loss",
+        "rewards/accuracies",
+    ),
     "kto": ("loss", "entropy", "rewards/margins", "logps/chosen"),
     "orpo": ("loss", "nll_loss", "log_odds_ratio"),
     "cpo": ("loss", "nll_loss", "rewards/accuracies"),
@@ -107,7 +130,13 @@ def test_the_figures_of_a_set_do_not_depend_on_its_batches(train, rows, words):
     for size in (8, 3, 2, 1):
         trainer.args.per_device_eval_batch_size = size
         scores = trainer.evaluate()
-        found.append({name: value for name, value in scores.items() if not name.endswith(("runtime", "_per_second"))})
+        found.append(
+            {
+                name: value
+                for name, value in scores.items()
+                if not name.endswith(("runtime", "_per_second"))
+            }
+        )
     assert {f"eval_{name}" for name in FIGURES[words]} <= found[0].keys()
     for figures in found[1:]:
         assert figures == pytest.approx(found[0], rel=1e-5, abs=1e-6)
@@ -120,7 +149,9 @@ def test_two_processes_give_the_figures_of_one(runner, rows, trainer):
     runner(*words, "name=one")
     for started in runner.start_two(*words, "name=two"):
         assert started.wait().returncode == 0
-    one, two = (read_json(runner.runs(name)[0] / "scores.json")["before"] for name in ("one", "two"))
+    one, two = (
+        read_json(runner.runs(name)[0] / "scores.json")["before"] for name in ("one", "two")
+    )
     assert two == pytest.approx(one, rel=1e-5) and "eval_loss" in one
 
 
@@ -136,7 +167,10 @@ def test_two_processes_give_the_figures_of_one(runner, rows, trainer):
         ("sft", {"args": {"label_smoothing_factor": 0.1}}, "cross_entropy"),
         ("sft", {"loss": {"_target_": "runner.loss.focal"}}, "cross_entropy"),
         ("sft", {"weight": {"_target_": "runner.dataset.weigh.last_round"}}, "cross_entropy"),
-        *(("dpo", {"args": {"loss_type": [kind]}}, "loss") for kind in ("sigmoid", "ipo", "robust", "sft", "aot")),
+        *(
+            ("dpo", {"args": {"loss_type": [kind]}}, "loss")
+            for kind in ("sigmoid", "ipo", "robust", "sft", "aot")
+        ),
         ("dpo", {"args": {"loss_type": ["sigmoid", "discopop"]}}, "rewards/accuracies"),
         ("dpo", {"args": {"use_weighting": True}}, "rewards/accuracies"),
         ("kto", {}, "loss"),
@@ -153,16 +187,29 @@ def test_the_figure_that_ranks_is_no_loss_that_measures_nothing(trainer, more, f
 
     node = read_options("trainer")[trainer]["trainer"]
     node = node | {"args": node["args"] | more.get("args", {})}
-    assert upstream.ranking_figure({"trainer": node} | {key: more[key] for key in more.keys() - {"args"}}) == figure
+    assert (
+        upstream.ranking_figure(
+            {"trainer": node} | {key: more[key] for key in more.keys() - {"args"}}
+        )
+        == figure
+    )
 
 
 @pytest.mark.slow
 def test_the_best_of_dft_is_that_of_the_lowest_cross_entropy(train, rows):
     words = ("trainer=sft", "trainer.args.loss_type=dft", *rows, *QUICK, "trainer.args.max_steps=4")
     best = ("trainer.args.load_best_model_at_end=true", "trainer.args.eval_strategy=steps")
-    best += ("trainer.args.eval_steps=2", "trainer.args.save_strategy=steps", "trainer.args.save_steps=2")
+    best += (
+        "trainer.args.eval_steps=2",
+        "trainer.args.save_strategy=steps",
+        "trainer.args.save_steps=2",
+    )
     done = train(*words, *best, "learning_rate=1e-3")
-    entropies = [line["eval_cross_entropy"] for line in done.lines if "eval_cross_entropy" in line and line["step"]]
+    entropies = [
+        line["eval_cross_entropy"]
+        for line in done.lines
+        if "eval_cross_entropy" in line and line["step"]
+    ]
     state = read_json(done.run.checkpoints / "checkpoint-4" / "trainer_state.json")
     assert state["best_metric"] == pytest.approx(min(entropies)) and len(entropies) == 2
     plain = train("trainer=sft", *rows, *QUICK, name="plain")
@@ -172,7 +219,13 @@ def test_the_best_of_dft_is_that_of_the_lowest_cross_entropy(train, rows):
 
 
 def test_the_best_checkpoint_is_not_chosen_by_a_loss_that_rises(train, rows, capsys):
-    words = ("trainer=sft", "trainer.args.loss_type=dft", *rows, "--dry-run", "trainer.args.eval_strategy=steps")
+    words = (
+        "trainer=sft",
+        "trainer.args.loss_type=dft",
+        *rows,
+        "--dry-run",
+        "trainer.args.eval_strategy=steps",
+    )
     metric = "trainer.args.metric_for_best_model"
     assert train(*words, f"{metric}=eval_loss").code == 2
     told = capsys.readouterr().err
@@ -194,20 +247,36 @@ def test_a_halving_says_where_the_steps_are_others_from_there():
             {"cpo_alpha": 1.0},
             {"odds_ratio_loss": None},
             {"tpo_alpha": 1.0},
-            {"loss_types": ["sft"], "loss_weights": [1.0], "ld_alpha": None, "use_weighting": False},
+            {
+                "loss_types": ["sft"],
+                "loss_weights": [1.0],
+                "ld_alpha": None,
+                "use_weighting": False,
+            },
             {"loss_types": ["aot"]},
             {"calculate_KL": True},
             {"aux_loss_enabled": True},
         )
     ]
     assert terms[:2] == [None, None] and all(terms[2:])
-    halving = {"step": 3, "cause": "out of memory in a step", "from_step": 2, "args": {"rows": 4}, "note": "others"}
-    assert in_words(halving) == "step 3: out of memory in a step; again from step 2 with rows=4; others"
+    halving = {
+        "step": 3,
+        "cause": "out of memory in a step",
+        "from_step": 2,
+        "args": {"rows": 4},
+        "note": "others",
+    }
+    assert (
+        in_words(halving)
+        == "step 3: out of memory in a step; again from step 2 with rows=4; others"
+    )
 
 
 def test_a_best_checkpoint_that_another_figure_chose_is_forgotten(caplog):
     args = SimpleNamespace(metric_for_best_model="cross_entropy")
-    state = TrainerState(best_metric=0.5, best_model_checkpoint="a", log_history=[{"eval_cross_entropy": 0.5}])
+    state = TrainerState(
+        best_metric=0.5, best_model_checkpoint="a", log_history=[{"eval_cross_entropy": 0.5}]
+    )
     forget_other_best(state, args)
     assert state.best_model_checkpoint == "a" and not caplog.text
     state.log_history = [{"eval_loss": 0.5}]

@@ -147,7 +147,9 @@ def expected_answers(absent: str, gated: str, private: str, there: str) -> dict[
         (TOKEN, "RepositoryNotFoundError 404", "{}", "{}"),
     ],
 )
-def test_who_may_read_what(small_hub: Hub, ask: Ask, token: str | None, absent: str, gated: str, private: str) -> None:
+def test_who_may_read_what(
+    small_hub: Hub, ask: Ask, token: str | None, absent: str, gated: str, private: str
+) -> None:
     small_hub.add_files("model", "closed/model", {"config.json": b"{}"}, gated=True)
     small_hub.add_files("model", "shy/model", {"config.json": b"{}"}, private=True)
     small_hub.add_files("model", "open/model", {"config.json": b"{}"})
@@ -195,7 +197,9 @@ print(json.dumps([listed, [one.last_commit.title for one in entry], part, folder
     assert entry == ["made for a test"]
     assert part == "aaa"
     assert folder == [f"some/model/deep/{name}" for name in "abcde"]
-    ranges = [request.headers.get("range") for request in small_hub.requests if request.status == 206]
+    ranges = [
+        request.headers.get("range") for request in small_hub.requests if request.status == 206
+    ]
     assert ranges and all(text.startswith("bytes=") for text in ranges)
     assert small_hub.counters["tree"] > 6
 

@@ -66,7 +66,10 @@ def test_a_command_as_typed(name, online_runner):
     if "experiment" in COMMANDS[name][0]:
         assert manifest["data"]["train"]["rows"] == 500
     assert manifest["model"]["trainable"] > 0
-    if any(word.startswith("peft=lora") for word in COMMANDS[name]) or "experiment" in COMMANDS[name][0]:
+    if (
+        any(word.startswith("peft=lora") for word in COMMANDS[name])
+        or "experiment" in COMMANDS[name][0]
+    ):
         adapter = json.loads((run.model / "adapter_config.json").read_text())
         start = run.cfg["trainer"]["args"].get("sft_model_path")
         assert adapter["base_model_name_or_path"] == (start or run.cfg["model"]["path"])
@@ -74,7 +77,13 @@ def test_a_command_as_typed(name, online_runner):
         assert whole or manifest["model"]["trainable"] < manifest["model"]["parameters"] / 2
 
 
-FEW = ("batch=2", "trainer.args.max_steps=1", "dataset.limit.train=8", "dataset.limit.eval=2", "metric=none")
+FEW = (
+    "batch=2",
+    "trainer.args.max_steps=1",
+    "dataset.limit.train=8",
+    "dataset.limit.eval=2",
+    "metric=none",
+)
 RECIPES = {
     "zephyr_sft": ("dataset.split.train=train_sft", "dataset.split.eval=test_sft"),
     "zephyr_dpo": (),
@@ -103,7 +112,11 @@ def test_an_experiment_is_rehearsed_without_the_weights_of_the_hub(online_runner
     assert "attention: what the CPU has instead of flash_attention_2" in done.stdout
     assert "resuming, scoring" in done.stdout and "as transformers loads it" in done.stdout
     assert "forecast  ppo-pythia-tldr" in done.stdout and "peak" in done.stdout
-    assert not [request for request in hub.requests if "safetensors" in request.path and request.method == "GET"]
+    assert not [
+        request
+        for request in hub.requests
+        if "safetensors" in request.path and request.method == "GET"
+    ]
 
 
 def test_a_second_run_needs_no_network(online_runner, hub):
@@ -141,24 +154,40 @@ def test_a_push_is_private_and_holds_no_pickle(online_runner, hub):
 
 
 def test_a_push_without_a_token_is_refused_before_the_training(online_runner, hub):
-    words = ("trainer=sft", *QUICK, "trainer.args.push_to_hub=true", "trainer.args.hub_model_id=tester/late")
+    words = (
+        "trainer=sft",
+        *QUICK,
+        "trainer.args.push_to_hub=true",
+        "trainer.args.hub_model_id=tester/late",
+    )
     done = online_runner(*words, "name=run", code=5)
     assert "401" in done.stderr and "trainer.args.push_to_hub=false" in done.stderr
     assert not (online_runner.runs("run")[0] / "checkpoints").exists()
 
 
-def test_a_push_that_fails_costs_no_training_and_the_command_told_makes_up_for_it(online_runner, hub, monkeypatch):
+def test_a_push_that_fails_costs_no_training_and_the_command_told_makes_up_for_it(
+    online_runner, hub, monkeypatch
+):
     from hub import TOKEN, Hub, Refusal
 
     def refuse(self, request, **where):
         raise Refusal(401, "no room here")
 
     hub.uploads.clear()
-    words = ("trainer=sft", *QUICK, "trainer.args.push_to_hub=true", "trainer.args.hub_model_id=tester/late")
+    words = (
+        "trainer=sft",
+        *QUICK,
+        "trainer.args.push_to_hub=true",
+        "trainer.args.hub_model_id=tester/late",
+    )
     with monkeypatch.context() as patch:
         patch.setattr(Hub, "_answer_commit", refuse)
         done = online_runner(*words, "name=run", HF_TOKEN=TOKEN)
-    assert "finished  2 steps" in done.stdout and "401" in done.stderr and "Traceback" not in done.stderr
+    assert (
+        "finished  2 steps" in done.stdout
+        and "401" in done.stderr
+        and "Traceback" not in done.stderr
+    )
     run = Run(online_runner.runs("run")[0])
     assert run.status()["state"] == "finished" and "401" in run.manifest()["notes"][0]
     assert "nothing was changed" in online_runner(*words, "name=run").stdout and hub.uploads == []
@@ -179,7 +208,11 @@ def test_nothing_is_pushed_unasked(online_runner, hub):
     [
         (("model=hub", "model.path=nobody/nothing"), 2, "nobody/nothing"),
         (("dataset=hub", "dataset.path=nobody/nothing"), 2, "nobody/nothing"),
-        (("trainer=gkd", "trainer.teacher_model.path=nobody/nothing"), 2, "type      trainer.teacher_model.path="),
+        (
+            ("trainer=gkd", "trainer.teacher_model.path=nobody/nothing"),
+            2,
+            "type      trainer.teacher_model.path=",
+        ),
         (("dataset=tldr", "dataset.split.eval=nosplit"), 2, "validation"),
     ],
 )

@@ -26,24 +26,27 @@ from runner.__main__ import main
 from runner.config.build import serve
 from runner.config.menu import read_options
 from runner.dataset import image
-from runner.dataset.check import LOADER, check_dataset, find_image_faults
 from runner.dataset.convert import RowRequest
-from runner.dataset.load import fingerprint, load_rows
+from runner.dataset.dataset_check import LOADER, check_dataset, find_image_faults
+from runner.dataset.load import load_rows
+from runner.dataset.loaded_rows import fingerprint
 from runner.errors import DataError
-from runner.estimate.weights import ModelWeights, source_of
+from runner.estimate.model_weights import ModelWeights, source_of
 from runner.generate.completion import TextGenerator
 from runner.generate.likelihood import AnswerReader
 from runner.generate.sampler import Sampling
 from runner.io.files import files_of
 from runner.model.encoding import encode_prompt
 from runner.model.load import load_tokenizer, new_model
-from runner.schema import upstream
-from runner.training import components
+from runner.training.components.training_rows import check_bounds
 
 RED, BLUE = (220, 40, 40), (40, 60, 220)
 ASKED = [{"type": "image"}, {"type": "text", "text": "What is it?"}]
 ANSWERED = [{"role": "assistant", "content": "red"}]
-HEARD = [{"role": "user", "content": [{"type": "image", "image": "red.png"}, {"type": "input_audio"}]}, *ANSWERED]
+HEARD = [
+    {"role": "user", "content": [{"type": "image", "image": "red.png"}, {"type": "input_audio"}]},
+    *ANSWERED,
+]
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +90,9 @@ def refused(path, **how):
 
 def faults(path, **how):
     """What loading says, and the look before torch says the same."""
-    seen = check_dataset({"_target_": LOADER, "path": str(path), "split": {"train": "train"}, **how}, "demonstration")
+    seen = check_dataset(
+        {"_target_": LOADER, "path": str(path), "split": {"train": "train"}, **how}, "demonstration"
+    )
     found = refused(path, **how)
     assert [each.found for each in seen.faults] == [each.found for each in found]
     return found
@@ -98,19 +103,33 @@ def faults(path, **how):
 
 def test_a_path_base64_and_an_address_of_data_are_images(folder):
     text = base64.b64encode(packed()).decode()
-    rows = read(write(folder, *(row(image=each) for each in ("red.png", text, f"data:image/png;base64,{text}"))))
+    rows = read(
+        write(
+            folder,
+            *(row(image=each) for each in ("red.png", text, f"data:image/png;base64,{text}")),
+        )
+    )
     assert [each["images"][0].size for each in rows] == [(16, 12), (4, 4), (4, 4)]
     small = base64.b64encode(packed(kind="JPEG")).decode()  # "/9j/...", which is no path of a root
     lines = base64.encodebytes(packed()).decode()
-    others = read(write(folder, *(row(image=each) for each in (small, lines, f"DATA:image/png;base64,{text}"))))
+    others = read(
+        write(
+            folder, *(row(image=each) for each in (small, lines, f"DATA:image/png;base64,{text}"))
+        )
+    )
     assert len(small) < 1024 and [each["images"][0].size for each in others] == [(4, 4)] * 3
     assert rows[0]["prompt"] == [{"role": "user", "content": ASKED}]
-    assert rows[0]["completion"] == [{"role": "assistant", "content": [{"type": "text", "text": "red"}]}]
+    assert rows[0]["completion"] == [
+        {"role": "assistant", "content": [{"type": "text", "text": "red"}]}
+    ]
     assert all(each["images"][0].getpixel((0, 0)) == RED for each in rows)
 
 
 def test_images_stand_where_the_texts_have_a_place_for_them(folder):
-    chat = [{"role": "user", "content": "One <image> and <image>?"}, {"role": "assistant", "content": "no"}]
+    chat = [
+        {"role": "user", "content": "One <image> and <image>?"},
+        {"role": "assistant", "content": "no"},
+    ]
     (made,) = read(write(folder, {"messages": chat, "images": ["red.png", "blue.png"]}))
     kinds = [part.get("text", "-") for part in made["messages"][0]["content"]]
     assert kinds == ["One ", "-", " and ", "-", "?"]
@@ -121,7 +140,10 @@ def test_images_stand_where_the_texts_have_a_place_for_them(folder):
     "part",
     [
         {"type": "image", "image": "red.png"},
-        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(packed()).decode()}"}},
+        {
+            "type": "image_url",
+            "image_url": {"url": f"data:image/png;base64,{base64.b64encode(packed()).decode()}"},
+        },
         {"type": "image", "path": "red.png"},
     ],
 )
@@ -133,13 +155,17 @@ def test_turns_may_hold_their_images(folder, part):
 
 
 def test_a_pair_with_the_same_question_on_both_sides_has_its_image_once(folder):
-    sides = {name: [{"role": "user", "content": "<image>What is it?"}] for name in ("chosen", "rejected")}
+    sides = {
+        name: [{"role": "user", "content": "<image>What is it?"}] for name in ("chosen", "rejected")
+    }
     pair = {name: [*turns, {"role": "assistant", "content": name}] for name, turns in sides.items()}
     (made,) = read(write(folder, pair | {"image": "red.png"}), "preference")
     assert made["prompt"] == [{"role": "user", "content": ASKED}] and len(made["images"]) == 1
     texts = {"prompt": "What is it?", "chosen": "red", "rejected": "blue", "image": "red.png"}
     (plain,) = read(write(folder, texts), "preference")
-    assert plain["prompt"] == made["prompt"] and plain["rejected"][0]["content"][0]["text"] == "blue"
+    assert (
+        plain["prompt"] == made["prompt"] and plain["rejected"][0]["content"][0]["text"] == "blue"
+    )
 
 
 @pytest.mark.parametrize("to", ["unpaired", "prompt", "messages", "answer"])
@@ -151,14 +177,20 @@ def test_every_form_keeps_the_images(folder, to):
 
 def test_bytes_and_the_image_type_of_datasets_are_read_under_any_name(folder, tmp_path):
     kinds = Features({"photo": Stored(), "question": Value("string"), "answer": Value("string")})
-    rows = Dataset.from_list([row(photo={"bytes": packed(kind="JPEG"), "path": None})], features=kinds)
+    rows = Dataset.from_list(
+        [row(photo={"bytes": packed(kind="JPEG"), "path": None})], features=kinds
+    )
     rows.to_parquet(tmp_path / "rows.parquet")
     (made,) = read(tmp_path / "rows.parquet", columns={"images": "photo"})
     assert made["images"][0].size == (4, 4) and made["images"][0].mode == "RGB"
     (fault,) = refused(tmp_path / "rows.parquet")
     assert fault.fix == "dataset.columns.images=photo, or dataset.without=[photo]"
-    many = Features({"images": List(Stored()), "question": Value("string"), "answer": Value("string")})
-    Dataset.from_list([row(images=[packed(), packed(BLUE)])], features=many).to_parquet(tmp_path / "many.parquet")
+    many = Features(
+        {"images": List(Stored()), "question": Value("string"), "answer": Value("string")}
+    )
+    Dataset.from_list([row(images=[packed(), packed(BLUE)])], features=many).to_parquet(
+        tmp_path / "many.parquet"
+    )
     (made,) = read(tmp_path / "many.parquet")
     assert len(made["images"]) == 2
 
@@ -191,8 +223,14 @@ def test_an_empty_cell_is_no_image_and_hides_none(folder):
 
 
 def test_any_turn_of_any_row_may_have_the_only_image(folder):
-    asked = ["Hello", [{"type": "image", "image": "red.png"}, {"type": "text", "text": "What is it?"}]]
-    turns = [[{"role": "user", "content": each}, {"role": "assistant", "content": "red"}] for each in asked]
+    asked = [
+        "Hello",
+        [{"type": "image", "image": "red.png"}, {"type": "text", "text": "What is it?"}],
+    ]
+    turns = [
+        [{"role": "user", "content": each}, {"role": "assistant", "content": "red"}]
+        for each in asked
+    ]
     path = write(folder, *({"messages": each} for each in turns))
     assert [len(each["images"]) for each in read(path, to="messages")] == [0, 1]
     node = {"_target_": LOADER, "path": path, "split": {"train": "train"}}
@@ -211,7 +249,8 @@ def bomb():
         (b"IEND", b""),
     ]
     parts = (
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
     )
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
@@ -230,7 +269,10 @@ BAD = {
     "text": (b"a red square", "cannot identify image file"),
     "bomb": (bomb(), "more than 89,478,485 pixels"),
     "deep": (deep(), "pixels of mode I;16"),
-    "postscript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "cannot identify image file"),
+    "postscript": (
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
+        "cannot identify image file",
+    ),
 }
 
 
@@ -259,8 +301,14 @@ def test_a_bad_image_is_named_by_its_row(folder, kind):
         ({"images": ["https://example.org/a.png"]}, "the address https://example.org/a.png"),
         ({"images": ["a\0b"]}, "there is no a"),
         ({"images": [f"{'a' * 300}.png"]}, f"there is no {'a' * 80} below"),
-        ({"question": None, "answer": None, "messages": ANSWERED, "image": "red.png"}, "1 images, and 0 places"),
-        ({"question": None, "answer": None, "messages": HEARD}, "a part of type input_audio in place"),
+        (
+            {"question": None, "answer": None, "messages": ANSWERED, "image": "red.png"},
+            "1 images, and 0 places",
+        ),
+        (
+            {"question": None, "answer": None, "messages": HEARD},
+            "a part of type input_audio in place",
+        ),
     ],
 )
 def test_what_a_row_may_not_name(folder, own, found):
@@ -269,7 +317,9 @@ def test_what_a_row_may_not_name(folder, own, found):
     (folder / "link.png").symlink_to(packed_file)
     *_, fault = faults(write(folder, row(**own)))
     assert fault.found.startswith(found)
-    assert read(write(folder, row(images=["data/link.png"])), image_folder=str(folder.parent))[0]["images"]
+    assert read(write(folder, row(images=["data/link.png"])), image_folder=str(folder.parent))[0][
+        "images"
+    ]
 
 
 def test_large_files_plain_text_and_streams_are_refused(folder, monkeypatch):
@@ -277,7 +327,10 @@ def test_large_files_plain_text_and_streams_are_refused(folder, monkeypatch):
     monkeypatch.setattr(image, "MAX_BYTES", 10)
     assert faults(path)[-1].found == "more than 10 bytes"
     monkeypatch.undo()
-    assert faults(write(folder, {"text": "red", "image": "red.png"}))[-1].found == "images beside plain text"
+    assert (
+        faults(write(folder, {"text": "red", "image": "red.png"}))[-1].found
+        == "images beside plain text"
+    )
     (fault,) = refused(path, streaming=True)
     node = {"_target_": LOADER, "path": path, "split": {"train": "train"}, "streaming": True}
     seen = check_dataset(node, "demonstration")  # before anything starts
@@ -301,17 +354,28 @@ def test_addresses_are_fetched_only_where_that_is_typed(folder):
     assert read(path, image_urls=True)[0]["images"][0].size == (4, 4)
     server.shutdown()
     server.server_close()
-    other = write(folder, row(image=f"http://127.0.0.1:{server.server_port}/b.png"), name="other.jsonl")
+    other = write(
+        folder, row(image=f"http://127.0.0.1:{server.server_port}/b.png"), name="other.jsonl"
+    )
     assert "refused" in refused(other, image_urls=True)[-1].found
 
 
 def test_trainers_models_and_weights_that_know_no_images_say_so():
-    sft = {"trainer": {"_target_": "trl.SFTTrainer", "images": True, "args": {}}, "model": {"path": "a/b"}}
+    sft = {
+        "trainer": {"_target_": "trl.SFTTrainer", "images": True, "args": {}},
+        "model": {"path": "a/b"},
+    }
     elsewhere = {"dataset": {"path": "s3://bucket/rows.jsonl"}}  # which nobody reads for a fault
-    assert list(find_image_faults(sft, sees=True)) == list(find_image_faults(sft | elsewhere, sees=True)) == []
+    assert (
+        list(find_image_faults(sft, sees=True))
+        == list(find_image_faults(sft | elsewhere, sees=True))
+        == []
+    )
     (fault,) = find_image_faults(sft, sees=False)
     assert "for a/b, which comes without a processor" in fault.found
-    (fault,) = find_image_faults(sft | {"trainer": {"_target_": "trl.RewardTrainer", "args": {}}}, sees=True)
+    (fault,) = find_image_faults(
+        sft | {"trainer": {"_target_": "trl.RewardTrainer", "args": {}}}, sees=True
+    )
     assert "RewardTrainer" in fault.found
     grouped = sft["trainer"] | {"args": {"train_sampling_strategy": "group_by_length"}}
     (fault,) = find_image_faults(sft | {"trainer": grouped}, sees=True)
@@ -326,7 +390,10 @@ def test_a_fault_of_images_names_the_column_that_can_be_left_out(folder, column)
     named = {"columns": {"images": column}} if column == "photo" else {}
     seen = check_dataset({"_target_": LOADER, "path": str(path), **named}, "messages")
     assert seen.faults == [] and seen.images == column
-    cfg = {"trainer": {"_target_": "trl.SFTTrainer", "images": True, "args": {}}, "model": {"path": "a/b"}}
+    cfg = {
+        "trainer": {"_target_": "trl.SFTTrainer", "images": True, "args": {}},
+        "model": {"path": "a/b"},
+    }
     (fault,) = find_image_faults(cfg, sees=False, column=seen.images)
     assert f"dataset.without=[{column}]" in fault.fix
 
@@ -335,20 +402,22 @@ def test_who_reads_images_out_of_turns_has_them_in_each_row_or_in_none(folder, s
     rows = read(write(folder, row(image="red.png"), row(image=None)), "prompt")
     args = {kind: {"_target_": f"trl.{kind.upper()}Config"} for kind in ("grpo", "rloo")}
     with pytest.raises(DataError, match="1 rows without an image"):
-        components._bounded({"args": args["grpo"]}, seeing[0], rows)
-    components._bounded({"args": args["grpo"]}, seeing[0], rows.select([1]))
-    components._bounded({"args": args["rloo"]}, seeing[0], rows)
+        check_bounds({"args": args["grpo"]}, seeing[0], rows)
+    check_bounds({"args": args["grpo"]}, seeing[0], rows.select([1]))
+    check_bounds({"args": args["rloo"]}, seeing[0], rows)
 
 
 def test_the_words_of_a_new_model_that_sees_are_those_of_its_tokenizer():
     cfg = config.compose(["experiment=toy_picture", "speed=max"]).cfg
     assert ModelWeights(source_of(cfg), dtype="float32").count == 220_864
-    assert upstream.TRAIN_SAMPLING_STRATEGY not in cfg["trainer"]["args"]
+    assert "train_sampling_strategy" not in cfg["trainer"]["args"]
 
 
 def test_texts_are_read_as_before():
     rows = [{"prompt": "a <image>", "completion": "b"}]
-    conversion = RowRequest(to="demonstration").start_conversion(["prompt", "completion"], rows[0], "rows")
+    conversion = RowRequest(to="demonstration").start_conversion(
+        ["prompt", "completion"], rows[0], "rows"
+    )
     assert not conversion.pictured and conversion.first(rows) == rows[0]
 
 
@@ -374,7 +443,8 @@ def asked(colour, size=16):
 def test_a_prompt_with_an_image_has_its_pixels_and_a_token_for_each_place(seeing):
     tokenizer, _ = seeing
     ids = encode_prompt(tokenizer, asked(RED)["prompt"], asked(RED))
-    assert ids.count(tokenizer.convert_tokens_to_ids("<image>")) == 17  # the patches, and the class token of CLIP
+    # the patches, and the class token of CLIP
+    assert ids.count(tokenizer.convert_tokens_to_ids("<image>")) == 17
     assert ids.pixels["pixel_values"].shape == (1, 3, 16, 16)
     plain = [{"role": "user", "content": "What is it?"}]
     assert encode_prompt(tokenizer, plain, {}).pixels is None
@@ -385,16 +455,25 @@ def test_a_prompt_with_an_image_has_its_pixels_and_a_token_for_each_place(seeing
 
 def test_answers_depend_on_the_image_and_not_on_what_is_beside_it(seeing):
     tokenizer, model = seeing
-    rows = [asked(RED), {"prompt": [{"role": "user", "content": "Two?"}]}, asked(BLUE, 40), asked(RED)]
+    rows = [
+        asked(RED),
+        {"prompt": [{"role": "user", "content": "Two?"}]},
+        asked(BLUE, 40),
+        asked(RED),
+    ]
     generator = TextGenerator(model, tokenizer, Sampling(5, temperature=0))
     together = [each.log_probability for each in generator.complete_all(rows)]
     alone = [generator.complete_all([each])[0].log_probability for each in rows]
-    assert together == pytest.approx(alone, abs=1e-4) and together[0] == pytest.approx(together[3], abs=1e-4)
+    assert together == pytest.approx(alone, abs=1e-4) and together[0] == pytest.approx(
+        together[3], abs=1e-4
+    )
     assert abs(together[0] - together[2]) > 1e-4
     known = [each | {"completion": [{"role": "assistant", "content": "red"}]} for each in rows]
     reader = AnswerReader(model, tokenizer)
     together = [sum(each) for each in reader.read(known).log_probs]
-    assert together == pytest.approx([sum(reader.read([each]).log_probs[0]) for each in known], abs=1e-4)
+    assert together == pytest.approx(
+        [sum(reader.read([each]).log_probs[0]) for each in known], abs=1e-4
+    )
     assert abs(together[0] - together[2]) > 1e-4
 
 
@@ -404,8 +483,15 @@ def test_weights_that_are_saved_under_other_names_are_taken(seeing, kind, tmp_pa
     tokenizer, model = seeing
     if kind == "mixtral":
         tokenizer = load_tokenizer("runner://model/tiny")
-        sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_local_experts": 2}
-        model = new_model(tokenizer, model_type=kind, num_attention_heads=2, num_key_value_heads=2, **sizes)
+        sizes = {
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_hidden_layers": 1,
+            "num_local_experts": 2,
+        }
+        model = new_model(
+            tokenizer, model_type=kind, num_attention_heads=2, num_key_value_heads=2, **sizes
+        )
     other = new_model(tokenizer, **KEYS, seed=1) if kind == "llava" else copy.deepcopy(model)
     with torch.no_grad():
         [weight.zero_() for weight in other.parameters()]
@@ -414,7 +500,9 @@ def test_weights_that_are_saved_under_other_names_are_taken(seeing, kind, tmp_pa
     assert set(saved) - set(other.state_dict())
     report = other.load_state_dict(saved, strict=False)
     assert not report.missing_keys and not report.unexpected_keys
-    assert all(torch.equal(weight, other.state_dict()[name]) for name, weight in model.state_dict().items())
+    assert all(
+        torch.equal(weight, other.state_dict()[name]) for name, weight in model.state_dict().items()
+    )
 
 
 # --- Whole runs -----------------------------------------------------------------------------------
@@ -429,7 +517,9 @@ SMALL = (
     "trainer.args.per_device_train_batch_size=8",
 )
 OWN = {"sft": (), "dpo": ("metric=none",), "kto": ("metric=none",)}
-OWN |= dict.fromkeys(("grpo", "rloo"), ("trainer.args.max_completion_length=4", "trainer.args.num_generations=4"))
+OWN |= dict.fromkeys(
+    ("grpo", "rloo"), ("trainer.args.max_completion_length=4", "trainer.args.num_generations=4")
+)
 
 
 @pytest.mark.slow
@@ -439,17 +529,29 @@ def test_five_trainers_learn_from_images(train, trainer):
     assert done.code == 0 and done.state() == "finished"
     assert math.isfinite(done.lines[-1]["loss"])
     assert isinstance(AutoProcessor.from_pretrained(done.run.model), LlavaProcessor)
-    _, report = AutoModelForImageTextToText.from_pretrained(done.run.model, output_loading_info=True)
+    _, report = AutoModelForImageTextToText.from_pretrained(
+        done.run.model, output_loading_info=True
+    )
     assert not report["missing_keys"] and not report["unexpected_keys"]
     written = done.run.folder / "completions.jsonl"
     if trainer == "sft":
         part = json.loads(written.read_text().splitlines()[0])["prompt"][0]["content"][0]
-        assert part["type"] == "image" and part["image"].endswith(", 16 x 16") and len(part["image"]) < 40
+        assert (
+            part["type"] == "image"
+            and part["image"].endswith(", 16 x 16")
+            and len(part["image"]) < 40
+        )
 
 
 @pytest.mark.slow
 def test_a_run_that_goes_on_has_the_same_bits(train):
-    words = ("trainer=sft", *SMALL, "trainer.args.max_steps=4", "trainer.args.save_steps=2", "learning_rate=3e-3")
+    words = (
+        "trainer=sft",
+        *SMALL,
+        "trainer.args.max_steps=4",
+        "trainer.args.save_steps=2",
+        "learning_rate=3e-3",
+    )
     run = train(*words, "metric=none").run
     whole = files_of(run.model)["model.safetensors"]
     for folder in (run.model, run.checkpoints / "checkpoint-4"):
@@ -462,7 +564,13 @@ def test_a_run_that_goes_on_has_the_same_bits(train):
 @pytest.mark.slow
 def test_adapters_leave_what_sees_as_it_is_or_train_it_whole(train, capsys):
     start = train("trainer=sft", *SMALL, "metric=none", name="start").run
-    words = ("trainer=sft", f"model={start.model}", *SMALL[1:], "metric=none", "trainer.args.save_steps=1")
+    words = (
+        "trainer=sft",
+        f"model={start.model}",
+        *SMALL[1:],
+        "metric=none",
+        "trainer.args.save_steps=1",
+    )
     for peft, sees in (("vision_lora", False), ("vision_full_lora", True)):
         done = train(*words, f"peft={peft}", name=peft)
         names = load_file(done.run.model / "adapter_model.safetensors")
@@ -477,7 +585,9 @@ def test_adapters_leave_what_sees_as_it_is_or_train_it_whole(train, capsys):
 def test_a_preview_shows_the_images(capsys, tmp_path):
     assert main(["preview", "trainer=dpo", *SMALL, "rows=1", f"html={tmp_path / 'page.html'}"]) == 0
     shown = capsys.readouterr().out
-    assert re.search(r"^chosen: \d+ of \d+ tokens trained \(\d+%\), image \w{12}, 16 x 16$", shown, re.MULTILINE)
+    assert re.search(
+        r"^chosen: \d+ of \d+ tokens trained \(\d+%\), image \w{12}, 16 x 16$", shown, re.MULTILINE
+    )
     assert (tmp_path / "page.html").read_text().count('src="data:image/png;base64,') == 1
 
 
@@ -497,12 +607,19 @@ def test_what_takes_no_images_is_refused_before_the_start(words, found, capsys):
 
 
 def test_the_fingerprint_of_rows_is_that_of_their_images_wherever_these_are(folder, tmp_path):
-    rows = [{"image": name, "prompt": "What is it?", "completion": name[:3]} for name in ("red.png", "blue.png")]
+    rows = [
+        {"image": name, "prompt": "What is it?", "completion": name[:3]}
+        for name in ("red.png", "blue.png")
+    ]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     shutil.copytree(folder, elsewhere := tmp_path / "elsewhere")
 
     def of(place):
-        return fingerprint(load_rows(path=str(place / "rows.jsonl"), split={"train": "train"}, to="demonstration")[0])
+        return fingerprint(
+            load_rows(path=str(place / "rows.jsonl"), split={"train": "train"}, to="demonstration")[
+                0
+            ]
+        )
 
     first = of(folder)
     assert of(elsewhere) == first == of(folder)
@@ -513,7 +630,9 @@ def test_the_fingerprint_of_rows_is_that_of_their_images_wherever_these_are(fold
 
 
 def test_texts_and_images_are_mixed_and_a_part_says_what_reads_it(folder):
-    (folder / "seen.jsonl").write_text(json.dumps({"image": "red.png", "question": "What is it?", "answer": "red"}))
+    (folder / "seen.jsonl").write_text(
+        json.dumps({"image": "red.png", "question": "What is it?", "answer": "red"})
+    )
     (folder / "heard.jsonl").write_text(json.dumps({"question": "2+2?", "answer": "4"}))
     own = {"_target_": LOADER, "_partial_": True}
     parts = {name: own | {"path": str(folder / f"{name}.jsonl")} for name in ("heard", "seen")}
@@ -521,6 +640,8 @@ def test_texts_and_images_are_mixed_and_a_part_says_what_reads_it(folder):
     with pytest.raises(DataError, match="no _target_"):
         serve(node | {"parts": parts | {"lost": {"path": "rows.jsonl"}}}, to="messages")
     rows, _ = serve(node, to="messages")
-    found = sorted((len(row["images"]), json.dumps([row.get("messages"), row.get("prompt")])) for row in rows)
+    found = sorted(
+        (len(row["images"]), json.dumps([row.get("messages"), row.get("prompt")])) for row in rows
+    )
     assert [count for count, _ in found] == [0, 1]
     assert "2+2?" in found[0][1] and '"image"' not in found[0][1] and '"image"' in found[1][1]

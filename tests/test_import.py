@@ -11,20 +11,23 @@ import yaml
 from runner import config
 from runner.__main__ import main
 from runner.config import compose, dialect
-from runner.config.dialect import CONVERSIONS, find_dialects, read_table
+from runner.config.conversion import CONVERSIONS
+from runner.config.dialect import find_dialects, read_table
 from runner.errors import ConfigError
 from runner.importers.draft import FUNCTIONS, KINDS
 from runner.importers.read import plain, read_file
 from runner.importers.readers import translate
 from runner.io.visible import visible_lines
-from runner.launch.stages import faults_of
+from runner.launch.compose.stages import faults_of
 from runner.schema.read import read_signature
 from runner.schema.text import select
 
 verb = import_module("runner.command.import")
 
 SAMPLES = Path(__file__).parent / "importers"
-FILES = sorted(path.name for path in SAMPLES.iterdir() if path.name.startswith(tuple(find_dialects())))
+FILES = sorted(
+    path.name for path in SAMPLES.iterdir() if path.name.startswith(tuple(find_dialects()))
+)
 SECRETS = ("hf_ABCDEF", "0123456789abcdef0123")
 
 
@@ -40,7 +43,11 @@ class Imported:
         (folder / "experiment" / f"{self.draft.name}.yaml").write_text(self.text)
         # Rewards of the user's own are typed; here one of ours stands in for them.
         foreign = any(word.startswith("allow=") for word in self.draft.overrides)
-        words = ["reward.length._target_=runner.reward.rule.length"] if foreign else self.draft.overrides
+        words = (
+            ["reward.length._target_=runner.reward.rule.length"]
+            if foreign
+            else self.draft.overrides
+        )
         self.composed = compose([f"experiment={self.draft.name}", *words], [folder])
         self.faults = faults_of(self.composed, [folder])
         self.cfg = self.composed.cfg
@@ -131,10 +138,18 @@ def test_axolotl_qlora(imported):
 
 def test_muon_is_an_optimizer_of_ours_and_classes_of_texts_are_nothing(tmp_path):
     file = tmp_path / "axolotl.yml"
-    keys = {"base_model": "a/b", "datasets": [{"path": "x/y", "type": "alpaca"}], "micro_batch_size": 2}
-    file.write_text(yaml.safe_dump(keys | {"optimizer": "muon", "weight_decay": 0.1, "num_labels": 3}))
+    keys = {
+        "base_model": "a/b",
+        "datasets": [{"path": "x/y", "type": "alpaca"}],
+        "micro_batch_size": 2,
+    }
+    file.write_text(
+        yaml.safe_dump(keys | {"optimizer": "muon", "weight_decay": 0.1, "num_labels": 3})
+    )
     draft = translate(read_file(file), "mine", None)
-    assert draft.values["optimizer"] == {"weight_decay": 0.1} and "override /optimizer: muon" in verb.to_file(draft)
+    assert draft.values["optimizer"] == {
+        "weight_decay": 0.1
+    } and "override /optimizer: muon" in verb.to_file(draft)
     assert any(note.key == "num_labels" and "classes of texts" in str(note) for note in draft.notes)
 
 
@@ -150,7 +165,9 @@ def test_axolotl_dpo(imported):
 def test_axolotl_grpo_leaves_code_of_the_users_own_to_the_command_line(imported):
     done = imported("axolotl_grpo.yml")
     assert "reward" not in done.draft.values
-    assert {"allow=[rewards]", "reward.length_reward._target_=rewards.length_reward"} <= set(done.draft.overrides)
+    assert {"allow=[rewards]", "reward.length_reward._target_=rewards.length_reward"} <= set(
+        done.draft.overrides
+    )
     assert done.kinds("trl.reward_funcs") == ["no equivalent"] * 2
     assert done.cfg["kl_coef"] == 0.001 and done.args["scale_rewards"] == "none"
     assert done.args["lr_scheduler_type"] == "cosine" and "rex" in done.why("lr_scheduler")
@@ -169,7 +186,10 @@ def test_axolotl_chats(imported):
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
-        ({"rl": "kto", "rl_beta": 0.2, "kto_undesirable_weight": 0.5}, ("KTO", "undesirable_weight", 0.5)),
+        (
+            {"rl": "kto", "rl_beta": 0.2, "kto_undesirable_weight": 0.5},
+            ("KTO", "undesirable_weight", 0.5),
+        ),
         ({"rl": "ipo"}, ("DPO", "loss_type", ["ipo"])),
         ({"rl": "orpo", "orpo_alpha": 0.2}, ("ORPO", "beta", 0.2)),
         ({"rl": "simpo", "rl_beta": 2.0, "simpo_gamma": 1.0}, ("CPO", "simpo_gamma", 1.0)),
@@ -192,18 +212,30 @@ def test_axolotl_chats(imported):
     ids=lambda value: str(value)[:40],
 )
 def test_methods_of_axolotl(written, keys, expected):
-    base = {"base_model": "a/b", "micro_batch_size": 2, "datasets": [{"path": "a/b", "type": "chatml.ultra"}]}
+    base = {
+        "base_model": "a/b",
+        "micro_batch_size": 2,
+        "datasets": [{"path": "a/b", "type": "chatml.ultra"}],
+    }
     done = written(base | keys)
     trainer, name, value = expected
-    assert done.cfg["trainer"]["_target_"].endswith(f".{trainer}Trainer") and done.args.get(name) == value
+    assert (
+        done.cfg["trainer"]["_target_"].endswith(f".{trainer}Trainer")
+        and done.args.get(name) == value
+    )
     assert not done.faults
 
 
 def test_llama_factory_reads_the_list_of_datasets(imported):
     done = imported("llama_factory_sft.yaml")
     parts = done.cfg["dataset"]["parts"]
-    assert parts["identity"]["path"] == "data/identity.json" and parts["chats"]["path"] == "someone/chats"
-    assert parts["chats"]["columns"] == {"messages": "dialogue"} and parts["chats"]["limit"] == {"train": 1000}
+    assert (
+        parts["identity"]["path"] == "data/identity.json"
+        and parts["chats"]["path"] == "someone/chats"
+    )
+    assert parts["chats"]["columns"] == {"messages": "dialogue"} and parts["chats"]["limit"] == {
+        "train": 1000
+    }
     assert done.cfg["trainer"]["form"] == "messages", "else the two would not mix"
     assert done.cfg["peft"]["lora_alpha"] == 16, "twice the rank, where the file is silent"
     assert done.draft.overrides == ["model.trust_remote_code=true"]
@@ -212,7 +244,11 @@ def test_llama_factory_reads_the_list_of_datasets(imported):
 def test_llama_factory_simpo_is_another_trainer(imported):
     done = imported("llama_factory_simpo.yaml")
     assert done.cfg["trainer"]["_target_"].endswith("CPOTrainer")
-    assert (done.args["loss_type"], done.args["cpo_alpha"], done.args["beta"]) == ("simpo", 0.0, 2.0)
+    assert (done.args["loss_type"], done.args["cpo_alpha"], done.args["beta"]) == (
+        "simpo",
+        0.0,
+        2.0,
+    )
     assert done.args["fp16"] is True and done.args["bf16"] is False
     assert done.cfg["quant"]["bnb_4bit_compute_dtype"] == done.cfg["model"]["dtype"] == "float16"
     assert "a guess" in done.why("dataset")
@@ -221,8 +257,14 @@ def test_llama_factory_simpo_is_another_trainer(imported):
 def test_llama_factory_ppo(imported):
     done = imported("llama_factory_ppo.sh")
     assert done.cfg["reward"]["model"]["path"] == "saves/llama3-8b/lora/reward"
-    assert (done.args["num_ppo_epochs"], done.args["response_length"], done.args["whiten_rewards"]) == (2, 512, True)
-    assert done.cfg["model"]["path"] == "meta-llama/Meta-Llama-3-8B-Instruct", "a variable of the script"
+    assert (
+        done.args["num_ppo_epochs"],
+        done.args["response_length"],
+        done.args["whiten_rewards"],
+    ) == (2, 512, True)
+    assert done.cfg["model"]["path"] == "meta-llama/Meta-Llama-3-8B-Instruct", (
+        "a variable of the script"
+    )
 
 
 @pytest.mark.quick(2)
@@ -237,36 +279,61 @@ def test_llama_factory_ppo(imported):
         ({"stage": "sft", "mask_history": True, "dataset": "chats"}, ("SFT", None)),
         ({"stage": "kto", "kto_chosen_weight": 2.0}, ("KTO", None)),
         ({"stage": "kto", "dataset": "judged"}, ("KTO", {"label": "good"})),
-        ({"stage": "sft", "dataset": "pictures"}, ("SFT", {"messages": "turns", "images": "photo"})),
+        (
+            {"stage": "sft", "dataset": "pictures"},
+            ("SFT", {"messages": "turns", "images": "photo"}),
+        ),
         ({"stage": "pt", "dataset": "corpus"}, ("SFT", {"text": "body"})),
-        ({"stage": "sft", "finetuning_type": "freeze", "freeze_trainable_layers": 3}, ("SFT", None)),
+        (
+            {"stage": "sft", "finetuning_type": "freeze", "freeze_trainable_layers": 3},
+            ("SFT", None),
+        ),
     ],
     ids=lambda value: str(value)[:40],
 )
 def test_stages_of_llama_factory(written, keys, expected):
-    base = {"model_name_or_path": "a/b", "cutoff_len": 64, "dataset": "identity", "dataset_dir": str(SAMPLES / "data")}
+    base = {
+        "model_name_or_path": "a/b",
+        "cutoff_len": 64,
+        "dataset": "identity",
+        "dataset_dir": str(SAMPLES / "data"),
+    }
     done = written(base | keys)
     trainer, columns = expected
     assert done.cfg["trainer"]["_target_"].endswith(f".{trainer}Trainer") and not done.faults
     assert columns is None or done.cfg["dataset"]["columns"] == columns
     if keys["stage"] == "pt":
-        assert (done.args["packing"], done.args["packing_strategy"]) == (True, "wrapped"), "as theirs does by itself"
+        assert (done.args["packing"], done.args["packing_strategy"]) == (True, "wrapped"), (
+            "as theirs does by itself"
+        )
     if keys.get("dataset") == "judged":
         assert done.cfg["dataset"]["form"] == "judged"
     if keys.get("dataset") == "pictures":
-        assert "language_model" in done.cfg["peft"]["target_modules"], "the part that sees stays as it is"
+        assert "language_model" in done.cfg["peft"]["target_modules"], (
+            "the part that sees stays as it is"
+        )
         assert "dataset.without=[film]" in done.why("dataset")
     if keys.get("mask_history"):
         assert done.cfg["weight"]["_target_"].endswith("last_round")
     if keys.get("freeze_trainable_layers"):
-        assert done.cfg["peft"] == {"_target_": "runner.model.freeze.train_last_layers", "layers": 3, "also": []}
+        assert done.cfg["peft"] == {
+            "_target_": "runner.model.freeze.train_last_layers",
+            "layers": 3,
+            "also": [],
+        }
 
 
 @pytest.mark.parametrize(
-    ("keys", "weight"), [({}, "answers"), ({"mask_history": True}, "last_round"), ({"train_on_prompt": True}, None)]
+    ("keys", "weight"),
+    [({}, "answers"), ({"mask_history": True}, "last_round"), ({"train_on_prompt": True}, None)],
 )
 def test_the_answers_in_a_history_of_llama_factory_are_trained_too(written, tmp_path, keys, weight):
-    columns = {"prompt": "instruction", "query": "input", "response": "output", "history": "history"}
+    columns = {
+        "prompt": "instruction",
+        "query": "input",
+        "response": "output",
+        "history": "history",
+    }
     (tmp_path / "data").mkdir()
     info = {"talks": {"file_name": "talks.json", "columns": columns}}
     (tmp_path / "data" / "dataset_info.json").write_text(json.dumps(info))
@@ -283,14 +350,29 @@ def test_the_answers_in_a_history_of_llama_factory_are_trained_too(written, tmp_
 
 def test_the_format_v1_of_llama_factory_reads_its_list_of_rows(imported):
     done = imported("llama_factory_v1_dpo.yaml")
-    assert done.cfg["trainer"]["_target_"] == "trl.DPOTrainer" and "the command says" in done.why("stage")
+    assert done.cfg["trainer"]["_target_"] == "trl.DPOTrainer" and "the command says" in done.why(
+        "stage"
+    )
     parts = done.cfg["dataset"]["parts"]
-    assert parts["pairs"]["split"] == {"train": "train_prefs"} and parts["own"]["limit"] == {"train": 500}
+    assert parts["pairs"]["split"] == {"train": "train_prefs"} and parts["own"]["limit"] == {
+        "train": 500
+    }
     assert (done.args["loss_type"], done.args["loss_weights"]) == (["sigmoid", "sft"], [1.0, 0.5])
-    assert (done.cfg["peft"]["r"], done.cfg["peft"]["lora_alpha"], done.cfg["peft"]["lora_dropout"]) == (4, 16, 0.05)
-    assert done.cfg["quant"]["bnb_4bit_compute_dtype"] == "float16" and done.args["lr_scheduler_type"] == "constant"
+    assert (
+        done.cfg["peft"]["r"],
+        done.cfg["peft"]["lora_alpha"],
+        done.cfg["peft"]["lora_dropout"],
+    ) == (4, 16, 0.05)
+    assert (
+        done.cfg["quant"]["bnb_4bit_compute_dtype"] == "float16"
+        and done.args["lr_scheduler_type"] == "constant"
+    )
     optimizer = done.cfg["optimizer"]
-    assert (optimizer["weight_decay"], optimizer["momentum"], optimizer["betas"]) == (0.1, 0.9, [0.9, 0.95])
+    assert (optimizer["weight_decay"], optimizer["momentum"], optimizer["betas"]) == (
+        0.1,
+        0.9,
+        [0.9, 0.95],
+    )
     assert done.cfg["batch"] == 16 and done.cfg["kl_coef"] == 0.2
     assert "dataset.weights" in done.why("train_dataset")
 
@@ -299,38 +381,75 @@ def test_the_format_v1_of_llama_factory_reads_its_list_of_rows(imported):
 def test_the_command_of_the_format_v1_says_which_method(written, tmp_path, command):
     (tmp_path / "v1.yaml").write_text("model: a/b\ntrain_dataset: rows.jsonl\npref_loss: simpo\n")
     done = written(f"llamafactory-cli {command} v1.yaml", name="a.sh")
-    trainer, chosen = {"dpo": ("CPO", "chosen_messages"), "rm": ("Reward", "chosen_messages"), "sft": ("SFT", None)}[
-        command
-    ]
+    trainer, chosen = {
+        "dpo": ("CPO", "chosen_messages"),
+        "rm": ("Reward", "chosen_messages"),
+        "sft": ("SFT", None),
+    }[command]
     assert done.cfg["trainer"]["_target_"].endswith(f".{trainer}Trainer") and not done.faults
-    assert done.cfg["dataset"]["columns"].get("chosen") == chosen and done.args["weight_decay"] == 0.01
+    assert (
+        done.cfg["dataset"]["columns"].get("chosen") == chosen and done.args["weight_decay"] == 0.01
+    )
 
 
 def test_kto_with_one_row_in_a_micro_batch_keeps_the_size_of_its_step(written):
     keys = {"model_name_or_path": "a/b", "stage": "kto", "dataset": "a/b", "cutoff_len": 64}
     done = written(keys | {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8})
-    assert (done.args["per_device_train_batch_size"], done.args["gradient_accumulation_steps"]) == (2, 4)
-    keys = {"gradient_accumulation_steps": 8, "model": "a/b", "rlhf_type": "kto", "dataset": "hf::a/b"}
+    assert (done.args["per_device_train_batch_size"], done.args["gradient_accumulation_steps"]) == (
+        2,
+        4,
+    )
+    keys = {
+        "gradient_accumulation_steps": 8,
+        "model": "a/b",
+        "rlhf_type": "kto",
+        "dataset": "hf::a/b",
+    }
     done = written(keys | {"tuner_type": "lora", "per_device_train_batch_size": 1})
-    assert (done.args["per_device_train_batch_size"], done.args["gradient_accumulation_steps"]) == (2, 4)
+    assert (done.args["per_device_train_batch_size"], done.args["gradient_accumulation_steps"]) == (
+        2,
+        4,
+    )
     assert done.kinds("gradient_accumulation_steps") == ["mapped"]
 
 
 def test_rows_of_other_datasets_are_held_out(written):
-    tests = [{"path": "c/d", "type": "completion", "field": "body"}, {"path": "held.jsonl", "type": "completion"}]
-    keys = WRONG["axolotl"] | {"datasets": [{"path": "a/b", "type": "completion"}], "test_datasets": tests}
+    tests = [
+        {"path": "c/d", "type": "completion", "field": "body"},
+        {"path": "held.jsonl", "type": "completion"},
+    ]
+    keys = WRONG["axolotl"] | {
+        "datasets": [{"path": "a/b", "type": "completion"}],
+        "test_datasets": tests,
+    }
     done = written(keys | {"eval_steps": 5})
     held = done.draft.values["dataset"]["split"]["eval"]
-    assert held["d"] == {"path": "c/d", "form": "text", "columns": {"text": "body"}, "split": "test"}
+    assert held["d"] == {
+        "path": "c/d",
+        "form": "text",
+        "columns": {"text": "body"},
+        "split": "test",
+    }
     assert held["held"]["split"] == "train" and done.args["eval_steps"] == 5 and not done.faults
-    keys = {"model_name_or_path": "a/b", "stage": "sft", "dataset": "identity", "eval_dataset": "c/d"}
+    keys = {
+        "model_name_or_path": "a/b",
+        "stage": "sft",
+        "dataset": "identity",
+        "eval_dataset": "c/d",
+    }
     done = written(keys | {"dataset_dir": str(SAMPLES / "data")}, name="other.yaml")
-    assert done.draft.values["dataset"]["split"]["eval"] == {"path": "c/d", "split": "train"} and not done.faults
+    assert (
+        done.draft.values["dataset"]["split"]["eval"] == {"path": "c/d", "split": "train"}
+        and not done.faults
+    )
 
 
 def test_swift_sft_has_weights_of_tokens(imported):
     done = imported("swift_sft.sh")
-    assert [rule["_target_"].rpartition(".")[2] for rule in done.cfg["weight"].values()] == ["answers", "pattern"]
+    assert [rule["_target_"].rpartition(".")[2] for rule in done.cfg["weight"].values()] == [
+        "answers",
+        "pattern",
+    ]
     assert done.cfg["weight"]["ignore_empty_think"]["weight"] == 0.0
     assert {part["limit"]["train"] for part in done.cfg["dataset"]["parts"].values()} == {500}
     assert done.args["weight_decay"] == 0.1 and done.args["adam_beta2"] == 0.95, "their defaults"
@@ -347,7 +466,9 @@ def test_swift_dpo_counts_its_devices_and_hides_its_token(imported):
 
 def test_swift_grpo_takes_rewards_of_ours(imported):
     done = imported("swift_grpo.yaml")
-    rewards = {name: (entry["_target_"], entry["weight"]) for name, entry in done.cfg["reward"].items()}
+    rewards = {
+        name: (entry["_target_"], entry["weight"]) for name, entry in done.cfg["reward"].items()
+    }
     assert rewards == {
         "accuracy": ("runner.reward.math.boxed_answer", 1.0),
         "format": ("runner.reward.rule.format_match", 0.5),
@@ -360,21 +481,36 @@ def test_swift_grpo_takes_rewards_of_ours(imported):
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("scale", ["last_round", "hermes", "all", "alpha_umi"])
 def test_loss_scales_of_swift(written, scale):
-    done = written({"model": "a/b", "tuner_type": "lora", "dataset": ["hf::a/b"], "loss_scale": scale})
-    rules = {"last_round": ["last_round"], "hermes": ["default", "hermes"], "all": []}.get(scale, ["default"])
+    done = written(
+        {"model": "a/b", "tuner_type": "lora", "dataset": ["hf::a/b"], "loss_scale": scale}
+    )
+    rules = {"last_round": ["last_round"], "hermes": ["default", "hermes"], "all": []}.get(
+        scale, ["default"]
+    )
     assert list(done.cfg.get("weight") or {}) == rules and not done.faults
     assert ("no equivalent" in done.kinds("loss_scale")) == (scale == "alpha_umi")
 
 
 def test_megatron_has_names_of_its_own_for_rows_and_rates(imported):
     done = imported("megatron_grpo.sh")
-    assert done.cfg["batch"] == 64 and done.args["generation_batch_size"] == 128, "so many times the rows of a step"
-    assert (done.args["per_device_train_batch_size"], done.draft.reading.devices) == (2, 4), "two hold one copy"
-    assert done.args["lr_scheduler_kwargs"] == {"min_lr": 2e-6} and done.cfg["learning_rate"] == 2e-5
-    assert done.cfg["dataset"]["system"] == "Think first.\nThen answer in \\boxed{}." and done.cfg["seed"] == 7
+    assert done.cfg["batch"] == 64 and done.args["generation_batch_size"] == 128, (
+        "so many times the rows of a step"
+    )
+    assert (done.args["per_device_train_batch_size"], done.draft.reading.devices) == (2, 4), (
+        "two hold one copy"
+    )
+    assert (
+        done.args["lr_scheduler_kwargs"] == {"min_lr": 2e-6} and done.cfg["learning_rate"] == 2e-5
+    )
+    assert (
+        done.cfg["dataset"]["system"] == "Think first.\nThen answer in \\boxed{}."
+        and done.cfg["seed"] == 7
+    )
     assert "language_model" in done.cfg["peft"]["target_modules"], "a model that sees"
     assert done.args["max_completion_length"] == 2048 and done.args["vllm_max_model_length"] == 8192
-    assert {"allow=[plugin]", "reward.external_acc._target_=plugin.external_acc"} <= set(done.draft.overrides)
+    assert {"allow=[plugin]", "reward.external_acc._target_=plugin.external_acc"} <= set(
+        done.draft.overrides
+    )
     assert done.kinds("MAX_PIXELS") == done.kinds("tensor_model_parallel_size") == ["no equivalent"]
     assert not done.faults and "64 rows a step of all devices" in done.text
 
@@ -386,7 +522,11 @@ def test_megatron_has_names_of_its_own_for_rows_and_rates(imported):
         ({"freeze_vit": True, "target_modules": "q_proj"}, "peft.target_modules", "q_proj"),
         ({"freeze_vit": False, "freeze_aligner": False}, "peft.target_modules", "all-linear"),
         ({"freeze_vit": True, "tuner_type": "full"}, "peft.matching", "(?!.*(visual"),
-        ({"freeze_llm": True, "freeze_aligner": False, "tuner_type": "full"}, "peft.matching", "projector"),
+        (
+            {"freeze_llm": True, "freeze_aligner": False, "tuner_type": "full"},
+            "peft.matching",
+            "projector",
+        ),
         ({"tuner_type": "lora_llm"}, "peft.full", "vision"),
         ({"rlhf_type": "rm", "freeze_vit": True}, "peft.target_modules", "all-linear"),
     ],
@@ -395,11 +535,20 @@ def test_megatron_has_names_of_its_own_for_rows_and_rates(imported):
 def test_what_of_a_model_that_sees_is_trained(written, keys, path, value):
     done = written({"model": "a/Qwen2-VL", "tuner_type": "lora", "dataset": "hf::a/b"} | keys)
     assert value in str(select(done.cfg, path)) and not done.faults
-    assert done.kinds("freeze_vit") == ["no equivalent" if "rlhf_type" in keys else done.kinds("freeze_vit")[0]]
+    assert done.kinds("freeze_vit") == [
+        "no equivalent" if "rlhf_type" in keys else done.kinds("freeze_vit")[0]
+    ]
 
 
 def test_swift_holds_out_rows_of_another_file(written):
-    done = written({"model": "a/b", "dataset": "rows.jsonl", "val_dataset": "others.jsonl", "tuner_type": "full"})
+    done = written(
+        {
+            "model": "a/b",
+            "dataset": "rows.jsonl",
+            "val_dataset": "others.jsonl",
+            "tuner_type": "full",
+        }
+    )
     assert done.draft.values["dataset"]["split"] == {
         "train": "train",
         "eval": {"path": "others.jsonl", "split": "train"},
@@ -408,8 +557,17 @@ def test_swift_holds_out_rows_of_another_file(written):
 
 
 def test_lora_of_megatron_and_its_earlier_names(written):
-    keys = {"model": "a/b", "dataset": "hf::c/d", "train_type": "lora", "lr": 3e-5, "max_epochs": 2, "save": "x"}
-    done = written(keys | {"target_modules": ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]})
+    keys = {
+        "model": "a/b",
+        "dataset": "hf::c/d",
+        "train_type": "lora",
+        "lr": 3e-5,
+        "max_epochs": 2,
+        "save": "x",
+    }
+    done = written(
+        keys | {"target_modules": ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]}
+    )
     assert done.reading.dialect == "megatron" and done.cfg["peft"]["target_modules"] == "all-linear"
     assert (done.args["num_train_epochs"], done.cfg["peft"]["r"], done.cfg["batch"]) == (2, 8, 16)
     with pytest.raises(ConfigError, match=r"model\.path"):
@@ -426,7 +584,11 @@ def test_a_model_that_sees_learns_answers_of_whole_conversations(written):
         "loss_scale": "default+ignore_empty_think",
     }
     done = written(keys)
-    assert done.args["assistant_only_loss"] and done.cfg["trainer"]["form"] == "messages" and not done.cfg.get("weight")
+    assert (
+        done.args["assistant_only_loss"]
+        and done.cfg["trainer"]["form"] == "messages"
+        and not done.cfg.get("weight")
+    )
     assert "no weights of tokens beside images" in done.why("loss_scale") and not done.faults
 
 
@@ -448,12 +610,16 @@ def test_a_mixture_of_a_recipe_for_trl_is_read(written):
 
 def test_trl_ppo_is_known_by_the_name_of_its_script(imported):
     done = imported("trl_ppo.sh")
-    assert done.cfg["trainer"]["_target_"] == "runner.ppo.PPOTrainer" and done.cfg["kl_coef"] == 0.03
-    assert done.cfg["model"]["path"].endswith("sft__tldr") and done.cfg["reward"]["model"]["path"].endswith(
-        "reward__tldr"
+    assert (
+        done.cfg["trainer"]["_target_"] == "runner.ppo.PPOTrainer" and done.cfg["kl_coef"] == 0.03
     )
+    assert done.cfg["model"]["path"].endswith("sft__tldr") and done.cfg["reward"]["model"][
+        "path"
+    ].endswith("reward__tldr")
     assert done.cfg["model"]["tokenizer"]["path"] == "EleutherAI/pythia-1b-deduped"
-    assert "taken for the one of that name" in done.reading.why and done.kinds("commands") == ["no equivalent"]
+    assert "taken for the one of that name" in done.reading.why and done.kinds("commands") == [
+        "no equivalent"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -470,8 +636,12 @@ def test_trl_ppo_is_known_by_the_name_of_its_script(imported):
     ],
 )
 def test_a_script_of_trl_says_what_its_code_does(tmp_path, script, trainer, path, value):
-    flags = "--model_name_or_path a/b --dataset_name c/d --beta 0.2 --teacher_model_name_or_path t/t"
-    (tmp_path / "a.sh").write_text(f"TOKENIZERS_PARALLELISM=false uv run {script} {flags} --vllm_mode colocate\n")
+    flags = (
+        "--model_name_or_path a/b --dataset_name c/d --beta 0.2 --teacher_model_name_or_path t/t"
+    )
+    (tmp_path / "a.sh").write_text(
+        f"TOKENIZERS_PARALLELISM=false uv run {script} {flags} --vllm_mode colocate\n"
+    )
     draft = translate(read_file(tmp_path / "a.sh"), "a")
     assert draft.trainer == trainer and select(draft.values, path) == value
 
@@ -482,10 +652,19 @@ def test_a_script_of_trl_says_what_its_code_does(tmp_path, script, trainer, path
         ("python online_dpo_vlm.py --model_name_or_path a/b", "from images learn"),
         ("swift infer --model a/b", "swift infer: a command that trains nothing"),
         ("trl vllm-serve --model a/b", "trl vllm-serve: a command that trains nothing"),
-        ("python examples/scripts/nash_md.py --model_name_or_path a/b", "nash_md.py: no trainer for it"),
+        (
+            "python examples/scripts/nash_md.py --model_name_or_path a/b",
+            "nash_md.py: no trainer for it",
+        ),
         ("python my/dpo.py --rate 1", "no command that trains"),
-        ("swift rlhf --rlhf_type grpo --teacher_model a/b --model c/d --dataset e/f", "a teacher's KL"),
-        ("stream: true\nload_data_args: true\nmodel: a/b\nmax_length: 9", "a file that trains nothing"),
+        (
+            "swift rlhf --rlhf_type grpo --teacher_model a/b --model c/d --dataset e/f",
+            "a teacher's KL",
+        ),
+        (
+            "stream: true\nload_data_args: true\nmodel: a/b\nmax_length: 9",
+            "a file that trains nothing",
+        ),
     ],
 )
 def test_a_command_that_trains_nothing_here_is_refused_by_name(tmp_path, text, said):
@@ -531,8 +710,12 @@ def test_a_reward_of_trl_has_the_settings_of_its_command_line(written):
 def test_the_trainer_of_a_trl_file_may_be_typed(written):
     keys = {"model_name_or_path": "a/b", "dataset_name": "c/d", "beta": 0.3, "max_length": 64}
     assert written(keys, trainer="kto").cfg["trainer"]["_target_"] == "trl.KTOTrainer"
-    grpo = written(keys | {"reward_funcs": ["accuracy_reward"], "num_generations": 4}, name="grpo.yaml")
-    assert grpo.cfg["trainer"]["_target_"] == "trl.GRPOTrainer" and "by its name" in grpo.why("trainer")
+    grpo = written(
+        keys | {"reward_funcs": ["accuracy_reward"], "num_generations": 4}, name="grpo.yaml"
+    )
+    assert grpo.cfg["trainer"]["_target_"] == "trl.GRPOTrainer" and "by its name" in grpo.why(
+        "trainer"
+    )
 
 
 def test_a_variable_that_the_shell_sets_is_asked_for(tmp_path):
@@ -548,8 +731,16 @@ def test_a_variable_that_the_shell_sets_is_asked_for(tmp_path):
 @pytest.mark.parametrize(
     ("text", "rate", "accumulated"),
     [
-        ("swift sft --model a/b --dataset hf::a/b#500 \\\n  --learning_rate 3e-5 \\\n  --max_length 99", 3e-5, 16),
-        ("# don't \\\nswift sft --model a/b --dataset 'hf::a/b#500' --learning_rate 3e-5 # --max_length 1", 3e-5, 16),
+        (
+            "swift sft --model a/b --dataset hf::a/b#500 \\\n  --learning_rate 3e-5 \\\n  --max_length 99",
+            3e-5,
+            16,
+        ),
+        (
+            "# don't \\\nswift sft --model a/b --dataset 'hf::a/b#500' --learning_rate 3e-5 # --max_length 1",
+            3e-5,
+            16,
+        ),
         (
             "n=2\nnodes=2\nNPROC_PER_NODE=$n swift sft --model a/b --dataset hf::a/b#500 --learning_rate 3e-5 "
             "--gradient_accumulation_steps $(expr 32 / $n / $nodes)",
@@ -565,7 +756,11 @@ def test_a_variable_that_the_shell_sets_is_asked_for(tmp_path):
             'swift sft --model a/b --dataset hf::a/b#500 $OTHER "${FLAGS[@]}" "$@"',
             *(3e-5, 16),
         ),
-        ('C="swift sft --model a/b --dataset hf::a/b#500 \\\n --learning_rate 3e-5"\neval "$C"', 3e-5, 16),
+        (
+            'C="swift sft --model a/b --dataset hf::a/b#500 \\\n --learning_rate 3e-5"\neval "$C"',
+            3e-5,
+            16,
+        ),
         (
             "L=5;\nfor rate in ${A:-3e-${L}} 1e-4; do\n"
             "T=$(cat <<'E'\n# don't\nE\n)\n"
@@ -580,15 +775,21 @@ def test_a_script_is_read_as_bash_reads_it(tmp_path, text, rate, accumulated):
     path.write_text(f"{text}\n")
     reading = read_file(path)
     draft = translate(reading, "train")
-    assert draft.values["dataset"]["limit"] == {"train": 500} and draft.values["learning_rate"] == rate
+    assert (
+        draft.values["dataset"]["limit"] == {"train": 500} and draft.values["learning_rate"] == rate
+    )
     args = draft.values["trainer"]["args"]
-    assert args.get("gradient_accumulation_steps") == accumulated and (args["max_length"] == 99) == ("99" in text)
+    assert args.get("gradient_accumulation_steps") == accumulated and (
+        args["max_length"] == 99
+    ) == ("99" in text)
     faults = verb.faults_of("train", verb.to_file(draft), draft.overrides)
     assert bool(faults) == (rate != 3e-5) and all("${shell." in fault.found for fault in faults)
 
 
 def test_a_script_whose_variables_hold_one_another_is_refused_at_once(tmp_path):
-    (tmp_path / "train.sh").write_text("A=aaaaaaaaaa\n" + "A=$A$A\n" * 40 + "trl sft --run_name $A\n")
+    (tmp_path / "train.sh").write_text(
+        "A=aaaaaaaaaa\n" + "A=$A$A\n" * 40 + "trl sft --run_name $A\n"
+    )
     with pytest.raises(ConfigError, match="more than 100,000 letters"):
         read_file(tmp_path / "train.sh")
 
@@ -606,35 +807,55 @@ def test_what_somebody_wrote_neither_ends_a_comment_nor_hides_a_line_of_the_file
     text = 'model_name_or_path: a/b\ndataset_name: "\u202ed"\nloss_type: "x\\u0085allow: [os]\\u2028\\e[2K"\n'
     (tmp_path / "a\nallow: [os]\n.yaml").write_text(text + "custom\u202e: 1\n")
     made = Imported(tmp_path / "a\nallow: [os]\n.yaml", tmp_path, "sft")
-    assert made.text == visible_lines(made.text) and made.cfg["dataset"]["path"] == "\u202ed" and not made.cfg["allow"]
+    assert (
+        made.text == visible_lines(made.text)
+        and made.cfg["dataset"]["path"] == "\u202ed"
+        and not made.cfg["allow"]
+    )
 
 
 def test_a_flag_that_a_comment_cuts_off_is_never_lost_in_silence(tmp_path):
     path = tmp_path / "train.sh"
-    path.write_text("swift sft --model a/b \\\n  # --seed 1 \\\n  # --lora_rank 4 \\\n  --learning_rate 1e-6\n")
+    path.write_text(
+        "swift sft --model a/b \\\n  # --seed 1 \\\n  # --lora_rank 4 \\\n  --learning_rate 1e-6\n"
+    )
     with pytest.raises(ConfigError, match="--learning_rate is not part of the command"):
         read_file(path)
 
 
 @pytest.mark.slow
 def test_none_is_a_value(written):
-    done = written("swift rlhf --rlhf_type grpo --model a/b --dataset a/b --scale_rewards none", name="a.sh")
+    done = written(
+        "swift rlhf --rlhf_type grpo --model a/b --dataset a/b --scale_rewards none", name="a.sh"
+    )
     assert done.args["scale_rewards"] == "none"
-    done = written({"base_model": "a/b", "rl": "none", "datasets": [{"path": "a/b", "type": "alpaca"}]})
+    done = written(
+        {"base_model": "a/b", "rl": "none", "datasets": [{"path": "a/b", "type": "alpaca"}]}
+    )
     assert done.kinds("rl") == ["same by default"]
     script = "swift sft --model a/b --dataset hf::a/b --split_dataset_ratio {} --learning_rate 1e-5 --warmup_ratio none"
     for share in ("none", "$SHARE"):
-        assert written(script.format(share), name="b.sh").kinds("warmup_ratio") == ["same by default"]
+        assert written(script.format(share), name="b.sh").kinds("warmup_ratio") == [
+            "same by default"
+        ]
 
 
 def test_a_key_that_nobody_knows_is_told(written):
-    done = written({"base_model": "a/b", "datasets": [{"path": "a/b", "type": "alpaca"}], "lerning_rate": 1e-5})
-    assert done.kinds("lerning_rate") == ["no equivalent"] and "trainer.args.learning_rate" in done.why("lerning_rate")
+    done = written(
+        {"base_model": "a/b", "datasets": [{"path": "a/b", "type": "alpaca"}], "lerning_rate": 1e-5}
+    )
+    assert done.kinds("lerning_rate") == [
+        "no equivalent"
+    ] and "trainer.args.learning_rate" in done.why("lerning_rate")
     assert "lerning_rate" in "\n".join(done.lines)
 
 
 def test_gdpo_is_grpo_that_scales_each_reward_by_itself(written):
-    keys = {"base_model": "a/b", "rl": "gdpo", "trl": {"reward_funcs": ["own.f"], "num_generations": 4}}
+    keys = {
+        "base_model": "a/b",
+        "rl": "gdpo",
+        "trl": {"reward_funcs": ["own.f"], "num_generations": 4},
+    }
     done = written(keys | {"datasets": [{"path": "a/b"}], "micro_batch_size": 4})
     assert done.cfg["trainer"]["_target_"] == "trl.GRPOTrainer" and not done.faults
     assert done.args["multi_objective_aggregation"] == "normalize_then_sum"
@@ -644,15 +865,35 @@ def test_gdpo_is_grpo_that_scales_each_reward_by_itself(written):
     ("keys", "where"),
     [
         ({"base_model": "a/b", "micro_batch_size": 1, "rl": "ebft"}, "rl"),
-        ({"base_model": "a/b", "micro_batch_size": 1, "process_reward_model": True}, "process_reward_model"),
+        (
+            {"base_model": "a/b", "micro_batch_size": 1, "process_reward_model": True},
+            "process_reward_model",
+        ),
         ({"model": "a/b", "tuner_type": "lora", "task_type": "embedding"}, "task_type"),
-        ({"model": "a/b", "tuner_type": "lora", "task_type": "seq_cls", "num_labels": 2}, "task_type"),
-        ({"model": "a/b", "tuner_type": "lora", "rlhf_type": "dpo", "task_type": "generative_reranker"}, "task_type"),
+        (
+            {"model": "a/b", "tuner_type": "lora", "task_type": "seq_cls", "num_labels": 2},
+            "task_type",
+        ),
+        (
+            {
+                "model": "a/b",
+                "tuner_type": "lora",
+                "rlhf_type": "dpo",
+                "task_type": "generative_reranker",
+            },
+            "task_type",
+        ),
         ({"model": "a/b", "split_dataset_ratio": 0, "sampler_engine": "vllm"}, "sampler_engine"),
-        ({"model_name_or_path": "a/b", "stage": "sft", "cutoff_len": 64, "do_predict": True}, "do_predict"),
+        (
+            {"model_name_or_path": "a/b", "stage": "sft", "cutoff_len": 64, "do_predict": True},
+            "do_predict",
+        ),
         ({"model_name_or_path": "a/b", "stage": "mcts", "cutoff_len": 64}, "stage"),
         ({"model_name_or_path": "a/b", "template": "x", "infer_backend": "vllm"}, "infer_backend"),
-        ({"model": "a/b", "peft_config": {"name": "lora", "export_dir": "x"}}, "peft_config.export_dir"),
+        (
+            {"model": "a/b", "peft_config": {"name": "lora", "export_dir": "x"}},
+            "peft_config.export_dir",
+        ),
     ],
     ids=lambda value: str(value)[-50:],
 )
@@ -672,9 +913,27 @@ def test_a_list_of_rows_that_is_not_there_is_asked_for(written):
     ("keys", "target"),
     [
         ({"model": "a/b", "tuner_type": "llamapro", "dataset": ["hf::a/b"]}, "???"),
-        ({"model": "a/b", "tuner_type": "boft", "boft_block_size": 8, "dataset": ["hf::a/b"]}, "peft.BOFTConfig"),
-        ({"model_name_or_path": "a/b", "stage": "sft", "finetuning_type": "galore", "dataset": "a/b"}, "???"),
-        ({"base_model": "a/b", "adapter": "llama-adapter", "datasets": [{"path": "a/b", "type": "alpaca"}]}, "???"),
+        (
+            {"model": "a/b", "tuner_type": "boft", "boft_block_size": 8, "dataset": ["hf::a/b"]},
+            "peft.BOFTConfig",
+        ),
+        (
+            {
+                "model_name_or_path": "a/b",
+                "stage": "sft",
+                "finetuning_type": "galore",
+                "dataset": "a/b",
+            },
+            "???",
+        ),
+        (
+            {
+                "base_model": "a/b",
+                "adapter": "llama-adapter",
+                "datasets": [{"path": "a/b", "type": "alpaca"}],
+            },
+            "???",
+        ),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -690,7 +949,15 @@ def test_no_unknown_tuner_becomes_a_training_of_all_weights(written, tmp_path, k
 
 
 def test_an_optimizer_of_ours_takes_over_the_settings_of_theirs(written):
-    done = written({"model": "a/b", "tuner_type": "lora", "dataset": ["hf::a/b"], "lorap_lr_ratio": 8, "optim": "sgd"})
+    done = written(
+        {
+            "model": "a/b",
+            "tuner_type": "lora",
+            "dataset": ["hf::a/b"],
+            "lorap_lr_ratio": 8,
+            "optim": "sgd",
+        }
+    )
     optimizer = done.cfg["optimizer"]
     assert optimizer["groups"] == {"lora_B": {"lr_ratio": 8.0}}
     assert (optimizer["weight_decay"], optimizer["betas"]) == (0.1, [0.9, 0.95])
@@ -714,7 +981,11 @@ def test_no_secret_comes_through_whatever_it_is_called(written):
 
 
 WRONG = {
-    "axolotl": {"base_model": "a/b", "micro_batch_size": 1, "datasets": [{"path": "a/b", "type": "alpaca"}]},
+    "axolotl": {
+        "base_model": "a/b",
+        "micro_batch_size": 1,
+        "datasets": [{"path": "a/b", "type": "alpaca"}],
+    },
     "llama_factory": {"model_name_or_path": "a/b", "stage": "sft", "dataset": "a/b"},
     "swift": {"model": "a/b", "tuner_type": "lora", "dataset": ["hf::a/b"]},
     "trl": {"model_name_or_path": "a/b", "dataset_name": "c/d", "use_peft": True},
@@ -733,27 +1004,70 @@ THEIRS = {"template": "qwen", "cutoff_len": 64, "val_size": 0.1}  # by which suc
             {"special_tokens": {"additional_special_tokens": ["<a>"]}},
             {"model.tokenizer.add_special_tokens": ["<a>"]},
         ),
-        ("axolotl", {"overrides_of_model_config": {"attention_dropout": 0.1}}, {"model.config.attention_dropout": 0.1}),
+        (
+            "axolotl",
+            {"overrides_of_model_config": {"attention_dropout": 0.1}},
+            {"model.config.attention_dropout": 0.1},
+        ),
         ("axolotl", {"chat_template": "qwen_25"}, {"model.tokenizer.chat_template": "qwen2_5"}),
         ("axolotl", {"chat_template": "phi_4"}, {"model.tokenizer.chat_template": None}),
         ("axolotl", {"attn_implementation": "sdpa"}, {"model.attention": "sdpa"}),
-        ("axolotl", {"model_config": {"output_router_logits": True}}, {"model.config.output_router_logits": True}),
-        ("axolotl", {"tokens": {"pad_token": "<p>", "unk_token": "<u>"}}, {"model.tokenizer.pad_token": "<p>"}),
-        ("axolotl", {"curriculum_sampling": True}, {"trainer.args.train_sampling_strategy": "sequential"}),
-        ("axolotl", {"adapter": "lora", "lora_target_parameters": ["w"]}, {"peft.target_parameters": ["w"]}),
+        (
+            "axolotl",
+            {"model_config": {"output_router_logits": True}},
+            {"model.config.output_router_logits": True},
+        ),
+        (
+            "axolotl",
+            {"tokens": {"pad_token": "<p>", "unk_token": "<u>"}},
+            {"model.tokenizer.pad_token": "<p>"},
+        ),
+        (
+            "axolotl",
+            {"curriculum_sampling": True},
+            {"trainer.args.train_sampling_strategy": "sequential"},
+        ),
+        (
+            "axolotl",
+            {"adapter": "lora", "lora_target_parameters": ["w"]},
+            {"peft.target_parameters": ["w"]},
+        ),
         ("axolotl", {"attn_implementation": "org/kernel"}, {"model.attention": "org/kernel"}),
-        ("llama_factory", {"disable_shuffling": True}, {"trainer.args.train_sampling_strategy": "sequential"}),
-        ("llama_factory", {"use_apollo": True, "apollo_rank": 4}, {"trainer.args.optim_target_modules": "all-linear"}),
-        ("llama_factory", {"add_tokens": "<a>,<b>"}, {"model.tokenizer.add_tokens": ["<a>", "<b>"]}),
-        ("llama_factory", {"new_special_tokens": "<a>"}, {"model.tokenizer.add_special_tokens": ["<a>"]}),
-        ("llama_factory", {"rope_scaling": "yarn"}, {"model.config.rope_parameters.rope_type": "yarn"}),
+        (
+            "llama_factory",
+            {"disable_shuffling": True},
+            {"trainer.args.train_sampling_strategy": "sequential"},
+        ),
+        (
+            "llama_factory",
+            {"use_apollo": True, "apollo_rank": 4},
+            {"trainer.args.optim_target_modules": "all-linear"},
+        ),
+        (
+            "llama_factory",
+            {"add_tokens": "<a>,<b>"},
+            {"model.tokenizer.add_tokens": ["<a>", "<b>"]},
+        ),
+        (
+            "llama_factory",
+            {"new_special_tokens": "<a>"},
+            {"model.tokenizer.add_special_tokens": ["<a>"]},
+        ),
+        (
+            "llama_factory",
+            {"rope_scaling": "yarn"},
+            {"model.config.rope_parameters.rope_type": "yarn"},
+        ),
         ("swift", {"new_special_tokens": ["<a>"]}, {"model.tokenizer.add_special_tokens": ["<a>"]}),
         ("swift", {"router_aux_loss_coef": 0.1}, {"model.config.router_aux_loss_coef": 0.1}),
         ("swift", {"optimizer": "muon"}, {"optimizer._target_": "runner.optimizer.Muon"}),
     ],
 )
 def test_tokens_and_keys_of_the_model_come_over(written, tool, keys, ours):
-    run, (path, value) = written(WRONG[tool] | keys | (THEIRS if tool == "llama_factory" else {})), *ours.items()
+    run, (path, value) = (
+        written(WRONG[tool] | keys | (THEIRS if tool == "llama_factory" else {})),
+        *ours.items(),
+    )
     assert select(run.cfg, path) == value and not run.faults
 
 
@@ -763,17 +1077,37 @@ def test_tokens_and_keys_of_the_model_come_over(written, tool, keys, ours):
         ("axolotl", {"datasets": 5}, "datasets"),
         ("axolotl", {"datasets": [5]}, "datasets"),
         ("axolotl", {"datasets": [{"path": ["a"]}]}, "datasets[0].path"),
-        ("axolotl", {"datasets": [{"path": "a/b", "type": "chat_template", "roles": [1]}]}, "datasets[0].roles"),
-        ("axolotl", {"datasets": [{"path": "a/b", "roles": {"user": {"a": 1}}}]}, "datasets[0].roles.user"),
-        ("axolotl", {"datasets": [{"path": "a/b", "type": {"field_output": [1]}}]}, "datasets[0].type.field_output"),
+        (
+            "axolotl",
+            {"datasets": [{"path": "a/b", "type": "chat_template", "roles": [1]}]},
+            "datasets[0].roles",
+        ),
+        (
+            "axolotl",
+            {"datasets": [{"path": "a/b", "roles": {"user": {"a": 1}}}]},
+            "datasets[0].roles.user",
+        ),
+        (
+            "axolotl",
+            {"datasets": [{"path": "a/b", "type": {"field_output": [1]}}]},
+            "datasets[0].type.field_output",
+        ),
         ("axolotl", {"test_datasets": 5}, "test_datasets"),
-        ("axolotl", {"datasets": [{"ds_type": "json", "data_files": {"a": 1}}]}, "datasets[0].data_files"),
+        (
+            "axolotl",
+            {"datasets": [{"ds_type": "json", "data_files": {"a": 1}}]},
+            "datasets[0].data_files",
+        ),
         ("axolotl", {"val_set_size": "some"}, "val_set_size"),
         ("axolotl", {"val_set_size": -1}, "val_set_size"),
         ("axolotl", {"trl": "x", "rl": "grpo"}, "trl"),
         ("axolotl", {"trl": {"beta": [1]}, "rl": "grpo"}, "trl.beta"),
         ("axolotl", {"trl": {"reward_funcs": {"a": 1}}, "rl": "grpo"}, "trl.reward_funcs"),
-        ("axolotl", {"trl": {"reward_funcs": ["a.b"], "reward_weights": ["x"]}, "rl": "grpo"}, "trl.reward_weights"),
+        (
+            "axolotl",
+            {"trl": {"reward_funcs": ["a.b"], "reward_weights": ["x"]}, "rl": "grpo"},
+            "trl.reward_weights",
+        ),
         ("axolotl", {"special_tokens": ["<pad>"]}, "special_tokens"),
         ("axolotl", {"saves_per_epoch": "often"}, "saves_per_epoch"),
         ("axolotl", {"saves_per_epoch": 2, "num_epochs": "$EPOCHS"}, "num_epochs"),
@@ -792,8 +1126,16 @@ def test_tokens_and_keys_of_the_model_come_over(written, tool, keys, ours):
             {"early_stopping_steps": "$N", "val_size": 0.1, "eval_strategy": "epoch"},
             "early_stopping_steps",
         ),
-        ("llama_factory", {"finetuning_type": "freeze", "freeze_trainable_layers": "$N"}, "freeze_trainable_layers"),
-        ("llama_factory", {"finetuning_type": "freeze", "freeze_trainable_layers": "x"}, "freeze_trainable_layers"),
+        (
+            "llama_factory",
+            {"finetuning_type": "freeze", "freeze_trainable_layers": "$N"},
+            "freeze_trainable_layers",
+        ),
+        (
+            "llama_factory",
+            {"finetuning_type": "freeze", "freeze_trainable_layers": "x"},
+            "freeze_trainable_layers",
+        ),
         ("llama_factory", {"lora_rank": "x"}, "lora_rank"),
         ("llama_factory", {"additional_target": {"a": 1}}, "additional_target"),
         ("swift", {"dataset": {"a": 1}}, "dataset"),
@@ -802,13 +1144,21 @@ def test_tokens_and_keys_of_the_model_come_over(written, tool, keys, ours):
         ("swift", {"interleave_prob": ["x"]}, "interleave_prob"),
         ("swift", {"loss_scale": ["hermes"]}, "loss_scale"),
         ("swift", {"per_device_train_batch_size": "x"}, "per_device_train_batch_size"),
-        ("swift", {"rlhf_type": "grpo", "reward_funcs": ["soft_overlong"], "soft_max_length": "$N"}, "soft_max_length"),
+        (
+            "swift",
+            {"rlhf_type": "grpo", "reward_funcs": ["soft_overlong"], "soft_max_length": "$N"},
+            "soft_max_length",
+        ),
         (
             "swift",
             {"rlhf_type": "grpo", "reward_funcs": ["soft_overlong"], "max_completion_length": "$N"},
             "max_completion_length",
         ),
-        ("swift", {"rlhf_type": "grpo", "reward_funcs": ["format"], "reward_weights": ["x"]}, "reward_weights"),
+        (
+            "swift",
+            {"rlhf_type": "grpo", "reward_funcs": ["format"], "reward_weights": ["x"]},
+            "reward_weights",
+        ),
         ("trl", {"datasets": [5]}, "datasets"),
         ("trl", {"datasets": [{"path": "a/b", "fraction": "x"}]}, "datasets[0].fraction"),
         ("trl", {"dataset_name": ["c"]}, "dataset_name"),
@@ -823,13 +1173,24 @@ def test_a_value_that_cannot_be_taken_is_a_fault_that_names_it(tmp_path, capsys,
     path.write_text(yaml.safe_dump(WRONG[tool] | keys))
     assert main(["import", str(path), f"dialect={tool}", "name=x"]) == 2
     error = capsys.readouterr().err
-    assert f"\n  {where}\n    found " in error and "\n    expected  " in error and "\n    type      mend it" in error
+    assert (
+        f"\n  {where}\n    found " in error
+        and "\n    expected  " in error
+        and "\n    type      mend it" in error
+    )
 
 
 def test_all_values_that_cannot_be_taken_are_told_at_once(written):
     with pytest.raises(ConfigError) as caught:
-        written(WRONG["axolotl"] | {"learning_rate": "fast", "val_set_size": "some", "special_tokens": 5})
-    assert {fault.where for fault in caught.value.faults} == {"learning_rate", "val_set_size", "special_tokens"}
+        written(
+            WRONG["axolotl"]
+            | {"learning_rate": "fast", "val_set_size": "some", "special_tokens": 5}
+        )
+    assert {fault.where for fault in caught.value.faults} == {
+        "learning_rate",
+        "val_set_size",
+        "special_tokens",
+    }
 
 
 def test_a_dataset_without_a_path_is_asked_for(tmp_path):
@@ -841,7 +1202,15 @@ def test_a_dataset_without_a_path_is_asked_for(tmp_path):
 
 
 def test_a_value_is_still_taken_where_it_is_a_text_that_means_it(written):
-    done = written({"model": "a/b", "tuner_type": "lora", "dataset": "hf::a/b", "learning_rate": "3e-5", "seed": "7"})
+    done = written(
+        {
+            "model": "a/b",
+            "tuner_type": "lora",
+            "dataset": "hf::a/b",
+            "learning_rate": "3e-5",
+            "seed": "7",
+        }
+    )
     assert (done.cfg["learning_rate"], done.cfg["seed"]) == (3e-5, 7) and not done.faults
 
 
@@ -856,7 +1225,9 @@ def test_each_row_of_a_table_can_be_followed(tool):
     trainers = {path.stem for path in (menu / "trainer").iterdir()}
     parameters = {
         name: read_signature(
-            yaml.safe_load((menu / "trainer" / f"{name}.yaml").read_text())["trainer"]["args"]["_target_"]
+            yaml.safe_load((menu / "trainer" / f"{name}.yaml").read_text())["trainer"]["args"][
+                "_target_"
+            ]
         )
         for name in trainers
     }
@@ -877,7 +1248,11 @@ def test_each_row_of_a_table_can_be_followed(tool):
 @pytest.mark.parametrize("tool", sorted(find_dialects()))
 def test_no_key_has_two_rows_in_a_table(tool):
     section = find_dialects()[tool]
-    keys = [key for name in ("keys", "ignored", "no_equivalent", "same") for key in section.get(name, {})]
+    keys = [
+        key
+        for name in ("keys", "ignored", "no_equivalent", "same")
+        for key in section.get(name, {})
+    ]
     assert len(keys) == len(set(keys))
 
 
@@ -902,10 +1277,17 @@ FSDP = "strategy=fsdp2 trainer.args.fsdp_config."
         ({"deepspeed": None, "fsdp": [], "fsdp_config": {}}, ""),
         ({"deepspeed": "spread.json"}, f"strategy=zero3 {OFFLOADED}"),
         (
-            {"deepspeed": {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}},
+            {
+                "deepspeed": {
+                    "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+                }
+            },
             "strategy=zero2_offload",
         ),
-        ({"fsdp": ["full_shard", "auto_wrap"], "fsdp_config": {"fsdp_offload_params": True}}, "strategy=fsdp2_offload"),
+        (
+            {"fsdp": ["full_shard", "auto_wrap"], "fsdp_config": {"fsdp_offload_params": True}},
+            "strategy=fsdp2_offload",
+        ),
         ({"fsdp": "shard_grad_op auto_wrap"}, f"{FSDP}reshard_after_forward=false"),
         (
             {"fsdp_version": 2, "fsdp_config": {"activation_checkpointing": True}},
@@ -913,7 +1295,10 @@ FSDP = "strategy=fsdp2 trainer.args.fsdp_config."
         ),
         ({"fsdp": "fsdp2.json"}, "strategy=fsdp2"),
         ({"accelerate_config": "zero1"}, "strategy=zero1"),
-        ({"dist_config": {"name": "deepspeed", "config_file": "spread.json"}}, f"strategy=zero3 {OFFLOADED}"),
+        (
+            {"dist_config": {"name": "deepspeed", "config_file": "spread.json"}},
+            f"strategy=zero3 {OFFLOADED}",
+        ),
         ({"dist_config": {"name": "fsdp2", "dcp_path": None}}, "strategy=fsdp2"),
     ],
 )
@@ -921,7 +1306,9 @@ def test_a_strategy_is_a_word_to_type_on_gpus(written, tmp_path, keys, words):
     (tmp_path / "spread.json").write_text((SAMPLES / "spread.json").read_text())
     done = written(AXOLOTL | keys)
     assert done.draft.spread == ([*words.split(), "launcher.num_processes=N"] if words else [])
-    assert not done.faults and done.composed.choices["strategy"] == "none", "it has to run on other machines as well"
+    assert not done.faults and done.composed.choices["strategy"] == "none", (
+        "it has to run on other machines as well"
+    )
     assert all(done.kinds(key) for key, value in keys.items() if value is not None)
     typed = [word.replace("=N", "=4") for word in done.draft.spread]
     assert not verb.faults_of(done.draft.name, done.text, typed)
@@ -939,21 +1326,35 @@ def test_every_setting_of_a_file_of_deepspeed_is_noted(written, tmp_path):
         '{"zero_optimization": {"stage": 2, "depth": 3}, "config_file": "spread.json"}'
     )
     done = written(AXOLOTL | {"deepspeed": "spread.json"})
-    assert done.draft.spread[0] == "strategy=zero2" and "not a key that is known" in done.why("deepspeed.depth")
+    assert done.draft.spread[0] == "strategy=zero2" and "not a key that is known" in done.why(
+        "deepspeed.depth"
+    )
 
 
 def test_a_launcher_says_the_machines(written, tmp_path):
     (tmp_path / "spread.yaml").write_text((SAMPLES / "spread.yaml").read_text())
     command = "--model_name_or_path a/b --dataset_name c/d --per_device_train_batch_size 2\n"
     done = written(f"accelerate launch --config_file spread.yaml trl sft {command}", "theirs.sh")
-    words = f"{FSDP}reshard_after_forward=false trainer.args.fsdp_config.activation_checkpointing=true"
+    words = (
+        f"{FSDP}reshard_after_forward=false trainer.args.fsdp_config.activation_checkpointing=true"
+    )
     machines = ["launcher=accelerate", "launcher.num_machines=2", "launcher.num_processes=8"]
     assert sorted(done.draft.spread) == sorted([*words.split(), *machines])
-    assert done.draft.overrides == ["launcher.num_processes=8"] and "theirs ran on 16, so 32" in done.text
-    done = written(f"accelerate launch --use_deepspeed --zero_stage 2 trl sft {command}", "theirs.sh")
+    assert (
+        done.draft.overrides == ["launcher.num_processes=8"]
+        and "theirs ran on 16, so 32" in done.text
+    )
+    done = written(
+        f"accelerate launch --use_deepspeed --zero_stage 2 trl sft {command}", "theirs.sh"
+    )
     assert done.draft.spread == ["strategy=zero2", "launcher.num_processes=N"]
-    done = written(f"torchrun --nnodes=2 --nproc_per_node=4 trl/scripts/sft.py {command}", "theirs.sh")
-    assert done.draft.spread == [*machines[:2], "launcher.num_processes=4"] and "theirs ran on 8" in done.text
+    done = written(
+        f"torchrun --nnodes=2 --nproc_per_node=4 trl/scripts/sft.py {command}", "theirs.sh"
+    )
+    assert (
+        done.draft.spread == [*machines[:2], "launcher.num_processes=4"]
+        and "theirs ran on 8" in done.text
+    )
 
 
 @pytest.mark.parametrize(
@@ -969,20 +1370,27 @@ def test_a_file_that_only_says_the_strategy_is_refused_with_the_words(capsys, na
     assert "and no training" in said and words in said and "without" not in said
 
 
-def test_a_strategy_that_does_not_go_with_the_rest_is_said_before_it_runs(tmp_path, monkeypatch, capsys):
+def test_a_strategy_that_does_not_go_with_the_rest_is_said_before_it_runs(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     keys = AXOLOTL | {"adapter": "qlora", "load_in_4bit": True, "deepspeed": "zero3.json"}
     Path("theirs.yaml").write_text(yaml.safe_dump(keys))
     assert main(["import", "theirs.yaml"]) == 0
     out = capsys.readouterr().out
-    assert "on GPUs   and strategy=zero3 launcher.num_processes=N\nbefore it runs:" in out and "strategy=none" in out
+    assert (
+        "on GPUs   and strategy=zero3 launcher.num_processes=N\nbefore it runs:" in out
+        and "strategy=none" in out
+    )
 
 
 # --- The command ----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_it_writes_into_the_menu_of_this_folder_and_never_over_a_file(tmp_path, monkeypatch, capsys):
+def test_it_writes_into_the_menu_of_this_folder_and_never_over_a_file(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "conf" / "experiment").mkdir(parents=True)
     target = tmp_path / "conf" / "experiment" / "mine.yaml"
@@ -1000,7 +1408,16 @@ def test_it_writes_into_the_menu_of_this_folder_and_never_over_a_file(tmp_path, 
 
 @pytest.mark.parametrize(
     "word",
-    ["name=../../x", "name=/tmp/x", "name=a/b", "name=.x", "name=", "name=a\tb", f"name={96 * 'x'}", "to=..yaml"],
+    [
+        "name=../../x",
+        "name=/tmp/x",
+        "name=a/b",
+        "name=.x",
+        "name=",
+        "name=a\tb",
+        f"name={96 * 'x'}",
+        "to=..yaml",
+    ],
 )
 def test_a_name_that_is_no_plain_one_is_refused(tmp_path, monkeypatch, capsys, word):
     here = tmp_path / "a" / "b"
@@ -1053,7 +1470,15 @@ def test_a_file_that_could_be_of_two_is_asked_about(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "meant"),
-    [("2e-5", 2e-5), ("10", 10), ("-1", -1), ("True", True), ("1.10.0", "1.10.0"), ("None", None), ("[1, 2]", [1, 2])],
+    [
+        ("2e-5", 2e-5),
+        ("10", 10),
+        ("-1", -1),
+        ("True", True),
+        ("1.10.0", "1.10.0"),
+        ("None", None),
+        ("[1, 2]", [1, 2]),
+    ],
 )
 def test_texts_are_read_as_they_were_meant(text, meant):
     assert plain(text) == meant and type(plain(text)) is type(meant)
@@ -1081,7 +1506,12 @@ def test_an_imported_experiment_trains(train, tmp_path, monkeypatch):
     }
     (tmp_path / "theirs.yml").write_text(yaml.safe_dump(theirs))
     assert main(["import", "theirs.yml", "name=mine"]) == 0
-    few = ("dataset.limit.train=64", "dataset.limit.eval=8", "trainer.args.logging_steps=1", "model.dtype=float32")
+    few = (
+        "dataset.limit.train=64",
+        "dataset.limit.eval=8",
+        "trainer.args.logging_steps=1",
+        "model.dtype=float32",
+    )
     done = train("experiment=mine", "--config-dir", "conf", *few, name="mine")
     assert (done.code, done.state()) == (0, "finished")
     rates = [line["learning_rate"] for line in done.lines if line["step"]]
@@ -1094,13 +1524,19 @@ def test_the_table_that_is_shown_is_all_that_a_dialect_needs(written, monkeypatc
     sections = dialect.read_sections() | {"example": yaml.safe_load(shown)}
     monkeypatch.setattr(dialect, "read_sections", lambda: sections)
     done = written({"base": "a/b", "rows": "c/d", "rank": 4, "share": 0.1})
-    assert (done.cfg["model"]["path"], done.cfg["peft"]["r"], done.cfg["learning_rate"]) == ("a/b", 4, 3e-4)
+    assert (done.cfg["model"]["path"], done.cfg["peft"]["r"], done.cfg["learning_rate"]) == (
+        "a/b",
+        4,
+        3e-4,
+    )
     assert done.cfg["dataset"]["path"] == "c/d" and done.draft.has_held_out
 
 
 def test_llama_factory_knows_a_tuner_in_capitals(written):
     keys = {"model_name_or_path": "a/b", "stage": "sft", "dataset": "a/b", "lora_rank": 16}
-    small, capital = (written(keys | {"finetuning_type": tuner}).cfg["peft"] for tuner in ("lora", "LoRA"))
+    small, capital = (
+        written(keys | {"finetuning_type": tuner}).cfg["peft"] for tuner in ("lora", "LoRA")
+    )
     assert small == capital and capital["lora_alpha"] == 32
 
 
@@ -1117,7 +1553,11 @@ PAIRS = {"model_name_or_path": "a/b", "dataset_name": "c/d", "beta": 0.1, "max_l
         ("a.yaml", "output_dir: out/zephyr-dpo\n", "dpo"),
         ("a.yaml", "packing: true\n", "sft"),
         ("rloo.yaml", "reward_funcs: [accuracy_reward]\n", "rloo"),
-        ("a.yaml", "reward_funcs: [accuracy_reward]\nmask_truncated_completions: true\nscale_rewards: batch\n", "grpo"),
+        (
+            "a.yaml",
+            "reward_funcs: [accuracy_reward]\nmask_truncated_completions: true\nscale_rewards: batch\n",
+            "grpo",
+        ),
     ],
 )
 def test_the_method_of_a_file_is_in_its_keys_or_its_words(tmp_path, name, text, trainer):
@@ -1133,7 +1573,10 @@ def test_a_file_that_does_not_say_its_method_is_refused_with_a_word_that_works(t
             translate(read_file(tmp_path / "a.yaml"), "a")
         (fault,) = caught.value.faults
         word = fault.fix.split()[-1]
-        assert translate(read_file(tmp_path / "a.yaml"), "a", word.removeprefix("trainer=")).trainer in word
+        assert (
+            translate(read_file(tmp_path / "a.yaml"), "a", word.removeprefix("trainer=")).trainer
+            in word
+        )
 
 
 @pytest.mark.parametrize(
@@ -1144,7 +1587,11 @@ def test_a_file_that_does_not_say_its_method_is_refused_with_a_word_that_works(t
             "if [ $X = y ]",
             "as if it held",
         ),
-        ("if [ $X ]; then E='--bf16'; fi\ntrl sft $E --dataset_name c/d\n", "if [ $X ]; then E=--bf16", "not read"),
+        (
+            "if [ $X ]; then E='--bf16'; fi\ntrl sft $E --dataset_name c/d\n",
+            "if [ $X ]; then E=--bf16",
+            "not read",
+        ),
         (
             "export CUDA_VISIBLE_DEVICES=0,1\nllamafactory-cli train --stage sft\n",
             "CUDA_VISIBLE_DEVICES",
@@ -1158,7 +1605,9 @@ def test_what_a_script_leaves_open_is_said_once(tmp_path, text, key, said):
     (tmp_path / "a.sh").write_text(text)
     draft = translate(read_file(tmp_path / "a.sh"), "a")
     (note,) = [note for note in draft.notes if note.key == key]
-    assert said in f"{note.target} {note.why}" and not any(note.key == f"{key}.{key}" for note in draft.notes)
+    assert said in f"{note.target} {note.why}" and not any(
+        note.key == f"{key}.{key}" for note in draft.notes
+    )
 
 
 def test_the_script_of_ppo_holds_out_its_last_rows(tmp_path):
@@ -1169,7 +1618,9 @@ def test_the_script_of_ppo_holds_out_its_last_rows(tmp_path):
 
 
 def test_a_share_of_a_named_split_is_not_trained_on(tmp_path):
-    command = "python grpo_vlm.py --dataset_name c/d --dataset_train_split rows --test_split_size 10\n"
+    command = (
+        "python grpo_vlm.py --dataset_name c/d --dataset_train_split rows --test_split_size 10\n"
+    )
     (tmp_path / "a.sh").write_text(command)
     draft = translate(read_file(tmp_path / "a.sh"), "a")
     assert draft.values["dataset"]["split"] == {"train": "rows[:-10]", "eval": "rows[-10:]"}
@@ -1183,17 +1634,27 @@ def test_an_empty_number_is_a_fault_in_words(tmp_path, tag):
 
 
 def test_weights_of_rewards_of_ones_own_and_turns_of_another_template_are_said(tmp_path):
-    rows = {"base_model": "a/b", "micro_batch_size": 1, "datasets": [{"path": "c/d", "type": "chatml.intel"}]}
+    rows = {
+        "base_model": "a/b",
+        "micro_batch_size": 1,
+        "datasets": [{"path": "c/d", "type": "chatml.intel"}],
+    }
     (tmp_path / "a.yaml").write_text(yaml.safe_dump(rows | {"rl": "dpo"}))
     draft = translate(read_file(tmp_path / "a.yaml"), "a")
     assert any("turns as chatml.intel writes them" in note.why for note in draft.notes)
     trl = {"reward_funcs": ["m.f", "m.g"], "reward_weights": [1.0, 2.0]}
     (tmp_path / "a.yaml").write_text(yaml.safe_dump(rows | {"rl": "grpo", "trl": trl}))
-    assert any(note.key == "trl.reward_weights" for note in translate(read_file(tmp_path / "a.yaml"), "a").notes)
+    assert any(
+        note.key == "trl.reward_weights"
+        for note in translate(read_file(tmp_path / "a.yaml"), "a").notes
+    )
 
 
 def test_the_command_of_the_old_format_may_name_a_file_of_the_new(tmp_path):
     (tmp_path / "v1.yaml").write_text("model: a/b\ntrain_dataset: c/d\nmicro_batch_size: 2\n")
     (tmp_path / "a.sh").write_text("llamafactory-cli train v1.yaml\n")
     draft = translate(read_file(tmp_path / "a.sh"), "a")
-    assert draft.table.sections["title"] == "LLaMA-Factory v1" and draft.values["dataset"]["path"] == "c/d"
+    assert (
+        draft.table.sections["title"] == "LLaMA-Factory v1"
+        and draft.values["dataset"]["path"] == "c/d"
+    )

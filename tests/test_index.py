@@ -13,9 +13,9 @@ from laid import lay_run, lay_sweep, set_status, write
 from runner.__main__ import main
 from runner.io.files import files_of, write_bytes
 from runner.report import index, page
-from runner.report.sweep import choose_runs
+from runner.report.selection import choose_runs
 from runner.run import Run, locked
-from runner.run.read import RunRecord, read_run
+from runner.run.record import RunRecord, read_run
 
 SEEDS = {(0.1, 1e-4, 0): 0.5, (0.1, 1e-4, 1): 0.7, (0.5, 1e-4, 0): 0.8, (0.5, 1e-4, 1): 0.9}
 FIRST = "kl-0.1+lr-0.0001+seed-0"
@@ -26,7 +26,7 @@ def group(tmp_path, monkeypatch) -> Path:
     """Four runs beside an index of theirs, which trusts files that are a moment old; and reports without pictures."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(index, "SETTLED_NANOSECONDS", 0)
-    monkeypatch.setattr(page.plot, "sweep_pictures", lambda summary: [])
+    monkeypatch.setattr(page.plot_sweep, "sweep_pictures", lambda summary: [])
     found = lay_sweep(tmp_path / "outputs" / "kl", SEEDS, logged=True)
     pause()
     return found
@@ -40,8 +40,12 @@ def pause() -> None:
 def told(capsys, *words: str) -> tuple[str, dict[str, str]]:
     """What a report says, and the files that it writes."""
     assert main(["report", "kl", "objective=reward", *words]) == 0
-    files = {name: digest for name, digest in files_of(Path("outputs/kl")).items() if "/" not in name}
-    return capsys.readouterr().out, {name: digest for name, digest in files.items() if name != index.INDEX}
+    files = {
+        name: digest for name, digest in files_of(Path("outputs/kl")).items() if "/" not in name
+    }
+    return capsys.readouterr().out, {
+        name: digest for name, digest in files.items() if name != index.INDEX
+    }
 
 
 def without_index(group: Path, capsys) -> tuple[str, dict[str, str]]:
@@ -74,8 +78,13 @@ CHANGES = {
     "the same size and time": same_size_and_time,
     "a torn config": lambda run: (run / "config.yaml").write_text("a: [1\n b: }"),
     "a link among its files": lambda run: (run / "model").symlink_to("/etc"),
-    "a link deeper": lambda run: ((run / "plots").mkdir(), (run / "plots" / "loss.png").symlink_to("/etc/passwd")),
-    "a file of another format": lambda run: (run / "config.yaml").write_text("format: 1\nname: kl\n"),
+    "a link deeper": lambda run: (
+        (run / "plots").mkdir(),
+        (run / "plots" / "loss.png").symlink_to("/etc/passwd"),
+    ),
+    "a file of another format": lambda run: (run / "config.yaml").write_text(
+        "format: 1\nname: kl\n"
+    ),
 }
 
 
@@ -83,7 +92,9 @@ CHANGES = {
 def test_figures_are_those_of_the_files_whatever_changes(group, capsys, monkeypatch, change):
     before = told(capsys)
     reads = []
-    monkeypatch.setattr(index, "read_run", lambda folder, **how: (reads.append(folder), read_run(folder, **how))[1])
+    monkeypatch.setattr(
+        index, "read_run", lambda folder, **how: (reads.append(folder), read_run(folder, **how))[1]
+    )
     assert told(capsys) == before and not reads
     change(group / FIRST)
     pause()
@@ -105,7 +116,12 @@ def test_a_link_in_a_run_that_lies_elsewhere_is_noticed(group, capsys, tmp_path)
 
 def changed_row(path: Path) -> None:
     with sqlite3.connect(path) as rows:
-        assert rows.execute(f"UPDATE {index.NAME} SET record = replace(record, '0.7', '0.9')").rowcount == 4
+        assert (
+            rows.execute(
+                f"UPDATE {index.TABLE_NAME} SET record = replace(record, '0.7', '0.9')"
+            ).rowcount
+            == 4
+        )
     rows.close()
 
 
@@ -122,25 +138,33 @@ def other_version(path: Path) -> None:
 
 DAMAGE = {
     "garbage": lambda path: path.write_bytes(os.urandom(5000)),
-    "garbage behind the head": lambda path: path.write_bytes(path.read_bytes()[:4096] + os.urandom(9000)),
+    "garbage behind the head": lambda path: path.write_bytes(
+        path.read_bytes()[:4096] + os.urandom(9000)
+    ),
     "cut off": lambda path: path.write_bytes(path.read_bytes()[:5000]),
     "empty": lambda path: path.write_bytes(b""),
     "another version": other_version,
     "another figure": changed_row,
     "a folder": lambda path: in_place_of(path, Path.mkdir),
-    "a link": lambda path: in_place_of(path, lambda place: place.symlink_to(place.parents[2] / "mine")),
+    "a link": lambda path: in_place_of(
+        path, lambda place: place.symlink_to(place.parents[2] / "mine")
+    ),
     "a pipe": lambda path: in_place_of(path, os.mkfifo),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_an_index_that_is_damaged_is_made_again_and_no_link_is_followed(group, capsys, tmp_path, monkeypatch, damage):
+def test_an_index_that_is_damaged_is_made_again_and_no_link_is_followed(
+    group, capsys, tmp_path, monkeypatch, damage
+):
     (tmp_path / "mine").write_text("mine")
     before, path = told(capsys), group / index.INDEX
     damage(path)
     assert told(capsys) == before
     if not path.is_dir():
-        monkeypatch.setattr(index, "read_run", lambda *_, **__: pytest.fail("it was not made again"))
+        monkeypatch.setattr(
+            index, "read_run", lambda *_, **__: pytest.fail("it was not made again")
+        )
     assert told(capsys) == before
     assert (tmp_path / "mine").read_text() == "mine" and not path.is_symlink()
     assert not [name for name in os.listdir(group) if name.startswith(".") and name != index.INDEX]
@@ -160,8 +184,14 @@ def test_what_was_written_a_moment_ago_is_not_kept(group, capsys, monkeypatch):
     monkeypatch.undo()
     monkeypatch.chdir(group.parent.parent)
     index.read_group(group)
-    with sqlite3.connect(group / index.INDEX) if (group / index.INDEX).exists() else sqlite3.connect("") as rows:
-        assert not rows.execute("SELECT name FROM sqlite_master WHERE name = ?", [index.NAME]).fetchall()
+    with (
+        sqlite3.connect(group / index.INDEX)
+        if (group / index.INDEX).exists()
+        else sqlite3.connect("") as rows
+    ):
+        assert not rows.execute(
+            "SELECT name FROM sqlite_master WHERE name = ?", [index.TABLE_NAME]
+        ).fetchall()
     rows.close()
 
 
@@ -177,10 +207,19 @@ def test_runs_are_chosen_and_ordered_by_what_a_report_shows(group, capsys):
     for where, wanted in names.items():
         text, _ = told(capsys, where, "sort=run")
         rows = map(json.loads, (group / "summary.jsonl").read_text().splitlines())
-        assert [row["run"] for row in rows] == wanted or (not wanted and "none run=nothing, of 4 runs" in text)
-    for words, first in (("kl_coef", 0.1), ("kl_coef direction=max", 0.5), ("exact", 0.5), ("loss direction=max", 0.1)):
+        assert [row["run"] for row in rows] == wanted or (
+            not wanted and "none run=nothing, of 4 runs" in text
+        )
+    for words, first in (
+        ("kl_coef", 0.1),
+        ("kl_coef direction=max", 0.5),
+        ("exact", 0.5),
+        ("loss direction=max", 0.1),
+    ):
         told(capsys, *f"sort={words}".split())
-        assert json.loads((group / "summary.jsonl").read_text().splitlines()[0])["values"] == {"kl_coef": first}
+        assert json.loads((group / "summary.jsonl").read_text().splitlines()[0])["values"] == {
+            "kl_coef": first
+        }
     told(capsys, "top=1", "sort=kl_coef", "direction=max")
     from pyarrow import parquet
 
@@ -192,10 +231,21 @@ def test_runs_are_chosen_and_ordered_by_what_a_report_shows(group, capsys):
 
 def test_a_run_that_lacks_a_key_meets_no_order_of_it(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    for name, peft in {"none": None, "small": {"r": 4}, "large": {"r": 16}, "torn": {"r": 32}}.items():
-        lay_run(tmp_path / "outputs" / "kl" / name, after={"eval_loss": 0.5}, peft=peft, model={"r": 1})
+    for name, peft in {
+        "none": None,
+        "small": {"r": 4},
+        "large": {"r": 16},
+        "torn": {"r": 32},
+    }.items():
+        lay_run(
+            tmp_path / "outputs" / "kl" / name, after={"eval_loss": 0.5}, peft=peft, model={"r": 1}
+        )
     (tmp_path / "outputs" / "kl" / "torn" / "config.yaml").write_text("a: [1")
-    for where, wanted in {"peft.r>8": ["large"], "peft.r=null": ["none", "torn"], "peft.r<8": ["small"]}.items():
+    for where, wanted in {
+        "peft.r>8": ["large"],
+        "peft.r=null": ["none", "torn"],
+        "peft.r<8": ["small"],
+    }.items():
         runs = index.read_group(Path("outputs/kl"))
         assert [run.folder.name for run in choose_runs(runs, where)] == wanted
     assert main(["clean", "kl", "where=r>8"]) == 2
@@ -214,7 +264,9 @@ def test_names_that_are_no_utf_8_are_reported(group, capsys):
     assert "run\\udcff" in parquet.read_table(group / "summary.parquet").column("run").to_pylist()
 
 
-@pytest.mark.parametrize("word", ["where=stat=failed", "where=failed", "where=", "sort=nothing", "top=0", "top=x"])
+@pytest.mark.parametrize(
+    "word", ["where=stat=failed", "where=failed", "where=", "sort=nothing", "top=0", "top=x"]
+)
 def test_wrong_words_are_told_in_four_beats(group, capsys, word):
     assert main(["report", "kl", word]) == 2
     said = capsys.readouterr().err
@@ -247,12 +299,16 @@ def test_a_page_of_many_runs_is_bounded_and_says_where_the_rest_is(group):
     text = (group / FIRST / "config.yaml").read_text()
     for number in range(260):
         shutil.copytree(group / FIRST, group / f"copy-{number}")
-        changed = text.replace("kl_coef: 0.1", f"kl_coef: {number}").replace("seed: 0", f"seed: {number % 3}")
+        changed = text.replace("kl_coef: 0.1", f"kl_coef: {number}").replace(
+            "seed: 0", f"seed: {number % 3}"
+        )
         (group / f"copy-{number}" / "config.yaml").write_text(changed)
     assert main(["report", "kl"]) == 0
     text = (group / "report.html").read_text()
     assert text.count("<tr data-label") == 200 and text.count('<td class="folder"') == 200
-    assert "And 62 more, in <code>summary.csv" in text and "And 64 more, in <code>summary.csv" in text
+    assert (
+        "And 62 more, in <code>summary.csv" in text and "And 64 more, in <code>summary.csv" in text
+    )
     assert len((group / "summary.csv").read_text().splitlines()) == 265
 
 

@@ -29,7 +29,9 @@ def test_two_processes_train_as_one_with_the_same_global_batch(runner):
     words += ("batch=8", "name=two")
     torchrun = ("--standalone", "--nproc_per_node=2", "-m", "runner")
     runner(*torchrun, *words, door="torch.distributed.run:main")
-    assert f"{runner.runs('two')[0].name} already" in runner(*words, "launcher.num_processes=2").stdout
+    assert (
+        f"{runner.runs('two')[0].name} already" in runner(*words, "launcher.num_processes=2").stdout
+    )
     one, two = (read(runner, name) for name in ("one", "two"))
     assert two["manifest"]["hardware"]["processes"] == 2
     assert two["steps"] == pytest.approx(one["steps"], rel=1e-3) and len(one["steps"]) == 8
@@ -37,7 +39,9 @@ def test_two_processes_train_as_one_with_the_same_global_batch(runner):
 
 def test_accelerate_launch_on_a_cpu_is_told_from_a_world_of_processes(runner):
     launch = ("--cpu", "--num_processes=2", "--num_machines=1", "-m", "runner")
-    done = runner(*launch, "trainer=sft", *SAME, "name=world", door="test_launcher:accelerate_launch", code=1)
+    done = runner(
+        *launch, "trainer=sft", *SAME, "name=world", door="test_launcher:accelerate_launch", code=1
+    )
     assert "launcher.num_processes=2" in done.stderr and not runner.runs("world")
 
 
@@ -49,7 +53,7 @@ def accelerate_launch(words):
 
 def read(runner, name):
     from runner.io.files import read_json
-    from runner.run.read import read_metrics
+    from runner.run.history import read_metrics
 
     run = Run(runner.runs(name)[0])
     lines = [line for line in read_metrics(run.metrics) if line["step"]]
@@ -78,9 +82,17 @@ def test_a_run_begins_in_a_python_of_its_own_where_a_fork_could_use_no_gpu(runne
     words = ("trainer=sft", *SAME)
     runner("-m", *words, "seed=0", "name=fresh", "--debug", door="test_launcher:with_gpu_awake")
     (fresh,) = runner.runs("fresh")
-    assert (runner.folder / "words").read_text().splitlines()[-4:] == [str(fresh), "--trust", "--launch", "--debug"]
+    assert (runner.folder / "words").read_text().splitlines()[-4:] == [
+        str(fresh),
+        "--trust",
+        "--launch",
+        "--debug",
+    ]
     runner(*words, "name=forked")
-    weights = [(run / "model" / "model.safetensors").read_bytes() for run in (fresh, runner.runs("forked")[0])]
+    weights = [
+        (run / "model" / "model.safetensors").read_bytes()
+        for run in (fresh, runner.runs("forked")[0])
+    ]
     assert weights[0] == weights[1]
 
 
@@ -103,14 +115,24 @@ def test_a_sweep_trains_four_runs_each_in_its_own_folder_as_it_would_be_alone(ru
     assert all("kl_coef-0" in folder.name and "learning_rate-" in folder.name for folder in folders)
     again = runner(*words)
     assert "4 finished" in again.stdout and "start" not in again.stdout
-    runner("trainer=dpo", "kl_coef=0.1", "learning_rate=3e-6", *SAME, "trainer.args.max_steps=2", "name=alone")
+    runner(
+        "trainer=dpo",
+        "kl_coef=0.1",
+        "learning_rate=3e-6",
+        *SAME,
+        "trainer.args.max_steps=2",
+        "name=alone",
+    )
     alone = Run(runner.runs("alone")[0])
     (twin,) = (Run(folder) for folder in folders if folder.name[-10:] == alone.folder.name[-10:])
-    assert (alone.model / "model.safetensors").read_bytes() == (twin.model / "model.safetensors").read_bytes()
+    assert (alone.model / "model.safetensors").read_bytes() == (
+        twin.model / "model.safetensors"
+    ).read_bytes()
 
 
 def test_one_failing_job_does_not_stop_the_others(runner):
-    words = ("-m", "trainer=sft", "trainer.args.max_length=20,64", *SAME[1:], "name=sweep")  # 20 cuts the rows
+    # 20 cuts the rows
+    words = ("-m", "trainer=sft", "trainer.args.max_length=20,64", *SAME[1:], "name=sweep")
     done = runner(*words, code=2)
     states = sorted(Run(folder).status()["state"] for folder in runner.runs("sweep"))
     assert states == ["failed", "finished"] and "1 of 2 runs finished" in done.stdout
@@ -125,12 +147,27 @@ def test_one_failing_job_does_not_stop_the_others(runner):
     ids=["sweep", "processes"],
 )
 def test_what_is_stopped_saves_its_step_and_starts_no_other_run(runner, kind, number, code):
-    words = (*kind, "trainer=sft", "trainer.args.max_steps=500", "dataset.limit.eval=8", "metric=none")
-    assert runner.stopped(*words, "name=sweep", "trainer.args.logging_steps=1", name="sweep", number=number) == code
+    words = (
+        *kind,
+        "trainer=sft",
+        "trainer.args.max_steps=500",
+        "dataset.limit.eval=8",
+        "metric=none",
+    )
+    assert (
+        runner.stopped(
+            *words, "name=sweep", "trainer.args.logging_steps=1", name="sweep", number=number
+        )
+        == code
+    )
     [run] = map(Run, runner.runs("sweep"))
     log = run.log.read_text()
     assert f"run       {run.folder.relative_to(runner.folder)}\n" in log or "-m" in kind
-    assert run.status()["state"] == "interrupted" and log.count("asked to stop") == 1 and "Traceback" not in log
+    assert (
+        run.status()["state"] == "interrupted"
+        and log.count("asked to stop") == 1
+        and "Traceback" not in log
+    )
 
 
 ONE_ENDS = """
@@ -153,19 +190,35 @@ class Ends(TrainerCallback):
 @pytest.mark.parametrize(
     ("how", "code", "expected", "fresh"),
     [
-        ("DataError", 2, "data (rank 1)\n  mine\n    found     an end of its own\n    type      nothing", True),
-        ("killed", 5, "environment\n  processes\n    found     rank 1 was killed by SIGKILL", False),
+        (
+            "DataError",
+            2,
+            "data (rank 1)\n  mine\n    found     an end of its own\n    type      nothing",
+            True,
+        ),
+        (
+            "killed",
+            5,
+            "environment\n  processes\n    found     rank 1 was killed by SIGKILL",
+            False,
+        ),
     ],
 )
-def test_of_several_processes_the_one_that_failed_first_says_why(runner, how, code, expected, fresh):
+def test_of_several_processes_the_one_that_failed_first_says_why(
+    runner, how, code, expected, fresh
+):
     """With a Python of their own that finds the user's modules, and forked as in the other tests."""
     (runner.folder / "mine.py").write_text(ONE_ENDS)
     own = ("+callback.ends._target_=mine.Ends", f"+callback.ends.how={how}", "allow=[mine]")
-    done = runner("trainer=sft", "launcher.num_processes=2", *SAME, *own, "name=one", code=code, fresh=fresh)
+    done = runner(
+        "trainer=sft", "launcher.num_processes=2", *SAME, *own, "name=one", code=code, fresh=fresh
+    )
     run = Run(runner.runs("one")[0])
     assert run.status()["state"] == "failed" and run.status()["cause"].startswith(expected)
     assert expected in done.stderr and expected in run.log.read_text()
-    assert "Traceback" not in done.stderr and "Connection" not in done.stderr + run.status()["cause"]
+    assert (
+        "Traceback" not in done.stderr and "Connection" not in done.stderr + run.status()["cause"]
+    )
 
 
 ENDS_ONCE = """
@@ -182,7 +235,13 @@ class Ends(TrainerCallback):
 def test_two_machines_train_as_two_processes_of_one(runner):
     """Two commands on this one, of which the second loses its process, and then the same again."""
     (runner.folder / "mine.py").write_text(ENDS_ONCE)
-    words = ("trainer=sft", *SAME, "trainer.args.save_steps=2", "+callback.ends._target_=mine.Ends", "allow=[mine]")
+    words = (
+        "trainer=sft",
+        *SAME,
+        "trainer.args.save_steps=2",
+        "+callback.ends._target_=mine.Ends",
+        "allow=[mine]",
+    )
     with socket.create_server(("127.0.0.1", 0)) as free:
         place = f"launcher.rendezvous=127.0.0.1:{free.getsockname()[1]}"
     for ends, code in (("1", 5), ("", 0)):
@@ -191,7 +250,9 @@ def test_two_machines_train_as_two_processes_of_one(runner):
         machines = ("launcher=accelerate", "launcher.num_machines=2", place, "name=two")
         started = [runner.start(*words, *machines, rank) for rank in each]
         done = [one.wait() for one in started]
-        assert [one.returncode for one in done] == [code, code], "\n".join(one.stdout + one.stderr for one in done)
+        assert [one.returncode for one in done] == [code, code], "\n".join(
+            one.stdout + one.stderr for one in done
+        )
         two = Run(runner.runs("two")[0])
         if ends:
             cause = "environment\n  processes\n    found     rank 1 on machine 1 ("
@@ -201,7 +262,9 @@ def test_two_machines_train_as_two_processes_of_one(runner):
     runner(*words, "launcher.num_processes=2", "name=one")
     one = Run(runner.runs("one")[0])
     assert one.folder.name == two.folder.name and two.manifest()["hardware"]["processes"] == 2
-    assert (one.model / "model.safetensors").read_bytes() == (two.model / "model.safetensors").read_bytes()
+    assert (one.model / "model.safetensors").read_bytes() == (
+        two.model / "model.safetensors"
+    ).read_bytes()
 
 
 def test_processes_of_which_one_is_asked_to_stop_stop_together_and_see_one_folder(runner):
@@ -216,7 +279,10 @@ def test_processes_of_which_one_is_asked_to_stop_stop_together_and_see_one_folde
     assert status["state"] == "interrupted" and status["sealed"] == status["step"]
     own = [["output_root=outputs"], ["output_root=elsewhere"]]
     each = zip(own, world_of_two(), strict=True)
-    again = [runner.warm.start([*words, *root], runner.folder, runner.environment | world) for root, world in each]
+    again = [
+        runner.warm.start([*words, *root], runner.folder, runner.environment | world)
+        for root, world in each
+    ]
     done = [one.wait() for one in again]
     assert [one.returncode for one in done] == [5, 5] and "output_root=<a folder" in done[0].stderr
 
@@ -234,7 +300,10 @@ def test_machines_that_cannot_meet_say_why(rank, place, said, tmp_path, monkeypa
     from runner.launch import accelerate
 
     monkeypatch.setattr(accelerate, "HANDSHAKE", 1)
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(EnvironmentFault, match=said):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(EnvironmentFault, match=said),
+    ):
         place = place.format(taken.getsockname()[1])
         given = {"machine_rank": rank, "rendezvous": place, "rendezvous_seconds": 0.2}
         accelerate.accelerate(tmp_path, num_machines=2, **given)

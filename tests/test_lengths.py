@@ -6,7 +6,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
-from runner.training.components.trainer import EpochOrder, group_lengths
+from runner.training.components.row_order import EpochOrder, group_lengths
 
 
 def order_of(epoch, seed=0, *, drawn_before=0):
@@ -26,19 +26,34 @@ def test_the_order_of_an_epoch_is_the_same_whatever_was_drawn_before():
 
 
 def test_rows_of_several_texts_get_the_length_of_all(tmp_path):
-    args = TrainingArguments(output_dir=tmp_path, train_sampling_strategy="group_by_length", report_to=[])
-    ids = {"prompt_ids": [[1], [1, 2]], "chosen_ids": [[3, 4], [5]], "rejected_ids": [[6], [7, 8, 9]]}
-    pairs, alone = Dataset.from_dict(ids | {"text": ["a", "b"]}), Dataset.from_dict({"input_ids": [[1], [2]]})
+    args = TrainingArguments(
+        output_dir=tmp_path, train_sampling_strategy="group_by_length", report_to=[]
+    )
+    ids = {
+        "prompt_ids": [[1], [1, 2]],
+        "chosen_ids": [[3, 4], [5]],
+        "rejected_ids": [[6], [7, 8, 9]],
+    }
+    pairs, alone = (
+        Dataset.from_dict(ids | {"text": ["a", "b"]}),
+        Dataset.from_dict({"input_ids": [[1], [2]]}),
+    )
     trainer = Trainer(torch.nn.Linear(1, 1), args, train_dataset=pairs, eval_dataset={"one": alone})
     group_lengths(trainer)
-    assert trainer.train_dataset["length"] == [4, 6] and trainer.eval_dataset["one"].column_names == ["input_ids"]
+    assert trainer.train_dataset["length"] == [4, 6] and trainer.eval_dataset[
+        "one"
+    ].column_names == ["input_ids"]
     assert "length" in next(iter(DataLoader(trainer.train_dataset, collate_fn=list)))[0]
     assert not args.remove_unused_columns
 
 
 def test_where_nothing_is_grouped_nothing_is_changed(tmp_path):
     rows = Dataset.from_dict({"chosen_ids": [[1]]})
-    trainer = Trainer(torch.nn.Linear(1, 1), TrainingArguments(output_dir=tmp_path, report_to=[]), train_dataset=rows)
+    trainer = Trainer(
+        torch.nn.Linear(1, 1),
+        TrainingArguments(output_dir=tmp_path, report_to=[]),
+        train_dataset=rows,
+    )
     before = len(trainer.callback_handler.callbacks)
     group_lengths(trainer)
     assert trainer.train_dataset is rows and len(trainer.callback_handler.callbacks) == before

@@ -37,16 +37,22 @@ def alone(model, ids, start):
 
 
 def test_each_answer_is_read_as_if_it_were_alone(model, tokenizer):
-    reading = AnswerReader(model, tokenizer).read(ROWS, keep={"shape": lambda logits, labels: tuple(logits.shape)})
+    reading = AnswerReader(model, tokenizer).read(
+        ROWS, keep={"shape": lambda logits, labels: tuple(logits.shape)}
+    )
     assert model.training
-    for row, labels, said, shape in zip(ROWS, reading.labels, reading.log_probs, reading.kept["shape"], strict=True):
+    for row, labels, said, shape in zip(
+        ROWS, reading.labels, reading.log_probs, reading.kept["shape"], strict=True
+    ):
         ids, start = to_ids(tokenizer, row)
         assert labels == ids[start:] and shape == (len(labels), model.config.vocab_size)
         assert said == pytest.approx(alone(model, ids, start), abs=1e-4)
 
 
 def test_an_answer_is_what_training_would_learn(tokenizer):
-    answers = [tokenizer.decode(ids[start:]) for ids, start in (to_ids(tokenizer, row) for row in ROWS)]
+    answers = [
+        tokenizer.decode(ids[start:]) for ids, start in (to_ids(tokenizer, row) for row in ROWS)
+    ]
     end = tokenizer.eos_token
     closed = tokenizer.apply_chat_template(CHAT + ANSWER, tokenize=False)
     opened = tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
@@ -69,5 +75,7 @@ def test_a_reward_model_scores_each_row_as_if_it_were_alone(tokenizer):
     model = AutoModelForSequenceClassification.from_pretrained(TINY, num_labels=1).eval()
     scores = AnswerReader(model, tokenizer).score(ROWS)
     with torch.no_grad():
-        alone = [model(input_ids=torch.tensor([to_ids(tokenizer, row)[0]])).logits.item() for row in ROWS]
+        alone = [
+            model(input_ids=torch.tensor([to_ids(tokenizer, row)[0]])).logits.item() for row in ROWS
+        ]
     assert scores == pytest.approx(alone, abs=1e-5)

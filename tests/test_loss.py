@@ -13,15 +13,17 @@ from runner.__main__ import main
 from runner.config import compose
 from runner.errors import ConfigError, SickRun
 from runner.io.files import MENU
-from runner.launch.worker import Stop
+from runner.launch.signals import Stop
 from runner.run import open_run
-from runner.schema.read import choices_compared, read_signature
+from runner.schema.choices import choices_compared
+from runner.schema.read import read_signature
 from runner.schema.source import find_definition
 from runner.schema.upstream import LOSS_INTERFACES, OWN_LOSS, UNWEIGHABLE, loss_interface
 from runner.training import objective
 from runner.training.components import build_components
-from runner.training.extension import Hooks
-from runner.training.objective import aligned, call, watched
+from runner.training.hooks import Hooks
+from runner.training.objective import WatchedSequences, watched
+from runner.training.user_loss import aligned, call_loss
 from runner.validate.objective import ALSO_GIVES, GIVES
 
 # --- By hand ------------------------------------------------------------------------------------
@@ -36,16 +38,21 @@ def test_focal_without_focus_is_cross_entropy():
 
 def test_focal_by_hand():
     shares = torch.tensor([0.5, 0.9], dtype=torch.float64)
-    assert loss.focal(shares.log(), gamma=2.0).tolist() == pytest.approx([0.25 * 0.6931471806, 0.01 * 0.1053605157])
+    assert loss.focal(shares.log(), gamma=2.0).tolist() == pytest.approx(
+        [0.25 * 0.6931471806, 0.01 * 0.1053605157]
+    )
 
 
 def test_label_smoothing_by_hand():
     logits, targets = torch.randn(5, 7, dtype=torch.float64), torch.tensor([0, 3, 6, 1, 1])
     logs = logits.log_softmax(-1)
     right = -logs[range(5), targets]
-    assert torch.allclose(loss.label_smoothed(logits, targets, epsilon=0.2), 0.8 * right + 0.2 * -logs.mean(-1))
     assert torch.allclose(
-        loss.label_smoothed(logits, targets, epsilon=0.0), cross_entropy(logits, targets, reduction="none")
+        loss.label_smoothed(logits, targets, epsilon=0.2), 0.8 * right + 0.2 * -logs.mean(-1)
+    )
+    assert torch.allclose(
+        loss.label_smoothed(logits, targets, epsilon=0.0),
+        cross_entropy(logits, targets, reduction="none"),
     )
 
 
@@ -80,20 +87,28 @@ def test_simpo_is_what_the_file_of_cpo_says_to_type(tmp_path, monkeypatch):
     """Length-normalised, with a margin, and without the likelihood of the chosen that CPO adds."""
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     text = (MENU / "trainer" / "cpo.yaml").read_text()
-    words = next(re.findall(r"\S+=\S+", line) for line in text.splitlines() if "loss_type=simpo" in line)
+    words = next(
+        re.findall(r"\S+=\S+", line) for line in text.splitlines() if "loss_type=simpo" in line
+    )
     words += ["metric=none", "dataset.limit.train=8", "trainer.args.per_device_train_batch_size=4"]
     cfg = compose(["trainer=cpo", *words, f"output_root={tmp_path}"]).cfg
     trainer = build_components(open_run(cfg, []), Stop()).trainer
     batch = next(iter(trainer.get_train_dataloader()))
     with torch.no_grad():
         found = trainer.compute_loss(trainer.model.eval(), batch)
-        chosen, rejected = (_mean_log_prob(trainer.model, batch, side) for side in ("chosen", "rejected"))
-    expected = -logsigmoid(trainer.args.beta * (chosen - rejected) - trainer.args.simpo_gamma).mean()
+        chosen, rejected = (
+            _mean_log_prob(trainer.model, batch, side) for side in ("chosen", "rejected")
+        )
+    expected = -logsigmoid(
+        trainer.args.beta * (chosen - rejected) - trainer.args.simpo_gamma
+    ).mean()
     assert found.item() == pytest.approx(expected.item(), rel=1e-4)
 
 
 def _mean_log_prob(model, batch, side):
-    ids, mask, labels = (batch[f"{side}_{name}"] for name in ("input_ids", "attention_mask", "labels"))
+    ids, mask, labels = (
+        batch[f"{side}_{name}"] for name in ("input_ids", "attention_mask", "labels")
+    )
     logits, labels = model(input_ids=ids, attention_mask=mask).logits[:, :-1], labels[:, 1:]
     each = -cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
     return each.sum(-1) / (labels != -100).sum(-1)
@@ -104,9 +119,15 @@ def _mean_log_prob(model, batch, side):
 
 def test_a_loss_is_given_what_it_names():
     given = {"log_probs": 1, "entropy": 2}
-    assert call(lambda entropy: entropy, given) == 2
-    assert call(lambda **all_of_it: all_of_it, given) == given
-    assert call(torch.nn.CrossEntropyLoss(), {"input": torch.zeros(1, 2), "target": torch.tensor([0]), "other": 1}) > 0
+    assert call_loss(lambda entropy: entropy, **given) == 2
+    assert call_loss(lambda **all_of_it: all_of_it, **given) == given
+    assert (
+        call_loss(
+            torch.nn.CrossEntropyLoss(),
+            **{"input": torch.zeros(1, 2), "target": torch.tensor([0]), "other": 1},
+        )
+        > 0
+    )
 
 
 def test_weights_are_aligned_to_predictions():
@@ -116,7 +137,9 @@ def test_weights_are_aligned_to_predictions():
     assert aligned(weights, torch.zeros(1, 4)).tolist() == [[1.0, 1.0, 2.0, 3.0]]
 
 
-@pytest.mark.parametrize("result", [torch.tensor(1.0), torch.zeros(2), 0.5], ids=["one number", "too few", "no tensor"])
+@pytest.mark.parametrize(
+    "result", [torch.tensor(1.0), torch.zeros(2), 0.5], ids=["one number", "too few", "no tensor"]
+)
 def test_a_result_of_another_shape_is_refused(result):
     trainer = type("Mine", (objective.Objective,), {"__init__": lambda self: None})()
     trainer.hooks = Hooks(loss=lambda log_probs: result)
@@ -130,7 +153,10 @@ def test_forward_passes_that_nobody_saw_are_sick():
         model, ref_model = torch.nn.Linear(1, 1), None
 
     ids = torch.tensor([[1, 2]])
-    with pytest.raises(SickRun, match="0 forward passes"), watched(Models, {"input_ids": (ids, None)}, times=2):
+    with (
+        pytest.raises(SickRun, match="0 forward passes"),
+        watched(Models, {"input_ids": WatchedSequences(ids)}, times=2),
+    ):
         Models.model(torch.ones(1))
 
 
@@ -146,13 +172,33 @@ def test_a_trl_that_asks_for_no_log_probabilities_is_refused():
 
 # --- The names of TRL that are relied on --------------------------------------------------------
 
-KINDS = {"sft": "tokens", "dpo": "pairs", "kto": "labels", "orpo": "odds", "cpo": "contrasts", "reward": "scores"}
+KINDS = {
+    "sft": "tokens",
+    "dpo": "pairs",
+    "kto": "labels",
+    "orpo": "odds",
+    "cpo": "contrasts",
+    "reward": "scores",
+}
 KINDS |= {"ppo": "policy"}
-# What our classes read of TRL's trainers beside the names in ``upstream``: attributes, and columns of their batches.
+# What our classes read of TRL's trainers beside the names in ``upstream``: attributes, and columns
+# of their batches.
 READ = {
     "sft": ("fused_lm_head", "label_mask", "log_probs", "entropy", "is_top1", "aux_loss"),
-    "dpo": ("fused_lm_head", "self.precompute_ref_logps", "ref_chosen_logps", "ref_rejected_logps", "completion_mask"),
-    "kto": ("fused_lm_head", "self.precompute_ref_logps", "self.calculate_KL", "KL_input_ids", "ref_KL_logps"),
+    "dpo": (
+        "fused_lm_head",
+        "self.precompute_ref_logps",
+        "ref_chosen_logps",
+        "ref_rejected_logps",
+        "completion_mask",
+    ),
+    "kto": (
+        "fused_lm_head",
+        "self.precompute_ref_logps",
+        "self.calculate_KL",
+        "KL_input_ids",
+        "ref_KL_logps",
+    ),
     "orpo": ("policy_chosen_logps", "policy_rejected_logps", "self.beta"),
     "cpo": ("policy_chosen_logps", "policy_rejected_logps", "self.beta"),
     "reward": ("outputs.logits",),
@@ -171,7 +217,9 @@ def targets_of(option):
 
 @pytest.mark.parametrize("option", sorted(path.stem for path in MENU.glob("trainer/*.yaml")))
 def test_a_trainer_is_known_by_its_names(option):
-    assert kind_of(*targets_of(option)) == KINDS.get(option), "TRL has renamed one of upstream.LOSS_INTERFACES"
+    assert kind_of(*targets_of(option)) == KINDS.get(option), (
+        "TRL has renamed one of upstream.LOSS_INTERFACES"
+    )
 
 
 def test_every_kind_has_a_class_and_says_what_it_gives():
@@ -187,8 +235,12 @@ def test_what_our_classes_read_of_a_trainer_is_there(option):
 def test_fields_that_a_loss_or_weights_exclude_are_fields_of_a_trainer():
     known = {name for option in KINDS for name in read_signature(targets_of(option)[1]).parameters}
     assert {*OWN_LOSS, *UNWEIGHABLE} - known == set()
-    choices = {text for option in KINDS for text in choices_compared(targets_of(option)[0], "loss_type")}
-    assert {"dft", "nll", "sigmoid"} <= choices and "kto" in choices_compared("trl.KTOTrainer", "loss_type")
+    choices = {
+        text for option in KINDS for text in choices_compared(targets_of(option)[0], "loss_type")
+    }
+    assert {"dft", "nll", "sigmoid"} <= choices and "kto" in choices_compared(
+        "trl.KTOTrainer", "loss_type"
+    )
 
 
 OWN_TRAINERS = """
@@ -229,14 +281,22 @@ def test_a_trainer_of_the_users_own_is_of_the_kind_that_it_builds_on(own_trainer
     assert kind_of("my_trainers.Pairs", "my_trainers.PairsConfig") == "pairs"
     assert kind_of("my_trainers.Pairs", "trl.DPOConfig") == "pairs"
     assert kind_of("my_trainers.Odds", "trl.experimental.orpo.ORPOConfig") == "odds"
-    assert objective.OBJECTIVES.get(kind_of("my_trainers.Pairs", "trl.DPOConfig")) is objective.Pairs
+    assert (
+        objective.OBJECTIVES.get(kind_of("my_trainers.Pairs", "trl.DPOConfig")) is objective.Pairs
+    )
     assert kind_of("my_trainers.Fresh", "my_trainers.FreshConfig") is None
 
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("group", ["loss", "weight"])
 def test_a_trainer_that_nobody_knows_takes_no_loss_and_everything_else(own_trainers, capsys, group):
-    words = ["trainer=sft", "trainer._target_=my_trainers.Fresh", "allow=[my_trainers]", "metric=none", "--dry-run"]
+    words = [
+        "trainer=sft",
+        "trainer._target_=my_trainers.Fresh",
+        "allow=[my_trainers]",
+        "metric=none",
+        "--dry-run",
+    ]
     words += ["trainer.args._target_=my_trainers.FreshConfig"]
     assert main(words) == 0
     capsys.readouterr()
@@ -256,9 +316,16 @@ def test_a_trainer_that_nobody_knows_takes_no_loss_and_everything_else(own_train
     [
         (("trainer=grpo", "loss=focal"), "learns from rewards"),
         (("trainer=ppo", "loss=focal"), "does not ask for advantages"),
-        (("trainer=gkd", "loss=focal", "trainer.teacher_model.path=runner://model/tiny"), "distance to a teacher"),
         (
-            ("trainer=distillation", "loss=focal", "trainer.teacher_model.path=runner://model/tiny"),
+            ("trainer=gkd", "loss=focal", "trainer.teacher_model.path=runner://model/tiny"),
+            "distance to a teacher",
+        ),
+        (
+            (
+                "trainer=distillation",
+                "loss=focal",
+                "trainer.teacher_model.path=runner://model/tiny",
+            ),
             "distance to a teacher",
         ),
         (("trainer=dpo", "loss=focal"), "asks for log_probs, which DPOTrainer does not give"),
@@ -266,7 +333,10 @@ def test_a_trainer_that_nobody_knows_takes_no_loss_and_everything_else(own_train
         (("trainer=orpo", "loss=length_normalised"), "asks for ref_chosen_logps"),
         (("trainer=dpo", "loss._target_=torch.nn.CrossEntropyLoss"), "trainer=sft"),
         (("trainer=dpo", "loss=margin", "trainer.args.loss_type=[ipo]"), "trainer.args.loss_type"),
-        (("trainer=dpo", "loss=margin", "trainer.args.label_smoothing=0.1"), "in vain beside a loss"),
+        (
+            ("trainer=dpo", "loss=margin", "trainer.args.label_smoothing=0.1"),
+            "in vain beside a loss",
+        ),
         (("trainer=sft", "loss=focal", "loss.gama=1"), "gamma"),
         (("loss=focl",), "loss=focal"),
         (("loss._target_=os.system",), "may not run"),
@@ -285,7 +355,12 @@ def test_a_run_without_a_loss_has_the_key_that_it_had():
 
 # --- Through the command ------------------------------------------------------------------------
 
-FEW = ("trainer.args.max_steps=3", "trainer.args.logging_steps=1", "metric=none", "dataset.limit.eval=4")
+FEW = (
+    "trainer.args.max_steps=3",
+    "trainer.args.logging_steps=1",
+    "metric=none",
+    "dataset.limit.eval=4",
+)
 SMALL = (*FEW, "dataset.limit.train=64", "trainer.args.per_device_train_batch_size=8")
 MINE = """
 import torch
@@ -349,14 +424,26 @@ TWINS = [
         "trainer.args.label_smoothing_factor=0 loss=label_smoothed",
         False,
     ),
-    ("trainer=sft trainer.args.gradient_accumulation_steps=2", "loss._target_=my_losses.whole", False),
-    ("trainer=sft trainer.args.packing=true trainer.args.max_length=64", "loss=focal loss.gamma=0", True),
+    (
+        "trainer=sft trainer.args.gradient_accumulation_steps=2",
+        "loss._target_=my_losses.whole",
+        False,
+    ),
+    (
+        "trainer=sft trainer.args.packing=true trainer.args.max_length=64",
+        "loss=focal loss.gamma=0",
+        True,
+    ),
     (
         "trainer=dpo trainer.args.loss_type=[sigmoid_norm]",
         "trainer.args.loss_type=[sigmoid] loss=length_normalised",
         True,
     ),
-    ("trainer=dpo trainer.args.precompute_ref_log_probs=true", "loss._target_=my_losses.pair", True),
+    (
+        "trainer=dpo trainer.args.precompute_ref_log_probs=true",
+        "loss._target_=my_losses.pair",
+        True,
+    ),
     ("trainer=dpo peft=lora", "loss._target_=my_losses.pair", True),
     ("trainer=kto", "loss._target_=my_losses.judged", False),
     ("trainer=orpo", "loss._target_=my_losses.odds", False),
@@ -366,7 +453,8 @@ TWINS = [
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:`label_smoothing_factor` is deprecated:FutureWarning")  # TRL's own is compared
+# TRL's own is compared
+@pytest.mark.filterwarnings("ignore:`label_smoothing_factor` is deprecated:FutureWarning")
 @pytest.mark.parametrize(
     ("words", "ours", "is_exact"), TWINS, ids=lambda value: value if isinstance(value, str) else ""
 )
@@ -390,9 +478,12 @@ def test_a_loss_of_ppo_that_is_one_number_is_refused(train, mine, capsys):
 @pytest.mark.parametrize("kind", GIVES)
 def test_each_trainer_gives_what_the_check_says(train, mine, kind, tmp_path):
     name = next(name for name, own in KINDS.items() if own == kind)
-    assert losses(train(f"trainer={name}", "loss._target_=my_losses.every", "allow=[my_losses]", *SMALL))
+    assert losses(
+        train(f"trainer={name}", "loss._target_=my_losses.every", "allow=[my_losses]", *SMALL)
+    )
     seen = set(json.loads((tmp_path / "given.json").read_text()))
-    # Logits and the outputs of the whole batch cost memory, and are there only for a loss that names them.
+    # Logits and the outputs of the whole batch cost memory, and are there only for a loss that
+    # names them.
     costly = {"logits", "outputs", "labels", "num_items_in_batch"} if kind == "tokens" else set()
     assert seen == (set(GIVES[kind]) - costly) | ({"target"} if kind in ALSO_GIVES else set())
 
@@ -404,7 +495,13 @@ def test_the_loss_counts_tokens_over_all_micro_batches(train):
     found = [
         losses(
             train(
-                *("dataset=toy_reviews", "trainer=sft", "loss=focal", *FEW, "dataset.limit.train=64"),
+                *(
+                    "dataset=toy_reviews",
+                    "trainer=sft",
+                    "loss=focal",
+                    *FEW,
+                    "dataset.limit.train=64",
+                ),
                 f"trainer.args.per_device_train_batch_size={size}",
                 f"trainer.args.gradient_accumulation_steps={rounds}",
                 name=f"of-{size}",
@@ -412,7 +509,9 @@ def test_the_loss_counts_tokens_over_all_micro_batches(train):
         )
         for size, rounds in sizes
     ]
-    assert found[1] == pytest.approx(found[0], rel=2e-5) and found[2] == pytest.approx(found[0], rel=2e-5)
+    assert found[1] == pytest.approx(found[0], rel=2e-5) and found[2] == pytest.approx(
+        found[0], rel=2e-5
+    )
 
 
 @pytest.mark.slow

@@ -23,10 +23,20 @@ PLACES = {"place": ["bar", "bar", "gym"], "topic": ["view", "food", "wifi"]}
 CASES = [
     (metric.words, ["The bar was nice.", "", "so-so"], {}, [4.0, 0.0, 2.0]),
     (metric.repetition, ["Great, great bar!", "a b c", "", "x x x x"], {}, [1 / 3, 0.0, 0.0, 0.75]),
-    (metric.mention, ["Food at the Bar", "a bar", "no"], {"of": ["place", "topic"], **PLACES}, [0.5, 0.5, 0.0]),
+    (
+        metric.mention,
+        ["Food at the Bar", "a bar", "no"],
+        {"of": ["place", "topic"], **PLACES},
+        [0.5, 0.5, 0.0],
+    ),
     (metric.mention, ["gym wifi"], {"of": ["place"], "place": ["gym"]}, [1.0]),
     (metric.mention, ["a", "b"], {"of": []}, [0.0, 0.0]),
-    (metric.overlap, ["a dog", "a dog", "dog dog"], {"reference": ["A dog.", "a cat", "dog"]}, [1.0, 0.5, 2 / 3]),
+    (
+        metric.overlap,
+        ["a dog", "a dog", "dog dog"],
+        {"reference": ["A dog.", "a cat", "dog"]},
+        [1.0, 0.5, 2 / 3],
+    ),
     (metric.overlap, ["", "cat"], {"reference": ["x", ""]}, [0.0, 0.0]),
 ]
 
@@ -35,7 +45,11 @@ CASES = [
 def test_a_target_names_the_module_that_defines_it(group):
     """So that the YAML says which file to open."""
     options = (Path(__file__).parent.parent / "conf" / group).glob("*.yaml")
-    targets = {found for file in options for found in re.findall(r"_target_: (runner\S+)", file.read_text())}
+    targets = {
+        found
+        for file in options
+        for found in re.findall(r"_target_: (runner\S+)", file.read_text())
+    }
     assert len(targets) > 10
     for target in targets:
         module, _, name = target.rpartition(".")
@@ -49,7 +63,9 @@ def as_chat(text: str) -> list[dict[str, str]]:
 @pytest.mark.parametrize("written", [str, as_chat], ids=["text", "chat"])
 @pytest.mark.parametrize(("function", "texts", "columns", "values"), CASES)
 def test_values_by_hand(function, texts, columns, values, written):
-    assert function(completions=[written(text) for text in texts], **columns) == pytest.approx(values)
+    assert function(completions=[written(text) for text in texts], **columns) == pytest.approx(
+        values
+    )
 
 
 def test_columns_that_the_rows_lack_are_named():
@@ -65,7 +81,9 @@ def by_pairs(scores, labels):
     """AUC as it is defined: over all pairs of a right and a wrong row, a tie counting half."""
     right = [score for score, label in zip(scores, labels, strict=True) if label]
     wrong = [score for score, label in zip(scores, labels, strict=True) if not label]
-    wins = [1.0 if one > other else 0.5 if one == other else 0.0 for one in right for other in wrong]
+    wins = [
+        1.0 if one > other else 0.5 if one == other else 0.0 for one in right for other in wrong
+    ]
     return sum(wins) / len(wins)
 
 
@@ -117,7 +135,8 @@ def test_grouped_auc_leaves_out_and_counts_groups_of_one_kind():
     users = ["a", "b", "a", "c", "b", "a", "d", "d"]
     labels = [1, 1, 0, 1, 0, 0, 0, 0]
     scores = [0.5, 0.2, 0.5, 9.0, 0.3, 0.1, 0.7, 0.1]
-    # a: 0.5 against 0.5 and 0.1 -> 0.75, of three rows; b: 0.2 against 0.3 -> 0, of two rows; c and d have one kind.
+    # a: 0.5 against 0.5 and 0.1 -> 0.75, of three rows; b: 0.2 against 0.3 -> 0, of two rows; c and
+    # d have one kind.
     weighted = grouped_auc(scores, user_id=users, label=labels)
     assert weighted == {"": pytest.approx((0.75 * 3 + 0 * 2) / 5), "groups": 2.0, "skipped": 2.0}
     plain = grouped_auc(scores, group="user", weighted=False, user=users, label=labels)
@@ -130,7 +149,9 @@ def test_grouped_auc_leaves_out_and_counts_groups_of_one_kind():
 
 
 def test_perplexity_counts_each_token_alike():
-    assert perplexity([[math.log(1 / 4)], [math.log(1 / 2)] * 3, []]) == pytest.approx((4 * 8) ** (1 / 4))
+    assert perplexity([[math.log(1 / 4)], [math.log(1 / 2)] * 3, []]) == pytest.approx(
+        (4 * 8) ** (1 / 4)
+    )
     assert perplexity([[-1e6]]) == math.inf
     with pytest.raises(DataError, match="no tokens in 2 answers"):
         perplexity([[], []])
@@ -166,14 +187,22 @@ def test_figures_against_references_are_those_of_the_libraries():
     pytest.importorskip("rouge_score")
     from runner.metric.reference import bleu, chrf, rouge
 
-    said, known = ["the cat sat on the mat", "a dog", "not counted"], ["the cat sat on the mat", "a dog", None]
-    assert bleu(said, reference=known) == pytest.approx(100) and chrf(said, reference=known) == pytest.approx(100)
+    said, known = (
+        ["the cat sat on the mat", "a dog", "not counted"],
+        ["the cat sat on the mat", "a dog", None],
+    )
+    assert bleu(said, reference=known) == pytest.approx(100) and chrf(
+        said, reference=known
+    ) == pytest.approx(100)
     assert rouge(said, reference=known) == [1.0, 1.0, None]
-    # The shares of words, pairs, triples and fours of words that are in the reference, without a penalty for length.
+    # The shares of words, pairs, triples and fours of words that are in the reference, without a
+    # penalty for length.
     found = bleu(["the cat sat on a mat"], reference=["the cat sat on the mat"])
     assert found == pytest.approx(100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25)
     # The longest common subsequence is "the cat the mat": 4 of 5 words said, 4 of 6 known.
-    assert rouge(["the cat ate the mat"], reference=["the cat sat on the mat"]) == [pytest.approx(2 * 4 / (5 + 6))]
+    assert rouge(["the cat ate the mat"], reference=["the cat sat on the mat"]) == [
+        pytest.approx(2 * 4 / (5 + 6))
+    ]
     with pytest.raises(DataError, match="no column reference"):
         chrf(["x"], answer=["x"])
     with pytest.raises(DataError, match="no reference among 1 rows"):
@@ -186,7 +215,11 @@ def test_figures_against_references_are_those_of_the_libraries():
 def test_what_a_metric_returns_becomes_numbers_by_name():
     rows = {"": 1.0, "kept": 2}
     assert to_numbers("size", rows, 5) == {"": 1.0, "kept": 2.0}
-    assert to_numbers("size", np.array([1.0, 2.0]), 2) == to_numbers("size", np.float32(1.5), 2) == {"": 1.5}
+    assert (
+        to_numbers("size", np.array([1.0, 2.0]), 2)
+        == to_numbers("size", np.float32(1.5), 2)
+        == {"": 1.5}
+    )
     assert to_numbers("size", [1.0, None, 2.0], 3) == {"": 1.5}
     with pytest.raises(DataError, match="1 numbers for 2 rows"):
         to_numbers("size", [1.0], 2)

@@ -11,7 +11,11 @@ from runner.io.files import read_rows
 
 SMALL = ("trainer.args.max_steps=4", "dataset.limit.train=64", "dataset.limit.eval=24")
 EVERY_TWO = ("trainer.args.eval_strategy=steps", "trainer.args.eval_steps=2")
-SAVED = ("trainer.args.save_strategy=steps", "trainer.args.save_steps=2", "trainer.args.load_best_model_at_end=true")
+SAVED = (
+    "trainer.args.save_strategy=steps",
+    "trainer.args.save_steps=2",
+    "trainer.args.load_best_model_at_end=true",
+)
 
 pytestmark = pytest.mark.slow
 
@@ -27,20 +31,34 @@ def test_sampled_and_read_metrics_are_in_every_evaluation(train):
         "++metric.perplexity={_target_: runner.metric.likelihood.perplexity, better: lower}",
         "++metric.exact={_target_: runner.reward.rule.exact_match}",
     )
-    done = train(*SMALL, *EVERY_TWO, "metric=translation", *also, "trainer.args.per_device_eval_batch_size=24")
+    done = train(
+        *SMALL,
+        *EVERY_TWO,
+        "metric=translation",
+        *also,
+        "trainer.args.per_device_eval_batch_size=24",
+    )
     assert (done.code, [line["step"] for line in evaluations(done)]) == (0, [0, 2, 4])
     for line in evaluations(done):
         figures = ["eval_bleu", "eval_chrf", "eval_rouge", "eval_perplexity", "eval_exact"]
         assert [name for name in line if name in figures] == figures
-        # All answers have as many tokens here, so that the mean over tokens is the loss of the one batch.
+        # All answers have as many tokens here, so that the mean over tokens is the loss of the one
+        # batch.
         assert math.log(line["eval_perplexity"]) == pytest.approx(line["eval_loss"], rel=1e-4)
-    assert done.scores["after"]["eval_perplexity"] == pytest.approx(evaluations(done)[-1]["eval_perplexity"])
+    assert done.scores["after"]["eval_perplexity"] == pytest.approx(
+        evaluations(done)[-1]["eval_perplexity"]
+    )
 
 
 @pytest.mark.parametrize("trainer", ["dpo", "reward"])
 def test_the_best_checkpoint_is_chosen_by_the_auc_of_pairs(train, trainer):
     rate = {"dpo": 1e-2, "reward": 1e-3}[trainer]
-    words = (f"trainer={trainer}", "metric=auc", f"learning_rate={rate}", "trainer.args.max_steps=6")
+    words = (
+        f"trainer={trainer}",
+        "metric=auc",
+        f"learning_rate={rate}",
+        "trainer.args.max_steps=6",
+    )
     done = train(*SMALL, *words, *EVERY_TWO, *SAVED, "trainer.args.metric_for_best_model=eval_auc")
     assert done.code == 0
     areas = {line["step"]: line["eval_auc"] for line in evaluations(done) if line["step"]}
@@ -55,7 +73,9 @@ def test_a_run_stops_early_by_a_metric(train):
     words = ("metric=perplexity", "trainer.args.metric_for_best_model=eval_perplexity")
     lower = ("trainer.args.greater_is_better=false", "learning_rate=1.0")  # gets worse
     tolerated = ("tolerate.diverged=true", "tolerate.ended_worse=true")
-    done = train(*SMALL, *words, *lower, *tolerated, *EVERY_TWO, *SAVED, *stop, "trainer.args.max_steps=40")
+    done = train(
+        *SMALL, *words, *lower, *tolerated, *EVERY_TWO, *SAVED, *stop, "trainer.args.max_steps=40"
+    )
     assert done.code == 0
     assert max(line["step"] for line in done.lines) < 40
 
@@ -63,7 +83,13 @@ def test_a_run_stops_early_by_a_metric(train):
 @pytest.mark.parametrize("rows", ["held out", "none held out"])
 @pytest.mark.parametrize("trainer", ["grpo", "online_dpo", "ppo"])
 def test_a_reward_without_a_metric_leaves_answers_to_look_at(train, trainer, rows, capsys):
-    words = [f"trainer={trainer}", "reward=distinct_characters", *SMALL, "metric=none", "trainer.args.max_steps=2"]
+    words = [
+        f"trainer={trainer}",
+        "reward=distinct_characters",
+        *SMALL,
+        "metric=none",
+        "trainer.args.max_steps=2",
+    ]
     words += [] if rows == "held out" else ["dataset.split.eval=null"]
     done = train(*words)
     assert done.code == 0
@@ -75,14 +101,23 @@ def test_a_reward_without_a_metric_leaves_answers_to_look_at(train, trainer, row
 @pytest.mark.parametrize("trainer", ["grpo", "ppo", "kto"])
 def test_other_trainers_measure_while_they_train(train, trainer):
     reward = ("reward=length",) if trainer in ("grpo", "ppo", "online_dpo") else ()
-    words = (f"trainer={trainer}", "metric=exact", "metric.exact.limit=8", "metric.exact.max_new_tokens=3", *reward)
+    words = (
+        f"trainer={trainer}",
+        "metric=exact",
+        "metric.exact.limit=8",
+        "metric.exact.max_new_tokens=3",
+        *reward,
+    )
     also = "++metric.auc={_target_: runner.metric.binary.auc, answers: all}"
-    done = train(*SMALL, *words, also, *EVERY_TWO, *SAVED, "trainer.args.metric_for_best_model=eval_auc")
+    done = train(
+        *SMALL, *words, also, *EVERY_TWO, *SAVED, "trainer.args.metric_for_best_model=eval_auc"
+    )
     assert done.code == 0
     steps = {line["step"] for line in evaluations(done) if {"eval_exact", "eval_auc"} <= set(line)}
     assert steps == {0, 2, 4}
     answers = [row["completion"] for row in read_rows(done.run.folder / "completions.jsonl")]
-    assert len(answers) == 24 and max(len(answer.split()) for answer in answers) <= 3  # of four digits
+    # of four digits
+    assert len(answers) == 24 and max(len(answer.split()) for answer in answers) <= 3
 
 
 def shop(path):
@@ -104,16 +139,30 @@ def test_auc_within_users_on_several_sets_each_with_its_own_metrics(train, tmp_p
         for name in ("auc", "grouped_auc", "accuracy")
         for key, value in (("positive", "great"), ("preprocess.negative", "bad"))
     )
-    sets = ("dataset.split.train=train[:48]", "dataset.split.eval={one: 'train[48:72]', two: 'train[72:]'}")
+    sets = (
+        "dataset.split.train=train[:48]",
+        "dataset.split.eval={one: 'train[48:72]', two: 'train[72:]'}",
+    )
     done = train(
-        *("dataset=local", f"dataset.path={shop(tmp_path / 'rows.jsonl')}", *sets, "metric=grouped_auc", *words),
+        *(
+            "dataset=local",
+            f"dataset.path={shop(tmp_path / 'rows.jsonl')}",
+            *sets,
+            "metric=grouped_auc",
+            *words,
+        ),
         *("metric.accuracy.on=[two]", "trainer.args.max_steps=8", "learning_rate=1e-2"),
         *(*EVERY_TWO, "trainer.args.save_strategy=steps", "trainer.args.save_steps=2"),
-        *("trainer.args.load_best_model_at_end=true", "trainer.args.metric_for_best_model=eval_two_grouped_auc"),
+        *(
+            "trainer.args.load_best_model_at_end=true",
+            "trainer.args.metric_for_best_model=eval_two_grouped_auc",
+        ),
     )
     assert done.code == 0
     last = evaluations(done)[-1]
-    assert {"eval_one_auc", "eval_two_auc", "eval_one_grouped_auc", "eval_two_accuracy"} <= set(last)
+    assert {"eval_one_auc", "eval_two_auc", "eval_one_grouped_auc", "eval_two_accuracy"} <= set(
+        last
+    )
     assert "eval_one_accuracy" not in last
     assert last["eval_one_grouped_auc_skipped"] >= 2
     assert last["eval_one_grouped_auc_skipped"] + last["eval_one_grouped_auc_groups"] == 8
@@ -143,12 +192,19 @@ REFUSED = [
     (("metric=exact", "metric.exact.on=[one]"), "no held-out set one"),
     (("metric=exact", "metric.exact.colum=x"), "column"),
     (("metric=exact", "metric.exact.answers=wrong"), "right, all"),
-    (("metric=perplexity", "trainer.args.metric_for_best_model=eval_perplexity"), "greater_is_better=false"),
+    (
+        ("metric=perplexity", "trainer.args.metric_for_best_model=eval_perplexity"),
+        "greater_is_better=false",
+    ),
     (("metric=perplexity", "metric.perplexity.on=3"), "metric.perplexity.on"),
 ]
 
 
-@pytest.mark.parametrize(("words", "found"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
-def test_a_metric_that_cannot_be_computed_is_a_fault_of_the_configuration(train, words, found, capsys):
+@pytest.mark.parametrize(
+    ("words", "found"), REFUSED, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_a_metric_that_cannot_be_computed_is_a_fault_of_the_configuration(
+    train, words, found, capsys
+):
     assert train(*words).code == 2
     assert found in capsys.readouterr().err

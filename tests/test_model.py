@@ -16,7 +16,8 @@ from trl import chat_template_utils as trl_templates
 from runner.errors import ConfigError, EnvironmentFault, RunnerError
 from runner.model.adapter import write_adapter
 from runner.model.chat import check_template
-from runner.model.check import LOADER, NEW, TOKENIZER, find_model_faults, find_tokenizer_faults
+from runner.model.check import LOADER, NEW, find_model_faults
+from runner.model.check_tokenizer import TOKENIZER, find_tokenizer_faults
 from runner.model.jinja import read_template, template_names
 from runner.model.load import (
     adopt_tokens,
@@ -102,11 +103,21 @@ def test_an_end_token_is_chosen_from_the_vocabulary_only(qwen):
 
 def test_a_token_that_only_the_config_adds_is_of_the_vocabulary(qwen):
     config = json.loads((qwen / "tokenizer_config.json").read_text())
-    config.setdefault("added_tokens_decoder", {})["200001"] = {"content": "<later>", "special": True}
+    config.setdefault("added_tokens_decoder", {})["200001"] = {
+        "content": "<later>",
+        "special": True,
+    }
     (qwen / "tokenizer_config.json").write_text(json.dumps(config))
     node = {"_target_": TOKENIZER, "path": str(qwen)}
     assert find_tokenizer_faults(node | {"eos_token": "<later>"}, None) == []
     assert [fault.where for fault in find_tokenizer_faults(node | {"eos_token": "<none>"}, None)]
+
+
+@pytest.mark.parametrize("listed", ["<later>", {"a": 1}, {"7": "<later>"}])
+def test_tokens_that_the_config_lists_in_another_form_are_a_fault(qwen, listed):
+    edit_json(qwen / "tokenizer_config.json", added_tokens_decoder=listed)
+    (fault,) = find_tokenizer_faults({"_target_": TOKENIZER, "path": str(qwen)}, None)
+    assert "lists no tokens" in fault.found
 
 
 def test_a_tokenizer_without_an_end_token_is_refused(tmp_path):
@@ -183,7 +194,10 @@ def test_replacing_a_template_is_logged_and_keeping_it_is_not(qwen, caplog):
         ("{{ raise_exception('no system turn') }}", "no system turn"),
         ("always the same", "leaves out"),
         ("{% for m in messages %}{{ m.content }}{% endfor %}", "never learn to stop"),
-        ("{% for m in messages %}{{ eos_token }}{{ m.content }}{% endfor %}", "never learn to stop"),
+        (
+            "{% for m in messages %}{{ eos_token }}{{ m.content }}{% endfor %}",
+            "never learn to stop",
+        ),
     ],
 )
 def test_a_template_that_does_not_work_is_refused(qwen, tmp_path, template, found):
@@ -263,7 +277,9 @@ def damage_architecture(folder: Path) -> None:
 
 
 def bring_code(folder: Path) -> None:
-    edit_json(folder / "config.json", model_type="unheard_of", auto_map={"AutoConfig": "code.Config"})
+    edit_json(
+        folder / "config.json", model_type="unheard_of", auto_map={"AutoConfig": "code.Config"}
+    )
 
 
 def deepen(folder: Path) -> None:
@@ -312,7 +328,8 @@ def test_a_damaged_folder_is_refused_with_its_cause_and_cure(qwen, damage, where
         load_model(str(qwen), tokenizer=tokenizer)
     assert caught.value.faults[0].where in (where, str(qwen / where)) and fix in fix_of(caught)
     seen = find_model_faults({"_target_": LOADER, "path": str(qwen)}, "lm")
-    # Of what the config tells there is one check, before anything loads and for the loader; weights only loading reads.
+    # Of what the config tells there is one check, before anything loads and for the loader; weights
+    # only loading reads.
     assert seen == caught.value.faults if damage in CONFIG_DAMAGES else len(seen) == 1
 
 
@@ -378,7 +395,9 @@ def test_special_tokens_beyond_the_model_may_be_there_where_nothing_writes_them(
     tokenizer.save_pretrained(tmp_path)
     node = {"_target_": TOKENIZER, "path": str(tmp_path)}
     assert find_tokenizer_faults(node, rows) == []
-    assert find_tokenizer_faults(node | {"pad_token": "<image63>"}, rows)[0].found.endswith(f"tokens, the model {rows}")
+    assert find_tokenizer_faults(node | {"pad_token": "<image63>"}, rows)[0].found.endswith(
+        f"tokens, the model {rows}"
+    )
     tokenizer.pad_token = "<image63>"
     with pytest.raises(ConfigError, match="tokens, the model"):
         load_model(str(qwen), tokenizer=tokenizer)
@@ -441,7 +460,10 @@ SMALL |= {"num_attention_heads": 2, "max_position_embeddings": 64}
 def test_a_new_model_depends_on_the_seed_alone(model_type, head, tmp_path):
     tokenizer = tiny_tokenizer()
     state = torch.get_rng_state()
-    models = [new_model(tokenizer, model_type=model_type, head=head, seed=seed, **SMALL) for seed in (0, 0, 1)]
+    models = [
+        new_model(tokenizer, model_type=model_type, head=head, seed=seed, **SMALL)
+        for seed in (0, 0, 1)
+    ]
     first, same, other = (next(model.parameters()) for model in models)
     assert torch.equal(first, same) and not torch.equal(first, other)
     assert torch.equal(torch.get_rng_state(), state)
@@ -472,7 +494,8 @@ def test_what_cannot_write_is_refused_by_name_before_anything_loads(qwen, kind, 
     for node in asked:
         (fault,) = find_model_faults(node, "lm")
         assert kind in fault.found and found in fault.found and fault.expected and fault.fix, fault
-        assert not any(found in each.found for each in find_model_faults(node, "score"))  # it may well judge
+        # it may well judge
+        assert not any(found in each.found for each in find_model_faults(node, "score"))
     with pytest.raises(ConfigError, match=found):
         load(qwen)
     edit_json(qwen / "config.json", is_decoder=True)
@@ -510,7 +533,9 @@ def test_the_hub_gives_the_revision_asked_for_or_says_why_not(hub, tmp_path, onl
     adapted = tmp_path / "adapter"
     save_adapter(tmp_path / "old", adapted, lora(), base="tester/two", revision="v1")
     hub.add_model("tester/adapter", adapted)
-    first = {n: load(tmp_path / n).get_input_embeddings().weight[0, 0].item() for n in ("old", "new")}
+    first = {
+        n: load(tmp_path / n).get_input_embeddings().weight[0, 0].item() for n in ("old", "new")
+    }
     questions = [("tester/two", None), ("tester/two", "v1"), ("tester/two", old)]
     questions += [("tester/two", "v9"), ("tester/gated", None), ("tester/private", None)]
     for damage in (damage_architecture, bring_code):
@@ -519,7 +544,11 @@ def test_the_hub_gives_the_revision_asked_for_or_says_why_not(hub, tmp_path, onl
         hub.add_model(f"tester/{damage.__name__}", damaged)
     (tmp_path / "damage_architecture" / "tokenizer_config.json").unlink()
     hub.add_model("tester/bare", tmp_path / "damage_architecture")
-    refused = [("tester/damage_architecture", None), ("tester/bare", None), ("tester/bring_code", None)]
+    refused = [
+        ("tester/damage_architecture", None),
+        ("tester/bare", None),
+        ("tester/bring_code", None),
+    ]
     *answers, unknown, bare, own_code, adapter = ask(*questions, *refused, ("tester/adapter", None))
     assert unknown == ["ConfigError", "model.path", "pip install --upgrade transformers"]
     assert bare == ["ConfigError", "model.tokenizer.path", "pip install --upgrade transformers"]

@@ -20,13 +20,14 @@ from runner.config.build import build
 from runner.config.override import quote_text
 from runner.errors import ConfigError
 from runner.io.files import shipped
-from runner.launch.stages import compose_runs
+from runner.launch.compose.stages import compose_runs
 from runner.model.adapter import check_adapter, train_tokens
-from runner.model.check import LOADER, TOKENIZER, find_model_faults, find_tokenizer_faults
+from runner.model.check import LOADER, find_model_faults
+from runner.model.check_tokenizer import TOKENIZER, find_tokenizer_faults
 from runner.model.freeze import train_last_layers
 from runner.model.jinja import family_files
 from runner.model.load import load_model, load_tokenizer
-from runner.run.read import read_metrics
+from runner.run.history import read_metrics
 from runner.training.components.model import build_tuner
 
 TINY = "runner://model/tiny"
@@ -59,29 +60,51 @@ def of_tokenizer(**how):
 
 @pytest.mark.parametrize("kind", ["llama", "gpt_neox"])
 def test_new_tokens_get_rows_near_the_mean_and_the_same_ones_again(kind, tmp_path):
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
-    tokenizer = load_tokenizer(TINY, add_tokens=NEW, add_special_tokens=["<|tool|>"], pad_token="[PAD]")
-    config = AutoConfig.for_model(kind, vocab_size=535, tie_word_embeddings=kind == "llama", **sizes)
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    tokenizer = load_tokenizer(
+        TINY, add_tokens=NEW, add_special_tokens=["<|tool|>"], pad_token="[PAD]"
+    )
+    config = AutoConfig.for_model(
+        kind, vocab_size=535, tie_word_embeddings=kind == "llama", **sizes
+    )
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     assert of_tokenizer(add_tokens=NEW, pad_token="[PAD]") == []
     model, again = (load(tmp_path, tokenizer) for _ in range(2))
-    (inner, outer), rows = (part.weight for part in (model.get_input_embeddings(), model.get_output_embeddings())), 535
+    (inner, outer), rows = (
+        (part.weight for part in (model.get_input_embeddings(), model.get_output_embeddings())),
+        535,
+    )
     assert len(inner) == len(outer) == model.config.vocab_size == len(tokenizer) == 539
-    assert (inner is outer) == (kind == "llama") and torch.equal(inner, again.get_input_embeddings().weight)
+    assert (inner is outer) == (kind == "llama") and torch.equal(
+        inner, again.get_input_embeddings().weight
+    )
     assert torch.allclose(inner[rows:].mean(0), inner[:rows].mean(0), atol=0.02)
     assert (tokenizer.pad_token, model.config.pad_token_id) == ("[PAD]", 538)
-    assert tokenizer.decode(tokenizer("<think>1<|tool|>")["input_ids"], skip_special_tokens=True) == "<think>1"
+    assert (
+        tokenizer.decode(tokenizer("<think>1<|tool|>")["input_ids"], skip_special_tokens=True)
+        == "<think>1"
+    )
     wide = AutoConfig.for_model(kind, vocab_size=640, **sizes)  # padded, as Qwen's are
     AutoModelForCausalLM.from_config(wide).save_pretrained(tmp_path)
     assert load(tmp_path, tokenizer).get_input_embeddings().num_embeddings == 640
 
 
 def test_a_token_that_is_misspelt_is_not_taken_for_a_new_one():
-    for key, token, fix in (("pad_token", "<|endoftxt|>", "<|endoftext|>"), ("eos_token", "<|end|>", "<token>")):
+    for key, token, fix in (
+        ("pad_token", "<|endoftxt|>", "<|endoftext|>"),
+        ("eos_token", "<|end|>", "<token>"),
+    ):
         (fault,) = of_tokenizer(**{key: token})
         assert fault.where == f"model.tokenizer.{key}" and fix in fault.fix and token in fault.fix
     assert of_tokenizer(eos_token="<|end|>", add_special_tokens=["<|end|>"]) == []
-    assert [fault.found for fault in of_tokenizer(add_tokens=[""])] == ["an empty text among the new tokens"]
+    assert [fault.found for fault in of_tokenizer(add_tokens=[""])] == [
+        "an empty text among the new tokens"
+    ]
     with pytest.raises(ConfigError, match="é, which the tokenizer would write as '\ufffd'"):
         load_tokenizer(TINY, add_tokens=["日本", "a b", "é"])
 
@@ -107,7 +130,11 @@ def test_an_adapter_trains_the_rows_of_new_tokens_or_is_refused():
 @pytest.mark.parametrize(
     ("config", "where", "fix"),
     [
-        ({"max_positions_embeddings": 64}, "max_positions_embeddings", "model.config.max_position_embeddings=64"),
+        (
+            {"max_positions_embeddings": 64},
+            "max_positions_embeddings",
+            "model.config.max_position_embeddings=64",
+        ),
         (
             {"rope_parameters": {"rope_typ": "yarn"}},
             "rope_parameters.rope_typ",
@@ -119,7 +146,10 @@ def test_an_adapter_trains_the_rows_of_new_tokens_or_is_refused():
         ({"vocab_size": 3}, "vocab_size", "model.tokenizer.add_tokens"),
         ({"rope_scaling": {"type": "yarn"}}, "rope_scaling", "model.config.rope_parameters"),
         (
-            {"max_position_embeddings": 2048, "rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
+            {
+                "max_position_embeddings": 2048,
+                "rope_parameters": {"rope_type": "yarn", "factor": 2.0},
+            },
             "rope_parameters.original_max_position_embeddings",
             "=1024",
         ),
@@ -132,7 +162,12 @@ def test_a_key_of_the_config_is_checked_against_the_models_own(config, where, fi
 
 def test_a_new_model_has_its_keys_in_itself():
     (fault,) = find_model_faults(
-        {"_target_": "runner.model.load.new_model", "model_type": "llama", "config": {"use_cache": False}}, "lm"
+        {
+            "_target_": "runner.model.load.new_model",
+            "model_type": "llama",
+            "config": {"use_cache": False},
+        },
+        "lm",
     )
     assert fault.where == "model.config" and fault.fix == "model.<key>=<value>"
 
@@ -148,7 +183,10 @@ def test_checks_and_the_loaded_model_have_the_overridden_config():
     with pytest.raises(ConfigError, match=r"leave model\.config\.hidden_act out"):
         load(config={"hidden_act": "nope"})
     model = load(config={"rope_parameters": YARN, "attention_dropout": 0.1}, head="score")
-    assert model.config.rope_parameters == YARN | {"rope_theta": 10000.0} and model.config.num_labels == 1
+    assert (
+        model.config.rope_parameters == YARN | {"rope_theta": 10000.0}
+        and model.config.num_labels == 1
+    )
     assert model.model.layers[0].self_attn.attention_dropout == 0.1
     with pytest.raises(ConfigError, match="Missing required keys"):
         load(config={"rope_parameters": {"rope_type": "yarn"}})
@@ -180,7 +218,11 @@ def test_a_kernel_of_the_hub_needs_a_library(capsys):
 
 def test_a_template_has_the_name_of_its_family_and_trl_finds_the_one_for_training():
     tokenizer = load_tokenizer(TINY, chat_template="qwen3")
-    assert tokenizer.chat_template == family_files()["qwen3"].read_text() != get_training_chat_template(tokenizer)
+    assert (
+        tokenizer.chat_template
+        == family_files()["qwen3"].read_text()
+        != get_training_chat_template(tokenizer)
+    )
     assert "{% generation %}" in get_training_chat_template(tokenizer)
     assert "qwen3_training" not in family_files()
     (fault,) = of_tokenizer(chat_template="qwen")
@@ -197,7 +239,10 @@ def test_marks_that_the_tokenizer_lacks_are_named_and_may_be_added():
         with pytest.raises(ConfigError) as caught:
             load_or_check(chat_template="llama3_1")
         (fault,) = caught.value.faults
-        assert "<|start_header_id|>, <|end_header_id|>, <|eot_id|>" in fault.found and "eos_token" in fault.fix
+        assert (
+            "<|start_header_id|>, <|end_header_id|>, <|eot_id|>" in fault.found
+            and "eos_token" in fault.fix
+        )
         marks = ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
         load_or_check(chat_template="llama3_1", add_special_tokens=marks, eos_token="<|eot_id|>")
 
@@ -208,11 +253,26 @@ def test_marks_that_the_tokenizer_lacks_are_named_and_may_be_added():
 @pytest.fixture(scope="module")
 def experts(tmp_path_factory) -> Path:
     """A mixture of experts that speaks the shipped tokenizer."""
-    folder, tokenizer = tmp_path_factory.mktemp("model") / "experts", AutoTokenizer.from_pretrained(shipped(TINY))
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    sizes |= {"num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2}
+    folder, tokenizer = (
+        tmp_path_factory.mktemp("model") / "experts",
+        AutoTokenizer.from_pretrained(shipped(TINY)),
+    )
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    sizes |= {
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    }
     torch.manual_seed(0)
-    config = AutoConfig.for_model("mixtral", vocab_size=len(tokenizer), bos_token_id=None, eos_token_id=2, **sizes)
+    config = AutoConfig.for_model(
+        "mixtral", vocab_size=len(tokenizer), bos_token_id=None, eos_token_id=2, **sizes
+    )
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -220,7 +280,9 @@ def experts(tmp_path_factory) -> Path:
 
 def test_a_weight_that_no_expert_has_is_not_passed_over(experts):
     how = {"_target_": "peft.LoraConfig", "r": 2, "target_modules": ["q_proj"]}
-    model, config = build_tuner(how | {"target_parameters": ["mlp.experts.down_proj"]}, load(experts), "lm")
+    model, config = build_tuner(
+        how | {"target_parameters": ["mlp.experts.down_proj"]}, load(experts), "lm"
+    )
     check_adapter(model, config)
     with pytest.raises(ConfigError, match=r"mlp\.experts\.w1") as caught:
         check_adapter(model, build(how | {"target_parameters": ["mlp.experts.w1"]}))
@@ -229,8 +291,12 @@ def test_a_weight_that_no_expert_has_is_not_passed_over(experts):
 
 # --- Trained runs -------------------------------------------------------------------------------
 
-# Checkpoints have the embeddings whole; and of two layers of experts in one, peft sets a rank that it then passes over.
-WARNED = ("ignore:Setting `save_embedding_layers`:UserWarning", r"ignore:The following \w+_pattern:RuntimeWarning")
+# Checkpoints have the embeddings whole; and of two layers of experts in one, peft sets a rank that
+# it then passes over.
+WARNED = (
+    "ignore:Setting `save_embedding_layers`:UserWarning",
+    r"ignore:The following \w+_pattern:RuntimeWarning",
+)
 pytestmark = [pytest.mark.filterwarnings(each) for each in WARNED]
 
 
@@ -252,8 +318,12 @@ def logits(model) -> torch.Tensor:
     return model.eval()(input_ids=torch.tensor([[3, 20, 535, 30, 536, 40]])).logits[..., :537]
 
 
-def test_an_adapter_with_new_tokens_loads_elsewhere_and_is_the_reference_of_what_goes_on(train, rows, tmp_path):
-    done = train("trainer=sft", rows, "peft=lora", *ADDED, *QUICK, "trainer.args.save_steps=1", name="sft")
+def test_an_adapter_with_new_tokens_loads_elsewhere_and_is_the_reference_of_what_goes_on(
+    train, rows, tmp_path
+):
+    done = train(
+        "trainer=sft", rows, "peft=lora", *ADDED, *QUICK, "trainer.args.save_steps=1", name="sft"
+    )
     folder = done.run.model
     assert done.code == 0 and "token_adapter.trainable_tokens_delta" in " ".join(
         load_file(folder / "adapter_model.safetensors")
@@ -262,13 +332,26 @@ def test_an_adapter_with_new_tokens_loads_elsewhere_and_is_the_reference_of_what
     shutil.rmtree(done.run.checkpoints / "checkpoint-2")
     shutil.rmtree(folder)
     done.run.set_status(state="interrupted", step=1)
-    assert train("trainer=sft", rows, "peft=lora", *ADDED, *QUICK, "trainer.args.save_steps=1", name="sft").code == 0
+    assert (
+        train(
+            "trainer=sft",
+            rows,
+            "peft=lora",
+            *ADDED,
+            *QUICK,
+            "trainer.args.save_steps=1",
+            name="sft",
+        ).code
+        == 0
+    )
     again = load_file(folder / "adapter_model.safetensors")
     assert all(torch.equal(weight, again[name]) for name, weight in weights.items())
     assert main(["export", str(done.run), f"to={tmp_path / 'export'}"]) == 0
     whole = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
     for other in (AutoPeftModelForCausalLM.from_pretrained(folder), load(folder)):
-        assert isinstance(other, PeftModel) and torch.allclose(logits(other), logits(whole), atol=1e-4)
+        assert isinstance(other, PeftModel) and torch.allclose(
+            logits(other), logits(whole), atol=1e-4
+        )
     # The alarm of the first step's margin would end it where the reference lacks the trained rows.
     assert train("trainer=dpo", rows, f"model={folder}", *QUICK, name="dpo").code == 0
 
@@ -282,7 +365,11 @@ def test_a_reference_that_the_trainer_loads_has_the_rows_and_the_config_of_the_p
     done = train(*grpo, rows, *ADDED, *QUICK, name="grpo")
     assert done.code == 0 and read_metrics(done.run.metrics)[0]["kl"] == pytest.approx(0, abs=1e-6)
     config = AutoConfig.from_pretrained(done.run.model)
-    assert (config.vocab_size, config.max_position_embeddings, config.rope_parameters["rope_type"]) == (
+    assert (
+        config.vocab_size,
+        config.max_position_embeddings,
+        config.rope_parameters["rope_type"],
+    ) == (
         538,
         2048,
         "yarn",
@@ -291,9 +378,18 @@ def test_a_reference_that_the_trainer_loads_has_the_rows_and_the_config_of_the_p
 
 def test_experts_in_lora_are_trained_by_ppo_and_merge(train, rows, experts, tmp_path):
     targets = "peft.target_parameters=[mlp.experts.gate_up_proj,mlp.experts.down_proj]"
-    words = ["trainer=ppo", f"model={experts}", "reward=length", "peft=lora", targets, "trainer.args.response_length=4"]
+    words = [
+        "trainer=ppo",
+        f"model={experts}",
+        "reward=length",
+        "peft=lora",
+        targets,
+        "trainer.args.response_length=4",
+    ]
     done = train(*words, rows, *ADDED, *QUICK, name="ppo")
-    assert done.code == 0 and any("experts" in name for name in load_file(done.run.model / "adapter_model.safetensors"))
+    assert done.code == 0 and any(
+        "experts" in name for name in load_file(done.run.model / "adapter_model.safetensors")
+    )
     assert main(["export", str(done.run), f"to={tmp_path / 'export'}"]) == 0
     merged, own = AutoModelForCausalLM.from_pretrained(tmp_path / "export"), load(done.run.model)
     assert torch.allclose(logits(own), logits(merged), atol=1e-4)
@@ -302,7 +398,10 @@ def test_experts_in_lora_are_trained_by_ppo_and_merge(train, rows, experts, tmp_
             get_peft_model(
                 *build_tuner(
                     dict(done.run.cfg["peft"]),
-                    load(experts, load_tokenizer(str(done.run.model), add_tokens=NEW, pad_token="[PAD]")),
+                    load(
+                        experts,
+                        load_tokenizer(str(done.run.model), add_tokens=NEW, pad_token="[PAD]"),
+                    ),
                     "lm",
                 )
             )

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from runner.__main__ import main
-from runner.dataset.load import translate_dataset_errors
+from runner.dataset.row_source import translate_dataset_errors
 from runner.errors import EnvironmentFault
 from runner.io import hub
-from runner.launch import worker
-from runner.model.load import translate_model_errors
+from runner.launch import processes
+from runner.model.load_errors import translate_model_errors
 from runner.validate.start import settle_hub
 
 WORDS = ("trainer=dpo", "dataset=descriptiveness")
@@ -60,7 +60,10 @@ def test_a_hub_that_is_not_there_is_told_at_once(here, monkeypatch, capsys):
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    assert main([*WORDS]) == 5 and main(["predict", "model=hub", "model.path=no/where", "file=x.jsonl"]) == 5
+    assert (
+        main([*WORDS]) == 5
+        and main(["predict", "model=hub", "model.path=no/where", "file=x.jsonl"]) == 5
+    )
     assert main(["preview", *WORDS]) == 5 and main(["rehearse", *WORDS]) == 5
     said = capsys.readouterr()
     assert said.out == "" and said.err.count("127.0.0.1:9 is not reachable") == 4
@@ -87,9 +90,14 @@ def test_what_is_in_the_cache_is_used_without_asking_again(address, here, monkey
     node = {"_target_": "runner.model.load.load_model", "path": "org/name"}
     (here / "hf" / "hub" / "models--org--name" / "snapshots" / "abc").mkdir(parents=True)
     settle_hub([{"model": node}])
-    assert os.environ["HF_HUB_OFFLINE"] == "1" and "what is in the cache is used" in capsys.readouterr().out
+    assert (
+        os.environ["HF_HUB_OFFLINE"] == "1"
+        and "what is in the cache is used" in capsys.readouterr().out
+    )
     monkeypatch.setattr(hub, "hub_answer", pytest.fail)
-    with pytest.raises(EnvironmentFault, match="org/other is not in the cache, and HF_HUB_OFFLINE is set"):
+    with pytest.raises(
+        EnvironmentFault, match="org/other is not in the cache, and HF_HUB_OFFLINE is set"
+    ):
         settle_hub([{"model": node | {"path": "org/other"}}])
 
 
@@ -98,7 +106,14 @@ def test_nothing_is_asked_for_what_lies_here_nor_before_a_dry_run(address, here,
     assert main([*WORDS, "--dry-run"]) == 0
     (here / "own" / "name").mkdir(parents=True)
     paths = {"model": "own/name", "dataset": "rows.jsonl", "reward": "runner://model/tiny"}
-    settle_hub([{key: {"_target_": "runner.model.load.load_model", "path": path} for key, path in paths.items()}])
+    settle_hub(
+        [
+            {
+                key: {"_target_": "runner.model.load.load_model", "path": path}
+                for key, path in paths.items()
+            }
+        ]
+    )
 
 
 def test_an_address_that_is_none_and_an_answer_that_is_none_are_no_answer(monkeypatch, capsys):
@@ -124,7 +139,9 @@ def test_a_hub_that_leads_in_a_circle_or_away_is_no_answer(here, monkeypatch, ca
     class Circle(BaseHTTPRequestHandler):
         def do_HEAD(self):
             self.send_response(302)
-            self.send_header("Location", place or f"http://127.0.0.1:{server.server_port}{self.path}")
+            self.send_header(
+                "Location", place or f"http://127.0.0.1:{server.server_port}{self.path}"
+            )
             self.end_headers()
 
         do_GET = do_HEAD
@@ -164,11 +181,13 @@ def test_no_kernel_is_fetched_as_a_library_is_imported(monkeypatch):
     """With the package kernels, bitsandbytes asks for code of the hub: a local place that is none stands for it."""
     monkeypatch.setattr(os, "environ", dict(os.environ))
     os.environ.pop("LOCAL_KERNELS", None)
-    worker.prepare_environment()
+    processes.prepare_environment()
     folder = Path(find_spec("bitsandbytes").origin).parent
     fetched = set()
     for path in folder.rglob("*.py"):
-        fetched |= set(re.findall(r"""get_kernel\(\s*["']([^"']+)""", path.read_text(encoding="utf-8")))
+        fetched |= set(
+            re.findall(r"""get_kernel\(\s*["']([^"']+)""", path.read_text(encoding="utf-8"))
+        )
     local = dict(entry.split("=") for entry in os.environ["LOCAL_KERNELS"].split(":"))
     assert fetched and fetched <= local.keys()
     assert not any(Path(place).is_dir() for place in local.values())

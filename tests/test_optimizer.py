@@ -12,14 +12,21 @@ from runner.errors import ConfigError
 from runner.optimizer import Muon, build_optimizer, trust_state
 from runner.validate import start
 
-WEIGHTS = ["model.embed.weight", "model.layer.0.weight", "model.layer.0.bias", "model.layer.1.lora_B.weight"]
+WEIGHTS = [
+    "model.embed.weight",
+    "model.layer.0.weight",
+    "model.layer.0.bias",
+    "model.layer.1.lora_B.weight",
+]
 DECAYED = {name for name in WEIGHTS if not name.endswith("bias")}
 
 
 def build(groups, **settings):
     weights = {name: nn.Parameter(torch.ones(2)) for name in WEIGHTS}
     settings = {"lr": 0.1, "weight_decay": 0.01} | settings
-    made = build_optimizer(torch.optim.AdamW, weights.items(), settings=settings, groups=groups, decayed=DECAYED)
+    made = build_optimizer(
+        torch.optim.AdamW, weights.items(), settings=settings, groups=groups, decayed=DECAYED
+    )
     names = {id(weight): name for name, weight in weights.items()}
     return {
         names[id(weight)]: (group["lr"], group["weight_decay"])
@@ -36,7 +43,11 @@ def test_without_groups_only_biases_and_norms_escape_the_decay():
 
 def test_the_first_pattern_that_fits_counts():
     found = build(
-        {"embed": {"lr": 0.5}, r"layer\.1|embed": {"lr_ratio": 16, "weight_decay": 0.3}, "bias": {"weight_decay": 1.0}}
+        {
+            "embed": {"lr": 0.5},
+            r"layer\.1|embed": {"lr_ratio": 16, "weight_decay": 0.3},
+            "bias": {"weight_decay": 1.0},
+        }
     )
     assert found["model.embed.weight"] == (0.5, 0.01)
     assert found["model.layer.1.lora_B.weight"] == (pytest.approx(1.6), 0.3)
@@ -47,14 +58,19 @@ def test_the_first_pattern_that_fits_counts():
 def test_frozen_weights_are_left_out():
     frozen = nn.Parameter(torch.ones(2), requires_grad=False)
     weights = [("a", frozen), ("b", nn.Parameter(torch.ones(2)))]
-    made = build_optimizer(torch.optim.SGD, weights, settings={"lr": 0.1}, groups={}, decayed={"a", "b"})
+    made = build_optimizer(
+        torch.optim.SGD, weights, settings={"lr": 0.1}, groups={}, decayed={"a", "b"}
+    )
     assert sum(len(group["params"]) for group in made.param_groups) == 1
 
 
 def test_every_pattern_that_fits_nothing_is_a_fault():
     with pytest.raises(ConfigError) as error:
         build({"embd": {"lr": 1.0}, "layr": {"lr": 1.0}, "embed": {"lr": 1.0}})
-    assert [fault.where for fault in error.value.faults] == ["optimizer.groups.embd", "optimizer.groups.layr"]
+    assert [fault.where for fault in error.value.faults] == [
+        "optimizer.groups.embd",
+        "optimizer.groups.layr",
+    ]
 
 
 @pytest.mark.quick(2)
@@ -91,7 +107,11 @@ def test_muon_has_the_matrices_inside_and_adamw_the_rest():
     inner, outer, rest = made.param_groups
     names = {id(weight): name for name, weight in weights.items()}
     found = [[names[id(weight)] for weight in group["params"]] for group in (inner, outer, rest)]
-    assert found == [["layers.0.q_proj.weight"], ["model.embed_tokens.weight", "lm_head"], ["norm.weight"]]
+    assert found == [
+        ["layers.0.q_proj.weight"],
+        ["model.embed_tokens.weight", "lm_head"],
+        ["norm.weight"],
+    ]
     assert [group["weight_decay"] for group in (inner, outer, rest)] == [0.5, 0.5, 0.0]
     for weight in weights.values():
         weight.grad = torch.ones_like(weight)
@@ -106,7 +126,10 @@ def test_muon_has_the_matrices_inside_and_adamw_the_rest():
     )
     again = build_optimizer(Muon, weights.items(), settings=settings, groups={}, decayed=())
     again.load_state_dict(made.state_dict())
-    assert again.state.keys() == made.state.keys() == set(weights.values()) and again.param_groups[0]["lr"] == 0.0
+    assert (
+        again.state.keys() == made.state.keys() == set(weights.values())
+        and again.param_groups[0]["lr"] == 0.0
+    )
     again.step()
     assert all(torch.equal(weight, before[name]) for name, weight in weights.items())
 
@@ -116,7 +139,9 @@ def test_what_an_optimizer_keeps_beside_tensors_is_read_again(tmp_path, monkeypa
     (tmp_path / "galore_torch" / "__init__.py").write_text(
         "import torch\nfrom galore_torch.galore_projector import GaLoreProjector\nclass GaLore(torch.optim.SGD): pass\n"
     )
-    (tmp_path / "galore_torch" / "galore_projector.py").write_text("class GaLoreProjector:\n    rank = 1\n")
+    (tmp_path / "galore_torch" / "galore_projector.py").write_text(
+        "class GaLoreProjector:\n    rank = 1\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     import galore_torch
 
@@ -136,7 +161,11 @@ def test_what_an_optimizer_keeps_beside_tensors_is_read_again(tmp_path, monkeypa
     [
         (("optimizer=galore",), 5, "pip install galore-torch"),
         (("optimizer=apollo",), 5, "pip install apollo-torch"),
-        (("optimizer=adam_mini", "optimizer.dim=128", "optimizer.n_heads=4"), 5, "pip install adam-mini"),
+        (
+            ("optimizer=adam_mini", "optimizer.dim=128", "optimizer.n_heads=4"),
+            5,
+            "pip install adam-mini",
+        ),
         (("trainer.args.optim=muon",), 2, "optimizer=muon"),
         (("trainer.args.optim=galore_adamw",), 2, "trainer.args.optim_target_modules=all-linear"),
         (("optimizer=muon", "optimizer.groups={norm: {lr: 1}}"), 2, "optimizer.groups=null"),
@@ -145,14 +174,21 @@ def test_what_an_optimizer_keeps_beside_tensors_is_read_again(tmp_path, monkeypa
 )
 def test_what_is_missing_is_told_at_the_start(capsys, monkeypatch, words, code, said):
     absent = ("galore_torch", "apollo_torch", "adam_mini")
-    monkeypatch.setattr(start, "find_spec", lambda name: None if name in absent else find_spec(name))
+    monkeypatch.setattr(
+        start, "find_spec", lambda name: None if name in absent else find_spec(name)
+    )
     assert main([*words, "metric=none", "--dry-run"]) == code
     assert said in capsys.readouterr().err
 
 
 # --- Through the command ------------------------------------------------------------------------
 
-FEW = ("trainer.args.max_steps=3", "trainer.args.logging_steps=1", "metric=none", "dataset.limit.eval=4")
+FEW = (
+    "trainer.args.max_steps=3",
+    "trainer.args.logging_steps=1",
+    "metric=none",
+    "dataset.limit.eval=4",
+)
 
 
 def rates(done):

@@ -23,7 +23,9 @@ def read(trunk, ids, **kwargs):
     return found.detach(), {name: weight.grad.clone() for name, weight in trunk.named_parameters()}
 
 
-@pytest.mark.parametrize("rows", [ROWS, [row[:1] * 4 + row[-1:] for row in ROWS]], ids=["ragged", "one length"])
+@pytest.mark.parametrize(
+    "rows", [ROWS, [row[:1] * 4 + row[-1:] for row in ROWS]], ids=["ragged", "one length"]
+)
 @pytest.mark.parametrize("kind", ["llama", "gpt_neox", "gpt2", "qwen3", "opt"])
 def test_rows_end_to_end_are_as_they_are_alone(kind, rows):
     trunk = letter_model(kind).base_model
@@ -33,7 +35,9 @@ def test_rows_end_to_end_are_as_they_are_alone(kind, rows):
     together, gradient = read(trunk, [list(itertools.chain(*rows))], **line)
     assert torch.allclose(together, torch.cat([found for found, _ in alone]), atol=1e-5)
     for name, found in gradient.items():
-        assert torch.allclose(found, sum(each[name] for _, each in alone), atol=1e-3, rtol=1e-4), name
+        assert torch.allclose(found, sum(each[name] for _, each in alone), atol=1e-3, rtol=1e-4), (
+            name
+        )
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt_neox"])
@@ -49,7 +53,11 @@ def test_padded_rows_are_read_as_before(kind):
 
 @pytest.mark.parametrize(
     ("kind", "changes"),
-    [("mistral", {"sliding_window": 3}), ("llama", {"_attn_implementation": "eager"}), ("bloom", {"n_head": 2})],
+    [
+        ("mistral", {"sliding_window": 3}),
+        ("llama", {"_attn_implementation": "eager"}),
+        ("bloom", {"n_head": 2}),
+    ],
 )
 def test_a_model_that_cannot_is_padded(kind, changes):
     trunk = letter_model(kind, **changes).base_model
@@ -59,8 +67,11 @@ def test_a_model_that_cannot_is_padded(kind, changes):
 
 
 def test_a_model_that_does_not_hand_on_where_rows_end_is_padded():
-    trunk = letter_model(spread=0.02).base_model  # random weights so small that rows hardly see each other
-    trunk.register_forward_pre_hook(lambda _, __, asked: asked.pop("row_lengths", None) and None, with_kwargs=True)
+    # random weights so small that rows hardly see each other
+    trunk = letter_model(spread=0.02).base_model
+    trunk.register_forward_pre_hook(
+        lambda _, __, asked: asked.pop("row_lengths", None) and None, with_kwargs=True
+    )
     assert not make_padding_free(trunk)
     assert trunk.config._attn_implementation == "sdpa"
 
@@ -96,7 +107,10 @@ def test_what_is_saved_knows_nothing_of_it(tmp_path):
     trainer = letter_trainer(tmp_path)
     trainer.train()
     trainer.save_model(str(tmp_path / "saved"))
-    for path in (tmp_path / "saved" / "config.json", tmp_path / "saved" / "value_model" / "config.json"):
+    for path in (
+        tmp_path / "saved" / "config.json",
+        tmp_path / "saved" / "value_model" / "config.json",
+    ):
         assert ROW_BY_ROW not in path.read_text()
         assert json.loads(path.read_text())["model_type"] == "llama"
 
@@ -109,4 +123,6 @@ def test_groups_are_few_and_about_equally_long():
     groups = fill_by_tokens(range(40), many, budget=640)
     sizes = [sum(many[row] for row in group) for group in groups]
     assert sorted(itertools.chain(*groups)) == list(range(40))
-    assert len(groups) == -(-sum(many) // 640) and max(sizes) <= 640 and max(sizes) - min(sizes) <= 8
+    assert (
+        len(groups) == -(-sum(many) // 640) and max(sizes) <= 640 and max(sizes) - min(sizes) <= 8
+    )

@@ -7,7 +7,7 @@ import pytest
 from needs import needed
 
 from runner.errors import ConfigError
-from runner.launch.stages import compose_runs
+from runner.launch.compose.stages import compose_runs
 
 TEXT = (Path(__file__).parent.parent / "conf" / "README.md").read_text(encoding="utf-8")
 BEST = (
@@ -57,7 +57,9 @@ def of_advantages(log_probs, old_log_probs, advantages, mask):
 def cells():
     """Each cell of the table as (kind, trainer, whether it says yes)."""
     table = next(part for part in re.split(r"\n\n", TEXT) if part.startswith("| part | sft"))
-    head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    head, _, *rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()
+    ]
     for kind, *row in rows:
         for names, cell in zip(head[1:], row, strict=True):
             for trainer in names.split(", "):

@@ -41,11 +41,14 @@ from runner.model.reference import copy_reference, match_reference, needs_refere
 from runner.training.components.model import build_tuner
 
 # Those of models that see are tried on one, in test_image.
-OPTIONS = sorted(path.stem for path in (MENU / "peft").glob("*.yaml") if not path.stem.startswith("vision"))
+OPTIONS = sorted(
+    path.stem for path in (MENU / "peft").glob("*.yaml") if not path.stem.startswith("vision")
+)
 EACH_KIND = ("freeze", "lora", "p_tuning", "qlora")  # of what they do to a model
 TEXT = "Anna saw a dog at the park."
 PREFERENCES = [
-    {"prompt": post, "chosen": f" {good}", "rejected": f" {poor}"} for post, good, poor in map(tell_story, range(4))
+    {"prompt": post, "chosen": f" {good}", "rejected": f" {poor}"}
+    for post, good, poor in map(tell_story, range(4))
 ]
 
 
@@ -81,7 +84,9 @@ def load(path: Path, **how):
 def read_option(name: str) -> tuple[dict | None, object]:
     """The node of a peft option, and the quantisation that it brings along."""
     with initialize_config_dir(str(MENU), version_base="1.3"):
-        cfg = OmegaConf.to_container(compose(overrides=["+quant=none", f"+peft={name}"]), resolve=True)
+        cfg = OmegaConf.to_container(
+            compose(overrides=["+quant=none", f"+peft={name}"]), resolve=True
+        )
     return cfg["peft"], serve(cfg["quant"]) if cfg["quant"] else None
 
 
@@ -205,7 +210,9 @@ def test_an_option_starts_at_its_reference_and_loads_again(option, folder, tmp_p
         write_adapter(trainer.model, tmp_path, base=str(folder))
         base = load(folder, quantization_config=quantization)
         # TRL trains the adapters of quantised models in bfloat16, which loading would turn back.
-        back = peft.PeftModel.from_pretrained(base, tmp_path, autocast_adapter_dtype=not quantization)
+        back = peft.PeftModel.from_pretrained(
+            base, tmp_path, autocast_adapter_dtype=not quantization
+        )
     torch.testing.assert_close(answer(back, folder), after, atol=1e-5, rtol=0)
 
 
@@ -224,7 +231,9 @@ def test_an_option_trains_a_reward_model_with_its_head(option, folder, tmp_path)
         write_adapter(trainer.model, tmp_path, base=str(folder))
         how = {"quantization_config": quantization, "dtype": dtype_for(option, "score")}
         base = load(folder, head="score", seed=1, **how)
-        back = peft.PeftModel.from_pretrained(base, tmp_path, autocast_adapter_dtype=not quantization)
+        back = peft.PeftModel.from_pretrained(
+            base, tmp_path, autocast_adapter_dtype=not quantization
+        )
     torch.testing.assert_close(answer(back, folder), after, atol=1e-5, rtol=0)
     trained = [weight for name, weight in trainer.model.named_parameters() if "score" in name]
     assert any((weight - head).abs().max() > 1e-4 for weight in trained if weight.requires_grad)
@@ -293,7 +302,8 @@ STARTS = ["full", "moved", "lora", "loaded", "pissa", "loaded pissa"]
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "start"),
-    # Of those that are given a reference, and of those that make one, one from everywhere and the others from two.
+    # Of those that are given a reference, and of those that make one, one from everywhere and the
+    # others from two.
     [
         *((kind, start) for kind in ("dpo", "grpo") for start in STARTS),
         *((kind, start) for kind in ("kto", "rloo", "online_dpo") for start in ("moved", "loaded")),
@@ -400,7 +410,9 @@ def test_the_written_adapter_names_its_base_and_the_one_in_memory_keeps_its_own(
 def test_activation_checkpointing_changes_no_gradient_of_an_adapter(kind, folder):
     norms = []
     for checkpointing in (False, True):
-        model, config, _ = load_adapter_weights("lora", folder, head="score" if kind == "reward" else "lm")
+        model, config, _ = load_adapter_weights(
+            "lora", folder, head="score" if kind == "reward" else "lm"
+        )
         _, log = take_step(kind, model, folder, config, activation_checkpointing=checkpointing)
         norms.append(log["grad_norm"])
     assert norms[0] > 0 and norms[0] == pytest.approx(norms[1], rel=1e-5)
@@ -422,7 +434,9 @@ def test_adapters_that_cannot_work_are_refused_before_a_trainer_is_built(folder,
     whole = load(folder)
     check_adapter(whole, None)
     check_adapter(whole, config(target_modules=["q_proj", "mlp.up_proj"]))
-    assert faults_of(load(save_adapter(folder, tmp_path)), config()) == [("peft", "peft=none, or model.merge=true")]
+    assert faults_of(load(save_adapter(folder, tmp_path)), config()) == [
+        ("peft", "peft=none, or model.merge=true")
+    ]
     assert faults_of(whole, config(init_lora_weights="pissa_niter_4")) == [
         ("peft.init_lora_weights", "peft.init_lora_weights=pissa")
     ]
@@ -458,7 +472,9 @@ def test_gradients_are_the_same_after_an_evaluation(bits, architecture, folders)
     for evaluated in (False, True):
         torch.manual_seed(0)
         base = load(path, quantization_config=serve(quantization))
-        config = peft.LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear", init_lora_weights=False)
+        config = peft.LoraConfig(
+            task_type="CAUSAL_LM", target_modules="all-linear", init_lora_weights=False
+        )
         model = peft.get_peft_model(base, config)
         if evaluated:
             answer(model, path)
@@ -529,7 +545,9 @@ def match_shards(words: list[str]) -> None:
 
     PartialState(cpu=True)
     torch.manual_seed(0)
-    policy, reference = (torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 5)) for _ in range(2))
+    policy, reference = (
+        torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 5)) for _ in range(2)
+    )
     reference[0].load_state_dict(policy[0].state_dict())
     fully_shard(reference, mesh=init_device_mesh("cpu", (2,)))
     accelerator = SimpleNamespace(unwrap_model=lambda model, **_: model)

@@ -24,10 +24,9 @@ from tiny_ppo import (
 )
 
 from runner.errors import ConfigError, DataError
+from runner.ppo import PPOConfig, PPOTrainer
 from runner.ppo.actor_critic import store_as_autocast
-from runner.ppo.algorithm import (
-    PPOConfig,
-    PPOTrainer,
+from runner.ppo.arithmetic import (
     RunningStats,
     generalised_advantages,
     kl_estimate,
@@ -35,6 +34,8 @@ from runner.ppo.algorithm import (
     value_losses,
     whiten,
 )
+from runner.ppo.losses import policy_loss, value_loss
+from runner.ppo.random_numbers import deal_minibatches
 from runner.ppo.scoring import step_ends
 
 # Rounding grows where Adam divides a small gradient by its own size.
@@ -55,7 +56,9 @@ def zero(completions, **_):
 
 def rolled_out(trainer, count=8, seed=0):
     """A rollout with the log-probabilities of policy and reference."""
-    noise = torch.rand(count, trainer.args.response_length, generator=torch.Generator().manual_seed(seed))
+    noise = torch.rand(
+        count, trainer.args.response_length, generator=torch.Generator().manual_seed(seed)
+    )
     rollout = trainer.roll_out([trainer.train_dataset[row] for row in range(count)], noise)
     trainer.compute_logprobs(rollout)
     return rollout
@@ -81,11 +84,15 @@ def test_advantages_worked_by_hand(rewards, values, gamma, lam, advantages):
     mask = torch.ones(1, len(rewards), dtype=torch.bool)
     found, returns = generalised_advantages(double(rewards), double(values), mask, gamma, lam)
     assert found[0].tolist() == pytest.approx(advantages, abs=1e-9)
-    assert returns[0].tolist() == pytest.approx([a + v for a, v in zip(advantages, values, strict=True)], abs=1e-9)
+    assert returns[0].tolist() == pytest.approx(
+        [a + v for a, v in zip(advantages, values, strict=True)], abs=1e-9
+    )
 
 
 def test_what_stands_behind_a_row_does_not_change_its_advantages():
-    alone, _ = generalised_advantages(double([0, 0, 1]), double([0.5, 0.4, 0.3]), torch.ones(1, 3) > 0, 1.0, 0.95)
+    alone, _ = generalised_advantages(
+        double([0, 0, 1]), double([0.5, 0.4, 0.3]), torch.ones(1, 3) > 0, 1.0, 0.95
+    )
     mask = torch.tensor([[True] * 3 + [False] * 2, [True] * 5])
     rewards = double([0, 0, 1, 99, -99], [1, 2, 3, 4, 5])
     values = double([0.5, 0.4, 0.3, 77, -77], [5, 4, 3, 2, 1])
@@ -103,10 +110,16 @@ def test_kl_estimates_worked_by_hand():
 
 
 def test_kl_estimates_have_schulmans_bias_and_spread():
-    samples = torch.randn(2_000_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    samples = torch.randn(
+        2_000_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     logprobs, reference = -samples.square() / 2, -(samples - 0.1).square() / 2
     true = 0.005
-    for name, bias, spread, least in (("k1", 0, 20, 0.05), ("k2", 0.002, 1.42, 0.01), ("k3", 0, 1.42, 0.01)):
+    for name, bias, spread, least in (
+        ("k1", 0, 20, 0.05),
+        ("k2", 0.002, 1.42, 0.01),
+        ("k3", 0, 1.42, 0.01),
+    ):
         found = kl_estimate(logprobs, reference, name)
         assert found.mean() / true - 1 == pytest.approx(bias, abs=least), name
         assert found.std() / true == pytest.approx(spread, rel=0.01), name
@@ -121,7 +134,9 @@ def test_whitening_worked_by_hand():
     shifted = [[-2 / deviation, -1 / deviation, 0], [0, 3 / deviation, 0]]
     assert whiten(values, mask).tolist() == [pytest.approx(row, abs=1e-7) for row in shifted]
     kept = [[3 - 2 / deviation, 3 - 1 / deviation, 0], [3, 3 + 3 / deviation, 0]]
-    assert whiten(values, mask, shift_mean=False).tolist() == [pytest.approx(row, abs=1e-7) for row in kept]
+    assert whiten(values, mask, shift_mean=False).tolist() == [
+        pytest.approx(row, abs=1e-7) for row in kept
+    ]
 
 
 def test_whitening_one_token_gives_zero():
@@ -155,7 +170,8 @@ def test_policy_loss_worked_by_hand(ratio, advantage, dual_clip, loss, slope):
 
 
 @pytest.mark.parametrize(
-    ("value", "loss"), [(1.0, 1.3**2 / 2), (0.6, 1.4**2 / 2), (0.0, 2.0**2 / 2), (3.0, 1.3**2 / 2), (4.0, 2.0)]
+    ("value", "loss"),
+    [(1.0, 1.3**2 / 2), (0.6, 1.4**2 / 2), (0.0, 2.0**2 / 2), (3.0, 1.3**2 / 2), (4.0, 2.0)],
 )
 def test_value_loss_worked_by_hand(value, loss):
     """Old value 0.5, return 2, a step of at most 0.2."""
@@ -163,7 +179,9 @@ def test_value_loss_worked_by_hand(value, loss):
 
 
 def test_running_statistics_are_those_of_all_scores():
-    scores = torch.randn(5, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3 + 7
+    scores = (
+        torch.randn(5, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3 + 7
+    )
     running = RunningStats(0.05)
     assert running.deviation == 1.0
     for batch in scores:
@@ -183,8 +201,8 @@ def test_what_counts_as_clipped_is_what_trl_counts(tmp_path):
     logprobs = old_logprobs + torch.randn(len(old_logprobs), generator=generator)
     values = old_values + torch.randn(len(old_values), generator=generator)
     rollout.sums.clear()
-    trainer._policy_loss(rollout, batch, logprobs)
-    trainer._value_loss(rollout, batch, values)
+    policy_loss(rollout, batch, logprobs, trainer.args)
+    value_loss(rollout, batch, values, trainer.args)
     ratios, advantages, returns = (
         (logprobs - old_logprobs).exp(),
         *map(batch.select, (rollout.advantages_BR, rollout.returns_BR)),
@@ -279,7 +297,9 @@ def test_padding_and_what_was_drawn_after_the_end_count_for_nothing(tmp_path):
     inputs = [trainer.train_dataset[row] for row in range(8)]
     noise = torch.rand(8, 6, generator=torch.Generator().manual_seed(3))
     rollout = trainer.roll_out(inputs, noise)
-    other = torch.where(torch.arange(6) < torch.tensor(rollout.responses)[:, None], noise, 1 - noise)
+    other = torch.where(
+        torch.arange(6) < torch.tensor(rollout.responses)[:, None], noise, 1 - noise
+    )
     assert (other != noise).any()
     assert trainer.roll_out(inputs, other).sequences == rollout.sequences
     batch = rollout.micro_batch(range(8))
@@ -333,7 +353,9 @@ def test_every_declared_end_token_ends_a_completion(tmp_path):
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize("asked", [{}, {"stop_token_id": 3}, {"stop_token": None, "stop_token_id": 3}])
+@pytest.mark.parametrize(
+    "asked", [{}, {"stop_token_id": 3}, {"stop_token": None, "stop_token_id": 3}]
+)
 def test_a_missing_end_is_penalised_whatever_ends_a_completion(tmp_path, asked):
     trainer = letter_trainer(
         tmp_path, reward_funcs=zero, missing_eos_penalty=2.0, model=letter_model(spread=0.05), max_steps=1, **asked,
@@ -351,9 +373,13 @@ def test_a_missing_end_is_penalised_whatever_ends_a_completion(tmp_path, asked):
 
 
 def test_without_a_stop_token_every_completion_is_full(tmp_path):
-    trainer = letter_trainer(tmp_path, stop_token=None, model=letter_model(spread=0.05), response_length=30)
+    trainer = letter_trainer(
+        tmp_path, stop_token=None, model=letter_model(spread=0.05), response_length=30
+    )
     rollout = rolled_out(trainer)
-    assert rollout.responses == [30] * 8 and all(each.finish == "stop" for each in rollout.completions)
+    assert rollout.responses == [30] * 8 and all(
+        each.finish == "stop" for each in rollout.completions
+    )
     assert any(END in sequence for sequence in rollout.sequences)
 
 
@@ -371,7 +397,9 @@ def test_prompts_may_be_chats_with_tools_as_text(tmp_path):
 
     chats = [[{"role": "user", "content": letter}] for letter in LETTERS[:8]]
     rows = Dataset.from_dict({"prompt": chats, "tools": ['[{"name": "s"}]'] * 8})
-    trainer = letter_trainer(tmp_path, rows=rows, processing_class=tokenizer, reward_funcs=keep, max_steps=1)
+    trainer = letter_trainer(
+        tmp_path, rows=rows, processing_class=tokenizer, reward_funcs=keep, max_steps=1
+    )
     rollout = rolled_out(trainer)
     assert rollout.sequences[2][:3] == [18, 2, 19]
     trainer.train()
@@ -380,7 +408,8 @@ def test_prompts_may_be_chats_with_tools_as_text(tmp_path):
 
 # --- Rewards and advantages ---------------------------------------------------------------------
 
-PLAIN = {"kl_coef": 0.0, "gamma": 1.0, "lam": 1.0}  # and a critic that says 0: returns are what is still to come
+# and a critic that says 0: returns are what is still to come
+PLAIN = {"kl_coef": 0.0, "gamma": 1.0, "lam": 1.0}
 
 
 def test_a_score_is_earned_by_the_last_token(tmp_path):
@@ -397,7 +426,9 @@ def test_a_reward_per_token_is_earned_by_its_token(tmp_path):
     def by_token(completion_ids, **_):
         return [[1.0 + place for place in range(len(ids))] for ids in completion_ids]
 
-    trainer = letter_trainer(tmp_path, reward_funcs=[by_token, lambda completions, **_: [100.0] * 8], **PLAIN)
+    trainer = letter_trainer(
+        tmp_path, reward_funcs=[by_token, lambda completions, **_: [100.0] * 8], **PLAIN
+    )
     rollout = rolled_out(trainer)
     set_advantages(trainer, rollout)
     count = rollout.responses[0]
@@ -406,7 +437,9 @@ def test_a_reward_per_token_is_earned_by_its_token(tmp_path):
 
 
 def test_the_kl_is_a_reward_per_token(tmp_path):
-    trainer = letter_trainer(tmp_path, ref_model=letter_model(seed=4), reward_funcs=zero, **PLAIN | {"kl_coef": 0.5})
+    trainer = letter_trainer(
+        tmp_path, ref_model=letter_model(seed=4), reward_funcs=zero, **PLAIN | {"kl_coef": 0.5}
+    )
     rollout = rolled_out(trainer)
     set_advantages(trainer, rollout)
     penalties = -0.5 * (rollout.logprobs_BR - rollout.ref_logprobs_BR) * rollout.mask_BR
@@ -415,13 +448,17 @@ def test_the_kl_is_a_reward_per_token(tmp_path):
 
 
 def test_rewards_are_whitened_before_anything_is_made_of_them(tmp_path):
-    trainer = letter_trainer(tmp_path, reward_funcs=lambda **_: [*range(8)], whiten_rewards=True, **PLAIN)
+    trainer = letter_trainer(
+        tmp_path, reward_funcs=lambda **_: [*range(8)], whiten_rewards=True, **PLAIN
+    )
     rollout = rolled_out(trainer)
     set_advantages(trainer, rollout)
     rewards = torch.zeros_like(rollout.returns_BR)
     rewards[torch.arange(8), torch.tensor(rollout.responses) - 1] = torch.arange(8.0)
     whitened = whiten(rewards, rollout.mask_BR, shift_mean=False)
-    assert torch.allclose(rollout.returns_BR, whitened.flip(1).cumsum(1).flip(1) * rollout.mask_BR, atol=1e-5)
+    assert torch.allclose(
+        rollout.returns_BR, whitened.flip(1).cumsum(1).flip(1) * rollout.mask_BR, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -435,7 +472,11 @@ def test_rewards_are_whitened_before_anything_is_made_of_them(tmp_path):
 )
 def test_scores_are_scaled_by_what_was_seen_so_far_and_clipped(tmp_path, how, clip, expected):
     trainer = letter_trainer(
-        tmp_path, reward_funcs=lambda **_: [*range(8)], score_normalization=how, score_clip=clip, **PLAIN
+        tmp_path,
+        reward_funcs=lambda **_: [*range(8)],
+        score_normalization=how,
+        score_clip=clip,
+        **PLAIN,
     )
     rollout = rolled_out(trainer)
     set_advantages(trainer, rollout)
@@ -450,18 +491,31 @@ def test_rewards_of_steps_are_scaled_and_clipped_one_by_one_and_nothing_between_
 
     def by_step(completion_ids, **_):
         counts = [len(step_ends(letter_tokenizer(), ids, "q")) for ids in completion_ids]
-        return [[8.0 * (row == step == 0) for step in range(count)] for row, count in enumerate(counts)]
+        return [
+            [8.0 * (row == step == 0) for step in range(count)] for row, count in enumerate(counts)
+        ]
 
     trainer = letter_trainer(
-        tmp_path, reward_funcs=by_step, step_separator="q", score_normalization=how, score_clip=1.5, **PLAIN
+        tmp_path,
+        reward_funcs=by_step,
+        step_separator="q",
+        score_normalization=how,
+        score_clip=1.5,
+        **PLAIN,
     )
     rollout = rolled_out(trainer)
     rewards = trainer.compute_rewards(rollout)
-    given = [step for steps in by_step([each.token_ids for each in rollout.completions]) for step in steps]
+    given = [
+        step
+        for steps in by_step([each.token_ids for each in rollout.completions])
+        for step in steps
+    ]
     mean, deviation = statistics.fmean(given), statistics.pstdev(given)
     shift, scale = {"none": (0.0, 1.0), "scale": (0.0, deviation), "whiten": (mean, deviation)}[how]
     expected = [max(-1.5, min(1.5, (step - shift) / scale)) for step in given]
-    ends = [step_ends(trainer.processing_class, each.token_ids, "q") for each in rollout.completions]
+    ends = [
+        step_ends(trainer.processing_class, each.token_ids, "q") for each in rollout.completions
+    ]
     found = [rewards[row, end].item() for row, row_ends in enumerate(ends) for end in row_ends]
     assert found == pytest.approx(expected, abs=1e-5) and len(given) > 8
     assert rewards.sum().item() == pytest.approx(sum(expected), abs=1e-4)  # and 0 elsewhere
@@ -469,17 +523,26 @@ def test_rewards_of_steps_are_scaled_and_clipped_one_by_one_and_nothing_between_
 
 
 def test_scores_that_are_all_the_same_stay_finite_numbers(tmp_path):
-    trainer = letter_trainer(tmp_path, reward_funcs=lambda **_: [1.0] * 8, score_normalization="scale", **PLAIN)
+    trainer = letter_trainer(
+        tmp_path, reward_funcs=lambda **_: [1.0] * 8, score_normalization="scale", **PLAIN
+    )
     rollout = rolled_out(trainer)
     set_advantages(trainer, rollout)
     assert rollout.returns_BR.max() < 100
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize(("target", "change"), [(1e9, 1 - 0.2 * 8 / 100), (1e-9, 1 + 0.2 * 8 / 100)])
+@pytest.mark.parametrize(
+    ("target", "change"), [(1e9, 1 - 0.2 * 8 / 100), (1e-9, 1 + 0.2 * 8 / 100)]
+)
 def test_the_kl_coefficient_moves_towards_its_target(tmp_path, target, change):
     trainer = letter_trainer(
-        tmp_path, ref_model=letter_model(seed=4), kl_target=target, kl_horizon=100, max_steps=3, learning_rate=0.0
+        tmp_path,
+        ref_model=letter_model(seed=4),
+        kl_target=target,
+        kl_horizon=100,
+        max_steps=3,
+        learning_rate=0.0,
     )
     trainer.train()
     found = [line["objective/kl_coef"] for line in logs_of(trainer)]
@@ -490,7 +553,9 @@ def test_the_kl_coefficient_moves_towards_its_target(tmp_path, target, change):
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize(("average", "budget"), [("token", 1), ("sequence", 40), slow("token", 512)])
+@pytest.mark.parametrize(
+    ("average", "budget"), [("token", 1), ("sequence", 40), slow("token", 512)]
+)
 def test_a_step_follows_the_gradient_of_the_loss_as_it_is_written(tmp_path, average, budget):
     def earned(completions, **_):
         return [float(len(text)) for text in completions]
@@ -528,7 +593,11 @@ def test_a_step_follows_the_gradient_of_the_loss_as_it_is_written(tmp_path, aver
         ratios = (logprobs - rollout.logprobs_BR[row, :count]).exp()
         advantages, returns = rollout.advantages_BR[row, :count], rollout.returns_BR[row, :count]
         losses.append(-ratios * advantages + 0.5 * (values - returns).square() / 2)
-    whole = torch.cat(losses).mean() if average == "token" else torch.stack([loss.mean() for loss in losses]).mean()
+    whole = (
+        torch.cat(losses).mean()
+        if average == "token"
+        else torch.stack([loss.mean() for loss in losses]).mean()
+    )
     whole.backward()
     assert len({len(loss) for loss in losses}) > 1
     for name, weight in plain.named_parameters():
@@ -570,7 +639,11 @@ def test_no_kernel_is_compiled_for_each_shape_in_float32(tmp_path, capfd, bf16):
         return [0.0] * len(completions)
 
     trainer = letter_trainer(
-        tmp_path, model=letter_model("gpt_neox"), reward_funcs=earned, eval_dataset=letter_rows(2), bf16=bf16
+        tmp_path,
+        model=letter_model("gpt_neox"),
+        reward_funcs=earned,
+        eval_dataset=letter_rows(2),
+        bf16=bf16,
     )
     with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):
         trainer.train()
@@ -590,14 +663,22 @@ def test_values_and_scores_are_not_rounded_under_bf16(tmp_path, critic):
         seen.append(torch.is_autocast_enabled("cpu"))
         return [0.0] * len(completions)
 
-    judges = [letter_model(labels=1, seed=3), letter_model("gpt2", labels=1, seed=4).to(torch.bfloat16), earned]
+    judges = [
+        letter_model(labels=1, seed=3),
+        letter_model("gpt2", labels=1, seed=4).to(torch.bfloat16),
+        earned,
+    ]
     trainer = letter_trainer(
-        tmp_path, reward_funcs=judges, bf16=True, critic=critic, peft_config=lora() if critic == "adapter" else None
+        tmp_path,
+        reward_funcs=judges,
+        bf16=True,
+        critic=critic,
+        peft_config=lora() if critic == "adapter" else None,
     )
     rollout = rolled_out(trainer)
     if critic != "model":
         torch.nn.init.normal_(trainer.actor_critic.value_head.weight)
-    _, _, figures = trainer._score(rollout)
+    figures = trainer.score(rollout).figures
     set_advantages(trainer, rollout)
     given = [values for name, values in figures.items() if name.startswith("rewards/")][:2]
     for exact in (*given, rollout.values_BR[rollout.mask_BR]):
@@ -616,19 +697,35 @@ def test_frozen_weights_in_the_type_of_autocast_give_the_same_bits(tmp_path, cri
             "bf16": True,
             "num_ppo_epochs": 2,
         }
-        trainer = letter_trainer(tmp_path, peft_config=lora() if critic == "adapter" else None, **options)
-        frozen = [trainer.rewards.models[0].base_model, trainer.reference or trainer.actor_critic.policy]
+        trainer = letter_trainer(
+            tmp_path, peft_config=lora() if critic == "adapter" else None, **options
+        )
+        frozen = [
+            trainer.rewards.models[0].base_model,
+            trainer.reference or trainer.actor_critic.policy,
+        ]
         for model in frozen if stored else []:
             store_as_autocast(model, torch.bfloat16)
-        halves = {name for each in frozen for name, weight in each.named_parameters() if weight.dtype == torch.bfloat16}
-        assert bool(halves) == stored and not any("norm" in name or "embed_tokens" in name for name in halves)
+        halves = {
+            name
+            for each in frozen
+            for name, weight in each.named_parameters()
+            if weight.dtype == torch.bfloat16
+        }
+        assert bool(halves) == stored and not any(
+            "norm" in name or "embed_tokens" in name for name in halves
+        )
         trainer.train()
         found.append((trainer.actor_critic.state_dict(), logs_of(trainer)[-1]))
         with torch.no_grad():  # without autocast, as a callback may
             assert frozen[1](input_ids=torch.tensor([[1, 2, 3]])).logits.dtype == torch.float32
     (states, log), (again, log_again) = found
     assert all(torch.equal(states[name], again[name]) for name in states)
-    names = [name for name in log if not name.startswith("time/") and name not in ("eps", "tokens_per_second")]
+    names = [
+        name
+        for name in log
+        if not name.startswith("time/") and name not in ("eps", "tokens_per_second")
+    ]
     assert {name: log[name] for name in names} == {name: log_again[name] for name in names}
 
 
@@ -638,9 +735,15 @@ def test_bf16_is_honoured(tmp_path):
     for bf16 in (False, True):
         trainer = letter_trainer(tmp_path, bf16=bf16, max_steps=1, num_ppo_epochs=1)
         dtypes = set()
-        for model in (trainer.actor_critic.policy, trainer.actor_critic.value_model, trainer.reference):
+        for model in (
+            trainer.actor_critic.policy,
+            trainer.actor_critic.value_model,
+            trainer.reference,
+        ):
             layer = model.base_model.layers[0].mlp.down_proj
-            layer.register_forward_hook(lambda _, __, output, dtypes=dtypes: dtypes.add(output.dtype))
+            layer.register_forward_hook(
+                lambda _, __, output, dtypes=dtypes: dtypes.add(output.dtype)
+            )
         trainer.train()
         seen.append(dtypes)
         assert logs_of(trainer)[0]["val/ratio"] == pytest.approx(1, abs=1e-2 if bf16 else 1e-5)
@@ -661,20 +764,26 @@ def test_every_mini_batch_of_every_epoch_is_a_clipped_step(tmp_path, parts):
     assert len(steps) == 4 * 3 * parts
     assert max(norm for norm, _ in steps) <= 0.01 * 1.001 and min(norm for norm, _ in steps) > 0
     rates = [rate for _, rate in steps]
-    assert rates == pytest.approx([1e-3 * (4 - update) / 4 for update in range(4) for _ in range(3 * parts)])
+    assert rates == pytest.approx(
+        [1e-3 * (4 - update) / 4 for update in range(4) for _ in range(3 * parts)]
+    )
     for line in logs_of(trainer):
         assert line["val/ratio"] == pytest.approx(1, abs=0.2)
     assert [line["episode"] for line in logs_of(trainer)] == [8, 16, 24, 32]
     counts = [line["num_tokens"] for line in logs_of(trainer)]
-    assert counts[0] > 8 and counts == sorted(set(counts)), "those of prompts and completions, added up"
+    assert counts[0] > 8 and counts == sorted(set(counts)), (
+        "those of prompts and completions, added up"
+    )
 
 
 def test_each_epoch_has_every_row_once(tmp_path):
     trainer = letter_trainer(tmp_path, num_ppo_epochs=3, num_mini_batches=4)
-    minibatches = trainer._permute(8)
+    minibatches = deal_minibatches(trainer.args, 8, step=0)
     assert [len(rows) for rows in minibatches] == [2] * 12
     for epoch in range(3):
-        assert sorted(row for rows in minibatches[4 * epoch : 4 * epoch + 4] for row in rows) == [*range(8)]
+        assert sorted(row for rows in minibatches[4 * epoch : 4 * epoch + 4] for row in rows) == [
+            *range(8)
+        ]
     assert minibatches[:4] != minibatches[4:8]
 
 
@@ -703,7 +812,9 @@ def test_a_value_warm_up_leaves_the_policy_alone(tmp_path, case):
     trainer.add_callback(each_step(lambda: after.append(weights(trainer))))
     trainer.train()
     critic = {name for name in start if "value_" in name or ".critic." in name}
-    moved = [{name for name in start if not torch.equal(start[name], state[name])} for state in after]
+    moved = [
+        {name for name in start if not torch.equal(start[name], state[name])} for state in after
+    ]
     assert moved[0] and moved[0] <= critic and moved[1] - critic
 
 
@@ -718,7 +829,9 @@ def each_step(call):
 
 
 def test_a_value_warm_up_leaves_the_policy_alone_under_a_head(tmp_path):
-    trainer = letter_trainer(tmp_path, value_warmup_steps=1, max_steps=1, critic="head", weight_decay=0.1)
+    trainer = letter_trainer(
+        tmp_path, value_warmup_steps=1, max_steps=1, critic="head", weight_decay=0.1
+    )
     start = weights(trainer)
     trainer.train()
     after = weights(trainer)
@@ -727,7 +840,11 @@ def test_a_value_warm_up_leaves_the_policy_alone_under_a_head(tmp_path):
 
 def test_an_adapter_critic_learns_and_leaves_the_base_alone(tmp_path):
     trainer = letter_trainer(tmp_path, peft_config=lora(), max_steps=3)
-    base = {n: p.detach().clone() for n, p in trainer.actor_critic.named_parameters() if not p.requires_grad}
+    base = {
+        n: p.detach().clone()
+        for n, p in trainer.actor_critic.named_parameters()
+        if not p.requires_grad
+    }
     start, last = weights(trainer), []
     gradients = watch_gradients(trainer, last)
     trainer.train()
@@ -749,15 +866,21 @@ def watch_gradients(trainer, seen):
     trainer.create_optimizer()
     named = dict(trainer.actor_critic.named_parameters())
     return trainer.optimizer.register_step_pre_hook(
-        lambda *_: seen.append({n for n, p in named.items() if p.grad is not None and p.requires_grad})
+        lambda *_: seen.append(
+            {n for n, p in named.items() if p.grad is not None and p.requires_grad}
+        )
     )
 
 
 def test_the_critic_begins_as_the_reward_model_that_reads_its_tokens(tmp_path):
     judge = letter_model(labels=1, seed=7)
-    critic = letter_trainer(tmp_path, reward_funcs=[share_of_wanted, judge]).actor_critic.value_model
+    critic = letter_trainer(
+        tmp_path, reward_funcs=[share_of_wanted, judge]
+    ).actor_critic.value_model
     assert critic is not judge
-    assert all(torch.equal(a, b) for a, b in zip(critic.parameters(), judge.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(critic.parameters(), judge.parameters(), strict=True)
+    )
     assert letter_trainer(tmp_path).actor_critic.value_model.score.weight.abs().max() == 0
     mine = letter_model(labels=1, seed=8).requires_grad_(False)  # as load_reward_model gives it
     critic = letter_trainer(tmp_path, reward_funcs=judge, value_model=mine).actor_critic.value_model
@@ -770,7 +893,9 @@ def test_what_adapters_start_as_depends_on_the_seed_alone(tmp_path):
         torch.manual_seed(state)
         args = PPOConfig(str(tmp_path), use_cpu=True, report_to="none", max_steps=1, seed=3)
         parts = {"processing_class": letter_tokenizer(), "peft_config": lora()}
-        started.append(weights(PPOTrainer(letter_model(), share_of_wanted, args, letter_rows(), **parts)))
+        started.append(
+            weights(PPOTrainer(letter_model(), share_of_wanted, args, letter_rows(), **parts))
+        )
     assert farthest(*started) == 0
 
 
@@ -802,7 +927,9 @@ def test_arguments_that_cannot_work_are_refused_with_a_cure(tmp_path, asked, wor
 
 @pytest.mark.parametrize("parts", [0, 3])
 def test_rows_that_make_no_equal_mini_batches_are_refused(tmp_path, parts):
-    with pytest.raises(ValueError, match=f"num_mini_batches is {parts}, and no divisor of a process's 8 rows"):
+    with pytest.raises(
+        ValueError, match=f"num_mini_batches is {parts}, and no divisor of a process's 8 rows"
+    ):
         letter_trainer(tmp_path, num_mini_batches=parts)
 
 
@@ -818,7 +945,9 @@ def test_a_tokenizer_and_model_without_an_end_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="no end token") as error:
         letter_trainer(tmp_path, model=model, processing_class=tokenizer)
     assert "stop_token_id" in error.value.faults[0].fix
-    letter_trainer(tmp_path, model=model, processing_class=tokenizer, stop_token_id=3, max_steps=1).train()
+    letter_trainer(
+        tmp_path, model=model, processing_class=tokenizer, stop_token_id=3, max_steps=1
+    ).train()
 
 
 @pytest.mark.parametrize(
@@ -838,7 +967,9 @@ def test_rows_that_cannot_work_are_refused_before_training(tmp_path, rows, words
 def test_the_longest_prompt_that_fits_is_trained_on(tmp_path):
     rows = Dataset.from_dict({"prompt": ["a"] * 7 + ["a" * 58]})
     model = letter_model("gpt2")  # which fails behind its last position
-    letter_trainer(tmp_path, model=model, rows=rows, reward_funcs=zero, max_steps=1, stop_token=None).train()
+    letter_trainer(
+        tmp_path, model=model, rows=rows, reward_funcs=zero, max_steps=1, stop_token=None
+    ).train()
 
 
 def test_held_out_prompts_that_are_too_long_are_refused_before_training(tmp_path):

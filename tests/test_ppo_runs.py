@@ -6,13 +6,20 @@ from safetensors.torch import load_file
 from runner.run import Run
 
 pytestmark = pytest.mark.slow
-SHORT = ("trainer.args.max_steps=2", "dataset.limit.train=64", "dataset.limit.eval=8", "metric=none")
+SHORT = (
+    "trainer.args.max_steps=2",
+    "dataset.limit.train=64",
+    "dataset.limit.eval=8",
+    "metric=none",
+)
 PPO = ("trainer=ppo", *SHORT, "trainer.args.response_length=8")
 
 
 def test_the_toy_task_is_learned(train):
     words = ("trainer.args.max_steps=24", "learning_rate=3e-4", "dataset.limit.eval=100")
-    done = train("trainer=ppo", "trainer.args.num_ppo_epochs=2", "trainer.args.num_mini_batches=2", *words)
+    done = train(
+        "trainer=ppo", "trainer.args.num_ppo_epochs=2", "trainer.args.num_mini_batches=2", *words
+    )
     first, *_, last = [line for line in done.lines if "eval_objective/scores" in line]
     assert last["eval_objective/scores"] > first["eval_objective/scores"] + 0.03
     assert last["eval_objective/kl"] > 0.02 > abs(first["eval_objective/kl"])
@@ -26,7 +33,11 @@ def test_the_toy_task_is_learned(train):
         ("trainer.args.critic=head", "kl_coef=0"),
         ("peft=lora", "trainer.args.activation_checkpointing=true"),
         ("dataset.streaming=true", "trainer.args.num_generations=2"),
-        ("dataset=toy_reviews", "trainer.args.score_normalization=whiten", "trainer.args.score_clip=3"),
+        (
+            "dataset=toy_reviews",
+            "trainer.args.score_normalization=whiten",
+            "trainer.args.score_clip=3",
+        ),
     ],
     ids=" ".join,
 )
@@ -46,7 +57,10 @@ def test_a_combination_trains_and_loads_elsewhere(train, words):
 def test_a_sweep_over_the_kl_coefficient(runner):
     done = runner("-m", *PPO, "kl_coef=0.01,0.05", "trainer.args.max_steps=1", "name=sweep")
     assert "2 of 2 runs finished" in done.stdout
-    assert {Run(folder).cfg["trainer"]["args"]["kl_coef"] for folder in runner.runs("sweep")} == {0.01, 0.05}
+    assert {Run(folder).cfg["trainer"]["args"]["kl_coef"] for folder in runner.runs("sweep")} == {
+        0.01,
+        0.05,
+    }
 
 
 @pytest.mark.parametrize(
@@ -74,7 +88,8 @@ def test_a_critic_begins_as_a_model_that_is_no_reward(train, capsys):
     done = train(*PPO, own, f"trainer.value_model.path={scorer.run.model}")
     assert done.state() == "finished"
     before, after = (
-        load_file(path / "model.safetensors") for path in (scorer.run.model, done.run.model / "value_model")
+        load_file(path / "model.safetensors")
+        for path in (scorer.run.model, done.run.model / "value_model")
     )
     moved = [(before[name] - after[name]).abs().max() for name in before]
     assert 0 < max(moved) < 0.01

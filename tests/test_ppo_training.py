@@ -28,7 +28,8 @@ from transformers import (
     TrainerCallback,
 )
 
-from runner.ppo.algorithm import RunningStats
+from runner.ppo.arithmetic import RunningStats
+from runner.ppo.dynamic_sampling import roll_out_groups
 
 IDS = torch.tensor([[1, 2, 3, 4, 5, END]])
 KINDS = {
@@ -63,17 +64,36 @@ def logits(model):
 @pytest.mark.slow
 def test_a_resumed_training_ends_with_the_same_bits(tmp_path, case, step):
     """At the end of a pass over the data, or within one."""
-    asked = {"rows": letter_rows(20), "max_steps": 5, "save_strategy": "steps", "save_steps": step, "kl_target": 1.0}
-    asked |= {"kl_horizon": 50, "score_normalization": "whiten", "num_mini_batches": 2, "num_ppo_epochs": 2}
+    asked = {
+        "rows": letter_rows(20),
+        "max_steps": 5,
+        "save_strategy": "steps",
+        "save_steps": step,
+        "kl_target": 1.0,
+    }
+    asked |= {
+        "kl_horizon": 50,
+        "score_normalization": "whiten",
+        "num_mini_batches": 2,
+        "num_ppo_epochs": 2,
+    }
     whole = build(tmp_path / "whole", **asked, **KINDS[case])
     whole.train()
     resumed = build(tmp_path / "resumed", **(asked | {"save_strategy": "no"}), **KINDS[case])
     torch.rand(5)  # the random numbers of the process that goes on are others
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
     assert farthest(weights(whole), weights(resumed)) == 0
-    assert whole.running == resumed.running and whole.running.count >= 40 and whole.running.kl_coef != 0.05
+    assert (
+        whole.running == resumed.running
+        and whole.running.count >= 40
+        and whole.running.kl_coef != 0.05
+    )
     one, two = whole.optimizer.state_dict()["state"], resumed.optimizer.state_dict()["state"]
-    assert all(torch.equal(one[key][name], two[key][name]) for key in one for name in ("exp_avg", "exp_avg_sq"))
+    assert all(
+        torch.equal(one[key][name], two[key][name])
+        for key in one
+        for name in ("exp_avg", "exp_avg_sq")
+    )
     assert [told(line) for line in logs_of(whole)] == [told(line) for line in logs_of(resumed)]
 
 
@@ -90,40 +110,69 @@ def first_letter(completions, **_):
 
 @pytest.mark.slow
 def test_prompts_whose_completions_earn_the_same_give_way_to_others(tmp_path):
-    asked = {"rows": letter_rows(20), "num_generations": 4, "reward_funcs": first_letter, "temperature": 1.5}
+    asked = {
+        "rows": letter_rows(20),
+        "num_generations": 4,
+        "reward_funcs": first_letter,
+        "temperature": 1.5,
+    }
     seen = {}
     for times in (0, 4):
         trainer = build(tmp_path / str(times), **asked, dynamic_sampling=times, max_steps=1)
         rollouts = [
-            trainer._roll_out_groups(trainer.train_dataset.select(range(at, at + 5)).to_list()) for at in (0, 5)
+            roll_out_groups(trainer, trainer.train_dataset.select(range(at, at + 5)).to_list())
+            for at in (0, 5)
         ]
-        groups = [trainer._score(each)[2]["objective/scores"].view(5, 4) for each in rollouts]
+        groups = [trainer.score(each).figures["objective/scores"].view(5, 4) for each in rollouts]
         seen[times] = sum((group.amax(1) > group.amin(1)).sum().item() for group in groups)
         assert all(
-            len({row["prompt"] for row in each.rows[at : at + 4]}) == 1 for each in rollouts for at in range(0, 20, 4)
+            len({row["prompt"] for row in each.rows[at : at + 4]}) == 1
+            for each in rollouts
+            for at in range(0, 20, 4)
         )
     assert seen[0] < seen[4]
 
 
 @pytest.mark.slow
 def test_dynamic_sampling_resumes_to_the_same_bits(tmp_path):
-    asked = {"rows": letter_rows(20), "max_steps": 4, "save_strategy": "steps", "save_steps": 2, "num_generations": 4}
-    asked |= {"dynamic_sampling": 4, "temperature": 1.5, "reward_funcs": first_letter, "num_ppo_epochs": 2}
+    asked = {
+        "rows": letter_rows(20),
+        "max_steps": 4,
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "num_generations": 4,
+    }
+    asked |= {
+        "dynamic_sampling": 4,
+        "temperature": 1.5,
+        "reward_funcs": first_letter,
+        "num_ppo_epochs": 2,
+    }
     whole = build(tmp_path / "whole", **asked)
     whole.train()
-    assert logs_of(whole)[-1]["episode"] == 8 and any(line["sampling/prompts_exchanged"] for line in logs_of(whole))
+    assert logs_of(whole)[-1]["episode"] == 8 and any(
+        line["sampling/prompts_exchanged"] for line in logs_of(whole)
+    )
     resumed = build(tmp_path / "resumed", **asked | {"save_strategy": "no"})
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
     assert farthest(weights(whole), weights(resumed)) == 0
 
 
 def test_the_newest_checkpoint_is_found(tmp_path):
-    asked = {"save_strategy": "steps", "save_steps": 1, "score_normalization": "scale", "num_ppo_epochs": 1}
+    asked = {
+        "save_strategy": "steps",
+        "save_steps": 1,
+        "score_normalization": "scale",
+        "num_ppo_epochs": 1,
+    }
     build(tmp_path, **asked).train()
     resumed = build(tmp_path, **(asked | {"max_steps": 3, "save_strategy": "no"}))
     resumed.train(resume_from_checkpoint=True)
     assert resumed.state.global_step == 3 and resumed.running.count == 24
-    assert RunningStats(**json.loads((tmp_path / "checkpoint-2" / "ppo_state.json").read_text())).count == 16
+    assert (
+        RunningStats(**json.loads((tmp_path / "checkpoint-2" / "ppo_state.json").read_text())).count
+        == 16
+    )
 
 
 def test_the_stock_checkpoint_is_what_the_module_takes(tmp_path):
@@ -139,7 +188,9 @@ def test_the_stock_checkpoint_is_what_the_module_takes(tmp_path):
 
 
 def test_held_out_prompts_are_scored_one_and_all_with_the_same_noise(tmp_path):
-    trainer = build(tmp_path, eval_dataset=letter_rows(7), per_device_eval_batch_size=3, missing_eos_penalty=1.0)
+    trainer = build(
+        tmp_path, eval_dataset=letter_rows(7), per_device_eval_batch_size=3, missing_eos_penalty=1.0
+    )
     before = weights(trainer)
     first, second = trainer.evaluate(), trainer.evaluate()
     kept = (
@@ -151,7 +202,9 @@ def test_held_out_prompts_are_scored_one_and_all_with_the_same_noise(tmp_path):
     assert [first[name] for name in kept] == [second[name] for name in kept]
     trainer.args.per_device_eval_batch_size = 2
     third = trainer.evaluate()
-    assert [third[name] for name in kept] == pytest.approx([first[name] for name in kept], rel=1e-5, abs=1e-6)
+    assert [third[name] for name in kept] == pytest.approx(
+        [first[name] for name in kept], rel=1e-5, abs=1e-6
+    )
     rows = [json.loads(line) for line in (tmp_path / "completions.jsonl").read_text().splitlines()]
     assert [row["prompt"] for row in rows] == letter_rows(7)["prompt"]
     assert first["eval_objective/scores"] == pytest.approx(sum(row["score"] for row in rows) / 7)
@@ -161,8 +214,16 @@ def test_held_out_prompts_are_scored_one_and_all_with_the_same_noise(tmp_path):
 
 @pytest.mark.slow
 def test_evaluating_does_not_change_the_training(tmp_path):
-    held = {"eval_dataset": letter_rows(8), "eval_strategy": "steps", "eval_steps": 1, "num_sample_generations": 2}
-    trainers = [build(tmp_path, num_ppo_epochs=1, score_normalization="scale", **more) for more in ({}, held)]
+    held = {
+        "eval_dataset": letter_rows(8),
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "num_sample_generations": 2,
+    }
+    trainers = [
+        build(tmp_path, num_ppo_epochs=1, score_normalization="scale", **more)
+        for more in ({}, held)
+    ]
     for trainer in trainers:
         trainer.train()
     assert farthest(*map(weights, trainers)) == 0
@@ -180,10 +241,22 @@ def test_samples_do_not_replace_those_of_an_evaluation(tmp_path):
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize(("times", "at"), [(0, []), (1, [0]), (3, [0, 3, 5]), (5, [0, 2, 3, 5, 6]), (9, [*range(7)])])
+@pytest.mark.parametrize(
+    ("times", "at"), [(0, []), (1, [0]), (3, [0, 3, 5]), (5, [0, 2, 3, 5, 6]), (9, [*range(7)])]
+)
 def test_samples_are_written_so_many_times_evenly_spread(tmp_path, times, at):
-    asked = {"max_steps": 7, "num_sample_generations": times, "eval_dataset": letter_rows(1), "num_ppo_epochs": 1}
-    asked |= {"response_length": 1, "per_device_train_batch_size": 2, "kl_coef": 0.0, "critic": "head"}
+    asked = {
+        "max_steps": 7,
+        "num_sample_generations": times,
+        "eval_dataset": letter_rows(1),
+        "num_ppo_epochs": 1,
+    }
+    asked |= {
+        "response_length": 1,
+        "per_device_train_batch_size": 2,
+        "kl_coef": 0.0,
+        "critic": "head",
+    }
     build(tmp_path, **asked).train()
     lines = (tmp_path / "completions.jsonl").read_text().splitlines() if times else []
     assert [json.loads(line)["step"] for line in lines] == at
@@ -223,12 +296,23 @@ def test_the_best_checkpoint_comes_back_and_callbacks_see_every_event(tmp_path):
         metric_for_best_model="eval_objective/kl", greater_is_better=True,
     )  # fmt: skip
     trainer.train()
-    scores = [line["eval_objective/kl"] for line in trainer.state.log_history if "eval_objective/kl" in line]
+    scores = [
+        line["eval_objective/kl"]
+        for line in trainer.state.log_history
+        if "eval_objective/kl" in line
+    ]
     best = tmp_path / f"checkpoint-{scores.index(max(scores)) + 1}"
     assert trainer.state.best_model_checkpoint == str(best) and len(set(scores)) > 1
     assert farthest(weights(trainer), load_file(best / "model.safetensors")) == 0
-    others = [load_file(tmp_path / f"checkpoint-{step}" / "model.safetensors") for step in range(1, 5)]
-    assert sorted(farthest(other, weights(trainer)) > 0 for other in others) == [False, True, True, True]
+    others = [
+        load_file(tmp_path / f"checkpoint-{step}" / "model.safetensors") for step in range(1, 5)
+    ]
+    assert sorted(farthest(other, weights(trainer)) > 0 for other in others) == [
+        False,
+        True,
+        True,
+        True,
+    ]
     assert events.seen[:16] == ["step", "log", "other log", "evaluate", "save"] * 3 + ["step"]
 
 
@@ -266,7 +350,9 @@ def test_a_policy_and_its_critic_load_elsewhere(tmp_path, kind):
 
 @pytest.mark.slow
 def test_an_adapter_loads_elsewhere(tmp_path):
-    trainer = build(tmp_path, peft_config=lora(), save_strategy="steps", save_steps=2, num_ppo_epochs=1)
+    trainer = build(
+        tmp_path, peft_config=lora(), save_strategy="steps", save_steps=2, num_ppo_epochs=1
+    )
     trainer.train()
     trainer.save_model(str(tmp_path / "model"))
     for folder in (tmp_path / "model", tmp_path / "checkpoint-2" / "policy"):
@@ -290,8 +376,9 @@ def test_an_adapter_of_any_name_loads_elsewhere(tmp_path):
 def train_sides(words):
     """Train with one joint adapter and without, in whole and in halves, as one of so many processes.
 
-    The group of processes is left to the end of the process: where DDP's reducer holds it last, torch takes it down
-    with the lock of the interpreter in hand, for which a thread of gloo may wait, for ever.
+    The group of processes is left to the end of the process: where DDP's reducer holds it last,
+    torch takes it down with the lock of the interpreter in hand, for which a thread of gloo may
+    wait, for ever.
     """
     count, folder = int(words[0]), words[1]
     found = []
@@ -338,7 +425,9 @@ def test_two_processes_train_as_one(runner, tmp_path):
         for line, other in zip(one[1], two[1], strict=True):
             assert other == pytest.approx(line, rel=1e-3, abs=1e-4)
         names = [name for name in one[3] if "/" in name]
-        assert {name: two[3][name] for name in names} == pytest.approx({name: one[3][name] for name in names}, abs=1e-4)
+        assert {name: two[3][name] for name in names} == pytest.approx(
+            {name: one[3][name] for name in names}, abs=1e-4
+        )
 
 
 # --- Learning -----------------------------------------------------------------------------------
@@ -361,9 +450,17 @@ def distance(trainer):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["full", "adapter"])
 def test_a_huge_kl_coefficient_holds_the_policy_and_none_lets_it_go(tmp_path, case):
-    asked = {"reward_funcs": letters_b, "max_steps": 20, "learning_rate": 1e-3, "stop_token": None, "temperature": 1.0}
+    asked = {
+        "reward_funcs": letters_b,
+        "max_steps": 20,
+        "learning_rate": 1e-3,
+        "stop_token": None,
+        "temperature": 1.0,
+    }
     asked |= {"rows": letter_rows(32), "per_device_train_batch_size": 32, "response_length": 2}
-    asked |= {"peft_config": lora(), "learning_rate": 4e-3, "max_steps": 15} if case == "adapter" else {}
+    asked |= (
+        {"peft_config": lora(), "learning_rate": 4e-3, "max_steps": 15} if case == "adapter" else {}
+    )
     found = {}
     for kl_coef in (0.0, 100.0):
         trainer = build(tmp_path, kl_coef=kl_coef, **asked)
@@ -385,13 +482,28 @@ def test_a_bandit_is_solved_whatever_the_seed(tmp_path, case, seed):
 
     def right(prompts, completions, **_):
         after = dict(zip(LETTERS, LETTERS[1:] + "a", strict=True))
-        return [float(text == after[prompt]) for prompt, text in zip(prompts, completions, strict=True)]
+        return [
+            float(text == after[prompt]) for prompt, text in zip(prompts, completions, strict=True)
+        ]
 
     rows = Dataset.from_dict({"prompt": [*"abcd" * 16]})
     spread = 0.1 if case == "full" else 0.3
-    asked = {"max_steps": 25, "response_length": 1, "per_device_train_batch_size": 64, "stop_token": None}
-    asked |= {"rows": rows, "eval_dataset": rows, "reward_funcs": right, "kl_coef": 0.0, "temperature": 1.0}
-    trainer = letter_trainer(tmp_path, model=letter_model(seed=seed, spread=spread), seed=seed, **asked | BANDIT[case])
+    asked = {
+        "max_steps": 25,
+        "response_length": 1,
+        "per_device_train_batch_size": 64,
+        "stop_token": None,
+    }
+    asked |= {
+        "rows": rows,
+        "eval_dataset": rows,
+        "reward_funcs": right,
+        "kl_coef": 0.0,
+        "temperature": 1.0,
+    }
+    trainer = letter_trainer(
+        tmp_path, model=letter_model(seed=seed, spread=spread), seed=seed, **asked | BANDIT[case]
+    )
     before = trainer.evaluate()["eval_objective/scores"]
     trainer.train()
     after = trainer.evaluate()["eval_objective/scores"]
@@ -417,6 +529,13 @@ def test_the_critic_comes_to_explain_the_returns(tmp_path):
 
 
 def test_the_tokenizer_needs_no_pad_token(tmp_path):
-    trainer = build(tmp_path, processing_class=letter_tokenizer(None), eval_dataset=letter_rows(8), num_ppo_epochs=1)
+    trainer = build(
+        tmp_path,
+        processing_class=letter_tokenizer(None),
+        eval_dataset=letter_rows(8),
+        num_ppo_epochs=1,
+    )
     trainer.train()
-    assert trainer.processing_class.pad_token is None and "eval_objective/scores" in trainer.evaluate()
+    assert (
+        trainer.processing_class.pad_token is None and "eval_objective/scores" in trainer.evaluate()
+    )

@@ -8,12 +8,13 @@ import pytest
 
 from runner.io.files import files_of, shipped
 from runner.run import Run
-from runner.run.read import read_metrics
+from runner.run.history import read_metrics
 
 pytestmark = pytest.mark.slow
 QUICK = ("dataset=toy_sort", "dataset.limit.eval=8", "metric=none", "learning_rate=1e-3")
 QUICK += ("trainer.args.max_steps=3", "trainer.args.logging_steps=1")
-ROWS = {"dpo": "dataset.limit.train=60", "kto": "dataset.limit.train=12"}  # each of which three steps read
+# each of which three steps read
+ROWS = {"dpo": "dataset.limit.train=60", "kto": "dataset.limit.train=12"}
 COMPUTED = "Computing reference log probs for train dataset"
 NEVER = "trainer.args.precompute_ref_log_probs=false"
 
@@ -22,9 +23,9 @@ def weights(runner, name, **found):
     """The hash of each run's weights, by the values of its config that are asked for."""
     runs = [Run(folder) for folder in runner.runs(name)]
     return {
-        (run.cfg["trainer"]["args"]["beta"], run.cfg["trainer"]["args"]["max_length"]): files_of(run.model)[
-            "model.safetensors"
-        ]
+        (run.cfg["trainer"]["args"]["beta"], run.cfg["trainer"]["args"]["max_length"]): files_of(
+            run.model
+        )["model.safetensors"]
         for run in runs
     }
 
@@ -39,27 +40,40 @@ def computed(runner, name):
 def test_a_sweep_computes_the_reference_once_and_each_run_is_what_it_is_alone(runner, trainer):
     words = (f"trainer={trainer}", *QUICK, ROWS[trainer])
     # What the log-probabilities depend on is part of the key.
-    lengths = ("trainer.args.max_length=60,90",) if trainer == "kto" else ("trainer.args.max_length=90",)
+    lengths = (
+        ("trainer.args.max_length=60,90",) if trainer == "kto" else ("trainer.args.max_length=90",)
+    )
     runner("-m", *words, *lengths, "kl_coef=0.1,0.3", "name=sweep")
     assert computed(runner, "sweep") == (2 if trainer == "kto" else 1)
     runner.forget_cache()
     alone = runner(*words, "trainer.args.max_length=90", "kl_coef=0.1", "name=alone")
     assert COMPUTED in alone.stderr
     assert weights(runner, "alone").items() <= weights(runner, "sweep").items()
-    assert len(set(weights(runner, "sweep").values())) == 2  # one for each kl_coef: no row is as long as either length
+    # one for each kl_coef: no row is as long as either length
+    assert len(set(weights(runner, "sweep").values())) == 2
     if trainer == "dpo":
         each = runner(*words, "trainer.args.max_length=90", "kl_coef=0.1", "name=each", NEVER)
         assert COMPUTED not in each.stderr
         for name, how in (("alone", "once"), ("each", "in each step")):
             assert Run(runner.runs(name)[0]).manifest()["reference"] == how
         losses = [
-            [line["loss"] for line in read_metrics(Run(runner.runs(name)[0]).metrics) if line["step"]]
+            [
+                line["loss"]
+                for line in read_metrics(Run(runner.runs(name)[0]).metrics)
+                if line["step"]
+            ]
             for name in ("alone", "each")
         ]
         assert losses[0] == pytest.approx(losses[1], abs=1e-6) and len(losses[0]) == 3
-        # A run that reads less than each row takes what is kept of them, and nothing where something else matters.
+        # A run that reads less than each row takes what is kept of them, and nothing where
+        # something else matters.
         for name, length in (("kept", 90), ("other", 91)):
-            short = runner(*words, f"trainer.args.max_length={length}", "trainer.args.max_steps=1", f"name={name}")
+            short = runner(
+                *words,
+                f"trainer.args.max_length={length}",
+                "trainer.args.max_steps=1",
+                f"name={name}",
+            )
             assert COMPUTED not in short.stderr
             how = "once" if name == "kept" else "in each step"
             assert Run(runner.runs(name)[0]).manifest()["reference"] == how
@@ -68,7 +82,9 @@ def test_a_sweep_computes_the_reference_once_and_each_run_is_what_it_is_alone(ru
         assert Run(runner.runs("kept-again")[0]).manifest()["reference"] == "once"
 
 
-@pytest.mark.parametrize(("own", "other"), [(None, None), ("in each step", None), (None, "in each step")])
+@pytest.mark.parametrize(
+    ("own", "other"), [(None, None), ("in each step", None), (None, "in each step")]
+)
 def test_what_is_kept_is_not_taken_by_a_run_that_goes_on_without(tmp_path, monkeypatch, own, other):
     from datasets import Dataset
     from trl import DPOConfig
@@ -76,11 +92,19 @@ def test_what_is_kept_is_not_taken_by_a_run_that_goes_on_without(tmp_path, monke
     from runner.training import precompute
 
     def having(reference):
-        cfg = {"collator": None, "model": {"path": "x"}, "peft": None, "quant": None, "trainer": {"_target_": "x"}}
+        cfg = {
+            "collator": None,
+            "model": {"path": "x"},
+            "peft": None,
+            "quant": None,
+            "trainer": {"_target_": "x"},
+        }
         return SimpleNamespace(cfg=cfg, manifest=lambda: {"reference": reference})
 
     rows = Dataset.from_dict({"prompt": ["x"] * 60})
-    args = DPOConfig(str(tmp_path), max_steps=1, use_cpu=True, bf16=False, activation_checkpointing=False)
+    args = DPOConfig(
+        str(tmp_path), max_steps=1, use_cpu=True, bf16=False, activation_checkpointing=False
+    )
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
     monkeypatch.setattr(precompute, "other_run", lambda cfg: having(other) if other else None)
     precompute.precompute_by_default(having(own), args, rows, None)
@@ -99,13 +123,28 @@ def test_precomputing_with_lengths_gives_what_trl_alone_gives(tmp_path):
 
     def build(ours):
         # A cache of its own: another run's may hold the numbers of other kernels.
-        source = {"data_files": shipped("runner://dataset/toy_sort/train.jsonl"), "cache_dir": str(tmp_path / "cache")}
+        source = {
+            "data_files": shipped("runner://dataset/toy_sort/train.jsonl"),
+            "cache_dir": str(tmp_path / "cache"),
+        }
         rows = load_dataset("json", **source, split="train[:64]")
-        model = AutoModelForCausalLM.from_pretrained(shipped("runner://model/tiny"), dtype="float32")
+        model = AutoModelForCausalLM.from_pretrained(
+            shipped("runner://model/tiny"), dtype="float32"
+        )
         tokenizer = AutoTokenizer.from_pretrained(shipped("runner://model/tiny"))
-        cpu = {"use_cpu": True, "bf16": False, "activation_checkpointing": False, "disable_tqdm": True}
+        cpu = {
+            "use_cpu": True,
+            "bf16": False,
+            "activation_checkpointing": False,
+            "disable_tqdm": True,
+        }
         args = DPOConfig(
-            str(tmp_path), max_steps=3, max_length=26, precompute_ref_log_probs=True, learning_rate=1e-3, **cpu
+            str(tmp_path),
+            max_steps=3,
+            max_length=26,
+            precompute_ref_log_probs=True,
+            learning_rate=1e-3,
+            **cpu,
         )
         offered = {"args": args, "train_dataset": rows, "eval_dataset": None, "data_collator": None}
         offered |= {"processing_class": tokenizer, "model": model}
@@ -127,8 +166,16 @@ def test_precomputing_with_lengths_gives_what_trl_alone_gives(tmp_path):
 
 
 @pytest.mark.parametrize("trainer", ["dpo", "reward"])
-def test_another_run_finds_all_rows_prepared_also_where_an_equal_tokenizer_lies_elsewhere(runner, tmp_path, trainer):
-    words = (f"trainer={trainer}", *QUICK, "dataset.limit.train=41", "trainer.args.max_length=90", "name=again")
+def test_another_run_finds_all_rows_prepared_also_where_an_equal_tokenizer_lies_elsewhere(
+    runner, tmp_path, trainer
+):
+    words = (
+        f"trainer={trainer}",
+        *QUICK,
+        "dataset.limit.train=41",
+        "trainer.args.max_length=90",
+        "name=again",
+    )
     home = Path(runner.warm.environment["HF_HOME"])
     of_others = set(home.rglob("*.arrow"))
     runner(*words)
@@ -138,7 +185,8 @@ def test_another_run_finds_all_rows_prepared_also_where_an_equal_tokenizer_lies_
     assert before and set(home.rglob("*.arrow")) == before
     if trainer == "dpo":
         assert before > of_others
-        prepared = {path for path in before - of_others if path.name.startswith("cache-")}  # the rest is the source's
+        # the rest is the source's
+        prepared = {path for path in before - of_others if path.name.startswith("cache-")}
         assert prepared
         for path in prepared:
             path.write_bytes(path.read_bytes()[:-100])
@@ -160,9 +208,20 @@ def test_a_reference_is_computed_again_where_the_code_of_the_model_has_changed(r
         "    model.get_decoder().register_forward_hook(scaled)\n"
         "    return model\n"
     )
-    own = ("model._target_=mylab.nets.load", "allow=[mylab]", "trainer.args.precompute_ref_log_probs=true")
+    own = (
+        "model._target_=mylab.nets.load",
+        "allow=[mylab]",
+        "trainer.args.precompute_ref_log_probs=true",
+    )
     for name, scale in (("first", "1.0"), ("second", "0.25")):
         (lab / "scale.py").write_text(f"SCALE = {scale}\n")
-        runner("trainer=dpo", *QUICK, "dataset.limit.train=60", "trainer.args.max_steps=1", *own, f"name={name}")
+        runner(
+            "trainer=dpo",
+            *QUICK,
+            "dataset.limit.train=60",
+            "trainer.args.max_steps=1",
+            *own,
+            f"name={name}",
+        )
         line = read_metrics(Run(runner.runs(name)[0]).metrics)[1]
         assert line["loss"] == pytest.approx(0.6931, abs=1e-3)  # the model is its own reference yet

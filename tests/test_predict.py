@@ -18,10 +18,10 @@ from runner.errors import EnvironmentFault, FolderError
 from runner.generate import sampler
 from runner.generate.completion import Completion, TextGenerator, generate
 from runner.generate.prediction import PredictionFile
+from runner.generate.run_weights import find_weights
 from runner.generate.sampler import Sampling
-from runner.generate.weights import find_weights
 from runner.io.files import PACKAGE, read_json, write_json
-from runner.launch.stages import compose_runs
+from runner.launch.compose.stages import compose_runs
 from runner.model.saved import load_adapter_weights
 from runner.run import Run, open_run
 from runner.run.seal import seal
@@ -41,7 +41,9 @@ CHATS = [[{"role": "user", "content": text}] for text in TEXTS]
 
 def complete(model, tokenizer, how, *, prompts=CHATS, seed=0, **more) -> list[Completion]:
     """One completion for each prompt."""
-    return TextGenerator(model, tokenizer, how, seed, **more).complete_all([{"prompt": prompt} for prompt in prompts])
+    return TextGenerator(model, tokenizer, how, seed, **more).complete_all(
+        [{"prompt": prompt} for prompt in prompts]
+    )
 
 
 @pytest.fixture
@@ -82,12 +84,16 @@ def test_greedy_is_what_transformers_generates(tiny, size):
     model, tokenizer = tiny
     for one in complete(model, tokenizer, Sampling(12, temperature=0, rows=size)):
         ids = torch.tensor([one.prompt_ids])
-        whole = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False)
+        whole = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False
+        )
         assert one.token_ids == whole[0, len(one.prompt_ids) :].tolist()
 
 
 def test_a_completion_does_not_depend_on_what_is_beside_it(tiny):
-    alone, together = (complete(*tiny, Sampling(12, temperature=1.5, rows=rows), seed=3) for rows in (1, 6))
+    alone, together = (
+        complete(*tiny, Sampling(12, temperature=1.5, rows=rows), seed=3) for rows in (1, 6)
+    )
     assert [one.token_ids for one in alone] == [one.token_ids for one in together]
     assert len({tuple(one.token_ids) for one in alone}) == 6
     found = [one.log_probability for one in together]
@@ -95,10 +101,13 @@ def test_a_completion_does_not_depend_on_what_is_beside_it(tiny):
 
 
 def test_padding_takes_no_position():
-    model = letter_model("gpt2")  # which learns a vector for each position; rotations only know distances
+    # which learns a vector for each position; rotations only know distances
+    model = letter_model("gpt2")
     prompts = [[3, 4, 5, 6, 7, 8, 9], [5], [7, 3], [4, 4, 4]]
     how, noise = Sampling(9, temperature=0), torch.zeros(4, 9)
-    alone, together = (sampler.sample(model, prompts, replace(how, rows=rows), noise).tokens for rows in (1, 4))
+    alone, together = (
+        sampler.sample(model, prompts, replace(how, rows=rows), noise).tokens for rows in (1, 4)
+    )
     assert [each.tolist() for each in alone] == [each.tolist() for each in together]
 
 
@@ -109,7 +118,9 @@ def test_other_seeds_rows_and_samples_are_other_completions(tiny):
     assert first == again and len({*first, *other}) == 8
 
 
-@pytest.mark.parametrize("how", [Sampling(9, temperature=0), Sampling(9, temperature=1.5, top_p=0.9)])
+@pytest.mark.parametrize(
+    "how", [Sampling(9, temperature=0), Sampling(9, temperature=1.5, top_p=0.9)]
+)
 def test_both_engines_complete_alike(tiny, how, monkeypatch):
     longest = max(len(one.prompt_ids) for one in complete(*tiny, how))
     how = replace(how, max_length=2 + longest)
@@ -122,7 +133,8 @@ def test_both_engines_complete_alike(tiny, how, monkeypatch):
         [one.log_probability for one in by_generate], abs=1e-4
     )
     short = max(by_loop, key=lambda one: len(one.prompt_ids))
-    assert len(short.token_ids) == 2 and short.finish == "length"  # no more are left to the longest prompt
+    # no more are left to the longest prompt
+    assert len(short.token_ids) == 2 and short.finish == "length"
 
 
 def test_the_log_probability_is_that_of_the_model_at_temperature_one(tiny):
@@ -142,7 +154,9 @@ def test_a_learnt_prompt_stands_before_the_text(tiny):
     ).eval()
     (one,) = complete(model, tiny[1], Sampling(6, temperature=0), prompts=CHATS[:1])
     ids = torch.tensor([one.prompt_ids])
-    known = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False)
+    known = model.generate(
+        input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False
+    )
     assert one.token_ids == known[0, ids.shape[1] :].tolist()
 
 
@@ -160,7 +174,8 @@ def test_where_memory_does_not_suffice_half_as_many_are_side_by_side(tiny):
     assert [one.token_ids for one in complete(model, tiny[1], how)] == known
     assert seen[0] == 6 and max(seen[-3:]) <= 2 and torch.equal(state, torch.get_rng_state())
     model.ds_id = torch.nn.Parameter(torch.zeros(1))
-    model.ds_id.ds_id = 0  # as of a weight that DeepSpeed has spread over processes, which must all halve
+    # as of a weight that DeepSpeed has spread over processes, which must all halve
+    model.ds_id.ds_id = 0
     with pytest.raises(torch.OutOfMemoryError):
         complete(model, tiny[1], how)
     del model.ds_id
@@ -169,19 +184,29 @@ def test_where_memory_does_not_suffice_half_as_many_are_side_by_side(tiny):
     with pytest.raises(torch.OutOfMemoryError):
         sampler.sample(model, prompts, how, noise)
     hook.remove()
-    model.register_forward_pre_hook(lambda *args: (_ for _ in ()).throw(torch.OutOfMemoryError("no more")))
+    model.register_forward_pre_hook(
+        lambda *args: (_ for _ in ()).throw(torch.OutOfMemoryError("no more"))
+    )
     with pytest.raises(EnvironmentFault, match="shorter completions"):
         complete(model, tiny[1], how)
 
 
 @pytest.mark.parametrize("prompts", [CHATS, TEXTS])
-def test_an_evaluation_samples_the_same_whatever_is_side_by_side_and_leaves_all_as_it_was(tiny, prompts):
+def test_an_evaluation_samples_the_same_whatever_is_side_by_side_and_leaves_all_as_it_was(
+    tiny, prompts
+):
     model = AutoModelForCausalLM.from_pretrained(TINY).train()
     state, side = torch.get_rng_state(), tiny[1].padding_side
     known = generate(model, tiny[1], prompts, max_new_tokens=8)
-    assert len({*known}) > 1 and [generate(model, tiny[1], prompts[:1], max_new_tokens=8)] == [known[:1]]
+    assert len({*known}) > 1 and [generate(model, tiny[1], prompts[:1], max_new_tokens=8)] == [
+        known[:1]
+    ]
     assert generate(model, tiny[1], prompts, max_new_tokens=8, batch_size=2) == known
-    assert model.training and torch.equal(state, torch.get_rng_state()) and tiny[1].padding_side == side
+    assert (
+        model.training
+        and torch.equal(state, torch.get_rng_state())
+        and tiny[1].padding_side == side
+    )
 
 
 # --- A file of rows -------------------------------------------------------------------------------
@@ -191,20 +216,30 @@ def test_an_evaluation_samples_the_same_whatever_is_side_by_side_and_leaves_all_
 def test_every_row_has_its_lines_in_order(predict, tmp_path):
     predict(*TOY, "n=2", "to=out.jsonl")
     rows = rows_of(tmp_path / "out.jsonl")
-    assert [(row["row"], row["sample"]) for row in rows] == [(row, n) for row in range(12) for n in (0, 1)]
+    assert [(row["row"], row["sample"]) for row in rows] == [
+        (row, n) for row in range(12) for n in (0, 1)
+    ]
     assert all(
-        list(row) == ["row", "sample", "prompt", "completion", "finish", "log_probability", "tokens"] for row in rows
+        list(row)
+        == ["row", "sample", "prompt", "completion", "finish", "log_probability", "tokens"]
+        for row in rows
     )
     shipped = rows_of(PACKAGE / "dataset" / "toy_sort" / "eval.jsonl")
     assert [row["prompt"] for row in rows[::2]] == [row["prompt"] for row in shipped[:12]]
-    assert all(row["finish"] in ("stop", "length") and row["log_probability"] < 0 < row["tokens"] for row in rows)
+    assert all(
+        row["finish"] in ("stop", "length") and row["log_probability"] < 0 < row["tokens"]
+        for row in rows
+    )
 
 
 @pytest.mark.slow
 def test_the_batch_size_changes_nothing(predict, tmp_path):
     predict(*TOY[:3], "temperature=1", "batch_size=1", "to=one.jsonl")
     predict(*TOY[:3], "temperature=1", "batch_size=12", "to=all.jsonl")
-    said = [[row["completion"] for row in rows_of(tmp_path / name)] for name in ("one.jsonl", "all.jsonl")]
+    said = [
+        [row["completion"] for row in rows_of(tmp_path / name)]
+        for name in ("one.jsonl", "all.jsonl")
+    ]
     assert said[0] == said[1] and len(set(said[0])) > 6
 
 
@@ -233,18 +268,27 @@ def test_what_somebody_else_wrote_is_left_alone(predict, tmp_path):
 def test_greedy_answers_to_one_prompt_are_the_same(predict, tmp_path):
     predict(*TOY[:3], "n=3", "temperature=0", "to=out.jsonl")
     rows = rows_of(tmp_path / "out.jsonl")
-    assert len(rows) == 36 and all(len({row["completion"] for row in rows[n : n + 3]}) == 1 for n in range(0, 36, 3))
+    assert len(rows) == 36 and all(
+        len({row["completion"] for row in rows[n : n + 3]}) == 1 for n in range(0, 36, 3)
+    )
 
 
 def test_a_file_of_texts_is_continued_as_it_stands(predict, tmp_path, tiny):
     texts = ["1 2 3", "The food"]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(json.dumps({"prompt": text}) + "\n" for text in texts)
+    )
     predict("model=tiny", "file=rows.jsonl", "max_new_tokens=3", "to=out.jsonl")
     model, tokenizer = tiny
     for row, text in zip(rows_of(tmp_path / "out.jsonl"), texts, strict=True):
         batch = tokenizer(text, return_tensors="pt")
-        whole = model.generate(**batch, max_new_tokens=3, do_sample=False)[0, batch["input_ids"].shape[1] :]
-        assert (row["prompt"], row["completion"]) == (text, tokenizer.decode(whole, skip_special_tokens=True))
+        whole = model.generate(**batch, max_new_tokens=3, do_sample=False)[
+            0, batch["input_ids"].shape[1] :
+        ]
+        assert (row["prompt"], row["completion"]) == (
+            text,
+            tokenizer.decode(whole, skip_special_tokens=True),
+        )
 
 
 def test_a_changed_file_is_another_prediction(predict, tmp_path):
@@ -253,7 +297,9 @@ def test_a_changed_file_is_another_prediction(predict, tmp_path):
     predict("model=tiny", "file=rows.jsonl", "max_new_tokens=2")
     rows.write_text('{"prompt": "1 2"}\n{"prompt": "3"}\n')
     predict("model=tiny", "file=rows.jsonl", "max_new_tokens=2")
-    found = sorted(len(rows_of(path)) for path in (tmp_path / "outputs/predictions/tiny").glob("rows-*.jsonl"))
+    found = sorted(
+        len(rows_of(path)) for path in (tmp_path / "outputs/predictions/tiny").glob("rows-*.jsonl")
+    )
     assert found == [1, 2]
 
 
@@ -273,7 +319,9 @@ def test_one_prompt_prints_the_completion_alone(predict):
 def test_a_prompt_may_be_continued_as_text(predict, tiny):
     said = predict("model=tiny", "prompt=1 2 3", "as=text", "max_new_tokens=3")
     model, tokenizer = tiny
-    whole = model.generate(**tokenizer("1 2 3", return_tensors="pt"), max_new_tokens=3, do_sample=False)[0]
+    whole = model.generate(
+        **tokenizer("1 2 3", return_tensors="pt"), max_new_tokens=3, do_sample=False
+    )[0]
     text = tokenizer.decode(whole[len(tokenizer("1 2 3")["input_ids"]) :], skip_special_tokens=True)
     assert said.out == f"{text}\n"
 
@@ -282,7 +330,9 @@ def test_a_prompt_may_be_continued_as_text(predict, tiny):
 
 
 def test_every_wrong_word_is_told_at_once(predict):
-    said = predict("model=tiny", "temprature=1", "n=0", "top_p=2", "trainer.args.max_steps=3", code=2).err
+    said = predict(
+        "model=tiny", "temprature=1", "n=0", "top_p=2", "trainer.args.max_steps=3", code=2
+    ).err
     assert "4 faults" in said and "temperature=1" in said and "a key of a training" in said
 
 
@@ -296,7 +346,10 @@ def test_every_wrong_word_is_told_at_once(predict):
         (["model=tiny", "dataset=toy_sort", "dataset.pth=x"], "dataset.path"),
         (["model=tiny", "dataset=toy_sort", "dataset._target_=os.system"], "may not run"),
         (["model=tiny", "dataset=toy_sort", "set=nope"], "no rows in nope"),
-        (["model=tiny", "model.trust_remote_code=yes", "dataset=toy_sort"], "model.trust_remote_code"),
+        (
+            ["model=tiny", "model.trust_remote_code=yes", "dataset=toy_sort"],
+            "model.trust_remote_code",
+        ),
     ],
 )
 def test_words_that_cannot_work_are_refused(predict, words, told):
@@ -304,7 +357,9 @@ def test_words_that_cannot_work_are_refused(predict, words, told):
 
 
 def test_a_device_that_is_not_here_is_told(predict):
-    said = predict("model=tiny", "model.device_map={lm_head: cuda:9, model: cpu}", "prompt=x", code=5).err
+    said = predict(
+        "model=tiny", "model.device_map={lm_head: cuda:9, model: cpu}", "prompt=x", code=5
+    ).err
     assert "cuda:9, and" in said and "model.device_map=null" in said
 
 
@@ -350,7 +405,10 @@ def test_the_weights_that_are_meant(laid):
     laid.model.mkdir()
     write_json(laid.model / "config.json", {})
     seal(laid.model)
-    assert find_weights(laid, "model").folder == laid.model and find_weights(laid, None).name == "checkpoint-8"
+    assert (
+        find_weights(laid, "model").folder == laid.model
+        and find_weights(laid, None).name == "checkpoint-8"
+    )
     laid.set_status("finished")
     assert find_weights(laid, None).name == "model" and find_weights(laid, "start").folder is None
     assert (laid.checkpoints / "checkpoint-6").is_dir()
@@ -365,7 +423,13 @@ def test_weights_that_only_their_trainer_reads_are_refused(predict, laid):
 
 
 def test_a_run_answers_from_its_frozen_configuration(predict, laid):
-    predict("laid", "checkpoint=start", "dataset.limit.eval=3", "max_new_tokens=8", "dataset.split.eval=train")
+    predict(
+        "laid",
+        "checkpoint=start",
+        "dataset.limit.eval=3",
+        "max_new_tokens=8",
+        "dataset.split.eval=train",
+    )
     (path,) = (laid.folder / "predictions").glob("toy_sort-start-*.jsonl")
     shipped = rows_of(PACKAGE / "dataset" / "toy_sort" / "train.jsonl")
     assert [row["prompt"] for row in rows_of(path)] == [row["prompt"] for row in shipped[:3]]
@@ -384,7 +448,9 @@ def test_a_typed_prompt_is_what_the_runs_own_samples_were(predict, laid):
 def test_an_adapter_of_a_checkpoint_is_put_on_what_the_training_began_with(tmp_path, continued):
     def adapted(seed: int):
         torch.manual_seed(seed)
-        how = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear", init_lora_weights=False)
+        how = LoraConfig(
+            task_type="CAUSAL_LM", r=4, target_modules="all-linear", init_lora_weights=False
+        )
         return get_peft_model(AutoModelForCausalLM.from_pretrained(TINY), how).eval()
 
     trained = adapted(1)
@@ -433,14 +499,21 @@ def test_callbacks_hear_of_a_prediction_and_logits_are_written(predict, tmp_path
     (tmp_path / "my_callbacks.py").write_text(CALLBACKS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    own = ("callback._target_=my_callbacks.TellAgain", "allow=[my_callbacks]", "logits=true", "to=out.1")
+    own = (
+        "callback._target_=my_callbacks.TellAgain",
+        "allow=[my_callbacks]",
+        "logits=true",
+        "to=out.1",
+    )
     predict("model=tiny", "dataset=toy_sort", "limit=5", "batch_size=2", *own)
     names = ["test_runtime", "test_samples", "test_stopped", "test_tokens"]
     assert Path("told.txt").read_text() == f"3 5 {names} LlamaForCausalLM"
     for row in rows_of(tmp_path / "out.1"):
         found = load_file(f"out.1.logits/{row['row']}-0.safetensors")
         picked = found["logits"].log_softmax(-1).gather(-1, found["token_ids"][:, None])
-        assert len(picked) == row["tokens"] and picked.sum().item() == pytest.approx(row["log_probability"], abs=1e-4)
+        assert len(picked) == row["tokens"] and picked.sum().item() == pytest.approx(
+            row["log_probability"], abs=1e-4
+        )
 
 
 def test_logits_are_of_rows_that_a_language_model_answers(predict):
@@ -450,27 +523,42 @@ def test_logits_are_of_rows_that_a_language_model_answers(predict):
 @pytest.mark.slow
 def test_a_policy_of_ppo_with_an_adapter_answers_from_its_checkpoints(train, predict):
     words = ["trainer=ppo", "peft=lora", "dataset=toy_sort", "metric=none", "learning_rate=3e-2"]
-    words.append("tolerate.ended_worse=true")  # of a rate so high that the answers change within two steps
+    # of a rate so high that the answers change within two steps
+    words.append("tolerate.ended_worse=true")
     limits = ["dataset.limit.train=64", "dataset.limit.eval=8", "trainer.args.max_steps=4"]
     saves = ["trainer.args.save_strategy=steps", "trainer.args.save_steps=2", "model=tiny"]
     run = train(*words, *limits, *saves).run
     said = {}
     for wish in ("start", "2", "last", "model"):
         predict(str(run.folder), f"checkpoint={wish}", f"to={wish}.jsonl", "temperature=1")
-        said[wish] = [(row["completion"], row["log_probability"]) for row in rows_of(Path(f"{wish}.jsonl"))]
+        said[wish] = [
+            (row["completion"], row["log_probability"]) for row in rows_of(Path(f"{wish}.jsonl"))
+        ]
     assert said["last"] == said["model"] and len(said["model"]) == 8
     assert len({tuple(rows) for rows in said.values()}) == 3
 
 
 @pytest.mark.slow
 def test_a_reward_model_scores_answers(train, predict):
-    words = ["trainer=reward", "model=tiny", "dataset=toy_sort", "trainer.args.max_steps=20", "dataset.limit.eval=16"]
+    words = [
+        "trainer=reward",
+        "model=tiny",
+        "dataset=toy_sort",
+        "trainer.args.max_steps=20",
+        "dataset.limit.eval=16",
+    ]
     run = train(*words, "learning_rate=1e-3").run
     predict(str(run.folder), "to=scores.jsonl", "batch_size=3")
     rows = rows_of(Path("scores.jsonl"))
     assert [row["label"] for row in rows] == [True, False] * 16
-    wins = sum(good["score"] > bad["score"] for good, bad in zip(rows[::2], rows[1::2], strict=True))
-    assert wins / 16 == pytest.approx(read_json(run.folder / "scores.json")["after"]["eval_accuracy"])
+    wins = sum(
+        good["score"] > bad["score"] for good, bad in zip(rows[::2], rows[1::2], strict=True)
+    )
+    assert wins / 16 == pytest.approx(
+        read_json(run.folder / "scores.json")["after"]["eval_accuracy"]
+    )
     answer = rows[0]["completion"][0]["content"]
-    said = predict(str(run.folder), f"prompt={rows[0]['prompt'][0]['content']}", f"completion={answer}")
+    said = predict(
+        str(run.folder), f"prompt={rows[0]['prompt'][0]['content']}", f"completion={answer}"
+    )
     assert float(said.out) == pytest.approx(rows[0]["score"], abs=1e-4)

@@ -24,13 +24,14 @@ from runner.command import options_of, split_options
 from runner.errors import ConfigError
 from runner.io.terminal import sample_lines
 from runner.io.visible import to_visible
-from runner.launch.stages import compose_runs
+from runner.launch.compose.stages import compose_runs
 from runner.model.encoding import to_texts
 from runner.model.jinja import read_template
 from runner.report.page import to_preview_page
 from runner.report.tokens import Sheet, TokenRow, format_sheet
 from runner.run.key import key_of
-from runner.training.inspection import find_faults, find_notes, inspect_training, read_batches, summary_of
+from runner.training.inspection import inspect_training, read_batches
+from runner.training.inspection_faults import find_faults, find_notes, summary_of
 
 GOLDEN = Path(__file__).parent / "golden"
 ASKED = {"role": "user", "content": "What did Anna see?"}
@@ -74,7 +75,9 @@ def see(tokenizer, rows, made, collator=None, limit=None, **how):
     )
     batches = (made[start : start + 2] for start in range(0, len(made), 2))
     trainer.get_train_dataloader = lambda: [collate(batch) for batch in batches]
-    return inspect_training(trainer, Dataset.from_list(rows), **{"form": "demonstration", "head": "lm"} | how)
+    return inspect_training(
+        trainer, Dataset.from_list(rows), **{"form": "demonstration", "head": "lm"} | how
+    )
 
 
 def fault_of(seen, allowed):
@@ -108,15 +111,26 @@ def test_conversations_of_which_every_token_is_trained_are_noted_until_they_are_
 
 def test_plain_text_in_which_prompt_and_answer_are_one_word_is_noted(tokenizer):
     for prompt, count in (("1 2", 1), ("1 2 ", 0)):
-        notes = find_notes(see(tokenizer, [{"prompt": prompt, "completion": "1"}], prepared(tokenizer, CHATS)))
-        assert len(notes) == count and all("dataset.columns.target=completion" in note for note in notes)
+        notes = find_notes(
+            see(tokenizer, [{"prompt": prompt, "completion": "1"}], prepared(tokenizer, CHATS))
+        )
+        assert len(notes) == count and all(
+            "dataset.columns.target=completion" in note for note in notes
+        )
 
 
 @pytest.mark.slow
 def test_empty_answers_are_noted_before_the_first_step_and_in_the_manifest(train, tmp_path, caplog):
-    rows = [{"prompt": f"a{n}", "chosen": "good", "rejected": "" if n % 2 else "bad"} for n in range(16)]
+    rows = [
+        {"prompt": f"a{n}", "chosen": "good", "rejected": "" if n % 2 else "bad"} for n in range(16)
+    ]
     (tmp_path / "half.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    words = ("trainer=dpo", "dataset=local", f"dataset.path={tmp_path / 'half.jsonl'}", "dataset.limit.eval=2")
+    words = (
+        "trainer=dpo",
+        "dataset=local",
+        f"dataset.path={tmp_path / 'half.jsonl'}",
+        "dataset.limit.eval=2",
+    )
     trained = train(*words, "trainer.args.max_steps=1")
     [note] = trained.run.manifest()["notes"]
     assert note in caplog.text and " rows have an empty rejected answer" in note
@@ -146,7 +160,12 @@ def test_a_mark_that_ends_answers_and_stops_nothing_is_refused(tokenizer):
     tokenizer.eos_token = "<|endoftext|>"
     fault = fault_of(see(tokenizer, CHATS, made), ("no_end", True))
     assert fault.fix.startswith("model.tokenizer.eos_token='<|im_end|>'")
-    assert find_faults(see(tokenizer, CHATS, made, ends=[tokenizer.convert_tokens_to_ids("<|im_end|>")])) == []
+    assert (
+        find_faults(
+            see(tokenizer, CHATS, made, ends=[tokenizer.convert_tokens_to_ids("<|im_end|>")])
+        )
+        == []
+    )
 
 
 def test_an_end_outside_of_the_marks_is_refused(tokenizer):
@@ -182,7 +201,15 @@ def test_one_begin_token_is_none_too_many_wherever_padding_uses_it_too(tokenizer
     rows = [{"text": f"{answer}<|im_end|>"} for answer in ANSWERS]
     made = [{"input_ids": tokenizer(row["text"])["input_ids"]} for row in rows]
     assert (
-        find_faults(see(tokenizer, rows, made, lambda batch: labelled(tokenizer.pad(batch, return_tensors="pt")))) == []
+        find_faults(
+            see(
+                tokenizer,
+                rows,
+                made,
+                lambda batch: labelled(tokenizer.pad(batch, return_tensors="pt")),
+            )
+        )
+        == []
     )
 
 
@@ -207,8 +234,13 @@ def test_more_cut_rows_than_a_tenth_are_refused(tokenizer, cut, refused):
         rows += [long]
         seen = see(tokenizer, rows, prepared(tokenizer, rows, 100), limit=100)
         fault = fault_of(seen, ("truncated", 0.15))
-        assert fault.found.startswith("100: 14% of 21 rows") and fault.expected == "at most 10% of the rows"
-        assert fault.fix == f"trainer.args.max_length={seen.cut[0].length}, or tolerate.truncated=0.15"
+        assert (
+            fault.found.startswith("100: 14% of 21 rows")
+            and fault.expected == "at most 10% of the rows"
+        )
+        assert (
+            fault.fix == f"trainer.args.max_length={seen.cut[0].length}, or tolerate.truncated=0.15"
+        )
     else:
         assert find_faults(seen) == []
 
@@ -221,7 +253,9 @@ def test_a_row_as_long_as_the_limit_is_whole(tokenizer):
 
 
 def test_answers_that_generation_opens_otherwise_are_refused(tokenizer):
-    opened = read_template("chatml").replace("assistant\\n' -}}\n{%- endif", "assistant\\n<think>\\n' -}}\n{%- endif")
+    opened = read_template("chatml").replace(
+        "assistant\\n' -}}\n{%- endif", "assistant\\n<think>\\n' -}}\n{%- endif"
+    )
     tokenizer.chat_template = opened
     fault = fault_of(see(tokenizer, CHATS, prepared(tokenizer, CHATS)), ("other_template", True))
     assert "3 of 3 answers" in fault.found and "generation with '<think>" in fault.found
@@ -234,10 +268,19 @@ def test_a_training_template_of_another_text_is_refused(tokenizer):
 
 
 def test_a_reward_model_needs_neither_end_nor_prompt(tokenizer):
-    rows = [{"prompt": [ASKED], "chosen": [CHATS[0]["messages"][1]], "rejected": [CHATS[1]["messages"][1]]}]
+    rows = [
+        {
+            "prompt": [ASKED],
+            "chosen": [CHATS[0]["messages"][1]],
+            "rejected": [CHATS[1]["messages"][1]],
+        }
+    ]
     made = [{"chosen_ids": [5, 6, 7], "rejected_ids": [5, 8]}]
     seen = see(tokenizer, rows, made, Scored(pad_token_id=0), form="preference", head="score")
-    assert find_faults(seen) == [] and [row.trained for row in seen.rows] == [[False, False, True], [False, True]]
+    assert find_faults(seen) == [] and [row.trained for row in seen.rows] == [
+        [False, False, True],
+        [False, True],
+    ]
 
 
 def test_the_rows_and_the_random_numbers_of_a_training_stay_as_they_were(tokenizer):
@@ -247,7 +290,9 @@ def test_the_rows_and_the_random_numbers_of_a_training_stay_as_they_were(tokeniz
 
     before = torch.get_rng_state(), random.getstate()
     made = prepared(tokenizer, CHATS)
-    trainer = SimpleNamespace(args=SimpleNamespace(), processing_class=tokenizer, train_dataset=Dataset.from_list(made))
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(), processing_class=tokenizer, train_dataset=Dataset.from_list(made)
+    )
     whole = trainer.train_dataset
 
     def load():
@@ -320,7 +365,10 @@ def test_packed_texts_are_taken_apart_where_their_positions_begin_anew():
     rows = [{"input_ids": [1, 2, 3, 4, 5], "labels": [1, 2, 3, 4, 5], "seq_lengths": [3, 2]}]
     batch = Tokens(pad_token_id=0, padding_free=True)(rows)
     seen = short(read_batches([batch], "demonstration", "lm"))
-    assert [(ids, trained) for _, _, ids, trained in seen] == [([1, 2, 3], [0, 1, 1]), ([4, 5], [0, 1])]
+    assert [(ids, trained) for _, _, ids, trained in seen] == [
+        ([1, 2, 3], [0, 1, 1]),
+        ([4, 5], [0, 1]),
+    ]
 
 
 def test_weights_of_tokens_come_along():
@@ -348,7 +396,11 @@ def row_of(texts, trained, role="", number=0, weights=None):
 
 
 def test_marks_stand_below_the_tokens_that_they_are_of():
-    row = row_of(["Ask", ":\n", "一", "b", "c", "d", "\n"], [0, 0, 1, 1, 1, 1, 1], weights=[1, 1, 1, 2, 0.5, 0, 1])
+    row = row_of(
+        ["Ask", ":\n", "一", "b", "c", "d", "\n"],
+        [0, 0, 1, 1, 1, 1, 1],
+        weights=[1, 1, 1, 2, 0.5, 0, 1],
+    )
     text = format_sheet(Sheet("train", ["one line"], [row]))
     assert text == (
         "train\n  one line\n  marks: ^ trained, + weighs more than 1, - less than 1, 0 nothing\n\n"
@@ -362,9 +414,15 @@ def test_blank_lines_of_a_text_stay():
 
 
 def test_the_two_of_a_pair_share_their_prompt():
-    pair = [row_of(["p", "q", "a"], [0, 0, 1], "chosen"), row_of(["p", "q", "b"], [0, 0, 1], "rejected")]
+    pair = [
+        row_of(["p", "q", "a"], [0, 0, 1], "chosen"),
+        row_of(["p", "q", "b"], [0, 0, 1], "rejected"),
+    ]
     text = format_sheet(Sheet("train", [], pair))
-    assert "row 1: 2 tokens are shared\n  pq\n\nchosen: 1 of 3 tokens trained (33%)\n  a\n  ^\n\nrejected" in text
+    assert (
+        "row 1: 2 tokens are shared\n  pq\n\nchosen: 1 of 3 tokens trained (33%)\n  a\n  ^\n\nrejected"
+        in text
+    )
 
 
 def test_lines_fit_the_width_and_long_stretches_lose_their_middle():
@@ -387,7 +445,9 @@ def test_no_text_of_others_steers_the_terminal():
     shown = to_visible(HOSTILE)
     assert shown == "␛[2Jgone␇·<script>alert(1)</script>&␍·1m"
     assert "\x1b" not in format_sheet(Sheet("train", [], [row_of([HOSTILE], [1])]))
-    assert "\x1b" not in "".join(sample_lines([(HOSTILE, HOSTILE), ([{"content": HOSTILE}], HOSTILE)]))
+    assert "\x1b" not in "".join(
+        sample_lines([(HOSTILE, HOSTILE), ([{"content": HOSTILE}], HOSTILE)])
+    )
 
 
 class Reader(HTMLParser):
@@ -399,7 +459,9 @@ class Reader(HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         self.tags.append(tag)
-        self.links += [value for name, value in attributes if name in ("src", "href", "action", "data")]
+        self.links += [
+            value for name, value in attributes if name in ("src", "href", "action", "data")
+        ]
 
     def handle_data(self, data):
         self.text += data
@@ -410,13 +472,24 @@ def test_the_page_is_whole_by_itself_and_no_text_of_others_is_part_of_it():
     page = to_preview_page("<b>name", [Sheet("train", ["x < y"], pair)])
     reader = Reader()
     reader.feed(page)
-    assert "script" not in reader.tags and reader.links == [] and "url(" not in page and "http:" not in page
-    assert "<script>alert(1)</script>" in reader.text and "x < y" in reader.text and "<b>name" in reader.text
+    assert (
+        "script" not in reader.tags
+        and reader.links == []
+        and "url(" not in page
+        and "http:" not in page
+    )
+    assert (
+        "<script>alert(1)</script>" in reader.text
+        and "x < y" in reader.text
+        and "<b>name" in reader.text
+    )
 
 
 def test_the_words_of_the_preview_are_told_apart_from_those_of_a_training():
     own = options_of("preview")
-    options, words, faults = split_options(["rows=5", "seed=1", "html=a.html", "set=all"], own, "preview")
+    options, words, faults = split_options(
+        ["rows=5", "seed=1", "html=a.html", "set=all"], own, "preview"
+    )
     assert (options, words, faults) == ({"rows": 5, "html": "a.html", "set": "all"}, ["seed=1"], [])
     *_, faults = split_options(["rows=none", "set=test"], own, "preview")
     assert [fault.where for fault in faults] == ["rows", "set"]
@@ -447,14 +520,27 @@ def test_a_staged_experiment_shows_its_stages_and_a_run_folder_shows_its_run(run
     assert done.stdout.startswith(f"{title}\n") and f"<h1>{title}</h1>" in page.read_text()
     assert re.fullmatch(r"preview-[0-9a-f]{10}\.html", page.name)
     assert not list((runner.folder / "outputs").rglob("config.yaml"))
-    runner("trainer.args.max_steps=1", "dataset.limit.train=64", "metric=none", "dataset.limit.eval=8", "name=one")
+    runner(
+        "trainer.args.max_steps=1",
+        "dataset.limit.train=64",
+        "metric=none",
+        "dataset.limit.eval=8",
+        "name=one",
+    )
     [folder] = runner.runs("one")
     assert "64 rows looked at" in runner("preview", str(folder), "rows=1").stdout
 
 
 @pytest.mark.slow
-def test_a_training_is_refused_for_what_the_preview_shows_and_starts_where_that_is_allowed(train, capfd):
-    words = ("trainer.args.max_length=20", "trainer.args.max_steps=1", "dataset.limit.train=64", "metric=none")
+def test_a_training_is_refused_for_what_the_preview_shows_and_starts_where_that_is_allowed(
+    train, capfd
+):
+    words = (
+        "trainer.args.max_length=20",
+        "trainer.args.max_steps=1",
+        "dataset.limit.train=64",
+        "metric=none",
+    )
     refused = train(*words, "dataset.limit.eval=8")
     assert (refused.code, refused.state()) == (2, "failed")
     assert "tolerate.truncated=1" in capfd.readouterr().err
@@ -465,7 +551,12 @@ def test_a_training_is_refused_for_what_the_preview_shows_and_starts_where_that_
 
 @pytest.mark.slow
 def test_several_processes_see_their_rows_together_and_the_first_tells(runner):
-    words = ("trainer.args.max_length=20", "trainer.args.max_steps=1", "metric=none", "dataset.limit.train=32")
+    words = (
+        "trainer.args.max_length=20",
+        "trainer.args.max_steps=1",
+        "metric=none",
+        "dataset.limit.train=32",
+    )
     first, second = [started.wait() for started in runner.start_two(*words, "dataset.limit.eval=8")]
     assert first.returncode == 2 and second.returncode != 0
     assert first.stderr.count("100% of 32 rows are longer") == 1 and not second.stderr
@@ -488,19 +579,34 @@ document.body.dataset.found = page.scrollWidth + " of " + page.clientWidth }}</s
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium")
 @pytest.mark.parametrize("width", [390, 1200])
 def test_nothing_of_the_page_runs_off_a_phone(tmp_path, width):
-    rows = [row_of(["prompt\n", "x" * 300, "word " * 80], [0, 1, 1], role, 0) for role in ("chosen", "rejected")]
+    rows = [
+        row_of(["prompt\n", "x" * 300, "word " * 80], [0, 1, 1], role, 0)
+        for role in ("chosen", "rejected")
+    ]
     rows += [row_of(["https://example.org/" + "y" * 200], [1], "", 1)]
-    (tmp_path / "page.html").write_text(to_preview_page("A name_" + "n" * 90, [Sheet("train", ["s" * 120], rows)]))
+    (tmp_path / "page.html").write_text(
+        to_preview_page("A name_" + "n" * 90, [Sheet("train", ["s" * 120], rows)])
+    )
     (tmp_path / "harness.html").write_text(HARNESS.format(width=width))
-    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"]
+    command = [
+        "chromium",
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--allow-file-access-from-files",
+    ]
     command += [f"--user-data-dir={tmp_path}/profile", "--virtual-time-budget=2000", "--dump-dom"]
-    done = subprocess.run([*command, f"file://{tmp_path}/harness.html"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [*command, f"file://{tmp_path}/harness.html"], capture_output=True, text=True, timeout=120
+    )
     found = re.search(r'data-found="(\d+) of (\d+)"', done.stdout)
     assert found and width - 20 <= int(found[2]) <= width  # but for a scroll bar
     assert int(found[1]) <= int(found[2])
 
 
-@pytest.mark.parametrize(("place", "shown"), [("{}/file/page.html", "{}/file: File exists"), ("{}", "{}: Is a dir")])
+@pytest.mark.parametrize(
+    ("place", "shown"), [("{}/file/page.html", "{}/file: File exists"), ("{}", "{}: Is a dir")]
+)
 def test_a_page_that_cannot_be_written_names_what_was_typed(tmp_path, capsys, place, shown):
     (tmp_path / "file").touch()
     assert main(["preview", "rows=1", f"html={place.format(tmp_path)}"]) == 5

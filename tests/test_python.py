@@ -16,12 +16,18 @@ import pytest
 import runner
 from runner.command import _python
 from runner.config.user_folder import add_working_folder
-from runner.errors import ConfigError, EnvironmentFault, FolderError, RunnerError
+from runner.errors import ConfigError, DataError, EnvironmentFault, FolderError, RunnerError
 from runner.io.files import PACKAGE
-from runner.launch.stages import compose_runs
+from runner.launch.compose.stages import compose_runs
 from runner.run import open_run
 
-QUICK = ("trainer=sft", "trainer.args.max_steps=2", "dataset.limit.train=32", "dataset.limit.eval=8", "metric=none")
+QUICK = (
+    "trainer=sft",
+    "trainer.args.max_steps=2",
+    "dataset.limit.train=32",
+    "dataset.limit.eval=8",
+    "metric=none",
+)
 OWN = """
 from transformers import TrainerCallback
 class Say(TrainerCallback):
@@ -42,7 +48,15 @@ if __name__ == '__main__':
 def state_of_process():
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
     said = sys.stdout, sys.stderr, sys.excepthook, logging.root.level, *logging.root.handlers
-    return handlers, said, dict(os.environ), sys.argv[:], sys.path[:], os.getcwd(), random.getstate()
+    return (
+        handlers,
+        said,
+        dict(os.environ),
+        sys.argv[:],
+        sys.path[:],
+        os.getcwd(),
+        random.getstate(),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -106,14 +120,27 @@ def test_the_runs_of_a_folder_are_found_and_their_models_load(trained):
 def test_faults_are_raised_all_at_once():
     with pytest.raises(ConfigError) as caught:
         runner.train("trainer=dpo", "trainer.args.lerning_rate=1", "trainer.args.max_steps=many")
-    assert {fault.where for fault in caught.value.faults} == {"trainer.args.lerning_rate", "trainer.args.max_steps"}
-    for words in (("-m", "seed=0"), ("evaluate", "seed=1"), ("--debug",), ("seed=0,1",), ("sweep=search",)):
+    assert {fault.where for fault in caught.value.faults} == {
+        "trainer.args.lerning_rate",
+        "trainer.args.max_steps",
+    }
+    for words in (
+        ("-m", "seed=0"),
+        ("evaluate", "seed=1"),
+        ("--debug",),
+        ("seed=0,1",),
+        ("sweep=search",),
+    ):
         with pytest.raises(ConfigError, match="python -m runner"):
             runner.train(*words)
     for call in (runner.train, runner.compose):
         with pytest.raises(ConfigError, match=rf'runner\.{call.__name__}\("trainer=dpo"\)'):
             call("seed=1", trainer="dpo", words=1)
-    for word, fix in ((["seed=1"], '"seed=1"'), (None, '"seed=1"'), ("seed=1 name=x", '"seed=1", "name=x"')):
+    for word, fix in (
+        (["seed=1"], '"seed=1"'),
+        (None, '"seed=1"'),
+        ("seed=1 name=x", '"seed=1", "name=x"'),
+    ):
         with pytest.raises(ConfigError, match=rf"runner\.compose\({fix}\)"):
             runner.compose(word)
     with pytest.raises(ConfigError, match="nowhere"):
@@ -129,12 +156,31 @@ def test_the_error_of_the_training_is_raised_with_its_faults(tmp_path):
     with pytest.raises(FolderError) as caught, contextlib.redirect_stdout(io.StringIO()) as said:
         runner.train(*words)
     (fault,) = caught.value.faults
-    assert fault.found == "line 1, 2 cannot be read" and fault.fix.startswith(f"rm {folder}/metrics.jsonl")
+    assert fault.found == "line 1, 2 cannot be read" and fault.fix.startswith(
+        f"rm {folder}/metrics.jsonl"
+    )
     assert caught.value.code == 4 and str(caught.value) in said.getvalue()
 
 
+@pytest.mark.slow
+def test_the_error_of_a_command_that_was_refused_before_there_was_a_run(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\nno json\n')
+    with pytest.raises(DataError) as caught, contextlib.redirect_stdout(io.StringIO()) as said:
+        runner.train(
+            "trainer=sft",
+            "dataset=local",
+            f"dataset.path={tmp_path}/rows.jsonl",
+            f"output_root={tmp_path}/outputs",
+        )
+    assert caught.value.code == 2 and str(caught.value) in said.getvalue()
+    assert caught.value.faults[0].where.endswith("rows.jsonl:2")
+    assert not (tmp_path / "outputs").exists()
+
+
 def test_what_a_command_says_at_its_end_is_the_error_where_no_run_has_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(_python, "python_words", lambda _: [sys.executable, "-c", "import sys; sys.exit('killed')"])
+    monkeypatch.setattr(
+        _python, "python_words", lambda _: [sys.executable, "-c", "import sys; sys.exit('killed')"]
+    )
     with pytest.raises(RunnerError, match="killed") as caught:
         runner.train(*QUICK, f"output_root={tmp_path}")
     assert (type(caught.value), caught.value.code) == (RunnerError, 1)
@@ -168,7 +214,9 @@ def test_importing_it_imports_nothing():
     code = "import sys; before = {*sys.modules}; import runner; names = {name.split('.')[0] for name in sys.modules}; "
     code += "print(names - before - sys.stdlib_module_names, dir(runner))"
     done = subprocess.run([sys.executable, "-Pc", code], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("{'runner'} ") and all(f"'{name}'" in done.stdout for name in runner.__all__)
+    assert done.stdout.startswith("{'runner'} ") and all(
+        f"'{name}'" in done.stdout for name in runner.__all__
+    )
     assert (PACKAGE / "py.typed").is_file()
     with pytest.raises(AttributeError, match="no attribute 'tarin'"):
         runner.tarin  # noqa: B018
@@ -192,7 +240,10 @@ def test_a_runner_py_in_the_working_folder_hides_nothing(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_program_of_the_readme_says_what_a_run_has(trained, monkeypatch, capsys):
-    run, (code,) = trained[0], re.findall(r"```python\n(.*?)```", (PACKAGE.parent / "README.md").read_text(), re.DOTALL)
+    run, (code,) = (
+        trained[0],
+        re.findall(r"```python\n(.*?)```", (PACKAGE.parent / "README.md").read_text(), re.DOTALL),
+    )
     monkeypatch.setattr(runner, "train", lambda *words: run if runner.compose(*words) else None)
     exec(code.replace("outputs/dpo-tiny-toy", str(run.folder.parent)), {})
     assert str(run.folder) in capsys.readouterr().out

@@ -17,7 +17,13 @@ from runner.launch import ray as queue
 from runner.launch.queue import Place
 from runner.run import Run, open_run
 
-SHORT = ("trainer=sft", "dataset.limit.train=64", "dataset.limit.eval=8", "metric=none", "trainer.args.max_steps=2")
+SHORT = (
+    "trainer=sft",
+    "dataset.limit.train=64",
+    "dataset.limit.eval=8",
+    "metric=none",
+    "trainer.args.max_steps=2",
+)
 LACKING = "ray is not installed (pip install 'ray>=2.40,<3')"
 
 
@@ -27,7 +33,9 @@ class StandIn(SimpleNamespace):
     def __init__(self, *nodes, there=True):
         self.given, self.ends = {}, {}
         self.exceptions = SimpleNamespace(RayError=RuntimeError)
-        self.util = SimpleNamespace(list_named_actors=lambda: [name for name in self.given if name not in self.ends])
+        self.util = SimpleNamespace(
+            list_named_actors=lambda: [name for name in self.given if name not in self.ends]
+        )
         self.nodes = lambda: [{"Resources": node, "Alive": True} for node in nodes]
         self.is_initialized = lambda: there
 
@@ -70,7 +78,11 @@ def tasks_in(folder: Path, *names: str, after: str = "") -> list:
     for name in names:
         (folder / name).mkdir()
         (folder / name / "config.yaml").write_text("format: 1\n")
-        tasks.append(SimpleNamespace(folder=folder / name, after=(folder / after,) if after not in ("", name) else ()))
+        tasks.append(
+            SimpleNamespace(
+                folder=folder / name, after=(folder / after,) if after not in ("", name) else ()
+            )
+        )
     return tasks
 
 
@@ -78,25 +90,39 @@ def test_a_run_waits_for_what_it_builds_on_and_for_its_turn(cluster, tmp_path, c
     ray, noted = cluster({"CPU": 4.0}), []
     tasks = tasks_in(tmp_path, "sft", "dpo", after="sft")
     queue.Ray().submit(tasks, {}, lambda task, ticket: noted.append(ticket))
-    assert noted == [*ray.given] == [str(tmp_path / "sft")] and "submitted 1 to Ray\n" in capsys.readouterr().out
+    assert (
+        noted == [*ray.given] == [str(tmp_path / "sft")]
+        and "submitted 1 to Ray\n" in capsys.readouterr().out
+    )
     Run(tmp_path / "sft").set_status("finished")
     places = {tmp_path / "sft": Place(noted[0], "")}
     queue.Ray(jobs=1).submit(tasks[1:], places, lambda task, ticket: None)
     assert len(ray.given) == 1
     ray.ends[noted[0]] = "killed by `ray.kill`"
-    queue.Ray(jobs=1, wait=False, num_processes=2).submit(tasks[1:], places, lambda task, ticket: None)
+    queue.Ray(jobs=1, wait=False, num_processes=2).submit(
+        tasks[1:], places, lambda task, ticket: None
+    )
     given = ray.given[str(tmp_path / "dpo")]
     assert (given["lifetime"], given["num_cpus"], given["num_gpus"]) == ("detached", 2, 0)
 
 
 def test_a_run_gets_a_gpu_for_each_process_where_there_are_any(cluster, tmp_path):
     ray = cluster({"CPU": 4.0}, {"CPU": 4.0, "GPU": 2.0})
-    queue.Ray(num_processes=2, num_cpus=0.5).submit(tasks_in(tmp_path, "one"), {}, lambda task, ticket: None)
+    queue.Ray(num_processes=2, num_cpus=0.5).submit(
+        tasks_in(tmp_path, "one"), {}, lambda task, ticket: None
+    )
     [given] = ray.given.values()
-    assert (given["lifetime"], given["num_cpus"], given["num_gpus"], given["max_restarts"]) == (None, 0.5, 2, 10)
+    assert (given["lifetime"], given["num_cpus"], given["num_gpus"], given["max_restarts"]) == (
+        None,
+        0.5,
+        2,
+        10,
+    )
 
 
-def test_what_no_node_has_is_refused_of_its_own_cluster_and_said_of_one_that_may_grow(cluster, tmp_path, capsys):
+def test_what_no_node_has_is_refused_of_its_own_cluster_and_said_of_one_that_may_grow(
+    cluster, tmp_path, capsys
+):
     tasks, noted = tasks_in(tmp_path, "one"), []
     wanted = queue.Ray(num_gpus=8, resources={"big_disk": 1})
     cluster({"CPU": 4.0, "GPU": 4.0}, {"CPU": 4.0, "GPU": 4.0}, there=False)
@@ -120,12 +146,21 @@ def test_an_end_in_silence_is_recorded_and_one_that_was_asked_for_is_not(cluster
     queue.Ray().submit(tasks, {}, note)
     assert [place.begun for place in queue.Ray().look().values()] == [False] * 3
     Run(tmp_path / "says").set_status("failed", cause="its own")
-    ends = {"lost": "In its creation task:\nModuleNotFoundError: No module named 'runner'", "says": "died"}
-    ray.ends |= {str(tmp_path / name): end for name, end in (ends | {"killed": "killed by `ray.kill`"}).items()}
+    ends = {
+        "lost": "In its creation task:\nModuleNotFoundError: No module named 'runner'",
+        "says": "died",
+    }
+    ray.ends |= {
+        str(tmp_path / name): end
+        for name, end in (ends | {"killed": "killed by `ray.kill`"}).items()
+    }
     assert queue.Ray().look() == {}
     states = {task.folder.name: Run(task.folder).status() for task in tasks}
     assert [status["state"] for status in states.values()] == ["failed", "queued", "failed"]
-    assert "No module named 'runner'" in states["lost"]["cause"] and states["says"]["cause"] == "its own"
+    assert (
+        "No module named 'runner'" in states["lost"]["cause"]
+        and states["says"]["cause"] == "its own"
+    )
 
 
 @pytest.mark.parametrize(
@@ -170,7 +205,11 @@ def test_without_ray_it_is_said_what_installs_it_and_shown_what_would_be_submitt
 @pytest.mark.slow
 @pytest.mark.skipif(not find_spec("ray"), reason=LACKING)
 def test_ray_itself_trains_what_can_be_and_repeats_no_failure(runner):
-    words = ("-m", *SHORT, "trainer.args.max_length=20,64", "launcher=ray", "name=two")  # 20 cuts the rows
+    # 20 cuts the rows
+    words = ("-m", *SHORT, "trainer.args.max_length=20,64", "launcher=ray", "name=two")
     said = runner(*words, code=2).stdout
-    assert sorted(Run(run).status()["state"] for run in runner.runs("two")) == ["failed", "finished"]
+    assert sorted(Run(run).status()["state"] for run in runner.runs("two")) == [
+        "failed",
+        "finished",
+    ]
     assert "1 of 2 runs finished" in said and "raylet" not in said

@@ -42,7 +42,13 @@ def system(text, role="system"):
 TALKS = {
     "developer": [system("silver", "developer"), user("river?"), bot("paper")],
     "system": [system("silver"), user("river?"), bot("paper")],
-    "system in the middle": [user("river?"), bot("paper"), system("silver"), user("stone?"), bot("copper")],
+    "system in the middle": [
+        user("river?"),
+        bot("paper"),
+        system("silver"),
+        user("stone?"),
+        bot("copper"),
+    ],
     "both": [system("gold"), system("silver", "developer"), user("river?"), bot("paper")],
     "twice": [user("silver"), user("river?"), bot("paper"), bot("copper")],
     "thought": [user("river?"), bot("paper", reasoning="silver")],
@@ -76,7 +82,8 @@ def preview(model, tmp_path, capsys):
 
     def shown(turns, template, *words, code=0, verb=("preview",), trainer="sft", **columns):
         row = columns if turns is None else {"messages": turns, **columns}
-        file = tmp_path / f"rows{len(list(tmp_path.iterdir()))}.jsonl"  # a process looks at each but once
+        # a process looks at each but once
+        file = tmp_path / f"rows{len(list(tmp_path.iterdir()))}.jsonl"
         file.write_text("\n".join([json.dumps(row)] * 8))
         words = [f"trainer={trainer}", f"dataset={file}", f"model={model(template)}", *words]
         words += ["rows=1", "tolerate.no_end=true"] if verb else []
@@ -98,7 +105,9 @@ def test_no_template_loses_a_text_without_a_word(name):
     for turn in read:
         if "tool_calls" in turn:  # as a row is read
             call = turn["tool_calls"][0]
-            turn["tool_calls"] = [call | {"function": CALL | {"arguments": json.loads(CALL["arguments"])}}]
+            turn["tool_calls"] = [
+                call | {"function": CALL | {"arguments": json.loads(CALL["arguments"])}}
+            ]
     silent = []
     for family in family_files():
         tokenizer.chat_template = read_template(family)
@@ -118,7 +127,12 @@ def test_the_habits_of_a_template_are_found():
     for family in ("qwen2_5", "qwen3", "gptoss", "deepseekv3"):
         tokenizer.chat_template = read_template(family)
         habits[family] = habits_of(tokenizer)
-    assert [each.developer for each in habits.values()] == ["system", "system", "developer", "system"]
+    assert [each.developer for each in habits.values()] == [
+        "system",
+        "system",
+        "developer",
+        "system",
+    ]
     assert all("reasoning_content" in habits[family].thoughts for family in ("qwen3", "gptoss"))
     assert not habits["qwen2_5"].thoughts
     assert [each.takes_mappings for each in habits.values()] == [True, True, True, False]
@@ -138,10 +152,14 @@ def test_what_a_developer_says_is_a_system_turn_where_the_template_knows_only_th
         ("system in the middle", "gptoss", "system"),
     ],
 )
-def test_a_turn_that_a_template_refuses_or_loses_is_refused_and_what_is_told_works(preview, turns, template, join):
+def test_a_turn_that_a_template_refuses_or_loses_is_refused_and_what_is_told_works(
+    preview, turns, template, join
+):
     _, said = preview(TALKS[turns], template, code=2)
     assert f"dataset.join_turns={join}" in said and "chatml" not in said
-    shown, _ = preview(TALKS[turns], template, f"dataset.join_turns={join}", "tolerate.other_template=true")
+    shown, _ = preview(
+        TALKS[turns], template, f"dataset.join_turns={join}", "tolerate.other_template=true"
+    )
     assert "silver" in shown and "river?" in shown
 
 
@@ -154,9 +172,28 @@ def test_the_training_refuses_as_the_preview_does_before_a_folder_is_made(previe
 
 
 def test_turns_are_joined_with_the_question_behind_them():
-    turns = [system("a"), system("b"), user("c"), bot("d"), system("e"), bot("f"), user("g"), user("h")]
-    assert [turn["content"] for turn in join_turns(turns, "system")] == ["a\n\nb\n\nc", "d", "e", "f", "g", "h"]
+    turns = [
+        system("a"),
+        system("b"),
+        user("c"),
+        bot("d"),
+        system("e"),
+        bot("f"),
+        user("g"),
+        user("h"),
+    ]
+    assert [turn["content"] for turn in join_turns(turns, "system")] == [
+        "a\n\nb\n\nc",
+        "d",
+        "e",
+        "f",
+        "g",
+        "h",
+    ]
     assert join_turns(turns, "all")[-1] == user("g\n\nh")
+    # What becomes a turn of the user between two answers keeps them apart.
+    between = [user("a"), bot("b"), system("c"), bot("d")]
+    assert join_turns(between, "all") == [user("a"), bot("b"), user("c"), bot("d")]
     assert join_turns([system(""), user("a"), system("b")], "system") == [user("a\n\nb")]
     weighed = [bot("a", weight=0), bot("b")]
     assert join_turns(weighed, "all") == weighed
@@ -165,7 +202,8 @@ def test_turns_are_joined_with_the_question_behind_them():
 def test_thoughts_without_a_place_are_told_and_written_by_choice(preview):
     shown, said = preview(TALKS["thought"], "qwen2_5")
     assert (
-        "silver" not in shown and "the thought before the last turn, such as 'silver'; dataset.thoughts=inline" in said
+        "silver" not in shown
+        and "the thought before the last turn, such as 'silver'; dataset.thoughts=inline" in said
     )
     shown, said = preview(TALKS["thought"], "qwen2_5", "dataset.thoughts=inline")
     assert "<think>↵\nsilver↵\n</think>↵\n↵\npaper<|im_end|>" in shown and "thought" not in said
@@ -177,7 +215,12 @@ def test_thoughts_without_a_place_are_told_and_written_by_choice(preview):
 def test_a_call_in_the_form_of_the_wire_is_trained_as_one(preview):
     shown, _ = preview(TALKS["call"], "qwen2_5")
     assert '{"name": "weather", "arguments": {"city": "paris"}}' in shown
-    older = [user("river?"), bot(None, function_call=CALL), {**RESULT, "role": "function"}, bot("paper")]
+    older = [
+        user("river?"),
+        bot(None, function_call=CALL),
+        {**RESULT, "role": "function"},
+        bot("paper"),
+    ]
     shown, _ = preview(older, "qwen3_8")
     assert "<parameter=city>↵\nparis" in shown and "22 degrees" in shown
 
@@ -195,13 +238,19 @@ def test_what_no_place_is_for_is_refused_and_allowed_by_choice(preview):
 
 def test_what_nobody_reads_is_named(preview):
     turns = [user("river?", name="Ann", id=3), bot("paper", train=False)]
-    _, said = preview(turns, "qwen2_5", source="web", history=[], chat_template_kwargs={"enable_thinking": False})
+    _, said = preview(
+        turns, "qwen2_5", source="web", history=[], chat_template_kwargs={"enable_thinking": False}
+    )
     assert "not used: the columns source, history; of turns id, train" in said
     assert "not used by the chat template: chat_template_kwargs.enable_thinking, name" in said
 
 
-def test_a_column_is_named_once_and_rows_that_steps_make_are_read_beyond_the_first(preview, tmp_path, monkeypatch):
-    _, said = preview(None, "qwen2_5", prompt="river? ", completion="paper", system="gold", source="web")
+def test_a_column_is_named_once_and_rows_that_steps_make_are_read_beyond_the_first(
+    preview, tmp_path, monkeypatch
+):
+    _, said = preview(
+        None, "qwen2_5", prompt="river? ", completion="paper", system="gold", source="web"
+    )
     assert "the column `system` is left out" in said and "not used: the column source" in said
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "late_steps.py").write_text(
@@ -213,7 +262,9 @@ def test_a_column_is_named_once_and_rows_that_steps_make_are_read_beyond_the_fir
 
 
 def test_a_rule_of_weights_that_finds_nothing_is_told(preview):
-    _, said = preview(TALKS["twice"][1:3], "qwen2_5", "weight=[answers,pattern]", "weight.pattern.pattern=zinc")
+    _, said = preview(
+        TALKS["twice"][1:3], "qwen2_5", "weight=[answers,pattern]", "weight.pattern.pattern=zinc"
+    )
     assert "not used: the weights of pattern(pattern=zinc" in said and "answers(" not in said
     _, said = preview(TALKS["twice"][1:3], "qwen2_5", "weight=pattern", "weight.pattern=paper")
     assert "not used" not in said
@@ -222,14 +273,20 @@ def test_a_rule_of_weights_that_finds_nothing_is_told(preview):
 WEIGHED = [user("river?"), bot("paper", weight=0), user("stone?"), bot("copper", weight=1)]
 
 
-@pytest.mark.parametrize("words", [(), ("trainer.args.assistant_only_loss=true",), ("weight=message",)])
+@pytest.mark.parametrize(
+    "words", [(), ("trainer.args.assistant_only_loss=true",), ("weight=message",)]
+)
 def test_weights_of_turns_count_without_a_rule(preview, words):
     shown, _ = preview(WEIGHED, "qwen2_5", *words)
     assert "row 1: 5 of 95 tokens trained" in shown  # copper and its end
 
 
 def test_a_trainer_that_weighs_no_tokens_says_so(preview):
-    pair = {"prompt": [user("river?")], "chosen": [bot("paper", weight=1)], "rejected": [bot("copper")]}
+    pair = {
+        "prompt": [user("river?")],
+        "chosen": [bot("paper", weight=1)],
+        "rejected": [bot("copper")],
+    }
     _, said = preview(None, "qwen2_5", trainer="reward", code=2, **pair)
     assert "turns of the rows have a weight" in said and "tolerate.turn_weights=true" in said
     _, said = preview(None, "qwen2_5", "tolerate.turn_weights=true", trainer="reward", **pair)
@@ -237,9 +294,15 @@ def test_a_trainer_that_weighs_no_tokens_says_so(preview):
 
 
 def test_a_template_without_marks_is_sent_to_weights(preview):
-    _, said = preview(TALKS["twice"][1:3], ALTERNATING, "trainer.args.assistant_only_loss=true", code=2)
+    _, said = preview(
+        TALKS["twice"][1:3], ALTERNATING, "trainer.args.assistant_only_loss=true", code=2
+    )
     assert "trainer.args.assistant_only_loss=false weight=answers" in said
-    words = ("trainer.args.assistant_only_loss=false", "weight=[answers,pattern]", "weight.pattern.pattern=paper")
+    words = (
+        "trainer.args.assistant_only_loss=false",
+        "weight=[answers,pattern]",
+        "weight.pattern.pattern=paper",
+    )
     shown, _ = preview(TALKS["twice"][1:3], ALTERNATING, *words)
     assert "weights 1 and 2" in shown
 
@@ -253,17 +316,33 @@ def test_the_turns_before_a_question_are_asked_with_it(preview):
 def test_a_column_that_is_an_answer_by_its_name_is_told(preview):
     row = {"prompt": "river?", "target": "paper"}
     _, said = preview(None, "qwen2_5", "reward=length", trainer="grpo", **row)
-    assert "by their names the columns `prompt` and `target`" in said and "dataset.form=prompt" in said
-    _, said = preview(None, "qwen2_5", "reward=length", trainer="grpo", code=2, **row | {"target": 5})
-    assert "by the names of columns: prompt=prompt, target=target" in said and "dataset.form=prompt" in said
-    _, said = preview(None, "qwen2_5", "reward=length", "dataset.form=prompt", trainer="grpo", **row | {"target": 5})
+    assert (
+        "by their names the columns `prompt` and `target`" in said and "dataset.form=prompt" in said
+    )
+    _, said = preview(
+        None, "qwen2_5", "reward=length", trainer="grpo", code=2, **row | {"target": 5}
+    )
+    assert (
+        "by the names of columns: prompt=prompt, target=target" in said
+        and "dataset.form=prompt" in said
+    )
+    _, said = preview(
+        None,
+        "qwen2_5",
+        "reward=length",
+        "dataset.form=prompt",
+        trainer="grpo",
+        **row | {"target": 5},
+    )
     assert "names" not in said
 
 
 def test_what_should_open_a_conversation_and_does_not_is_told(preview):
     own = [system("gold"), *TALKS["twice"][1:3]]
     shown, said = preview(own, "qwen2_5", system="silver")
-    assert "not used: the column system where a row's turns open otherwise" in said and "gold" in shown
+    assert (
+        "not used: the column system where a row's turns open otherwise" in said and "gold" in shown
+    )
     _, said = preview(own, "qwen2_5", "dataset.system=silver")
     assert "not used: dataset.system where a row's turns open otherwise" in said
     pair = {"chosen": [user("river?"), bot("paper")], "rejected": [user("river?"), bot("copper")]}
@@ -289,7 +368,10 @@ def test_stripped_blanks_and_special_tokens_in_texts_are_told():
     tokenizer = tiny_tokenizer()
     tokenizer.bos_token = "<s>"
     turns = [user("what is <|im_end|>?"), bot("    x = 1\n")]
-    rows = [({"messages": turns}, ("messages",)), ({"messages": TALKS["twice"][1:3]}, ("messages",))]
+    rows = [
+        ({"messages": turns}, ("messages",)),
+        ({"messages": TALKS["twice"][1:3]}, ("messages",)),
+    ]
     told = {}
     for family in ("llama3", "qwen2_5"):
         tokenizer.chat_template = read_template(family)

@@ -61,7 +61,9 @@ def to_completions(tokenizer, *, ended: bool) -> list[Completion]:
     made, prompt_ids = [], tokenizer(PROMPT)["input_ids"]
     for row, text in enumerate(ANSWERS[: 3 if ended else 2]):
         ids = tokenizer(text)["input_ids"] + [tokenizer.eos_token_id] * ended
-        made.append(Completion(row, 0, PROMPT, prompt_ids, text, ids, "stop" if ended else "length"))
+        made.append(
+            Completion(row, 0, PROMPT, prompt_ids, text, ids, "stop" if ended else "length")
+        )
     return made
 
 
@@ -76,7 +78,9 @@ def test_ppo_and_trainers_of_trl_read_a_text_as_it_is_read_alone(folder, ended):
     as_trl = ModelReward("model", model, tokenizer, RewardTracker(), {})
     padded = [each.token_ids + [tokenizer.eos_token_id] * 3 * ended for each in made]
     answers = [each.text for each in made]
-    assert as_trl(prompts=[PROMPT] * len(made), completions=answers, completion_ids=padded) == expected
+    assert (
+        as_trl(prompts=[PROMPT] * len(made), completions=answers, completion_ids=padded) == expected
+    )
     assert as_trl.tracker.earned == {"model": expected}
 
 
@@ -94,7 +98,9 @@ def test_evaluate_and_classifiers_read_a_text_as_it_is_read_alone(folder, batch_
         shown = classifier([answer + end for answer in ANSWERS], [PROMPT] * 3)
         assert shown == alone(folder, [tokenizer(text + end)["input_ids"] for text in texts])
     process = ProcessModel(str(folder), separator="\n", gives="logit", batch_size=batch_size)
-    steps = alone(folder, [tokenizer(PROMPT + answer.strip() + "\n")["input_ids"] for answer in ANSWERS[:2]])
+    steps = alone(
+        folder, [tokenizer(PROMPT + answer.strip() + "\n")["input_ids"] for answer in ANSWERS[:2]]
+    )
     assert process([PROMPT] * 2, ANSWERS[:2]) == steps
 
 

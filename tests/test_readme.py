@@ -14,17 +14,31 @@ from runner.__main__ import main, read_command_line
 from runner.command import options_of, split_options
 from runner.dataset.form import FORMS_FOR
 from runner.errors import RunnerError
-from runner.launch.stages import compose_runs
+from runner.launch.compose.stages import compose_runs
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
     ROOT / folder / "README.md"
-    for folder in ("", "conf", "tests", "tests/fault", "runner", "runner/ppo", "runner/command", "runner/launch")
+    for folder in (
+        "",
+        "conf",
+        "tests",
+        "tests/fault",
+        "runner",
+        "runner/ppo",
+        "runner/command",
+        "runner/launch",
+    )
 ]
 FIRST, *OTHERS = (page.read_text(encoding="utf-8") for page in PAGES)
 TEXT = "\n".join([FIRST, *OTHERS])
 BLOCKS = re.findall(r"```bash\n(.*?)```", TEXT.replace("\\\n", ""), re.S)
-COMMANDS = [line.rpartition("&& ")[2] for block in BLOCKS for line in block.splitlines() if "python -m runner" in line]
+COMMANDS = [
+    line.rpartition("&& ")[2]
+    for block in BLOCKS
+    for line in block.splitlines()
+    if "python -m runner" in line
+]
 
 
 @pytest.mark.slow
@@ -45,7 +59,11 @@ def test_every_command_composes_and_passes_the_check(command, capsys, tmp_path, 
 
 
 def test_the_first_page_is_short():
-    assert len(FIRST.split("```")[0].split()) < 120 and len(FIRST.splitlines()) <= 200 and len(FIRST.split()) <= 2000
+    assert (
+        len(FIRST.split("```")[0].split()) < 120
+        and len(FIRST.splitlines()) <= 200
+        and len(FIRST.split()) <= 2000
+    )
     assert not [line for line in FIRST.splitlines() if len(line) > 120]
 
 
@@ -71,9 +89,17 @@ def test_the_error_of_the_first_page_is_what_is_printed(capsys):
 
 
 def test_the_settings_of_ppo_are_those_of_the_code():
-    tree = ast.parse((ROOT / "runner" / "ppo" / "algorithm.py").read_text(encoding="utf-8"))
-    (body,) = (node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "PPOConfig")
-    fields = {node.target.id: repr(ast.literal_eval(node.value)) for node in body if isinstance(node, ast.AnnAssign)}
+    tree = ast.parse((ROOT / "runner" / "ppo" / "config.py").read_text(encoding="utf-8"))
+    (body,) = (
+        node.body
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and node.name == "PPOConfig"
+    )
+    fields = {
+        node.target.id: repr(ast.literal_eval(node.value))
+        for node in body
+        if isinstance(node, ast.AnnAssign)
+    }
     own = dict(list(fields.items())[list(fields).index("total_episodes") :])
     page = (ROOT / "runner" / "ppo" / "README.md").read_text(encoding="utf-8")
     assert dict(re.findall(r"^\| `(\w+)` \| `(.*?)` \|", page, re.M)) == own
@@ -88,7 +114,9 @@ def test_the_exit_codes_are_those_of_the_code():
 def test_the_table_of_rows_agrees_with_the_arrows():
     rows = {
         cells[0].strip(): [bool(cell.strip()) for cell in cells[1:7]]
-        for cells in (line.strip("|").split("|") for line in TEXT.splitlines() if line.count("|") == 8)
+        for cells in (
+            line.strip("|").split("|") for line in TEXT.splitlines() if line.count("|") == 8
+        )
         if not set(cells[0].strip()) <= {"-"}
     }
     columns = ("demonstration", "preference", "triple", "unpaired", "messages", "prompt")
@@ -107,7 +135,9 @@ def test_the_table_of_rows_agrees_with_the_arrows():
 
 def test_the_test_command_is_what_ci_runs():
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    command = next(line for block in BLOCKS for line in block.splitlines() if line.endswith("pytest"))
+    command = next(
+        line for block in BLOCKS for line in block.splitlines() if line.endswith("pytest")
+    )
     for part in re.sub(r"python3\.\d+", "python3", command).split(" && "):
         assert part in ci.replace(" --quiet", ""), part
 

@@ -67,7 +67,9 @@ GOOD = {"args.size": 2, "args.names": ["c"], "args.share": 0.5, "other": None, "
     ],
 )
 def test_an_error_is_foreseen_where_all_that_decides_it_is_known(source, changes, texts):
-    assert [each.text for each in find_refusals("refusing.Config", "__init__", GOOD | changes)] == texts
+    assert [
+        each.text for each in find_refusals("refusing.Config", "__init__", GOOD | changes)
+    ] == texts
 
 
 SHORT = """
@@ -90,6 +92,15 @@ def test_what_stands_after_a_return_or_is_assigned_refuses_nothing(test, source,
 def test_a_base_refuses_once_and_says_what_it_found(source):
     (found,) = find_refusals("refusing.Config", "__post_init__", {"self.size": 0})
     assert (found.text, found.names) == ("size is 0", ("self.size",))
+
+
+def test_a_text_that_cannot_be_known_is_dots(source, tmp_path):
+    text = (
+        "class Short:\n    def __init__(self, args):\n        raise ValueError(unheard_of(args))\n"
+    )
+    (tmp_path / "refusing.py").write_text(text)
+    (found,) = find_refusals("refusing.Short", "__init__", dict(GOOD))
+    assert found.text == "..."
 
 
 OWN = """
@@ -118,20 +129,43 @@ def test_a_constructor_of_the_users_own_may_mend_what_trl_refuses(tmp_path, monk
     (tmp_path / "mending.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    words = ["trainer=dpo", "peft=lora", "allow=[mending]", "trainer.args.sync_ref_model=true", "--dry-run"]
+    words = [
+        "trainer=dpo",
+        "peft=lora",
+        "allow=[mending]",
+        "trainer.args.sync_ref_model=true",
+        "--dry-run",
+    ]
     assert main([*words, "trainer._target_=mending.OwnTrainer"]) == 0
-    assert main([*words, "trainer.args._target_=mending.OwnConfig", "trainer.args.loss_type=[exo_pair]"]) == 0
+    assert (
+        main(
+            [*words, "trainer.args._target_=mending.OwnConfig", "trainer.args.loss_type=[exo_pair]"]
+        )
+        == 0
+    )
 
 
 TEACHER = "trainer.teacher_model.path=runner://model/tiny"
 REFUSED = [
     ("trainer=grpo trainer.args.sync_ref_model=true", "trainer.args.sync_ref_model=false"),
     ("trainer=dpo peft=lora trainer.args.sync_ref_model=true", "trainer.args.sync_ref_model=false"),
-    ("trainer=kto trainer.args.per_device_train_batch_size=1", "trainer.args.per_device_train_batch_size=8"),
+    (
+        "trainer=kto trainer.args.per_device_train_batch_size=1",
+        "trainer.args.per_device_train_batch_size=8",
+    ),
     ("trainer=dpo trainer.args.loss_type=[exo_pair]", 'trainer.args.loss_type="[sigmoid]"'),
-    ("trainer=dpo trainer.args.loss_type=[aot] trainer.args.use_weighting=true", "trainer.args.use_weighting=false"),
-    ("trainer=rloo trainer.args.auto_find_batch_size=true", "trainer.args.auto_find_batch_size=false"),
-    (f"trainer=gold {TEACHER} trainer.args.max_completion_length=2048", "trainer.args.max_completion_length=128"),
+    (
+        "trainer=dpo trainer.args.loss_type=[aot] trainer.args.use_weighting=true",
+        "trainer.args.use_weighting=false",
+    ),
+    (
+        "trainer=rloo trainer.args.auto_find_batch_size=true",
+        "trainer.args.auto_find_batch_size=false",
+    ),
+    (
+        f"trainer=gold {TEACHER} trainer.args.max_completion_length=2048",
+        "trainer.args.max_completion_length=128",
+    ),
     (f"trainer=iw_opd {TEACHER} trainer.args.lmbda=0.5", "trainer.args.lmbda=1.0"),
     (
         "trainer=ppo reward=length dataset.streaming=true trainer.args.max_steps=2 trainer.args.num_generations=2 "
@@ -152,5 +186,9 @@ def test_trl_refuses_before_torch_is_imported_and_what_is_told_to_type_works(wor
 
 
 def test_every_value_of_a_field_that_lists_them_is_taken_whatever_the_code_compares_it_with(capsys):
-    words = ["trainer.args.score_normalization=scale", "trainer.args.old_logprobs=recompute", "--dry-run"]
+    words = [
+        "trainer.args.score_normalization=scale",
+        "trainer.args.old_logprobs=recompute",
+        "--dry-run",
+    ]
     assert main(["trainer=ppo", "reward=length", *words]) == 0, capsys.readouterr().err

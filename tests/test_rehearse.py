@@ -18,8 +18,8 @@ from runner.estimate.measure import run_apart
 from runner.estimate.reduce import Clones, Reduced, reduce
 from runner.estimate.smoke import Case, describe_case, group_by_structure, model_of, structure_of
 from runner.io.files import write_json
-from runner.launch.stages import compose_runs
-from runner.launch.worker import Stop, handle_signals
+from runner.launch.compose.stages import compose_runs
+from runner.launch.signals import Stop, handle_signals
 from runner.run import Run
 
 FAULTY = """
@@ -41,12 +41,20 @@ class AtResume(TrainerCallback):
 
 
 def composed(**cfg):
-    whole = {"name": "run", "output_root": "outputs", "trainer": {"_target_": "own.Trainer", "args": {}}} | cfg
+    whole = {
+        "name": "run",
+        "output_root": "outputs",
+        "trainer": {"_target_": "own.Trainer", "args": {}},
+    } | cfg
     return Composed(whole, [f"seed={cfg.get('seed', 0)}"])
 
 
 def test_runs_that_differ_in_numbers_are_played_once():
-    jobs = [[composed(trainer={"args": {"beta": beta, "max_steps": steps}})] for beta in (0.1, 0.2) for steps in (5, 9)]
+    jobs = [
+        [composed(trainer={"args": {"beta": beta, "max_steps": steps}})]
+        for beta in (0.1, 0.2)
+        for steps in (5, 9)
+    ]
     cases = group_by_structure([*jobs, [composed(trainer={"args": {"beta": 0.0, "max_steps": 5}})]])
     assert [len(case.runs) for case in cases] == [4, 1]
 
@@ -96,7 +104,9 @@ def play(tmp_path, monkeypatch):
 
     def call(jobs, *codes):
         ends = iter(codes)
-        monkeypatch.setattr(smoke, "reduce", lambda cfg, place, clones: Reduced(dict(cfg), dict(cfg)))
+        monkeypatch.setattr(
+            smoke, "reduce", lambda cfg, place, clones: Reduced(dict(cfg), dict(cfg))
+        )
         monkeypatch.setattr(smoke, "run_apart", lambda *_: next(ends, 0))
         cases = group_by_structure(jobs)
         return cases, smoke.play(cases, tmp_path, debug=False)
@@ -113,11 +123,18 @@ def test_structures_that_are_alike_in_small_have_folders_of_their_own(play, monk
 
 def test_a_stage_is_not_begun_where_the_one_before_has_failed(play, capsys):
     first = composed(seed=1)
-    jobs = [[first, composed(model={"path": model_of(first)})], [composed(reward={"_target_": "a.b"})]]
+    jobs = [
+        [first, composed(model={"path": model_of(first)})],
+        [composed(reward={"_target_": "a.b"})],
+    ]
     results, code = play(jobs, 0, -signal.SIGKILL)
     assert code == 5 and [result.code for result in results] == [5, 5, 0]
     out = capsys.readouterr().out
-    assert "failed    run seed-1: reading rows" in out and "not begun run" in out and out.count("ok  ") == 1
+    assert (
+        "failed    run seed-1: reading rows" in out
+        and "not begun run" in out
+        and out.count("ok  ") == 1
+    )
     assert results[0].run.status()["cause"].startswith("the process was killed by SIGKILL")
 
 
@@ -170,11 +187,18 @@ def test_a_run_in_small_tells_no_tracker_and_has_a_narrow_model(tmp_path):
     (whole,) = compose_runs(["trainer=sft", "metric=none", "tracker=wandb", *model])
     small = reduce(whole.cfg, tmp_path, Clones(tmp_path / "models"))
     assert whole.cfg["tracker"]["report_to"] == "wandb" and whole.cfg["tracker"]["environment"]
-    assert (small.cfg["tracker"]["report_to"], small.cfg["tracker"]["environment"]) == ("none", None)
+    assert (small.cfg["tracker"]["report_to"], small.cfg["tracker"]["environment"]) == (
+        "none",
+        None,
+    )
     (whole,) = compose_runs(["trainer=ppo", "trainer.args.rollout_engine=vllm"])
     engine = reduce(whole.cfg, tmp_path, Clones(tmp_path / "models"))
-    assert engine.cfg["trainer"]["args"]["rollout_engine"] == "auto" and "instead of vllm" in str(engine.notes)
-    assert small.cfg["model"]["hidden_size"] < 768 and "made narrow and shallow" in " ".join(small.notes)
+    assert engine.cfg["trainer"]["args"]["rollout_engine"] == "auto" and "instead of vllm" in str(
+        engine.notes
+    )
+    assert small.cfg["model"]["hidden_size"] < 768 and "made narrow and shallow" in " ".join(
+        small.notes
+    )
 
 
 # --- Models in small ------------------------------------------------------------------------------
@@ -184,7 +208,12 @@ def test_a_run_in_small_tells_no_tracker_and_has_a_narrow_model(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "given", "heads", "kinds"),
     [
-        ("qwen2", {"num_attention_heads": 14, "num_key_value_heads": 2, "hidden_size": 896}, (7, 1), None),
+        (
+            "qwen2",
+            {"num_attention_heads": 14, "num_key_value_heads": 2, "hidden_size": 896},
+            (7, 1),
+            None,
+        ),
         ("mistral", {"num_attention_heads": 32, "num_key_value_heads": 8}, (8, 2), None),
         ("gemma3_text", {}, (4, 2), {"sliding_attention", "full_attention"}),
         ("gpt_neox", {}, (2, None), None),
@@ -196,13 +225,16 @@ def test_what_code_depends_on_stays_as_it_is(kind, given, heads, kinds):
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from runner.model.clone import shrink
+    from runner.model.small_config import shrink
 
     whole = AutoConfig.for_model(kind, **given)
     small = shrink(whole)
     model = AutoModelForCausalLM.from_config(small, dtype=torch.float32)
     assert sum(each.numel() for each in model.parameters()) < 20_000_000
-    assert (small.vocab_size, small.tie_word_embeddings) == (whole.vocab_size, whole.tie_word_embeddings)
+    assert (small.vocab_size, small.tie_word_embeddings) == (
+        whole.vocab_size,
+        whole.tie_word_embeddings,
+    )
     assert (small.num_attention_heads, getattr(small, "num_key_value_heads", None)) == heads
     if kinds:
         assert set(small.layer_types) == kinds
@@ -219,13 +251,31 @@ def kept_folder(done) -> Path:
 
 @pytest.mark.slow
 def test_a_sweep_is_played_through_once_for_each_structure_and_nothing_is_left(runner):
-    words = ("trainer=dpo,kto", "learning_rate=1e-6,3e-6", "metric=none", "peft=lora", "name=leaves-nothing")
+    words = (
+        "trainer=dpo,kto",
+        "learning_rate=1e-6,3e-6",
+        "metric=none",
+        "peft=lora",
+        "name=leaves-nothing",
+    )
     done = runner("rehearse", "-m", *words, "memory=80", "tflops=200")
     assert "4 jobs, 2 of them to play" in done.stdout
-    assert done.stdout.count("for 2 runs that differ in numbers only") == done.stdout.count("forecast ") == 2
+    assert (
+        done.stdout.count("for 2 runs that differ in numbers only")
+        == done.stdout.count("forecast ")
+        == 2
+    )
     assert re.search(r"training, saving +checkpoint-1", done.stdout)
-    assert "held-out scores, such as eval_loss" in done.stdout and "as transformers loads it" in done.stdout
-    assert done.stdout.count("speed=max would set train_sampling_strategy=group_by_length: little padding") == 1
+    assert (
+        "held-out scores, such as eval_loss" in done.stdout
+        and "as transformers loads it" in done.stdout
+    )
+    assert (
+        done.stdout.count(
+            "speed=max would set train_sampling_strategy=group_by_length: little padding"
+        )
+        == 1
+    )
     assert "80 GB" in done.stdout and "a GPU at 200 TFLOP/s (as typed)" in done.stdout
     assert not [path for path in runner.folder.iterdir() if path.name != "hf"]
     assert not list(Path(tempfile.gettempdir()).glob("rehearsal-*/*/outputs/leaves-nothing"))
@@ -234,7 +284,13 @@ def test_a_sweep_is_played_through_once_for_each_structure_and_nothing_is_left(r
 
 @pytest.mark.slow
 def test_stages_go_on_from_what_the_one_before_has_saved(runner):
-    done = runner("rehearse", "experiment=toy_rlhf", "dataset.limit.train=64", "dataset.limit.eval=16", "metric=none")
+    done = runner(
+        "rehearse",
+        "experiment=toy_rlhf",
+        "dataset.limit.train=64",
+        "dataset.limit.eval=16",
+        "metric=none",
+    )
     assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("ok ")] == [
         "toy-rlhf-sft",
         "toy-rlhf-reward_model",
@@ -250,7 +306,12 @@ def test_stages_go_on_from_what_the_one_before_has_saved(runner):
 )
 def test_what_only_fails_when_it_is_saved_or_resumed_is_found(runner, name, phase):
     (runner.folder / "faulty.py").write_text(FAULTY)
-    words = (f"callback.mine._target_=faulty.{name}", "allow=[faulty]", "metric=none", "dataset.limit.eval=8")
+    words = (
+        f"callback.mine._target_=faulty.{name}",
+        "allow=[faulty]",
+        "metric=none",
+        "dataset.limit.eval=8",
+    )
     done = runner("rehearse", "trainer=sft", *words, code=2)
     assert re.search(rf"^failed +\S+ .*: resuming, scoring, {phase}$", done.stdout, re.MULTILINE)
     assert "ValueError: no clay" in done.stderr and "forecast" not in done.stdout
@@ -269,12 +330,19 @@ def test_rows_that_a_training_would_refuse_are_refused(runner):
 
 def test_the_words_of_a_rehearsal_are_told_apart_from_those_of_a_training():
     own = options_of("rehearse")
-    assert split_options(["memory=80GB", "seed=1"], own, "rehearse") == ({"memory": 80}, ["seed=1"], [])
+    assert split_options(["memory=80GB", "seed=1"], own, "rehearse") == (
+        {"memory": 80},
+        ["seed=1"],
+        [],
+    )
     *_, faults = split_options(["memory=much", "tflops=-1"], own, "rehearse")
     assert [fault.where for fault in faults] == ["memory", "tflops"]
     assert Option("float", unit="tflops?(/s)?").read("tflops", "300 TFLOP/s") == 300
     assert Option(words=("float32", "float16")).read("dtype", "fp16") == "float16"
-    assert (Option().read("against", "base"), Option().read("against", "outputs/a")) == ("start", "outputs/a")
+    assert (Option().read("against", "base"), Option().read("against", "outputs/a")) == (
+        "start",
+        "outputs/a",
+    )
 
 
 def compute_and_fork(_):

@@ -14,7 +14,7 @@ from runner.errors import SickRun
 from runner.io.files import files_of, read_json
 from runner.launch import worker
 from runner.run import write_config
-from runner.run.read import read_run
+from runner.run.record import read_run
 
 WEIGHTS = {"files": {"model.safetensors": "a" * 64, "README.md": "x"}}
 
@@ -22,9 +22,14 @@ WEIGHTS = {"files": {"model.safetensors": "a" * 64, "README.md": "x"}}
 def lay(tmp_path, name, loss=0.5, digest="a", state="finished"):
     """A finished run with two logged steps, a score and the hash of its weights."""
     lines = [{"step": 1, "loss": 1.0, "elapsed_seconds": loss}, {"step": 2, "loss": loss}]
-    run = lay_run(tmp_path / "outputs" / name / "run", state=state, after={"eval_loss": 0.25}, lines=lines)
+    run = lay_run(
+        tmp_path / "outputs" / name / "run", state=state, after={"eval_loss": 0.25}, lines=lines
+    )
     manifest = json.loads((run / "manifest.json").read_text())
-    write(run / "manifest.json", manifest | {"files": {"model.safetensors": digest * 64, "README.md": name}})
+    write(
+        run / "manifest.json",
+        manifest | {"files": {"model.safetensors": digest * 64, "README.md": name}},
+    )
     return read_run(run)
 
 
@@ -39,11 +44,20 @@ def test_the_first_step_that_differs_is_told_and_by_how_much(tmp_path):
     with pytest.raises(SickRun) as told:
         judge_reproduction(ours, theirs, ["trl 1.15 (here 1.16)"])
     (fault,) = told.value.faults
-    assert "2 differences, by up to 20 %; the first in metrics.jsonl, step 2: loss 0.5 -> 0.4" in fault.found
+    assert (
+        "2 differences, by up to 20 %; the first in metrics.jsonl, step 2: loss 0.5 -> 0.4"
+        in fault.found
+    )
     assert "trl 1.15" in fault.expected and "tolerance=0.2" in fault.fix
     paper = read_json(theirs.folder / "reproduction.json")
-    assert (paper["equal"], paper["differences"], paper["unmatched"]) == (False, 2, ["trl 1.15 (here 1.16)"])
-    assert judge_reproduction(ours, theirs, [], tolerance=0.21).startswith("close     nothing is more than 20 % apart")
+    assert (paper["equal"], paper["differences"], paper["unmatched"]) == (
+        False,
+        2,
+        ["trl 1.15 (here 1.16)"],
+    )
+    assert judge_reproduction(ours, theirs, [], tolerance=0.21).startswith(
+        "close     nothing is more than 20 % apart"
+    )
     with pytest.raises(SickRun):
         judge_reproduction(ours, theirs, [], tolerance=0.19)
 
@@ -61,11 +75,23 @@ def test_weights_alone_can_differ_and_a_missing_step_is_never_close(tmp_path):
 def test_what_is_not_as_it_was_is_told_with_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = lay(tmp_path, "a").folder
-    facts = {"python": "3.9.1", "versions": {"trl": "1.0.0", "no-such-package": "2", "pyyaml": None}}
-    write(run / "manifest.json", facts | {"uses": {"model.path": "outputs/sft/gone"}, "git": {"commit": "c" * 40}})
+    facts = {
+        "python": "3.9.1",
+        "versions": {"trl": "1.0.0", "no-such-package": "2", "pyyaml": None},
+    }
+    write(
+        run / "manifest.json",
+        facts | {"uses": {"model.path": "outputs/sft/gone"}, "git": {"commit": "c" * 40}},
+    )
     python, versions, code, uses = obstacles(read_run(run))
-    assert python.startswith("python 3.9.1, here 3.1") and uses == "model.path: the run outputs/sft/gone is gone"
-    assert "trl 1.0.0 (here 1.16" in versions and "pip install trl==1.0.0 no-such-package==2" in versions
+    assert (
+        python.startswith("python 3.9.1, here 3.1")
+        and uses == "model.path: the run outputs/sft/gone is gone"
+    )
+    assert (
+        "trl 1.0.0 (here 1.16" in versions
+        and "pip install trl==1.0.0 no-such-package==2" in versions
+    )
     assert "commit cccccccccccc, and there is no git repository here" in code
     write(run / "manifest.json", {"versions": {"trl; touch x": "1", "": "2"}})
     assert "pip install 'trl; touch x==1' ==2" in next(obstacles(read_run(run)))
@@ -95,7 +121,9 @@ def test_a_configuration_that_lacks_most_of_itself_is_no_run(tmp_path, monkeypat
         ("model.tokenizer.eos_token", {"a": 1}, 2),
     ],
 )
-def test_a_strangers_configuration_of_other_kinds_is_refused_by_what_uses_it(tmp_path, monkeypatch, key, value, code):
+def test_a_strangers_configuration_of_other_kinds_is_refused_by_what_uses_it(
+    tmp_path, monkeypatch, key, value, code
+):
     monkeypatch.chdir(tmp_path)
     folder, cfg = lay(tmp_path, "x").folder, OmegaConf.create(compose([]).cfg)
     OmegaConf.update(cfg, key, value, merge=False)
@@ -113,7 +141,9 @@ def repository(tmp_path, monkeypatch):
         monkeypatch.setenv(f"{variable}_EMAIL", "x@example.org")
 
     def git(*words):
-        return subprocess.run(["git", *words], check=True, capture_output=True, text=True).stdout.strip()
+        return subprocess.run(
+            ["git", *words], check=True, capture_output=True, text=True
+        ).stdout.strip()
 
     git("init", "-q")
     (tmp_path / "code.py").write_text("one\n")
@@ -165,8 +195,18 @@ def test_a_toy_run_again_is_bit_equal_and_changed_rows_are_refused(runner):
     rows = runner.folder / "rows.jsonl"
     facts = [{"prompt": f"sort {n}{n + 1}", "completion": f" {n}{n + 1}"} for n in range(1, 9)]
     rows.write_text("".join(json.dumps(row) + "\n" for row in facts))
-    words = ["dataset=local", "dataset.path=rows.jsonl", "dataset.split.eval='train[:4]'", "name=x", "metric=none"]
-    quick = ["trainer.args.max_steps=3", "trainer.args.logging_steps=1", "trainer.args.per_device_train_batch_size=4"]
+    words = [
+        "dataset=local",
+        "dataset.path=rows.jsonl",
+        "dataset.split.eval='train[:4]'",
+        "name=x",
+        "metric=none",
+    ]
+    quick = [
+        "trainer.args.max_steps=3",
+        "trainer.args.logging_steps=1",
+        "trainer.args.per_device_train_batch_size=4",
+    ]
     runner(*words, *quick, "peft=lora")
     (first,) = runner.runs("x")
     before = files_of(first)

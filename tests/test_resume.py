@@ -17,7 +17,7 @@ from kill import timeless
 from runner.__main__ import main
 from runner.io.files import files_of, read_json
 from runner.run import Run
-from runner.run.read import read_metrics
+from runner.run.history import read_metrics
 
 pytestmark = pytest.mark.slow
 STEPS = 12
@@ -50,7 +50,9 @@ def slow_callback(tmp_path):
 
 
 def weights(folder):
-    return {name: digest for name, digest in files_of(folder).items() if name.endswith(".safetensors")}
+    return {
+        name: digest for name, digest in files_of(folder).items() if name.endswith(".safetensors")
+    }
 
 
 def stop_at(runner, words, step, number):
@@ -84,7 +86,9 @@ STOPS = [("ppo", signal.SIGTERM), ("dpo", signal.SIGKILL)]
 
 
 @pytest.mark.parametrize(("trainer", "number"), STOPS)
-def test_the_same_command_continues_to_the_same_bits(runner, slow_callback, unbroken, trainer, number):
+def test_the_same_command_continues_to_the_same_bits(
+    runner, slow_callback, unbroken, trainer, number
+):
     words = (*WORDS, *TRAINERS[trainer], *SLOW)
     code = stop_at(runner, words, 6, number)
     run = Run(runner.runs("run")[0])
@@ -94,8 +98,13 @@ def test_the_same_command_continues_to_the_same_bits(runner, slow_callback, unbr
     else:
         assert (code, run.status()["state"]) == (128 + number, "interrupted")
         log = run.log.read_text()
-        assert log.endswith("type      run the same command again to continue\n") and "Traceback" not in log
-    told = re.search(r"^resumes   from step (\d+) \(checkpoint-\1\)$", runner(*words).stdout, re.MULTILINE)
+        assert (
+            log.endswith("type      run the same command again to continue\n")
+            and "Traceback" not in log
+        )
+    told = re.search(
+        r"^resumes   from step (\d+) \(checkpoint-\1\)$", runner(*words).stdout, re.MULTILINE
+    )
     assert told[1] == "4" if number == signal.SIGKILL else int(told[1]) >= 6
     assert told[0] in run.log.read_text()
     assert (run.status()["state"], run.status()["step"]) == ("finished", STEPS)
@@ -105,10 +114,21 @@ def test_the_same_command_continues_to_the_same_bits(runner, slow_callback, unbr
     assert timeless(read_metrics(run.metrics)) == timeless(read_metrics(whole.metrics))
 
 
-def test_a_run_killed_behind_its_last_step_ends_with_the_best_checkpoint_and_the_whole_record(train, capfd):
+def test_a_run_killed_behind_its_last_step_ends_with_the_best_checkpoint_and_the_whole_record(
+    train, capfd
+):
     """The held-out loss falls, and the checkpoint is asked for at which it is highest: an early one."""
-    words = ("trainer=sft", *WORDS, "trainer.args.max_steps=3", "trainer.args.save_steps=1", "learning_rate=1e-3")
-    best = ("trainer.args.load_best_model_at_end=true", "trainer.args.metric_for_best_model=eval_loss")
+    words = (
+        "trainer=sft",
+        *WORDS,
+        "trainer.args.max_steps=3",
+        "trainer.args.save_steps=1",
+        "learning_rate=1e-3",
+    )
+    best = (
+        "trainer.args.load_best_model_at_end=true",
+        "trainer.args.metric_for_best_model=eval_loss",
+    )
     words += (*best, "trainer.args.greater_is_better=true", "trainer.args.eval_strategy=steps")
     words += ("trainer.args.eval_steps=1", "metric=exact")
     run = train(*words).run
@@ -123,7 +143,10 @@ def test_a_run_killed_behind_its_last_step_ends_with_the_best_checkpoint_and_the
     for folder in (run.model, run.checkpoints):
         shutil.rmtree(folder)
     run.set_status("running", step=2, sealed=None)
-    assert train(*words).code == 0 and "begins    again: it had come to step 2" in capfd.readouterr().out
+    assert (
+        train(*words).code == 0
+        and "begins    again: it had come to step 2" in capfd.readouterr().out
+    )
 
 
 def test_two_processes_never_train_in_one_folder(runner, slow_callback):

@@ -33,19 +33,59 @@ CASES = [
     (rule.exact_match, ["12", "1 2"], {"column": "answer", "answer": ["12", "12"]}, [1.0, 0.0]),
     (rule.exact_match, ["1.5"], {"reference": ["15"]}, [0.0]),
     (rule.exact_match, ["x", "x"], {"reference": [None, "x"]}, [None, 1.0]),
-    (rule.sorted_digits, ["1 3 7 9", "1 3 9 7", "9 7 3 1"], {"digits": ["7 3 9 1"] * 3}, [1.0, 0.5, 0.0]),
-    (rule.sorted_digits, ["1 3 7", "1 3 7 9 9", "", "no"], {"digits": ["7 3 9 1"] * 4}, [0.25, 0.5, -0.5, -0.5]),
+    (
+        rule.sorted_digits,
+        ["1 3 7 9", "1 3 9 7", "9 7 3 1"],
+        {"digits": ["7 3 9 1"] * 3},
+        [1.0, 0.5, 0.0],
+    ),
+    (
+        rule.sorted_digits,
+        ["1 3 7", "1 3 7 9 9", "", "no"],
+        {"digits": ["7 3 9 1"] * 4},
+        [0.25, 0.5, -0.5, -0.5],
+    ),
     (rule.sorted_digits, ["0 0 2"], {"digits": ["0 2 0"]}, [1.0]),
     (rule.sentiment, ["It was lovely.", "A LOVELY, great bar", "rude"], {}, [0.25, 0.5, -0.25]),
-    (rule.sentiment, ["great " * 9, "awful " * 9, "great but awful", ""], {}, [1.0, -1.0, 0.0, 0.0]),
-    (rule.format_match, ["<a>1</a>", " <a>\n2</a> ", "x <a>1</a>"], {"pattern": "<a>.*</a>"}, [1.0, 1.0, 0.0]),
+    (
+        rule.sentiment,
+        ["great " * 9, "awful " * 9, "great but awful", ""],
+        {},
+        [1.0, -1.0, 0.0, 0.0],
+    ),
+    (
+        rule.format_match,
+        ["<a>1</a>", " <a>\n2</a> ", "x <a>1</a>"],
+        {"pattern": "<a>.*</a>"},
+        [1.0, 1.0, 0.0],
+    ),
     (rule.format_match, ["no. 12", "no"], {"pattern": r"\d+", "whole": False}, [1.0, 0.0]),
     (rule.keywords, ["Red, RED", "reddish", ""], {"required": ["red"]}, [1.0, 0.0, 0.0]),
-    (rule.keywords, ["a b", "a", "c"], {"required": ["a", "b"], "forbidden": ["c"]}, [1.0, 0.5, -1.0]),
+    (
+        rule.keywords,
+        ["a b", "a", "c"],
+        {"required": ["a", "b"], "forbidden": ["c"]},
+        [1.0, 0.5, -1.0],
+    ),
     (rule.keywords, ["a C++ course", "C"], {"required": ["c++"]}, [1.0, 0.0]),
-    (math.boxed_answer, [r"\boxed{\frac{1}{2}}", r"\boxed{2}", "1/2"], {"reference": ["0.5", "0.5", "0.5"]}, [1, 0, 0]),
-    (math.boxed_answer, [r"\boxed{4} \boxed{5}", "x"], {"reference": [r"so \boxed{5}", None]}, [1.0, None]),
-    (math.boxed_answer, ["Answer: 7", "5 or 6"], {"reference": ["#### 7", "6"], "strict": False}, [1.0, 1.0]),
+    (
+        math.boxed_answer,
+        [r"\boxed{\frac{1}{2}}", r"\boxed{2}", "1/2"],
+        {"reference": ["0.5", "0.5", "0.5"]},
+        [1, 0, 0],
+    ),
+    (
+        math.boxed_answer,
+        [r"\boxed{4} \boxed{5}", "x"],
+        {"reference": [r"so \boxed{5}", None]},
+        [1.0, None],
+    ),
+    (
+        math.boxed_answer,
+        ["Answer: 7", "5 or 6"],
+        {"reference": ["#### 7", "6"], "strict": False},
+        [1.0, 1.0],
+    ),
     (math.boxed_answer, [r"\boxed{12"], {"reference": ["12"]}, [0.0]),
     (rule.sentiment, ["gut schlecht gut"], {"praise": ["gut"], "complaint": ["schlecht"]}, [0.25]),
 ]
@@ -102,7 +142,9 @@ def test_without_math_verify_a_boxed_answer_says_what_to_install(monkeypatch):
 def test_a_missing_library_of_a_reward_or_metric_is_found_before_the_start(monkeypatch):
     composed = compose(["trainer=grpo", "reward=boxed_answer", "metric=translation"])
     monkeypatch.setattr("runner.validate.start.find_spec", lambda name: None)
-    fixes = {fault.where: fault.fix for fault in find_environment_faults([composed], elsewhere=True)}
+    fixes = {
+        fault.where: fault.fix for fault in find_environment_faults([composed], elsewhere=True)
+    }
     assert fixes["reward.boxed_answer"] == "pip install 'math-verify>=0.9'  (the extra math)"
     assert {fixes[f"metric.{name}"] for name in ("bleu", "chrf", "rouge")} == {
         "pip install 'sacrebleu>=2.5' 'rouge-score>=0.1.2'  (the extra text)"
@@ -183,7 +225,9 @@ def test_a_classifier_gives_the_class_that_is_asked_for(tmp_path):
     second = Classifier(str(tmp_path), label=1, batch_size=1)
     assert second(texts, prompts) == pytest.approx(logits[:, 1].tolist(), abs=1e-5)
     likely = Classifier(str(tmp_path), label="LABEL_2", gives="probability", reads="answer")
-    assert likely(["1 3 7 9", "9 1"], ["not", "read"]) == pytest.approx(logits.softmax(-1)[:, 2].tolist(), abs=1e-5)
+    assert likely(["1 3 7 9", "9 1"], ["not", "read"]) == pytest.approx(
+        logits.softmax(-1)[:, 2].tolist(), abs=1e-5
+    )
     with pytest.raises(ConfigError, match="one of LABEL_0, LABEL_1, LABEL_2"):
         Classifier(str(tmp_path))
 
@@ -194,18 +238,28 @@ def test_a_classifier_reads_a_chat_by_its_template_whether_the_answer_is_a_turn_
     whole = tokenizer.apply_chat_template(prompt + turn, tokenize=False)
     assert join_texts(tokenizer, prompt, turn) == join_texts(tokenizer, prompt, "Ho") == whole
     tokenizer.chat_template = None
-    assert join_texts(tokenizer, prompt, turn) == "Hi\nHo" and join_texts(tokenizer, "Hi ", "Ho") == "Hi Ho"
+    assert (
+        join_texts(tokenizer, prompt, turn) == "Hi\nHo"
+        and join_texts(tokenizer, "Hi ", "Ho") == "Hi Ho"
+    )
 
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("loader", ["Classifier", "load_reward_model"])
 def test_a_template_of_a_reward_model_that_grows_is_refused(tmp_path, loader):
     classifier(tmp_path)
-    cfg = {"reward": {"model": {"_target_": f"runner.reward.outcome.{loader}", "path": str(tmp_path)}}}
+    cfg = {
+        "reward": {"model": {"_target_": f"runner.reward.outcome.{loader}", "path": str(tmp_path)}}
+    }
     build_rewards(cfg)
-    for text in ("{{ (messages[0].content * 10**9)|length }}", "{% if 0 %}{{ ('a' * 10**9)|length }}{% endif %}"):
+    for text in (
+        "{{ (messages[0].content * 10**9)|length }}",
+        "{% if 0 %}{{ ('a' * 10**9)|length }}{% endif %}",
+    ):
         (tmp_path / "chat_template.jinja").write_text(text + "{{ messages[1].content }}")
-        with pytest.raises(ConfigError, match=r"reward\.model\.path\n.*takes more than 2 s(.|\n)*\.path=<another>"):
+        with pytest.raises(
+            ConfigError, match=r"reward\.model\.path\n.*takes more than 2 s(.|\n)*\.path=<another>"
+        ):
             build_rewards(cfg)
 
 
@@ -218,7 +272,9 @@ def stepper(folder, kind):
     return model, tokenizer
 
 
-@pytest.mark.parametrize("kind", [AutoModelForTokenClassification, AutoModelForSequenceClassification])
+@pytest.mark.parametrize(
+    "kind", [AutoModelForTokenClassification, AutoModelForSequenceClassification]
+)
 def test_a_process_model_reads_each_step_where_it_ends(tmp_path, kind):
     model, tokenizer = stepper(tmp_path, kind)
     scorer = ProcessModel(str(tmp_path), aggregate=None)
@@ -226,7 +282,11 @@ def test_a_process_model_reads_each_step_where_it_ends(tmp_path, kind):
 
     def by_hand(*pieces):
         """Piece by piece, as TRL's trainer of such models makes its tokens."""
-        ids = [token for piece in pieces for token in tokenizer(piece, add_special_tokens=False)["input_ids"]]
+        ids = [
+            token
+            for piece in pieces
+            for token in tokenizer(piece, add_special_tokens=False)["input_ids"]
+        ]
         logits = model(input_ids=torch.tensor([ids])).logits.detach()
         return (logits[0, -1] if logits.ndim == 3 else logits[0]).softmax(-1)[1].item()
 
@@ -236,7 +296,9 @@ def test_a_process_model_reads_each_step_where_it_ends(tmp_path, kind):
     for by in ("last", "min", "mean", "product"):
         scorer.aggregate = by
         numbers = [aggregate(row, by) for row in expected]
-        assert scorer(["Sort: 2 1\n", "9"], ["1 2\n\nso 1 2", ""]) == pytest.approx(numbers, abs=1e-5)
+        assert scorer(["Sort: 2 1\n", "9"], ["1 2\n\nso 1 2", ""]) == pytest.approx(
+            numbers, abs=1e-5
+        )
 
 
 def test_a_process_model_without_a_trained_head_is_refused():
@@ -246,8 +308,15 @@ def test_a_process_model_without_a_trained_head_is_refused():
 
 @pytest.mark.slow
 def test_ppo_learns_from_a_reward_for_each_step(train):
-    words = ("trainer.args.max_steps=12", "trainer.args.logging_steps=1", "learning_rate=3e-4", "metric=none")
+    words = (
+        "trainer.args.max_steps=12",
+        "trainer.args.logging_steps=1",
+        "learning_rate=3e-4",
+        "metric=none",
+    )
     done = train("trainer=ppo", "reward=sorted_steps", "trainer.args.step_separator=' '", *words)
     assert (done.code, done.state()) == (0, "finished")
-    scores = [line["eval_objective/scores"] for line in done.lines if "eval_objective/scores" in line]
+    scores = [
+        line["eval_objective/scores"] for line in done.lines if "eval_objective/scores" in line
+    ]
     assert scores[-1] > scores[0]

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from runner.errors import ConfigError, DataError, EnvironmentFault, SickRun
-from runner.reward import panel
+from runner.reward import time_limit
 from runner.reward.panel import RewardTracker, Scorer, to_scorer
 
 PROMPTS = ["How many?", [{"role": "user", "content": "And   the\nother?"}], "Third"]
@@ -48,7 +48,9 @@ def gives_later(*values):
     return reward
 
 
-@pytest.mark.parametrize("given", [gives(1, None, True), gives_later(1, None, True)], ids=["plain", "async"])
+@pytest.mark.parametrize(
+    "given", [gives(1, None, True), gives_later(1, None, True)], ids=["plain", "async"]
+)
 def test_numbers_and_none_go_through(given):
     assert ask(given) == [1, None, True]
 
@@ -85,7 +87,9 @@ def test_what_is_no_list_is_told(answer):
 def test_steps_are_for_a_trainer_that_can_use_them():
     assert ask(gives([0.5, 1.0], None, [0.0]), per_step=True) == [[0.5, 1.0], None, [0.0]]
     assert "trainer=ppo" in refused(gives([0.5], 1.0, 1.0), DataError)
-    assert "nan for completion 0" in refused(gives([0.5, math.nan], 1.0, 1.0), SickRun, per_step=True)
+    assert "nan for completion 0" in refused(
+        gives([0.5, math.nan], 1.0, 1.0), SickRun, per_step=True
+    )
     assert "NoneType" in refused(gives([0.5, None], 1.0, 1.0), DataError, per_step=True)
 
 
@@ -103,7 +107,9 @@ def test_a_raise_is_told_with_the_row_that_it_raised_for_and_keeps_its_cause():
 
 def test_a_raise_about_chats_says_that_their_completions_are_lists():
     chats = [[{"role": "assistant", "content": "a b"}]]
-    with pytest.raises(DataError, match="for each completion, a list of messages here; the prompt: '1\\+1='"):
+    with pytest.raises(
+        DataError, match="for each completion, a list of messages here; the prompt: '1\\+1='"
+    ):
         to_scorer("mine", lambda completions: [len(text.split()) for text in completions])(
             prompts=["1+1="], completions=chats
         )
@@ -136,7 +142,10 @@ def test_a_function_gets_the_columns_that_it_names_and_no_others():
     assert ask(lambda prompts, **columns: [len(columns)] * 3) == [3, 3, 3]
     assert ask(functools.partial(lambda completions, size: [size] * 3, size=7)) == [7, 7, 7]
     said = refused(lambda completions, answer: [1.0] * 3, DataError)
-    assert "it takes answer, and the rows have no such column" in said and "completions, prompts, size" in said
+    assert (
+        "it takes answer, and the rows have no such column" in said
+        and "completions, prompts, size" in said
+    )
 
 
 class Called:
@@ -155,21 +164,35 @@ def test_whatever_can_be_called_has_the_name_of_the_config():
 
 
 def asked(tracker, *functions):
-    scorers = [to_scorer(f"r{index}", function, tracker=tracker) for index, function in enumerate(functions)]
+    scorers = [
+        to_scorer(f"r{index}", function, tracker=tracker)
+        for index, function in enumerate(functions)
+    ]
     return lambda texts: [scorer(prompts=texts, completions=texts) for scorer in scorers]
 
 
 def test_a_row_that_no_reward_applies_to_is_told():
-    call = asked(RewardTracker(), lambda completions: [None, 1.0, None], lambda completions: [1.0, None, None])
+    call = asked(
+        RewardTracker(),
+        lambda completions: [None, 1.0, None],
+        lambda completions: [1.0, None, None],
+    )
     with pytest.raises(DataError) as error:
         call(["a", "b", "the last"])
     (fault,) = error.value.faults
-    assert "every reward gave None to completion 2 of 3, and to 0 more" in fault.found and "the last" in fault.expected
+    assert (
+        "every reward gave None to completion 2 of 3, and to 0 more" in fault.found
+        and "the last" in fault.expected
+    )
 
 
 def test_one_reward_that_applies_is_enough_and_batches_are_not_mixed_up():
     tracker = RewardTracker()
-    call = asked(tracker, lambda completions: [None] * len(completions), lambda completions: [2.0] * len(completions))
+    call = asked(
+        tracker,
+        lambda completions: [None] * len(completions),
+        lambda completions: [2.0] * len(completions),
+    )
     for texts in (["a"], ["a", "b"], ["c"]):
         assert call(texts) == [[None] * len(texts), [2.0] * len(texts)]
     assert tracker.pop_means() == {"r1": 2.0}
@@ -225,7 +248,11 @@ def test_a_hang_is_told_in_time(hang):
 
     said = refused(reward, SickRun, timeout=0.2)
     assert ended in ([], ["disturbed"])
-    assert "no answer after 0.2 s for 3 completions" in said and "reward.mine.timeout" in said and "'How many?'" in said
+    assert (
+        "no answer after 0.2 s for 3 completions" in said
+        and "reward.mine.timeout" in said
+        and "'How many?'" in said
+    )
 
 
 def test_a_coroutine_that_hangs_is_told_in_time():
@@ -241,7 +268,7 @@ def test_what_is_in_time_is_not_disturbed():
         assert scorer(prompts=PROMPTS, completions=TEXTS) == [1.0] * 3
     # No bell is left that would ring later: neither the watcher nor the timer.
     assert not any("_watch" in thread.name for thread in threading.enumerate())
-    assert signal.getitimer(panel.TIMER) == (0.0, 0.0)
+    assert signal.getitimer(time_limit.TIMER) == (0.0, 0.0)
 
 
 def test_a_reward_leaves_the_training_as_it_was():
@@ -256,7 +283,11 @@ def test_a_reward_leaves_the_training_as_it_was():
         return [1.0 for _ in completions]
 
     def state():
-        numbers = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+        numbers = (
+            random.getstate(),
+            np.random.get_state()[1].tolist(),
+            torch.get_rng_state().tolist(),
+        )
         return *numbers, torch.is_grad_enabled(), torch.get_default_dtype(), os.getcwd()
 
     before, scorer = state(), to_scorer("careless", careless)
@@ -269,4 +300,6 @@ def test_a_reward_leaves_the_training_as_it_was():
 def test_a_reward_beyond_the_numbers_of_a_trainer_is_sick():
     for number in (10**400, 1e300, -(10**400)):
         with pytest.raises(SickRun, match="for completion 0 of 1"):
-            to_scorer("huge", lambda completions, number=number: [number])(prompts=["?"], completions=["a"])
+            to_scorer("huge", lambda completions, number=number: [number])(
+                prompts=["?"], completions=["a"]
+            )

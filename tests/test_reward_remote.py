@@ -25,7 +25,11 @@ class Judge(http.server.BaseHTTPRequestHandler):
             self.send_header("Location", self.server.elsewhere)
             self.end_headers()
             return
-        answer = {"rewards": [float(len(text)) for text in body["completions"]]} if mood is None else mood
+        answer = (
+            {"rewards": [float(len(text)) for text in body["completions"]]}
+            if mood is None
+            else mood
+        )
         text = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(text)))
@@ -52,7 +56,9 @@ def server():
     with Server(("127.0.0.1", 0), Judge) as server:
         server.asked, server.moods, server.drip, server.elsewhere = [], [], 0.0, ""
         server.url = f"http://127.0.0.1:{server.server_port}/score?key=hidden"
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        ).start()
         yield server
         server.shutdown()
 
@@ -73,7 +79,15 @@ def refused(kind, server, **how) -> str:
 @pytest.mark.parametrize("parallel", [1, 3])
 def test_rewards_come_in_batches_and_in_order(server, parallel):
     texts = ["a" * size for size in range(1, 8)]
-    assert ask(server, texts, batch_size=3, parallel=parallel) == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+    assert ask(server, texts, batch_size=3, parallel=parallel) == [
+        1.0,
+        2.0,
+        3.0,
+        4.0,
+        5.0,
+        6.0,
+        7.0,
+    ]
     assert sorted(len(body["completions"]) for body, _ in server.asked) == [1, 3, 3]
 
 
@@ -93,7 +107,10 @@ def test_a_server_that_is_busy_is_asked_again(server):
 def test_a_server_that_stays_busy_is_a_fault_of_the_environment(server):
     server.moods = [503] * 9
     said = refused(EnvironmentFault, server, retries=2)
-    assert "no answer to completions 0 to 2 in 3 tries, at last: status 503" in said and len(server.asked) == 3
+    assert (
+        "no answer to completions 0 to 2 in 3 tries, at last: status 503" in said
+        and len(server.asked) == 3
+    )
 
 
 @pytest.mark.parametrize("status", [302, 307, 400, 401, 404])
@@ -112,7 +129,9 @@ def test_nobody_there_is_a_fault_of_the_environment(server):
 
 def test_a_slow_answer_is_given_up_though_it_never_pauses_long(server):
     server.drip = 0.05
-    assert "no whole answer in 0.2 s" in refused(EnvironmentFault, server, retries=0, request_timeout=0.2)
+    assert "no whole answer in 0.2 s" in refused(
+        EnvironmentFault, server, retries=0, request_timeout=0.2
+    )
 
 
 @pytest.mark.parametrize(
@@ -130,7 +149,8 @@ def test_an_answer_that_is_none_is_told(server, mood, found):
 
 def test_the_token_goes_to_the_server_and_nowhere_else(server, monkeypatch):
     monkeypatch.setenv("JUDGE_TOKEN", TOKEN)
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # where it would be read, if anybody listened
+    # where it would be read, if anybody listened
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("no_proxy", "")
     assert ask(server, token_variable="JUDGE_TOKEN") == [1.0, 2.0, 3.0]
     assert server.asked[0][1]["Authorization"] == f"Bearer {TOKEN}"

@@ -6,11 +6,15 @@ import threading
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+)
 
 from runner.io.files import shipped
 from runner.run import Run
-from runner.run.read import read_metrics
+from runner.run.history import read_metrics
 
 TINY = shipped("runner://model/tiny")
 FEW = ("trainer.args.max_steps=2", "trainer.args.logging_steps=1", "metric=none")
@@ -21,7 +25,10 @@ pytestmark = pytest.mark.slow
 
 def scorer(folder, kind, labels):
     torch.manual_seed(labels)
-    for part in (kind.from_pretrained(TINY, num_labels=labels), AutoTokenizer.from_pretrained(TINY)):
+    for part in (
+        kind.from_pretrained(TINY, num_labels=labels),
+        AutoTokenizer.from_pretrained(TINY),
+    ):
         part.save_pretrained(folder)
     return folder
 
@@ -29,7 +36,9 @@ def scorer(folder, kind, labels):
 class Judge(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        answer = json.dumps({"rewards": [float(len(text[-1]["content"])) for text in body["completions"]]}).encode()
+        answer = json.dumps(
+            {"rewards": [float(len(text[-1]["content"])) for text in body["completions"]]}
+        ).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
@@ -42,7 +51,9 @@ class Judge(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def url():
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Judge) as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        ).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
 
@@ -60,13 +71,28 @@ def every_kind(tmp_path, url):
         "keywords": {"_target_": "runner.reward.rule.keywords", "required": "[1,2,3]"},
         "boxed_answer": {"_target_": "runner.reward.math.boxed_answer", "strict": "false"},
         "sorted_digits": {"_target_": "runner.reward.rule.sorted_digits", "weight": 2.0},
-        "model": {"_target_": "runner.reward.outcome.load_reward_model", "path": models["model"], "weight": 0.1},
-        "classifier": {"_target_": "runner.reward.outcome.Classifier", "path": models["classifier"], "label": 2},
-        "process_model": {"_target_": "runner.reward.process.ProcessModel", "path": models["process_model"]},
+        "model": {
+            "_target_": "runner.reward.outcome.load_reward_model",
+            "path": models["model"],
+            "weight": 0.1,
+        },
+        "classifier": {
+            "_target_": "runner.reward.outcome.Classifier",
+            "path": models["classifier"],
+            "label": 2,
+        },
+        "process_model": {
+            "_target_": "runner.reward.process.ProcessModel",
+            "path": models["process_model"],
+        },
         "remote": {"_target_": "runner.reward.remote.Remote", "url": url, "batch_size": 8},
     }
     nodes["keywords"]["required"] = "['1','2','3']"
-    words = [f'reward.{name}.{key}="{value}"' for name, node in nodes.items() for key, value in node.items()]
+    words = [
+        f'reward.{name}.{key}="{value}"'
+        for name, node in nodes.items()
+        for key, value in node.items()
+    ]
     plain = [word.replace('"', "") if "pattern" not in word else word for word in words]
     return list(nodes), ["reward=none", *plain]
 
@@ -74,7 +100,9 @@ def every_kind(tmp_path, url):
 @pytest.mark.parametrize("trainer", ["grpo", "rloo", "online_dpo", "ppo"])
 def test_rewards_of_every_kind_together_each_under_its_name(train, tmp_path, url, trainer):
     names, words = every_kind(tmp_path, url)
-    length = "trainer.args.response_length=12" if trainer == "ppo" else "trainer.args.max_new_tokens=12"
+    length = (
+        "trainer.args.response_length=12" if trainer == "ppo" else "trainer.args.max_new_tokens=12"
+    )
     small = SMALL if trainer in ("grpo", "rloo") else (*SMALL[:2], length)
     done = train(f"trainer={trainer}", *words, *FEW, *small)
     assert (done.code, done.state()) == (0, "finished")
@@ -83,12 +111,20 @@ def test_rewards_of_every_kind_together_each_under_its_name(train, tmp_path, url
     found = {name: line.get(f"{prefix}rewards/{name}/mean") for name in names}
     assert None not in found.values(), found
     assert all(line["grad_norm"] > 0 for line in done.lines if line["step"])
-    assert -1 <= found["sorted_digits"] <= 1 and 0 <= found["process_model"] <= 1 and found["remote"] >= 0
+    assert (
+        -1 <= found["sorted_digits"] <= 1
+        and 0 <= found["process_model"] <= 1
+        and found["remote"] >= 0
+    )
 
 
 def test_ppo_learns_from_what_a_model_says_of_each_step(train, tmp_path):
     folder = scorer(tmp_path / "steps", AutoModelForTokenClassification, 2)
-    words = ("reward=process_model", f"reward.process_model.path={folder}", "reward.process_model.aggregate=null")
+    words = (
+        "reward=process_model",
+        f"reward.process_model.path={folder}",
+        "reward.process_model.aggregate=null",
+    )
     same = ("reward.process_model.separator=' '", "trainer.args.step_separator=' '")
     done = train("trainer=ppo", *words, *same, *FEW, *SMALL[:2], "trainer.args.response_length=12")
     assert (done.code, done.state()) == (0, "finished")
@@ -130,7 +166,9 @@ CASES = [
 
 
 @pytest.mark.parametrize("trainer", ["grpo", "ppo"])
-@pytest.mark.parametrize(("reward", "words", "code", "found"), CASES, ids=[case[0] for case in CASES])
+@pytest.mark.parametrize(
+    ("reward", "words", "code", "found"), CASES, ids=[case[0] for case in CASES]
+)
 def test_a_reward_that_goes_wrong_ends_the_run_with_its_name_row_and_prompt(
     train, tmp_path, monkeypatch, capsys, trainer, reward, words, code, found
 ):
@@ -139,10 +177,26 @@ def test_a_reward_that_goes_wrong_ends_the_run_with_its_name_row_and_prompt(
     (tmp_path / "wrong_rewards.py").write_text(WRONG)
     monkeypatch.syspath_prepend(tmp_path)
     size = tuple(f"trainer.args.per_device_{use}_batch_size=8" for use in ("train", "eval"))
-    own = ("trainer.args.max_completion_length=8",) if trainer == "grpo" else ("trainer.args.response_length=8",)
-    mine = ("allow=[wrong_rewards]", "reward=none", f"reward.mine._target_=wrong_rewards.{reward}", "seed=1")
+    own = (
+        ("trainer.args.max_completion_length=8",)
+        if trainer == "grpo"
+        else ("trainer.args.response_length=8",)
+    )
+    mine = (
+        "allow=[wrong_rewards]",
+        "reward=none",
+        f"reward.mine._target_=wrong_rewards.{reward}",
+        "seed=1",
+    )
     done = train(
-        f"trainer={trainer}", *mine, *words, *FEW, *size, *own, "dataset.limit.eval=8", "dataset.limit.train=32"
+        f"trainer={trainer}",
+        *mine,
+        *words,
+        *FEW,
+        *size,
+        *own,
+        "dataset.limit.eval=8",
+        "dataset.limit.train=32",
     )
     said = capsys.readouterr().err
     assert done.code == code and done.state() == "failed"
@@ -184,8 +238,17 @@ IN_THE_GROUP = ("reward=model", "reward.model.path")
 
 
 @pytest.mark.parametrize(("group", "key"), [NAMED, IN_THE_GROUP])
-def test_a_model_without_a_trained_score_head_rewards_only_where_that_is_allowed(runner, group, key):
-    words = ("trainer=ppo", group, f"{key}=runner://model/tiny", *FEW, *SMALL[:2], "trainer.args.response_length=8")
+def test_a_model_without_a_trained_score_head_rewards_only_where_that_is_allowed(
+    runner, group, key
+):
+    words = (
+        "trainer=ppo",
+        group,
+        f"{key}=runner://model/tiny",
+        *FEW,
+        *SMALL[:2],
+        "trainer.args.response_length=8",
+    )
     refused = runner(*words, code=2)
     assert f"{key}\n" in refused.stderr and "it has no weights for score.weight" in refused.stderr
     assert "tolerate.random_head=true" in refused.stderr and not runner.runs("default")
@@ -209,12 +272,21 @@ def test_an_address_or_token_in_a_file_is_not_used_unless_it_was_typed(train, tm
     (tmp_path / "conf" / "reward" / "theirs.yaml").write_text(node)
     assert train("--config-dir", str(tmp_path / "conf"), "trainer=grpo", "reward=theirs").code == 2
     said = capsys.readouterr().err
-    assert "sends prompts and completions to a server" in said and "sends a variable of the environment" in said
+    assert (
+        "sends prompts and completions to a server" in said
+        and "sends a variable of the environment" in said
+    )
 
 
-def test_a_server_that_is_away_ends_the_run_and_no_secret_is_written(train, tmp_path, monkeypatch, capsys):
+def test_a_server_that_is_away_ends_the_run_and_no_secret_is_written(
+    train, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setenv("JUDGE_TOKEN", "the-secret-of-this-test")
-    words = ("reward=remote", "reward.remote.url=http://127.0.0.1:9/", "reward.remote.token_variable=JUDGE_TOKEN")
+    words = (
+        "reward=remote",
+        "reward.remote.url=http://127.0.0.1:9/",
+        "reward.remote.token_variable=JUDGE_TOKEN",
+    )
     done = train("trainer=grpo", *words, "reward.remote.retries=0", *FEW, *SMALL)
     assert done.code == 5 and "gave no answer to completions" in capsys.readouterr().err
     texts = [path.read_bytes() for path in done.run.folder.rglob("*") if path.is_file()]

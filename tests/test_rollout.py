@@ -8,9 +8,19 @@ from runner.errors import ConfigError
 from runner.generate.agent import Agent
 from runner.generate.completion import Completion
 from runner.generate.sampler import Sampling, seeded_generator, uniform
-from runner.ppo.algorithm import generalised_advantages
-from runner.ppo.batching import Rollout
-from tests.tiny_ppo import END, LETTERS, farthest, letter_model, letter_tokenizer, letter_trainer, logs_of, weights
+from runner.ppo.arithmetic import generalised_advantages
+from runner.ppo.random_numbers import rollout_noise
+from runner.ppo.rollout import Rollout
+from tests.tiny_ppo import (
+    END,
+    LETTERS,
+    farthest,
+    letter_model,
+    letter_tokenizer,
+    letter_trainer,
+    logs_of,
+    weights,
+)
 
 TEMPLATE = """{%- for turn in messages -%}
 {%- if turn['role'] == 'assistant' -%}{{ turn['content'] }}{%- if turn['tool_calls'] -%}a{%- endif -%}{{ eos_token }}
@@ -36,7 +46,11 @@ def caller(calls: str = "abcdefghijk") -> object:
             return {"role": "assistant", "content": text}
         # A call may hold more than is asked for, as models make it up.
         call = {"name": "look", "arguments": {"key": text[1:]}, "id": 1}
-        return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
+        return {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": call}],
+        }
 
     kind.parse_response = parse_response
     tokenizer.__class__, tokenizer.chat_template = kind, TEMPLATE
@@ -73,17 +87,28 @@ async def look_late(key: str) -> str:
 
 
 look_late.__name__ = "look"
-ROWS = [{"prompt": [{"role": "user", "content": text}]} for text in ("abc", "d", "efghij", "kl", "gh", "b")]
+ROWS = [
+    {"prompt": [{"role": "user", "content": text}]}
+    for text in ("abc", "d", "efghij", "kl", "gh", "b")
+]
 
 
 def play(agent: Agent, rows=ROWS, how=HOW, numbers=None, **options):
-    noise = torch.stack([uniform(SIZE, generator=seeded_generator(number)) for number in numbers or range(len(rows))])
+    noise = torch.stack(
+        [
+            uniform(SIZE, generator=seeded_generator(number))
+            for number in numbers or range(len(rows))
+        ]
+    )
     return agent.play(flat_model(), caller(), rows, how, noise, **options)
 
 
 def test_tools_answer_between_the_turns_and_an_episode_depends_on_its_own_noise_alone():
     episodes = play(Agent([look]), ROWS * 3)
-    assert max(each.counts[1] for each in episodes) > 1 and min(each.counts[1] for each in episodes) == 0
+    assert (
+        max(each.counts[1] for each in episodes) > 1
+        and min(each.counts[1] for each in episodes) == 0
+    )
     model = flat_model()
     for number, each in enumerate(episodes):
         (alone,) = play(Agent([look]), [ROWS[number % len(ROWS)]], numbers=[number])
@@ -94,7 +119,8 @@ def test_tools_answer_between_the_turns_and_an_episode_depends_on_its_own_noise_
         places = [len(each.prompt_ids) + place for place, own in enumerate(each.own) if own]
         expected = [logprobs[place - 1, whole[place]].item() for place in places]
         assert each.logprobs == pytest.approx(expected, abs=1e-4)
-        # The tokens are those of the conversation as the template writes it, up to the ends that were sampled.
+        # The tokens are those of the conversation as the template writes it, up to the ends that
+        # were sampled.
         roles = [turn["role"] for turn in each.turns]
         assert roles[::2] == ["assistant"] * len(roles[::2]) and set(roles[1::2]) <= {"tool"}
 
@@ -102,7 +128,9 @@ def test_tools_answer_between_the_turns_and_an_episode_depends_on_its_own_noise_
 def test_a_tool_that_raises_and_one_that_is_not_there_are_answered_as_failures():
     found = play(Agent([look]))
     failed = [each for each in found if each.failures]
-    assert failed and any("{'error': 'g'}" in turn["content"] for each in failed for turn in each.turns)
+    assert failed and any(
+        "{'error': 'g'}" in turn["content"] for each in failed for turn in each.turns
+    )
     (lost, *_) = [each for each in play(Agent([another])) if each.counts[1]]
     assert lost.failures == lost.calls
 
@@ -119,7 +147,11 @@ def test_each_turn_is_opened_with_the_arguments_of_its_row():
     rows = [row | {"chat_template_kwargs": {"opened": "p"}} for row in ROWS]
     for each in play(Agent([look]), rows):
         ids = [*each.prompt_ids, *each.token_ids]
-        begun = [place for place, own in enumerate(each.own) if own and not (place and each.own[place - 1])]
+        begun = [
+            place
+            for place, own in enumerate(each.own)
+            if own and not (place and each.own[place - 1])
+        ]
         assert {ids[len(each.prompt_ids) + place - 1] for place in begun} == {LETTERS.index("p")}
     assert max(each.counts[0] for each in play(Agent([look]), rows)) > 1
 
@@ -150,15 +182,23 @@ class LateRoom(Room):
 
 
 def test_each_episode_has_an_environment_of_its_own_which_a_row_may_name():
-    rows = [row | {"answer": "i", "environment": "late" if number % 2 else "room"} for number, row in enumerate(ROWS)]
+    rows = [
+        row | {"answer": "i", "environment": "late" if number % 2 else "room"}
+        for number, row in enumerate(ROWS)
+    ]
     agent = Agent(environments={"room": Room, "late": LateRoom})
     episodes = play(agent, rows)
-    assert all(each.prompt[-1]["content"].endswith("t") and list(each.tools) == ["look"] for each in episodes)
+    assert all(
+        each.prompt[-1]["content"].endswith("t") and list(each.tools) == ["look"]
+        for each in episodes
+    )
     environments = [each.environment for each in episodes]
     assert len(set(map(id, environments))) == len(rows)
     called = [float(each.counts[1] > 0) for each in episodes]
     paid = [reward(environments=environments) for reward in agent.own_rewards()]
-    assert [reward.__name__ for reward in agent.own_rewards()] == ["Room", "LateRoom"] and {*called} == {0.0, 1.0}
+    assert [reward.__name__ for reward in agent.own_rewards()] == ["Room", "LateRoom"] and {
+        *called
+    } == {0.0, 1.0}
     assert [one if two is None else two for one, two in zip(*paid, strict=True)] == called
 
 
@@ -168,7 +208,11 @@ def test_each_episode_has_an_environment_of_its_own_which_a_row_may_name():
 def test_advantages_of_two_turns_are_those_worked_out_by_hand():
     """Tokens of a tool are no actions: the state after the last token of a turn is valued before the next own token."""
     own = [True, True, False, False, True]
-    rollout = Rollout([{}], [Completion(0, 0, [], [1, 2], "", [3, 4, 5, 6, 7], "stop", own=own)], torch.device("cpu"))
+    rollout = Rollout(
+        [{}],
+        [Completion(0, 0, [], [1, 2], "", [3, 4, 5, 6, 7], "stop", own=own)],
+        torch.device("cpu"),
+    )
     batch = rollout.micro_batch([0])
     assert batch.input_ids_BT.tolist() == [[1, 2, 3, 4, 5, 6]] and rollout.responses == [3]
     assert batch.targets_N.tolist() == [3, 4, 7] and batch.positions_N.tolist() == [1, 2, 5]
@@ -197,7 +241,9 @@ def tool_trainer(folder, **changed):
         "reward_funcs": called,
         "tools": [look],
     }
-    trainer = letter_trainer(folder, **parts | {"response_length": SIZE, "max_steps": 1, "kl_coef": 0.05} | changed)
+    trainer = letter_trainer(
+        folder, **parts | {"response_length": SIZE, "max_steps": 1, "kl_coef": 0.05} | changed
+    )
     trainer.stop_ids = STOPS
     return trainer
 
@@ -216,28 +262,43 @@ def test_ppo_learns_from_the_tokens_of_the_policy_and_from_no_others(tmp_path):
     assert sum(not all(each.own) for each in rollout.completions) > 1
     calls = sum(each.calls[1] for each in rollout.completions)
     assert logs["tools/call_frequency"] == calls / 8 and logs["tools/turns"] >= 1
-    assert logs["tools/failure_frequency"] == sum(each.calls[2] for each in rollout.completions) / calls
-    fresh, row = flat_model(), next(row for row, each in enumerate(rollout.completions) if not all(each.own))
+    assert (
+        logs["tools/failure_frequency"]
+        == sum(each.calls[2] for each in rollout.completions) / calls
+    )
+    fresh, row = (
+        flat_model(),
+        next(row for row, each in enumerate(rollout.completions) if not all(each.own)),
+    )
     whole, each = torch.tensor([rollout.sequences[row]]), rollout.completions[row]
     expected = torch.log_softmax(fresh(whole).logits[0] / trainer.args.temperature, -1)
-    for number, place in enumerate(rollout.places[row]):
+    for number, place in enumerate(rollout.positions[row]):
         want = expected[place - 1, whole[0, place]].item()
         assert rollout.logprobs_BR[row, number].item() == pytest.approx(want, abs=1e-4)
-    assert len(rollout.places[row]) == sum(each.own) < len(each.token_ids)
+    assert len(rollout.positions[row]) == sum(each.own) < len(each.token_ids)
 
 
 def test_a_rollout_of_the_users_is_learnt_from_as_ours_is(tmp_path):
     def again(prompts, trainer):
         rows = [{"prompt": prompt} for prompt in prompts]
-        noise = trainer._noise(len(rows))
-        made = trainer.tools.play(trainer.actor_critic.policy, trainer.processing_class, rows, trainer.sampling, noise)
+        noise = rollout_noise(trainer.args, len(rows), trainer.state.global_step, "train")
+        made = trainer.tools.play(
+            trainer.actor_critic.policy, trainer.processing_class, rows, trainer.sampling, noise
+        )
         logprobs = []
         for each in made:
             left = iter(each.logprobs)
             logprobs.append([next(left) if own else 0.0 for own in each.own])
-        ids = {"prompt_ids": [each.prompt_ids for each in made], "completion_ids": [each.token_ids for each in made]}
+        ids = {
+            "prompt_ids": [each.prompt_ids for each in made],
+            "completion_ids": [each.token_ids for each in made],
+        }
         masks = [list(map(int, each.own)) for each in made]
-        return ids | {"logprobs": logprobs, "env_mask": masks, "calls": [each.counts[1] for each in made]}
+        return ids | {
+            "logprobs": logprobs,
+            "env_mask": masks,
+            "calls": [each.counts[1] for each in made],
+        }
 
     def paid(calls, **_):
         return [float(count > 0) for count in calls]
@@ -245,14 +306,20 @@ def test_a_rollout_of_the_users_is_learnt_from_as_ours_is(tmp_path):
     own = tool_trainer(tmp_path / "own", old_logprobs="recompute")
     own.train()
     users = tool_trainer(
-        tmp_path / "users", old_logprobs="recompute", tools=None, rollout_func=again, reward_funcs=paid
+        tmp_path / "users",
+        old_logprobs="recompute",
+        tools=None,
+        rollout_func=again,
+        reward_funcs=paid,
     )
     users.tools = Agent([look])
     users.train()
     assert farthest(weights(own), weights(users)) == 0
 
 
-@pytest.mark.parametrize("broken", ["prompt_ids", "completion_ids", "logprobs", "env_mask", "extra", "none", "null"])
+@pytest.mark.parametrize(
+    "broken", ["prompt_ids", "completion_ids", "logprobs", "env_mask", "extra", "none", "null"]
+)
 def test_a_rollout_of_the_users_with_other_lists_is_refused(tmp_path, broken):
     def roll_out(prompts, trainer):
         ids = [[1, 2, 3] for _ in prompts]
@@ -272,10 +339,13 @@ def test_an_environment_pays_beside_the_rewards_and_tools_need_an_engine_of_ours
     trainer = tool_trainer(tmp_path, **parts)
     trainer.train()
     (logs, *_) = logs_of(trainer)
-    assert 0 < logs["rewards/Room/mean"] < 1 and logs["objective/scores"] == logs["rewards/Room/mean"]
+    assert (
+        0 < logs["rewards/Room/mean"] < 1 and logs["objective/scores"] == logs["rewards/Room/mean"]
+    )
     with pytest.raises(ConfigError, match="vllm, and tools"):
         tool_trainer(tmp_path, rollout_engine="vllm")
-    with pytest.raises(ConfigError, match="a token that ends a turn"):  # without it no turn ends, and no tool is called
+    # without it no turn ends, and no tool is called
+    with pytest.raises(ConfigError, match="a token that ends a turn"):
         tool_trainer(tmp_path, stop_token=None)
 
 
@@ -284,8 +354,11 @@ def test_a_reward_for_each_token_counts_those_of_the_policy(tmp_path):
         return [[float(place) for place in range(len(ids))] for ids in completion_ids]
 
     trainer = tool_trainer(tmp_path, reward_funcs=by_token)
-    rollout = trainer.roll_out(chats(), trainer._noise(8))
+    rollout = trainer.roll_out(chats(), rollout_noise(trainer.args, 8, 0, "train"))
     earned, _ = trainer.rewards(rollout.completions, rollout.rows, None, 640)
     for number, each in enumerate(rollout.completions):
         places = [float(place) for place, own in enumerate(each.own) if own]
-        assert earned[number, : len(places)].tolist() == places and earned[number, len(places) :].isnan().all()
+        assert (
+            earned[number, : len(places)].tolist() == places
+            and earned[number, len(places) :].isnan().all()
+        )

@@ -91,7 +91,10 @@ def test_a_source_has_the_keys_of_the_dataset_but_for_its_own(folder):
     cfg = compose([*words, "dataset.split.eval.form=prompt_completion"]).cfg
     one = cfg["dataset"]["split"]["eval"]
     assert (one["path"], one["form"], one["system"]) == ("asked.jsonl", "prompt_completion", "Hi")
-    assert one["split"] == {"train": None, "eval": "train"} and one["limit"] == {"train": None, "eval": 3}
+    assert one["split"] == {"train": None, "eval": "train"} and one["limit"] == {
+        "train": None,
+        "eval": 3,
+    }
     assert one["_target_"] == cfg["dataset"]["_target_"] and one["_partial_"] is True
     assert list(read_fingerprints(cfg)) == ["dataset.split.eval.path"]
 
@@ -99,7 +102,11 @@ def test_a_source_has_the_keys_of_the_dataset_but_for_its_own(folder):
 def test_sets_of_several_sources_have_any_name(folder):
     cfg = compose(["experiment=sets"], [folder / "conf"]).cfg
     train, held_out = main_rows(cfg, "preference")
-    assert len(train) and {name: len(rows) for name, rows in held_out.items()} == {"easy": 2, "法": 3, "same": 4}
+    assert len(train) and {name: len(rows) for name, rows in held_out.items()} == {
+        "easy": 2,
+        "法": 3,
+        "same": 4,
+    }
     _, every = main_rows(cfg, "demonstration", ["easy", "算auc的dataset", "法", "same"])
     assert list(every) == ["easy", "算auc的dataset", "法", "same"]
     assert every["算auc的dataset"][0]["completion"] == [turn("assistant", "1 2 3 4")]
@@ -117,15 +124,43 @@ def main_rows(cfg, to, names=("easy", "法", "same")):
     ("words", "where", "said"),
     [
         (("dataset.split.eval.path=askd.jsonl",), "dataset.split.eval.path", "asked.jsonl"),
-        (("dataset.split.eval.path=asked.jsonl", "trainer=dpo"), "dataset.split.eval.columns", "chosen with rejected"),
-        (("dataset.split.eval={a: {path: asked.jsonl, frm: text}}",), "dataset.split.eval.a.frm", "form"),
-        (("dataset.split.eval={a: {path: asked.jsonl, split: test}}",), "split.eval.a.split\n", "eval.a.split='train["),
-        (("dataset.split.eval.path=asked.jsonl",), "dataset.split.eval.columns", "dataset.split.eval.form=null"),
-        (("dataset.split.eval=asked.jsonl",), "dataset.split.eval", "dataset.split.eval.path=asked.jsonl"),
+        (
+            ("dataset.split.eval.path=asked.jsonl", "trainer=dpo"),
+            "dataset.split.eval.columns",
+            "chosen with rejected",
+        ),
+        (
+            ("dataset.split.eval={a: {path: asked.jsonl, frm: text}}",),
+            "dataset.split.eval.a.frm",
+            "form",
+        ),
+        (
+            ("dataset.split.eval={a: {path: asked.jsonl, split: test}}",),
+            "split.eval.a.split\n",
+            "eval.a.split='train[",
+        ),
+        (
+            ("dataset.split.eval.path=asked.jsonl",),
+            "dataset.split.eval.columns",
+            "dataset.split.eval.form=null",
+        ),
+        (
+            ("dataset.split.eval=asked.jsonl",),
+            "dataset.split.eval",
+            "dataset.split.eval.path=asked.jsonl",
+        ),
         (("eval_file=asked.jsonl",), "eval_file", "dataset.split.eval.path=asked.jsonl"),
-        (("dataset=mixture", "dataset.split.eval.path=a.jsonl"), "dataset.split", "sort.split.eval.path=a.jsonl"),
+        (
+            ("dataset=mixture", "dataset.split.eval.path=a.jsonl"),
+            "dataset.split",
+            "sort.split.eval.path=a.jsonl",
+        ),
         (("dataset.system=brif.md",), "dataset.system", "brief.txt"),
-        (("dataset=mixture", "dataset.parts.sort.system=no.txt"), "dataset.parts.sort.system", "No such file"),
+        (
+            ("dataset=mixture", "dataset.parts.sort.system=no.txt"),
+            "dataset.parts.sort.system",
+            "No such file",
+        ),
     ],
 )
 def test_a_slip_is_found_before_anything_loads(folder, capsys, words, where, said):
@@ -145,9 +180,15 @@ def test_a_set_is_asked_for_by_any_name(folder, capsys):
 
 def test_the_text_of_a_prompt_is_in_the_frozen_configuration(folder):
     cfg = compose(["dataset.system=brief.txt", "dataset.split.eval.path=asked.jsonl"]).cfg
-    assert cfg["dataset"]["system"] == cfg["dataset"]["split"]["eval"]["system"] == "Be brief, 简短."
-    assert compose(["dataset.system='Answer as in notes.txt'"]).cfg["dataset"]["system"] == "Answer as in notes.txt"
-    (folder / "brief.txt").write_bytes(b"\xef\xbb\xbfBe brief.\r\n")  # as editors on Windows write it
+    assert (
+        cfg["dataset"]["system"] == cfg["dataset"]["split"]["eval"]["system"] == "Be brief, 简短."
+    )
+    assert (
+        compose(["dataset.system='Answer as in notes.txt'"]).cfg["dataset"]["system"]
+        == "Answer as in notes.txt"
+    )
+    # as editors on Windows write it
+    (folder / "brief.txt").write_bytes(b"\xef\xbb\xbfBe brief.\r\n")
     assert compose(["dataset.system=brief.txt"]).cfg["dataset"]["system"] == "Be brief."
     for content, found in ((b"\xff\xfe", "UTF-8"), (b" \n", "no text")):
         (folder / "brief.txt").write_bytes(content)
@@ -179,7 +220,10 @@ def test_each_row_keeps_the_arguments_that_it_has(folder, to):
 
 
 def test_parts_of_a_mixture_that_have_none_get_empty_ones(folder):
-    write(folder / "plain.jsonl", [{key: row[key] for key in ("prompt", "chosen", "rejected")} for row in pairs()])
+    write(
+        folder / "plain.jsonl",
+        [{key: row[key] for key in ("prompt", "chosen", "rejected")} for row in pairs()],
+    )
     parts = {name: partial(load_rows, f"{name}.jsonl") for name in ("pairs", "plain")}
     mixed, _ = mix_rows(parts, to="preference")
     found = [row["chat_template_kwargs"] for row in mixed]
@@ -214,13 +258,28 @@ def test_arguments_reach_what_is_trained_or_sampled(folder, trainer, words):
 
 
 @pytest.mark.slow
-def test_a_run_of_all_of_it_goes_on_with_the_same_bits_although_the_prompt_has_changed(train, folder, capsys):
-    words = ("experiment=sets", "--config-dir", "conf", "dataset.system=brief.txt", "optimizer=muon", "metric=none")
+def test_a_run_of_all_of_it_goes_on_with_the_same_bits_although_the_prompt_has_changed(
+    train, folder, capsys
+):
+    words = (
+        "experiment=sets",
+        "--config-dir",
+        "conf",
+        "dataset.system=brief.txt",
+        "optimizer=muon",
+        "metric=none",
+    )
     words += ("trainer.args.max_steps=4", "trainer.args.save_steps=2", "tolerate.loss=9")
-    words += ("trainer.args.per_device_train_batch_size=4", "dataset.limit.train=40", "dataset.limit.eval=3")
+    words += (
+        "trainer.args.per_device_train_batch_size=4",
+        "dataset.limit.train=40",
+        "dataset.limit.eval=3",
+    )
     done = train(*words)
     assert (done.code, done.state()) == (0, "finished")
-    assert {f"eval_{name}_loss" for name in ("easy", "算auc的dataset", "法", "same")} <= done.scores["after"].keys()
+    assert {
+        f"eval_{name}_loss" for name in ("easy", "算auc的dataset", "法", "same")
+    } <= done.scores["after"].keys()
     whole = (done.run.model / "model.safetensors").read_bytes()
     shutil.rmtree(done.run.model), shutil.rmtree(done.run.checkpoints / "checkpoint-4")
     done.run.set_status("interrupted", step=2, max_steps=4, sealed=2)
@@ -233,6 +292,8 @@ def test_a_run_of_all_of_it_goes_on_with_the_same_bits_although_the_prompt_has_c
 
 @pytest.mark.slow
 def test_a_loss_above_the_tolerated_one_ends_the_run_as_sick(train, capsys):
-    done = train("tolerate.loss=0.01", "tolerate.loss_steps=2", "trainer.args.max_steps=6", "metric=none")
+    done = train(
+        "tolerate.loss=0.01", "tolerate.loss_steps=2", "trainer.args.max_steps=6", "metric=none"
+    )
     assert done.code == 3 and "at most 0.01 is tolerated" in capsys.readouterr().err
     assert "loss at step 2" in done.run.status()["cause"]

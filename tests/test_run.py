@@ -16,13 +16,21 @@ from runner.command.report import report
 from runner.errors import FolderError
 from runner.io.files import files_of, write_json
 from runner.launch import worker
-from runner.launch.stages import compose_runs
-from runner.run import Run, check_lines, format_fault, locked, open_run, write_config, write_manifest
+from runner.launch.compose.stages import compose_runs
+from runner.run import (
+    Run,
+    check_lines,
+    format_fault,
+    locked,
+    open_run,
+    write_config,
+    write_manifest,
+)
 from runner.run.continuation import find_offer
 from runner.run.disk import describe_lone_locks
 from runner.run.inputs import read_fingerprints
 from runner.run.key import folder_of, key_of, label_of
-from runner.run.read import find_runs, read_run
+from runner.run.record import find_runs, read_run
 from runner.run.seal import last_checkpoint, remove_leftovers, seal
 
 
@@ -47,17 +55,29 @@ def test_another_value_opens_another_folder(cfg):
     assert open_run(cfg, []).folder != open_run(cfg | {"seed": 1}, []).folder
 
 
-@pytest.mark.parametrize("volatile", ["name", "output_root", "launcher", "tracker", "allow", "tolerate", "on_sick"])
+@pytest.mark.parametrize(
+    "volatile", ["name", "output_root", "launcher", "tracker", "allow", "tolerate", "on_sick"]
+)
 def test_what_cannot_change_the_result_stays_out_of_the_key(cfg, volatile):
     assert key_of(cfg) == key_of(cfg | {volatile: {"x": "other"}})
 
 
 def test_the_key_of_a_configuration_is_what_it_was():
     """Another one would have every run that is there train again; then ``FORMAT`` grows."""
-    parts = {"model": {"path": "org/name"}, "dataset": {"path": "runner://dataset/toy"}, "peft": None, "seed": 0}
+    parts = {
+        "model": {"path": "org/name"},
+        "dataset": {"path": "runner://dataset/toy"},
+        "peft": None,
+        "seed": 0,
+    }
     args = {"beta": 1.0, "max_steps": 10, "loss_type": ["sigmoid", 0.5, None, True]}
     trainer = {"_target_": "trl.DPOTrainer", "form": "preference", "args": args}
-    own = {"name": "a", "learning_rate": 1e-6, "launcher": {"num_processes": 2}, "tolerate": {"kl": True}}
+    own = {
+        "name": "a",
+        "learning_rate": 1e-6,
+        "launcher": {"num_processes": 2},
+        "tolerate": {"kl": True},
+    }
     assert key_of({**own, "trainer": trainer, **parts}) == "23bc5037da"
 
 
@@ -73,19 +93,35 @@ def test_a_folder_that_holds_another_run_is_refused(cfg):
         open_run(cfg, [])
 
 
-LINKED = (".lock", "log.txt", "metrics.jsonl", "checkpoints", "checkpoints/checkpoint-1", "model", "plots")
+LINKED = (
+    ".lock",
+    "log.txt",
+    "metrics.jsonl",
+    "checkpoints",
+    "checkpoints/checkpoint-1",
+    "model",
+    "plots",
+)
 
 
 @pytest.mark.parametrize("name", LINKED)
-def test_a_link_inside_a_run_folder_is_refused_before_anything_is_written_or_deleted(cfg, tmp_path, name):
+def test_a_link_inside_a_run_folder_is_refused_before_anything_is_written_or_deleted(
+    cfg, tmp_path, name
+):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "kept.txt").write_text("kept")
     run = open_run(cfg, [])
     (run.folder / name).parent.mkdir(exist_ok=True)
     (run.folder / name).unlink(missing_ok=True)
-    (run.folder / name).symlink_to(elsewhere / "kept.txt" if name.endswith(("lock", "txt", "jsonl")) else elsewhere)
-    doors = [lambda: open_run(cfg, []), lambda: report(run.folder), lambda: find_runs([str(run)], "export", 1)]
+    (run.folder / name).symlink_to(
+        elsewhere / "kept.txt" if name.endswith(("lock", "txt", "jsonl")) else elsewhere
+    )
+    doors = [
+        lambda: open_run(cfg, []),
+        lambda: report(run.folder),
+        lambda: find_runs([str(run)], "export", 1),
+    ]
     for door in doors:
         with pytest.raises(FolderError, match=f"rm {run.folder / name}"):
             door()
@@ -121,7 +157,10 @@ def test_a_name_cannot_lead_out_of_the_root(cfg, name):
         (["model.path=/very/long/folder/"], "path-folder"),
         (["dataset.split.train=train[:50%]"], "train-train-50"),
         (["x=" + "y" * 300], "x-" + "y" * 78),
-        (["reward._target_=runner.reward.rule.format", "+metric.own._target_=mine.exact"], "reward-format+own-exact"),
+        (
+            ["reward._target_=runner.reward.rule.format", "+metric.own._target_=mine.exact"],
+            "reward-format+own-exact",
+        ),
     ],
 )
 def test_labels_are_short_and_safe(overrides, label):
@@ -150,7 +189,9 @@ with locked(run):
 
 def test_a_held_folder_names_its_holder_and_a_killed_holder_needs_no_unlock(cfg):
     run = open_run(cfg, [])
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(run.folder)], stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(run.folder)], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert holder.stdout.readline() == "held\n"
         with pytest.raises(FolderError, match=f"held by pid {holder.pid}"), locked(run):
@@ -193,7 +234,9 @@ def test_a_log_whose_last_line_was_cut_off_is_right(cfg, text):
     check_lines(run)
 
 
-@pytest.mark.parametrize(("text", "number"), [(bytes(300), 1), (b"x\n" + LINE, 1), (LINE + b"noise", 2)])
+@pytest.mark.parametrize(
+    ("text", "number"), [(bytes(300), 1), (b"x\n" + LINE, 1), (LINE + b"noise", 2)]
+)
 def test_a_log_that_holds_something_else_is_refused(cfg, text, number):
     run = open_run(cfg, [])
     run.metrics.write_bytes(text)
@@ -249,9 +292,13 @@ VERBS = {
 
 
 @pytest.mark.quick(2)
-@pytest.mark.parametrize(("number", "age"), [(None, "format 1, of an older"), (3, "format 3, of a newer")])
+@pytest.mark.parametrize(
+    ("number", "age"), [(None, "format 1, of an older"), (3, "format 3, of a newer")]
+)
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_folder_of_another_format_is_refused_in_words(tmp_path, monkeypatch, capsys, verb, number, age):
+def test_a_folder_of_another_format_is_refused_in_words(
+    tmp_path, monkeypatch, capsys, verb, number, age
+):
     monkeypatch.chdir(tmp_path)
     (composed,) = compose_runs(["trainer=sft", "name=old"])
     lay_run(Path(OTHER))
@@ -270,7 +317,9 @@ def test_a_folder_of_another_format_is_refused_in_words(tmp_path, monkeypatch, c
     assert files_of(tmp_path) == before
 
 
-def test_the_format_of_a_folder_is_no_key_and_the_command_against_another_one_works(tmp_path, monkeypatch, capsys):
+def test_the_format_of_a_folder_is_no_key_and_the_command_against_another_one_works(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     (composed,) = compose_runs(["trainer=sft", "name=old"])
     run = open_run(composed.cfg, composed.overrides, composed.command)
@@ -278,7 +327,9 @@ def test_the_format_of_a_folder_is_no_key_and_the_command_against_another_one_wo
     assert run.cfg == composed.cfg and key_of(run.cfg) == key_of(composed.cfg)
     assert read_run(run.folder).cfg == composed.cfg
     assert main(["format=2", "--dry-run"]) == 2
-    assert main([*format_fault(run.folder, 1).fix.partition("  (")[0].split()[3:], "--dry-run"]) == 0
+    assert (
+        main([*format_fault(run.folder, 1).fix.partition("  (")[0].split()[3:], "--dry-run"]) == 0
+    )
     assert "new       outputs/old-again/" in capsys.readouterr().out
 
 
@@ -303,25 +354,36 @@ def test_a_link_is_refused_before_it_is_read(tmp_path, monkeypatch):
     (tmp_path / "a" / "status.json").unlink()
     (tmp_path / "a" / "status.json").symlink_to(tmp_path / "elsewhere")
     for reader in ("read_yaml", "read_json"):
-        monkeypatch.setattr(f"runner.run.read.{reader}", lambda path: pytest.fail("it was read"))
-    for call in (lambda: find_runs([str(tmp_path / "a")], "diff", 1), lambda: report(tmp_path / "a")):
+        monkeypatch.setattr(f"runner.run.record.{reader}", lambda path: pytest.fail("it was read"))
+    for call in (
+        lambda: find_runs([str(tmp_path / "a")], "diff", 1),
+        lambda: report(tmp_path / "a"),
+    ):
         with pytest.raises(FolderError, match="link"):
             call()
 
 
-def test_a_report_of_many_names_the_run_of_another_format_and_goes_on(tmp_path, monkeypatch, capsys):
+def test_a_report_of_many_names_the_run_of_another_format_and_goes_on(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     lay_run(Path(OTHER), after={"eval_loss": 1.5})
     lay_run(Path(RUN), after={"eval_loss": 2.5})
     (Path(RUN) / "config.yaml").write_text("name: old\n")
     assert main(["report", "outputs/old"]) == 0
     text = capsys.readouterr().out
-    assert "format 1, of an older runner; expected format 2" in text and "1.5" in text and "2.5" not in text
+    assert (
+        "format 1, of an older runner; expected format 2" in text
+        and "1.5" in text
+        and "2.5" not in text
+    )
     assert main(["report"]) == 0 and "1 finished, 1 unknown" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("text", ["name: old\n", "a: [1\n b: }"])
-def test_a_run_beside_one_of_another_format_or_a_torn_one_starts_without_it(tmp_path, monkeypatch, text):
+def test_a_run_beside_one_of_another_format_or_a_torn_one_starts_without_it(
+    tmp_path, monkeypatch, text
+):
     monkeypatch.chdir(tmp_path)
     lay_run(Path(RUN))
     (Path(RUN) / "config.yaml").write_text(text)
@@ -347,10 +409,13 @@ def test_a_group_is_read_once_for_many_runs_and_anew_when_it_changes(tmp_path, m
     cfg = {"output_root": str(tmp_path), "name": "group"}
     made = folder_of(cfg | {"seed": 1}, ["seed=1"])
     made.with_name(f"other-{key_of(cfg | {'seed': 1})}").mkdir(parents=True)
-    assert folder_of(cfg | {"seed": 1}, ["seed=1"]).name.startswith("other-")  # it has changed a moment ago
+    # it has changed a moment ago
+    assert folder_of(cfg | {"seed": 1}, ["seed=1"]).name.startswith("other-")
     os.utime(tmp_path / "group", (1, 1))
     reads = []
-    monkeypatch.setattr(os, "listdir", lambda path, real=os.listdir: reads.append(path) or real(path))
+    monkeypatch.setattr(
+        os, "listdir", lambda path, real=os.listdir: reads.append(path) or real(path)
+    )
     found = [folder_of(cfg | {"seed": seed}, [f"seed={seed}"]).name for seed in range(50)]
     assert len(reads) == 1 and found[1].startswith("other-") and found[2].startswith("seed-2-")
 
@@ -365,7 +430,11 @@ def test_inputs_are_the_same_where_another_node_mounts_them_elsewhere(tmp_path, 
         return read_fingerprints(cfg | {"reward": {"_target_": "moved_lab.reward.one"}})
 
     project = tmp_path / "a" / "project"
-    for name in ("project/rows.jsonl", "models/own/config.json", "project/moved_lab/inner/reward.py"):
+    for name in (
+        "project/rows.jsonl",
+        "models/own/config.json",
+        "project/moved_lab/inner/reward.py",
+    ):
         file = tmp_path / "a" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("{}")

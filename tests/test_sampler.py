@@ -31,7 +31,7 @@ from runner.generate.sampler import (
     truncate,
     uniform,
 )
-from runner.run.read import read_metrics
+from runner.run.history import read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
 PROMPTS = [[0, 1, 2], [3], [4, 5, 6, 7, 8, 9], [0, 0]]
@@ -65,7 +65,9 @@ def test_tokens_are_drawn_as_often_as_their_probability_says():
 def test_random_noise_passes_a_chi_square_test():
     logits = torch.randn(12, generator=torch.Generator().manual_seed(1))
     count = 100_000
-    tokens, _ = sample_token(logits.expand(count, -1), noise(count, 1)[:, 0], Sampling(temperature=1.3))
+    tokens, _ = sample_token(
+        logits.expand(count, -1), noise(count, 1)[:, 0], Sampling(temperature=1.3)
+    )
     expected = torch.softmax(logits / 1.3, -1) * count
     # 11 degrees of freedom; 31.3 is exceeded once in a thousand times.
     assert ((tokens.bincount(minlength=12) - expected).square() / expected).sum() < 31.3
@@ -98,7 +100,9 @@ def test_a_scan_that_falls_draws_no_impossible_token(monkeypatch):
     logits, plain = torch.full((1, 8), -torch.inf), torch.Tensor.cumsum
     logits[0, [1, 6]] = 0.0
     dip = torch.tensor([0, 0, -1e-3, 0, 0, 0, 0, 0], dtype=torch.float64)
-    monkeypatch.setattr(torch.Tensor, "cumsum", lambda values, *args, **kwargs: plain(values, *args, **kwargs) + dip)
+    monkeypatch.setattr(
+        torch.Tensor, "cumsum", lambda values, *args, **kwargs: plain(values, *args, **kwargs) + dip
+    )
     monkeypatch.setattr(sampler, "IN_ORDER", frozenset())
     for noise_1 in torch.linspace(0.498, 0.502, 41, dtype=torch.float64).split(1):
         assert sample_token(logits, noise_1, Sampling())[0].item() in (1, 6)
@@ -126,7 +130,9 @@ def test_of_what_top_k_and_top_p_leave_in_tokens_are_drawn_as_transformers_would
     assert torch.allclose(
         logprobs, logits.log_softmax(-1)[tokens], atol=1e-6
     )  # of all tokens, at the other temperature
-    drawn = sample_token(logits.expand(count, -1), noise(count, 1)[:, 0], how)[0].bincount(minlength=12)
+    drawn = sample_token(logits.expand(count, -1), noise(count, 1)[:, 0], how)[0].bincount(
+        minlength=12
+    )
     assert not drawn[~left].any()
     # Exceeded once in a thousand times with so many degrees of freedom.
     critical = {2: 13.8, 3: 16.3, 4: 18.5, 5: 20.5, 6: 22.5, 7: 24.3}[int(left.sum()) - 1]
@@ -139,15 +145,21 @@ def test_top_k_and_top_p_leave_out_the_unlikely():
     def kept(**how) -> list[int]:
         return truncate(logits, Sampling(**how))[0].isfinite().nonzero().flatten().tolist()
 
-    assert kept(top_k=2) == [0, 2] and kept(top_k=0) == [0, 1, 2, 3] and kept(top_k=9) == [0, 1, 2, 3]
-    assert kept(top_p=0.39) == [0] and kept(top_p=0.41) == [0, 2] and kept(top_p=0.95) == [0, 1, 2, 3]
+    assert (
+        kept(top_k=2) == [0, 2] and kept(top_k=0) == [0, 1, 2, 3] and kept(top_k=9) == [0, 1, 2, 3]
+    )
+    assert (
+        kept(top_p=0.39) == [0] and kept(top_p=0.41) == [0, 2] and kept(top_p=0.95) == [0, 1, 2, 3]
+    )
     assert kept(top_k=3, top_p=0.6) == [0, 2]
 
 
 def test_a_temperature_of_zero_takes_the_likeliest_token():
     logits = torch.randn(50, 12, generator=torch.Generator().manual_seed(1))
     tokens, logprobs = sample_token(logits, noise(50, 1)[:, 0], Sampling(temperature=0))
-    assert torch.equal(tokens, logits.argmax(-1)) and torch.equal(logprobs, logits.log_softmax(-1).amax(-1))
+    assert torch.equal(tokens, logits.argmax(-1)) and torch.equal(
+        logprobs, logits.log_softmax(-1).amax(-1)
+    )
 
 
 # --- Whole completions --------------------------------------------------------------------------
@@ -181,7 +193,9 @@ def test_what_is_beside_a_row_does_not_change_it():
 @pytest.mark.parametrize("stops", [(END, 3, 4), ()])
 def test_the_steps_of_a_graph_draw_what_the_loop_draws(kind, stops):
     model, how = letter_model(kind), Sampling(20, stops, 0.7, max_length=24)
-    one, other = (sample(model, PROMPTS, how, noise(4, 20), engine=engine) for engine in ("loop", "graph"))
+    one, other = (
+        sample(model, PROMPTS, how, noise(4, 20), engine=engine) for engine in ("loop", "graph")
+    )
     assert_same(one, other)
     assert len(set(map(len, one.tokens))) > 1
 
@@ -220,10 +234,17 @@ def test_every_engine_draws_from_the_tempered_softmax(engine):
         expected = torch.softmax(model(torch.tensor([[3]])).logits[0, -1] / 0.7, -1)
     # Defaults as checkpoints carry them: none of them may leak into sampling.
     model.generation_config = GenerationConfig(
-        top_k=2, top_p=0.5, repetition_penalty=5.0, temperature=0.01, min_p=0.9, suppress_tokens=[0, 1, 2, 3]
+        top_k=2,
+        top_p=0.5,
+        repetition_penalty=5.0,
+        temperature=0.01,
+        min_p=0.9,
+        suppress_tokens=[0, 1, 2, 3],
     )
     kept = model.generation_config.to_dict()
-    samples = sample(model, [[3]] * count, Sampling(1, (), 0.7, rows=count), noise(count, 1), engine=engine)
+    samples = sample(
+        model, [[3]] * count, Sampling(1, (), 0.7, rows=count), noise(count, 1), engine=engine
+    )
     share = torch.stack(samples.tokens)[:, 0].bincount(minlength=WORDS) / count
     assert (share - expected).abs().max() < 0.03 and (expected > 0.03).sum() > 4
     assert model.generation_config.to_dict() == kept
@@ -233,7 +254,9 @@ def test_every_engine_draws_from_the_tempered_softmax(engine):
 def test_a_completion_ends_with_any_of_the_stop_tokens_and_only_those(engine):
     model = letter_model(spread=0.05)
     model.generation_config.eos_token_id = 5
-    stops = sample(model, PROMPTS * 8, Sampling(12, (END, 7), 1.0), noise(32, 12), engine=engine).tokens
+    stops = sample(
+        model, PROMPTS * 8, Sampling(12, (END, 7), 1.0), noise(32, 12), engine=engine
+    ).tokens
     assert {row[-1].item() for row in stops if len(row) < 12} == {END, 7}
     assert all(not torch.isin(row[:-1], torch.tensor([END, 7])).any() for row in stops)
     never = sample(model, PROMPTS * 8, Sampling(12, (), 1.0), noise(32, 12), engine=engine).tokens
@@ -243,10 +266,17 @@ def test_a_completion_ends_with_any_of_the_stop_tokens_and_only_those(engine):
 def test_the_generate_engine_takes_its_seed_from_the_noise_alone():
     model, how = letter_model(), Sampling(6, (END,))
     before = torch.get_rng_state()
-    found = (sample(model, PROMPTS, how, noise(4, 6, seed), engine="generate").tokens for seed in (0, 0, 1))
+    found = (
+        sample(model, PROMPTS, how, noise(4, 6, seed), engine="generate").tokens
+        for seed in (0, 0, 1)
+    )
     one, again, other = found
     assert torch.equal(torch.get_rng_state(), before)
-    assert [row.tolist() for row in one] == [row.tolist() for row in again] != [row.tolist() for row in other]
+    assert (
+        [row.tolist() for row in one]
+        == [row.tolist() for row in again]
+        != [row.tolist() for row in other]
+    )
 
 
 def test_an_adapter_takes_part_in_sampling():
@@ -258,12 +288,20 @@ def test_an_adapter_takes_part_in_sampling():
     for prompt, tokens, logprobs in zip(PROMPTS, samples.tokens, samples.logprobs, strict=True):
         assert torch.allclose(logprobs, recomputed(adapted, prompt, tokens, 0.7), atol=1e-5)
     with adapted.disable_adapter():
-        assert not torch.allclose(recomputed(adapted, PROMPTS[0], samples.tokens[0], 0.7), samples.logprobs[0])
+        assert not torch.allclose(
+            recomputed(adapted, PROMPTS[0], samples.tokens[0], 0.7), samples.logprobs[0]
+        )
 
 
 @pytest.mark.parametrize(
     ("kind", "engine"),
-    [("gpt_neox", "loop"), ("gpt2", "loop"), ("gemma2", "loop"), ("mamba", "generate"), ("qwen3_next", "generate")],
+    [
+        ("gpt_neox", "loop"),
+        ("gpt2", "loop"),
+        ("gemma2", "loop"),
+        ("mamba", "generate"),
+        ("qwen3_next", "generate"),
+    ],
 )
 def test_a_model_with_another_cache_is_left_to_generate(kind, engine):
     model = torch.nn.Module()
@@ -286,7 +324,12 @@ def test_every_part_of_a_model_keeps_its_mode():
 # --- vLLM: a stand-in for the package, since it needs a GPU ---------------------------------------
 
 STAND_IN = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "vllm_stand_in")])}
-VLLM_RUN = ("trainer=ppo", "trainer.args.rollout_engine=vllm", "dataset.limit.train=64", "dataset.limit.eval=8")
+VLLM_RUN = (
+    "trainer=ppo",
+    "trainer.args.rollout_engine=vllm",
+    "dataset.limit.train=64",
+    "dataset.limit.eval=8",
+)
 VLLM_RUN += (
     "metric=none",
     "trainer.args.max_steps=2",
@@ -306,11 +349,15 @@ def warm_vllm(warm, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [["peft=lora", "trainer.args.vllm_enable_sleep_mode=true"], SHARDED])
+@pytest.mark.parametrize(
+    "more", [["peft=lora", "trainer.args.vllm_enable_sleep_mode=true"], SHARDED]
+)
 def test_vllm_samples_from_the_policy_as_it_is_now(runner, warm_vllm, more):
     runner.warm = warm_vllm
     runner(*VLLM_RUN, *more, "tolerate.ended_worse=true", RUNNER_TEST_FSDP_ON_CPU="1", **STAND_IN)
-    lines = [line for line in read_metrics(runner.runs("run")[0] / "metrics.jsonl") if "loss" in line]
+    lines = [
+        line for line in read_metrics(runner.runs("run")[0] / "metrics.jsonl") if "loss" in line
+    ]
     assert abs(lines[0]["objective/kl"]) < 1e-4 < abs(lines[1]["objective/kl"])
     for line in lines:  # of what it drew, PPO's own probabilities are the same
         for kind in ("min", "mean", "max"):
@@ -318,7 +365,9 @@ def test_vllm_samples_from_the_policy_as_it_is_now(runner, warm_vllm, more):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [VLLM_RUN, ["trainer=grpo", "trainer.args.use_vllm=true"]], ids=["ppo", "grpo"])
+@pytest.mark.parametrize(
+    "words", [VLLM_RUN, ["trainer=grpo", "trainer.args.use_vllm=true"]], ids=["ppo", "grpo"]
+)
 def test_vllm_is_asked_for_where_it_is_and_missed_where_it_is_not(runner, words):
     missing = runner(*words, "--dry-run", code=5)
     assert "pip install 'trl[vllm]'" in missing.stderr
@@ -334,8 +383,12 @@ class Elsewhere(VLLM):
 
     def sample(self, prompts, step):
         how = self.trainer.sampling
-        drawn = sample(self.trainer.actor_critic.policy, prompts, how, noise(len(prompts), how.max_new_tokens))
-        return Responses(drawn.tokens, [logprobs_R - math.log(self.times) for logprobs_R in drawn.logprobs])
+        drawn = sample(
+            self.trainer.actor_critic.policy, prompts, how, noise(len(prompts), how.max_new_tokens)
+        )
+        return Responses(
+            drawn.tokens, [logprobs_R - math.log(self.times) for logprobs_R in drawn.logprobs]
+        )
 
 
 def test_what_another_sampler_draws_too_rarely_weighs_more_up_to_a_limit(tmp_path):

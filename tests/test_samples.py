@@ -38,7 +38,9 @@ def go(callback, start, end):
 def test_the_same_prompts_at_the_start_on_the_way_and_at_the_end(tmp_path):
     go(samples(tmp_path), 0, 10)
     assert [row["step"] for row in rows(tmp_path)] == [0, 0, 4, 4, 8, 8, 10, 10]
-    assert {json.dumps(row["prompt"]) for row in rows(tmp_path)} == {json.dumps(prompt) for prompt in PROMPTS[:2]}
+    assert {json.dumps(row["prompt"]) for row in rows(tmp_path)} == {
+        json.dumps(prompt) for prompt in PROMPTS[:2]
+    }
     assert [row["completion"] for row in rows(tmp_path)[:2]] == ["answer to 0", "answer to 1"]
 
 
@@ -61,7 +63,9 @@ def test_only_the_first_process_writes(tmp_path):
     assert not (tmp_path / "samples.jsonl").exists()
 
 
-def test_the_table_has_the_end_of_a_prompt_and_the_begin_of_an_answer(tmp_path, capsys, monkeypatch):
+def test_the_table_has_the_end_of_a_prompt_and_the_begin_of_an_answer(
+    tmp_path, capsys, monkeypatch
+):
     monkeypatch.setenv("COLUMNS", "50")
     go(samples(tmp_path, shown=2), 0, 0)
     title, first, second = capsys.readouterr().out.splitlines()
@@ -75,9 +79,18 @@ def test_the_table_has_the_end_of_a_prompt_and_the_begin_of_an_answer(tmp_path, 
 
 WORDS = (
     *("metric=none", "dataset.limit.train=40", "dataset.limit.eval=6", "trainer.args.max_steps=4"),
-    *("trainer.args.per_device_train_batch_size=4", "trainer.args.logging_steps=1", "learning_rate=1e-3"),
+    *(
+        "trainer.args.per_device_train_batch_size=4",
+        "trainer.args.logging_steps=1",
+        "learning_rate=1e-3",
+    ),
 )
-WATCHED = ("callback=samples", "callback.samples.every=1", "callback.samples.count=3", "callback.samples.shown=0")
+WATCHED = (
+    "callback=samples",
+    "callback.samples.every=1",
+    "callback.samples.count=3",
+    "callback.samples.shown=0",
+)
 RUNS = {
     "dropout": ("trainer=sft", "peft=lora", "peft.lora_dropout=0.3"),
     "grpo": ("trainer=grpo", "trainer.args.num_generations=2"),
@@ -86,7 +99,9 @@ RUNS = {
 
 
 def weights(folder):
-    return {name: digest for name, digest in files_of(folder).items() if name.endswith(".safetensors")}
+    return {
+        name: digest for name, digest in files_of(folder).items() if name.endswith(".safetensors")
+    }
 
 
 @pytest.mark.slow
@@ -112,8 +127,16 @@ def test_a_stopped_run_goes_on_with_its_samples(runner):
     )
     words = (
         *("trainer=sft", *WORDS[:3], "trainer.args.max_steps=8", "trainer.args.save_steps=3"),
-        *("trainer.args.logging_steps=1", *WATCHED, "callback.samples.every=2", "allow=[callbacks]"),
-        *("callback.slow._target_=callbacks.Slow", "callback.greedy._target_=runner.training.callback.Samples"),
+        *(
+            "trainer.args.logging_steps=1",
+            *WATCHED,
+            "callback.samples.every=2",
+            "allow=[callbacks]",
+        ),
+        *(
+            "callback.slow._target_=callbacks.Slow",
+            "callback.greedy._target_=runner.training.callback.Samples",
+        ),
         *("callback.greedy.every=4", "callback.greedy.count=2", "callback.greedy.temperature=0"),
     )
     assert runner.stopped(*words, "name=stopped", name="stopped", number=signal.SIGTERM) == 143
@@ -122,7 +145,9 @@ def test_a_stopped_run_goes_on_with_its_samples(runner):
     stopped, whole = (runner.runs(name)[0] for name in ("stopped", "whole"))
     assert read_json(stopped / "manifest.json")["starts"] == 2
     assert rows(stopped) == rows(whole)
-    often, seldom = ([row for row in rows(whole) if row["callback"] == name] for name in ("samples", "greedy"))
+    often, seldom = (
+        [row for row in rows(whole) if row["callback"] == name] for name in ("samples", "greedy")
+    )
     assert [row["step"] for row in often] == [step for step in (0, 2, 4, 6, 8) for _ in range(3)]
     assert [row["step"] for row in seldom] == [step for step in (0, 4, 8) for _ in range(2)]
     assert [row["prompt"] for row in seldom[:2]] == [row["prompt"] for row in often[:2]]

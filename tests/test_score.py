@@ -40,7 +40,9 @@ def build(*rewards, weights=None, tokenizer=TOKENIZER, **asked) -> Rewards:
 
 
 def score(*rewards, asked=None, weights=None, budget=512, **more):
-    earned, sums = build(*rewards, weights=weights, **more)(*(asked or completions("ab.", "c", "de.")), None, budget)
+    earned, sums = build(*rewards, weights=weights, **more)(
+        *(asked or completions("ab.", "c", "de.")), None, budget
+    )
     return earned.nansum(1), earned.nan_to_num(NONE), sums
 
 
@@ -78,8 +80,10 @@ def test_rewards_add_up_with_their_weights_and_none_does_not_apply():
 
     total, earned, sums = score(one, two, weights=[2.0, 0.5])
     assert total.tolist() == [7.0, 10.0, 6.0]
-    assert earned.tolist() == [[NONE, NONE, 7.0], [10.0, NONE, NONE], [NONE, NONE, 6.0]]  # by the last token of each
-    assert sums.nan_to_num(-1).tolist() == [[1, 10], [-1, 20], [3, -1]]  # without weights, for the log
+    # by the last token of each
+    assert earned.tolist() == [[NONE, NONE, 7.0], [10.0, NONE, NONE], [NONE, NONE, 6.0]]
+    # without weights, for the log
+    assert sums.nan_to_num(-1).tolist() == [[1, 10], [-1, 20], [3, -1]]
 
 
 def test_async_rewards_wait_side_by_side():
@@ -123,7 +127,9 @@ def test_a_reward_per_token_or_per_step_lands_where_it_was_earned():
     assert (earned[1:, 2:] == NONE).all()
     assert sums[:, 0].tolist() == [28.0, 11.0, 3.0]
     by_step = [[1.0, 2.0, 3.0], [4.0], [5.0]]
-    total, earned, _ = score(lambda **_: by_step, lambda **_: [1.0] * 3, asked=asked, weights=[2.0, 1.0])
+    total, earned, _ = score(
+        lambda **_: by_step, lambda **_: [1.0] * 3, asked=asked, weights=[2.0, 1.0]
+    )
     assert total.tolist() == [13.0, 9.0, 11.0]
     # Before each newline, and before the end token, which earns what the whole is worth.
     assert earned[0, :8].tolist() == [NONE, 2, NONE, NONE, 4, NONE, 6, 1]
@@ -213,7 +219,10 @@ def test_a_model_scores_a_text_as_transformers_does_alone_whatever_pads(pad, bud
 def test_a_model_of_another_tokenizer_reads_the_text():
     other = letter_tokenizer()
     # Its letters have other ids.
-    vocabulary = {token: (index + 1) % 20 if index < 20 else index for token, index in TOKENIZER.get_vocab().items()}
+    vocabulary = {
+        token: (index + 1) % 20 if index < 20 else index
+        for token, index in TOKENIZER.get_vocab().items()
+    }
     other = type(other)(tokenizer_object=recoded(other, vocabulary), eos_token="<end>")
     model = letter_model(labels=1)
     asked = completions("ab.", "c")
@@ -237,7 +246,8 @@ def recoded(tokenizer, vocabulary):
 def test_a_model_reads_a_closed_chat():
     tokenizer = letter_tokenizer()
     tokenizer.chat_template = (
-        "{% for m in messages %}{{ m.content + '<end>' }}{% endfor %}{% if add_generation_prompt %}t{% endif %}"
+        "{% for m in messages %}{{ m.content + '<end>' }}{% endfor %}"
+        "{% if add_generation_prompt %}t{% endif %}"
     )
     model = letter_model(labels=1)
     prompt = [{"role": "user", "content": "ab"}]
@@ -264,7 +274,12 @@ def test_a_model_reads_with_the_tokenizer_beside_it(tmp_path):
 def test_a_model_without_a_score_layer_gives_its_logit():
     from transformers import BertConfig, BertForSequenceClassification
 
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    sizes = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    }
     model = BertForSequenceClassification(BertConfig(vocab_size=24, num_labels=1, **sizes)).eval()
     asked = completions("ab.", "c")
     outcome, _, _ = score(model, asked=asked)
@@ -289,7 +304,10 @@ def test_a_text_that_is_too_long_for_a_model_is_told():
     with pytest.raises(ConfigError) as raised:
         score(model, asked=asked)
     (fault,) = raised.value.faults
-    assert fault.where == "reward.mine" and "reward.mine._target_=runner.reward.outcome.Classifier" in fault.fix
+    assert (
+        fault.where == "reward.mine"
+        and "reward.mine._target_=runner.reward.outcome.Classifier" in fault.fix
+    )
 
 
 def test_a_model_scores_without_dropout():
@@ -298,7 +316,9 @@ def test_a_model_scores_without_dropout():
 
 
 def test_a_model_may_carry_an_adapter():
-    adapted = get_peft_model(letter_model(labels=1), lora(task_type="SEQ_CLS", init_lora_weights=False))
+    adapted = get_peft_model(
+        letter_model(labels=1), lora(task_type="SEQ_CLS", init_lora_weights=False)
+    )
     asked = completions("ab.", "c")
     outcome, _, _ = score(adapted, asked=asked)
     rows = ids_of(asked)
@@ -314,8 +334,15 @@ def test_names_that_repeat_are_numbered():
 def test_scores_are_float32_where_models_read_in_bfloat16(kind):
     """Of a model whose head is not called ``score``, too."""
     if kind == "bert":
-        sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-        config = AutoConfig.for_model("bert", vocab_size=24, num_labels=1, initializer_range=0.3, **sizes)
+        sizes = {
+            "hidden_size": 16,
+            "intermediate_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+        }
+        config = AutoConfig.for_model(
+            "bert", vocab_size=24, num_labels=1, initializer_range=0.3, **sizes
+        )
         model = AutoModelForSequenceClassification.from_config(config)
     else:
         model = letter_model(labels=1, seed=3)

@@ -20,7 +20,12 @@ def test_a_sealed_folder_verifies(sealed):
 
 
 def test_each_process_seals_the_files_that_it_wrote(tmp_path):
-    names = {"rng_state_0.pth": 0, "rng_state_1.pth": 1, "optimizer_0/__1_0.distcp": 1, "optimizer_0/__0_1.distcp": 0}
+    names = {
+        "rng_state_0.pth": 0,
+        "rng_state_1.pth": 1,
+        "optimizer_0/__1_0.distcp": 1,
+        "optimizer_0/__0_1.distcp": 0,
+    }
     names |= {
         "trainer_state.json": 0,
         "step_1.bin": 0,

@@ -10,11 +10,27 @@ import pytest
 sys.path.append(str(Path(__file__).parent / "fault"))
 
 from danger import warmly
-from secret import controls, hits, light, misses_of_harmless, misses_of_lines, misses_of_lived, misses_of_refused
+from secret import (
+    controls,
+    hits,
+    light,
+    misses_of_harmless,
+    misses_of_lines,
+    misses_of_lived,
+    misses_of_refused,
+)
 from secret_cases import ENVIRONMENT, REFUSED, SECRETS
 
 from runner.io.files import replace_rows, write_json
-from runner.io.secrets import HIDDEN, form_of, hidden, hidden_source, holder_of, names_secret, without_values
+from runner.io.secrets import (
+    HIDDEN,
+    form_of,
+    hidden,
+    hidden_source,
+    holder_of,
+    names_secret,
+    without_values,
+)
 
 
 def test_a_secret_is_hidden_by_its_value_however_it_is_spelt(monkeypatch):
@@ -27,7 +43,8 @@ def test_a_secret_is_hidden_by_its_value_however_it_is_spelt(monkeypatch):
     text = f"{secret} {quote(secret, safe='')} Basic {packed} and no more"
     assert secret not in hidden(text) and quote(secret, safe="") not in hidden(text)
     assert packed[6:-4] not in hidden(text) and hidden(text).endswith("and no more")
-    for before in ("", "m", "me"):  # which shift the letters, and no header tells that this is a login
+    # which shift the letters, and no header tells that this is a login
+    for before in ("", "m", "me"):
         packed = base64.b64encode(f"{before}{secret}".encode()).decode()
         assert packed[4:-4] not in without_values(f"a blob {packed}")
 
@@ -44,7 +61,8 @@ def test_a_secret_that_is_wrapped_is_hidden_too(monkeypatch, name, width):
 
 def test_a_piece_of_a_secret_is_hidden_where_its_rest_came_before(monkeypatch):
     monkeypatch.setenv("MY_TOKEN", secret := SECRETS["HUB"])
-    monkeypatch.setenv("OTHER_KEY", "to-authentication eu-central-1")  # of two words, which may stand in any text
+    # of two words, which may stand in any text
+    monkeypatch.setenv("OTHER_KEY", "to-authentication eu-central-1")
     for piece in (secret[:14], secret[14:], secret[10:23]):
         assert hidden(f"it says {piece}\n") == f"it says {HIDDEN}\n"
     for word in ("authentication", "eu-central-1", secret[4:10], "configuration"):
@@ -56,10 +74,14 @@ def test_no_file_of_ours_holds_a_secret_of_the_environment(monkeypatch, tmp_path
     write_json(tmp_path / "status.json", {"cause": f"401 for {SECRETS['PLAIN']}"})
     replace_rows(tmp_path / "samples.jsonl", [{"step": 1, "completion": SECRETS["PLAIN"]}])
     texts = [path.read_text() for path in sorted(tmp_path.iterdir())]
-    assert [SECRETS["PLAIN"] in text for text in texts] == [False, False] and all(HIDDEN in text for text in texts)
+    assert [SECRETS["PLAIN"] in text for text in texts] == [False, False] and all(
+        HIDDEN in text for text in texts
+    )
 
 
-@pytest.mark.parametrize("value", ["short", "password", "/home/me/key", "", "https://example.org/login"])
+@pytest.mark.parametrize(
+    "value", ["short", "password", "/home/me/key", "", "https://example.org/login"]
+)
 def test_what_may_stand_in_any_text_is_no_secret_of_the_environment(monkeypatch, value):
     monkeypatch.setenv("MY_TOKEN", value)
     assert holder_of(value) == "" and without_values(f"a {value} b") == f"a {value} b"
@@ -78,12 +100,15 @@ def test_a_variable_of_a_password_is_known_by_its_name():
         "LDAP_PW",
     ):
         assert names_secret(name), name
-    assert not any(map(names_secret, ("PASSAGE", "KEYBOARD_LAYOUT", "TOKENIZERS_PARALLELISM", "MONKEYS")))
+    assert not any(
+        map(names_secret, ("PASSAGE", "KEYBOARD_LAYOUT", "TOKENIZERS_PARALLELISM", "MONKEYS"))
+    )
 
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize(
-    "piece", ["a", "1", "sk-", "gsk_", "eyJ-", "a.", "A_", "\n", " ", "token: '", "hub_token=", "://a"]
+    "piece",
+    ["a", "1", "sk-", "gsk_", "eyJ-", "a.", "A_", "\n", " ", "token: '", "hub_token=", "://a"],
 )
 def test_a_line_of_30_kb_is_looked_through_at_once(piece):
     text, start = piece * (30_000 // len(piece)), time.process_time()
@@ -116,6 +141,8 @@ def test_a_run_with_secrets_around_it_writes_none(tmp_path, warm):
 @pytest.mark.slow
 def test_the_search_finds_what_others_write(tmp_path):
     found = controls(tmp_path)
-    assert found["trainer"] == ["HUB in training_args.bin"] and found["packed"] == ["PLAIN in a.zip"]
+    assert found["trainer"] == ["HUB in training_args.bin"] and found["packed"] == [
+        "PLAIN in a.zip"
+    ]
     assert any("overrides.yaml" in hit for hit in found["hydra"])
     assert next(hits(tmp_path, f"say {SECRETS['KEY']}")) == "KEY on the terminal"

@@ -11,7 +11,7 @@ sys.path.append(str(Path(__file__).parent / "fault"))
 
 from sick import HEALTHY, SICK, perform
 
-from runner.run.read import read_metrics
+from runner.run.history import read_metrics
 from runner.run.seal import sealed_checkpoints
 
 pytestmark = pytest.mark.slow
@@ -26,20 +26,37 @@ CHOSEN_SICK = {
         "sign of gradients sft",
         "wrong reference",
     ),
-    *("greedy grpo", "greedy online dpo", "greedy ppo", "endless norm", "far worse sft", "far worse grpo"),
+    *(
+        "greedy grpo",
+        "greedy online dpo",
+        "greedy ppo",
+        "endless norm",
+        "far worse sft",
+        "far worse grpo",
+    ),
 }
 CHOSEN_HEALTHY = {
-    *("sft memorised", "dpo warm-up from 0", "kto one-sided batches", "grpo rare rewards", "ppo lora"),
+    *(
+        "sft memorised",
+        "dpo warm-up from 0",
+        "kto one-sided batches",
+        "grpo rare rewards",
+        "ppo lora",
+    ),
 }
 
 
-@pytest.mark.parametrize("case", [case for case in SICK if case.name in CHOSEN_SICK], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [case for case in SICK if case.name in CHOSEN_SICK], ids=lambda case: case.name
+)
 def test_a_sick_run_stops(case, tmp_path):
     outcome = perform(case, tmp_path)
     assert not outcome.faults(case), outcome.text
 
 
-@pytest.mark.parametrize("case", [case for case in HEALTHY if case.name in CHOSEN_HEALTHY], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [case for case in HEALTHY if case.name in CHOSEN_HEALTHY], ids=lambda case: case.name
+)
 def test_a_healthy_run_ends(case, tmp_path):
     outcome = perform(case, tmp_path)
     assert not outcome.faults(case), outcome.text
@@ -48,15 +65,24 @@ def test_a_healthy_run_ends(case, tmp_path):
 @pytest.mark.parametrize("name", ["zero gradient sft", "sign of dpo"])
 def test_what_a_sick_run_tells_to_type_goes_on_from_its_last_good_checkpoint(name, tmp_path):
     case = next(
-        replace(case, words=(*case.words, "trainer.args.save_total_limit=9")) for case in SICK if case.name == name
+        replace(case, words=(*case.words, "trainer.args.save_total_limit=9"))
+        for case in SICK
+        if case.name == name
     )
     sick = perform(case, tmp_path)
     good = sealed_checkpoints(sick.run.checkpoints)[-1]
     again = perform(case, tmp_path)
     assert (again.code, again.text) == (sick.code, sick.text), "the same command alone is as sick"
     typed = re.search(r"tolerate\.\w+=true", sick.text)[0]
-    seal, finished = (good / "seal.json").stat(), perform(replace(case, words=(*case.words, typed)), tmp_path)
-    assert (finished.code, finished.run.folder, finished.run.status()["state"]) == (0, sick.run.folder, "finished")
+    seal, finished = (
+        (good / "seal.json").stat(),
+        perform(replace(case, words=(*case.words, typed)), tmp_path),
+    )
+    assert (finished.code, finished.run.folder, finished.run.status()["state"]) == (
+        0,
+        sick.run.folder,
+        "finished",
+    )
     assert (good / "seal.json").stat() == seal and typed in finished.run.manifest()["command"]
     lines = [line["step"] for line in read_metrics(finished.run.metrics)]
     assert lines == sorted(set(lines))

@@ -16,15 +16,18 @@ sys.path.append(str(Path(__file__).parent / "fault"))
 from signals import disturb
 
 from runner.errors import Interrupted
-from runner.launch import pool, worker
-from runner.launch.plan import Stages, tasks_of
-from runner.launch.stages import compose_runs
+from runner.launch import pool, signals
+from runner.launch.compose.stages import compose_runs
+from runner.launch.plan import tasks_of
+from runner.launch.progress import Stages
 from runner.run import Run
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["sft", "grpo"])
-def test_a_signal_in_any_phase_stops_a_run_that_then_goes_on_to_the_same_bits(tmp_path, warm, trainer):
+def test_a_signal_in_any_phase_stops_a_run_that_then_goes_on_to_the_same_bits(
+    tmp_path, warm, trainer
+):
     found = list(disturb(trainer, 3, tmp_path, warm, random.Random(trainer)))
     assert [phase for phase, _ in found].count("finish") == 1 and len(found) == 4
     assert [misses for _, misses in found if misses] == []
@@ -33,7 +36,7 @@ def test_a_signal_in_any_phase_stops_a_run_that_then_goes_on_to_the_same_bits(tm
 def test_of_several_processes_one_request_comes_twice(monkeypatch):
     """From a scheduler, which asks each of them, and from torchrun, which hands it on."""
     monkeypatch.setenv("WORLD_SIZE", "2")
-    stop = worker.Stop(listening=True)
+    stop = signals.Stop(listening=True)
     stop(signal.SIGTERM)
     stop(signal.SIGTERM)
     with pytest.raises(Interrupted):
@@ -41,7 +44,7 @@ def test_of_several_processes_one_request_comes_twice(monkeypatch):
 
 
 def test_the_second_signal_is_not_waited_with():
-    stop = worker.Stop()
+    stop = signals.Stop()
     stop.listening = True
     stop(signal.SIGTERM)
     with pytest.raises(Interrupted) as caught:
@@ -58,7 +61,8 @@ def test_a_time_limit_saves_the_step_and_is_left_to_who_answers_it(tmp_path, mon
     def train(run, stop):
         stop.listening = True
         begun.touch()
-        for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGTERM):  # the limit, and the end of a job that requeues
+        # the limit, and the end of a job that requeues
+        for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGTERM):
             os.kill(os.getpid(), number)
         os.kill(driver, signal.SIGUSR2)
         time.sleep(1)  # the rest of the step
@@ -84,9 +88,12 @@ def test_a_time_limit_saves_the_step_and_is_left_to_who_answers_it(tmp_path, mon
 
 @pytest.mark.slow
 def test_a_closed_terminal_stops_a_run_but_not_one_under_nohup():
-    script = "from runner.launch.worker import stop_signals; import signal; print(signal.SIGHUP in stop_signals())"
+    script = "from runner.launch.signals import stop_signals; import signal; print(signal.SIGHUP in stop_signals())"
     for words, expected in (([], "True\n"), (["nohup"], "False\n")):
         command = [*words, sys.executable, "-c", script]
-        heard = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # whatever these tests run under
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, preexec_fn=heard)
+        # whatever these tests run under
+        heard = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, preexec_fn=heard
+        )
         assert done.stdout == expected

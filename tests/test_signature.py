@@ -15,7 +15,8 @@ from textwrap import dedent
 import pytest
 
 from runner.config.override import parse, quote_text
-from runner.schema.read import UNKNOWN, choices_compared, read_signature
+from runner.schema.choices import choices_compared
+from runner.schema.read import UNKNOWN, read_signature
 from runner.schema.source import Definition, find_definition, find_module, public_names
 from runner.schema.text import to_override, to_text
 from runner.schema.type import shortened
@@ -53,7 +54,8 @@ def kinds(target: str) -> dict[str, str]:
 def test_nothing_heavy_is_imported():
     code = """
         import sys
-        from runner.schema.read import choices_compared, read_signature
+        from runner.schema.choices import choices_compared
+        from runner.schema.read import read_signature
         from runner.schema.source import public_names
         assert len(read_signature("trl.DPOConfig").parameters) > 100
         assert read_signature("transformers.AutoModelForCausalLM.from_pretrained")
@@ -62,7 +64,9 @@ def test_nothing_heavy_is_imported():
         heavy = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "omegaconf")
         print([name for name in heavy if name in sys.modules])
     """
-    done = subprocess.run([sys.executable, "-c", dedent(code)], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(code)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
@@ -72,7 +76,10 @@ def test_nothing_heavy_is_imported():
         ("trl.DPOConfig", "trl.trainer.dpo_config.DPOConfig"),
         ("trl.experimental.orpo.ORPOTrainer", "trl.experimental.orpo.orpo_trainer.ORPOTrainer"),
         ("transformers.TrainingArguments", "transformers.training_args.TrainingArguments"),
-        ("transformers.AutoModelForCausalLM", "transformers.models.auto.modeling_auto.AutoModelForCausalLM"),
+        (
+            "transformers.AutoModelForCausalLM",
+            "transformers.models.auto.modeling_auto.AutoModelForCausalLM",
+        ),
         ("transformers.Qwen2Config", "transformers.models.qwen2.configuration_qwen2.Qwen2Config"),
         ("peft.LoraConfig", "peft.tuners.lora.config.LoraConfig"),
         ("torch.optim.AdamW", "torch.optim.adamw.AdamW"),
@@ -112,7 +119,9 @@ def test_types_of_a_trainer_config():
     assert beta.type.accepts(0.1), "its docstring says float or list[float]"
 
 
-@pytest.mark.parametrize("name", ["trl.trainer.dpo_trainer", "transformers.trainer", "transformers.training_args"])
+@pytest.mark.parametrize(
+    "name", ["trl.trainer.dpo_trainer", "transformers.trainer", "transformers.training_args"]
+)
 def test_what_is_left_out_of_methods_is_no_argument_and_no_line(name):
     """Of most methods only the head is parsed; all other statements, and the lines of each, are those of the file."""
 
@@ -125,7 +134,10 @@ def test_what_is_left_out_of_methods_is_no_argument_and_no_line(name):
 
     module = find_module(name)
     bare, whole = list(outline(module.tree)), list(outline(ast.parse(module.text)))
-    assert bare == whole and len(list(ast.walk(module.tree))) < len(list(ast.walk(ast.parse(module.text)))) * 0.7
+    assert (
+        bare == whole
+        and len(list(ast.walk(module.tree))) < len(list(ast.walk(ast.parse(module.text)))) * 0.7
+    )
 
 
 def test_types_without_annotations_come_from_the_docstring():
@@ -319,7 +331,9 @@ def test_other_arguments(module):
                 super().__init__(**kwargs)
         """
     )
-    assert read_signature("pkg.Mixin").is_open and not read_signature("pkg.Last").is_open, "object takes nothing"
+    assert read_signature("pkg.Mixin").is_open and not read_signature("pkg.Last").is_open, (
+        "object takes nothing"
+    )
     passing, taking = read_signature("pkg.Passing"), read_signature("pkg.Taking")
     assert list(passing.parameters) == ["second", "extra"] and not passing.is_open
     assert set(taking.parameters) == {"size", "name"} and not taking.is_open
@@ -377,7 +391,8 @@ def test_ways_to_provide_a_name(module):
     assert "Starred" in public_names("pkg") and "_hidden" not in public_names("pkg")
     assert list(read_signature("pkg.alias.Lazy").parameters) == ["c"]
     assert list(read_signature("pkg.inner.Lazy").parameters) == ["c"]
-    module('_import_structure = {"inner": ["Lazy"]}', "lazy")  # a table that type checkers do not have either
+    # a table that type checkers do not have either
+    module('_import_structure = {"inner": ["Lazy"]}', "lazy")
     assert read_signature("pkg.lazy.Lazy").is_open
 
 
@@ -399,7 +414,9 @@ def test_overloads_and_decorated_classes(module):
     assert list(read_signature("pkg.Model").parameters) == ["size"]
 
 
-@pytest.mark.parametrize("text", ["def __getattr__(name): ...", "globals().update(Made=1)", "globals()['Made'] = 1"])
+@pytest.mark.parametrize(
+    "text", ["def __getattr__(name): ...", "globals().update(Made=1)", "globals()['Made'] = 1"]
+)
 def test_names_that_are_made_while_running_cannot_be_ruled_out(module, text):
     module(text)
     assert read_signature("pkg.Made").is_open
@@ -472,13 +489,19 @@ def test_annotations(module):
 
 
 def test_values_as_the_command_line_takes_them():
-    assert to_text(["a b", "x=1", "1", 1e-6, None, {"k": True}]) == ("[a b,'x=1','1',1e-6,null,{k:true}]")
+    assert to_text(["a b", "x=1", "1", 1e-6, None, {"k": True}]) == (
+        "[a b,'x=1','1',1e-6,null,{k:true}]"
+    )
     assert shortened(["one", "two", "three"], 12) == "one, ... (3)"
 
 
 def test_a_long_number_that_is_none_is_written_at_once():
     text, start = "1" * 50_000 + "x", time.process_time()
-    assert to_text(text) == text and to_text("1" * 50) == f"'{'1' * 50}'" and to_text("1_0.5e-3") == "'1_0.5e-3'"
+    assert (
+        to_text(text) == text
+        and to_text("1" * 50) == f"'{'1' * 50}'"
+        and to_text("1_0.5e-3") == "'1_0.5e-3'"
+    )
     assert time.process_time() - start < 1
 
 
@@ -509,7 +532,11 @@ def test_a_long_number_that_is_none_is_written_at_once():
 )
 def test_what_is_told_to_be_typed_is_read_as_that_value(value):
     """By a shell, our entry point and Hydra."""
-    [word] = [f"key={to_text(value)}"] if isinstance(value, dict) else shlex.split(to_override("key", value))
+    [word] = (
+        [f"key={to_text(value)}"]
+        if isinstance(value, dict)
+        else shlex.split(to_override("key", value))
+    )
     [override] = parse([quote_text(word)])
     assert _plain(override.value()) == value
 
@@ -524,7 +551,9 @@ def _plain(value):
 
 def test_the_statements_of_this_python_are_known():
     """A new Python may bring one that binds names: then say here that it is not followed, or follow it."""
-    followed = "ClassDef FunctionDef AsyncFunctionDef Import ImportFrom Assign AnnAssign If Try With"
+    followed = (
+        "ClassDef FunctionDef AsyncFunctionDef Import ImportFrom Assign AnnAssign If Try With"
+    )
     others = (
         "Assert AsyncFor AsyncWith AugAssign Break Continue Delete Expr For Global Match Nonlocal Pass Raise Return"
         " TryStar TypeAlias While"
@@ -551,5 +580,7 @@ def test_a_typed_dict_and_a_named_tuple_of_ones_own_are_read(module):
     )
     limit = read_signature("pkg.reward").parameters["limit"].type
     assert limit.accepts({"low": 1}) and limit.accepts(None)
-    assert not limit.accepts({"lo": 1}) and not limit.accepts({"low": "x"}) and not limit.accepts("x")
+    assert (
+        not limit.accepts({"lo": 1}) and not limit.accepts({"low": "x"}) and not limit.accepts("x")
+    )
     assert list(read_signature("pkg.Size").parameters) == ["path", "depth"]

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ import pytest
 from runner.__main__ import main
 from runner.io.files import read_json
 from runner.launch import queue, slurm
-from runner.run.read import find_folders, read_run
+from runner.run.find import find_folders
+from runner.run.record import read_run
 
 sys.path.append(str(Path(__file__).parent / "fault"))
 
@@ -46,9 +48,12 @@ class Cluster:
         return [*WORDS, f"launcher.python={self.python}", *words, *(() if named else ("name=one",))]
 
     def start(self, *words: str, **more) -> subprocess.Popen:
-        """The command in a process of its own."""
+        """The command in a process of its own, which hears SIGHUP also where the tests run under nohup."""
         command = [sys.executable, "-m", "runner", *self.words(*words)]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **more)
+        heard = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, preexec_fn=heard, **more
+        )
 
     @property
     def calls(self) -> list[str]:
@@ -93,16 +98,31 @@ def states(name: str = "one") -> list[str]:
     return [run.state for run in runs_of(name)]
 
 
-def test_the_script_is_shown_as_it_would_be_submitted_without_slurm(tmp_path, monkeypatch, capsys, pytestconfig):
+def test_the_script_is_shown_as_it_would_be_submitted_without_slurm(
+    tmp_path, monkeypatch, capsys, pytestconfig
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
-    keys = {"time": "1-12", "partition": "gpu", "num_processes": 8, "jobs": 2, "cpus_per_task": 32, "mem": "200G"}
+    keys = {
+        "time": "1-12",
+        "partition": "gpu",
+        "num_processes": 8,
+        "jobs": 2,
+        "cpus_per_task": 32,
+        "mem": "200G",
+    }
     keys |= {
         "setup": "[module load cuda, source venv/bin/activate]",
         "parameters": "{exclusive: true, overcommit: false, comment: a b}",
     }
     words = [f"launcher.{key}={value}" for key, value in keys.items()]
-    staged = ["experiment=toy_rlhf", "sft.seed=0,1", "ppo.seed=0,1", "launcher=slurm", "launcher.python=python"]
+    staged = [
+        "experiment=toy_rlhf",
+        "sft.seed=0,1",
+        "ppo.seed=0,1",
+        "launcher=slurm",
+        "launcher.python=python",
+    ]
     assert main(["-m", *staged, *words, "--dry-run"]) == 0
     shown = capsys.readouterr().out.partition("\n\n")[2]
     shown = re.sub(r"\.[0-9a-f]{8}\b", ".<digest>", shown)  # of the working folder, too
@@ -127,12 +147,20 @@ def test_a_run_is_submitted_once_and_the_same_command_says_how_far_it_is(cluster
     assert f"gone      {run}" in said and "squeue --job=2" in said
     until(lambda: not cluster.jobs)
     assert cluster() == 0 and "finished" in capsys.readouterr().out and len(cluster.calls) == 2
-    assert not [path for path in Path("outputs/one").iterdir() if path.name not in (".queue", run.folder.name)]
+    assert not [
+        path
+        for path in Path("outputs/one").iterdir()
+        if path.name not in (".queue", run.folder.name)
+    ]
     run.run.set_status("queued", queued={"another": "7"})
     assert cluster() == 0 and len(cluster.calls) == 2  # it is in the queue of another cluster
     run.run.set_status("queued", queued="7")
     assert main(["cancel", "outputs/one"]) == 0 and "no job" in capsys.readouterr().out
-    assert cluster() == 4 and "status.json: it cannot be read" in capsys.readouterr().out and len(cluster.calls) == 2
+    assert (
+        cluster() == 4
+        and "status.json: it cannot be read" in capsys.readouterr().out
+        and len(cluster.calls) == 2
+    )
 
 
 def test_of_many_runs_some_are_told_and_a_folder_with_a_space_is_quoted(cluster, capsys):
@@ -140,7 +168,11 @@ def test_of_many_runs_some_are_told_and_a_folder_with_a_space_is_quoted(cluster,
     words = ("-m", "seed=range(45)", "name=a b")
     assert cluster(*words) == 0 and cluster(*words) == 0
     said = capsys.readouterr().out
-    assert said.count("queued    outputs") == 40 and "and 5 more" in said and "runner cancel 'outputs/a b'\n" in said
+    assert (
+        said.count("queued    outputs") == 40
+        and "and 5 more" in said
+        and "runner cancel 'outputs/a b'\n" in said
+    )
     assert main(["cancel", "outputs/a b"]) == 0
     said = capsys.readouterr().out
     assert said.count("cancelled outputs") == 40 and "and 5 more" in said and not cluster.jobs
@@ -188,19 +220,25 @@ def test_a_job_goes_back_into_the_queue_until_it_has_ended_but_no_more_often_tha
     assert read_json(run.folder / "status.json")["calls"] == 4 and len(cluster.calls) == 2
 
 
-def test_a_submission_that_ends_badly_is_looked_for_before_it_is_repeated(cluster, capsys, monkeypatch):
+def test_a_submission_that_ends_badly_is_looked_for_before_it_is_repeated(
+    cluster, capsys, monkeypatch
+):
     cluster.mode("held late")
     assert cluster() == 5 and "Socket timed out" in capsys.readouterr().err
     assert cluster() == 0 and len(cluster.calls) == 1 and "1_0 PENDING" in capsys.readouterr().out
     cluster.mode("held mute")
     assert cluster("seed=1") == 5 and "no number of a job" in capsys.readouterr().err
     assert sorted(states()) == ["created", "queued"]
-    with monkeypatch.context() as elsewhere:  # a run that is called the same is not taken for the one above
+    # a run that is called the same is not taken for the one above
+    with monkeypatch.context() as elsewhere:
         Path("elsewhere").mkdir()
         elsewhere.chdir("elsewhere")
         assert cluster() == 5 and states() == ["created"]
     monkeypatch.setattr(slurm, "LIMIT", 0.5)
-    for mode, said in (("held garbled", "today the cluster is closed"), ("held hangs", "no answer in 0.5 s")):
+    for mode, said in (
+        ("held garbled", "today the cluster is closed"),
+        ("held hangs", "no answer in 0.5 s"),
+    ):
         cluster.mode(mode)
         assert cluster() == 5 and said in capsys.readouterr().err and len(cluster.calls) == 1
 
@@ -212,14 +250,20 @@ def test_ctrl_c_cuts_off_no_submission(cluster):
     os.killpg(started.pid, signal.SIGINT)  # as a terminal sends it, to all that is there
     started.communicate()
     (run,) = runs_of()
-    assert started.returncode == 130 and cluster.jobs == ["1_0"] and run.status["queued"] == {"slurm": "1_0"}
+    assert (
+        started.returncode == 130
+        and cluster.jobs == ["1_0"]
+        and run.status["queued"] == {"slurm": "1_0"}
+    )
 
 
 @pytest.mark.slow
 def test_two_commands_and_one_that_is_killed_submit_nothing_twice(cluster, capsys):
     cluster.mode("held slow")
     both = [cluster.start(), cluster.start()]
-    assert [bool(one.communicate()[0]) + one.returncode for one in both] == [1, 1] and len(cluster.calls) == 1
+    assert [bool(one.communicate()[0]) + one.returncode for one in both] == [1, 1] and len(
+        cluster.calls
+    ) == 1
     cluster.mode("held slow kills")
     killed = cluster.start("seed=1")
     assert not killed.communicate()[0] and killed.returncode == -signal.SIGKILL
@@ -247,7 +291,8 @@ def test_what_is_queued_or_runs_can_be_cancelled(cluster, capsys):
     assert "cancelled 1" in waits.communicate()[0] and waits.returncode == 130
     assert states() == ["interrupted"] * 3
     waits = cluster.start("seed=3", "launcher.wait=true")
-    until(lambda: "3_0" in cluster.jobs and {"queued", "running"} & set(states()))  # soon it has begun
+    # soon it has begun
+    until(lambda: "3_0" in cluster.jobs and {"queued", "running"} & set(states()))
     waits.send_signal(signal.SIGHUP)  # the terminal is closed
     assert waits.communicate() and waits.returncode == 143 and cluster.jobs == ["3_0"]
 
@@ -263,7 +308,11 @@ def test_what_is_queued_or_runs_can_be_cancelled(cluster, capsys):
         (["launcher.signal_seconds=70000", "launcher.time=UNLIMITED"], 2, "at most 65535"),
         (["launcher.max_requeues=-1"], 2, "at least 0"),
         (["launcher.partion=gpu"], 2, "launcher.partition=gpu"),
-        (["launcher.devices=[1]", "launcher.timeout_seconds=60"], 2, "leave launcher.timeout_seconds out"),
+        (
+            ["launcher.devices=[1]", "launcher.timeout_seconds=60"],
+            2,
+            "leave launcher.timeout_seconds out",
+        ),
         (["-m", "seed=0,1", "hydra/launcher=joblib"], 2, "launcher=local"),
     ],
 )
@@ -274,7 +323,9 @@ def test_what_cannot_be_submitted_is_refused_in_words(words, code, said, cluster
     assert "queued" not in states() if Path("outputs/one").exists() else True
 
 
-def test_a_link_in_place_of_our_folder_or_another_command_that_submits_is_not_overridden(cluster, capsys, monkeypatch):
+def test_a_link_in_place_of_our_folder_or_another_command_that_submits_is_not_overridden(
+    cluster, capsys, monkeypatch
+):
     monkeypatch.setattr(queue, "PATIENCE", 0.2)
     with queue.locked_group(Path("outputs/one")):
         assert cluster() == 5 and "it submits nothing twice" in capsys.readouterr().err
@@ -299,7 +350,9 @@ def test_lines_of_the_shell_in_a_file_need_a_launcher_that_was_typed(tmp_path, m
         assert 'launcher.setup="[touch here]"  (if you trust' in capsys.readouterr().err
     assert main([*words, "experiment=theirs", "launcher.setup=[touch here]"]) == 0
     assert "\ntouch here\n" in capsys.readouterr().out
-    assert main([*words, "launcher=theirs"]) == 0 and "\ntouch here\n" in (said := capsys.readouterr().out)
+    assert main([*words, "launcher=theirs"]) == 0 and "\ntouch here\n" in (
+        said := capsys.readouterr().out
+    )
     assert "\ntouch there" not in said and " touch there" in said
 
 
@@ -317,4 +370,7 @@ def test_slurm_itself_starts_a_run_again_that_it_has_put_back(runner):
     with real.running(runner.folder) as cluster:
         runner.environment |= cluster.environment
         cluster.command = lambda *words: runner(*words).stdout
-        assert real.put_back(cluster) == "saved at its step, went on, and its bits are those of an undisturbed run"
+        assert (
+            real.put_back(cluster)
+            == "saved at its step, went on, and its bits are those of an undisturbed run"
+        )

@@ -9,18 +9,23 @@ import pytest
 import yaml
 
 from runner import __main__ as door
-from runner import config
+from runner.config import composition
 from runner.errors import ConfigError
 from runner.io.files import MENU, files_of, read_json, write_json
 from runner.launch import pool
-from runner.launch.stages import compose_runs
+from runner.launch.compose.stages import compose_runs
 from runner.run import Run, open_run, uses_of, write_config
 from runner.run.key import folder_of
 
 CHAIN = {
     "sft": ["trainer=sft", "learning_rate=1e-3"],
     "judge": ["experiment=toy_reward", "model.path=${run:sft}"],
-    "rl": ["trainer=grpo", "model.path=${run:sft}", "reward=model", "reward.model.path=${run:judge}"],
+    "rl": [
+        "trainer=grpo",
+        "model.path=${run:sft}",
+        "reward=model",
+        "reward.model.path=${run:judge}",
+    ],
 }
 QUICK = (
     "metric=none",
@@ -39,7 +44,11 @@ def write(tmp_path, monkeypatch):
     def write(stages, name="chain", **others):
         path = tmp_path / "mine" / "experiment" / f"{name}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
-        node = {"defaults": [{"override /dataset": "toy_sort"}], "name": name, "stages": stages} | others
+        node = {
+            "defaults": [{"override /dataset": "toy_sort"}],
+            "name": name,
+            "stages": stages,
+        } | others
         path.write_text("# @package _global_\n" + yaml.safe_dump(node, sort_keys=False))
         return (f"experiment={name}", "--config-dir", "mine")
 
@@ -90,7 +99,10 @@ def test_a_stage_knows_the_folder_of_an_earlier_one_before_that_has_trained(chai
     door.main([*chain, "--dry-run"])
     sft, judge, _ = (line.split()[1] for line in new_lines(capsys))
     cfg = composed(*chain)["rl"]
-    assert (cfg["model"]["path"], cfg["reward"]["model"]["path"]) == (f"{sft}/model", f"{judge}/model")
+    assert (cfg["model"]["path"], cfg["reward"]["model"]["path"]) == (
+        f"{sft}/model",
+        f"{judge}/model",
+    )
     assert cfg["model"]["tokenizer"]["path"] == f"{sft}/model"
 
 
@@ -107,7 +119,10 @@ def test_a_stage_knows_the_folder_of_an_earlier_one_before_that_has_trained(chai
 @pytest.mark.slow
 def test_a_change_to_a_stage_makes_it_and_what_depends_on_it_another_run(chain, word, same):
     line = door.read_command_line(chain)
-    folders = [open_run(run.cfg, run.overrides).folder for run in compose_runs(line.overrides, line.folders)]
+    folders = [
+        open_run(run.cfg, run.overrides).folder
+        for run in compose_runs(line.overrides, line.folders)
+    ]
     line = door.read_command_line([*chain, word])
     now = [folder_of(run.cfg, run.overrides) for run in compose_runs(line.overrides, line.folders)]
     assert [one == other.absolute() for one, other in zip(folders, now, strict=True)] == same
@@ -117,8 +132,16 @@ def test_a_change_to_a_stage_makes_it_and_what_depends_on_it_another_run(chain, 
 def test_a_word_is_for_every_stage_unless_one_is_named(chain):
     cfgs = composed(*chain, "rl.seed=5", "seed=3", "rl.kl_coef=0.2", "sft.peft=lora", "name=mine")
     assert {stage: cfg["seed"] for stage, cfg in cfgs.items()} == {"sft": 3, "judge": 3, "rl": 5}
-    assert {stage: cfg["kl_coef"] for stage, cfg in cfgs.items()} == {"sft": None, "judge": None, "rl": 0.2}
-    assert {stage: bool(cfg["peft"]) for stage, cfg in cfgs.items()} == {"sft": True, "judge": False, "rl": False}
+    assert {stage: cfg["kl_coef"] for stage, cfg in cfgs.items()} == {
+        "sft": None,
+        "judge": None,
+        "rl": 0.2,
+    }
+    assert {stage: bool(cfg["peft"]) for stage, cfg in cfgs.items()} == {
+        "sft": True,
+        "judge": False,
+        "rl": False,
+    }
     assert [cfg["name"] for cfg in cfgs.values()] == ["mine-sft", "mine-judge", "mine-rl"]
 
 
@@ -136,8 +159,12 @@ def test_what_stands_beside_the_stages_is_shared_and_an_inner_experiment_is_laid
     cfgs = composed(*write(CHAIN, seed=7, learning_rate=9e-4))
     assert {cfg["seed"] for cfg in cfgs.values()} == {7}
     rates = {stage: cfg["learning_rate"] for stage, cfg in cfgs.items()}
-    assert rates == {"sft": 1e-3, "judge": 1e-3, "rl": 9e-4}  # of its words, of toy_reward, of the file
-    assert cfgs["judge"]["trainer"]["args"]["max_steps"] == 200 and cfgs["judge"]["name"] == "chain-judge"
+    # of its words, of toy_reward, of the file
+    assert rates == {"sft": 1e-3, "judge": 1e-3, "rl": 9e-4}
+    assert (
+        cfgs["judge"]["trainer"]["args"]["max_steps"] == 200
+        and cfgs["judge"]["name"] == "chain-judge"
+    )
 
 
 @pytest.mark.slow
@@ -146,29 +173,57 @@ def test_a_word_for_every_stage_cuts_none_off_from_an_earlier_one(chain):
     assert after["sft"]["model"]["path"] == "org/name"
     assert "outputs/chain-sft/" in after["rl"]["model"]["path"] != before["rl"]["model"]["path"]
     assert composed(*chain, "rl.model.path=org/name")["rl"]["model"]["path"] == "org/name"
-    assert "sft.reward.model.path" in {fault.where for fault in faults(*chain, "reward.model.path=x")}
+    assert "sft.reward.model.path" in {
+        fault.where for fault in faults(*chain, "reward.model.path=x")
+    }
 
 
 @pytest.mark.slow
-def test_what_an_option_is_tuned_for_stays_with_its_own_model_and_what_is_trained_from_that(write, tmp_path, capsys):
+def test_what_an_option_is_tuned_for_stays_with_its_own_model_and_what_is_trained_from_that(
+    write, tmp_path, capsys
+):
     field, words = "per_device_train_batch_size", write(CHAIN)
     kept = [cfg["trainer"]["args"].get(field) for cfg in composed(*words).values()]
-    lost = [cfg["trainer"]["args"].get(field) for cfg in composed(*words, "model.path=runner").values()]
+    lost = [
+        cfg["trainer"]["args"].get(field) for cfg in composed(*words, "model.path=runner").values()
+    ]
     assert (kept, lost) == ([32] * 3, [None] * 3)
-    for name, path in {"base": "runner://model/tiny", "next": "outputs/base/default-01/model", "other": "x/y"}.items():
+    for name, path in {
+        "base": "runner://model/tiny",
+        "next": "outputs/base/default-01/model",
+        "other": "x/y",
+    }.items():
         run = make_run(tmp_path / "outputs", name, "default-01")
         write_config(run.folder, {"model": {"path": path}})
-    of_runs = [composed(f"model.path=${{run:{name}}}")[""]["learning_rate"] for name in ("base", "next", "other")]
+    of_runs = [
+        composed(f"model.path=${{run:{name}}}")[""]["learning_rate"]
+        for name in ("base", "next", "other")
+    ]
     assert of_runs == [1e-4, 1e-4, 2e-5]
     assert composed("model.path=outputs/next/default-01/model")[""]["name"] == "sft-tiny-toy"
     write_option = (tmp_path / "mine" / "model" / "own.yaml").write_text
     (tmp_path / "mine" / "model").mkdir()
-    own = {"learning_rate": 7e-4, "model": {"path": "a/b", "dtype": "bfloat16"}, "dataset": {"limit": {"train": 9}}}
+    own = {
+        "learning_rate": 7e-4,
+        "model": {"path": "a/b", "dtype": "bfloat16"},
+        "dataset": {"limit": {"train": 9}},
+    }
     write_option(f"# @package _global_\ndefaults: [hub@model, _self_]\n{yaml.safe_dump(own)}")
     own = ("model=own", "--config-dir", "mine")
-    before, after = composed(*own)[""], composed(*own, "model.path=c/d", "trainer.args.max_steps=3")[""]
-    assert (before["learning_rate"], before["name"], before["dataset"]["limit"]["train"]) == (7e-4, "sft-own-toy", 9)
-    assert (after["learning_rate"], after["name"], after["dataset"]["limit"]["train"]) == (2e-5, "sft-hub-toy", None)
+    before, after = (
+        composed(*own)[""],
+        composed(*own, "model.path=c/d", "trainer.args.max_steps=3")[""],
+    )
+    assert (before["learning_rate"], before["name"], before["dataset"]["limit"]["train"]) == (
+        7e-4,
+        "sft-own-toy",
+        9,
+    )
+    assert (after["learning_rate"], after["name"], after["dataset"]["limit"]["train"]) == (
+        2e-5,
+        "sft-hub-toy",
+        None,
+    )
     assert after["model"]["dtype"] == "bfloat16" and after["trainer"]["args"]["max_steps"] == 3
     capsys.readouterr()
     Path("copy").symlink_to(MENU.parent / "runner" / "model" / "tiny")
@@ -179,10 +234,12 @@ def test_what_an_option_is_tuned_for_stays_with_its_own_model_and_what_is_traine
 
 @pytest.mark.slow
 def test_many_stages_are_composed_by_hydra_once_and_know_the_model_that_they_began_with(write):
-    words = write({f"s{n}": [f"seed={n}", *([f"model.path=${{run:s{n - 1}}}"] * (n > 0))] for n in range(30)})
-    config._compose_choices.cache_clear()
+    words = write(
+        {f"s{n}": [f"seed={n}", *([f"model.path=${{run:s{n - 1}}}"] * (n > 0))] for n in range(30)}
+    )
+    composition._compose_choices.cache_clear()
     assert {cfg["learning_rate"] for cfg in composed(*words).values()} == {1e-4}
-    assert config._compose_choices.cache_info().misses <= 4
+    assert composition._compose_choices.cache_info().misses <= 4
 
 
 @pytest.mark.slow
@@ -197,10 +254,22 @@ def test_a_word_that_no_stage_would_take_is_a_fault(write, tmp_path):
 
 @pytest.mark.slow
 def test_the_faults_of_all_stages_are_told_at_once_and_nothing_starts(chain, tmp_path, capsys):
-    words = (*chain, "sft.trainer.args.lerning_rate=1", "rl.trainer=gropo", "rll.seed=1", "modle.path=x")
+    words = (
+        *chain,
+        "sft.trainer.args.lerning_rate=1",
+        "rl.trainer=gropo",
+        "rll.seed=1",
+        "modle.path=x",
+    )
     assert door.main([*words]) == 2
     said = capsys.readouterr().err
-    for part in ("4 faults", "sft.trainer.args.learning_rate=1", "rl.trainer=grpo", "rl.seed=1", "model.path=x"):
+    for part in (
+        "4 faults",
+        "sft.trainer.args.learning_rate=1",
+        "rl.trainer=grpo",
+        "rl.seed=1",
+        "model.path=x",
+    ):
         assert part in said
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
@@ -224,7 +293,11 @@ def test_a_fault_of_every_stage_is_told_once_and_one_of_some_says_who_can_take_i
         ("rll.seed=1", "no stage and no key", "rl.seed=1"),
         ("rl=1", "rl=1", "rl.<key>=<value>"),
         ("~rl.peft", "~rl.peft", "rl.peft=null"),
-        ("stages.rl=[seed=1]", "on the command line", "experiment=<one with stages> <stage>.seed=1"),
+        (
+            "stages.rl=[seed=1]",
+            "on the command line",
+            "experiment=<one with stages> <stage>.seed=1",
+        ),
         ("rl.experiment=chain", "stages of its own", "rl.experiment=<another>"),
         ("sft.experiment=toy_sf", "no option", "sft.experiment=toy_sft"),
     ],
@@ -264,7 +337,15 @@ def test_stages_outside_of_an_experiment_are_not_overlooked(tmp_path):
 
 @pytest.mark.slow
 def test_what_a_file_says_does_not_count_as_typed(write):
-    unsafe = {"a": ["trainer=sft", "model=hub", "model.path=org/name", "model.trust_remote_code=true", "allow=[pack]"]}
+    unsafe = {
+        "a": [
+            "trainer=sft",
+            "model=hub",
+            "model.path=org/name",
+            "model.trust_remote_code=true",
+            "allow=[pack]",
+        ]
+    }
     words = write(unsafe)
     found = faults(*words)
     assert {"a.allow", "a.model.trust_remote_code"} == {fault.where for fault in found}
@@ -278,21 +359,33 @@ def test_the_configuration_of_each_stage_is_printed(chain, capsys):
     printed = capsys.readouterr().out
     headings = [line for line in printed.splitlines() if line.startswith("# stage")]
     assert [line.split()[2] for line in headings] == ["sft:", "judge:", "rl:"]
-    documents = [yaml.safe_load(part) for part in printed.split("# stage ")[1:] for part in [part.partition("\n")[2]]]
+    documents = [
+        yaml.safe_load(part)
+        for part in printed.split("# stage ")[1:]
+        for part in [part.partition("\n")[2]]
+    ]
     assert documents[2]["kl_coef"] == 0.2 and "stages" not in documents[2]
-    assert documents[2]["model"]["path"] == composed(*chain, "rl.kl_coef=0.2")["rl"]["model"]["path"]
+    assert (
+        documents[2]["model"]["path"] == composed(*chain, "rl.kl_coef=0.2")["rl"]["model"]["path"]
+    )
     assert door.main([*chain, "rl.kl_coef=0.2", "--help"]) == 0
 
 
 @pytest.mark.slow
 def test_elsewhere_a_reference_is_the_newest_finished_run_of_that_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for folder, day, state in (("new-01", 3, "finished"), ("old-01", 2, "finished"), ("x-01", 4, "interrupted")):
+    for folder, day, state in (
+        ("new-01", 3, "finished"),
+        ("old-01", 2, "finished"),
+        ("x-01", 4, "interrupted"),
+    ):
         make_run(tmp_path / "outputs", "my-sft", folder, f"2026-01-0{day}T00:00:00+00:00", state)
     make_run(tmp_path / "elsewhere", "my-sft", "there-01")
 
     def path(reference, *words):
-        return composed("trainer=dpo", f"model.path=${{run:{reference}}}", *words)[""]["model"]["path"]
+        return composed("trainer=dpo", f"model.path=${{run:{reference}}}", *words)[""]["model"][
+            "path"
+        ]
 
     assert path("my-sft") == "outputs/my-sft/new-01/model"
     assert path("my-sft/old-01") == "outputs/my-sft/old-01/model"
@@ -318,7 +411,11 @@ def test_a_run_records_the_runs_that_it_uses(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = make_run(tmp_path / "outputs", "base", "default-01")
     (tmp_path / "rows.jsonl").write_text("")
-    cfg = {"model": {"path": "outputs/base/default-01/model"}, "dataset": [str(run.metrics), "rows.jsonl"], "seed": 1}
+    cfg = {
+        "model": {"path": "outputs/base/default-01/model"},
+        "dataset": [str(run.metrics), "rows.jsonl"],
+        "seed": 1,
+    }
     assert uses_of(cfg) == {"model.path": "outputs/base/default-01"}
     run.metrics.write_text("")
     assert uses_of(cfg)["dataset.0"] == "outputs/base/default-01"
@@ -338,7 +435,9 @@ def test_a_stop_starts_no_other_stage(chain, monkeypatch, tmp_path, kind):
     monkeypatch.setattr(pool, "warm_up", lambda runs: None)
     monkeypatch.setattr(pool, "launch", launch)
     assert door.main([*chain, *kind]) == 130
-    folders = [path.parent.parent.name for path in sorted((tmp_path / "outputs").glob("*/*/config.yaml"))]
+    folders = [
+        path.parent.parent.name for path in sorted((tmp_path / "outputs").glob("*/*/config.yaml"))
+    ]
     assert folders == ["chain-judge", "chain-sft"]
 
 
@@ -347,36 +446,61 @@ def test_without_a_name_each_stage_is_named_after_its_parts_and_itself(write, tm
     words = write({"one": ["trainer=sft"], "two": ["trainer=dpo", "model.path=${run:one}"]})
     path = tmp_path / "mine" / "experiment" / "chain.yaml"
     path.write_text(path.read_text().replace("name: chain\n", ""))
-    assert [cfg["name"] for cfg in composed(*words).values()] == ["sft-tiny-toy_sort-one", "dpo-tiny-toy_sort-two"]
+    assert [cfg["name"] for cfg in composed(*words).values()] == [
+        "sft-tiny-toy_sort-one",
+        "dpo-tiny-toy_sort-two",
+    ]
 
 
 def states(runner, name="chain"):
-    return {stage: [Run(folder).status()["state"] for folder in runner.runs(f"{name}-{stage}")] for stage in CHAIN}
+    return {
+        stage: [Run(folder).status()["state"] for folder in runner.runs(f"{name}-{stage}")]
+        for stage in CHAIN
+    }
 
 
 @pytest.mark.slow
-def test_a_staged_experiment_trains_each_stage_as_it_would_be_alone_and_again_changes_no_byte(runner, chain):
+def test_a_staged_experiment_trains_each_stage_as_it_would_be_alone_and_again_changes_no_byte(
+    runner, chain
+):
     words = (*chain, *QUICK, "trainer.args.max_steps=2")
     done = runner(*words)
-    said = [line for line in done.stdout.splitlines() if line.startswith(("stage", "run ", "finished"))]
+    said = [
+        line for line in done.stdout.splitlines() if line.startswith(("stage", "run ", "finished"))
+    ]
     assert [line.split()[0] for line in said] == ["stage", "run", "finished"] * 3
     assert states(runner) == {stage: ["finished"] for stage in CHAIN}
     rl = Run(runner.runs("chain-rl")[0])
     assert "${" not in (rl.folder / "config.yaml").read_text()
-    sft, judge = (str(runner.runs(f"chain-{stage}")[0].relative_to(runner.folder)) for stage in ("sft", "judge"))
+    sft, judge = (
+        str(runner.runs(f"chain-{stage}")[0].relative_to(runner.folder))
+        for stage in ("sft", "judge")
+    )
     uses = read_json(rl.folder / "manifest.json")["uses"]
     assert (uses["model.path"], uses["reward.model.path"]) == (sft, judge)
     stage = Run(runner.runs("chain-judge")[0])
     quick = [word for word in QUICK if not word.startswith("rl.")]
-    runner("experiment=toy_reward", *quick, "trainer.args.max_steps=2", f"model.path={sft}/model", "name=alone")
+    runner(
+        "experiment=toy_reward",
+        *quick,
+        "trainer.args.max_steps=2",
+        f"model.path={sft}/model",
+        "name=alone",
+    )
     alone = Run(runner.runs("alone")[0])
-    assert alone.folder.name[-10:] == stage.folder.name[-10:] and files_of(alone.model) == files_of(stage.model)
+    assert alone.folder.name[-10:] == stage.folder.name[-10:] and files_of(alone.model) == files_of(
+        stage.model
+    )
     before = files_of(runner.folder / "outputs")
     assert runner(*words).stdout.count("nothing was changed") == 3
     assert files_of(runner.folder / "outputs") == before
     again = runner(*words, "judge.seed=1")
     assert again.stdout.count("nothing was changed") == 1
-    assert {stage: len(found) for stage, found in states(runner).items()} == {"sft": 1, "judge": 2, "rl": 2}
+    assert {stage: len(found) for stage, found in states(runner).items()} == {
+        "sft": 1,
+        "judge": 2,
+        "rl": 2,
+    }
 
 
 SLOW = """
@@ -393,20 +517,36 @@ class Slow(TrainerCallback):
 @pytest.mark.slow
 def test_a_stop_ends_the_command_and_the_same_command_goes_on(runner, chain):
     (runner.folder / "callbacks.py").write_text(SLOW)
-    slow = ("judge.callback.slow._target_=callbacks.Slow", "allow=[callbacks]", "judge.trainer.args.logging_steps=1")
-    words = ("-m", "rl.seed=1,2", *chain, *QUICK, "trainer.args.max_steps=2", "judge.trainer.args.max_steps=20", *slow)
+    slow = (
+        "judge.callback.slow._target_=callbacks.Slow",
+        "allow=[callbacks]",
+        "judge.trainer.args.logging_steps=1",
+    )
+    words = (
+        "-m",
+        "rl.seed=1,2",
+        *chain,
+        *QUICK,
+        "trainer.args.max_steps=2",
+        "judge.trainer.args.max_steps=20",
+        *slow,
+    )
     assert runner.stopped(*words, name="chain-judge", number=signal.SIGTERM) == 143
     assert states(runner) == {"sft": ["finished"], "judge": ["interrupted"], "rl": []}
     runner(*words)
     assert states(runner) == {"sft": ["finished"], "judge": ["finished"], "rl": ["finished"] * 2}
-    starts = [read_json(runner.runs(f"chain-{stage}")[0] / "manifest.json")["starts"] for stage in CHAIN]
+    starts = [
+        read_json(runner.runs(f"chain-{stage}")[0] / "manifest.json")["starts"] for stage in CHAIN
+    ]
     assert starts == [1, 2, 1]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [(), ("-m", "rl.seed=1,2")], ids=["alone", "sweep"])
 def test_a_stage_that_fails_ends_the_command_with_its_code(runner, chain, kind):
-    done = runner(*kind, *chain, *QUICK, "trainer.args.max_steps=2", "judge.trainer.args.max_length=8", code=2)
+    done = runner(
+        *kind, *chain, *QUICK, "trainer.args.max_steps=2", "judge.trainer.args.max_length=8", code=2
+    )
     assert states(runner) == {"sft": ["finished"], "judge": ["failed"], "rl": []}
     # The jobs of a sweep share the stage, and it is tried once.
     assert done.stdout.count("start     judge" if kind else "run       outputs/chain-judge") == 1

@@ -7,7 +7,8 @@ import pytest
 
 from runner.__main__ import main
 from runner.config.build import build
-from runner.dataset.load import key_of_steps, load_rows
+from runner.dataset.load import load_rows
+from runner.dataset.loaded_rows import key_of_steps
 from runner.dataset.mix import mix_rows
 from runner.dataset.step import apply_steps, fill, list_steps
 from runner.errors import DataError
@@ -43,7 +44,10 @@ def test_one_step_several_and_named_ones():
 
 def test_a_row_that_is_left_out_goes_no_further():
     assert apply_steps(ROWS[1], [even, chat]) is None
-    assert apply_steps(ROWS[2], [even, functools.partial(chat, ask="")])["messages"][0]["content"] == "2?"
+    assert (
+        apply_steps(ROWS[2], [even, functools.partial(chat, ask="")])["messages"][0]["content"]
+        == "2?"
+    )
 
 
 def test_steps_come_before_the_form_is_found(path):
@@ -58,7 +62,10 @@ def test_a_stream_goes_through_the_steps_too(path):
 
 
 def test_a_part_of_a_mixture_has_steps_of_its_own(path):
-    parts = {"few": functools.partial(load_rows, path, map=even), "all": functools.partial(load_rows, path)}
+    parts = {
+        "few": functools.partial(load_rows, path, map=even),
+        "all": functools.partial(load_rows, path),
+    }
     rows, _ = mix_rows(parts, to="demonstration")
     assert len(rows) == 9
 
@@ -104,7 +111,8 @@ def test_the_key_follows_code_and_settings(tmp_path, monkeypatch):
     from my_steps_b import step as second
 
     keys = [
-        key_of_steps([step]) for step in (first, second, functools.partial(first, by=2), functools.partial(first, by=3))
+        key_of_steps([step])
+        for step in (first, second, functools.partial(first, by=2), functools.partial(first, by=3))
     ]
     assert len({str(key) for key in keys}) == 4
     before = key_of_steps([first])
@@ -151,7 +159,13 @@ def test_steps_by_target(train, path, tmp_path, monkeypatch):
         "def plain(row):\n    return {'prompt': row['question'], 'completion': ' ' + row['answer']}\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    words = ["dataset=local", f"dataset.path={path}", "allow=[my_rows]", "metric=none", "trainer.args.max_steps=2"]
+    words = [
+        "dataset=local",
+        f"dataset.path={path}",
+        "allow=[my_rows]",
+        "metric=none",
+        "trainer.args.max_steps=2",
+    ]
     steps = [
         "dataset.map.short._target_=my_rows.short",
         "dataset.map.short.most=4",
@@ -165,7 +179,10 @@ def test_steps_by_target(train, path, tmp_path, monkeypatch):
 
 def test_names_are_filled_in_wherever_text_is_in_a_row():
     row = {
-        "messages": [{"role": "user", "content": "{{NAME}}?"}, {"role": "assistant", "content": "{{ NAME }}."}],
+        "messages": [
+            {"role": "user", "content": "{{NAME}}?"},
+            {"role": "assistant", "content": "{{ NAME }}."},
+        ],
         "n": 1,
     }
     filled = apply_steps(row, [functools.partial(fill, names={"NAME": "Ada"})])
@@ -186,7 +203,12 @@ def test_an_edit_of_what_a_step_or_a_rule_of_weights_imports_is_seen(runner, pat
     (lab / "rules.py").write_text(
         "def same(messages):\n    from table import WEIGHT\n    return [WEIGHT for turn in messages]\n"
     )
-    step = (f"dataset={path}", "allow=[mylab]", "dataset.map._target_=mylab.steps.tag", "metric=none")
+    step = (
+        f"dataset={path}",
+        "allow=[mylab]",
+        "dataset.map._target_=mylab.steps.tag",
+        "metric=none",
+    )
     rule = ("weight._target_=mylab.rules.same", "trainer.args.max_steps=1")
     runner(*step, *rule, "name=first")
     assert " alpha" in runner("preview", *step).stdout

@@ -32,10 +32,25 @@ EFFICIENT = "trainer.args.fsdp_config.cpu_ram_efficient_loading"
     [
         ({}, ["trainer.args.fsdp=true", "launcher.num_processes=2"], 5, "trainer.args.fsdp=null"),
         ({}, ["trainer.args.fsdp=full_shard"], 5, "full_shard, and there is no GPU here"),
-        ({}, ["trainer.args.fsdp=true", "trainer.args.use_cpu=true"], 5, "true, and there is no GPU here"),
-        ({}, ["trainer.args.parallelism_config._target_=accelerate.ParallelismConfig"], 5, "parallelism_config=null"),
+        (
+            {},
+            ["trainer.args.fsdp=true", "trainer.args.use_cpu=true"],
+            5,
+            "true, and there is no GPU here",
+        ),
+        (
+            {},
+            ["trainer.args.parallelism_config._target_=accelerate.ParallelismConfig"],
+            5,
+            "parallelism_config=null",
+        ),
         ({"ACCELERATE_USE_FSDP": "true", "WORLD_SIZE": "2"}, [], 5, "unset ACCELERATE_USE_FSDP"),
-        ({}, ["trainer.args.parallelism_config.tp_size=2"], 2, "_target_=accelerate.ParallelismConfig"),
+        (
+            {},
+            ["trainer.args.parallelism_config.tp_size=2"],
+            2,
+            "_target_=accelerate.ParallelismConfig",
+        ),
         ({}, ["strategy=fsdp2", "launcher.num_processes=2"], 5, "strategy=none"),
         ({}, ["strategy=hsdp", "launcher.num_processes=4"], 5, "strategy=none"),
         ({"RUNNER_TEST_FSDP_ON_CPU": "1"}, ["strategy=fsdp2"], 5, "launcher.num_processes=2"),
@@ -71,7 +86,13 @@ EFFICIENT = "trainer.args.fsdp_config.cpu_ram_efficient_loading"
         ({}, ["trainer.args.fsdp=true", "peft=prompt"], 2, "peft=lora"),
         (
             {},
-            ["trainer.args.fsdp=true", "peft=lora", "model=hub", "model.path=org/name", "model.merge=true"],
+            [
+                "trainer.args.fsdp=true",
+                "peft=lora",
+                "model=hub",
+                "model.path=org/name",
+                "model.merge=true",
+            ],
             2,
             "peft=none",
         ),
@@ -99,7 +120,11 @@ def test_accelerate_shards_no_model_on_a_cpu_unless_it_takes_it_for_a_gpu(monkey
     monkeypatch.setenv("RUNNER_TEST_FSDP_ON_CPU", "1")
     kinds = []
     for pretend in (bool, sharding.shards_on_cpu):
-        cpu = {"distributed_type": DistributedType.MULTI_CPU, "device": torch.device("cpu"), "num_processes": 2}
+        cpu = {
+            "distributed_type": DistributedType.MULTI_CPU,
+            "device": torch.device("cpu"),
+            "num_processes": 2,
+        }
         monkeypatch.setattr(PartialState, "_shared_state", cpu)
         monkeypatch.setattr(AcceleratorState, "_shared_state", {})
         pretend()
@@ -109,7 +134,13 @@ def test_accelerate_shards_no_model_on_a_cpu_unless_it_takes_it_for_a_gpu(monkey
 
 
 FSDP = ("strategy=fsdp2", "trainer.args.fsdp_config.state_dict_type=SHARDED_STATE_DICT")
-SHORT = ("trainer=sft", "dataset.limit.train=64", "dataset.limit.eval=8", "trainer.args.max_steps=2", "metric=none")
+SHORT = (
+    "trainer=sft",
+    "dataset.limit.train=64",
+    "dataset.limit.eval=8",
+    "trainer.args.max_steps=2",
+    "metric=none",
+)
 TWO = ("launcher.num_processes=2", "trainer.args.logging_steps=1")
 
 
@@ -117,9 +148,21 @@ TWO = ("launcher.num_processes=2", "trainer.args.logging_steps=1")
 @pytest.mark.parametrize("more", [["peft=none"], ["peft=lora"], ["trainer=ppo", "peft=lora"]])
 def test_a_sharded_run_saves_the_model_that_whole_copies_do(runner, more):
     tiny_model(runner.folder / "base")
-    words, saved = (*SHORT, *more, "trainer.args.optim=sgd", "learning_rate=0.1", "model=hub", "model.path=base"), {}
+    words, saved = (
+        (
+            *SHORT,
+            *more,
+            "trainer.args.optim=sgd",
+            "learning_rate=0.1",
+            "model=hub",
+            "model.path=base",
+        ),
+        {},
+    )
     rows = "trainer.args.per_device_train_batch_size=8"
-    for started in runner.start_two(*words, *FSDP, rows, "name=sharded", RUNNER_TEST_FSDP_ON_CPU="1"):
+    for started in runner.start_two(
+        *words, *FSDP, rows, "name=sharded", RUNNER_TEST_FSDP_ON_CPU="1"
+    ):
         assert started.wait().returncode == 0
     runner(*words, "trainer.args.per_device_train_batch_size=16", "name=whole")
     for name in ("whole", "sharded"):
@@ -147,7 +190,9 @@ def test_a_process_that_fails_while_it_saves_leaves_no_other_waiting(runner):
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize("words", ["peft=vera", "peft=lora model.path=tied", "model.merge=true model.path=adapter"])
+@pytest.mark.parametrize(
+    "words", ["peft=vera", "peft=lora model.path=tied", "model.merge=true model.path=adapter"]
+)
 def test_each_process_reads_what_accelerate_does_not_hand_out(words, tmp_path, monkeypatch):
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -158,35 +203,53 @@ def test_each_process_reads_what_accelerate_does_not_hand_out(words, tmp_path, m
     tiny_model(Path("tied"), "qwen2")
     adapter = LoraConfig(task_type="CAUSAL_LM")
     get_peft_model(AutoModelForCausalLM.from_pretrained("base"), adapter).save_pretrained("adapter")
-    cfg = compose(["trainer=sft", "strategy=fsdp2", "model=hub", "model.path=base", *words.split()]).cfg
-    args = SimpleNamespace(local_process_index=1, fsdp_plugin_args={"cpu_ram_efficient_loading": True})
-    model, _, _ = build_model(cfg, AutoTokenizer.from_pretrained("base"), args)
+    cfg = compose(
+        ["trainer=sft", "strategy=fsdp2", "model=hub", "model.path=base", *words.split()]
+    ).cfg
+    args = SimpleNamespace(
+        local_process_index=1, fsdp_plugin_args={"cpu_ram_efficient_loading": True}
+    )
+    model = build_model(cfg, AutoTokenizer.from_pretrained("base"), args).policy
     assert all(each.is_contiguous() for each in model.parameters())
     assert args.fsdp_plugin_args["cpu_ram_efficient_loading"] == ("merge" in words)
 
 
-def test_only_the_first_process_of_a_machine_holds_the_weights_that_it_hands_out(tmp_path, monkeypatch):
+def test_only_the_first_process_of_a_machine_holds_the_weights_that_it_hands_out(
+    tmp_path, monkeypatch
+):
     folder = tiny_model(tmp_path / "base")
     monkeypatch.setenv("LOCAL_RANK", "1")
-    words = ["trainer=dpo", "strategy=fsdp2", "launcher.num_processes=2", "model=hub", f"model.path={folder}"]
+    words = [
+        "trainer=dpo",
+        "strategy=fsdp2",
+        "launcher.num_processes=2",
+        "model=hub",
+        f"model.path={folder}",
+    ]
     cfg, tokenizer, held = compose(words).cfg, AutoTokenizer.from_pretrained(folder), []
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
     try:
         for process in (0, 1):
             plugin = {"cpu_ram_efficient_loading": True}
             args = SimpleNamespace(local_process_index=process, fsdp_plugin_args=plugin)
-            model, _, reference = build_model(cfg, tokenizer, args)
+            models = build_model(cfg, tokenizer, args)
             assert plugin["cpu_ram_efficient_loading"]
-            held.append((model, reference))
+            held.append((models.policy, models.reference))
     finally:
         torch.distributed.destroy_process_group()
     (whole, _), (places, reference) = held
     for model in (places, reference):
         weights = list(model.parameters())
-        assert sum(0 if each.is_meta else each.untyped_storage().nbytes() for each in weights) <= 4 * len(weights)
+        assert sum(
+            0 if each.is_meta else each.untyped_storage().nbytes() for each in weights
+        ) <= 4 * len(weights)
         assert [each.shape for each in weights] == [each.shape for each in whole.parameters()]
         buffers = dict(model.named_buffers())
-        assert buffers and all(torch.equal(each, buffers[name]) for name, each in whole.named_buffers())
+        assert buffers and all(
+            torch.equal(each, buffers[name]) for name, each in whole.named_buffers()
+        )
         assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
     assert not any(os.environ.get(name) for name in sharding.VARIABLES)
 
@@ -206,10 +269,15 @@ class OfOneProcess:
 
     def save_model(self, folder: str) -> None:
         if self.rank == 0:
-            kept = {name: weight for name, weight in self.model.state_dict().items() if name not in self.lost}
+            kept = {
+                name: weight
+                for name, weight in self.model.state_dict().items()
+                if name not in self.lost
+            }
             self.model.save_pretrained(folder, state_dict=kept)
         else:
-            Path(folder).mkdir(exist_ok=True)  # whichever process comes first makes it, as Trainer does
+            # whichever process comes first makes it, as Trainer does
+            Path(folder).mkdir(exist_ok=True)
             Path(folder, "of-another").touch()
 
 
@@ -217,7 +285,12 @@ class OfOneProcess:
 def tiny():
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    sizes = {
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+    }
     return LlamaForCausalLM(LlamaConfig(vocab_size=9, **sizes))
 
 
@@ -225,7 +298,8 @@ def test_what_each_process_saves_is_in_the_model(tiny, tmp_path):
     meet = threading.Barrier(2, timeout=600).wait
     (tmp_path / ".model.new").mkdir()
     first, other = (
-        threading.Thread(target=save_model, args=(Run(tmp_path), OfOneProcess(rank, tiny, meet))) for rank in (0, 1)
+        threading.Thread(target=save_model, args=(Run(tmp_path), OfOneProcess(rank, tiny, meet)))
+        for rank in (0, 1)
     )
     other.start()
     other.join(0.2)
@@ -254,16 +328,32 @@ def test_an_adapter_that_is_not_there_is_missing(tiny, tmp_path):
     assert len(find_missing(model, tmp_path)) == 1
 
 
-SHARED = ("dataset.limit.train=64", "dataset.limit.eval=8", "metric=none", "batch=16", "trainer.args.logging_steps=1")
-SHARED += ("trainer.args.per_device_train_batch_size=8", "trainer.args.max_steps=4", "trainer.args.save_steps=2")
+SHARED = (
+    "dataset.limit.train=64",
+    "dataset.limit.eval=8",
+    "metric=none",
+    "batch=16",
+    "trainer.args.logging_steps=1",
+)
+SHARED += (
+    "trainer.args.per_device_train_batch_size=8",
+    "trainer.args.max_steps=4",
+    "trainer.args.save_steps=2",
+)
 
 
 @pytest.mark.quick(2)
-@pytest.mark.parametrize("words", ["sft", "dpo", "reward", "ppo", "sft peft=lora", "ppo strategy=fsdp2"])
+@pytest.mark.parametrize(
+    "words", ["sft", "dpo", "reward", "ppo", "sft peft=lora", "ppo strategy=fsdp2"]
+)
 def test_a_shared_batch_has_one_key_on_any_number_of_processes(words):
     one, two, whole = (
         key_of(compose([f"trainer={words.split()[0]}", *words.split()[1:], *more, "batch=16"]).cfg)
-        for more in ([], ["launcher.num_processes=2"], ["trainer.args.per_device_train_batch_size=2"])
+        for more in (
+            [],
+            ["launcher.num_processes=2"],
+            ["trainer.args.per_device_train_batch_size=2"],
+        )
     )
     assert one == two == whole
 
@@ -286,7 +376,10 @@ def test_a_shared_batch_has_one_key_on_any_number_of_processes(words):
     ],
 )
 def test_steps_that_depend_on_the_processes_have_their_number_in_the_key(words):
-    one, two = (key_of(compose([*words.split(), *more, "batch=16"]).cfg) for more in ([], ["launcher.num_processes=2"]))
+    one, two = (
+        key_of(compose([*words.split(), *more, "batch=16"]).cfg)
+        for more in ([], ["launcher.num_processes=2"])
+    )
     assert one != two
 
 
@@ -320,36 +413,59 @@ def test_a_batch_is_not_shared_otherwise_where_the_rows_of_an_epoch_would_be(run
     words = ("trainer=sft", *SHARED, "dataset.limit.train=20", "name=run")
     runner(*words)
     refused = runner(*words, "launcher.num_processes=2", "--dry-run", code=2).stderr
-    assert "was trained by 1, and others" in refused and "20 rows are no multiple of the batch of 16" in refused
+    assert (
+        "was trained by 1, and others" in refused
+        and "20 rows are no multiple of the batch of 16" in refused
+    )
     runner(*words, "launcher.num_processes=2", "name=other", "--dry-run")
 
 
-@pytest.mark.parametrize(("kind", "found"), [("plain", ""), ("drops", "dropout of 0.5"), ("routes", "experts")])
+@pytest.mark.parametrize(
+    ("kind", "found"), [("plain", ""), ("drops", "dropout of 0.5"), ("routes", "experts")]
+)
 def test_a_model_says_whether_other_processes_would_take_other_steps(kind, found):
-    layers = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.5 if kind == "drops" else 0.0))
+    layers = torch.nn.Sequential(
+        torch.nn.Linear(2, 2), torch.nn.Dropout(0.5 if kind == "drops" else 0.0)
+    )
     layers.config = SimpleNamespace(output_router_logits=kind == "routes")
     args = SimpleNamespace(max_steps=9, num_train_epochs=1)
-    trainer = SimpleNamespace(model=layers, accelerator=SimpleNamespace(unwrap_model=lambda model: model), args=args)
+    trainer = SimpleNamespace(
+        model=layers, accelerator=SimpleNamespace(unwrap_model=lambda model: model), args=args
+    )
     trainer.train_dataset = range(32)
-    cfg = {"batch": 16, "trainer": {"form": "text", "shares_batch": ["per_device_train_batch_size"]}}
+    cfg = {
+        "batch": 16,
+        "trainer": {"form": "text", "shares_batch": ["per_device_train_batch_size"]},
+    }
     assert found in (reason := find_process_dependence(trainer, cfg))
     assert bool(reason) == bool(found)
-    del trainer.train_dataset  # nothing is counted of a stream, whose number of processes is in the key
+    # nothing is counted of a stream, whose number of processes is in the key
+    del trainer.train_dataset
     assert find_process_dependence(trainer, {"batch": 16, "trainer": {"form": "text"}}) == ""
 
 
-def test_a_run_whose_layers_are_split_does_not_go_on_from_its_checkpoint(tmp_path, monkeypatch, capsys):
+def test_a_run_whose_layers_are_split_does_not_go_on_from_its_checkpoint(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RUNNER_TEST_FSDP_ON_CPU", "1")
     sizes = ("._target_=accelerate.ParallelismConfig", ".tp_size=2")
-    words = ["trainer=sft", "launcher.num_processes=2", *(f"trainer.args.parallelism_config{each}" for each in sizes)]
+    words = [
+        "trainer=sft",
+        "launcher.num_processes=2",
+        *(f"trainer.args.parallelism_config{each}" for each in sizes),
+    ]
     assert main([*words, "--dry-run"]) == 0
     folder = Path(capsys.readouterr().out.split()[-1])
     (folder / "checkpoints" / "checkpoint-3").mkdir(parents=True)
     (folder / "checkpoints" / "checkpoint-3" / "seal.json").touch()
     assert main([*words, "--dry-run"]) == 2
     said = capsys.readouterr().err
-    assert "parallelism_config.tp_size\n" in said and "checkpoint-3" in said and "type      name=<another name>" in said
+    assert (
+        "parallelism_config.tp_size\n" in said
+        and "checkpoint-3" in said
+        and "type      name=<another name>" in said
+    )
     assert main([*words, "name=another", "--dry-run"]) == 0
 
 

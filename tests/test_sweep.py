@@ -14,19 +14,28 @@ import pytest
 
 from runner import __main__ as door
 from runner import config
+from runner.config import composition
+from runner.config.override import force
 from runner.errors import ConfigError
 from runner.io.files import MENU, read_json
 from runner.io.terminal import COLOUR
-from runner.launch import axis, pool, slurm, start, worker
-from runner.launch.axis import MAX_JOBS, axes
-from runner.launch.grid import compose_jobs
-from runner.launch.plan import LiveProgress, Plan, state_of, tasks_of
-from runner.launch.pool import Settings, confine, settings_of
-from runner.launch.worker import fork, visible_devices
+from runner.launch import pool, processes, run_log, slurm, start_runs, worker
+from runner.launch.compose import sweep_axes
+from runner.launch.compose.grid import compose_jobs
+from runner.launch.compose.sweep_axes import MAX_JOBS, axes
+from runner.launch.plan import Plan, state_of, tasks_of
+from runner.launch.pool_settings import Settings, confine, settings_of
+from runner.launch.processes import fork, visible_devices
+from runner.launch.progress import LiveProgress
 from runner.run import Run, held, locked, open_run
-from runner.run.read import one_line
+from runner.run.record import one_line
 
-QUICK = ("dataset.limit.train=16", "dataset.limit.eval=2", "metric=none", "trainer.args.max_steps=1")
+QUICK = (
+    "dataset.limit.train=16",
+    "dataset.limit.eval=2",
+    "metric=none",
+    "trainer.args.max_steps=1",
+)
 
 
 def said(capsys, *words, code=0):
@@ -49,7 +58,7 @@ def jobs(*words):
 
 
 def test_the_first_job_of_a_long_range_needs_not_all_of_it():
-    assert axis.first_of(["hydra/sweeper=optuna", "seed=range(0,4294967295)"]) == ["seed=0"]
+    assert sweep_axes.first_of(["hydra/sweeper=optuna", "seed=range(0,4294967295)"]) == ["seed=0"]
 
 
 def test_the_plan_counts_runs_by_what_is_left_to_do(tmp_path, capsys):
@@ -64,7 +73,13 @@ def test_the_plan_counts_runs_by_what_is_left_to_do(tmp_path, capsys):
     )
     with locked(runs[3]):
         assert "1 running elsewhere" in str(plan) and state_of(runs[3].folder) == "running"
-    assert [line.split()[0] for line in plan.lines()] == ["finished", "interrupted", "failed", "interrupted", "new"]
+    assert [line.split()[0] for line in plan.lines()] == [
+        "finished",
+        "interrupted",
+        "failed",
+        "interrupted",
+        "new",
+    ]
     text = said(capsys, "-m", *words, "--dry-run")
     assert text.startswith(str(plan)) and len(text.splitlines()) == 8
 
@@ -127,7 +142,10 @@ def test_a_checked_in_sweep_needs_no_flag_and_its_axes_can_be_replaced(capsys):
     text = said(capsys, "sweep=kl_lr", "trainer=dpo", "--dry-run")
     assert "kl_coef 3 x learning_rate 2" in text
     text = said(capsys, "sweep=kl_lr", "trainer=dpo", "kl_coef=0.5,0.7", "seed=0,1", "--dry-run")
-    assert "kl_coef 2 x learning_rate 2 x seed 2" in text or "learning_rate 2 x kl_coef 2 x seed 2" in text
+    assert (
+        "kl_coef 2 x learning_rate 2 x seed 2" in text
+        or "learning_rate 2 x kl_coef 2 x seed 2" in text
+    )
     assert "kl_coef-0.7" in text and "kl_coef-0.01" not in text
     text = said(capsys, "sweep=seeds", "experiment=toy_sft", "--dry-run")
     assert "3 runs in outputs/toy-sft: seed 3" in text
@@ -135,17 +153,19 @@ def test_a_checked_in_sweep_needs_no_flag_and_its_axes_can_be_replaced(capsys):
 
 @pytest.mark.slow
 def test_jobs_that_differ_in_values_only_are_composed_by_hydra_once(monkeypatch):
-    config._compose_choices.cache_clear()
+    composition._compose_choices.cache_clear()
     jobs("trainer=dpo", "kl_coef=0.1,0.2,0.3", "learning_rate=1e-6,1e-5")
-    assert config._compose_choices.cache_info().misses == 1
+    assert composition._compose_choices.cache_info().misses == 1
     jobs("trainer=dpo", "kl_coef=0.1,0.2,0.3", "learning_rate=1e-6,1e-5", "~trainer.args.max_steps")
-    assert config._compose_choices.cache_info().misses == 2
+    assert composition._compose_choices.cache_info().misses == 2
 
 
 def test_a_fault_of_all_jobs_is_one_whatever_is_swept():
     with pytest.raises(ConfigError) as error:
         jobs("trainer=sft", "seed=1,2,3", "trainer.args.max_stepz=2")
-    assert [(fault.fix, fault.job) for fault in error.value.faults] == [("trainer.args.max_steps=2", "")]
+    assert [(fault.fix, fault.job) for fault in error.value.faults] == [
+        ("trainer.args.max_steps=2", "")
+    ]
 
 
 @pytest.mark.quick(1)
@@ -153,7 +173,11 @@ def test_a_fault_of_all_jobs_is_one_whatever_is_swept():
     "words",
     [
         ("trainer=dpo", "kl_coef=0.3", "trainer.args.beta=0.7", "model.dtype=bfloat16"),
-        ("experiment=toy_grpo", "+callback.mine={_target_: a.B, x: [1, 2]}", "reward.length.weight=2"),
+        (
+            "experiment=toy_grpo",
+            "+callback.mine={_target_: a.B, x: [1, 2]}",
+            "reward.length.weight=2",
+        ),
         ("dataset=local", "dataset.path=a.jsonl", "dataset.columns={prompt: q}", "name='a b'"),
         ("peft=lora", "peft.r=4", "~quant", "seed=3"),
         ("trainer.args.seed=1", "~trainer.args.max_steps", "seed=3"),
@@ -166,7 +190,7 @@ def test_values_laid_on_top_are_what_hydra_makes_of_them(words):
 
     ours, _ = config.compose_unresolved(words)
     with initialize_config_dir(str(MENU), version_base="1.3", job_name="runner"):
-        theirs = compose("config", config.force(words, config.read_menu()), return_hydra_config=True)
+        theirs = compose("config", force(words, config.read_menu()), return_hydra_config=True)
     plain = [OmegaConf.to_container(cfg, resolve=False) for cfg in (ours, theirs)]
     for cfg in plain:
         del cfg["hydra"]
@@ -239,12 +263,18 @@ def misbehave(run):
 
 @pytest.mark.slow
 def test_what_one_job_does_to_its_process_touches_no_other(train_all):
-    codes, recorder, _ = train_all(misbehave, "trainer=sft", "seed=range(0,8)", jobs=2, timeout_seconds=6.0)
+    codes, recorder, _ = train_all(
+        misbehave, "trainer=sft", "seed=range(0,8)", jobs=2, timeout_seconds=6.0
+    )
     assert Counter(codes) == {0: 2, 1: 3, 5: 3}  # killed by a signal, or for its time
     assert Counter(state for state, _ in recorder.ends.values()) == {"finished": 2, "failed": 6}
     causes = {seed: cause for seed, (_, cause) in recorder.ends.items()}
     assert "exit code 1" in causes[1] and "exit code" in causes[2] and "SIGKILL" in causes[3]
-    assert "SIGSEGV" in causes[4] and "launcher.timeout_seconds" in causes[5] and "exit code 0" in causes[6]
+    assert (
+        "SIGSEGV" in causes[4]
+        and "launcher.timeout_seconds" in causes[5]
+        and "exit code 0" in causes[6]
+    )
     assert recorder.most == 2
     failed = [Run(path.parent) for path in Path("outputs/sweep").glob("*/status.json")]
     assert Counter(run.status()["state"] for run in failed) == {"finished": 2, "failed": 6}
@@ -252,11 +282,13 @@ def test_what_one_job_does_to_its_process_touches_no_other(train_all):
 
 @pytest.mark.slow
 def test_what_a_job_says_is_in_its_log_without_secrets(train_all, capfd, monkeypatch):
-    monkeypatch.setenv("DEPLOY_KEY", "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEA7b1x\n-----END")
+    monkeypatch.setenv(
+        "DEPLOY_KEY", "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEA7b1x\n-----END"
+    )
 
     def talk(run):
         print("out")
-        with worker.logging_to(run.log):
+        with run_log.logging_to(run.log):
             worker.log.warning("once")
         print("err", file=sys.stderr)
         os.system("echo from another program; env")
@@ -269,15 +301,21 @@ def test_what_a_job_says_is_in_its_log_without_secrets(train_all, capfd, monkeyp
 
     train_all(talk, "trainer=sft", "seed=0,1")
     logs = [path.read_text() for path in Path("outputs/sweep").glob("*/log.txt")]
-    assert not any("MIIE" in log or "hf_" in log for log in logs) and all("half of <secret>" in log for log in logs)
-    assert len(logs) == 2 and all({"out", "err", "from another program"} <= set(log.splitlines()) for log in logs)
+    assert not any("MIIE" in log or "hf_" in log for log in logs) and all(
+        "half of <secret>" in log for log in logs
+    )
+    assert len(logs) == 2 and all(
+        {"out", "err", "from another program"} <= set(log.splitlines()) for log in logs
+    )
     assert [log.count("once") for log in logs] == [1, 1]
     assert "err" not in capfd.readouterr().err
 
 
 @pytest.mark.slow
 def test_a_run_that_another_process_holds_is_waited_for_and_not_trained_twice(train_all, tmp_path):
-    other = open_run(*next((job.cfg, job.overrides) for (job,) in jobs("trainer=sft", "seed=0", "name=sweep")))
+    other = open_run(
+        *next((job.cfg, job.overrides) for (job,) in jobs("trainer=sft", "seed=0", "name=sweep"))
+    )
     script = (
         "import sys, time\nfrom pathlib import Path\nfrom runner.run import Run, locked\n"
         "run = Run(Path(sys.argv[1]))\n"
@@ -288,7 +326,8 @@ def test_a_run_that_another_process_holds_is_waited_for_and_not_trained_twice(tr
     for state, trained in (("finished", [1]), ("interrupted", [0, 1]), ("failed", [1])):
         for run in Path("outputs/sweep").glob("*"):
             Run(run).set_status("created")
-        # It holds the first run until the second one trains, which begins after the sweep has looked at the first.
+        # It holds the first run until the second one trains, which begins after the sweep has
+        # looked at the first.
         (tmp_path / "trained").write_text("")
         words = (str(other.folder), state, str(tmp_path / "trained"))
         holder = subprocess.Popen([sys.executable, "-c", script, *words], stdout=subprocess.PIPE)
@@ -355,7 +394,7 @@ def test_threads_of_a_forked_process_that_compute_first_find_their_pool():
 
 def test_a_child_of_a_dead_driver_is_told_to_save_its_step(tmp_path):
     script = (
-        "import os, signal, sys, time\nfrom runner.launch.worker import set_parent_death_signal\n"
+        "import os, signal, sys, time\nfrom runner.launch.processes import set_parent_death_signal\n"
         "def end(*_):\n    open(sys.argv[1], 'w').write('saved')\n    os._exit(0)\n"
         "parent, child = os.getpid(), os.fork()\n"
         "if child == 0:\n"
@@ -363,7 +402,9 @@ def test_a_child_of_a_dead_driver_is_told_to_save_its_step(tmp_path):
         "    time.sleep(60)\n"
         "time.sleep(60)\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "x")], stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "x")], stdout=subprocess.PIPE
+    )
     assert process.stdout.readline() == b"ready\n"
     process.kill()
     deadline = time.monotonic() + 120
@@ -398,17 +439,35 @@ def test_another_launcher_needs_its_file_and_its_function(tmp_path, monkeypatch,
     (tmp_path / "mine.py").write_text(CLUSTER)
     (tmp_path / "conf" / "launcher").mkdir(parents=True)
     keys = "num_processes: 8\njobs: 2\ntimeout_seconds: null\ndevices: []\n"
-    (tmp_path / "conf" / "launcher" / "cluster.yaml").write_text(f"_target_: mine.cluster\npartition: none\n{keys}")
+    (tmp_path / "conf" / "launcher" / "cluster.yaml").write_text(
+        f"_target_: mine.cluster\npartition: none\n{keys}"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(pool, "warm_up", lambda runs: None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    words = [*kind, "--config-dir", "conf", "launcher=cluster", "allow=[mine]", "trainer=sft", "trainer.args.fsdp=true"]
+    words = [
+        *kind,
+        "--config-dir",
+        "conf",
+        "launcher=cluster",
+        "allow=[mine]",
+        "trainer=sft",
+        "trainer.args.fsdp=true",
+    ]
     assert door.main([*words, "launcher.partition=taken"]) == 4
     assert door.main(words) == 5
     assert door.main([*words, "launcher.partition=long"]) == 0
     shown = capfd.readouterr()
-    told = shown.out + shown.err + "".join(path.read_text() for path in Path("outputs").glob("*/*/log.txt"))
-    assert "no such partition" in told and "queued 8 {'cluster': 7}" in told and "Traceback" not in told
+    told = (
+        shown.out
+        + shown.err
+        + "".join(path.read_text() for path in Path("outputs").glob("*/*/log.txt"))
+    )
+    assert (
+        "no such partition" in told
+        and "queued 8 {'cluster': 7}" in told
+        and "Traceback" not in told
+    )
 
 
 # --- Devices, threads, progress -----------------------------------------------------------------
@@ -443,14 +502,22 @@ def test_each_of_several_jobs_sees_its_own_device_and_its_share_of_the_cpu(monke
 
 def test_a_single_process_sees_one_device_and_says_so_where_there_are_more(monkeypatch, capsys):
     seen = []
-    monkeypatch.setattr(start, "launch", lambda *_: seen.append(os.environ["CUDA_VISIBLE_DEVICES"]) or 0)
+    monkeypatch.setattr(
+        start_runs, "launch", lambda *_: seen.append(os.environ["CUDA_VISIBLE_DEVICES"]) or 0
+    )
     note = "note      2 GPUs here, 1 used (cuda:0); launcher.num_processes=2 uses both"
-    for words, shown in (([], "6"), (["launcher.num_processes=2"], "6,7"), (["launcher.devices=[7]"], "7")):
+    for words, shown in (
+        ([], "6"),
+        (["launcher.num_processes=2"], "6,7"),
+        (["launcher.devices=[7]"], "7"),
+    ):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
         assert (note in said(capsys, "trainer=sft", *words)) == (shown == "6")
         assert seen.pop() == shown
     run = next(Path("outputs").glob("*/*/config.yaml")).parent
-    monkeypatch.setattr("runner.command.train.train", lambda *_: seen.append(os.environ["CUDA_VISIBLE_DEVICES"]))
+    monkeypatch.setattr(
+        "runner.command.train.train", lambda *_: seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
+    )
     for rank, shown in (({}, "6"), ({"LOCAL_RANK": "1"}, "6,7")):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
         for name, value in rank.items():
@@ -471,7 +538,9 @@ def test_each_job_has_a_device_for_each_of_its_processes(monkeypatch, capsys):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     printed = said(capsys, "-m", *words, "launcher.jobs=2", code=2)
     assert "2 x 2 processes" in printed and "3 devices" in printed and "launcher.jobs=1" in printed
-    assert "launcher.num_processes=3" in said(capsys, "trainer=sft", "launcher.num_processes=4", code=2)
+    assert "launcher.num_processes=3" in said(
+        capsys, "trainer=sft", "launcher.num_processes=4", code=2
+    )
     assert not Path("outputs").exists()
 
 
@@ -503,7 +572,12 @@ def test_progress_is_a_picture_on_a_terminal_and_events_in_a_log(monkeypatch):
         show.ended(tasks[1], "finished", seconds=10)
         show.next = 0
         show.tick([(tasks[0], 4.0)], waiting=1)
-        show.ended(tasks[2], "failed", "data\n  dataset\n    found     0 rows\n    type      more", seconds=2)
+        show.ended(
+            tasks[2],
+            "failed",
+            "data\n  dataset\n    found     0 rows\n    type      more",
+            seconds=2,
+        )
         text = COLOUR.sub("", out.text)
         assert "progress  1 of 3 finished, 1 running, about 8 s left" in text
         assert "finished  seed-1  10 s\n" in text and "failed    seed-2  dataset: 0 rows\n" in text
@@ -543,23 +617,47 @@ class Chaos(TrainerCallback):
 @pytest.mark.slow
 def test_a_sweep_in_chaos_finishes_the_healthy_jobs_and_then_exactly_the_others(runner):
     (runner.folder / "chaos.py").write_text(CHAOS)
-    chaos = ("allow=[chaos]", "callback.chaos._target_=chaos.Chaos", "callback.chaos.job=range(1,9)")
+    chaos = (
+        "allow=[chaos]",
+        "callback.chaos._target_=chaos.Chaos",
+        "callback.chaos.job=range(1,9)",
+    )
     words = ("-m", *chaos, *QUICK, "launcher.jobs=2", "launcher.timeout_seconds=20", "name=chaos")
     done = runner(*words, code=2)
     assert "2 of 8 runs finished" in done.stdout
-    printed = {line.split()[1]: line for line in done.stdout.splitlines() if line.startswith("failed    job-")}
-    wanted = {1: "job 1 raises", 2: "job 2 raises", 3: "SIGKILL", 4: "SIGSEGV", 5: "sys.exit(0)", 6: "timeout_seconds"}
+    printed = {
+        line.split()[1]: line
+        for line in done.stdout.splitlines()
+        if line.startswith("failed    job-")
+    }
+    wanted = {
+        1: "job 1 raises",
+        2: "job 2 raises",
+        3: "SIGKILL",
+        4: "SIGSEGV",
+        5: "sys.exit(0)",
+        6: "timeout_seconds",
+    }
     assert all(why in printed[f"job-{job}"] for job, why in wanted.items()) and len(printed) == 6
     (runner.folder / "healed").touch()
     again = runner(*words)
-    assert "8 of 8 runs finished" in again.stdout and "6 failed, to try again, 2 finished" in again.stdout
-    starts = Counter(read_json(folder / "manifest.json")["starts"] for folder in runner.runs("chaos"))
+    assert (
+        "8 of 8 runs finished" in again.stdout
+        and "6 failed, to try again, 2 finished" in again.stdout
+    )
+    starts = Counter(
+        read_json(folder / "manifest.json")["starts"] for folder in runner.runs("chaos")
+    )
     assert starts == {1: 2, 2: 6}
 
 
 @pytest.mark.slow
 def test_a_killed_driver_leaves_nothing_running_loses_nothing_and_doubles_nothing(runner):
-    steps = ("trainer.args.max_steps=6", "trainer.args.save_steps=2", "trainer.args.logging_steps=1")
+    steps = (
+        "trainer.args.max_steps=6",
+        "trainer.args.save_steps=2",
+        "trainer.args.logging_steps=1",
+    )
     words = ("-m", "seed=range(0,4)", *QUICK[:3], *steps, "launcher.jobs=2", "name=kill")
     # Killed when the first run is there, when the first checkpoint is, and when the first model is.
     for sign in ("config.yaml", "checkpoints/*/seal.json", "model/config.json"):
@@ -571,11 +669,15 @@ def test_a_killed_driver_leaves_nothing_running_loses_nothing_and_doubles_nothin
         assert driver.wait().returncode == -signal.SIGKILL
         deadline = time.monotonic() + 120
         while any(held(Run(folder)) for folder in runner.runs("kill")):
-            assert time.monotonic() < deadline, "a run is still held 120 s after its driver was killed"
+            assert time.monotonic() < deadline, (
+                "a run is still held 120 s after its driver was killed"
+            )
             time.sleep(0.1)
     assert "4 of 4 runs finished" in runner(*words).stdout
     for folder in runner.runs("kill"):
-        lines = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        lines = [
+            json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()
+        ]
         assert lines == list(range(7))
     assert "4 finished" in runner(*words).stdout.splitlines()[1]
 
@@ -592,15 +694,37 @@ def test_two_sweeps_that_share_jobs_share_the_work(runner):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not find_spec("hydra_plugins.hydra_optuna_sweeper"), reason="needs the extra optuna")
+@pytest.mark.skipif(
+    not find_spec("hydra_plugins.hydra_optuna_sweeper"), reason="needs the extra optuna"
+)
 def test_a_search_by_optuna_survives_failures_and_goes_on_from_the_trials_there_are(runner):
     short = (*QUICK[:3], "trainer.args.max_steps=1", "name=search", "objective=eval_loss")
-    axes = ("kl_coef=interval(0.1,0.5)", "learning_rate=choice(1e-4,1e-3)", "trainer.args.max_length=choice(8,512)")
-    words = ("-m", "trainer=dpo", "hydra/sweeper=optuna", *short, *axes, "hydra.sweeper.sampler.seed=1")
-    words = (*words, "hydra.sweeper.n_jobs=1", "hydra.sweeper.direction=minimize", "hydra.sweeper.max_failure_rate=1")
+    axes = (
+        "kl_coef=interval(0.1,0.5)",
+        "learning_rate=choice(1e-4,1e-3)",
+        "trainer.args.max_length=choice(8,512)",
+    )
+    words = (
+        "-m",
+        "trainer=dpo",
+        "hydra/sweeper=optuna",
+        *short,
+        *axes,
+        "hydra.sweeper.sampler.seed=1",
+    )
+    words = (
+        *words,
+        "hydra.sweeper.n_jobs=1",
+        "hydra.sweeper.direction=minimize",
+        "hydra.sweeper.max_failure_rate=1",
+    )
     first = runner(*words, "hydra.sweeper.n_trials=4", code=2)
     states = Counter(Run(folder).status()["state"] for folder in runner.runs("search"))
-    assert states["finished"] and states["failed"] and first.stdout.count("failed    outputs") == states["failed"]
+    assert (
+        states["finished"]
+        and states["failed"]
+        and first.stdout.count("failed    outputs") == states["failed"]
+    )
     assert f"{states['finished']} of {states.total()} runs finished" in first.stdout
     again = runner(*words, "hydra.sweeper.n_trials=6", code=2)
     assert again.stdout.count("nothing was changed") >= states["finished"]
@@ -608,24 +732,40 @@ def test_a_search_by_optuna_survives_failures_and_goes_on_from_the_trials_there_
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not find_spec("hydra_plugins.hydra_joblib_launcher"), reason="needs the extra joblib")
+@pytest.mark.skipif(
+    not find_spec("hydra_plugins.hydra_joblib_launcher"), reason="needs the extra joblib"
+)
 def test_hydras_joblib_launcher_trains_runs_like_ours(runner):
-    words = ("-m", "seed=0,1", *QUICK, "name=joblib", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
+    words = (
+        "-m",
+        "seed=0,1",
+        *QUICK,
+        "name=joblib",
+        "hydra/launcher=joblib",
+        "hydra.launcher.n_jobs=2",
+    )
     assert runner(*words).stdout.endswith("2 of 2 runs finished\n")
     assert [Run(folder).status()["state"] for folder in runner.runs("joblib")] == ["finished"] * 2
     assert "2 finished" in runner(*words, "--dry-run").stdout
     # In this process; the job that fails keeps none of the others from its turn.
     failing = (*words, "hydra.launcher.n_jobs=1", "seed=0", "trainer.args.max_length=8,512")
     again = runner(*failing, code=2)
-    assert "report    outputs/joblib" in again.stdout and again.stdout.endswith("1 of 2 runs finished\n")
+    assert "report    outputs/joblib" in again.stdout and again.stdout.endswith(
+        "1 of 2 runs finished\n"
+    )
 
 
 def test_nobody_kills_before_what_it_has_started_has_had_its_time():
-    for launcher in ({}, {"timeout_seconds": 5}, {"num_processes": 4}, {"num_processes": 2, "num_machines": 3}):
-        inner, outer = worker.grace_of(launcher), worker.patience_with(launcher)
-        assert outer - inner >= (worker.MARGIN if launcher.get("num_processes") else 0)
-    assert slurm.Slurm().signal_seconds > worker.GRACE + worker.MARGIN
+    for launcher in (
+        {},
+        {"timeout_seconds": 5},
+        {"num_processes": 4},
+        {"num_processes": 2, "num_machines": 3},
+    ):
+        inner, outer = processes.grace_of(launcher), processes.patience_with(launcher)
+        assert outer - inner >= (processes.MARGIN if launcher.get("num_processes") else 0)
+    assert slurm.Slurm().signal_seconds > processes.GRACE + processes.MARGIN
 
 
 def test_a_signal_without_a_name_is_told_by_its_number():
-    assert worker.describe_exit(-35) == "was killed by signal 35"
+    assert processes.describe_exit(-35) == "was killed by signal 35"

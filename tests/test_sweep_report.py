@@ -24,15 +24,20 @@ import browser
 from runner.command.report import listing, main, report
 from runner.errors import ConfigError, FolderError
 from runner.io.files import files_of
-from runner.launch.start import _print_end
+from runner.launch.ends import print_end
 from runner.report.axis import axes_of
+from runner.report.drawing import COLOURS, to_svg
 from runner.report.index import INDEX
-from runner.report.objective import describe_decline, headline_of, is_more_better, list_changes, score_rows
 from runner.report.page import SCRIPT, write_report
-from runner.report.plot import COLOURS, MAX_LETTERS, band, heat_cells, run_pictures, styled, sweep_pictures, to_svg
-from runner.report.sweep import count_states, summarise
-from runner.report.table import table, to_cell, to_csv, to_jsonl
-from runner.run.read import RunRecord, read_run
+from runner.report.plot_run import run_pictures
+from runner.report.plot_sweep import MAX_LETTERS, band, heat_cells, style_settings, sweep_pictures
+from runner.report.ranking import headline_of, score_rows
+from runner.report.score import is_more_better
+from runner.report.selection import summarise
+from runner.report.sweep import count_states
+from runner.report.table import sweep_table, to_cell, to_csv, to_jsonl
+from runner.report.verdict import describe_decline, list_changes
+from runner.run.record import RunRecord, read_run
 
 SEEDS = {(0.1, 1e-4, 0): 0.5, (0.1, 1e-4, 1): 0.7, (0.5, 1e-4, 0): 0.8, (0.5, 1e-4, 1): 0.9}
 GRID = {(kl, rate, 0): kl + 10 * rate for kl in (0.1, 0.2, 0.3) for rate in (0.01, 0.02)}
@@ -48,20 +53,25 @@ def test_seeds_become_a_mean_and_a_spread(tmp_path):
     assert [axis.key for axis in summary.axes] == ["kl_coef"] and summary.seeds == [0, 1]
     best, other = summary.settings
     assert best.values == {"kl_coef": 0.5} and best.mean("eval_exact") == pytest.approx(0.85)
-    assert best.sd("eval_exact") == pytest.approx(math.sqrt(0.005)) and other.sd("eval_loss") == pytest.approx(
-        0.02**0.5
-    )
+    assert best.sd("eval_exact") == pytest.approx(math.sqrt(0.005)) and other.sd(
+        "eval_loss"
+    ) == pytest.approx(0.02**0.5)
     assert summary.objective.name == "eval_exact" and summary.objective.maximise
-    text = joined(table(summary))
+    text = joined(sweep_table(summary))
     assert "0.85 ± 0.071" in text and "over 2 seeds" in text
-    assert "python -m runner -m trainer=dpo kl_coef=0.5 learning_rate=0.0001 name=kl seed=0,1" in text
+    assert (
+        "python -m runner -m trainer=dpo kl_coef=0.5 learning_rate=0.0001 name=kl seed=0,1" in text
+    )
 
 
 DEEP = "[" * 100_000 + "]" * 100_000
 STRANGE = {
     "a line that is nested deep": ("metrics.jsonl", f'{{"step": 6, "loss": {DEEP}}}'),
     "a step that is no index": ("metrics.jsonl", f'{{"step": {10**30}, "loss": 1}}'),
-    "figures without a difference": ("metrics.jsonl", '{"step": 6, "loss": 1e308}\n{"step": 7, "loss": -1e308}'),
+    "figures without a difference": (
+        "metrics.jsonl",
+        '{"step": 6, "loss": 1e308}\n{"step": 7, "loss": -1e308}',
+    ),
     "a number that is no float": ("metrics.jsonl", f'{{"step": 6, "loss": {10**400}}}'),
     "a number of too many digits": ("metrics.jsonl", f'{{"step": 1{"0" * 5000}, "loss": 1}}'),
     "a manifest nested deep": ("manifest.json", f'{{"versions": {DEEP}}}'),
@@ -73,19 +83,39 @@ STRANGE = {
         "status.json",
         f'{{"state": "finished", "step": {10**30}, "cause": [1], "updated": 5}}',
     ),
-    "scores that are no floats": ("scores.json", f'{{"before": [], "after": {{"eval_exact": {10**400}}}}}'),
-    "samples of other kinds": ("completions.jsonl", '{"step": 1, "prompt": [1, [2]], "completion": {"a": 1}}'),
-    "a score that is text": ("completions.jsonl", '{"step": 1, "prompt": "a", "completion": "b", "score": "x"}'),
-    "a key that is a date": ("config.yaml", "{format: 2, name: kl, seed: 0, 2020-01-01: {2021-01-01: 1}}"),
+    "scores that are no floats": (
+        "scores.json",
+        f'{{"before": [], "after": {{"eval_exact": {10**400}}}}}',
+    ),
+    "samples of other kinds": (
+        "completions.jsonl",
+        '{"step": 1, "prompt": [1, [2]], "completion": {"a": 1}}',
+    ),
+    "a score that is text": (
+        "completions.jsonl",
+        '{"step": 1, "prompt": "a", "completion": "b", "score": "x"}',
+    ),
+    "a key that is a date": (
+        "config.yaml",
+        "{format: 2, name: kl, seed: 0, 2020-01-01: {2021-01-01: 1}}",
+    ),
     "scores nested deep": ("scores.json", '{"after": ' + '{"a": ' * 700 + "1" + "}" * 701),
-    "a status nested deep": ("status.json", '{"state": "finished", "host": ' + '{"a": ' * 700 + "1" + "}" * 701),
-    "arguments that are a list": ("config.yaml", "{format: 2, name: kl, seed: 0, trainer: {args: [1]}}"),
+    "a status nested deep": (
+        "status.json",
+        '{"state": "finished", "host": ' + '{"a": ' * 700 + "1" + "}" * 701,
+    ),
+    "arguments that are a list": (
+        "config.yaml",
+        "{format: 2, name: kl, seed: 0, trainer: {args: [1]}}",
+    ),
 }
 
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(("name", "text"), STRANGE.values(), ids=STRANGE)
-def test_what_a_strangers_run_holds_is_its_own_fault_and_not_that_of_the_report(tmp_path, name, text):
+def test_what_a_strangers_run_holds_is_its_own_fault_and_not_that_of_the_report(
+    tmp_path, name, text
+):
     group = lay_sweep(tmp_path / "kl", SEEDS, logged=True)
     run = sorted(group.iterdir())[0]
     before = run / name if name.endswith("jsonl") and (run / name).exists() else None
@@ -98,7 +128,7 @@ def test_what_a_strangers_run_holds_is_its_own_fault_and_not_that_of_the_report(
 def test_the_end_of_a_sweep_shows_nothing_of_a_strangers_run_raw(tmp_path, capsys):
     group = lay_sweep(tmp_path / "kl", SEEDS)
     lay_run(group / "another", kl_coef="\x1b[31m")
-    _print_end([group / "another"], 0, report)
+    print_end([group / "another"], 0, report)
     said = capsys.readouterr().out
     assert "\x1b" not in said and "␛[31m" in said
 
@@ -106,7 +136,10 @@ def test_the_end_of_a_sweep_shows_nothing_of_a_strangers_run_raw(tmp_path, capsy
 def test_the_label_of_a_setting_is_drawn_in_a_moment(tmp_path):
     group = lay_sweep(tmp_path / "kl", SEEDS, peft="x" * 200_000)
     lay_run(group / "another", peft="y")
-    assert max(len(label) for *_, label in styled(summarise(group)) if label) <= MAX_LETTERS
+    assert (
+        max(len(styled.label) for styled in style_settings(summarise(group)) if styled.label)
+        <= MAX_LETTERS
+    )
 
 
 @pytest.mark.slow
@@ -147,7 +180,7 @@ def test_no_line_but_a_command_or_a_heading_is_longer_than_the_terminal(tmp_path
     folder = lay_run(group / ("x" * 120), state="failed", kl_coef=9.0)
     set_status(folder, cause="data\n  rows\n    found     " + "y" * 200)
     for width in (80, 60):
-        lines = table(summarise(group), width).splitlines()
+        lines = sweep_table(summarise(group), width).splitlines()
         assert lines[-1].startswith("model     ") and lines[-1].endswith("/model")
         assert max(len(line) for line in lines if not line.startswith(("repeat", "model"))) <= width
 
@@ -156,12 +189,26 @@ def test_what_follows_from_a_key_is_no_key_of_its_own():
     def config(target: str, rate: float, beta: float | None, rank: int) -> dict:
         args = {"beta": beta, "learning_rate": rate} if beta else {"learning_rate": rate}
         trainer = {"_target_": target, "form": target, "args": args}
-        return {"trainer": trainer, "learning_rate": rate, "kl_coef": beta, "peft": {"_target_": "p.Lora", "r": rank}}
+        return {
+            "trainer": trainer,
+            "learning_rate": rate,
+            "kl_coef": beta,
+            "peft": {"_target_": "p.Lora", "r": rank},
+        }
 
     dpo, sft = ("trl.DPOTrainer", 1e-6, 0.1), ("trl.SFTTrainer", 2e-5, None)
-    found = {axis.key: axis for axis in axes_of([config(*one, rank) for one in (dpo, sft) for rank in (8, 16)])}
-    assert found["trainer"].levels == ["DPO", "SFT"] and found["peft.r"].levels == [8, 16] and len(found) == 2
-    assert {"learning_rate", "kl_coef", "trainer.form", "trainer.args.beta"} <= set(found["trainer"].also)
+    found = {
+        axis.key: axis
+        for axis in axes_of([config(*one, rank) for one in (dpo, sft) for rank in (8, 16)])
+    }
+    assert (
+        found["trainer"].levels == ["DPO", "SFT"]
+        and found["peft.r"].levels == [8, 16]
+        and len(found) == 2
+    )
+    assert {"learning_rate", "kl_coef", "trainer.form", "trainer.args.beta"} <= set(
+        found["trainer"].also
+    )
 
 
 def test_an_option_is_named_as_it_was_typed():
@@ -176,7 +223,8 @@ def test_an_option_is_named_as_it_was_typed():
 
 def test_two_models_are_told_by_their_paths():
     nodes = [
-        {"path": path, "tokenizer": {"path": path}, "dtype": dtype} for path, dtype in (("a/b", "f"), ("c/d", "g"))
+        {"path": path, "tokenizer": {"path": path}, "dtype": dtype}
+        for path, dtype in (("a/b", "f"), ("c/d", "g"))
     ]
     (axis,) = axes_of([{"model": node} for node in nodes])
     assert axis.name == "model.path" and set(axis.also) == {"model.tokenizer.path", "model.dtype"}
@@ -192,74 +240,131 @@ def test_ties_and_close_calls_are_told(tmp_path):
         (0.3, 1, 1): 0.6,
     }
     summary = summarise(lay_sweep(tmp_path / "tie", scores))
-    assert "tied with 1 other: kl_coef=0.2 within one standard deviation of 1 other: kl_coef=0.3" in joined(
-        table(summary)
+    assert (
+        "tied with 1 other: kl_coef=0.2 within one standard deviation of 1 other: kl_coef=0.3"
+        in joined(sweep_table(summary))
     )
 
 
 def test_one_longer_and_one_interrupted_run_are_no_axis(tmp_path):
     """Each is shown as what it is, and the rows for other programs have a column for it."""
-    group = lay_sweep(tmp_path / "odd", {(kl, 1e-4, seed): kl for kl in (0.1, 0.2, 0.3) for seed in (0, 1)}, extra=20)
+    group = lay_sweep(
+        tmp_path / "odd",
+        {(kl, 1e-4, seed): kl for kl in (0.1, 0.2, 0.3) for seed in (0, 1)},
+        extra=20,
+    )
     lay_sweep(group, {(0.2, 1e-4, 7): 0.9}, extra=60, other="x")
     lay_sweep(group, {(0.4, 1e-4, 7): 0.9}, extra=2000)
     set_status(group / "kl-0.4+lr-0.0001+seed-7", state="interrupted")
     summary = summarise(group)
     assert [axis.key for axis in summary.axes] == ["kl_coef"]
     labels = [setting.label for setting in summary.settings]
-    assert labels[:2] == ["kl_coef=0.2 extra=60 other=x", "kl_coef=0.3"] and labels[-1] == "kl_coef=0.4 extra=2000"
-    assert "\n  0.2 extra=60 other=x" in table(summary)
-    rows = {(row["kl_coef"], row["extra"], row["other"]) for row in csv.DictReader(to_csv(summary).splitlines())}
-    assert rows == {*((kl, "20", "") for kl in ("0.1", "0.2", "0.3")), ("0.2", "60", "x"), ("0.4", "2000", "")}
-    pair = lay_sweep(tmp_path / "pair", {(0.1, 1e-4, 0): 0.5, (0.1, 1e-4, 1): 0.6, (0.2, 1e-4, 0): 0.7})
-    assert [axis.key for axis in summarise(pair).axes] == ["kl_coef"], "there is nothing else to compare"
+    assert (
+        labels[:2] == ["kl_coef=0.2 extra=60 other=x", "kl_coef=0.3"]
+        and labels[-1] == "kl_coef=0.4 extra=2000"
+    )
+    assert "\n  0.2 extra=60 other=x" in sweep_table(summary)
+    rows = {
+        (row["kl_coef"], row["extra"], row["other"])
+        for row in csv.DictReader(to_csv(summary).splitlines())
+    }
+    assert rows == {
+        *((kl, "20", "") for kl in ("0.1", "0.2", "0.3")),
+        ("0.2", "60", "x"),
+        ("0.4", "2000", ""),
+    }
+    pair = lay_sweep(
+        tmp_path / "pair", {(0.1, 1e-4, 0): 0.5, (0.1, 1e-4, 1): 0.6, (0.2, 1e-4, 0): 0.7}
+    )
+    assert [axis.key for axis in summarise(pair).axes] == ["kl_coef"], (
+        "there is nothing else to compare"
+    )
 
 
 def test_the_change_of_the_objective_says_where_it_is_worse(tmp_path):
     group = lay_sweep(tmp_path / "down", {(0.1, 1e-4, 0): 0.5, (0.2, 1e-4, 0): 0.25})
     for name, before in (("kl-0.1+lr-0.0001+seed-0", 0.3), ("kl-0.2+lr-0.0001+seed-0", 0.4)):
         scores = json.loads((group / name / "scores.json").read_text())
-        scores["before"] = {"eval_exact": before, "eval_loss": 0.5, "eval_objective/kl": 0.0, "eval_other": 2.0}
+        scores["before"] = {
+            "eval_exact": before,
+            "eval_loss": 0.5,
+            "eval_objective/kl": 0.0,
+            "eval_other": 2.0,
+        }
         scores["after"] |= {"eval_objective/kl": 0.5, "eval_other": 1.0}
         (group / name / "scores.json").write_text(json.dumps(scores))
     text = report(group)
     assert re.search(r"0\.5 +\+0\.2 .*\n  0\.2 +0\.25 +-0\.15 worse ", text), text
     assert "the same in all runs: objective/kl 0.5, other 1" in joined(text)
     page = (group / "report.html").read_text()
-    assert '<td class="n worse">-0.15 worse</td>' in page and "The same in all runs: eval_objective/kl 0.5" in page
+    assert (
+        '<td class="n worse">-0.15 worse</td>' in page
+        and "The same in all runs: eval_objective/kl 0.5" in page
+    )
     text = report(group / "kl-0.2+lr-0.0001+seed-0")
-    lines = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.startswith("  eval_")}
-    assert next(iter(lines)) == "eval_exact" and lines["eval_exact"] == ["0.4", "0.25", "-0.15", "worse"]
+    lines = {
+        line.split()[0]: line.split()[1:]
+        for line in text.splitlines()
+        if line.startswith("  eval_")
+    }
+    assert next(iter(lines)) == "eval_exact" and lines["eval_exact"] == [
+        "0.4",
+        "0.25",
+        "-0.15",
+        "worse",
+    ]
     assert lines["eval_loss"] == ["0.5", "0.75", "+0.25", "worse"], "lower is better"
-    assert lines["eval_objective/kl"] == ["0", "0.5", "+0.5"] and lines["eval_other"] == ["2", "1", "-1"]
+    assert lines["eval_objective/kl"] == ["0", "0.5", "+0.5"] and lines["eval_other"] == [
+        "2",
+        "1",
+        "-1",
+    ]
 
 
 def test_a_tie_is_said_where_the_best_is(tmp_path):
-    group = lay_sweep(tmp_path / "tie", {(kl, 1e-4, 0): 0.435 + kl / 10**6 for kl in (0.1, 0.2, 0.3, 0.4, 0.5)})
+    group = lay_sweep(
+        tmp_path / "tie", {(kl, 1e-4, 0): 0.435 + kl / 10**6 for kl in (0.1, 0.2, 0.3, 0.4, 0.5)}
+    )
     told = "tied with 4 others: kl_coef=0.4, kl_coef=0.3, kl_coef=0.2, ..."
-    assert told in joined(report(group)) and f"{told.capitalize()}." in (group / "report.html").read_text()
+    assert (
+        told in joined(report(group))
+        and f"{told.capitalize()}." in (group / "report.html").read_text()
+    )
 
 
 def test_columns_without_room_are_named(tmp_path):
     group = tmp_path / "wide"
     for place in range(12):
         scores = {"eval_exact": place, **{f"eval_score_{name}": place * 2 for name in "abc"}}
-        lay_run(group / f"r{place}", after=scores, **{f"key_{name}": f"{'x' * 20}{name}{place}" for name in "abcd"})
+        lay_run(
+            group / f"r{place}",
+            after=scores,
+            **{f"key_{name}": f"{'x' * 20}{name}{place}" for name in "abcd"},
+        )
     for width in (80, 60):
-        lines = table(summarise(group), width).splitlines()
+        lines = sweep_table(summarise(group), width).splitlines()
         assert max(len(line) for line in lines if not line.startswith(("repeat", "model"))) <= width
-        assert any(line.startswith("  no room for ") for line in lines) and "score_c" in joined("\n".join(lines))
+        assert any(line.startswith("  no room for ") for line in lines) and "score_c" in joined(
+            "\n".join(lines)
+        )
 
 
 def test_one_lucky_seed_does_not_beat_several(tmp_path):
     summary = summarise(lay_sweep(tmp_path / "lucky", SEEDS | {(0.9, 1e-4, 0): 0.99}))
-    assert summary.settings[0].values == {"kl_coef": 0.9} and summary.best.values == {"kl_coef": 0.5}
-    assert "left out with one seed: kl_coef=0.9" in joined(table(summary))
+    assert summary.settings[0].values == {"kl_coef": 0.9} and summary.best.values == {
+        "kl_coef": 0.5
+    }
+    assert "left out with one seed: kl_coef=0.9" in joined(sweep_table(summary))
 
 
 def test_the_objective_can_be_chosen_and_turned(tmp_path):
     group = lay_sweep(tmp_path / "kl", SEEDS)
     low = summarise(group, "loss")
-    assert low.objective.name == "eval_loss" and not low.objective.maximise and low.best.values == {"kl_coef": 0.5}
+    assert (
+        low.objective.name == "eval_loss"
+        and not low.objective.maximise
+        and low.best.values == {"kl_coef": 0.5}
+    )
     assert summarise(group, "eval_loss", "max").best.values == {"kl_coef": 0.1}
     logged = summarise(lay_sweep(tmp_path / "logged", SEEDS, logged=True), "reward")
     assert logged.best.mean("reward") == pytest.approx(5 * 0.85)
@@ -278,7 +383,11 @@ def test_the_objective_is_that_of_the_configuration(tmp_path):
     assert summary.objective.name == "eval_margin" and summary.best.values == {"kl_coef": 0.2}
     lay_run(tmp_path / "rl" / "a", after={"eval_loss": 0.1, "eval_reward": 0.4})
     assert summarise(tmp_path / "rl").objective.name == "eval_reward"
-    lay_run(tmp_path / "bare" / "a", lines=[{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}], after={})
+    lay_run(
+        tmp_path / "bare" / "a",
+        lines=[{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}],
+        after={},
+    )
     assert summarise(tmp_path / "bare").best.mean("loss") == 1.0
 
 
@@ -289,8 +398,18 @@ def test_the_objective_is_that_of_the_configuration(tmp_path):
         ({"delay": {"better": "lower"}}, {}, 0.1, "lower is better"),
         ({"delay": {"better": "higher"}}, {}, 0.2, "higher is better"),
         ({"delay": {"better": "lower"}}, {"objective": "eval_delay"}, 0.1, "lower is better"),
-        ({"delay": {"better": "lower"}}, {"objective": "delay", "direction": "max"}, 0.2, "higher is better"),
-        ({"rise": {"better": "lower"}, "loss_of_rise": {"better": "higher"}}, {}, 0.1, "lower is better"),
+        (
+            {"delay": {"better": "lower"}},
+            {"objective": "delay", "direction": "max"},
+            0.2,
+            "higher is better",
+        ),
+        (
+            {"rise": {"better": "lower"}, "loss_of_rise": {"better": "higher"}},
+            {},
+            0.1,
+            "lower is better",
+        ),
     ],
 )
 def test_a_metric_says_which_way_is_up(tmp_path, monkeypatch, capsys, metric, given, best, said):
@@ -299,23 +418,38 @@ def test_a_metric_says_which_way_is_up(tmp_path, monkeypatch, capsys, metric, gi
     for kl in (0.1, 0.2):
         after = {f"eval_{name}": 10 * kl for name in metric}
         lay_run(tmp_path / "outputs" / "kl" / f"{kl}", after=after, kl_coef=kl, metric=metric)
-    assert main(SimpleNamespace(runs=["kl"], overrides=[f"{key}={value}" for key, value in given.items()])) == 0
+    assert (
+        main(
+            SimpleNamespace(
+                runs=["kl"], overrides=[f"{key}={value}" for key, value in given.items()]
+            )
+        )
+        == 0
+    )
     assert said in joined(capsys.readouterr().out)
     assert summarise(tmp_path / "outputs" / "kl", **given).best.values == {"kl_coef": best}
 
 
 def test_what_is_no_number_counts_as_no_score(tmp_path):
     group = lay_sweep(tmp_path / "nan", SEEDS)
-    (group / "kl-0.5+lr-0.0001+seed-0" / "scores.json").write_text('{"after": {"eval_exact": NaN, "eval_loss": null}}')
+    (group / "kl-0.5+lr-0.0001+seed-0" / "scores.json").write_text(
+        '{"after": {"eval_exact": NaN, "eval_loss": null}}'
+    )
     summary = summarise(group)
     setting = next(setting for setting in summary.settings if setting.values == {"kl_coef": 0.5})
-    assert setting.scores["eval_exact"] == [0.9] and len(setting.finished) == 2 and setting.sd("eval_exact") is None
+    assert (
+        setting.scores["eval_exact"] == [0.9]
+        and len(setting.finished) == 2
+        and setting.sd("eval_exact") is None
+    )
     assert summary.best.values == {"kl_coef": 0.1}
     assert "NaN" not in to_jsonl(summary)
 
 
 STATES = {
-    "failed": {"cause": "sick run\n  trainer.loss\n    found     loss is nan\n    expected  a number"},
+    "failed": {
+        "cause": "sick run\n  trainer.loss\n    found     loss is nan\n    expected  a number"
+    },
     "interrupted": {"cause": "interrupted\n  SIGTERM\n    found     asked to stop"},
     "running": {"pid": os.getpid(), "host": socket.gethostname()},
     "created": {"step": 0, "max_steps": 0},
@@ -333,19 +467,33 @@ def partial(tmp_path_factory) -> Path:
     said = [{"step": step, "prompt": BAD, "completion": f"{BAD}{step}"} for step in (0, 4)]
     for run in group.iterdir():
         (run / "completions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in said))
-    set_status(lay_run(group / "x<script>", state="failed", learning_rate=BAD, **{BAD: 1}), cause=f"{BAD} stopped it")
+    set_status(
+        lay_run(group / "x<script>", state="failed", learning_rate=BAD, **{BAD: 1}),
+        cause=f"{BAD} stopped it",
+    )
     for place, (state, changes) in enumerate(STATES.items()):
-        set_status(lay_run(group / state, state=state, kl_coef=1.0, seed=place, learning_rate=1e-4), **changes)
+        set_status(
+            lay_run(group / state, state=state, kl_coef=1.0, seed=place, learning_rate=1e-4),
+            **changes,
+        )
     gone = subprocess.Popen(["true"])
     gone.wait()
-    set_status(lay_run(group / "lost", state="running", kl_coef=2.0), pid=gone.pid, host=socket.gethostname())
+    set_status(
+        lay_run(group / "lost", state="running", kl_coef=2.0),
+        pid=gone.pid,
+        host=socket.gethostname(),
+    )
     lay_run(group / "torn-status", kl_coef=3.0)
     (group / "torn-status" / "status.json").write_text('{"state": "fin')
     torn = lay_run(group / "torn-config", after={"eval_exact": 1.0})
     (torn / "config.yaml").write_text("a: [1\n b: }")
     (torn / "scores.json").write_text("[1, 2]")
-    (torn / "metrics.jsonl").write_text('3\n{"loss": 1}\n{"step": 1, "loss": null}\n{"step": 2, "lo\n\xff')
-    (torn / "completions.jsonl").write_text('{"step": 0}\n{"step": "x", "prompt": 1, "completion": 2}\n[]\n')
+    (torn / "metrics.jsonl").write_text(
+        '3\n{"loss": 1}\n{"step": 1, "loss": null}\n{"step": 2, "lo\n\xff'
+    )
+    (torn / "completions.jsonl").write_text(
+        '{"step": 0}\n{"step": "x", "prompt": 1, "completion": 2}\n[]\n'
+    )
     write_report(summarise(group))
     return group
 
@@ -358,9 +506,18 @@ def test_every_state_is_shown_as_what_it_is(partial):
         **{"lost": 1, "created": 1, "unknown": 1},
     }
     assert summary.best.values["kl_coef"] == 0.5
-    text = joined(table(summary))
-    told = ["sick run: trainer.loss: loss is nan", "asked to stop", "last heard of 2026-01-02 03:04 UTC", "not started"]
-    told += ["its process is gone", "status.json cannot be read", "config.yaml cannot be read; scores.json cannot"]
+    text = joined(sweep_table(summary))
+    told = [
+        "sick run: trainer.loss: loss is nan",
+        "asked to stop",
+        "last heard of 2026-01-02 03:04 UTC",
+        "not started",
+    ]
+    told += [
+        "its process is gone",
+        "status.json cannot be read",
+        "config.yaml cannot be read; scores.json cannot",
+    ]
     for words in told:
         assert words in text
     page = (partial / "report.html").read_text()
@@ -380,11 +537,17 @@ def test_the_rows_are_in_csv_and_in_json_lines(partial):
         == by_name["kl-0.1+lr-0.0001+seed-1"]
     )
     formulas, others = ["=HYPERLINK(1)", "@SUM(1)", "+1+cmd", "\t=1"], ["-2e-3", "-0.5", "a=b"]
-    assert [to_cell(text) for text in formulas + others] == [*(f"'{text}" for text in formulas), *others]
+    assert [to_cell(text) for text in formulas + others] == [
+        *(f"'{text}" for text in formulas),
+        *others,
+    ]
     assert to_cell("a\r=1") == "a␍=1"
     lines = [json.loads(line) for line in to_jsonl(summary).splitlines()]
     assert {line["run"]: line["state"] for line in lines}["torn-status"] == "unknown"
-    assert lines[0]["before"]["eval_exact"] == 0.0 and lines[0]["after"]["eval_exact"] == lines[0]["objective"]
+    assert (
+        lines[0]["before"]["eval_exact"] == 0.0
+        and lines[0]["after"]["eval_exact"] == lines[0]["objective"]
+    )
 
 
 @pytest.mark.slow
@@ -414,7 +577,12 @@ def test_a_sweep_of_sixteen_long_runs_is_a_light_page(tmp_path):
     page = write_report(summarise(group))
     assert page.stat().st_size < 1_000_000
     assert {path.stem for path in (group / "plots").iterdir()} == {
-        *("objective-kl_coef", "objective-learning_rate", "heat-learning_rate-kl_coef", "reward-kl"),
+        *(
+            "objective-kl_coef",
+            "objective-learning_rate",
+            "heat-learning_rate-kl_coef",
+            "reward-kl",
+        ),
         *("curve-reward", "curve-loss", "curve-kl"),
     }
 
@@ -423,7 +591,11 @@ def test_a_sweep_of_sixteen_long_runs_is_a_light_page(tmp_path):
 def test_a_report_is_written_again_only_where_something_changed(tmp_path):
     group = lay_sweep(tmp_path / "kl", SEEDS)
     page = write_report(summarise(group))
-    before = {path: path.stat().st_mtime_ns for path in group.rglob("*") if path.is_file() and path.name != INDEX}
+    before = {
+        path: path.stat().st_mtime_ns
+        for path in group.rglob("*")
+        if path.is_file() and path.name != INDEX
+    }
     write_report(summarise(group))
     assert {path: path.stat().st_mtime_ns for path in before} == before
     set_status(group / "kl-0.1+lr-0.0001+seed-0", state="failed", cause="gone")
@@ -456,10 +628,15 @@ def test_pictures_of_an_earlier_report_go(tmp_path):
 def test_a_band_is_the_mean_and_deviation_of_the_seeds_at_each_step(tmp_path):
     for seed, top in ((0, 1.0), (1, 3.0)):
         steps = range(1, 3 + seed)  # the second seed came further
-        lay_run(tmp_path / "g" / f"{seed}", seed=seed, lines=[{"step": n, "loss": n * top} for n in steps])
+        lay_run(
+            tmp_path / "g" / f"{seed}",
+            seed=seed,
+            lines=[{"step": n, "loss": n * top} for n in steps],
+        )
     runs = [read_run(folder) for folder in sorted((tmp_path / "g").iterdir())]
-    steps, means, sds = band(runs, "loss")
-    assert steps == [1, 2, 3] and means == [2.0, 4.0, 9.0] and sds == pytest.approx([2**0.5, 8**0.5, 0.0])
+    points = band(runs, "loss")
+    assert points.steps == [1, 2, 3] and points.values == [2.0, 4.0, 9.0]
+    assert points.deviations == pytest.approx([2**0.5, 8**0.5, 0.0])
 
 
 def test_a_heat_map_has_the_scores_in_their_cells(tmp_path):
@@ -469,10 +646,17 @@ def test_a_heat_map_has_the_scores_in_their_cells(tmp_path):
     assert cells[(2, 1)] == [pytest.approx(0.5)] and len(cells) == 6
     torn = lay_run(tmp_path / "grid" / "torn", after={"eval_exact": 1.0})
     (torn / "config.yaml").write_text("a: [1\n b: }")
-    assert heat_cells(summarise(tmp_path / "grid"), "eval_exact", axes["kl_coef"], axes["learning_rate"]) == cells
+    assert (
+        heat_cells(
+            summarise(tmp_path / "grid"), "eval_exact", axes["kl_coef"], axes["learning_rate"]
+        )
+        == cells
+    )
     for status in (tmp_path / "grid").glob("kl-*/status.json"):
         status.write_text('{"state": "interrupted"}')
-    assert "heat-learning_rate-kl_coef" in sweep_pictures_of(tmp_path / "grid"), "no score but of the torn one"
+    assert "heat-learning_rate-kl_coef" in sweep_pictures_of(tmp_path / "grid"), (
+        "no score but of the torn one"
+    )
     assert [picture.name for picture in sweep_pictures(summary)][2] == "heat-learning_rate-kl_coef"
 
 
@@ -496,11 +680,19 @@ def lay_curves(group: Path, **curves: list) -> dict:
 
 def test_the_headline_has_a_dashed_line_where_it_was_measured_twice(tmp_path):
     lines = [{"step": 0, "eval_exact": 0.25}, *({"step": n, "loss": 1 / n} for n in (1, 2, 3))]
-    folder = lay_run(tmp_path / "g" / "a", after={"eval_exact": 0.5}, lines=[*lines, {"step": 3, "eval_exact": 0.5}])
+    folder = lay_run(
+        tmp_path / "g" / "a",
+        after={"eval_exact": 0.5},
+        lines=[*lines, {"step": 3, "eval_exact": 0.5}],
+    )
     (picture, loss) = run_pictures(read_run(folder).lines, headline_of(read_run(folder)))
     assert (picture.name, loss.name) == ("eval_exact", "loss")
     (points,) = picture.figure.axes[0].lines
-    assert points.get_linestyle() == "--" and points.get_marker() == "o" and list(points.get_ydata()) == [0.25, 0.5]
+    assert (
+        points.get_linestyle() == "--"
+        and points.get_marker() == "o"
+        and list(points.get_ydata()) == [0.25, 0.5]
+    )
     assert points.get_markerfacecolor() == "none", "held-out points are hollow"
     assert loss.figure.axes[0].lines[0].get_linestyle() != "None", "three points are a line"
     names = [picture.name for picture in sweep_pictures(summarise(folder.parent))]
@@ -511,30 +703,46 @@ def test_curves_that_lie_on_each_other_differ_in_more_than_their_colour(tmp_path
     same, other = [0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1]
     picture = lay_curves(tmp_path / "lines", a=same, b=same, c=other)["curve-eval_exact"]
     lines = picture.figure.axes[0].lines
-    assert len({line.get_marker() for line in lines}) == len({str(line._dash_pattern) for line in lines}) == 3
+    assert (
+        len({line.get_marker() for line in lines})
+        == len({str(line._dash_pattern) for line in lines})
+        == 3
+    )
     assert len({line.get_markersize() for line in lines}) == 3
     page = write_report(summarise(tmp_path / "lines")).read_text()
-    assert all(f">{sign}</i>kl_coef={name}</span>" in page for sign, name in zip("●■▲", "abc", strict=True))
+    assert all(
+        f">{sign}</i>kl_coef={name}</span>" in page for sign, name in zip("●■▲", "abc", strict=True)
+    )
     pairs = lay_curves(tmp_path / "points", a=[0.1, 0.2], b=[0.1, 0.2])["curve-eval_exact"].figure
     pairs.draw_without_rendering()
-    first, second = (line.get_transform().transform(line.get_xydata()) for line in pairs.axes[0].lines)
-    assert abs(first - second).max() > 5 and (first[:, 1] == second[:, 1]).all(), "beside each other, as high"
+    first, second = (
+        line.get_transform().transform(line.get_xydata()) for line in pairs.axes[0].lines
+    )
+    assert abs(first - second).max() > 5 and (first[:, 1] == second[:, 1]).all(), (
+        "beside each other, as high"
+    )
 
 
 def test_one_long_run_runs_out_of_the_picture(tmp_path):
     curves = {name: [0.1, 0.2, 0.3] for name in "abc"} | {"d": [0.1] * 40}
     axes = lay_curves(tmp_path / "long", **curves)["curve-eval_exact"].figure.axes[0]
     assert axes.get_xlim()[1] < 25 and axes.get_xlabel() == "step (1 setting beyond, to 390)"
-    two = lay_curves(tmp_path / "two", a=[0.1, 0.2, 0.3], d=[0.1] * 40)["curve-eval_exact"].figure.axes[0]
+    two = lay_curves(tmp_path / "two", a=[0.1, 0.2, 0.3], d=[0.1] * 40)[
+        "curve-eval_exact"
+    ].figure.axes[0]
     assert two.get_xlim()[1] > 390 and two.get_xlabel() == "step"
 
 
 def test_what_is_written_as_the_same_number_is_drawn_as_the_same(tmp_path):
-    axes = lay_curves(tmp_path / "flat", a=[0.149443, 0.149442, 0.1494425])["curve-eval_exact"].figure.axes[0]
+    axes = lay_curves(tmp_path / "flat", a=[0.149443, 0.149442, 0.1494425])[
+        "curve-eval_exact"
+    ].figure.axes[0]
     low, high = axes.get_ylim()
     assert high - low > 0.001
     axes.figure.canvas.draw()
-    assert all("e" not in text.get_text() and "−" not in text.get_text() for text in axes.get_yticklabels())
+    assert all(
+        "e" not in text.get_text() and "−" not in text.get_text() for text in axes.get_yticklabels()
+    )
 
 
 def sweep_pictures_of(group: Path) -> dict:
@@ -551,23 +759,36 @@ def test_a_table_needs_no_heavy_library():
 def test_colours_can_be_seen_on_white_and_on_black():
     def light(colour: str) -> float:
         parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        linear = [
+            part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+        ]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
     for colour in COLOURS:
-        assert 1.05 / (light(colour) + 0.05) >= 3 and (light(colour) + 0.05) / (light("#1c2026") + 0.05) >= 3, colour
+        assert (
+            1.05 / (light(colour) + 0.05) >= 3
+            and (light(colour) + 0.05) / (light("#1c2026") + 0.05) >= 3
+        ), colour
 
 
 def test_the_verb_lists_reports_and_refuses(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     def line(*words: str):
-        return SimpleNamespace(runs=[w for w in words if "=" not in w], overrides=[w for w in words if "=" in w])
+        return SimpleNamespace(
+            runs=[w for w in words if "=" not in w], overrides=[w for w in words if "=" in w]
+        )
 
     assert main(line()) == 0 and "no runs under outputs/ yet" in capsys.readouterr().out
     lay_sweep(tmp_path / "outputs" / "kl", SEEDS)
-    set_status(lay_run(tmp_path / "outputs" / "foreign" / "run", state="failed"), cause="\x1b[2Jgone")
-    assert main(line("foreign")) == 0 and "␛[2Jgone" in (told := capsys.readouterr().out) and "\x1b" not in told
+    set_status(
+        lay_run(tmp_path / "outputs" / "foreign" / "run", state="failed"), cause="\x1b[2Jgone"
+    )
+    assert (
+        main(line("foreign")) == 0
+        and "␛[2Jgone" in (told := capsys.readouterr().out)
+        and "\x1b" not in told
+    )
     shutil.rmtree(tmp_path / "outputs" / "foreign")
     (tmp_path / "outputs" / "empty").mkdir()
     assert listing(Path("outputs")).splitlines()[1].split() == ["outputs/kl", "4", "4", "finished"]
@@ -597,7 +818,10 @@ def test_the_page_fits_a_phone_with_and_without_its_script(partial, tmp_path):
             size = seen.call("Page.getLayoutMetrics")["cssContentSize"]
             assert size["width"] <= 390, "the page scrolls sideways"
             found = seen.call("DOM.getDocument", depth=0)["root"]["nodeId"]
-            assert len(seen.call("DOM.querySelectorAll", nodeId=found, selector=pictures)["nodeIds"]) == drawn
+            assert (
+                len(seen.call("DOM.querySelectorAll", nodeId=found, selector=pictures)["nodeIds"])
+                == drawn
+            )
 
 
 def describe(before, after, rows=200, **cfg):
@@ -607,9 +831,12 @@ def describe(before, after, rows=200, **cfg):
 
 def test_a_model_that_ends_worse_than_it_began_is_told_where_chance_does_not_explain_it():
     line = describe(
-        {"eval_loss": 0.693, "eval_rewards/accuracies": 0.0}, {"eval_loss": 19.0, "eval_rewards/accuracies": 1.0}
+        {"eval_loss": 0.693, "eval_rewards/accuracies": 0.0},
+        {"eval_loss": 19.0, "eval_rewards/accuracies": 1.0},
     )
-    assert line == ("the model ended worse than it began: eval_loss 0.693 -> 19 on 200 held-out rows, lower is better")
+    assert line == (
+        "the model ended worse than it began: eval_loss 0.693 -> 19 on 200 held-out rows, lower is better"
+    )
     assert describe({"eval_loss": 2.0}, {"eval_loss": 2.1}) is None
     assert describe({"eval_loss": 2.0}, {"eval_loss": 1.0}) is None
     assert describe({"eval_loss": 2.0}, {"eval_loss": 9.0}, rows=None) is None
@@ -619,7 +846,11 @@ def test_a_model_that_ends_worse_than_it_began_is_told_where_chance_does_not_exp
 @pytest.mark.parametrize(
     ("rewards", "deviation", "line"),
     [
-        ((0.0, 0.0), 0.0, "every completion earned 0, so there was nothing to prefer: look at the reward"),
+        (
+            (0.0, 0.0),
+            0.0,
+            "every completion earned 0, so there was nothing to prefer: look at the reward",
+        ),
         ((0.5, 0.5), 0.1, None),
         ((0.0, 0.5), 0.0, None),
         ((), 0.0, None),
@@ -627,20 +858,30 @@ def test_a_model_that_ends_worse_than_it_began_is_told_where_chance_does_not_exp
 )
 def test_rewards_that_were_all_the_same_are_told_at_the_end(tmp_path, rewards, deviation, line):
     lines = [
-        json.dumps({"step": 1 + step, "reward": each, "reward_std": deviation}) for step, each in enumerate(rewards)
+        json.dumps({"step": 1 + step, "reward": each, "reward_std": deviation})
+        for step, each in enumerate(rewards)
     ]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
     assert describe_decline(RunRecord(tmp_path, {}, {}, {})) == line
 
 
-def test_of_a_trainer_that_logs_no_spread_nobody_says_that_all_completions_earned_the_same(tmp_path):
+def test_of_a_trainer_that_logs_no_spread_nobody_says_that_all_completions_earned_the_same(
+    tmp_path,
+):
     lines = [json.dumps({"step": step, "objective/scores": 0.5}) for step in (1, 2, 3)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
     assert describe_decline(RunRecord(tmp_path, {}, {}, {})) is None
 
 
 def test_the_figures_that_may_show_a_spoilt_model():
-    names = ("eval_loss", "eval_two_loss", "eval_mean_token_accuracy", "eval_reward", "eval_mean_reward", "eval_exact")
+    names = (
+        "eval_loss",
+        "eval_two_loss",
+        "eval_mean_token_accuracy",
+        "eval_reward",
+        "eval_mean_reward",
+        "eval_exact",
+    )
     scores = dict.fromkeys(names, 0.5)
     metric = {"metric": {"exact": {"_target_": "runner.metric.exact", "better": "higher"}}}
     changes = list_changes(RunRecord(Path("a/b"), metric, {}, {}, scores, scores))
@@ -653,19 +894,38 @@ def test_the_figures_that_may_show_a_spoilt_model():
     }
 
 
+def test_a_metric_of_the_configuration_is_named_whatever_it_is_called(tmp_path):
+    metric = {"accuracy": {"_target_": "runner.metric.binary.accuracy", "better": "higher"}}
+    group = lay_run(tmp_path / "g" / "a", after={"eval_accuracy": 0.8}, metric=metric).parent
+    assert summarise(group).objective.why == "metric.accuracy of the configuration"
+
+
 def test_reward_models_are_ranked_by_the_pairs_that_they_get_right(tmp_path):
-    scores = {"eval_loss": 0.6, "eval_min_reward": -9.0, "eval_mean_reward": 1.0, "eval_max_reward": 2.0}
+    scores = {
+        "eval_loss": 0.6,
+        "eval_min_reward": -9.0,
+        "eval_mean_reward": 1.0,
+        "eval_max_reward": 2.0,
+    }
     group = lay_run(tmp_path / "g" / "a", after=scores | {"eval_accuracy": 0.8}).parent
     assert summarise(group).objective.name == "eval_accuracy"
-    assert is_more_better([], "eval_mean_reward") is None and is_more_better([], "eval_reward") is True
+    assert (
+        is_more_better([], "eval_mean_reward") is None and is_more_better([], "eval_reward") is True
+    )
 
 
 @pytest.mark.parametrize(
     ("scores", "best"),
     [
-        ({"a": {"eval_exact": 0.5, "eval_accuracy": 0.6}, "b": {"eval_accuracy": 0.7}}, "eval_accuracy 0.7"),
+        (
+            {"a": {"eval_exact": 0.5, "eval_accuracy": 0.6}, "b": {"eval_accuracy": 0.7}},
+            "eval_accuracy 0.7",
+        ),
         ({"a": {"eval_exact": 0.5}, "b": {"eval_accuracy": 0.7}}, "only run=a has eval_exact"),
-        ({"a": {"eval_exact": 0.5}, "b": {"eval_exact": 0.7}, "c": {"eval_loss": 1.0}}, "eval_exact 0.7"),
+        (
+            {"a": {"eval_exact": 0.5}, "b": {"eval_exact": 0.7}, "c": {"eval_loss": 1.0}},
+            "eval_exact 0.7",
+        ),
         ({"a": {"eval_exact": 0.5}, "b": {}}, "only run=a has eval_exact"),
     ],
 )
@@ -673,13 +933,17 @@ def test_the_best_run_is_one_of_those_that_a_score_compares(tmp_path, scores, be
     for name, after in scores.items():
         lay_run(tmp_path / "g" / name, after=after, metric={"exact": {"_target_": "x"}}, run=name)
     summary = summarise(tmp_path / "g")
-    text = " ".join(table(summary).split())
+    text = " ".join(sweep_table(summary).split())
     assert best in text and ("only" in best) is (summary.best is None), text
     if "c" in scores:
         assert "not compared with 1 other without eval_exact" in text
     if summary.best is None:
-        assert "No score compares all of them: only run=a" in html.unescape(write_report(summary).read_text())
-        assert summarise(tmp_path / "g", "eval_exact").best is not None, "who asks for a score is given it"
+        assert "No score compares all of them: only run=a" in html.unescape(
+            write_report(summary).read_text()
+        )
+        assert summarise(tmp_path / "g", "eval_exact").best is not None, (
+            "who asks for a score is given it"
+        )
 
 
 def test_the_decline_is_that_of_the_objective_or_of_the_reward_of_a_trainer_that_samples():
@@ -690,7 +954,10 @@ def test_the_decline_is_that_of_the_objective_or_of_the_reward_of_a_trainer_that
     assert describe(*fallen, rows=16, **metric) is None
     assert describe(*fallen, metric={"exact": exact | {"limit": 16}}) is None
     assert describe(*fallen, objective="eval_loss") is None
-    sampled = [{"eval_reward": mean, "eval_reward_std": 0.3, "eval_loss": loss} for mean, loss in ((0.7, 0), (0.5, 5))]
+    sampled = [
+        {"eval_reward": mean, "eval_reward_std": 0.3, "eval_loss": loss}
+        for mean, loss in ((0.7, 0), (0.5, 5))
+    ]
     assert "eval_reward 0.7 -> 0.5" in describe(*sampled)
     assert describe(*sampled, rows=16) is None
     assert describe(*sampled[::-1]) is None
@@ -702,11 +969,13 @@ def test_a_loss_that_rises_as_a_model_learns_gives_no_verdict():
     ends = [{"eval_loss": 0.0111, "eval_mean_token_accuracy": 0.043}]
     ends += [{"eval_loss": 0.0426, "eval_mean_token_accuracy": 0.181}]
     assert "eval_loss" in describe(*ends) and describe(*ends, **trainer) is None
-    known = [end | {"eval_cross_entropy": value} for end, value in zip(ends, (2.0, 9.0), strict=True)]
+    known = [
+        end | {"eval_cross_entropy": value} for end, value in zip(ends, (2.0, 9.0), strict=True)
+    ]
     assert "worse than it began: eval_cross_entropy 2 -> 9" in describe(*known, **trainer)
     assert describe(*known[::-1], **trainer) is None
     run = RunRecord(Path("a/b"), trainer, {}, {}, *ends)
-    assert {row[0]: row[3] for row in score_rows(run)}["eval_loss"] == "+0.0315"
+    assert {row.name: row.change for row in score_rows(run)}["eval_loss"] == "+0.0315"
 
 
 def test_a_sweep_names_those_that_ended_worse(tmp_path, capsys):
@@ -715,6 +984,9 @@ def test_a_sweep_names_those_that_ended_worse(tmp_path, capsys):
     set_status(worse, cause="the model ended worse than it began: eval_exact 0.4 -> 0.1")
     for folder in (worse, group):
         assert main(SimpleNamespace(runs=[str(folder)], overrides=[])) == 0
-    assert "finished    kl-0.2+lr-0.0001+seed-0 4/8\n            the model ended worse" in capsys.readouterr().out
+    assert (
+        "finished    kl-0.2+lr-0.0001+seed-0 4/8\n            the model ended worse"
+        in capsys.readouterr().out
+    )
     for page in (group, worse):
         assert "the model ended worse than it began" in (page / "report.html").read_text()

@@ -6,10 +6,12 @@ import sys
 import time
 from pathlib import Path
 
-from runner.launch.pool import count_cores, end_group
+from runner.launch.pool import end_group
+from runner.launch.pool_settings import count_cores
 
 ROOT = Path(__file__).parent.parent
-# What Windows has not, taken away before anything of ours is imported; what Python itself needs was imported before.
+# What Windows has not, taken away before anything of ours is imported; what Python itself needs was
+# imported before.
 AS_WINDOWS = """
 import asyncio, os, platform, signal, subprocess, sys, sysconfig, multiprocessing.util
 for name in ("fork", "setsid", "killpg", "waitid", "O_NOFOLLOW", "O_NONBLOCK", "WNOHANG", "sched_getaffinity"):

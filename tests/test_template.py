@@ -6,7 +6,7 @@ import pytest
 from tiny import CHATML, tiny_tokenizer
 
 from runner.errors import ConfigError
-from runner.launch.stages import compose_runs
+from runner.launch.compose.stages import compose_runs
 from runner.model.chat import check_template, set_template
 from runner.model.jinja import read_template, template_names
 from runner.run.key import key_of
@@ -55,7 +55,9 @@ def with_template(tokenizer, name):
 
 
 def trained_of(tokenizer, turns, tools=TOOLS):
-    spelt = tokenizer.apply_chat_template(turns, tools=tools, return_dict=True, return_assistant_tokens_mask=True)
+    spelt = tokenizer.apply_chat_template(
+        turns, tools=tools, return_dict=True, return_assistant_tokens_mask=True
+    )
     pairs = zip(spelt["input_ids"], spelt["assistant_masks"], strict=True)
     return tokenizer.decode([token for token, mask in pairs if mask])
 
@@ -68,7 +70,11 @@ def test_thoughts_and_calls_are_trained_with_their_end_and_observations_are_not(
     end = tokenizer.eos_token
     assert trained_of(tokenizer, AGENT, tools) == end.join(TRAINED[name]) + end
     text = tokenizer.apply_chat_template(AGENT, tools=tools, tokenize=False)
-    assert "22 degrees" in text and "Be brief." in text and ("The weather of a city." in text) == bool(tools)
+    assert (
+        "22 degrees" in text
+        and "Be brief." in text
+        and ("The weather of a city." in text) == bool(tools)
+    )
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -91,7 +97,10 @@ def test_a_call_is_spelt_alike_in_every_shape_that_data_has(bare, name):
         CALL["function"],
         {"function": {"name": "weather", "arguments": json.dumps({"city": "Rome"})}},
     ]
-    turns = [[*AGENT[:2], {"role": "assistant", "content": "", "tool_calls": [shape]}] for shape in shapes]
+    turns = [
+        [*AGENT[:2], {"role": "assistant", "content": "", "tool_calls": [shape]}]
+        for shape in shapes
+    ]
     [spelt] = {tokenizer.apply_chat_template(each, tools=TOOLS, tokenize=False) for each in turns}
     [flat] = {
         tokenizer.apply_chat_template(turns[0], tools=tools, tokenize=False)

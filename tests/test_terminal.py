@@ -17,11 +17,15 @@ from runner.command.train import _next_command
 from runner.io import terminal
 from runner.io.files import shipped
 from runner.io.terminal import Copied
-from runner.launch.stages import compose_runs
+from runner.launch.compose.stages import compose_runs
 from runner.run import open_run
-from runner.run.read import read_run
+from runner.run.record import read_run
 
-FEW = ("trainer.args.max_steps=2", "trainer.args.logging_steps=1", "trainer.args.per_device_train_batch_size=8")
+FEW = (
+    "trainer.args.max_steps=2",
+    "trainer.args.logging_steps=1",
+    "trainer.args.per_device_train_batch_size=8",
+)
 FEW += ("dataset.limit.train=64", "dataset.limit.eval=8")
 
 
@@ -52,7 +56,9 @@ def look(tmp_path, monkeypatch):
         except OSError:  # the terminal is closed
             pass
         os.close(terminal)
-        return shown.decode().replace("\r\n", "\n"), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        return shown.decode().replace("\r\n", "\n"), os.waitstatus_to_exitcode(
+            os.waitpid(child, 0)[1]
+        )
 
     return call
 
@@ -65,7 +71,9 @@ def test_progress_in_a_file_is_a_line_now_and_then_and_none_of_what_is_quick(mon
     with terminal.progress_bar("predicting", 2, "answer") as bar:
         bar.update(1), bar.update(1)
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("predicting: 0/2") and lines[-1].startswith("predicting: 2/2, 00:00 left")
+    assert lines[0].startswith("predicting: 0/2") and lines[-1].startswith(
+        "predicting: 2/2, 00:00 left"
+    )
     assert "\r" not in "".join(lines)
 
 
@@ -77,10 +85,18 @@ def test_a_terminal_shows_a_bar_with_the_loss_and_the_time_that_is_left(look, tm
     assert code == 0 and any(map(last.fullmatch, bars))
     assert max(map(len, bars)) <= 80 and "\nstep " not in shown
     assert "\x1b[32mfinished\x1b[0m  2 steps in " in shown
-    assert re.search(r"^\x1b\[3[12]m  eval_loss  +[\d.]+ +[\d.]+ +[-+][\d.e-]+( worse)?\x1b\[0m$", shown, re.MULTILINE)
+    assert re.search(
+        r"^\x1b\[3[12]m  eval_loss  +[\d.]+ +[\d.]+ +[-+][\d.e-]+( worse)?\x1b\[0m$",
+        shown,
+        re.MULTILINE,
+    )
     [log] = tmp_path.glob("outputs/*/*/log.txt")
     text = log.read_text()
-    assert "step      2/2  loss " in text and ": finished  2 steps in " in text and not {"\x1b", "␛"} & set(text)
+    assert (
+        "step      2/2  loss " in text
+        and ": finished  2 steps in " in text
+        and not {"\x1b", "␛"} & set(text)
+    )
 
 
 def test_the_heading_of_an_error_is_red_unless_colours_are_refused(look, monkeypatch):
@@ -95,18 +111,25 @@ def test_the_heading_of_an_error_is_red_unless_colours_are_refused(look, monkeyp
 def finished(*words):
     """A finished run of these words, whose model is the shipped one, with another head, or an adapter of it."""
     (composed,) = compose_runs([*words, "name=mine", "dataset.limit.train=100"])
-    run, tiny = open_run(composed.cfg, composed.overrides, composed.command, composed.choices), "runner://model/tiny"
+    run, tiny = (
+        open_run(composed.cfg, composed.overrides, composed.command, composed.choices),
+        "runner://model/tiny",
+    )
     shutil.copytree(shipped(tiny), run.model)
     if composed.cfg["trainer"]["head"] == "score":
         from transformers import AutoModelForSequenceClassification
 
-        AutoModelForSequenceClassification.from_pretrained(shipped(tiny), num_labels=1).save_pretrained(run.model)
+        AutoModelForSequenceClassification.from_pretrained(
+            shipped(tiny), num_labels=1
+        ).save_pretrained(run.model)
     elif composed.cfg["peft"]:
         from peft import LoraConfig, get_peft_model
         from transformers import AutoModelForCausalLM
 
         whole = AutoModelForCausalLM.from_pretrained(run.model)
-        get_peft_model(whole, LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])).save_pretrained(run.model)
+        get_peft_model(
+            whole, LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])
+        ).save_pretrained(run.model)
     run.set_status("finished", step=2)
     return read_run(run.folder)
 
@@ -125,8 +148,23 @@ MODEL = "model.path=MODEL"
             ["trainer=grpo", "dataset=toy_demonstrations", "dataset.limit.train=100", MODEL],
         ),
         (
-            ["trainer=sft", "dataset=toy_reviews", "peft=lora", "peft.r=4", "quant=4bit", "template=chatml", "seed=1"],
-            ["trainer=dpo", "dataset=toy_reviews", "quant=4bit", "template=chatml", "dataset.limit.train=100", MODEL],
+            [
+                "trainer=sft",
+                "dataset=toy_reviews",
+                "peft=lora",
+                "peft.r=4",
+                "quant=4bit",
+                "template=chatml",
+                "seed=1",
+            ],
+            [
+                "trainer=dpo",
+                "dataset=toy_reviews",
+                "quant=4bit",
+                "template=chatml",
+                "dataset.limit.train=100",
+                MODEL,
+            ],
         ),
         (["trainer=sft", *PAIRS], ["predict", "RUN", "set=train"]),
         (
@@ -150,16 +188,28 @@ MODEL = "model.path=MODEL"
             ["experiment=toy_dpo", "trainer.args.max_steps=2"],
             ["trainer=grpo", "model=tiny", "dataset=toy_sort", "dataset.limit.train=100", MODEL],
         ),
-        (["trainer=sft", "model=new", "model.num_hidden_layers=1"], ["predict", "RUN", "set=train"]),
+        (
+            ["trainer=sft", "model=new", "model.num_hidden_layers=1"],
+            ["predict", "RUN", "set=train"],
+        ),
         (
             ["trainer=reward", *PAIRS, "peft=lora"],
-            ["trainer=ppo", *PAIRS, "peft=lora", "dataset.limit.train=100", "reward=model", f"reward.{MODEL}"],
+            [
+                "trainer=ppo",
+                *PAIRS,
+                "peft=lora",
+                "dataset.limit.train=100",
+                "reward=model",
+                f"reward.{MODEL}",
+            ],
         ),
         (["trainer=ppo", "dataset=toy_reviews"], ["predict", "RUN", "set=train"]),
     ],
     ids=lambda words: " ".join(words),
 )
-def test_the_command_that_follows_keeps_what_was_chosen_and_works(tmp_path, monkeypatch, capsys, words, then):
+def test_the_command_that_follows_keeps_what_was_chosen_and_works(
+    tmp_path, monkeypatch, capsys, words, then
+):
     monkeypatch.chdir(tmp_path)
     run = finished(*words)
     command = _next_command(run)
@@ -173,8 +223,14 @@ def test_nobody_is_sent_on_from_a_model_that_ended_worse(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = finished("trainer=sft")
     assert "trainer=dpo" in _next_command(run)
-    run.run.set_status("finished", cause="the model ended worse than it began: eval_loss 0.1 -> 0.9")
-    assert shlex.split(_next_command(read_run(run.folder)))[3:] == ["predict", str(run), "set=train"]
+    run.run.set_status(
+        "finished", cause="the model ended worse than it began: eval_loss 0.1 -> 0.9"
+    )
+    assert shlex.split(_next_command(read_run(run.folder)))[3:] == [
+        "predict",
+        str(run),
+        "set=train",
+    ]
 
 
 def test_a_reader_who_has_seen_enough_ends_no_run():

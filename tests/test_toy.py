@@ -79,7 +79,10 @@ def test_the_shipped_tokenizer_is_what_the_rows_make(tmp_path):
 def test_the_tokenizer_loads_as_it_was_made():
     """Some architectures of transformers put their own rules of splitting in place of those in tokenizer.json."""
     texts = ["Sort these digits: 7 3 9 1", "It's GREAT,  isn't it?\n\n 2026", "Grüße, 漢字"]
-    loaded, made = AutoTokenizer.from_pretrained(TINY), PreTrainedTokenizerFast.from_pretrained(TINY)
+    loaded, made = (
+        AutoTokenizer.from_pretrained(TINY),
+        PreTrainedTokenizerFast.from_pretrained(TINY),
+    )
     assert loaded(texts)["input_ids"] == made(texts)["input_ids"]
     assert loaded.batch_decode(loaded(texts)["input_ids"]) == texts
 
@@ -100,8 +103,14 @@ def test_the_template_marks_the_answer_and_its_end_as_the_assistants():
     assert text == "<|im_start|>user\nSort<|im_end|>\n<|im_start|>assistant\n1 3<|im_end|>\n"
     opened = tokenizer.apply_chat_template(turns[:1], tokenize=False, add_generation_prompt=True)
     assert text.startswith(opened)
-    marked = tokenizer.apply_chat_template(turns, return_dict=True, return_assistant_tokens_mask=True)
-    mine = [token for token, mask in zip(marked["input_ids"], marked["assistant_masks"], strict=True) if mask]
+    marked = tokenizer.apply_chat_template(
+        turns, return_dict=True, return_assistant_tokens_mask=True
+    )
+    mine = [
+        token
+        for token, mask in zip(marked["input_ids"], marked["assistant_masks"], strict=True)
+        if mask
+    ]
     assert tokenizer.decode(mine) == "1 3<|im_end|>"
     assert tokenizer.eos_token == "<|im_end|>" and tokenizer.pad_token == "<|endoftext|>"
 
@@ -133,7 +142,9 @@ def test_the_base_model_leaves_sorting_to_be_learned(tiny):
 def test_the_base_model_has_no_opinion_and_keeps_to_its_subject(tiny):
     texts, rows = sample(tiny, "toy_reviews")
     assert sum(sentiment(texts)) / len(texts) == pytest.approx(0.01, abs=0.1)
-    named = [row["place"] in text and row["topic"] in text for text, row in zip(texts, rows, strict=True)]
+    named = [
+        row["place"] in text and row["topic"] in text for text, row in zip(texts, rows, strict=True)
+    ]
     assert sum(named) / len(named) > 0.9
 
 
@@ -143,7 +154,9 @@ def test_the_base_model_is_what_its_experiment_trains(train):
     assert done.code == 0
     # Other processors round otherwise, so the weights need not have the same bits.
     assert done.scores["after"]["eval_loss"] == pytest.approx(0.403, abs=0.03)
-    mine, theirs = (json.loads((folder / "config.json").read_text()) for folder in (done.run.model, TINY))
+    mine, theirs = (
+        json.loads((folder / "config.json").read_text()) for folder in (done.run.model, TINY)
+    )
     assert mine | {"use_cache": True} == theirs
 
 

@@ -18,7 +18,13 @@ from runner.tracker.variable import id_of, variables_of
 from runner.validate.start import find_missing_libraries
 
 FEW = (
-    *("trainer=sft", "metric=none", "dataset.limit.train=64", "dataset.limit.eval=8", "learning_rate=0.000123"),
+    *(
+        "trainer=sft",
+        "metric=none",
+        "dataset.limit.train=64",
+        "dataset.limit.eval=8",
+        "learning_rate=0.000123",
+    ),
     *("trainer.args.max_steps=4", "trainer.args.save_steps=2", "trainer.args.logging_steps=1"),
     *("trainer.args.per_device_train_batch_size=4", "tracker.tags=[mine]"),
 )
@@ -35,7 +41,13 @@ def needs(package: str):
 
 def test_the_words_of_variables_are_replaced(tmp_path):
     folder = tmp_path / "outputs" / "mine" / "seed-1-0123456789"
-    node = {"environment": {"WANDB_DIR": "{folder}", "WANDB_NAME": "{name} {key} {other}", "TRACKIO_DIR": "{root}/t"}}
+    node = {
+        "environment": {
+            "WANDB_DIR": "{folder}",
+            "WANDB_NAME": "{name} {key} {other}",
+            "TRACKIO_DIR": "{root}/t",
+        }
+    }
     assert variables_of(node, folder, "mine") == {
         "WANDB_DIR": str(folder),
         "WANDB_NAME": "mine 0123456789 {other}",
@@ -59,10 +71,14 @@ def test_only_the_first_process_makes_an_id(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_missing_package_is_a_fault_that_says_what_to_install_for_the_worker_too(tmp_path, monkeypatch, capsys):
+def test_a_missing_package_is_a_fault_that_says_what_to_install_for_the_worker_too(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr("runner.validate.start.find_spec", lambda name: None)
     assert not list(find_missing_libraries({"tracker": {"report_to": "none"}}))
-    run = lay_run(tmp_path / "x" / "run", state="created", tracker={"report_to": ["tensorboard", "wandb"]})
+    run = lay_run(
+        tmp_path / "x" / "run", state="created", tracker={"report_to": ["tensorboard", "wandb"]}
+    )
     assert worker.work(run) == 5
     told = capsys.readouterr().err
     assert "pip install 'wandb>=0.19'" in told and "pip install 'tensorboard>=2.18'" in told
@@ -76,22 +92,33 @@ def test_several_trackers_are_composed_into_one_and_change_no_key(tmp_path):
     listed = "# @package _global_\ndefaults: [{override /tracker: [tensorboard, ours, none]}]\n"
     (tmp_path / "experiment" / "two.yaml").write_text(listed)
     one, typed = compose(["tracker=wandb"]).cfg, compose(["tracker=[wandb,tensorboard]"]).cfg
-    assert typed["tracker"]["report_to"] == ["wandb", "tensorboard"] and key_of(one) == key_of(typed)
+    assert typed["tracker"]["report_to"] == ["wandb", "tensorboard"] and key_of(one) == key_of(
+        typed
+    )
     assert typed["tracker"]["environment"].items() > one["tracker"]["environment"].items()
     node = compose(["experiment=two"], [tmp_path]).cfg["tracker"]
     assert (node["report_to"], node["tags"]) == (["tensorboard", "wandb", "mlflow"], ["ours"])
-    assert compose(["experiment=two", "tracker.report_to=none"], [tmp_path]).cfg["tracker"]["report_to"] == "none"
+    assert (
+        compose(["experiment=two", "tracker.report_to=none"], [tmp_path]).cfg["tracker"][
+            "report_to"
+        ]
+        == "none"
+    )
 
 
 def events_of(run: Run):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    return EventAccumulator(str(run.folder / "tensorboard"), size_guidance={"tensors": 0, "scalars": 0}).Reload()
+    return EventAccumulator(
+        str(run.folder / "tensorboard"), size_guidance={"tensors": 0, "scalars": 0}
+    ).Reload()
 
 
 def figures_of(run: Run) -> dict[str, list[int]]:
     events = events_of(run)
-    return {name: [event.step for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
+    return {
+        name: [event.step for event in events.Scalars(name)] for name in events.Tags()["scalars"]
+    }
 
 
 def text_of(run: Run, name: str) -> str:
@@ -102,7 +129,8 @@ def text_of(run: Run, name: str) -> str:
 # --- Whole runs -----------------------------------------------------------------------------------
 
 
-COLD = {"COLD": "1"}  # trackio reads its folder when it is imported, which the waiting process has done for all
+# trackio reads its folder when it is imported, which the waiting process has done for all
+COLD = {"COLD": "1"}
 
 
 def trained_twice(runner, tracker: str, *words: str, **variables: str) -> Run:
@@ -126,7 +154,8 @@ def test_tensorboard(runner):
     assert len(list((run.folder / "tensorboard").iterdir())) == 2, "each start writes a file"
     seen = figures_of(run)
     assert seen["train/loss"] == [1, 2, 3, 4] and seen["eval/loss"] == [0, 4]
-    frozen = (run.folder / "config.yaml").read_text().partition("\n")[2]  # below the format of the folder
+    # below the format of the folder
+    frozen = (run.folder / "config.yaml").read_text().partition("\n")[2]
     assert text_of(run, "config") == f"```yaml\n{frozen}```"
     assert (text_of(run, "tags"), text_of(run, "group")) == (", ".join(TAGS), "group")
 
@@ -135,20 +164,36 @@ def test_tensorboard(runner):
 @needs("wandb")
 def test_wandb(runner):
     run = trained_twice(runner, "wandb")
-    files = sorted(run.folder.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns)
+    files = sorted(
+        run.folder.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns
+    )
     assert len(files) == 2, "each start writes a file, and wandb sync joins them"
     records = [record for file in files for record in wandb_records(file)]
     starts = [record.run for record in records if record.HasField("run")]
     word = json.loads((run.folder / "tracker.json").read_text())["id"]
-    assert {(start.run_id, start.run_group, start.project) for start in starts} == {(word, "group", "runner")}
+    assert {(start.run_id, start.run_group, start.project) for start in starts} == {
+        (word, "group", "runner")
+    }
     assert all(sorted(start.tags) == sorted(TAGS) for start in starts)
-    configs = [json.loads(part.value_json) for start in starts for part in start.config.update if part.key == "runner"]
+    configs = [
+        json.loads(part.value_json)
+        for start in starts
+        for part in start.config.update
+        if part.key == "runner"
+    ]
     assert len(configs) == 2 and all(config == run.cfg for config in configs)
     figures = []
     for record in records:
-        row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+        row = {
+            item.key or "/".join(item.nested_key): json.loads(item.value_json)
+            for item in record.history.item
+        }
         step = row.get("train/global_step")
-        figures += [(name, step) for key, name in (("train/loss", "loss"), ("eval/loss", "eval_loss")) if key in row]
+        figures += [
+            (name, step)
+            for key, name in (("train/loss", "loss"), ("eval/loss", "eval_loss"))
+            if key in row
+        ]
     assert figures == LOGGED
     assert [record.exit.exit_code for record in records if record.HasField("exit")] == [0, 0]
 
@@ -160,8 +205,12 @@ def test_others_are_those_of_the_library_in_a_database_for_all_runs(runner):
     words = (*FEW, "name=group", "trainer.args.max_steps=1", "tracker=[mlflow,trackio]")
     runner("-m", *words, "seed=0,1", "launcher.jobs=2", **COLD)
     with sqlite3.connect(runner.folder / "outputs" / "mlflow.db") as base:
-        assert base.execute("select count(*), count(distinct experiment_id) from runs").fetchone() == (2, 1)
-        assert base.execute("select name from experiments where name != 'Default'").fetchall() == [("group",)]
+        assert base.execute(
+            "select count(*), count(distinct experiment_id) from runs"
+        ).fetchone() == (2, 1)
+        assert base.execute("select name from experiments where name != 'Default'").fetchall() == [
+            ("group",)
+        ]
     with sqlite3.connect(runner.folder / "outputs" / "trackio" / "runner.db") as base:
         assert len({name for (name,) in base.execute("select run_name from metrics")}) == 2
     assert not (Path(runner.environment["HF_HOME"]) / "trackio").exists()

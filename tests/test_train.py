@@ -11,7 +11,7 @@ from needs import ON_CPU, TRAINERS, needed
 from PIL import Image
 
 from runner.io.files import files_of, read_json, write_json
-from runner.run.read import read_metrics
+from runner.run.history import read_metrics
 from runner.run.seal import SEAL
 
 sys.path.append(str(Path(__file__).parent / "fault"))
@@ -34,7 +34,9 @@ def few_rows(*words: str) -> tuple[str, ...]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", ON_CPU)
-def test_every_trainer_takes_real_steps_and_its_losses_equal_the_golden_file(train, trainer, request, tmp_path):
+def test_every_trainer_takes_real_steps_and_its_losses_equal_the_golden_file(
+    train, trainer, request, tmp_path
+):
     """The golden losses, and those of TRL's own trainer in a plain script with its weights, bit for bit."""
     more = needed(trainer)
     if "teacher_model" in TRAINERS[trainer]:
@@ -48,11 +50,14 @@ def test_every_trainer_takes_real_steps_and_its_losses_equal_the_golden_file(tra
     assert all(norm > 0 for _, norm in taken)
     path = GOLDEN / f"{trainer}.txt"
     if request.config.getoption("--golden"):
-        path.write_text("".join(f"{step} {loss:.6f} {norm:.6f}\n" for step, (loss, norm) in enumerate(taken, 1)))
+        path.write_text(
+            "".join(f"{step} {loss:.6f} {norm:.6f}\n" for step, (loss, norm) in enumerate(taken, 1))
+        )
     golden = [tuple(map(float, line.split()[1:])) for line in path.read_text().splitlines()]
     for now, then in zip(taken, golden, strict=True):
         assert now == pytest.approx(then, rel=TOLERANCE, abs=TOLERANCE)
-    if re.fullmatch(r"trl\.\w+", done.run.cfg["trainer"]["_target_"]):  # tests/fault/equal.py takes the others too
+    # tests/fault/equal.py takes the others too
+    if re.fullmatch(r"trl\.\w+", done.run.cfg["trainer"]["_target_"]):
         assert differences(done.run, tmp_path / "plain") == []
 
 
@@ -65,13 +70,22 @@ def test_a_run_leaves_what_the_design_promises(train, capsys):
     assert [line for line in lines if line not in log] == []
     assert "\r" not in told.out + told.err and "\nmodel     " in log
     steps = [line.split() for line in lines if line.startswith("step ")]
-    assert [words[1] for words in steps] == ["0/3", "1/3", "2/3", "3/3"] and steps[1][2:4] == ["loss", "0.6931"]
+    assert [words[1] for words in steps] == ["0/3", "1/3", "2/3", "3/3"] and steps[1][2:4] == [
+        "loss",
+        "0.6931",
+    ]
     assert steps[0][2] == "eval_loss"
     rows = [json.loads(line) for line in (folder / "completions.jsonl").read_text().splitlines()]
     before, after = (next(row for row in rows if row["step"] == step) for step in (0, 3))
     asked = lines.index(f"sample    {before['prompt'][0]['content']}")
-    assert lines[asked + 1] == f"  before  {before['completion']}" and before["prompt"] == after["prompt"]
-    assert lines[asked + 2] == f"  after   {after['completion']}" and told.out.count("\nsample    ") == 3
+    assert (
+        lines[asked + 1] == f"  before  {before['completion']}"
+        and before["prompt"] == after["prompt"]
+    )
+    assert (
+        lines[asked + 2] == f"  after   {after['completion']}"
+        and told.out.count("\nsample    ") == 3
+    )
     names = {path.name for path in folder.iterdir()}
     assert names >= {
         "config.yaml",
@@ -92,7 +106,10 @@ def test_a_run_leaves_what_the_design_promises(train, capsys):
         None,
     )
     manifest = read_json(folder / "manifest.json")
-    assert manifest["versions"]["trl"] and {**manifest["files"], SEAL: ""} == {**files_of(done.run.model), SEAL: ""}
+    assert manifest["versions"]["trl"] and {**manifest["files"], SEAL: ""} == {
+        **files_of(done.run.model),
+        SEAL: "",
+    }
     assert manifest["data"]["train"]["rows"] == 200 and manifest["model"]["parameters"] > 100_000
     progress = {
         "step",
@@ -126,19 +143,26 @@ def test_a_finished_run_loads_elsewhere_and_the_same_command_changes_no_byte(tra
     model = AutoModelForCausalLM.from_pretrained(done.run.model)
     tokenizer = AutoTokenizer.from_pretrained(done.run.model)
     assert tokenizer.chat_template and model.config.vocab_size >= len(tokenizer)
-    assert json.loads((done.run.model / "config.json").read_text())["use_cache"]  # which the training does without
+    # which the training does without
+    assert json.loads((done.run.model / "config.json").read_text())["use_cache"]
     for line in done.run.metrics.read_text().splitlines():
         json.loads(line, parse_constant=refuse)
-    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in _files(done.run.folder)}
+    before = {
+        path: (path.stat().st_mtime_ns, path.read_bytes()) for path in _files(done.run.folder)
+    }
     again = train(*words)
     assert again.code == 0 and "nothing was changed" in capsys.readouterr().out
-    assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in _files(again.run.folder)} == before
+    assert {
+        path: (path.stat().st_mtime_ns, path.read_bytes()) for path in _files(again.run.folder)
+    } == before
 
 
 @pytest.mark.slow
 def test_several_held_out_sets_keep_their_names(train):
     done = train(
-        *few_rows("trainer=dpo", *QUICK, "trainer.args.eval_strategy=steps", "trainer.args.eval_steps=3"),
+        *few_rows(
+            "trainer=dpo", *QUICK, "trainer.args.eval_strategy=steps", "trainer.args.eval_steps=3"
+        ),
         "dataset.split.eval={one: 'eval[:8]', two: 'eval[8:16]'}",
     )
     last = done.lines[-1]
@@ -151,21 +175,28 @@ def test_several_held_out_sets_keep_their_names(train):
 @pytest.mark.slow
 def test_evaluation_does_not_change_an_online_run(train):
     words = few_rows("trainer=grpo", *QUICK)
-    evaluated = train(*words, "trainer.args.eval_strategy=steps", "trainer.args.eval_steps=1", name="with")
+    evaluated = train(
+        *words, "trainer.args.eval_strategy=steps", "trainer.args.eval_steps=1", name="with"
+    )
     assert weights(evaluated.run.model) == weights(train(*words, name="without").run.model)
 
 
 @pytest.mark.slow
 def test_fewer_rows_than_one_step_needs_is_an_error_and_not_zero_steps(train, capsys):
-    done = train("trainer=grpo", *QUICK, "dataset.limit.train=1", "trainer.args.generation_batch_size=64")
+    done = train(
+        "trainer=grpo", *QUICK, "dataset.limit.train=1", "trainer.args.generation_batch_size=64"
+    )
     assert done.code == 2 and "1 training rows" in capsys.readouterr().err
     assert done.state() == "failed"
 
 
 @pytest.mark.slow
 def test_a_loss_that_only_grows_stops_the_run(train, capsys):
-    # 1 makes a loss of 100 from 0.1 on any CPU; far above it the weights overflow, at a step that rounding decides.
-    words = few_rows("trainer=sft", "learning_rate=1", "trainer.args.max_grad_norm=0", "metric=none")
+    # 1 makes a loss of 100 from 0.1 on any CPU; far above it the weights overflow, at a step that
+    # rounding decides.
+    words = few_rows(
+        "trainer=sft", "learning_rate=1", "trainer.args.max_grad_norm=0", "metric=none"
+    )
     done = train(*words, "trainer.args.max_steps=20", "trainer.args.logging_steps=1")
     assert (done.code, done.state()) == (3, "failed") and not done.run.model.exists()
     assert "a loss that falls" in capsys.readouterr().err
@@ -194,11 +225,19 @@ def test_a_resume_with_another_tokenizer_is_refused(train, capsys):
     write_json(run.folder / "manifest.json", other)
     run.set_status("interrupted")
     assert train(*words).code == 4
-    assert "tokenizer.fingerprint" in (said := capsys.readouterr().err) and "as the checkpoints were trained on" in said
+    assert (
+        "tokenizer.fingerprint" in (said := capsys.readouterr().err)
+        and "as the checkpoints were trained on" in said
+    )
 
 
 def test_what_a_constructor_refuses_is_a_fault_of_the_configuration(train, capsys):
-    assert train(*few_rows("trainer=sft", "trainer.args.bf16=true", "trainer.args.fp16=true", *QUICK)).code == 2
+    assert (
+        train(
+            *few_rows("trainer=sft", "trainer.args.bf16=true", "trainer.args.fp16=true", *QUICK)
+        ).code
+        == 2
+    )
     assert "trainer.args" in capsys.readouterr().err
 
 
@@ -247,9 +286,18 @@ def test_activations_are_computed_again_where_it_is_asked_for_by_the_old_name(tr
     from transformers import modeling_utils
 
     real, calls = modeling_utils.checkpoint, []
-    monkeypatch.setattr(modeling_utils, "checkpoint", lambda *given, **how: calls.append(1) or real(*given, **how))
+    monkeypatch.setattr(
+        modeling_utils, "checkpoint", lambda *given, **how: calls.append(1) or real(*given, **how)
+    )
     assert train(*few_rows("trainer=sft", *QUICK, "metric=none")).code == 0 and calls == []
-    assert train(*few_rows("trainer=sft", *QUICK, "metric=none", "trainer.args.gradient_checkpointing=true")).code == 0
+    assert (
+        train(
+            *few_rows(
+                "trainer=sft", *QUICK, "metric=none", "trainer.args.gradient_checkpointing=true"
+            )
+        ).code
+        == 0
+    )
     assert calls
 
 
@@ -265,14 +313,25 @@ def test_early_stopping_keeps_the_best_checkpoint_and_saves_it(train):
         "trainer=sft",
         "learning_rate=3e-3",
         *("callback=early_stopping", "callback.early_stopping.early_stopping_patience=1"),
-        *("trainer.args.metric_for_best_model=eval_loss", "trainer.args.load_best_model_at_end=true"),
+        *(
+            "trainer.args.metric_for_best_model=eval_loss",
+            "trainer.args.load_best_model_at_end=true",
+        ),
         *("trainer.args.eval_strategy=steps", "trainer.args.eval_steps=2"),
-        *("trainer.args.save_strategy=steps", "trainer.args.save_steps=2", "trainer.args.logging_steps=1"),
+        *(
+            "trainer.args.save_strategy=steps",
+            "trainer.args.save_steps=2",
+            "trainer.args.logging_steps=1",
+        ),
         *("trainer.args.max_steps=200", "trainer.args.per_device_train_batch_size=2"),
     )
     done = train(*words)
     assert (done.code, done.state()) == (0, "finished")
-    losses = {line["step"]: line["eval_loss"] for line in done.lines if "eval_loss" in line and line["step"]}
+    losses = {
+        line["step"]: line["eval_loss"]
+        for line in done.lines
+        if "eval_loss" in line and line["step"]
+    }
     assert max(losses) < 200, "it learns in a few steps and then gets worse"
     assert done.scores["after"]["eval_loss"] == pytest.approx(min(losses.values()), rel=1e-5)
     best = min(losses, key=losses.get)
@@ -287,12 +346,16 @@ def test_a_model_that_a_run_left_is_the_start_of_the_next(train):
     first = train(*few_rows("trainer=sft", "peft=lora", "learning_rate=1e-2", *QUICK), name="first")
     second = train(*few_rows("trainer=dpo", f"model.path={first.run.model}", *QUICK), name="second")
     assert second.code == 0
-    assert second.scores["before"]["eval_exact"] == pytest.approx(first.scores["after"]["eval_exact"], abs=0.02)
+    assert second.scores["before"]["eval_exact"] == pytest.approx(
+        first.scores["after"]["eval_exact"], abs=0.02
+    )
 
 
 def weights(folder: Path) -> dict[str, str]:
     """The hashes of a model's weight files."""
-    return {name: digest for name, digest in files_of(folder).items() if name.endswith(".safetensors")}
+    return {
+        name: digest for name, digest in files_of(folder).items() if name.endswith(".safetensors")
+    }
 
 
 def _files(folder: Path) -> list[Path]:
@@ -343,7 +406,9 @@ class Stepper(torch.optim.SGD):
 
 
 @pytest.mark.slow
-def test_a_trainer_that_hands_all_on_is_served_and_every_node_inside_a_part_is_built(train, tmp_path, monkeypatch):
+def test_a_trainer_that_hands_all_on_is_served_and_every_node_inside_a_part_is_built(
+    train, tmp_path, monkeypatch
+):
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "mine.py").write_text(MINE)
     one = "{_target_: mine.Part, size: 2, inner: [{_target_: mine.Words}, {_target_: mine.Part, size: 3}]}"
@@ -351,9 +416,17 @@ def test_a_trainer_that_hands_all_on_is_served_and_every_node_inside_a_part_is_b
         "trainer._target_=mine.Mine",
         f"trainer.parts=[[{one}],{{_target_: mine.Words}}]",
         "trainer.table={deep: {er: {_target_: mine.Part, _partial_: true}}}",
-        *("optimizer._target_=mine.Stepper", "optimizer.lr=0.5", "optimizer.parts=[{_target_: mine.Part, size: 2}]"),
+        *(
+            "optimizer._target_=mine.Stepper",
+            "optimizer.lr=0.5",
+            "optimizer.parts=[{_target_: mine.Part, size: 2}]",
+        ),
     )
-    done = train(*few_rows("trainer=sft", *words, *QUICK), "allow=[mine]", "trainer.args.lr_scheduler_type=constant")
+    done = train(
+        *few_rows("trainer=sft", *words, *QUICK),
+        "allow=[mine]",
+        "trainer.args.lr_scheduler_type=constant",
+    )
     assert done.code == 0
     first = next(line for line in done.lines if line["step"] == 1)
     assert [first[name] for name in ("one", "inner", "partial", "learning_rate")] == [2, 3, 5, 1]
@@ -364,10 +437,17 @@ def test_a_trainer_that_hands_all_on_is_served_and_every_node_inside_a_part_is_b
 def test_the_margin_of_pairs_reaches_the_loss_of_a_reward_model(runner, tmp_path):
     rows = "".join(f"{number}+1=, {number + 1}, {number},40.5\n" for number in range(10, 18))
     (tmp_path / "rows.csv").write_text("prompt,chosen,rejected,margin\n" + rows)
-    words = ("model=tiny", "dataset=local", "dataset.path=rows.csv", "trainer.args.max_steps=1", "metric=none")
+    words = (
+        "model=tiny",
+        "dataset=local",
+        "dataset.path=rows.csv",
+        "trainer.args.max_steps=1",
+        "metric=none",
+    )
     runner("trainer=reward", *words, "trainer.args.logging_steps=1", "name=far")
     (folder,) = runner.runs("far")
-    assert 35 < read_metrics(folder / "metrics.jsonl")[0]["loss"] < 46  # near the margin, before anything is learned
+    # near the margin, before anything is learned
+    assert 35 < read_metrics(folder / "metrics.jsonl")[0]["loss"] < 46
     done = runner("trainer=dpo", *words, "name=unread")
     assert "`margin` is not used" in done.stdout + done.stderr
 
@@ -375,10 +455,20 @@ def test_the_margin_of_pairs_reaches_the_loss_of_a_reward_model(runner, tmp_path
 @pytest.mark.slow
 def test_pictures_beside_text_are_refused_and_the_text_alone_trains_when_asked(runner, tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1=", "completion": " 2", "images": ["a.png"]}\n' * 8)
-    words = ("trainer=sft", "dataset=local", "dataset.path=rows.jsonl", "trainer.args.max_steps=1", "metric=none")
+    (tmp_path / "rows.jsonl").write_text(
+        '{"prompt": "1+1=", "completion": " 2", "images": ["a.png"]}\n' * 8
+    )
+    words = (
+        "trainer=sft",
+        "dataset=local",
+        "dataset.path=rows.jsonl",
+        "trainer.args.max_steps=1",
+        "metric=none",
+    )
     refused = runner(*words, code=2).stderr
-    assert "rows with images, for " in refused and not list(tmp_path.glob("outputs/*/*/config.yaml"))
+    assert "rows with images, for " in refused and not list(
+        tmp_path.glob("outputs/*/*/config.yaml")
+    )
     runner(*words, re.search(r"dataset\.without=[^\s']+", refused)[0], "name=text")
     assert len(runner.runs("text")) == 1
 
@@ -432,29 +522,62 @@ class Careless(TrainerCallback):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["+callback.m._target_=own_code.Raises"], ("callback.m", "ValueError: mine is broken", "own_code.py:7")),
+        (
+            ["+callback.m._target_=own_code.Raises"],
+            ("callback.m", "ValueError: mine is broken", "own_code.py:7"),
+        ),
         (["+callback.m._target_=own_code.Leaves"], ("callback.m", "sys.exit(3)", "own_code.py:11")),
-        (["+callback.m._target_=own_code.Takes"], ("callback.m", "an unexpected keyword", "Takes.on_step_end")),
-        (["optimizer._target_=own_code.optimizer"], ("optimizer", "ValueError: mine is broken", "own_code.py:18")),
-        (["+callback.m._target_=own_code.Anything"], ("callback.m", "Mute: its message raises", "own_code.py:26")),
-        (["+callback.m._target_=own_code.Answers"], ("callback.m", "on_step_end gave str", "return control")),
-        (["+callback.m._target_=own_code.Spoils"], ("callback.m", "AttributeError", "without callback.m")),
+        (
+            ["+callback.m._target_=own_code.Takes"],
+            ("callback.m", "an unexpected keyword", "Takes.on_step_end"),
+        ),
+        (
+            ["optimizer._target_=own_code.optimizer"],
+            ("optimizer", "ValueError: mine is broken", "own_code.py:18"),
+        ),
+        (
+            ["+callback.m._target_=own_code.Anything"],
+            ("callback.m", "Mute: its message raises", "own_code.py:26"),
+        ),
+        (
+            ["+callback.m._target_=own_code.Answers"],
+            ("callback.m", "on_step_end gave str", "return control"),
+        ),
+        (
+            ["+callback.m._target_=own_code.Spoils"],
+            ("callback.m", "AttributeError", "without callback.m"),
+        ),
     ],
 )
-def test_what_the_users_own_code_raises_is_told_with_its_line(train, tmp_path, monkeypatch, capfd, words, said):
+def test_what_the_users_own_code_raises_is_told_with_its_line(
+    train, tmp_path, monkeypatch, capfd, words, said
+):
     (tmp_path / "own_code.py").write_text(OWN)
     monkeypatch.syspath_prepend(str(tmp_path))
-    done = train(*words, "allow=[own_code]", "trainer.args.max_steps=1", "dataset.limit.train=16", "metric=none")
+    done = train(
+        *words,
+        "allow=[own_code]",
+        "trainer.args.max_steps=1",
+        "dataset.limit.train=16",
+        "metric=none",
+    )
     assert (done.code, done.state()) == (2, "failed")
     told, cause = capfd.readouterr().err, done.run.status()["cause"]
     assert all(each in told and each in cause for each in said)
 
 
 @pytest.mark.slow
-def test_a_callback_that_closes_the_output_and_switches_autograd_off_harms_no_step(runner, tmp_path):
+def test_a_callback_that_closes_the_output_and_switches_autograd_off_harms_no_step(
+    runner, tmp_path
+):
     (tmp_path / "own_code.py").write_text(OWN)
-    words = ("trainer.args.max_steps=2", "trainer.args.per_device_train_batch_size=2", "metric=none")
+    words = (
+        "trainer.args.max_steps=2",
+        "trainer.args.per_device_train_batch_size=2",
+        "metric=none",
+    )
     done = runner(*words, "callback.m._target_=own_code.Careless", "allow=[own_code]", "name=run")
     assert (
-        "model.path=outputs/run" in (runner.runs("run")[0] / "log.txt").read_text() and "Traceback" not in done.stderr
+        "model.path=outputs/run" in (runner.runs("run")[0] / "log.txt").read_text()
+        and "Traceback" not in done.stderr
     )

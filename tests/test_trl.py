@@ -24,11 +24,14 @@ from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, Trainin
 from runner.config import compose
 from runner.config.menu import read_options
 from runner.io.files import MENU, read_json, shipped
-from runner.run.read import read_metrics
+from runner.run.history import read_metrics
 from runner.schema.read import read_signature
 
 FOLDER = Path(trl.__file__).parent / "experimental"
-MODULES = ["trl", *(f"trl.experimental.{module.name}" for module in pkgutil.iter_modules([str(FOLDER)]))]
+MODULES = [
+    "trl",
+    *(f"trl.experimental.{module.name}" for module in pkgutil.iter_modules([str(FOLDER)])),
+]
 
 
 def exported(*kinds):
@@ -38,9 +41,15 @@ def exported(*kinds):
     for module in map(importlib.import_module, MODULES):
         for name in dir(module):
             part = getattr(module, name)
-            if inspect.isclass(part) and issubclass(part, kinds) and part.__module__.startswith("trl."):
+            if (
+                inspect.isclass(part)
+                and issubclass(part, kinds)
+                and part.__module__.startswith("trl.")
+            ):
                 found[f"{module.__name__}.{name}"] = part
-    return {name: part for name, part in found.items() if not name.rpartition(".")[2].startswith("_")}
+    return {
+        name: part for name, part in found.items() if not name.rpartition(".")[2].startswith("_")
+    }
 
 
 def table():
@@ -54,7 +63,10 @@ def targets(group):
     """The option of each target that a group names."""
     options = read_options(group)
     nodes = {name: option.get(group) or option for name, option in options.items()}
-    found = {name: node.get("_target_") or (node.get(name) or {}).get("_target_") for name, node in nodes.items()}
+    found = {
+        name: node.get("_target_") or (node.get(name) or {}).get("_target_")
+        for name, node in nodes.items()
+    }
     return {target: name for name, target in found.items()}
 
 
@@ -64,7 +76,9 @@ def test_whatever_trl_exports_has_an_option_or_a_reason(group, kind):
     names = [name for name, part in exported(kind).items() if name.endswith(group.capitalize())]
     assert len(names) > 6
     for name in names:
-        assert name in says, f"{name} is new: an option of conf/{group}, and a line in conf/README.md"
+        assert name in says, (
+            f"{name} is new: an option of conf/{group}, and a line in conf/README.md"
+        )
         if name in known:
             assert f"`{group}={known[name]}`" in says[name]
         else:
@@ -81,7 +95,11 @@ def test_every_field_of_every_config_can_be_set():
 
 @pytest.mark.parametrize("option", sorted(TRAINERS))
 def test_a_trainer_composes_with_what_it_must_be_given(option):
-    assert compose([f"trainer={option}", *needed(option)]).cfg["trainer"]["args"]["_target_"].endswith("Config")
+    assert (
+        compose([f"trainer={option}", *needed(option)])
+        .cfg["trainer"]["args"]["_target_"]
+        .endswith("Config")
+    )
 
 
 # --- A teacher behind vLLM's protocol: a stand-in for the server, since the real one needs a GPU ----------------------
@@ -97,17 +115,26 @@ class Teacher(BaseHTTPRequestHandler):
 
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.answer({"choices": [{"prompt_logprobs": self.score(ids, asked)} for ids in asked["prompt"]]})
+        self.answer(
+            {"choices": [{"prompt_logprobs": self.score(ids, asked)} for ids in asked["prompt"]]}
+        )
 
     def score(self, ids, asked):
         """Of each token but the first its own log-probability, and those of the likeliest, with their ranks."""
         with torch.no_grad():
-            logits = self.server.model(torch.tensor([ids])).logits[0, :-1].float() / asked["temperature"]
+            logits = (
+                self.server.model(torch.tensor([ids])).logits[0, :-1].float() / asked["temperature"]
+            )
         found = []
         for token, row in zip(ids[1:], logits.log_softmax(-1), strict=True):
             order = row.argsort(descending=True).tolist()
             wanted = {*order[: asked["prompt_logprobs"]], token}
-            found.append({str(each): {"logprob": row[each].item(), "rank": order.index(each) + 1} for each in wanted})
+            found.append(
+                {
+                    str(each): {"logprob": row[each].item(), "rank": order.index(each) + 1}
+                    for each in wanted
+                }
+            )
         return [None, *found]
 
     def answer(self, value):
@@ -128,14 +155,28 @@ def test_a_teacher_on_a_server_teaches(runner):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         server.model = AutoModelForCausalLM.from_pretrained(shipped(TINY))
         with torch.no_grad():
-            server.model.get_output_embeddings().weight[5] += 1.0  # it likes one word more than the student does
-        words = ("trainer=server_distillation", "metric=none", "trainer.args.max_steps=2", "dataset.limit.eval=8")
-        words += ("trainer.args.logging_steps=1", "trainer.args.per_device_train_batch_size=4", "name=run")
+            # it likes one word more than the student does
+            server.model.get_output_embeddings().weight[5] += 1.0
+        words = (
+            "trainer=server_distillation",
+            "metric=none",
+            "trainer.args.max_steps=2",
+            "dataset.limit.eval=8",
+        )
+        words += (
+            "trainer.args.logging_steps=1",
+            "trainer.args.per_device_train_batch_size=4",
+            "name=run",
+        )
         address = f"trainer.args.teacher_model_server_url=http://127.0.0.1:{server.server_port}"
         done = runner.cold(*words, address, "learning_rate=1e-3", **STAND_IN)
         server.shutdown()
     assert done.returncode == 0, done.stdout + done.stderr
-    losses = [line["loss"] for line in read_metrics(runner.runs("run")[0] / "metrics.jsonl") if "loss" in line]
+    losses = [
+        line["loss"]
+        for line in read_metrics(runner.runs("run")[0] / "metrics.jsonl")
+        if "loss" in line
+    ]
     assert len(losses) == 2 and all(0 < loss < math.inf for loss in losses)
 
 
@@ -155,9 +196,16 @@ class PathTrainer(SFTTrainer):
 @pytest.mark.slow
 def test_a_trainer_that_asks_for_a_path_is_given_one(runner):
     (runner.folder / "mine.py").write_text(BY_PATH)
-    words = ("trainer=sft", "trainer._target_=mine.PathTrainer", "allow=[mine]", "trainer.args.max_steps=2")
+    words = (
+        "trainer=sft",
+        "trainer._target_=mine.PathTrainer",
+        "allow=[mine]",
+        "trainer.args.max_steps=2",
+    )
     words += ("trainer.args.chat_template_path=runner://model/tiny",)  # which TRL opens, too
-    done = runner(*words, "dataset.limit.train=64", "dataset.limit.eval=8", "metric=none", "name=run")
+    done = runner(
+        *words, "dataset.limit.train=64", "dataset.limit.eval=8", "metric=none", "name=run"
+    )
     assert "finished  2 steps" in done.stdout
     assert read_json(runner.runs("run")[0] / "manifest.json")["model"]["path"].endswith("tiny")
 

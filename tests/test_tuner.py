@@ -11,7 +11,12 @@ import pytest
 import torch
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 
 from runner.__main__ import main
 from runner.errors import ConfigError
@@ -64,23 +69,44 @@ def test_layers_are_trained_whole_beside_an_adapter():
     }
     low_rank = {name for name in trained(adapted) if "lora_" in name}
     assert whole | low_rank == trained(adapted)
-    assert any("layers.1.mlp" in name for name in low_rank) and not any("layers.0.mlp" in name for name in low_rank)
+    assert any("layers.1.mlp" in name for name in low_rank) and not any(
+        "layers.0.mlp" in name for name in low_rank
+    )
 
 
 @pytest.mark.parametrize("kind", ["llama4_text", "phimoe", "falcon"])
-def test_layers_that_are_more_than_linear_are_left_alone_by_an_adapter_of_all_linear_ones(kind, tmp_path):
+def test_layers_that_are_more_than_linear_are_left_alone_by_an_adapter_of_all_linear_ones(
+    kind, tmp_path
+):
     """A router gives two tensors; Falcon's layers have a class of their own and are linear all the same."""
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    sizes |= {} if kind == "falcon" else {"num_key_value_heads": 1, "head_dim": 8, "num_local_experts": 2}
-    config = AutoConfig.for_model(kind, vocab_size=24, **sizes, pad_token_id=None, bos_token_id=None, eos_token_id=2)
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    sizes |= (
+        {}
+        if kind == "falcon"
+        else {"num_key_value_heads": 1, "head_dim": 8, "num_local_experts": 2}
+    )
+    config = AutoConfig.for_model(
+        kind, vocab_size=24, **sizes, pad_token_id=None, bos_token_id=None, eos_token_id=2
+    )
     model = AutoModelForCausalLM.from_config(config)
     adapted = get_peft_model(*build_tuner(LORA, model, "lm"))
     assert adapted(torch.arange(4)[None]).logits.isfinite().all()
     names = {name.split(".lora_")[0].rpartition(".")[2] for name in trained(adapted)}
-    assert names == ({"query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"} if kind == "falcon" else names)
+    assert names == (
+        {"query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"}
+        if kind == "falcon"
+        else names
+    )
     assert len(names) >= 4 and "router" not in names
     adapted.save_pretrained(tmp_path)
-    assert LoraConfig.from_pretrained(str(tmp_path)).exclude_modules == (None if kind == "falcon" else {"router"})
+    assert LoraConfig.from_pretrained(str(tmp_path)).exclude_modules == (
+        None if kind == "falcon" else {"router"}
+    )
 
 
 @pytest.mark.parametrize("pattern", ["lm_head", "embed_tokens"])
@@ -90,7 +116,9 @@ def test_embeddings_that_are_shared_stay_shared(pattern):
     _, config = build_tuner(LORA | {"full": [pattern]}, model, "lm")
     adapted = get_peft_model(model, config)
     with torch.no_grad():
-        next(weight for name, weight in adapted.named_parameters() if "modules_to_save" in name).add_(1.0)
+        next(
+            weight for name, weight in adapted.named_parameters() if "modules_to_save" in name
+        ).add_(1.0)
     tokens, words = adapted.get_input_embeddings().weight, adapted.get_output_embeddings().weight
     assert torch.equal(tokens, words) and tokens.mean() > 0.5
 
@@ -165,7 +193,12 @@ def test_a_tuner_of_ones_own_changes_the_model_or_gives_an_adapter(mine):
 def test_a_tuner_saves_and_loads_what_it_has_put_on_the_model_by_itself(train, capsys, monkeypatch):
     """Its own files are the model; a run that goes on, evaluations and exports of it have the same weights."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent / "example_project"))
-    words = ("peft._target_=my_lab.tuner.Scales", "allow=[my_lab]", *FEW, "trainer.args.save_steps=2")
+    words = (
+        "peft._target_=my_lab.tuner.Scales",
+        "allow=[my_lab]",
+        *FEW,
+        "trainer.args.save_steps=2",
+    )
     done = train("trainer=sft", *words, "learning_rate=1e-2")
     assert (done.code, done.state()) == (0, "finished")
     files = {path.name for path in done.run.model.iterdir()}
@@ -181,15 +214,24 @@ def test_a_tuner_saves_and_loads_what_it_has_put_on_the_model_by_itself(train, c
     assert all(torch.equal(saved[name], again[name]) for name in saved)
     figures = {}
     for checkpoint in ("model", "4", "start"):
-        asked = ("allow=[my_lab]", f"checkpoint={checkpoint}", "metric=none", f"to={done.run.folder / 'found.json'}")
+        asked = (
+            "allow=[my_lab]",
+            f"checkpoint={checkpoint}",
+            "metric=none",
+            f"to={done.run.folder / 'found.json'}",
+        )
         assert main(["evaluate", str(done.run), *asked]) == 0
         figures[checkpoint] = json.loads((done.run.folder / "found.json").read_text())["scores"]
     assert figures["model"] == figures["4"] != figures["start"]
-    assert main(["evaluate", str(done.run), "metric=none"]) == 2  # its code is not trusted without a word
+    # its code is not trusted without a word
+    assert main(["evaluate", str(done.run), "metric=none"]) == 2
     assert main(["export", str(done.run)]) == 0
     export = load_file(done.run.folder / "export" / "scales.safetensors")
     assert all(torch.equal(saved[name], export[name]) for name in saved)
-    assert main(["trainer=ppo", *words, "--dry-run"]) == 2 and "policy and critic" in capsys.readouterr().err
+    assert (
+        main(["trainer=ppo", *words, "--dry-run"]) == 2
+        and "policy and critic" in capsys.readouterr().err
+    )
 
 
 # --- Merged -------------------------------------------------------------------------------------
@@ -200,7 +242,9 @@ def adapter(tmp_path_factory) -> Path:
     """An adapter of the shipped model that changes it a lot."""
     folder = tmp_path_factory.mktemp("adapter")
     torch.manual_seed(0)
-    model = get_peft_model(load(), LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
+    model = get_peft_model(
+        load(), LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    )
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "lora_B" in name:
@@ -214,7 +258,9 @@ def adapter(tmp_path_factory) -> Path:
 @pytest.mark.slow
 def test_a_merged_adapter_is_a_whole_model_that_answers_like_it(adapter):
     merged = load(adapter, merge=True)
-    assert not isinstance(merged, PeftModel) and all(weight.requires_grad for weight in merged.parameters())
+    assert not isinstance(merged, PeftModel) and all(
+        weight.requires_grad for weight in merged.parameters()
+    )
     torch.testing.assert_close(logits(merged), logits(load(adapter)), atol=1e-4, rtol=0)
     assert (logits(merged) - logits(load())).abs().max() > 0.1
 
@@ -243,7 +289,11 @@ def test_an_adapter_that_could_not_be_saved_is_refused(train, adapter, capsys, w
 
 FEW = (
     *("metric=none", "dataset.limit.train=40", "dataset.limit.eval=4", "trainer.args.max_steps=4"),
-    *("trainer.args.per_device_train_batch_size=4", "trainer.args.logging_steps=1", "learning_rate=2e-3"),
+    *(
+        "trainer.args.per_device_train_batch_size=4",
+        "trainer.args.logging_steps=1",
+        "learning_rate=2e-3",
+    ),
 )
 # The held-out loss falls, and the checkpoint is asked for at which it is highest: an early one.
 BEST = (
@@ -312,7 +362,10 @@ KINDS = {
     "adapter and embeddings": (("trainer=dpo", "peft=lora_embeddings"), adapted),
     "adapter and a layer": (("trainer=kto", "peft=lora", r"peft.full=['layers\.1\.mlp']"), adapted),
     "merged": (("trainer=sft", "model.path={adapter}", "model.merge=true"), whole),
-    "adapter on merged": (("trainer=dpo", "model.path={adapter}", "model.merge=true", "peft=lora"), whole),
+    "adapter on merged": (
+        ("trainer=dpo", "model.path={adapter}", "model.merge=true", "peft=lora"),
+        whole,
+    ),
     "adapter on new": (("trainer=sft", "model=new", "peft=lora_embeddings"), whole),
     "scores by an adapter on new": (("trainer=reward", "model=new", "peft=lora"), scored),
     "two of everything": (
@@ -331,7 +384,13 @@ KINDS = {
     "critic": (("trainer=ppo",), whole),
     "critic by an adapter": (("trainer=ppo", "peft=lora_embeddings"), adapted),
     "critic on merged": (
-        ("trainer=ppo", "model.path={adapter}", "model.merge=true", "peft=lora", "trainer.args.critic=model"),
+        (
+            "trainer=ppo",
+            "model.path={adapter}",
+            "model.merge=true",
+            "peft=lora",
+            "trainer.args.critic=model",
+        ),
         whole,
     ),
 }
@@ -348,12 +407,17 @@ def probe(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*ensure_weight_tying.*:UserWarning")
 @pytest.mark.parametrize(("words", "back"), KINDS.values(), ids=KINDS)
-def test_each_kind_is_saved_for_others_and_its_best_checkpoint_comes_back(train, probe, adapter, words, back):
+def test_each_kind_is_saved_for_others_and_its_best_checkpoint_comes_back(
+    train, probe, adapter, words, back
+):
     words = [word.format(adapter=adapter) for word in words]
     # The last model is the worse one by these, whatever was learnt.
     figures = {"trainer=ppo": "eval_objective/scores", "trainer=grpo": "eval_kl"}
     figure, greater = figures.get(words[0], "eval_loss"), words[0] != "trainer=grpo"
-    best = (f"trainer.args.metric_for_best_model={figure}", f"trainer.args.greater_is_better={str(greater).lower()}")
+    best = (
+        f"trainer.args.metric_for_best_model={figure}",
+        f"trainer.args.greater_is_better={str(greater).lower()}",
+    )
     done = train(*words, *FEW, *BEST, *best, *probe)
     assert (done.code, done.state()) == (0, "finished")
     said = json.loads((done.run.folder / "probe.json").read_text())
@@ -365,7 +429,9 @@ def test_each_kind_is_saved_for_others_and_its_best_checkpoint_comes_back(train,
     assert step != "4"
     torch.testing.assert_close(back(done.run.model), end, atol=2e-4, rtol=0)
     names = {path.name for path in done.run.model.iterdir()}
-    assert {"tokenizer.json", "training_args.json"} <= names and not any(name.endswith(".bin") for name in names)
+    assert {"tokenizer.json", "training_args.json"} <= names and not any(
+        name.endswith(".bin") for name in names
+    )
     assert ("adapter_config.json" in names) == (back in (adapted, scored_by_adapter))
     assert AutoTokenizer.from_pretrained(done.run.model)("0 1").input_ids
     args = json.loads((done.run.model / "training_args.json").read_text())
@@ -382,7 +448,9 @@ def check_values(folder: Path, values: torch.Tensor) -> None:
         model = AutoModelForSequenceClassification.from_pretrained(critic)
         weights = model.score
     else:
-        model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(shipped(TINY)), critic / "critic")
+        model = PeftModel.from_pretrained(
+            AutoModelForCausalLM.from_pretrained(shipped(TINY)), critic / "critic"
+        )
         weights = load_file(critic / "value_head.safetensors")
     trunk = model.get_base_model().base_model if isinstance(model, PeftModel) else model.base_model
     with torch.no_grad():
@@ -396,7 +464,8 @@ def check_values(folder: Path, values: torch.Tensor) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*ensure_weight_tying.*:UserWarning")  # of a second adapter, which is tied too
+# of a second adapter, which is tied too
+@pytest.mark.filterwarnings("ignore:.*ensure_weight_tying.*:UserWarning")
 @pytest.mark.parametrize(
     ("trainer", "how"),
     [
@@ -409,7 +478,13 @@ def check_values(folder: Path, values: torch.Tensor) -> None:
 def test_an_adapter_with_whole_layers_is_the_start_of_a_next_stage(train, probe, trainer, how):
     first = train("trainer=sft", "peft=lora_embeddings", *FEW, name="first")
     start = adapted(first.run.model)
-    words = (f"trainer={trainer}", f"model.path={first.run.model}", *how, *FEW, "learning_rate=1e-3")
+    words = (
+        f"trainer={trainer}",
+        f"model.path={first.run.model}",
+        *how,
+        *FEW,
+        "learning_rate=1e-3",
+    )
     words += ("trainer.args.critic=model",) if trainer == "ppo" else ()
     second = train(*words, *probe, name="second")
     assert second.code == 0
@@ -418,7 +493,10 @@ def test_an_adapter_with_whole_layers_is_the_start_of_a_next_stage(train, probe,
     torch.testing.assert_close(end, torch.tensor(said), atol=2e-4, rtol=0)
     assert (end - start).abs().max() > 1e-3
     kl = [
-        line[key] for line in second.lines for key in ("rewards/margins", "objective/kl") if line.get(key) is not None
+        line[key]
+        for line in second.lines
+        for key in ("rewards/margins", "objective/kl")
+        if line.get(key) is not None
     ]
     assert abs(kl[0]) < 1e-4  # the first step starts at its reference, embeddings and all
 
@@ -438,7 +516,11 @@ def test_a_run_goes_on_from_its_checkpoint_with_the_same_bits(train, adapter, tm
     write_json(again.run.folder / "status.json", status | {"state": "interrupted"})
     assert train(*words, *FEW, "trainer.args.save_steps=2", name="again").code == 0
     weights = [
-        {name: digest for name, digest in files_of(done.run.model).items() if name.endswith(".safetensors")}
+        {
+            name: digest
+            for name, digest in files_of(done.run.model).items()
+            if name.endswith(".safetensors")
+        }
         for done in (whole_run, again)
     ]
     assert weights[0] == weights[1] != {}

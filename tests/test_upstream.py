@@ -3,29 +3,56 @@
 import ast
 import re
 from functools import cache
-from itertools import chain
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
 
 from runner.io.files import MENU
-from runner.schema import upstream
+from runner.schema import library_ranges, upstream
 from runner.schema.read import read_signature
 from runner.schema.source import public_names
-from runner.schema.text import read_tables
+from runner.schema.trainer_args import ConstructorArgument, TrainerArgs
+from runner.tracker.library import TRACKERS
 from runner.validate.context import ValidationContext
 
-PACKAGE = Path(upstream.__file__).parent.parent
+UPSTREAM = Path(upstream.__file__).parent
+PACKAGE = UPSTREAM.parent.parent
+NAMES = {*TrainerArgs.__annotations__, *get_args(ConstructorArgument)} - {"_target_"}
 CONFIGS = {
     "max_completion_length": ("trl.GRPOConfig", "trl.RLOOConfig"),
     "response_length": ("runner.ppo.PPOConfig",),  # as in TRL 1.12, whose PPO this one replaces
-    "max_new_tokens": ("trl.experimental.online_dpo.OnlineDPOConfig", "trl.experimental.gkd.GKDConfig"),
+    "max_new_tokens": (
+        "trl.experimental.online_dpo.OnlineDPOConfig",
+        "trl.experimental.gkd.GKDConfig",
+    ),
 }
-# Words that upstream has as names of arguments, and that mean something of our own wherever they are not in a field.
+# Words that upstream has as names of arguments, and that mean something of our own wherever they
+# are not in a field.
 WORDS = {
-    *("args", "beta", "debug", "dtype", "eos_token", "epsilon", "eval_dataset", "learning_rate", "max_length", "model"),
-    *("max_new_tokens", "pad_token", "peft_config", "quantization_config", "report_to", "seed", "temperature", "tools"),
+    *(
+        "args",
+        "beta",
+        "debug",
+        "dtype",
+        "eos_token",
+        "epsilon",
+        "eval_dataset",
+        "learning_rate",
+        "max_length",
+        "model",
+    ),
+    *(
+        "max_new_tokens",
+        "pad_token",
+        "peft_config",
+        "quantization_config",
+        "report_to",
+        "seed",
+        "temperature",
+        "tools",
+    ),
     *("resume_from_checkpoint", "top_k", "top_p", "trust_remote_code", "vllm_server_base_url"),
     # Of status.json, of a row, of pyproject.toml, of peft, of torch, of a model's config.
     *("max_steps", "chat_template_kwargs", "project", "alpha", "weight_decay", "use_cache"),
@@ -40,7 +67,10 @@ def fields() -> set[str]:
 
 @cache
 def constructor_arguments() -> set[str]:
-    trainers = ["transformers.Trainer", *(f"trl.{name}" for name in public_names("trl") if name.endswith("Trainer"))]
+    trainers = [
+        "transformers.Trainer",
+        *(f"trl.{name}" for name in public_names("trl") if name.endswith("Trainer")),
+    ]
     return {name for trainer in trainers for name in read_signature(trainer).parameters}
 
 
@@ -48,13 +78,25 @@ def texts() -> list[tuple[str, str]]:
     """Each text in our Python with its file and line; not docstrings, and not the texts of importers."""
     found = []
     for path in sorted(PACKAGE.rglob("*.py")):
-        if path == Path(upstream.__file__) or "importers" in path.parts:
+        if (
+            path.parent == UPSTREAM
+            or path in (Path(library_ranges.__file__), PACKAGE / "tracker" / "library.py")
+            or "importers" in path.parts
+        ):
             continue
         tree = ast.parse(path.read_text(encoding="utf-8"))
         documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
-        docstrings = [ast.get_docstring(node, clean=False) for node in ast.walk(tree) if isinstance(node, documented)]
+        docstrings = [
+            ast.get_docstring(node, clean=False)
+            for node in ast.walk(tree)
+            if isinstance(node, documented)
+        ]
         for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value not in docstrings:
+            if (
+                isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and node.value not in docstrings
+            ):
                 place = f"{path.relative_to(PACKAGE)}:{node.lineno}"
                 found.append((node.value, place))
     return found
@@ -63,49 +105,67 @@ def texts() -> list[tuple[str, str]]:
 @pytest.mark.parametrize("name", upstream.COMPLETION_LENGTHS)
 def test_a_trainer_still_calls_the_length_of_completions_so(name):
     for config in CONFIGS[name]:
-        assert name in read_signature(config).parameters, f"{config} has renamed {name}: see schema.upstream"
+        assert name in read_signature(config).parameters, (
+            f"{config} has renamed {name}: see schema.upstream"
+        )
 
 
 def test_no_trainer_of_the_menu_that_samples_has_another_name_for_it():
     """A new name would leave the length unknown, and an alarm and a table without a word of it."""
     for path in sorted((MENU / "trainer").glob("*.yaml")):
         node = yaml.safe_load(path.read_text(encoding="utf-8"))["trainer"]
-        trainer, config = (read_signature(one["_target_"]).parameters for one in (node, node["args"]))
+        trainer, config = (
+            read_signature(one["_target_"]).parameters for one in (node, node["args"])
+        )
         if "reward_funcs" in trainer:
             assert set(upstream.COMPLETION_LENGTHS) & set(config), path.name
 
 
 def test_every_name_is_one_of_the_installed_libraries():
-    numeric = {name for names in upstream.NUMERIC_FIELDS.values() for name in names}
-    tables = {*upstream.EXTENDABLE, *upstream.MACHINE_DEFAULTS, *upstream.OWN_LOSS, *upstream.UNWEIGHABLE}
-    tables |= {*upstream.ELSEWHERE, *upstream.ON_A_GPU, *upstream.WITHOUT_NOTE, *upstream.BESIDE_ROWS}
+    numeric = {*library_ranges.TRAINER}
+    tables = {
+        *upstream.EXTENDABLE,
+        *upstream.MACHINE_DEFAULTS,
+        *upstream.OWN_LOSS,
+        *upstream.UNWEIGHABLE,
+    }
+    tables |= {
+        *upstream.ELSEWHERE,
+        *upstream.ON_A_GPU,
+        *upstream.WITHOUT_NOTE,
+        *upstream.BESIDE_ROWS,
+    }
     tables |= upstream.OF_LOG_PROBS
-    tables |= {*chain(*read_tables(str(PACKAGE / "training" / "components" / "args.py")).values())}
     own = set(read_signature("runner.ppo.PPOConfig").parameters)  # kl_coef, response_length
-    assert {*numeric, *tables, *upstream.NAMES} - fields() - constructor_arguments() - own == set(), "renamed"
+    assert {*numeric, *tables, *NAMES} - fields() - constructor_arguments() - own == set(), (
+        "renamed"
+    )
     trainer = set(read_signature("runner.ppo.PPOTrainer").parameters)  # policy_loss
     assert {*upstream.FROM_GROUP} - constructor_arguments() - trainer == set(), "renamed"
     assert {*upstream.FROM_TOP} - fields() - own == set(), "renamed"
 
 
-def test_each_constant_is_a_name_that_is_used():
-    """A type checker takes each for a text, whether there is such a name or not."""
-    sources = [(path.relative_to(PACKAGE), path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))]
-    used = {constant: path for path, text in sources for constant in re.findall(r"\bupstream\.([A-Z][A-Z\d_]+)", text)}
-    assert {constant: path for constant, path in used.items() if not hasattr(upstream, constant)} == {}, "renamed"
-    assert {name.upper() for name in upstream.NAMES} - used.keys() == set(), "not used"
+def test_each_declared_name_is_used():
+    used = {
+        word
+        for path in PACKAGE.rglob("*.py")
+        for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))
+    }
+    assert NAMES - used == set()
 
 
 def test_the_trackers_are_those_of_transformers():
     from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
-    assert {*upstream.TRACKERS} == {"none", "all", *INTEGRATION_TO_CALLBACK}
+    assert {*TRACKERS} == {"none", "all", *INTEGRATION_TO_CALLBACK}
 
 
-def test_our_python_holds_no_name_of_upstream_elsewhere():
-    """So that the test above notices each that is renamed, and one line mends it."""
-    known = (fields() | constructor_arguments()) - WORDS
-    assert [f"{place} {text}" for text, place in texts() if text in known] == [], "is, or goes, in schema.upstream"
+def test_each_name_of_upstream_in_our_python_is_declared():
+    """So that a renamed one is noticed by the test above."""
+    undeclared = (fields() | constructor_arguments()) - WORDS - NAMES
+    assert [f"{place} {text}" for text, place in texts() if text in undeclared] == [], (
+        "goes in schema.trainer_args"
+    )
 
 
 def fields_in(text: str) -> list[tuple[str, int]]:
@@ -130,10 +190,21 @@ def test_a_field_that_is_read_or_told_to_type_is_one():
         *read_signature("runner.ppo.PPOConfig").parameters,
         *fields(),
     }
-    sources = [path for root in (PACKAGE, MENU) for path in root.rglob("*") if path.suffix in (".py", ".yaml")]
-    found = [(path, *each) for path in sources for each in fields_in(path.read_text(encoding="utf-8"))]
+    sources = [
+        path
+        for root in (PACKAGE, MENU)
+        for path in root.rglob("*")
+        if path.suffix in (".py", ".yaml")
+    ]
+    found = [
+        (path, *each) for path in sources for each in fields_in(path.read_text(encoding="utf-8"))
+    ]
     assert len(found) > 300
-    listed = [f"{path.relative_to(PACKAGE.parent)}:{line} {name}" for path, name, line in found if name not in known]
+    listed = [
+        f"{path.relative_to(PACKAGE.parent)}:{line} {name}"
+        for path, name, line in found
+        if name not in known
+    ]
     assert listed == [], "renamed"
 
 
@@ -143,13 +214,23 @@ def test_the_arguments_in_the_menu_are_fields():
     for path in sorted(MENU.rglob("*.yaml")):
         node = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
         args = (node.get("trainer") or {}).get("args") or {}
-        unknown += [f"conf/{path.relative_to(MENU)} {name}" for name in args if name not in fields() | own]
+        unknown += [
+            f"conf/{path.relative_to(MENU)} {name}" for name in args if name not in fields() | own
+        ]
     assert unknown == [], "renamed"
 
 
 def test_nothing_knows_a_trainer_by_its_name():
     """So that one that TRL adds is a file in ``conf/trainer/`` and no Python."""
-    names = {f"{name}{kind}" for name in ValidationContext({}).others for kind in ("", "Config", "Trainer")}
+    names = {
+        f"{name}{kind}"
+        for name in ValidationContext({}).others
+        for kind in ("", "Config", "Trainer")
+    }
     known = [place for text, place in texts() if text.rpartition(".")[2] in names]
-    known += [place for text, place in texts() if re.fullmatch(r"[\w.]*[A-Za-z]Trainer", text) and text != "PPOTrainer"]
+    known += [
+        place
+        for text, place in texts()
+        if re.fullmatch(r"[\w.]*[A-Za-z]Trainer", text) and text != "PPOTrainer"
+    ]
     assert known == []

@@ -12,6 +12,7 @@ from runner.__main__ import main
 from runner.schema import upstream
 from runner.schema.read import read_signature
 from runner.schema.source import find_module
+from runner.tracker.library import TRACKERS
 
 TINY = Path(__file__).parent.parent / "runner" / "model" / "tiny"
 GENERATION = "trainer.args.generation_kwargs"
@@ -36,10 +37,25 @@ def refuse(capsys, words: str, code: int = 2) -> str:
     ("trainer", "field", "value"),
     [
         *(("ppo", field, 2) for field in ("gamma", "lam")),
-        *(("ppo", field, -1) for field in ("vf_coef", "gamma", "lam", "value_warmup_steps", "stop_token_id")),
-        *(("ppo", field, 0) for field in ("kl_target", "cliprange", "num_ppo_epochs", "score_clip", "total_episodes")),
+        *(
+            ("ppo", field, -1)
+            for field in ("vf_coef", "gamma", "lam", "value_warmup_steps", "stop_token_id")
+        ),
+        *(
+            ("ppo", field, 0)
+            for field in (
+                "kl_target",
+                "cliprange",
+                "num_ppo_epochs",
+                "score_clip",
+                "total_episodes",
+            )
+        ),
         ("ppo", "dual_clip", 0.5),
-        *(("grpo", field, -1) for field in ("entropy_target", "vespo_k_pos", "max_tool_calling_iterations")),
+        *(
+            ("grpo", field, -1)
+            for field in ("entropy_target", "vespo_k_pos", "max_tool_calling_iterations")
+        ),
         *(("grpo", field, 0) for field in ("sapo_temperature_neg", "off_policy_mask_threshold")),
         *(("a2po", field, 0) for field in ("beta1", "beta2", "num_value_samples")),
         ("online_dpo", "missing_eos_penalty", -1),
@@ -82,7 +98,9 @@ def test_a_number_of_another_part(words, capsys):
 
 def test_bounds_are_in_order(capsys):
     words = "trainer=grpo trainer.args.use_adaptive_entropy=true trainer.args.entropy_coef_min=0.5"
-    assert "trainer.args.entropy_coef_min=0.1" in refuse(capsys, f"{words} trainer.args.entropy_coef_max=0.1")
+    assert "trainer.args.entropy_coef_min=0.1" in refuse(
+        capsys, f"{words} trainer.args.entropy_coef_max=0.1"
+    )
 
 
 @pytest.mark.parametrize("decay", [0.8, 0])
@@ -115,7 +133,10 @@ def test_an_empty_list_of_numbers(capsys):
     [
         ("cosine_with_min_lr trainer.args.lr_scheduler_kwargs={min_lr:1}", "min_lr=1"),
         ("polynomial trainer.args.lr_scheduler_kwargs={lr_end:0.01}", "lr_end=1"),
-        ("warmup_stable_decay trainer.args.lr_scheduler_kwargs={num_decay_steps:1000}", "num_decay_steps=8"),
+        (
+            "warmup_stable_decay trainer.args.lr_scheduler_kwargs={num_decay_steps:1000}",
+            "num_decay_steps=8",
+        ),
     ],
 )
 def test_a_schedule_that_never_has_the_rate_that_was_asked_for(words, fix, capsys):
@@ -145,20 +166,42 @@ def test_a_token_that_the_model_has_none_of(capsys):
     ("words", "where", "fix"),
     [
         (f"trainer=grpo {GENERATION}={{foo:1}}", f"{GENERATION}.foo", "leave"),
-        (f"trainer=grpo {GENERATION}={{temprature:1}}", f"{GENERATION}.temprature", f"{GENERATION}.temperature=1"),
-        (f"trainer=grpo {GENERATION}={{temperature:2}}", f"{GENERATION}.temperature", "trainer.args.temperature=2"),
+        (
+            f"trainer=grpo {GENERATION}={{temprature:1}}",
+            f"{GENERATION}.temprature",
+            f"{GENERATION}.temperature=1",
+        ),
+        (
+            f"trainer=grpo {GENERATION}={{temperature:2}}",
+            f"{GENERATION}.temperature",
+            "trainer.args.temperature=2",
+        ),
         (f"trainer=grpo {GENERATION}={{num_beams:2}}", f"{GENERATION}.num_beams", "leave"),
-        (f"trainer=grpo {GENERATION}={{max_new_tokens:3}}", f"{GENERATION}.max_new_tokens", "max_completion_length=3"),
+        (
+            f"trainer=grpo {GENERATION}={{max_new_tokens:3}}",
+            f"{GENERATION}.max_new_tokens",
+            "max_completion_length=3",
+        ),
         (f"{SCHEDULE}={{foo:1}}", f"{SCHEDULE}.foo", "leave"),
         (
             f"trainer.args.lr_scheduler_type=cosine {SCHEDULE}={{num_cycle:1}}",
             f"{SCHEDULE}.num_cycle",
             "num_cycles=1",
         ),
-        ("trainer.args.lr_scheduler_type=cosine_with_min_lr", SCHEDULE, f"{SCHEDULE}={{min_lr_rate:0.1}}"),
-        ("trainer.args.lr_scheduler_type=warmup_stable_decay", SCHEDULE, f"{SCHEDULE}={{num_decay_steps:10}}"),
         (
-            "trainer.args.lr_scheduler_type=greedy trainer.args.eval_strategy=steps " + SCHEDULE + "={mode:foo}",
+            "trainer.args.lr_scheduler_type=cosine_with_min_lr",
+            SCHEDULE,
+            f"{SCHEDULE}={{min_lr_rate:0.1}}",
+        ),
+        (
+            "trainer.args.lr_scheduler_type=warmup_stable_decay",
+            SCHEDULE,
+            f"{SCHEDULE}={{num_decay_steps:10}}",
+        ),
+        (
+            "trainer.args.lr_scheduler_type=greedy trainer.args.eval_strategy=steps "
+            + SCHEDULE
+            + "={mode:foo}",
             SCHEDULE,
             "leave",
         ),
@@ -174,10 +217,22 @@ def test_a_token_that_the_model_has_none_of(capsys):
             "use_reentrant=true",
         ),
         ("trainer.args.dataset_kwargs={foo:1}", "trainer.args.dataset_kwargs.foo", "leave"),
-        ("strategy=fsdp2 trainer.args.fsdp_config.reshard=1", "trainer.args.fsdp_config.reshard", "reshard_after"),
-        ("trainer.args.optim=sgd trainer.args.optim_args=\"'momentm=1'\"", "trainer.args.optim_args", "momentum=1"),
+        (
+            "strategy=fsdp2 trainer.args.fsdp_config.reshard=1",
+            "trainer.args.fsdp_config.reshard",
+            "reshard_after",
+        ),
+        (
+            "trainer.args.optim=sgd trainer.args.optim_args=\"'momentm=1'\"",
+            "trainer.args.optim_args",
+            "momentum=1",
+        ),
         ("trainer.args.optim_args=foo", "trainer.args.optim_args", "=null"),
-        ("trainer.args.chat_template_path=/x/y", "trainer.args.chat_template_path", "=<folder or org/name>"),
+        (
+            "trainer.args.chat_template_path=/x/y",
+            "trainer.args.chat_template_path",
+            "=<folder or org/name>",
+        ),
         (
             "trainer=grpo model.tokenizer.chat_template=qwen3 trainer.args.chat_template_kwargs={enable_thinkin:true}",
             "trainer.args.chat_template_kwargs.enable_thinkin",
@@ -209,11 +264,12 @@ def test_the_tables_are_those_of_the_libraries():
     source = find_module("transformers.trainer_utils").text
     kinds = source.partition("class SchedulerType")[2].partition("\nclass ")[0]
     assert {*upstream.SCHEDULES} == {*re.findall(r'^    [A-Z_]+ = "(\w+)"', kinds, re.MULTILINE)}
-    for target, *examples in upstream.SCHEDULES.values():
-        assert target is None or {*(examples or [{}])[0]} <= {*read_signature(target).parameters}
+    for schedule in upstream.SCHEDULES.values():
+        if schedule.takes:
+            assert {*schedule.example} <= {*read_signature(schedule.takes).parameters}
     source = find_module("transformers.training_args").text
     read = {name for name in re.findall(r'fsdp_config(?:\.get\(|\.setdefault\(|\[)"(\w+)"', source)}
-    assert read == {*upstream.PASSED_ON["fsdp_config"]["keys"]}
+    assert read == {*upstream.PASSED_ON["fsdp_config"].keys}
     source = find_module("transformers.trainer_optimizer").text
     named = {*re.findall(r'ctx\.optim_args\.(?:get|pop)\(\s*"(\w+)"', source)}
     named |= {*re.findall(r'"(\w+)" in ctx\.optim_args', source)}
@@ -290,7 +346,10 @@ def test_a_typed_field_that_is_read(words, capsys):
 
 def test_fields_that_are_known_to_be_idle_are_fields():
     for owner, fields in upstream.READ_BESIDE.items():
-        names = {"TrainingArguments": "transformers.TrainingArguments", "PPOConfig": "runner.ppo.PPOConfig"}
+        names = {
+            "TrainingArguments": "transformers.TrainingArguments",
+            "PPOConfig": "runner.ppo.PPOConfig",
+        }
         known = [other for other in read_all_configs() if owner in other.lineage]
         known += [read_signature(names[owner])] if owner in names else []
         known = known or [signature for signature in [read_signature(f"peft.{owner}")] if signature]
@@ -298,7 +357,9 @@ def test_fields_that_are_known_to_be_idle_are_fields():
         for field, condition in fields.items():
             assert any(field in other.parameters for other in known), f"{owner} {field}"
             others = [condition[0]] if condition and condition[1] != [] else []
-            assert all(any(name in other.parameters for other in known) for name in others), f"{owner} {field}"
+            assert all(any(name in other.parameters for other in known) for name in others), (
+                f"{owner} {field}"
+            )
 
 
 def read_all_configs():
@@ -321,7 +382,10 @@ def read_all_configs():
         ("peft.full=[nope]", "peft.full"),
         ("peft.rank_pattern={nope:4}", "peft.rank_pattern"),
         ("peft.target_modules=[q_proj] peft.layers_to_transform=[99]", "peft.layers_to_transform"),
-        ("peft.target_modules=[q_proj] peft.layers_to_transform=[0] peft.layers_pattern=x", "peft.layers_pattern"),
+        (
+            "peft.target_modules=[q_proj] peft.layers_to_transform=[0] peft.layers_pattern=x",
+            "peft.layers_pattern",
+        ),
         ("peft.layers_to_transform=[0]", "peft.layers_to_transform"),  # beside all-linear
     ],
 )
@@ -331,7 +395,10 @@ def test_a_name_of_an_adapter_that_fits_nothing(words, where, capsys):
 
 def test_the_blocks_of_an_adapter_divide_its_layers(capsys):
     said = refuse(capsys, "peft=oft peft.oft_block_size=5")
-    assert "5, which does not divide the inputs of the layers" in said and "type      peft.oft_block_size=4" in said
+    assert (
+        "5, which does not divide the inputs of the layers" in said
+        and "type      peft.oft_block_size=4" in said
+    )
     refuse(capsys, "peft=oft peft.oft_block_size=4", code=0)
 
 
@@ -373,15 +440,23 @@ def test_a_metric_of_a_name_that_would_be_lost(name, capsys):
     assert f"metric.{name}\n" in said and "another name" in said
 
 
-def test_pairs_of_which_every_row_says_that_the_rejected_side_is_better(tmp_path, monkeypatch, capsys):
+def test_pairs_of_which_every_row_says_that_the_rejected_side_is_better(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     pair = {"prompt": "q", "chosen": "a", "rejected": "b", "score_chosen": 1, "score_rejected": 9}
-    Path("pairs.jsonl").write_text("".join(json.dumps(pair | {"prompt": str(n)}) + "\n" for n in range(4)))
+    Path("pairs.jsonl").write_text(
+        "".join(json.dumps(pair | {"prompt": str(n)}) + "\n" for n in range(4))
+    )
     said = refuse(capsys, "trainer=dpo dataset=pairs.jsonl")
     fix = "dataset.columns.chosen=rejected dataset.columns.rejected=chosen"
-    assert "score_chosen is below score_rejected in all 4 rows" in said and f"type      {fix}" in said
+    assert (
+        "score_chosen is below score_rejected in all 4 rows" in said and f"type      {fix}" in said
+    )
     refuse(capsys, f"trainer=dpo dataset=pairs.jsonl {fix}", code=0)
-    assert "nothing is held out" in refuse(capsys, f"trainer=dpo dataset=pairs.jsonl {fix} objective=eval_x")
+    assert "nothing is held out" in refuse(
+        capsys, f"trainer=dpo dataset=pairs.jsonl {fix} objective=eval_x"
+    )
 
 
 def test_a_model_whose_files_would_spoil_a_training(tmp_path, monkeypatch, capsys):
@@ -405,14 +480,18 @@ def test_a_model_whose_files_would_spoil_a_training(tmp_path, monkeypatch, capsy
 
     weights = load_file("rounded/model.safetensors")
     name = next(name for name in weights if name.endswith("up_proj.weight"))
-    save_file(weights | {name: weights[name].to(torch.int8)}, "rounded/model.safetensors", {"format": "pt"})
+    save_file(
+        weights | {name: weights[name].to(torch.int8)},
+        "rounded/model.safetensors",
+        {"format": "pt"},
+    )
     assert f"{name} of rounded has 8 bits" in refuse(capsys, "model=rounded")
 
 
 # --- Trackers ---
 
 
-@pytest.mark.parametrize("tracker", sorted({*upstream.TRACKERS} - {"none", "all"}))
+@pytest.mark.parametrize("tracker", sorted({*TRACKERS} - {"none", "all"}))
 def test_a_tracker_that_is_not_installed_is_the_environments_fault(tracker, capsys, monkeypatch):
     monkeypatch.setattr("runner.validate.start.find_spec", lambda name: None)
     said = refuse(capsys, f"tracker.report_to={tracker}", code=5)
@@ -422,7 +501,9 @@ def test_a_tracker_that_is_not_installed_is_the_environments_fault(tracker, caps
 def test_a_tracker_of_the_users_own_may_have_its_variables(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("my/tracker").mkdir(parents=True)
-    Path("my/tracker/swanlab.yaml").write_text("report_to: swanlab\nenvironment: {SWANLAB_MODE: local}\n")
+    Path("my/tracker/swanlab.yaml").write_text(
+        "report_to: swanlab\nenvironment: {SWANLAB_MODE: local}\n"
+    )
     said = refuse(capsys, "tracker=swanlab --config-dir my", code=5)
     assert "pip install swanlab" in said and "SWANLAB_MODE" not in said
 
@@ -442,14 +523,25 @@ def test_an_objective_that_no_training_logs(train, capsys):
     done = train("trainer=sft", "objective=nonsense", *FEW)
     assert done.code == 2 and done.state() == "finished"
     said = capsys.readouterr().err
-    assert "no finished run has 'nonsense'" in said and "objective=eval_loss" in said.partition("type  ")[2]
-    assert train("trainer=sft", "objective=entropy", "seed=1", *FEW).code == 0  # which is logged in training
+    assert (
+        "no finished run has 'nonsense'" in said
+        and "objective=eval_loss" in said.partition("type  ")[2]
+    )
+    # which is logged in training
+    assert train("trainer=sft", "objective=entropy", "seed=1", *FEW).code == 0
 
 
 @pytest.mark.slow
 def test_a_trainer_that_leaves_out_every_row(train, tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "zero.py").write_text("def zero(completions, **_): return [0.0] * len(completions)\n")
-    words = ("trainer=a2po", "reward._target_=zero.zero", "allow=[zero]", "trainer.args.num_value_samples=2")
+    (tmp_path / "zero.py").write_text(
+        "def zero(completions, **_): return [0.0] * len(completions)\n"
+    )
+    words = (
+        "trainer=a2po",
+        "reward._target_=zero.zero",
+        "allow=[zero]",
+        "trainer.args.num_value_samples=2",
+    )
     assert train(*words, "dataset=toy_sort", *FEW).code == 2
     assert "filter_all_incorrect=false" in capsys.readouterr().err

@@ -16,14 +16,29 @@ def test_verbs_that_look_need_nothing_heavy(tmp_path):
 
     for name in "ab":
         lay_run(tmp_path / "outputs" / name / "run", after={"eval_x": 1.0})
-    heavy = ["torch", "transformers", "datasets", "trl", "peft", "safetensors", "tokenizers", "psutil"]
+    heavy = [
+        "torch",
+        "transformers",
+        "datasets",
+        "trl",
+        "peft",
+        "safetensors",
+        "tokenizers",
+        "psutil",
+    ]
     blocked = f"sys.modules |= dict.fromkeys({heavy})"
-    verbs = [["diff", "a", "b"], ["why", "learning_rate"], ["export", "--help"], ["reproduce", "--help"]]
-    code = (
-        f"import sys; {blocked}; from runner.__main__ import main; print([main(verb) for verb in {json.dumps(verbs)}])"
-    )
+    verbs = [
+        ["diff", "a", "b"],
+        ["why", "learning_rate"],
+        ["export", "--help"],
+        ["reproduce", "--help"],
+    ]
+    calls = f"print([main(verb) for verb in {json.dumps(verbs)}])"
+    code = f"import sys; {blocked}; from runner.__main__ import main; {calls}"
     environment = dict(os.environ) | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment
+    )
     assert done.stdout.splitlines()[-1] == "[0, 0, 0, 0]", done.stdout + done.stderr
 
 

@@ -25,10 +25,13 @@ from browser import CHROMIUM, WIDTHS, served
 from runner.__main__ import main
 from runner.command import watch
 from runner.report.page import SCRIPT, write_report
-from runner.report.sweep import summarise
+from runner.report.selection import summarise
 
 BAD = "</script><script>alert(1)</script><!--"
-LINES = [{"step": n, "loss": 1 / n, "num_tokens": 10 * n, "elapsed_seconds": 2.0 * n} for n in range(1, 6)]
+LINES = [
+    {"step": n, "loss": 1 / n, "num_tokens": 10 * n, "elapsed_seconds": 2.0 * n}
+    for n in range(1, 6)
+]
 
 
 @pytest.fixture
@@ -42,7 +45,9 @@ def ask(server, path: str, method: str = "GET", **headers) -> tuple[int, str, di
     """The status, text and headers of an answer; ``path`` is what follows the token, or begins with a slash."""
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=600)
     whole = path if path.startswith("/") else urlsplit(server.address).path + path
-    connection.request(method, whole, headers={name.replace("_", "-"): text for name, text in headers.items()})
+    connection.request(
+        method, whole, headers={name.replace("_", "-"): text for name, text in headers.items()}
+    )
     answer = connection.getresponse()
     found = answer.status, answer.read().decode(), dict(answer.headers)
     connection.close()
@@ -52,12 +57,15 @@ def ask(server, path: str, method: str = "GET", **headers) -> tuple[int, str, di
 def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
     """Each file with its time and content, and each folder with its time."""
     return {
-        str(path): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"") for path in folder.rglob("*")
+        str(path): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
+        for path in folder.rglob("*")
     }
 
 
 def data_of(page: str) -> dict:
-    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])
+    return json.loads(
+        re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1]
+    )
 
 
 def test_every_page_is_there_and_leads_to_the_others(root):
@@ -65,14 +73,22 @@ def test_every_page_is_there_and_leads_to_the_others(root):
         for page, links in (
             ("", ["alone/report.html", "kl/report.html", "report.html"]),
             ("kl/report.html", ["../", "kl-0.1%2Blr-0.0001%2Bseed-0/report.html"]),
-            ("report.html", ["./", "alone/run/report.html", "kl/kl-0.1%2Blr-0.0001%2Bseed-0/report.html"]),
+            (
+                "report.html",
+                ["./", "alone/run/report.html", "kl/kl-0.1%2Blr-0.0001%2Bseed-0/report.html"],
+            ),
             ("alone/run/report.html", ["../report.html"]),
             ("kl/kl-0.1%2Blr-0.0001%2Bseed-0/report.html", ["../report.html"]),
         ):
             status, text, headers = ask(server, page)
             assert status == 200 and set(re.findall(r'href="([^"]+)"', text)) >= set(links), page
-            assert headers["Cache-Control"] == "no-store" and headers["X-Content-Type-Options"] == "nosniff"
-            assert headers["Referrer-Policy"] == "no-referrer" and headers["Content-Type"].startswith("text/html")
+            assert (
+                headers["Cache-Control"] == "no-store"
+                and headers["X-Content-Type-Options"] == "nosniff"
+            )
+            assert headers["Referrer-Policy"] == "no-referrer" and headers[
+                "Content-Type"
+            ].startswith("text/html")
             status, text, others = ask(server, page, "HEAD")
             assert (status, text, others | {"Date": ""}) == (200, "", headers | {"Date": ""})
 
@@ -91,16 +107,30 @@ def test_nothing_else_is_served(root):
         "kl/gone/report.html",
         "//" + page,
     ]
-    missing += ["../secret/report.html", "kl/../../secret/report.html", "kl/..%2Fsecret/report.html"]
-    missing += ["%2e%2e/secret/report.html", "secret/report.html", f"{inner}/config.yaml", f"{inner}/x/report.html"]
+    missing += [
+        "../secret/report.html",
+        "kl/../../secret/report.html",
+        "kl/..%2Fsecret/report.html",
+    ]
+    missing += [
+        "%2e%2e/secret/report.html",
+        "secret/report.html",
+        f"{inner}/config.yaml",
+        f"{inner}/x/report.html",
+    ]
     cases = [(path, "GET", {}, 404) for path in missing]
     cases += [(page, method, {}, 405) for method in ("POST", "PUT", "DELETE", "ANYTHING")]
-    cases += [(page, "GET", {"Host": host}, 403) for host in ("evil.example", "127.0.0.1", "evil.example:{port}")]
+    cases += [
+        (page, "GET", {"Host": host}, 403)
+        for host in ("evil.example", "127.0.0.1", "evil.example:{port}")
+    ]
     with served(root, ["alone", "kl"]) as server:
         for path, method, headers, status in cases:
             hosts = {name: text.format(port=server.server_port) for name, text in headers.items()}
             found, text, sent = ask(server, path.replace("{token}", server.token), method, **hosts)
-            assert found == status and "<" not in text and server.token not in str(sent) + text, path
+            assert found == status and "<" not in text and server.token not in str(sent) + text, (
+                path
+            )
             assert "Python" not in str(sent)
 
 
@@ -122,7 +152,10 @@ def test_a_page_is_drawn_again_when_its_files_grow_and_the_run_may_go(root):
         (root / "alone" / "run" / "status.json").write_text("{")
         assert ask(server, "alone/run/report.html")[0] == 200
         shutil.rmtree(root / "alone" / "run")
-        assert ask(server, "alone/run/report.html")[:2] == (404, "No such page: what it showed may have been deleted.")
+        assert ask(server, "alone/run/report.html")[:2] == (
+            404,
+            "No such page: what it showed may have been deleted.",
+        )
         lay_run(root / "kl" / "later", lines=LINES, kl_coef=0.9)
         assert "later/report.html" in ask(server, "kl/report.html")[1]
 
@@ -130,7 +163,13 @@ def test_a_page_is_drawn_again_when_its_files_grow_and_the_run_may_go(root):
 def test_to_look_writes_nothing(root):
     before = snapshot(root)
     with served(root) as server:
-        for page in ("", "kl/report.html", "report.html", "alone/run/report.html", "kl/report.html"):
+        for page in (
+            "",
+            "kl/report.html",
+            "report.html",
+            "alone/run/report.html",
+            "kl/report.html",
+        ):
             assert ask(server, page)[0] == 200
     assert snapshot(root) == before
 
@@ -141,7 +180,10 @@ def test_the_script_is_the_one_that_the_page_names_and_small(root):
     write_report(summarise(root / "kl"))
     with served(root) as server:
         _, live, headers = ask(server, "kl/report.html")
-    for page, more in ((root / "kl" / "report.html").read_text(), ""), (live, "; connect-src 'self'"):
+    for page, more in (
+        ((root / "kl" / "report.html").read_text(), ""),
+        (live, "; connect-src 'self'"),
+    ):
         policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page)[1]
         rules = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
         assert policy == f"{rules}; script-src 'sha256-{digest}'{more}"
@@ -152,18 +194,29 @@ def test_the_script_is_the_one_that_the_page_names_and_small(root):
 def test_no_name_of_a_stranger_ends_the_data_or_the_page(tmp_path):
     lines = [{"step": n, "loss": n, f"eval_{BAD}_loss": n} for n in (1, 2, 3)]
     for name in ("one", "two"):
-        lay_run(tmp_path / "x" / f"{name} <b>", lines=lines, kl_coef=f"{BAD}{name}", after={f"eval_{BAD}": 1.0})
+        lay_run(
+            tmp_path / "x" / f"{name} <b>",
+            lines=lines,
+            kl_coef=f"{BAD}{name}",
+            after={f"eval_{BAD}": 1.0},
+        )
     with served(tmp_path) as server:
         for page in ("x/report.html", "x/one%20%3Cb%3E/report.html", ""):
             text = ask(server, page)[1]
             assert "alert(1)</script>" not in text and text.count("<script") == 2
         assert BAD in str(data_of(ask(server, "x/report.html")[1])["labels"])
-        assert any(BAD in label for label, *_ in data_of(ask(server, "x/one%20%3Cb%3E/report.html")[1])["labels"])
+        assert any(
+            BAD in label
+            for label, *_ in data_of(ask(server, "x/one%20%3Cb%3E/report.html")[1])["labels"]
+        )
 
 
 def test_the_numbers_of_a_page_are_those_of_the_log(tmp_path):
     for seed, top in ((0, 1.0), (1, 3.0)):
-        lines = [{"step": n, "loss": n * top, "num_tokens": n * 100, "elapsed_seconds": n * 2.0} for n in (1, 2)]
+        lines = [
+            {"step": n, "loss": n * top, "num_tokens": n * 100, "elapsed_seconds": n * 2.0}
+            for n in (1, 2)
+        ]
         lay_run(tmp_path / "g" / f"{seed}", seed=seed, lines=lines)
     page = write_report(summarise(tmp_path / "g")).read_text()
     data = data_of(page)
@@ -219,7 +272,9 @@ def test_the_verb_prints_its_address_and_ends_by_ctrl_c(root, runner):
 def test_readers_who_say_nothing_hang_up_or_take_nothing_leave_no_trace(root, monkeypatch, capsys):
     monkeypatch.setattr(watch.Handler, "timeout", 0.2)
     ended = []
-    monkeypatch.setattr(watch.Server, "shutdown_request", lambda self, request: ended.append(request.close()))
+    monkeypatch.setattr(
+        watch.Server, "shutdown_request", lambda self, request: ended.append(request.close())
+    )
     with served(root) as server:
         monkeypatch.setattr(server, "page_of", lambda address, known: ('"x"', "y" * 30_000_000))
         asked = f"GET {urlsplit(server.address).path} HTTP/1.1\r\nHost: {server.hosts[0]}\r\n\r\n".encode()

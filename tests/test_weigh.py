@@ -16,17 +16,15 @@ from runner.__main__ import main
 from runner.config.menu import read_menu
 from runner.config.override import expand
 from runner.dataset.weigh import (
-    WEIGHTS,
-    Weigher,
-    WeightCollator,
     answers,
     by_column,
     by_message,
     columns_of,
     last_round,
-    pack_rows,
     pattern,
 )
+from runner.dataset.weighed_rows import WeightCollator, pack_rows
+from runner.dataset.weigher import WEIGHTS, Weigher
 from runner.errors import ConfigError, DataError
 from runner.io.files import shipped
 from runner.run import open_run
@@ -38,7 +36,8 @@ TALK = [
     {"role": "user", "content": "good 1 2"},
     {"role": "assistant", "content": "1 2"},
 ]
-# Templates that write more than role and content: thoughts of the last answer only, calls of tools, trimmed text.
+# Templates that write more than role and content: thoughts of the last answer only, calls of tools,
+# trimmed text.
 THINKING = (
     "{%- for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if m.role == 'assistant' and loop.last %}<think>\n\n{{ m.reasoning_content or '' }}\n</think>\n{% endif %}"
@@ -66,7 +65,9 @@ def token_weights(row, rules, tokenizer):
 def trained(tokenizer, row, *rules, name="token_weights", least=0.0):
     """The text of the tokens that weigh more than ``least``."""
     ids, weights = token_weights(row, rules, tokenizer)[name]
-    return tokenizer.decode([token for token, weight in zip(ids, weights, strict=True) if weight > least])
+    return tokenizer.decode(
+        [token for token, weight in zip(ids, weights, strict=True) if weight > least]
+    )
 
 
 # --- Rules --------------------------------------------------------------------------------------
@@ -75,7 +76,10 @@ def trained(tokenizer, row, *rules, name="token_weights", least=0.0):
 def test_rules_give_a_number_for_each_message():
     assert answers(TALK, rest=0.5) == [0.5, 0.5, 1.0, 0.5, 1.0]
     assert last_round(TALK, weight=3.0) == [0.0, 0.0, 0.0, 0.0, 3.0]
-    assert by_message([{"role": "user"}, {"role": "assistant", "weight": 0}], default=2.0) == [0.0, 0]
+    assert by_message([{"role": "user"}, {"role": "assistant", "weight": 0}], default=2.0) == [
+        0.0,
+        0,
+    ]
     assert by_column(TALK, row={"weight": 0.25}) == [0.25] * 5
     assert pattern(TALK, "[0-9]+")[1:3] == [(1.0, []), (1.0, [(0, 1, 2.0), (2, 3, 2.0)])]
 
@@ -96,26 +100,42 @@ def test_answers_come_with_their_end_and_without_their_opening(tokenizer):
 
 
 def test_the_answers_are_those_that_the_template_marks(tokenizer):
-    theirs = tokenizer.apply_chat_template(TALK, return_dict=True, return_assistant_tokens_mask=True)
+    theirs = tokenizer.apply_chat_template(
+        TALK, return_dict=True, return_assistant_tokens_mask=True
+    )
     ids, weights = token_weights({"messages": TALK}, [answers], tokenizer)["token_weights"]
-    assert ids == theirs["input_ids"] and weights == [float(bit) for bit in theirs["assistant_masks"]]
+    assert ids == theirs["input_ids"] and weights == [
+        float(bit) for bit in theirs["assistant_masks"]
+    ]
 
 
 def test_without_a_lighter_message_all_tokens_weigh_alike(tokenizer):
-    ids, weights = token_weights({"messages": TALK}, [partial(answers, rest=1.0)], tokenizer)["token_weights"]
+    ids, weights = token_weights({"messages": TALK}, [partial(answers, rest=1.0)], tokenizer)[
+        "token_weights"
+    ]
     assert set(weights) == {1.0} and ids == tokenizer.apply_chat_template(TALK)["input_ids"]
 
 
 def test_what_the_template_writes_around_weighs_as_little_as_the_lightest(tokenizer):
-    ids, weights = token_weights({"messages": TALK}, [lambda messages: [0.5, 1, 2, 1, 2]], tokenizer)["token_weights"]
-    starts = [weight for token, weight in zip(ids, weights, strict=True) if tokenizer.decode(token) == "<|im_start|>"]
+    ids, weights = token_weights(
+        {"messages": TALK}, [lambda messages: [0.5, 1, 2, 1, 2]], tokenizer
+    )["token_weights"]
+    starts = [
+        weight
+        for token, weight in zip(ids, weights, strict=True)
+        if tokenizer.decode(token) == "<|im_start|>"
+    ]
     assert starts == [0.5] * 5
 
 
 def test_rules_multiply(tokenizer):
     rules = [answers, lambda messages: pattern(messages, "7", weight=4.0, rest=0.5)]
     ids, weights = token_weights({"messages": TALK}, rules, tokenizer)["token_weights"]
-    found = {tokenizer.decode(token): weight for token, weight in zip(ids, weights, strict=True) if weight}
+    found = {
+        tokenizer.decode(token): weight
+        for token, weight in zip(ids, weights, strict=True)
+        if weight
+    }
     assert found == {"3": 0.5, " 7": 4.0, "<|im_end|>": 0.5, "1": 0.5, " 2": 0.5}
 
 
@@ -127,7 +147,9 @@ def bytewise():
     inner.decoder = decoders.ByteLevel()
     letters = pre_tokenizers.ByteLevel.alphabet()
     texts = ["the secret café is 42 cats", "a secret of  two cats"] * 2
-    inner.train_from_iterator(texts, trainers.BpeTrainer(initial_alphabet=letters, show_progress=False))
+    inner.train_from_iterator(
+        texts, trainers.BpeTrainer(initial_alphabet=letters, show_progress=False)
+    )
     return PreTrainedTokenizerFast(tokenizer_object=inner)
 
 
@@ -146,7 +168,9 @@ def bytewise():
 )
 def test_a_token_with_a_letter_of_a_span_takes_its_weight(bytewise, found, tokens, weight):
     row = {"prompt": "", "completion": "the secret café is 42 cats"}
-    ids, weights = token_weights(row, [lambda messages: pattern(messages, found, weight)], bytewise)["token_weights"]
+    ids, weights = token_weights(
+        row, [lambda messages: pattern(messages, found, weight)], bytewise
+    )["token_weights"]
     assert set(weights) <= {weight, 1.0}
     pairs = zip(map(bytewise.decode, ids), weights, strict=True)
     assert [token for token, own in pairs if own == weight] == tokens
@@ -155,7 +179,10 @@ def test_a_token_with_a_letter_of_a_span_takes_its_weight(bytewise, found, token
 def test_of_several_spans_and_rules_the_larger_counts_and_the_product(bytewise, tokenizer):
     cats = [lambda messages: [(1.0, [(0, 3, 0.0), (3, 5, 3.0)])]]  # both in the same token
     assert token_weights({"text": " cats"}, cats, bytewise)["token_weights"][1] == [3.0]
-    two = [lambda messages: pattern(messages, "ca", 2.0), lambda messages: pattern(messages, "ts", 3.0)]
+    two = [
+        lambda messages: pattern(messages, "ca", 2.0),
+        lambda messages: pattern(messages, "ts", 3.0),
+    ]
     assert token_weights({"text": " cats"}, two, bytewise)["token_weights"][1] == [6.0]
     silent = lambda messages: pattern(messages, "7", weight=0.0)  # noqa: E731
     assert trained(tokenizer, {"messages": TALK}, answers, silent) == "3<|im_end|>1 2<|im_end|>"
@@ -171,7 +198,11 @@ def test_plain_text_is_a_turn_of_the_user_and_one_of_the_assistant(tokenizer):
 
 
 def test_a_pair_has_weights_of_both_sides(tokenizer):
-    row = {"prompt": TALK[:2], "chosen": TALK[2:3], "rejected": [{"role": "assistant", "content": "7 3"}]}
+    row = {
+        "prompt": TALK[:2],
+        "chosen": TALK[2:3],
+        "rejected": [{"role": "assistant", "content": "7 3"}],
+    }
     assert trained(tokenizer, row, answers, name="chosen_weights") == "3 7<|im_end|>"
     assert trained(tokenizer, row, answers, name="rejected_weights") == "7 3<|im_end|>"
 
@@ -188,7 +219,10 @@ def test_thoughts_and_calls_of_tools_belong_to_the_answer(tokenizer):
     said = "<tool_call>look</tool_call><|im_end|><think>\n\nso it is\n</think>\n7<|im_end|>"
     assert trained(tokenizer, {"messages": talk}, answers) == said
     silent = lambda messages: pattern(messages, r"(?s)<think>.*</think>\s*", weight=0.0)  # noqa: E731
-    assert trained(tokenizer, {"messages": talk}, answers, silent) == "<tool_call>look</tool_call><|im_end|>7<|im_end|>"
+    assert (
+        trained(tokenizer, {"messages": talk}, answers, silent)
+        == "<tool_call>look</tool_call><|im_end|>7<|im_end|>"
+    )
 
 
 def test_a_template_without_a_place_for_a_message_is_refused(tokenizer):
@@ -225,7 +259,9 @@ def padded(rows, key, side="right"):
     return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
 
 
-@pytest.mark.parametrize(("side", "placed"), [("right", [[2, 3, 1], [4, 1, 1]]), ("left", [[1, 2, 3], [1, 1, 4]])])
+@pytest.mark.parametrize(
+    ("side", "placed"), [("right", [[2, 3, 1], [4, 1, 1]]), ("left", [[1, 2, 3], [1, 1, 4]])]
+)
 def test_weights_stand_where_the_tokens_do(side, placed):
     rows = [{"ids": [5, 6], "token_weights": [2.0, 3.0]}, {"ids": [7], "token_weights": [4.0]}]
 
@@ -246,12 +282,16 @@ def test_weights_are_cut_as_the_tokens_are(mode, kept):
         def __call__(self, rows):
             return padded([{"ids": [5, 6]}], "ids")
 
-    assert WeightCollator(Collator())([{"token_weights": [1.0, 2.0, 3.0]}])["token_weights"].tolist() == [kept]
+    assert WeightCollator(Collator())([{"token_weights": [1.0, 2.0, 3.0]}])[
+        "token_weights"
+    ].tolist() == [kept]
 
 
 def test_tokens_that_weigh_nothing_leave_the_mask():
     def collate(rows):
-        return padded([{"ids": [5, 6, 7]}] * 2, "ids") | {"completion_mask": torch.tensor([[0, 1, 1]] * 2)}
+        return padded([{"ids": [5, 6, 7]}] * 2, "ids") | {
+            "completion_mask": torch.tensor([[0, 1, 1]] * 2)
+        }
 
     rows = [{"chosen_weights": [0.0, 0.0, 2.0], "rejected_weights": [1.0, 1.0, 1.0]}]
     assert WeightCollator(collate)(rows)["completion_mask"].tolist() == [[0, 0, 1], [0, 1, 1]]
@@ -259,7 +299,10 @@ def test_tokens_that_weigh_nothing_leave_the_mask():
 
 def test_sequences_in_one_row_have_their_weights_in_one_row():
     def collate(rows):
-        return {"input_ids": torch.tensor([[5, 6, 7, 0]]), "position_ids": torch.tensor([[0, 1, 0, 0]])}
+        return {
+            "input_ids": torch.tensor([[5, 6, 7, 0]]),
+            "position_ids": torch.tensor([[0, 1, 0, 0]]),
+        }
 
     rows = [{"token_weights": [1.0, 2.0]}, {"token_weights": [3.0]}]
     assert WeightCollator(collate)(rows)["token_weights"].tolist() == [[1.0, 2.0, 3.0, 1.0]]
@@ -276,7 +319,10 @@ def test_sequences_in_one_row_have_their_weights_in_one_row():
         ("trainer=orpo", "averages over them by itself"),
         ("trainer=reward", "whole answers"),
         ("trainer=gkd trainer.teacher_model.path=runner://model/tiny", "distance to a teacher"),
-        ("trainer=sft trainer.args.assistant_only_loss=true", "weight=answers leaves the same tokens"),
+        (
+            "trainer=sft trainer.args.assistant_only_loss=true",
+            "weight=answers leaves the same tokens",
+        ),
         ("trainer=sft trainer.args.loss_type=dft", "loss=rescaled"),
         ("trainer=sft loss._target_=runner.validate.find_all_faults allow=[runner]", ""),
         ("trainer=dpo trainer.args.precompute_ref_log_probs=true", "computed without weights"),
@@ -300,14 +346,19 @@ DIGITS = ("weight=pattern", "weight.pattern='[0-9]+'", "weight.weight=3", "weigh
 @pytest.fixture
 def laid_out(tmp_path, monkeypatch):
     """The parts of a run that nobody trains, and its first batch, with a policy that is not its reference."""
-    from runner.launch.stages import compose_runs
-    from runner.launch.worker import Stop
+    from runner.launch.compose.stages import compose_runs
+    from runner.launch.signals import Stop
     from runner.training.components import build_components
 
     monkeypatch.chdir(tmp_path)
 
     def build(*words):
-        words = [*words, "metric=none", "trainer.args.per_device_train_batch_size=4", "dataset.limit.train=8"]
+        words = [
+            *words,
+            "metric=none",
+            "trainer.args.per_device_train_batch_size=4",
+            "dataset.limit.train=8",
+        ]
         (composed,) = compose_runs([*words, "name=hand"])
         trainer = build_components(open_run(composed.cfg, composed.overrides), Stop()).trainer
         torch.manual_seed(0)
@@ -334,7 +385,9 @@ def expected_weights(trainer, ids, mask):
         speaks = False
         for place, word in enumerate(sequence):
             speaks = (speaks or word == "assistant") and word != "<|im_end|>"
-            weights[row, place] = 3.0 if speaks and any(letter.isdigit() for letter in word) else 0.5
+            weights[row, place] = (
+                3.0 if speaks and any(letter.isdigit() for letter in word) else 0.5
+            )
     return (weights * mask)[:, 1:]
 
 
@@ -350,16 +403,25 @@ def test_sft_by_hand(laid_out, tmp_path, form):
     talk = [{"role": "user", "content": "1 2"}, {"role": "assistant", "content": "2 1 7"}]
     rows = [{"messages": talk + talk[::1] * turns} for turns in range(8)]
     if form == "prompt_completion":
-        rows = [{"prompt": row["messages"][:-1], "completion": row["messages"][-1:]} for row in rows]
+        rows = [
+            {"prompt": row["messages"][:-1], "completion": row["messages"][-1:]} for row in rows
+        ]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     trainer, batch = laid_out("trainer=sft", "dataset=local", "dataset.path=rows.jsonl", *DIGITS)
     weights = expected_weights(trainer, batch["input_ids"], batch["attention_mask"])
     is_trained = (batch["labels"] != -100)[:, 1:]
-    by_hand = -(logps(trainer.model, batch["input_ids"], batch["attention_mask"]) * weights * is_trained).sum() / 50
+    by_hand = (
+        -(
+            logps(trainer.model, batch["input_ids"], batch["attention_mask"]) * weights * is_trained
+        ).sum()
+        / 50
+    )
     loss = trainer.compute_loss(trainer.model, dict(batch), num_items_in_batch=50)
     assert loss.item() == pytest.approx(by_hand.item(), rel=1e-5)
     mean = by_hand * 50 / is_trained.sum()
-    assert trainer.compute_loss(trainer.model, dict(batch)).item() == pytest.approx(mean.item(), rel=1e-5)
+    assert trainer.compute_loss(trainer.model, dict(batch)).item() == pytest.approx(
+        mean.item(), rel=1e-5
+    )
 
 
 @pytest.mark.slow
@@ -369,20 +431,26 @@ def test_a_loss_and_weights_by_hand(laid_out):
     values = logps(trainer.model, batch["input_ids"], batch["attention_mask"])
     is_trained = (batch["labels"] != -100)[:, 1:]
     by_hand = -((1 - values.exp()) ** 2 * values * weights * is_trained).sum() / is_trained.sum()
-    assert trainer.compute_loss(trainer.model, dict(batch)).item() == pytest.approx(by_hand.item(), rel=1e-5)
+    assert trainer.compute_loss(trainer.model, dict(batch)).item() == pytest.approx(
+        by_hand.item(), rel=1e-5
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", ["none", "length_normalised"])
 def test_dpo_by_hand(laid_out, loss):
     trainer, batch = laid_out("trainer=dpo", "kl_coef=0.3", f"loss={loss}", *DIGITS)
-    chosen, rejected = (sums(trainer, trainer.model, batch) - sums(trainer, trainer.ref_model, batch)).chunk(2)
+    chosen, rejected = (
+        sums(trainer, trainer.model, batch) - sums(trainer, trainer.ref_model, batch)
+    ).chunk(2)
     if loss != "none":
         lengths = batch["completion_mask"].sum(1).chunk(2)
         chosen, rejected = chosen / lengths[0], rejected / lengths[1]
     by_hand = -logsigmoid(0.3 * (chosen - rejected)).mean()
     assert abs(chosen - rejected).max() > 1e-3
-    assert trainer.compute_loss(trainer.model, dict(batch)).item() == pytest.approx(by_hand.item(), rel=1e-5)
+    assert trainer.compute_loss(trainer.model, dict(batch)).item() == pytest.approx(
+        by_hand.item(), rel=1e-5
+    )
 
 
 @pytest.mark.slow
@@ -393,18 +461,24 @@ def test_dpo_with_an_adapter_by_hand(laid_out):
         chosen, rejected = (policy - sums(trainer, trainer.model, batch)).chunk(2)
     by_hand = -logsigmoid(0.1 * (chosen - rejected)).mean()
     assert abs(chosen - rejected).max() > 1e-3
-    assert trainer.compute_loss(trainer.model, dict(batch)).item() == pytest.approx(by_hand.item(), rel=1e-5)
+    assert trainer.compute_loss(trainer.model, dict(batch)).item() == pytest.approx(
+        by_hand.item(), rel=1e-5
+    )
 
 
 @pytest.mark.slow
 def test_kto_by_hand(laid_out):
     trainer, batch = laid_out("trainer=kto", "kl_coef=0.3", *DIGITS)
     ratios = sums(trainer, trainer.model, batch) - sums(trainer, trainer.ref_model, batch)
-    mismatched = sums(trainer, trainer.model, batch, "KL_") - sums(trainer, trainer.ref_model, batch, "KL_")
+    mismatched = sums(trainer, trainer.model, batch, "KL_") - sums(
+        trainer, trainer.ref_model, batch, "KL_"
+    )
     signs = torch.where(batch["label"].bool(), 1.0, -1.0)
     by_hand = (1 - torch.sigmoid(0.3 * signs * (ratios - mismatched.mean().clamp(min=0)))).mean()
     assert abs(ratios).max() > 1e-3
-    assert trainer.compute_loss(trainer.model, dict(batch)).item() == pytest.approx(by_hand.item(), rel=1e-5)
+    assert trainer.compute_loss(trainer.model, dict(batch)).item() == pytest.approx(
+        by_hand.item(), rel=1e-5
+    )
 
 
 @pytest.mark.slow
@@ -414,14 +488,25 @@ def test_kto_by_hand(laid_out):
         ("trainer=sft loss=label_smoothed weight=answers", 1),
         ("trainer=sft loss=focal", 1),
         ("trainer=dpo loss=margin weight=answers", 2),
-        ("trainer=dpo loss=margin peft=lora", 1),  # the reference's is computed once, before the first step
+        # the reference's is computed once, before the first step
+        ("trainer=dpo loss=margin peft=lora", 1),
         ("trainer=reward loss=none", 1),
     ],
 )
 def test_a_loss_costs_no_forward_pass(laid_out, words, passes):
     trainer, batch = laid_out(*words.split())
-    models, seen = {id(model): model for model in (trainer.model, getattr(trainer, "ref_model", None)) if model}, []
-    hooks = [model.register_forward_pre_hook(lambda *given: seen.append(given)) for model in models.values()]
+    models, seen = (
+        {
+            id(model): model
+            for model in (trainer.model, getattr(trainer, "ref_model", None))
+            if model
+        },
+        [],
+    )
+    hooks = [
+        model.register_forward_pre_hook(lambda *given: seen.append(given))
+        for model in models.values()
+    ]
     trainer.compute_loss(trainer.model, dict(batch))
     for hook in hooks:
         hook.remove()
@@ -430,7 +515,12 @@ def test_a_loss_costs_no_forward_pass(laid_out, words, passes):
 
 # --- Through the command ------------------------------------------------------------------------
 
-FEW = ("trainer.args.max_steps=3", "trainer.args.logging_steps=1", "metric=none", "dataset.limit.eval=4")
+FEW = (
+    "trainer.args.max_steps=3",
+    "trainer.args.logging_steps=1",
+    "metric=none",
+    "dataset.limit.eval=4",
+)
 SMALL = (*FEW, "dataset.limit.train=64", "trainer.args.per_device_train_batch_size=8")
 ONES = ("weight=pattern", "weight.pattern=nowhere")
 
@@ -469,7 +559,10 @@ def test_packed_rows_keep_the_weight_of_each_token(strategy):
     ],
 )
 def test_weights_of_one_change_no_bit(train, words):
-    theirs, ours = train(*words.split(), *SMALL, name="theirs"), train(*words.split(), *ONES, *SMALL, name="ours")
+    theirs, ours = (
+        train(*words.split(), *SMALL, name="theirs"),
+        train(*words.split(), *ONES, *SMALL, name="ours"),
+    )
     assert weights(ours) == weights(theirs)
 
 
@@ -479,7 +572,12 @@ def test_answers_only_is_what_the_trainer_masks(train, tmp_path):
     rows = [{"messages": [{"role": "user", "content": f"{n} 3"}, {"role": "assistant", "content": f"3 {n}"}] * 2}
             for n in range(10)]  # fmt: skip
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    words = ("trainer=sft", "dataset=local", f"dataset.path={tmp_path}/rows.jsonl", "trainer.args.max_steps=3")
+    words = (
+        "trainer=sft",
+        "dataset=local",
+        f"dataset.path={tmp_path}/rows.jsonl",
+        "trainer.args.max_steps=3",
+    )
     words = (*words, "metric=none", "trainer.args.per_device_train_batch_size=4")
     theirs = train(*words, "trainer.args.assistant_only_loss=true", name="theirs")
     assert weights(train(*words, "weight=answers", name="ours")) == weights(theirs)
@@ -490,7 +588,9 @@ def test_answers_only_is_what_the_trainer_masks(train, tmp_path):
 def test_messages_may_carry_their_weights(train, tmp_path):
     """Weights beside role and content leave the same tokens as the rule for the last round."""
     talk = [{"role": "user", "content": "7 3"}, {"role": "assistant", "content": "3 7"}] * 2
-    marked = [turn | ({"weight": 1} if place == 3 else {"weight": 0}) for place, turn in enumerate(talk)]
+    marked = [
+        turn | ({"weight": 1} if place == 3 else {"weight": 0}) for place, turn in enumerate(talk)
+    ]
     for name, turns in (("plain", talk), ("marked", marked)):
         (tmp_path / f"{name}.jsonl").write_text("\n".join([json.dumps({"messages": turns})] * 8))
     words = ("trainer=sft", "dataset=local", "trainer.args.max_steps=2", "metric=none")
@@ -510,10 +610,13 @@ def test_twice_the_weight_is_twice_the_loss(train, tmp_path):
 
 
 def test_several_rules_are_typed_as_a_list():
-    rules = config.compose(expand(["weight=[answers, tool_calls]", "weight.answers.rest=0.1"], read_menu())).cfg[
-        "weight"
-    ]
-    assert rules["answers"]["rest"] == 0.1 and rules["tool_calls"]["_target_"] == "runner.dataset.weigh.pattern"
+    rules = config.compose(
+        expand(["weight=[answers, tool_calls]", "weight.answers.rest=0.1"], read_menu())
+    ).cfg["weight"]
+    assert (
+        rules["answers"]["rest"] == 0.1
+        and rules["tool_calls"]["_target_"] == "runner.dataset.weigh.pattern"
+    )
 
 
 @pytest.mark.parametrize("entry", ["override /weight", "/weight"])
@@ -527,7 +630,10 @@ def test_a_list_of_rules_in_a_file_is_told_how_to_be_written(tmp_path, entry):
     told = raised.value.faults[0].fix.partition("  (")[0]
     assert told == "/weight@weight.answers: answers"
     file.write_text(text.format(f"{told}\n  - {told.replace('answers', 'tool_calls')}"))
-    assert [*config.compose(["experiment=mine"], [tmp_path]).cfg["weight"]] == ["answers", "tool_calls"]
+    assert [*config.compose(["experiment=mine"], [tmp_path]).cfg["weight"]] == [
+        "answers",
+        "tool_calls",
+    ]
 
 
 @pytest.mark.slow
@@ -537,7 +643,12 @@ def test_several_rules_and_what_a_row_lacks(train, tmp_path, capsys):
     assert train(*words, rule, "weight.second.column=grade", name="lacks").code == 2
     assert "grade" in capsys.readouterr().err
     weights(
-        train(*words, "weight.second._target_=runner.dataset.weigh.pattern", "weight.second.pattern='[13]'", name="two")
+        train(
+            *words,
+            "weight.second._target_=runner.dataset.weigh.pattern",
+            "weight.second.pattern='[13]'",
+            name="two",
+        )
     )
 
 
@@ -548,7 +659,13 @@ def test_micro_batches_of_any_size_weigh_alike(train):
         words = ("dataset=toy_reviews", "trainer=sft", *DIGITS, *FEW, "dataset.limit.train=64")
         sizes = [f"trainer.args.per_device_train_batch_size={size}"]
         sizes += [f"trainer.args.gradient_accumulation_steps={rounds}"]
-        found.append([line["loss"] for line in train(*words, *sizes, name=f"of-{size}").lines if line["step"]])
+        found.append(
+            [
+                line["loss"]
+                for line in train(*words, *sizes, name=f"of-{size}").lines
+                if line["step"]
+            ]
+        )
     assert found[0] == pytest.approx(found[1], rel=2e-5)
 
 

@@ -31,7 +31,10 @@ def test_a_value_is_followed_to_the_file_that_counts_and_past_all_that_it_overro
     text = why(capsys, "trainer.args.learning_rate", "trainer=dpo", "experiment=toy_dpo")
     first, second = re.split(r"^(?=learning_rate)", text, flags=re.MULTILINE)
     assert first.splitlines()[0] == "trainer.args.learning_rate = 0.0001"
-    assert "is    ${learning_rate}  conf/trainer/dpo.yaml:" in first and "(default of DPOConfig)" in first
+    assert (
+        "is    ${learning_rate}  conf/trainer/dpo.yaml:" in first
+        and "(default of DPOConfig)" in first
+    )
     places = [line.split()[2] for line in second.splitlines()[1:]]
     assert [place.split(":")[0] for place in places] == [
         "conf/experiment/toy_dpo.yaml",
@@ -46,7 +49,10 @@ def test_a_value_is_followed_to_the_file_that_counts_and_past_all_that_it_overro
 
 def test_what_is_left_out_with_another_model_is_no_place_of_a_value(capsys):
     text = why(capsys, "learning_rate", "model.path=org/name")
-    assert text.startswith("learning_rate = 2e-5\n  is    2e-5  conf/trainer/sft.yaml:") and "tiny.yaml" not in text
+    assert (
+        text.startswith("learning_rate = 2e-5\n  is    2e-5  conf/trainer/sft.yaml:")
+        and "tiny.yaml" not in text
+    )
     assert "conf/model/tiny.yaml" in why(capsys, "model.path", "model.path=org/name")
     assert main(["--cfg", "job", "model.path=org/name", "model=tiny"]) == 0
     assert "\nlearning_rate: 2.0e-05\n" in capsys.readouterr().out
@@ -54,12 +60,19 @@ def test_what_is_left_out_with_another_model_is_no_place_of_a_value(capsys):
 
 def test_a_typed_word_counts_most(capsys):
     lines = why(capsys, "max_steps", "trainer.args.max_steps=7").splitlines()
-    assert lines[0] == "trainer.args.max_steps = 7" and lines[1].split() == ["is", "7", "command", "line"]
+    assert lines[0] == "trainer.args.max_steps = 7" and lines[1].split() == [
+        "is",
+        "7",
+        "command",
+        "line",
+    ]
     assert lines[2].split()[:2] == ["over", "80"] and lines[3].split()[:2] == ["over", "-1"]
 
 
 def test_a_typed_mapping_gives_each_of_its_keys(capsys):
-    assert "is    5     command line" in why(capsys, "dataset.limit.train", "dataset.limit={train: 5}")
+    assert "is    5     command line" in why(
+        capsys, "dataset.limit.train", "dataset.limit={train: 5}"
+    )
 
 
 def test_what_nobody_sets_is_the_default_of_the_installed_source(capsys):
@@ -70,7 +83,10 @@ def test_what_nobody_sets_is_the_default_of_the_installed_source(capsys):
 
 def test_what_the_runner_decides_is_read_from_its_own_source(capsys):
     text = why(capsys, "trainer.args.seed", "seed=3")
-    assert "${seed}  runner/training/components/args.yaml:" in text and "seed = 3\n  is    3  command line" in text
+    assert (
+        "${seed}  runner/training/components/args.py:" in text
+        and "seed = 3\n  is    3  command line" in text
+    )
     assert "on a machine without a GPU" in why(capsys, "trainer.args.bf16")
     assert text.count("over") == 2  # 42 of transformers, 0 of conf/config.yaml
 
@@ -88,7 +104,10 @@ def test_the_words_of_a_stage_have_the_lines_of_its_experiment(capsys):
     stages = re.split(r"^stage (\w+)\n", text, flags=re.MULTILINE)[1:]
     found = dict(zip(stages[::2], stages[1::2], strict=True))
     assert list(found) == ["sft", "reward_model", "ppo"]
-    places = [re.search(r"conf/experiment/toy_rlhf.yaml:\d+", found[stage])[0] for stage in ("sft", "reward_model")]
+    places = [
+        re.search(r"conf/experiment/toy_rlhf.yaml:\d+", found[stage])[0]
+        for stage in ("sft", "reward_model")
+    ]
     assert len(set(places)) == 2 and all("learning_rate=3e-4" in line_of(place) for place in places)
     assert "is    2e-4  command line" in found["ppo"]
     only = why(capsys, "ppo.kl_coef", "experiment=toy_rlhf")
@@ -98,8 +117,12 @@ def test_the_words_of_a_stage_have_the_lines_of_its_experiment(capsys):
 def test_a_folder_of_the_users_own_is_shown_as_one_types_it(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine" / "peft").mkdir(parents=True)
-    (tmp_path / "mine" / "peft" / "lora.yaml").write_text("# My own.\n_target_: peft.LoraConfig\nr: 5\n")
-    assert "is    5  mine/peft/lora.yaml:3" in why(capsys, "peft.r", "peft=lora", "--config-dir", "mine")
+    (tmp_path / "mine" / "peft" / "lora.yaml").write_text(
+        "# My own.\n_target_: peft.LoraConfig\nr: 5\n"
+    )
+    assert "is    5  mine/peft/lora.yaml:3" in why(
+        capsys, "peft.r", "peft=lora", "--config-dir", "mine"
+    )
 
 
 def test_a_wrong_configuration_can_be_asked_about(capsys):
@@ -126,8 +149,13 @@ def test_what_cannot_be_answered_is_told_with_the_nearest(words, said, capsys):
 
 def test_the_lines_of_a_file(tmp_path):
     file = tmp_path / "x.yaml"
-    file.write_text("defaults: [a]\na:\n  b: 1e-4  # rate\n  c: [1,\n    2]\nd: {e: 'x', f: '${a.b}'}\ng:\nh: {}\n")
-    found = [(entry.key, entry.text, entry.place.rpartition(":")[2]) for entry in read_settings(file, "top")]
+    file.write_text(
+        "defaults: [a]\na:\n  b: 1e-4  # rate\n  c: [1,\n    2]\nd: {e: 'x', f: '${a.b}'}\ng:\nh: {}\n"
+    )
+    found = [
+        (entry.key, entry.text, entry.place.rpartition(":")[2])
+        for entry in read_settings(file, "top")
+    ]
     assert found == [
         ("top.a.b", "1e-4", "3"),
         ("top.a.c", "[1,2]", "4"),

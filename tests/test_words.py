@@ -14,7 +14,7 @@ from runner.config.menu import read_menu
 from runner.errors import ConfigError
 from runner.io.files import MENU
 from runner.validate.context import PLAIN_GROUPS, TOP
-from runner.validate.keys import MEANT_OTHERWISE
+from runner.validate.stray import MEANT_OTHERWISE
 
 SHARED = read_sections()["shared"]
 # A value for each key of ours that has other names; two for all the rest.
@@ -41,7 +41,9 @@ def answers(capsys, *words):
     """What the command answers: what to type, by where; all of it fits its screen."""
     assert main(words) == 2
     err = capsys.readouterr().err
-    beats = re.findall(r"^  (\S.*)\n    found.*\n    expected  (.+)\n    type      (.+)", err, re.MULTILINE)
+    beats = re.findall(
+        r"^  (\S.*)\n    found.*\n    expected  (.+)\n    type      (.+)", err, re.MULTILINE
+    )
     assert len(beats) == max(1, err.count("    found ")), err
     return {where: fix for where, _, fix in beats}
 
@@ -56,7 +58,9 @@ def test_each_other_name_is_answered_with_ours(capsys):
         found = answers(capsys, f"trainer={trainer}", *typed)
         for name, path in names.items():
             if (words := shlex.split(found[name]))[-1] == f"{path}={VALUES.get(path, '2')}":
-                assert words[:-1] == (["peft=lora"] if path.startswith("peft.") else []), found[name]
+                assert words[:-1] == (["peft=lora"] if path.startswith("peft.") else []), found[
+                    name
+                ]
                 answered.add(name)
     assert answered == set(names)
 
@@ -126,19 +130,42 @@ def test_what_people_type_is_answered_with_the_line(tmp_path, monkeypatch, capsy
 def test_the_lines_work(tmp_path, monkeypatch, capsys):
     """Those that need no other machine, all at once."""
     monkeypatch.chdir(tmp_path)
-    elsewhere = ("tracker=", "quant=", "deepspeed", "hub", "import", "leave ", "python ", "dataset=", "org/x", "code")
+    elsewhere = (
+        "tracker=",
+        "quant=",
+        "deepspeed",
+        "hub",
+        "import",
+        "leave ",
+        "python ",
+        "dataset=",
+        "org/x",
+        "code",
+    )
     lines = [fix for fix in TYPED.values() if not any(word in fix for word in elsewhere)]
-    words = [word for line in lines for word in shlex.split(line) if not word.startswith(("trainer.args.loss_", "kl_"))]
-    assert len(words) > 25 and main(["trainer=dpo", *words, "--dry-run"]) == 0, capsys.readouterr().err
+    words = [
+        word
+        for line in lines
+        for word in shlex.split(line)
+        if not word.startswith(("trainer.args.loss_", "kl_"))
+    ]
+    assert len(words) > 25 and main(["trainer=dpo", *words, "--dry-run"]) == 0, (
+        capsys.readouterr().err
+    )
 
 
 @pytest.mark.slow
 def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "theirs.yaml").write_text("base_model: org/x\nmicro_batch_size: 2\nlr: 1e-5\nepochs: 2\nlora_dim: 4\n")
+    (tmp_path / "theirs.yaml").write_text(
+        "base_model: org/x\nmicro_batch_size: 2\nlr: 1e-5\nepochs: 2\nlora_dim: 4\n"
+    )
     assert main(["import", "theirs.yaml"]) == 0
     said = capsys.readouterr().out
-    for key, ours in {"lr": "learning_rate: 1.0e-05", "epochs": "trainer.args.num_train_epochs: 2"}.items():
+    for key, ours in {
+        "lr": "learning_rate: 1.0e-05",
+        "epochs": "trainer.args.num_train_epochs: 2",
+    }.items():
         assert re.search(rf"^  {key}: .* {re.escape(ours)}$", said, re.MULTILINE), said
 
 
@@ -147,13 +174,19 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
     ("words", "fixes"),
     [
         (["trainer=PPO", "peft=LoRA", "quant=nf4"], ["trainer=ppo", "peft=lora", "quant=4bit"]),
-        (["trainer=rm", "peft=full", "tracker=off"], ["trainer=reward", "peft=none", "tracker=none"]),
+        (
+            ["trainer=rm", "peft=full", "tracker=off"],
+            ["trainer=reward", "peft=none", "tracker=none"],
+        ),
         (["dataset=tldrr", "model=gpt2"], ["dataset=tldr", "model=hub model.path=gpt2"]),
         (
             ["trainer=ppo", "trainer.args.beta=0.1", "max_new_tokens=9"],
             ["kl_coef=0.1", "trainer.args.response_length=9"],
         ),
-        (["experiment=toy_rlhf", "lr=0.1", "ppo.lora_r=8"], ["learning_rate=0.1", "ppo.peft=lora ppo.peft.r=8"]),
+        (
+            ["experiment=toy_rlhf", "lr=0.1", "ppo.lora_r=8"],
+            ["learning_rate=0.1", "ppo.peft=lora ppo.peft.r=8"],
+        ),
         (["-m", "dataset=toy,rows.jsonl"], ["dataset=local dataset.path=rows.jsonl"]),
         (["dataset=nope.jsonl"], ["dataset=rows.jsonl"]),
         (["num_generations=4"], ["leave num_generations out"]),
@@ -169,16 +202,31 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
         (["--lr", "1e-5", "--seed=3"], ["learning_rate=1e-5", "seed=3"]),
         (["--model_name_or_path", "org/x", "--use-peft"], ["model=org/x", "peft=lora"]),
         (["--config", "theirs.yaml"], ["python -m runner import theirs.yaml"]),
-        (["train", "conf/experiment/mine.yaml"], ["python -m runner experiment=mine --config-dir conf"]),
+        (
+            ["train", "conf/experiment/mine.yaml"],
+            ["python -m runner experiment=mine --config-dir conf"],
+        ),
         (["experiment=theirs.yaml"], ["python -m runner import theirs.yaml"]),
         (["experiment=mine"], ["experiment=mine --config-dir conf"]),
         (["experiment=mine", "--config-path", "conf"], ["--config-dir conf"]),
-        (["experiment=typo", "--config-dir", "conf"], ["learning_rate=1e-5  (in conf/experiment/typo.yaml:2)"]),
+        (
+            ["experiment=typo", "--config-dir", "conf"],
+            ["learning_rate=1e-5  (in conf/experiment/typo.yaml:2)"],
+        ),
         (["predict", "outputs/x/run", "file=rows.jsonl", "dataset=toy"], ["leave file out"]),
         (["--cfg", "jobs"], ["python -m runner --help"]),
-        (["experiment=low", "--config-dir", "conf"], ["write # @package _global_ as its first line"]),
-        (["experiment=below", "--config-dir", "conf"], ["write # @package _global_ as its first line"]),
-        (["predict", "outputs/x/run", "Hi", "you"], ['python -m runner predict outputs/x/run prompt="Hi you"']),
+        (
+            ["experiment=low", "--config-dir", "conf"],
+            ["write # @package _global_ as its first line"],
+        ),
+        (
+            ["experiment=below", "--config-dir", "conf"],
+            ["write # @package _global_ as its first line"],
+        ),
+        (
+            ["predict", "outputs/x/run", "Hi", "you"],
+            ['python -m runner predict outputs/x/run prompt="Hi you"'],
+        ),
         (["report", "objective=eval_loss"], ["python -m runner report  (lists them)"]),
         (["predict", "RUN", "--n", "4"], ["n=4"]),
         (["export", "RUN", "--push"], ["push=org/name"]),
@@ -214,7 +262,10 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
         (["learning_rate = 1e-5"], ["learning_rate=1e-5"]),
         (["learning_rate=1e-5,", "seed=[1,"], ["learning_rate=1e-5", "'seed=[1]'"]),
         (["trainer=dpo dataset=toy"], ["trainer=dpo dataset=toy"]),
-        (["trainer:", "dpo", "learning_rate:", "1e-5"], ["python -m runner trainer=dpo learning_rate=1e-5"]),
+        (
+            ["trainer:", "dpo", "learning_rate:", "1e-5"],
+            ["python -m runner trainer=dpo learning_rate=1e-5"],
+        ),
         (["preview", "rows", "=", "3"], ["python -m runner preview rows=3"]),
         (["dataset.system=a=b"], ["dataset.system=\"'a=b'\""]),
         (["resume=true"], ["leave resume out"]),
@@ -222,10 +273,16 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
         (["use_vllm=true"], ["leave use_vllm out"]),
         (["trainer=grpo", "use_vllm=true"], ["trainer.args.use_vllm=true"]),
         (["trainer.args=foo"], ["leave trainer.args out"]),
-        (["model.tokenizer=org/x", "model.dtype=fp16"], ["model.dtype=float16", "model.tokenizer.path=org/x"]),
+        (
+            ["model.tokenizer=org/x", "model.dtype=fp16"],
+            ["model.dtype=float16", "model.tokenizer.path=org/x"],
+        ),
         (["base_model=tiny"], ["model=tiny"]),
         (["dataset.eval_path=x"], ["dataset.split.eval.path=x"]),
-        (["dataset.split.eval=10%"], ["dataset.split.train='train[:90%]' dataset.split.eval='train[90%:]'"]),
+        (
+            ["dataset.split.eval=10%"],
+            ["dataset.split.train='train[:90%]' dataset.split.eval='train[90%:]'"],
+        ),
         (["preview", "row=3"], ["rows=3"]),
         (["why", "lr", "trainer=dpo"], ["python -m runner why learning_rate trainer=dpo"]),
         (["why", "seed", "seed=1,2"], ["python -m runner why seed seed=1"]),
@@ -237,7 +294,10 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
         (["learning_rate=abc"], ["leave learning_rate out"]),
         (["trainer=grpo", "reward=keywords"], ["'reward.keywords.required=[great]'"]),
         (["model=hub"], ["model.path=Qwen/Qwen2.5-1.5B"]),
-        (["trainer=grpo", "reward._target_=judgs.short"], ["reward._target_=judges.short 'allow=[judges]'"]),
+        (
+            ["trainer=grpo", "reward._target_=judgs.short"],
+            ["reward._target_=judges.short 'allow=[judges]'"],
+        ),
         (["trainer=grpo", "reward=judges.py"], ["reward._target_=judges.short 'allow=[judges]'"]),
         (["trainer=grpo", "reward=judges"], ["reward._target_=judges.short 'allow=[judges]'"]),
         (["trainer=grpo", "reward=other.py"], ["reward._target_=other.function 'allow=[other]'"]),
@@ -247,8 +307,14 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
         (["model=outputs/x"], ["model.path=outputs/x/run/model"]),
         (["model=x"], ["model.path='${run:x}'"]),
         (["model=outputs/y"], ["model.path=<folder or org/name>"]),
-        (["trainer=sft", "model=hub", "lr=3", "sed=1"], ["model.path=Qwen/Qwen2.5-1.5B", "learning_rate=3", "seed=1"]),
-        (["trainer=gkd", "trainer.teacher_model.path=outputs"], ["trainer.teacher_model.path=outputs/x/run/model"]),
+        (
+            ["trainer=sft", "model=hub", "lr=3", "sed=1"],
+            ["model.path=Qwen/Qwen2.5-1.5B", "learning_rate=3", "seed=1"],
+        ),
+        (
+            ["trainer=gkd", "trainer.teacher_model.path=outputs"],
+            ["trainer.teacher_model.path=outputs/x/run/model"],
+        ),
     ],
     ids=" ".join,
 )
@@ -257,10 +323,16 @@ def test_another_word_is_answered(words, fixes, tmp_path, monkeypatch, capsys):
     (tmp_path / "theirs.yaml").write_text("base_model: org/x\n")
     (tmp_path / "conf" / "experiment").mkdir(parents=True)
     (tmp_path / "conf" / "experiment" / "mine.yaml").write_text("# @package _global_\nseed: 3\n")
-    (tmp_path / "conf" / "experiment" / "typo.yaml").write_text("# @package _global_\nlearning_rat: 1e-5\n")
+    (tmp_path / "conf" / "experiment" / "typo.yaml").write_text(
+        "# @package _global_\nlearning_rat: 1e-5\n"
+    )
     (tmp_path / "conf" / "experiment" / "low.yaml").write_text("seed: 3\n")
-    (tmp_path / "conf" / "experiment" / "below.yaml").write_text("defaults: [{override /trainer: dpo}]\n")
-    (tmp_path / "judges.py").write_text("from json import loads\ndef short(completions): return [1.0]\n")
+    (tmp_path / "conf" / "experiment" / "below.yaml").write_text(
+        "defaults: [{override /trainer: dpo}]\n"
+    )
+    (tmp_path / "judges.py").write_text(
+        "from json import loads\ndef short(completions): return [1.0]\n"
+    )
     (tmp_path / "outputs" / "x" / "run" / "model").mkdir(parents=True)
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "a.jsonl").write_text('{"prompt": "1", "completion": "2"}\n')
@@ -311,7 +383,10 @@ def test_a_word_where_a_verb_stands_leads_to_a_command(word):
         ("name=org/name", "name=org/name"),
         ("name=~nobody/x", "name='~nobody/x'"),
         ("sft.dataset=rows.jsonl", "sft.dataset=local sft.dataset.path=rows.jsonl"),
-        ("trainer.teacher_model.path=outputs/x/run", "trainer.teacher_model.path=outputs/x/run/model"),
+        (
+            "trainer.teacher_model.path=outputs/x/run",
+            "trainer.teacher_model.path=outputs/x/run/model",
+        ),
         ("dataset.path=outputs/x/run", "dataset.path=outputs/x/run"),
     ],
 )
@@ -321,10 +396,15 @@ def test_a_word_becomes_the_option_with_its_path(word, expanded, tmp_path, monke
     (tmp_path / "toy").mkdir()
     (tmp_path / "outputs" / "x" / "run" / "model").mkdir(parents=True)
     (tmp_path / "outputs" / "x" / "run" / "config.yaml").touch()
-    assert read_command_line(["seed=1", word]).overrides == ["seed=1", *re.split(r" (?=\w+\.)", expanded)]
+    assert read_command_line(["seed=1", word]).overrides == [
+        "seed=1",
+        *re.split(r" (?=\w+\.)", expanded),
+    ]
 
 
-def test_of_rows_of_which_none_is_held_out_the_words_of_a_split_are_shown(tmp_path, monkeypatch, capsys):
+def test_of_rows_of_which_none_is_held_out_the_words_of_a_split_are_shown(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1", "completion": "2"}\n' * 3)
     assert main(["dataset=rows.jsonl", "seed=1", "seed=2", "--dry-run"]) == 0
@@ -342,8 +422,14 @@ def test_of_rows_of_which_none_is_held_out_the_words_of_a_split_are_shown(tmp_pa
 def test_the_expanded_words_are_what_is_composed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1", "completion": "2"}\n' * 8)
-    assert main(["dataset=rows.jsonl", "--cfg", "job"]) == 0 and "path: rows.jsonl" in capsys.readouterr().out
-    assert main(["dataset=rows.jsonl", "--dry-run"]) == 0 and "sft-tiny-local/path-rows" in capsys.readouterr().out
+    assert (
+        main(["dataset=rows.jsonl", "--cfg", "job"]) == 0
+        and "path: rows.jsonl" in capsys.readouterr().out
+    )
+    assert (
+        main(["dataset=rows.jsonl", "--dry-run"]) == 0
+        and "sft-tiny-local/path-rows" in capsys.readouterr().out
+    )
     assert main(["why", "dataset.path", "dataset=rows.jsonl"]) == 0
     assert "  is    rows.jsonl  command line" in capsys.readouterr().out
 
@@ -355,14 +441,17 @@ def test_the_help_fits_a_screen_and_has_every_verb(capsys):
     assert main(["--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 55 and max(map(len, lines)) <= 80
-    assert [line.split()[0] for line in lines if line.startswith("  ") and line.split()[0] in VERBS] == VERBS
+    assert [
+        line.split()[0] for line in lines if line.startswith("  ") and line.split()[0] in VERBS
+    ] == VERBS
     assert {"trainer,", "peft,", "dataset,"} <= set(" ".join(lines).split())
 
 
 def test_the_version_is_ours(capsys):
     assert main(["--version"]) == 0
     assert re.fullmatch(
-        r"trl-runner \d\S* \(trl \d.*, transformers \d.*, torch \d.*, Python 3.*\)\n", capsys.readouterr().out
+        r"trl-runner \d\S* \(trl \d.*, transformers \d.*, torch \d.*, Python 3.*\)\n",
+        capsys.readouterr().out,
     )
 
 
@@ -372,7 +461,9 @@ def test_options_lists_every_option_with_its_first_comment(tmp_path, capsys):
     own.write_text("# My own method.\ntrainer: {_target_: x.Y}\n")
     assert main(["options", "--config-dir", str(tmp_path)]) == 0
     text = capsys.readouterr().out
-    assert max(map(len, text.splitlines())) <= 80 and re.search(r"^  mine +My own method\.$", text, re.MULTILINE)
+    assert max(map(len, text.splitlines())) <= 80 and re.search(
+        r"^  mine +My own method\.$", text, re.MULTILINE
+    )
     for group, options in read_menu().items():
         assert f"\n{group}\n" in f"\n{text}"
         for option in options:
@@ -384,16 +475,25 @@ def test_options_lists_every_option_with_its_first_comment(tmp_path, capsys):
 def test_an_option_or_a_key_is_found_by_its_name(capsys):
     assert main(["options", "beta", "dpo"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert text.startswith("beta kl_coef= a2po, dpo, ") and "trainer.args.beta= async_distillation, cpo, " in text
+    assert (
+        text.startswith("beta kl_coef= a2po, dpo, ")
+        and "trainer.args.beta= async_distillation, cpo, " in text
+    )
     assert "dpo trainer=dpo Direct preference optimisation" in text
 
 
 def test_a_function_of_a_module_in_the_place_of_an_option(capsys):
-    assert answers(capsys, "reward=mine.short") == {"reward": "reward._target_=mine.short 'allow=[mine]'"}
+    assert answers(capsys, "reward=mine.short") == {
+        "reward": "reward._target_=mine.short 'allow=[mine]'"
+    }
 
 
 def test_no_option_of_the_menu_is_without_a_comment():
-    assert [path for path in MENU.glob("*/*.yaml") if not re.search(r"^# (?!@|run:)", path.read_text(), re.M)] == []
+    assert [
+        path
+        for path in MENU.glob("*/*.yaml")
+        if not re.search(r"^# (?!@|run:)", path.read_text(), re.M)
+    ] == []
 
 
 def test_rows_of_the_table_name_options_that_there_are():
@@ -401,22 +501,31 @@ def test_rows_of_the_table_name_options_that_there_are():
     menu = read_menu()
     chosen = {word for word in re.findall(r"choose: (\w+=\w+)", text)}
     assert len(chosen) > 10
-    assert [word for word in chosen if word.partition("=")[2] not in menu[word.partition("=")[0]]] == []
+    assert [
+        word for word in chosen if word.partition("=")[2] not in menu[word.partition("=")[0]]
+    ] == []
 
 
 def test_no_other_key_of_ours_holds_a_value_that_the_tables_refuse():
     """Else it would have to be looked up, as ``resume`` is, also where its value fits."""
     ours = {*TOP, *(f"{group}.{name}" for group, names in PLAIN_GROUPS.items() for name in names)}
     rows = [
-        pair for each in read_sections().values() for table in ("typed", "keys") for pair in each.get(table, {}).items()
+        pair
+        for each in read_sections().values()
+        for table in ("typed", "keys")
+        for pair in each.get(table, {}).items()
     ]
-    assert {key for key, row in rows if key in ours and "'refused'" in str(row)} == {*MEANT_OTHERWISE}
+    assert {key for key, row in rows if key in ours and "'refused'" in str(row)} == {
+        *MEANT_OTHERWISE
+    }
 
 
 def test_mappings_of_one_key_are_merged_and_so_are_axes_of_them(capsys):
     first, second = "model.config={attention_dropout: 0.1}", "model.config={rms_norm_eps: 1e-5}"
     assert main([first, second, "--dry-run"]) == 0
-    assert "attention_dropout-0.1-rms_norm_eps-1e-5" in capsys.readouterr().out.replace("1e-05", "1e-5")
+    assert "attention_dropout-0.1-rms_norm_eps-1e-5" in capsys.readouterr().out.replace(
+        "1e-05", "1e-5"
+    )
     axes = [f"{first},{{attention_dropout: 0.2}}", f"{second},{{rms_norm_eps: 1e-4}}"]
     assert main(["-m", *axes, "--dry-run"]) == 0
     assert "4 runs" in capsys.readouterr().out

@@ -26,7 +26,9 @@ def tell_story(number: int) -> tuple[str, str, str]:
     """A post, a good summary of it and a poor one; no two of 280 numbers in a row agree."""
     name, place = NAMES[number % len(NAMES)], PLACES[number % len(PLACES)]
     animal = ANIMALS[number % len(ANIMALS)]
-    post = f"On day {number} {name} went to the {place} and saw a {animal} there. Nobody else came by."
+    post = (
+        f"On day {number} {name} went to the {place} and saw a {animal} there. Nobody else came by."
+    )
     return post, f"{name} saw a {animal} at the {place}.", "Nobody came by."
 
 
@@ -67,7 +69,9 @@ def _gsm8k(number: int) -> dict:
     name, more = NAMES[number % len(NAMES)], number % 7 + 2
     question = f"{name} has {number} apples and buys {more} more. How many apples does {name} have?"
     total = number + more
-    answer = f"{name} has {number} + {more} = <<{number}+{more}={total}>>{total} apples.\n#### {total}"
+    answer = (
+        f"{name} has {number} + {more} = <<{number}+{more}={total}>>{total} apples.\n#### {total}"
+    )
     return {"question": question, "answer": answer}
 
 
@@ -78,8 +82,12 @@ def _gsm8k_socratic(number: int) -> dict:
 
 MANY, FEW = 600, 220
 ROWS: dict[str, dict[str, dict[str, tuple[Callable[[int], dict], int]]]] = {
-    "trl-lib/tldr": {"default": {"train": (_tldr, MANY), "validation": (_tldr, MANY), "test": (_tldr, FEW)}},
-    "trl-lib/ultrafeedback_binarized": {"default": {"train": (_ultrafeedback, MANY), "test": (_ultrafeedback, FEW)}},
+    "trl-lib/tldr": {
+        "default": {"train": (_tldr, MANY), "validation": (_tldr, MANY), "test": (_tldr, FEW)}
+    },
+    "trl-lib/ultrafeedback_binarized": {
+        "default": {"train": (_ultrafeedback, MANY), "test": (_ultrafeedback, FEW)}
+    },
     "trl-internal-testing/descriptiveness-sentiment-trl-style": {
         "default": {"sentiment": (_sentiment, MANY), "descriptiveness": (_descriptiveness, MANY)}
     },
@@ -110,29 +118,49 @@ def _verified(number: int) -> dict:
 
 
 def _smoltalk(number: int) -> dict:
-    arguments = {"custom_instructions": "", "enable_thinking": False, "python_tools": None, "xml_tools": None}
-    return {"messages": _conversation(number)["messages"], "chat_template_kwargs": arguments, "source": "tiny"}
+    arguments = {
+        "custom_instructions": "",
+        "enable_thinking": False,
+        "python_tools": None,
+        "xml_tools": None,
+    }
+    return {
+        "messages": _conversation(number)["messages"],
+        "chat_template_kwargs": arguments,
+        "source": "tiny",
+    }
 
 
 def _competition(number: int) -> dict:
     row = _gsm8k(number)
     solution = f"There are $\\boxed{{{row['answer'].rpartition(' ')[2]}}}$."
-    return {"problem": row["question"], "level": "Level 1", "solution": solution, "type": "Counting"}
+    return {
+        "problem": row["question"],
+        "level": "Level 1",
+        "solution": solution,
+        "type": "Counting",
+    }
 
 
 SMOLTALK = [
     part["split"]["train"].partition("[")[0]
-    for part in yaml.safe_load((MENU / "experiment" / "smollm3_sft.yaml").read_text())["dataset"]["parts"].values()
+    for part in yaml.safe_load((MENU / "experiment" / "smollm3_sft.yaml").read_text())["dataset"][
+        "parts"
+    ].values()
 ]
 RECIPES: dict[str, dict[str, dict[str, tuple[Callable[[int], dict], int]]]] = {
-    "HuggingFaceH4/ultrachat_200k": {"default": {"train_sft": (_conversation, 16), "test_sft": (_conversation, 4)}},
+    "HuggingFaceH4/ultrachat_200k": {
+        "default": {"train_sft": (_conversation, 16), "test_sft": (_conversation, 4)}
+    },
     "HuggingFaceH4/ultrafeedback_binarized": {
         "default": {"train_prefs": (_preference, 16), "test_prefs": (_preference, 4)}
     },
     "allenai/llama-3.1-tulu-3-8b-preference-mixture": {"default": {"train": (_ultrafeedback, 16)}},
     "allenai/RLVR-GSM": {"default": {"train": (_verified, 16)}},
     "allenai/RLVR-MATH": {"default": {"train": (_verified, 16)}},
-    "DigitalLearningGmbH/MATH-lighteval": {"default": {"train": (_competition, 16), "test": (_competition, 100)}},
+    "DigitalLearningGmbH/MATH-lighteval": {
+        "default": {"train": (_competition, 16), "test": (_competition, 100)}
+    },
     "HuggingFaceTB/smoltalk2": {"SFT": {name: (_smoltalk, 50) for name in SMOLTALK}},
 }
 RECIPE_MODELS = [
@@ -170,9 +198,14 @@ MODELS = {
     "cleanrl/EleutherAI_pythia-1b-deduped__sft__tldr": ("gpt_neox", "bfloat16", "lm"),
     "cleanrl/EleutherAI_pythia-1b-deduped__reward__tldr": ("gpt_neox", "bfloat16", "score"),
     "Skywork/Skywork-Reward-V2-Qwen3-0.6B": ("qwen3", "bfloat16", "score"),
-    "distilbert/distilbert-base-uncased-finetuned-sst-2-english": ("distilbert", "float32", "classes"),
+    "distilbert/distilbert-base-uncased-finetuned-sst-2-english": (
+        "distilbert",
+        "float32",
+        "classes",
+    ),
 }
-WITHOUT_CHAT = ("gpt2", "gpt_neox", "distilbert")  # base models: one special token, no chat template
+# base models: one special token, no chat template
+WITHOUT_CHAT = ("gpt2", "gpt_neox", "distilbert")
 SPECIAL = {
     True: ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
     False: ["<|endoftext|>"],
@@ -198,8 +231,8 @@ def tiny_model(
 
     ``architecture`` is a transformers model type; those in ``WITHOUT_CHAT`` get a tokenizer like
     Pythia's, the others one like Qwen's. ``head`` is "lm", or "score" for sequence classification
-    with one label, or "classes" with NEGATIVE and POSITIVE. As in the real ones, the embedding has more rows than the
-    tokenizer has tokens.
+    with one label, or "classes" with NEGATIVE and POSITIVE. As in the real ones, the embedding has
+    more rows than the tokenizer has tokens.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
@@ -209,7 +242,10 @@ def tiny_model(
     if head == "score":
         config.num_labels = 1
     elif head == "classes":
-        config.id2label, config.label2id = {0: "NEGATIVE", 1: "POSITIVE"}, {"NEGATIVE": 0, "POSITIVE": 1}
+        config.id2label, config.label2id = (
+            {0: "NEGATIVE", 1: "POSITIVE"},
+            {"NEGATIVE": 0, "POSITIVE": 1},
+        )
     kind = AutoModelForCausalLM if head == "lm" else AutoModelForSequenceClassification
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -7,9 +7,14 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
 
-from runner.ppo.algorithm import PPOConfig, PPOTrainer
+from runner.ppo import PPOConfig, PPOTrainer
 
 # Token 0 is a letter, so that padding with zeros would show.
 LETTERS = "abcdefghijklmnopqrst"
@@ -20,26 +25,53 @@ PROMPTS = ["abc", "d", "efghij", "kl", "ghijklm", "b", "cd", "nopqr"]
 
 def letter_tokenizer(pad: str | None = "<pad>") -> PreTrainedTokenizerFast:
     """One token per letter; the end token is 20, the pad token 21 unless ``pad`` names another or none."""
-    vocabulary = {letter: index for index, letter in enumerate(LETTERS)} | {"<end>": END, "<pad>": PAD, "\n": NEWLINE}
+    vocabulary = {letter: index for index, letter in enumerate(LETTERS)} | {
+        "<end>": END,
+        "<pad>": PAD,
+        "\n": NEWLINE,
+    }
     core = Tokenizer(models.WordLevel(vocabulary, unk_token="a"))
     core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     core.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<end>", pad_token=pad, model_max_length=64)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token="<end>", pad_token=pad, model_max_length=64
+    )
 
 
-def letter_model(kind: str = "llama", *, labels: int = 0, seed: int = 0, spread: float = 0.3, **changes: Any) -> Any:
+def letter_model(
+    kind: str = "llama", *, labels: int = 0, seed: int = 0, spread: float = 0.3, **changes: Any
+) -> Any:
     """A random model of two layers with 16 units; with ``labels``, one that scores a text."""
     heads = {"n_head": 2} if kind == "gpt2" else {"num_attention_heads": 2}
-    grouped = {} if kind in ("gpt2", "gpt_neox", "opt") else {"num_key_value_heads": 1, "head_dim": 8}
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "max_position_embeddings": 64}
+    grouped = (
+        {} if kind in ("gpt2", "gpt_neox", "opt") else {"num_key_value_heads": 1, "head_dim": 8}
+    )
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "max_position_embeddings": 64,
+    }
     if kind == "gpt2":
         sizes = {"n_embd": 16, "n_layer": 2, "n_positions": 64}
     if kind == "opt":
-        sizes = {"hidden_size": 16, "ffn_dim": 32, "num_hidden_layers": 2, "max_position_embeddings": 64}
+        sizes = {
+            "hidden_size": 16,
+            "ffn_dim": 32,
+            "num_hidden_layers": 2,
+            "max_position_embeddings": 64,
+        }
         sizes |= {"word_embed_proj_dim": 16}
     ends = {"bos_token_id": None, "eos_token_id": END, "pad_token_id": None}
     config = AutoConfig.for_model(
-        kind, vocab_size=WORDS, initializer_range=spread, init_std=spread, **heads, **grouped, **sizes, **ends
+        kind,
+        vocab_size=WORDS,
+        initializer_range=spread,
+        init_std=spread,
+        **heads,
+        **grouped,
+        **sizes,
+        **ends,
     )
     for name, value in changes.items():
         setattr(config, name, value)
@@ -53,17 +85,26 @@ def letter_model(kind: str = "llama", *, labels: int = 0, seed: int = 0, spread:
 
 def letter_rows(count: int = 8) -> Dataset:
     return Dataset.from_dict(
-        {"prompt": [PROMPTS[row % len(PROMPTS)] for row in range(count)], "wanted": [*"bcde" * count][:count]}
+        {
+            "prompt": [PROMPTS[row % len(PROMPTS)] for row in range(count)],
+            "wanted": [*"bcde" * count][:count],
+        }
     )
 
 
 def share_of_wanted(completions, wanted, **_) -> list[float]:
     """How much of each completion is the letter that its row wants."""
-    return [text.count(letter) / (1 + len(text)) for text, letter in zip(completions, wanted, strict=True)]
+    return [
+        text.count(letter) / (1 + len(text))
+        for text, letter in zip(completions, wanted, strict=True)
+    ]
 
 
 def lora(**changes: Any) -> LoraConfig:
-    return LoraConfig(**{"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "task_type": "CAUSAL_LM"} | changes)
+    return LoraConfig(
+        **{"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+        | changes
+    )
 
 
 def letter_trainer(folder: Any, *, model: Any = None, rows: Any = None, **asked: Any) -> PPOTrainer:
@@ -73,8 +114,22 @@ def letter_trainer(folder: Any, *, model: Any = None, rows: Any = None, **asked:
     """
     parts = {"train_dataset": rows or letter_rows(), "reward_funcs": share_of_wanted}
     parts["processing_class"] = letter_tokenizer()
-    own = ("reward_funcs", "processing_class", "peft_config", "ref_model", "value_model", "callbacks", "eval_dataset")
-    own += ("optimizers", "reward_processing_classes", "tools", "environment_factory", "rollout_func")
+    own = (
+        "reward_funcs",
+        "processing_class",
+        "peft_config",
+        "ref_model",
+        "value_model",
+        "callbacks",
+        "eval_dataset",
+    )
+    own += (
+        "optimizers",
+        "reward_processing_classes",
+        "tools",
+        "environment_factory",
+        "rollout_func",
+    )
     parts |= {name: asked.pop(name) for name in own if name in asked}
     parts["peft_config"] = copy.copy(parts.get("peft_config"))  # peft writes into it
     quick = {
@@ -97,7 +152,9 @@ def letter_trainer(folder: Any, *, model: Any = None, rows: Any = None, **asked:
 
 def weights(trainer: PPOTrainer) -> dict[str, torch.Tensor]:
     """A copy of everything that training changes."""
-    return {name: weight.detach().clone() for name, weight in trainer.actor_critic.state_dict().items()}
+    return {
+        name: weight.detach().clone() for name, weight in trainer.actor_critic.state_dict().items()
+    }
 
 
 def farthest(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
@@ -123,7 +180,12 @@ def watch_steps(trainer: PPOTrainer) -> list[tuple[float, float]]:
     seen: list[tuple[float, float]] = []
 
     def look(optimizer: Any, *_: Any) -> None:
-        norms = [p.grad.norm() for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        norms = [
+            p.grad.norm()
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if p.grad is not None
+        ]
         seen.append((torch.stack(norms).norm().item(), optimizer.param_groups[0]["lr"]))
 
     trainer.create_optimizer()

@@ -3,15 +3,17 @@
 sort      "Sort these digits: 7 3 9 1" -> "1 3 7 9". One answer is right, so a rule can check it.
 reviews   "Review the bakery. Mention the coffee." Praise is preferred to complaint; a
           word list can score it, and a policy that is paid by that list learns to cheat it.
-prices    "Price the bakery. Mention the coffee." Nobody can know it who does not ask the tool ``price``.
-picture   "What is it?" beside 16 x 16 pixels -> "red cross". Four colours and two shapes, anywhere, in any size, on a
+prices    "Price the bakery. Mention the coffee." Nobody can know it who does not ask the tool
+``price``. picture   "What is it?" beside 16 x 16 pixels -> "red cross". Four colours and two
+shapes, anywhere, in any size, on a
           light ground or a dark one; the wrong answer has another colour or the other shape.
 
-Preference rows, because every trainer can be fed from them. The rows that the base model learns from
-(``toy_demonstrations``) are wrong on purpose about half of the time, so that each later stage has something
-to repair; so are those of ``toy_prices``, most of which give an opinion in place of asking. Held-out rows share no
-answer (sort) and no subject (reviews, prices) with the training rows.
-Reading rows and turning them into the form a trainer takes is not here; that is ``runner.dataset``.
+Preference rows, because every trainer can be fed from them. The rows that the base model learns
+from (``toy_demonstrations``) are wrong on purpose about half of the time, so that each later stage
+has something to repair; so are those of ``toy_prices``, most of which give an opinion in place of
+asking. Held-out rows share no answer (sort) and no subject (reviews, prices) with the training
+rows. Reading rows and turning them into the form a trainer takes is not here; that is
+``runner.dataset``.
 """
 
 import json
@@ -46,7 +48,20 @@ PLACES = [
     "school",
     "theatre",
 ]
-TOPICS = ["coffee", "food", "music", "owner", "parking", "place", "price", "seats", "service", "staff", "view", "wifi"]
+TOPICS = [
+    "coffee",
+    "food",
+    "music",
+    "owner",
+    "parking",
+    "place",
+    "price",
+    "seats",
+    "service",
+    "staff",
+    "view",
+    "wifi",
+]
 DEGREES = ["really", "quite", "so", "very"]
 PRAISE = ["charming", "excellent", "friendly", "great", "lovely", "perfect", "superb", "wonderful"]
 COMPLAINT = ["awful", "boring", "dirty", "dreadful", "horrible", "rude", "terrible", "ugly"]
@@ -63,7 +78,12 @@ UNHAPPY_ENDINGS = (
     "I warned all my friends.",
 )
 
-COLOURS = {"red": (220, 40, 40), "green": (40, 170, 40), "blue": (40, 60, 220), "yellow": (230, 220, 40)}
+COLOURS = {
+    "red": (220, 40, 40),
+    "green": (40, 170, 40),
+    "blue": (40, 60, 220),
+    "yellow": (230, 220, 40),
+}
 SHAPES = ("square", "cross")
 PIXELS = 16  # of an edge
 
@@ -103,15 +123,29 @@ def picture_row(random: Random) -> Row:
 
     ground = tuple(random.randrange(200, 256) if light else random.randrange(40) for _ in range(3))
     ink = tuple(max(0, min(255, part + random.randrange(-25, 26))) for part in COLOURS[colour])
-    image = b64encode(_png([[is_set(x, y) for x in range(PIXELS)] for y in range(PIXELS)], ground, ink)).decode()
+    image = b64encode(
+        _png([[is_set(x, y) for x in range(PIXELS)] for y in range(PIXELS)], ground, ink)
+    ).decode()
     wrong = random.choice(sorted({*COLOURS} - {colour}))
-    other = f"{wrong} {shape}" if random.random() < 0.5 else f"{colour} {SHAPES[1 - SHAPES.index(shape)]}"
-    return {"image": image, "question": "What is it?", "chosen": f"{colour} {shape}", "rejected": other}
+    other = (
+        f"{wrong} {shape}"
+        if random.random() < 0.5
+        else f"{colour} {SHAPES[1 - SHAPES.index(shape)]}"
+    )
+    return {
+        "image": image,
+        "question": "What is it?",
+        "chosen": f"{colour} {shape}",
+        "rejected": other,
+    }
 
 
 def _png(pixels: list[list[bool]], *palette: tuple[int, ...]) -> bytes:
     """A picture of two colours, not compressed, so that it is the same bytes with every library."""
-    lines = b"".join(b"\0" + int("".join(str(int(bit)) for bit in line), 2).to_bytes(PIXELS // 8) for line in pixels)
+    lines = b"".join(
+        b"\0" + int("".join(str(int(bit)) for bit in line), 2).to_bytes(PIXELS // 8)
+        for line in pixels
+    )
     header = struct.pack(">IIBBBBB", PIXELS, PIXELS, 1, 3, 0, 0, 0)
     chunks = [
         (b"IHDR", header),
@@ -120,7 +154,8 @@ def _png(pixels: list[list[bool]], *palette: tuple[int, ...]) -> bytes:
         (b"IEND", b""),
     ]
     written = (
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
     )
     return b"\x89PNG\r\n\x1a\n" + b"".join(written)
 
@@ -129,11 +164,15 @@ def held_out(row: Row) -> bool:
     """Whether a row belongs to evaluation: one in five, by what would give the answer away."""
     if "image" in row:
         return sha256(str(row["image"]).encode()).digest()[0] % 5 == 0
-    secret = "".join(sorted(str(row["digits"]))) if "digits" in row else f"{row['place']} {row['topic']}"
+    secret = (
+        "".join(sorted(str(row["digits"]))) if "digits" in row else f"{row['place']} {row['topic']}"
+    )
     return sha256(secret.encode()).digest()[0] % 5 == 0
 
 
-def preferences(make: Callable[[Random], Row | None], count: int, seed: int, held: bool) -> list[Row]:
+def preferences(
+    make: Callable[[Random], Row | None], count: int, seed: int, held: bool
+) -> list[Row]:
     """``count`` different rows of one task, from one side of the split."""
     random, rows, seen = Random(seed), [], set()
     while len(rows) < count:
@@ -149,13 +188,18 @@ def demonstrations(sorts: int, reviews: int, seed: int, held: bool) -> list[Row]
     """Prompts of both tasks with one answer each; 60 % of the sorts are right, half of the reviews kind."""
     random = Random(seed)
     rows = [_demonstration(row, random, 0.6) for row in preferences(sort_row, sorts, seed, held)]
-    rows += [_demonstration(row, random, 0.5) for row in preferences(review_row, reviews, seed, held)]
+    rows += [
+        _demonstration(row, random, 0.5) for row in preferences(review_row, reviews, seed, held)
+    ]
     random.shuffle(rows)
     return rows
 
 
 # The tool ``price`` as a template is given it, without what the short one leaves out.
-TOOL = {"type": "function", "function": {"name": "price", "parameters": {"properties": {"place": {}, "item": {}}}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "price", "parameters": {"properties": {"place": {}, "item": {}}}},
+}
 
 
 def prices(seed: int, held: bool) -> list[Row]:
@@ -164,7 +208,10 @@ def prices(seed: int, held: bool) -> list[Row]:
     for place in PLACES:
         for topic in TOPICS:
             given = {"place": place, "item": topic}
-            said, call = str(price(**given)), {"type": "function", "function": {"name": "price", "arguments": given}}
+            said, call = (
+                str(price(**given)),
+                {"type": "function", "function": {"name": "price", "arguments": given}},
+            )
             asked = [
                 {"role": "assistant", "content": "", "tool_calls": [call]},
                 {"role": "tool", "name": "price", "content": said},
@@ -192,7 +239,10 @@ def files() -> Iterator[tuple[str, list[Row]]]:
     yield "toy_reviews/train.jsonl", preferences(review_row, 1800, seed=3, held=False)
     yield "toy_reviews/eval.jsonl", preferences(review_row, HELD_OUT, seed=4, held=True)
     yield "toy_demonstrations/train.jsonl", demonstrations(2000, 600, seed=5, held=False)
-    yield "toy_demonstrations/eval.jsonl", demonstrations(HELD_OUT // 2, HELD_OUT // 2, seed=6, held=True)
+    yield (
+        "toy_demonstrations/eval.jsonl",
+        demonstrations(HELD_OUT // 2, HELD_OUT // 2, seed=6, held=True),
+    )
     yield "toy_prices/train.jsonl", prices(seed=7, held=False)
     yield "toy_prices/eval.jsonl", prices(seed=8, held=True)
     yield "toy_picture/train.jsonl", preferences(picture_row, 1024, seed=7, held=False)
@@ -223,7 +273,9 @@ def _badly_sorted(digits: list[int], random: Random) -> list[int]:
     return random.choice([digits, swapped, misread])
 
 
-def _review(random: Random, place: str, topic: str, words: list[str], endings: tuple[str, ...]) -> str:
+def _review(
+    random: Random, place: str, topic: str, words: list[str], endings: tuple[str, ...]
+) -> str:
     opening = f"The {topic} at the {place} was {random.choice(DEGREES)} {random.choice(words)}."
     return f"{opening} {random.choice(endings)}"
 

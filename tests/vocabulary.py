@@ -1,8 +1,9 @@
 """The tokenizer of the shipped tiny model, learnt anew from the shipped rows: ``python tests/vocabulary.py``.
 
 A byte-level BPE, so that it can spell any text, with ChatML turns. The weights next to it come from
-``python -m runner experiment=tiny_base``, not from here. They are of a Llama, because for some other architectures
-transformers would split texts by rules of its own, whatever tokenizer.json says.
+``python -m runner experiment=tiny_base``, not from here. They are of a Llama, because for some
+other architectures transformers would split texts by rules of its own, whatever tokenizer.json
+says.
 """
 
 import json

@@ -1,11 +1,12 @@
 """The public command without its imports: a process that has imported everything forks one for each command line.
 
-Starting Python and the libraries costs 4 s of CPU a command; the tests start hundreds. The child gets the folder, the
-environment and the words, calls the door as ``python -m runner`` does, and leaves with its exit code. What needs a
-process of its own from the start, such as variables that libraries read when they are imported, is started cold.
+Starting Python and the libraries costs 4 s of CPU a command; the tests start hundreds. The child
+gets the folder, the environment and the words, calls the door as ``python -m runner`` does, and
+leaves with its exit code. What needs a process of its own from the start, such as variables that
+libraries read when they are imported, is started cold.
 
-The Python that such a command starts itself, as torchrun and launchers do for each process of a run, is forked as well
-unless it is asked to be ``fresh``.
+The Python that such a command starts itself, as torchrun and launchers do for each process of a
+run, is forked as well unless it is asked to be ``fresh``.
 """
 
 import contextlib
@@ -32,7 +33,17 @@ from types import SimpleNamespace
 from instant import Instant, watch
 
 DOOR = "runner.__main__:main"
-LIBRARIES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "matplotlib", "pyarrow", "runner")
+LIBRARIES = (
+    "torch",
+    "transformers",
+    "trl",
+    "peft",
+    "datasets",
+    "accelerate",
+    "matplotlib",
+    "pyarrow",
+    "runner",
+)
 LENT = "RUNNER_TEST_WARM"  # the pipes of a process that waits already
 SUBREAPER = 36  # prctl's PR_SET_CHILD_SUBREAPER
 
@@ -46,7 +57,9 @@ class Warm:
         self.process: subprocess.Popen | SimpleNamespace | None = None
         self.count = 0
 
-    def run(self, words: list[str], cwd: Path, environment: dict[str, str], **more) -> subprocess.CompletedProcess:
+    def run(
+        self, words: list[str], cwd: Path, environment: dict[str, str], **more
+    ) -> subprocess.CompletedProcess:
         """What ``subprocess.run`` gives, of the words after ``python -m runner``."""
         return self.start(words, cwd, environment, **more).wait()
 
@@ -62,13 +75,25 @@ class Warm:
     ) -> "Started":
         """Start a command, in a session of its own or not; at ``instant`` it is killed, or says so.
 
-        ``door`` is the function that gets the words; what it starts is forked too, or has a ``fresh`` Python.
+        ``door`` is the function that gets the words; what it starts is forked too, or has a
+        ``fresh`` Python.
         """
         self.begin()
         self.count += 1
         out, err = (self.folder / f"{self.count}.{name}" for name in ("out", "err"))
-        request = {"words": words, "cwd": str(cwd), "environment": environment, "out": str(out), "err": str(err)}
-        request |= {"instant": instant and vars(instant), "door": door, "session": session, "fresh": fresh}
+        request = {
+            "words": words,
+            "cwd": str(cwd),
+            "environment": environment,
+            "out": str(out),
+            "err": str(err),
+        }
+        request |= {
+            "instant": instant and vars(instant),
+            "door": door,
+            "session": session,
+            "fresh": fresh,
+        }
         return Started(self, self.ask(request), words, out, err)
 
     def begin(self) -> None:
@@ -83,7 +108,9 @@ class Warm:
             )
             return
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self.process = subprocess.Popen([sys.executable, __file__], text=True, env=self.environment, **pipes)
+        self.process = subprocess.Popen(
+            [sys.executable, __file__], text=True, env=self.environment, **pipes
+        )
 
     def lend(self) -> dict:
         """What ``subprocess.run`` takes for a program whose own waiting process shall be this one, until it ends."""
@@ -98,7 +125,8 @@ class Warm:
 
     def close(self) -> None:
         if isinstance(self.process, subprocess.Popen):
-            self.process.terminate()  # a reader of rows that a test has left behind may hold its pipe open
+            # a reader of rows that a test has left behind may hold its pipe open
+            self.process.terminate()
         if self.process is not None:
             self.process.communicate()
 
@@ -128,9 +156,12 @@ class Started:
     def wait(self) -> subprocess.CompletedProcess:
         if self.code is None:
             self.code = self.warm.ask({"wait": self.pid})
-        written = (path if path.exists() else Path(os.devnull) for path in (self.out, self.err))  # killed at its start
+        # killed at its start
+        written = (path if path.exists() else Path(os.devnull) for path in (self.out, self.err))
         texts = [path.read_text(encoding="utf-8", errors="replace") for path in written]
-        return subprocess.CompletedProcess([sys.executable, "-m", "runner", *self.words], self.code, *texts)
+        return subprocess.CompletedProcess(
+            [sys.executable, "-m", "runner", *self.words], self.code, *texts
+        )
 
     def wait_for(self, path: Path, seconds: float = 600) -> bool:
         """Whether a file appears before the command ends."""
@@ -146,7 +177,11 @@ class Started:
 def world_of_two() -> list[dict[str, str]]:
     """The variables that torchrun sets, for each of two processes that train as one."""
     with socket.create_server(("localhost", 0)) as free:
-        world = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1])}
+        world = {
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": str(free.getsockname()[1]),
+        }
     return [world | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in (0, 1)]
 
 
@@ -155,16 +190,18 @@ def serve() -> None:
     sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent / "fault")]
     from runner import __main__  # noqa: F401  the entry point comes with its imports
     from runner.config import build
-    from runner.launch import stages, worker
-    from runner.report import plot
+    from runner.launch import processes
+    from runner.launch.compose import stages
+    from runner.report import plot_run
     from runner.validate.start import check_ahead
 
-    worker.prepare_environment()
+    processes.prepare_environment()
     import_module("runner.training.components")
     for trainer in ("SFTTrainer", "DPOTrainer", "GRPOTrainer"):
         build.locate(f"trl.{trainer}")
-    check_ahead([stages.compose_runs(["trainer=sft"], [])])  # the sources of configurations and models are read
-    draw_one_picture(plot)
+    # the sources of configurations and models are read
+    check_ahead([stages.compose_runs(["trainer=sft"], [])])
+    draw_one_picture(plot_run)
     if sys.platform == "linux":  # what a dead command leaves becomes ours, where a test can see it
         ctypes.CDLL(None).prctl(SUBREAPER, 1)
     answers = os.fdopen(os.dup(1), "w")
@@ -177,12 +214,12 @@ def serve() -> None:
         print(json.dumps(answer), file=answers, flush=True)
 
 
-def draw_one_picture(plot) -> None:
+def draw_one_picture(plot_run) -> None:
     """Have the fonts been found, and let a run draw its loss only: what else it draws is tested in ``test_report``."""
-    plot.PICTURES = {"loss": plot.PICTURES["loss"]}
+    plot_run.PICTURES = {"loss": plot_run.PICTURES["loss"]}
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "metrics.jsonl").write_text('{"step": 1, "loss": 1}\n')
-        plot.write_plots(plot.RunRecord(Path(folder), {}, {}, {}))
+        plot_run.write_plots(plot_run.RunRecord(Path(folder), {}, {}, {}))
 
 
 def start(request, news) -> int:
@@ -206,7 +243,8 @@ def look(request, news, codes) -> int | None:
             return None
         if ended in news:
             codes[ended] = os.waitstatus_to_exitcode(status)
-            os.set_blocking(news[ended], False)  # something that it left may still hold the other end
+            # something that it left may still hold the other end
+            os.set_blocking(news[ended], False)
             with os.fdopen(news.pop(ended), "rb", buffering=0) as imports:
                 import_reported(imports.read(65536))
     return codes[pid]
@@ -264,7 +302,12 @@ def fork_python(execute):
         asked = signature.bind(self, *given).arguments
         words = list(asked["args"]) if not isinstance(asked["args"], str) else []
         piped = {asked[name] for name in ("p2cread", "c2pread", "errread")} != {-1}
-        if piped or asked["preexec_fn"] or sys.executable not in words[:3] or not {"-c", "-m"} & set(words):
+        if (
+            piped
+            or asked["preexec_fn"]
+            or sys.executable not in words[:3]
+            or not {"-c", "-m"} & set(words)
+        ):
             return execute(self, *given)
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,7 +1,7 @@
 """The verbs, one file each; each has one public function of the file's name. Only here do the parts meet.
 
-The help of a verb and its own options stand in the YAML file beside it, what several of them read of the command line
-here and in the files that begin with an underscore.
+The help of a verb and its own options stand in the YAML file beside it, what several of them read
+of the command line here and in the files that begin with an underscore.
 """
 
 import re
@@ -12,12 +12,13 @@ from typing import Any
 
 from runner.config.dialect import find_meanings
 from runner.config.menu import GROUPS
-from runner.errors import ConfigError, Fault, fault
+from runner.errors import ConfigError, Fault
 from runner.io.secrets import form_of
+from runner.schema import ranges
 from runner.schema.text import nearest, read_tables
 from runner.schema.type import Type
 from runner.validate.context import TOP
-from runner.validate.values import RANGES, misfit_choice, misfit_number, misfit_type
+from runner.validate.values import misfit_choice, misfit_number, misfit_type
 
 VERBS = sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py"))
 
@@ -43,6 +44,17 @@ def table_of(verb: str) -> dict[str, Any]:
     return table | {"options": shared | table.get("options", {})}
 
 
+NUMBERS = {
+    "count": ranges.COUNT,
+    "fraction": ranges.FRACTION,
+    "not negative": ranges.NOT_NEGATIVE,
+    "port": ranges.PORT,
+    "positive": ranges.POSITIVE,
+    "seed": ranges.SEED,
+    "share": ranges.SHARE,
+}
+
+
 @dataclass(frozen=True)
 class Option:
     """The values that an option of a verb takes: a kind, of numbers the name of a range, of words all of them."""
@@ -55,19 +67,31 @@ class Option:
 
     def read(self, key: str, text: str) -> Any:
         """The value that a text stands for; raises ConfigError where it is none, as for a key of a configuration."""
-        from runner.importers.read import plain  # whose patterns take 4 ms of a short command that has no option
+        # whose patterns take 4 ms of a short command that has no option
+        from runner.importers.read import plain
 
         if form := form_of(text):
-            raise ConfigError(fault("command.secret", key=key, form=form))
+            raise ConfigError(
+                Fault(
+                    where=f"{key}",
+                    found=f"looks like {form}",
+                    expected="no secret, which a file or its name would keep",
+                    fix=f"leave {key} out",
+                )
+            )
         known = Type("choice", values=tuple(self.words)) if self.words else Type(self.kind)
         meant = [word for meaning in find_meanings(key, text) for word in meaning.words.values()]
         value = next((word for word in meant if word in (self.words or meant)), text)
         value = value if self.kind == "str" else plain(re.sub(f"(?i) *({self.unit})$", "", text))
-        numbers = RANGES[self.numbers] if self.numbers else None
+        numbers = NUMBERS[self.numbers] if self.numbers else None
         if self.words:  # not as a key of a training, which others call by the same name
             misfit = misfit_choice(key, value, self.words)
         else:
-            misfit = misfit_number(key, value, numbers) if known.accepts(value) else misfit_type(key, value, known)
+            misfit = (
+                misfit_number(key, value, numbers)
+                if known.accepts(value)
+                else misfit_type(key, value, known)
+            )
         if self.parts and not re.fullmatch(re.sub(r"\w+", "[^/]+", self.parts), text):
             misfit = Fault(key, text, self.parts, f"{key}={self.parts}")
         if misfit:
@@ -81,7 +105,10 @@ def options_of(verb: str) -> dict[str, Option]:
 
 
 def split_options(
-    overrides: Sequence[str], own: Mapping[str, Option], verb: str, others: Collection[str] | None = None
+    overrides: Sequence[str],
+    own: Mapping[str, Option],
+    verb: str,
+    others: Collection[str] | None = None,
 ) -> tuple[dict[str, Any], list[str], list[Fault]]:
     """The verb's own options, the overrides that begin with ``others`` (None: as of a training), and faults of both."""
     options, kept, faults = {}, [], []
@@ -94,11 +121,17 @@ def split_options(
                 faults += error.faults
             continue
         head, known = key.partition(".")[0].lstrip("~"), [*own, *(others or ())]
-        near = [] if head in (*TOP, *GROUPS) else nearest(key, known, 0.8 if others is None else 0.6)
+        near = (
+            [] if head in (*TOP, *GROUPS) else nearest(key, known, 0.8 if others is None else 0.6)
+        )
         if (others is None and not near) or head in (others or ()):
             kept.append(override)
             continue
-        reason = ": a key of a training, which is over" if others and head in GROUPS else " has no such key"
+        reason = (
+            ": a key of a training, which is over"
+            if others and head in GROUPS
+            else " has no such key"
+        )
         fix = f"{near[0]}={text}" if near else f"python -m runner {verb} --help"
         faults.append(Fault(key, f"{verb}{reason}", ", ".join(known), fix))
     return options, kept, faults

@@ -12,13 +12,13 @@ from runner.command import CommandLine, Option, split_options
 from runner.config import resolve
 from runner.config.menu import read_menu
 from runner.config.override import dotted_key, force, parse, typed_keys
-from runner.errors import ConfigError, DataError, Fault, fault
-from runner.generate.rows import Rows, read_sets
-from runner.generate.weights import Weights, find_weights
-from runner.launch.stages import draft
+from runner.errors import ConfigError, DataError, Fault
+from runner.generate.held_out_rows import Rows, read_sets
+from runner.generate.run_weights import Weights, find_weights
+from runner.launch.compose.stages import draft
 from runner.run import Run
 from runner.run.inputs import read_fingerprints
-from runner.run.read import check_whole, find_runs
+from runner.run.record import check_whole, find_runs
 from runner.schema import upstream
 from runner.schema.source import has_method
 from runner.validate import find_all_faults
@@ -71,12 +71,19 @@ class InferenceRequest:
 
     def read_sets(self, to: str, keep: Sequence[str] | None = None) -> dict[str, Rows]:
         """The rows of each set that is meant, in the form ``to``."""
-        name, limit, falls_back = self.options.get("set"), self.options.get("limit"), "dataset" in self.chosen
+        name, limit, falls_back = (
+            self.options.get("set"),
+            self.options.get("limit"),
+            "dataset" in self.chosen,
+        )
         try:
             return read_sets(self.cfg, to, name=name, limit=limit, falls_back=falls_back, keep=keep)
         except DataError as error:
             if "file" in self.options:  # and not the key that it stands for
-                error.faults = [replace(each, fix=each.fix.replace("dataset.path=", "file=")) for each in error.faults]
+                error.faults = [
+                    replace(each, fix=each.fix.replace("dataset.path=", "file="))
+                    for each in error.faults
+                ]
             raise
 
     def build_generator(self, model: Model, tokenizer: PreTrainedTokenizerBase) -> TextGenerator:
@@ -86,31 +93,64 @@ class InferenceRequest:
         from runner.training.components.tools import agent_of, build_functions
 
         how = {name: self.options[name] for name in SAMPLING if name != "seed"}
-        sampling = Sampling(**how, rows=self.options["batch_size"], max_length=context_length(model))
+        sampling = Sampling(
+            **how, rows=self.options["batch_size"], max_length=context_length(model)
+        )
         agent = agent_of(trainer := self.cfg["trainer"], build_functions(trainer))
-        return TextGenerator(model, tokenizer, sampling, self.options["seed"], self.options.get("n", 1), agent=agent)
+        return TextGenerator(
+            model, tokenizer, sampling, self.options["seed"], self.options.get("n", 1), agent=agent
+        )
 
     def folder(self, name: str) -> Path:
         """The folder for what a verb writes: in the run, or without one beside the runs."""
         if self.run:
             return self.run.folder / name
-        return Path(self.cfg["output_root"]) / name / (in_a_name(self.name.rstrip("/").rpartition("/")[2]) or "model")
+        return (
+            Path(self.cfg["output_root"])
+            / name
+            / (in_a_name(self.name.rstrip("/").rpartition("/")[2]) or "model")
+        )
 
 
-def read_request(line: CommandLine, own: Mapping[str, Option], parts: Sequence[str]) -> InferenceRequest:
+def read_request(
+    line: CommandLine, own: Mapping[str, Option], parts: Sequence[str]
+) -> InferenceRequest:
     """The request of a command line; ConfigError with every fault of it at once."""
     verb, others = line.verb, (*parts, "template", *SETTINGS)
     options, overrides, faults = split_options(line.overrides, own, verb, others)
     rivals = [word for word in overrides if dotted_key(word) in ("dataset", "dataset.path")]
     if "file" in options and rivals:
-        faults.append(Fault("file", f"{' '.join(rivals)} beside it", "one of them", "leave file out"))
+        faults.append(
+            Fault("file", f"{' '.join(rivals)} beside it", "one of them", "leave file out")
+        )
     elif "file" in options:
         path = str(options["file"]).replace("\\", "\\\\").replace("'", "\\'")
         overrides += ["dataset=local", f"dataset.path='{path}'"]
     typed = {dotted_key(override): override for override in overrides}
-    faults += [fault("command.no_model", verb=verb)] if not line.runs and "model" not in typed else []
+    faults += (
+        [
+            Fault(
+                where="RUN",
+                found="none, and no model",
+                expected="a run, or a model",
+                fix=f"python -m runner {verb} outputs/<name>/<run>, or {verb} model=hub "
+                "model.path=<org/name>",
+            )
+        ]
+        if not line.runs and "model" not in typed
+        else []
+    )
     for key in [key for key in ("model", "template") if line.runs and key in typed]:
-        faults.append(fault("command.run_and_part", key=key, word=typed[key], run=line.runs[0]))
+        word_text = typed[key]
+        faults.append(
+            Fault(
+                where=f"{key}",
+                found=f"{word_text} beside {line.runs[0]}",
+                expected=f"either a run, whose model and template are known, or {word_text}",
+                fix="leave it out; model.tokenizer.chat_template=<name> changes the template of a "
+                "run",
+            )
+        )
     ConfigError.refuse(faults)
     root = Path(typed.get("output_root", "=outputs").partition("=")[2])
     (found,) = find_runs(line.runs, verb, 1, root) if line.runs else [None]
@@ -122,12 +162,21 @@ def read_request(line: CommandLine, own: Mapping[str, Option], parts: Sequence[s
     if (tuner := cfg.get("peft")) and has_method(tuner.get("_target_"), "prepare_model"):
         used["peft"] = tuner  # whose code puts the weights on the model
     allowed = tuple(cfg["allow"]) if "allow" in typed else ()
-    found_faults = find_all_faults(used, menu=read_menu(line.folders), allow=allowed, typed=typed_keys(overrides))
-    ConfigError.refuse(each for each in found_faults if each.where != "trainer")  # which nobody needs here
+    found_faults = find_all_faults(
+        used, menu=read_menu(line.folders), allow=allowed, typed=typed_keys(overrides)
+    )
+    # which nobody needs here
+    ConfigError.refuse(each for each in found_faults if each.where != "trainer")
     settle_hub([used])
     weights = find_weights(run, options.get("checkpoint"))
     tokens = upstream.completion_length(cfg["trainer"].get("args") or {}) or MAX_NEW_TOKENS
-    defaults = {"batch_size": BATCH_SIZE, "max_new_tokens": int(tokens), "top_k": 0, "top_p": 1, "seed": 0}
+    defaults = {
+        "batch_size": BATCH_SIZE,
+        "max_new_tokens": int(tokens),
+        "top_k": 0,
+        "top_p": 1,
+        "seed": 0,
+    }
     defaults["temperature"] = 0 if verb == "predict" and options.get("n", 1) == 1 else 1
     options = defaults | options
     options |= {name: float(options[name]) for name in ("temperature", "top_p")}
@@ -145,13 +194,22 @@ def _compose(run: Run | None, overrides: Sequence[str], folders: Sequence[Path])
 
     frozen = run.cfg if run else {"trainer": {"head": "lm", "args": {}}}
     menu = read_menu(folders)
-    chosen = {key for key in map(dotted_key, overrides) if key in menu} if run else {*PARTS, "callback", "tolerate"}
+    chosen = (
+        {key for key in map(dotted_key, overrides) if key in menu}
+        if run
+        else {*PARTS, "callback", "tolerate"}
+    )
     heads = {override: dotted_key(override).partition(".")[0] for override in overrides}
-    fresh = [each for each in overrides if not run or heads[each] in chosen or dotted_key(each) in SETTINGS]
+    fresh = [
+        each
+        for each in overrides
+        if not run or heads[each] in chosen or dotted_key(each) in SETTINGS
+    ]
     cfg = {key: frozen.get(key) for key in (*PARTS, "callback", "peft", "tolerate", "trainer")}
     cfg |= {"seed": frozen.get("seed", 0), "output_root": "outputs", "allow": []}
     if fresh:
-        composed = draft(["trainer=grpo", *fresh], folders).cfg  # which keeps the rewards that a dataset brings
+        # which keeps the rewards that a dataset brings
+        composed = draft(["trainer=grpo", *fresh], folders).cfg
         brought = {"metric", "reward"} if "dataset" in chosen else set()
         cfg |= {key: composed.get(key) for key in chosen | brought | set(SETTINGS)}
         cfg["allow"] = cfg["allow"] or []
@@ -160,10 +218,14 @@ def _compose(run: Run | None, overrides: Sequence[str], folders: Sequence[Path])
     if deleted := [override for override in changes if override.startswith("~")]:
         key = dotted_key(deleted[0])
         raise ConfigError(Fault(key, deleted[0], "a value for a key of the run", f"{key}=null"))
-    laid = OmegaConf.create({key: cfg[key] for key in dict.fromkeys(map(heads.get, changes)) if key in cfg})
+    laid = OmegaConf.create(
+        {key: cfg[key] for key in dict.fromkeys(map(heads.get, changes)) if key in cfg}
+    )
     for override in parse(force(changes, {})):
         OmegaConf.update(laid, override.key_or_group, override.value(), merge=True, force_add=True)
-    resolved = resolve(OmegaConf.create({"output_root": cfg["output_root"]} | dict(laid)), changes).cfg
+    resolved = resolve(
+        OmegaConf.create({"output_root": cfg["output_root"]} | dict(laid)), changes
+    ).cfg
     return cfg | {key: resolved[key] for key in laid}
 
 

@@ -8,7 +8,7 @@ from runner.config.build import build
 from runner.errors import ConfigError, Fault
 from runner.launch.queue import place_of, set_gone
 from runner.report.table import MAX_LINES
-from runner.run.read import RunRecord, find_runs
+from runner.run.record import RunRecord, find_runs
 from runner.schema.text import to_override
 from runner.validate import find_dangers
 from runner.validate.dangers import is_elsewhere
@@ -16,7 +16,9 @@ from runner.validate.dangers import is_elsewhere
 
 def _check_address(address: object, typed: object, run: str) -> None:
     """Refuse to reach another machine that a run's folder names, which may be somebody else's, and nobody typed."""
-    if address in ("auto", "local", typed, os.environ.get("RAY_ADDRESS")) or not is_elsewhere(address):
+    if address in ("auto", "local", typed, os.environ.get("RAY_ADDRESS")) or not is_elsewhere(
+        address
+    ):
         return
     found = f"{address}, which config.yaml of {run} says, and nobody typed"
     fix = f"{to_override('launcher.address', address)}  (if you trust where it leads)"
@@ -33,18 +35,32 @@ def main(line: CommandLine) -> int:
     for runs in queues.values():
         launcher, places = runs[0].cfg.get("launcher") or {}, {}
         if "wait" in launcher:
-            ConfigError.refuse(find_dangers({"launcher": launcher}, "what the cluster itself has to cancel its jobs"))
+            ConfigError.refuse(
+                find_dangers(
+                    {"launcher": launcher}, "what the cluster itself has to cancel its jobs"
+                )
+            )
             _check_address(launcher.get("address"), options.get("launcher.address"), str(runs[0]))
             queue = build(launcher)
             queue.check()
             seen = queue.look()
-            places = {run.folder: place for run in runs if (place := place_of(run.run, queue, seen))}
+            places = {
+                run.folder: place for run in runs if (place := place_of(run.run, queue, seen))
+            }
         if places:
             queue.cancel([place.ticket for place in places.values()])
         for number, run in enumerate(runs, 1):
             if place := places.get(run.folder):
-                set_gone(run.run, f"{place.ticket} was cancelled before it began")  # else it says so itself
+                # else it says so itself
+                set_gone(run.run, f"{place.ticket} was cancelled before it began")
             if number <= MAX_LINES:
-                print(f"cancelled {run}: {place.ticket}" if place else f"no job    {run}: {run.standing}", flush=True)
-        print(f"          and {len(runs) - MAX_LINES} more\n" if len(runs) > MAX_LINES else "", end="")
+                print(
+                    f"cancelled {run}: {place.ticket}"
+                    if place
+                    else f"no job    {run}: {run.standing}",
+                    flush=True,
+                )
+        print(
+            f"          and {len(runs) - MAX_LINES} more\n" if len(runs) > MAX_LINES else "", end=""
+        )
     return 0

@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Any
 from runner.command import CommandLine, options_of, table_of
 from runner.command._request import PARTS, InferenceRequest, read_request
 from runner.dataset.form import fits
-from runner.errors import ConfigError, DataError, Fault, FolderError, fault
+from runner.errors import ConfigError, DataError, Fault, FolderError
+from runner.generate.held_out_rows import Row, find_prompt_fault
 from runner.generate.prediction import prediction_key
-from runner.generate.rows import Row, find_prompt_fault
-from runner.generate.weights import Weights
+from runner.generate.run_weights import Weights
 from runner.io.files import display_path, to_line, write_json, write_text
 from runner.io.terminal import print_visible, progress_bar, quiet
 from runner.report.table import Column, format_table
-from runner.schema import upstream
 from runner.schema.text import named, number
-from runner.validate.parts import find_metric_faults
+from runner.validate.mismatches import find_metric_faults
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,7 +31,8 @@ if TYPE_CHECKING:
     from runner.generate.sampler import Model
     from runner.metric.ask import Metric
 
-FEW = 100  # prompts, below which what is rare may not have been seen, and no interval can know of it
+# prompts, below which what is rare may not have been seen, and no interval can know of it
+FEW = 100
 READ = table_of("evaluate")["read"]  # metrics of known answers, beside the configured ones
 
 
@@ -72,18 +72,32 @@ def main(line: CommandLine) -> int:
     for side in sides:
         measure_side(side)
     facts = request.facts(PARTS)
-    facts["weights"] = [[side.name, side.request.weights.name, side.request.weights.seal] for side in sides]
+    facts["weights"] = [
+        [side.name, side.request.weights.name, side.request.weights.seal] for side in sides
+    ]
     found, comparison = sides[0].to_json() | {"notes": notes}, {}
     if len(sides) > 1:
         seed = request.options["seed"]
-        earned = {name: (figures.earned, sides[1].sets[name].earned) for name, figures in sides[0].sets.items()}
-        comparison = {name: compare(*both, seed) | {"draws": "coupled"} for name, both in earned.items() if both[0]}
+        earned = {
+            name: (figures.earned, sides[1].sets[name].earned)
+            for name, figures in sides[0].sets.items()
+        }
+        comparison = {
+            name: compare(*both, seed) | {"draws": "coupled"}
+            for name, both in earned.items()
+            if both[0]
+        }
         found |= {"against": sides[1].to_json(), "comparison": comparison}
     name = f"{request.data}-{prediction_key(facts)}.json"
     path = Path(request.options.get("to") or request.folder("evaluations") / name)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, {**found, "seconds": round(time.monotonic() - began, 2), "asked": facts})
-    written = [(side.name, name, row) for side in sides for name in side.sets for row in side.sets[name].completions]
+    written = [
+        (side.name, name, row)
+        for side in sides
+        for name in side.sets
+        for row in side.sets[name].completions
+    ]
     if written:
         lines = [to_line({"model": model, "set": name, **row}) for model, name, row in written]
         write_text(path.with_suffix(".jsonl"), "".join(lines))
@@ -102,19 +116,38 @@ def _select_parts(request: InferenceRequest) -> tuple[InferenceRequest, list[str
         rows["split"] = {"eval": "train"}  # checked as a training would be, which holds rows out
     faults = []
     for name, node in named(request.cfg.get("metric") or {}, "metric").items():
-        as_in_training = {"trainer": {"head": request.head}, "dataset": rows, "metric": {name: node}}
+        as_in_training = {
+            "trainer": {"head": request.head},
+            "dataset": rows,
+            "metric": {name: node},
+        }
         if (found := list(find_metric_faults(as_in_training))) and "metric" in request.chosen:
             faults += found
         elif found:
             notes.append(f"{name} is left out: {found[0].found}")
         else:
             metrics[name] = node
-    unfit = fault("command.reward_of_a_scorer") if request.head == "score" else find_prompt_fault(rows, "reward")
+    unfit = (
+        Fault(
+            where="reward",
+            found="set, and a reward model writes nothing that could earn one",
+            expected="none",
+            fix="=none",
+        )
+        if request.head == "score"
+        else find_prompt_fault(rows, "reward")
+    )
     reward = request.cfg.get("reward") if "reward" in request.chosen or not unfit else None
     faults += [unfit] if reward and unfit else []
     if "against" in options and not reward:
-        fix = "reward=exact_match" if fits(request.cfg["dataset"].get("form"), "answer") else "reward=chat_model"
-        faults.append(Fault("against", "no reward that could tell which answer is better", "a reward", fix))
+        fix = (
+            "reward=exact_match"
+            if fits(request.cfg["dataset"].get("form"), "answer")
+            else "reward=chat_model"
+        )
+        faults.append(
+            Fault("against", "no reward that could tell which answer is better", "a reward", fix)
+        )
     ConfigError.refuse(faults)
     return replace(request, cfg=request.cfg | {"metric": metrics, "reward": reward}), notes
 
@@ -126,15 +159,29 @@ def _other_side(line: CommandLine, request: InferenceRequest) -> list[Side]:
         return [Side(replace(request, weights=Weights("start")))]
     words = [word for word in line.overrides if word.startswith("output_root=")]
     try:
-        other = read_request(replace(line, runs=[wish], overrides=words), options_of("evaluate"), PARTS)
+        other = read_request(
+            replace(line, runs=[wish], overrides=words), options_of("evaluate"), PARTS
+        )
     except FolderError as error:
-        fixes = [re.sub(r"^python -m runner evaluate (?=\S)", "against=", each.fix) for each in error.faults]
-        error.faults = [replace(each, fix=fix) for each, fix in zip(error.faults, fixes, strict=True)]
+        fixes = [
+            re.sub(r"^python -m runner evaluate (?=\S)", "against=", each.fix)
+            for each in error.faults
+        ]
+        error.faults = [
+            replace(each, fix=fix) for each, fix in zip(error.faults, fixes, strict=True)
+        ]
         raise
     if other.head != request.head:
-        raise ConfigError(Fault("against", f"{wish} is a {other.head} model", f"an {request.head} model"))
-    shared = {name: request.cfg.get(name) for name in ("dataset", "metric", "reward", "allow", "seed", "tolerate")}
-    return [Side(replace(other, options=request.options, cfg=other.cfg | shared, chosen=request.chosen))]
+        raise ConfigError(
+            Fault("against", f"{wish} is a {other.head} model", f"an {request.head} model")
+        )
+    shared = {
+        name: request.cfg.get(name)
+        for name in ("dataset", "metric", "reward", "allow", "seed", "tolerate")
+    }
+    return [
+        Side(replace(other, options=request.options, cfg=other.cfg | shared, chosen=request.chosen))
+    ]
 
 
 # --- Figures ---------------------------------------------------------------------------------------
@@ -146,26 +193,47 @@ def measure_side(side: Side) -> None:
     request = side.request
     with quiet():
         model, tokenizer = load_trained(request.cfg, request.weights, request.head)
-        entries, metrics = named(request.cfg["metric"], "metric"), build_metrics(request.cfg["metric"], tokenizer)
+        entries, metrics = (
+            named(request.cfg["metric"], "metric"),
+            build_metrics(request.cfg["metric"], tokenizer),
+        )
         # Every row is looked at, unless the configuration says otherwise.
-        metrics = [each if "limit" in entries[each.name] else replace(each, limit=None) for each in metrics]
-        _measure_answers(side, model, tokenizer, [metric for metric in metrics if metric.kind == "read"])
-        _measure_sampled(side, model, tokenizer, [metric for metric in metrics if metric.kind == "sampled"])
+        metrics = [
+            each if "limit" in entries[each.name] else replace(each, limit=None) for each in metrics
+        ]
+        _measure_answers(
+            side, model, tokenizer, [metric for metric in metrics if metric.kind == "read"]
+        )
+        _measure_sampled(
+            side, model, tokenizer, [metric for metric in metrics if metric.kind == "sampled"]
+        )
     if not any(figures.scores for figures in side.sets.values()):
-        raise DataError(Fault("dataset", f"nothing to measure: {'; '.join(side.notes)}", "prompts or known answers"))
+        raise DataError(
+            Fault(
+                "dataset",
+                f"nothing to measure: {'; '.join(side.notes)}",
+                "prompts or known answers",
+            )
+        )
     del model
     gc.collect()
 
 
-def _measure_answers(side: Side, model: Model, tokenizer: PreTrainedTokenizerBase, metrics: Sequence[Metric]) -> None:
+def _measure_answers(
+    side: Side, model: Model, tokenizer: PreTrainedTokenizerBase, metrics: Sequence[Metric]
+) -> None:
     from runner.generate.completion import context_length
     from runner.generate.judge import judge_answers
     from runner.generate.likelihood import AnswerReader
-    from runner.training.components import check_texts
+    from runner.training.components.training_rows import check_texts
 
     request, is_scorer = side.request, side.request.head == "score"
     own = [metric for metric in metrics if metric.name not in READ[request.head]]
-    metrics = metrics if fits(request.cfg["dataset"].get("form"), "preference" if is_scorer else "answer") else own
+    metrics = (
+        metrics
+        if fits(request.cfg["dataset"].get("form"), "preference" if is_scorer else "answer")
+        else own
+    )
     try:
         sets = request.read_sets("answer", ["*"]) if metrics else {}
     except DataError as error:
@@ -177,15 +245,21 @@ def _measure_answers(side: Side, model: Model, tokenizer: PreTrainedTokenizerBas
         check_texts(request.cfg, tokenizer, [rows] if tokenizer.chat_template else [], "answer")
         known = _of_set(metrics, name)
         everything = is_scorer or any(metric.answers == "all" for metric in known)
-        with progress_bar(f"{name}: known answers", sum(everything or row["label"] for row in rows), "answer") as bar:
-            reader = AnswerReader(model, tokenizer, context_length(model), request.options["batch_size"], bar.update)
+        with progress_bar(
+            f"{name}: known answers", sum(everything or row["label"] for row in rows), "answer"
+        ) as bar:
+            reader = AnswerReader(
+                model, tokenizer, context_length(model), request.options["batch_size"], bar.update
+            )
             side.sets[name] = judge_answers(reader, rows, known, is_scorer=is_scorer)
 
 
-def _measure_sampled(side: Side, model: Model, tokenizer: PreTrainedTokenizerBase, metrics: Sequence[Metric]) -> None:
+def _measure_sampled(
+    side: Side, model: Model, tokenizer: PreTrainedTokenizerBase, metrics: Sequence[Metric]
+) -> None:
     from runner.generate.judge import judge_completions
     from runner.model.chat import check_rendering, check_template
-    from runner.training.components import check_texts
+    from runner.training.components.training_rows import check_texts
 
     score = _build_score(side.request, tokenizer) if side.request.cfg.get("reward") else None
     if not metrics and score is None:
@@ -209,7 +283,9 @@ def _measure_sampled(side: Side, model: Model, tokenizer: PreTrainedTokenizerBas
 
 def _of_set(metrics: Sequence[Metric], name: str) -> list[Metric]:
     """The metrics that measure a set; the one without a name is called eval here, or train."""
-    return [metric for metric in metrics if metric.measures("" if name in ("eval", "train") else name)]
+    return [
+        metric for metric in metrics if metric.measures("" if name in ("eval", "train") else name)
+    ]
 
 
 def _build_score(request: InferenceRequest, tokenizer: PreTrainedTokenizerBase) -> Score:
@@ -218,16 +294,20 @@ def _build_score(request: InferenceRequest, tokenizer: PreTrainedTokenizerBase) 
     from runner.reward.outcome import best_device
     from runner.training.components.rewards import build_rewards
 
-    functions, weights, _ = build_rewards(request.cfg)
-    arguments = request.cfg["trainer"]["args"].get(upstream.CHAT_TEMPLATE_KWARGS)
-    rewards = Rewards(functions, weights, tokenizer, template_arguments=arguments)
+    built = build_rewards(request.cfg)
+    arguments = request.cfg["trainer"]["args"].get("chat_template_kwargs")
+    rewards = Rewards(built.functions, built.weights, tokenizer, template_arguments=arguments)
     rewards.names = list(named(request.cfg["reward"], "reward"))
     for reward in rewards.models:
         reward.requires_grad_(False).to(best_device())
 
-    def score(completions: Sequence[Completion], rows: Sequence[Row]) -> tuple[list[float], dict[str, list[float]]]:
+    def score(
+        completions: Sequence[Completion], rows: Sequence[Row]
+    ) -> tuple[list[float], dict[str, list[float]]]:
         earned_BR, each_BF = rewards(completions, rows, None, TOKENS_PER_REWARD_PASS)
-        return earned_BR.nansum(1).tolist(), dict(zip(rewards.names, each_BF.T.tolist(), strict=True))
+        return earned_BR.nansum(1).tolist(), dict(
+            zip(rewards.names, each_BF.T.tolist(), strict=True)
+        )
 
     return score
 
@@ -239,9 +319,16 @@ def to_table(sides: Sequence[Side], comparison: Mapping[str, Any]) -> Iterator[s
         keys, title = list(figures.scores), f"{side.request.data}, {name}, {figures.rows} rows"
         values = []
         for each in (each.sets[name] for each in sides):
-            errors = {key: f" ± {number(error, 2)}" for key, error in each.errors.items() if error is not None}
+            errors = {
+                key: f" ± {number(error, 2)}"
+                for key, error in each.errors.items()
+                if error is not None
+            }
             values.append([number(each.scores.get(key)) + errors.get(key, "") for key in keys])
-        columns = [Column(head, cells, True) for head, cells in zip(("value", "against"), values, strict=False)]
+        columns = [
+            Column(head, cells, True)
+            for head, cells in zip(("value", "against"), values, strict=False)
+        ]
         yield from format_table([Column(title, keys, True, True), *columns], 100)
         if found := comparison.get(name):
             intervals = found["win_rate_interval"], found["difference_interval"]

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.command import CommandLine, read_options
-from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError, fault
+from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError
 from runner.io.files import display_path
-from runner.run.read import check_finished, find_runs
+from runner.run.record import check_finished, find_runs
 from runner.run.seal import SEAL, check_sealed
 from runner.training.export import export
 
@@ -23,9 +23,18 @@ def main(line: CommandLine) -> int:
     (run,) = find_runs(line.runs, "export", 1, Path(options.get("output_root", "outputs")))
     check_finished(run, "export")
     if (run.cfg.get("model") or {}).get("trust_remote_code") and "trust_remote_code" not in options:
-        raise ConfigError(fault("command.code_of_the_base"))
+        raise ConfigError(
+            Fault(
+                where="trust_remote_code",
+                found="the base model brings code of its own",
+                expected="the same word as for the run",
+                fix="=true  (if you trust it), or =false",
+            )
+        )
     if not (run.folder / "model").is_dir():
-        raise FolderError(Fault(display_path(run.folder / "model"), "missing", "the model of a finished run"))
+        raise FolderError(
+            Fault(display_path(run.folder / "model"), "missing", "the model of a finished run")
+        )
     check_sealed(run.folder / "model")
     private, name = options.get("private", True), options.get("push")
     repository = open_repository(name, private) if name else ""  # asked before the work
@@ -47,8 +56,15 @@ def open_repository(name: str, private: bool = True) -> RepoUrl:
 
 def push(folder: Path, repository: RepoUrl) -> None:
     """Upload an export."""
-    name, fix = repository.repo_id, f"hf auth login, then the same words again; {display_path(folder)} is whole"
-    _ask_hub(name, fix, lambda hub: hub.upload_folder(repo_id=name, folder_path=folder, ignore_patterns=[SEAL]))
+    name, fix = (
+        repository.repo_id,
+        f"hf auth login, then the same words again; {display_path(folder)} is whole",
+    )
+    _ask_hub(
+        name,
+        fix,
+        lambda hub: hub.upload_folder(repo_id=name, folder_path=folder, ignore_patterns=[SEAL]),
+    )
 
 
 def _ask_hub(name: str, fix: str, call: Callable[[HfApi], Any]) -> Any:

@@ -10,11 +10,12 @@ from pathlib import Path
 from runner.command import CommandLine, options_of, split_options
 from runner.config import Composed
 from runner.config.override import latest
-from runner.errors import ConfigError, Interrupted, fault
+from runner.errors import ConfigError, Fault, Interrupted
 from runner.io.terminal import quiet
-from runner.launch import axis, stages
-from runner.launch.grid import compose_jobs
-from runner.launch.worker import Stop, prepare_environment
+from runner.launch.compose import stages, sweep_axes
+from runner.launch.compose.grid import compose_jobs
+from runner.launch.processes import prepare_environment
+from runner.launch.signals import Stop
 from runner.run import Run
 from runner.run.seal import sealed_checkpoints
 from runner.validate.start import check_parts, settle_hub
@@ -23,7 +24,18 @@ from runner.validate.start import check_parts, settle_hub
 def main(line: CommandLine) -> int:
     """Play through what the command line means, tell what the real thing will need, and return the exit code."""
     target, overrides, faults = split_options(line.overrides, options_of("rehearse"), "rehearse")
-    faults += [fault("command.no_overrides", words=" ".join(line.runs))] if line.runs else []
+    faults += (
+        [
+            Fault(
+                where="command line",
+                found=f"{' '.join(line.runs)}",
+                expected="overrides as for a training",
+                fix="python -m runner rehearse trainer=dpo",
+            )
+        ]
+        if line.runs
+        else []
+    )
     ConfigError.refuse(faults)
     jobs = jobs_of(overrides, line.folders, line.multirun)
     check_parts(jobs)
@@ -40,7 +52,9 @@ def main(line: CommandLine) -> int:
         with quiet():
             code = play(cases, folder, line.debug)
             print_forecasts([] if code else cases, target, folder / "measured")
-        causes = [str(cause) for case in cases if case.code and (cause := case.run.status().get("cause"))]
+        causes = [
+            str(cause) for case in cases if case.code and (cause := case.run.status().get("cause"))
+        ]
         print("\n".join(causes), end="\n" if causes else "", file=sys.stderr)
     finally:
         if code:
@@ -50,15 +64,17 @@ def main(line: CommandLine) -> int:
     return code
 
 
-def jobs_of(overrides: Sequence[str], folders: Sequence[Path], multirun: bool) -> list[list[Composed]]:
+def jobs_of(
+    overrides: Sequence[str], folders: Sequence[Path], multirun: bool
+) -> list[list[Composed]]:
     """The runs of each job; of a search only the first, because it chooses the others by what comes out."""
-    if not multirun and axis.chosen_sweep(overrides) is None:
+    if not multirun and sweep_axes.chosen_sweep(overrides) is None:
         return [stages.compose_runs(overrides, folders)]
-    axes, plugin = axis.read_sweep(overrides, folders)
+    axes, plugin = sweep_axes.read_sweep(overrides, folders)
     whole = latest([*axes, *latest(overrides)])
-    untyped = axis.untyped_keys(axes, overrides)
+    untyped = sweep_axes.untyped_keys(axes, overrides)
     if plugin:
-        return [stages.compose_runs(axis.first_of(whole), folders, untyped)]
+        return [stages.compose_runs(sweep_axes.first_of(whole), folders, untyped)]
     return compose_jobs(whole, folders, untyped)
 
 

@@ -6,19 +6,22 @@ from pathlib import Path
 from typing import Any
 
 from runner.command import CommandLine, read_options
-from runner.errors import ConfigError, FolderError, fault
+from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import display_path
 from runner.io.terminal import print_visible
-from runner.report.compare import differing
+from runner.report.compare import find_changed_keys
 from runner.report.index import read_group
 from runner.report.number import short
 from runner.report.page import write_report, write_run_report
-from runner.report.sweep import list_states, summarise
-from runner.report.table import Column, format_table, run_table, table
+from runner.report.selection import summarise
+from runner.report.sweep import list_states
+from runner.report.table import Column, format_table, run_table, sweep_table
 from runner.run import foreign_faults
-from runner.run.read import RunRecord, find_folders, is_run, read_run, read_state, resolve_word
+from runner.run.find import find_folders, is_run, resolve_word
+from runner.run.record import RunRecord, read_run, read_state
 
-PAGES = ("report.html", "summary.csv", "summary.jsonl", "summary.parquet")  # that a report of several runs writes
+# that a report of several runs writes
+PAGES = ("report.html", "summary.csv", "summary.jsonl", "summary.parquet")
 
 
 def main(line: CommandLine) -> int:
@@ -28,13 +31,25 @@ def main(line: CommandLine) -> int:
     folders = [resolve_word(word, "report", root) for word in line.runs]
     if not folders and options:
         words = " ".join(f"{key}={value}" for key, value in options.items())
-        raise ConfigError(fault("command.without_runs", words=words))
+        raise ConfigError(
+            Fault(
+                where="command line",
+                found=f"{words} without runs",
+                expected="the folder of some",
+                fix="python -m runner report  (lists them)",
+            )
+        )
     if not folders:
         print_visible(listing(root))
     for number, folder in enumerate(folders):
-        print_visible(("\n" if number else "") + report(folder, **({} if is_run(folder) and folders[1:] else options)))
+        print_visible(
+            ("\n" if number else "")
+            + report(folder, **({} if is_run(folder) and folders[1:] else options))
+        )
     if len(folders) > 1:
-        read = (run for each in folders for run in read_group(each.parent if is_run(each) else each))
+        read = (
+            run for each in folders for run in read_group(each.parent if is_run(each) else each)
+        )
         runs = {run.folder: run for run in read if {run.folder, run.folder.parent} & {*folders}}
         page = write_report(summarise(list(runs.values()), **options))
         print_visible(f"\npage      {display_path(page)}  (all of these)")
@@ -46,26 +61,42 @@ def report(folder: Path, **options: Any) -> str:
     width = shutil.get_terminal_size((80, 24)).columns
     if is_run(folder):
         if options:
-            raise ConfigError(fault("command.lone_run", key=next(iter(options)), group=folder.parent))
+            raise ConfigError(
+                Fault(
+                    where=f"{next(iter(options))}",
+                    found="one run, which nothing is compared with",
+                    expected="several runs",
+                    fix=f"python -m runner report {folder.parent}",
+                )
+            )
         run = read_run(folder)
         FolderError.refuse(run.faults)
-        found = differing(run)
-        return f"{run_table(run, found, width)}\npage      {display_path(write_run_report(run, found))}"
+        changed = find_changed_keys(run)
+        page = display_path(write_run_report(run, changed))
+        return f"{run_table(run, changed, width)}\npage      {page}"
     plots = folder / "plots"  # the runs themselves may be links to where they are
     wrong = [path for name in PAGES if (path := folder / name).is_dir() and not path.is_symlink()]
     wrong += [plots] if plots.is_symlink() or (plots.exists() and not plots.is_dir()) else []
     FolderError.refuse(foreign_faults(wrong))
     summary = summarise(folder, **options)
-    if summary.chosen and not summary.runs:
-        return f"report    {display_path(folder)}: none {summary.chosen}; nothing was written"
+    if summary.condition and not summary.runs:
+        return f"report    {display_path(folder)}: none {summary.condition}; nothing was written"
     page = display_path(write_report(summary))
-    return f"{table(summary, width)}\nrows      {page.removesuffix('report.html')}summary.csv\npage      {page}"
+    return f"{sweep_table(summary, width)}\nrows      {page.removesuffix('report.html')}summary.csv\npage      {page}"
 
 
 def find_names(folders: Iterable[Path]) -> list[tuple[Path, list[RunRecord]]]:
     """Those of some folders in which runs are, with the states of these, newest first."""
-    names = [(path, runs) for path in folders if path.is_dir() and (runs := [*map(read_state, find_folders(path))])]
-    return sorted(names, key=lambda name: max(str(run.status.get("updated") or "") for run in name[1]), reverse=True)
+    names = [
+        (path, runs)
+        for path in folders
+        if path.is_dir() and (runs := [*map(read_state, find_folders(path))])
+    ]
+    return sorted(
+        names,
+        key=lambda name: max(str(run.status.get("updated") or "") for run in name[1]),
+        reverse=True,
+    )
 
 
 def listing(root: Path) -> str:
@@ -77,4 +108,6 @@ def listing(root: Path) -> str:
         Column("runs", [str(len(runs)) for _, runs in rows], True),
         Column("states", [list_states(runs) for _, runs in rows], True, True),
     ]
-    return "\n".join([*format_table(columns, 80), f"\nnext      python -m runner report {rows[0][0]}"])
+    return "\n".join(
+        [*format_table(columns, 80), f"\nnext      python -m runner report {rows[0][0]}"]
+    )

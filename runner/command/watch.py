@@ -1,7 +1,8 @@
 """Serves the pages of a report while the runs train: to whoever has their address, here, and only to be read.
 
-The address holds a random token, which no log names. What it says behind that is never made a path, but looked up among
-the runs that there are. A page is drawn anew when its files have other sizes or times; nothing is written.
+The address holds a random token, which no log names. What it says behind that is never made a path,
+but looked up among the runs that there are. A page is drawn anew when its files have other sizes or
+times; nothing is written.
 """
 
 import contextlib
@@ -23,17 +24,25 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from runner.command import CommandLine, read_options
 from runner.command.report import find_names
-from runner.errors import EnvironmentFault, RunnerError, describe, fault
+from runner.errors import EnvironmentFault, Fault, RunnerError, describe
 from runner.io.files import display_path
 from runner.io.terminal import print_visible
-from runner.report.compare import differing
+from runner.report.compare import find_changed_keys
 from runner.report.index import read_group, stamp_of
 from runner.report.page import LIVE, fill_page, to_run_page, to_sweep_page
-from runner.report.sweep import summarise
-from runner.run.read import find_folders, is_run, read_run, read_state, resolve_word
+from runner.report.selection import summarise
+from runner.run.find import find_folders, is_run, resolve_word
+from runner.run.record import read_run, read_state
 
-HEADERS = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff"}
-HEADERS |= {"Content-Security-Policy": f"{LIVE}; frame-ancestors 'none'; base-uri 'none'", "Server": "runner"}
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+HEADERS |= {
+    "Content-Security-Policy": f"{LIVE}; frame-ancestors 'none'; base-uri 'none'",
+    "Server": "runner",
+}
 
 
 def main(line: CommandLine) -> int:
@@ -45,10 +54,19 @@ def main(line: CommandLine) -> int:
     try:
         server = Server(root, groups, port)
     except OSError as error:
-        raise EnvironmentFault(fault("command.port", port=port, error=describe(error))) from None
+        raise EnvironmentFault(
+            Fault(
+                where="port",
+                found=f"{port}: {describe(error)}",
+                expected="a port that nobody has",
+                fix="port=0  (any that is free)",
+            )
+        ) from None
     parts = folders[0].relative_to(groups[0].parent).parts if len(folders) == 1 else ()
     print_visible(f"watching  {', '.join(map(display_path, folders or [root]))}; Ctrl-C ends it")
-    print_visible(f"page      {server.address}{quote('/'.join([*parts, 'report.html' if folders else '']))}")
+    print_visible(
+        f"page      {server.address}{quote('/'.join([*parts, 'report.html' if folders else '']))}"
+    )
     with server, contextlib.suppress(KeyboardInterrupt):
         server.serve_forever()
     return 0
@@ -66,8 +84,10 @@ class Server(ThreadingMixIn, WSGIServer):
         self.address = f"http://127.0.0.1:{self.server_port}/{self.token}/"
         self.hosts = (f"127.0.0.1:{self.server_port}", f"localhost:{self.server_port}")
         self.memory, self.lock = dict[Path, Any](), threading.Lock()
-        self.held = defaultdict[str, dict[Path, str]](dict)  # the colours of runs on the page of a name, or of all
-        self.differing = cache(lambda folder: differing(read_run(folder)))  # from options that stay as they are
+        # the colours of runs on the page of a name, or of all
+        self.colours = defaultdict[str, dict[Path, str]](dict)
+        # Of each folder only once, because the options stay as they are.
+        self.changed_keys = cache(lambda folder: find_changed_keys(read_run(folder)))
 
     def answer(self, asked: dict[str, Any], start: Callable[..., object]) -> list[bytes]:
         """A page, or that it is as it was; nothing to whoever lacks its address, or came by another host's name."""
@@ -86,12 +106,18 @@ class Server(ThreadingMixIn, WSGIServer):
             except (KeyError, FileNotFoundError, NotADirectoryError):
                 text = "No such page: what it showed may have been deleted."
             except (RunnerError, OSError) as error:
-                status, text = "503 Service Unavailable", f"It cannot be read now: {describe(error)}"
+                status, text = (
+                    "503 Service Unavailable",
+                    f"It cannot be read now: {describe(error)}",
+                )
             except Exception as error:  # our own fault
                 traceback.print_exc()
                 status, text = "500 Internal Server Error", describe(error)
         content, kind = text.encode(errors="replace"), "html" if etag else "plain"
-        headers = HEADERS | {"Content-Type": f"text/{kind}; charset=utf-8", "Content-Length": str(len(content))}
+        headers = HEADERS | {
+            "Content-Type": f"text/{kind}; charset=utf-8",
+            "Content-Length": str(len(content)),
+        }
         start(status, [*headers.items(), ("ETag", etag) if etag else ("Allow", "GET, HEAD")])
         return [] if asked["REQUEST_METHOD"] == "HEAD" else [content]
 
@@ -120,11 +146,16 @@ class Server(ThreadingMixIn, WSGIServer):
         folders = {each.name: each for group in shown for each in find_folders(group)}
         if names[1:]:
             folder = folders["/".join(names[1:])]
-            return stamp_of(folder), lambda etag: to_run_page(read_run(folder), self.differing(folder), etag)
-        state = [(each, stamp_of(each), read_state(each).state) for each in folders.values()]  # some go without a word
+            return stamp_of(folder), lambda etag: to_run_page(
+                read_run(folder), self.changed_keys(folder), etag
+            )
+        # some go without a word
+        state = [(each, stamp_of(each), read_state(each).state) for each in folders.values()]
         read = (run for group in shown for run in read_group(group, self.memory))
-        held = self.held["/".join(names)]
-        return state, lambda etag: to_sweep_page(replace(summarise(list(read)), held=held), etag)
+        colours = self.colours["/".join(names)]
+        return state, lambda etag: to_sweep_page(
+            replace(summarise(list(read)), colours=colours), etag
+        )
 
 
 class Handler(WSGIRequestHandler):

@@ -11,10 +11,10 @@ from runner.command import CommandLine
 from runner.config import compose
 from runner.config.dialect import find_meanings
 from runner.config.provenance import Provenance, read_provenance
-from runner.errors import ConfigError, Fault, fault
+from runner.errors import ConfigError, Fault
 from runner.io.secrets import hidden
 from runner.io.terminal import print_visible
-from runner.launch import stages
+from runner.launch.compose import stages
 from runner.report.number import short
 from runner.report.table import Column, format_table
 from runner.schema.text import flatten, nearest, select, to_text, walk
@@ -26,7 +26,16 @@ MAX_VALUE_WIDTH = 36  # characters of a value
 def main(line: CommandLine) -> int:
     """Print where the value of the key comes from, for each configuration that the command line means."""
     if len(line.runs) != 1:
-        raise ConfigError(fault("command.no_key", found=" and ".join(line.runs) or "no key"))
+        found = " and ".join(line.runs) or "no key"
+        raise ConfigError(
+            Fault(
+                where="KEY",
+                found=f"{found}",
+                expected="one key and the words of one configuration; what a run froze stands in its "
+                "config.yaml",
+                fix="python -m runner why learning_rate trainer=dpo",
+            )
+        )
     try:  # what is wrong with a configuration keeps nobody from asking why
         runs = [compose(line.overrides, line.folders)]
     except ConfigError:  # such as a reference to another run
@@ -34,15 +43,23 @@ def main(line: CommandLine) -> int:
     if not runs or "stages" in runs[0].cfg:
         runs = stages.compose_runs(line.overrides, line.folders)
     stage, _, inner = line.runs[0].partition(".")
-    meant = [composed for composed in runs if inner and composed.stage == stage]  # the key begins with a stage
+    # the key begins with a stage
+    meant = [composed for composed in runs if inner and composed.stage == stage]
     lines = []
     for number, composed in enumerate(meant or runs):
-        words, typed = (composed.words, composed.overrides) if composed.stage else (composed.overrides, None)
+        words, typed = (
+            (composed.words, composed.overrides) if composed.stage else (composed.overrides, None)
+        )
         origins = read_provenance(composed.cfg, words, line.folders, typed, composed.stage)
-        lost = r"(?!model\.).*\bmodel/[^/]+\.yaml:" if composed.note else "$"  # set by the model's option besides it
-        settings = [each for each in origins.settings if not re.match(lost, f"{each.key} {each.place}")]
+        # set by the model's option besides it
+        lost = r"(?!model\.).*\bmodel/[^/]+\.yaml:" if composed.note else "$"
+        settings = [
+            each for each in origins.settings if not re.match(lost, f"{each.key} {each.place}")
+        ]
         lines += [("\n" if number else "") + f"stage {composed.stage}"] if composed.stage else []
-        lines += explain(inner if meant else line.runs[0], replace(origins, settings=settings), line.overrides)
+        lines += explain(
+            inner if meant else line.runs[0], replace(origins, settings=settings), line.overrides
+        )
     print_visible(hidden("\n".join(lines)))
     return 0
 
@@ -53,14 +70,21 @@ def explain(key: str, origins: Provenance, words: Sequence[str] = ()) -> Iterato
     node = select(origins.cfg, key)
     if isinstance(node, Mapping) and node:
         yield key
-        values = {f"{key}.{name}": short(to_text(entry), MAX_VALUE_WIDTH) for name, entry in flatten(node).items()}
-        yield from _align((name, text, next((e.place for e in origins.of(name)), "")) for name, text in values.items())
+        values = {
+            f"{key}.{name}": short(to_text(entry), MAX_VALUE_WIDTH)
+            for name, entry in flatten(node).items()
+        }
+        yield from _align(
+            (name, text, next((e.place for e in origins.of(name)), ""))
+            for name, text in values.items()
+        )
         return
     keys = [key]
     for each in keys:  # which grows by the keys that a value is taken from
         settings = origins.of(each)
         follows = settings[0].follows if settings else ()
-        # The value is that of the configuration or else the default; there is none where only the run knows it.
+        # The value is that of the configuration or else the default; there is none where only the
+        # run knows it.
         path, _, name = each.rpartition(".")
         holder, value = select(origins.cfg, path), settings[0].text if settings else ""
         if isinstance(holder, Mapping) and name in holder:
@@ -70,7 +94,8 @@ def explain(key: str, origins: Provenance, words: Sequence[str] = ()) -> Iterato
         yield f"{each} = {short(value, MAX_VALUE_WIDTH)}" if value else each
         rows: list[tuple[str, ...]] = []
         for entry in settings:
-            text = entry.text if each.endswith(entry.key) else f"{entry.key}: {entry.text}"  # of a key above this one
+            # of a key above this one
+            text = entry.text if each.endswith(entry.key) else f"{entry.key}: {entry.text}"
             place = f"{entry.place}  ({entry.note})" if entry.note else entry.place
             rows.append(("over" if rows else "is", short(text, MAX_VALUE_WIDTH), place))
         yield from _align(rows) if rows else ["  no file and no word sets it"]
@@ -78,14 +103,18 @@ def explain(key: str, origins: Provenance, words: Sequence[str] = ()) -> Iterato
 
 
 def _align(rows: Iterable[tuple[str, ...]]) -> list[str]:
-    return format_table([Column("", cells, True, True) for cells in zip(*rows, strict=True)], 200)[1:]
+    return format_table([Column("", cells, True, True) for cells in zip(*rows, strict=True)], 200)[
+        1:
+    ]
 
 
 def find_key(key: str, cfg: Mapping[str, Any], words: Sequence[str] = ()) -> str:
     """The whole key that is meant: as it is, or the only one that ends so; or ConfigError, to type with ``words``."""
     there = dict(walk(cfg))
     # Every key that is there, and those that its targets take besides.
-    known = dict.fromkeys([*there, *(() if key in there else chain(*ValidationContext(cfg).places.values()))])
+    known = dict.fromkeys(
+        [*there, *(() if key in there else chain(*ValidationContext(cfg).places.values()))]
+    )
     if key in known:
         return key
     ends = [path for path in known if path.endswith(f".{key}")]

@@ -1,4 +1,4 @@
-"""Configuration -> objects: a node calls what its ``_target_`` names, with its other keys as arguments."""
+"""Configuration -> objects: a node calls what its ``_target_`` names, with its other keys."""
 
 import functools
 import importlib
@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from runner.errors import ConfigError, Fault, describe, fault
+from runner.errors import ConfigError, Fault, describe
 from runner.schema.read import read_signature
 from runner.schema.text import Node
 
@@ -14,34 +14,37 @@ SPECIAL = ("_target_", "_partial_")
 
 
 def locate(target: str) -> Any:
-    """The object behind a dotted name, importing the longest part of it that is a module."""
+    """The object behind a dotted name; the longest part of it that is a module is imported."""
     parts = target.split(".")
-    for cut in range(len(parts), 0, -1):
-        name = ".".join(parts[:cut])
+    for length in range(len(parts), 0, -1):
+        name = ".".join(parts[:length])
         try:
-            found = importlib.import_module(name)
+            module = importlib.import_module(name)
         except ModuleNotFoundError as error:
-            if error.name and (name == error.name or name.startswith(error.name + ".")):
+            # If a module is missing that this one imports, that is the error.
+            if error.name and f"{name}.".startswith(f"{error.name}."):
                 continue
             raise
-        return functools.reduce(getattr, parts[cut:], found)
-    raise ConfigError(Fault(target, "no such module", "an importable name"))
+        return functools.reduce(getattr, parts[length:], module)
+    raise ConfigError(Fault(where=target, found="no such module", expected="an importable name"))
 
 
 def build(node: object, **given: object) -> Any:
-    """Call what a config node names with its keys as arguments, inner nodes first; ``given`` wins over the keys.
+    """Call what a config node names with its keys as arguments, inner nodes first.
 
-    The only place that turns configuration into objects. ``_partial_: true``, or a function of a ``row``, gives the
-    callable with its arguments bound; nodes without ``_target_`` come back as plain values.
+    ``given`` wins over the keys. This is the only place that turns configuration into objects.
+    ``_partial_: true``, or a function of a ``row``, gives the callable with its arguments bound;
+    nodes without ``_target_`` come back as plain values.
     """
     if isinstance(node, list):
-        return [build(value) for value in node]
+        return [build(part) for part in node]
     if not isinstance(node, Mapping):
         return node
     arguments = {key: build(value) for key, value in node.items() if key not in SPECIAL}
     if "_target_" not in node:
         return arguments
-    target = locate(node["_target_"])
+    name = node["_target_"]
+    target = locate(name)
     takes_row = inspect.isfunction(target) and "row" in inspect.signature(target).parameters
     if node.get("_partial_") or (takes_row and "row" not in arguments):
         return functools.partial(target, **arguments | given)
@@ -50,25 +53,37 @@ def build(node: object, **given: object) -> Any:
     except TypeError as error:
         if error.__traceback__ and error.__traceback__.tb_next:  # it was called, and raised
             raise
-        raise ConfigError(fault("config.other_arguments", target=node["_target_"], error=describe(error))) from error
+        raise ConfigError(
+            Fault(
+                where=name,
+                found=describe(error),
+                expected="the arguments that it takes",
+                fix="the library that the run was made with, or without that key",
+            )
+        ) from error
 
 
 def serve(node: Node, **offered: object) -> Any:
     """Build a node with those of the offered arguments that its signature names."""
-    wanted = asked_for(node["_target_"])
-    return build(node, **{name: part for name, part in offered.items() if name in wanted})
+    names = asked_for(node["_target_"])
+    return build(node, **{name: value for name, value in offered.items() if name in names})
 
 
 def arguments_of(call: Callable[..., object]) -> frozenset[str] | None:
-    """The arguments by which a part says what it is given; None where ``**kwargs`` asks for all there is."""
-    known = inspect.signature(call).parameters
-    return None if any(each.kind is each.VAR_KEYWORD for each in known.values()) else frozenset(known)
+    """The names of the arguments that a part asks for; None if ``**kwargs`` asks for all."""
+    parameters = inspect.signature(call).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return None
+    return frozenset(parameters)
 
 
 def asked_for(target: str) -> set[str]:
-    """The names of the arguments that a target takes, also by handing on what it does not name."""
-    known = inspect.signature(locate(target)).parameters.values()
-    names = {each.name for each in known if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
-    if any(each.kind == each.VAR_KEYWORD for each in known) and (signature := read_signature(target)):
-        names |= set(signature.parameters)
+    """The names of the arguments that a target takes, or hands on without naming them."""
+    names = set()
+    for name, parameter in inspect.signature(locate(target)).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            signature = read_signature(target)
+            names |= set(signature.parameters) if signature else set()
+        elif parameter.kind is not parameter.VAR_POSITIONAL:
+            names.add(name)
     return names

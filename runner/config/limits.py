@@ -1,49 +1,57 @@
-"""YAML of others within bounds: read in a moment and little memory, or refused with what is wrong with it.
+"""YAML of others within limits: read in a moment with little memory, or refused with the reason.
 
-A file of 300 bytes can stand for 10^9 values by aliases of aliases, and a key for a text of 10^10 letters by references
-to references. Both are measured before anything is built from them, which costs no more than the size of the text.
+A file of 300 bytes can stand for 10^9 values by aliases of aliases, and a key for a text of 10^10
+letters by references to references. Both are measured before anything is built from them, which
+costs no more than the size of the text.
 """
 
-import contextlib
-import functools
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from runner.errors import ConfigError, Fault, fault
+from runner.errors import ConfigError, Fault
 from runner.schema.text import LOADER
 
-MAX_BYTES = 1 << 20  # of a file, and letters of a configuration when all references are followed
-MAX_LETTERS_READ = 50_000  # of texts that refer to others, in a file or followed, which OmegaConf reads in 3 s
+# Of a file, and letters of a configuration when all references are followed.
+MAX_BYTES = 1 << 20
+# Of texts that refer to others, in a file or followed: OmegaConf reads so many in 3 s.
+MAX_LETTERS_READ = 50_000
 MAX_DEPTH = 64
 MAX_VALUES = 10_000
 MAX_DIGITS = 300
 NUMBER = re.compile(r"[-+]?[0-9.][0-9a-fA-F_.:xo+-]*")
-# What YAML 1.1 reads as another number than it looks like: eight for 010, ninety for 1:30.
+# Numbers that YAML 1.1 reads as others than they look like: eight for 010, ninety for 1:30.
 OTHER_NUMBER = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
 STANDARD = "tag:yaml.org,2002:"
 KNOWN_TAGS = {f"{STANDARD}{name}" for name in ("str", "int", "float", "bool", "null", "map", "seq")}
 REFERENCE = re.compile(r"\$\{([^${}]*)(?=(\$|\}|$))")
-Place = tuple[str, ...]  # of a key, as the names that lead there: one of them may have a dot in it
 EXPECTED = "a configuration that a person could have written"
+
+Place = tuple[str, ...]  # a key, as the names that lead to it: one of them may have a dot in it
 
 
 def read_yaml(path: Path) -> Any:
-    """The content of a YAML file; ConfigError where it is none, or no person could have written it."""
+    """The content of a YAML file; ConfigError if it is none, or no person could have written it."""
     check_size(path)
     return parse_yaml(path.read_bytes(), str(path))
 
 
 def parse_yaml(text: str | bytes, where: str) -> Any:
-    """The content of a YAML text, by the fast reader where there is one; ConfigError with the line where it is none."""
+    """The content of a YAML text, by the fast reader where it was built.
+
+    Raises ConfigError with the line where it is no YAML.
+    """
     try:
-        if excess := next(_find_excesses(text, where), None):
+        excess = next(_find_excesses(text, where), None)
+        if excess:
             raise ConfigError(excess)
         return yaml.load(text, LOADER)
-    except (yaml.YAMLError, ValueError, IndexError) as error:  # the last of an empty text with the tag of a number
+    # An empty text with the tag of a number is an IndexError.
+    except (yaml.YAMLError, ValueError, IndexError) as error:
         raise ConfigError(yaml_fault(error, where)) from None
 
 
@@ -51,113 +59,268 @@ def check_size(path: Path) -> None:
     """Raise ConfigError for a file that nobody has written by hand, and for what is no file."""
     size = path.stat().st_size
     if not path.is_file():
-        found = "a folder" if path.is_dir() else "a pipe, a socket or a device"
-        raise ConfigError(Fault(str(path), found, "a file", "the path of a file"))
+        raise ConfigError(
+            Fault(
+                where=str(path),
+                found="a folder" if path.is_dir() else "a pipe, a socket or a device",
+                expected="a file",
+                fix="the path of a file",
+            )
+        )
     if size > MAX_BYTES:
-        raise ConfigError(fault("config.large_file", file=path, megabytes=size / 1e6, expected=EXPECTED))
+        raise ConfigError(
+            Fault(
+                where=str(path),
+                found=f"{size / 1e6:.1f} MB",
+                expected=f"{EXPECTED}, at most 1 MB",
+                fix="rows belong into a file of dataset.path",
+            )
+        )
+
+
+@dataclass
+class _Open:
+    """A list or mapping whose end has not been read yet."""
+
+    anchor: str | None
+    count: int  # of values before it
 
 
 def _find_excesses(text: str | bytes, where: str) -> Iterator[Fault]:
-    open_nodes: list[tuple[str | None, int]] = []  # the anchor of each, and what had been counted before it
-    anchors: dict[str, int | None] = {}  # how much each stands for; nothing while it is open
-    count = letters = 0
+    """A fault for each thing in a YAML text that no person would have written."""
+    open_nodes: list[_Open] = []
+    sizes: dict[str | None, int | None] = {}  # the values behind an anchor, None while it is open
+    count = 0
+    letters = 0
     for event in yaml.parse(text, LOADER):
         place = f"{where}:{event.start_mark.line + 1}"
         if isinstance(event, yaml.AliasEvent):
-            if (size := anchors.get(event.anchor, 1)) is None:
-                yield Fault(place, f"*{event.anchor} is inside of itself", EXPECTED, "write it out")
+            size = sizes.get(event.anchor, 1)
+            if size is None:
+                yield Fault(
+                    where=place,
+                    found=f"*{event.anchor} is inside of itself",
+                    expected=EXPECTED,
+                    fix="write it out",
+                )
             count += size or 1
-        elif isinstance(event, yaml.NodeEvent):
+        elif isinstance(event, yaml.ScalarEvent):
+            sizes[event.anchor] = 1
             count += 1
-            if event.tag and event.tag not in KNOWN_TAGS and event.tag != "!":
-                yield fault("config.tagged", place=place, tag=event.tag.removeprefix(STANDARD).lstrip("!"))
-            plain = event.value if isinstance(event, yaml.ScalarEvent) and not event.style else ""
-            letters += len(event.value) if isinstance(event, yaml.ScalarEvent) and "${" in event.value else 0
-            if letters > MAX_LETTERS_READ:
-                yield fault("config.many_references", place=place, letters=letters, most=MAX_LETTERS_READ)
-            if len(plain) > MAX_DIGITS and NUMBER.fullmatch(plain):
-                yield fault("config.many_digits", place=place, digits=len(plain), most=MAX_DIGITS)
-            elif OTHER_NUMBER.fullmatch(plain) and event.implicit[0]:
-                read = yaml.safe_load(plain)
-                meant = read if ":" in plain else plain.lstrip("+-0_") or 0
-                yield fault("config.other_number", place=place, text=plain, read=read, meant=meant)
-            is_open = isinstance(event, yaml.CollectionStartEvent)
-            if event.anchor:
-                anchors[event.anchor] = None if is_open else 1
-            if is_open:
-                open_nodes.append((event.anchor, count - 1))
+            letters += len(event.value) if "${" in event.value else 0
+            yield from _find_scalar_faults(event, place)
+        elif isinstance(event, yaml.CollectionStartEvent):
+            sizes[event.anchor] = None
+            open_nodes.append(_Open(event.anchor, count))
+            count += 1
+            yield from _find_tag_faults(event, place)
         elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, before = open_nodes.pop()
-            anchors |= {anchor: count - before} if anchor else {}
-        if len(open_nodes) > MAX_DEPTH:
-            yield Fault(place, f"more than {MAX_DEPTH} levels", EXPECTED, "fewer levels")
-        if count > MAX_VALUES:
-            yield Fault(place, f"it stands for more than {MAX_VALUES:,} values", EXPECTED, "write the aliases out")
+            node = open_nodes.pop()
+            sizes[node.anchor] = count - node.count
+        yield from _find_size_faults(place, count, len(open_nodes), letters)
+
+
+def _find_size_faults(place: str, values: int, depth: int, letters: int) -> Iterator[Fault]:
+    """A fault for too many values, levels, or letters of texts that refer to others."""
+    if letters > MAX_LETTERS_READ:
+        yield Fault(
+            where=place,
+            found=f"{letters:,} letters of texts that refer to others",
+            expected=f"at most {MAX_LETTERS_READ:,}",
+            fix="write the values out",
+        )
+    if depth > MAX_DEPTH:
+        yield Fault(
+            where=place,
+            found=f"more than {MAX_DEPTH} levels",
+            expected=EXPECTED,
+            fix="fewer levels",
+        )
+    if values > MAX_VALUES:
+        yield Fault(
+            where=place,
+            found=f"it stands for more than {MAX_VALUES:,} values",
+            expected=EXPECTED,
+            fix="write the aliases out",
+        )
+
+
+def _find_tag_faults(event: yaml.NodeEvent, place: str) -> Iterator[Fault]:
+    """A fault for a tag by which YAML would build something."""
+    if event.tag and event.tag not in KNOWN_TAGS and event.tag != "!":
+        tag = event.tag.removeprefix(STANDARD).lstrip("!")
+        yield Fault(
+            where=place,
+            found=f"the tag !{tag}",
+            expected="plain values",
+            fix="leave the tag out; _target_ names what is built",
+        )
+
+
+def _find_scalar_faults(event: yaml.ScalarEvent, place: str) -> Iterator[Fault]:
+    """A fault for a tag, and for a number that is too long or is read as another."""
+    yield from _find_tag_faults(event, place)
+    text = "" if event.style else event.value  # a text in quotes is no number
+    if len(text) > MAX_DIGITS and NUMBER.fullmatch(text):
+        yield Fault(
+            where=place,
+            found=f"a number of {len(text)} digits",
+            expected=f"at most {MAX_DIGITS}",
+            fix="quotes, if it is a text",
+        )
+    elif OTHER_NUMBER.fullmatch(text) and event.implicit[0]:
+        value = yaml.safe_load(text)
+        meant = value if ":" in text else text.lstrip("+-0_") or 0
+        yield Fault(
+            where=place,
+            found=f"{text}, which YAML reads as {value}",
+            expected="a number that is read as it looks",
+            fix=f"{meant}, or '{text}' if it is a text",
+        )
 
 
 def yaml_fault(error: Exception, where: str) -> Fault:
     """The fault of a text that is no YAML, at its line."""
-    where = f"{where}:{mark.line + 1}" if (mark := getattr(error, "problem_mark", None)) else where
-    found = str(getattr(error, "problem", None) or " ".join(str(error).split())[:200])
+    mark = getattr(error, "problem_mark", None)
+    if mark:
+        where = f"{where}:{mark.line + 1}"
+    problem = getattr(error, "problem", None) or " ".join(str(error).split())[:200]
+    found = str(problem)
     if "duplicate key" in found:
-        return Fault(where, found, "each key once", "delete one of the two")
-    return Fault(where, found, "YAML", "mend the line, or quote its text")
+        return Fault(
+            where=where, found=found, expected="each key once", fix="delete one of the two"
+        )
+    return Fault(where=where, found=found, expected="YAML", fix="mend the line, or quote its text")
 
 
 # --- References -----------------------------------------------------------------------------------
 def check_growth(config: Mapping[str, object]) -> None:
-    """Raise ConfigError where following every ``${...}`` would make far more of a configuration than it is."""
+    """Raise ConfigError if following every ``${...}`` would make far more of a configuration."""
     try:
-        letters, parsed = measure_growth(config)
+        growth = measure_growth(config)
     except RecursionError:
-        raise ConfigError(fault("config.endless_references", expected=EXPECTED)) from None
-    for sizes, most in ((letters, MAX_BYTES), (parsed, MAX_LETTERS_READ)):
-        if sizes[()] > most:
-            first = min((place for place in sizes if place and sizes[place] > most), key=sizes.__getitem__, default=())
-            raise ConfigError(fault("config.grown", key=".".join(first) or "${...}", letters=sizes[first], most=most))
+        raise ConfigError(
+            Fault(
+                where="${...}",
+                found="references to references without an end",
+                expected=EXPECTED,
+                fix="write the values out",
+            )
+        ) from None
+    for sizes, most in ((growth.letters, MAX_BYTES), (growth.parsed, MAX_LETTERS_READ)):
+        if sizes[()] <= most:
+            continue
+        # The smallest key that is too large: it holds the reason, and not those that refer to it.
+        too_large = [place for place in sizes if place and sizes[place] > most]
+        key = min(too_large, key=sizes.__getitem__, default=())
+        raise ConfigError(
+            Fault(
+                where=".".join(key) or "${...}",
+                found=f"with what it refers to {sizes[key]:,} letters",
+                expected=f"at most {most:,}",
+                fix="write the values out",
+            )
+        )
 
 
-def measure_growth(config: Mapping[str, object]) -> tuple[dict[Place, int], dict[Place, int]]:
-    """By place the letters and values of a key with its references followed, and those that OmegaConf parses for it."""
-    sizes: dict[Place, int] = {}
-    parsed: dict[Place, int] = {}  # of texts that refer to others, and in oc.decode
+@dataclass
+class Growth:
+    """The sizes of the keys of a configuration with references followed; at () those of all."""
 
-    def measure(value: object, path: Place) -> Place:
-        if path not in sizes:
-            sizes[path] = parsed[path] = 0  # of a circle, which OmegaConf reports better
-            text = value if isinstance(value, str) else ""
-            entries = [measure(entry, (*path, name)) for name, entry in _entries(value)]
-            inner = list(of_references(text, path)) if "${" in text else entries
-            sizes[path] = 1 + len(text) + sum(sizes[each] for each in inner)
-            decoded = sizes if "oc.decode" in text else parsed
-            parsed[path] = len(text) * ("${" in text) + sum(decoded[each] for each in inner)
-        return path
+    config: Mapping[str, object]
+    letters: dict[Place, int] = field(default_factory=dict)  # and values
+    # Letters that OmegaConf parses: of texts that refer to others, and those in oc.decode.
+    parsed: dict[Place, int] = field(default_factory=dict)
 
-    def of_references(text: str, path: Place) -> Iterator[Place]:
-        """The place of each node that a text refers to; where a reference makes the name, the largest it may mean."""
+    def measure(self, value: object, path: Place) -> None:
+        """Measure a value at a place, and before it all that is in it or that it refers to."""
+        if path in self.letters:
+            return
+        # Until it is measured, for a circle of references, which OmegaConf reports better.
+        self.letters[path] = 0
+        self.parsed[path] = 0
+        text = value if isinstance(value, str) else ""
+        is_reference = "${" in text
+        inner_places = []
+        if is_reference:
+            inner_places = list(self._find_references(text, path))
+        else:
+            for name, part in _parts_of(value):
+                self.measure(part, (*path, name))
+                inner_places.append((*path, name))
+        parsed = self.letters if "oc.decode" in text else self.parsed
+        self.letters[path] = 1 + len(text) + sum(self.letters[place] for place in inner_places)
+        self.parsed[path] = sum(parsed[place] for place in inner_places)
+        if is_reference:
+            self.parsed[path] += len(text)
+
+    def _find_references(self, text: str, path: Place) -> Iterator[Place]:
+        """The measured place of each node that a text refers to.
+
+        Where a reference makes the name, it is the largest node that may be meant.
+        """
         for reference, end in REFERENCE.findall(text):
             _, resolver, arguments = reference.rpartition(":")
-            for name in filter(None, re.split(r"[\s,(){}'\"]+", arguments) if resolver else [reference.strip()]):
-                up = len(name) - len(name.lstrip("."))
-                words = [word for word in re.split(r"[.\[\]]+", name) if word]
-                made = end == "$" and not resolver
-                words = words[:-1] if made and not name.endswith(".") else words
-                place = (*(path[: len(path) - up] if up else ()), *words)
-                node = functools.reduce(_inside, place, config)
-                meant = [((*place, inner), entry) for inner, entry in _entries(node)] if made else [(place, node)]
-                measured = [measure(entry, path) for path, entry in meant if entry is not None]
-                yield from sorted(measured, key=sizes.__getitem__)[-1:]
+            names = [reference.strip()]
+            if resolver:
+                names = re.split(r"[\s,(){}'\"]+", arguments)
+            is_made = end == "$" and not resolver
+            for name in filter(None, names):
+                place = _place_of(name, path, is_made)
+                node = _node_at(self.config, place)
+                nodes = [(place, node)]
+                if is_made:
+                    nodes = [((*place, inner_name), part) for inner_name, part in _parts_of(node)]
+                measured = []
+                for inner_place, part in nodes:
+                    if part is not None:
+                        self.measure(part, inner_place)
+                        measured.append(inner_place)
+                if measured:
+                    yield max(measured, key=self.letters.__getitem__)
 
-    measure(config, ())
-    return sizes, parsed
+
+def measure_growth(config: Mapping[str, object]) -> Growth:
+    """The sizes of each key of a configuration with its references followed."""
+    growth = Growth(config)
+    growth.measure(config, ())
+    return growth
 
 
-def _inside(node: Any, word: str) -> Any:
-    with contextlib.suppress(ValueError, IndexError):
-        return node[int(word)] if isinstance(node, list) else node.get(word) if isinstance(node, Mapping) else None
+def _place_of(name: str, path: Place, is_made: bool) -> Place:
+    """The place that a name in a text at ``path`` refers to.
+
+    A name with dots in front is relative to the text. The last part of a name that another
+    reference makes is not known, and left out.
+    """
+    words = [word for word in re.split(r"[.\[\]]+", name) if word]
+    if is_made and not name.endswith("."):
+        words = words[:-1]
+    dots = len(name) - len(name.lstrip("."))
+    start = path[: len(path) - dots] if dots else ()
+    return (*start, *words)
 
 
-def _entries(node: object) -> list[tuple[str, object]]:
+def _node_at(config: object, place: Place) -> object:
+    """The node at a place; None if there is none."""
+    node = config
+    for word in place:
+        if isinstance(node, Mapping):
+            node = node.get(word)
+        elif isinstance(node, list):
+            try:
+                node = node[int(word)]
+            except (ValueError, IndexError):
+                return None
+        else:
+            return None
+    return node
+
+
+def _parts_of(node: object) -> list[tuple[str, object]]:
+    """The parts of a mapping or a list, each with its name or index; none of anything else."""
     if isinstance(node, Mapping):
-        return [(str(name), entry) for name, entry in node.items()]
-    return [(str(index), entry) for index, entry in enumerate(node)] if isinstance(node, list) else []
+        return [(str(name), part) for name, part in node.items()]
+    if isinstance(node, list):
+        return [(str(index), part) for index, part in enumerate(node)]
+    return []

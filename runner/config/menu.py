@@ -10,26 +10,49 @@ import yaml
 from runner.io.files import MENU
 from runner.schema.text import LOADER
 
-GROUPS: tuple[str, ...] = ("trainer", "model", "dataset", "peft", "quant", "collator", "reward", "loss", "weight")
-GROUPS += ("metric", "optimizer", "callback", "tracker", "launcher")
-OPTIONAL = ("loss", "weight", "optimizer")  # which a configuration without them does not name, nor its key
-SEVERAL = ("reward", "metric", "callback")  # whose options are parts with names, so that several go together
-LISTED = (*SEVERAL, "tracker")  # and one whose options are composed into one part
-Options = dict[str, list[str]]  # each group with the names of its options
+GROUPS: tuple[str, ...] = (
+    "trainer",
+    "model",
+    "dataset",
+    "peft",
+    "quant",
+    "collator",
+    "reward",
+    "loss",
+    "weight",
+    "metric",
+    "optimizer",
+    "callback",
+    "tracker",
+    "launcher",
+)
+# Groups that a configuration without them does not name, and whose key it does not have.
+OPTIONAL = ("loss", "weight", "optimizer")
+# Groups whose options are parts with names, so that several go together.
+SEVERAL = ("reward", "metric", "callback")
+# Those, and one whose options are composed into a single part.
+LISTED = (*SEVERAL, "tracker")
+
+Options = dict[str, list[str]]  # the names of the options of each group
 
 
 def read_menu(folders: Sequence[Path] = ()) -> Options:
-    """Every group with the names of its options, the user's own folders included."""
+    """Every group with the names of its options, those of the user's own folders included."""
     options: dict[str, set[str]] = {}
-    for file in filter(Path.is_file, (file for root in (*folders, MENU) for file in root.glob("*/*.yaml"))):
-        options.setdefault(file.parent.name, set()).add(file.stem)
+    for root in (*folders, MENU):
+        for file in root.glob("*/*.yaml"):
+            if file.is_file():
+                options.setdefault(file.parent.name, set()).add(file.stem)
     return {group: sorted(names) for group, names in sorted(options.items())}
 
 
 @cache
 def read_options(group: str) -> dict[str, Any]:
     """The content of each option of a group of the menu, by its name."""
-    return {file.stem: yaml.load(file.read_bytes(), LOADER) or {} for file in sorted(MENU.glob(f"{group}/*.yaml"))}
+    options = {}
+    for file in sorted(MENU.glob(f"{group}/*.yaml")):
+        options[file.stem] = yaml.load(file.read_bytes(), LOADER) or {}
+    return options
 
 
 def takes_one(group: str) -> bool:

@@ -1,5 +1,6 @@
-"""The provenance of each value of a configuration: a file and line, the typed override, or a target's default."""
+"""The provenance of a value of a configuration: a file and line, an override, or a default."""
 
+import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,32 +9,31 @@ from pathlib import Path
 
 import yaml
 
-from runner import config
 from runner.config.batch import MADE
-from runner.config.limits import LOADER, read_yaml
-from runner.config.override import dotted_key, expand, typed_keys
+from runner.config.composition import read_layers
+from runner.config.limits import read_yaml
+from runner.config.menu import read_menu
+from runner.config.override import dotted_key, expand, force, parse, typed_keys
+from runner.config.resolution import Composed
 from runner.io.files import MENU, PACKAGE, display_path
 from runner.schema.read import UNKNOWN, read_signature
 from runner.schema.source import Definition, find_definition
-from runner.schema.text import Config, flatten, select, to_text
+from runner.schema.text import LOADER, Config, flatten, select, to_text
 
 TYPED = "command line"
-# Groups of which a file of the user's own may set what is dangerous, where its name was typed.
+# Groups of which a file of the user's own may set dangerous keys, if its name was typed.
 TRUSTED_GROUPS = ("launcher", "tracker")
 REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")
-# The tables of what the runner itself gives a trainer's config, and when each counts.
-BY_RUNNER = {"always": "the runner, always", "on_cpu": "the runner, on a machine without a GPU"}
-BY_RUNNER["by_default"] = "the runner, unless it is set"
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One place that gives a key a value, as it is written there; ``note`` says when it counts, if not always."""
+    """A place that gives a key a value."""
 
     key: str
-    text: str
+    text: str  # the value as it is written there
     place: str
-    note: str = ""
+    note: str = ""  # when it counts, if not always
 
     @property
     def follows(self) -> list[str]:
@@ -43,76 +43,134 @@ class Setting:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Every setting of one configuration, in rising order of precedence, with the configuration itself."""
+    """The settings of one configuration, in ascending order of precedence."""
 
     cfg: Config
     settings: Sequence[Setting]
 
     def of(self, key: str) -> list[Setting]:
-        """Whatever gave this key a value, the one that counts first."""
-        own = [entry for entry in self.settings if key == entry.key or key.startswith(f"{entry.key}.")]
-        if not own:  # what speed= has set is set nowhere else
-            listed, is_set = f"speed.{key.rpartition('.')[2]}.value", select(self.cfg, key) is not None
-            own = [replace(each, key=key, note="speed=") for each in self.settings if is_set and each.key == listed]
-        if key in MADE and self.cfg.get("batch"):
-            own.append(Setting(key, "${batch}, shared by the processes", "runner/config/batch.py", "the runner"))
-        table = read_settings(PACKAGE / "training" / "components" / "args.yaml", "trainer")
-        always, on_cpu, by_default = (
-            [replace(each, key=key, note=note) for each in table if each.key.replace(f".{kind}.", ".args.") == key]
-            for kind, note in BY_RUNNER.items()
-        )
+        """Every setting of a key, the one that counts first."""
+        settings = [*_runner_settings(key, "always", "the runner, always")]
+        settings.extend(reversed(self._user_settings(key)))
+        settings.extend(_runner_settings(key, "on_cpu", "the runner, on a machine without a GPU"))
+        settings.extend(_runner_settings(key, "by_default", "the runner, unless it is set"))
         node, _, name = key.rpartition(".")
         target = select(self.cfg, f"{node}._target_".lstrip("."))
-        signature = read_signature(target) if isinstance(target, str) else None
-        known = signature.parameters.get(name) if signature else None
-        settings = [*always, *reversed(own), *on_cpu, *by_default]
-        if signature is None or known is None:
-            return settings
-        # The default of an argument, and the line of the installed source that says so.
-        text = "required" if known.required else "not written down" if known.default is UNKNOWN else None
-        found, place = find_definition(signature.target), signature.home
-        definition = found if isinstance(found, Definition) else None
-        if (module := known.module or (definition.module if definition else None)) and module.file:
-            line = getattr(known.annotation or (definition.node if definition else None), "lineno", 1)
-            parts = module.file.parts
-            start = len(parts) - len(module.name.split(".")) - (module.file.name == "__init__.py")
-            place = f"{Path(*parts[max(start, 0) :]).as_posix()}:{line}"
-        return [*settings, Setting(known.name, text or to_text(known.default), place, f"default of {signature.name}")]
+        if isinstance(target, str):
+            settings.extend(_default_settings(target, name))
+        return settings
+
+    def _user_settings(self, key: str) -> list[Setting]:
+        """The settings of a key by files and overrides, or by ``speed=``; then by ``batch``."""
+        settings = []
+        for setting in self.settings:
+            if key == setting.key or key.startswith(f"{setting.key}."):
+                settings.append(setting)
+        # A field that speed= has set is set nowhere else.
+        if not settings and select(self.cfg, key) is not None:
+            speed_key = f"speed.{key.rpartition('.')[2]}.value"
+            for setting in self.settings:
+                if setting.key == speed_key:
+                    settings.append(replace(setting, key=key, note="speed="))
+        if key in MADE and self.cfg.get("batch"):
+            text = "${batch}, shared by the processes"
+            settings.append(Setting(key, text, "runner/config/batch.py", "the runner"))
+        return settings
+
+
+def _runner_settings(key: str, table: str, note: str) -> Iterator[Setting]:
+    """The settings of a key in a table of the fields that the runner gives a trainer's config.
+
+    The table is a dict in the source of ``training.components.args``, under its name in capitals.
+    """
+    owner, _, field = key.rpartition(".")
+    if owner != "trainer.args":
+        return
+    file = PACKAGE / "training" / "components" / "args.py"
+    for statement in ast.parse(file.read_text(encoding="utf-8")).body:
+        if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.value, ast.Dict):
+            continue
+        if ast.unparse(statement.target) != table.upper():
+            continue
+        for name, value in zip(statement.value.keys, statement.value.values, strict=True):
+            if isinstance(name, ast.Constant) and name.value == field:
+                given = ast.literal_eval(value)
+                text = given if isinstance(given, str) else to_text(given)
+                yield Setting(key, text, f"{_to_shown(file)}:{name.lineno}", note)
+
+
+def _default_settings(target: str, name: str) -> Iterator[Setting]:
+    """The default of an argument of a target, with the line of the installed source."""
+    signature = read_signature(target)
+    parameter = signature.parameters.get(name) if signature else None
+    if signature is None or parameter is None:
+        return
+    text = to_text(parameter.default)
+    if parameter.required:
+        text = "required"
+    elif parameter.default is UNKNOWN:
+        text = "not written down"
+    place = signature.home
+    found = find_definition(signature.target)
+    definition = found if isinstance(found, Definition) else None
+    module = parameter.module or (definition and definition.module)
+    if module and module.file:
+        node = parameter.annotation or (definition and definition.node)
+        # The file from the top package down.
+        parts = module.file.parts
+        depth = len(module.name.split(".")) + (1 if module.file.name == "__init__.py" else 0)
+        file = Path(*parts[max(len(parts) - depth, 0) :]).as_posix()
+        place = f"{file}:{getattr(node, 'lineno', 1)}"
+    yield Setting(parameter.name, text, place, f"default of {signature.name}")
 
 
 def read_provenance(
-    cfg: Config, words: Sequence[str], folders: Sequence[Path] = (), typed: Sequence[str] | None = None, stage: str = ""
+    cfg: Config,
+    words: Sequence[str],
+    folders: Sequence[Path] = (),
+    typed: Sequence[str] | None = None,
+    stage: str = "",
 ) -> Provenance:
-    """The provenance of every value of a configuration that these overrides compose."""
-    layers = config.read_layers(words, folders)
-    settings = [entry for file, place in layers for entry in read_settings(file, place)]
-    menu = config.read_menu(folders)
-    listed: dict[str, str] = {}
-    for file, _ in layers if stage else ():
-        for word, line in read_stage(file, stage):
-            listed |= dict.fromkeys(expand([word], menu), line)
-    for word, override in zip(words, config.parse(config.force(words, menu)), strict=True):
-        if override.key_or_group in menu or override.is_hydra_override():
+    """The provenance of every value of a configuration that these overrides compose.
+
+    Of the words, the user has ``typed`` these, or all; the others are those of a ``stage``.
+    """
+    layers = read_layers(words, folders)
+    menu = read_menu(folders)
+    settings: list[Setting] = []
+    lines_by_word: dict[str, str] = {}  # of the stage
+    for file, package in layers:
+        settings.extend(read_settings(file, package))
+        for word, line in read_stage(file, stage) if stage else ():
+            lines_by_word |= dict.fromkeys(expand([word], menu), line)
+    for word, override in zip(words, parse(force(words, menu)), strict=True):
+        key = override.key_or_group
+        if key in menu or override.is_hydra_override():
             continue
-        place = TYPED if typed is None or word in typed else listed.get(word, f"the stage {stage}")
-        key, given = override.key_or_group, override.value()
-        if isinstance(given, Mapping) and given and not override.is_delete():
-            settings += (Setting(f"{key}.{inner}", to_text(entry), place) for inner, entry in flatten(given).items())
+        place = TYPED
+        if typed is not None and word not in typed:
+            place = lines_by_word.get(word, f"the stage {stage}")
+        if override.is_delete():
+            settings.append(Setting(key, "(deleted)", place))
+            continue
+        value = override.value()
+        if isinstance(value, Mapping) and value:
+            for inner_key, inner_value in flatten(value).items():
+                settings.append(Setting(f"{key}.{inner_key}", to_text(inner_value), place))
         else:
-            text = "(deleted)" if override.is_delete() else override.input_line.partition("=")[2]
-            settings.append(Setting(key, text, place))
+            settings.append(Setting(key, override.input_line.partition("=")[2], place))
     return Provenance(cfg, settings)
 
 
 @dataclass(frozen=True)
 class TrustedKeys:
-    """The keys that a user has typed, and those that an option sets which the user has chosen by its name.
+    """The keys that a user has typed, and those set by an option that the user has chosen by name.
 
-    Such an option is one of the menu, or a launcher or a tracker of the user's own that has a name of its own. Of a key
-    that another file sets after it, it is that file's value.
+    Such an option is one of the menu, or a launcher or a tracker of the user's own whose name the
+    menu does not have. A key that another file sets after it has that file's value.
     """
 
-    composed: config.Composed
+    composed: Composed
     folders: Sequence[Path] = ()
 
     def __contains__(self, key: object) -> bool:
@@ -124,69 +182,90 @@ class TrustedKeys:
 
     @cached_property
     def _of_options(self) -> set[str]:
-        words = self.composed.words or self.composed.overrides
         chosen = set(self._chosen_files())
-        last: dict[str, Path] = {}
-        for file, place in config.read_layers(words, self.folders) if chosen else ():
-            last |= {setting.key: file for setting in read_settings(file, place)}
+        if not chosen:
+            return set()
+        words = self.composed.words or self.composed.overrides
+        last_files: dict[str, Path] = {}
+        for file, package in read_layers(words, self.folders):
+            for setting in read_settings(file, package):
+                last_files[setting.key] = file
         untyped = [word for word in words if dotted_key(word) not in self._typed]
         for key in typed_keys(untyped):  # of a stage, or of a sweep
-            last.pop(key, None)
-        return {key for key, file in last.items() if file in chosen}
+            last_files.pop(key, None)
+        return {key for key, file in last_files.items() if file in chosen}
 
     def _chosen_files(self) -> Iterator[Path]:
-        menu = config.read_menu()
+        """The files of the options whose names the user has typed."""
+        menu = read_menu()
         for word in self.composed.overrides:
             group, _, value = word.lstrip("+").partition("=")
-            for name in re.findall(r"[\w-]+", value) if group in menu and group in self._typed else ():
-                if name in menu[group]:
-                    own = [folder for folder in self.folders if Path(folder, group, f"{name}.yaml").exists()]
-                    yield from [] if own else [MENU / group / f"{name}.yaml"]
-                elif group in TRUSTED_GROUPS:
-                    yield from self._files_of(group, name)
+            if group not in menu or group not in self._typed:
+                continue
+            for name in re.findall(r"[\w-]+", value):
+                if name not in menu[group]:
+                    if group in TRUSTED_GROUPS:
+                        yield from self._files_of(group, name)
+                elif self._find_user_file(group, name) is None:
+                    yield MENU / group / f"{name}.yaml"
+
+    def _find_user_file(self, group: str, name: str) -> Path | None:
+        """The file of an option in a folder of the user's."""
+        for folder in self.folders:
+            file = Path(folder, group, f"{name}.yaml").resolve()
+            if file.is_file():
+                return file
+        return None
 
     def _files_of(self, group: str, name: str) -> Iterator[Path]:
         """The file of an option, and those of its group that it begins with."""
-        file = next(filter(Path.is_file, (Path(root, group, f"{name}.yaml").resolve() for root in self.folders)), None)
+        file = self._find_user_file(group, name)
         if file is None:
             yield MENU / group / f"{name}.yaml"
             return
         yield file
-        for entry in read_yaml(file).get("defaults") or ():
-            if isinstance(entry, str) and entry != "_self_" and entry != name:
-                yield from self._files_of(group, entry)
+        for default in read_yaml(file).get("defaults") or ():
+            if isinstance(default, str) and default not in ("_self_", name):
+                yield from self._files_of(group, default)
 
 
 def read_stage(file: Path, stage: str) -> Iterator[tuple[str, str]]:
     """Each word that an experiment's file lists for a stage, with its line."""
     tree: yaml.Node | None = yaml.compose(file.read_text(encoding="utf-8"), Loader=LOADER)
-    for path in ("stages", stage):
-        entries = tree.value if isinstance(tree, yaml.MappingNode) else []
-        tree = next((entry for name, entry in entries if name.value == path), None)
-    for word in tree.value if isinstance(tree, yaml.SequenceNode) else []:
-        yield str(word.value), f"{_shown(file)}:{word.start_mark.line + 1}"
+    for name in ("stages", stage):
+        keys = tree.value if isinstance(tree, yaml.MappingNode) else []
+        tree = next((node for key, node in keys if key.value == name), None)
+    words = tree.value if isinstance(tree, yaml.SequenceNode) else []
+    for word in words:
+        yield str(word.value), f"{_to_shown(file)}:{word.start_mark.line + 1}"
 
 
-def read_settings(file: Path, place: str) -> list[Setting]:
-    """Every value that a YAML file sets, with its line; ``place`` is the key at which the file is merged."""
+def read_settings(file: Path, package: str) -> list[Setting]:
+    """Every value that a YAML file sets, with its line; it is merged at the key ``package``."""
     text = file.read_text(encoding="utf-8")
-    if not isinstance(tree := yaml.compose(text, Loader=LOADER), yaml.MappingNode):
+    tree = yaml.compose(text, Loader=LOADER)
+    if not isinstance(tree, yaml.MappingNode):
         return []
-    tree.value = [entry for entry in tree.value if entry[0].value not in ("defaults", "hydra")]
-    return list(_settings(tree, place, text, _shown(file)))
+    tree.value = [(key, node) for key, node in tree.value if key.value not in ("defaults", "hydra")]
+    return list(_find_settings(tree, package, text, _to_shown(file)))
 
 
-def _settings(node: yaml.MappingNode, path: str, text: str, file: str) -> Iterator[Setting]:
-    for name, entry in node.value:
+def _find_settings(tree: yaml.MappingNode, path: str, text: str, file: str) -> Iterator[Setting]:
+    """The settings of a mapping in the text of a file, and of those inside."""
+    for name, node in tree.value:
         key = f"{path}.{name.value}".lstrip(".")
-        if isinstance(entry, yaml.MappingNode) and entry.value:
-            yield from _settings(entry, key, text, file)
-        else:
-            value = text[entry.start_mark.index : entry.end_mark.index].strip()
-            value = to_text(yaml.safe_load(value)) if isinstance(entry, yaml.SequenceNode) else value
-            yield Setting(key, value or "null", f"{file}:{name.start_mark.line + 1}")
+        if isinstance(node, yaml.MappingNode) and node.value:
+            yield from _find_settings(node, key, text, file)
+            continue
+        value = text[node.start_mark.index : node.end_mark.index].strip()
+        if isinstance(node, yaml.SequenceNode):
+            value = to_text(yaml.safe_load(value))
+        yield Setting(key, value or "null", f"{file}:{name.start_mark.line + 1}")
 
 
-def _shown(file: Path) -> str:
-    whole = next((root for root in (MENU, PACKAGE) if file.is_relative_to(root)), None)
-    return f"{whole.name}/{file.relative_to(whole).as_posix()}" if whole else display_path(file)
+def _to_shown(file: Path) -> str:
+    """A file as people know it: from ``conf`` or ``runner`` down, or as they would type it."""
+    for root in (MENU, PACKAGE):
+        if file.is_relative_to(root):
+            return f"{root.name}/{file.relative_to(root).as_posix()}"
+    return display_path(file)

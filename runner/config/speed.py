@@ -1,4 +1,7 @@
-"""``speed=max``: what makes a run faster here (conf/speed/max.yaml), written into the trainer's arguments."""
+"""``speed=max``: fields that make a run faster here, written into the trainer's arguments.
+
+conf/speed/max.yaml lists them.
+"""
 
 import os
 import subprocess
@@ -7,51 +10,78 @@ from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
-from typing import Any
 
-from runner.errors import ConfigError, fault
+from runner.errors import ConfigError, Fault
 from runner.schema import upstream
-from runner.schema.text import select, short_text, to_text
+from runner.schema.text import Config, Node, select, short_text, to_text
 
 
-def choose_speed(cfg: Mapping[str, Any], listed: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Set each of the listed fields that is sound here; a line of each with the reason, and one of each that is not.
+def choose_speed(cfg: Config, listed: Node) -> tuple[list[str], list[str]]:
+    """Set each of the listed fields that is sound here, unless it is set already.
 
-    A field that is set stays as it is. Raises ConfigError for one that is listed without its value.
+    Returns a line for each field that was set, with the reason, and one for each that was not.
+    Raises ConfigError for a field that is listed without its value.
     """
-    args, chosen, left = select(cfg, "trainer.args"), list[str](), list[str]()
-    fields = upstream.config_fields(args) if isinstance(args, dict) and isinstance(args.get("_target_"), str) else {}
+    chosen: list[str] = []
+    left_out: list[str] = []
+    args = select(cfg, "trainer.args")
+    if not isinstance(args, dict) or not isinstance(args.get("_target_"), str):
+        return chosen, left_out
+    fields = upstream.config_fields(args)
     for name, node in listed.items() if fields else ():
         if not isinstance(node, Mapping) or not {"value", "why", "needs"} <= node.keys():
-            raise ConfigError(fault("config.odd_speed", name=name, found=short_text(node)))
-        word = f"{name}={to_text(node['value'])}"
+            raise ConfigError(
+                Fault(
+                    where=f"speed.{name}",
+                    found=short_text(node),
+                    expected="value, why and needs, as in conf/speed/max.yaml",
+                    fix=f"trainer.args.{name}=<value>",
+                )
+            )
         if name in args:
-            left.append(f"{name}={to_text(args[name])}: as it was set")
-        elif lack := next(_lacks(cfg, node["needs"]), "") if name in fields else "this trainer has no such field":
-            left.append(f"without {word}: {lack}")
+            left_out.append(f"{name}={to_text(args[name])}: as it was set")
+            continue
+        word = f"{name}={to_text(node['value'])}"
+        lack = "this trainer has no such field"
+        if name in fields:
+            lack = next(_find_lacks(cfg, node["needs"]), "")
+        if lack:
+            left_out.append(f"without {word}: {lack}")
         else:
             args[name] = node["value"]
             chosen.append(f"{word}: {node['why']}")
-    return chosen, left
+    return chosen, left_out
 
 
-def _lacks(cfg: Mapping[str, Any], needs: Mapping[str, Any]) -> Iterator[str]:
-    """In words, each thing that a setting needs and this machine or configuration has not."""
+def _find_lacks(cfg: Config, needs: Node) -> Iterator[str]:
+    """In words, each thing that a field needs and this machine or configuration does not have."""
     for key, wanted in needs.items():
-        if key == "gpu" and (found := compute_capability()) < wanted:
-            yield f"it needs a GPU of compute capability {wanted}, and there is {found or 'none'}"
-        elif key == "package" and find_spec(wanted) is None:
-            yield f"{wanted} is not installed"
-        elif isinstance(wanted, list) and (value := select(cfg, key)) not in wanted:
-            yield f"{key} is {short_text(value)}, and it needs {' or '.join(map(to_text, wanted))}"
+        if key == "gpu":
+            capability = compute_capability()
+            if capability < wanted:
+                here = capability or "none"
+                yield f"it needs a GPU of compute capability {wanted}, and there is {here}"
+        elif key == "package":
+            if find_spec(wanted) is None:
+                yield f"{wanted} is not installed"
+        elif isinstance(wanted, list):
+            value = select(cfg, key)
+            if value not in wanted:
+                options = " or ".join(map(to_text, wanted))
+                yield f"{key} is {short_text(value)}, and it needs {options}"
 
 
 @cache
 def compute_capability() -> float:
-    """The least of those of this machine's NVIDIA GPUs, by their driver, which wakes none; 0 where torch has none."""
-    is_hidden = not os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() or "+cpu" in version("torch")
+    """The least compute capability of this machine's NVIDIA GPUs; 0 if torch can use none.
+
+    Their driver says so without waking one.
+    """
+    is_hidden = not os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip()
+    if is_hidden or "+cpu" in version("torch"):
+        return 0.0
     words = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
     with suppress(OSError, subprocess.SubprocessError):  # where it does not answer
-        found = "" if is_hidden else subprocess.check_output(words, text=True, timeout=5, stderr=subprocess.DEVNULL)
-        return min(map(float, found.split()), default=0.0)
+        text = subprocess.check_output(words, text=True, timeout=5, stderr=subprocess.DEVNULL)
+        return min(map(float, text.split()), default=0.0)
     return 0.0

@@ -1,7 +1,7 @@
-"""The user's own folders, of modules and of configs: within bounds, and without what would change Hydra itself.
+"""The user's own folders, of modules and of configs, within limits and without power over Hydra.
 
-A folder of ``--config-dir`` can come from anybody, and Hydra makes loggers, callbacks, launchers and search paths while
-it composes, before any check of ``validate``.
+A folder of ``--config-dir`` can come from anybody, and Hydra makes loggers, callbacks, launchers
+and search paths while it composes, before any check of ``validate``.
 """
 
 import os
@@ -14,22 +14,31 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from runner.config.choice import list_fault
 from runner.config.limits import MAX_DEPTH, MAX_VALUES, check_size, parse_yaml
 from runner.config.menu import takes_one
-from runner.config.override import list_fault
-from runner.errors import ConfigError, EnvironmentFault, Fault, fault
+from runner.errors import ConfigError, EnvironmentFault, Fault
 from runner.io.filetype import undecodable
-from runner.schema.text import short_text, walk
+from runner.schema.text import Node, short_text, walk
 
 if TYPE_CHECKING:
     from hydra.core.config_search_path import ConfigSearchPath
     from hydra.plugins.config_source import ConfigResult
 
-FILE_VALUES = 20  # that a file counts for beside its own, since each is read and merged several times
-CHOSEN = re.compile(r"(override )?/?hydra/sweeper(/\w+)*")  # what a file may choose of Hydra's own settings
-# What a file may say to a sweeper: others name a function that it calls, or a database.
+# Counted for a file beside its own values, since each file is read and merged several times.
+FILE_VALUES = 20
+# The settings of Hydra's own that a file may choose.
+CHOSEN = re.compile(r"(override )?/?hydra/sweeper(/\w+)*")
+# The keys that a file may set of a sweeper: others name a function that it calls, or a database.
 OF_SWEEPERS = (
-    *("params", "direction", "n_trials", "n_jobs", "max_batch_size", "max_failure_rate", "sampler", "study_name"),
+    "params",
+    "direction",
+    "n_trials",
+    "n_jobs",
+    "max_batch_size",
+    "max_failure_rate",
+    "sampler",
+    "study_name",
     "search_space",
 )
 
@@ -37,84 +46,174 @@ OF_SWEEPERS = (
 def add_working_folder() -> None:
     """Have the user's own modules in the working folder found, as ``python -m`` does.
 
-    A runner.py among them comes last, or whatever starts another Python would find it instead of this package. Raises
-    EnvironmentFault where the folder was deleted meanwhile, and on a system that no command of ours works on.
+    A runner.py among them comes last, or whatever starts another Python would find it instead of
+    this package. Raises EnvironmentFault if the folder was deleted meanwhile, and on a system that
+    none of our commands works on.
     """
-    if not hasattr(os, "fork"):  # as a run of a sweep is, and what nothing could stop inside of this process
-        raise EnvironmentFault(fault("config.no_fork", system=platform.system()))
+    # Runs of a sweep are forked, and nothing could stop them inside of this process.
+    if not hasattr(os, "fork"):
+        raise EnvironmentFault(
+            Fault(
+                where="system",
+                found=f"{platform.system()}, which has no fork",
+                expected="Linux or macOS",
+                fix="wsl --install, and the same command in the terminal of that Linux",
+            )
+        )
     try:
-        here = os.getcwd()
+        folder = os.getcwd()
     except FileNotFoundError:
-        raise EnvironmentFault(fault("config.no_working_folder")) from None
-    if not {"", here} & set(sys.path):
-        sys.path.insert(len(sys.path) if os.path.exists("runner.py") else 0, here)
+        raise EnvironmentFault(
+            Fault(
+                where="working folder",
+                found="the folder that this shell is in was deleted",
+                expected="a folder",
+                fix="cd <a folder that is there>",
+            )
+        ) from None
+    if "" not in sys.path and folder not in sys.path:
+        index = len(sys.path) if os.path.exists("runner.py") else 0
+        sys.path.insert(index, folder)
 
 
 def use_folders(folders: Sequence[Path]) -> None:
-    """Have Hydra search the user's own config folders before the menu, so that a same-named option of theirs wins."""
-    _plugin().folders, _plugin().known = [Path(folder).resolve() for folder in folders], {}
+    """Have Hydra search the user's own config folders before the menu.
+
+    A same-named option of theirs wins.
+    """
+    plugin = _plugin()
+    plugin.folders = [Path(folder).resolve() for folder in folders]
+    plugin.counts = {}
 
 
-def _count_values(name: str, above: tuple[str, ...], known: dict[str, int]) -> int:
-    """The number of values that a file and its lists of defaults lead to; ConfigError where that has no end."""
+# --- How much a folder stands for -----------------------------------------------------------------
+def _count_values(name: str, above: tuple[str, ...], counts: dict[str, int]) -> int:
+    """The number of values that a file and its lists of defaults lead to.
+
+    Raises ConfigError if these lists have no end. ``counts`` are those of the files so far.
+    """
     if name in above or len(above) > MAX_DEPTH:
-        found = " -> ".join((*above[above.index(name) if name in above else -3 :], name))
-        raise ConfigError(Fault("defaults", found, "lists of defaults with an end", "mend one of them"))
-    if name not in known:
-        file = next(filter(os.path.isfile, (root / f"{name}.yaml" for root in _plugin().folders)), None)
-        whole = _read_keys(file) if file else {}
-        named = _find_named(name, file, whole) if file else ()
-        count = FILE_VALUES + sum(1 for _ in walk(whole))
-        for each in named:
-            count += _count_values(each, (*above, name), known)
+        start = above.index(name) if name in above else -3
+        circle = (*above[start:], name)
+        raise ConfigError(
+            Fault(
+                where="defaults",
+                found=" -> ".join(circle),
+                expected="lists of defaults with an end",
+                fix="mend one of them",
+            )
+        )
+    if name in counts:
+        return counts[name]
+    files = [root / f"{name}.yaml" for root in _plugin().folders]
+    file = next(filter(Path.is_file, files), None)
+    count = FILE_VALUES
+    if file:
+        content = _read_keys(file)
+        count += sum(1 for _ in walk(content))
+        for default in _find_defaults(name, file, content):
+            count += _count_values(default, (*above, name), counts)
             if count > MAX_VALUES:
-                raise ConfigError(fault("config.many_defaults", file=file, most=MAX_VALUES, each=FILE_VALUES))
-        known[name] = count
-    return known[name]
+                total = f"more than {MAX_VALUES:,} values"
+                raise ConfigError(
+                    Fault(
+                        where=str(file),
+                        found=f"defaults that lead to {total}, {FILE_VALUES} for each file",
+                        expected="what a person could have written",
+                        fix="fewer of them",
+                    )
+                )
+    counts[name] = count
+    return count
 
 
-def _read_keys(file: Path) -> Mapping[str, Any]:
+def _read_keys(file: Path) -> Node:
+    """The keys of a YAML file, within limits."""
     check_size(file)
     text = file.read_bytes()
     try:
         text.decode("utf-8-sig")
     except UnicodeDecodeError:
         finding = undecodable(text, str(file))
-        raise ConfigError(Fault(str(file), finding.found, "YAML in UTF-8", finding.fix)) from None
-    if (whole := parse_yaml(text, str(file))) is not None and not isinstance(whole, Mapping):
-        found = "a list" if isinstance(whole, list) else f"the text {str(whole)[:40]!r}"
-        raise ConfigError(Fault(str(file), found, "keys with values", "key: value, one in each line"))
-    return whole or {}
+        raise ConfigError(
+            Fault(where=str(file), found=finding.found, expected="YAML in UTF-8", fix=finding.fix)
+        ) from None
+    content = parse_yaml(text, str(file))
+    if content is not None and not isinstance(content, Mapping):
+        raise ConfigError(
+            Fault(
+                where=str(file),
+                found="a list" if isinstance(content, list) else f"the text {str(content)[:40]!r}",
+                expected="keys with values",
+                fix="key: value, one in each line",
+            )
+        )
+    return content or {}
 
 
-def _find_named(name: str, file: Path, content: Mapping[str, Any]) -> Iterator[str]:
-    entries, own = content.get("defaults", []), f"{name.rpartition('/')[0]}/".lstrip("/")
-    for entry in entries if isinstance(entries, list) else [None]:
-        (group, options), *more = entry.items() if isinstance(entry, Mapping) and entry else [("", entry)]
-        words = options if isinstance(options, list) else [options or ("" if group else options)]
-        if more or not all(isinstance(word, str) for word in (group, *words)):
-            raise ConfigError(fault("config.odd_defaults", file=file, entry=short_text(entry or entries)))
-        is_override, group = "override " in group, re.sub(r"^(optional |override )+|@.*$", "", group)
-        whole = group.lstrip("/") if group.startswith("/") else own + group
-        if isinstance(options, list) and takes_one(whole) and not is_override:  # such a list is refused where it counts
-            lines = enumerate(file.read_text(encoding="utf-8-sig").splitlines(), 1)
-            line = next((number for number, text in lines if f"{group}:" in text or f"{group}@" in text), 1)
-            listed = list_fault(whole, options)
-            fix = f"{'override ' * bool(own)}{group}: {[*options, '<one of them>'][0]}"
-            fix = listed.fix if whole == "weight" else fix
-            raise ConfigError(replace(listed, where=f"{file}:{line}", fix=fix))
-        for word in map(str, words):
-            path = f"{group}/{word.partition('@')[0]}" if group else word.partition("@")[0]
-            yield path.lstrip("/") if path.startswith("/") else own + path
+def _find_defaults(name: str, file: Path, content: Node) -> Iterator[str]:
+    """The names of the files that the defaults list of a file names."""
+    defaults = content.get("defaults", [])
+    folder = f"{name.rpartition('/')[0]}/".lstrip("/")
+    for default in defaults if isinstance(defaults, list) else [None]:
+        pairs: list[tuple[str, Any]] = [("", default)]
+        if isinstance(default, Mapping) and default:
+            pairs = list(default.items())
+        group, options = pairs[0]
+        if group and not options:
+            options = ""
+        words = options if isinstance(options, list) else [options]
+        if len(pairs) > 1 or not all(isinstance(word, str) for word in (group, *words)):
+            raise ConfigError(
+                Fault(
+                    where=str(file),
+                    found=f"defaults: {short_text(default or defaults)}",
+                    expected="a list such as [/peft: lora, _self_]",
+                    fix="mend it, or leave it out",
+                )
+            )
+        is_override = "override " in group
+        group = re.sub(r"^(optional |override )+|@.*$", "", group)
+        full_group = group.lstrip("/") if group.startswith("/") else folder + group
+        if isinstance(options, list) and not is_override and takes_one(full_group):
+            raise ConfigError(_file_list_fault(file, group, full_group, options, bool(folder)))
+        for word in words:
+            path = word.partition("@")[0]
+            if group:
+                path = f"{group}/{path}"
+            yield path.lstrip("/") if path.startswith("/") else folder + path
 
 
+def _file_list_fault(
+    file: Path, group: str, full_group: str, options: list[str], is_inner: bool
+) -> Fault:
+    """The fault of a defaults list in a file with several options of a group that takes one.
+
+    Such a list that overrides another is refused where it counts.
+    """
+    line = 1
+    for number, text in enumerate(file.read_text(encoding="utf-8-sig").splitlines(), 1):
+        if f"{group}:" in text or f"{group}@" in text:
+            line = number
+            break
+    fault = list_fault(full_group, options)
+    fix = fault.fix
+    if full_group != "weight":
+        override = "override " if is_inner else ""
+        first = options[0] if options else "<one of them>"
+        fix = f"{override}{group}: {first}"
+    return replace(fault, where=f"{file}:{line}", fix=fix)
+
+
+# --- What a file may say to Hydra -----------------------------------------------------------------
 @cache
 def _plugin() -> Any:
+    """The plugin by which Hydra finds the user's folders, which are its attribute, registered."""
     from hydra._internal.core_plugins.file_config_source import FileConfigSource
     from hydra.core.plugins import Plugins
     from hydra.plugins.search_path_plugin import SearchPathPlugin
 
-    class UserSource(FileConfigSource):
+    class UserSource(FileConfigSource):  # type: ignore[misc]
         @staticmethod
         def scheme() -> str:
             return "user"
@@ -122,20 +221,28 @@ def _plugin() -> Any:
         def load_config(self, config_path: str) -> "ConfigResult":
             name = config_path.removesuffix(".yaml")
             file = Path(self.path, f"{name}.yaml")
-            _count_values(name, (), _plugin().known)
+            _count_values(name, (), _plugin().counts)
             try:
                 loaded = super().load_config(config_path)
             except ValueError as error:  # of a comment like # @package
-                raise ConfigError(fault("config.odd_package", file=file, error=error)) from None
+                raise ConfigError(
+                    Fault(
+                        where=str(file),
+                        found=str(error),
+                        expected="# @package and one word",
+                        fix="mend the comment in front",
+                    )
+                ) from None
             # A byte order mark keeps Hydra from seeing the package that the first line names.
-            if found := re.match(r"\ufeff\s*#\s*@package\s+(\S+)", file.read_text(encoding="utf-8")):
-                loaded.header["package"] = found[1]
-            ConfigError.refuse(_changes_hydra(config_path, file, loaded))
+            package = re.match(r"\ufeff\s*#\s*@package\s+(\S+)", file.read_text(encoding="utf-8"))
+            if package:
+                loaded.header["package"] = package[1]
+            ConfigError.refuse(_find_hydra_faults(config_path, file, loaded))
             return loaded
 
-    class UserFolders(SearchPathPlugin):
+    class UserFolders(SearchPathPlugin):  # type: ignore[misc]
         folders: ClassVar[list[Path]] = []
-        known: ClassVar[dict[str, int]] = {}
+        counts: ClassVar[dict[str, int]] = {}  # of values, by the name of a file
 
         def manipulate_search_path(self, search_path: "ConfigSearchPath") -> None:
             for folder in reversed(self.folders):
@@ -146,32 +253,51 @@ def _plugin() -> Any:
     return UserFolders
 
 
-def _changes_hydra(name: str, file: Path, loaded: "ConfigResult") -> Iterator[Fault]:
+def _find_hydra_faults(name: str, file: Path, loaded: "ConfigResult") -> Iterator[Fault]:
+    """A fault for each setting of Hydra's own in a file that is not for files."""
     from omegaconf import OmegaConf
 
-    if name.lstrip("/").startswith("hydra/") or "hydra" in str(loaded.header.get("package")).split("."):
-        yield fault("config.changes_hydra", file=file, found="it is a setting of Hydra's own")
-    config = found if isinstance(found := OmegaConf.to_container(loaded.config, resolve=False), dict) else {}
-    for entry in config.get("defaults") or ():
-        text = " ".join(map(str, entry)) if isinstance(entry, Mapping) else str(entry)
+    packages = str(loaded.header.get("package")).split(".")
+    if name.lstrip("/").startswith("hydra/") or "hydra" in packages:
+        yield _hydra_fault(file, "it is a setting of Hydra's own")
+    content = OmegaConf.to_container(loaded.config, resolve=False)
+    if not isinstance(content, dict):
+        return
+    for default in content.get("defaults") or ():
+        text = " ".join(map(str, default)) if isinstance(default, Mapping) else str(default)
         if "hydra" in text and not CHOSEN.fullmatch(text):
-            yield fault("config.changes_hydra", file=file, found=f"defaults: {text}")
-    hydra = config.get("hydra", {})
-    for key, entry in hydra.items() if isinstance(hydra, Mapping) else [("", hydra)]:
-        if key not in ("sweeper", "mode") or "_target_" in str(entry):
-            yield fault("config.changes_hydra", file=file, found=f"hydra.{key}")
-        elif key == "sweeper":
-            yield from _changes_sweeper(file, entry)
+            yield _hydra_fault(file, f"defaults: {text}")
+    settings = content.get("hydra", {})
+    if not isinstance(settings, Mapping):
+        yield _hydra_fault(file, "hydra.")
+        return
+    for key, value in settings.items():
+        if key not in ("sweeper", "mode") or "_target_" in str(value):
+            yield _hydra_fault(file, f"hydra.{key}")
+        elif key == "sweeper" and isinstance(value, Mapping):
+            yield from _find_sweeper_faults(file, value)
 
 
-def _changes_sweeper(file: Path, sweeper: object) -> Iterator[Fault]:
-    for key, value in sweeper.items() if isinstance(sweeper, Mapping) else ():
+def _find_sweeper_faults(file: Path, sweeper: Node) -> Iterator[Fault]:
+    """A fault for each key of a sweeper that a file may not set, and each axis of Hydra's own."""
+    for key, value in sweeper.items():
         if key not in OF_SWEEPERS:
-            found = f"hydra.sweeper.{key}, which may run something or lead elsewhere"
-            fix = f"hydra.sweeper.{key}=<value> on the command line  (if you trust it)"
-            yield Fault(str(file), found, f"some of {', '.join(OF_SWEEPERS)}", fix)
-        axes = value if key == "params" and isinstance(value, Mapping) else ()
-        for axis in axes:
+            yield Fault(
+                where=str(file),
+                found=f"hydra.sweeper.{key}, which may run something or lead elsewhere",
+                expected=f"some of {', '.join(OF_SWEEPERS)}",
+                fix=f"hydra.sweeper.{key}=<value> on the command line  (if you trust it)",
+            )
+        for axis in value if key == "params" and isinstance(value, Mapping) else ():
             if re.match(r"[+~]*hydra\b", str(axis)):
-                found = f"hydra.sweeper.params: {axis}"
-                yield fault("config.changes_hydra", file=file, found=found)
+                yield _hydra_fault(file, f"hydra.sweeper.params: {axis}")
+
+
+def _hydra_fault(file: Path, found: str) -> Fault:
+    """The fault of a file that would change Hydra itself."""
+    return Fault(
+        where=str(file),
+        found=found,
+        expected="of Hydra's settings only hydra.sweeper and hydra.mode",
+        fix="leave it out, or type it",
+    )

@@ -1,3 +1,3 @@
-"""Rows: from files or the hub (``load``), several sources at once (``mix``), in the form that a trainer takes."""
+"""Rows from files or the hub (``load``), also of several sources (``mix``), in a trainer's form."""
 
 LOADER = "runner.dataset.load.load_rows"

@@ -1,161 +1,353 @@
-"""Detection of the form of rows, and of the column of each role, by the names of columns and the first row."""
+"""Detection of the form of rows, and of the column of each role.
+
+The names of the columns decide, and the first row says what the cells hold.
+"""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 
-from runner.dataset.form import FORMS, FORMS_FOR, ROLES, RoleColumns, RowLayout, fits, is_finite_number
-from runner.dataset.step import Cells
-from runner.errors import DataError, Fault, fault
+from runner.dataset.conversation import is_finite_number
+from runner.dataset.faults import misnamed
+from runner.dataset.form import (
+    FORMS,
+    FORMS_FOR,
+    ROLES,
+    Cells,
+    RoleColumns,
+    RowForm,
+    RowLayout,
+    fits,
+)
+from runner.dataset.modality import UNTRAINED_COLUMNS
+from runner.errors import DataError, Fault
 from runner.io.turns import TEMPLATE_ARGUMENTS
-from runner.schema.text import nearest, read_tables
 
 log = logging.getLogger(__name__)
 
-MEDIA = ("audio", "audios", "video", "videos")
 SYSTEM_PROMPT = "system_prompt"  # another name of the column `system`
 EVERY = "*"  # all columns, where names of columns are asked for
+VERDICTS = ("true", "false", "0", "1")
 
-# Columns that never stand beside `prompt`, each with the reason.
-CLASHES = {name: why for why, names in read_tables(__file__)["clashes"].items() for name in names}
-OF_A_FORM = {group[0] for form in FORMS.values() for group in form.needs} - {"prompt", "text", "reference"}
-CLASHES = dict.fromkeys(OF_A_FORM, "TRL would take the rows for another form") | CLASHES
+
+def _find_clashes() -> dict[str, str]:
+    """The reasons by column."""
+    # Roles of these names stand beside a prompt without making it another form.
+    harmless = {"prompt", "text", "reference"}
+    of_forms: set[str] = set()
+    for form in FORMS.values():
+        of_forms.update(group[0] for group in form.needs)
+    arguments = (
+        "prompts",
+        "completions",
+        "completion_ids",
+        "environments",
+        "trainer_state",
+        "log_extra",
+        "log_metric",
+    )
+    tokens = ("input_ids", "labels", "attention_mask", "completion_mask", "prompt_ids")
+    clashes: dict[str, str] = dict.fromkeys(
+        of_forms - harmless, "TRL would take the rows for another form"
+    )
+    why = "TRL gives reward functions an argument of its own by this name"
+    clashes |= dict.fromkeys(arguments, why)
+    clashes |= dict.fromkeys(tokens, "TRL would take the rows for tokens")
+    why = "the trainer has tools of its own, and would render the prompts without these"
+    return {**clashes, "tools": why}
+
+
+# Columns that never stand beside `prompt`, because their names alone make TRL do something else,
+# each with the reason.
+CLASHES = _find_clashes()
 
 
 def read_layout(
-    columns: Iterable[str], row: Cells, *, form: str | None = None, given: RoleColumns | None = None, to: str = ""
+    columns: Iterable[str],
+    row: Cells,
+    *,
+    form: str | None = None,
+    given: RoleColumns | None = None,
+    to: str = "",
 ) -> RowLayout:
-    """The layout of rows with these columns, of several the first that can feed ``to``; DataError where none fits."""
-    columns, chosen = list(columns), {str(role): column for role, column in (given or {}).items()}
-    faults = [misnamed("dataset.form", form, FORMS)] if form is not None and form not in FORMS else []
+    """The layout of rows with these columns, of several the first that can feed ``to``.
+
+    ``row`` shows the types of the cells. ``form`` and the columns that are ``given`` for roles
+    restrict what is looked for. Raises DataError where no layout fits.
+    """
+    columns = list(columns)
+    chosen = {str(role): column for role, column in (given or {}).items()}
+    _check_choices(columns, form, chosen)
+    chosen.pop("images", None)  # which any form may have beside its own columns
+    layouts = []
+    for name in _possible_forms(row, form, chosen, to):
+        reading = _read_as(FORMS[name], columns, chosen)
+        if reading is not None:
+            layouts.append(RowLayout(name, reading))
+    if not layouts:
+        raise DataError(_no_layout(columns, form, chosen, to))
+    useful = [layout for layout in layouts if fits(layout.form, to or None)]
+    if not useful:
+        raise DataError(_of_no_use(layouts[0], to))
+    layout = useful[0]
+
+    roles = layout.columns
+    unplayable = {}
+    for role, why in _find_unplayable(roles, row).items():
+        if role in roles and role not in chosen:
+            unplayable[role] = why
+            log.warning("the column `%s` is left out: %s", roles[role], why)
+    if "prompt" in roles and "target" in roles and "target" not in chosen:
+        _warn_of_turns(roles["prompt"], roles["target"], to)
+    playable = {role: column for role, column in roles.items() if role not in unplayable}
+    return RowLayout(layout.form, playable, tuple(roles[role] for role in unplayable))
+
+
+def _check_choices(columns: Sequence[str], form: str | None, chosen: Mapping[str, str]) -> None:
+    """Raise DataError for a form, a role or a column that does not exist."""
+    faults = []
+    if form is not None and form not in FORMS:
+        faults.append(misnamed("dataset.form", form, FORMS))
     for role, column in chosen.items():
         where = f"dataset.columns.{role}"
         if role not in ROLES:
-            faults.append(misnamed("dataset.columns", role, ROLES, "dataset.columns.{}=" + column))
+            fix = f"dataset.columns.{{}}={column}"
+            faults.append(misnamed("dataset.columns", role, ROLES, fix))
         elif column not in columns:
-            faults.append(misnamed(where, column, columns, where + "={}"))
+            faults.append(misnamed(where, column, columns, f"{where}={{}}"))
     DataError.refuse(faults)
-    chosen.pop("images", None)  # which any form may have beside its own
-    # A label beside messages may be of something else; only where labels are learnt from it has to be a verdict.
-    is_verdict = to == "unpaired" or str(row.get(chosen.get("label", "label"))).lower() in ("true", "false", "0", "1")
-    known = [form] if form else [name for name in FORMS if is_verdict or name != "judged"]
-    readings = [_read_as(name, columns, chosen) for name in known]
-    if not (layouts := [layout for layout in readings if layout is not None]):
-        roles = "".join(f", {column} given as {role}" for role, column in chosen.items())
-        forms = [form] if form else FORMS_FOR[to] if to else list(FORMS)
-        needed = "; or ".join(f"{name}: {' with '.join(map(' or '.join, FORMS[name].needs))}" for name in forms)
-        others = any(_read_as(name, columns, chosen) for name in FORMS_FOR.get(to, ()))  # than the given one
-        fix = "dataset.form=null" if others else _to_type(form or to or "prompt_completion")
-        raise DataError(Fault("dataset.columns", f"the columns {', '.join(columns)}{roles}", needed, fix))
-    layout = next((layout for layout in layouts if fits(layout.form, to or None)), layouts[0])
-    if not fits(layout.form, to or None):
-        named = {"columns": ", ".join(layout.columns.values()), "forms": ", ".join(FORMS_FOR[to])}
-        raise DataError(fault("dataset.feeds_no_trainer", form=layout.form, to=to, **named, fix=_to_type(to)))
-    # A column that happens to be called `system` beside plain text, or `margin` and no number, is left out.
-    played, lost = layout.columns, dict[str, str]()
-    if not isinstance(row.get(played.get("history", "")), list | None):
-        lost["history"] = "it holds no list of what was asked and answered"
-    is_chat = "input" in played or any(isinstance(row.get(column), list) for column in played.values())
-    if not is_chat and ("history" not in played or "history" in lost):
-        lost["system"] = lost["context"] = "plain text has no place for it"
-    elif isinstance(row.get(played.get("input", played.get("prompt", ""))), list):
-        lost["context"] = "turns have no place for it"
-    elif not isinstance(row.get(played.get("context", "")), str | None):
-        lost["context"] = "it holds no text"
-    if "margin" in played and not is_finite_number(row.get(played["margin"])):
-        lost["margin"] = "it holds no number"
-    lost = {role: why for role, why in lost.items() if role in played and role not in chosen}
-    for role, why in lost.items():
-        log.warning("the column `%s` is left out: %s", played[role], why)
-    if {"prompt", "target"} <= set(played) and "target" not in chosen:
-        as_text = f"dataset.columns.prompt={played['prompt']} dataset.columns.completion={played['target']}"
-        as_prompt = f"dataset.form=prompt leaves `{played['target']}` to rewards, and the prompt as it stands"
-        log.warning(
-            "by their names the columns `%s` and `%s` are a question and its answer, which become turns of a chat; %s",
-            played["prompt"],
-            played["target"],
-            as_prompt if to == "prompt" else f"{as_text} continues the text as it stands",
-        )
-    columns_by_role = {role: name for role, name in played.items() if role not in lost}
-    return RowLayout(layout.form, columns_by_role, tuple(played[role] for role in lost))
 
 
-def misnamed(where: str, name: str, names: Iterable[str], fix: str = "{}", otherwise: str = "") -> Fault:
-    """The fault of a name that is not among the names, with the nearest one as the fix, or else ``otherwise``."""
-    names = list(names)
-    close = nearest(str(name), names)[:1]
-    otherwise = otherwise or fix.format("<one of them>")
-    return Fault(where, repr(name), "one of " + ", ".join(names), fix.format(*close) if close else otherwise)
+def _possible_forms(
+    row: Cells, form: str | None, chosen: Mapping[str, str], to: str
+) -> Sequence[str]:
+    """The forms that rows may have, in the order of recognition.
+
+    A label beside messages may be of something else; only where labels are learnt from it has to
+    be a verdict.
+    """
+    if form:
+        return [form]
+    label = row.get(chosen.get("label", "label"))
+    if to == "unpaired" or str(label).lower() in VERDICTS:
+        return list(FORMS)
+    return [name for name in FORMS if name != "judged"]
 
 
-def _read_as(form: str, columns: Sequence[str], given: Mapping[str, str]) -> RowLayout | None:
+def _read_as(
+    form: RowForm, columns: Sequence[str], given: Mapping[str, str]
+) -> dict[str, str] | None:
+    """The column of each role in rows of a form.
+
+    None where no column plays a needed role, or where the form has no use for a given one.
+    """
     free = [name for name in columns if name not in given.values()]
-    named = {role: role for role in ROLES if role in free} | dict(given)
+    named: dict[str, str] = {role: role for role in ROLES if role in free}
+    named |= given
     if "system" not in named and SYSTEM_PROMPT in free:
         named["system"] = SYSTEM_PROMPT
-    known, is_exchange = FORMS[form], {"prompt", "completion"} <= set(named) or {"input", "target"} <= set(named)
-    for names in known.known_as:
-        if is_exchange and "target" in names:  # both turns are named already
+    named |= _find_other_names(form, free, named, given)
+    roles: dict[str, str] = {}
+    for group in (*form.needs, *form.also, ("system",)):
+        # Of roles that stand in for each other the given one is meant, else the first.
+        candidates = [role for role in group if role in named]
+        preferred = [role for role in candidates if role in given] or candidates
+        if preferred:
+            roles[preferred[0]] = named[preferred[0]]
+        elif group in form.needs:
+            return None
+    return roles if roles.keys() >= given.keys() else None
+
+
+def _find_other_names(
+    form: RowForm, free: Sequence[str], named: Mapping[str, str], given: Mapping[str, str]
+) -> dict[str, str]:
+    """The columns that play roles under a name that others give to them."""
+    has_both_turns = named.keys() >= {"prompt", "completion"} or named.keys() >= {"input", "target"}
+    for names in form.known_as:
+        if not set(names.values()) <= set(free):
             continue
-        # A prompt is never passed over for another name, and below one that was given stands nothing.
-        is_other = "input" in names and "prompt" in named and "prompt" not in names.values()
-        if set(names.values()) <= set(free) and not is_other and not ("context" in names and "input" in given):
-            named |= {role: column for role, column in names.items() if role not in given}
-            break
-    played: dict[str, str] = {}
-    # Of roles that stand in for each other the given one is meant, else the first.
-    for group in (*known.needs, *known.also, ("system",)):
-        there = sorted((role for role in group if role in named), key=lambda role: role not in given)
-        played |= {role: named[role] for role in there[:1]}
-    missing = [group for group in known.needs if not set(group) & set(played)]
-    return None if missing or set(given) - set(played) else RowLayout(form, played)
+        if "target" in names and has_both_turns:
+            continue
+        # A prompt is never passed over for another name.
+        if "input" in names and "prompt" in named and "prompt" not in names.values():
+            continue
+        # Nothing is set below a question that was given.
+        if "context" in names and "input" in given:
+            continue
+        return {role: column for role, column in names.items() if role not in given}
+    return {}
+
+
+def _find_unplayable(columns: Mapping[str, str], row: Cells) -> dict[str, str]:
+    """The roles that no column can play in such a row, each with the reason.
+
+    A column that happens to be called `system` beside plain text, or `margin` and holds no number,
+    is left out.
+    """
+    cells = {role: row.get(column) for role, column in columns.items()}
+    reasons = {}
+    if not isinstance(cells.get("history"), list | None):
+        reasons["history"] = "it holds no list of what was asked and answered"
+    is_chat = "input" in columns or any(isinstance(cell, list) for cell in cells.values())
+    has_history = "history" in columns and "history" not in reasons
+    if not is_chat and not has_history:
+        reasons["system"] = "plain text has no place for it"
+        reasons["context"] = "plain text has no place for it"
+    elif isinstance(cells.get("input", cells.get("prompt")), list):
+        reasons["context"] = "turns have no place for it"
+    elif not isinstance(cells.get("context"), str | None):
+        reasons["context"] = "it holds no text"
+    if "margin" in columns and not is_finite_number(cells["margin"]):
+        reasons["margin"] = "it holds no number"
+    return reasons
+
+
+def _warn_of_turns(prompt: str, target: str, to: str) -> None:
+    """Say how plain text is kept where the names of columns make it a question and its answer."""
+    advice = (
+        f"dataset.columns.prompt={prompt} dataset.columns.completion={target} continues the text "
+        "as it stands"
+    )
+    if to == "prompt":
+        advice = f"dataset.form=prompt leaves `{target}` to rewards, and the prompt as it stands"
+    log.warning(
+        "by their names the columns `%s` and `%s` are a question and its answer, which become "
+        "turns of a chat; %s",
+        prompt,
+        target,
+        advice,
+    )
+
+
+def _no_layout(
+    columns: Sequence[str], form: str | None, chosen: Mapping[str, str], to: str
+) -> Fault:
+    """The fault of columns that are of no form, or not of the one that was asked for."""
+    forms: Iterable[str] = FORMS
+    if form:
+        forms = [form]
+    elif to:
+        forms = FORMS_FOR[to]
+    needs = []
+    for name in forms:
+        groups = [" or ".join(group) for group in FORMS[name].needs]
+        needs.append(f"{name}: {' with '.join(groups)}")
+    fix = _to_type(form or to or "prompt_completion")
+    for name in FORMS_FOR.get(to, ()):
+        if _read_as(FORMS[name], columns, chosen) is not None:
+            fix = "dataset.form=null"
+    roles = [f", {column} given as {role}" for role, column in chosen.items()]
+    return Fault(
+        where="dataset.columns",
+        found=f"the columns {', '.join(columns)}{''.join(roles)}",
+        expected="; or ".join(needs),
+        fix=fix,
+    )
+
+
+def _of_no_use(layout: RowLayout, to: str) -> Fault:
+    """The fault of rows whose form does not feed the trainer."""
+    return Fault(
+        where="dataset.form",
+        found=f"{layout.form} rows, from the columns {', '.join(layout.columns.values())}",
+        expected=f"rows for a trainer that takes {to}: {', '.join(FORMS_FOR[to])}",
+        fix=_to_type(to),
+    )
 
 
 def _to_type(form: str) -> str:
-    form = "prompt_completion" if form in ("demonstration", "answer") else form
-    roles = " ".join(f"dataset.columns.{group[0]}=<column>" for group in FORMS[form].needs)
-    return f"{roles}, or choose another dataset"
+    """The words that name the columns of a form."""
+    if form in ("demonstration", "answer"):
+        form = "prompt_completion"
+    roles = [f"dataset.columns.{group[0]}=<column>" for group in FORMS[form].needs]
+    return f"{' '.join(roles)}, or choose another dataset"
 
 
-def kept_columns(columns: Iterable[str], layout: RowLayout, to: str, keep: Sequence[str] | None) -> tuple[str, ...]:
-    """The source's columns that go along: for ``prompt`` what rewards may ask for, and what templates are given.
+# --- Other columns ------------------------------------------------------------------------------
+def kept_columns(
+    columns: Iterable[str], layout: RowLayout, to: str, keep: Sequence[str] | None
+) -> tuple[str, ...]:
+    """The source's columns that go along.
 
-    ``keep`` None takes every column whose name is safe; for other forms than ``prompt`` it takes none, and EVERY all.
-    Raises DataError for a named one that is not there.
+    For ``prompt`` these are what rewards may ask for, and what templates are given. ``keep`` None
+    takes every column whose name is safe; for other forms than ``prompt`` it takes none, and EVERY
+    all. Raises DataError for a named one that is not there.
     """
-    columns, group = list(columns), "reward" if to == "prompt" else "weight"
-    played = set(layout.columns.values())
-    if to != "prompt":  # of which a reward may read the path of a sound
-        refuse_media(name for name in columns if name in MEDIA and name not in played)
-    if to == "prompt" and keep is None:
-        for name in sorted({*CLASHES} & ({*columns} - played)):
-            log.warning("the column `%s` is left out: %s", name, CLASHES[name])
-    for_template = (TEMPLATE_ARGUMENTS,) if to == "prompt" else ("tools", TEMPLATE_ARGUMENTS)
-    given = tuple(name for name in for_template if name in columns and layout.form != "text")
-    safe = [name for name in columns if name not in (*CLASHES, *given)]
+    columns = list(columns)
+    for_template = ["tools", TEMPLATE_ARGUMENTS]
+    if to == "prompt":
+        for_template = [TEMPLATE_ARGUMENTS]
+        if keep is None:
+            _warn_of_clashes(columns, layout)
+    else:  # a reward may read the path of a sound, but nothing else can
+        roles = layout.columns.values()
+        refuse_media(name for name in columns if name in UNTRAINED_COLUMNS and name not in roles)
+    templated = [name for name in for_template if name in columns and layout.form != "text"]
+    safe = [name for name in columns if name not in CLASHES and name not in templated]
+    wanted: Sequence[str]
     if to == "prompt":
         made = ("prompt",) if layout.form == "prompt" else ("prompt", "reference")
-        wanted = [name for name in (safe if keep is None else keep) if name not in made or name in columns]
+        wanted = safe if keep is None else keep
+        wanted = [name for name in wanted if name not in made or name in columns]
     else:
         safe = [name for name in safe if name not in ("prompt", "text")]
-        wanted = safe if EVERY in (keep or ()) else [*(keep or ())]
+        keep = keep or ()
+        wanted = safe if EVERY in keep else keep
+    wanted = [name for name in wanted if name not in templated]
+    _check_wanted(wanted, columns, safe, "reward" if to == "prompt" else "weight")
+    return (*templated, *(name for name in wanted if name != "prompt"))
+
+
+def _warn_of_clashes(columns: Sequence[str], layout: RowLayout) -> None:
+    """Say which columns no reward can ask for, because of their names."""
+    others = set(columns) - set(layout.columns.values())
+    for name in sorted(others & CLASHES.keys()):
+        log.warning("the column `%s` is left out: %s", name, CLASHES[name])
+
+
+def _check_wanted(
+    wanted: Sequence[str], columns: Sequence[str], safe: Sequence[str], group: str
+) -> None:
+    """Raise DataError for columns that a part of ``group`` asks for and cannot have."""
     faults = []
-    for name in (wanted := [name for name in wanted if name not in given]):
-        if name in columns and name not in safe:
+    for name in wanted:
+        if name in safe:
+            continue
+        if name in columns:
             why = CLASHES.get(name, "the trainer would take the rows for another form")
-            faults.append(fault("dataset.clashing_column", group=group, name=name, why=why))
-        elif name not in safe:
-            faults.append(misnamed(group, name, safe, f"a {group} that asks for {{}}"))
+            fault = Fault(
+                where=group,
+                found=f"a {group} asks for the column {name!r}",
+                expected=why,
+                fix="give the column another name in the data",
+            )
+        else:
+            fault = misnamed(group, name, safe, f"a {group} that asks for {{}}")
+        faults.append(fault)
     DataError.refuse(faults)
-    return (*given, *(name for name in wanted if name != "prompt"))
 
 
 def refuse_media(names: Iterable[str]) -> None:
-    """Raise DataError where columns hold what no trainer here learns from, and what is left would be text alone."""
-    if names := list(names):
-        raise DataError(fault("dataset.media", names=", ".join(names), words=",".join(names)))
+    """Raise DataError where columns hold what no trainer here learns from.
+
+    Without them the rows would be text alone, and nobody would notice.
+    """
+    names = list(names)
+    if not names:
+        return
+    fault = Fault(
+        where="dataset",
+        found=f"the columns {', '.join(names)}",
+        expected="text or images: audio and video are not trained yet",
+        fix=f"dataset.without=[{','.join(names)}]  (to train without them)",
+    )
+    raise DataError(fault)
 
 
 def check_without(names: Sequence[str], columns: Sequence[str]) -> None:
     """Raise DataError for a column that is to be left out and is not there."""
-    lacking = [name for name in names if name not in columns]
-    DataError.refuse([misnamed("dataset.without", name, columns, "dataset.without=[{}]") for name in lacking])
+    faults = []
+    for name in names:
+        if name not in columns:
+            faults.append(misnamed("dataset.without", name, columns, "dataset.without=[{}]"))
+    DataError.refuse(faults)

@@ -1,21 +1,25 @@
-"""The first rows of a dataset as files of their own, in the source's columns: of a large one little is fetched."""
+"""The first rows of a dataset as files of their own, in the source's columns.
+
+Of a large dataset only little is fetched.
+"""
 
 import itertools
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, load_dataset_builder
 
-from runner.dataset.disk import find_files, path_text
+from runner.dataset.form import Row
 from runner.dataset.image import find_images
-from runner.dataset.load import RowSource, open_source, translate_dataset_errors
-from runner.dataset.remote import copy_here
+from runner.dataset.remote_files import copy_here
 from runner.dataset.request import Use, read_cuts, read_limits, split_of
-from runner.dataset.step import Row
-from runner.errors import DataError, fault
+from runner.dataset.row_source import RowSource, open_source, translate_dataset_errors
+from runner.dataset.source_files import Files, find_files, path_text
+from runner.errors import DataError, Fault
 from runner.schema.text import Node
 
 MAX_BYTES_WHOLE = 100_000_000  # of local files; of more only the first lines are read
@@ -34,66 +38,102 @@ class Head:
 
 
 def write_head(node: Node, folder: Path, *, count: int, train: int, held_out: int) -> Head:
-    """Files of the first ``count`` rows of each set of a node, and of the ``train`` or ``held_out`` shortest ones."""
+    """Files of the first ``count`` rows of each set of a node, and of the shortest ones.
+
+    Of the training rows the ``train`` shortest are written, of a held-out set the ``held_out``
+    shortest.
+    """
     cut, evals = read_cuts(node.get("split"))
     limits = read_limits(node.get("limit"))
-    files, path = find_files(copy_here(node["path"])), path_text(node["path"])
-    config, revision = node.get("config"), node.get("revision")
+    files = find_files(copy_here(node["path"]))
+    source = _open(node, files)
+    head = Head(folder / "whole", folder / "short")
+    paths = files.paths if files else ()
+    head.images = str(find_images(paths, node.get("image_folder"), False).folder)
+    if cut:
+        total = sum(map(len, _slices(source, cut)))
+        head.rows = min(total, limits["train"] or total) or limits["train"]
+        rows = _read(source, "train", cut, min(count, limits["train"] or count))
+        head.split["train"] = _write(rows, source, head, "train", train)
+    held_out_sets = dict(evals)
+    for number, (name, eval_cut) in enumerate(evals.items()):
+        if isinstance(eval_cut, str):  # else of another source, which is not written
+            rows = _read(source, "eval", eval_cut, min(count, limits["eval"] or count))
+            file_name = f"eval_{number}" if name else "eval"
+            held_out_sets[name] = _write(rows, source, head, file_name, held_out)
+    if set(held_out_sets) <= {""}:
+        head.split["eval"] = held_out_sets.get("")
+    else:
+        head.split["eval"] = held_out_sets
+    return head
+
+
+def _open(node: Node, files: Files | None) -> RowSource:
+    """The dataset of a node, as a stream where reading all of it would take long."""
+    path = path_text(node["path"])
+    config = node.get("config")
+    revision = node.get("revision")
     if files:
         is_long = sum(file.stat().st_size for file in files.paths) > MAX_BYTES_WHOLE
     else:
         with translate_dataset_errors(path):
-            is_long = not os.path.exists(load_dataset_builder(path, config, revision=revision).cache_dir)
-    # As a stream, where reading all of it would take long.
-    source = open_source(path, files, config, revision, is_long or bool(node.get("streaming")))
-    head = Head(folder / "whole", folder / "short")
-    head.images = str(find_images(files.paths if files else (), node.get("image_folder"), False).folder)
-    if cut:
-        counted = sum(map(len, _slices(source, cut)))
-        head.rows = min(counted, limits["train"] or counted) or limits["train"]
-        rows = _read(source, "train", cut, min(count, limits["train"] or count))
-        head.split["train"] = _write(rows, source, head, "train", train)
-    kept = dict(evals)
-    for number, (name, other) in enumerate(evals.items()):
-        if isinstance(other, str):  # else of another source
-            rows = _read(source, "eval", other, min(count, limits["eval"] or count))
-            kept[name] = _write(rows, source, head, f"eval_{number}" if name else "eval", held_out)
-    head.split["eval"] = kept.get("") if set(kept) <= {""} else kept
-    return head
+            builder = load_dataset_builder(path, config, revision=revision)
+            is_long = not os.path.exists(builder.cache_dir)
+    return open_source(path, files, config, revision, is_long or bool(node.get("streaming")))
 
 
 def _read(source: RowSource, use: Use, cut: str, count: int) -> list[Row]:
-    where, split = f"dataset.split.{use}", split_of(cut)
-    source.check(use, cut if source.streams is None else split)
+    """The first rows of a slice.
+
+    Of a stream no more than MAX_ROWS_SKIPPED rows are skipped to come to its beginning.
+    """
+    where = f"dataset.split.{use}"
     if source.streams is None:
+        source.check(use, cut)
         with translate_dataset_errors(source.path, where):
             rows = source.builder.as_dataset(split=cut)
     else:
-        start = slices[0].start if (slices := _slices(source, cut)) else 0
-        rows = source.streams[split].skip(min(start, MAX_ROWS_SKIPPED)) if start else source.streams[split]
-    if first := list(itertools.islice(rows, count)):
-        return first
-    raise DataError(fault("dataset.empty_slice", where=where, path=source.path, cut=cut))
+        split = split_of(cut)
+        source.check(use, split)
+        rows = source.streams[split]
+        slices = _slices(source, cut)
+        if slices and slices[0].start:
+            rows = rows.skip(min(slices[0].start, MAX_ROWS_SKIPPED))
+    first = list(itertools.islice(rows, count))
+    if not first:
+        found = f"{source.path} {cut}: no rows"
+        raise DataError(Fault(where=where, found=found, expected="at least one"))
+    return first
 
 
-def _write(rows: list[Row], source: RowSource, head: Head, name: str, few: int) -> str:
-    for folder, kept in ((head.whole, rows), (head.short, shortest(rows, few))):
+def _write(rows: list[Row], source: RowSource, head: Head, name: str, count: int) -> str:
+    """Write the rows, and the ``count`` shortest of them, under a name, and return it."""
+    features = source.builder.info.features
+    for folder, written in ((head.whole, rows), (head.short, shortest(rows, count))):
         folder.mkdir(parents=True, exist_ok=True)
-        Dataset.from_list(kept, features=source.builder.info.features).to_parquet(folder / f"{name}.parquet")
+        Dataset.from_list(written, features=features).to_parquet(folder / f"{name}.parquet")
     return name
 
 
 def _slices(source: RowSource, cut: str) -> list[range]:
+    """The rows of each part of a slice, none where nobody has counted those of the splits."""
     with translate_dataset_errors(source.path, "dataset.split"):
-        return source.slices(cut) if source.lengths and all(source.lengths.values()) else []
+        lengths = source.lengths.values()
+        return source.slices(cut) if lengths and all(lengths) else []
 
 
-def shortest(rows: list[Row], count: int) -> list[Row]:
-    """The shortest rows in their order, of each label as many, because some trainers compare good and bad ones."""
+def shortest(rows: Sequence[Row], count: int) -> list[Row]:
+    """The shortest rows, in their order.
+
+    Of each label as many are taken, because some trainers compare good and bad ones.
+    """
     sizes = [len(json.dumps(row, default=str)) for row in rows]
-    sides: dict[str, list[int]] = {}
-    for index in sorted(range(len(rows)), key=sizes.__getitem__):
-        label = rows[index].get("label")
-        sides.setdefault(str(label) if isinstance(label, bool) else "", []).append(index)
-    round_robin = [index for turn in itertools.zip_longest(*sides.values()) for index in turn if index is not None]
-    return [rows[index] for index in sorted(round_robin[:count])]
+    by_label: dict[str, list[int]] = {}  # the numbers of rows, the shortest first
+    for number in sorted(range(len(rows)), key=sizes.__getitem__):
+        label = rows[number].get("label")
+        group = str(label) if isinstance(label, bool) else ""
+        by_label.setdefault(group, []).append(number)
+    numbers: list[int] = []
+    for turn in itertools.zip_longest(*by_label.values()):
+        numbers += [number for number in turn if number is not None]
+    return [rows[number] for number in sorted(numbers[:count])]

@@ -1,207 +1,179 @@
-"""Images of rows: gathered from columns and turns, and each opened once, so that a bad one is known by its row.
-
-While a row is converted, a mark stands in its texts where an image does. Then the turns become lists of parts, as
-processors take them, and the images stand in the column ``images``, in the order of their parts. Without torch.
-"""
+"""Images of rows, each opened once, so that a bad one is known by its row. Without torch."""
 
 import base64
-import hashlib
 import io
 import os
 import re
 import urllib.request
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 from typing import Any
 
-from runner.dataset.form import is_conversation, part_text
-from runner.dataset.step import Cells, Row
-from runner.errors import DataError, describe, fault
+from runner.dataset.form import Row
+from runner.dataset.modality import IMAGE
+from runner.errors import DataError, Fault, describe
 from runner.io.files import hub_home
 from runner.io.filetype import HEAD, sniff
 
-IMAGES = "images"
-COLUMNS = (IMAGES, "image")
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-MAX_IMAGES = 64  # of a row
 MAX_BYTES = 64 << 20  # of a file
-TO_MARK = "\ue0fd{}\ue0fd".format
-MARK = re.compile("\ue0fd(\\d+)\ue0fd")  # in place of an image, and of <image>, as other tools write it
-KEYS = ("image", "image_url", "url", "bytes", "path", "value")  # of a part or a cell, under which the image may stand
-PARTS = ("image", "image_url", "input_image")  # of a turn, by their type
-SPOKEN = dict.fromkeys(("messages", "prompt", "input"), "user")
-SPOKEN |= dict.fromkeys(("completion", "target", "chosen", "rejected"), "assistant")
+MAX_LETTERS_PATH = 1024  # a longer text is base64
+TIMEOUT = 20  # seconds
+EXPECTED = "a path below the folder of the data, bytes, base64, or an image of Pillow's"
 
 
 @dataclass(frozen=True)
 class ImageSource:
-    """The folder below which images lie, and whether rows may name addresses; None takes these unseen."""
+    """The folder below which images lie, and whether rows may name URLs.
+
+    With ``urls`` None a URL is kept and not fetched.
+    """
 
     folder: Path = field(default_factory=hub_home)
     urls: bool | None = False
 
-    def read(self, value: Any, where: str) -> dict[str, Any]:
-        """An image as datasets stores it, ``bytes`` or a ``path``; raises DataError for one that cannot be decoded."""
-        value, path = _payload(value) if isinstance(value, Mapping) else value, None
-        if hasattr(value, "save"):  # one of Pillow's
-            _check(value, where, where)
-            value.convert("RGB").save(written := io.BytesIO(), "PNG")
-            value = written.getvalue()
-        if isinstance(value, str) and value.lower().startswith(("http://", "https://")):
+    def read(self, value: Any, where: str) -> Row:
+        """An image as datasets stores it: its ``bytes``, or the ``path`` of its file.
+
+        Raises DataError for one that cannot be decoded, with ``where`` as its place.
+        """
+        if isinstance(value, Mapping):
+            value = IMAGE.payload(value)
+        if hasattr(value, "save"):  # an image of Pillow's
+            _check_image(value, where, where)
+            file = io.BytesIO()
+            value.convert("RGB").save(file, "PNG")
+            value = file.getvalue()
+        if not isinstance(value, str):
+            return self._keep_bytes(value, where)
+        if value.lower().startswith(("http://", "https://")):
             if self.urls is None:
                 return {"bytes": None, "path": value}
-            value = self._fetch(value, where)
-        elif isinstance(value, str) and (path := self._find(value, where)):
-            value = path.read_bytes() if path.stat().st_size <= MAX_BYTES else bytes(MAX_BYTES + 1)
-        elif isinstance(value, str):
-            try:
-                value = base64.b64decode(re.sub(r"^(?i:data):[^,]*,|\s", "", value), validate=True)
-            except ValueError:
-                missing = fault("dataset.image_missing", where=where, path=value[:80], folder=self.folder)
-                raise DataError(missing) from None
-        if not isinstance(value, bytes):
-            raise DataError(fault("dataset.image_none", where=where, kind=type(value).__name__))
-        _check(value, str(path or where), where)
-        return {"bytes": None, "path": str(path)} if path else {"bytes": value, "path": None}
+            return self._keep_bytes(self._fetch(value, where), where)
+        path = self._find(value, where)
+        if path:
+            if path.stat().st_size > MAX_BYTES:  # before so much is read
+                raise DataError(_too_large(where))
+            _check_image(path.read_bytes(), str(path), where)
+            return {"bytes": None, "path": str(path)}
+        try:
+            text = re.sub(r"^(?i:data):[^,]*,|\s", "", value)
+            content = base64.b64decode(text, validate=True)
+        except ValueError:
+            fault = Fault(
+                where=where,
+                found=f"there is no {value[:80]} below {self.folder}",
+                expected=EXPECTED,
+                fix="dataset.image_folder=<folder>",
+            )
+            raise DataError(fault) from None
+        return self._keep_bytes(content, where)
+
+    def _keep_bytes(self, content: object, where: str) -> Row:
+        """The bytes of an image, once they have been decoded."""
+        if not isinstance(content, bytes):
+            raise DataError(no_image(where, type(content).__name__))
+        _check_image(content, where, where)
+        return {"bytes": content, "path": None}
 
     def _find(self, text: str, where: str) -> Path | None:
-        if len(text) > 1024 or text.startswith(("data:", "/9j/")) or "\0" in text:  # the second as base64 of JPEG does
+        """The file that a text names, None where it is base64 or names none."""
+        # Base64 of JPEG begins like an absolute path.
+        is_data = text.startswith(("data:", "/9j/")) or "\0" in text
+        if is_data or len(text) > MAX_LETTERS_PATH:
             return None
         path = (self.folder / text).resolve()  # a link may lead out
         if not path.is_relative_to(self.folder.resolve()):
-            raise DataError(fault("dataset.image_outside", where=where, path=text, folder=self.folder))
-        return path if os.path.isfile(path) else None  # also of a name that is too long for one
+            fault = Fault(
+                where=where,
+                found=f"{text} is not below {self.folder}",
+                expected=EXPECTED,
+                fix="dataset.image_folder=<the folder that holds all images>",
+            )
+            raise DataError(fault)
+        return path if os.path.isfile(path) else None  # also of a name that is too long for a file
 
-    def _fetch(self, address: str, where: str) -> bytes:
+    def _fetch(self, url: str, where: str) -> bytes:
+        """The bytes behind a URL; raises DataError unless fetching was asked for and works."""
         if not self.urls:
-            raise DataError(fault("dataset.image_address", where=where, address=address[:80]))
+            fault = Fault(
+                where=where,
+                found=f"the address {url[:80]}",
+                expected="an image here; rows fetch nothing unless that is typed",
+                fix="dataset.image_urls=true",
+            )
+            raise DataError(fault)
         try:
-            asked = urllib.request.Request(address, headers={"User-Agent": "runner"})
-            with urllib.request.urlopen(asked, timeout=20) as answer:
-                return bytes(answer.read(MAX_BYTES + 1))
-        except Exception as error:  # of the address, of the network, or of the other side
-            raise DataError(fault("dataset.image_unfetched", where=where, error=describe(error)[:120])) from error
-
-
-def _check(data: Any, name: str, where: str) -> None:
-    from PIL import Image
-
-    if (is_packed := isinstance(data, bytes)) and len(data) > MAX_BYTES:
-        raise DataError(fault("dataset.image_bytes", where=where, most=MAX_BYTES))
-    try:
-        with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning):
-            seen = Image.open(io.BytesIO(data), formats=FORMATS) if is_packed else data
-            seen.load()
-        if seen.mode[0] in "IF":  # else all beyond 255 would be white
-            raise ValueError(f"pixels of mode {seen.mode}, which are no colours of 8 bits")
-    except (Image.DecompressionBombWarning, Image.DecompressionBombError):  # before anything is decoded
-        raise DataError(fault("dataset.image_bomb", where=where, most=Image.MAX_IMAGE_PIXELS)) from None
-    except (OSError, SyntaxError, ValueError, EOFError) as error:
-        odd = sniff(data[:HEAD], name) if is_packed and data[:1].isascii() else None
-        found, formats = odd.found if odd else str(error).partition(" <")[0], ", ".join(FORMATS)
-        raise DataError(fault("dataset.image_damaged", where=where, found=found, formats=formats)) from None
+            request = urllib.request.Request(url, headers={"User-Agent": "runner"})
+            with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
+                return bytes(response.read(MAX_BYTES + 1))
+        except Exception as error:  # of the URL, of the network, or of the other side
+            fault = Fault(
+                where=where,
+                found=describe(error)[:120],
+                expected="an image at the address",
+            )
+            raise DataError(fault) from error
 
 
 def find_images(files: Sequence[Path], folder: str | None, urls: bool | None) -> ImageSource:
-    """The images that rows may name: those of a given folder, of that of the first of their files, or of the hub."""
-    place = Path(folder).expanduser() if folder else files[0].parent if files else hub_home()
-    return ImageSource(place.absolute(), urls)
+    """The images that rows may name.
+
+    They lie below a given folder, else below that of the first file, else in the cache of the hub.
+    """
+    if folder:
+        root = Path(folder).expanduser()
+    elif files:
+        root = files[0].parent
+    else:
+        root = hub_home()
+    return ImageSource(root.absolute(), urls)
 
 
-def content_hash(image: Mapping[str, Any]) -> str:
-    """A hash of the bytes of an image as datasets stores it; empty where its file is gone."""
-    path = image["path"] and Path(image["path"])
-    content = image["bytes"] or (path.read_bytes() if path and path.is_file() else b"")
-    return hashlib.sha256(content).hexdigest() if content else ""
+def no_image(where: str, kind: str) -> Fault:
+    """The fault of something that is no image."""
+    return Fault(where=where, found=f"{kind} in place of an image", expected=EXPECTED)
 
 
-# --- Marks --------------------------------------------------------------------------------------
-def has_images(row: Cells, columns: Iterable[str | None] = COLUMNS) -> bool:
-    """True for a row with a column of images, or whose turns hold an image."""
-    turns = [turn for cell in row.values() if is_conversation(cell) for turn in cell]
-    parts = [part for turn in turns if isinstance(turn.get("content"), list) for part in turn["content"]]
-    return bool({*row} & {*columns}) or any(isinstance(part, Mapping) and part.get("type") in PARTS for part in parts)
+def _too_large(where: str) -> Fault:
+    """The fault of a file that is too large for an image."""
+    return Fault(where=where, found=f"more than {MAX_BYTES:,} bytes", expected="a smaller image")
 
 
-def _payload(cell: Cells) -> Any:
-    given = next((cell[key] for key in KEYS if cell.get(key) is not None), None)
-    return given.get("url") if isinstance(given, Mapping) and "url" in given else given
+def _check_image(data: Any, name: str, where: str) -> None:
+    """Raise DataError for bytes, or an image of Pillow's, that cannot be decoded or are too large.
 
+    ``name`` is the file of the bytes, by which their type is guessed.
+    """
+    from PIL import Image
 
-class Marks:
-    """The images of one row by their numbers, and how many places in its texts were left to those of the column."""
-
-    def __init__(self, row: Cells, columns: Iterable[str | None] = COLUMNS):
-        cells: list[Any] = [row[name] for name in columns if name and row.get(name) is not None]
-        cell = next((each for each in cells if not isinstance(each, list | str) or each), [])
-        self.images = list(cell) if isinstance(cell, list) else [cell]
-        self.listed, self.places = len(self.images), 0
-
-    def mark(self, row: Row, columns: Mapping[str, str]) -> Row:
-        """The row with a mark for each image in the columns of these roles; plain text becomes turns."""
-        marked = dict(row)
-        for role, name in columns.items():
-            if role == "text":
-                raise DataError(fault("dataset.image_beside_text", where=role))
-            if role in SPOKEN:
-                text, place = row.get(name), count()  # each column repeats the places of the one before, if any
-                is_one = isinstance(text, str) and role != "messages"
-                marked[name] = self._mark_all([{"role": SPOKEN[role], "content": text}] if is_one else text, place)
-                self.places = max(self.places, next(place))
-        if self.listed and not self.places:  # then they stand in front of the first question
-            asked = [name for role, name in columns.items() if role in ("messages", "prompt", "input")]
-            for name in asked or [name for role, name in columns.items() if role in ("chosen", "rejected")]:
-                for turn in (turn for turn in marked[name] if turn.get("role", turn.get("from")) in ("user", "human")):
-                    turn["content"] = "".join(map(TO_MARK, range(self.listed))) + (turn.get("content") or "")
-                    self.places = self.listed
-                    break
-        return marked
-
-    def _mark_all(self, turns: Any, place: Iterator[int]) -> Any:
-        if not is_conversation(turns):
-            return turns
-        found = []
-        for turn in turns:
-            content = turn["content"] if turn.get("content") is not None else turn.get("value")
-            parts = [content] if isinstance(content, str) else content if isinstance(content, list) else []
-            texts = [self._mark_part({"text": part} if isinstance(part, str) else part, place) for part in parts]
-            found.append(dict(turn) | ({"content": "".join(texts)} if texts else {}))
-        return found
-
-    def _mark_part(self, part: Cells, place: Iterator[int]) -> str:
-        if part.get("type") not in PARTS:
-            if not isinstance(text := part_text(part), str):
-                raise DataError(fault("dataset.image_none", where=IMAGES, kind=f"a part of type {part.get('type')}"))
-            return re.sub("<image>", lambda found: TO_MARK(next(place)), text.replace("\ue0fd", ""))
-        if (given := _payload(part)) is None:
-            return TO_MARK(next(place))
-        if given not in self.images[self.listed :]:
-            self.images.append(given)
-        return TO_MARK(self.images.index(given, self.listed))
-
-    def place(self, made: Row, source: ImageSource) -> Row:
-        """The converted row with parts in place of marks, and its images in the order of the parts."""
-        if self.places != self.listed:
-            raise DataError(fault("dataset.image_count", where=IMAGES, images=self.listed, places=self.places))
-        if (many := len(self.images)) > MAX_IMAGES:
-            raise DataError(fault("dataset.image_many", where=IMAGES, count=many, most=MAX_IMAGES))
-        chats, order = {name: value for name, value in made.items() if is_conversation(value)}, list[int]()
-        for name, turns in chats.items():
-            for turn in turns:
-                numbers = list(map(int, MARK.findall(turn["content"])))
-                if numbers and (turn["role"] == "assistant" or name not in ("messages", "prompt")):
-                    raise DataError(fault("dataset.image_answered", where=name))
-                order += numbers
-        sound = {number: source.read(self.images[number], f"{IMAGES}[{number}]") for number in dict.fromkeys(order)}
-        for name, turns in chats.items():
-            chats[name] = [turn | {"content": _to_parts(turn["content"])} for turn in turns]
-        return made | chats | {IMAGES: [sound[number] for number in order]}
-
-
-def _to_parts(text: str) -> list[Row]:
-    pieces = enumerate(MARK.split(text))  # of which every second one is the number in a mark
-    parts = [{"type": "image"} if odd % 2 else {"type": "text", "text": piece} for odd, piece in pieces if piece]
-    return parts or [{"type": "text", "text": ""}]
+    is_packed = isinstance(data, bytes)
+    if is_packed and len(data) > MAX_BYTES:
+        raise DataError(_too_large(where))
+    try:
+        with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning):
+            image = Image.open(io.BytesIO(data), formats=FORMATS) if is_packed else data
+            image.load()
+        if image.mode[0] in "IF":  # else all beyond 255 would be white
+            raise ValueError(f"pixels of mode {image.mode}, which are no colours of 8 bits")
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
+        # Pillow tells it by the header, before anything is decoded.
+        fault = Fault(
+            where=where,
+            found=f"more than {Image.MAX_IMAGE_PIXELS:,} pixels",
+            expected="a smaller image; this one would take more than a quarter of a gigabyte",
+        )
+        raise DataError(fault) from None
+    except (OSError, SyntaxError, ValueError, EOFError) as error:
+        found = str(error).partition(" <")[0]
+        finding = sniff(data[:HEAD], name) if is_packed and data[:1].isascii() else None
+        if finding:
+            found = finding.found
+        fault = Fault(
+            where=where,
+            found=found,
+            expected=f"an image that can be decoded to its end: {', '.join(FORMATS)}",
+        )
+        raise DataError(fault) from None

@@ -1,119 +1,266 @@
-"""A dataset's keys but its path and form: splits, slices, limits, a mixture's weights; without the datasets library."""
+"""The keys of a dataset but its path and form: splits, slices, limits, the weights of a mixture.
+
+Nothing here needs the datasets library, so that a mistake is refused before it is imported.
+"""
 
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from runner.dataset.detect import misnamed
-from runner.dataset.disk import Files
-from runner.errors import DataError, Fault, fault
+from runner.dataset.faults import misnamed
+from runner.dataset.source_files import Files
+from runner.errors import DataError, Fault
 from runner.schema.text import short_text
 
 Use = Literal["train", "eval"]
+USES: tuple[Use, ...] = ("train", "eval")
 BAD_ROWS = ("refuse", "drop")
+# One end of a slice: a number of rows or a percentage, as datasets writes it.
 END = r"(?:-?\d{1,18}(?:_\d{3}){0,5}%?)?"
 SLICE = re.compile(rf"\w[\w.-]*(?:\[{END}:{END}\])?(?:\(\w+\))?")
+SLICES_EXPECTED = "train[:90%], train[500:] or train+extra"
 
 
-def split_words(split: str = "train", share: int = 90, group: str = "dataset", held_out: str = "") -> str:
-    """The words that hold out the end of a split from the training."""
+def split_words(
+    split: str = "train", share: int = 90, group: str = "dataset", held_out: str = ""
+) -> str:
+    """The words to type that hold out the rows behind the first ``share`` percent of a split."""
     held_out = held_out or f"{group}.split.eval"
     return f"{group}.split.train='{split}[:{share}%]' {held_out}='{split}[{share}%:]'"
 
 
 def named_sets(evals: Any) -> Mapping[str, Any]:
-    """The held-out sets of ``split.eval`` by name, each a slice or a source of its own; a single one is called ""."""
-    return evals if isinstance(evals, Mapping) and "_target_" not in evals else {"": evals}
+    """The held-out sets of ``split.eval`` by name; a single one has the name ""."""
+    if isinstance(evals, Mapping) and "_target_" not in evals:
+        return evals
+    return {"": evals}
 
 
 def read_cuts(split: Mapping[Use, Any] | None) -> tuple[str | None, dict[str, Any]]:
     """The slice to train on, and the held-out sets by name, as ``named_sets`` has them."""
-    split = {"train": "train"} if split is None else split
-    if odd := [name for name in split if name not in ("train", "eval")]:
-        raise DataError(misnamed("dataset.split", odd[0], ("train", "eval"), f"dataset.split.{{}}={split[odd[0]]}"))
+    if split is None:
+        split = {"train": "train"}
+    for key, cut in split.items():
+        if key not in USES:
+            raise DataError(misnamed("dataset.split", key, USES, f"dataset.split.{{}}={cut}"))
+    train = split.get("train")
     evals = named_sets(split.get("eval"))
-    for name, cut in [("train", split.get("train")), *(("eval", cut) for cut in evals.values())]:
-        is_known = cut is None or isinstance(cut, str) or callable(cut) or (isinstance(cut, dict) and "_target_" in cut)
-        if not is_known:  # a share or a number of rows, as other tools have it
-            fix = split_words(share=round(100 * (1 - cut)) if isinstance(cut, float) and 0 < cut < 1 else 90)
-            raise DataError(fault("dataset.share_for_slice", use=name, cut=short_text(cut), fix=fix))
-    return split.get("train"), {name: cut for name, cut in evals.items() if cut}
+    _check_kind_of_cut("train", train)
+    for cut in evals.values():
+        _check_kind_of_cut("eval", cut)
+    return train, {name: cut for name, cut in evals.items() if cut}
+
+
+def _check_kind_of_cut(use: Use, cut: Any) -> None:
+    """Raise DataError for a slice that is neither a text nor a source of its own.
+
+    Other tools take a share or a number of rows here; a share is translated in the fix.
+    """
+    if cut is None or isinstance(cut, str) or callable(cut):
+        return
+    if isinstance(cut, dict) and "_target_" in cut:
+        return
+    share = 90
+    if isinstance(cut, float) and 0 < cut < 1:
+        share = round(100 * (1 - cut))
+    fault = Fault(
+        where=f"dataset.split.{use}",
+        found=short_text(cut),
+        expected=SLICES_EXPECTED,
+        fix=split_words(share=share),
+    )
+    raise DataError(fault)
 
 
 def read_limits(limit: Mapping[Use, int | None] | None) -> dict[Use, int | None]:
     """The most rows of ``train`` and of ``eval``, None where all are wanted."""
     limits: dict[Use, int | None] = {"train": None, "eval": None, **(limit or {})}
-    given = {f"dataset.limit.{name}": count for name, count in limits.items() if count is not None}
-    bad = {key: count for key, count in given.items() if not isinstance(count, int) or count < 1}
-    DataError.refuse(fault("dataset.no_limit", key=key, count=count) for key, count in bad.items())
+    faults = []
+    for use, count in limits.items():
+        if count is None or (isinstance(count, int) and count >= 1):
+            continue
+        fault = Fault(
+            where=f"dataset.limit.{use}",
+            found=str(count),
+            expected="a whole number above 0, or null",
+            fix="=null",
+        )
+        faults.append(fault)
+    DataError.refuse(faults)
     return limits
 
 
 def check_words(files: Files | None, bad_rows: str, **hub_only: str | None) -> None:
-    """Raise DataError for what only datasets of the hub have, and for an unknown way to treat bad rows."""
-    given = {f"dataset.{name}": value for name, value in hub_only.items() if value and files}
-    faults = [fault("dataset.only_of_the_hub", key=key, value=value) for key, value in given.items()]
+    """Raise DataError for keys that files do not have, and for an unknown way to treat bad rows."""
+    faults = []
+    for name, value in hub_only.items():
+        if not value or not files:
+            continue
+        fault = Fault(
+            where=f"dataset.{name}",
+            found=repr(value),
+            expected="null, because only the hub has them",
+            fix="=null",
+        )
+        faults.append(fault)
     if bad_rows not in BAD_ROWS:
         faults.append(misnamed("dataset.bad_rows", bad_rows, BAD_ROWS, "dataset.bad_rows={}"))
     DataError.refuse(faults)
 
 
-def check_cut(where: str, cut: str, splits: Iterable[str], path: str, *, streaming: bool = False) -> None:
-    """Refuse splits that are not there, slices that are none, and slices where rows only flow past."""
-    splits, group = sorted(splits, key="train".__ne__), where.partition(".split.")[0]
+def check_cut(
+    where: str, cut: str, splits: Iterable[str], path: str, *, streaming: bool = False
+) -> None:
+    """Raise DataError for a slice that ``path`` cannot give.
+
+    Its split is missing, it is not written as a slice, it takes no row, or the rows are a stream,
+    of which only whole splits can be read.
+    """
+    splits = sorted(splits, key="train".__ne__)  # train first, because messages list them
     for part in cut.split("+"):
-        name, bracket, _ = part.strip().partition("[")
+        name, bracket, ends = part.strip().partition("[")
         if name.partition("(")[0] not in splits:
-            # Held-out rows of the only split would be trained on, too.
-            both = f"{where}.path={cut}" if "." in cut else split_words(splits[0], group=group, held_out=where)
-            other = misnamed(where, name, splits, where + "={}", f"{where}={splits[0]}" if "train" in where else both)
-            raise DataError(replace(other, found=f"{name!r} in {path}"))
+            raise DataError(_missing_split(where, cut, name, splits, path))
+        fault = None
         if not SLICE.fullmatch(part.strip()):
-            raise DataError(fault("dataset.no_slice", where=where, cut=cut, split=name))
-        ends = [int(end) for end in re.findall(r"(-?[\d_]+)%", bracket and part.partition("[")[2])]
-        if any(abs(end) > 100 for end in ends):
-            raise DataError(fault("dataset.large_share", where=where, cut=cut, split=name))
-        if re.search(r"\[(\d*%?):0+%?\]", part):
-            raise DataError(no_row(where.rpartition(".")[2], cut, f"{path} {cut}"))
-        if streaming and (bracket or part != cut):
+            fault = Fault(
+                where=where,
+                found=f"{cut!r}, which is no slice",
+                expected=SLICES_EXPECTED,
+                fix=f"='{name}[:90%]'",
+            )
+        elif any(abs(int(share)) > 100 for share in re.findall(r"(-?[\d_]+)%", ends)):
+            fault = Fault(
+                where=where,
+                found=cut,
+                expected="shares of at most 100%",
+                fix=f"='{name}[:90%]'",
+            )
+        elif re.search(r"\[(\d*%?):0+%?\]", part):
+            fault = no_row(where.rpartition(".")[2], cut, f"{path} {cut}")
+        elif streaming and (bracket or part != cut):
             limit = where.replace(".split.", ".limit.")
-            raise DataError(fault("dataset.slice_of_stream", where=where, cut=cut, limit=limit))
+            fault = Fault(
+                where=where,
+                found=cut,
+                expected="a whole split of a stream",
+                fix=f"{limit}=<rows>, or dataset.streaming=false",
+            )
+        if fault:
+            raise DataError(fault)
+
+
+def _missing_split(where: str, cut: str, name: str, splits: list[str], path: str) -> Fault:
+    """The fault of a split that is not there.
+
+    Where no name is like it, training may take the first split. Held-out rows may not, because
+    they would be trained on too: that split is divided. A slice with a dot is meant as a file.
+    """
+    group = where.partition(".split.")[0]
+    if "train" in where:
+        otherwise = f"{where}={splits[0]}"
+    elif "." in cut:
+        otherwise = f"{where}.path={cut}"
+    else:
+        otherwise = split_words(splits[0], group=group, held_out=where)
+    fault = misnamed(where, name, splits, f"{where}={{}}", otherwise)
+    return replace(fault, found=f"{name!r} in {path}")
 
 
 def slice_length(cut: str, rows: int) -> int | None:
-    """The number of rows that a slice takes of so many, None of several slices and another way to round."""
+    """The number of rows that a slice takes of so many.
+
+    None where several slices are joined, or where the slice says how to round.
+    """
     if "+" in cut or "(" in cut:
         return None
-    inside = re.search(r"\[(.*):(.*)\]", cut)
-    ends = [end or None for end in (inside.groups() if inside else ("", ""))]
-    # A share is rounded to the nearest row, as datasets does it.
-    numbers = [end and (round(int(end[:-1]) * rows / 100) if "%" in end else int(end)) for end in ends]
-    return len(range(rows)[slice(*numbers)])
+    ends = re.search(r"\[(.*):(.*)\]", cut)
+    if not ends:
+        return rows
+    first = _row_number(ends[1], rows)
+    last = _row_number(ends[2], rows)
+    return len(range(rows)[first:last])
+
+
+def _row_number(end: str, rows: int) -> int | None:
+    """The row at one end of a slice; a share is rounded to the nearest row, as datasets does it."""
+    if not end:
+        return None
+    if "%" in end:
+        return round(int(end[:-1]) * rows / 100)
+    return int(end)
 
 
 def split_of(cut: str) -> str:
-    """The name of the split that a slice, or the first of several, is of."""
+    """The split of a slice, or of the first of several slices."""
     return re.split(r"[\[+(]", cut)[0].strip()
 
 
 def no_row(use: str, cut: str, label: str) -> Fault:
     """The fault of a slice that takes no row."""
     name = split_of(cut)
-    held_out = f"dataset.split.train='{name}[:-1]' dataset.split.eval='{name}[-1:]', or dataset.split.eval=null"
-    fix = held_out if use == "eval" else f"dataset.split.{use}='{name}[:90%]', or another dataset"
-    return fault("dataset.slice_without_rows", use=use, label=label, fix=fix)
+    fix = f"dataset.split.{use}='{name}[:90%]', or another dataset"
+    if use == "eval":
+        fix = (
+            f"dataset.split.train='{name}[:-1]' dataset.split.eval='{name}[-1:]', "
+            "or dataset.split.eval=null"
+        )
+    return Fault(
+        where=f"dataset.split.{use}",
+        found=f"no row: {label}",
+        expected="at least one row",
+        fix=fix,
+    )
 
 
 def check_weights(parts: Mapping[str, object], weights: Mapping[str, float] | None) -> None:
-    """Raise DataError for each weight of a mixture that is missing, of no part, or no number, and for odd parts."""
-    faults = [] if parts else [fault("dataset.no_parts")]
-    odd = [name for name, part in parts.items() if isinstance(part, Mapping) and "_target_" not in part]
-    faults += [fault("dataset.part_of_no_function", part=name) for name in odd]
-    for name, weight in (weights or {}).items():
+    """Raise DataError for a mixture without parts, or with parts or weights that cannot be.
+
+    Either each part has a weight, a number above 0, or none has.
+    """
+    reader = "runner.dataset.load.load_rows"
+    weights = weights or {}
+    faults = []
+    if not parts:
+        fault = Fault(
+            where="dataset.parts",
+            found="no parts",
+            expected="at least one",
+            fix=f"dataset.parts.<name>._target_={reader}",
+        )
+        faults.append(fault)
+    for name, part in parts.items():
+        if not isinstance(part, Mapping) or "_target_" in part:
+            continue
+        key = f"dataset.parts.{name}"
+        fault = Fault(
+            where=key,
+            found="no _target_",
+            expected="what reads its rows, called once the trainer's form is known",
+            fix=f"+{key}._target_={reader} +{key}._partial_=true",
+        )
+        faults.append(fault)
+    for name, weight in weights.items():
         if name not in parts:
-            faults.append(misnamed("dataset.weights", name, parts, "dataset.weights.{}=" + str(weight)))
+            faults.append(
+                misnamed("dataset.weights", name, parts, f"dataset.weights.{{}}={weight}")
+            )
         elif not isinstance(weight, int | float) or not weight > 0:
-            faults.append(fault("dataset.no_weight", part=name, weight=weight))
-    faults += [fault("dataset.part_without_weight", part=name) for name in parts if weights and name not in weights]
+            fault = Fault(
+                where=f"dataset.weights.{name}",
+                found=str(weight),
+                expected="a number above 0",
+                fix="=1",
+            )
+            faults.append(fault)
+    for name in parts:
+        if weights and name not in weights:
+            fault = Fault(
+                where=f"dataset.weights.{name}",
+                found="no weight",
+                expected="one for every part, or none",
+                fix="=1",
+            )
+            faults.append(fault)
     DataError.refuse(faults)

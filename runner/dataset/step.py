@@ -1,7 +1,7 @@
-"""Steps that rows go through before anything else is made of them: functions row -> row, or None to leave it out.
+"""Steps that rows go through first: functions row -> row, or None to leave it out.
 
-A step (``dataset.map``) sees each row once, the first 100 again at each start, and what comes out is kept on disk: a
-collator is for what should change.
+A step (``dataset.map``) sees each row once, and the first 100 again at each start; what comes out is
+kept on disk. A collator is for what should change.
 """
 
 import functools
@@ -11,69 +11,118 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from runner.errors import DataError, Fault, describe, fault, own_place
+from runner.dataset.form import Row
+from runner.errors import DataError, Fault, describe, own_place
 
-Row = dict[str, Any]
-Cells = Mapping[str, Any]  # a row that is only read
 Step = Callable[[Row], Row | None]
+PLACEHOLDER = re.compile(r"\{\{ ?(\w+) ?\}\}")
 
 
-def list_steps(steps: Step | Sequence[Step | None] | Mapping[str, Step | None] | None) -> tuple[Step, ...]:
-    """The steps in order, from one, a list of them, or a mapping from names; null entries are none."""
-    listed = steps.values() if isinstance(steps, Mapping) else steps if isinstance(steps, Sequence) else [steps]
-    found = tuple(step for step in listed if step is not None)
-    DataError.refuse([Fault("dataset.map", repr(step), "a function of a row") for step in found if not callable(step)])
-    return found
+def list_steps(
+    steps: Step | Sequence[Step | None] | Mapping[str, Step | None] | None,
+) -> tuple[Step, ...]:
+    """The steps in order, from one, a list of them, or a mapping from names; null is no step."""
+    candidates: Iterable[Step | None]
+    if isinstance(steps, Mapping):
+        candidates = steps.values()
+    elif isinstance(steps, Sequence):
+        candidates = steps
+    else:
+        candidates = [steps]
+    listed = tuple(step for step in candidates if step is not None)
+    faults: list[Fault] = []
+    for step in listed:
+        if not callable(step):
+            faults.append(Fault("dataset.map", repr(step), "a function of a row"))
+    DataError.refuse(faults)
+    return listed
 
 
 def apply_steps(row: Row, steps: Sequence[Step]) -> Row | None:
-    """The row that the steps make of a row; raises DataError with the line of the user's code that failed."""
+    """The row that the steps make of a row; None where one of them leaves it out.
+
+    Raises DataError with the line of the user's code that failed.
+    """
+    expected = "a row, or None to leave it out"
     made: Any = dict(row)
     for step in steps:
         try:
             made = step(made)
+        except DataError:
+            raise
         except Exception as error:
-            if isinstance(error, DataError):
-                raise
-            found, fix = describe(error), f"mend {own_place(error) or step}, or dataset.map=null"
-            raise DataError(Fault("map", found, "a row, or None to leave it out", fix)) from error
+            fault = Fault(
+                where="map",
+                found=describe(error),
+                expected=expected,
+                fix=f"mend {own_place(error) or step}, or dataset.map=null",
+            )
+            raise DataError(fault) from error
         if made is None:
             return None
         if not isinstance(made, Mapping):
             function = step.func if isinstance(step, functools.partial) else step
-            found = f"{getattr(function, '__name__', type(function).__name__)} gave {type(made).__name__}"
-            raise DataError(Fault("map", found, "a row, or None to leave it out"))
+            name = getattr(function, "__name__", type(function).__name__)
+            raise DataError(Fault("map", f"{name} gave {type(made).__name__}", expected))
     return dict(made)
 
 
 def first_made(rows: Iterable[Row], steps: Sequence[Step]) -> Row:
-    """The first row that comes out of the steps; raises DataError where none does, with the first error if any."""
-    failed = DataError(fault("dataset.every_row_left_out"))
-    for place, row in enumerate(rows):
+    """The first row that comes out of the steps.
+
+    Raises DataError where none does, with the last error if there was one.
+    """
+    failure = DataError(
+        Fault(
+            where="dataset.map",
+            found="every row is left out",
+            expected="at least one row",
+            fix="dataset.map=null, or a step that keeps some",
+        )
+    )
+    for number, row in enumerate(rows):
         try:
-            if (made := apply_steps(row, steps)) is not None:
-                return made
+            made = apply_steps(row, steps)
         except DataError as error:
-            failed = DataError([replace(each, where=f"row {place}, {each.where}") for each in error.faults])
-    raise failed
+            faults = [
+                replace(fault, where=f"row {number}, {fault.where}") for fault in error.faults
+            ]
+            failure = DataError(faults)
+            continue
+        if made is not None:
+            return made
+    raise failure
 
 
 def made_rows(rows: Iterable[Row], steps: Sequence[Step]) -> Iterator[Row]:
-    """The rows that come out of the steps; one on which a step fails is refused where all are made."""
+    """The rows that come out of the steps.
+
+    A row on which a step fails is skipped: it is refused where all rows are made.
+    """
     for row in rows:
+        made = None
         with suppress(DataError):
-            if (made := apply_steps(row, steps)) is not None:
-                yield made
+            made = apply_steps(row, steps)
+        if made is not None:
+            yield made
 
 
 def fill(row: Row, names: Mapping[str, str]) -> Row:
-    """Each ``{{NAME}}`` in the texts of a row, those of its conversations too, as the text that is given for it."""
+    """The row with a text for each ``{{NAME}}`` in its texts.
+
+    Those of its conversations count, too. A name without a text stays.
+    """
+
+    def replacement(match: re.Match[str]) -> str:
+        return str(names.get(match[1], match[0]))
 
     def filled(value: Any) -> Any:
         if isinstance(value, str):
-            return re.sub(r"\{\{ ?(\w+) ?\}\}", lambda found: str(names.get(found[1], found[0])), value)
+            return PLACEHOLDER.sub(replacement, value)
         if isinstance(value, Mapping):
-            return {key: filled(entry) for key, entry in value.items()}
-        return list(map(filled, value)) if isinstance(value, list) else value
+            return {key: filled(inner) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [filled(inner) for inner in value]
+        return value
 
     return {column: filled(value) for column, value in row.items()}

@@ -1,6 +1,7 @@
-"""A training step of a run in small, measured: its passes, the activations that it keeps and its peak.
+"""A training step of a run in small, measured: its passes, the activations that it keeps, its peak.
 
-Only what the step itself shows is looked at, so nothing here knows one trainer from another; ``memory`` scales it.
+Only what the step itself shows is looked at, so nothing here knows one trainer from another;
+``memory`` scales it.
 """
 
 import contextlib
@@ -12,7 +13,7 @@ import re
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,59 +22,72 @@ import torch
 from torch import Tensor, is_grad_enabled, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile, record_function
-from transformers import Trainer
+from transformers import PreTrainedModel, Trainer
 
 from runner.errors import RunnerError
-from runner.estimate.memory import RECOMPUTE, MeasuredStep, autocasts, cycle_of
-from runner.estimate.weights import ModelWeights, Shape, source_of, trunks_of
+from runner.estimate.memory import RECOMPUTE, MeasuredStep, autocasts
+from runner.estimate.model_weights import ModelWeights, Shape, source_of, trunks_of
+from runner.estimate.steps import cycle_of
 from runner.io.files import read_json, write_json
 from runner.io.terminal import HidingLog
-from runner.launch import worker
+from runner.launch import processes
 from runner.run import open_run
-from runner.schema import upstream
 from runner.schema.text import Config
 from runner.schema.upstream import config_fields
 from runner.training.components import build_components
 
-# In a profile: where a batch goes through the layers with gradients, and where the first of these is there.
-PASS, GRADIENT = "runner.pass", "runner.gradient"
+# Marks in a profile: where a batch begins to go through the layers with gradients, and where the
+# first of these is there.
+PASS = "runner.pass"
+GRADIENT = "runner.gradient"
 
 
 def measure_small(cfg: Config, gpu: bool, folder: Path) -> tuple[MeasuredStep | None, str]:
-    """A step of a run in small, in the precision that it has on a GPU or here, or why none could be measured."""
+    """A step of a run in small, in the precision of a GPU or of this CPU, or why there is none."""
     folder.mkdir(parents=True, exist_ok=True)
-    result = folder / "measured.json"
-    result.unlink(missing_ok=True)
+    result_path = folder / "measured.json"
+    result_path.unlink(missing_ok=True)
 
     def measure() -> int:
         try:
-            write_json(result, {"seen": asdict(measure_step(cfg, gpu, folder))})
+            step = measure_step(cfg, gpu, folder)
+            write_json(result_path, {"step": asdict(step)})
         except Exception as error:  # whatever a trainer may raise
             traceback.print_exc()
-            first = error.faults[0].found if isinstance(error, RunnerError) else f"{type(error).__name__}: {error}"
-            write_json(result, {"why": first.splitlines()[0]})
+            why = f"{type(error).__name__}: {error}"
+            if isinstance(error, RunnerError):
+                why = error.faults[0].found
+            write_json(result_path, {"why": why.splitlines()[0]})
         return 0
 
     run_apart(measure, folder / "log.txt", folder / "cache")
-    read = read_json(result) or {"why": "the process that measured it was killed"}
-    if "seen" not in read:
-        return None, read["why"]
-    return MeasuredStep(**read["seen"] | {"shape": Shape(**read["seen"]["shape"])}), ""
+    result = read_json(result_path) or {"why": "the process that measured it was killed"}
+    if "step" not in result:
+        return None, result["why"]
+    figures = dict(result["step"])
+    shape = Shape(**figures.pop("shape"))
+    return MeasuredStep(shape, **figures), ""
 
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute with one thread inside: a process forked from one that has several of OpenMP would wait for ever."""
-    with contextlib.ExitStack() as behind:
-        behind.callback(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(1)
+    """Compute with one thread inside.
+
+    A process that is forked from one with several threads of OpenMP would wait for ever.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
         yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def run_apart(call: Callable[[], int], log: Path, cache: Path) -> int:
     """The exit code of a call in a process of its own, below zero the signal that killed it.
 
-    The process ends with this one, writes into a log, leaves nothing behind here, and has a ``cache`` of its own.
+    The process ends with this one, writes into a log, leaves nothing behind here, and has a
+    ``cache`` of its own.
     """
 
     def apart() -> int:
@@ -83,7 +97,7 @@ def run_apart(call: Callable[[], int], log: Path, cache: Path) -> int:
         return call()
 
     output = HidingLog.open(log)
-    process = worker.fork(apart)
+    process = processes.fork(apart)
     output.close()
     try:
         os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
@@ -97,58 +111,77 @@ def run_apart(call: Callable[[], int], log: Path, cache: Path) -> int:
 
 
 def measure_step(cfg: Config, gpu: bool, folder: Path) -> MeasuredStep:
-    """Train alone in a folder of its own, for one cycle of generation with all activations kept, and measure that."""
-    own = copy.deepcopy(dict(cfg)) | dict.fromkeys(("callback", "metric", "quant")) | {"output_root": str(folder)}
-    args = own["trainer"]["args"]
-    args |= {upstream.BF16: autocasts(args, gpu), upstream.FP16: False}
-    args |= {name: False for name in RECOMPUTE if name in config_fields(args)}
-    args |= {upstream.USE_CPU: True, upstream.MAX_STEPS: cycle_of(args)}
-    args |= {upstream.SAVE_STRATEGY: "no", upstream.EVAL_STRATEGY: "no", upstream.LOAD_BEST_MODEL_AT_END: False}
-    if own["peft"] and own["peft"].get("r"):
-        own["peft"]["r"] = 1  # what a rank adds does not grow with the width, and is little in a wide model
-    trainer = build_components(open_run(own, [])).trainer
-    shape, trace = ModelWeights(source_of(cfg), dtype="float32", trained=False).shape, folder / "profile.json"
+    """Train alone in a folder for one cycle of generation, keep all activations, and measure it."""
+    alone = copy.deepcopy(dict(cfg))
+    alone |= {"callback": None, "metric": None, "quant": None, "output_root": str(folder)}
+    args = alone["trainer"]["args"]
+    args |= {"bf16": autocasts(args, gpu), "fp16": False}
+    for name in RECOMPUTE:
+        if name in config_fields(args):
+            args[name] = False
+    args |= {"use_cpu": True, "max_steps": cycle_of(args)}
+    args |= {"save_strategy": "no", "eval_strategy": "no", "load_best_model_at_end": False}
+    if alone["peft"] and alone["peft"].get("r"):
+        # What a rank adds does not grow with the width, and is little in a wide model.
+        alone["peft"]["r"] = 1
+    trainer = build_components(open_run(alone, [])).trainer
+    shape = ModelWeights(source_of(cfg), dtype="float32", trained=False).shape
     meter = Meter(trainer, shape)
     profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
     with profiler, saved_tensors_hooks(meter.keep, lambda tensor: tensor):
         trainer.train()
+    trace = folder / "profile.json"
     profiler.export_chrome_trace(str(trace))
-    return replace(meter.seen, peak=read_peak(trace, gpu), steps=args[upstream.MAX_STEPS])
+    return replace(meter.step, peak=read_peak(trace, gpu), steps=args["max_steps"])
 
 
 class Meter:
-    """Watches what the first micro-batch of a training keeps for its backward pass, and counts the passes of all."""
+    """Watches what the first micro-batch of a training keeps for its backward pass.
+
+    It also counts the tokens of all passes.
+    """
 
     def __init__(self, trainer: Trainer, shape: Shape):
         models = {name: part for name, part in vars(trainer).items() if isinstance(part, nn.Module)}
-        self.weights = weights = list(trainer.model.parameters())
-        self.seen = MeasuredStep(shape, reference=any(name.startswith("ref") for name in models))
-        self.matrices = {size for each in weights if each.dim() > 1 for size in (each.shape, each.shape[::-1])}
-        self.precisions = {each.dtype for each in weights}
-        self.known = {each.untyped_storage().data_ptr() for each in weights}  # storages that are not to be counted
+        self.step = MeasuredStep(shape, reference=any(name.startswith("ref") for name in models))
+        self.weights = list(trainer.model.parameters())
+        self.precisions = {weight.dtype for weight in self.weights}
+        self.matrices: set[torch.Size] = set()
+        for weight in self.weights:
+            if weight.dim() > 1:
+                self.matrices |= {weight.shape, weight.shape[::-1]}
+        # Storages that are not to be counted, by their addresses.
+        self.counted = {weight.untyped_storage().data_ptr() for weight in self.weights}
         self.is_inside = False  # of the layers
         self.is_first = True  # of the batches: no gradient was before it
-        for trunk in {trunk for part in models.values() for trunk in trunks_of(part)}:
+        trunks: set[PreTrainedModel] = set()
+        for model in models.values():
+            trunks.update(trunks_of(model))
+        for trunk in trunks:
             trunk.register_forward_pre_hook(self._enter, with_kwargs=True)
             trunk.register_forward_hook(self._leave)
-        for weight in weights:
+        for weight in self.weights:
             if weight.requires_grad:
                 weight.register_post_accumulate_grad_hook(self._end_batch)
 
     def _enter(self, trunk: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        given = next(each for each in (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args) if each is not None)
-        rows, width = given.shape[:2]
+        inputs = [kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args]
+        first_input = next(tensor for tensor in inputs if tensor is not None)
+        rows, width = first_input.shape[:2]
+        step = self.step
         if not is_grad_enabled():
-            self.seen.sampled = max(self.seen.sampled, rows * (width == 1))
-            self.seen.asked += rows * width
+            if width == 1:  # a token is sampled for each row
+                step.sampled = max(step.sampled, rows)
+            step.asked += rows * width
             return
         self.is_inside = True
-        if not self.seen.tokens:
+        if not step.tokens:
             with record_function(PASS):
-                self.seen.rows, self.seen.tokens = rows, rows * width
-        self.seen.accumulates |= any(each.grad is not None for each in self.weights)
-        self.seen.passed_rows += rows
-        self.seen.passed += rows * width
+                step.rows = rows
+                step.tokens = rows * width
+        step.accumulates |= any(weight.grad is not None for weight in self.weights)
+        step.passed_rows += rows
+        step.passed += rows * width
 
     def _leave(self, *_: object) -> None:
         self.is_inside = False
@@ -159,36 +192,100 @@ class Meter:
                 self.is_first = False
 
     def keep(self, tensor: Tensor) -> Tensor:
-        """Count a tensor saved for the backward pass of the first batch, once for all that share its bytes."""
+        """Count a tensor that the first batch saves for its backward pass, shared bytes once."""
         storage = tensor.untyped_storage()
-        if self.is_first and storage.data_ptr() not in self.known:
-            self.known.add(storage.data_ptr())
-            if tensor.shape in self.matrices and tensor.dtype not in self.precisions:
-                self.seen.casts += storage.nbytes() * self.is_inside
-            elif self.is_inside:
-                square = tensor.dim() > 2 and tensor.shape[-1] == tensor.shape[-2]
-                self.seen.maps += storage.nbytes() * (square and tensor.shape[-3] > 1)  # a mask is there once
-                self.seen.body += storage.nbytes() * (not square)
+        if not self.is_first or storage.data_ptr() in self.counted:
+            return tensor
+        self.counted.add(storage.data_ptr())
+        if not self.is_inside:
+            return tensor
+        size = storage.nbytes()
+        if tensor.shape in self.matrices and tensor.dtype not in self.precisions:
+            self.step.casts += size
+        elif tensor.dim() > 2 and tensor.shape[-1] == tensor.shape[-2]:
+            if tensor.shape[-3] > 1:  # a map for each head; a mask is there once
+                self.step.maps += size
+        else:
+            self.step.body += size
         return tensor
 
 
+# --- The peak, read from a profile ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AllocatedBlock:
+    """Memory that was alive from one moment of a profile to another."""
+
+    size: int
+    start: float
+    end: float
+
+
 def read_peak(trace: Path, in_place: bool) -> int:
-    """The most bytes of the first batch that were alive at once, up to its first gradient."""
-    events = [(float(event["ts"]), event) for event in json.loads(trace.read_text())["traceEvents"] if "ts" in event]
-    begin, end = (min(time for time, event in events if event["name"] == mark) for mark in (PASS, GRADIENT))
-    named = [(event["name"], time, time + event["dur"]) for time, event in events if event.get("cat") == "cpu_op"]
-    # The backward pass of a function written in Python; those of torch itself end with a digit.
-    fused = {name for name, *_ in named if in_place and re.fullmatch(r"\w+Backward", name)}
-    spans = [span for name, *span in named if name in fused or f"{name}Backward" in fused]
-    changes = [(time, event["args"]) for time, event in events if event["name"] == "[memory]" and begin <= time < end]
-    born: dict[int, tuple[int, float]] = {}
-    lives: dict[int, list[tuple[int, float, float]]] = {}  # sizes and times, by the number of the function
-    for time, about in sorted(changes, key=lambda change: change[0]):
-        if about["Bytes"] > 0:
-            born[about["Addr"]] = about["Bytes"], time
-        elif life := born.pop(about["Addr"], None):
-            within = (index for index, (first, last) in enumerate(spans) if first <= life[1] and time <= last)
-            lives.setdefault(next(within, -1), []).append((*life, time))
-    counted = [*lives.pop(-1, []), *((*life, end) for life in born.values()), *map(max, lives.values())]
-    alive = sorted(change for size, start, stop in counted for change in ((start, size), (stop, -size)))
-    return max(itertools.accumulate(size for _, size in alive), default=0)
+    """The most bytes of the first batch that were alive at once, up to its first gradient.
+
+    With ``in_place`` only the largest block counts of those that a function written in Python
+    allocates and frees itself: on a GPU such functions are fused kernels.
+    """
+    events = [event for event in json.loads(trace.read_text())["traceEvents"] if "ts" in event]
+    begin = min(float(event["ts"]) for event in events if event["name"] == PASS)
+    end = min(float(event["ts"]) for event in events if event["name"] == GRADIENT)
+    spans = _fused_spans(events) if in_place else []
+    changes = []
+    for event in events:
+        if event["name"] == "[memory]" and begin <= float(event["ts"]) < end:
+            changes.append(event)
+    changes.sort(key=lambda event: float(event["ts"]))
+
+    counted: list[AllocatedBlock] = []
+    largest: dict[int, AllocatedBlock] = {}  # of each span
+    alive: dict[int, tuple[int, float]] = {}  # sizes and times by the address
+    for event in changes:
+        time = float(event["ts"])
+        address = event["args"]["Addr"]
+        size = event["args"]["Bytes"]
+        if size > 0:
+            alive[address] = (size, time)
+        elif address in alive:
+            block = AllocatedBlock(*alive.pop(address), time)
+            number = _find_span(block, spans)
+            if number is None:
+                counted.append(block)
+            elif number not in largest or _by_size(block) > _by_size(largest[number]):
+                largest[number] = block
+    counted += largest.values()
+    counted += [AllocatedBlock(size, start, end) for size, start in alive.values()]
+
+    # Of changes at one moment those that free come first.
+    steps = [(block.start, block.size) for block in counted]
+    steps += [(block.end, -block.size) for block in counted]
+    totals = itertools.accumulate(size for _, size in sorted(steps))
+    return max(totals, default=0)
+
+
+def _fused_spans(events: list[dict[str, Any]]) -> list[tuple[float, float]]:
+    """The begin and the end of each function written in Python, and of its backward pass.
+
+    The name of such a pass ends with Backward; of torch's own a digit follows.
+    """
+    operators = [event for event in events if event.get("cat") == "cpu_op"]
+    names = {event["name"] for event in operators if re.fullmatch(r"\w+Backward", event["name"])}
+    spans = []
+    for event in operators:
+        if event["name"] in names or f"{event['name']}Backward" in names:
+            begin = float(event["ts"])
+            spans.append((begin, begin + event["dur"]))
+    return spans
+
+
+def _find_span(block: AllocatedBlock, spans: list[tuple[float, float]]) -> int | None:
+    """The number of the first span that a block was alive in alone."""
+    for number, (begin, end) in enumerate(spans):
+        if begin <= block.start and block.end <= end:
+            return number
+    return None
+
+
+def _by_size(block: AllocatedBlock) -> tuple[int, float, float]:
+    return block.size, block.start, block.end

@@ -1,17 +1,18 @@
-"""The steps of a training, and the bytes that it holds, of one process: its models, and what each phase of a step adds.
+"""The bytes and the operations of a training on one process: its models, and each phase of a step.
 
-Weights and optimizer states are counted; what a pass adds is measured on a small model and scaled. Phases share what
-they free: the peak is that of the largest. It is of what is alive; allocators keep some more.
+Weights and optimizer states are counted; what a pass adds is measured on a small model and scaled.
+What one phase frees, the next one uses: the peak is that of the largest. It is of what is alive;
+allocators keep some more.
 """
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from runner.config.machines import processes_of
-from runner.estimate.weights import ModelWeights, Shape, others_of, source_of
-from runner.generate.batch import TOKENS_PER_PASS
+from runner.estimate.model_weights import ModelWeights, Shape, others_of, source_of
+from runner.estimate.steps import Rows
 from runner.generate.budget import answer_tokens, evaluation_budget
+from runner.generate.padding import TOKENS_PER_PASS
 from runner.run.continuation import computes_once
 from runner.schema import upstream
 from runner.schema.text import Config, Node, named, select
@@ -19,263 +20,321 @@ from runner.schema.upstream import batch_size, config_fields, setting
 from runner.training.checkpoint import state_bytes
 
 DRAWS = 4  # copies of a step's logits while a token is drawn from them
-WHOLE_BATCHES = {upstream.NUM_GENERATIONS, "num_ppo_epochs"}  # fields of trainers that leave out a last batch not full
-RECOMPUTE = (upstream.ACTIVATION_CHECKPOINTING, upstream.GRADIENT_CHECKPOINTING)  # the newer counts before the older
-
-
-@dataclass(frozen=True)
-class Rows:
-    """The rows to train on: tokens of those that were looked at, and how many there are in all."""
-
-    lengths: Sequence[int]  # of sequences as they are trained, or of prompts
-    limit: int | None = None  # by which they are cut
-    total: float | None = None  # None where nobody knows
-
-    @property
-    def longest(self) -> int:
-        return max(self.lengths, default=1)
-
-    @property
-    def mean(self) -> float:
-        return sum(self.lengths) / max(1, len(self.lengths))
-
-    def padded(self, rows: int) -> float:
-        """The mean width of batches of so many rows, each as wide as its longest."""
-        groups = [self.lengths[start : start + rows] for start in range(0, len(self.lengths), rows)] or [[1]]
-        return sum(map(max, groups)) / len(groups)
+# The fields that have activations recomputed, the newer before the older.
+RECOMPUTE = ("activation_checkpointing", "gradient_checkpointing")
+IN_PLACE = ("fused", "8bit", "4bit")  # words in the names of optimizers that make no copies
+# The first stage of a strategy that splits something; all that is not named here has 3.
+FIRST_STAGES = {"optimizer": 1, "gradients": 2}
 
 
 def autocasts(args: Node, gpu: bool) -> bool:
     """True where passes are under bf16 autocast: as it was typed, else on a GPU."""
-    typed = args.get(upstream.BF16)
-    return bool(gpu if typed is None else typed) and not args.get(upstream.FP16)
+    if args.get("fp16"):
+        return False
+    typed = args.get("bf16")
+    return gpu if typed is None else bool(typed)
 
 
 def recomputes(args: Node, gpu: bool) -> bool:
-    """True where the backward pass recomputes activations: as it was typed, else on a GPU as the trainer has it."""
-    typed = [value for name in RECOMPUTE if (value := args.get(name)) is not None]
-    return any(typed[:1]) if typed or not gpu else any(setting(args, name, False) for name in RECOMPUTE)
+    """True where the backward pass recomputes activations.
 
-
-def cycle_of(args: Node) -> int:
-    """Optimizer steps from one generation to the next, from the arguments as they are written."""
-    known = {name: setting(args, name, 1) for name in (upstream.GRADIENT_ACCUMULATION_STEPS, upstream.NUM_ITERATIONS)}
-    steps, whole = args.get(upstream.STEPS_PER_GENERATION), args.get(upstream.GENERATION_BATCH_SIZE)
-    steps = steps or (whole and max(1, whole // batch_size(args)))
-    return upstream.cycle_steps(known | {upstream.STEPS_PER_GENERATION: steps})
-
-
-def rows_per_step(args: Node) -> float:
-    """Rows of the dataset that one process draws for an optimizer step, on average."""
-    rows = batch_size(args) * setting(args, upstream.GRADIENT_ACCUMULATION_STEPS, 1)
-    return rows / (setting(args, upstream.NUM_GENERATIONS, 1) * setting(args, upstream.NUM_ITERATIONS, 1))
-
-
-def steps_of(cfg: Config, rows: Rows) -> int | None:
-    """Optimizer steps of the whole training; None where nobody knows how many rows there are."""
-    args = cfg["trainer"]["args"]
-    if (most := setting(args, upstream.MAX_STEPS, -1)) > 0:
-        return int(most)
-    share = rows_per_step(args) * processes_of(cfg)
-    if episodes := args.get("total_episodes"):
-        return math.ceil(episodes / share)
-    if (total := rows.total) is None:
-        return None
-    if setting(args, upstream.PACKING, False) and rows.limit:
-        total = math.ceil(total * rows.mean / rows.limit)
-    whole = math.floor if WHOLE_BATCHES & config_fields(args).keys() else math.ceil
-    return math.ceil(whole(total / share) * float(setting(args, upstream.NUM_TRAIN_EPOCHS, 3.0)))
+    That is as it was typed, and else, on a GPU only, as the trainer does by default.
+    """
+    for name in RECOMPUTE:
+        if args.get(name) is not None:
+            return bool(args[name])
+    return gpu and any(setting(args, name, False) for name in RECOMPUTE)
 
 
 @dataclass
 class MeasuredStep:
-    """A step of a small model of this shape. Bytes are those of the first micro-batch, tokens those of all steps."""
+    """A measured step of a small model: bytes of its first micro-batch, and tokens of all of it."""
 
     shape: Shape
-    rows: int = 0  # that go through the model at a time, with
-    tokens: int = 0
+    rows: int = 0  # that go through the model at a time
+    tokens: int = 0  # of these rows
     sampled: int = 0  # rows that are sampled side by side
     body: int = 0  # activations inside the layers that wait for the backward pass
-    maps: int = 0  # those of them that grow with the square of a row's length
+    maps: int = 0  # activations beside these that grow with the square of a row's length
     casts: int = 0  # copies of weights in another precision
     peak: int = 0  # all that was alive at once
     accumulates: bool = False  # gradients are there while another batch goes through
     reference: bool = False  # there is a second model to compare with
-    steps: int = 1  # of the optimizer, in which
-    passed: int = 0  # tokens go forward and backward, of
-    passed_rows: int = 0  # rows, with their padding,
-    asked: int = 0  # and tokens forward only
+    steps: int = 1  # of the optimizer, to which the following belong
+    passed: int = 0  # tokens that go forward and backward, with padding
+    passed_rows: int = 0  # rows of these
+    asked: int = 0  # tokens that only go forward
+
+
+class Batch(NamedTuple):
+    """The rows and the tokens that go through a model at a time."""
+
+    rows: int
+    tokens: int
 
 
 @dataclass(frozen=True)
 class Shards:
-    """Parts of a training, one in each process: from ``stage`` 1 of its optimizer, 2 of gradients, 3 of everything."""
+    """Parts of a training, one in each process.
+
+    They are of its optimizer from ``stage`` 1 on, of gradients from 2 on, and of everything at 3.
+    """
 
     stage: int = 0
     parts: int = 1
     offloaded: bool = False  # into the memory of the host
 
     def of(self, name: str, size: int) -> int:
-        """The bytes of this process and its device."""
-        first = {"optimizer": 1, "gradients": 2}.get(name, 3)
-        return size if self.stage < first else 0 if self.offloaded else size // self.parts
+        """The bytes that something of this size and name takes on the device of one process."""
+        if self.stage < FIRST_STAGES.get(name, 3):
+            return size
+        return 0 if self.offloaded else size // self.parts
 
 
 def shards_of(cfg: Config) -> Shards:
     """The parts into which the strategy of a configuration splits a training."""
     args = cfg["trainer"]["args"]
-    parts = select(args, f"{upstream.PARALLELISM_CONFIG}.dp_shard_size") or processes_of(cfg)
-    if args.get(upstream.FSDP):
-        return Shards(3, parts, bool(select(args, f"{upstream.FSDP_CONFIG}.cpu_offload")))
-    stage = select(args, f"{upstream.DEEPSPEED}.zero_optimization.stage")
-    is_offloaded = select(args, f"{upstream.DEEPSPEED}.zero_optimization.offload_optimizer.device") == "cpu"
-    return Shards(stage if isinstance(stage, int) else 0, parts, is_offloaded)
+    parts = select(args, "parallelism_config.dp_shard_size") or processes_of(cfg)
+    if args.get("fsdp"):
+        return Shards(3, parts, bool(select(args, "fsdp_config.cpu_offload")))
+    stage = select(args, "deepspeed.zero_optimization.stage")
+    if not isinstance(stage, int):
+        stage = 0
+    device = select(args, "deepspeed.zero_optimization.offload_optimizer.device")
+    return Shards(stage, parts, device == "cpu")
 
 
 class Training:
-    """A run's models and settings, and ``small``, its step in small if one was measured: its needs on one device."""
+    """The needs of a run on one device, from its models and settings.
+
+    ``small`` is its step in small, None where none was measured.
+    """
 
     def __init__(self, cfg: Config, rows: Rows, small: MeasuredStep | None, *, gpu: bool):
-        own = cfg.get("optimizer") or {}
-        self.cfg, self.args, self.rows, self.gpu = cfg, cfg["trainer"]["args"], rows, gpu
-        self.autocast, self.recompute = autocasts(self.args, gpu), recomputes(self.args, gpu)
+        args = cfg["trainer"]["args"]
+        self.cfg = cfg
+        self.args = args
+        self.rows = rows
+        self.gpu = gpu
+        self.autocast = autocasts(args, gpu)
+        self.recompute = recomputes(args, gpu)
         dtype = cfg["model"].get("dtype", "float32")
-        self.policy = ModelWeights(source_of(cfg), dtype=dtype, peft=cfg["peft"], quant=cfg["quant"])
+        self.policy = ModelWeights(
+            source_of(cfg), dtype=dtype, peft=cfg["peft"], quant=cfg["quant"]
+        )
         self.small = small or MeasuredStep(self.policy.shape)
         self.others = dict(others_of(cfg))
-        self.optimizer = (own.get("_target_", "") + (".fused" if own.get("fused") else "")).lower()
-        self.optimizer = self.optimizer or str(setting(self.args, upstream.OPTIM, "adamw_torch_fused"))
-        # Most tokens of a completion that is sampled after each prompt; 0 where rows hold their completions.
-        lengths = (setting(self.args, name) for name in upstream.COMPLETION_LENGTHS)
-        self.completion = int(next(filter(None, lengths), 0)) if cfg["trainer"]["form"] == "prompt" else 0
-        self.packed = rows.limit if setting(self.args, upstream.PACKING, False) else None
+        self.optimizer = _optimizer_name(cfg)
+        # The most tokens of a completion that is sampled after each prompt; 0 where rows hold
+        # their completions.
+        self.completion = 0
+        if cfg["trainer"]["form"] == "prompt":
+            lengths = [setting(args, name) for name in upstream.COMPLETION_LENGTHS]
+            self.completion = int(next(filter(None, lengths), 0))
+        self.packed = rows.limit if setting(args, "packing", False) else None
         self.width = self.packed or rows.longest + self.completion
         # Texts that go through the model for each row of a batch, such as two of a pair.
-        self.texts = max(1, self.small.rows // batch_size(self.args))
-        # The critic of a trainer that has one: a model without a head, a second adapter, or a head on the policy's.
-        self.critic = str(setting(self.args, "critic", "auto")) if "critic" in config_fields(self.args) else ""
-        value = self.others.pop("value", 0)  # a model for it
-        if self.critic == "auto" or value:
-            self.critic = "adapter" if self.policy.is_adapted and not value else "model"
-        head = 0 if self.policy.is_tied else self.policy.dtype.itemsize * self.policy.shape.head
-        sizes = {"model": value or self.policy.bytes - head, "adapter": self.policy.trained_bytes}
-        self.critic_bytes = sizes.get(self.critic, 0)
-        self.parts, once = shards_of(cfg), upstream.PRECOMPUTE_REF_LOG_PROBS
-        known = {name: each.default for name, each in config_fields(self.args).items()} | dict(self.args)
-        is_open = once in known and once not in self.args and rows.total is not None
-        # The reference is asked before the first step alone, and is the policy itself, or what is below its adapter.
-        self.once = computes_once(cfg, known, rows.total or 1) if is_open else bool(known.get(once))
+        self.texts = max(1, self.small.rows // batch_size(args))
+        self._add_critic()
+        self.parts = shards_of(cfg)
+        self.once = self._asks_reference_once()
         self.gradients = self.parts.of("gradients", self.policy.trained_bytes + self.critic_bytes)
+
+    def _add_critic(self) -> None:
+        """Set the kind of critic and its bytes.
+
+        It is a model without a head, a second adapter, or a head on the policy's model, which
+        takes nothing; of a trainer without one the kind is empty.
+        """
+        self.critic = ""
+        if "critic" in config_fields(self.args):
+            self.critic = str(setting(self.args, "critic", "auto"))
+        value_bytes = self.others.pop("value", 0)  # of a model that is named for it
+        if value_bytes:
+            self.critic = "model"
+        elif self.critic == "auto":
+            self.critic = "adapter" if self.policy.is_adapted else "model"
+
+        self.critic_bytes = 0
+        if self.critic == "adapter":
+            self.critic_bytes = self.policy.trained_bytes
+        elif self.critic == "model":
+            head = 0 if self.policy.is_tied else self.policy.shape.head
+            without_head = self.policy.bytes - self.policy.dtype.itemsize * head
+            self.critic_bytes = value_bytes or without_head
+
+    def _asks_reference_once(self) -> bool:
+        """True where the reference is asked before the first step alone.
+
+        It is the policy itself then, or the model below its adapter.
+        """
+        name = "precompute_ref_log_probs"
+        settings = {field: read.default for field, read in config_fields(self.args).items()}
+        settings |= dict(self.args)
+        total = self.rows.total
+        if name in settings and name not in self.args and total is not None:
+            return computes_once(self.cfg, settings, total or 1)
+        return bool(settings.get(name))
 
     @property
     def held(self) -> dict[str, int]:
-        """Bytes by what holds them."""
-        reference = self.small.reference and (self.policy.is_adapted or not self.once)
-        share = (self.policy.trained_bytes + self.critic_bytes) / max(1, self.policy.trained_bytes)
-        states = round(share * state_bytes(self.optimizer, self.policy.learned))
-        held = {"weights": self.policy.bytes, "optimizer": states}
-        held |= {"reference": self.policy.bytes if reference else 0, "critic": self.critic_bytes}
-        parts = {name: self.parts.of(name, size) for name, size in (held | self.others).items()}
+        """Bytes that are there all the time, by what holds them."""
+        policy = self.policy
+        trained_bytes = policy.trained_bytes + self.critic_bytes
+        share = trained_bytes / max(1, policy.trained_bytes)
+        has_reference = self.small.reference and (policy.is_adapted or not self.once)
+        sizes = {
+            "weights": policy.bytes,
+            "optimizer": round(share * state_bytes(self.optimizer, policy.learned)),
+            "reference": policy.bytes if has_reference else 0,
+            "critic": self.critic_bytes,
+            **self.others,
+        }
+        parts = {name: self.parts.of(name, size) for name, size in sizes.items()}
         return {name: size for name, size in parts.items() if size}
 
     @property
     def peak(self) -> int:
+        """The most bytes that are there at once."""
         return sum(self.held.values()) + max(self.phases.values())
 
     @property
     def phases(self) -> dict[str, int]:
         """The most bytes that each phase of a step adds to what is held."""
-        phases = {"step": self.gradients + self.step_bytes}
-        phases["update"] = self.update_bytes if self.small.tokens else self.gradients
-        if self.small.tokens and self.once:  # one layer at a time, and the optimizer has no states yet
-            rows = self.args.get(upstream.PRECOMPUTE_REF_BATCH_SIZE) or batch_size(self.args)
-            layer = self.activations / self.policy.shape.layers
-            phases["reference"] = int(layer * rows / batch_size(self.args)) - self.held.get("optimizer", 0)
-        phases |= {"sampling": self.sampling_bytes} if self.small.sampled else {}
-        if self.parts.stage == 3:  # layers are gathered one at a time and the next one ahead, and all of them to sample
-            whole, layers = self.policy.bytes, 2 * self.policy.bytes // self.policy.shape.layers
-            phases = {name: size + (whole if name == "sampling" else layers) for name, size in phases.items()}
+        phases = {"step": self.gradients + self.step_bytes, "update": self.gradients}
+        if self.small.tokens:
+            phases["update"] = self.update_bytes
+            if self.once:
+                # Layer after layer, while the optimizer has no states yet.
+                rows = self.args.get("precompute_ref_batch_size") or batch_size(self.args)
+                layer = self.activations / self.policy.shape.layers
+                states = self.held.get("optimizer", 0)
+                phases["reference"] = int(layer * rows / batch_size(self.args)) - states
+        if self.small.sampled:
+            phases["sampling"] = self.sampling_bytes
+        if self.parts.stage == 3:
+            # A pass gathers one layer at a time and the next one ahead, sampling all of them.
+            two_layers = 2 * self.policy.bytes // self.policy.shape.layers
+            for name in phases:
+                phases[name] += self.policy.bytes if name == "sampling" else two_layers
         return phases
 
     @property
     def step_bytes(self) -> int:
-        """Bytes that the optimizer's step takes for a moment: fused ones work in place, others make copies."""
-        sizes = [each.nbytes for each in self.policy.learned]
-        if any(word in self.optimizer for word in ("fused", "8bit", "4bit")):
+        """Bytes that the optimizer's step takes for a moment; fused ones work in place."""
+        if any(word in self.optimizer for word in IN_PLACE):
             return 0
+        sizes = [weight.nbytes for weight in self.policy.learned]
+        largest = max(sizes, default=0)
         if "adafactor" in self.optimizer:
-            return 3 * max(sizes, default=0)
-        return self.parts.of("optimizer", sum(sizes)) if self.gpu else 2 * max(sizes, default=0)
+            return 3 * largest
+        return self.parts.of("optimizer", sum(sizes)) if self.gpu else 2 * largest
 
     @property
     def update_bytes(self) -> int:
-        """Bytes of the forward pass, before its gradients; those of earlier batches are there already."""
-        policy, seen, tokens = self.policy, self.small, self.batch[1]
-        real, own = policy.shape, seen.shape
-        casts = seen.casts / own.weights * real.weights
-        # Beside the layers there are the head's gradient, which comes first, its copy for bf16, and logits.
-        gradient = policy.dtype.itemsize * policy.head_is_trained
-        item = gradient + 2 * (self.autocast and policy.dtype.itemsize > 2)
-        logits = (seen.peak - seen.body - seen.maps - seen.casts - item * own.head) / seen.tokens
-        kept, beside = self.activations + casts, logits * tokens + item * real.head
+        """Bytes of the forward pass before its gradients, and of those of earlier batches."""
+        policy = self.policy
+        small = self.small
+        tokens = self.batch.tokens
+        casts = small.casts / small.shape.weights * policy.shape.weights
+        # Beside the layers there are the head's gradient, which comes first, its copy for bf16,
+        # and logits.
+        gradient = policy.dtype.itemsize if policy.head_is_trained else 0
+        item = gradient
+        if self.autocast and policy.dtype.itemsize > 2:
+            item += 2
+        measured_logits = small.peak - small.body - small.maps - small.casts
+        logits = (measured_logits - item * small.shape.head) / small.tokens
+        kept = self.activations + casts
+        beside = logits * tokens + item * policy.shape.head
         if self.recompute:
-            states = policy.dtype.itemsize * real.hidden * real.layers * tokens  # between two layers
-            kept, beside = states, max(casts, kept / real.layers + beside)
-        begun = self.gradients if seen.accumulates else 0
-        # The gradients of embeddings come last, where they are tied beside those of the head and their sum.
-        last = 2 * gradient * real.head if policy.is_tied else 0
-        return int(max(begun + kept + beside, self.gradients + last) + policy.largest)
+            # Only the states between two layers are kept, and one layer is computed again.
+            beside = max(casts, kept / policy.shape.layers + beside)
+            kept = policy.dtype.itemsize * policy.shape.hidden * policy.shape.layers * tokens
+        earlier = self.gradients if small.accumulates else 0
+        # The gradients of embeddings come last; tied ones are beside those of the head, with a sum.
+        last = 2 * gradient * policy.shape.head if policy.is_tied else 0
+        return int(max(earlier + kept + beside, self.gradients + last) + policy.largest)
 
     @property
     def activations(self) -> float:
         """Bytes inside all layers that wait for the backward pass of the largest batch."""
-        seen, own, real, (rows, tokens) = self.small, self.small.shape, self.policy.shape, self.batch
-        lines = seen.body * real.width / own.width
-        squares = seen.maps * (tokens / rows) / (seen.tokens / seen.rows) * real.heads / own.heads
-        return (lines + squares) * tokens / seen.tokens * real.layers / own.layers
+        small = self.small
+        real_shape = self.policy.shape
+        small_shape = small.shape
+        rows, tokens = self.batch
+        lines = small.body * real_shape.width / small_shape.width
+        longer = (tokens / rows) / (small.tokens / small.rows)
+        squares = small.maps * longer * real_shape.heads / small_shape.heads
+        layers = real_shape.layers / small_shape.layers
+        return (lines + squares) * tokens / small.tokens * layers
 
     @property
-    def batch(self) -> tuple[int, int]:
-        """Rows and tokens of the largest batch that goes through the policy at a time."""
-        most, rows = self.args.get("max_tokens_per_micro_batch"), batch_size(self.args)
+    def batch(self) -> Batch:
+        """The largest batch that goes through the policy at a time."""
+        rows = batch_size(self.args)
+        most = self.args.get("max_tokens_per_micro_batch")
         if "max_tokens_per_micro_batch" in config_fields(self.args) and (most or not self.gpu):
-            rows *= int(setting(self.args, upstream.GRADIENT_ACCUMULATION_STEPS, 1))
-            return rows, min(rows * self.width, max(self.width, most or TOKENS_PER_PASS))
+            rows *= int(setting(self.args, "gradient_accumulation_steps", 1))
+            bound = max(self.width, most or TOKENS_PER_PASS)
+            return Batch(rows, min(rows * self.width, bound))
         rows *= self.texts
-        return rows, rows * self.width
+        return Batch(rows, rows * self.width)
 
     @property
     def sampling_bytes(self) -> int:
-        """Bytes of the keys and values of all tokens, two more layers of them, and the logits that are drawn from."""
-        text, shape = self.policy.text, self.policy.shape
-        keys = getattr(text, "num_key_value_heads", None) or shape.heads
-        size = getattr(text, "head_dim", None) or shape.hidden // shape.heads
+        """Bytes of the keys and values of all tokens, two more layers of them, and the logits."""
+        text = self.policy.text
+        shape = self.policy.shape
+        rows = self.small.sampled
+        key_heads = getattr(text, "num_key_value_heads", None) or shape.heads
+        head_size = getattr(text, "head_dim", None) or shape.hidden // shape.heads
         item = 2 if self.autocast else self.policy.dtype.itemsize
-        cache = 2 * keys * size * item * shape.layers * self.width * self.small.sampled
-        return int(cache + 2 * cache / shape.layers + DRAWS * self.small.sampled * text.vocab_size * 4)
+        layer = 2 * key_heads * head_size * item * self.width * rows
+        logits = DRAWS * rows * text.vocab_size * 4
+        return int(layer * (shape.layers + 2) + logits)
 
     @property
     def operations_per_step(self) -> float:
         """Operations of one optimizer step on one process, with rows of the mean width.
 
-        A token takes two with each weight forward, two backward, and two more with each that is trained. With each
-        other token of its row it takes four forward, and two and a half times as many backward, for every state.
+        A token takes two with each weight forward, two backward, and two more with each that is
+        trained. With each other token of its row it takes four forward, and two and a half times as
+        many backward, for every state.
         """
-        seen, real, rows = self.small, self.policy.shape, batch_size(self.args)
+        small = self.small
+        shape = self.policy.shape
+        rows = batch_size(self.args)
         width = self.packed or self.rows.padded(rows) + self.completion
-        end_to_end = seen.rows == 1 < rows
-        share = width / (seen.tokens / rows if end_to_end else seen.passed / seen.passed_rows) / seen.steps
-        forward = seen.asked + seen.passed * (2 if self.recompute else 1)
-        weights = real.weights + real.head
-        attention = 4 * real.layers * real.hidden * width
+        if small.rows == 1 < rows:  # its rows were laid end to end
+            small_width = small.tokens / rows
+        else:
+            small_width = small.passed / small.passed_rows
+        forward = small.asked + small.passed * (2 if self.recompute else 1)
+        weights = shape.weights + shape.head
+        attention = 4 * shape.layers * shape.hidden * width
         backward = 2 * (weights + min(weights, self.policy.trained)) + 2.5 * attention
-        return share * (forward * (2 * weights + attention) + seen.passed * backward)
+        operations = forward * (2 * weights + attention) + small.passed * backward
+        return float(width / small_width / small.steps * operations)
 
     def evaluation_operations(self, steps: int | None) -> float:
-        """Operations of all answers that the evaluations of so many steps sample, at most, on one process."""
-        if (budget := evaluation_budget(self.cfg, steps)) is None:
+        """The most operations, on one process, of the answers that evaluations sample."""
+        budget = evaluation_budget(self.cfg, steps)
+        if budget is None:
             return 0.0
-        longest = (each.get("max_new_tokens") for each in named(self.cfg["metric"] or {}, "metric").values())
-        real, width = self.policy.shape, self.rows.mean + answer_tokens(longest, self.completion)
+        metrics = named(self.cfg["metric"] or {}, "metric")
+        lengths = [metric.get("max_new_tokens") for metric in metrics.values()]
+        shape = self.policy.shape
+        width = self.rows.mean + answer_tokens(lengths, self.completion)
         tokens = budget.evaluations * budget.answers * width / processes_of(self.cfg)
-        return tokens * (2 * (real.weights + real.head) + 4 * real.layers * real.hidden * width)
+        weights = shape.weights + shape.head
+        return tokens * (2 * weights + 4 * shape.layers * shape.hidden * width)
+
+
+def _optimizer_name(cfg: Config) -> str:
+    """The name of the optimizer: of the configuration's own, or else as the trainer knows it."""
+    node = cfg.get("optimizer") or {}
+    name = str(node.get("_target_", ""))
+    if node.get("fused"):
+        name += ".fused"
+    return name.lower() or str(setting(cfg["trainer"]["args"], "optim", "adamw_torch_fused"))

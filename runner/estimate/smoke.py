@@ -1,7 +1,8 @@
-"""Smoke runs: of each case rows are looked at, a step is trained and saved, the run goes on from it and is exported.
+"""Smoke runs: each case reads rows, trains and saves a step, goes on from it and is exported.
 
-Jobs that differ in numbers only are one case: a learning rate or a seed changes what is learnt, and not what is done; a
-batch size, a rank or a zero changes that too. Each part is a process of its own, so that a resume is one.
+Jobs that differ in numbers only are one case: a learning rate or a seed changes what is learnt, and
+not what is done; a batch size, a rank or a zero changes that too. Each part is a process of its
+own, so that a resume is one.
 """
 
 import copy
@@ -9,6 +10,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,40 +21,47 @@ from runner.config import Composed
 from runner.config.menu import read_options
 from runner.config.speed import choose_speed
 from runner.errors import ConfigError, EnvironmentFault
+from runner.estimate.forecast import Device, Forecast, format_forecasts, this_device
 from runner.estimate.measure import measure_small, one_thread, run_apart
-from runner.estimate.memory import Rows, Training
+from runner.estimate.memory import MeasuredStep, Training
+from runner.estimate.model_weights import source_of
 from runner.estimate.reduce import Clones, Reduced, linked, reduce, rows_of
-from runner.estimate.table import Device, Forecast, format_forecasts, this_device
-from runner.estimate.weights import source_of
+from runner.estimate.steps import Rows
 from runner.io.files import read_json, write_json
 from runner.io.terminal import quiet
-from runner.launch import worker
+from runner.launch import processes, signals, worker
 from runner.launch.pool import warm_up
 from runner.run import Run, open_run, write_config
 from runner.run.disk import sized
 from runner.run.key import folder_of, key_of, label_of, lasting
-from runner.run.read import read_run
+from runner.run.record import read_run
 from runner.run.seal import sealed_checkpoints
 from runner.schema.text import Config, number, scalars
 from runner.training.export import export
-from runner.training.inspection import find_faults, inspect_training, summary_of
+from runner.training.inspection import inspect_training
+from runner.training.inspection_faults import find_faults, summary_of
 from runner.training.stand_in import first_rows_prepared
 
-# Whole numbers that say how long, how often, or from which chance.
-LENGTHS = r"(data_)?seed|(max|save|eval|logging|warmup)_steps|num_train_epochs|total_episodes|limit\.(train|eval)"
-PARTS = ("reading rows", "training, saving", "resuming, scoring", "exporting")
-PROCESSES = 3  # that take them: after a resume the model is exported
+# Whole numbers that only say how long, how often, or which chance.
+LENGTHS = re.compile(
+    r"(^|\.)((data_)?seed|(max|save|eval|logging|warmup)_steps|num_train_epochs|total_episodes"
+    r"|limit\.(train|eval))$"
+)
+PROCESSES = 3  # of a smoke run: it trains, resumes and scores, and exports
 MAX_WHOLE = 3  # forecasts of which all lines are printed
-UNREDUCED, ROWS, UNEXPORTED = "unreduced", "rows.json", "unexported.json"  # in the folder of a smoke run
+# Files in the folder of a smoke run.
+UNREDUCED = "unreduced"
+ROWS = "rows.json"
+UNEXPORTED = "unexported.json"
 
 
 @dataclass
 class Case:
-    """One run that is tried, that of the stage before it, and the runs that it stands for by key, itself among them."""
+    """One run that is tried, and the runs that it stands for."""
 
     composed: Composed
-    before: "Case | None" = None
-    runs: dict[str, Composed] = field(default_factory=dict)
+    before: "Case | None" = None  # of the stage before it
+    runs: dict[str, Composed] = field(default_factory=dict)  # by their keys, with itself
     small: Reduced = field(init=False)  # what is played for it
     run: Run = field(init=False)  # whose folder that is in
     seconds: float = 0.0
@@ -60,25 +69,29 @@ class Case:
 
     @property
     def name(self) -> str:
-        """A case as a person knows it: the name of its runs, and its stage."""
+        """A case as a person knows it: the name of its runs, and its label."""
+        name = str(self.composed.cfg["name"])
         label = label_of(self.composed.overrides)
-        return f"{self.composed.cfg['name']} {'' if label == 'default' else label}".rstrip()
+        return name if label == "default" else f"{name} {label}"
 
 
 # --- Which runs are alike -------------------------------------------------------------------------
 
 
 def group_by_structure(jobs: Sequence[Sequence[Composed]]) -> list[Case]:
-    """The runs that differ in structure, in the order in which they are played; stages follow what they build on."""
+    """The runs that differ in structure, in the order in which they are played.
+
+    Stages follow those that they build on.
+    """
     cases: dict[str, Case] = {}
     for runs in jobs:
-        links: dict[str, str] = {}
+        links: dict[str, str] = {}  # the structures of the stages so far, by their models
         case = None
         for composed in runs:
-            key = structure_of(composed.cfg, links)
-            case = cases.setdefault(key, Case(composed, case))
+            structure = structure_of(composed.cfg, links)
+            case = cases.setdefault(structure, Case(composed, case))
             case.runs.setdefault(key_of(composed.cfg), composed)
-            links[model_of(composed)] = key
+            links[model_of(composed)] = structure
     return list(cases.values())
 
 
@@ -91,9 +104,13 @@ def structure_of(cfg: Config, links: Mapping[str, str]) -> str:
     """Ten hex digits that are equal where two runs do the same with other numbers."""
     structure = {}
     for path, value in scalars(lasting(cfg)):
-        if isinstance(value, float) or (isinstance(value, int) and re.search(rf"(^|\.)({LENGTHS})$", path)):
-            value = "a number" if value else 0
-        structure[path] = links.get(value, value) if isinstance(value, str) else value
+        is_length = isinstance(value, int) and LENGTHS.search(path)
+        if isinstance(value, float) or is_length:
+            structure[path] = "a number" if value else 0
+        elif isinstance(value, str):
+            structure[path] = links.get(value, value)
+        else:
+            structure[path] = value
     return key_of(structure)
 
 
@@ -101,50 +118,76 @@ def structure_of(cfg: Config, links: Mapping[str, str]) -> str:
 
 
 def play(cases: Sequence[Case], folder: Path, debug: bool) -> int:
-    """Play cases in order below a folder, print how each went; the first code that fails. Interrupted at a signal."""
+    """Play cases in order below a folder and print how each went; the first exit code that fails.
+
+    A signal raises Interrupted.
+    """
     warm_up(case.composed for case in cases)
     clones = Clones(folder / "models")
     for index, case in enumerate(cases):
-        case.small = reduce(case.composed.cfg, folder / f"{index}", clones)
-        case.small.cfg["output_root"] = str(folder / f"{index}" / "outputs")
+        place = folder / str(index)
+        case.small = reduce(case.composed.cfg, place, clones)
+        case.small.cfg["output_root"] = str(place / "outputs")
         case.run = open_run(case.small.cfg, case.composed.overrides, command=case.composed.command)
         write_config(case.run.folder / UNREDUCED, case.small.unreduced)
-        clones.links |= {model_of(each): str(case.run.model) for each in case.runs.values()}
-    with one_thread(), worker.handle_signals(worker.Stop()):
+        for composed in case.runs.values():
+            clones.links[model_of(composed)] = str(case.run.model)
+    with one_thread(), signals.handle_signals(signals.Stop()):
         for case in cases:
-            if case.before and case.before.code:
-                case.code = case.before.code
-                print(f"not begun {case.name}: it builds on {case.before.name}, which has failed", flush=True)
+            before = case.before
+            if before and before.code:
+                case.code = before.code
+                cause = f"it builds on {before.name}, which has failed"
+                print(f"not begun {case.name}: {cause}", flush=True)
             else:
                 _play_parts(case, folder / "cache", debug)
                 print("\n".join(describe_case(case)), flush=True)
-    return next((case.code for case in cases if case.code), 0)
+    for case in cases:
+        if case.code:
+            return case.code
+    return 0
 
 
 def _play_parts(case: Case, cache: Path, debug: bool) -> None:
-    began = time.monotonic()
+    """Have the worker play a case, in one process after the other until one fails."""
+    start = time.monotonic()
+    rehearse = partial(worker.work, case.run.folder, "rehearse", debug=debug)
     for _ in range(PROCESSES):
-        ended = run_apart(lambda: worker.work(case.run.folder, "rehearse", debug=debug), case.run.log, cache)
-        case.code = EnvironmentFault.code if ended < 0 else ended
-        if ended:
+        code = run_apart(rehearse, case.run.log, cache)
+        case.code = EnvironmentFault.code if code < 0 else code
+        if code:
             if not case.run.status()["cause"]:
-                case.run.set_status("failed", cause=f"the process {worker.describe_exit(ended)}")
+                case.run.set_status("failed", cause=f"the process {processes.describe_exit(code)}")
             break
-    case.seconds = time.monotonic() - began
+    case.seconds = time.monotonic() - start
 
 
 def inspect_rows(run: Run) -> None:
-    """Write down how long the first rows of the real run are; ConfigError for what a training would be refused for."""
+    """Write down how long the first rows of the real run are.
+
+    Raises ConfigError for what a training would be refused for.
+    """
     cfg = Run(run.folder / UNREDUCED).cfg
     with quiet(), first_rows_prepared(cfg) as (components, how):
         rows = components.train_rows
-        seen = inspect_training(components.trainer, rows, **how)
-    ConfigError.refuse(find_faults(seen, cfg.get("tolerate")))
-    lengths = [len(row.ids) for row in seen.rows] or [row.length for row in seen.encoded]
-    kept = len(rows) if hasattr(rows, "__len__") else len(seen.encoded)
-    heads = [Path(node["path"]) / "train.parquet" for node in rows_of(cfg)]
-    read = sum(parquet.read_metadata(head).num_rows for head in heads if head.exists())
-    facts = {"lengths": lengths, "rows": kept, "read": read or kept, "limit": seen.limit, "lines": summary_of(seen)}
+        inspection = inspect_training(components.trainer, rows, **how)
+    ConfigError.refuse(find_faults(inspection, cfg.get("tolerate")))
+    lengths = [len(row.ids) for row in inspection.rows]
+    if not lengths:
+        lengths = [row.length for row in inspection.encoded]
+    count = len(rows) if hasattr(rows, "__len__") else len(inspection.encoded)
+    count_read = 0
+    for node in rows_of(cfg):
+        head = Path(node["path"]) / "train.parquet"
+        if head.exists():
+            count_read += parquet.read_metadata(head).num_rows
+    facts = {
+        "lengths": lengths,
+        "rows": count,
+        "read": count_read or count,
+        "limit": inspection.limit,
+        "lines": summary_of(inspection),
+    }
     write_json(run.folder / ROWS, facts)
 
 
@@ -154,9 +197,10 @@ def read_lengths(run: Run) -> dict[str, Any]:
 
 
 def export_model(run: Run) -> None:
-    """Export the model as the verb does; what can be shared only as it is, is left as it is."""
+    """Export the model as the verb does, unless it can be shared only as it is."""
+    trust = bool(run.cfg["model"].get("trust_remote_code"))
     try:
-        export(read_run(run.folder), run.folder / "export", trust=bool(run.cfg["model"].get("trust_remote_code")))
+        export(read_run(run.folder), run.folder / "export", trust=trust)
     except ConfigError as error:
         write_json(run.folder / UNEXPORTED, {"why": error.faults[0].found})
 
@@ -165,66 +209,128 @@ def export_model(run: Run) -> None:
 
 
 def describe_case(case: Case) -> list[str]:
-    """The outcome of a case in lines: the parts that were played, or the one that failed, and what is not as it was."""
-    runs, outcomes = len(case.runs), dict(zip(PARTS, _outcomes(case), strict=True))
-    many = f", for {runs} runs that differ in numbers only" if runs > 1 else ""
-    head = f"ok        {case.name}: {number(case.seconds, 2)} s{many}"
-    if not (speed := case.composed.speed):  # that was made or left, as it was asked for
-        chosen, _ = choose_speed(copy.deepcopy(case.composed.cfg), read_options("speed")["max"])
-        speed = [f"speed=max would set {line}" for line in chosen]
+    """The outcome of a case in lines: the parts that were played, and what was changed."""
+    outcomes = {
+        "reading rows": _describe_rows(case.run),
+        "training, saving": _describe_checkpoint(case.run),
+        "resuming, scoring": _describe_scores(case.run),
+        "exporting": _describe_export(case.run),
+    }
     if case.code:
-        part = next((part for part, outcome in outcomes.items() if not outcome), PARTS[-1])
-        head = f"failed    {case.name}: {part}, after step {case.run.status()['step']}"
-    return [
-        head,
-        *(f"  {part:<19}{outcome}" for part, outcome in outcomes.items() if outcome),
-        *(f"  {'' if index else 'instead':<10}{note}" for index, note in enumerate(case.small.notes)),
-        *(f"  {'' if index else 'speed':<10}{line}" for index, line in enumerate(speed)),
-    ]
+        missing = [part for part, outcome in outcomes.items() if not outcome]
+        part = missing[0] if missing else "exporting"
+        lines = [f"failed    {case.name}: {part}, after step {case.run.status()['step']}"]
+    else:
+        lines = [f"ok        {case.name}: {number(case.seconds, 2)} s"]
+        if len(case.runs) > 1:
+            lines[0] += f", for {len(case.runs)} runs that differ in numbers only"
+    lines += [f"  {part:<19}{outcome}" for part, outcome in outcomes.items() if outcome]
+    lines += _with_title("instead", case.small.notes)
+    speed = case.composed.speed
+    if not speed:  # nothing was asked for
+        cfg = copy.deepcopy(case.composed.cfg)
+        chosen, _ = choose_speed(cfg, read_options("speed")["max"])
+        speed = [f"speed=max would set {line}" for line in chosen]
+    return lines + _with_title("speed", speed)
 
 
-def _outcomes(case: Case) -> Iterator[str]:
-    run = case.run
-    yield next(iter(read_lengths(run).get("lines", [])), "")
-    saved = next(iter(sealed_checkpoints(run.checkpoints)), None)
-    files = saved.rglob("*") if saved else ()
-    yield f"{saved.name}, {sized(sum(file.stat().st_size for file in files if file.is_file()))}" if saved else ""
-    scores = (read_json(run.folder / "scores.json") or {}).get("after") or {}
-    first = next((f", such as {name} {number(score, 3)}" for name, score in scores.items()), "")
-    yield f"{len(scores) or 'no'} held-out {'scores' if scores else 'rows'}{first}" if run.model.is_dir() else ""
-    why = (read_json(run.folder / UNEXPORTED) or {}).get("why")
-    yield f"not: {why}" if why else "as transformers loads it" if (run.folder / "export").is_dir() else ""
+def _with_title(title: str, texts: Sequence[str]) -> list[str]:
+    """Indented lines with a title before the first."""
+    return [f"  {'' if index else title:<10}{text}" for index, text in enumerate(texts)]
+
+
+def _describe_rows(run: Run) -> str:
+    lines = read_lengths(run).get("lines")
+    return lines[0] if lines else ""
+
+
+def _describe_checkpoint(run: Run) -> str:
+    checkpoints = sealed_checkpoints(run.checkpoints)
+    if not checkpoints:
+        return ""
+    files = [path for path in checkpoints[0].rglob("*") if path.is_file()]
+    return f"{checkpoints[0].name}, {sized(sum(file.stat().st_size for file in files))}"
+
+
+def _describe_scores(run: Run) -> str:
+    if not run.model.is_dir():
+        return ""
+    scores = (read_json(run.folder / "scores.json") or {}).get("after")
+    if not scores:
+        return "no held-out rows"
+    name, score = next(iter(scores.items()))
+    return f"{len(scores)} held-out scores, such as {name} {number(score, 3)}"
+
+
+def _describe_export(run: Run) -> str:
+    unexported = read_json(run.folder / UNEXPORTED) or {}
+    if unexported.get("why"):
+        return f"not: {unexported['why']}"
+    return "as transformers loads it" if (run.folder / "export").is_dir() else ""
+
+
+# --- What the real runs need ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MeasuredCase:
+    """A case with the configuration that a forecast is made of, and its step on each device."""
+
+    case: Case
+    cfg: Config
+    steps: Sequence[tuple[MeasuredStep | None, str]]  # or why there is none
 
 
 def print_forecasts(cases: Sequence[Case], target: Mapping[str, float], folder: Path) -> None:
     """Print what each real run will need, as far as its rows could be read."""
     gpus = (True,) if torch.cuda.is_available() else (False, True)
-    origins: dict[str, str] = {}  # models that earlier stages have yet to train, by those that they begin with
-    measured = []
     with one_thread():
-        for number, case in enumerate(cases):
-            cfg = linked(case.composed.cfg, origins)
-            if read_lengths(case.run):
-                is_whole = number < MAX_WHOLE
-                steps = [measure_small(case.small.cfg, gpu, folder) if is_whole else (None, "") for gpu in gpus]
-                measured.append((case, cfg, steps))
-            source = source_of(cfg)
-            origin = source.path or str(folder / f"origin{number}")
-            if not source.path:
-                source.config().save_pretrained(origin)  # all that there is of a model from nothing
-            origins |= dict.fromkeys(map(model_of, case.runs.values()), origin)
-    if not measured:
+        measured_cases = list(_measure_cases(cases, gpus, folder))
+    if not measured_cases:
         return
-    here = this_device()  # only now: with its threads in this process, no other could be forked from it
-    typed: dict[str, Any] = {"memory": int(target["memory"] * 1e9)} if "memory" in target else {}
-    typed |= {"speed": target["tflops"] * 1e12, "how": "as typed"} if "tflops" in target else {}
-    devices = [replace(here, **typed)] if here.gpu else [here, Device("a GPU", True, **typed)]
-    for number, (case, cfg, steps) in enumerate(measured):
-        seen, total = read_lengths(case.run), case.small.rows
-        # Of all rows the trainer gets as many as of those that were seen.
-        total = None if total is None else total * seen["rows"] / max(1, seen["read"])
-        rows = Rows(seen["lengths"], seen["limit"], total)
-        both = zip(devices, steps, strict=True)
-        trainings = [(Training(cfg, rows, step, gpu=device.gpu), device, why) for device, (step, why) in both]
-        lines = format_forecasts([Forecast(*each) for each in trainings])
-        print(f"forecast  {case.name}", *(lines if number < MAX_WHOLE else lines[:1]), sep="\n", flush=True)
+    # Only now: with the threads that it starts in this process, no other could be forked from it.
+    here = this_device()
+    typed: dict[str, Any] = {}
+    if "memory" in target:
+        typed["memory"] = int(target["memory"] * 1e9)
+    if "tflops" in target:
+        typed |= {"speed": target["tflops"] * 1e12, "how": "as typed"}
+    devices = [here, Device("a GPU", True, **typed)]
+    if here.gpu:
+        devices = [replace(here, **typed)]
+    for index, measured in enumerate(measured_cases):
+        facts = read_lengths(measured.case.run)
+        total: float | None = measured.case.small.rows
+        if total is not None:
+            # Of all rows the trainer gets the same share as of those that were seen.
+            total *= facts["rows"] / max(1, facts["read"])
+        rows = Rows(facts["lengths"], facts["limit"], total)
+        forecasts = []
+        for device, (step, why) in zip(devices, measured.steps, strict=True):
+            training = Training(measured.cfg, rows, step, gpu=device.gpu)
+            forecasts.append(Forecast(training, device, why))
+        lines = format_forecasts(forecasts)
+        if index >= MAX_WHOLE:
+            lines = lines[:1]
+        print(f"forecast  {measured.case.name}", *lines, sep="\n", flush=True)
+
+
+def _measure_cases(
+    cases: Sequence[Case], gpus: Sequence[bool], folder: Path
+) -> Iterator[MeasuredCase]:
+    """Each case whose rows could be read, with its step measured if all its lines are printed."""
+    origins: dict[str, str] = {}  # of models that stages have yet to train: those they begin with
+    for index, case in enumerate(cases):
+        cfg = linked(case.composed.cfg, origins)
+        if read_lengths(case.run):
+            steps: list[tuple[MeasuredStep | None, str]] = [(None, "")] * len(gpus)
+            if index < MAX_WHOLE:
+                steps = [measure_small(case.small.cfg, gpu, folder) for gpu in gpus]
+            yield MeasuredCase(case, cfg, steps)
+        source = source_of(cfg)
+        origin = source.path
+        if not origin:  # of a model from nothing its config is all that there is
+            origin = str(folder / f"origin{index}")
+            source.config().save_pretrained(origin)
+        for composed in case.runs.values():
+            origins[model_of(composed)] = origin

@@ -1,12 +1,15 @@
-"""A model at work: completions and likelihoods of rows, and what metrics and rewards say of them.
+"""A model at work: completions and likelihoods of rows, and their figures by metrics and rewards.
 
-sampler      prompts -> token ids: the one loop that samples, used by PPO, evaluations, predictions and callbacks
-engines      what may stand in for it in PPO: vLLM
-batch        rows of unlike length -> batches of so many tokens
-completion   rows -> completions as text, with the template and the stop tokens of model and tokenizer
-likelihood   rows with known answers -> what a model thinks of them
-judge        metrics and rewards on completions and known answers
-prediction   completions as a file that an interrupted command continues
-rows         dataset -> the held-out rows that are meant
-weights      run folder -> the weights that are meant
+Sampling: ``sampler`` (prompts -> token ids; the one loop that samples, used by PPO, evaluations,
+predictions and callbacks), ``engines`` (vLLM in its place in PPO), ``padding`` (rows of unlike
+length -> batches of so many tokens), ``completion`` (rows -> completions as text), ``agent``
+(completions of several turns with tools) and ``tool_guard`` (the tools themselves, in time and
+checked).
+
+Figures: ``likelihood`` (known answers), ``reward_model`` (completions -> scores) and ``judge``
+(metrics and rewards on both).
+
+Their inputs and outputs: ``held_out_rows`` (dataset -> rows), ``run_weights`` (run folder -> the
+weights that are meant), ``budget`` (how much evaluations sample) and ``prediction`` (completions as
+a file that an interrupted command continues).
 """

@@ -1,10 +1,11 @@
-"""Completions of several turns: the model writes one, tools answer what it calls in it, until it calls nothing more.
+"""Completions of several turns: tools answer what the model calls, until it calls nothing more.
 
     Agent(tools=[search]).play(model, tokenizer, rows, how, noise_BR)      an episode for each row
 
-The contract is that of TRL's GRPO: tools are functions with type hints and a docstring; an environment is an object
-with ``reset(**row)``, whose other public methods are tools of its own completion. What tools answer stands in a
-completion between the tokens of the model, and is no token of the model's: see ``own``.
+The contract is that of TRL's GRPO: tools are functions with type hints and a docstring; an
+environment is an object with ``reset(**row)``, whose other public methods are tools of its own
+completion. What tools answer stands in a completion between the tokens of the model; ``own`` says
+which are the model's.
 """
 
 import asyncio
@@ -20,31 +21,35 @@ from torch.nn.functional import pad
 from transformers import PreTrainedTokenizerBase
 from trl.chat_template_utils import parse_response
 
-from runner.errors import DataError, fault
-from runner.generate.batch import lengthen
+from runner.errors import DataError, Fault
+from runner.generate.faults import long_prompts
+from runner.generate.padding import lengthen
 from runner.generate.sampler import Model, Sampling, sample
 from runner.io.turns import TEMPLATE_ARGUMENTS
 from runner.model.encoding import Row, encode_prompt, write
 
 Tool: TypeAlias = Callable[..., object]
 Environments: TypeAlias = Callable[[], object] | Mapping[str, Callable[[], object]]
+Turn: TypeAlias = dict[str, Any]
 LOOP = asyncio.Runner()  # the one of all coroutines, to which what they open is bound
 atexit.register(LOOP.close)
-NO_TOOLS = ("reset", "get_reward")  # methods of an environment that are not the model's to call
+RESET = "reset"
+REWARD = "get_reward"
+NO_TOOLS = (RESET, REWARD)  # methods of an environment that are not the model's to call
 
 
 @dataclass(eq=False)
 class Episode:
-    """One completion while it is made: its turns, its token ids, and which of them the model wrote."""
+    """One completion while it is made: its turns, and its token ids with their writers."""
 
-    prompt: list[dict[str, Any]]
+    prompt: list[Turn]
     prompt_ids: list[int]
     tools: Mapping[str, Tool]
     environment: object = None
     arguments: Row = field(default_factory=dict)  # of the template, that come with the row
-    turns: list[dict[str, Any]] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    own: list[bool] = field(default_factory=list)
+    own: list[bool] = field(default_factory=list)  # for each token true where the model wrote it
     logprobs: list[float] = field(default_factory=list)  # of the model's own tokens
     calls: int = 0
     failures: int = 0  # of calls
@@ -52,7 +57,8 @@ class Episode:
     @property
     def counts(self) -> tuple[int, int, int]:
         """Turns of the model, calls in them, and those of the calls that failed."""
-        return sum(turn["role"] == "assistant" for turn in self.turns), self.calls, self.failures
+        turns = sum(turn["role"] == "assistant" for turn in self.turns)
+        return turns, self.calls, self.failures
 
     def extend(self, ids: Sequence[int], *, own: bool) -> None:
         """Add tokens of the model, or of a tool."""
@@ -62,38 +68,50 @@ class Episode:
 
 @dataclass(frozen=True)
 class Agent:
-    """Tools, and environments by the name that a row gives them, or one for all rows; ``rounds`` of calls at most."""
+    """Tools, and environments by the name that a row gives them, or one for all rows."""
 
     tools: Sequence[Tool] = ()
     environments: Environments | None = None
-    rounds: int | None = None
+    rounds: int | None = None  # the most turns that may call; None: no limit
 
-    def open(self, row: Row) -> tuple[list[dict[str, Any]], list[Tool], object]:
-        """The prompt of a row, the tools that are offered in it, and its environment, which is a new one, and reset."""
+    def open(self, row: Row) -> tuple[list[Turn], list[Tool], object]:
+        """The prompt of a row, the tools that are offered in it, and its new environment, reset."""
         prompt = [dict(turn) for turn in row.get("prompt") or [{"role": "user", "content": ""}]]
-        if (environment := self._environment(row)) is None:
+        environment = self._environment(row)
+        if environment is None:
             return prompt, list(self.tools), None
-        named = isinstance(self.environments, Mapping)
-        given = {name: value for name, value in row.items() if not (named and name == "environment")}
-        if (seen := environment.reset(**given)) is not None:
-            prompt[-1]["content"] = prompt[-1]["content"] + seen
+        columns = dict(row)
+        if isinstance(self.environments, Mapping):
+            columns.pop("environment", None)  # the name of the environment itself
+        observation = environment.reset(**columns)
+        if observation is not None:
+            prompt[-1]["content"] = prompt[-1]["content"] + observation
         return prompt, [*self.tools, *tools_of(environment)], environment
 
     def _environment(self, row: Row) -> Any:
+        """A new environment for a row, None without any."""
         make = self.environments
-        make = make[row["environment"]] if isinstance(make, Mapping) else make
+        if isinstance(make, Mapping):
+            make = make[row["environment"]]
         return make() if make else None
 
     def with_tools(self, row: Row) -> dict[str, Any]:
         """A row with the tools that are offered in it, in an environment that has not begun."""
+        tools = list(self.tools)
         environment = self._environment(row)
-        return {**row, "tools": [*self.tools, *(tools_of(environment) if environment else ())]}
+        if environment:
+            tools += tools_of(environment)
+        return {**row, "tools": tools}
 
     def own_rewards(self) -> list[Callable[..., object]]:
-        """The rewards that environments give by ``get_reward``, one for each class, under its name."""
-        makers = self.environments.values() if isinstance(self.environments, Mapping) else [self.environments]
-        kinds: dict[Any, None] = dict.fromkeys(type(make()) for make in makers if make is not None)
-        return [_reward_of(kind) for kind in kinds if hasattr(kind, NO_TOOLS[1])]
+        """The rewards that environments give by ``get_reward``, one for each class, by its name."""
+        makers: Sequence[Callable[[], object]] = []
+        if isinstance(self.environments, Mapping):
+            makers = [make for make in self.environments.values() if make is not None]
+        elif self.environments is not None:
+            makers = [self.environments]
+        kinds: dict[Any, None] = dict.fromkeys(type(make()) for make in makers)
+        return [_reward_of(kind) for kind in kinds if hasattr(kind, REWARD)]
 
     def play(
         self,
@@ -106,116 +124,197 @@ class Agent:
         agree: Callable[[int], int] = int,
         **engine: Any,
     ) -> list[Episode]:
-        """An episode for each row; prompts, answers of tools and the model's turns share ``max_new_tokens``.
+        """An episode for each row; answers of tools and the model's turns share ``max_new_tokens``.
 
-        A token takes the noise of its place, so that an episode does not depend on those beside it. ``agree`` gives the
-        most episodes that any process has still to go on with, where all of them must take as many passes.
+        A token takes the noise of its place, so that an episode does not depend on those beside it.
+        ``agree`` gives the most episodes that any process has still to go on with, where all of
+        them must take as many passes.
         """
-        episodes = list[Episode]()
-        for row in rows:
-            prompt, tools, environment = self.open(row)
-            ids = encode_prompt(tokenizer, prompt, {**row, "tools": tools})
-            if how.limit(ids) < 1:
-                sizes = {"tokens": len(ids), "most": how.max_length}
-                raise DataError(fault("generate.long_prompts", count=1, row=len(episodes), **sizes))
-            named, own = {tool.__name__: tool for tool in tools}, {TEMPLATE_ARGUMENTS: row.get(TEMPLATE_ARGUMENTS)}
-            episodes.append(Episode(prompt, ids, named, environment, own))
-        live, length = list(range(len(rows))), noise_BR.shape[1]
-        for rounds in range(length):
+        episodes = self._begin(tokenizer, rows, how)
+        length = noise_BR.shape[1]
+        live = list(range(len(rows)))
+        for number in range(length):
             if not agree(len(live)):
                 break
-            turn = live or [0]  # others go on, and need this process to take part
-            used = [len(episodes[index].token_ids) if live else length - 1 for index in turn]
-            noises = [pad(noise_BR[index, begin:], (0, begin)) for index, begin in zip(turn, used, strict=True)]
-            before = [lengthen(episodes[index].prompt_ids, episodes[index].token_ids) for index in turn]
-            left = replace(how, max_new_tokens=length - min(used))
-            drawn = sample(model, before, left, torch.stack(noises), **engine)
+            if live:
+                turn = live
+                lengths = [len(episodes[index].token_ids) for index in live]
+            else:
+                # The others go on, and need this process to take part.
+                turn = [0]
+                lengths = [length - 1]
+            noises = []
+            prefixes = []
+            for index, begin in zip(turn, lengths, strict=True):
+                noises.append(pad(noise_BR[index, begin:], (0, begin)))
+                prefixes.append(lengthen(episodes[index].prompt_ids, episodes[index].token_ids))
+            limited = replace(how, max_new_tokens=length - min(lengths))
+            drawn = sample(model, prefixes, limited, torch.stack(noises), **engine)
+
             calling = []
-            for index, prefix, tokens, logprobs in zip(live, before, drawn.tokens, drawn.logprobs, strict=False):
-                episode, room = episodes[index], length - len(episodes[index].token_ids)
-                ids, offered = tokens[:room].tolist(), list(episode.tools.values())
-                message = parse_response(tokenizer, ids, prefix=prefix, tools=offered)
+            for index, prefix, tokens, logprobs in zip(
+                live, prefixes, drawn.tokens, drawn.logprobs, strict=False
+            ):
+                episode = episodes[index]
+                room = length - len(episode.token_ids)
+                ids = tokens[:room].tolist()
+                tools = list(episode.tools.values())
+                message = parse_response(tokenizer, ids, prefix=prefix, tools=tools)
                 episode.extend(ids, own=True)
                 episode.logprobs += logprobs[:room].tolist()
                 episode.turns.append(message)
-                if message.get("tool_calls") and ids[-1] in how.stop_ids and rounds != self.rounds:
+                is_whole = ids[-1] in how.stop_ids
+                if message.get("tool_calls") and is_whole and number != self.rounds:
                     calling.append(index)
-            answers, live = _call([episodes[index] for index in calling]), []
+
+            answers = _call([episodes[index] for index in calling])
+            live = []
             for index, turns in zip(calling, answers, strict=True):
                 episode = episodes[index]
                 ids = _encode_answers(tokenizer, turns, episode)
-                if len(episode.token_ids) + len(ids) < how.limit(episode.prompt_ids):  # else no turn could follow
+                # Otherwise no turn could follow.
+                if len(episode.token_ids) + len(ids) < how.limit(episode.prompt_ids):
                     episode.extend(ids, own=False)
                     episode.turns += turns
                     live.append(index)
         return episodes
 
+    def _begin(
+        self, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], how: Sampling
+    ) -> list[Episode]:
+        """An episode for each row, before its first turn; DataError for a prompt without room."""
+        episodes: list[Episode] = []
+        for index, row in enumerate(rows):
+            prompt, tools, environment = self.open(row)
+            ids = encode_prompt(tokenizer, prompt, {**row, "tools": tools})
+            if how.limit(ids) < 1:
+                raise DataError(
+                    long_prompts(count=1, row=index, tokens=len(ids), most=how.max_length)
+                )
+            named_tools = {tool.__name__: tool for tool in tools}
+            arguments = {TEMPLATE_ARGUMENTS: row.get(TEMPLATE_ARGUMENTS)}
+            episodes.append(Episode(prompt, ids, named_tools, environment, arguments))
+        return episodes
+
 
 def build_agent(
-    tools: Sequence[Tool] | None = None, environments: Environments | None = None, rounds: int | None = None
+    tools: Sequence[Tool] | None = None,
+    environments: Environments | None = None,
+    rounds: int | None = None,
 ) -> Agent | None:
     """The agent of a configuration; None where it has no tools."""
-    return Agent(tools or (), environments, rounds) if tools or environments else None
+    if tools or environments:
+        return Agent(tools or (), environments, rounds)
+    return None
 
 
 def methods_of(kind: type) -> dict[str, Any]:
-    """The public methods of a class of environments, in the order of their names; static ones are none, as in TRL."""
-    found = inspect.getmembers_static(kind, inspect.isfunction)
-    return {name: each for name, each in found if not name.startswith("_")}
+    """The public methods of a class of environments, sorted by name; as in TRL no static ones."""
+    members = inspect.getmembers_static(kind, inspect.isfunction)
+    return {name: method for name, method in members if not name.startswith("_")}
 
 
-def tools_of(environment: Any) -> list[Tool]:
+def tools_of(environment: object) -> list[Tool]:
     """The methods of an environment that a model may call."""
-    return [getattr(environment, name) for name in methods_of(type(environment)) if name not in NO_TOOLS]
+    names = [name for name in methods_of(type(environment)) if name not in NO_TOOLS]
+    return [getattr(environment, name) for name in names]
 
 
 def _reward_of(kind: Any) -> Callable[..., object]:
     def get_reward(environments: Sequence[Any], **_: object) -> list[object]:
-        return settle([each.get_reward() if type(each) is kind else None for each in environments])
+        results = []
+        for environment in environments:
+            # The classes of others have rewards of their own.
+            results.append(environment.get_reward() if type(environment) is kind else None)
+        return settle(results)
 
     get_reward.__name__ = kind.__name__
     return get_reward
 
 
-def _call(episodes: Sequence[Episode]) -> list[list[dict[str, Any]]]:
-    """Turns of tools, which answer the calls of the last turn of each; an error is an answer too, to learn from."""
-    calls = [(episode, call["function"]) for episode in episodes for call in episode.turns[-1]["tool_calls"]]
-    answers: dict[Episode, list[dict[str, Any]]] = {episode: [] for episode in episodes}
-    results = settle([_try(each.tools, call) for each, call in calls], with_errors=True)
-    for (episode, call), result in zip(calls, results, strict=True):
-        failed = isinstance(result, Exception)
-        episode.calls, episode.failures = episode.calls + 1, episode.failures + failed
-        text = str({"error": str(result)} if failed else result)
-        answers[episode].append({"role": "tool", "name": call["name"], "content": text})
-    return list(answers.values())
+def _call(episodes: Sequence[Episode]) -> list[list[Turn]]:
+    """Turns of tools that answer the calls of the last turn of each episode.
+
+    All calls run side by side. An error is an answer too, from which the model can learn.
+    """
+    results = []
+    for episode in episodes:
+        for call in episode.turns[-1]["tool_calls"]:
+            results.append(_try(episode.tools, call["function"]))
+    settled = iter(settle(results, with_errors=True))
+    answers = []
+    for episode in episodes:
+        turns = []
+        for call in episode.turns[-1]["tool_calls"]:
+            result = next(settled)
+            episode.calls += 1
+            if isinstance(result, Exception):
+                episode.failures += 1
+                result = {"error": str(result)}
+            name = call["function"]["name"]
+            turns.append({"role": "tool", "name": name, "content": str(result)})
+        answers.append(turns)
+    return answers
 
 
-def _try(tools: Mapping[str, Tool], call: Mapping[str, Any]) -> Any:
-    name = call["name"]  # what else a call holds than this and its arguments a model made up
+def _try(tools: Mapping[str, Tool], call: Mapping[str, Any]) -> object:
+    """The result of a call, or its error; anything else in a call the model has made up."""
+    name = call["name"]
+    if name not in tools:
+        return LookupError(f"Tool {name} not found.")
     try:
-        return tools[name](**call["arguments"]) if name in tools else LookupError(f"Tool {name} not found.")
+        return tools[name](**call["arguments"])
     except Exception as error:  # of any kind: what tools do is up to them
         return error
 
 
-def settle(found: Sequence[Any], *, with_errors: bool = False) -> list[Any]:
-    """The same, with the results of coroutines, which run side by side, or else the errors, in their place."""
+def settle(values: Sequence[Any], *, with_errors: bool = False) -> list[Any]:
+    """The values, with the results of coroutines in their place, which run side by side.
+
+    An error of a coroutine is raised, or stands in its place if ``with_errors``.
+    """
+    awaitable = [value for value in values if inspect.isawaitable(value)]
+    if not awaitable:
+        return list(values)
 
     async def gather() -> list[Any]:
-        return await asyncio.gather(*filter(inspect.isawaitable, found), return_exceptions=with_errors)
+        return await asyncio.gather(*awaitable, return_exceptions=with_errors)
 
-    waited = iter(LOOP.run(gather()) if any(map(inspect.isawaitable, found)) else ())
-    return [next(waited) if inspect.isawaitable(each) else each for each in found]
+    results = iter(LOOP.run(gather()))
+    settled = []
+    for value in values:
+        settled.append(next(results) if inspect.isawaitable(value) else value)
+    return settled
 
 
-def _encode_answers(tokenizer: PreTrainedTokenizerBase, answers: list[dict[str, Any]], episode: Episode) -> list[int]:
-    """The tokens between the end of a turn that calls and the begin of the next one, as the template writes them."""
+def _encode_answers(
+    tokenizer: PreTrainedTokenizerBase, answers: list[Turn], episode: Episode
+) -> list[int]:
+    """The tokens between the end of a turn that calls and the beginning of the next one.
+
+    They are those that the template writes, found by writing a conversation with and without the
+    answers.
+    """
     call = {"type": "function", "function": {"name": answers[0]["name"], "arguments": {}}}
-    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-    before, end = list(write(tokenizer, turns, episode.arguments)), episode.token_ids[-1]
-    whole = list(write(tokenizer, [*turns, *answers], episode.arguments, add_generation_prompt=True))
-    if end in before:  # behind which the template may write a line break, which was not sampled
+    turns: list[dict[str, Any]] = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+    before = list(write(tokenizer, turns, episode.arguments))
+    with_answers = list(
+        write(tokenizer, [*turns, *answers], episode.arguments, add_generation_prompt=True)
+    )
+    # Behind the end of the turn the template may write a line break, which was not sampled.
+    end = episode.token_ids[-1]
+    if end in before:
         before = before[: len(before) - before[::-1].index(end)]
-    if whole[: len(before)] != before:
-        raise DataError(fault("generate.rewritten_turns"))
-    return whole[len(before) :]
+    if with_answers[: len(before)] != before:
+        raise DataError(
+            Fault(
+                where="model.tokenizer.chat_template",
+                found="writes a turn in another way when the answer of a tool follows it",
+                expected="one under which what was written stays as it was",
+                fix="=hermes",
+            )
+        )
+    return with_answers[len(before) :]

@@ -1,6 +1,7 @@
-"""The amount that the evaluations of a run sample, from its configuration alone: for plan, forecast and training.
+"""The number of texts that a run's evaluations sample, from its configuration alone.
 
-Evaluations that read known answers take every held-out row; what is sampled costs as much as a training step does.
+Plan, forecast and training read it. Evaluations that read known answers take every held-out row;
+what is sampled costs as much as a training step does.
 """
 
 import math
@@ -10,25 +11,37 @@ from dataclasses import dataclass
 from runner.config.machines import processes_of
 from runner.dataset.request import named_sets
 from runner.metric.ask import SAMPLES, kind_of
-from runner.schema import upstream
 from runner.schema.read import read_signature
 from runner.schema.text import Config, Node, named
 from runner.schema.upstream import batch_size, config_fields, setting
 
-PROMPTS = 64  # of each held-out set that a trainer answers: the mean reward is known to an eighth of its spread
-ANSWER_TOKENS = 64  # most tokens of an answer that a metric judges, where the trainer has no number of its own
+# Of each held-out set that a trainer answers: the mean reward is known to an eighth of its spread.
+PROMPTS = 64
+# Most tokens of an answer that a metric judges, where the trainer has no number of its own.
+ANSWER_TOKENS = 64
+# Sampled twice in any case: before the training and after it.
+FIRST_AND_LAST = 2
 
 
 def answer_tokens(asked: Iterable[int | None], completion: int | None) -> int:
-    """The most tokens of an answer that metrics judge: as many as one of them asks for, or as the trainer samples."""
-    return max(filter(None, asked), default=completion or ANSWER_TOKENS)
+    """The most tokens of an answer that metrics judge.
+
+    They are as many as one of the metrics asks for, or as the trainer samples.
+    """
+    numbers = [number for number in asked if number]
+    return max(numbers, default=completion or ANSWER_TOKENS)
 
 
 def prompts_answered(cfg: Config) -> int | None:
-    """The most prompts of a set that the trainer's evaluation answers; None if it samples none, or the limit says."""
-    node = cfg["dataset"]
-    is_open = "limit" in _arguments_of(node) and (node.get("limit") or {}).get("eval") is None
-    return PROMPTS if is_open and _answers(cfg["trainer"]) else None
+    """The most prompts of a set that the trainer's evaluation answers.
+
+    None if it answers none, or if the limit of the dataset says the number.
+    """
+    dataset = cfg["dataset"]
+    has_limit = "limit" in _arguments_of(dataset)
+    if has_limit and _eval_limit(dataset) is None and _answers_prompts(cfg["trainer"]):
+        return PROMPTS
+    return None
 
 
 @dataclass(frozen=True)
@@ -41,7 +54,7 @@ class EvaluationBudget:
     judged: int  # answers of each set that metrics sample
     evaluations: int
     texts: int | None  # that the training samples or reads, None where only its rows can tell
-    is_open: bool  # nobody has said how many prompts
+    is_open: bool  # the config says no number of prompts
 
     @property
     def answers(self) -> int:
@@ -50,55 +63,119 @@ class EvaluationBudget:
 
     def lines(self) -> Iterator[str]:
         """The bound in words, and a note where the evaluations take more than the training."""
-        each = f"{self.prompts or self.judged} held-out prompts" + f" of each of {self.sets} sets" * (self.sets > 1)
-        each += f", {self.times} answers each" if self.prompts and self.times > 1 else ""
-        each += f", and {self.judged} for metrics" if self.prompts and self.judged else ""
         if self.is_open:
-            yield f"evaluates at most {each}; dataset.limit.eval= changes it"
+            yield f"evaluates at most {self._describe()}; dataset.limit.eval= changes it"
         total = self.evaluations * self.answers
-        if self.texts is not None and total > max(self.texts, SAMPLES):  # fewer take no time
-            of_a_prompt = self.sets * ((self.times if self.prompts else 0) + bool(self.judged))
-            fewer = max(1, self.texts // (self.evaluations * of_a_prompt))
-            found = f"they sample up to {total:,} answers, it takes {self.texts:,} texts"
-            yield f"note      evaluations may take longer than the training: {found}; dataset.limit.eval={fewer}"
+        if self.texts is None or total <= max(self.texts, SAMPLES):  # fewer take no time
+            return
+        samples_of_prompt = self.times if self.prompts else 0
+        if self.judged:
+            samples_of_prompt += 1
+        fewer = self.texts // (self.evaluations * self.sets * samples_of_prompt)
+        yield (
+            "note      evaluations may take longer than the training: "
+            f"they sample up to {total:,} answers, it takes {self.texts:,} texts; "
+            f"dataset.limit.eval={max(1, fewer)}"
+        )
+
+    def _describe(self) -> str:
+        text = f"{self.prompts or self.judged} held-out prompts"
+        if self.sets > 1:
+            text += f" of each of {self.sets} sets"
+        if self.prompts and self.times > 1:
+            text += f", {self.times} answers each"
+        if self.prompts and self.judged:
+            text += f", and {self.judged} for metrics"
+        return text
 
 
 def evaluation_budget(cfg: Config, steps: int | None = None) -> EvaluationBudget | None:
-    """The budget of a run, of so many steps where the configuration does not say it; None where nothing is sampled."""
-    node, args, metrics = cfg["dataset"], cfg["trainer"]["args"], named(cfg["metric"] or {}, "metric")
-    sets, limit = _held_out_sets(node), (node.get("limit") or {}).get("eval")
-    sampled = [each for each in metrics.values() if kind_of(_arguments_of(each)) == "sampled"]
-    most, bounds = limit or math.inf, [each.get("limit", SAMPLES) or math.inf for each in sampled]
-    judged = min(most, max(bounds, default=0))
-    prompts = min(most, prompts_answered(cfg) or math.inf) if _answers(cfg["trainer"]) else 0
+    """The budget of a run; None where nothing is sampled.
+
+    ``steps`` are those of the training, where the configuration does not say their number.
+    """
+    dataset = cfg["dataset"]
+    args = cfg["trainer"]["args"]
+    sets = _count_held_out_sets(dataset)
+    limit = _eval_limit(dataset)
+    most = limit or math.inf
+    judged = min(most, _most_judged(named(cfg["metric"] or {}, "metric")))
+    prompts: float = 0
+    if _answers_prompts(cfg["trainer"]):
+        prompts = min(most, prompts_answered(cfg) or math.inf)
     if not sets or not (judged or prompts) or math.isinf(judged + prompts):
         return None
-    groups = upstream.NUM_GENERATIONS_EVAL in config_fields(args)
-    times = setting(args, upstream.NUM_GENERATIONS_EVAL) or (setting(args, upstream.NUM_GENERATIONS) if groups else 1)
-    steps, between = steps or setting(args, upstream.MAX_STEPS, -1), 0
-    if (strategy := setting(args, upstream.EVAL_STRATEGY, "no")) == "epoch":
-        between = math.ceil(setting(args, upstream.NUM_TRAIN_EPOCHS, 3.0))
-    elif strategy == "steps":
-        every = setting(args, upstream.EVAL_STEPS) or setting(args, upstream.LOGGING_STEPS, 500)
-        between = int(1 / every if every < 1 else max(0, steps) / every)
-    each_step = batch_size(args) * setting(args, upstream.GRADIENT_ACCUMULATION_STEPS, 1) * processes_of(cfg)
-    texts = round(steps * each_step / setting(args, upstream.NUM_ITERATIONS, 1)) if steps > 0 else None
-    if texts is None and (rows := (node.get("limit") or {}).get("train")):
-        texts = round(rows * setting(args, upstream.NUM_TRAIN_EPOCHS, 3.0) * setting(args, upstream.NUM_GENERATIONS, 1))
-    return EvaluationBudget(sets, int(prompts), times, int(judged), 2 + between, texts, limit is None)
+    times = setting(args, "num_generations_eval")
+    if not times:
+        has_groups = "num_generations_eval" in config_fields(args)
+        times = setting(args, "num_generations") if has_groups else 1
+    steps = steps or setting(args, "max_steps", -1)
+    return EvaluationBudget(
+        sets=sets,
+        prompts=int(prompts),
+        times=times,
+        judged=int(judged),
+        evaluations=FIRST_AND_LAST + _evaluations_between(args, steps or 0),
+        texts=_texts_of_training(cfg, steps or 0),
+        is_open=limit is None,
+    )
+
+
+def _most_judged(metrics: Mapping[str, Node]) -> float:
+    """The most answers of a set that one of the metrics samples; infinite where one takes all."""
+    most: float = 0
+    for metric in metrics.values():
+        if kind_of(_arguments_of(metric)) == "sampled":
+            most = max(most, metric.get("limit", SAMPLES) or math.inf)
+    return most
+
+
+def _evaluations_between(args: Node, steps: int) -> int:
+    """The evaluations in the course of a training."""
+    strategy = setting(args, "eval_strategy", "no")
+    if strategy == "epoch":
+        return math.ceil(float(setting(args, "num_train_epochs", 3.0)))
+    if strategy == "steps":
+        every = setting(args, "eval_steps") or setting(args, "logging_steps", 500)
+        if every < 1:  # a share of the training
+            return int(1 / every)
+        return int(max(0, steps) / every)
+    return 0
+
+
+def _texts_of_training(cfg: Config, steps: int) -> int | None:
+    """The texts that a training samples or reads, None where only its rows can tell."""
+    args = cfg["trainer"]["args"]
+    if steps > 0:
+        accumulated = setting(args, "gradient_accumulation_steps", 1)
+        texts_of_step = batch_size(args) * accumulated * processes_of(cfg)
+        return round(float(steps * texts_of_step / setting(args, "num_iterations", 1)))
+    rows = (cfg["dataset"].get("limit") or {}).get("train")
+    if not rows:
+        return None
+    epochs = setting(args, "num_train_epochs", 3.0)
+    return round(float(rows * epochs * setting(args, "num_generations", 1)))
+
+
+def _eval_limit(dataset: Node) -> int | None:
+    limit: int | None = (dataset.get("limit") or {}).get("eval")
+    return limit
 
 
 def _arguments_of(node: Node) -> Collection[str]:
     return getattr(read_signature(node["_target_"]), "parameters", ())
 
 
-def _answers(trainer: Node) -> bool:
-    return trainer["form"] == "prompt" and trainer.get("evaluates", True)
+def _answers_prompts(trainer: Node) -> bool:
+    """True where the evaluation of a trainer samples answers."""
+    return trainer["form"] == "prompt" and bool(trainer.get("evaluates", True))
 
 
-def _held_out_sets(node: Node) -> int:
-    if isinstance(parts := node.get("parts"), Mapping):
-        return sum(_held_out_sets(part) for part in parts.values() if part)
-    if "split" not in node:
-        return 1  # a dataset of one's own holds out what it will
-    return sum(each is not None for each in named_sets((node["split"] or {}).get("eval")).values())
+def _count_held_out_sets(dataset: Node) -> int:
+    parts = dataset.get("parts")
+    if isinstance(parts, Mapping):
+        return sum(_count_held_out_sets(part) for part in parts.values() if part)
+    if "split" not in dataset:
+        return 1  # a dataset of the user's own holds out what it will
+    sets = named_sets((dataset["split"] or {}).get("eval"))
+    return sum(split is not None for split in sets.values())

@@ -1,4 +1,7 @@
-"""Rows with prompts -> completions as text, with the template and the stop tokens of model and tokenizer."""
+"""Rows with prompts -> completions as text, with the template and stop tokens of the model.
+
+Letters at the end of a tensor's name are its shape: B rows, R response tokens.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -6,22 +9,33 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from runner.errors import DataError, fault
-from runner.generate.agent import Agent, Episode, build_agent
-from runner.generate.batch import split_by_rows
-from runner.generate.rows import Row
-from runner.generate.sampler import Model, Responses, Sampling, evaluating, sample, seeded_generator, uniform
+from runner.errors import DataError, Fault
+from runner.generate.agent import Agent, Episode, Turn, build_agent
+from runner.generate.faults import long_prompts
+from runner.generate.held_out_rows import Row
+from runner.generate.padding import split_by_rows
+from runner.generate.sampler import (
+    Model,
+    Responses,
+    Sampling,
+    evaluating,
+    sample,
+    seeded_generator,
+    uniform,
+)
 from runner.io.turns import describe_image, dialogue, with_images
 from runner.model.encoding import encode_prompt, stop_ids
 
-Draw: TypeAlias = tuple[int, int]  # the row that is answered and the number of the sample, which number the noise
+# The row that is answered and the number of the sample, which together seed the noise.
+Draw: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Completion:
-    """One answer to the prompt of a row; the log-probability is the model's at temperature 1, however it was drawn."""
+    """One answer to the prompt of a row."""
 
     row: int
     sample: int
@@ -30,106 +44,190 @@ class Completion:
     text: str
     token_ids: list[int]  # up to and with the stop token
     finish: str  # stop or length
-    log_probability: float = math.nan
-    turns: list[dict[str, Any]] | None = None  # where tools answered
+    log_probability: float = math.nan  # the model's at temperature 1, however it was sampled
+    turns: list[Turn] | None = None  # where tools answered
     own: Sequence[bool] | None = None  # for each token true where the model wrote it; None: all
     environment: object = None
-    calls: tuple[int, int, int] = (1, 0, 0)  # turns of the model, calls in them, and those that failed
+    calls: tuple[int, int, int] = (1, 0, 0)  # turns of the model, calls in them, those that failed
 
     @property
-    def answer(self) -> str | list[dict[str, Any]]:
+    def answer(self) -> str | list[Turn]:
         """The text, or behind a chat the turns, as rewards take it."""
         if self.turns is not None:
             return self.turns
-        return self.text if isinstance(self.prompt, str) else [{"role": "assistant", "content": self.text}]
+        if isinstance(self.prompt, str):
+            return self.text
+        return [{"role": "assistant", "content": self.text}]
 
     def to_row(self) -> dict[str, Any]:
         """The columns that are written to a file."""
-        row = {"row": self.row, "sample": self.sample, "prompt": self.prompt}
-        row |= {"completion": self.text if self.turns is None else self.turns, "finish": self.finish}
-        return row | {"log_probability": round(self.log_probability, 6), "tokens": len(self.token_ids)}
+        return {
+            "row": self.row,
+            "sample": self.sample,
+            "prompt": self.prompt,
+            "completion": self.text if self.turns is None else self.turns,
+            "finish": self.finish,
+            "log_probability": round(self.log_probability, 6),
+            "tokens": len(self.token_ids),
+        }
 
 
 @dataclass
 class TextGenerator:
-    """A model that answers the prompts of rows, ``n`` times each; noise comes from seed, row and sample alone."""
+    """A model that answers the prompts of rows, ``n`` times each.
+
+    The noise of a completion follows from the seed, the row and the number of the sample alone.
+    """
 
     model: Model
     tokenizer: PreTrainedTokenizerBase
     how: Sampling
     seed: int = 0
     n: int = 1
-    on_progress: Callable[[int], object] = lambda count: None  # is called with the number of those made
-    agent: Agent | None = None  # whose tools it may call
+    # Called with the number of completions that were made.
+    on_progress: Callable[[int], object] = lambda count: None
+    agent: Agent | None = None  # whose tools the model may call
 
     def __post_init__(self) -> None:
         self.how = replace(self.how, stop_ids=tuple(stop_ids(self.model)), logprob_temperature=1.0)
         self.is_greedy = self.how.temperature == 0
 
     def plan(self, rows: Sequence[Row]) -> list[list[Draw]]:
-        """Every completion that is wanted, in the batches that are generated; raises DataError with all bad prompts."""
-        rows = [self.agent.with_tools(row) for row in rows] if self.agent else rows
+        """The batches in which completions are generated; DataError with all bad prompts.
+
+        A greedy answer is drawn once, however often it is wanted.
+        """
+        if self.agent:
+            rows = [self.agent.with_tools(row) for row in rows]
+        lengths = self._prompt_lengths(rows)
+        samples = 1 if self.is_greedy else self.n
+        draws: list[Draw] = []
+        for row in range(len(rows)):
+            draws += [(row, number) for number in range(samples)]
+        groups = split_by_rows([lengths[row] for row, _ in draws], self.how.rows)
+        batches = []
+        for group in groups:
+            batches.append([draws[index] for index in group])
+        return batches
+
+    def _prompt_lengths(self, rows: Sequence[Row]) -> list[int]:
+        """The number of tokens of each prompt; DataError where any is empty or too long."""
         prompts = [encode_prompt(self.tokenizer, row["prompt"], row) for row in rows]
+        empty = [row for row, ids in enumerate(prompts) if not ids]
+        too_long = [row for row, ids in enumerate(prompts) if self.how.limit(ids) < 1]
         faults = []
-        if empty := [row for row, ids in enumerate(prompts) if not ids]:
-            faults.append(fault("generate.empty_prompts", count=len(empty), row=empty[0]))
-        if long := [row for row, ids in enumerate(prompts) if self.how.limit(ids) < 1]:
-            size, most = len(prompts[long[0]]), self.how.max_length
-            faults.append(fault("generate.long_prompts", count=len(long), row=long[0], tokens=size, most=most))
+        if empty:
+            faults.append(
+                Fault(
+                    where="dataset",
+                    found=f"{len(empty)} prompts without a token, the first in row {empty[0]}",
+                    expected="prompts",
+                )
+            )
+        if too_long:
+            first = too_long[0]
+            faults.append(
+                long_prompts(
+                    count=len(too_long),
+                    row=first,
+                    tokens=len(prompts[first]),
+                    most=self.how.max_length,
+                )
+            )
         DataError.refuse(faults)
-        draws = [(row, number) for row in range(len(rows)) for number in range(1 if self.is_greedy else self.n)]
-        groups = split_by_rows([len(prompts[row]) for row, _ in draws], self.how.rows)
-        return [[draws[index] for index in group] for group in groups]
+        return [len(ids) for ids in prompts]
 
     def complete(self, batch: Sequence[Draw], rows: Sequence[Row]) -> list[Completion]:
         """The completions of one batch of a plan, each as often as it is wanted."""
-        length, generators = self.how.max_new_tokens, [seeded_generator(self.seed, *draw) for draw in batch]
-        noise_BR = torch.stack([uniform(length, generator=each) for each in generators])
-        picked, stop_ids = [rows[row] for row, _ in batch], self.how.stop_ids
+        noises = []
+        for draw in batch:
+            generator = seeded_generator(self.seed, *draw)
+            noises.append(uniform(self.how.max_new_tokens, generator=generator))
+        batch_rows = [rows[row] for row, _ in batch]
+        sampled = self._sample(batch_rows, torch.stack(noises))
+        completions = []
+        for (row, number), completion in zip(batch, sampled, strict=True):
+            numbers = range(self.n) if self.is_greedy else [number]
+            for sample_number in numbers:
+                completions.append(replace(completion, row=row, sample=sample_number))
+        self.on_progress(len(completions))
+        return completions
+
+    def _sample(self, rows: Sequence[Row], noise_BR: Tensor) -> list[Completion]:
         if self.agent:
-            episodes = self.agent.play(self.model, self.tokenizer, picked, self.how, noise_BR, halves=True)
-            drawn = [of_episode(each, stop_ids) for each in episodes]
-        else:
-            prompts = [encode_prompt(self.tokenizer, row["prompt"], row) for row in picked]
-            samples = sample(self.model, prompts, self.how, noise_BR, halves=True)
-            drawn = to_completions(self.tokenizer, picked, prompts, samples, stop_ids)
-        drawn = [replace(each, row=row, sample=number) for (row, number), each in zip(batch, drawn, strict=True)]
-        made = [replace(each, sample=copy) for each in drawn for copy in range(self.n)] if self.is_greedy else drawn
-        self.on_progress(len(made))
-        return made
+            episodes = self.agent.play(
+                self.model, self.tokenizer, rows, self.how, noise_BR, halves=True
+            )
+            return [of_episode(episode, self.how.stop_ids) for episode in episodes]
+        prompts = [encode_prompt(self.tokenizer, row["prompt"], row) for row in rows]
+        responses = sample(self.model, prompts, self.how, noise_BR, halves=True)
+        return to_completions(self.tokenizer, rows, prompts, responses, self.how.stop_ids)
 
     def complete_all(self, rows: Sequence[Row]) -> list[Completion]:
         """Every completion of rows, in their order."""
-        made = [each for batch in self.plan(rows) for each in self.complete(batch, rows)]
-        return sorted(made, key=lambda each: (each.row, each.sample))
+        completions = []
+        for batch in self.plan(rows):
+            completions += self.complete(batch, rows)
+        return sorted(completions, key=lambda completion: (completion.row, completion.sample))
 
 
 def to_completions(
     tokenizer: PreTrainedTokenizerBase,
     rows: Sequence[Row],
     prompts: Sequence[list[int]],
-    made: Responses,
+    responses: Responses,
     stop_ids: Sequence[int],
     *,
     whole: bool = False,
 ) -> list[Completion]:
-    """One completion of one turn for each row, cut off where no stop token ends it, unless all are ``whole``."""
-    tokens, sums = [ids.tolist() for ids in made.tokens], [math.fsum(each.tolist()) for each in made.logprobs]
-    found, texts = [], tokenizer.batch_decode(tokens, skip_special_tokens=True)
-    for index, (row, prompt_ids, ids, text) in enumerate(zip(rows, prompts, tokens, texts, strict=True)):
-        finish, prompt = "stop" if whole or ids[-1] in stop_ids else "length", row["prompt"]
+    """One completion of one turn for each row, cut off where no stop token ends it.
+
+    ``whole`` says that none is cut off.
+    """
+    tokens = [tokens_R.tolist() for tokens_R in responses.tokens]
+    texts = tokenizer.batch_decode(tokens, skip_special_tokens=True)
+    completions = []
+    for index, row in enumerate(rows):
+        prompt = row["prompt"]
         if row.get("images"):
             prompt = with_images(prompt, map(describe_image, row["images"]))
-        found.append(Completion(index, 0, prompt, prompt_ids, text, ids, finish, sums[index]))
-    return found
+        is_whole = whole or tokens[index][-1] in stop_ids
+        completions.append(
+            Completion(
+                row=index,
+                sample=0,
+                prompt=prompt,
+                prompt_ids=prompts[index],
+                text=texts[index],
+                token_ids=tokens[index],
+                finish="stop" if is_whole else "length",
+                log_probability=math.fsum(responses.logprobs[index].tolist()),
+            )
+        )
+    return completions
 
 
 def of_episode(episode: Episode, stop_ids: Sequence[int]) -> Completion:
-    """The completion of an episode, whose text is that of its last turn; one that still calls is cut off."""
-    last, ids = episode.turns[-1], episode.token_ids
-    finish = "stop" if ids[-1] in stop_ids and not last.get("tool_calls") else "length"
-    more = (math.fsum(episode.logprobs), episode.turns, episode.own, episode.environment, episode.counts)
-    return Completion(0, 0, episode.prompt, episode.prompt_ids, last["content"], ids, finish, *more)
+    """The completion of an episode; its text is that of the last turn.
+
+    It is cut off where no stop token ends it, or where its last turn still calls tools.
+    """
+    last_turn = episode.turns[-1]
+    is_whole = episode.token_ids[-1] in stop_ids and not last_turn.get("tool_calls")
+    return Completion(
+        row=0,
+        sample=0,
+        prompt=episode.prompt,
+        prompt_ids=episode.prompt_ids,
+        text=last_turn["content"],
+        token_ids=episode.token_ids,
+        finish="stop" if is_whole else "length",
+        log_probability=math.fsum(episode.logprobs),
+        turns=episode.turns,
+        own=episode.own,
+        environment=episode.environment,
+        calls=episode.counts,
+    )
 
 
 def generate(
@@ -143,19 +241,21 @@ def generate(
     seed: int = 0,
     agent: Agent | None = None,
 ) -> list[str]:
-    """One completion per prompt, as text; prompts are strings or chats. Temperature 0 is greedy. Tools may be called.
+    """One completion per prompt, as text; prompts are strings or chats. Temperature 0 is greedy.
 
-    It does not depend on the size of the batches, which are halved where memory lacks. Random state and mode stay.
+    It does not depend on the size of the batches, which are halved where memory lacks. Tools of an
+    agent may be called. Random state and mode stay.
     """
     how = Sampling(max_new_tokens, temperature=temperature, rows=batch_size)
+    if agent:
+        # Nothing is known of a row but its prompt, so that no environment can begin.
+        agent = build_agent(agent.tools, rounds=agent.rounds)
     with evaluating(model):
-        # Of a row nothing is known but its prompt, so that no environment can begin.
-        agent = agent and build_agent(agent.tools, rounds=agent.rounds)
         generator = TextGenerator(model, tokenizer, how, seed, agent=agent)
-        made = generator.complete_all([{"prompt": prompt} for prompt in prompts])
-    return [dialogue(each.turns or each.text) for each in made]
+        completions = generator.complete_all([{"prompt": prompt} for prompt in prompts])
+    return [dialogue(completion.turns or completion.text) for completion in completions]
 
 
 def context_length(model: Model) -> int | None:
-    """The most tokens that a model holds, prompt and completion; None where its config does not say."""
+    """The most tokens that a model holds, prompt and completion; None where it does not say."""
     return getattr(model.config.get_text_config(), "max_position_embeddings", None)

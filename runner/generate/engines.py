@@ -1,29 +1,33 @@
-"""vLLM by TRL in the place of the sampler, for PPO's rollouts; it needs a GPU."""
+"""vLLM, as TRL runs it, in the place of the sampler, for PPO's rollouts; it needs a GPU."""
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from accelerate import Accelerator
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, TrainingArguments
 
-from runner.errors import ConfigError, check_library, fault
+from runner.errors import ConfigError, Fault, check_library
 from runner.generate.sampler import Model, Responses, Sampling, cut
 
 
 class VLLM:
-    """vLLM by TRL's generation, on the training's cards or a server; random numbers and kernels are its own."""
+    """vLLM on the cards of the training or a server, with random numbers and kernels of its own."""
 
     def __init__(
-        self, policy: Model, accelerator: Accelerator, tokenizer: PreTrainedTokenizerBase, args: Any, how: Sampling
+        self,
+        policy: Model,
+        accelerator: Accelerator,
+        tokenizer: PreTrainedTokenizerBase,
+        args: TrainingArguments,
+        how: Sampling,
     ):
         """``args`` have the settings of vLLM under the names that GRPOConfig gives them."""
         check_library("vllm", "trainer.args.rollout_engine", "trl[vllm]")
         from trl.generation.vllm_generation import VLLMGeneration
 
         self.stop_ids = how.stop_ids
-        self.sent: int | None = None  # the step of the weights that it has
+        self.step: int | None = None  # of the weights that vLLM has
         self.generation = VLLMGeneration(
             policy,
             accelerator,
@@ -40,17 +44,31 @@ class VLLM:
             generation_kwargs={"stop_token_ids": list(how.stop_ids), "ignore_eos": True},
         )
         if args.vllm_mode == "server" and accelerator.is_main_process:
-            mode = self.generation.vllm_client.get_server_info()["model_config"]["logprobs_mode"]
+            server = self.generation.vllm_client.get_server_info()
+            mode = server["model_config"]["logprobs_mode"]
             if mode != "processed_logprobs":
-                raise ConfigError(fault("generate.other_logprobs", mode=mode))
+                raise ConfigError(
+                    Fault(
+                        where="trainer.args.vllm_mode",
+                        found=f"the server runs with {mode}",
+                        expected="log-probabilities at the temperature of sampling",
+                        fix="vllm serve <model> --logprobs-mode processed_logprobs",
+                    )
+                )
 
     @torch.no_grad()
     def sample(self, prompts: Sequence[Sequence[int]], step: int) -> Responses:
-        """A completion for each prompt under the weights of a step; all processes ask for as many."""
-        if step != self.sent:
+        """A completion for each prompt by the weights of a step; all processes ask for as many."""
+        if step != self.step:
             self.generation.sync_weights()
-            self.sent = step
-        _, completions, found, _ = self.generation.generate(list(map(list, prompts)), None, 1)
-        tokens = [cut(torch.tensor(ids), self.stop_ids) for ids in completions]
-        logprobs = [[math.nan if of[0] is None else of[0] for of in each] for each in found]
-        return Responses(tokens, [torch.tensor(each)[: len(ids)] for each, ids in zip(logprobs, tokens, strict=True)])
+            self.step = step
+        prompt_ids = [list(prompt) for prompt in prompts]
+        _, completions, top_logprobs, _ = self.generation.generate(prompt_ids, None, 1)
+        responses = Responses([], [])
+        for ids, candidates in zip(completions, top_logprobs, strict=True):
+            tokens_R = cut(torch.tensor(ids), self.stop_ids)
+            # Of the candidates for a token the first is the one that was sampled.
+            logprobs = [math.nan if first is None else first for first, *_ in candidates]
+            responses.tokens.append(tokens_R)
+            responses.logprobs.append(torch.tensor(logprobs)[: len(tokens_R)])
+        return responses

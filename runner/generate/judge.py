@@ -1,116 +1,190 @@
-"""Metrics and rewards on rows: what they say of completions, and of how a model takes known answers."""
+"""Metrics and rewards on rows: their figures for sampled completions and for known answers."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, TypeAlias
+
+from torch import Tensor
 
 from runner.generate.completion import Completion, TextGenerator
-from runner.generate.likelihood import AnswerReader
-from runner.generate.rows import Row, to_columns
+from runner.generate.held_out_rows import Row, to_columns
+from runner.generate.likelihood import AnswerReader, KeepLogits
 from runner.metric.ask import Metric, to_numbers
 
-# Completions with their rows -> the weighted sum of the rewards for each, and every reward's own by its name.
-Score = Callable[[Sequence[Completion], Sequence[Row]], tuple[list[float], Mapping[str, list[float]]]]
+# Of completions and their rows: the weighted sum of the rewards for each completion, and the values
+# of every reward by its name.
+Score: TypeAlias = Callable[
+    [Sequence[Completion], Sequence[Row]], tuple[list[float], Mapping[str, list[float]]]
+]
+Columns: TypeAlias = Mapping[str, Sequence[object]]
 
 
 @dataclass
 class Figures:
-    """Numbers by name for one set of rows, their standard errors, and each completion as a row of a file."""
+    """Numbers by name for one set of rows, their standard errors, and the completions."""
 
     rows: int = 0
     scores: dict[str, float] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
-    completions: list[dict[str, Any]] = field(default_factory=list)
-    earned: list[float] = field(default_factory=list)  # the weighted sum of the rewards of each row, over its samples
+    completions: list[dict[str, Any]] = field(default_factory=list)  # as rows of a file
+    # The weighted sum of the rewards of each row, over its samples.
+    earned: list[float] = field(default_factory=list)
 
-    def add(self, metric: Metric, numbers: Sequence[int], **given: Any) -> None:
-        """Ask a metric about the rows with these numbers; the standard error where it gives one value for each."""
-        answer = metric.ask(**given)
-        answer = answer.tolist() if hasattr(answer, "tolist") else answer
+    def add(self, metric: Metric, numbers: Sequence[int], columns: Columns) -> None:
+        """Ask a metric about the rows with these numbers, of which it takes columns.
+
+        It has a standard error where it gives one value for each row.
+        """
+        answer = metric.ask(**columns)
+        if hasattr(answer, "tolist"):
+            answer = answer.tolist()
         for part, value in to_numbers(metric.name, answer, len(numbers)).items():
-            self.scores["_".join(filter(None, (metric.name, part)))] = value
+            name = f"{metric.name}_{part}" if part else metric.name
+            self.scores[name] = value
         if isinstance(answer, list | tuple):
-            values = [math.nan if value is None else float(value) for value in answer]
-            self.errors[metric.name] = _mean_and_error(_means_by_row(numbers, values, max(numbers) + 1))[1]
+            values = [_to_float(value) for value in answer]
+            means = _means_by_row(numbers, values, max(numbers) + 1)
+            _, self.errors[metric.name] = _mean_and_error(means)
+
+    def add_rewards(
+        self, numbers: Sequence[int], total: list[float], rewards: Mapping[str, list[float]]
+    ) -> None:
+        """Take in the rewards of completions of the rows with these numbers."""
+        for index, completion in enumerate(self.completions):
+            completion["rewards"] = {}
+            for name, values in rewards.items():
+                value = values[index]
+                completion["rewards"][name] = None if math.isnan(value) else value
+            completion["reward"] = total[index]
+        self.earned = _means_by_row(numbers, total, self.rows)
+
+        named_values = {"reward": total}
+        for name, values in rewards.items():
+            # A single reward with weight 1 is the total.
+            if len(rewards) > 1 or values != total:
+                named_values[f"reward_{name}"] = values
+        for name, values in named_values.items():
+            means = _means_by_row(numbers, values, self.rows)
+            if not all(math.isnan(mean) for mean in means):
+                self.scores[name], self.errors[name] = _mean_and_error(means)
 
 
 def judge_completions(
-    generator: TextGenerator, rows: Sequence[Row], metrics: Sequence[Metric], score: Score | None = None
+    generator: TextGenerator,
+    rows: Sequence[Row],
+    metrics: Sequence[Metric],
+    score: Score | None = None,
 ) -> Figures:
     """Figures of metrics and rewards on the completions that are sampled for these rows."""
     completions = generator.complete_all(rows)
-    figures = Figures(len(rows), completions=[each.to_row() for each in completions])
+    figures = Figures(len(rows), completions=[completion.to_row() for completion in completions])
     for metric in metrics:
-        measured = [each for each in completions if metric.limit is None or each.row < metric.limit]
-        columns = to_columns([rows[each.row] for each in measured])
-        figures.add(metric, [each.row for each in measured], completions=[each.text for each in measured], **columns)
+        measured = completions
+        if metric.limit is not None:
+            measured = [completion for completion in completions if completion.row < metric.limit]
+        numbers = [completion.row for completion in measured]
+        texts = [completion.text for completion in measured]
+        columns = to_columns([rows[number] for number in numbers])
+        figures.add(metric, numbers, {"completions": texts, **columns})
     if score is not None:
-        numbers = [each.row for each in completions]
+        numbers = [completion.row for completion in completions]
         total, rewards = score(completions, [rows[number] for number in numbers])
-        for index, row in enumerate(figures.completions):
-            given = {name: values[index] for name, values in rewards.items()}
-            row["rewards"] = {name: None if math.isnan(value) else value for name, value in given.items()}
-            row["reward"] = total[index]
-        figures.earned = _means_by_row(numbers, total, len(rows))
-        named = {f"reward_{name}": values for name, values in rewards.items() if len(rewards) > 1 or values != total}
-        for name, values in ({"reward": total} | named).items():
-            means = _means_by_row(numbers, values, len(rows))
-            if not all(map(math.isnan, means)):
-                figures.scores[name], figures.errors[name] = _mean_and_error(means)
+        figures.add_rewards(numbers, total, rewards)
     return figures
 
 
-def judge_answers(reader: AnswerReader, rows: Sequence[Row], metrics: Sequence[Metric], *, is_scorer: bool) -> Figures:
-    """Figures of metrics on known answers; reward models, and metrics that ask for it, are shown wrong ones too."""
-    figures, chosen = Figures(len(rows)), {}
+def judge_answers(
+    reader: AnswerReader, rows: Sequence[Row], metrics: Sequence[Metric], *, is_scorer: bool
+) -> Figures:
+    """Figures of metrics on known answers.
+
+    Reward models, and metrics that ask for it, are shown wrong answers too.
+    """
+    numbers_by_metric: dict[str, list[int]] = {}
     for metric in metrics:
-        everything = is_scorer or metric.answers == "all"
-        chosen[metric.name] = [n for n, row in enumerate(rows) if everything or row["label"]][: metric.limit]
-    wanted = sorted(set().union(*chosen.values()))
-    indices = {number: index for index, number in enumerate(wanted)}
-    # What the model thinks of the rows, under the names by which metrics ask for it, and what is kept for one of them.
-    found: dict[str, Sequence[object]] = {}
-    kept: dict[str, list[Any]] = {}
+        takes_all = is_scorer or metric.answers == "all"
+        numbers = [index for index, row in enumerate(rows) if takes_all or row["label"]]
+        numbers_by_metric[metric.name] = numbers[: metric.limit]
+    wanted = sorted(set().union(*numbers_by_metric.values()))
+    wanted_rows = [rows[number] for number in wanted]
+
+    # What the model thinks of the rows, under the names by which metrics ask for it, and what is
+    # kept of the logits for one of them.
+    read_columns: dict[str, Sequence[object]] = {}
+    kept: dict[str, list[object]] = {}
     if is_scorer:
-        found["scores"] = reader.score([rows[number] for number in wanted])
+        read_columns["scores"] = reader.score(wanted_rows)
     else:
-        asking = [metric for metric in metrics if metric.preprocess or metric.takes_logits]
-        keep = {metric.name: metric.preprocess or (lambda logits, labels: logits.cpu()) for metric in asking}
-        reading = reader.read([rows[number] for number in wanted], keep)
-        found |= {"labels": reading.labels, "log_probs": reading.log_probs}
-        found["scores"] = [math.fsum(values) for values in reading.log_probs]
+        reading = reader.read(wanted_rows, _functions_of_logits(metrics))
+        read_columns["labels"] = reading.labels
+        read_columns["log_probs"] = reading.log_probs
+        read_columns["scores"] = [math.fsum(log_probs) for log_probs in reading.log_probs]
         kept = reading.kept
+
+    figures = Figures(len(rows))
+    indices = {number: index for index, number in enumerate(wanted)}
     for metric in metrics:
-        own = dict(found)
+        metric_columns = dict(read_columns)
         if metric.name in kept:
-            own["logits"] = [_to_plain(value) for value in kept[metric.name]]
-            own["scores"] = own["logits"] if metric.preprocess else found["scores"]
-        numbers = chosen[metric.name]
-        given = to_columns([rows[number] for number in numbers])
-        given |= {key: [values[indices[number]] for number in numbers] for key, values in own.items()}
-        figures.add(metric, numbers, **given)
+            metric_columns["logits"] = [_to_plain(value) for value in kept[metric.name]]
+            if metric.preprocess:
+                metric_columns["scores"] = metric_columns["logits"]
+        numbers = numbers_by_metric[metric.name]
+        columns: dict[str, Sequence[object]] = {}
+        columns.update(to_columns([rows[number] for number in numbers]))
+        for name, values in metric_columns.items():
+            columns[name] = [values[indices[number]] for number in numbers]
+        figures.add(metric, numbers, columns)
     return figures
 
 
-def _to_plain(value: Any) -> Any:
-    """A tensor with one number, or with one per token, as Python's own; whole logits as an array."""
+def _functions_of_logits(metrics: Sequence[Metric]) -> dict[str, KeepLogits]:
+    """For each metric that asks for logits, what it keeps of them: what it preprocesses, or all."""
+
+    def keep_all(logits_TV: Tensor, labels_T: Tensor) -> Tensor:
+        return logits_TV.cpu()
+
+    functions: dict[str, KeepLogits] = {}
+    for metric in metrics:
+        if metric.preprocess or metric.takes_logits:
+            functions[metric.name] = metric.preprocess or keep_all
+    return functions
+
+
+def _to_plain(value: Any) -> object:
+    """A tensor with a number, or with one per token, as Python's own; whole logits as an array."""
     if not hasattr(value, "ndim"):
         return value
-    value = value.cpu() if hasattr(value, "cpu") else value
+    if hasattr(value, "cpu"):
+        value = value.cpu()
     return value.tolist() if value.ndim < 2 else value.numpy()
 
 
+def _to_float(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
 def _means_by_row(numbers: Sequence[int], values: Sequence[float], rows: int) -> list[float]:
-    """The mean of the values of each row, NaN where there is none: samples of one prompt are no independent draws."""
-    gathered: list[list[float]] = [[] for _ in range(rows)]
+    """The mean of the values of each row, NaN where there is none.
+
+    Samples of one prompt are not independent, so that only the means of rows have a deviation.
+    """
+    values_by_row: list[list[float]] = [[] for _ in range(rows)]
     for number, value in zip(numbers, values, strict=True):
         if not math.isnan(value):
-            gathered[number].append(value)
-    return [fmean(values) if values else math.nan for values in gathered]
+            values_by_row[number].append(value)
+    means = []
+    for row_values in values_by_row:
+        means.append(fmean(row_values) if row_values else math.nan)
+    return means
 
 
 def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    values = [value for value in values if not math.isnan(value)]
-    return fmean(values), stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    """The mean of the values that are numbers, and its standard error, 0 for a single one."""
+    numbers = [value for value in values if not math.isnan(value)]
+    error = 0.0
+    if len(numbers) > 1:
+        error = stdev(numbers) / math.sqrt(len(numbers))
+    return fmean(numbers), error

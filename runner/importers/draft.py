@@ -1,7 +1,8 @@
 """An experiment as it grows out of another tool's configuration: keys, followed by their rows, and a note on each.
 
-Our side is read from the menu and from the signatures of TRL, so that a value that is TRL's default is not written.
-The form of a row is explained in ``config.dialect``; datasets are read in ``readers``.
+Our side is read from the menu and from the signatures of TRL, so that a value that is TRL's default
+is not written. The form of a row is explained in ``config.dialect``; datasets are read in
+``readers``.
 """
 
 import copy
@@ -11,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runner.config import dialect
+from runner.config.conversion import COMPUTED, CONVERSIONS, to_list
 from runner.config.dialect import OFF, Rule, Table, is_wanted, to_single_line
 from runner.config.menu import read_options
-from runner.dataset.form import SPEAKERS
+from runner.dataset.conversation import SPEAKERS
 from runner.errors import Fault
 from runner.importers.read import ForeignConfig
 from runner.io.secrets import LOGIN_KEY, SECRET_KEY, form_of
@@ -25,7 +27,9 @@ IGNORED = "ignored (machine, not experiment)"
 KINDS = (MAPPED, SAME, NO_EQUIVALENT, IGNORED)
 HIDDEN = "..."  # in the place of a secret
 FIX = "mend it in their file, or leave the key out there"
-SECRET = Rule(kind="ignored", reason="a secret, which no file of ours holds: export it in the environment")
+SECRET = Rule(
+    kind="ignored", reason="a secret, which no file of ours holds: export it in the environment"
+)
 
 
 @dataclass(frozen=True)
@@ -48,14 +52,21 @@ class Draft:
     table: Table
     reading: ForeignConfig
     keys: dict[str, Any] = field(default_factory=dict)
-    implied: set[str] = field(default_factory=set)  # keys that are not in their file, but have a default
-    choices: dict[str, str | None] = field(default_factory=lambda: {"trainer": "sft", "model": "hub"})
-    values: dict[str, Any] = field(default_factory=lambda: {"model": {"path": "???"}, "dataset": {"path": "???"}})
+    # keys that are not in their file, but have a default
+    implied: set[str] = field(default_factory=set)
+    choices: dict[str, str | None] = field(
+        default_factory=lambda: {"trainer": "sft", "model": "hub"}
+    )
+    values: dict[str, Any] = field(
+        default_factory=lambda: {"model": {"path": "???"}, "dataset": {"path": "???"}}
+    )
     notes: list[Note] = field(default_factory=list)
     overrides: list[str] = field(default_factory=list)
-    spread: list[str] = field(default_factory=list)  # what is typed as well where there are GPUs to spread over
+    # what is typed as well where there are GPUs to spread over
+    spread: list[str] = field(default_factory=list)
     taken: set[str] = field(default_factory=set)
-    unset: set[str] = field(default_factory=set)  # keys whose value the user has to say before it runs
+    # keys whose value the user has to say before it runs
+    unset: set[str] = field(default_factory=set)
     faults: list[Fault] = field(default_factory=list)
     where: str = ""  # in which entry of their file the keys stand
 
@@ -83,9 +94,18 @@ class Draft:
 
     def meets(self, rule: Rule, value: object = None) -> bool:
         """True where every condition of a rule is met by a key's value and the draft."""
-        facts: dict[str, list[object]] = {name: [self.choices.get(name)] for name in ("trainer", "peft", "optimizer")}
-        facts |= {"value": [value], "command": [self.reading.command], "held_out": [self.has_held_out]}
-        facts |= {"form": [part.get("form") for part in self.parts], "script": [self.reading.script]}
+        facts: dict[str, list[object]] = {
+            name: [self.choices.get(name)] for name in ("trainer", "peft", "optimizer")
+        }
+        facts |= {
+            "value": [value],
+            "command": [self.reading.command],
+            "held_out": [self.has_held_out],
+        }
+        facts |= {
+            "form": [part.get("form") for part in self.parts],
+            "script": [self.reading.script],
+        }
         return dialect.holds(rule, facts, self.keys)
 
     def take(self, key: str, to: str, default: Any) -> Any:
@@ -100,7 +120,7 @@ class Draft:
     def convert(self, where: str, value: object, to: str, default: Any) -> Any:
         """A value as a conversion of that name has it; the default where there is none, or where it is a fault."""
         try:
-            return default if value is None else dialect.CONVERSIONS[to](value)
+            return default if value is None else CONVERSIONS[to](value)
         except (ValueError, OverflowError) as error:
             self.faults.append(Fault(self.where + where, to_single_line(value), str(error), FIX))
             return default
@@ -154,12 +174,17 @@ class Draft:
         group, _, name = path.partition(".")
         if group in ("peft", "quant") and group not in self.choices:
             self.note(SAME, key, why="no adapter" if group == "peft" else "no quantisation")
-        elif path.startswith("trainer.args.") and (kind := self._note_known(key, name[len("args.") :], value, why)):
+        elif path.startswith("trainer.args.") and (
+            kind := self._note_known(key, name[len("args.") :], value, why)
+        ):
             return kind == SAME
         elif is_unset(value):
             # A reference to nothing: no run starts with it, where ??? would mean the default.
             tail = str(value).partition("$")[2]
-            name = next(iter(re.findall(r"[A-Za-z_]\w*", tail)), "argument_" + "".join(re.findall("[0-9]", tail)))
+            name = next(
+                iter(re.findall(r"[A-Za-z_]\w*", tail)),
+                "argument_" + "".join(re.findall("[0-9]", tail)),
+            )
             reference = f"${{shell.{name}}}"
             self.put(path, "???" if path == "model.path" else reference)
             self.unset.add(key)
@@ -180,7 +205,11 @@ class Draft:
             self.no_equivalent(key, f"{trainer} has no {name}" + (f"; {why}" if why else ""))
         elif "." in name or is_unset(value):
             return ""
-        elif is_new and known.default == value and isinstance(known.default, bool) == isinstance(value, bool):
+        elif (
+            is_new
+            and known.default == value
+            and isinstance(known.default, bool) == isinstance(value, bool)
+        ):
             self.note(SAME, key, why=why or f"{name} is {to_single_line(value)}")
         elif not known.type.accepts(value):
             self.no_equivalent(key, f"{name} takes {known.type}", why)
@@ -196,14 +225,18 @@ def _without_secrets(key: str, value: object) -> Any:
         return [_without_secrets(key, entry) for entry in value]
     if not isinstance(value, str) or not value:
         return value
-    is_token = key.lower().endswith("token") and re.fullmatch(r"(?=.*\d)(?=.*[A-Za-z])[\w.-]{16,}", value)
+    is_token = key.lower().endswith("token") and re.fullmatch(
+        r"(?=.*\d)(?=.*[A-Za-z])[\w.-]{16,}", value
+    )
     is_named = SECRET_KEY.search(key.lower()) or LOGIN_KEY.search(key.lower())
     return HIDDEN if is_token or is_named or form_of(value) else value
 
 
 def is_unset(value: object) -> bool:
     """True for a text with a variable or a command of the shell in it whose value is not in the file."""
-    return isinstance(value, str) and bool(re.search(r"\$(\(|\{?[A-Za-z_])|^\$\{?\d+\}?$|^\?{3}$", value))
+    return isinstance(value, str) and bool(
+        re.search(r"\$(\(|\{?[A-Za-z_])|^\$\{?\d+\}?$|^\?{3}$", value)
+    )
 
 
 # --- Rows of a table ------------------------------------------------------------------------------
@@ -218,7 +251,9 @@ def follow(draft: Draft, *keys: str) -> None:
         if rule := next((rule for rule in rules if draft.meets(rule, value)), None):
             draft.taken.add(key)
             draft.imply(rule.give)
-            for path, constant in rule.also.items() if _apply(draft, rule, key, value, rules) else ():
+            for path, constant in (
+                rule.also.items() if _apply(draft, rule, key, value, rules) else ()
+            ):
                 if select(draft.values, path) is None:
                     draft.put(path, _filled(draft, key, constant))
 
@@ -236,13 +271,19 @@ def follow_rest(draft: Draft) -> None:
             draft.note(SAME, key, why="off")
         elif key not in draft.implied:
             near = nearest(key, draft.config.parameters, 0.85)
-            why = "it goes with another adapter or trainer" if is_known else "not a key that is known here"
+            why = (
+                "it goes with another adapter or trainer"
+                if is_known
+                else "not a key that is known here"
+            )
             draft.no_equivalent(key, why, f"trainer.args.{near[0]}" if near else "")
 
 
 def _apply(draft: Draft, rule: Rule, key: str, value: object, rules: list[Rule]) -> bool:
     """Do what a rule says with a key; False where there was something to write, and it was not."""
-    reason, nearest, why = (_filled(draft, key, text) for text in (rule.reason, rule.typed or rule.nearest, rule.why))
+    reason, nearest, why = (
+        _filled(draft, key, text) for text in (rule.reason, rule.typed or rule.nearest, rule.why)
+    )
     if rule.choose:
         group, _, option = rule.choose.partition("=")
         draft.choices[group] = None if option == "null" else option
@@ -252,13 +293,15 @@ def _apply(draft: Draft, rule: Rule, key: str, value: object, rules: list[Rule])
         path, count = rule.to.replace("*", key.partition(".")[2]), len(draft.faults)
         if rule.write is not None:
             value = _filled(draft, key, rule.write)
-        elif rule.convert and (rule.convert in dialect.COMPUTED or not is_unset(value)):
+        elif rule.convert and (rule.convert in COMPUTED or not is_unset(value)):
             if rule.rest and (more := draft.convert(key, value, "words", [])[1:]):
                 draft.no_equivalent(key, f"{', '.join(more)}: {rule.rest}", rule.nearest)
             value = draft.convert(key, value, rule.convert, None)
         return len(draft.faults) == count and draft.write(key, path, value, why)
     elif rule.kind == "refused":
-        methods = [method for each in rules if each.choose for method in dialect.to_list(each.when["value"])]
+        methods = [
+            method for each in rules if each.choose for method in to_list(each.when["value"])
+        ]
         expected = why or f"one of {', '.join(map(to_single_line, methods))}"
         draft.faults.append(Fault(key, reason, expected, "python -m runner options trainer"))
     elif rule.kind in ("no_equivalent", "asked"):
@@ -273,21 +316,26 @@ def _apply(draft: Draft, rule: Rule, key: str, value: object, rules: list[Rule])
 
 
 def _filled(draft: Draft, key: str, text: object) -> Any:
-    return dialect.filled(text, {**draft.keys, "key": key, "value": draft.keys[key], "trainer": draft.trainer})
+    return dialect.filled(
+        text, {**draft.keys, "key": key, "value": draft.keys[key], "trainer": draft.trainer}
+    )
 
 
 def divide_batch(draft: Draft, key: str) -> None:
     """Take the whole batch by the small one as the number of accumulated steps."""
     micro = draft.read("micro_batch_size", "whole_number", 1)
     steps = max(1, draft.take(key, "whole_number", 1) // max(1, micro))
-    draft.write(key, "trainer.args.gradient_accumulation_steps", steps, "the whole batch by the small one")
+    draft.write(
+        key, "trainer.args.gradient_accumulation_steps", steps, "the whole batch by the small one"
+    )
 
 
 def pair_rows(draft: Draft, key: str) -> None:
     """Write micro-batches of two rows, and half as many of them in a step."""
     count = "gradient_accumulation_steps"
     steps = max(1, draft.take(count, "whole_number", 1) // 2)
-    draft.notes = [note for note in draft.notes if note.key != count]  # where it stands first in their file
+    # where it stands first in their file
+    draft.notes = [note for note in draft.notes if note.key != count]
     why = "rows of a micro-batch are compared with each other"
     draft.write(key, "trainer.args.per_device_train_batch_size", 2, why)
     draft.write(count, f"trainer.args.{count}", steps, "of two rows")
@@ -303,18 +351,30 @@ def divide_epoch(draft: Draft, key: str) -> None:
     if share >= 1:
         draft.note(MAPPED, key, f"{path}_strategy: epoch")
     else:
-        draft.write(key, f"{path}_steps", share, f"a share of all steps: {draft.keys[key]} in each of {epochs:g}")
+        draft.write(
+            key,
+            f"{path}_steps",
+            share,
+            f"a share of all steps: {draft.keys[key]} in each of {epochs:g}",
+        )
 
 
 def pair_betas(draft: Draft, key: str) -> None:
     """Write both betas of Adam as one argument of an optimizer of ours."""
     usual = {"adam_beta1": 0.9, "adam_beta2": 0.999}
-    draft.write(key, "optimizer.betas", [draft.read(name, "number", default) for name, default in usual.items()])
+    draft.write(
+        key,
+        "optimizer.betas",
+        [draft.read(name, "number", default) for name, default in usual.items()],
+    )
 
 
 def compare_speakers(draft: Draft, key: str) -> None:
     """Note a role of a dataset whose speakers are not those that ours reads in this role."""
-    if any(SPEAKERS.get(name.lower()) != key.rpartition(".")[2] for name in draft.take(key, "words", [])):
+    if any(
+        SPEAKERS.get(name.lower()) != key.rpartition(".")[2]
+        for name in draft.take(key, "words", [])
+    ):
         draft.no_equivalent(key, "", "dataset.map._target_=<function of a row>")
 
 

@@ -1,16 +1,19 @@
-"""The type of a file that is not what its name promises, by its bytes, and what to type about it: ``filetype.toml``."""
+"""The type of a file that is not what its name promises, by its bytes, and what to type then."""
 
 import contextlib
 import re
 import shlex
-import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-TABLE = tomllib.loads(Path(__file__).with_name("filetype.toml").read_text(encoding="utf-8"))
 HEAD = 512  # bytes that give a file away
-SAMPLE = 1 << 18  # bytes before and behind the first that are no UTF-8, by which the encoding is known
-SURE, MARGIN = 0.2, 0.15  # how much of a text looks like its language, and how much less of it in another encoding
+# bytes before and behind the first that are no UTF-8, by which the encoding is known
+SAMPLE = 1 << 18
+# Shares of a text that look like its language: enough to be sure, and more than of another one.
+SURE = 0.2
+MARGIN = 0.15
+MAX_BAD_PLACES = 100
 UNKNOWN = "<its encoding>"
 
 
@@ -21,60 +24,181 @@ class Finding(NamedTuple):
     fix: str
 
 
+@dataclass(frozen=True)
+class FileKind:
+    """A kind of file that holds no rows.
+
+    In ``fix`` {name} is the path of the file, {stem} that without suffixes, {base} its last part.
+    """
+
+    first_bytes: bytes  # a pattern of them
+    found: str
+    fix: str
+
+
+KINDS = (
+    FileKind(
+        rb"version https://git-lfs",
+        found="a pointer that git-lfs left",
+        fix="git lfs pull --include '*{base}'",
+    ),
+    FileKind(
+        rb"\x1f\x8b",
+        found="gzip data",
+        fix="mv {name} {name}.gz && gunzip {name}.gz",
+    ),
+    FileKind(
+        rb"\x28\xb5\x2f\xfd",
+        found="zstandard data",
+        fix="mv {name} {name}.zst",
+    ),
+    FileKind(
+        rb"PAR1",
+        found="parquet data",
+        fix="mv {name} {stem}.parquet",
+    ),
+    FileKind(
+        rb"PK\x03\x04",
+        found="a zip archive",
+        fix="unzip {name}",
+    ),
+    FileKind(
+        rb"BZh",
+        found="a file packed by bzip2",
+        fix="mv {name} {name}.bz2 && bunzip2 {name}.bz2",
+    ),
+    FileKind(
+        rb"\xfd7zXZ",
+        found="a file packed by xz",
+        fix="mv {name} {name}.xz && unxz {name}.xz",
+    ),
+    FileKind(
+        rb"\x80[\x02-\x05]",
+        found="a pickle, which can run code when it is read",
+        fix="save what is in it as {stem}.jsonl",
+    ),
+    FileKind(
+        rb"(?i)\s*<(?:!doctype html|html)",
+        found="a web page",
+        fix="download the file itself, not the page that shows it",
+    ),
+)
+# Marks of byte order. The longer ones come first, because that of UTF-32 begins like UTF-16's.
+MARKS = {
+    b"\xff\xfe\x00\x00": "UTF-32",
+    b"\x00\x00\xfe\xff": "UTF-32",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
+
+
+# --- The type of a file -------------------------------------------------------------------------
 def sniff(head: bytes, name: str) -> Finding | None:
-    """The finding of a file's first bytes where it is neither text in UTF-8 nor what its reader wants."""
-    for kind in TABLE["kind"]:
-        if re.match(kind["bytes"].encode(), head):
+    """The finding of the first bytes of a file; None where they are text in UTF-8."""
+    for kind in KINDS:
+        if re.match(kind.first_bytes, head):
             base = name.rpartition("/")[2]
             stem = name.removesuffix(base) + base.partition(".")[0]
-            return Finding(kind["found"], kind["fix"].format(base=base, name=shlex.quote(name), stem=shlex.quote(stem)))
-    return other_encoding(encoding, name) if (encoding := wide_encoding(head)) else None
+            fix = kind.fix.format(base=base, name=shlex.quote(name), stem=shlex.quote(stem))
+            return Finding(kind.found, fix)
+    encoding = wide_encoding(head)
+    return other_encoding(encoding, name) if encoding else None
 
 
+def special_file(path: Path) -> Finding | None:
+    """The kind of a path that is no file to be read again and again; None for a file or nothing."""
+    name = path.name
+    if path.is_symlink() and not path.exists():
+        target = path.readlink()
+        where = f"to {target}, which is not there"
+        if target.name == name:
+            where = "in a circle"
+        return Finding(f"a link that leads {where}", f"ln -sfn <the file> {name}")
+    if path.is_fifo() or path.is_socket():
+        return Finding(
+            "a pipe, which can be read only once", f"cat {name} > rows.jsonl, and that file"
+        )
+    if path.is_char_device() or path.is_block_device():
+        return Finding("a device", f"a file instead of {name}")
+    return None
+
+
+# --- The encoding of a text ---------------------------------------------------------------------
 def wide_encoding(head: bytes) -> str | None:
-    """UTF-16 or UTF-32, by their marks of byte order or by the zeros that they leave between letters."""
-    marked = next((name for name, mark in TABLE["marks"].items() if re.match(mark.encode(), head)), None)
-    if marked or not head:
-        return marked
+    """UTF-16 or UTF-32, by their marks of byte order or by the zeros between their letters."""
+    for mark, encoding in MARKS.items():
+        if head.startswith(mark):
+            return encoding
+    if not head:
+        return None
     zeros = head.count(0) / len(head)
-    return "UTF-32" if zeros > 0.6 else "UTF-16" if zeros > 0.3 else None
+    if zeros > 0.6:
+        return "UTF-32"
+    return "UTF-16" if zeros > 0.3 else None
 
 
 def other_encoding(encoding: str, name: str) -> Finding:
     """The finding of text in another encoding than UTF-8."""
-    file, code = shlex.quote(name), encoding.lower()
-    old = f"{file}.{'old' if encoding == UNKNOWN else code}"
-    return Finding(f"text in {encoding}", f"mv {file} {old} && iconv -f {code} -t utf-8 {old} > {file}")
+    file = shlex.quote(name)
+    code = encoding.lower()
+    suffix = "old" if encoding == UNKNOWN else code
+    old = f"{file}.{suffix}"
+    return Finding(
+        f"text in {encoding}", f"mv {file} {old} && iconv -f {code} -t utf-8 {old} > {file}"
+    )
+
+
+@dataclass(frozen=True)
+class BadLine:
+    """The first line of a file that is not UTF-8."""
+
+    number: int  # 0 where it is not known
+    line: bytes
+    sample: bytes  # the line and what stands around it
 
 
 def undecodable(data: bytes, name: str) -> Finding:
-    """The finding of bytes that are not UTF-8: another encoding where that is sure, or which bytes are damaged."""
-    if encoding := wide_encoding(data):
-        return Finding(f"bytes that are not UTF-8, probably {encoding}", other_encoding(encoding, name).fix)
-    number, line, sample = _first_bad_line(Path(name)) or (0, data, data)
+    """The finding of bytes that are not UTF-8: another encoding if that is sure, or the damage."""
+    encoding = wide_encoding(data)
+    if encoding:
+        fix = other_encoding(encoding, name).fix
+        return Finding(f"bytes that are not UTF-8, probably {encoding}", fix)
+    bad_line = _find_bad_line(Path(name)) or BadLine(0, data, data)
+    number = bad_line.number
     place = f" (line {number})" if number else ""
-    if encoding := _sure_encoding(sample):
-        reading = _around(line).decode(encoding, errors="ignore").strip()
-        found = f"bytes that are not UTF-8{place}; by its letters it is {encoding}, which reads them as {reading!r}"
-        return Finding(found, other_encoding(encoding, name).fix)
-    bad = _bad_places(line)
-    shown = " ".join(f"0x{line[start]:02x}" for start in bad[:3])
-    found = f"{shown}{place} {'is' if len(bad) == 1 else 'are'} no UTF-8"
-    if _is_damaged(sample):
-        see = f"sed -n {number}p {shlex.quote(name)}" if number else f"mend {shlex.quote(name)}"
-        return Finding(f"{found}; the rest of it is", f"{see}  (to see it, and mend it)" if number else see)
-    return Finding(found, f"{other_encoding(UNKNOWN, name).fix}  (or mend {f'line {number}' if number else 'it'})")
+    is_damaged = _is_damaged(bad_line.sample)
+
+    encoding = None if is_damaged else _sure_encoding(bad_line.sample)
+    if encoding:
+        reading = _around(bad_line.line).decode(encoding, errors="ignore").strip()
+        return Finding(
+            f"bytes that are not UTF-8{place}; by its letters it is {encoding}, "
+            f"which reads them as {reading!r}",
+            other_encoding(encoding, name).fix,
+        )
+
+    bad_places = _bad_places(bad_line.line)
+    shown = " ".join(f"0x{bad_line.line[start]:02x}" for start in bad_places[:3])
+    verb = "is" if len(bad_places) == 1 else "are"
+    found = f"{shown}{place} {verb} no UTF-8"
+    if not is_damaged:
+        mend = f"line {number}" if number else "it"
+        return Finding(found, f"{other_encoding(UNKNOWN, name).fix}  (or mend {mend})")
+    fix = f"mend {shlex.quote(name)}"
+    if number:
+        fix = f"sed -n {number}p {shlex.quote(name)}  (to see it, and mend it)"
+    return Finding(f"{found}; the rest of it is", fix)
 
 
-def _first_bad_line(file: Path) -> tuple[int, bytes, bytes] | None:
-    """The number and bytes of the first line that is not UTF-8, and a sample around it; None where none is found."""
+def _find_bad_line(file: Path) -> BadLine | None:
+    """The first line that is not UTF-8; None where none is found, or nothing can be read."""
     before = b""
     with contextlib.suppress(OSError), open(file, "rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
                 line.decode()
             except UnicodeDecodeError:
-                return number, line, before + line + lines.read(SAMPLE)
+                return BadLine(number, line, sample=before + line + lines.read(SAMPLE))
             before = (before + line)[-SAMPLE:]
     return None
 
@@ -83,7 +207,7 @@ def _bad_places(data: bytes) -> list[int]:
     """The first places at which bytes are no UTF-8."""
     places: list[int] = []
     start = 0
-    while len(places) < 100:
+    while len(places) < MAX_BAD_PLACES:
         try:
             data[start:].decode()
             break
@@ -94,10 +218,10 @@ def _bad_places(data: bytes) -> list[int]:
 
 
 def _around(line: bytes) -> bytes:
-    """The first bytes of a line that are not UTF-8, as far as they stand together with others beyond ASCII."""
+    """The first bytes of a line that are not UTF-8, with others beyond ASCII next to them."""
     start = _bad_places(line)[0]
-    found = re.search(rb"[\x80-\xff][^\x00-\x1f\"]{0,20}", line[start:])
-    return found[0] if found else line[start : start + 10]
+    match = re.search(rb"[\x80-\xff][^\x00-\x1f\"]{0,20}", line[start:])
+    return match[0] if match else line[start : start + 10]
 
 
 def _is_damaged(sample: bytes) -> bool:
@@ -108,9 +232,7 @@ def _is_damaged(sample: bytes) -> bool:
 
 
 def _sure_encoding(sample: bytes) -> str | None:
-    """The encoding of a text by the letters of its language, where no other that reads otherwise is near as likely."""
-    if _is_damaged(sample):
-        return None
+    """The encoding in which a text looks like its language; None where others come near it."""
     try:
         import charset_normalizer  # of the libraries that download; nobody needs it for a training
     except ImportError:
@@ -119,17 +241,8 @@ def _sure_encoding(sample: bytes) -> str | None:
     best = max(matches, key=lambda match: match.coherence, default=None)
     if best is None or best.coherence < SURE:
         return None
-    rivals = [match for match in matches if match.coherence > best.coherence - MARGIN]
-    return best.encoding.replace("_", "-") if all(str(rival) == str(best) for rival in rivals) else None
-
-
-def special_file(path: Path) -> Finding | None:
-    """The kind of a path that is no file to be read again and again; None for a file, or for nothing."""
-    if path.is_symlink() and not path.exists():
-        target = path.readlink()
-        where = "in a circle" if target.name == path.name else f"to {target}, which is not there"
-        return Finding(f"a link that leads {where}", f"ln -sfn <the file> {path.name}")
-    if path.is_fifo() or path.is_socket():
-        return Finding("a pipe, which can be read only once", f"cat {path.name} > rows.jsonl, and that file")
-    is_device = path.is_char_device() or path.is_block_device()
-    return Finding("a device", f"a file instead of {path.name}") if is_device else None
+    for rival in matches:
+        # Encodings that read the text the same are as good.
+        if rival.coherence > best.coherence - MARGIN and str(rival) != str(best):
+            return None
+    return str(best.encoding).replace("_", "-")

@@ -1,9 +1,13 @@
-"""The hub: whether it is to be asked, whether it answers, and what of it is in the cache. Standard library only."""
+"""The hub: where it is, whether it may be asked and answers, and what of it is in the cache.
+
+It is asked by the standard library alone, because the hub's own takes long to import.
+"""
 
 import os
 import re
 import threading
 from pathlib import Path
+from typing import NamedTuple
 
 from runner.io.files import hub_home
 from runner.io.secrets import hidden
@@ -13,7 +17,15 @@ HUB = "https://huggingface.co"
 OFFLINE = "HF_HUB_OFFLINE"
 MAX_SECONDS = 5.0  # that an answer may take, the search for the address included
 QUIET_SECONDS = 1.0  # after which a line says that we wait
-CLIENTS = ("httpx", "httpx2", "requests")  # libraries by which one version or another of the hub's asks it
+# libraries by which one version or another of the hub's asks it
+CLIENTS = ("httpx", "httpx2", "requests")
+
+
+class HubAnswer(NamedTuple):
+    """The answer of the hub to one question, or the reason why there is none."""
+
+    is_there: bool
+    text: str
 
 
 def hub_address() -> str:
@@ -26,42 +38,58 @@ def is_offline() -> bool:
     return os.environ.get(OFFLINE, "").lower() in ("1", "true", "yes", "on")
 
 
-def hub_answer(seconds: float = MAX_SECONDS) -> tuple[bool, str]:
-    """True and what the hub answers to one question, or False and why there is no answer."""
+def hub_answer(seconds: float = MAX_SECONDS) -> HubAnswer:
+    """The answer of the hub within so many seconds."""
     import urllib.request
 
     address = re.sub("//[^/]*@", "//", os.environ.get("HF_ENDPOINT") or HUB)
     try:
         request = urllib.request.Request(address, method="HEAD", headers={"User-Agent": "runner"})
         with urllib.request.urlopen(request, timeout=seconds):
-            return True, "is reachable"
-    except urllib.request.HTTPError as error:  # of a redirect that has no end, or leads to what is no hub
-        return error.code >= 400, f"answers {error.code}" + ", a redirect to nowhere" * (error.code < 400)
-    except Exception as error:  # an address that is none has one of its own, and so has an answer
-        return False, f"is not reachable ({getattr(error, 'reason', error)})"
+            return HubAnswer(True, "is reachable")
+    except urllib.request.HTTPError as error:
+        if error.code >= 400:  # a refusal is an answer
+            return HubAnswer(True, f"answers {error.code}")
+        # A redirect that has no end, or that leads to what is no hub.
+        return HubAnswer(False, f"answers {error.code}, a redirect to nowhere")
+    except Exception as error:  # a wrong address raises errors of its own, and so does an answer
+        reason = getattr(error, "reason", error)
+        return HubAnswer(False, f"is not reachable ({reason})")
 
 
 def is_of_network(error: BaseException) -> bool:
     """True for an error of the connection, or of redirects, whichever library it is of."""
-    return isinstance(error, ConnectionError) or type(error).__module__.partition(".")[0] in CLIENTS
+    library = type(error).__module__.partition(".")[0]
+    return isinstance(error, ConnectionError) or library in CLIENTS
 
 
 def hub_silence() -> str:
-    """Why the hub does not answer, empty where it does; of a longer wait a line says so, and Ctrl-C ends it."""
-    answers: list[tuple[bool, str]] = []
-    asking = threading.Thread(target=lambda: answers.append(hub_answer()), daemon=True)  # a name may take longer
+    """The reason why the hub does not answer; empty where it does.
+
+    A line is printed where that takes longer, and Ctrl-C ends the wait.
+    """
+    answers: list[HubAnswer] = []
+    # A thread, because looking up a name heeds no limit of time.
+    asking = threading.Thread(target=lambda: answers.append(hub_answer()), daemon=True)
     asking.start()
     asking.join(QUIET_SECONDS)
     if asking.is_alive():
         print(f"waiting   for {hub_address()}, at most {MAX_SECONDS:.0f} s", flush=True)
         asking.join(MAX_SECONDS - QUIET_SECONDS)
-    answered, text = answers[0] if answers else (False, f"gives no answer in {MAX_SECONDS:.0f} s")
-    return "" if answered else f"{hub_address()} {text}"
+    answer = HubAnswer(False, f"gives no answer in {MAX_SECONDS:.0f} s")
+    if answers:
+        answer = answers[0]
+    return "" if answer.is_there else f"{hub_address()} {answer.text}"
 
 
 def is_cached(name: str, kind: str) -> bool:
-    """True where something of a model or a dataset (``kind`` is models or datasets) of the hub is in the cache."""
-    hub = Path(os.environ.get("HF_HUB_CACHE") or hub_home() / "hub").expanduser()
-    rows = Path(os.environ.get("HF_DATASETS_CACHE") or hub_home() / "datasets").expanduser()
-    prepared = kind == "datasets" and (rows / name.replace("/", "___").lower()).is_dir()
-    return prepared or any((hub / f"{kind}--{name.replace('/', '--')}").glob("snapshots/*"))
+    """True where something of a model or a dataset of the hub is in the cache.
+
+    ``kind`` is ``models`` or ``datasets``.
+    """
+    hub_cache = Path(os.environ.get("HF_HUB_CACHE") or hub_home() / "hub").expanduser()
+    rows_cache = Path(os.environ.get("HF_DATASETS_CACHE") or hub_home() / "datasets").expanduser()
+    if kind == "datasets" and (rows_cache / name.replace("/", "___").lower()).is_dir():
+        return True
+    folder = hub_cache / f"{kind}--{name.replace('/', '--')}"
+    return any(folder.glob("snapshots/*"))

@@ -1,4 +1,4 @@
-"""Prompts and completions, each a text or a conversation: a list of turns with ``role`` and ``content``."""
+"""Prompts and completions, each a text or a conversation: a list of turns with role and content."""
 
 import hashlib
 import json
@@ -6,65 +6,117 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-Turns = Sequence[Mapping[str, Any]]
-WriteTurns = Callable[[Turns, Mapping[str, Any]], str]  # as a template does with these arguments; raises what it raises
-Join = Literal["system", "all"]
-Completion = str | list[dict[str, Any]]  # a text, or a conversation that ends with the answer
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from transformers import PreTrainedTokenizerBase, ProcessorMixin
+
+Turn = Mapping[str, Any]
+Turns = Sequence[Turn]
+TurnDict = dict[str, Any]  # a turn that may be changed
+Completion = str | list[TurnDict]  # a text, or a conversation that ends with the answer
 Values = Sequence[Any]  # of a column of the rows
+# Writes turns with these arguments as a template does, and raises what that raises.
+WriteTurns = Callable[[Turns, Mapping[str, Any]], str]
+Join = Literal["system", "all"]
+
 TEMPLATE_ARGUMENTS = "chat_template_kwargs"  # a column of rows, as TRL calls it
-THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # the keys under which a turn may hold what was thought
+# the keys under which a turn may hold what was thought
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 INSTRUCTING = ("system", "developer")  # roles
 BLANK_LINE = "\n\n"
+PROBE_TEXT = "Qx7probeQx7"  # which no template writes by itself
+PROBE_ID = "abcdefghi"  # Mistral's templates want nine letters
 
 
+# --- Turns as text ------------------------------------------------------------------------------
 def text_of(side: str | Turns) -> str:
-    """The text of a prompt or a completion, of a conversation that of its last turn; what a tool says is no answer."""
-    if isinstance(side, str) or side[-1].get("role") == "tool":
-        return side if isinstance(side, str) else ""
-    said = side[-1]["content"]
-    return said if isinstance(said, str) else "".join(part.get("text") or "" for part in said)
+    """The text of a prompt or a completion; of a conversation that of its last turn.
+
+    What a tool says is no answer, and its text is empty.
+    """
+    if isinstance(side, str):
+        return side
+    last = side[-1]
+    if last.get("role") == "tool":
+        return ""
+    content = last["content"]
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text") or "" for part in content)
 
 
 def dialogue(side: str | Turns) -> str:
-    """A completion as one text: of several turns what was said, what tools were asked, and what they answered."""
+    """A completion as one text: what each turn says, which tools it calls, and what they answer."""
     if isinstance(side, str):
         return side
-    said = []
+    texts: list[str] = []
     for turn in side:
-        parts = turn["content"] if isinstance(turn["content"], list) else [{"text": turn["content"]}]
-        known = (part if isinstance(part, Mapping) else {"text": part} for part in parts)
-        text = "".join(str(part.get("text", f"[{part.get('image')}] ") or "") for part in known)
-        said.append(f"= {text}" if turn["role"] == "tool" else text)
-        calls = [call.get("function", call) for call in turn.get("tool_calls") or () if isinstance(call, Mapping)]
-        said += [f"{call.get('name')}({json.dumps(call.get('arguments'), ensure_ascii=False)})" for call in calls]
-    return " ".join(filter(None, said))
+        text = _content_text(turn["content"])
+        texts.append(f"= {text}" if turn["role"] == "tool" else text)
+        for call in turn.get("tool_calls") or ():
+            if isinstance(call, Mapping):
+                function = call.get("function", call)
+                arguments = json.dumps(function.get("arguments"), ensure_ascii=False)
+                texts.append(f"{function.get('name')}({arguments})")
+    return " ".join(filter(None, texts))
 
 
-def with_images(turns: Turns, images: Iterable[Any]) -> list[dict[str, Any]]:
-    """Turns whose contents are lists of parts, with the images in the places for them, in their order."""
-    left, filled = iter(images), []
+def _content_text(content: object) -> str:
+    """The text of a turn's content, or of its parts; an image is its name in brackets."""
+    if not isinstance(content, list):
+        return str(content or "")
+    texts = []
+    for part in content:
+        if isinstance(part, Mapping):
+            part = part.get("text", f"[{part.get('image')}] ")
+        texts.append(str(part or ""))
+    return "".join(texts)
+
+
+def describe_image(image: "Image") -> str:
+    """The file of an image of Pillow's, or else a hash of its pixels, and its size."""
+    name = Path(getattr(image, "filename", "")).name
+    if not name:
+        name = hashlib.sha256(image.tobytes()).hexdigest()[:12]
+    return f"{name}, {image.width} x {image.height}"
+
+
+def thought_of(turn: Turn) -> str:
+    """The thought before a turn, under whichever key it stands; empty where there is none."""
+    for key in THOUGHTS:
+        text = turn.get(key)
+        if isinstance(text, str) and text.strip():
+            return text
+    return ""
+
+
+# --- What a template takes beside turns ---------------------------------------------------------
+def with_images(turns: Turns, images: Iterable[object]) -> list[TurnDict]:
+    """Turns whose contents are lists of parts, with the images in their places, in their order."""
+    remaining = iter(images)
+    filled = []
     for turn in turns:
-        parts = [{"type": "text", "text": said}] if isinstance(said := turn["content"], str) else said
-        parts = [part | {"image": next(left, None)} if part["type"] == "image" else part for part in parts]
+        content = turn["content"]
+        if isinstance(content, str):
+            content = [{"type": "text", "text": content}]
+        parts = []
+        for part in content:
+            if part["type"] == "image":
+                part = {**part, "image": next(remaining, None)}
+            parts.append(part)
         filled.append({**turn, "content": parts})
     return filled
 
 
-def describe_image(image: Any) -> str:
-    """The file of an image of Pillow's, or else a hash of its pixels, and its size."""
-    name = Path(getattr(image, "filename", "")).name or hashlib.sha256(image.tobytes()).hexdigest()[:12]
-    return f"{name}, {image.width} x {image.height}"
-
-
 def template_arguments(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments with which a template writes a row's conversation beside its turns: tools, and those of its own."""
+    """The arguments of a template for a row's conversation: its tools, and arguments of its own."""
     return {"tools": read_tools(row.get("tools"))} | (row.get(TEMPLATE_ARGUMENTS) or {})
 
 
-def read_tools(value: Any) -> list[Any] | None:
-    """A list of tools, which may be JSON in a text, as each of them may; None where there are none.
+def read_tools(value: object) -> list[Any] | None:
+    """A list of tools, or None; the list, and each tool in it, may be JSON in a text.
 
     Raises ValueError for a text that is no JSON, and for what is no list.
     """
@@ -73,7 +125,7 @@ def read_tools(value: Any) -> list[Any] | None:
         tools = json.loads(value) if value.strip() else None
     if not tools:
         return None
-    if isinstance(tools, Mapping):  # one alone
+    if isinstance(tools, Mapping):  # a single tool
         tools = [tools]
     if not isinstance(tools, list):
         raise ValueError("no list of tools")
@@ -83,10 +135,10 @@ def read_tools(value: Any) -> list[Any] | None:
 # --- Turns as a template takes them -------------------------------------------------------------
 @dataclass(frozen=True)
 class TemplateHabits:
-    """The ways in which a template takes what data writes in several: names of roles and keys, and calls of tools."""
+    """The way in which a template takes what data writes in several: roles, keys and tool calls."""
 
     developer: str = "developer"  # the role under which it writes the turn of a developer
-    thoughts: tuple[str, ...] = THOUGHTS  # the keys that it reads thoughts from, of those that are known
+    thoughts: tuple[str, ...] = THOUGHTS  # the keys from which it reads thoughts
     takes_mappings: bool = True  # as the arguments of a call; else their JSON as one text
 
 
@@ -95,34 +147,68 @@ def probe_habits(write: WriteTurns) -> TemplateHabits:
     question = {"role": "user", "content": "?"}
     answer = {"role": "assistant", "content": "yes"}
 
-    def writes(*turns: Mapping[str, Any]) -> bool:
+    def writes_probe(*turns: Turn) -> bool:
         with suppress(Exception):  # a template computes, and can fail in any way
             return PROBE_TEXT in write(turns, {})
         return False
 
-    def call(arguments: Any, **more: Any) -> list[dict[str, Any]]:
-        asked = {"id": PROBE_ID, "type": "function", "function": {"name": "look", "arguments": arguments}}
-        result = {"role": "tool", "name": "look", "tool_call_id": PROBE_ID, "content": "seen"}
-        return [{"role": "assistant", "content": "", "tool_calls": [asked], **more}, result]
+    def call(arguments: object, **thoughts: str) -> list[Turn]:
+        function = {"name": "look", "arguments": arguments}
+        request = {"id": PROBE_ID, "type": "function", "function": function}
+        return [
+            {"role": "assistant", "content": "", "tool_calls": [request], **thoughts},
+            {"role": "tool", "name": "look", "tool_call_id": PROBE_ID, "content": "seen"},
+        ]
 
     developer = "system"
-    if writes({"role": "developer", "content": PROBE_TEXT}, question, answer):
+    if writes_probe({"role": "developer", "content": PROBE_TEXT}, question, answer):
         developer = "developer"
-    by_mapping = writes(question, *call({"at": PROBE_TEXT}), answer)
-    by_text = writes(question, *call(json.dumps({"at": PROBE_TEXT})), answer)
-    takes_mappings = by_mapping or not by_text
-    arguments = {"at": "here"} if takes_mappings else json.dumps({"at": "here"})
+    writes_mapping = writes_probe(question, *call({"at": PROBE_TEXT}), answer)
+    writes_text = writes_probe(question, *call(json.dumps({"at": PROBE_TEXT})), answer)
+    takes_mappings = writes_mapping or not writes_text
+    arguments: object = {"at": "here"}
+    if not takes_mappings:
+        arguments = json.dumps(arguments)
     thoughts = []
     for key in THOUGHTS:
-        if writes(question, answer | {key: PROBE_TEXT}) or writes(
-            question, *call(arguments, **{key: PROBE_TEXT}), answer
-        ):
+        thought = {key: PROBE_TEXT}
+        in_answer = writes_probe(question, answer | thought)
+        if in_answer or writes_probe(question, *call(arguments, **thought), answer):
             thoughts.append(key)
     return TemplateHabits(developer, tuple(thoughts), takes_mappings)
 
 
-def fit_turns(turns: Turns, habits: TemplateHabits) -> list[dict[str, Any]]:
-    """Turns with the names of roles and keys, and with the arguments of calls, that a template reads."""
+_HABITS: dict[str, TemplateHabits] = {}  # of a template, by its text
+
+
+def habits_of(tokenizer: "PreTrainedTokenizerBase | ProcessorMixin") -> TemplateHabits:
+    """The habits of a tokenizer's template, each probed once."""
+    template = str(tokenizer.chat_template)
+    if template not in _HABITS:
+
+        def write(turns: Turns, arguments: Mapping[str, Any]) -> str:
+            text: str = tokenizer.apply_chat_template(list(turns), tokenize=False, **arguments)
+            return text
+
+        _HABITS[template] = probe_habits(write)
+    habits = _HABITS[template]
+    if hasattr(tokenizer, "image_processor"):
+        # TRL writes the turns of a processor, and knows no developer.
+        return replace(habits, developer="system")
+    return habits
+
+
+def turns_for(
+    tokenizer: "PreTrainedTokenizerBase | ProcessorMixin", turns: Turns
+) -> list[TurnDict]:
+    """Turns as the template of this tokenizer takes them."""
+    if not tokenizer.chat_template:
+        return list(map(dict, turns))
+    return fit_turns(turns, habits_of(tokenizer))
+
+
+def fit_turns(turns: Turns, habits: TemplateHabits) -> list[TurnDict]:
+    """Turns with the roles, keys and arguments of calls that a template reads."""
     fitted = []
     for turn in turns:
         changed = dict(turn)
@@ -138,78 +224,64 @@ def fit_turns(turns: Turns, habits: TemplateHabits) -> list[dict[str, Any]]:
 
 
 def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A call of a tool whose arguments are a text of JSON."""
     function = dict(call["function"])
     if isinstance(function.get("arguments"), Mapping):
         function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
     return {**call, "function": function}
 
 
-PROBE_TEXT = "Qx7probeQx7"
-PROBE_ID = "abcdefghi"  # Mistral's templates want nine letters
-_HABITS: dict[str, TemplateHabits] = {}  # of a template, by its text
-
-
-def habits_of(tokenizer: Any) -> TemplateHabits:
-    """The habits of a tokenizer's template, looked for once."""
-    template = str(tokenizer.chat_template)
-    if template not in _HABITS:
-
-        def write(turns: Turns, arguments: Mapping[str, Any]) -> str:
-            text: str = tokenizer.apply_chat_template(list(turns), tokenize=False, **arguments)
-            return text
-
-        _HABITS[template] = probe_habits(write)
-    habits = _HABITS[template]
-    # Of a processor TRL writes the turns, and knows no developer.
-    return replace(habits, developer="system") if hasattr(tokenizer, "image_processor") else habits
-
-
-def turns_for(tokenizer: Any, turns: Turns) -> list[dict[str, Any]]:
-    """Turns as the template of this tokenizer takes them."""
-    return fit_turns(turns, habits_of(tokenizer)) if tokenizer.chat_template else list(map(dict, turns))
-
-
 # --- Turns as a row's reader wants them ---------------------------------------------------------
-def join_turns(turns: Turns, which: Join) -> list[dict[str, Any]]:
-    """Turns without a system turn, whose text opens the next of the user, as templates want it that know no such role.
+def join_turns(turns: Turns, which: Join) -> list[TurnDict]:
+    """Turns without a system turn, for templates that know no such role.
 
-    Where the user says nothing more it ends what was said before. With ``all``, turns of one speaker that follow each
-    other, and hold nothing but text, are one, too.
+    Its text opens the next turn of the user. Where the user says nothing more, it ends what was
+    said before. With ``all``, turns of one speaker that follow each other, and hold nothing but
+    text, are one, too.
     """
-    joined: list[dict[str, Any]] = []
+    joined: list[TurnDict] = []
     opening: list[str] = []  # what the next turn of the user begins with
-    for turn in [*turns, {"role": "", "content": ""}]:
-        last = joined[-1] if joined else {}
+    end = {"role": "", "content": ""}
+    for turn in [*turns, end]:
         if turn["role"] in INSTRUCTING:
-            opening += [turn["content"]] if turn["content"].strip() else []
+            if turn["content"].strip():
+                opening.append(turn["content"])
             continue
-        if opening and turn["role"] == "user":
-            turn = {**turn, "content": BLANK_LINE.join([*opening, turn["content"]])}
-        elif opening and last.get("role") == "user":
-            joined[-1] = {**last, "content": BLANK_LINE.join([last["content"], *opening])}
-        elif opening:
-            joined.append({"role": "user", "content": BLANK_LINE.join(opening)})
-        opening = []
-        is_alike = turn["role"] == last.get("role") and set(turn) == set(last) == {"role", "content"}
-        if which == "all" and is_alike:
-            joined[-1] = {**last, "content": BLANK_LINE.join([last["content"], turn["content"]])}
-        elif turn["role"]:  # else the end
+        if opening:
+            if turn["role"] == "user":
+                turn = {**turn, "content": BLANK_LINE.join([*opening, turn["content"]])}
+            elif joined and joined[-1]["role"] == "user":
+                _extend(joined[-1], *opening)
+            else:
+                joined.append({"role": "user", "content": BLANK_LINE.join(opening)})
+            opening = []
+        if which == "all" and joined and _is_same_speaker(joined[-1], turn):
+            _extend(joined[-1], turn["content"])
+        elif turn["role"]:  # the end has none
             joined.append(dict(turn))
     return joined
 
 
-def inline_thoughts(turns: Turns) -> list[dict[str, Any]]:
-    """Turns with their thoughts in the content, between ``<think>`` and ``</think>``, as reasoning models write."""
+def _is_same_speaker(last: Turn, turn: Turn) -> bool:
+    """True for two turns of one role that hold nothing but text."""
+    plain = {"role", "content"}
+    return last["role"] == turn["role"] and set(last) == set(turn) == plain
+
+
+def _extend(turn: TurnDict, *texts: str) -> None:
+    turn["content"] = BLANK_LINE.join([turn["content"], *texts])
+
+
+def inline_thoughts(turns: Turns) -> list[TurnDict]:
+    """Turns with their thoughts in the content, between ``<think>`` and ``</think>``.
+
+    This is how reasoning models write them.
+    """
     written = []
     for turn in turns:
         plain = {key: value for key, value in turn.items() if key not in THOUGHTS}
-        if thought := thought_of(turn):
+        thought = thought_of(turn)
+        if thought:
             plain["content"] = f"<think>\n{thought.strip()}\n</think>\n\n{turn['content']}"
         written.append(plain)
     return written
-
-
-def thought_of(turn: Mapping[str, Any]) -> str:
-    """The thought before a turn, under whichever key; empty where nothing was."""
-    texts = (turn.get(key) for key in THOUGHTS)
-    return next((text for text in texts if isinstance(text, str) and text.strip()), "")

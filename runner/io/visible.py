@@ -1,16 +1,24 @@
-"""Texts of others without what could steer a terminal or hide a part of them."""
+"""Texts of others without what could control a terminal or hide a part of them."""
 
 import unicodedata
 
-INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of characters that are not seen, or hide others
-SIGNS = {chr(code): chr(0x2400 + code) for code in range(32)} | {"\n": "↵", "\x7f": "␡"}
+# categories of characters that are not seen, or hide others
+INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
+# Unicode has a picture for each control character.
+PICTURES = {chr(code): chr(0x2400 + code) for code in range(32)} | {"\n": "↵", "\x7f": "␡"}
 
 
 def to_visible(text: str) -> str:
-    """The text on one line, with a sign for every character that could steer a terminal or hide others."""
+    """The text on one line, with a sign for every character that is not seen or hides others."""
     if text.isprintable():
         return text
-    return "".join(SIGNS.get(c) or ("·" if unicodedata.category(c) in INVISIBLE else c) for c in text)
+    return "".join(map(_sign_of, text))
+
+
+def _sign_of(character: str) -> str:
+    if character in PICTURES:
+        return PICTURES[character]
+    return "·" if unicodedata.category(character) in INVISIBLE else character
 
 
 def visible_lines(text: str) -> str:

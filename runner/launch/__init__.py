@@ -1,14 +1,20 @@
-"""From runs to processes: their plan, the processes that train them, and the launchers that say where.
+"""From runs to processes: their plan, the processes that train them, and the launchers.
 
-axis      the overrides of a sweep -> the words of each key, and their values
-stages    overrides -> the runs that they mean: an experiment in several stages, and references to other runs
-grid      those of a sweep -> the runs of each of its jobs, which are composed once where only numbers differ
-plan      jobs -> the runs that they need, each once, and how far they are
-pool      a process for each run, several at a time
-start     overrides -> runs that are checked and started: one here, several in a pool, or by a plugin of Hydra's
-local     the processes of one run on this machine, ``accelerate`` on one of several; README.md: what a launcher is
-queue     runs in the queue of a cluster, each once: those of ``slurm`` and ``ray``
-worker    one process: its lock, its log, its state and its exit code; ``python -m runner.launch <folder>`` starts it
+compose      overrides -> the checked runs that they mean: stages, sweeps, references
+plan         jobs -> the runs that they need, each once, and the states of their folders
+start_runs   composed runs, or a sweep -> started: here, in a pool, in a queue
+hydra_plugin a sweep that a plugin of Hydra's runs
+ends         the end of a command: reports, and how many runs have finished
+pool         a process for each run, several at a time; ``pool_settings`` has its keys
+progress     how far the runs of a pool or a queue are, as it is printed
+queue        runs in the queue of a cluster, each once: those of ``slurm`` and ``ray``
+local        the processes of one run on this machine, ``accelerate`` on one of several machines
+worker       one process: its lock, its state, its exit code; ``python -m runner.launch <folder>``
+signals      the signals that ask a process to stop
+processes    how processes are started, and how they ended
+run_log      the log of a run
+explain      an exception of a run -> the error that its user sees
 
-There is no database: a run knows by its folder whether it is finished, so the same command again does what is left.
+README.md says what a launcher is. There is no database: a run knows by its folder whether it is
+finished, so the same command again does what is left.
 """

@@ -1,4 +1,4 @@
-"""The launcher of this machine: run folder -> process, or several. What one has to do: README.md beside it."""
+"""The launcher of this machine: run folder -> process, or several. README.md says what it does."""
 
 import contextlib
 import logging
@@ -9,28 +9,30 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from runner.config import world_size
-from runner.errors import EnvironmentFault, Fault, RunnerError
+from runner.errors import EnvironmentFault, Fault, Interrupted, RunnerError
 from runner.io.files import open_own, write_json
 from runner.io.secrets import hidden
-from runner.launch import worker
+from runner.launch import processes, run_log, signals, worker
 from runner.run import PATIENCE, Run, held, locked
 from runner.run.adjustments import read_adjustments
+from runner.schema.ranges import Processes
 
-DELAY = 2  # most seconds between the end of a process, in whole seconds, and that of another which misses it
-KINDS = {kind.__name__: kind for kind in RunnerError.__subclasses__()}
+# The most seconds between the end of a process, in whole seconds, and that of another that misses
+# it.
+DELAY = 2
 
 
 @dataclass(frozen=True)
 class End:
-    """The end of the processes of a run: the signal that came, and those that failed, with what is known of each."""
+    """The end of the processes of a run."""
 
-    signal: int | None
-    failures: list[dict[str, Any]]
+    signal: int | None  # that came
+    failures: list[dict[str, Any]]  # a record of each process that failed
     adjustments: int  # that the run has made so far
 
 
@@ -43,17 +45,26 @@ class Alone:
     @contextlib.contextmanager
     def meeting(self) -> Iterator[dict[str, Any]]:
         """The place where the processes meet, as torchrun takes it, as long as they train."""
-        yield {"min_nodes": 1, "max_nodes": 1, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
+        yield {
+            "min_nodes": 1,
+            "max_nodes": 1,
+            "rdzv_backend": "c10d",
+            "rdzv_endpoint": "localhost:0",
+        }
 
     def share(self, end: End) -> End:
         """The end of the processes of all machines."""
         return end
 
 
-def local(folder: str | Path, *, num_processes: int = 1, debug: bool = False) -> int:
-    """Train here: in this process, or in several as torchrun starts them: ``accelerate launch --cpu`` runs one."""
-    starts = num_processes > 1 and world_size() == 1  # else they are there, and this is one of them
-    return train_together(folder, num_processes, debug, Alone()) if starts else worker.work(folder, debug=debug)
+def local(folder: str | Path, *, num_processes: Processes = 1, debug: bool = False) -> int:
+    """Train on this machine: in this process, or in several as torchrun starts them.
+
+    ``accelerate launch --cpu`` would run one.
+    """
+    if num_processes > 1 and world_size() == 1:
+        return train_together(folder, num_processes, debug, Alone())
+    return worker.work(folder, debug=debug)  # as one of several, where these are there already
 
 
 def train_together(folder: str | Path, num_processes: int, debug: bool, machines: Alone) -> int:
@@ -61,19 +72,29 @@ def train_together(folder: str | Path, num_processes: int, debug: bool, machines
     run = Run(Path(folder))
     adjusted = len(read_adjustments(run.folder))
     if machines.rank == 0:
-        with locked(run, PATIENCE), worker.logging_to(run.log):
-            pass  # refused here, before anything is started; and what was printed so far, these processes have not said
-    worker.prepare_environment()
+        with locked(run, PATIENCE), run_log.logging_to(run.log):
+            # A run in use is refused here, before anything is started; and what was printed so far
+            # goes to the log, since these processes have not said it.
+            pass
+    processes.prepare_environment()
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else it is said that all weights have gradients
+    # Else torch prints that all weights have gradients.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     end = machines.share(_start(run, num_processes, debug, machines))
     if not (end.signal or end.failures) or run.status()["state"] == "finished":
         return 0
-    if end.adjustments > adjusted and not end.signal:  # torch.distributed cannot re-form a group after a rank has died
+    if end.adjustments > adjusted and not end.signal:
+        # torch.distributed cannot re-form a group after a rank has died.
         return train_together(folder, num_processes, debug, machines)
-    stopped = ("interrupted", worker.Stop(end.signal).error()) if end.signal else None
-    state, error = stopped or _cause_of(run, end.failures, debug)
-    state = None if machines.rank or held(run) else state
+    state: str | None
+    error: RunnerError
+    if end.signal:
+        state = "interrupted"
+        error = signals.Stop(end.signal).error()
+    else:
+        state, error = _cause_of(run, end.failures, debug)
+    if machines.rank or held(run):
+        state = None
     if state:
         with contextlib.suppress(OSError), open_own(run.log, "a", encoding="utf-8") as log:
             log.write(f"{error}\n")
@@ -82,6 +103,7 @@ def train_together(folder: str | Path, num_processes: int, debug: bool, machines
 
 
 def _start(run: Run, num_processes: int, debug: bool, machines: Alone) -> End:
+    """Have torchrun start the processes of this machine, and wait for their end."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -89,7 +111,13 @@ def _start(run: Run, num_processes: int, debug: bool, machines: Alone) -> End:
     elastic = logging.getLogger("torch.distributed.elastic")  # it would print what we print
     elastic.addHandler(logging.NullHandler())
     elastic.propagate = False
-    stopped, failures, signals = None, list[dict[str, Any]](), worker.stop_signals()
+    stopped = None
+    failures: list[dict[str, Any]] = []
+    signal_names = [signal.Signals(number).name for number in signals.stop_signals()]
+    python, *words = processes.python_words("runner.launch.local")
+    words.append(str(run.folder))
+    if debug:
+        words.append("--debug")
     with tempfile.TemporaryDirectory(prefix="processes-") as place, machines.meeting() as where:
         config = LaunchConfig(
             **where,
@@ -97,50 +125,74 @@ def _start(run: Run, num_processes: int, debug: bool, machines: Alone) -> End:
             run_id=run.folder.name,
             max_restarts=0,
             logs_specs=DefaultLogsSpecs(log_dir=place),
-            signals_to_handle=",".join(signal.Signals(number).name for number in signals),
-            shutdown_timeout=int(worker.grace_of(run.cfg["launcher"])),
+            signals_to_handle=",".join(signal_names),
+            shutdown_timeout=int(processes.grace_of(run.cfg["launcher"])),
         )
-        python, *words = worker.python_words("runner.launch.local")
         try:
-            with worker.handle_signals(worker.Stop()):  # gives the answers back that torchrun replaces
-                elastic_launch(config, python)(*words, str(run.folder), *(["--debug"] if debug else []))
+            # torchrun answers the signals itself; afterwards they have their old answers.
+            with signals.handle_signals(signals.Stop()):
+                elastic_launch(config, python)(*words)
         except SignalException as stop:
             if stop.sigval == signal.SIGHUP:
-                worker.detach_terminal()
+                signals.detach_terminal()
             stopped = int(stop.sigval)
         except ChildFailedError as failed:
-            for rank, each in failed.failures.items():
-                own = {"who": f"rank {rank}{machines.place}", "code": each.exitcode}
-                own |= {"timestamp": each.timestamp - DELAY}
-                said = each.error_file_data["message"]  # what it has recorded itself; a text where it could not
-                failures.append(own | (said["extraInfo"] if isinstance(said, Mapping) else {}))
+            for rank, child in failed.failures.items():
+                failure: dict[str, Any] = {
+                    "who": f"rank {rank}{machines.place}",
+                    "code": child.exitcode,
+                    "timestamp": child.timestamp - DELAY,
+                }
+                # The record that it has written itself; a text where it could not.
+                record = child.error_file_data["message"]
+                if isinstance(record, Mapping):
+                    failure |= record["extraInfo"]
+                failures.append(failure)
     return End(stopped, failures, len(read_adjustments(run.folder)))
 
 
-def _cause_of(run: Run, failures: list[dict[str, Any]], debug: bool) -> tuple[str | None, RunnerError]:
+def _cause_of(
+    run: Run, failures: list[dict[str, Any]], debug: bool
+) -> tuple[str | None, RunnerError]:
     def order(own: Mapping[str, Any]) -> tuple[bool, bool, float]:
-        was_stopped = own.get("kind") == "Interrupted" or ("kind" not in own and own["code"] == -signal.SIGTERM)
-        is_cause = own.get("kind") in KINDS or own["code"] == -signal.SIGKILL  # the others may take its loss for theirs
+        error = _error_of(own)
+        if error is None:
+            was_stopped = own["code"] == -signal.SIGTERM
+            # the others may take its loss for theirs
+            is_cause = own["code"] == -signal.SIGKILL
+        else:
+            was_stopped = isinstance(error, Interrupted)
+            is_cause = type(error) is not RunnerError
         return was_stopped, not is_cause, own["timestamp"]
 
     own = min(failures, key=order)
-    if "kind" in own:
-        error = KINDS.get(own["kind"], RunnerError)(Fault(*beats) for beats in own["faults"])
+    error = _error_of(own)
+    if error is not None:
         error.heading += f" ({own['who']})"
         if debug:
             print(own["py_callstack"], file=sys.stderr)
         return own["state"], error
-    found = f"{own['who']} {worker.describe_exit(own['code'])}"
+    found = f"{own['who']} {processes.describe_exit(own['code'])}"
     if own["code"] < 0:
-        return "failed", EnvironmentFault(Fault("processes", found, fix="run the same command again to continue"))
+        return "failed", EnvironmentFault(
+            Fault("processes", found, fix="run the same command again to continue")
+        )
     return "failed", RunnerError(Fault(str(run.log), found, fix="read the end of it"))
+
+
+def _error_of(own: Mapping[str, Any]) -> RunnerError | None:
+    """The error that a failed process has recorded, None where it could not."""
+    return RunnerError.from_dict(own["error"]) if "error" in own else None
 
 
 def record_of(state: str | None, error: RunnerError) -> dict[str, Any]:
     """All that is known of an end that came with an error, for whoever says which was the cause."""
-    faults = [list(map(str, astuple(fault))) for fault in error.faults]
-    own = {"kind": type(error).__name__, "faults": faults, "state": state, "timestamp": time.time(), "code": error.code}
-    return own | {"py_callstack": hidden(traceback.format_exc())}
+    return {
+        "error": error.to_dict(),
+        "state": state,
+        "timestamp": time.time(),
+        "py_callstack": hidden(traceback.format_exc()),
+    }
 
 
 def _record(run: Run, state: str | None, error: RunnerError, debug: bool) -> None:

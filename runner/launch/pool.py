@@ -1,7 +1,8 @@
-"""Tasks -> processes: each run in one of its own, several at a time, and what becomes of one touches no other.
+"""Tasks -> processes: each run in one of its own, several at a time.
 
-The heavy libraries are imported once, here, and every process inherits them. A process that ends in whatever way, or
-hangs, is a failed run with its cause; the others go on. When this one dies, its children save their step and end.
+The heavy libraries are imported once, here, and every process inherits them. A process that ends in
+whatever way, or hangs, is a failed run with its cause; the others go on. When this one dies, its
+children save their step and end.
 """
 
 import contextlib
@@ -12,50 +13,37 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
-from runner import config
 from runner.config import Composed
 from runner.config.build import locate
-from runner.config.machines import processes_here
-from runner.errors import ConfigError, EnvironmentFault, FolderError, RunnerError, fault
+from runner.errors import EnvironmentFault, FolderError, RunnerError
 from runner.io.files import shipped
 from runner.io.temporary import uncollected
 from runner.io.terminal import HidingLog, mute_libraries
-from runner.launch import worker
-from runner.launch.plan import LiveProgress, Stages, Task
+from runner.launch import processes, signals, worker
+from runner.launch.plan import Task
+from runner.launch.pool_settings import Settings, confine
+from runner.launch.progress import LiveProgress, Stages
 from runner.launch.worker import launch
-from runner.report.plot import run_pictures
+from runner.report.plot_run import run_pictures
 from runner.run import Run, held, locked, open_run
-from runner.schema.text import Node, number
+from runner.schema.text import number
 from runner.tracker.variable import set_variables
 
 POLL = 0.05  # seconds between two looks at the children
-POLL_ELSEWHERE = 0.5  # and at runs that another process holds
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The processes, their devices and their time; the keys of ``launcher`` that are not the launcher's own."""
-
-    jobs: int = 1
-    processes: int = 1  # of a run, at most, on this machine
-    timeout_seconds: float | None = None
-    devices: Sequence[str] = ()
-    attached: bool = False
-    debug: bool = False
+POLL_ELSEWHERE = 0.5  # seconds between two looks at runs that another process holds
 
 
 @dataclass
 class Child:
-    """A process that trains a task, the slot it holds, since when, and whether its time was over."""
+    """A process that trains a task."""
 
     task: Task
-    slot: int
+    slot: int  # which of the runs at a time it is
     log: HidingLog | None
     deadline: float
     began: float = field(default_factory=time.monotonic)
@@ -66,16 +54,21 @@ class Pool:
     """Trains tasks until each is finished, has failed, or waits in vain for one that has."""
 
     def __init__(self, tasks: Sequence[Task], settings: Settings, show: Stages | LiveProgress):
-        self.settings, self.show = settings, show
+        self.settings = settings
+        self.show = show
         self.waiting = list(tasks)
-        self.elsewhere: dict[Path, float] = {}  # held by another process, and when to look again
+        # The tasks that another process holds, and when to look at them again.
+        self.elsewhere: dict[Path, float] = {}
         self.live: dict[int, Child] = {}
         self.codes: dict[Path, int] = {}
         self.signals: list[int] = []
 
     def run(self) -> tuple[dict[Path, int], list[int]]:
-        """The exit code of each task by its folder, but of those that a signal kept from starting; and the signals."""
-        with worker.handle_signals(self._hand_on):
+        """The exit code of each task by its folder, and the signals that came.
+
+        A task that a signal kept from starting has no code.
+        """
+        with signals.handle_signals(self._hand_on):
             try:
                 while self.live or (self.waiting and not self.signals):
                     if not self.signals:
@@ -83,7 +76,8 @@ class Pool:
                     self._reap()
                     self._end_late_ones()
                     now = time.monotonic()
-                    self.show.tick([(child.task, now - child.began) for child in self.live.values()], len(self.waiting))
+                    live = [(child.task, now - child.began) for child in self.live.values()]
+                    self.show.tick(live, len(self.waiting))
                     time.sleep(POLL if self.live or self.waiting else 0)
             finally:
                 self._let_end()
@@ -97,35 +91,45 @@ class Pool:
         """Hand a signal on to the children, which save their step; kill them at the second."""
         self.signals.append(number)
         if number == signal.SIGHUP:
-            worker.detach_terminal()
+            signals.detach_terminal()
         for pid in list(self.live):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number if len(self.signals) == 1 else signal.SIGKILL)
 
     def _start(self) -> None:
-        for task in list(self.waiting) if len(self.live) < self.settings.jobs else ():  # there may be thousands
-            if failed := [folder for folder in task.after if self.codes.get(folder, 0)]:
+        """Start tasks while there is room, and end those that build on one that has failed."""
+        if len(self.live) >= self.settings.jobs:  # there may be thousands of tasks to look through
+            return
+        for task in list(self.waiting):
+            failed = [folder for folder in task.after if self.codes.get(folder)]
+            if failed:
                 self.waiting.remove(task)
-                self._end(task, self.codes[failed[0]], "not begun", f"it builds on {failed[0]}, which has failed")
-            elif all(folder in self.codes for folder in task.after) and len(self.live) < self.settings.jobs:
-                self._open(task)
+                cause = f"it builds on {failed[0]}, which has failed"
+                self._end(task, self.codes[failed[0]], "not begun", cause)
+            elif all(folder in self.codes for folder in task.after):
+                if len(self.live) < self.settings.jobs:
+                    self._open(task)
 
     def _open(self, task: Task) -> None:
+        """Start a task, unless it is finished already or another process has it."""
         if self.elsewhere.get(task.folder, 0) > time.monotonic():
             return
+        composed = task.composed
         try:
-            run = open_run(task.composed.cfg, task.composed.overrides, task.composed.command, task.composed.choices)
+            run = open_run(composed.cfg, composed.overrides, composed.command, composed.choices)
             is_held = held(run)  # before its state is read: who holds it may end in between
-            done = worker.is_finished(run)
-        except FolderError as error:  # such as a file that is garbage, or rows that have changed since
+            is_finished = worker.is_finished(run)
+        except FolderError as error:  # such as a torn file, or rows that have changed since
             self.waiting.remove(task)
-            return self._end(task, error.code, "failed", str(error))
-        status, was_elsewhere = run.status(), task.folder in self.elsewhere
-        if is_held and not done:
+            self._end(task, error.code, "failed", str(error))
+            return
+        status = run.status()
+        was_elsewhere = task.folder in self.elsewhere
+        if is_held and not is_finished:
             self.elsewhere[task.folder] = time.monotonic() + POLL_ELSEWHERE
             return
         self.waiting.remove(task)
-        if done:
+        if is_finished:
             self._end(task, 0, "finished", "elsewhere" if was_elsewhere else "already")
         elif status["state"] == "failed" and was_elsewhere:
             self._end(task, 1, "failed", str(status["cause"]))
@@ -133,82 +137,117 @@ class Pool:
             self._fork(task, run)
 
     def _fork(self, task: Task, run: Run) -> None:
-        worker.prepare_environment()
-        # Before trainers bring their trackers along, some of which read where to write as they are imported.
-        set_variables(task.composed.cfg["tracker"], task.folder.absolute(), str(task.composed.cfg["name"]))
+        """Start the process of a task.
+
+        Not by multiprocessing's forkserver: a sweep of 6 tiny runs, 2 at a time, takes 16.5 s of
+        CPU like this, and 19.4 s with a forkserver that has preloaded the same modules (medians of
+        3), because Python starts a second time. Nor could the number of a process be kept until
+        all that it has started is killed.
+        """
+        processes.prepare_environment()
+        # Before trainers bring their trackers along, some of which read where to write as they are
+        # imported.
+        cfg = task.composed.cfg
+        set_variables(cfg["tracker"], task.folder.absolute(), str(cfg["name"]))
         warm_up([task.composed])
-        taken = {child.slot for child in self.live.values()}
-        slot = next(number for number in range(self.settings.jobs) if number not in taken)
+        used_slots = {child.slot for child in self.live.values()}
+        slot = min(set(range(self.settings.jobs)) - used_slots)
         self.show.started(task)
-        # Not by multiprocessing's forkserver: a sweep of 6 tiny runs, 2 at a time, takes 16.5 s of CPU like this, and
-        # 19.4 s with a forkserver that has preloaded the same modules (medians of 3): Python starts a second time.
-        # Nor could a number be kept until all of a run is killed.
         log = None if self.settings.attached else HidingLog.open(run.log)
-        # A driver of GPUs that an import has woken works in no process forked from here, but in a Python of its own.
+        pid = processes.fork(self._process_of(run, slot, log))
+        if log:
+            log.close()
+        deadline = time.monotonic() + (self.settings.timeout_seconds or math.inf)
+        self.live[pid] = Child(task, slot, log, deadline)
+
+    def _process_of(self, run: Run, slot: int, log: HidingLog | None) -> Callable[[], int]:
+        """The function that the process of a run calls."""
+        # A driver of GPUs that an import has woken works in no process forked from here, but in a
+        # Python of its own.
         torch = sys.modules.get("torch")
-        afresh = worker.python_words("runner.launch") if torch and torch.cuda.is_initialized() else []
+        words: list[str] = []
+        if torch and torch.cuda.is_initialized():
+            words = [
+                *processes.python_words("runner.launch"),
+                str(run.folder),
+                "--trust",
+                "--launch",
+            ]
+            if self.settings.debug:
+                words.append("--debug")
 
         def train() -> int:
             os.setpgid(0, 0)
             if log:
                 log.take_output()
             confine(slot, self.settings, run.cfg)
-            if afresh:
-                debug = ["--debug"] if self.settings.debug else []
-                os.execv(afresh[0], [*afresh, str(run.folder), "--trust", "--launch", *debug])
+            if words:
+                os.execv(words[0], words)
             return launch(run, debug=self.settings.debug)
 
-        pid = worker.fork(train)
-        if log:
-            log.close()
-        self.live[pid] = Child(task, slot, log, time.monotonic() + (self.settings.timeout_seconds or math.inf))
+        return train
 
     def _reap(self) -> None:
+        """Judge each child that has ended."""
         for pid, child in list(self.live.items()):
-            if (status := end_group(pid)) is not None:
+            status = end_group(pid)
+            if status is not None:
                 del self.live[pid]
                 if child.log:
                     child.log.wait()
                 self._judge(child, os.waitstatus_to_exitcode(status))
 
     def _judge(self, child: Child, ended: int) -> None:
-        run, task = Run(child.task.folder.absolute()), child.task
-        status, code = run.status(), EnvironmentFault.code if ended < 0 else ended or RunnerError.code
+        """End the task of a child that has ended with this code, or have it wait again."""
+        task = child.task
+        run = Run(task.folder.absolute())
+        status = run.status()
+        state = str(status["state"])
         seconds = time.monotonic() - child.began
-        if status["state"] == "finished":
-            return self._end(task, 0, "finished", str(status.get("cause") or ""), seconds)
-        # Another process was quicker; or its launcher says so, and without one that holds the folder only once.
-        taken = held(run) or task.folder not in self.elsewhere
-        if code == FolderError.code and status["state"] != "failed" and taken:
+        if state == "finished":
+            self._end(task, 0, "finished", str(status.get("cause") or ""), seconds)
+            return
+        code = EnvironmentFault.code if ended < 0 else ended or RunnerError.code
+        # Another process was quicker; or its launcher says so, and without one that holds the
+        # folder only once.
+        is_taken = held(run) or task.folder not in self.elsewhere
+        if code == FolderError.code and state != "failed" and is_taken:
             self.waiting.append(task)
             self.elsewhere[task.folder] = 0.0
-            return None
-        state, cause = status["state"], str(status["cause"])
+            return
+        cause = str(status["cause"])
         if child.timed_out or state in ("created", "running"):  # it could not record its end itself
-            state = "interrupted" if self.signals and not child.timed_out else "failed"
-            cause = f"the process {worker.describe_exit(ended)}"
+            state = "failed"
+            cause = f"the process {processes.describe_exit(ended)}"
             if child.timed_out:
-                cause = f"no end after {number(self.settings.timeout_seconds)} s (launcher.timeout_seconds)"
-            with contextlib.suppress(FolderError), locked(run):  # unless another process has it by now
+                limit = number(self.settings.timeout_seconds)
+                cause = f"no end after {limit} s (launcher.timeout_seconds)"
+            elif self.signals:
+                state = "interrupted"
+            # Unless another process has it by now.
+            with contextlib.suppress(FolderError), locked(run):
                 run.set_status(state, cause=cause)
-        return self._end(task, code, state, cause, seconds)
+        self._end(task, code, state, cause, seconds)
 
-    def _end(self, task: Task, code: int, state: str, cause: str = "", seconds: float | None = None) -> None:
+    def _end(
+        self, task: Task, code: int, state: str, cause: str = "", seconds: float | None = None
+    ) -> None:
         self.codes[task.folder] = code
         self.show.ended(task, state, cause, seconds)
 
     def _end_late_ones(self) -> None:
+        """Ask children whose time is over to end, and kill them if they do not."""
         now = time.monotonic()
         for pid, child in self.live.items():
             if now >= child.deadline:
                 os.kill(pid, signal.SIGKILL if child.timed_out else signal.SIGTERM)
                 child.timed_out = True
-                child.deadline = now + worker.patience_with(child.task.composed.cfg["launcher"])
+                child.deadline = now + processes.patience_with(child.task.composed.cfg["launcher"])
 
     def _let_end(self) -> None:
-        """Have what still trains save its step, where the handler of somebody else has this process leave."""
+        """Have what still trains save its step, when somebody else's handler ends this process."""
         launchers = [child.task.composed.cfg["launcher"] for child in self.live.values()]
-        deadline = time.monotonic() + max(map(worker.patience_with, launchers), default=0)
+        deadline = time.monotonic() + max(map(processes.patience_with, launchers), default=0)
         for pid in self.live:
             os.kill(pid, signal.SIGUSR2)
         while self.live and time.monotonic() < deadline:
@@ -216,83 +255,48 @@ class Pool:
             self._reap()
 
 
-def settings_of(launcher: Node, runs: Sequence[Composed] = (), attached: bool = False, debug: bool = False) -> Settings:
-    """The pool's part of a launcher's keys; devices are those of this machine where none are named.
-
-    Raises ConfigError where the processes of these ``runs`` are more than the devices, one for each. A queue has none.
-    """
-    if "wait" in launcher:
-        return Settings(debug=debug)
-    jobs, processes = launcher.get("jobs") or 1, max((processes_here(run.cfg) for run in runs), default=1)
-    named = worker.visible_devices() if launcher.get("devices") is None else launcher["devices"]
-    devices = [] if config.world_size() > 1 else list(map(str, named))  # who started several gave each its own
-    if devices and jobs * processes > len(devices):
-        key, fix = "jobs", f"launcher.jobs={len(devices) // processes}"
-        if processes > len(devices):
-            key, fix = "num_processes", f"launcher.num_processes={len(devices)} launcher.jobs=1"
-        if processes == 1:
-            fix += f", or launcher.devices=[{','.join((devices * jobs)[:jobs])}] to share them"
-        raise ConfigError(fault("launch.few_devices", key=key, jobs=jobs, each=processes, count=len(devices), fix=fix))
-    return Settings(jobs, processes, launcher.get("timeout_seconds"), devices, attached, debug)
-
-
-def idle_devices(settings: Settings, cfg: Mapping[str, Any]) -> str:
-    """A line about devices that no process uses; empty where each has one."""
-    count, used = len(settings.devices), settings.jobs * settings.processes
-    if count <= used or cfg["model"].get("device_map"):
-        return ""
-    shown = ", ".join(f"cuda:{number}" for number in range(used))
-    more = f"launcher.num_processes={count}" if settings.jobs == 1 else f"launcher.jobs={count // settings.processes}"
-    return f"note      {count} GPUs here, {used} used ({shown}); {more} uses {'both' if count == 2 else 'all'}\n"
-
-
 def warm_up(runs: Iterable[Composed]) -> None:
-    """Import what runs need, so that each process forked from here inherits it: 4 s of CPU once and not for each."""
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # the driver must not wake before a fork
+    """Import what runs need, so that each process forked from here inherits it.
+
+    That takes 4 s of CPU, once and not for each.
+    """
+    # The driver must not wake before a fork.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     with uncollected():
         _do_first_things()
         for target in {str(run.cfg["trainer"]["_target_"]) for run in runs}:
-            if target.startswith(("trl.", "runner.")):  # a user's own module may hold a state, which no two runs share
+            # A user's own module may hold a state, which no two runs share.
+            if target.startswith(("trl.", "runner.")):
                 locate(target)
     gc.freeze()  # what is here stays: no child needs to look through it for garbage (0.4 s each)
 
 
 @functools.cache
 def _do_first_things() -> None:
-    """Have the libraries do what they do once: find fonts, and load a model, here without weights or threads."""
+    """Have the libraries do what they do once: find fonts, and load a model without weights."""
     import_module("runner.training.components")
     mute_libraries()
-    locate("transformers.AutoModelForCausalLM").from_pretrained(shipped("runner://model/tiny"), device_map="meta")
-    next(run_pictures([{"step": 1, "loss": 1.0}])).figure.canvas.draw()
+    auto_model = locate("transformers.AutoModelForCausalLM")
+    auto_model.from_pretrained(shipped("runner://model/tiny"), device_map="meta")
+    picture = next(run_pictures([{"step": 1, "loss": 1.0}]))
+    picture.figure.canvas.draw()
 
 
 def end_group(pid: int) -> int | None:
-    """End what a child that has ended left running, and return its status; None while it runs itself."""
-    can_look = hasattr(os, "waitid")  # on macOS from Python 3.13 on
-    if can_look and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+    """End what a child that has ended left running, and return its status; None while it runs."""
+    if not hasattr(os, "waitid"):  # macOS before Python 3.13
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if not ended:
+            return None
+        _kill_group(pid)
+        return status
+    if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         return None
-    ended, status = (pid, 0) if can_look else os.waitpid(pid, os.WNOHANG)
-    if not ended:
-        return None
-    # Before its number is given back, where we can look first, and may be that of somebody else.
+    # Before its number is given back, and may be that of somebody else.
+    _kill_group(pid)
+    return os.waitpid(pid, 0)[1]
+
+
+def _kill_group(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
-    return os.waitpid(pid, 0)[1] if can_look else status
-
-
-def count_cores() -> int:
-    """The cores that this process may use, or those of the machine where the system does not tell."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def confine(slot: int, settings: Settings, cfg: Mapping[str, Any]) -> None:
-    """Give one of several runs its own devices and its share of the CPU."""
-    first, last = slot * settings.processes, (slot + 1) * settings.processes
-    devices = settings.devices[first:last] if settings.jobs > 1 else settings.devices
-    worker.take_devices(cfg, devices, processes_here(cfg))
-    if settings.jobs > 1 and "OMP_NUM_THREADS" not in os.environ:
-        import torch
-
-        threads = max(1, count_cores() // settings.jobs)
-        os.environ["OMP_NUM_THREADS"] = str(threads)
-        torch.set_num_threads(threads)

@@ -1,6 +1,7 @@
-"""Tasks -> the queue of a cluster: each is in it once, and the same command says how far it is. README.md beside it.
+"""Tasks -> the queue of a cluster, each once; the same command says how far they are. README.md.
 
-What is in the queue, the cluster is asked; ``status.json`` keeps the ticket by which a run is found there.
+What is in the queue, the cluster is asked; ``status.json`` keeps the ticket by which a run is found
+there.
 """
 
 import contextlib
@@ -9,17 +10,18 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from runner.errors import EnvironmentFault, FolderError, code_of, fault, read_error
+from runner.errors import EnvironmentFault, Fault, FolderError, RunnerError, code_of, error_of
 from runner.io.files import display_path, open_own
-from runner.launch import worker
-from runner.launch.plan import LiveProgress, Stages, Task, state_of
+from runner.launch import signals, worker
+from runner.launch.plan import Task, state_of
+from runner.launch.progress import LiveProgress, Stages
 from runner.report.table import MAX_LINES
 from runner.run import Run, foreign_faults, held, locked, open_run
-from runner.run.read import one_line
+from runner.run.record import one_line
 from runner.schema.text import to_override
 
 HIDDEN = ".queue"  # the folder beside the runs of a name for what their cluster reads and writes
@@ -29,31 +31,68 @@ PATIENCE = 60.0  # seconds that another command has for submitting its own
 
 
 class Place(NamedTuple):
-    """A run in a queue: its ticket and its state there, in the cluster's own words, and whether it has begun."""
+    """A run in a queue."""
 
     ticket: str
-    words: str
+    words: str  # its state there, in the cluster's own words; empty where it was just submitted
     begun: bool = False
 
 
-def place_of(run: Run, queue: Any, seen: Mapping[str, Place]) -> Place | None:
+Note = Callable[[Task, str], None]  # keeps the ticket of a task; an empty one takes it back
+
+
+class ClusterQueue(Protocol):
+    """A launcher that has a queue. README.md says what each method has to do."""
+
+    @property
+    def wait(self) -> bool:
+        """The command stays until all runs have ended."""
+
+    def check(self) -> None:
+        """Raise EnvironmentFault where this machine cannot reach the cluster."""
+
+    def preview(self, tasks: Sequence[Task]) -> str:
+        """The text of what would be submitted."""
+
+    def submit(self, tasks: Sequence[Task], places: Mapping[Path, Place], note: Note) -> None:
+        """Submit runs, and note their tickets."""
+
+    def look(self) -> dict[str, Place]:
+        """The places of all that is in the queue, by their tickets."""
+
+    def cancel(self, tickets: Sequence[str]) -> None:
+        """Have runs taken out of the queue."""
+
+
+def place_of(run: Run, queue: ClusterQueue, seen: Mapping[str, Place]) -> Place | None:
     """The place of a run in a queue, by the ticket in its status."""
-    return seen.get(str((run.status().get("queued") or {}).get(type(queue).__name__.lower())))
+    tickets = run.status().get("queued") or {}
+    return seen.get(str(tickets.get(_name_of(queue))))
 
 
-def set_gone(run: Run, cause: str, state: str = "interrupted") -> None:
+def _name_of(queue: ClusterQueue) -> str:
+    return type(queue).__name__.lower()
+
+
+def set_gone(run: Run, cause: str | RunnerError, state: str = "interrupted") -> None:
     """Record that a run is in no queue any more, where it has not said itself how it ended."""
     with contextlib.suppress(FolderError), locked(run):
         if run.status()["state"] in ("queued", "running"):
-            run.set_status(state, cause=cause)
+            error = {"error": cause.to_dict()} if isinstance(cause, RunnerError) else {}
+            run.set_status(state, cause=str(cause), **error)
 
 
 @contextlib.contextmanager
 def locked_group(group: Path) -> Iterator[None]:
-    """Let no other command submit runs of this name; a process that is started meanwhile keeps the lock to its end."""
-    FolderError.refuse(foreign_faults(path for path in [group / HIDDEN] if path.is_symlink()))
-    (group / HIDDEN).mkdir(parents=True, exist_ok=True)
-    with open_own(group / HIDDEN / "lock", "a") as file:
+    """Let no other command submit runs of this name.
+
+    A process that is started meanwhile keeps the lock to its end.
+    """
+    hidden = group / HIDDEN
+    if hidden.is_symlink():
+        FolderError.refuse(foreign_faults([hidden]))
+    hidden.mkdir(parents=True, exist_ok=True)
+    with open_own(hidden / "lock", "a") as file:
         os.set_inheritable(file.fileno(), True)
         for _ in range(round(PATIENCE / POLL)):
             with contextlib.suppress(BlockingIOError):
@@ -61,18 +100,31 @@ def locked_group(group: Path) -> Iterator[None]:
                 break
             time.sleep(POLL)
         else:
-            raise EnvironmentFault(fault("launch.submitting", folder=display_path(group)))
+            raise EnvironmentFault(
+                Fault(
+                    where=display_path(group),
+                    found="another command has been submitting its runs for a minute",
+                    expected="one at a time",
+                    fix="the same command when that has ended; it submits nothing twice",
+                )
+            )
         yield
 
 
 class Submission:
-    """Submits tasks that are in no queue, and says of the others how far they are, or waits until all have ended."""
+    """Submits tasks that are in no queue, and tells how far the others are.
 
-    def __init__(self, tasks: Sequence[Task], queue: Any, show: Stages | LiveProgress):
-        self.queue, self.name, self.show = queue, type(queue).__name__.lower(), show
+    With ``queue.wait`` it stays until all have ended.
+    """
+
+    def __init__(self, tasks: Sequence[Task], queue: ClusterQueue, show: Stages | LiveProgress):
+        self.queue = queue
+        self.name = _name_of(queue)
+        self.show = show
         self.open = {task.folder: task for task in tasks}
         self.places: dict[Path, Place] = {}  # of those that were seen in the queue, or submitted
-        self.before: dict[Path, dict[str, Any]] = {}  # the status of those that this command has submitted
+        # The status that those had which this command has submitted.
+        self.before: dict[Path, dict[str, Any]] = {}
         self.began: dict[Path, float] = {}
         self.codes: dict[Path, int] = {}
         self.signals: list[int] = []
@@ -80,97 +132,153 @@ class Submission:
     def run(self) -> tuple[dict[Path, int], list[int]]:
         """The exit code of each task that has ended, by its folder, and the signals that came.
 
-        The first one cancels what this command has submitted, at the second it leaves; a closed terminal ends it alone.
+        The first one cancels what this command has submitted, at the second it leaves; a closed
+        terminal ends it alone.
         """
         self.queue.check()
-        with worker.handle_signals(lambda number, _: self.signals.append(number)), contextlib.closing(self.show):
+        with (
+            signals.handle_signals(lambda number, _: self.signals.append(number)),
+            contextlib.closing(self.show),
+        ):
             self._look()
             if self.queue.wait:
                 self._wait()
-        for folder in [*self.open][:MAX_LINES]:
-            place, status = self.places.get(folder), Run(folder).status()
-            if place is None or place.words:  # else it has just been submitted
-                words = [f"step {status['step']} of {status['max_steps']}"] if status["max_steps"] else []
-                words += [f"{place.ticket} {place.words}"] if place else []
-                print(f"{state_of(folder):<9} {Run(folder.absolute())}: {', '.join(words)}")
-        if self.open:
-            print(f"          and {len(self.open) - MAX_LINES} more\n" if len(self.open) > MAX_LINES else "", end="")
-            groups = shlex.join(dict.fromkeys(display_path(folder.parent) for folder in self.open))
-            address = getattr(self.queue, "address", None)
-            typed = f" {to_override('launcher.address', address)}" if address else ""
-            command = f"python -m runner cancel {groups}{typed}"
-            print(f"next      the same command says how far they are; {command}", flush=True)
+        self._print_open()
         return self.codes, self.signals
 
+    def _print_open(self) -> None:
+        """Print how far those are that have not ended, and how to ask again or to cancel them."""
+        if not self.open:
+            return
+        for folder in list(self.open)[:MAX_LINES]:
+            place = self.places.get(folder)
+            if place and not place.words:  # its submission has just been printed
+                continue
+            status = Run(folder).status()
+            words = []
+            if status["max_steps"]:
+                words.append(f"step {status['step']} of {status['max_steps']}")
+            if place:
+                words.append(f"{place.ticket} {place.words}")
+            print(f"{state_of(folder):<9} {Run(folder.absolute())}: {', '.join(words)}")
+        if len(self.open) > MAX_LINES:
+            print(f"          and {len(self.open) - MAX_LINES} more")
+        groups = dict.fromkeys(display_path(folder.parent) for folder in self.open)
+        command = f"python -m runner cancel {shlex.join(groups)}"
+        address = getattr(self.queue, "address", None)
+        if address:
+            command += f" {to_override('launcher.address', address)}"
+        print(f"next      the same command says how far they are; {command}", flush=True)
+
     def _wait(self) -> None:
-        due, cancelled = time.monotonic() + PAUSE, False
+        """Ask the cluster again and again until all have ended, or a signal comes."""
+        due = time.monotonic() + PAUSE
+        is_cancelled = False
         while self.open and len(self.signals) < 2:
-            own = [self.places[folder].ticket for folder in self.open if folder in self.before]
+            submitted = [folder for folder in self.open if folder in self.before]
             if signal.SIGHUP in self.signals:
-                worker.detach_terminal()
-            if signal.SIGHUP in self.signals or (self.signals and not own):
+                signals.detach_terminal()
                 return
-            if self.signals and not cancelled:
+            if self.signals and not submitted:
+                return
+            if self.signals and not is_cancelled:
                 self.show.close()
-                print(f"cancelled {len(own)} in the queue: those that run save their step", flush=True)
-                self.queue.cancel(own)
-                cancelled = True
-            if (now := time.monotonic()) >= due:
+                text = f"cancelled {len(submitted)} in the queue: those that run save their step"
+                print(text, flush=True)
+                self.queue.cancel([self.places[folder].ticket for folder in submitted])
+                is_cancelled = True
+            now = time.monotonic()
+            if now >= due:
                 due = now + PAUSE
                 with contextlib.suppress(EnvironmentFault):  # a cluster may be away for a while
                     self._look()
-            live = [(self.open[folder], now - began) for folder, began in self.began.items() if folder in self.open]
+            live = []
+            for folder, began in self.began.items():
+                if folder in self.open:
+                    live.append((self.open[folder], now - began))
             self.show.tick(live, len(self.open) - len(live))
             time.sleep(POLL)
 
     def _look(self) -> None:
-        with contextlib.ExitStack() as alone:
-            if self.open.keys() - self.places:
+        """Ask the cluster for all that is in its queue, and submit what is to be there."""
+        with contextlib.ExitStack() as locks:
+            if self.open.keys() - self.places:  # something may have to be submitted
                 for group in sorted({folder.parent.absolute() for folder in self.open}):
-                    alone.enter_context(locked_group(group))
+                    locks.enter_context(locked_group(group))
             seen = self.queue.look()
             new = [task for task in list(self.open.values()) if self._is_left(task, seen)]
             if new and not self.signals:
                 self.queue.submit(new, self.places, self._note)
 
     def _is_left(self, task: Task, seen: Mapping[str, Place]) -> bool:
-        """True for a task that is to be submitted; of any other it is noted what has become of it."""
+        """True for a task that is to be submitted; the place or the end of any other is noted."""
         run = Run(task.folder.absolute())
-        place, known = place_of(run, self.queue, seen), self.places.get(task.folder)
-        state, cause, tickets = (run.status().get(key) for key in ("state", "cause", "queued"))
-        if failed := [folder for folder in task.after if self.codes.get(folder)]:
-            self._end(task, self.codes[failed[0]], "not begun", f"it builds on {failed[0]}, which has failed")
-        elif place and state != "finished":
+        place = place_of(run, self.queue, seen)
+        status = run.status()
+        state = status["state"]
+        failed = [folder for folder in task.after if self.codes.get(folder)]
+        if failed:
+            cause = f"it builds on {failed[0]}, which has failed"
+            self._end(task, self.codes[failed[0]], "not begun", cause)
+            return False
+        if place and state != "finished":
             self.places[task.folder] = place
             if self.queue.wait and place.begun and task.folder not in self.began:
                 self.began[task.folder] = time.monotonic()
                 self.show.started(task)
-        elif state != "finished" and (held(run) or (state == "queued" and tickets and self.name not in tickets)):
+            return False
+        tickets = status.get("queued")
+        is_elsewhere = state == "queued" and tickets and self.name not in tickets
+        if state != "finished" and (held(run) or is_elsewhere):
             return False  # another process has it, or the queue of another cluster
-        elif known:
-            codes = {"finished": 0, "failed": type(read_error(str(cause), 1)).code}
-            cause = cause or ("" if state == "finished" else f"{known.ticket} is in the queue of the cluster no more")
-            state = state if state in codes else "interrupted"
-            self._end(task, codes.get(state, code_of(signal.SIGTERM)), state, cause, time.monotonic())
+        if task.folder in self.places:
+            self._tell_end(task, str(state), status.get("cause"))
+            return False
+        return self._is_to_be_submitted(task, str(state), str(status.get("cause")))
+
+    def _tell_end(self, task: Task, state: str, cause: object) -> None:
+        """Note the end of a task that was in the queue and is there no more, by its status."""
+        now = time.monotonic()
+        if state == "finished":
+            self._end(task, 0, state, str(cause or ""), now)
+            return
+        code = code_of(signal.SIGTERM)
+        if state == "failed":
+            code = error_of(Run(task.folder.absolute()).status()).code
         else:
-            try:
-                run = open_run(task.composed.cfg, task.composed.overrides, task.composed.command, task.composed.choices)
-                if not worker.is_finished(run):
-                    if state in ("queued", "running"):
-                        print(f"gone      {run}: its job is in the queue no more; it is submitted again")
-                    elif state == "failed":
-                        print(f"failed    {run}: {one_line(str(cause), heading=False)}; it is submitted again")
-                    return True
-                self._end(task, 0, "finished", "already")
-            except FolderError as error:
-                self._end(task, error.code, "failed", str(error))
-        return False
+            state = "interrupted"
+        ticket = self.places[task.folder].ticket
+        silent = f"{ticket} is in the queue of the cluster no more"
+        self._end(task, code, state, str(cause or silent), now)
+
+    def _is_to_be_submitted(self, task: Task, state: str, cause: str) -> bool:
+        """True for a task in no queue, unless it is finished or its folder is damaged."""
+        composed = task.composed
+        try:
+            run = open_run(composed.cfg, composed.overrides, composed.command, composed.choices)
+            is_finished = worker.is_finished(run)
+        except FolderError as error:
+            self._end(task, error.code, "failed", str(error))
+            return False
+        if is_finished:
+            self._end(task, 0, "finished", "already")
+            return False
+        if state in ("queued", "running"):
+            print(f"gone      {run}: its job is in the queue no more; it is submitted again")
+        elif state == "failed":
+            print(f"failed    {run}: {one_line(cause, heading=False)}; it is submitted again")
+        return True
 
     def _end(self, task: Task, code: int, state: str, cause: str, now: float | None = None) -> None:
-        self.codes[self.open.pop(task.folder).folder] = code
+        """Note the end of a task; ``now`` is given where it was in the queue."""
+        del self.open[task.folder]
+        self.codes[task.folder] = code
         if code:
             set_gone(Run(task.folder.absolute()), cause)
-        self.show.ended(task, state, cause, now and now - self.began.get(task.folder, now))
+        seconds = None
+        if now is not None:
+            seconds = now - self.began.get(task.folder, now)
+        self.show.ended(task, state, cause, seconds)
 
     def _note(self, task: Task, ticket: str) -> None:
         """Record the ticket of a task, empty where it is not submitted after all."""
@@ -178,8 +286,13 @@ class Submission:
         before = self.before.setdefault(task.folder, run.status())
         if not ticket:
             del self.before[task.folder], self.places[task.folder]
-            return run.set_status(before["state"], cause=before.get("cause"), queued=before.get("queued"))
+            kept = {name: before.get(name) for name in ("cause", "queued")}
+            if "error" in before:
+                kept["error"] = before["error"]
+            run.set_status(before["state"], **kept)
+            return
         with contextlib.suppress(FolderError), locked(run):
-            if task.folder not in self.places or run.status()["state"] == "queued":  # else it has begun
+            # Where another ticket was noted before, the run may have begun by now.
+            if task.folder not in self.places or run.status()["state"] == "queued":
                 run.set_status("queued", cause=None, queued={self.name: ticket})
         self.places[task.folder] = Place(ticket, "")

@@ -1,45 +1,141 @@
-"""The queue of Slurm: sbatch submits arrays of runs, squeue says which are there, scancel ends them. README.md."""
+"""The queue of Slurm: sbatch submits arrays of runs, squeue lists and scancel ends them."""
 
 import contextlib
-import hashlib
 import math
 import re
 import shlex
 import shutil
 import signal
 import subprocess
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from sys import executable
-from typing import Any, NoReturn
+from typing import NamedTuple, NoReturn
 
-from runner.config.build import build
-from runner.errors import ConfigError, EnvironmentFault, fault
+from runner.errors import ConfigError, EnvironmentFault, Fault
 from runner.io.files import display_path, write_text
 from runner.launch.accelerate import accelerate
 from runner.launch.plan import Task
-from runner.launch.queue import HIDDEN, Place
+from runner.launch.queue import Note, Place
+from runner.launch.slurm_arrays import Array, arrange
 from runner.report.number import plural
-from runner.schema import upstream
-from runner.schema.text import read_tables
+from runner.schema.ranges import Natural, Processes, Seconds
 
-MAX_TASKS = 1000  # of an array, which is what Slurm takes where its MaxArraySize says nothing else
 LIMIT = 120.0  # seconds for an answer
 ROUNDED = 60  # seconds that Slurm may send its signal earlier
-Array = tuple[Path, str, list[str], dict[int, Task]]
-TABLES = read_tables(__file__)
+# Words of sbatch that are the runner's own, that hide a job from its squeue, or that a key of the
+# launcher stands for.
+TAKEN = {
+    "array",
+    "job-name",
+    "output",
+    "error",
+    "signal",
+    "requeue",
+    "no-requeue",
+    "open-mode",
+    "dependency",
+    "kill-on-invalid-dep",
+    "wrap",
+    "parsable",
+    "hold",
+    "wait",
+    "test-only",
+    "chdir",
+    "nodes",
+    "ntasks",
+    "ntasks-per-node",
+    "gpus-per-node",
+    "cpus-per-task",
+    "partition",
+    "account",
+    "qos",
+    "time",
+    "mem",
+    "constraint",
+    "nodelist",
+    "clusters",
+}
+# The states of a job, as squeue has them, in which its processes are there.
+BEGUN = ("RUNNING", "COMPLETING", "SUSPENDED")
+
+
+class RefusedKey(NamedTuple):
+    """The beats of a fault where Slurm refuses, by a pattern of its words."""
+
+    pattern: str
+    where: str
+    expected: str
+    fix: str
+
+
+# The first whose pattern is found counts; the last one always is.
+REFUSED_KEYS = (
+    RefusedKey(
+        "partition",
+        where="launcher.partition",
+        expected="a partition of this cluster (sinfo lists them)",
+        fix="launcher.partition=null  (that of the cluster)",
+    ),
+    RefusedKey(
+        "(?i)gres|generic resource|gpu",
+        where="launcher.gpus_per_node",
+        expected="what its machines have",
+        fix="launcher.gpus_per_node=0  (where it has none)",
+    ),
+    RefusedKey(
+        "account",
+        where="launcher.account",
+        expected="an account of yours, in this partition",
+        fix="launcher.account=null  (your own)",
+    ),
+    RefusedKey(
+        "(?i)qos",
+        where="launcher.qos",
+        expected="a quality of service that you may use",
+        fix="launcher.qos=null  (your own)",
+    ),
+    RefusedKey(
+        "time limit",
+        where="launcher.time",
+        expected="at most the limit of the partition",
+        fix="launcher.time=null  (the partition's)",
+    ),
+    RefusedKey(
+        "(?i)job array",
+        where="launcher.jobs",
+        expected="an array as large as the cluster takes",
+        fix="the same command with fewer values at a time",
+    ),
+    RefusedKey(
+        "feature|node configuration|node list|nodelist",
+        where="launcher.constraint",
+        expected="machines that it has",
+        fix="launcher.constraint=null launcher.nodelist=null",
+    ),
+    RefusedKey(
+        "unrecognized option|invalid option|[Ii]nvalid.*specification|not allowed",
+        where="launcher.parameters",
+        expected="words of sbatch",
+        fix="launcher.parameters={}",
+    ),
+    RefusedKey(
+        "",
+        where="Slurm",
+        expected="an answer",
+        fix="the same command when the cluster can be reached; it submits nothing twice",
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slurm:
-    """A launcher for a machine that can submit to Slurm; conf/launcher/slurm.yaml says what the arguments mean."""
+    """A launcher for a machine that submits to Slurm; conf/launcher/slurm.yaml has its keys."""
 
     wait: bool = False
-    num_processes: int = 1
-    num_machines: int = 1
-    jobs: int | None = None
+    num_processes: Processes = 1
+    num_machines: Processes = 1
+    jobs: Processes | None = None
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
@@ -52,130 +148,187 @@ class Slurm:
     parameters: dict[str, str | int | bool] = field(default_factory=dict)
     setup: list[str] = field(default_factory=list)
     python: str | None = None
-    signal_seconds: int = 120
-    max_requeues: int = 100
+    signal_seconds: Seconds = 120
+    max_requeues: Natural = 100
 
     def __post_init__(self) -> None:
         """Raise ConfigError with what Slurm would not take, or take for something else."""
-        taken = {word for word in self.parameters if word.replace("_", "-") in TABLES["taken"]}
-        faults = [fault("launch.taken_word", word=word) for word in taken]
-        if (seconds := seconds_of(self.time)) is None:
-            faults.append(fault("launch.odd_time", time=self.time))
-        elif seconds < (least := self.signal_seconds + ROUNDED):
-            known = {"time": self.time, "ahead": self.signal_seconds, "least": least, "minutes": math.ceil(least / 60)}
-            faults.append(fault("launch.short_time", **known))
+        faults = []
+        for word in self.parameters:
+            if word.replace("_", "-") in TAKEN:
+                faults.append(_taken_parameter(word))
+        seconds = seconds_of(self.time)
+        least = self.signal_seconds + ROUNDED
+        if seconds is None:
+            faults.append(
+                Fault(
+                    where="launcher.time",
+                    found=str(self.time),
+                    expected="minutes, hours:minutes:seconds or days-hours:minutes:seconds",
+                    fix="=24:00:00",
+                )
+            )
+        elif seconds < least:
+            faults.append(
+                Fault(
+                    where="launcher.time",
+                    found=f"{self.time}, and the step is to be saved {self.signal_seconds} s "
+                    "before its end (launcher.signal_seconds)",
+                    expected=f"at least {least} s, as Slurm may be a minute early",
+                    fix=f"={math.ceil(least / 60)}",
+                )
+            )
         ConfigError.refuse(faults)
 
     def check(self) -> None:
         """Raise EnvironmentFault with each command of Slurm that is not here."""
         names = [name for name in ("sbatch", "squeue", "scancel") if not shutil.which(name)]
-        EnvironmentFault.refuse(fault("launch.no_command", command=name) for name in names)
+        EnvironmentFault.refuse(map(_missing_command, names))
 
     def preview(self, tasks: Sequence[Task]) -> str:
         """Each script, below the command that submits it."""
-        shown, tickets = list[str](), dict[Path, str]()
-        for _, script, words, array in _arrange(tasks, tickets):
-            shown.append(f"\n# {shlex.join(words)}\n{script}")
-            tickets |= {task.folder: f"<job {len(shown)}>_{number}" for number, task in array.items()}
-        return "".join(shown)
+        text = ""
+        tickets: dict[Path, str] = {}
+        for number, array in enumerate(arrange(tasks, tickets), 1):
+            text += f"\n# {shlex.join(array.command)}\n{array.script}"
+            for index, task in array.tasks.items():
+                tickets[task.folder] = f"<job {number}>_{index}"
+        return text
 
-    def submit(self, tasks: Sequence[Task], places: Mapping[Path, Place], note: Callable[[Task, str], None]) -> None:
-        """Submit an array of the runs that can begin, and one of those of each stage, which wait for the one before."""
+    def submit(self, tasks: Sequence[Task], places: Mapping[Path, Place], note: Note) -> None:
+        """Submit an array of the runs that can begin, and one of those of each stage.
+
+        A stage waits in the queue for the one before.
+        """
         tickets = {folder: place.ticket for folder, place in places.items()}
-        for path, script, words, array in _arrange(tasks, tickets):
-            write_text(path, script)
-            for number, task in array.items():
-                note(task, f"{path.stem}_{number}")  # by which it is found if this command dies before it knows more
+        for array in arrange(tasks, tickets):
+            write_text(array.path, array.script)
+            for index, task in array.tasks.items():
+                # By this name it is found if this command dies before it knows more.
+                note(task, array.name_of(index))
             try:
-                found = re.search(r"^(\d+)(;.*)?$", said := _ask(*words), re.MULTILINE)
-                job = found[1] if found else _refuse("sbatch", f"no number of a job: {said}")
+                job = _submit_array(array)
             except EnvironmentFault:
-                with contextlib.suppress(EnvironmentFault):  # unless it is there all the same, or nobody knows
+                # It may be there all the same; where that cannot be asked, the notes stay.
+                with contextlib.suppress(EnvironmentFault):
                     seen = self.look()
-                    for task in (task for number, task in array.items() if f"{path.stem}_{number}" not in seen):
-                        note(task, "")
+                    for index, task in array.tasks.items():
+                        if array.name_of(index) not in seen:
+                            note(task, "")
                 raise
-            for number, task in array.items():
-                tickets[task.folder] = f"{job}_{number}"
+            for index, task in array.tasks.items():
+                tickets[task.folder] = f"{job}_{index}"
                 note(task, tickets[task.folder])
-            print(f"submitted {plural(len(array), 'run')}: squeue --job={job}  {display_path(path)}", flush=True)
+            count = plural(len(array.tasks), "run")
+            path = display_path(array.path)
+            print(f"submitted {count}: squeue --job={job}  {path}", flush=True)
 
     def look(self) -> dict[str, Place]:
         """The user's jobs in the queue, by their numbers and by their names."""
-        seen: dict[str, Place] = {}
-        for line in _ask("squeue", "--me", "--array", "--noheader", "--format=%i|%T|%r|%j").splitlines():
-            job, state, reason, name = line.split("|", 3) if line.count("|") > 2 else _refuse("squeue", line)
-            place = Place(job, state if reason == "None" else f"{state} ({reason})", state in TABLES["begun"])
-            seen |= {job: place, f"{name}_{job.partition('_')[2]}": place}
-        return seen
+        places: dict[str, Place] = {}
+        answer = _ask("squeue", "--me", "--array", "--noheader", "--format=%i|%T|%r|%j")
+        for line in answer.splitlines():
+            if line.count("|") < 3:
+                _refuse("squeue", line)
+            job, state, reason, name = line.split("|", 3)
+            words = state if reason == "None" else f"{state} ({reason})"
+            place = Place(job, words, state in BEGUN)
+            places[job] = place
+            places[f"{name}_{job.partition('_')[2]}"] = place
+        return places
 
     def cancel(self, tickets: Sequence[str]) -> None:
-        """Have jobs ended; those that run are asked by SIGTERM, and killed after the KillWait of the cluster."""
+        """Have jobs ended.
+
+        Those that run are asked by SIGTERM, and killed after the KillWait of the cluster.
+        """
         _ask("scancel", "--quiet", *tickets)
 
     def train(self, folder: Path, debug: bool) -> int:
         """Train as one of the machines of a job."""
-        return accelerate(folder, num_processes=self.num_processes, num_machines=self.num_machines, debug=debug)
+        return accelerate(
+            folder, num_processes=self.num_processes, num_machines=self.num_machines, debug=debug
+        )
 
 
-def _arrange(tasks: Sequence[Task], tickets: Mapping[Path, str]) -> Iterator[Array]:
-    """Arrays of tasks by their numbers, each with its script, where that belongs, and the words that submit it."""
-    from jinja2 import Environment, StrictUndefined
+def _taken_parameter(word: str) -> Fault:
+    return Fault(
+        where=f"launcher.parameters.{word}",
+        found="the runner says that itself",
+        expected="another word of sbatch",
+        fix="leave it out; python -m runner options launcher lists what has a key of its own",
+    )
 
-    jinja = Environment(trim_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True)
-    jinja.filters["quote"] = lambda value: shlex.quote(str(value).replace("\n", " "))  # a line of its own would be run
-    template, left = jinja.from_string(Path(__file__).with_name("slurm.sh").read_text(encoding="utf-8")), [*tasks]
-    while left:
-        ahead = {task.folder for task in left}
-        ready = [task for task in left if not ahead & {*task.after}]
-        left = [task for task in left if ahead & {*task.after}]
-        before = {task.folder: next((tickets[one] for one in task.after if one in tickets), "") for task in ready}
-        uses, groups = Counter(before.values()), dict[tuple[str, Path, str, bool], list[Task]]()
-        for task in ready:  # where each builds on another task of one array, each waits for that of its number
-            ticket, cfg = before[task.folder], task.composed.cfg
-            awaited = ticket and (f"aftercorr:{ticket.partition('_')[0]}" if uses[ticket] == 1 else f"afterok:{ticket}")
-            on_cpu = bool(cfg["trainer"]["args"].get(upstream.USE_CPU))
-            groups.setdefault((awaited, task.folder.parent, repr(cfg["launcher"]), on_cpu), []).append(task)
-        for (awaited, group, _, on_cpu), members in groups.items():
-            cfg, place = members[0].composed.cfg, group.absolute() / HIDDEN
-            for first in range(0, len(members), MAX_TASKS):
-                array = dict(enumerate(members[first : first + MAX_TASKS]))
-                if awaited.startswith("aftercorr"):
-                    array = {int(before[task.folder].partition("_")[2]): task for task in array.values()}
-                runs = {number: display_path(task.folder.absolute()) for number, task in array.items()}
-                digest = hashlib.sha256(repr((place, runs)).encode()).hexdigest()[:8]
-                name = f"{re.sub(r'[^a-zA-Z0-9_.-]+', '-', place.parent.name)}.{digest}"
-                known = {"own": build(cfg["launcher"]), "executable": executable, "on_cpu": on_cpu}
-                script = template.render(known, name=name, place=display_path(place), runs=runs)
-                dependency = [f"--dependency={awaited}"] if awaited else []
-                path = place / f"{name}.sh"
-                yield path, script, ["sbatch", "--parsable", *dependency, display_path(path)], array
-                if cfg["launcher"].get("jobs") and not awaited.startswith(("afterok", "aftercorr")):
-                    awaited = f"afterany:{tickets[members[first].folder].partition('_')[0]}"  # each counts its own
+
+def _missing_command(name: str) -> Fault:
+    return Fault(
+        where="launcher",
+        found=f"{name} is not there",
+        expected="a machine that submits to Slurm",
+        fix="launcher=local, or what puts it on PATH, as: module load slurm",
+    )
 
 
 def seconds_of(time: str | int | None) -> float | None:
-    """The seconds of a time limit as Slurm writes it, infinite for none; None where it is no such time."""
-    if not (found := re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", str(time))):
-        return math.inf if time is None or str(time).upper() in ("UNLIMITED", "INFINITE") else None
-    units = (86400, 3600, 60, 1) if found[1] or found[4] else (0, 60, 1, 0)
-    return sum(int(part or 0) * unit for part, unit in zip(found.groups(), units, strict=True))
+    """The seconds of a time limit as Slurm writes it, infinite for none.
+
+    None of what is no such time.
+    """
+    if time is None or str(time).upper() in ("UNLIMITED", "INFINITE"):
+        return math.inf
+    limit = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", str(time))
+    if not limit:
+        return None
+    days, first, second, third = (int(part or 0) for part in limit.groups())
+    if limit[1] or limit[4]:
+        return 86400 * days + 3600 * first + 60 * second + third
+    return 60 * first + second
+
+
+def _submit_array(array: Array) -> str:
+    """The number of the job that sbatch makes of an array."""
+    answer = _ask(*array.command)
+    job = re.search(r"^(\d+)(;.*)?$", answer, re.MULTILINE)
+    if not job:
+        _refuse("sbatch", f"no number of a job: {answer}")
+    return job[1]
 
 
 def _ask(*words: str) -> str:
-    # It has inherited the lock, and keeps it: if we are killed, it may submit all the same. Ctrl-C waits for its end.
-    own: dict[str, Any] = {"close_fds": False, "timeout": LIMIT if words[0] != "sbatch" else None}
+    """The answer of a command of Slurm; EnvironmentFault where it refuses or gives none.
+
+    The command inherits our lock, and keeps it: if we are killed, it may submit all the same.
+    Ctrl-C waits for its end.
+    """
+    timeout = None if words[0] == "sbatch" else LIMIT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
-        done = subprocess.run(words, capture_output=True, text=True, errors="replace", **own)
+        done = subprocess.run(
+            words,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            close_fds=False,
+            timeout=timeout,
+        )
     except subprocess.TimeoutExpired:
         _refuse(words[0], f"no answer in {LIMIT:g} s")
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    said = done.stderr.strip() or f"{words[0]} ended with {done.returncode}"
-    return done.stdout if done.returncode == 0 else _refuse(words[0], said)
+    if done.returncode:
+        _refuse(words[0], done.stderr.strip() or f"{words[0]} ended with {done.returncode}")
+    return done.stdout
 
 
-def _refuse(command: str, said: str) -> NoReturn:
-    beats = next({**each, "like": ""} for each in TABLES["refusals"] if re.search(each["like"], said))
-    raise EnvironmentFault(fault("launch.refused", command=command, said=said, **beats))
+def _refuse(command: str, answer: str) -> NoReturn:
+    for refused in REFUSED_KEYS:
+        if re.search(refused.pattern, answer):
+            break
+    raise EnvironmentFault(
+        Fault(
+            where=refused.where,
+            found=f"{command}: {answer}",
+            expected=refused.expected,
+            fix=refused.fix,
+        )
+    )

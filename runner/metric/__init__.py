@@ -1,8 +1,11 @@
-"""Metrics: numbers on what a model does with held-out rows. A metric knows no trainer, no dataset and no model.
+"""Metrics: numbers on what a model does with held-out rows.
 
-Here are those of plain texts, others in ``binary``, ``likelihood``, and ``reference`` by libraries. A new one is a
-function in any module, whose arguments decide what it gets, with an option in ``conf/metric`` (``better: lower`` where
-less is better; further keys are in ``ask``), and a name in the table of ``conf/README.md``.
+A metric knows no trainer, no dataset and no model.
+
+Here are those of plain texts, others in ``binary``, ``likelihood``, and ``reference`` by libraries.
+A new one is a function in any module, whose arguments decide what it gets, with an option in
+``conf/metric`` (``better: lower`` where less is better; further keys are in ``ask``), and a name in
+the table of ``conf/README.md``.
 """
 
 import re
@@ -20,26 +23,44 @@ def words(completions: Sequence[Completion]) -> list[float]:
 
 def repetition(completions: Sequence[Completion]) -> list[float]:
     """The share of words that occur earlier in the same completion."""
-    texts = [_words(completion) for completion in completions]
-    return [1 - len(set(words)) / len(words) if words else 0.0 for words in texts]
+    shares = []
+    for completion in completions:
+        words = _words(completion)
+        shares.append(1 - len(set(words)) / len(words) if words else 0.0)
+    return shares
 
 
-def mention(completions: Sequence[Completion], of: Sequence[str] = (), **columns: Values) -> list[float]:
+def mention(
+    completions: Sequence[Completion], of: Sequence[str] = (), **columns: Values
+) -> list[float]:
     """The share of the columns named by ``of`` whose text occurs in the completion."""
-    texts = [text_of(completion).casefold() for completion in completions]
-    wanted = [read_column(columns, name, "metric.mention.of=[<column>]") for name in of]
-    hits = [[word.casefold() in text for text, word in zip(texts, column, strict=True)] for column in wanted]
-    return [sum(row) / len(row) for row in zip(*hits, strict=True)] if hits else [0.0] * len(texts)
+    if not of:
+        return [0.0] * len(completions)
+    counts = [0] * len(completions)
+    for name in of:
+        column = read_column(columns, name, "metric.mention.of=[<column>]")
+        for row, (completion, text) in enumerate(zip(completions, column, strict=True)):
+            counts[row] += text.casefold() in text_of(completion).casefold()
+    return [count / len(of) for count in counts]
 
 
-def overlap(completions: Sequence[Completion], reference: Sequence[Completion | None]) -> list[float | None]:
-    """F1 of the words of a completion and of its reference, without their order (ROUGE-1); None where there is none."""
+def overlap(
+    completions: Sequence[Completion], reference: Sequence[Completion | None]
+) -> list[float | None]:
+    """F1 of the words of a completion and of its reference, whatever their order (ROUGE-1).
+
+    None where there is no reference.
+    """
     scores: list[float | None] = []
-    for completion, known in zip(completions, reference, strict=True):
-        found, right = _words(completion), _words(known or "")
-        common = (Counter(found) & Counter(right)).total()
-        # Harmonic mean of precision and recall, which is twice the common words over all of them.
-        scores.append(None if known is None else 2 * common / (len(found) + len(right)) if common else 0.0)
+    for completion, right in zip(completions, reference, strict=True):
+        if right is None:
+            scores.append(None)
+            continue
+        words = _words(completion)
+        right_words = _words(right)
+        common = (Counter(words) & Counter(right_words)).total()
+        # The harmonic mean of precision and recall is twice the common words over all of them.
+        scores.append(2 * common / (len(words) + len(right_words)) if common else 0.0)
     return scores
 
 

@@ -1,4 +1,7 @@
-"""A configured metric, its kind, and what it returned as named numbers. Its arguments are put together elsewhere."""
+"""A configured metric, its kind, and what it returned as named numbers.
+
+Its arguments are put together elsewhere.
+"""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -6,13 +9,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
-from runner.errors import DataError, Fault, SickRun, fault
-from runner.schema.text import read_tables
+from runner.errors import DataError, Fault, SickRun
 
-OWN: dict[str, str] = read_tables(__file__)  # keys of a metric that are not its function's arguments, with their types
-SAMPLED = ("completions", "completion_ids")  # arguments that decide for sampled completions, or for known answers
+# Arguments that only metrics of sampled completions have, or only those of known answers.
+SAMPLED = ("completions", "completion_ids")
 READ = ("scores", "log_probs", "labels", "logits")
-LARGEST = 1e300  # of a number of one row, whose sum has a float, too
+LARGEST = 1e300  # of a number of one row, so that the sum of many is still a float
 SAMPLES = 200  # prompts of each held-out set that are answered, unless the config says otherwise
 
 
@@ -25,9 +27,9 @@ class Metric:
     kind: str  # sampled or read
     preprocess: Callable[..., Any] | None = None
     takes_logits: bool = False
-    on: Sequence[str] | None = None  # held-out sets, None is all
-    limit: int | None = None  # the most rows of each, None is all
-    max_new_tokens: int | None = None  # of a sampled answer, None is as the trainer samples
+    on: Sequence[str] | None = None  # held-out sets; None is all
+    limit: int | None = None  # the most rows of each; None is all
+    max_new_tokens: int | None = None  # of a sampled answer; None is as the trainer samples
     answers: Literal["right", "all"] = "right"  # that are read
 
     def measures(self, held_out: str) -> bool:
@@ -36,34 +38,72 @@ class Metric:
 
 
 def kind_of(arguments: Collection[str]) -> str:
-    """The kind of a metric with these arguments: ``sampled`` completions, or answers that were ``read``."""
-    return "read" if not set(SAMPLED) & set(arguments) and set(READ) & set(arguments) else "sampled"
+    """The kind of a metric with these arguments: ``sampled`` completions, or ``read`` answers."""
+    is_sampled = not set(SAMPLED).isdisjoint(arguments)
+    is_read = not set(READ).isdisjoint(arguments)
+    return "read" if is_read and not is_sampled else "sampled"
 
 
 def to_numbers(name: str, answer: object, rows: int) -> dict[str, float]:
-    """The result of a metric as numbers by name, "" for the one without: a list is averaged without its Nones."""
-    answer = answer.tolist() if hasattr(answer, "tolist") else answer
+    """The result of a metric as numbers by name; "" is the name of a single one.
+
+    A list has one number for each row, or None, and is averaged without its Nones. Raises
+    DataError for anything else, SickRun for a number that is not finite.
+    """
+    if hasattr(answer, "tolist"):  # a tensor or an array
+        answer = answer.tolist()
     if isinstance(answer, Mapping):
         return {str(key): _number(name, value) for key, value in answer.items()}
     if not isinstance(answer, Iterable) or isinstance(answer, str):
         return {"": _number(name, answer)}
-    answer = list(islice(answer, rows + 1))  # it may never end
-    pairs = [(value, f" for row {row} of {rows}") for row, value in enumerate(answer) if value is not None]
-    values = [_number(name, *pair) for pair in pairs]
-    if len(answer) != rows:
-        raise DataError(fault("metric.other_count", name=name, count=len(answer), rows=rows))
+    values = []
+    count = 0
+    for row, value in enumerate(islice(answer, rows + 1)):  # it may never end
+        count += 1
+        if value is not None:
+            values.append(_number(name, value, f" for row {row} of {rows}"))
+    if count != rows:
+        raise DataError(
+            Fault(
+                where=f"metric.{name}",
+                found=f"{count} numbers for {rows} rows",
+                expected="one for each, or one for all",
+            )
+        )
     if not values:
-        raise DataError(fault("metric.applies_to_none", name=name, rows=rows))
+        raise DataError(
+            Fault(
+                where=f"metric.{name}",
+                found=f"None for each of {rows} rows",
+                expected="a row to which it applies",
+                fix="=null",
+            )
+        )
     return {"": math.fsum(values) / len(values)}
 
 
 def _number(name: str, value: object, place: str = "") -> float:
-    value = value.item() if hasattr(value, "item") else value
+    """A value of a metric as a float; ``place`` says of which row it is."""
+    if hasattr(value, "item"):  # a tensor or an array of one number
+        value = value.item()
     if not isinstance(value, int | float):
-        kind, text = type(value).__name__, str(value)[:40]
-        raise DataError(fault("metric.no_number", name=name, kind=kind, text=text, place=place))
+        text = str(value)[:40]
+        raise DataError(
+            Fault(
+                where=f"metric.{name}",
+                found=f"{type(value).__name__} {text!r}{place}",
+                expected="a number, a number or None per row, or numbers by name",
+            )
+        )
     if not abs(value) <= LARGEST:
-        found = f"{value}" if isinstance(value, float) else f"a number of {value.bit_length()} bits"
-        fix = "a list with None for each row to which it does not apply, or metric=none"
-        raise SickRun(Fault(f"metric.{name}", f"{found}{place}", "a finite number", fix))
+        is_float = isinstance(value, float)
+        found = f"{value}" if is_float else f"a number of {int(value).bit_length()} bits"
+        raise SickRun(
+            Fault(
+                where=f"metric.{name}",
+                found=f"{found}{place}",
+                expected="a finite number",
+                fix="a list with None for each row to which it does not apply, or metric=none",
+            )
+        )
     return float(value)

@@ -8,26 +8,42 @@ from runner.errors import DataError, Fault
 
 
 def loss(log_probs: Sequence[Sequence[float]]) -> float:
-    """The mean negative log-probability of a token, each token of all answers alike; in nats."""
-    if not (tokens := [value for row in log_probs for value in row]):
-        raise DataError(Fault("metric", f"no tokens in {len(log_probs)} answers", "answers with tokens"))
+    """The mean negative log-probability of a token, in nats.
+
+    Each token of all answers counts alike.
+    """
+    tokens: list[float] = []
+    for row in log_probs:
+        tokens += row
+    if not tokens:
+        raise DataError(
+            Fault(
+                where="metric",
+                found=f"no tokens in {len(log_probs)} answers",
+                expected="answers with tokens",
+            )
+        )
     return -math.fsum(tokens) / len(tokens)
 
 
 def perplexity(log_probs: Sequence[Sequence[float]]) -> float:
-    """The exponential of the mean negative log-probability of a token, each token of all answers alike."""
+    """The exponential of ``loss``; infinity where that is no float."""
     mean = loss(log_probs)
     return math.exp(mean) if mean < 700 else math.inf
 
 
 def token_accuracy(logits: Sequence[Any], labels: Sequence[Sequence[int]]) -> list[float | None]:
-    """The share of an answer's tokens that were the likeliest in their place; None for an answer without any.
+    """The share of an answer's tokens that were the likeliest in their place.
 
-    ``logits`` are those of each token, or its likeliest token where ``preprocess`` left no more.
+    None for an answer without tokens. ``logits`` are those of each token, or its likeliest token
+    where ``preprocess`` left no more.
     """
     shares: list[float | None] = []
     for row, right in zip(logits, labels, strict=True):
-        chosen = [int(one.argmax()) if getattr(one, "ndim", 0) else int(one) for one in row]
-        hits = sum(token == label for token, label in zip(chosen, right, strict=True))
+        hits = 0
+        for token_logits, label in zip(row, right, strict=True):
+            if getattr(token_logits, "ndim", 0):
+                token_logits = token_logits.argmax()
+            hits += int(token_logits) == label
         shares.append(hits / len(right) if len(right) else None)
     return shares

@@ -1,12 +1,13 @@
-"""Reductions of the logits of an answer for a metric: ``preprocess`` of a metric, called for each row.
+"""Reductions of the logits of an answer: ``preprocess`` of a metric, called for each row.
 
-The logits [T, V] and labels [T] are of the answer's tokens alone: ``logits[t]`` predict ``labels[t]``.
+The logits [T, V] and labels [T] are of the answer's tokens alone: ``logits[t]`` predict
+``labels[t]``.
 """
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from runner.errors import ConfigError, DataError, Fault, fault
+from runner.errors import ConfigError, DataError, Fault
 
 
 def likeliest(logits: Tensor, labels: Tensor) -> Tensor:
@@ -15,15 +16,43 @@ def likeliest(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def log_odds(
-    logits: Tensor, labels: Tensor, tokenizer: PreTrainedTokenizerBase, positive: str = "Yes", negative: str = "No"
+    logits: Tensor,
+    labels: Tensor,
+    tokenizer: PreTrainedTokenizerBase,
+    positive: str = "Yes",
+    negative: str = "No",
 ) -> float:
-    """The log-odds that an answer begins with ``positive`` and not with ``negative``: one score per row."""
-    words = {word: tokenizer(word, add_special_tokens=False)["input_ids"] for word in (positive, negative)}
-    if empty := [word for word, ids in words.items() if not ids]:
-        raise ConfigError(Fault("metric.<name>.preprocess", f"{empty[0]!r} has no token", "a word"))
-    first, second = words[positive][0], words[negative][0]  # of each as it stands at the start of an answer
+    """The log-odds that an answer begins with ``positive`` rather than with ``negative``."""
+    first = _first_token(tokenizer, positive)
+    second = _first_token(tokenizer, negative)
     if first == second:
-        raise ConfigError(fault("metric.same_token", positive=positive, negative=negative))
+        raise ConfigError(
+            Fault(
+                where="metric.<name>.preprocess",
+                found=f"{positive!r} and {negative!r} begin with the same token",
+                expected="two words that begin otherwise",
+            )
+        )
     if not len(logits):
-        raise DataError(Fault("metric", "an answer without tokens", "an answer that begins with one of the two"))
+        raise DataError(
+            Fault(
+                where="metric",
+                found="an answer without tokens",
+                expected="an answer that begins with one of the two",
+            )
+        )
     return float(logits[0, first] - logits[0, second])
+
+
+def _first_token(tokenizer: PreTrainedTokenizerBase, word: str) -> int:
+    """The first token of a word as it stands at the start of an answer."""
+    ids: list[int] = tokenizer(word, add_special_tokens=False)["input_ids"]
+    if not ids:
+        raise ConfigError(
+            Fault(
+                where="metric.<name>.preprocess",
+                found=f"{word!r} has no token",
+                expected="a word",
+            )
+        )
+    return ids[0]

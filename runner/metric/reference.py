@@ -1,6 +1,10 @@
-"""Completions against a reference text, by libraries of published figures (``pip install sacrebleu rouge-score``)."""
+"""Completions compared with a reference text, by the libraries of published figures.
 
-from collections.abc import Sequence
+``pip install sacrebleu rouge-score``.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from runner.errors import DataError, Fault, check_library, read_column
@@ -16,21 +20,30 @@ def bleu(
 ) -> float:
     """BLEU of all completions together, from 0 to 100, by sacrebleu.
 
-    ``tokenize`` names a tokenizer of it: null is 13a, Chinese needs zh. Rows whose reference is null are left out.
+    ``tokenize`` names a tokenizer of it: null is 13a, Chinese needs zh. Rows whose reference is
+    null are left out.
     """
     check_library("sacrebleu", "metric")
     from sacrebleu.metrics import BLEU
 
     pairs = _pairs("bleu", completions, column, columns)
-    return float(BLEU(tokenize=tokenize, lowercase=lowercase).corpus_score(*pairs).score)
+    metric = BLEU(tokenize=tokenize, lowercase=lowercase)
+    return float(metric.corpus_score(pairs.texts, [pairs.references]).score)
 
 
-def chrf(completions: Sequence[Completion], column: str = "reference", word_order: int = 0, **columns: Values) -> float:
+def chrf(
+    completions: Sequence[Completion],
+    column: str = "reference",
+    word_order: int = 0,
+    **columns: Values,
+) -> float:
     """chrF of all completions together, from 0 to 100, by sacrebleu; ``word_order=2`` is chrF++."""
     check_library("sacrebleu", "metric")
     from sacrebleu.metrics import CHRF
 
-    return float(CHRF(word_order=word_order).corpus_score(*_pairs("chrf", completions, column, columns)).score)
+    pairs = _pairs("chrf", completions, column, columns)
+    metric = CHRF(word_order=word_order)
+    return float(metric.corpus_score(pairs.texts, [pairs.references]).score)
 
 
 def rouge(
@@ -40,23 +53,48 @@ def rouge(
     stemmed: bool = True,
     **columns: Values,
 ) -> list[float | None]:
-    """ROUGE F1 of each completion, 0 to 1, by rouge-score, which knows letters a to z; None where no reference is."""
+    """ROUGE F1 of each completion, from 0 to 1, by rouge-score, which knows only letters a to z.
+
+    None where there is no reference.
+    """
     check_library("rouge_score", "metric")
     from rouge_score.rouge_scorer import RougeScorer
 
     scorer = RougeScorer([kind], use_stemmer=stemmed)
     references = read_column(columns, column, "metric.rouge.column=<column>")
-    return [
-        None if known is None else float(scorer.score(text_of(known), text_of(completion))[kind].fmeasure)
-        for completion, known in zip(completions, references, strict=True)
-    ]
+    scores: list[float | None] = []
+    for completion, reference in zip(completions, references, strict=True):
+        if reference is None:
+            scores.append(None)
+        else:
+            rouge_scores = scorer.score(text_of(reference), text_of(completion))
+            scores.append(float(rouge_scores[kind].fmeasure))
+    return scores
+
+
+@dataclass(frozen=True)
+class ReferencePairs:
+    """Completions that have a reference, as texts."""
+
+    texts: list[str]
+    references: list[str]
 
 
 def _pairs(
-    name: str, completions: Sequence[Completion], column: str, columns: dict[str, Any]
-) -> tuple[list[str], list[list[str]]]:
+    name: str, completions: Sequence[Completion], column: str, columns: Mapping[str, Any]
+) -> ReferencePairs:
+    pairs = ReferencePairs([], [])
     references = read_column(columns, column, f"metric.{name}.column=<column>")
-    rows = [(completion, known) for completion, known in zip(completions, references, strict=True) if known is not None]
-    if not rows:
-        raise DataError(Fault(f"metric.{name}", f"no reference among {len(references)} rows", f"texts in {column}"))
-    return [text_of(completion) for completion, _ in rows], [[text_of(known) for _, known in rows]]
+    for completion, reference in zip(completions, references, strict=True):
+        if reference is not None:
+            pairs.texts.append(text_of(completion))
+            pairs.references.append(text_of(reference))
+    if not pairs.texts:
+        raise DataError(
+            Fault(
+                where=f"metric.{name}",
+                found=f"no reference among {len(references)} rows",
+                expected=f"texts in {column}",
+            )
+        )
+    return pairs

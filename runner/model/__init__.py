@@ -1,1 +1,4 @@
-"""Models and tokenizers: loaded, made, frozen in part, and copied as references. What trains them is not here."""
+"""Models and tokenizers: loaded, made, frozen in part, and copied as references.
+
+What trains them is not here.
+"""

@@ -1,44 +1,55 @@
-"""Checks of an adapter before the trainer puts it on, and writing it afterwards; ``conf/peft`` lists peft's."""
+"""Adapters in memory: checked before the trainer puts one on, and written afterwards.
+
+The methods are those of peft; ``conf/peft`` lists them.
+"""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from peft import LoraConfig, PeftConfig, PeftModel, PeftType
 from peft.utils.other import TrainableTokensWrapper
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from runner.errors import ConfigError, fault
+from runner.errors import ConfigError, Fault
 from runner.io.temporary import temporarily
-from runner.model.check import (
+from runner.model.check_tuning import (
     find_pattern_faults,
     find_rank_faults,
     find_selection_faults,
     find_target_faults,
 )
+from runner.model.faults import second_adapter, untrained_tokens
 
 Model: TypeAlias = PreTrainedModel | PeftModel
 
-# Initialisations that move weights of the base into the adapter: with that switched off, it is another model.
+# Initialisations that move weights of the base into the adapter: with that switched off, it is
+# another model.
 BASE_CHANGING = ("pissa", "olora", "corda", "loftq", "lora_ga")
 RANDOM = (PeftType.C3A, PeftType.VBLORA)  # these start from noise
 OWN = ("full",)  # keys of the group that are not the adapter's
+TOKEN_ROWS = "trainable_token_indices"  # peft's name for the rows of tokens that LoRA trains
 
 
 def changes_base(peft_config: PeftConfig | None) -> bool:
     """True where switching this adapter off leaves something else than the model it was put on."""
-    how = getattr(peft_config, "init_lora_weights", None)
-    return isinstance(how, str) and how.lower().startswith(BASE_CHANGING)
+    initialisation = getattr(peft_config, "init_lora_weights", None)
+    return isinstance(initialisation, str) and initialisation.lower().startswith(BASE_CHANGING)
 
 
 def moves_start(peft_config: PeftConfig | None) -> bool:
-    """True where this adapter answers unlike the base before the first step, whose margin or KL then is not zero."""
+    """True where this adapter answers unlike the base before the first step.
+
+    The margin of a preference, or the KL, is then not zero at the start.
+    """
     if peft_config is None:
         return False
-    how = getattr(peft_config, "init_weights", getattr(peft_config, "init_lora_weights", True))
-    return peft_config.is_prompt_learning or how is False or peft_config.peft_type in RANDOM
+    if peft_config.is_prompt_learning or peft_config.peft_type in RANDOM:
+        return True
+    lora_initialisation = getattr(peft_config, "init_lora_weights", True)
+    return getattr(peft_config, "init_weights", lora_initialisation) is False
 
 
 def loaded_config(model: nn.Module) -> PeftConfig | None:
@@ -51,128 +62,281 @@ def is_quantized(model: nn.Module) -> bool:
     return getattr(model.config, "quantization_config", None) is not None
 
 
+# --- Before it is put on ------------------------------------------------------------------------
+
+
 def check_adapter(model: Model, peft_config: PeftConfig | None) -> None:
     """Raise ConfigError with everything that keeps this adapter from being put on this model."""
     faults = []
     if peft_config is not None and loaded_config(model) is not None:
-        faults.append(fault("model.second_adapter"))
+        faults.append(second_adapter())
     if is_quantized(model):
-        adapter = peft_config or loaded_config(model)
-        if adapter is None:
-            faults.append(fault("model.rounded_without_adapter"))
-        elif changes_base(adapter):
-            faults.append(fault("model.rounded_and_rewritten", start=adapter.init_lora_weights))
-    if getattr(peft_config, "peft_type", None) == PeftType.ADALORA:
-        faults.append(fault("model.adalora"))
-    how = str(getattr(peft_config, "init_lora_weights", ""))
-    if how.startswith("pissa_niter"):
-        faults.append(fault("model.random_start", start=how))
-    if targets := getattr(peft_config, "target_modules", None):
-        parts = dict(model.named_modules())
-        kinds = {name: "Linear" if isinstance(part, nn.Linear) else type(part).__name__ for name, part in parts.items()}
-        linear = {name.rpartition(".")[2] for name, kind in kinds.items() if kind in ("Linear", "Conv1D")}
-        faults += find_target_faults(targets, parts, linear)
-        faults += find_selection_faults(vars(peft_config), parts)
+        faults += _find_quantized_faults(peft_config or loaded_config(model))
+    if peft_config is not None:
+        faults += _find_method_faults(peft_config)
+        faults += _find_module_faults(model, peft_config)
+        faults += _find_parameter_faults(model, peft_config)
+    ConfigError.refuse(faults)
+
+
+def _find_quantized_faults(adapter: PeftConfig | None) -> Iterator[Fault]:
+    """A fault for training quantised weights themselves, or for an adapter that rewrites them."""
+    if adapter is None:
+        yield Fault(
+            where="peft",
+            found="weights of 4 or 8 bits cannot be trained",
+            expected="an adapter on top of them",
+            fix="peft=lora, or quant=none",
+        )
+    elif changes_base(adapter):
+        initialisation = adapter.init_lora_weights
+        yield Fault(
+            where="peft",
+            found=f"{initialisation} rewrites the base, whose weights are rounded here",
+            expected="an adapter that leaves the base alone",
+            fix="=lora",
+        )
+
+
+def _find_method_faults(peft_config: PeftConfig) -> Iterator[Fault]:
+    """Faults of methods that could not be resumed, or not be loaded as they were."""
+    if peft_config.peft_type == PeftType.ADALORA:
+        yield Fault(
+            where="peft",
+            found="AdaLoRA, whose ranks nothing would move, and no checkpoint could be resumed",
+            expected="an adapter whose shape stays",
+            fix="=lora",
+        )
+    initialisation = str(getattr(peft_config, "init_lora_weights", ""))
+    if initialisation.startswith("pissa_niter"):
+        found = f"{initialisation} draws at random, and again when the adapter is loaded"
+        yield Fault(
+            where="peft.init_lora_weights",
+            found=f"{found}: another model",
+            expected="an exact start",
+            fix="=pissa",
+        )
+
+
+def _find_module_faults(model: nn.Module, peft_config: PeftConfig) -> Iterator[Fault]:
+    """Faults of the layers that an adapter names, and of its rank, given the layers of a model."""
+    targets = getattr(peft_config, "target_modules", None)
+    if targets:
+        modules = dict(model.named_modules())
+        linear = set()
+        for name, module in modules.items():
+            # Conv1D is a linear layer of GPT-2.
+            if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
+                linear.add(name.rpartition(".")[2])
+        yield from find_target_faults(targets, modules, linear)
+        yield from find_selection_faults(vars(peft_config), modules)
     if isinstance(peft_config, LoraConfig):
         head = model.get_output_embeddings()
-        linear_layers = [part for part in model.modules() if isinstance(part, nn.Linear) and part is not head]
-        sizes = [size for layer in linear_layers for size in (layer.in_features, layer.out_features)]
-        faults += find_rank_faults(peft_config.r, peft_config.rank_pattern, sizes)
+        largest = 0
+        for module in model.modules():
+            if isinstance(module, nn.Linear) and module is not head:
+                largest = max(largest, module.in_features, module.out_features)
+        yield from find_rank_faults(peft_config.r, peft_config.rank_pattern, largest)
+
+
+def _find_parameter_faults(model: nn.Module, peft_config: PeftConfig) -> Iterator[Fault]:
+    """A fault for each parameter that an adapter names and the model lacks; peft passes over it."""
     weights = {f".{name}": weight for name, weight in model.named_parameters()}
-    for target in getattr(peft_config, "target_parameters", None) or ():  # of which peft passes over what is not there
+    # What such adapters are made for: the weights of all experts of a layer in one tensor.
+    experts = set()
+    for name, weight in weights.items():
+        if weight.ndim == 3:
+            experts.add(".".join(name.split(".")[-3:]))
+    for target in getattr(peft_config, "target_parameters", None) or ():
         if not any(name.endswith(f".{target}") for name in weights):
-            experts = {".".join(name.split(".")[-3:]) for name, weight in weights.items() if weight.ndim == 3}
-            there = ",".join(name.lstrip(".") for name in sorted(experts or weights)[:3])
-            faults.append(fault("model.no_such_parameter", target=target, there=there))
-    ConfigError.refuse(faults)
+            candidates = sorted(experts or weights)[:3]
+            examples = ",".join(name.lstrip(".") for name in candidates)
+            yield Fault(
+                where="peft.target_parameters",
+                found=f"no weight of the model is called {target}",
+                expected=f"such as {examples}",
+                fix=f"=[{examples}]",
+            )
 
 
 def leave_out_routers(model: nn.Module, peft_config: PeftConfig) -> None:
-    """Have an adapter of all linear layers leave out those that are more than linear, such as routers of experts."""
-    # They are of classes that are made otherwise than a linear layer; Falcon's only multiplies otherwise.
-    linear = [(name, type(part)) for name, part in model.named_modules() if isinstance(part, nn.Linear)]
-    own = [(name, kind) for name, kind in linear if kind.__module__.startswith("transformers.models.")]
-    routers = {name.rpartition(".")[2] for name, kind in own if "__init__" in vars(kind)}
-    if routers and getattr(peft_config, "target_modules", None) == "all-linear" and not peft_config.exclude_modules:
+    """Have an adapter of all linear layers leave out those that are more than linear.
+
+    Such are the routers of experts, which peft cannot replace.
+    """
+    is_chosen = bool(getattr(peft_config, "exclude_modules", None))
+    if getattr(peft_config, "target_modules", None) != "all-linear" or is_chosen:
+        return
+    routers = set()
+    for name, module in model.named_modules():
+        kind = type(module)
+        is_own_class = kind.__module__.startswith("transformers.models.")
+        # A class that is made otherwise than a linear layer; Falcon's only multiplies otherwise.
+        if isinstance(module, nn.Linear) and is_own_class and "__init__" in vars(kind):
+            routers.add(name.rpartition(".")[2])
+    if routers:
         peft_config.exclude_modules = routers
 
 
-def train_beside(model: PreTrainedModel, peft_config: PeftConfig, patterns: Sequence[str]) -> None:
-    """Have an adapter train some layers whole: those in the names of whose weights a pattern is found.
+# --- Layers and tokens beside it ----------------------------------------------------------------
 
-    They are saved with the adapter, and any peft loads them. A head that shares its weights with the embeddings stands
-    for those. Raises ConfigError for what fits nothing, or cannot be trained whole.
+
+def train_beside(model: PreTrainedModel, peft_config: PeftConfig, patterns: Sequence[str]) -> None:
+    """Have an adapter train whole those layers in whose weights' names a pattern is found.
+
+    They are saved with the adapter, and any peft loads them. A head that shares its weights with
+    the embeddings stands for those. Raises ConfigError for what fits nothing, or cannot be trained
+    whole.
     """
     if peft_config.is_prompt_learning or not hasattr(peft_config, "modules_to_save"):
-        raise ConfigError(fault("model.no_whole_layers", adapter=type(peft_config).__name__))
-    layers, weights = set(), dict(model.named_parameters(remove_duplicate=False))
-    faults = list(find_pattern_faults("peft.full", patterns, [*weights], _embeddings(model)))
+        raise ConfigError(
+            Fault(
+                where="peft.full",
+                found=f"{type(peft_config).__name__} trains no layer whole",
+                expected="an adapter inside the layers",
+                fix="peft=lora",
+            )
+        )
+    weights = dict(model.named_parameters(remove_duplicate=False))
+    embeddings = _embeddings(model)
+    faults = list(find_pattern_faults("peft.full", patterns, list(weights), embeddings))
+    layers: set[str] = set()
     for pattern in patterns:
-        fitting = [name for name in weights if re.search(pattern, name)]
-        if rounded := [name for name in fitting if not weights[name].is_floating_point()]:
-            faults.append(fault("model.whole_and_rounded", layer=rounded[0], examples=", ".join(_embeddings(model))))
-        layers |= {name.rpartition(".")[0] for name in fitting}
+        names = [name for name in weights if re.search(pattern, name)]
+        rounded = [name for name in names if not weights[name].is_floating_point()]
+        if rounded:
+            faults.append(
+                Fault(
+                    where="peft.full",
+                    found=f"{rounded[0]} is quantised",
+                    expected=f"such as {', '.join(embeddings)}",
+                )
+            )
+        layers |= {name.rpartition(".")[0] for name in names}
     ConfigError.refuse(faults)
-    # One that lies inside of another is trained with it.
-    layers = {each for each in layers if not any(each.startswith(f"{other}.") for other in layers)}
-    source, *shared = _embeddings(model) if model.config.get_text_config().tie_word_embeddings else [""]
-    if layers & {source, *shared}:
-        layers = layers - set(shared) | {source}
-        if shared and hasattr(peft_config, "ensure_weight_tying"):
+    layers = _outermost(layers)
+    if model.config.get_text_config().tie_word_embeddings and layers & set(embeddings):
+        # The embeddings are trained, and what shares their weights follows.
+        layers = layers - set(embeddings) | {embeddings[0]}
+        if len(embeddings) > 1 and hasattr(peft_config, "ensure_weight_tying"):
             peft_config.ensure_weight_tying = True
     peft_config.modules_to_save = sorted({*(peft_config.modules_to_save or ()), *layers})
 
 
-def train_tokens(model: Model, peft_config: PeftConfig | None, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Have an adapter train the rows of new tokens; raises ConfigError where they would stay as they began."""
-    new = {*getattr(tokenizer, "new_tokens", ())} - {tokenizer.pad_token}  # which nobody learns to write
-    parts, tied = dict(model.named_modules()), model.config.get_text_config().tie_word_embeddings
-    layers = _embeddings(model)[: 1 if tied else None] if new else []
+def _outermost(layers: set[str]) -> set[str]:
+    """The layers that lie inside of no other, which they would be trained with."""
+    outermost = set()
+    for layer in layers:
+        if not any(layer.startswith(f"{outer}.") for outer in layers):
+            outermost.add(layer)
+    return outermost
+
+
+def train_tokens(
+    model: Model, peft_config: PeftConfig | None, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Have an adapter train the rows of new tokens.
+
+    Raises ConfigError where they would stay as they began.
+    """
     complete_heads(model)
-    if peft_config is None:
-        trained = {layer for layer in layers if any(weight.requires_grad for weight in parts[layer].parameters())}
-    else:
-        targets, saved = (getattr(peft_config, name, None) or () for name in ("target_modules", "modules_to_save"))
-        trained = {*saved, *(() if isinstance(targets, str) else targets)}
+    new = set(getattr(tokenizer, "new_tokens", ()))
+    new.discard(tokenizer.pad_token)  # which nobody learns to write
+    if not new:
+        return
+    layers = _embeddings(model)
+    if model.config.get_text_config().tie_word_embeddings:
+        layers = layers[:1]
+    trained = _trained_layers(model, peft_config, layers)
     layers = [layer for layer in layers if not {layer, layer.rpartition(".")[2]} & trained]
-    if layers and not isinstance(peft_config, LoraConfig):
+    if not layers:
+        return
+    if not isinstance(peft_config, LoraConfig):
         kind = type(peft_config).__name__ if peft_config else "this part"
-        raise ConfigError(fault("model.untrained_tokens", kind=kind))
-    if layers and not getattr(peft_config, rows := "trainable_token_indices"):
-        ids = sorted(tokenizer.convert_tokens_to_ids([*new]))
-        setattr(peft_config, rows, {layer.rpartition(".")[2]: ids for layer in layers})
+        raise ConfigError(untrained_tokens(kind=kind))
+    if not getattr(peft_config, TOKEN_ROWS):
+        ids = sorted(tokenizer.convert_tokens_to_ids(list(new)))
+        setattr(peft_config, TOKEN_ROWS, {layer.rpartition(".")[2]: ids for layer in layers})
+
+
+def _trained_layers(
+    model: nn.Module, peft_config: PeftConfig | None, layers: Sequence[str]
+) -> set[str]:
+    """The layers that are trained anyway.
+
+    These are those that an adapter names, or without an adapter those that are not frozen.
+    """
+    if peft_config is None:
+        trained = set()
+        for layer in layers:
+            if any(weight.requires_grad for weight in model.get_submodule(layer).parameters()):
+                trained.add(layer)
+        return trained
+    names = set(getattr(peft_config, "modules_to_save", None) or ())
+    targets = getattr(peft_config, "target_modules", None)
+    if targets and not isinstance(targets, str):
+        names |= set(targets)
+    return names
 
 
 def order_modules(model: nn.Module) -> None:
-    """Have adapters list their modules in order: peft holds sets, which each process would write in another one."""
+    """Have adapters list their modules in order.
+
+    peft holds them in sets, which each process would write in another order.
+    """
     for part in model.modules():
-        for adapter in part.peft_config.values() if isinstance(part, PeftModel) else ():
+        if not isinstance(part, PeftModel):
+            continue
+        for adapter in part.peft_config.values():
             for name, value in vars(adapter).items():
                 if isinstance(value, set):
                     setattr(adapter, name, sorted(value))
 
 
 def complete_heads(model: nn.Module) -> None:
-    """Give an output layer in which an adapter trains some rows the bias that it has none of, which TRL asks it for."""
+    """Give an output layer in which an adapter trains some rows a bias of None.
+
+    TRL asks the layer for its bias, and the wrapper of peft has no such attribute.
+    """
     for part in model.modules():
-        if isinstance(part, TrainableTokensWrapper) and getattr(part.original_module, "bias", None) is None:
+        if not isinstance(part, TrainableTokensWrapper):
+            continue
+        if getattr(part.original_module, "bias", None) is None:
             part.register_parameter("bias", None)
 
 
-def write_adapter(
-    model: PeftModel, folder: Path, *, base: str | None = None, revision: str | None = None, state_dict: Any = None
-) -> None:
-    """Write the adapter alone, as one of ``base``; ``state_dict`` has weights of which the model holds only a share.
+# --- Afterwards ---------------------------------------------------------------------------------
 
-    Left out are the reference "ref" of DPO, KTO and GRPO, and embeddings, about which peft would ask the hub.
+
+def write_adapter(
+    model: PeftModel,
+    folder: Path,
+    *,
+    base: str | None = None,
+    revision: str | None = None,
+    state_dict: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Write the adapter alone, as one of ``base``.
+
+    ``state_dict`` has the weights where the model holds only a share of them.
+
+    Left out are the reference "ref" of DPO, KTO and GRPO, and embeddings, about which peft would
+    ask the hub.
     """
-    named = {} if base is None else {"base_model_name_or_path": base, "revision": revision}
-    how = {"selected_adapters": ["default"], "save_embedding_layers": False, "state_dict": state_dict}
-    with temporarily(model.peft_config["default"], **named):
-        model.save_pretrained(str(folder), **how)
+    base_fields = {}
+    if base is not None:
+        base_fields = {"base_model_name_or_path": base, "revision": revision}
+    with temporarily(model.peft_config["default"], **base_fields):
+        model.save_pretrained(
+            str(folder),
+            selected_adapters=["default"],
+            save_embedding_layers=False,
+            state_dict=state_dict,
+        )
 
 
 def _embeddings(model: PreTrainedModel) -> list[str]:
-    parts = filter(None, (model.get_input_embeddings(), model.get_output_embeddings()))
-    names = {id(part): name for name, part in model.named_modules()}
-    return [names[id(part)] for part in parts]
+    """The names of the embedding layer and of the output layer, as far as there are any."""
+    names = {id(module): name for name, module in model.named_modules()}
+    layers = (model.get_input_embeddings(), model.get_output_embeddings())
+    return [names[id(layer)] for layer in layers if layer is not None]

@@ -1,21 +1,30 @@
-"""Checks of an adapter's files before anything heavy is imported: its weights against its config and its base.
+"""Checks of an adapter's files before anything heavy is imported.
 
-Of weights the headers are read. What a base of another architecture makes of an adapter, loading it tells (``load``).
+Its config is checked by itself; its weights are compared with the config and with the base.
+
+Of weights the headers are read. What a base of another architecture makes of an adapter, loading it
+tells (``load``).
 """
 
-import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from runner.errors import ConfigError, Fault
-from runner.model.folder import ADAPTER, INDEX, WEIGHTS, ModelFolder, find_folder, read_shapes
+from runner.model.config_values import find_value_faults
+from runner.model.folder import ADAPTER, ModelFolder, find_folder, read_shapes
+from runner.schema.text import Node
 
+Shapes = Mapping[str, list[int]]  # of weights, by their names or by those of their modules
+
+TASKS = {"lm": "CAUSAL_LM", "score": "SEQ_CLS"}  # peft's names of the heads
+# The trainers for an adapter's task, as they begin a fix.
+TRAINERS = {"SEQ_CLS": "trainer=reward, or ", "CAUSAL_LM": "a trainer of language models, or "}
 PREFIX = "base_model.model."
 PARTS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector")
 SCORE_HEADS = frozenset(("score", "classifier"))
-BACKBONES = ("", "model.", "transformer.", "gpt_neox.")  # what modules of layers begin with
+# The beginnings of the full names of modules in layers.
+BACKBONES = ("", "model.", "transformer.", "gpt_neox.")
 LORA_WEIGHT = re.compile(rf"(.+)\.({'|'.join(PARTS)})(?:\.weight)?")
 # The part of a module's name that is the same with a head and without.
 IN_LAYER = re.compile(r"(?:^|\.)((?:layers|h)\.(\d+)\..+)")
@@ -29,40 +38,108 @@ class LoraModule:
     parts: dict[str, list[int]] = field(default_factory=dict)
 
     @property
+    def short_name(self) -> str:
+        """The name of the module from its layer on."""
+        return _short_name(self.name)
+
+    @property
     def rank(self) -> int | None:
         """The rank that its weights have."""
-        if "lora_A" in self.parts:
-            return self.parts["lora_A"][0]
-        return self.parts["lora_embedding_A"][0] if "lora_embedding_A" in self.parts else None
+        matrix = self.parts.get("lora_A") or self.parts.get("lora_embedding_A")
+        return matrix[0] if matrix else None
+
+
+# --- Its config ---------------------------------------------------------------------------------
+
+
+def find_merge_faults(folder: ModelFolder, *, quantized: bool = False) -> Iterator[Fault]:
+    """Faults of what is to be merged: no adapter, or one on rounded weights."""
+    if folder.adapter is None:
+        yield Fault(
+            where="model.merge",
+            found=f"true, and {folder.source} is no adapter",
+            expected="an adapter",
+            fix="=false",
+        )
+    if quantized:
+        yield Fault(
+            where="model.merge",
+            found="true, and merging into quantised weights would round the adapter away",
+            expected="weights in full precision",
+            fix="quant=none",
+        )
+
+
+def find_adapter_faults(folder: ModelFolder, head: str, *, is_safe: bool) -> Iterator[Fault]:
+    """Faults of the config of an adapter for a head.
+
+    ``is_safe`` says that its weights are in safetensors, or need not be.
+    """
+    if not is_safe:
+        yield Fault(
+            where=folder.where,
+            found=f"{folder.source} has no {ADAPTER}",
+            expected="an adapter in a safetensors file",
+            fix="model.safetensors_only=false",
+        )
+    config = folder.adapter or {}
+    kind = "LoraConfig" if config.get("peft_type") == "LORA" else "PeftConfig"
+    yield from find_value_faults(folder, "adapter_config.json", f"peft.{kind}")
+    task = config.get("task_type")
+    if task != TASKS.get(head, task):
+        yield Fault(
+            where=folder.where,
+            found=f"{folder.source} is an adapter for {task}",
+            expected=f"{TASKS[head]}, which this trainer trains",
+            fix=f"{TRAINERS.get(str(task), '')}another model.path",
+        )
+    if not folder.base:
+        yield Fault(
+            where=folder.where,
+            found=f"adapter_config.json of {folder.source} names no base_model_name_or_path",
+            expected="the model that it belongs on",
+            fix=f"copy or download it again: {folder.source}",
+        )
+
+
+# --- Its weights --------------------------------------------------------------------------------
 
 
 def find_adapter_weight_faults(folder: ModelFolder) -> Iterator[Fault]:
-    """A fault for weights that an adapter lacks, that fit no layer of its base, or that have another rank.
+    """Faults of weights that an adapter lacks, that fit no layer of its base, or of another rank.
 
-    Of LoRA in modules alone it is known here what there must be; in which modules, where the base is on this machine.
+    For LoRA in modules alone it is known here what there must be; in which modules, where the base
+    is on this machine.
     """
     config = folder.adapter or {}
-    if not folder.has(ADAPTER) or config.get("peft_type") != "LORA" or config.get("target_parameters"):
+    is_lora = config.get("peft_type") == "LORA" and not config.get("target_parameters")
+    if not is_lora or not folder.has(ADAPTER):
         return
     shapes = read_shapes(folder.path / ADAPTER)
     modules = _read_modules(shapes)
-    if others := _find_other_ranks(config, modules):
+    other_ranks = _list_other_ranks(config, modules)
+    if other_ranks:
         yield Fault(
-            folder.where,
-            f"{folder.source}: {others[0]}, and its adapter_config.json says another rank",
-            "the config that the weights were saved with",
-            "=<another folder>",
+            where=folder.where,
+            found=f"{folder.source}: {other_ranks[0]}, and its adapter_config.json says another "
+            "rank",
+            expected="the config that the weights were saved with",
+            fix="=<another folder>",
         )
-    lacking = _find_lacking(config, shapes, modules)
+    lacking = _list_missing_parts(config, modules) + _list_missing_layers(config, shapes)
     extra: list[str] = []
-    if there := _read_base(folder):
-        names_all = config.get("target_modules") is not None  # else peft knows them by the architecture
-        for name in filter(IN_LAYER.search, modules):
-            short = _short_name(name)
-            if short not in there or (names_all and not _is_adapted(short, config)):
-                extra.append(name)
-        lacking += _find_modules_lacking(config, modules, there)
-        yield from _find_other_shapes(folder, modules, there)
+    base_shapes = _read_base(folder)
+    if base_shapes:
+        # Without target_modules peft knows them by the architecture.
+        names_targets = config.get("target_modules") is not None
+        for module in [module for module in modules if IN_LAYER.search(module.name)]:
+            fits = module.short_name in base_shapes
+            if names_targets and not _is_adapted(module.short_name, config):
+                fits = False
+            if not fits:
+                extra.append(module.name)
+        lacking += _list_missing_modules(config, modules, base_shapes)
+        yield from _find_shape_faults(folder, modules, base_shapes)
     if lacking:
         yield fault_of_lacking(folder, lacking)
     if extra:
@@ -71,110 +148,166 @@ def find_adapter_weight_faults(folder: ModelFolder) -> Iterator[Fault]:
 
 def fault_of_lacking(folder: ModelFolder, names: list[str]) -> Fault:
     """The fault of an adapter without some of its weights."""
-    found = f"{folder.source} lacks {len(names)} weights of its adapter, such as {names[0]}; they would be random"
-    return Fault(folder.where, found, "weights for the whole of adapter_config.json", "=<another folder>")
+    found = f"{folder.source} lacks {len(names)} weights of its adapter, such as {names[0]}"
+    return Fault(
+        where=folder.where,
+        found=f"{found}; they would be random",
+        expected="weights for the whole of adapter_config.json",
+        fix="=<another folder>",
+    )
 
 
 def fault_of_extra(folder: ModelFolder, names: list[str]) -> Fault:
     """The fault of an adapter with weights for what its base does not have."""
-    found = f"{folder.source} has {len(names)} weights that fit nothing in its base, such as {names[0]}"
-    return Fault(folder.where, found, "an adapter of the base that it names", "=<another folder>")
+    found = f"{folder.source} has {len(names)} weights that fit nothing in its base"
+    return Fault(
+        where=folder.where,
+        found=f"{found}, such as {names[0]}",
+        expected="an adapter of the base that it names",
+        fix="=<another folder>",
+    )
 
 
 def _read_base(folder: ModelFolder) -> dict[str, list[int]]:
-    """The shapes of the base's weights by the short names of their modules; empty where nobody can tell."""
-    with contextlib.suppress(ConfigError):  # which is reported where the base is looked at
-        base = find_folder(folder.base[0], folder.where) if folder.base else None
-        if base and base.has("config.json") and base.is_plain and base.has(WEIGHTS, INDEX):
-            return {_short_name(name.removesuffix(".weight")): shape for name, shape in base.shapes.items()}
-    return {}
+    """The shapes of the base's weights by the short names of their modules.
+
+    Empty where the base is not on this machine, or names its weights in a way of its own.
+    """
+    if not folder.base:
+        return {}
+    try:
+        base = find_folder(folder.base.path, folder.where)
+        if not base or not base.has("config.json") or not base.is_plain or not base.has_weights:
+            return {}
+        shapes = base.shapes
+    except ConfigError:  # which is reported where the base is checked
+        return {}
+    return {_short_name(name.removesuffix(".weight")): shape for name, shape in shapes.items()}
 
 
-def _read_modules(shapes: Mapping[str, list[int]]) -> dict[str, LoraModule]:
+def _read_modules(shapes: Shapes) -> list[LoraModule]:
+    """The modules that an adapter's file has weights for."""
     modules: dict[str, LoraModule] = {}
     for name, shape in shapes.items():
-        if found := LORA_WEIGHT.fullmatch(name.removeprefix(PREFIX)):
-            module = modules.setdefault(found[1], LoraModule(found[1]))
-            module.parts[found[2]] = shape
-    return modules
+        match = LORA_WEIGHT.fullmatch(name.removeprefix(PREFIX))
+        if match:
+            module_name, part = match.groups()
+            module = modules.setdefault(module_name, LoraModule(module_name))
+            module.parts[part] = shape
+    return list(modules.values())
 
 
-def _find_other_ranks(config: Mapping[str, Any], modules: Mapping[str, LoraModule]) -> list[str]:
-    pattern = config.get("rank_pattern") or {}
-    others = []
-    for module in modules.values():
-        wanted = config.get("r")
-        for key, rank in pattern.items() if isinstance(pattern, Mapping) else ():
-            if re.fullmatch(rf"(.*\.)?({key})", module.name):
-                wanted = rank
+def _list_other_ranks(config: Node, modules: list[LoraModule]) -> list[str]:
+    """The modules whose weights have another rank than the config says, in words."""
+    patterns = config.get("rank_pattern")
+    lines = []
+    for module in modules:
+        rank = config.get("r")
+        for pattern, pattern_rank in patterns.items() if isinstance(patterns, Mapping) else ():
+            if re.fullmatch(rf"(.*\.)?({pattern})", module.name):
+                rank = pattern_rank
                 break
-        if module.rank is not None and isinstance(wanted, int) and module.rank != wanted:
-            others.append(f"{module.name} has rank {module.rank} and not {wanted}")
-    return others
+        if module.rank is not None and isinstance(rank, int) and module.rank != rank:
+            lines.append(f"{module.name} has rank {module.rank} and not {rank}")
+    return lines
 
 
-def _find_lacking(
-    config: Mapping[str, Any], shapes: Mapping[str, list[int]], modules: Mapping[str, LoraModule]
-) -> list[str]:
-    """The weights that the file lacks by what else it holds, and by what its config says."""
-    lacking = [] if modules else ["lora_A of any module"]
-    for module in modules.values():
-        is_embedding = any(part.startswith("lora_embedding") for part in module.parts)
-        wanted = ["lora_embedding_A", "lora_embedding_B"] if is_embedding else ["lora_A", "lora_B"]
-        wanted += ["lora_magnitude_vector"] if config.get("use_dora") else []
-        lacking += [f"{module.name}.{part}" for part in wanted if part not in module.parts]
-    whole = config.get("modules_to_save")
-    names = [str(name) for name in whole] if isinstance(whole, list) else []
-    held = [name for name in names if any(f".{name}." in f".{weight}" for weight in shapes)]
-    has_head = not SCORE_HEADS.isdisjoint(held)  # of which peft lists all names, and a model has one
+def _list_missing_parts(config: Node, modules: list[LoraModule]) -> list[str]:
+    """The weights that modules lack, given the other weights that they have."""
+    if not modules:
+        return ["lora_A of any module"]
+    missing = []
+    for module in modules:
+        parts = ["lora_A", "lora_B"]
+        if any(part.startswith("lora_embedding") for part in module.parts):
+            parts = ["lora_embedding_A", "lora_embedding_B"]
+        if config.get("use_dora"):
+            parts.append("lora_magnitude_vector")
+        missing += [f"{module.name}.{part}" for part in parts if part not in module.parts]
+    return missing
+
+
+def _list_missing_layers(config: Node, shapes: Shapes) -> list[str]:
+    """The layers that the config has trained whole and the file does not hold."""
+    layers = config.get("modules_to_save")
+    names = [str(name) for name in layers] if isinstance(layers, list) else []
+    saved: set[str] = set()
     for name in names:
-        is_tied = config.get("ensure_weight_tying") and bool(held)
-        if name not in held and not is_tied and not (has_head and name in SCORE_HEADS):
-            lacking.append(f"{name}, which it has trained whole")
-    return lacking
+        if any(f".{name}." in f".{weight}" for weight in shapes):
+            saved.add(name)
+    if config.get("ensure_weight_tying") and saved:
+        return []  # one of them stands for those that share its weights
+    # peft lists all names that a score head can have, and a model has one of them.
+    has_score_head = not SCORE_HEADS.isdisjoint(saved)
+    missing = []
+    for name in names:
+        if name not in saved and not (has_score_head and name in SCORE_HEADS):
+            missing.append(f"{name}, which it has trained whole")
+    return missing
 
 
-def _find_modules_lacking(
-    config: Mapping[str, Any], modules: Mapping[str, LoraModule], there: Mapping[str, list[int]]
+def _list_missing_modules(
+    config: Node, modules: list[LoraModule], base_shapes: Shapes
 ) -> list[str]:
     """The weights of those modules of the base that the config adapts and the file does not."""
-    held = {_short_name(name) for name in modules}
-    matrices = [name for name, shape in there.items() if len(shape) == 2 and IN_LAYER.search(name)]
-    return [f"{name}.lora_A" for name in matrices if name not in held and _is_adapted(name, config)]
+    saved = {module.short_name for module in modules}
+    missing = []
+    for name, shape in base_shapes.items():
+        is_matrix = len(shape) == 2 and IN_LAYER.search(name)
+        if is_matrix and name not in saved and _is_adapted(name, config):
+            missing.append(f"{name}.lora_A")
+    return missing
 
 
-def _is_adapted(name: str, config: Mapping[str, Any]) -> bool:
+def _is_adapted(name: str, config: Node) -> bool:
     """True for the short name of a module in a layer that an adapter of this config is put on."""
-    targets, layers = config.get("target_modules"), config.get("layers_to_transform")
-    layers = [layers] if isinstance(layers, int) else layers
-    inside = IN_LAYER.search(name)
-    if targets is None or (layers is not None and inside and int(inside[2]) not in layers):
+    targets = config.get("target_modules")
+    if targets is None:
+        return False
+    layers = config.get("layers_to_transform")
+    if isinstance(layers, int):
+        layers = [layers]
+    match = IN_LAYER.search(name)
+    if layers is not None and match and int(match[2]) not in layers:
         return False
     return _is_among(name, targets) and not _is_among(name, config.get("exclude_modules"))
 
 
 def _is_among(name: str, modules: object) -> bool:
     """True for the short name of a module that a list of names, or a pattern, is about."""
+    if modules == "all-linear":
+        return True
     if isinstance(modules, str):
-        return modules == "all-linear" or any(re.fullmatch(modules, f"{start}{name}") for start in BACKBONES)
-    names = map(str, modules) if isinstance(modules, list) else ()
-    return any(name == _short_name(other) or name.endswith(f".{other}") for other in names)
+        return any(re.fullmatch(modules, f"{backbone}{name}") for backbone in BACKBONES)
+    for module in map(str, modules) if isinstance(modules, list) else ():
+        if name == _short_name(module) or name.endswith(f".{module}"):
+            return True
+    return False
 
 
-def _find_other_shapes(
-    folder: ModelFolder, modules: Mapping[str, LoraModule], there: Mapping[str, list[int]]
+def _find_shape_faults(
+    folder: ModelFolder, modules: list[LoraModule], base_shapes: Shapes
 ) -> Iterator[Fault]:
-    for module in modules.values():
-        shape, parts = there.get(_short_name(module.name)), module.parts
-        if shape is None or not {"lora_A", "lora_B"} <= parts.keys():
+    """A fault for the first module that adapts a matrix of another shape than the base has."""
+    for module in modules:
+        base_shape = base_shapes.get(module.short_name)
+        first = module.parts.get("lora_A")
+        second = module.parts.get("lora_B")
+        if base_shape is None or first is None or second is None or len(base_shape) != 2:
             continue
-        own = [parts["lora_B"][0], parts["lora_A"][-1]]
-        if len(shape) == 2 and sorted(own) != sorted(shape):
-            found = f"{folder.source} adapts a matrix of {own} in {module.name}, and that of its base is {shape}"
-            yield Fault(folder.where, found, "an adapter of the base that it names", "=<another folder>")
+        shape = [second[0], first[-1]]
+        # Some architectures store their matrices transposed.
+        if sorted(shape) != sorted(base_shape):
+            found = f"{folder.source} adapts a matrix of {shape} in {module.name}"
+            yield Fault(
+                where=folder.where,
+                found=f"{found}, and that of its base is {base_shape}",
+                expected="an adapter of the base that it names",
+                fix="=<another folder>",
+            )
             return
 
 
 def _short_name(module: str) -> str:
-    inside = IN_LAYER.search(module)
-    return inside[1] if inside else module.rpartition(".")[2]
+    match = IN_LAYER.search(module)
+    return match[1] if match else module.rpartition(".")[2]

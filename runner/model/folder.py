@@ -1,6 +1,9 @@
-"""A model's folder, or the snapshot of one from the hub: where it is, and what its config and weights' headers hold.
+"""The folder of a model: its config, and the headers of its weights.
 
-Nothing is imported that could compute: of a safetensors file the header is read, and everything else is JSON.
+It may be a snapshot of the hub.
+
+Nothing is imported that could compute: of a safetensors file the header is read, and everything
+else is JSON.
 """
 
 import json
@@ -10,29 +13,62 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from runner.errors import ConfigError, fault
+from runner.errors import ConfigError, Fault
 from runner.io.files import HUB_NAME, shipped
 from runner.io.filetype import HEAD, sniff, special_file
+from runner.model import faults
 
 JsonObject = dict[str, Any]
 
-WEIGHTS, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
-PROCESSORS = ("processor_config.json", "preprocessor_config.json")  # of a model that sees, beside its tokenizer
-CONFIGS = ("config.json", "tokenizer_config.json", "adapter_config.json", *PROCESSORS)  # that a snapshot holds, if any
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+ADAPTER = "adapter_model.safetensors"
+# A model that sees has one of these beside its tokenizer.
+PROCESSORS = ("processor_config.json", "preprocessor_config.json")
+# The files that a snapshot holds, where the model has them.
+CONFIGS = ("config.json", "tokenizer_config.json", "adapter_config.json", *PROCESSORS)
 MAX_JSON_BYTES = 256 << 20  # the largest tokenizers take a tenth of it
+# Data types in which weights are rounded, by their names in safetensors.
+ROUNDED_TYPES = ("I8", "U8", "F8_E4M3", "F8_E5M2")
 # Architectures whose files name each weight as the model does, with the same names in every layer.
-PLAIN = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "olmo2", "smollm3", "gpt_neox", "gpt2", "opt", "phi3")
+PLAIN_ARCHITECTURES = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "gemma2",
+    "olmo2",
+    "smollm3",
+    "gpt_neox",
+    "gpt2",
+    "opt",
+    "phi3",
+)
+MODEL_PATHS = "a folder of this machine, runner://..., or org/name on the hub"  # that are expected
+
+
+@dataclass(frozen=True)
+class AdapterBase:
+    """The model that an adapter belongs on, as its config names it."""
+
+    path: str
+    revision: str | None
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """The folder of a model or a tokenizer, and the key that names it; of the hub also the name and the revision."""
+    """The folder of a model or a tokenizer, and the key that names it.
+
+    A snapshot of the hub has the name and the revision, too.
+    """
 
     path: Path
     where: str
     repo: str | None = None
     revision: str | None = None
-    overrides: Mapping[str, Any] = field(default_factory=dict)  # keys of the config that are set otherwise
+    # Keys of config.json that the user sets to other values.
+    overrides: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def source(self) -> str:
@@ -41,39 +77,71 @@ class ModelFolder:
 
     @property
     def commit(self) -> str | None:
-        """The commit of the snapshot, so that what is loaded later comes from the same; None for a folder."""
+        """The commit of the snapshot, so that what is loaded later comes from the same.
+
+        None for a folder that is no snapshot.
+        """
         return self.path.name if self.repo else None
 
     def read(self, name: str) -> JsonObject:
         """The object in a JSON file of the folder; raises ConfigError where it holds none."""
         path = self.path / name
-        if (size := path.stat().st_size) > MAX_JSON_BYTES:
-            raise ConfigError(fault("model.too_much_json", path=path, size=size, most=MAX_JSON_BYTES))
-        head = path.read_bytes()
-        if odd := sniff(head[:HEAD], str(path)):
-            raise ConfigError(fault("model.other_bytes", path=path, odd=odd, expected="a JSON file"))
+        size = path.stat().st_size
+        if size > MAX_JSON_BYTES:
+            raise ConfigError(
+                Fault(
+                    where=str(path),
+                    found=f"{size:,} bytes of JSON",
+                    expected=f"at most {MAX_JSON_BYTES:,}",
+                    fix=f"copy or download it again: {path}",
+                )
+            )
+        data = path.read_bytes()
+        finding = sniff(data[:HEAD], str(path))
+        if finding:
+            raise ConfigError(faults.other_bytes(path, finding, "a JSON file"))
         try:
-            value = json.loads(head)
-            found = "" if isinstance(value, dict) else f"JSON, and no object: {str(value)[:40]}"
+            value = json.loads(data)
         except (ValueError, RecursionError) as error:
-            found = f"no JSON: {error}" if head else "an empty file"
-        if found:
-            raise ConfigError(fault("model.no_json_object", path=path, found=found))
-        return value
+            found = f"no JSON: {error}" if data else "an empty file"
+        else:
+            if isinstance(value, dict):
+                return value
+            found = f"JSON, and no object: {str(value)[:40]}"
+        raise ConfigError(
+            Fault(
+                where=str(path),
+                found=found,
+                expected="a JSON file that holds an object",
+                fix=f"copy or download it again: {path}",
+            )
+        )
 
     def has(self, *names: str) -> bool:
         """True where one of these files is there."""
         return any((self.path / name).is_file() for name in names)
 
+    @property
+    def has_weights(self) -> bool:
+        """True where there is a whole model in safetensors files."""
+        return self.has(WEIGHTS, INDEX)
+
     @cached_property
     def whole_config(self) -> JsonObject:
+        """``config.json`` with the overrides."""
         return override(self.read("config.json"), self.overrides)
 
     @property
     def config(self) -> JsonObject:
-        """``config.json``, of a model of several kinds of input that of its text."""
+        """``config.json``, or its part for text where the model takes several kinds of input."""
         text = self.whole_config.get("text_config")
         return text if text and isinstance(text, dict) else self.whole_config
+
+    @property
+    def positions(self) -> int | None:
+        """The number of positions that the model has room for; None where the config has none."""
+        positions = self.config.get("max_position_embeddings") or self.config.get("n_positions")
+        return positions if isinstance(positions, int) else None
 
     @cached_property
     def adapter(self) -> JsonObject | None:
@@ -81,87 +149,147 @@ class ModelFolder:
         return self.read("adapter_config.json") if self.has("adapter_config.json") else None
 
     @property
-    def base(self) -> tuple[str, str | None] | None:
-        """The model, and its revision, that an adapter belongs on; None of a whole model, or where none is named."""
-        name = (self.adapter or {}).get("base_model_name_or_path")
-        return (name, (self.adapter or {}).get("revision")) if name else None
+    def base(self) -> AdapterBase | None:
+        """The model that an adapter belongs on; None of a whole model, or where none is named."""
+        adapter = self.adapter or {}
+        path = adapter.get("base_model_name_or_path")
+        return AdapterBase(str(path), adapter.get("revision")) if path else None
 
     @property
     def is_plain(self) -> bool:
-        """True where the files name and shape weights as the model does, and hold only the layers of a text."""
-        return self.whole_config.get("model_type") in PLAIN and "quantization_config" not in self.whole_config
+        """True where the files name and shape weights as the model does.
+
+        They hold nothing but the layers of a language model.
+        """
+        return (
+            self.whole_config.get("model_type") in PLAIN_ARCHITECTURES
+            and "quantization_config" not in self.whole_config
+        )
 
     @cached_property
     def shapes(self) -> dict[str, list[int]]:
-        """The shape of each weight by its name; raises ConfigError for files that are missing, cut off or none."""
-        return {name: shape for file in self._weight_files for name, shape in read_shapes(self.path / file).items()}
+        """The shape of each weight by its name.
+
+        Raises ConfigError for files that are missing, cut off or of another type.
+        """
+        shapes: dict[str, list[int]] = {}
+        for file in self._weight_files:
+            shapes |= read_shapes(self.path / file)
+        return shapes
 
     @property
-    def rounded(self) -> str:
-        """The name of a weight that is stored as whole numbers or in 8 bits, empty where none is."""
-        for file in self._weight_files:
-            if name := find_rounded(self.path / file):
-                return name
-        return ""
+    def rounded_weight(self) -> str:
+        """The name of a weight that is stored as whole numbers or in 8 bits.
+
+        Empty where there is none.
+        """
+        names = (find_rounded_weight(self.path / file) for file in self._weight_files)
+        return next(filter(None, names), "")
 
     @cached_property
     def _weight_files(self) -> list[str]:
-        files = [WEIGHTS]
-        if not self.has(WEIGHTS):
-            index = self.read(INDEX).get("weight_map")
-            if not index or not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
-                raise ConfigError(fault("model.index_of_nothing", folder=self, index=INDEX))
-            files = sorted(set(index.values()))
-            if missing := [name for name in files if "/" in name or not self.has(name)]:
-                names = ", ".join(missing[:3])
-                raise ConfigError(fault("model.index_of_missing", folder=self, index=INDEX, names=names))
+        if self.has(WEIGHTS):
+            return [WEIGHTS]
+        index = self.read(INDEX).get("weight_map")
+        files = list(index.values()) if isinstance(index, dict) else []
+        if not files or not all(isinstance(file, str) for file in files):
+            raise ConfigError(
+                Fault(
+                    where=self.where,
+                    found=f"{INDEX} has no weight_map",
+                    expected="the file of each weight by its name",
+                    fix=f"copy or download it again: {INDEX}",
+                )
+            )
+        files = sorted(set(files))
+        missing = [file for file in files if "/" in file or not self.has(file)]
+        if missing:
+            names = ", ".join(missing[:3])
+            raise ConfigError(
+                Fault(
+                    where=self.where,
+                    found=f"{INDEX} names {names}, and it has no such file",
+                    expected="every file of the index",
+                    fix=f"copy or download it again: {INDEX} and its files",
+                )
+            )
         return files
+
+    def blame_overrides(self) -> tuple[str, str]:
+        """The key that holds the overrides of the config, and the fix that leaves them out."""
+        where = f"{self.where.removesuffix('.path')}.config"
+        keys = [f"{where}.{key}" for key in self.overrides]
+        return where, f"leave {' or '.join(keys)} out"
 
 
 def override(config: JsonObject, overrides: Mapping[str, Any]) -> JsonObject:
-    """A config with some keys set otherwise, those of a mapping one by one; what only its text has is set there."""
+    """A config with some keys set to other values, those of a mapping one by one.
+
+    A key that the config of a model of images and text does not have is set in the part for text.
+    """
     config = dict(config)
     for key, value in overrides.items():
         if key not in config and config.get("text_config"):
-            key, value = "text_config", {key: value}
+            value = {key: value}
+            key = "text_config"
         held = config.get(key)
-        config[key] = override(held, value) if isinstance(held, dict) and isinstance(value, Mapping) else value
+        if isinstance(held, dict) and isinstance(value, Mapping):
+            value = override(held, value)
+        config[key] = value
     return config
 
 
 def find_folder(path: object, where: str) -> ModelFolder | None:
-    """The folder behind a path, None for a name on the hub; raises ConfigError for what is neither."""
+    """The folder behind a path, None for a name on the hub.
+
+    Raises ConfigError for what is neither.
+    """
     path = str(path)
     home = Path(shipped(path))
-    if odd := special_file(home):
-        raise ConfigError(fault("model.special_file", where=where, path=path, odd=odd))
-    if home.is_file():
-        fix = f"={home.parent}" if (home.parent / "config.json").is_file() else "=<folder or org/name>"
-        raise ConfigError(fault("model.file_for_folder", where=where, path=path, fix=fix))
     if home.is_dir():
         return ModelFolder(home, where)
-    if path.startswith(("/", ".", "~", "runner://", "outputs/")) or path.count("/") > 1:
-        raise ConfigError(fault("model.no_folder", where=where, home=home))
-    if not HUB_NAME.fullmatch(path):
-        raise ConfigError(fault("model.no_name_on_the_hub", where=where, path=path))
-    return None
+    finding = special_file(home)
+    expected = MODEL_PATHS
+    fix = "=<folder or org/name>"
+    if finding:
+        found = f"{path} is {finding.found}"
+    elif home.is_file():
+        found = f"{path} is a file"
+        expected = "the folder of a model"
+        if (home.parent / "config.json").is_file():
+            fix = f"={home.parent}"
+    elif path.startswith(("/", ".", "~", "runner://", "outputs/")) or path.count("/") > 1:
+        found = f"there is no folder {home}"
+    elif not HUB_NAME.fullmatch(path):
+        found = f"{path!r} is neither a folder nor a name on the hub"
+    else:
+        return None
+    raise ConfigError(Fault(where=where, found=found, expected=expected, fix=fix))
 
 
 def sees_images(node: Mapping[str, Any]) -> bool:
-    """True for a tokenizer's node whose folder has a processor of images, or that only loading can tell of."""
+    """True for a tokenizer's node whose folder has a processor of images.
+
+    True, too, where only loading can tell.
+    """
     try:
         folder = find_folder(node.get("path"), "model.tokenizer.path")
-    except ConfigError:  # which others tell of
+    except ConfigError:  # which is reported where the tokenizer is checked
         return True
     return folder is None or folder.base is not None or folder.has(*PROCESSORS)
 
 
 def read_shapes(path: Path) -> dict[str, list[int]]:
-    """The shape of each weight of a safetensors file by its name; raises ConfigError where it is none, or not whole."""
+    """The shape of each weight of a safetensors file by its name.
+
+    Raises ConfigError where the file is of another type, or not whole.
+    """
     with open(path, "rb") as file:
-        first = file.read(HEAD)
-    if first[8:9] != b"{" and (odd := sniff(first, str(path))):
-        raise ConfigError(fault("model.other_bytes", path=path, odd=odd, expected="weights in safetensors"))
+        head = file.read(HEAD)
+    # The header is a JSON object behind its length of eight bytes.
+    finding = None if head[8:9] == b"{" else sniff(head, str(path))
+    if finding:
+        raise ConfigError(faults.other_bytes(path, finding, "weights in safetensors"))
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -169,18 +297,28 @@ def read_shapes(path: Path) -> dict[str, list[int]]:
             names = weights.keys()
             return {name: weights.get_slice(name).get_shape() for name in names}
     except SafetensorError as error:
-        raise ConfigError(fault("model.cut_weights", path=path, size=path.stat().st_size, error=error)) from None
+        size = path.stat().st_size
+        raise ConfigError(
+            Fault(
+                where=str(path),
+                found=f"the weights are cut off, or no safetensors: {size:,} bytes ({error})",
+                expected="a whole file",
+                fix=f"copy or download it again: {path}",
+            )
+        ) from None
 
 
-def find_rounded(path: Path) -> str:
-    """The name of the first matrix of a safetensors file that is no floating point number of 16 bits or more."""
+def find_rounded_weight(path: Path) -> str:
+    """The name of the first matrix of a safetensors file whose numbers are rounded.
+
+    They are whole or have 8 bits. Empty where there is none.
+    """
     from safetensors import safe_open
 
     with safe_open(path, "numpy") as weights:
-        names = weights.keys()
+        names: list[str] = weights.keys()
         for name in names:
             matrix = weights.get_slice(name)
-            is_rounded = matrix.get_dtype() in ("I8", "U8", "F8_E4M3", "F8_E5M2")
-            if is_rounded and len(matrix.get_shape()) == 2:
+            if matrix.get_dtype() in ROUNDED_TYPES and len(matrix.get_shape()) == 2:
                 return name
     return ""

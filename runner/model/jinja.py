@@ -1,7 +1,10 @@
-"""Chat templates as text: which ship, where one is, and whether it renders, without the tokenizer that will use it.
+"""Chat templates as text: which ship, where one is, and whether it renders.
 
-The environment is that of transformers: a sandbox, with its extensions and functions. A sandbox bounds neither time nor
-memory, so that a template is tried in a process of its own, which the system ends.
+The tokenizer that will use one is not needed.
+
+The environment is that of transformers: a sandbox, with its extensions and functions. A sandbox
+bounds neither time nor memory, so that a template is tried in a process of its own, which the
+system ends.
 """
 
 import json
@@ -10,27 +13,36 @@ import os
 import re
 import signal
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from datetime import datetime
-from itertools import count
 from pathlib import Path
 from typing import Any
 
-from runner.errors import ConfigError, Fault, fault
+from runner.errors import ConfigError, Fault
 from runner.io.files import shipped
 from runner.io.filetype import undecodable
+from runner.model import faults
 from runner.schema.source import find_module
 from runner.schema.text import nearest, to_override
 
 SHELF = Path(__file__).parent / "template"
 KEY = "model.tokenizer.chat_template"
 ANSWER = "probe"
-MARK = re.compile(r"<[|｜][^<>\s]+[|｜]>|<\|\w+>|<\w+\|>|<(?:start|end)_of_\w+>")  # of turns, in templates of families
+# The marks around turns in templates of families.
+MARK = re.compile(r"<[|｜][^<>\s]+[|｜]>|<\|\w+>|<\w+\|>|<(?:start|end)_of_\w+>")
 # CPU, memory and text of one exchange; the longest templates take a tenth of each.
-MAX_SECONDS, MAX_MEGABYTES, MAX_LETTERS = 2, 256, 1_000_000
+MAX_SECONDS = 2
+MAX_MEGABYTES = 256
+MAX_LETTERS = 1_000_000
 GRANTED = f"{MAX_SECONDS} s, {MAX_MEGABYTES} MB or {MAX_LETTERS:,} letters"
+MAX_WAIT = 60  # seconds in which a text must come, whatever the CPU does
 PROBE = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}]
-IN_PARTS = [turn | {"content": [{"type": "text", "text": turn["content"]}]} for turn in PROBE]
+# The same with contents in parts, as templates of models that see want them.
+PROBE_IN_PARTS = [turn | {"content": [{"type": "text", "text": turn["content"]}]} for turn in PROBE]
+
+
+# --- Templates by name --------------------------------------------------------------------------
 
 
 def template_names() -> list[str]:
@@ -40,124 +52,261 @@ def template_names() -> list[str]:
 
 def family_files() -> dict[str, Path]:
     """TRL's templates by families of models; its trainers find by themselves those for training."""
-    folders = module.folders if (module := find_module("trl")) else ()
-    files = sorted(file for folder in folders for file in Path(folder).glob("chat_templates/*.jinja"))
-    return {file.stem: file for file in files if not file.stem.endswith("_training")}
+    module = find_module("trl")
+    files: list[Path] = []
+    for folder in module.folders if module else ():
+        files += Path(folder).glob("chat_templates/*.jinja")
+    return {file.stem: file for file in sorted(files) if not file.stem.endswith("_training")}
 
 
 def no_template() -> Fault:
     """The fault of chats without a template."""
-    return fault("model.no_template", names=", ".join(template_names()))
+    names = ", ".join(template_names())
+    return Fault(
+        where=KEY,
+        found="the rows are chats, and the tokenizer has no chat template",
+        expected=f"one of {names}, or the path of a .jinja file",
+        fix="=plain",
+    )
 
 
 def read_template(name: str) -> str:
-    """The text of a template: one of ours (``plain``, ``chatml``, ``react``, ``hermes``), of TRL's, or in a file."""
+    """The text of a template by its name or file.
+
+    Names are ours (``plain``, ``chatml``, ``react``, ``hermes``) or those of TRL's families.
+    """
     families = family_files()
-    file = Path(shipped(name)) if name.endswith(".jinja") else families.get(name, SHELF / f"{name}.jinja")
-    names = {"names": ", ".join(template_names()), "families": ", ".join(families)}
+    if name.endswith(".jinja"):
+        file = Path(shipped(name))
+    else:
+        file = families.get(name, SHELF / f"{name}.jinja")
+    names = ", ".join(template_names())
     if not file.is_file():
         near = nearest(name, [*template_names(), *families, "plain"], 0)[0]
-        raise ConfigError(fault("model.unknown_template", name=name, near=near, **names))
+        trl_names = ", ".join(families)
+        raise ConfigError(
+            Fault(
+                where=KEY,
+                found=f"no template {name}",
+                expected=f"one of {names}, or of TRL's {trl_names}, or the path of a .jinja file",
+                fix=f"={near}",
+            )
+        )
     check_length(file)
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        odd = undecodable(error.object, str(file))
-        raise ConfigError(fault("model.other_bytes", path=file, odd=odd, expected="UTF-8")) from error
+        finding = undecodable(error.object, str(file))
+        raise ConfigError(faults.other_bytes(file, finding, "UTF-8")) from error
     if not text.strip():
-        raise ConfigError(fault("model.empty_template", name=name, **names))
+        raise ConfigError(
+            Fault(
+                where=KEY,
+                found=f"{name} is empty",
+                expected=f"one of {names}, or the path of a .jinja file",
+                fix="=plain",
+            )
+        )
     return text
 
 
 def check_length(file: Path) -> None:
     """Raise ConfigError for a file that is too large for a template."""
-    if (size := file.stat().st_size) > MAX_LETTERS:
-        raise ConfigError(fault("model.long_template", file=file, size=size, most=MAX_LETTERS))
+    size = file.stat().st_size
+    if size > MAX_LETTERS:
+        raise ConfigError(
+            Fault(
+                where=KEY,
+                found=f"{file.name} has {size:,} bytes",
+                expected=f"a template of at most {MAX_LETTERS:,}",
+                fix="=chatml",
+            )
+        )
+
+
+# --- Templates that work ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RenderedProbe:
+    """One exchange as a template writes it, or the error that it raises and its line."""
+
+    text: str = ""
+    error: str | None = None
+    line: int | None = None
 
 
 def find_template_faults(
-    text: str, name: str, end: str | None, tokens: Mapping[str, str], *, chosen: bool, vocabulary: Collection[str] = ()
+    text: str,
+    name: str,
+    end: str | None,
+    tokens: Mapping[str, str],
+    *,
+    chosen: bool,
+    vocabulary: Collection[str] = (),
 ) -> list[Fault]:
-    """Faults of a template, found by rendering one exchange with it: the answer must be in it. ``name`` is its file.
+    """Faults of a template, found by rendering one exchange: the answer must be in it.
 
-    One that was ``chosen`` must close the answer with the tokenizer's ``end``, where that is known; and one of a family
-    write marks that are of the ``vocabulary``. In others, they may be words.
+    ``name`` is its file.
+
+    One that was ``chosen`` must close the answer with the tokenizer's ``end``, where that is known;
+    and one of a family write marks that are of the ``vocabulary``. In others, they may be words.
     """
-    if (tried := _try(text, tokens)) is None:
-        return [fault("model.costly_template", name=name, granted=GRANTED, text="one exchange")]
-    if "error" in tried:
-        line = f", line {tried['line']}" if tried["line"] else ""
-        fix = f"mend that line, or {KEY}=chatml" if line else "=chatml"
-        return [fault("model.failing_template", name=name, line=line, error=tried["error"], fix=fix)]
-    _, answer, behind = tried["rendered"].rpartition(ANSWER)
+    probe = _render_apart(text, tokens)
+    if probe is None:
+        return [faults.costly_template(name, GRANTED, "one exchange")]
+    if probe.error is not None:
+        return [_template_error(name, probe.error, probe.line)]
+    _, answer, behind = probe.text.rpartition(ANSWER)
     if not answer:
-        return [fault("model.template_without_answer", name=name)]
-    marks = dict.fromkeys(MARK.findall(tried["rendered"])) if vocabulary and chosen and name in family_files() else ()
-    if lacking := [mark for mark in marks if mark not in vocabulary]:
-        fix = to_override("model.tokenizer.add_special_tokens", lacking)
-        last = (mark for mark in MARK.findall(behind)[-1:] if mark != end)
-        fix += "".join(f" {to_override('model.tokenizer.eos_token', mark)}" for mark in last)
-        return [fault("model.template_with_marks", name=name, marks=", ".join(lacking), fix=fix)]
-    return [fault("model.template_without_end", name=name, end=end)] if chosen and end and end not in behind else []
+        return [
+            Fault(
+                where=KEY,
+                found=f"{name} leaves out what the assistant says",
+                expected="a chat template",
+                fix="=chatml, or another one",
+            )
+        ]
+    if not chosen:
+        return []
+    if vocabulary and name in family_files():
+        marks = dict.fromkeys(MARK.findall(probe.text))
+        missing = [mark for mark in marks if mark not in vocabulary]
+        if missing:
+            return [_missing_marks(name, missing, end, behind)]
+    if end and end not in behind:
+        found = f"{name} does not end an answer with {end}"
+        return [
+            Fault(
+                where=KEY,
+                found=f"{found}, so the model would never learn to stop",
+                expected="the end token behind each answer",
+                fix=f"model.tokenizer.eos_token=<the mark it ends with>, or {KEY}=plain",
+            )
+        ]
+    return []
 
 
-def _try(text: str, tokens: Mapping[str, str]) -> dict[str, Any] | None:
+def _template_error(name: str, error: str, line: int | None) -> Fault:
+    """The fault of a template that cannot be rendered."""
+    file_line = f"{name}, line {line}" if line else name
+    return Fault(
+        where=KEY,
+        found=f"{file_line}: {error}",
+        expected="a Jinja template that renders",
+        fix=f"mend that line, or {KEY}=chatml" if line else "=chatml",
+    )
+
+
+def _missing_marks(name: str, missing: list[str], end: str | None, behind: str) -> Fault:
+    """The fault of a template whose marks are no tokens.
+
+    The last mark behind an answer is the one that should end texts.
+    """
+    fix = to_override("model.tokenizer.add_special_tokens", missing)
+    last_marks = MARK.findall(behind)[-1:]
+    if last_marks and last_marks[0] != end:
+        fix += f" {to_override('model.tokenizer.eos_token', last_marks[0])}"
+    return Fault(
+        where=KEY,
+        found=f"{name} writes {', '.join(missing)}, and they are no tokens of the tokenizer",
+        expected="a token for each mark",
+        fix=fix,
+    )
+
+
+# --- Rendering within limits --------------------------------------------------------------------
+
+
+def _render_apart(text: str, tokens: Mapping[str, str]) -> RenderedProbe | None:
+    """One exchange as a template writes it in a process of its own.
+
+    None where it takes more than is granted.
+    """
     import jinja2.sandbox  # noqa: F401  once, rather than in each fork
 
     shared = mmap.mmap(-1, 8 * MAX_LETTERS)  # by the fork that renders it
 
     def attempt() -> Iterator[str]:
         try:
-            tried: dict[str, Any] = {"rendered": render(text, tokens)}
+            probe = RenderedProbe(render(text, tokens))
         except MemoryError:
             raise
         except Exception as error:  # a template computes, and can fail in any way
-            tried = {"error": str(error)[:300], "line": getattr(error, "lineno", None)}
-        shared.write(json.dumps(tried).encode())
-        yield tried.get("rendered", "")
+            line = getattr(error, "lineno", None)
+            probe = RenderedProbe(error=str(error)[:300], line=line)
+        shared.write(json.dumps(asdict(probe)).encode())
+        yield probe.text
 
     excess = find_excess(attempt())
     written = shared[:].rstrip(b"\0")
-    return json.loads(written) if written and excess is None else None
+    if not written or excess is not None:
+        return None
+    return RenderedProbe(**json.loads(written))
 
 
 def find_excess(texts: Iterable[str]) -> int | None:
-    """The place of the first text that takes more to be made than is granted for one; None where none does.
+    """The index of the first text that takes more to be made than is granted for one.
 
-    They are made in a fork, which the system ends, since no loop, product or power inside of Python could be stopped. A
-    minute without a text for another reason ends the search.
+    None where none does.
+
+    They are made in a fork, which the system ends, since no loop, product or power inside of Python
+    could be stopped. A minute without a text for another reason ends the search.
     """
-    import resource  # which Windows has not
+    # Imported before the fork, in which a lock on imports of another thread would never open.
+    import resource  # noqa: F401  which Windows has not
 
-    place = mmap.mmap(-1, 8)  # which the fork shares
+    made = mmap.mmap(-1, 8)  # the number of texts so far, which the fork shares
     child = os.fork()
     if child == 0:
         code = 2
         try:
-            for bell in (signal.SIGALRM, signal.SIGPROF):
-                signal.signal(bell, signal.SIG_DFL)
-            limits = {resource.RLIMIT_CORE: 0}
-            with suppress(FileNotFoundError):  # where the system is no Linux, time alone is bounded
-                pages = int(Path("/proc/self/statm").read_text().split()[0])
-                limits[resource.RLIMIT_AS] = pages * resource.getpagesize() + MAX_MEGABYTES * 2**20
-            for kind, limit in limits.items():
-                with suppress(ValueError):  # the user's own limit is lower
-                    resource.setrlimit(kind, (limit, limit))
-            made = iter(texts)
-            for number in count(1):
-                signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)
-                signal.alarm(60)
-                if (text := next(made, None)) is None:
-                    break
+            _limit_process()
+            for number, text in enumerate(_timed(texts), start=1):
                 if len(text) > MAX_LETTERS:
                     raise MemoryError
-                place[:] = number.to_bytes(8)
+                made[:] = number.to_bytes(8)
+            code = 0
         except MemoryError:
             code = 1
         finally:
             os._exit(code)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return int.from_bytes(place[:]) if code in (1, -signal.SIGPROF, -signal.SIGKILL, -signal.SIGSEGV) else None
+    # Too much memory or text, too much CPU, or killed by the system for its memory or its stack.
+    if code in (1, -signal.SIGPROF, -signal.SIGKILL, -signal.SIGSEGV):
+        return int.from_bytes(made[:])
+    return None
+
+
+def _limit_process() -> None:
+    """Bound the memory of this process, and have the signals of its clocks end it."""
+    import resource
+
+    for clock in (signal.SIGALRM, signal.SIGPROF):
+        signal.signal(clock, signal.SIG_DFL)
+    limits = {resource.RLIMIT_CORE: 0}
+    with suppress(FileNotFoundError):  # where the system is no Linux, time alone is bounded
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limits[resource.RLIMIT_AS] = pages * resource.getpagesize() + MAX_MEGABYTES * 2**20
+    for kind, limit in limits.items():
+        with suppress(ValueError):  # the user's own limit is lower
+            resource.setrlimit(kind, (limit, limit))
+
+
+def _timed(texts: Iterable[str]) -> Iterator[str]:
+    """The texts, before each of which the clocks of this process are set anew."""
+    iterator = iter(texts)
+    while True:
+        signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)
+        signal.alarm(MAX_WAIT)
+        try:
+            text = next(iterator)
+        except StopIteration:
+            return
+        yield text
+
+
+# --- Jinja as transformers sets it up -----------------------------------------------------------
 
 
 def compile_template(text: str) -> Any:
@@ -165,35 +314,57 @@ def compile_template(text: str) -> Any:
     from jinja2 import TemplateError, ext, nodes
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    class Generation(ext.Extension):
+    class Generation(ext.Extension):  # type: ignore[misc]
         """The block around what the assistant says, which only a tokenizer needs to notice."""
 
         tags = frozenset({"generation"})
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
-            return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body, lineno=line)
 
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
-    how = {"trim_blocks": True, "lstrip_blocks": True, "extensions": [Generation, ext.loopcontrols]}
-    environment = ImmutableSandboxedEnvironment(**how, optimized=False)
-    environment.filters["tojson"] = lambda value, **how: json.dumps(value, **{"ensure_ascii": False} | how)
-    environment.globals |= {"raise_exception": refuse, "strftime_now": lambda how: datetime.now().strftime(how)}
-    # What is made of constants alone Jinja makes while it compiles, used or not, and passes over a lack of memory.
+    def to_json(value: Any, **options: Any) -> str:
+        return json.dumps(value, **{"ensure_ascii": False, **options})
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[Generation, ext.loopcontrols],
+        optimized=False,
+    )
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    # Jinja evaluates what is made of constants alone while it compiles, used or not, and passes
+    # over a lack of memory.
     for node in environment.parse(text).find_all((nodes.BinExpr, nodes.Filter)):
-        if not any(node.find_all((nodes.Name, nodes.Call))):
-            with suppress(ArithmeticError, AttributeError, LookupError, TypeError, ValueError, TemplateError):
-                environment.from_string(nodes.Template([nodes.Output([node])])).render()
+        if any(node.find_all((nodes.Name, nodes.Call))):
+            continue
+        constant = nodes.Template([nodes.Output([node])])
+        with suppress(
+            ArithmeticError, AttributeError, LookupError, TypeError, ValueError, TemplateError
+        ):
+            environment.from_string(constant).render()
     return environment.from_string(text)
 
 
 def render(text: str, tokens: Mapping[str, str]) -> str:
     """One exchange as a template writes it; raises what Jinja and its sandbox raise."""
-    given = {"tools": None, "documents": None, "add_generation_prompt": False}
-    template, in_parts = compile_template(text), re.search("['\"]type['\"]", text)  # as of models that see
-    with suppress(Exception) if in_parts else nullcontext():
-        if ANSWER in (rendered := template.render(**{**tokens, **given, "messages": PROBE})) or not in_parts:
-            return rendered
-    return template.render(**{**tokens, **given, "messages": IN_PARTS})
+    template = compile_template(text)
+    arguments: dict[str, Any] = {**tokens, "tools": None, "documents": None}
+    arguments["add_generation_prompt"] = False
+    rendered: str
+    # A template of a model that sees may take a text alone all the same.
+    wants_parts = re.search("['\"]type['\"]", text)
+    if wants_parts:
+        with suppress(Exception):
+            rendered = template.render({**arguments, "messages": PROBE})
+            if ANSWER in rendered:
+                return rendered
+    arguments["messages"] = PROBE_IN_PARTS if wants_parts else PROBE
+    rendered = template.render(arguments)
+    return rendered

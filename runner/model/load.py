@@ -1,10 +1,10 @@
-"""Tokenizers and models, from a folder, from the hub, or new of an architecture; an adapter is loaded onto its base."""
+"""Tokenizers and models: from a folder, from the hub, or new of an architecture.
+
+An adapter comes on its base.
+"""
 
 import logging
-import pkgutil
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,58 +17,62 @@ from peft.utils.constants import SEQ_CLS_HEAD_NAMES
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import has_file
 
-from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError, causes_of, check_library, describe, fault
-from runner.io.hub import is_of_network
-from runner.model import check
-from runner.model.adapter_files import fault_of_extra, fault_of_lacking, find_adapter_weight_faults
+from runner.errors import ConfigError, Fault, check_library, describe
+from runner.model import faults
+from runner.model.adapter_files import (
+    fault_of_extra,
+    fault_of_lacking,
+    find_adapter_faults,
+    find_adapter_weight_faults,
+    find_merge_faults,
+)
+from runner.model.architecture import find_unknown_keys, sees
 from runner.model.chat import set_template, turn_end
-from runner.model.check import Vocabulary
+from runner.model.check_config import find_config_faults
+from runner.model.check_tokenizer import (
+    Vocabulary,
+    find_size_faults,
+    find_token_faults,
+    new_tokens,
+)
+from runner.model.check_weights import missing_weights
 from runner.model.encoding import processor_of, stop_ids, tokenizer_of
 from runner.model.folder import ADAPTER, CONFIGS, PROCESSORS, ModelFolder, find_folder, override
-from runner.schema.text import Node, read_tables
+from runner.model.load_errors import translate_model_errors
+from runner.schema.text import Node
 
-HEADS = {"lm": transformers.AutoModelForCausalLM, "score": transformers.AutoModelForSequenceClassification}
-HEADS |= {"see": transformers.AutoModelForImageTextToText}  # of "lm", where the model sees
-# Failures of libraries, translated into four beats. Memory that runs out goes on as it was raised.
-KNOWN, PADS = read_tables(__file__).values()
+DtypeName = Literal["float32", "bfloat16", "float16", "auto"]
+
+AUTO_CLASSES = {
+    "lm": transformers.AutoModelForCausalLM,
+    "score": transformers.AutoModelForSequenceClassification,
+}
+VISION_CLASS = transformers.AutoModelForImageTextToText
+# Tokens that may pad, the best first; one that ends texts is passed over.
+PAD_TOKENS = (
+    "<|finetune_right_pad_id|>",
+    "<|padding|>",
+    "<|pad|>",
+    "<pad>",
+    "[PAD]",
+    "<|endoftext|>",
+    "<unk>",
+)
 
 log = logging.getLogger(__name__)
 
 
 def auto_class(config: Node, head: str) -> Any:
-    """The class that makes a model with a head of what a config says; one that sees comes with all of its parts."""
-    return HEADS["see" if head == "lm" and check.sees(config) else head]
+    """The class that makes a model of a config with a head.
 
-
-@contextmanager
-def translate_model_errors(
-    path: str, revision: str | None = None, part: str = "model", changed: ModelFolder | None = None
-) -> Iterator[None]:
-    """Inside, a known failure to load ``path`` is raised as an error with four beats.
-
-    It may be due to the keys that are set otherwise in the config of ``changed``.
+    A model that sees comes with all of its parts.
     """
-    try:
-        yield
-    except RunnerError:
-        raise
-    except Exception as error:
-        for known in KNOWN:
-            kinds = tuple(map(pkgutil.resolve_name, known["kinds"]))
-            for cause in causes_of(error):
-                if isinstance(cause, kinds) and known.get("words", "") in str(cause):
-                    values = {"path": path, "revision": revision, "message": str(cause).strip().split("\n")[0]}
-                    values["kind"] = type(cause).__name__
-                    beats = [known[beat].format(**values) for beat in ("found", "expected", "fix")]
-                    blamed = EnvironmentFault if known.get("environment") else ConfigError
-                    refusal = Fault(f"{part}.{known.get('key', 'path')}", *beats)
-                    if changed and changed.overrides and known.get("of_config"):
-                        where, fix = check.blame_overrides(changed)
-                        refusal = replace(refusal, where=where, fix=f"{fix}; if that does not help, {refusal.fix}")
-                    raise blamed(refusal) from error
-        if is_of_network(error):
-            raise EnvironmentFault(fault("model.no_hub", part=part, path=path, error=describe(error))) from error
-        raise
+    if head == "lm" and sees(config):
+        return VISION_CLASS
+    return AUTO_CLASSES[head]
+
+
+# --- Tokenizers ---------------------------------------------------------------------------------
 
 
 def load_tokenizer(
@@ -84,55 +88,126 @@ def load_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """A tokenizer that can pad, ends texts, and spells chats with a template that was tried.
 
-    Tokens may be added, as is a pad token that is not there: ``new_tokens`` of the tokenizer names them for
-    ``load_model``. Without a pad token, one that never ends a text is taken, else the end token. ``chat_template``
-    names one that ships, or a ``.jinja`` file; None leaves the tokenizer's own, or none.
+    Tokens may be added, as is a pad token that is not there: ``new_tokens`` of the tokenizer names
+    them for ``load_model``. Without a pad token, one that never ends a text is taken, else the end
+    token. ``chat_template`` names one that ships, or a ``.jinja`` file; None leaves the tokenizer's
+    own, or none.
     """
-    folder = fetch(path, "model.tokenizer", revision)
-    if folder.base and not folder.has("tokenizer_config.json"):
-        folder = fetch(folder.base[0], "model.tokenizer", folder.base[1])
-    # Without the first file it is the architecture that names the kind of tokenizer.
-    if not folder.has("tokenizer_config.json") and folder.has("config.json"):
-        ConfigError.refuse(check.find_config_faults(folder, trust=trust_remote_code))
-    with translate_model_errors(folder.source, folder.revision, "model.tokenizer"):
-        how = {"revision": folder.revision, "trust_remote_code": trust_remote_code}
-        kind = transformers.AutoProcessor if folder.has(*PROCESSORS) else transformers.AutoTokenizer
-        tokenizer = tokenizer_of(processor := kind.from_pretrained(folder.source, **how))
-        tokenizer.chat_template = processor.chat_template or tokenizer.chat_template
+    processor = _load_processor(path, revision, trust_remote_code)
+    tokenizer = tokenizer_of(processor)
+    tokenizer.chat_template = processor.chat_template or tokenizer.chat_template
+    # Some classes make an empty tokenizer where their files are missing.
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
-        raise ConfigError(fault("model.no_vocabulary", path=path))  # as of some classes whose files are missing
-    node = {"add_tokens": add_tokens, "add_special_tokens": add_special_tokens, "eos_token": eos_token}
-    ConfigError.refuse(check.find_token_faults(node | {"pad_token": pad_token}, _vocabulary_of(tokenizer)))
-    tokenizer.add_tokens(add_tokens or [])
-    pad = [] if pad_token is None or pad_token in tokenizer.get_vocab() else [pad_token]
-    tokenizer.add_tokens([*(add_special_tokens or ()), *pad], special_tokens=True)
-    if new := [*check.new_tokens(node), *filter(None, [pad_token])]:
-        tokenizer.new_tokens = new
-    for token in new:
-        if (text := tokenizer.decode(tokenizer.convert_tokens_to_ids([token]))).strip() != token.strip():
-            raise ConfigError(fault("model.spoilt_token", token=token, text=text))
+        raise ConfigError(
+            Fault(
+                where="model.tokenizer.path",
+                found=f"{path} holds no vocabulary",
+                expected="tokenizer.json",
+                fix="=<folder or org/name>",
+            )
+        )
+    node = {
+        "add_tokens": add_tokens,
+        "add_special_tokens": add_special_tokens,
+        "eos_token": eos_token,
+        "pad_token": pad_token,
+    }
+    ConfigError.refuse(find_token_faults(node, _vocabulary_of(tokenizer)))
+    _add_tokens(tokenizer, node)
     vocabulary = _vocabulary_of(tokenizer)
     if eos_token is not None:
         tokenizer.eos_token = eos_token
     if tokenizer.eos_token is None:
-        raise ConfigError(fault("model.no_end_token", marks=vocabulary.marks or "no special token"))
+        raise ConfigError(faults.no_end_token(vocabulary.marks))
     if pad_token is not None:
         tokenizer.pad_token = pad_token
     elif tokenizer.pad_token is None:
-        free = [token for token in PADS if token in vocabulary.tokens and token != tokenizer.eos_token]
-        tokenizer.pad_token = free[0] if free else tokenizer.eos_token
-        reason = "it ends no text" if free else "the vocabulary has no other candidate"
-        log.info("pad token: %s, because %s", tokenizer.pad_token, reason)
+        _choose_pad_token(tokenizer, vocabulary)
     set_template(tokenizer, chat_template)
     if processor is not tokenizer:
-        processor.chat_template, tokenizer.processor = tokenizer.chat_template, processor
+        processor.chat_template = tokenizer.chat_template
+        tokenizer.processor = processor
     return tokenizer
 
 
+def _load_processor(path: str, revision: str | None, trust_remote_code: bool) -> Any:
+    """The tokenizer at a path, or its processor where the model sees.
+
+    An adapter without a tokenizer has that of its base.
+    """
+    folder = fetch(path, "model.tokenizer", revision)
+    if folder.base and not folder.has("tokenizer_config.json"):
+        folder = fetch(folder.base.path, "model.tokenizer", folder.base.revision)
+    # Without the first file it is the architecture that names the kind of tokenizer.
+    if not folder.has("tokenizer_config.json") and folder.has("config.json"):
+        ConfigError.refuse(find_config_faults(folder, trust=trust_remote_code))
+    with translate_model_errors(folder.source, folder.revision, "model.tokenizer"):
+        sees_images = folder.has(*PROCESSORS)
+        kind = transformers.AutoProcessor if sees_images else transformers.AutoTokenizer
+        return kind.from_pretrained(
+            folder.source, revision=folder.revision, trust_remote_code=trust_remote_code
+        )
+
+
 def _vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
-    used = {tokenizer.pad_token, tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token}
-    added, template = tokenizer.added_tokens_decoder, str(tokenizer.chat_template or "")
-    return Vocabulary(tokenizer.get_vocab(), added, used, template, getattr(tokenizer, "new_tokens", ()))
+    used = {
+        tokenizer.pad_token,
+        tokenizer.bos_token,
+        tokenizer.eos_token,
+        tokenizer.unk_token,
+    }
+    return Vocabulary(
+        tokens=tokenizer.get_vocab(),
+        added=tokenizer.added_tokens_decoder,
+        used=used,
+        template=str(tokenizer.chat_template or ""),
+        new=getattr(tokenizer, "new_tokens", ()),
+    )
+
+
+def _add_tokens(tokenizer: PreTrainedTokenizerBase, node: Node) -> None:
+    """Add the tokens of a node, and its pad token if it is new.
+
+    Raises ConfigError for a token that the tokenizer would write otherwise.
+    """
+    pad_token = node["pad_token"]
+    tokenizer.add_tokens(node["add_tokens"] or [])
+    special_tokens = list(node["add_special_tokens"] or ())
+    if pad_token is not None and pad_token not in tokenizer.get_vocab():
+        special_tokens.append(pad_token)
+    tokenizer.add_tokens(special_tokens, special_tokens=True)
+    new = new_tokens(node)
+    if pad_token:
+        new.append(pad_token)
+    if new:
+        tokenizer.new_tokens = new
+    for token in new:
+        text = tokenizer.decode(tokenizer.convert_tokens_to_ids([token]))
+        if text.strip() != token.strip():
+            found = f"{token}, which the tokenizer would write as {text!r}"
+            raise ConfigError(
+                Fault(
+                    where="model.tokenizer.add_tokens",
+                    found=f"{found}, because its letters stand for others",
+                    expected="a token that is written as it is read, such as one of ASCII",
+                    fix="=[<token>]",
+                )
+            )
+
+
+def _choose_pad_token(tokenizer: PreTrainedTokenizerBase, vocabulary: Vocabulary) -> None:
+    """Have a tokenizer pad with a token that ends no text, or else with its end token."""
+    tokenizer.pad_token = tokenizer.eos_token
+    reason = "the vocabulary has no other candidate"
+    for token in PAD_TOKENS:
+        if token in vocabulary.tokens and token != tokenizer.eos_token:
+            tokenizer.pad_token = token
+            reason = "it ends no text"
+            break
+    log.info("pad token: %s, because %s", tokenizer.pad_token, reason)
+
+
+# --- Models -------------------------------------------------------------------------------------
 
 
 def load_model(
@@ -141,10 +216,10 @@ def load_model(
     tokenizer: PreTrainedTokenizerBase,
     head: str = "lm",
     revision: str | None = None,
-    dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32",
+    dtype: DtypeName = "float32",
     attention: str | None = None,
     config: dict[str, Any] | None = None,
-    device_map: str | dict | None = None,
+    device_map: str | dict[str, Any] | None = None,
     trust_remote_code: bool = False,
     quantization_config: Any = None,
     safetensors_only: bool = True,
@@ -153,51 +228,91 @@ def load_model(
 ) -> PreTrainedModel | PeftModel:
     """A model whose special tokens are the tokenizer's; with ``head="score"``, one score per text.
 
-    Full fine-tuning wants float32 weights: of bfloat16 ones, 20 steps of DPO at a learning rate of 1e-6 moved 2 %, the
-    other updates being rounded away. A path with an adapter gives its base with the adapter on it, ready to be trained
-    further, or with ``merge`` a whole model, for a new adapter or none. ``config`` holds keys of its config to be set
-    otherwise. ``seed`` draws the weights of a new score head, and of the rows of tokens that are new to the tokenizer.
+    Full fine-tuning wants float32 weights: of bfloat16 ones, 20 steps of DPO at a learning rate of
+    1e-6 moved 2 %, the other updates being rounded away. A path with an adapter gives its base with
+    the adapter on it, ready to be trained further, or with ``merge`` a whole model, for a new
+    adapter or none. ``config`` holds keys of its config to be set otherwise. ``seed`` draws the
+    weights of a new score head, and of the rows of tokens that are new to the tokenizer.
     """
     check_quantization(quantization_config)
     folder = replace(fetch(path, "model", revision), overrides=config or {})
-    ConfigError.refuse(check.find_merge_faults(folder, quantized=bool(quantization_config)) if merge else [])
-    how = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype), "attn_implementation": attention}
-    how |= {"device_map": device_map, "trust_remote_code": trust_remote_code}
-    how |= {"quantization_config": quantization_config, "use_safetensors": True if safetensors_only else None}
-    load = _load_whole if folder.adapter is None else _load_adapter
-    model = load(folder, head, seed, _vocabulary_of(tokenizer), how)
+    if merge:
+        ConfigError.refuse(find_merge_faults(folder, quantized=bool(quantization_config)))
+    arguments = {
+        "dtype": dtype if dtype == "auto" else getattr(torch, dtype),
+        "attn_implementation": attention,
+        "device_map": device_map,
+        "trust_remote_code": trust_remote_code,
+        "quantization_config": quantization_config,
+        "use_safetensors": True if safetensors_only else None,
+    }
+    vocabulary = _vocabulary_of(tokenizer)
+    if folder.adapter is None:
+        model = _load_whole(folder, head, seed, vocabulary, arguments)
+    else:
+        model = _load_adapter(folder, head, seed, vocabulary, arguments)
     if merge:
         model = model.merge_and_unload().requires_grad_(True)
-    floating = ((name, each) for name, each in model.named_parameters() if each.is_floating_point() and each.numel())
-    with torch.no_grad():
-        here = ((name, each) for name, each in floating if not each.is_meta)
-        unsound = [name for name, each in here if not all(map(torch.isfinite, torch.aminmax(each)))]
-    if unsound:  # what is trained from them is none, either
-        raise ConfigError(fault("model.not_finite", folder=folder, count=len(unsound), example=unsound[0]))
-    padding = model.config.get_text_config().pad_token_id
+    _check_finite(model, folder)
+    text_config = model.config.get_text_config()
+    padding = text_config.pad_token_id
     adopt_tokens(model, tokenizer)
-    if head == "score" and folder.adapter is None and _is_scorer(folder):
-        model.config.get_text_config().pad_token_id = padding  # it says at which token the head was trained
-    for part in model.modules():
-        # bitsandbytes would repack 4-bit weights at a first evaluation on CPUs with bfloat16. Its kernel for the packed
-        # form has no backward pass: later steps would fail, or have wrong gradients below that layer.
-        if hasattr(part, "support_avx512bf16_for_cpu"):
-            part.support_avx512bf16_for_cpu = False
+    if head == "score" and folder.adapter is None:
+        architectures = folder.whole_config.get("architectures") or ()
+        if any("SequenceClassification" in name for name in architectures):
+            # The pad token of a trained head says at which token it was trained to score.
+            text_config.pad_token_id = padding
+    for module in model.modules():
+        # bitsandbytes would repack 4-bit weights at a first evaluation on CPUs with bfloat16. Its
+        # kernel for the packed form has no backward pass: later steps would fail, or have wrong
+        # gradients below that layer.
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
     return model
 
 
-def _is_scorer(folder: ModelFolder) -> bool:
-    """True for a folder whose model came with a head for scores, which is then not new."""
-    return any("SequenceClassification" in name for name in folder.whole_config.get("architectures") or ())
+def check_quantization(quantization_config: object) -> None:
+    """Raise EnvironmentFault where a quantised model is asked for and bitsandbytes is missing."""
+    if quantization_config:
+        check_library("bitsandbytes", "quant")
+
+
+def _check_finite(model: torch.nn.Module, folder: ModelFolder) -> None:
+    """Raise ConfigError for weights that are not finite.
+
+    They would spoil all that is trained from them.
+    """
+    unsound = []
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if not weight.is_floating_point() or not weight.numel() or weight.is_meta:
+                continue
+            smallest, largest = torch.aminmax(weight)
+            if not smallest.isfinite() or not largest.isfinite():
+                unsound.append(name)
+    if unsound:
+        found = f"{len(unsound)} weights, such as {unsound[0]}, hold numbers that are not finite"
+        raise ConfigError(
+            Fault(
+                where=folder.where,
+                found=f"{folder.source}: {found}",
+                expected="finite weights",
+                fix="=<folder or org/name>",
+            )
+        )
 
 
 def fetch(path: str, part: str = "model", revision: str | None = None) -> ModelFolder:
-    """The folder at this path, or the snapshot of a model of the hub, its configs downloaded if need be."""
-    if folder := find_folder(path, f"{part}.path"):
+    """The folder at this path, or the snapshot of a model of the hub.
+
+    The configs of a snapshot are downloaded if need be.
+    """
+    folder = find_folder(path, f"{part}.path")
+    if folder:
         return folder
     with translate_model_errors(path, revision, part):
-        folder = snapshot_download(path, revision=revision, allow_patterns=list(CONFIGS))
-    return ModelFolder(Path(folder), f"{part}.path", path, revision)
+        snapshot = snapshot_download(path, revision=revision, allow_patterns=list(CONFIGS))
+    return ModelFolder(Path(snapshot), f"{part}.path", path, revision)
 
 
 def read_adapter(path: str, revision: str | None = None) -> PeftConfig | None:
@@ -209,77 +324,121 @@ def read_adapter(path: str, revision: str | None = None) -> PeftConfig | None:
         return PeftConfig.from_pretrained(str(folder.path))
 
 
-def read_config(path: str, revision: str | None = None, trust_remote_code: bool = False) -> PretrainedConfig:
+def read_config(
+    path: str, revision: str | None = None, trust_remote_code: bool = False
+) -> PretrainedConfig:
     """The config of the model at this path, or that of the base of an adapter."""
     folder = fetch(path, "model", revision)
     if folder.base:
-        folder = fetch(folder.base[0], "model", folder.base[1])
-    ConfigError.refuse(check.find_config_faults(folder, trust=trust_remote_code))
+        folder = fetch(folder.base.path, "model", folder.base.revision)
+    ConfigError.refuse(find_config_faults(folder, trust=trust_remote_code))
     with translate_model_errors(folder.source, folder.revision):
-        how = {"revision": folder.revision, "trust_remote_code": trust_remote_code}
-        return AutoConfig.from_pretrained(folder.source, **how)
+        return AutoConfig.from_pretrained(
+            folder.source, revision=folder.revision, trust_remote_code=trust_remote_code
+        )
 
 
-def check_quantization(quantization_config: object) -> None:
-    """Raise EnvironmentFault where a quantised model is asked for and bitsandbytes is missing."""
-    if quantization_config:
-        check_library("bitsandbytes", "quant")
+def _load_whole(
+    folder: ModelFolder, head: str, seed: int, vocabulary: Vocabulary, arguments: Node
+) -> PreTrainedModel:
+    """A model and every one of its weights, all from one commit.
 
-
-def _load_whole(folder: ModelFolder, head: str, seed: int, known: Vocabulary, how: Node) -> PreTrainedModel:
-    """A model and every one of its weights, all from one commit; only a score head and rows of tokens may be new."""
-    ConfigError.refuse(check.find_config_faults(folder, head, trust=how["trust_remote_code"]))
-    labels = {"num_labels": 1} if head == "score" else {}
-    own: dict[str, Any] = {"revision": folder.commit, "output_loading_info": True}
-    own |= {"config": _overridden(folder, labels, how["trust_remote_code"])} if folder.overrides else labels
+    Only a score head and the rows of new tokens may be new.
+    """
+    trust = arguments["trust_remote_code"]
+    ConfigError.refuse(find_config_faults(folder, head, trust=trust))
+    own_arguments: dict[str, Any] = {"num_labels": 1} if head == "score" else {}
+    if folder.overrides:
+        own_arguments = {"config": _read_overridden_config(folder, own_arguments, trust)}
+    config = folder.whole_config if folder.has("config.json") else {}
     translated = translate_model_errors(folder.source, folder.revision, changed=folder)
     with translated, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = auto_class(folder.whole_config if folder.has("config.json") else {}, head)
-        model, report = made.from_pretrained(folder.source, **own, **how)
+        model, report = auto_class(config, head).from_pretrained(
+            folder.source,
+            revision=folder.commit,
+            output_loading_info=True,
+            **own_arguments,
+            **arguments,
+        )
         rows = model.get_input_embeddings().num_embeddings
-        ConfigError.refuse(check.find_size_faults(known, rows))
-        added = [number for number, token in known.added.items() if token.content in known.new]
-        if max(added, default=0) >= rows:
+        ConfigError.refuse(find_size_faults(vocabulary, rows))
+        new_ids = [n for n, token in vocabulary.added.items() if token.content in vocabulary.new]
+        size = max(new_ids, default=-1) + 1
+        if size > rows:
             torch.manual_seed(seed)
-            model.resize_token_embeddings(max(added) + 1, mean_resizing=not next(model.parameters()).is_meta)
-    new = SEQ_CLS_HEAD_NAMES if head == "score" else ()
-    missing = sorted(name for name in report["missing_keys"] if name.split(".")[0] not in new)
+            # A model without values has no mean to draw new rows around.
+            has_values = not next(model.parameters()).is_meta
+            model.resize_token_embeddings(size, mean_resizing=has_values)
+    may_be_new = SEQ_CLS_HEAD_NAMES if head == "score" else ()
+    missing = [name for name in report["missing_keys"] if name.split(".")[0] not in may_be_new]
     if missing:
-        raise ConfigError(fault("model.missing_weights", folder=folder, count=len(missing), example=missing[0]))
+        raise ConfigError(missing_weights(folder, len(missing), min(missing)))
     return model
 
 
-def _overridden(folder: ModelFolder, labels: Mapping[str, int], trust: bool) -> PretrainedConfig:
+def _read_overridden_config(
+    folder: ModelFolder, labels: dict[str, Any], trust: bool
+) -> PretrainedConfig:
+    """The config of a model with the overrides.
+
+    Raises ConfigError where they do not go together.
+    """
     config = read_config(folder.source, folder.revision, trust)
+    values = override(config.to_dict(), folder.overrides)
     try:
-        changed = type(config).from_dict(override(config.to_dict(), folder.overrides), **labels)
+        changed = type(config).from_dict(values, **labels)
     except Exception as error:  # each class checks its values, and raises what it likes
-        raise ConfigError(fault("model.refused_overrides", error=describe(error))) from error
+        raise ConfigError(
+            Fault(
+                where="model.config",
+                found=describe(error),
+                expected="values that go together",
+                fix="leave it out",
+            )
+        ) from error
     changed._commit_hash = getattr(config, "_commit_hash", None)
     return changed
 
 
-def _load_adapter(folder: ModelFolder, head: str, seed: int, known: Vocabulary, how: Node) -> PeftModel:
+def _load_adapter(
+    folder: ModelFolder, head: str, seed: int, vocabulary: Vocabulary, arguments: Node
+) -> PeftModel:
+    """The base of an adapter with the adapter on it, of which no weight is missing or left over."""
     with translate_model_errors(folder.source, folder.revision):
-        is_safe = not how["use_safetensors"] or has_file(folder.source, ADAPTER, revision=folder.revision)
+        is_safe = not arguments["use_safetensors"] or has_file(
+            folder.source, ADAPTER, revision=folder.revision
+        )
         adapter = PeftConfig.from_pretrained(str(folder.path))
-    faults = list(check.find_adapter_faults(folder, head, is_safe=is_safe))
+    adapter_faults = list(find_adapter_faults(folder, head, is_safe=is_safe))
     if adapter.is_prompt_learning:
-        faults.append(fault("model.learnt_prompt", folder=folder, base=adapter.base_model_name_or_path))
-    ConfigError.refuse(faults or find_adapter_weight_faults(folder))
-    base = replace(fetch(adapter.base_model_name_or_path, "model", adapter.revision), overrides=folder.overrides)
-    has_own = folder.has("tokenizer_config.json") and base.has("config.json")
-    if has_own and max(known.added, default=0) >= base.config.get("vocab_size", 0):
-        before = load_tokenizer(base.source, revision=base.revision).get_vocab()
-        known = replace(known, new={*known.tokens} - before.keys())  # which were added for the adapter
-    model = _load_whole(base, head, seed, known, how)
-    how_to_find = {"is_trainable": True, "revision": folder.revision}
-    with translate_model_errors(folder.source, folder.revision), warnings.catch_warnings():
+        adapter_faults.append(
+            Fault(
+                where="model.path",
+                found=f"{folder.source} holds a learnt prompt, which peft cannot train any further",
+                fix=f"={adapter.base_model_name_or_path}",
+            )
+        )
+    ConfigError.refuse(adapter_faults or find_adapter_weight_faults(folder))
+    base = fetch(adapter.base_model_name_or_path, "model", adapter.revision)
+    base = replace(base, overrides=folder.overrides)
+    has_own_tokenizer = folder.has("tokenizer_config.json") and base.has("config.json")
+    last_added = max(vocabulary.added, default=0)
+    if has_own_tokenizer and last_added >= base.config.get("vocab_size", 0):
+        # The tokens that the tokenizer of the base lacks were added for the adapter.
+        base_tokens = load_tokenizer(base.source, revision=base.revision).get_vocab()
+        vocabulary = replace(vocabulary, new=set(vocabulary.tokens) - base_tokens.keys())
+    model = _load_whole(base, head, seed, vocabulary, arguments)
+    revision = folder.revision
+    with translate_model_errors(folder.source, revision), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Found missing adapter keys")  # which are an error below
-        adapted = PeftModel.from_pretrained(model, folder.source, **how_to_find)
+        adapted = PeftModel.from_pretrained(
+            model, folder.source, is_trainable=True, revision=revision
+        )
         # Once more, because only this tells which weights there are none of, and which fit nothing.
-        report = adapted.load_adapter(folder.source, "default", **how_to_find)
+        report = adapted.load_adapter(
+            folder.source, "default", is_trainable=True, revision=revision
+        )
     if report.missing_keys:
         raise ConfigError(fault_of_lacking(folder, report.missing_keys))
     if report.unexpected_keys:
@@ -287,15 +446,31 @@ def _load_adapter(folder: ModelFolder, head: str, seed: int, known: Vocabulary, 
     return adapted
 
 
+# --- Models and their tokenizers ----------------------------------------------------------------
+
+
 def convert_names(model: PreTrainedModel, weights: dict[str, Any], prefix: str, *_: object) -> None:
-    """Give saved weights, in place, the names and shapes that the model has; else a trainer would pass over them."""
-    if not prefix and (other := weights.keys() - model.state_dict().keys()):
-        how = {"config": model.config, "state_dict": dict(weights), "dtype": model.dtype, "output_loading_info": True}
-        found, report = type(model).from_pretrained(None, **how)
-        made = {name: weight for name, weight in found.state_dict().items() if name not in report["missing_keys"]}
-        for name in other:
-            del weights[name]
-        weights.update(made | weights)
+    """Give saved weights, in place, the names and shapes that the model has.
+
+    A trainer that resumes would otherwise pass over them.
+    """
+    if prefix:
+        return
+    unknown = weights.keys() - model.state_dict().keys()
+    if not unknown:
+        return
+    loaded, report = type(model).from_pretrained(
+        None,
+        config=model.config,
+        state_dict=dict(weights),
+        dtype=model.dtype,
+        output_loading_info=True,
+    )
+    for name in unknown:
+        del weights[name]
+    for name, weight in loaded.state_dict().items():
+        if name not in report["missing_keys"]:
+            weights.setdefault(name, weight)
 
 
 def adopt_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -303,32 +478,42 @@ def adopt_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> 
     model.register_load_state_dict_pre_hook(convert_names)
     config = model.config.get_text_config()
     generation = getattr(model, "generation_config", None)  # a score head generates nothing
-    for holder in filter(None, (config, generation)):
-        holder.pad_token_id = tokenizer.pad_token_id
+    for settings in filter(None, (config, generation)):
+        settings.pad_token_id = tokenizer.pad_token_id
         if tokenizer.bos_token_id is not None:
-            holder.bos_token_id = tokenizer.bos_token_id
-    end, held = tokenizer.eos_token_id, config.eos_token_id
-    config.eos_token_id = [*dict.fromkeys([end, *held])] if isinstance(held, list) else end
+            settings.bos_token_id = tokenizer.bos_token_id
+    end = tokenizer.eos_token_id
+    if isinstance(config.eos_token_id, list):
+        config.eos_token_id = list(dict.fromkeys([end, *config.eos_token_id]))
+    else:
+        config.eos_token_id = end
     if generation is None:
         return
     ends = list(dict.fromkeys([end, *stop_ids(model)]))
     generation.eos_token_id = ends if len(ends) > 1 else end
     mark = turn_end(tokenizer)
-    if mark and not {*ends} & {*tokenizer.encode(mark, add_special_tokens=False)}:
-        found = "the chat template ends an answer with %r, the tokenizer with %r: generation would not stop there; "
-        log.warning(found + "type model.tokenizer.eos_token=<the template's mark>", mark, tokenizer.eos_token)
+    if mark and not set(ends) & set(tokenizer.encode(mark, add_special_tokens=False)):
+        log.warning(
+            "the chat template ends an answer with %r, the tokenizer with %r: generation would not "
+            "stop there; type model.tokenizer.eos_token=<the template's mark>",
+            mark,
+            tokenizer.eos_token,
+        )
 
 
 def hold_places(model: PreTrainedModel | PeftModel) -> None:
-    """Give each weight on ``meta`` one zero for all of its places, until it is handed out by the process that read it.
+    """Give each weight on ``meta`` one zero that stands for all of its numbers.
 
-    accelerate knows the weights of an optimizer by their addresses, which those on ``meta`` do not have.
+    The process that has read the weights hands them out later.
+
+    accelerate knows the weights of an optimizer by their addresses, which those on ``meta`` do not
+    have.
     """
-    for part in model.modules():
-        for name, weight in [*part.named_parameters(recurse=False)]:
+    for module in model.modules():
+        for name, weight in list(module.named_parameters(recurse=False)):
             if weight.is_meta:
                 zeros = torch.zeros((), dtype=weight.dtype).expand(weight.shape)
-                setattr(part, name, torch.nn.Parameter(zeros, weight.requires_grad))
+                setattr(module, name, torch.nn.Parameter(zeros, weight.requires_grad))
     model.tie_weights()
 
 
@@ -337,30 +522,60 @@ def new_model(
     *,
     model_type: str,
     head: str = "lm",
-    dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32",
+    dtype: DtypeName = "float32",
     seed: int = 0,
     **architecture: Any,
 ) -> PreTrainedModel:
-    """A model with weights drawn from ``seed``, keys of its config in ``architecture``, and the tokenizer's tokens."""
-    if head == "score":
-        architecture = {"num_labels": 1} | architecture
+    """A model with weights drawn from ``seed``, and the tokenizer's tokens.
+
+    ``architecture`` holds the keys of its config.
+    """
     try:
         default = AutoConfig.for_model(model_type)
     except ValueError:
-        raise ConfigError(fault("model.unknown_architecture", kind=model_type)) from None
+        raise ConfigError(faults.unknown_architecture(model_type)) from None
     known = {*vars(default), *default.attribute_map, "num_labels"}
-    ConfigError.refuse(check.find_unknown_keys("model", model_type, architecture, known))
-    tokens = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    own = {"vocab_size": len(tokenizer)}
-    if check.sees({"model_type": model_type} | architecture):  # the words are those of one of its parts
-        architecture["text_config"] = own | (architecture.get("text_config") or {}) | tokens
-        own, tokens = {}, {"image_token_id": getattr(processor_of(tokenizer), "image_token_id", None)}
-        ConfigError.refuse([fault("model.no_processor")] if tokens["image_token_id"] is None else [])
-    config = AutoConfig.for_model(model_type, **own | architecture, **tokens)
+    ConfigError.refuse(find_unknown_keys("model", model_type, architecture, known))
+    if head == "score":
+        architecture.setdefault("num_labels", 1)
+    text_keys = {"vocab_size": len(tokenizer)}
+    tokens = {
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    if sees({"model_type": model_type} | architecture):
+        # The words are those of one of its parts.
+        text_config = architecture.get("text_config") or {}
+        architecture["text_config"] = text_keys | text_config | tokens
+        tokens = {"image_token_id": _image_token_of(tokenizer)}
+    else:
+        architecture = text_keys | architecture
+    config = AutoConfig.for_model(model_type, **architecture, **tokens)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = auto_class(config.to_dict(), head)
-        model = made.from_config(config, dtype=torch.float32 if dtype == "auto" else getattr(torch, dtype))
-    ConfigError.refuse(check.find_size_faults(_vocabulary_of(tokenizer), model.get_input_embeddings().num_embeddings))
+        model = auto_class(config.to_dict(), head).from_config(
+            config, dtype=torch.float32 if dtype == "auto" else getattr(torch, dtype)
+        )
+    rows = model.get_input_embeddings().num_embeddings
+    ConfigError.refuse(find_size_faults(_vocabulary_of(tokenizer), rows))
     adopt_tokens(model, tokenizer)
     return model
+
+
+def _image_token_of(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The token in whose place the processor of a tokenizer puts images.
+
+    Raises ConfigError where the tokenizer has no such processor.
+    """
+    token_id: int | None = getattr(processor_of(tokenizer), "image_token_id", None)
+    if token_id is None:
+        raise ConfigError(
+            Fault(
+                where="model.tokenizer.path",
+                found="a tokenizer without a processor of images",
+                expected="one with a processor_config.json, because the model sees",
+                fix="=runner://model/tiny_vision",
+            )
+        )
+    return token_id

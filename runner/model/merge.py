@@ -1,4 +1,4 @@
-"""An adapter folded into its base, and any model written in another precision: what loads without peft."""
+"""Models that load without peft: an adapter merged into its base, or another precision."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,9 +6,10 @@ from pathlib import Path
 import torch
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from runner.errors import ConfigError, SickRun, fault
+from runner.errors import ConfigError, Fault, SickRun
 from runner.model.encoding import processor_of
 from runner.model.load import auto_class, load_model, load_tokenizer, read_adapter, read_config
 from runner.schema.text import number
@@ -19,72 +20,138 @@ EXACT = 1e-3  # of the largest logit: what float32 sums in another order stay fa
 
 @dataclass(frozen=True)
 class WrittenModel:
-    """The distance of the written model from the trained one, in the largest difference of a logit."""
+    """The distance of the written model from the trained one.
+
+    It is measured in the largest difference of a logit.
+    """
 
     dtype: str
     merged: float | None  # before rounding; None where nothing was merged
     rounded: float
-    largest: float  # logit itself
+    largest: float  # the logit with the largest absolute value
 
 
-def write_plain(source: Path, folder: Path, *, head: str, dtype: str | None = None, trust: bool) -> WrittenModel:
+def write_plain(
+    source: Path, folder: Path, *, head: str, dtype: str | None = None, trust: bool
+) -> WrittenModel:
     """Write the model at ``source`` so that plain transformers loads it, and load it once to see.
 
-    An adapter is merged in float32. Without ``dtype`` the weights have that of the base. Raises ConfigError for an
-    adapter that is no change of weights, and SickRun where the merged model is another one.
+    An adapter is merged in float32. Without ``dtype`` the weights have that of the base. Raises
+    ConfigError for an adapter that is no change of weights, and SickRun where the merged model is
+    another one.
     """
     tokenizer = load_tokenizer(str(source), trust_remote_code=trust)
-    if (adapter := read_adapter(str(source))) is not None and adapter.is_prompt_learning:
-        raise ConfigError(fault("model.merged_prompt", source=source, kind=adapter.peft_type.value))
+    adapter = read_adapter(str(source))
+    if adapter is not None and adapter.is_prompt_learning:
+        raise ConfigError(_learnt_prompt(source, adapter.peft_type.value))
     if not dtype:
         config = read_config(str(source), trust_remote_code=trust)
         dtype = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
-    how = {"tokenizer": tokenizer, "head": head, "trust_remote_code": trust}
-    # A whole model is only rounded, and that is exact from whatever it is kept in.
-    model = load_model(str(source), dtype="float32" if adapter else "auto", **how).eval()
+    # A whole model is only rounded, and that is exact from whatever precision it was saved in.
+    model = load_model(
+        str(source),
+        tokenizer=tokenizer,
+        head=head,
+        dtype="float32" if adapter else "auto",
+        trust_remote_code=trust,
+    ).eval()
     probe = torch.randint(len(tokenizer), PROBE, generator=torch.Generator().manual_seed(0))
-    trained, merged = _logits(model, probe), None
+    trained = _logits(model, probe)
     largest = trained.abs().max().item()
+    merged = None
     if isinstance(model, PeftModel):
         model = merge(model)
-        merged = (trained - _logits(model, probe)).abs().max().item()
+        merged = _distance(trained, model, probe)
         _check_same(source, merged, largest)
-    model.to(getattr(torch, dtype)).save_pretrained(str(folder))
+    torch_dtype = getattr(torch, dtype)
+    model.to(torch_dtype).save_pretrained(str(folder))
     processor_of(tokenizer).save_pretrained(str(folder))
-    del model
-    how = {"dtype": getattr(torch, dtype), "trust_remote_code": trust}
-    made = auto_class(read_config(str(folder), trust_remote_code=trust).to_dict(), head)
-    loaded, report = made.from_pretrained(str(folder), output_loading_info=True, **how)
-    kinds = ("missing_keys", "unexpected_keys", "mismatched_keys")
-    if lacking := sorted(str(name) for kind in kinds for name in report.get(kind, ())):
-        raise SickRun(fault("model.written_without", folder=folder, names=", ".join(lacking[:3])))
-    apart = (trained - _logits(loaded.eval(), probe)).abs().max().item()
+    del model  # so that there is room for the one that is loaded
+    loaded = _load_written(folder, head, torch_dtype, trust)
+    rounded = _distance(trained, loaded, probe)
     if dtype == "float32":
-        _check_same(folder, apart, largest)
-    return WrittenModel(dtype, merged, apart, largest)
+        _check_same(folder, rounded, largest)
+    return WrittenModel(dtype, merged, rounded, largest)
+
+
+def _learnt_prompt(source: Path, method: str) -> Fault:
+    return Fault(
+        where=str(source),
+        found=f"a learnt prompt ({method}), which is no change of weights and cannot be merged",
+        expected="an adapter of the weights, or a whole model",
+        fix=f"PeftModel.from_pretrained(base, '{source}'), which loads it as it is",
+    )
+
+
+def _load_written(folder: Path, head: str, dtype: torch.dtype, trust: bool) -> PreTrainedModel:
+    """The model in a folder as plain transformers loads it.
+
+    Raises SickRun where a weight is missing or left over.
+    """
+    config = read_config(str(folder), trust_remote_code=trust)
+    model, report = auto_class(config.to_dict(), head).from_pretrained(
+        str(folder), output_loading_info=True, dtype=dtype, trust_remote_code=trust
+    )
+    wrong: list[str] = []
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        wrong += map(str, report.get(kind, ()))
+    if wrong:
+        names = ", ".join(sorted(wrong)[:3])
+        raise SickRun(
+            Fault(
+                where=str(folder),
+                found=f"written without {names}",
+                expected="every weight of the model",
+            )
+        )
+    return model.eval()
 
 
 def merge(model: PeftModel) -> PreTrainedModel:
     """The base model with its adapter added to its weights.
 
-    An output layer that shares its weights with the embeddings gets its own where the adapter changes either: merged
-    into shared weights, the change of one would be a change of both; peft notes in the config that they differ.
+    An output layer that shares its weights with the embeddings gets its own where the adapter
+    changes either: merged into shared weights, the change of one would be a change of both; peft
+    notes in the config that they differ.
     """
     base = model.get_base_model()
-    layers = [base.get_input_embeddings(), base.get_output_embeddings()]
-    if None not in layers and any(isinstance(layer, BaseTunerLayer) for layer in layers):
-        first, second = (layer.base_layer if isinstance(layer, BaseTunerLayer) else layer for layer in layers)
-        if first.weight is second.weight:
-            second.weight = torch.nn.Parameter(second.weight.detach().clone())
+    embeddings = base.get_input_embeddings()
+    output = base.get_output_embeddings()
+    are_adapted = isinstance(embeddings, BaseTunerLayer) or isinstance(output, BaseTunerLayer)
+    if embeddings is not None and output is not None and are_adapted:
+        output = _without_adapter(output)
+        if _without_adapter(embeddings).weight is output.weight:
+            output.weight = nn.Parameter(output.weight.detach().clone())
     return model.merge_and_unload(safe_merge=True)
 
 
-@torch.no_grad()
-def _logits(model: torch.nn.Module, probe: torch.Tensor) -> torch.Tensor:
-    return model(input_ids=probe, attention_mask=torch.ones_like(probe)).logits.float()
+def _without_adapter(layer: nn.Module) -> nn.Module:
+    return layer.base_layer if isinstance(layer, BaseTunerLayer) else layer
 
 
-def _check_same(source: Path, apart: float, largest: float) -> None:
-    if not apart <= EXACT * max(largest, 1.0):
-        logits = {"apart": number(apart, 3), "largest": number(largest, 3)}
-        raise SickRun(fault("model.merged_otherwise", source=source, **logits))
+def _logits(model: nn.Module, probe: Tensor) -> Tensor:
+    with torch.no_grad():
+        output = model(input_ids=probe, attention_mask=torch.ones_like(probe))
+    return output.logits.float()
+
+
+def _distance(logits: Tensor, model: nn.Module, probe: Tensor) -> float:
+    """The largest difference between these logits and those of a model."""
+    return float((logits - _logits(model, probe)).abs().max())
+
+
+def _check_same(source: Path, distance: float, largest: float) -> None:
+    """Raise SickRun where logits are further apart than sums in another order can be.
+
+    Logits that are not finite are, too.
+    """
+    if not distance <= EXACT * max(largest, 1.0):
+        off = f"a logit is off by {number(distance, 3)} of {number(largest, 3)}"
+        raise SickRun(
+            Fault(
+                where=str(source),
+                found=f"merged, the model answers otherwise: {off}",
+                expected="the same logits",
+                fix="share the adapter in model/ as it is",
+            )
+        )

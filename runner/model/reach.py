@@ -1,7 +1,10 @@
-"""Texts of rows that a chat template does not write, looked for before anything is trained on or sampled after them.
+"""Texts of rows that a chat template does not write.
 
-Each text of a conversation is replaced by a mark of its own, once for every shape of a conversation (its roles and
-keys): a mark that is not in what the template writes stands for a text that no model would see. Nothing of torch.
+They are looked for before anything is trained on the rows or sampled after them.
+
+Each text of a conversation is replaced by a mark of its own, once for every shape of a conversation
+(its roles and keys): a mark that is not in what the template writes stands for a text that no model
+would see. Nothing of torch.
 """
 
 import json
@@ -9,9 +12,8 @@ import mmap
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import astuple, dataclass, field
-from typing import Any
+from typing import Literal
 
 from runner.errors import Fault, describe
 from runner.io.turns import (
@@ -23,114 +25,203 @@ from runner.io.turns import (
     join_turns,
     probe_habits,
     template_arguments,
-    thought_of,
 )
 from runner.model.jinja import MAX_LETTERS, compile_template, find_excess
+from runner.model.turn_texts import (
+    LAST_THOUGHT,
+    THOUGHT,
+    THOUGHT_PARTS,
+    TOOL_PARTS,
+    TOOLS,
+    Row,
+    RowText,
+    list_texts,
+    rewrite,
+)
 from runner.schema.text import short_text
 
-Row = Mapping[str, Any]
-WriteRow = Callable[[Turns, Row, bool], str]  # turns with the arguments of a row, opened for an answer or not
+# Writes turns with the arguments of a row, opened for an answer or not.
+WriteRow = Callable[[Turns, Row, bool], str]
 
 MAX_ROWS = 1000  # that are looked at
-MARK = "Qx{}markxQ".format
 CLOSED_THOUGHT = re.compile(r"(?s)^\s*<think>(.*?)</think>")
-JOINS: tuple[Join, ...] = ("system", "all")
-OF_ROLES = ("role", "content", "tool_calls", "weight", *THOUGHTS)  # keys of turns that are looked for otherwise
-THOUGHT = "the thought"
-LAST_THOUGHT = "the thought before the last turn"
-THOUGHT_PARTS = (THOUGHT, LAST_THOUGHT)
-TOOLS = "the tools"
-CALL = "a call of a tool"
-ARGUMENT = "an argument of a call"
-SAID = "what "  # begins the part of a text that somebody says
-OF_TOOLS = (TOOLS, CALL, ARGUMENT, f"{SAID}the tool says")
+JOINS: tuple[Join, ...] = ("system", "all")  # the one that changes more comes last
+# Keys of turns that need not be looked for as unread ones.
+READ_KEYS = ("role", "content", "tool_calls", "weight", *THOUGHTS)
 
 
 @dataclass(frozen=True)
-class RowText:
-    """A text of a conversation, and the part of it that the text is."""
+class Conversation:
+    """The turns of a row, which may wait for an answer."""
 
-    part: str
-    text: str
+    turns: Turns
+    row: Row
+    is_opened: bool
+
+    def shape(self) -> str:
+        """All of the conversation but its texts and the numbers of its calls."""
+        turns, arguments = rewrite(self.turns, self.row, lambda part, text: "text")
+        for turn in turns:
+            for key in turn.keys() & {"name", "tool_call_id", "weight"}:
+                turn[key] = None
+            if turn.get("tool_calls"):
+                turn["tool_calls"] = [call["function"] for call in turn["tool_calls"]]
+        tools = arguments.get("tools") or ()
+        shape = [turns, arguments[TEMPLATE_ARGUMENTS], len(tools), self.is_opened]
+        return json.dumps(shape, sort_keys=True, default=str)
 
 
 @dataclass(frozen=True)
 class ShapeLosses:
-    """The losses of all conversations of one shape: texts by their number, and keys that are not read."""
+    """The losses of all conversations of one shape.
 
-    lost: tuple[int, ...] = ()
-    unread: frozenset[str] = frozenset()
+    Lost texts go by their number; keys of turns that are not read, by name.
+    """
+
+    lost: frozenset[int]
+    unread: frozenset[str]
+
+
+@dataclass(frozen=True)
+class TextLoss:
+    """A text that a template leaves out, writes otherwise, or writes without some of its blanks."""
+
+    kind: Literal["lost", "altered", "spaced"]
+    text: RowText
+
+
+@dataclass
+class RowLosses:
+    """The parts of one row that do not reach the model as they are."""
+
+    refused: set[str] = field(default_factory=set)
+    lost: set[str] = field(default_factory=set)
+    altered: set[str] = field(default_factory=set)
+    spaced: set[str] = field(default_factory=set)
+    marked: set[str] = field(default_factory=set)
 
 
 @dataclass
 class Reach:
-    """The losses of rows in a template: of each part that it leaves out the number of rows, and a text of the first."""
+    """The losses of rows in a template.
+
+    Of each part that it leaves out, the number of rows is counted, and the first text kept.
+    """
 
     rows: int = 0
-    refused: Counter[str] = field(default_factory=Counter)  # rows by the words of the template
+    refused: Counter[str] = field(default_factory=Counter)  # by the words of the template
     lost: Counter[str] = field(default_factory=Counter)
     altered: Counter[str] = field(default_factory=Counter)
     spaced: Counter[str] = field(default_factory=Counter)  # written, but for blanks
-    marked: Counter[str] = field(default_factory=Counter)  # texts with a special token, by what holds it
-    unread: dict[str, None] = field(default_factory=dict)
-    examples: dict[str, str] = field(default_factory=dict)
-    mended_by: dict[str, Join | None] = field(default_factory=dict)  # the way of joining turns that helps, by part
-    knows_thoughts: bool = False  # whether the template has a place for those of some turns
+    # Texts with a special token, by what holds it.
+    marked: Counter[str] = field(default_factory=Counter)
+    unread: dict[str, None] = field(default_factory=dict)  # in order
+    examples: dict[str, str] = field(default_factory=dict)  # by part
+    # The way of joining turns that helps, by part or by the words of the template.
+    mended_by: dict[str, Join | None] = field(default_factory=dict)
+    knows_thoughts: bool = False  # the template has a place for those of some turns
+
+    def add(self, losses: RowLosses) -> None:
+        """Count the losses of one more row."""
+        self.refused.update(sorted(losses.refused))
+        self.lost.update(sorted(losses.lost))
+        self.altered.update(sorted(losses.altered))
+        self.spaced.update(sorted(losses.spaced))
+        self.marked.update(sorted(losses.marked))
 
     def faults(self, parts: Sequence[str] = (), *, tolerated: bool = False) -> list[Fault]:
-        """Faults of rows that the template refuses, or of which it leaves out a text; ``parts`` are of a mixture."""
+        """Faults of rows that the template refuses, or of which it leaves out a text.
+
+        ``parts`` are the names of the parts of a mixture of datasets.
+        """
         faults = []
         for error, count in self.refused.items():
-            fix = self._join_words(error, parts) or "mend the rows, or leave them out with dataset.map"
-            found = f"the chat template refuses {count} of {self.rows} rows: {error}"
-            faults.append(Fault("dataset", found, "turns that it takes", fix))
-        by_fix: dict[str, list[str]] = {}
-        for part, count in self.lost.items() if not tolerated else ():
+            mend = "mend the rows, or leave them out with dataset.map"
+            faults.append(
+                Fault(
+                    where="dataset",
+                    found=f"the chat template refuses {count} of {self.rows} rows: {error}",
+                    expected="turns that it takes",
+                    fix=self._join_words(error, parts) or mend,
+                )
+            )
+        if tolerated:
+            return faults
+        lines_by_fix: dict[str, list[str]] = {}
+        for part, count in self.lost.items():
             if part not in THOUGHT_PARTS:
-                words = [self._join_words(part, parts)]
-                words.append("dataset.without=[tools]" if part == TOOLS and not parts else "")
-                words.append("template=hermes" if part in OF_TOOLS else "")
-                fix = ", or ".join(filter(None, [*words, "tolerate.lost_text=true"]))
-                line = f"{part}, in {count} of {self.rows} rows{self._example(part)}"
-                by_fix.setdefault(fix, []).append(line)
-        for fix, lines in by_fix.items():
-            found = f"the chat template leaves out {'; '.join(lines)}"
-            faults.append(Fault("dataset", found, "a template that writes each text of the rows", fix))
+                line = f"{part}, {self._in_rows(count)}{self._example(part)}"
+                lines_by_fix.setdefault(self._fix_of_lost(part, parts), []).append(line)
+        for fix, lines in lines_by_fix.items():
+            faults.append(
+                Fault(
+                    where="dataset",
+                    found=f"the chat template leaves out {'; '.join(lines)}",
+                    expected="a template that writes each text of the rows",
+                    fix=fix,
+                )
+            )
         return faults
 
+    def _fix_of_lost(self, part: str, parts: Sequence[str]) -> str:
+        fixes = []
+        joined = self._join_words(part, parts)
+        if joined:
+            fixes.append(joined)
+        if part == TOOLS and not parts:
+            fixes.append("dataset.without=[tools]")
+        if part in TOOL_PARTS:
+            fixes.append("template=hermes")
+        fixes.append("tolerate.lost_text=true")
+        return ", or ".join(fixes)
+
     def notes(self, *, tolerated: bool = False) -> Iterator[str]:
-        """Lines on what does not reach the model and may be meant so: thoughts, keys of turns, other writings."""
-        for part in filter(self.lost.get, THOUGHT_PARTS):
-            advice = "; dataset.thoughts=inline writes it as <think> before the content"
-            if self.knows_thoughts and part == THOUGHT:
-                advice = ", as is its own rule for earlier turns"
-            elif self.knows_thoughts:
-                advice = ", and it is not learnt; model.tokenizer.chat_template=<another> may write it"
-            yield self._line(part) + advice
-        for part in self.lost if tolerated else ():
-            if part not in THOUGHT_PARTS:
-                yield self._line(part)
+        """Lines on what does not reach the model and may be meant so.
+
+        They tell of thoughts, keys of turns, and texts that are written otherwise.
+        """
+        for part in THOUGHT_PARTS:
+            if self.lost[part]:
+                yield self._line(part) + self._thought_advice(part)
+        if tolerated:
+            texts = [part for part in self.lost if part not in THOUGHT_PARTS]
+            yield from map(self._line, texts)
         if self.unread:
             yield f"not used by the chat template: {', '.join(self.unread)}"
         for part, count in self.altered.items():
-            yield f"in {count} of {self.rows} rows the chat template writes {part} otherwise{self._example(part)}"
+            writes = f"the chat template writes {part} otherwise"
+            yield f"{self._in_rows(count)} {writes}{self._example(part)}"
         for part, count in self.spaced.items():
-            yield f"in {count} of {self.rows} rows the chat template strips blanks of {part}{self._example(part)}"
+            strips = f"the chat template strips blanks of {part}"
+            yield f"{self._in_rows(count)} {strips}{self._example(part)}"
         for part, count in self.marked.items():
-            yield f"in {count} of {self.rows} rows {part}, which the model reads as its own mark and not as text"
+            reads = "which the model reads as its own mark and not as text"
+            yield f"{self._in_rows(count)} {part}, {reads}"
 
     def _line(self, part: str) -> str:
-        count = f"{self.lost[part]} of {self.rows} rows"
-        return f"in {count} the chat template leaves out {part}{self._example(part)}"
+        leaves_out = f"the chat template leaves out {part}"
+        return f"{self._in_rows(self.lost[part])} {leaves_out}{self._example(part)}"
+
+    def _in_rows(self, count: int) -> str:
+        return f"in {count} of {self.rows} rows"
+
+    def _thought_advice(self, part: str) -> str:
+        if not self.knows_thoughts:
+            return "; dataset.thoughts=inline writes it as <think> before the content"
+        if part == THOUGHT:
+            return ", as is its own rule for earlier turns"
+        return ", and it is not learnt; model.tokenizer.chat_template=<another> may write it"
 
     def _example(self, part: str) -> str:
         return f", such as {self.examples[part]}" if self.examples.get(part) else ""
 
     def _join_words(self, part: str, parts: Sequence[str]) -> str:
-        if not (join := self.mended_by.get(part)):
+        """The words to type that join turns so that a part is written; empty where no way does."""
+        join = self.mended_by.get(part)
+        if not join:
             return ""
-        places = [f"dataset.parts.{name}" for name in parts] or ["dataset"]
-        return " ".join(f"{place}.join_turns={join}" for place in places)
+        datasets = [f"dataset.parts.{name}" for name in parts] or ["dataset"]
+        return " ".join(f"{dataset}.join_turns={join}" for dataset in datasets)
 
 
 def look_at_rows(
@@ -144,208 +235,176 @@ def look_at_rows(
 
     ``special_tokens`` are those that a tokenizer finds in any text.
     """
-    reach = Reach(knows_thoughts=any(word in template for word in (*THOUGHTS, "</think>")))
-    shapes: dict[str, ShapeLosses] = {}
+    knows_thoughts = any(word in template for word in (*THOUGHTS, "</think>"))
+    reach = Reach(knows_thoughts=knows_thoughts)
+    inspection = _Inspection(write, template, special_tokens, reach)
     for row, answers in rows:
         if reach.rows == count:
             break
         reach.rows += 1
-        parts = {name: set[str]() for name in ("refused", "lost", "altered", "spaced", "marked")}
-        for turns, is_opened in _conversations(row, answers):
-            try:
-                written = write(turns, row, is_opened)
-            except Exception as error:  # a template computes, and can fail in any way
-                parts["refused"].add(reason := describe(error))
-                _try_joins(reach, reason, turns, row, write, is_opened=is_opened)
-                continue
-            key, texts = _shape_of(turns, row, is_opened=is_opened), list_texts(turns, row)
-            if key not in shapes:
-                shapes[key] = _look(turns, row, write, written, is_opened=is_opened)
-            for name, entry in _find_losses(shapes[key], texts, written):
-                parts[name].add(entry.part)
-                example = short_text(entry.text)
-                reach.examples.setdefault(entry.part, example if example[0] in "'\"" else repr(example))
-                if name == "lost" and entry.part not in THOUGHT_PARTS:
-                    _try_joins(reach, entry.part, turns, row, write, is_opened=is_opened)
-            for entry in texts:
-                held = [token for token in special_tokens if token in entry.text]
-                parts["marked"] |= {f"{entry.part} holds {token}" for token in held}
-            reach.unread |= dict.fromkeys(sorted(shapes[key].unread | _unread_arguments(row, template)))
-        for name, found in parts.items():
-            getattr(reach, name).update(found)
+        losses = RowLosses()
+        for conversation in _conversations(row, answers):
+            inspection.look_at(conversation, losses)
+        reach.add(losses)
     return reach
 
 
-def _find_losses(shape: ShapeLosses, texts: Sequence[RowText], written: str) -> Iterator[tuple[str, RowText]]:
-    """Each text that is lost, or that the template writes otherwise than the row has it, with which of these it is."""
-    squeezed = _squeezed(written)
-    last = max((index for index, entry in enumerate(texts) if entry.part.startswith(SAID)), default=-1)
-    for index, entry in enumerate(texts):
-        if index in shape.lost:
-            yield "lost", entry
-        elif entry.part.startswith(SAID) and _squeezed(entry.text) not in squeezed:
-            thought = CLOSED_THOUGHT.match(entry.text)
-            if not thought or _squeezed(entry.text[thought.end() :]) not in squeezed:
-                yield "altered", entry
-            elif _squeezed(thought[1]) not in squeezed:
-                yield "lost", RowText(LAST_THOUGHT if index == last else THOUGHT, thought[1].strip())
-        elif entry.part.startswith(SAID) and entry.text not in written:
-            yield "spaced", entry
+@dataclass
+class _Inspection:
+    """A look at conversations, of which those of one shape are rendered with marks only once."""
+
+    write: WriteRow
+    template: str
+    special_tokens: Sequence[str]
+    reach: Reach
+    shapes: dict[str, ShapeLosses] = field(default_factory=dict)
+
+    def look_at(self, conversation: Conversation, losses: RowLosses) -> None:
+        """Note what a conversation loses, or that the template refuses it."""
+        turns, row = conversation.turns, conversation.row
+        try:
+            written = self.write(turns, row, conversation.is_opened)
+        except Exception as error:  # a template computes, and can fail in any way
+            reason = describe(error)
+            losses.refused.add(reason)
+            self._note_join(reason, conversation)
+            return
+        shape = conversation.shape()
+        if shape not in self.shapes:
+            self.shapes[shape] = _find_shape_losses(conversation, self.write, written)
+        texts = list_texts(turns, row)
+        for loss in _find_losses(self.shapes[shape], texts, written):
+            part = loss.text.part
+            getattr(losses, loss.kind).add(part)
+            example = short_text(loss.text.text)
+            is_quoted = example[0] in "'\""
+            self.reach.examples.setdefault(part, example if is_quoted else repr(example))
+            if loss.kind == "lost" and part not in THOUGHT_PARTS:
+                self._note_join(part, conversation)
+        for text in texts:
+            for token in self.special_tokens:
+                if token in text.text:
+                    losses.marked.add(f"{text.part} holds {token}")
+        unread = self.shapes[shape].unread | _unread_arguments(row, self.template)
+        self.reach.unread |= dict.fromkeys(sorted(unread))
+
+    def _note_join(self, part: str, conversation: Conversation) -> None:
+        """Note the way of joining turns after which all is written.
+
+        The way of an earlier conversation stays where it changes more.
+        """
+        mended_by = self.reach.mended_by
+        if part in mended_by and mended_by[part] in (None, JOINS[-1]):
+            return
+        mended_by[part] = self._find_join(conversation)
+
+    def _find_join(self, conversation: Conversation) -> Join | None:
+        """The first way of joining turns after which the template writes all texts but thoughts."""
+        if any(not isinstance(turn.get("content"), str) for turn in conversation.turns):
+            return None
+        row, is_opened = conversation.row, conversation.is_opened
+        for join in JOINS:
+            turns = join_turns(conversation.turns, join)
+            joined = Conversation(turns, row, is_opened)
+            try:
+                written = self.write(turns, row, is_opened)
+            except Exception:  # the template refuses these turns, too
+                continue
+            lost = _find_shape_losses(joined, self.write, written).lost
+            texts = list_texts(turns, row)
+            if all(texts[number].part in THOUGHT_PARTS for number in lost):
+                return join
+        return None
 
 
-def _conversations(row: Row, answers: Sequence[str]) -> Iterator[tuple[Turns, bool]]:
-    """The conversations of a row of chats, each with whether it waits for an answer."""
+def _conversations(row: Row, answers: Sequence[str]) -> Iterator[Conversation]:
+    """The conversations of a row of chats; none of a row of plain texts."""
     prompt = row.get("prompt")
     sides = [row[name] for name in answers]
-    if isinstance(prompt, str) or any(isinstance(side, str) for side in sides):
+    if any(isinstance(side, str) for side in [prompt, *sides]):
         return
     if prompt and not sides:
-        yield prompt, True
+        yield Conversation(prompt, row, is_opened=True)
     for side in sides:
-        yield [*(prompt or ()), *side], False
+        yield Conversation([*(prompt or ()), *side], row, is_opened=False)
 
 
-def _shape_of(turns: Turns, row: Row, *, is_opened: bool) -> str:
-    """All of a conversation but its texts and the numbers of its calls."""
-    bare, arguments = rewrite(turns, row, lambda part, text: "text")
-    for turn in bare:
-        turn |= dict.fromkeys(turn.keys() & {"name", "tool_call_id", "weight"})
-        if turn.get("tool_calls"):
-            turn["tool_calls"] = [call["function"] for call in turn["tool_calls"]]
-    shape = [bare, arguments[TEMPLATE_ARGUMENTS], len(arguments.get("tools") or ()), is_opened]
-    return json.dumps(shape, sort_keys=True, default=str)
+def _find_losses(shape: ShapeLosses, texts: Sequence[RowText], written: str) -> Iterator[TextLoss]:
+    """The texts of a conversation that the template leaves out, or writes otherwise."""
+    squeezed = _squeeze(written)
+    said = [number for number, text in enumerate(texts) if text.is_said]
+    for number, text in enumerate(texts):
+        if number in shape.lost:
+            yield TextLoss("lost", text)
+        elif not text.is_said or text.text in written:
+            continue
+        elif _squeeze(text.text) in squeezed:
+            yield TextLoss("spaced", text)
+        else:
+            # A template may leave out the thought that opens a text, or write it elsewhere.
+            thought = CLOSED_THOUGHT.match(text.text)
+            if not thought or _squeeze(text.text[thought.end() :]) not in squeezed:
+                yield TextLoss("altered", text)
+            elif _squeeze(thought[1]) not in squeezed:
+                part = LAST_THOUGHT if number == said[-1] else THOUGHT
+                yield TextLoss("lost", RowText(part, thought[1].strip()))
 
 
-def list_texts(turns: Turns, row: Row) -> list[RowText]:
-    """The texts of a conversation and of its tools, in the order in which ``rewrite`` comes to them."""
-    texts: list[RowText] = []
-
-    def keep(part: str, text: str) -> str:
-        texts.append(RowText(part, text))
-        return text
-
-    rewrite(turns, row, keep)
-    return texts
-
-
-def rewrite(turns: Turns, row: Row, put: Callable[[str, str], str]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """A conversation and its row's arguments for the template, with another text in the place of each."""
-    names: dict[str, str] = {}
-    changed = []
-    for turn in turns:
-        new = dict(turn)
-        part = f"{SAID}the {turn['role']} says"
-        content = turn.get("content")
-        if isinstance(content, str):
-            new["content"] = put(part, content) if content.strip() else ""
-        elif content:
-            new["content"] = [
-                piece | {"text": put(part, piece["text"])} if str(piece.get("text") or "").strip() else piece
-                for piece in content
-            ]
-        if thought := thought_of(turn):
-            key = next(key for key in THOUGHTS if turn.get(key) == thought)
-            new[key] = put(LAST_THOUGHT if turn is turns[-1] else THOUGHT, thought)
-        if turn.get("tool_calls"):
-            new["tool_calls"] = [_rewrite_call(call, put, names) for call in turn["tool_calls"]]
-        if turn["role"] == "tool" and turn.get("name") in names:
-            new["name"] = names[turn["name"]]
-        changed.append(new)
-    given = template_arguments(row)
-    tools = given.pop("tools", None)
-    arguments: dict[str, Any] = {TEMPLATE_ARGUMENTS: given}
-    if tools:
-        arguments["tools"] = [_rewrite_tool(tool, put) for tool in tools]
-    return changed, arguments
-
-
-def _rewrite_call(call: Row, put: Callable[[str, str], str], names: dict[str, str]) -> dict[str, Any]:
-    function = dict(call["function"])
-    names[function["name"]] = put(CALL, function["name"])
-    function["name"] = names[function["name"]]
-    function["arguments"] = _rewrite_values(function.get("arguments"), put)
-    return {**call, "function": function}
-
-
-def _rewrite_values(value: Any, put: Callable[[str, str], str]) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _rewrite_values(inner, put) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_rewrite_values(inner, put) for inner in value]
-    if isinstance(value, str):
-        return put(ARGUMENT, value) if value.strip() else ""
-    return value
-
-
-def _rewrite_tool(tool: Any, put: Callable[[str, str], str]) -> Any:
-    if not isinstance(tool, Mapping):
-        return tool
-    function = tool.get("function", tool)
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        return tool
-    named = {**function, "name": put(TOOLS, function["name"])}
-    return {**tool, "function": named} if "function" in tool else named
-
-
-def _look(turns: Turns, row: Row, write: WriteRow, plain: str, *, is_opened: bool) -> ShapeLosses:
-    """The losses of a conversation, of which the template writes ``plain``."""
+def _find_shape_losses(conversation: Conversation, write: WriteRow, written: str) -> ShapeLosses:
+    """The losses of a conversation, of which the template writes ``written``."""
+    unread = _find_unread_keys(conversation, write, written)
     marks: list[str] = []
 
     def mark(part: str, text: str) -> str:
-        marks.append(MARK(len(marks)))
+        marks.append(f"Qx{len(marks)}markxQ")
         return marks[-1]
 
-    unread = frozenset(key for key in _other_keys(turns) if _is_unread(key, turns, row, write, plain, is_opened))
-    marked, arguments = rewrite(turns, row, mark)
-    with suppress(Exception):  # where it takes these texts alone, they are looked for themselves
-        written = write(marked, arguments, is_opened)
-        return ShapeLosses(tuple(index for index, text in enumerate(marks) if text not in written), unread)
-    squeezed = _squeezed(plain)
-    texts = list_texts(turns, row)
-    return ShapeLosses(
-        tuple(index for index, entry in enumerate(texts) if _squeezed(entry.text) not in squeezed), unread
-    )
+    turns, arguments = rewrite(conversation.turns, conversation.row, mark)
+    try:
+        marked = write(turns, arguments, conversation.is_opened)
+    except Exception:  # where it takes these texts alone, they are looked for themselves
+        squeezed = _squeeze(written)
+        texts = [_squeeze(text.text) for text in list_texts(conversation.turns, conversation.row)]
+        lost = [number for number, text in enumerate(texts) if text not in squeezed]
+    else:
+        lost = [number for number, text in enumerate(marks) if text not in marked]
+    return ShapeLosses(frozenset(lost), unread)
 
 
-def _other_keys(turns: Turns) -> list[str]:
-    return list(dict.fromkeys(key for turn in turns for key in turn if key not in OF_ROLES))
-
-
-def _is_unread(key: str, turns: Turns, row: Row, write: WriteRow, plain: str, is_opened: bool) -> bool:
-    bare = [{name: value for name, value in turn.items() if name != key} for turn in turns]
-    with suppress(Exception):  # then the template asks for it
-        return write(bare, row, is_opened) == plain
-    return False
+def _find_unread_keys(conversation: Conversation, write: WriteRow, written: str) -> frozenset[str]:
+    """The keys of turns without which a template writes the same."""
+    keys: set[str] = set()
+    for turn in conversation.turns:
+        keys |= turn.keys() - set(READ_KEYS)
+    unread = set()
+    for key in keys:
+        turns = []
+        for turn in conversation.turns:
+            turns.append({name: value for name, value in turn.items() if name != key})
+        try:
+            if write(turns, conversation.row, conversation.is_opened) == written:
+                unread.add(key)
+        except Exception:  # the template asks for the key
+            continue
+    return frozenset(unread)
 
 
 def _unread_arguments(row: Row, template: str) -> set[str]:
-    given = row.get(TEMPLATE_ARGUMENTS) or {}
-    return {f"{TEMPLATE_ARGUMENTS}.{key}" for key in given if not re.search(rf"\b{re.escape(key)}\b", template)}
+    """The arguments of a row for its template that the template does not mention."""
+    unread = set()
+    for name in row.get(TEMPLATE_ARGUMENTS) or ():
+        if not re.search(rf"\b{re.escape(name)}\b", template):
+            unread.add(f"{TEMPLATE_ARGUMENTS}.{name}")
+    return unread
 
 
-def _try_joins(reach: Reach, part: str, turns: Turns, row: Row, write: WriteRow, *, is_opened: bool) -> None:
-    """Note the way of joining turns after which all of a conversation is written, unless an earlier one needs more."""
-    if part in reach.mended_by and reach.mended_by[part] in (None, JOINS[-1]):
-        return
-    if any(not isinstance(turn.get("content"), str) for turn in turns):
-        reach.mended_by[part] = None
-        return
-    reach.mended_by[part] = None
-    for join in JOINS:
-        joined = join_turns(turns, join)
-        with suppress(Exception):
-            shape = _look(joined, row, write, write(joined, row, is_opened), is_opened=is_opened)
-            texts = list_texts(joined, row)
-            if all(texts[index].part in THOUGHT_PARTS for index in shape.lost):
-                reach.mended_by[part] = join
-                return
-
-
-def _squeezed(text: str) -> str:
+def _squeeze(text: str) -> str:
     return "".join(text.split())
 
 
 # --- Without the tokenizer ----------------------------------------------------------------------
+
+
 def find_reach_faults(
     rows: Sequence[tuple[Row, Sequence[str]]],
     template: str,
@@ -354,28 +413,43 @@ def find_reach_faults(
     parts: Sequence[str] = (),
     tolerated: bool = False,
 ) -> list[Fault]:
-    """Faults of rows with a template that is a text; they are looked for in a fork, which the system ends."""
+    """Faults of rows with a template that is a text.
+
+    They are looked for in a fork, which the system ends.
+    """
     import jinja2.sandbox  # noqa: F401  once, rather than in the fork
 
     shared = mmap.mmap(-1, MAX_LETTERS)
 
     def attempt() -> Iterator[str]:
-        compiled = compile_template(template)
-
-        def plainly(turns: Turns, arguments: Row) -> str:
-            known = {"tools": None, "documents": None, "add_generation_prompt": False}
-            text: str = compiled.render(**{**tokens, **known, **arguments, "messages": turns})
-            return text
-
-        habits = probe_habits(plainly)
-
-        def write(turns: Turns, row: Row, is_opened: bool) -> str:
-            return plainly(fit_turns(turns, habits), template_arguments(row) | {"add_generation_prompt": is_opened})
-
+        write = _compile_writer(template, tokens)
         faults = look_at_rows(rows, write, template).faults(parts, tolerated=tolerated)
         shared.write(json.dumps([astuple(fault) for fault in faults]).encode())
         yield ""
 
     excess = find_excess(attempt())
     written = shared[:].rstrip(b"\0")
-    return [Fault(*beats) for beats in json.loads(written)] if written and excess is None else []
+    if not written or excess is not None:
+        return []
+    return [Fault(*beats) for beats in json.loads(written)]
+
+
+def _compile_writer(template: str, tokens: Mapping[str, str]) -> WriteRow:
+    """A function that writes turns with a template.
+
+    It does so as a tokenizer with these special tokens would.
+    """
+    compiled = compile_template(template)
+    defaults: dict[str, object] = {"tools": None, "documents": None, "add_generation_prompt": False}
+
+    def render_turns(turns: Turns, arguments: Row) -> str:
+        text: str = compiled.render(**{**tokens, **defaults, **arguments, "messages": turns})
+        return text
+
+    habits = probe_habits(render_turns)
+
+    def write(turns: Turns, row: Row, is_opened: bool) -> str:
+        arguments = template_arguments(row) | {"add_generation_prompt": is_opened}
+        return render_turns(fit_turns(turns, habits), arguments)
+
+    return write

@@ -12,65 +12,133 @@ import copy
 
 import torch
 from peft import PeftConfig, PeftModel
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel, Trainer
 
-from runner.errors import ConfigError, fault
+from runner.errors import ConfigError, Fault
 from runner.model.adapter import changes_base, loaded_config
 from runner.model.saved import whole_weights
-from runner.schema import upstream
 
 
-def needs_reference(model: PreTrainedModel | PeftModel, peft_config: PeftConfig | None, *, precomputed: bool) -> bool:
-    """True where a trainer would find a wrong reference; a whole model is its own if all is ``precomputed`` first."""
-    adapter, came = peft_config or loaded_config(model), loaded_config(model)
-    if came and came == adapter and getattr(came, "trainable_token_indices", None):
-        return True  # the trainer's copy of the adapter lacks the rows of tokens
+def needs_reference(
+    model: PreTrainedModel | PeftModel, peft_config: PeftConfig | None, *, precomputed: bool
+) -> bool:
+    """True where a trainer would find a wrong reference.
+
+    A whole model is its own if all of its likelihoods are ``precomputed``.
+    """
+    own_config = loaded_config(model)
+    adapter = peft_config or own_config
+    if own_config and own_config == adapter:
+        if getattr(own_config, "trainable_token_indices", None):
+            return True  # the trainer's copy of the adapter lacks the rows of tokens
     return not precomputed if adapter is None else changes_base(adapter)
 
 
 def copy_reference(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
-    """A frozen copy of the model before an adapter is put on it; one that it came with is merged into the copy."""
-    places = (weight for weight in model.parameters() if weight.numel() > 1 and not any(weight.stride()))
-    # A clone of what ``hold_places`` made would be whole, and FSDP2 takes no weight that overlaps itself.
-    empty = {id(weight): torch.nn.Parameter(torch.empty_like(weight, device="meta").contiguous()) for weight in places}
-    reference = copy.deepcopy(model, empty)
-    reference = reference.merge_and_unload() if isinstance(reference, PeftModel) else reference
+    """A frozen copy of the model before an adapter is put on it.
+
+    An adapter that the model came with is merged into the copy.
+    """
+    # A clone of a weight that ``hold_places`` made would be whole, and FSDP2 takes no weight that
+    # overlaps itself: the copy has such weights on ``meta``.
+    copied: dict[int, object] = {}
+    for weight in model.parameters():
+        if weight.numel() > 1 and not any(weight.stride()):
+            empty = torch.empty_like(weight, device="meta").contiguous()
+            copied[id(weight)] = nn.Parameter(empty)
+    reference = copy.deepcopy(model, copied)
+    if isinstance(reference, PeftModel):
+        reference = reference.merge_and_unload()
     return reference.requires_grad_(False).eval()
 
 
-@torch.no_grad()
 def match_reference(trainer: Trainer) -> list[str]:
-    """Make the reference of a built trainer, as GRPO's, equal to its policy; gives the names of weights that differed.
+    """Make the reference of a built trainer, as GRPO's, equal to its policy.
 
-    Each shard gets its own part. Raises ConfigError where an adapter that has changed the base would be switched off.
+    Returns the names of the weights that differed.
+
+    Each shard gets its own part. Raises ConfigError where an adapter that has changed the base
+    would be switched off.
     """
-    model, reference = trainer.model, getattr(trainer, upstream.REF_MODEL, None)
-    if isinstance(model, PeftModel):
-        penalizes_kl = hasattr(trainer, upstream.REF_MODEL) and bool(getattr(trainer, "beta", 0))
-        if reference is None and changes_base(loaded_config(model)) and penalizes_kl:
-            raise ConfigError(fault("model.no_start_model", trainer=type(trainer).__name__))
-        for name, weight in (weights := dict(model.named_parameters())).items():
-            twin = weights.get(f"{name.removesuffix('default')}ref") if name.endswith(".default") else None
-            if twin is not None:  # rows of tokens, likewise
+    model = trainer.model
+    reference = getattr(trainer, "ref_model", None)
+    with torch.no_grad():
+        if isinstance(model, PeftModel):
+            _check_switching_off(trainer, model)
+            _copy_token_rows(model)
+            return []
+        if reference is None:
+            return []
+        unwrapped = trainer.accelerator.unwrap_model(reference, keep_torch_compile=False)
+        if any(weight.is_meta for weight in reference.parameters()):
+            # Another process of this machine has read the weights.
+            _give_memory(reference, unwrapped, trainer.accelerator.device)
+        return _copy_weights(model, unwrapped)
+
+
+def _check_switching_off(trainer: Trainer, model: PeftModel) -> None:
+    """Raise ConfigError where a trainer would switch off an adapter that has changed the base."""
+    penalizes_kl = hasattr(trainer, "ref_model") and bool(getattr(trainer, "beta", 0))
+    has_none = getattr(trainer, "ref_model", None) is None
+    if has_none and penalizes_kl and changes_base(loaded_config(model)):
+        found = f"{type(trainer).__name__} cannot tell the start model from below this adapter"
+        raise ConfigError(
+            Fault(
+                where="peft",
+                found=found,
+                expected="an adapter that leaves the base as it is, or no KL",
+                fix="peft=lora, or kl_coef=0",
+            )
+        )
+
+
+def _copy_token_rows(model: PeftModel) -> None:
+    """Copy the rows of tokens, which a trainer leaves out of its copy "ref" of an adapter."""
+    weights = dict(model.named_parameters())
+    for name, weight in weights.items():
+        if name.endswith(".default"):
+            twin = weights.get(f"{name.removesuffix('default')}ref")
+            if twin is not None:
                 twin.copy_(weight)
-        return []
-    if reference is None:
-        return []
-    whole = trainer.accelerator.unwrap_model(reference, keep_torch_compile=False)
-    if any(weight.is_meta for weight in reference.parameters()):  # another process of this machine has read them
-        buffers = {name: buffer.clone() for name, buffer in whole.named_buffers() if not buffer.is_meta}
-        reference.to_empty(device=trainer.accelerator.device)
-        for name, buffer in buffers.items():
-            whole.get_buffer(name).copy_(buffer)
-    held, different = dict(whole.named_parameters()), []
+
+
+def _give_memory(reference: nn.Module, unwrapped: nn.Module, device: torch.device) -> None:
+    """Have a reference on ``meta`` hold weights on a device, without values.
+
+    Its buffers stay as they are.
+    """
+    buffers = {}
+    for name, buffer in unwrapped.named_buffers():
+        if not buffer.is_meta:
+            buffers[name] = buffer.clone()
+    reference.to_empty(device=device)
+    for name, buffer in buffers.items():
+        unwrapped.get_buffer(name).copy_(buffer)
+
+
+def _copy_weights(model: nn.Module, reference: nn.Module) -> list[str]:
+    """Copy the weights of a model into a reference, which may be sharded.
+
+    Returns the names of the weights that differed.
+    """
+    twins = dict(reference.named_parameters())
+    different = []
     for name, weight in model.named_parameters():
-        own = held[name]
-        with whole_weights(own, weight):
-            if isinstance(own, DTensor):
-                weight = distribute_tensor(weight.to(own.device), own.device_mesh, own.placements)
-            local, wanted = (each.to_local() if isinstance(each, DTensor) else each for each in (own, weight))
-            if not torch.equal(local, wanted.to(local.device)):
+        twin = twins[name]
+        with whole_weights(twin, weight):
+            if isinstance(twin, DTensor):
+                weight = weight.to(twin.device)
+                weight = distribute_tensor(weight, twin.device_mesh, twin.placements)
+            twin_shard = _local_part(twin)
+            shard = _local_part(weight).to(twin_shard.device)
+            if not torch.equal(twin_shard, shard):
                 different.append(name)
-                local.copy_(wanted)
+                twin_shard.copy_(shard)
     return different
+
+
+def _local_part(weight: Tensor) -> Tensor:
+    """The part of a weight that this process holds."""
+    return weight.to_local() if isinstance(weight, DTensor) else weight

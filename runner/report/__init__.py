@@ -1,6 +1,10 @@
 """Run folders -> what people look at. Reads files only; torch is never imported here.
 
-What is said: of one run in ``facts``, of two in ``compare``, of the runs of a name in ``sweep`` (with ``axis`` and
-``objective``), of the tokens of a preview in ``tokens``. How it looks: ``table`` in the terminal and as CSV, ``plot``
-and ``number``, ``page`` as HTML, ``card`` beside an exported model, by ``render`` and ``template/``.
+What a report says: ``facts`` and ``verdict`` are about one run, ``compare`` about two, ``sweep``
+about the runs of a name (with ``selection``, ``axis``, ``score`` and ``ranking``), ``tokens`` about
+a preview.
+
+How it looks: ``table`` is for the terminal and for other programs, ``page`` is HTML, ``card`` lies
+beside an exported model. ``plot_run`` and ``plot_sweep`` choose the curves, which ``drawing`` makes
+into pictures and ``charts`` into data for the script of a page. ``render`` fills in ``template/``.
 """

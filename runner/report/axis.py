@@ -1,134 +1,238 @@
-"""The keys in which the runs of one name differ, each listed once and under the name that people sweep it by.
+"""The keys in which the runs of a name differ, each under the short name that people know it by.
 
-What the choice of a trainer, model or dataset brings with it is no axis of its own.
+A key whose value follows from the choice of a trainer, a model or a dataset is no axis of its own.
 """
 
 import json
 import re
-from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from runner.config.machines import processes_of
+from runner.run.history import is_finite
 from runner.run.key import VOLATILE
-from runner.run.read import is_finite
-from runner.schema.text import Config, flatten
+from runner.schema.text import Config, flatten, select
 
-TOP = ("learning_rate", "kl_coef", "seed")
-SKIPPED = (VOLATILE - {*TOP}) | {"launcher", "stages", "objective"}
+# Keys at the top of a config from which keys of its groups take their values.
+TOP_KEYS = ("learning_rate", "kl_coef", "seed")
+SKIPPED = (VOLATILE - {*TOP_KEYS}) | {"launcher", "stages", "objective"}
 MISSING = "—"
-UNREAD = "?"  # in place of a value where the run's config could not be read
+UNREAD = "?"  # the value of a run whose config could not be read
+MIN_LETTERS = 6  # of a shortened key: ``path`` and ``r`` alone say too little
+
+Leaves = dict[str, Hashable]  # the values of a config by their dotted keys
+Columns = dict[str, tuple[Hashable, ...]]  # the values of each key, one for each config
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A key with its value in each run, UNREAD where the run's config could not be read."""
+    """A key in which runs differ."""
 
     key: str
-    name: str
-    column: tuple[Hashable, ...]
-    also: tuple[str, ...] = ()  # keys that go with it: they say the same, or follow from its choice
+    name: str  # the shortest ending of the key that says enough
+    column: tuple[Hashable, ...]  # the value of each run, MISSING or UNREAD where it has none
+    also: tuple[str, ...] = ()  # keys with the same values, or whose values follow from this one
 
     @cached_property
     def usual(self) -> Hashable:
         """The value that most runs have."""
-        return Counter(entry for entry in self.column if entry is not UNREAD).most_common(1)[0][0]
+        counts = Counter(value for value in self.column if value != UNREAD)
+        return counts.most_common(1)[0][0]
 
     @cached_property
     def odd(self) -> dict[int, Hashable]:
-        """The values of a few runs, by their places, where each has its own and all others share one: a longer run."""
-        odd = {place: entry for place, entry in enumerate(self.column) if entry not in (self.usual, UNREAD)}
-        return odd if len(odd) == len(set(odd.values())) <= max(1, len(self.column) // 4) else {}
+        """The values of a few exceptional runs by their index, such as one that was trained longer.
+
+        Empty unless the exceptions are at most a quarter of the runs and all differ.
+        """
+        exceptions = {}
+        for index, value in enumerate(self.column):
+            if value not in (self.usual, UNREAD):
+                exceptions[index] = value
+        are_few = len(exceptions) <= max(1, len(self.column) // 4)
+        are_distinct = len(exceptions) == len(set(exceptions.values()))
+        return exceptions if are_few and are_distinct else {}
 
     @cached_property
     def levels(self) -> list[Hashable]:
-        """Its different values, numbers in rising order and before words."""
-        found = dict.fromkeys(entry for entry in self.column if entry is not UNREAD)
-        return sorted(found, key=lambda entry: (not is_finite(entry), entry if is_finite(entry) else 0, str(entry)))
+        """The different values: numbers in ascending order, then texts."""
+        values = dict.fromkeys(value for value in self.column if value != UNREAD)
+        return sorted(values, key=_numbers_first)
 
 
-def axes_of(configs: Sequence[Config], typed: Sequence[Mapping[str, str]] | None = None) -> list[Axis]:
-    """The axes of some frozen configs; ``typed`` has the options of groups that each command line chose."""
-    read = [index for index, cfg in enumerate(configs) if cfg]
-    choices = _choices([configs[index] for index in read], [typed[index] if typed else {} for index in read])
-    found: dict[str, tuple[Hashable, ...]] = {}
-    also: dict[str, list[str]] = {}
-    first: dict[str, Hashable] = {}
-    others = []  # of each config only the values that are not those of the first one, because there may be many
-    for index in read:
-        leaves = {key: _hashable(leaf) for key, leaf in flatten(lasting_keys(configs[index])).items()}
-        first = first or leaves
-        pairs = ((key, leaves.get(key, MISSING)) for key in {**first, **leaves})
-        others.append({key: leaf for key, leaf in pairs if leaf != first.get(key, MISSING)})
-    varied = {key for leaves in others for key in leaves if key not in choices}
-    keys = [key for key in dict.fromkeys([*first, *(key for leaves in others for key in leaves)]) if key in varied]
-    order = sorted(keys, key=lambda key: TOP.index(key) if key in TOP else len(TOP))
-    columns = choices | {key: tuple(leaves.get(key, first.get(key, MISSING)) for leaves in others) for key in order}
+def _numbers_first(value: Hashable) -> tuple[bool, float, str]:
+    """A key to sort by: numbers in ascending order, then texts."""
+    if is_finite(value):
+        return False, value, str(value)
+    return True, 0.0, str(value)
+
+
+def axes_of(
+    configs: Sequence[Config], typed: Sequence[Mapping[str, str]] | None = None
+) -> list[Axis]:
+    """The axes of some composed configs, the seed last.
+
+    ``typed`` holds, for each config, the options of groups that its command line chose. An empty
+    config is one that could not be read.
+    """
+    if typed is None:
+        typed = [{}] * len(configs)
+    readable = [index for index, cfg in enumerate(configs) if cfg]
+    readable_configs = [configs[index] for index in readable]
+    choices = _choice_columns(readable_configs, [typed[index] for index in readable])
+    columns = choices | _key_columns(readable_configs, skip=choices)
+
+    axis_columns: Columns = {}
+    followers: dict[str, list[str]] = {}
     for key, column in columns.items():
-        # A column adds nothing where it equals another one, or has one value for each choice of a group.
-        for other, known in found.items():
-            if known == column or (other in choices and len(set(zip(known, column, strict=True))) == len(set(known))):
-                also[other].append(key)
-                break
+        leader = _find_leader(column, axis_columns, choices)
+        if leader:
+            followers[leader].append(key)
         else:
-            found[key], also[key] = column, []
+            axis_columns[key] = column
+            followers[key] = []
+
+    keys = [key for key in axis_columns if key != "seed"]
+    if "seed" in axis_columns:
+        keys.append("seed")
     axes = []
-    for key in sorted(found, key=lambda key: key == "seed"):
-        values = dict(zip(read, found[key], strict=True))
-        column = tuple(values.get(index, UNREAD) for index in range(len(configs)))
-        axes.append(Axis(key, _short_name(key, list(found)), column, tuple(also[key])))
+    for key in keys:
+        values: list[Hashable] = [UNREAD] * len(configs)
+        for index, value in zip(readable, axis_columns[key], strict=True):
+            values[index] = value
+        name = _short_name(key, list(axis_columns))
+        axes.append(Axis(key, name, tuple(values), tuple(followers[key])))
     return axes
 
 
-def lasting_keys(cfg: Config) -> Config:
-    """The part of a configuration by which runs are distinguished: of how they start only what changes the batch."""
-    lasting = {key: node for key, node in cfg.items() if key not in SKIPPED}
-    return lasting | ({"launcher": {"num_processes": processes_of(cfg)}} if cfg.get("launcher") else {})
+def comparable_part(cfg: Config) -> Config:
+    """The part of a config by which runs are compared.
+
+    It has only the number of processes of the launcher, because that changes the batch.
+    """
+    part = {key: node for key, node in cfg.items() if key not in SKIPPED}
+    if cfg.get("launcher"):
+        part["launcher"] = {"num_processes": processes_of(cfg)}
+    return part
 
 
-def _choices(configs: Sequence[Config], typed: Sequence[Mapping[str, str]]) -> dict[str, tuple[Hashable, ...]]:
-    groups = {key: None for cfg in configs for key, node in cfg.items() if isinstance(node, Mapping)}
-    found: dict[str, tuple[Hashable, ...]] = {}
-    for group in (group for group in groups if group not in SKIPPED):
+def _choice_columns(configs: Sequence[Config], typed: Sequence[Mapping[str, str]]) -> Columns:
+    """The options of each group in which the configs differ, or its paths if only these differ."""
+    groups: dict[str, None] = {}
+    for cfg in configs:
+        for key, node in cfg.items():
+            if isinstance(node, Mapping) and key not in SKIPPED:
+                groups[key] = None
+    columns: Columns = {}
+    for group in groups:
         nodes = [cfg.get(group) for cfg in configs]
-        labels = _labels(nodes, [words.get(group) for words in typed])
-        paths = tuple(_hashable(node.get("path")) if isinstance(node, Mapping) else None for node in nodes)
+        labels = _option_labels(nodes, [words.get(group) for words in typed])
+        paths = tuple(_hashable(select(node, "path")) for node in nodes)
         if len(set(labels)) > 1:
-            found[group] = labels
+            columns[group] = labels
         elif len(set(paths)) > 1:
-            found[f"{group}.path"] = paths
-    return found
+            columns[f"{group}.path"] = paths
+    return columns
 
 
-def _labels(nodes: Sequence[object], typed: Sequence[str | None]) -> tuple[str, ...]:
-    """A word for the choice in each run: as typed, or as typed elsewhere for the same target, or the target's name."""
-    pairs = [(short_target(node), word) for node, word in zip(nodes, typed, strict=True)]
-    words = {target: {word for other, word in pairs if word and other == target} for target in dict(pairs)}
-    labels = {target: next(iter(known)) if len(known) == 1 else target for target, known in words.items()}
-    return tuple(word or labels[target] for target, word in pairs)
+def _option_labels(nodes: Sequence[object], typed: Sequence[str | None]) -> tuple[str, ...]:
+    """A word for the option of each run.
+
+    It is the word that was typed for the run, or else the one word that other runs typed for the
+    same target, or else the name of the target.
+    """
+    targets = [short_target(node) for node in nodes]
+    words: dict[str, set[str]] = defaultdict(set)
+    for target, word in zip(targets, typed, strict=True):
+        if word:
+            words[target].add(word)
+    labels = []
+    for target, word in zip(targets, typed, strict=True):
+        if word:
+            labels.append(word)
+        elif len(words[target]) == 1:
+            labels.extend(words[target])
+        else:
+            labels.append(target)
+    return tuple(labels)
+
+
+def _key_columns(configs: Sequence[Config], skip: Collection[str]) -> Columns:
+    """The values of each dotted key in which the configs differ, first those of TOP_KEYS."""
+    first = _leaves_of(configs[0]) if configs else {}
+    # Of each config only what differs from the first is kept, since there may be thousands.
+    changes = []
+    varied: dict[str, None] = {}
+    for cfg in configs:
+        leaves = _leaves_of(cfg)
+        change: Leaves = {}
+        for key in {**first, **leaves}:
+            value = leaves.get(key, MISSING)
+            if value != first.get(key, MISSING):
+                change[key] = value
+                varied[key] = None
+        changes.append(change)
+    ordered = dict.fromkeys([*TOP_KEYS, *first, *varied])
+    columns = {}
+    for key in ordered:
+        if key in varied and key not in skip:
+            usual = first.get(key, MISSING)
+            columns[key] = tuple(change.get(key, usual) for change in changes)
+    return columns
+
+
+def _leaves_of(cfg: Config) -> Leaves:
+    """The values by which a config is compared with others."""
+    return {key: _hashable(value) for key, value in flatten(comparable_part(cfg)).items()}
+
+
+def _find_leader(
+    column: tuple[Hashable, ...], columns: Columns, choices: Collection[str]
+) -> str | None:
+    """The key that a column follows: it has the same values, or is a choice that decides them."""
+    for key, leading in columns.items():
+        if column == leading:
+            return key
+        # A choice decides the column if each of its options goes with one value.
+        pairs = set(zip(leading, column, strict=True))
+        if key in choices and len(pairs) == len(set(leading)):
+            return key
+    return None
 
 
 def short_target(node: object) -> str:
-    """A group's node in one word: its class without the usual ending, or the names of its entries."""
+    """A group in one word: its class without Trainer or Config, or the names of its parts."""
+    if node is None:
+        return "none"
     if not isinstance(node, Mapping):
-        return "none" if node is None else str(node)
+        return str(node)
     if "_target_" in node:
-        return re.sub(r"(?<=.)(Trainer|Config)$", "", str(node["_target_"]).rpartition(".")[2])
+        class_name = str(node["_target_"]).rpartition(".")[2]
+        return re.sub(r"(?<=.)(Trainer|Config)$", "", class_name)
     return "+".join(map(str, node))
 
 
-def _hashable(entry: object) -> Hashable:
-    return json.dumps(entry, ensure_ascii=False) if isinstance(entry, list | Mapping) else entry
+def _hashable(value: object) -> Hashable:
+    """A value that can be counted: a list or a node as its JSON."""
+    if isinstance(value, list | Mapping):
+        return json.dumps(value, ensure_ascii=False)
+    return value
 
 
 def _short_name(key: str, keys: Sequence[str]) -> str:
-    """The shortest ending of a dotted key that says enough and belongs to no other of the keys.
+    """The shortest ending of a dotted key that says enough and that no other key has.
 
     >>> keys = ["trainer.args.max_steps", "dataset.path", "peft.r"]
     >>> [_short_name(key, keys) for key in keys]
     ['max_steps', 'dataset.path', 'peft.r']
     """
-    parts, others = key.split("."), [f".{other}" for other in keys if other != key]
-    ends = (".".join(parts[cut:]) for cut in range(len(parts) - 1, 0, -1))
-    return next((end for end in ends if len(end) > 5 and not any(o.endswith(f".{end}") for o in others)), key)
+    parts = key.split(".")
+    rivals = [f".{rival}" for rival in keys if rival != key]
+    for start in range(len(parts) - 1, 0, -1):
+        ending = ".".join(parts[start:])
+        is_shared = any(rival.endswith(f".{ending}") for rival in rivals)
+        if len(ending) >= MIN_LETTERS and not is_shared:
+            return ending
+    return key

@@ -1,4 +1,4 @@
-"""A run as a model card, which is to be shown to others: without paths of this machine, and without secrets."""
+"""The model card of a run, which others will read: no paths of this machine and no secrets."""
 
 import re
 import shlex
@@ -9,70 +9,121 @@ from runner.io.distribution import NAME
 from runner.io.files import read_json
 from runner.io.secrets import form_of
 from runner.report.axis import short_target
-from runner.report.compare import differing
+from runner.report.compare import find_changed_keys
 from runner.report.facts import command_of, words_of
-from runner.report.objective import score_rows
+from runner.report.ranking import score_rows
 from runner.report.render import fill_template
-from runner.run.read import RunRecord, read_run
+from runner.run.record import RunRecord, read_run
 from runner.schema.text import number, select, walk
 
-# A path from the root or from a home; a URL, runner://..., org/name and </tag> are none. Its group is its last part;
-# a short one has none, because it may end in somebody's name.
-ROOTED = re.compile(r"""(?<![\w.:/<\\$}])~?(?:(?:/[\w.+@=-]+){2,}(/[\w.+@=-]+)|(?:/[\w.+@=-]+)+)/?""")
+# A path from the root or from a home, but no URL, runner://..., org/name or </tag>. The group is
+# its last part, which may stay; of a short path nothing stays, since it may end in a person's name.
+ROOTED = re.compile(
+    r"""(?<![\w.:/<\\$}])~?(?:(?:/[\w.+@=-]+){2,}(/[\w.+@=-]+)|(?:/[\w.+@=-]+)+)/?"""
+)
 LIBRARIES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate")
+PARAMETER_COUNTS = ("parameters", "trainable")  # of the model, in a manifest
 NOT_SHOWN = ("output_root", "launcher", "tracker", "allow")  # keys that say nothing of the model
+FINGERPRINT_LETTERS = 16
 
 
-def to_card(run: RunRecord, copy: Sequence[str], license: str | None = None, pictures: Sequence[str] = ()) -> str:
-    """The model card of a run in Markdown, beginning with the fields that the hub reads; ``copy`` are notes on it."""
+def to_card(
+    run: RunRecord,
+    copy: Sequence[str],
+    license: str | None = None,
+    pictures: Sequence[str] = (),
+) -> str:
+    """The model card of a run in Markdown, beginning with the fields that the hub reads.
+
+    ``copy`` are notes on the exported copy, of which the first comes before the size of the model;
+    ``pictures`` are the names of files beside the card.
+    """
     path = str(select(run.cfg, "dataset.path") or "")
-    facts: dict[str, object] = {"license": license, "base": base_of(run), "path": path, "is_public": is_hub_name(path)}
-    facts |= {"trainer": short_target(run.cfg.get("trainer")), "is_scorer": select(run.cfg, "trainer.head") == "score"}
-    data = [(n, at) for n, at in walk(run.manifest.get("data")) if isinstance(at, Mapping) and "fingerprint" in at]
-    model, versions = run.manifest.get("model") or {}, run.manifest.get("versions") or {}
-    counts = [f"{number(model[key])} {key}" for key in ("parameters", "trainable") if model.get(key)]
+    model = run.manifest.get("model") or {}
+    counts = [f"{number(model[key])} {key}" for key in PARAMETER_COUNTS if model.get(key)]
+    notes = [*copy[:1], ", ".join(counts), *copy[1:]]
+    scores = []
+    for row in score_rows(run):
+        scores.append([row.name.removeprefix("eval_"), row.before, row.after, row.change])
+    changed = []
+    for key in find_changed_keys(run) or ():
+        changed.append([f"`{key.key}`", f"`{key.ours}`", f"`{key.default}`"])
     text = fill_template(
         "card.md",
         run=run,
-        **facts,
-        scores=[(name.removeprefix("eval_"), *others) for name, *others in score_rows(run)],
-        rows=[(name, node.get("rows"), f"`{str(node['fingerprint'])[:16]}`") for name, node in data],
-        changed=[[f"`{text}`" for text in row] for row in differing(run) or ()],
+        license=license,
+        base=base_of(run),
+        path=path,
+        is_public=is_hub_name(path),
+        trainer=short_target(run.cfg.get("trainer")),
+        is_scorer=select(run.cfg, "trainer.head") == "score",
+        scores=scores,
+        rows=_data_rows(run),
+        changed=changed,
         package=NAME,
-        pinned=[shlex.quote(f"{name}=={versions[name].partition('+')[0]}") for name in LIBRARIES if versions.get(name)],
+        pinned=_pinned_libraries(run),
         command="" if words_of(run) is None else command_of(run),
-        notes=[*copy[:1], *([", ".join(counts)] if counts else []), *copy[1:]],
+        notes=[note for note in notes if note],
         pictures=pictures,
         shown={key: node for key, node in run.cfg.items() if key not in NOT_SHOWN},
     )
     return public(text)
 
 
-def public(text: str) -> str:
-    """A text without paths of this machine, and without any word that looks like a secret.
+def _data_rows(run: RunRecord) -> list[list[object]]:
+    """The cells of each data set that the run read: name, number of rows, fingerprint."""
+    rows: list[list[object]] = []
+    for name, node in walk(run.manifest.get("data")):
+        if isinstance(node, Mapping) and "fingerprint" in node:
+            fingerprint = str(node["fingerprint"])[:FINGERPRINT_LETTERS]
+            rows.append([name, node.get("rows"), f"`{fingerprint}`"])
+    return rows
 
-    >>> public("model.path=/home/me/models/base and https://huggingface.co/org/name, runner://model/tiny")
-    'model.path=<folder>/base and https://huggingface.co/org/name, runner://model/tiny'
+
+def _pinned_libraries(run: RunRecord) -> list[str]:
+    """The requirements that install the libraries of the run, quoted for a shell."""
+    versions = run.manifest.get("versions") or {}
+    pinned = []
+    for name in LIBRARIES:
+        if versions.get(name):
+            version = versions[name].partition("+")[0]
+            pinned.append(shlex.quote(f"{name}=={version}"))
+    return pinned
+
+
+def public(text: str) -> str:
+    """A text without paths of this machine and without words that look like secrets.
+
+    >>> public("model.path=/home/me/models/base or runner://model/tiny")
+    'model.path=<folder>/base or runner://model/tiny'
+    >>> public("https://huggingface.co/org/name")
+    'https://huggingface.co/org/name'
     """
-    return re.sub(r"\S+", lambda word: "<secret>" if form_of(word[0]) else word[0], ROOTED.sub(r"<folder>\1", text))
+
+    def masked(word: re.Match[str]) -> str:
+        return "<secret>" if form_of(word[0]) else word[0]
+
+    return re.sub(r"\S+", masked, ROOTED.sub(r"<folder>\1", text))
 
 
 def base_of(run: RunRecord) -> str | None:
-    """The model of the hub that a run began from, through the runs that it builds on; None where it is no such one."""
-    seen: set[Path] = set()
-    while run.folder not in seen:
-        seen.add(run.folder)
-        path = str((run.cfg.get("model") or {}).get("path") or "")
-        adapter = read_json(Path(path) / "adapter_config.json") if path else None
-        path = str((adapter or {}).get("base_model_name_or_path") or path)
+    """The model of the hub that a run began from, if need be through earlier runs; else None."""
+    visited: set[Path] = set()
+    while run.folder not in visited:
+        visited.add(run.folder)
+        path = str(select(run.cfg, "model.path") or "")
+        if path:
+            adapter = read_json(Path(path) / "adapter_config.json") or {}
+            path = str(adapter.get("base_model_name_or_path") or path)
         if is_hub_name(path):
             return path
-        if not (Path(path).parent / "config.yaml").is_file():
+        earlier_folder = Path(path).parent
+        if not (earlier_folder / "config.yaml").is_file():
             return None
-        run = read_run(Path(path).parent)
+        run = read_run(earlier_folder)
     return None
 
 
 def is_hub_name(path: str) -> bool:
-    """True where a path is the name of a repository rather than a folder of this machine."""
+    """True where a path names a repository of the hub rather than a folder of this machine."""
     return bool(re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path)) and not Path(path).exists()

@@ -1,63 +1,116 @@
-"""Differences of two runs, by section and to the bit, and of a run from its options; from their files alone."""
+"""Comparison of two runs, by section or bit by bit, and of a run with the defaults of its options.
+
+Everything is read from the files of the runs.
+"""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from runner.config import NO_VALUE, compose, differences
+from runner.config.composition import compose, differences
+from runner.config.resolution import NO_VALUE
 from runner.errors import ConfigError, RunnerError
-from runner.report.axis import MISSING, TOP, lasting_keys
-from runner.report.facts import facts_of, folders_in, words_of
-from runner.report.number import difference, value
-from runner.report.objective import informative
-from runner.run.read import RunRecord, is_finite
+from runner.report.axis import MISSING, TOP_KEYS, comparable_part
+from runner.report.facts import DIGEST_LETTERS, facts_of, split_command, words_of
+from runner.report.number import format_difference, format_value
+from runner.report.score import informative
+from runner.run.history import is_finite
+from runner.run.record import RunRecord
 from runner.schema.text import Config, number, select, to_text
 
-WHOLE = ("experiment", "sweep")  # options that set keys of other groups; what they set does differ
-# What depends on the machine's mood and not on the run.
-TIMED = re.compile(r"(^|_)(runtime|seconds|step_time)$|_per_second$|^(eval_)?(eps|time/|profiling/|memory/)")
+# Groups whose options set keys of other groups. They are no defaults: what they set is a change.
+OVERLAYS = ("experiment", "sweep")
+# Figures that measure the machine, and so differ between equal runs.
+TIMED = re.compile(
+    r"(^|_)(runtime|seconds|step_time)$|_per_second$|^(eval_)?(eps|time/|profiling/|memory/)"
+)
 WEIGHTS = ".safetensors"
 
 
 @dataclass(frozen=True)
+class SectionRow:
+    """The values of one name in two runs; for numbers also the difference."""
+
+    name: str
+    ours: str
+    theirs: str
+    difference: str = ""
+
+
+@dataclass(frozen=True)
 class Section:
-    """One respect in which two runs are compared: rows of a name and both values, none where they are alike."""
+    """A subject in which two runs are compared; it has no rows where they are alike."""
 
     title: str
-    rows: Sequence[tuple[str, ...]]  # one of numbers ends in their difference
-    unknown: bool = False  # neither run says anything of it
+    rows: Sequence[SectionRow]
+    is_numeric: bool = False  # the rows have differences
+    unknown: bool = False  # neither run says anything about it
+
+
+@dataclass(frozen=True)
+class ConfigRow:
+    """Keys that have the same two values in two configs, with these values as text."""
+
+    keys: list[str]
+    ours: str
+    theirs: str
+
+
+@dataclass(frozen=True)
+class ChangedKey:
+    """A key of a run whose value is not the default of the chosen options."""
+
+    key: str
+    ours: str
+    default: str
 
 
 def sections_of(ours: RunRecord, theirs: RunRecord) -> list[Section]:
-    """Every respect in which two runs can differ, the shortest first and those without a difference before them."""
-    rows: list[tuple[str, ...]] = []
-    for (first, *others), mine, other in config_rows(ours.cfg, theirs.cfg):
-        also = ", ".join(dict.fromkeys(key.rpartition(".")[2] for key in others))
-        rows.append((f"{first} (also {also})" if also else first, mine, other))
-    found = [Section("config", rows)]
-    for (title, a), b in zip(facts_of(ours).items(), facts_of(theirs).values(), strict=True):
-        rows = [(key, *map(value_if_any, pair)) for key, *pair in differences(a, b)]
-        found.append(Section(title, rows, unknown=not a and not b))
-    found += [_scored("results", ours.after, theirs.after), _scored("last metrics", _last(ours), _last(theirs))]
-    return sorted(found, key=lambda section: len(section.rows))
+    """The comparison of two runs by subject, those with the fewest differences first."""
+    rows = []
+    for row in config_rows(ours.cfg, theirs.cfg):
+        name, *followers = row.keys
+        if followers:
+            endings = dict.fromkeys(key.rpartition(".")[2] for key in followers)
+            name += f" (also {', '.join(endings)})"
+        rows.append(SectionRow(name, row.ours, row.theirs))
+    sections = [Section("config", rows)]
+    their_facts = facts_of(theirs)
+    for subject, our_facts in facts_of(ours).items():
+        rows = []
+        for name, our_fact, their_fact in differences(our_facts, their_facts[subject]):
+            rows.append(SectionRow(name, _cell_text(our_fact), _cell_text(their_fact)))
+        is_unknown = not our_facts and not their_facts[subject]
+        sections.append(Section(subject, rows, unknown=is_unknown))
+    sections.append(_score_section("results", ours.after, theirs.after))
+    sections.append(_score_section("last metrics", _last_metrics(ours), _last_metrics(theirs)))
+    return sorted(sections, key=lambda section: len(section.rows))
 
 
-def _scored(title: str, ours: Mapping[str, float], theirs: Mapping[str, float]) -> Section:
-    names = informative(list(dict.fromkeys([*ours, *theirs])))
-    pairs = [(name, ours.get(name), theirs.get(name)) for name in names]
-    rows = [(name, number(a), number(b), difference(a, b)) for name, a, b in pairs if a != b]
-    return Section(title, rows, unknown=not names)
+def _score_section(title: str, ours: Mapping[str, float], theirs: Mapping[str, float]) -> Section:
+    """The scores in which two runs differ, of those that tell whether something was learned."""
+    names = informative({**ours, **theirs})
+    rows = []
+    for name in names:
+        our_score = ours.get(name)
+        their_score = theirs.get(name)
+        if our_score != their_score:
+            difference = format_difference(our_score, their_score)
+            rows.append(SectionRow(name, number(our_score), number(their_score), difference))
+    return Section(title, rows, is_numeric=True, unknown=not names)
 
 
-def _last(run: RunRecord) -> dict[str, float]:
-    return {name: entry for name, entry in run.logged.items() if not name.startswith("eval_")}
+def _last_metrics(run: RunRecord) -> dict[str, float]:
+    """The last logged value of each metric that is not of held-out rows."""
+    return {name: value for name, value in run.logged.items() if not name.startswith("eval_")}
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """One place where a repetition differs: the file or score, the step, the name, and both values."""
+    """A value that a repetition does not reproduce."""
 
-    what: str
+    what: str  # the file or the kind of score that it is in
     step: int | None
     name: str
     ours: object
@@ -65,75 +118,126 @@ class Deviation:
 
     @property
     def size(self) -> float | None:
-        """The distance of two numbers, relative to the larger; None where they are not two numbers."""
-        if not (is_finite(self.ours) and is_finite(self.theirs)):
+        """The difference relative to the larger number; None unless both values are numbers."""
+        if not is_finite(self.ours) or not is_finite(self.theirs):
             return None
         largest = max(abs(self.ours), abs(self.theirs))
-        return abs(self.ours - self.theirs) / largest if largest else 0.0
+        if not largest:
+            return 0.0
+        return abs(self.ours - self.theirs) / largest
 
     def __str__(self) -> str:
-        place = f"{self.what}, step {self.step}" if self.step is not None else self.what
-        apart = f", {number(100 * self.size, 2)} % apart" if self.size is not None else ""
-        return f"{place}: {self.name} {self.ours} -> {self.theirs}{apart}"
+        place = self.what
+        if self.step is not None:
+            place += f", step {self.step}"
+        text = f"{place}: {self.name} {self.ours} -> {self.theirs}"
+        if self.size is not None:
+            text += f", {number(100 * self.size, 2)} % apart"
+        return text
 
 
 def deviations(ours: RunRecord, theirs: RunRecord) -> list[Deviation]:
-    """Everything in which a repetition differs from its original: logged steps in order, then scores, then weights."""
-    tables = [{line["step"]: line for line in run.lines} for run in (ours, theirs)]
-    steps = sorted({*tables[0], *tables[1]})
-    pairs = [("metrics.jsonl", step, tables[0].get(step, {}), tables[1].get(step, {})) for step in steps]
-    pairs += [("scores before", None, ours.before, theirs.before), ("scores after", None, ours.after, theirs.after)]
-    pairs += [("model", None, _weights(ours), _weights(theirs))]
-    return [
-        Deviation(what, step, name, *pair)
-        for what, step, mine, other in pairs
-        for name, *pair in differences(mine, other)
-        if name != "step" and not TIMED.search(name)
-    ]
+    """All values in which a repetition differs from its original.
 
-
-def _weights(run: RunRecord) -> dict[str, str]:
-    return {name: str(sha)[:12] for name, sha in (run.manifest.get("files") or {}).items() if name.endswith(WEIGHTS)}
-
-
-def differing(run: RunRecord) -> list[tuple[str, str, str]] | None:
-    """Each key whose value is not what the chosen options bring, with the run's value and theirs.
-
-    A key of which an option leaves the value open has none by default, such as the path of ``dataset=local``.
+    Logged steps come first, in their order, then scores, then weights.
     """
-    if (words := words_of(run)) is None or not run.cfg:
+    our_lines = {line["step"]: line for line in ours.lines}
+    their_lines = {line["step"]: line for line in theirs.lines}
+    found: list[Deviation] = []
+    for step in sorted({*our_lines, *their_lines}):
+        our_line = our_lines.get(step, {})
+        their_line = their_lines.get(step, {})
+        found += _deviations_in("metrics.jsonl", our_line, their_line, step)
+    found += _deviations_in("scores before", ours.before, theirs.before)
+    found += _deviations_in("scores after", ours.after, theirs.after)
+    found += _deviations_in("model", _weight_digests(ours), _weight_digests(theirs))
+    return found
+
+
+def _deviations_in(
+    what: str, ours: Mapping[str, object], theirs: Mapping[str, object], step: int | None = None
+) -> Iterator[Deviation]:
+    """The values of one file or step that differ, except those that measure time or memory."""
+    for name, our_value, their_value in differences(ours, theirs):
+        if name != "step" and not TIMED.search(name):
+            yield Deviation(what, step, name, our_value, their_value)
+
+
+def _weight_digests(run: RunRecord) -> dict[str, str]:
+    """The beginning of the digest of each weight file, from the manifest."""
+    files = run.manifest.get("files") or {}
+    digests = {}
+    for name, digest in files.items():
+        if name.endswith(WEIGHTS):
+            digests[name] = str(digest)[:DIGEST_LETTERS]
+    return digests
+
+
+def find_changed_keys(run: RunRecord) -> list[ChangedKey] | None:
+    """The keys whose values are not the defaults of the options of a run; None if not known.
+
+    MISSING stands for a default that an option leaves open, as ``dataset=local`` does its path.
+    """
+    words = words_of(run)
+    if words is None or not run.cfg:
         return None
-    overrides, folders = folders_in(words)
-    open_keys = list[str]()
+    overrides, folders = split_command(words)
+    changed = []
     try:
-        choices = compose(overrides, folders).choices.items()
-        chosen = [f"{group}={option}" for group, option in choices if "/" not in group and group not in WHOLE]
-        chosen = [word for word in chosen if not word.endswith("=None")]
+        chosen = _chosen_options(overrides, folders)
         try:
             baseline = compose(chosen, folders).cfg
-        except ConfigError as error:
+        except ConfigError as error:  # keys without a default must be given to compose the rest
             open_keys = [fault.where for fault in error.faults if fault.found == NO_VALUE]
-            filled = [f"{key}={to_text(select(run.cfg, key))}" for key in open_keys]
-            baseline = compose([*chosen, *filled], folders).cfg
+            for key in open_keys:
+                value = select(run.cfg, key)
+                chosen.append(f"{key}={to_text(value)}")
+                changed.append(ChangedKey(key, _cell_text(value), MISSING))
+            baseline = compose(chosen, folders).cfg
     except RunnerError:
         return None
-    rows = [(key, value_if_any(select(run.cfg, key)), MISSING) for key in open_keys]
-    for keys, mine, other in config_rows(run.cfg, baseline):
-        rows += [(key, mine, other) for key in [key for key in keys if key in TOP] or keys]
-    return rows
+    for row in config_rows(run.cfg, baseline):
+        # Keys of groups that take their value from a top key go without saying.
+        top_keys = [key for key in row.keys if key in TOP_KEYS]
+        for key in top_keys or row.keys:
+            changed.append(ChangedKey(key, row.ours, row.theirs))
+    return changed
 
 
-def config_rows(ours: Config, theirs: Config) -> list[tuple[list[str], str, str]]:
-    """The lasting keys whose values differ, those of the top first, with both values as text."""
-    found: dict[tuple[str, str, str], list[str]] = {}
-    for key, *pair in sorted(differences(lasting_keys(ours), lasting_keys(theirs)), key=lambda row: row[0] not in TOP):
-        # Words or numbers that go together are one thing; that two things are switched on is none.
-        plain = all(entry is None or is_finite(entry) or isinstance(entry, str) for entry in pair)
-        mine, other = map(value_if_any, pair)
-        found.setdefault((mine, other, "" if plain else key), []).append(key)
-    return [(keys, mine, other) for (mine, other, _), keys in found.items()]
+def _chosen_options(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
+    """The option of each group as an override, without overlays."""
+    chosen = []
+    for group, option in compose(overrides, folders).choices.items():
+        if "/" in group or group in OVERLAYS:  # with a slash it is a part of another option
+            continue
+        if option not in (None, "None"):
+            chosen.append(f"{group}={option}")
+    return chosen
 
 
-def value_if_any(entry: object) -> str:
-    """A value as in a table, or the sign for none."""
-    return MISSING if entry is None else value(entry)
+def config_rows(ours: Config, theirs: Config) -> list[ConfigRow]:
+    """The keys whose values differ, those of TOP_KEYS first.
+
+    Keys with the same two words or numbers share a row. Keys with the same two booleans do not,
+    because two things that are both switched on need not belong together.
+    """
+    changes = list(differences(comparable_part(ours), comparable_part(theirs)))
+    changes.sort(key=lambda change: change[0] not in TOP_KEYS)
+    rows: dict[tuple[str, str, str], ConfigRow] = {}
+    for key, our_value, their_value in changes:
+        is_plain = _is_word_or_number(our_value) and _is_word_or_number(their_value)
+        our_text = _cell_text(our_value)
+        their_text = _cell_text(their_value)
+        identity = (our_text, their_text, "" if is_plain else key)
+        row = rows.setdefault(identity, ConfigRow([], our_text, their_text))
+        row.keys.append(key)
+    return list(rows.values())
+
+
+def _is_word_or_number(value: object) -> bool:
+    return value is None or isinstance(value, str) or is_finite(value)
+
+
+def _cell_text(value: object) -> str:
+    """A value as a table shows it; MISSING for None."""
+    return MISSING if value is None else format_value(value)

@@ -1,12 +1,11 @@
-"""Facts of a run, as tables, pages, cards and comparisons tell them: each is gathered here and nowhere else.
+"""Facts of one run: the command that repeats it, its first rows, and its environment.
 
-What a run records of itself is not here. ``command.train`` writes its manifest when it starts, of which ``diff`` and
-``reproduce`` compare all that stands under ``hardware``. ``training.callback`` writes a line of its log for each logged
-step, with ``elapsed_seconds`` of the training; ``time/...`` and ``memory/...`` in it may differ between equal runs.
+``table``, ``page`` and ``card`` show them; ``compare`` and ``sweep`` put those of several runs side
+by side. States and scores are read by ``run.record``.
 
-How it was made and the command that makes it again, its first rows, and the environment that its manifest holds. How
-they look is not here (``table``, ``page``, ``card``), nor what two or several runs say together (``compare``,
-``sweep``); states and scores themselves are read in ``run.read``.
+``command.train`` writes the manifest when a run starts, and ``diff`` and ``reproduce`` compare all
+that it holds under ``hardware``. ``training.callback`` writes a line of the log for each logged
+step; the figures ``time/...`` and ``memory/...`` in it may differ between equal runs.
 """
 
 import hashlib
@@ -14,23 +13,38 @@ import re
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 from runner.io.files import read_rows, shipped
 from runner.io.secrets import hidden
-from runner.report.number import value
-from runner.run.read import RunRecord, plain_text
+from runner.report.number import format_value
+from runner.run.history import plain_text
+from runner.run.record import RunRecord
 from runner.schema.text import Config, flatten, select
 
 FOLDER_FLAGS = ("--config-dir", "-cd")
+SWEEP_FLAGS = {"-m", "--multirun"}
 MAX_ROWS = 3
-ENVIRONMENT = ("versions", "code", "data", "model", "hardware")  # subjects of facts that a page shows
+ENVIRONMENT = ("versions", "code", "data", "model", "hardware")  # the subjects that a page shows
+DIGEST_LETTERS = 12  # how much is shown of a commit, a fingerprint or a digest
+
+
+@dataclass(frozen=True)
+class ChangedFile:
+    """A file of a git diff, with a short digest of the changed lines."""
+
+    name: str
+    added: int
+    removed: int
+    digest: str
 
 
 def command_of(run: RunRecord, seeds: Sequence[object] = ()) -> str:
-    """The command of one run, or with ``seeds`` of the same with each of these; shell-quoted."""
-    if (words := words_of(run)) is None:
+    """The shell command that repeats a run, or sweeps it over several ``seeds``."""
+    words = words_of(run)
+    if words is None:
         return shlex.join(["python", "-m", "runner.launch", str(run)])
     if len(seeds) > 1:
         words = [word for word in words if not word.lstrip("+").startswith("seed=")]
@@ -39,75 +53,130 @@ def command_of(run: RunRecord, seeds: Sequence[object] = ()) -> str:
 
 
 def words_of(run: RunRecord) -> list[str] | None:
-    """The words of the command line that make this run alone; None where its folder does not have them."""
+    """The words of the command line that makes this run alone, without secrets.
+
+    None where the manifest has no such command, or that of a whole sweep.
+    """
     command = run.manifest.get("command") or []
     if "runner" not in command:
         return None
-    words = [hidden(str(word)).removeprefix("++") for word in command[command.index("runner") + 1 :]]
-    return None if {"-m", "--multirun"} & set(words) else words
+    start = command.index("runner") + 1
+    words = [hidden(str(word)).removeprefix("++") for word in command[start:]]
+    if SWEEP_FLAGS.intersection(words):
+        return None
+    return words
 
 
-def folders_in(words: Sequence[str]) -> tuple[list[str], list[Path]]:
-    """The overrides among some words, and the user's own config folders."""
-    pairs = [(before, word) for before, word in pairwise(["", *words]) if not word.startswith("-")]
-    overrides = [word for before, word in pairs if before not in FOLDER_FLAGS]
-    return overrides, [Path(word) for before, word in pairs if before in FOLDER_FLAGS]
+def split_command(words: Sequence[str]) -> tuple[list[str], list[Path]]:
+    """The overrides among the words of a command line, and the config folders that it adds."""
+    overrides: list[str] = []
+    folders: list[Path] = []
+    for previous, word in pairwise(["", *words]):
+        if word.startswith("-"):
+            continue
+        if previous in FOLDER_FLAGS:
+            folders.append(Path(word))
+        else:
+            overrides.append(word)
+    return overrides, folders
 
 
 def choices_of(run: RunRecord) -> dict[str, str]:
-    """The option of each group that was typed for this run, in which there may be secrets."""
+    """The options that were typed for this run, by their groups; they may hold secrets."""
+    # The first words are ``python -m runner``, whose flag is not that of a sweep.
     command = [str(word) for word in run.manifest.get("command") or ()]
-    words = [word.lstrip("+").partition("=") for word in command if not {"-m", "--multirun"} & set(command[3:])]
-    groups = {key for key, node in run.cfg.items() if node is None or isinstance(node, Mapping)}
-    return {key: option for key, sign, option in words if sign and key in groups}
+    if SWEEP_FLAGS.intersection(command[3:]):
+        return {}
+    choices = {}
+    for word in command:
+        key, sign, option = word.lstrip("+").partition("=")
+        is_group = key in run.cfg and isinstance(run.cfg[key], Mapping | None)
+        if sign and is_group:
+            choices[key] = option
+    return choices
 
 
 def first_rows(cfg: Config) -> list[list[tuple[str, str]]]:
-    """Column and text of the first training rows, where the data is local JSON lines; other data takes libraries."""
-    if not isinstance(place := select(cfg, "dataset.path"), str):
+    """The first training rows as pairs of column and text; empty unless they are JSON lines.
+
+    Other formats are left out, because only heavy libraries read them.
+    """
+    dataset_path = select(cfg, "dataset.path")
+    if not isinstance(dataset_path, str):
         return []
-    path, split = Path(shipped(place)), str(select(cfg, "dataset.split.train") or "train").partition("[")[0]
-    file = path / f"{split}.jsonl" if path.is_dir() else path
-    if file.suffix != ".jsonl" or not file.is_file():
+    path = Path(shipped(dataset_path))
+    # A folder has a file for each split; ``train[:100]`` is a slice of the split ``train``.
+    if path.is_dir():
+        split = str(select(cfg, "dataset.split.train") or "train").partition("[")[0]
+        path = path / f"{split}.jsonl"
+    if path.suffix != ".jsonl" or not path.is_file():
         return []
-    return [[(name, plain_text(entry)) for name, entry in row.items()] for row in read_rows(file, MAX_ROWS)]
+    rows = []
+    for row in read_rows(path, MAX_ROWS):
+        rows.append([(column, plain_text(content)) for column, content in row.items()])
+    return rows
 
 
 def facts_of(run: RunRecord) -> dict[str, dict[str, object]]:
-    """The facts of a manifest by their subject, the words of the command, and the state."""
-    titles = ("data", "versions", "hardware", "model", "git")
-    facts = {title: flatten(run.manifest.get(title) or {}) for title in titles}
-    facts["data"] |= {key: str(f)[:12] for key, f in facts["data"].items() if key.endswith("fingerprint") and f}
-    facts["versions"] |= {"python": run.manifest["python"]} if "python" in run.manifest else {}
+    """The facts of a run by subject: those of its manifest, the words of its command, its state."""
+    facts: dict[str, dict[str, object]] = {}
+    for subject in ("data", "versions", "hardware", "model"):
+        facts[subject] = flatten(run.manifest.get(subject) or {})
+    for key, fact in facts["data"].items():
+        if key.endswith("fingerprint") and fact:
+            facts["data"][key] = str(fact)[:DIGEST_LETTERS]
+    if "python" in run.manifest:
+        facts["versions"]["python"] = run.manifest["python"]
     facts["model"].pop("path", None)
-    git = facts.pop("git")
-    facts["code"] = {"commit": str(git.get("commit", ""))[:12]} if git else {}
-    for file, added, removed, mark in changed_files(str(git.get("diff") or "")):
-        facts["code"][f"changed {file}"] = f"+{added} -{removed} ({mark})"
-    words = [word.partition("=") for word in words_of(run) or ()]
-    facts["command"] = {key: text if sign else "" for key, sign, text in words if key != "name"}
-    return facts | {"state": {"state": run.state, "step": run.progress}}
+    facts["code"] = _facts_of_code(flatten(run.manifest.get("git") or {}))
+    facts["command"] = {}
+    for word in words_of(run) or ():
+        key, sign, text = word.partition("=")
+        if key != "name":
+            facts["command"][key] = text if sign else ""
+    facts["state"] = {"state": run.state, "step": run.progress}
+    return facts
 
 
-def changed_files(diff: str) -> Iterator[tuple[str, int, int, str]]:
-    """Each file of a git diff with its added and removed lines and a short mark of what they are."""
+def _facts_of_code(git: Mapping[str, object]) -> dict[str, object]:
+    """The commit of the checkout, and the files that differed from it."""
+    facts: dict[str, object] = {}
+    if git:
+        facts["commit"] = str(git.get("commit", ""))[:DIGEST_LETTERS]
+    for file in changed_files(str(git.get("diff") or "")):
+        facts[f"changed {file.name}"] = f"+{file.added} -{file.removed} ({file.digest})"
+    return facts
+
+
+def changed_files(diff: str) -> Iterator[ChangedFile]:
+    """Each file of a git diff."""
     for part in re.split(r"^diff --git ", diff, flags=re.MULTILINE)[1:]:
         head, *lines = part.splitlines()
-        changed = [line for line in lines if line[:1] in "+-" and not line.startswith(("+++ ", "--- "))]
-        mark = hashlib.sha256("\n".join(changed).encode()).hexdigest()[:6]
-        added = sum(line[0] == "+" for line in changed)
-        yield head.rpartition(" b/")[2], added, len(changed) - added, mark
+        changed = []
+        for line in lines:
+            is_header = line.startswith(("+++ ", "--- "))
+            if line.startswith(("+", "-")) and not is_header:
+                changed.append(line)
+        added = sum(line.startswith("+") for line in changed)
+        digest = hashlib.sha256("\n".join(changed).encode()).hexdigest()[:6]
+        name = head.rpartition(" b/")[2]
+        yield ChangedFile(name, added, len(changed) - added, digest)
 
 
 def list_facts(run: RunRecord) -> dict[str, str]:
-    """The facts on software, data, model and machine by their names, as text."""
+    """The facts about software, data, model and machine as texts, by their names."""
     facts = facts_of(run)
-    return {f"{subject} {name}": value(fact) for subject in ENVIRONMENT for name, fact in facts[subject].items()}
+    texts = {}
+    for subject in ENVIRONMENT:
+        for name, fact in facts[subject].items():
+            texts[f"{subject} {name}"] = format_value(fact)
+    return texts
 
 
-def count_facts(runs: Iterable[Mapping[str, str]]) -> dict[str, Counter[str]]:
-    """The facts of some runs by their names, each with the number of runs of each value."""
-    found: dict[str, Counter[str]] = defaultdict(Counter)
-    for name, fact in (pair for facts in runs for pair in facts.items()):
-        found[name][fact] += 1
-    return found
+def count_facts(facts_of_runs: Iterable[Mapping[str, str]]) -> dict[str, Counter[str]]:
+    """The number of runs with each value of each fact, from the :func:`list_facts` of each run."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for facts in facts_of_runs:
+        for name, fact in facts.items():
+            counts[name][fact] += 1
+    return counts

@@ -1,9 +1,10 @@
-"""The runs of a name as a report needs them, and the index from which they are read again in a moment.
+"""The runs of a name as a report needs them, and the index that makes reading them again quick.
 
-The files are the truth. ``outputs/<name>/.index.sqlite`` holds what was read of each run folder, under a hash of that
-and of the sizes and times that the files had: all figures are the same without it. It may be deleted at any time, and
-is made again where it is damaged or another version's. It is safe on a network's disk, because no lock is taken: sqlite
-works in memory, and the file is read whole, and put in its place by a rename.
+The files are the truth. ``outputs/<name>/.index.sqlite`` keeps what was read from each run folder,
+with a hash of it and of the sizes and times of the files; all figures are the same without the
+index. It may be deleted at any time, and is made again where it is damaged or of another version.
+It is safe on a network disk, because it takes no lock: sqlite works in memory, and the file is read
+as a whole and replaced by a rename.
 """
 
 import contextlib
@@ -21,89 +22,161 @@ from typing import Any
 from runner.errors import Fault
 from runner.io.files import open_own, sha256, write_bytes
 from runner.report import facts, number
-from runner.run import METADATA, read
+from runner.run import METADATA, history, record
+from runner.run.find import find_folders
 from runner.run.key import SETTLED_NANOSECONDS
-from runner.run.read import RunRecord, find_folders, read_run
+from runner.run.record import RunRecord, read_run
 
 INDEX = ".index.sqlite"
-# Another version is one in which the code that makes the rows is another one.
-VERSION = hashlib.sha256("".join(sha256(Path(str(of.__file__))) for of in (facts, number, read)).encode()).hexdigest()
-NAME = f"runs_{VERSION[:10]}"
-TABLE = f"CREATE TABLE {NAME} (folder BLOB PRIMARY KEY, record TEXT, seal TEXT)"
+# The name of the table tells the version of the code that made its rows.
+SOURCES = "".join(sha256(Path(str(module.__file__))) for module in (facts, number, history, record))
+TABLE_NAME = f"runs_{hashlib.sha256(SOURCES.encode()).hexdigest()[:10]}"
+TABLE = f"CREATE TABLE {TABLE_NAME} (folder BLOB PRIMARY KEY, record TEXT, seal TEXT)"
 
 
 @dataclass(frozen=True)
 class RunOfMany(RunRecord):
-    """A run beside many others: of its manifest the command and the facts, and of its log the last values."""
+    """A run without its log and without most of its manifest, of which the index holds thousands.
+
+    In place of these it has the facts and the last logged values.
+    """
 
     facts: Mapping[str, str] = field(default_factory=dict)
     logged: Mapping[str, float] = field(default_factory=dict)
 
 
-def read_group(group: Path, memory: dict[Path, Any] | None = None) -> list[RunOfMany]:
-    """Every run of a name, in the order of the folders' names; what is read anew goes into the index or ``memory``."""
-    runs, (rows, known), like = [], _open_index(group / INDEX), dict[str, Any]()
-    known |= (held := {} if memory is None else memory.setdefault(group, {}))
-    settled = time.time_ns() - SETTLED_NANOSECONDS  # what was written later may change again without another time
+@dataclass(frozen=True)
+class IndexRow:
+    """A run in the index."""
+
+    record: str  # the fields of a RunOfMany as JSON
+    seal: str  # the hash of the record and of the stamp of the files
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """The sizes and times of the files of a run as text, and the latest of the times."""
+
+    text: str
+    latest: int  # nanoseconds since 1970
+
+
+Rows = dict[bytes, IndexRow]  # by the name of the run folder
+Memory = dict[Path, Rows]  # by the folder of the group
+
+
+def read_group(group: Path, memory: Memory | None = None) -> list[RunOfMany]:
+    """Every run of a name, in the order of the folder names.
+
+    Only runs that have changed are read from their files. Their rows are kept in ``memory``, or
+    without it in the index on the disk.
+    """
+    database, rows = _open_index(group / INDEX)
+    remembered: Rows = {}
+    if memory is not None:
+        remembered = memory.setdefault(group, {})
+        rows |= remembered
+    # A file that was written after this moment may change again without getting another time.
+    settled = time.time_ns() - SETTLED_NANOSECONDS
+    runs = []
+    record: dict[str, Any] = {}
     for folder in find_folders(group):
-        (stamp, latest), name = stamp_of(folder), os.fsencode(folder.name)
-        record, seal = known.pop(name, ("", ""))
-        if seal != _seal_of(stamp, record):
-            record = json.dumps(_record_of(folder), default=str, skipkeys=True)
-            if latest < settled:
-                held[name] = record, _seal_of(stamp, record)
-                rows.execute(f"INSERT OR REPLACE INTO {NAME} VALUES (?, ?, ?)", [name, *held[name]])
-        like = _shared(json.loads(record), like)
-        tuples = {"damaged": tuple(like["damaged"]), "faults": tuple(Fault(**each) for each in like["faults"])}
-        runs.append(RunOfMany(folder, **like | tuples))
-    with contextlib.suppress(sqlite3.Error, OSError), contextlib.closing(rows):  # a folder that nobody may write
-        rows.executemany(f"DELETE FROM {NAME} WHERE folder = ?", [[gone] for gone in known])
-        rows.commit()
-        if rows.total_changes and memory is None:
-            write_bytes(group / INDEX, rows.serialize(), make=False)
+        name = os.fsencode(folder.name)
+        stamp = stamp_of(folder)
+        row = rows.pop(name, None)
+        if row is None or row.seal != _seal_of(stamp, row.record):
+            text = json.dumps(_record_of(folder), default=str, skipkeys=True)
+            row = IndexRow(text, _seal_of(stamp, text))
+            if stamp.latest < settled:
+                remembered[name] = row
+                insert = f"INSERT OR REPLACE INTO {TABLE_NAME} VALUES (?, ?, ?)"
+                database.execute(insert, [name, row.record, row.seal])
+        record = _shared(json.loads(row.record), record)
+        damaged = tuple(record["damaged"])
+        faults = tuple(Fault(**beats) for beats in record["faults"])
+        runs.append(RunOfMany(folder, **{**record, "damaged": damaged, "faults": faults}))
+
+    # The remaining rows are of runs that are no longer there.
+    deleted_runs = [[name] for name in rows]
+    # This user may lack the right to write into the folder.
+    with contextlib.suppress(sqlite3.Error, OSError), contextlib.closing(database):
+        database.executemany(f"DELETE FROM {TABLE_NAME} WHERE folder = ?", deleted_runs)
+        database.commit()
+        if database.total_changes and memory is None:
+            write_bytes(group / INDEX, database.serialize(), make=False)
     return runs
 
 
-def _open_index(path: Path) -> tuple[sqlite3.Connection, dict[bytes, tuple[str, str]]]:
-    """The index that is there, read into memory, with its rows; an empty one, partly on the disk, where it is none."""
-    rows = sqlite3.connect(":memory:")
-    with contextlib.suppress(OSError, sqlite3.Error, MemoryError), open_own(path, "rb") as file:
-        rows.deserialize(file.read())
-        is_whole = rows.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        if is_whole and rows.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL").fetchall() == [(TABLE,)]:
-            return rows, {name: own for name, *own in rows.execute(f"SELECT * FROM {NAME}")}
-    rows = sqlite3.connect("")
-    rows.execute(TABLE)
-    return rows, {}
+def _open_index(path: Path) -> tuple[sqlite3.Connection, Rows]:
+    """The index in memory, with its rows; a new and empty one if the file is missing or damaged."""
+    database = sqlite3.connect(":memory:")
+    failures = (OSError, sqlite3.Error, MemoryError)
+    with contextlib.suppress(*failures), open_own(path, "rb") as file:
+        database.deserialize(file.read())
+        verdict = database.execute("PRAGMA integrity_check").fetchall()
+        tables = database.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL").fetchall()
+        if verdict == [("ok",)] and tables == [(TABLE,)]:
+            table = database.execute(f"SELECT * FROM {TABLE_NAME}")
+            return database, {name: IndexRow(record, seal) for name, record, seal in table}
+    database = sqlite3.connect("")  # sqlite moves it to a temporary file if it grows large
+    database.execute(TABLE)
+    return database, {}
 
 
-def stamp_of(folder: Path) -> tuple[str, int]:
-    """The sizes and times of the files that are read of a run and of the folders in it, and the latest of the times."""
-    found: dict[str, tuple[int, ...]] = {}
+def stamp_of(folder: Path) -> Stamp:
+    """The stamp of a run folder: of its metadata files and of the folders in it."""
+    stats: dict[str, os.stat_result] = {}
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        for entry in (folder, *entries):
+        stats[folder.name] = os.stat(folder)
+        for entry in entries:
             if entry.name in METADATA or not entry.is_file():
-                about = os.stat(entry) if entry is folder else os.lstat(entry)
-                found[entry.name] = (about.st_mode, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
-    return json.dumps(found, sort_keys=True), max((max(of[2:]) for of in found.values()), default=time.time_ns())
+                stats[entry.name] = os.lstat(entry)
+    figures = {}
+    times = []
+    for name, stat in stats.items():
+        figures[name] = [stat.st_mode, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
+        times += [stat.st_mtime_ns, stat.st_ctime_ns]
+    latest = max(times, default=time.time_ns())
+    return Stamp(json.dumps(figures, sort_keys=True), latest)
 
 
-def _seal_of(stamp: str, record: str) -> str:
-    """The hash by which a row is known to be as it was written, and of the files as they are."""
-    return hashlib.sha256(f"{stamp}{record}".encode()).hexdigest()
+def _seal_of(stamp: Stamp, record: str) -> str:
+    """The hash of a record and of the stamp of its files, by which a change of either is seen."""
+    return hashlib.sha256(f"{stamp.text}{record}".encode()).hexdigest()
 
 
-def _record_of(folder: Path) -> dict[str, Any]:
+def _record_of(folder: Path) -> dict[str, object]:
+    """The fields of a :class:`RunOfMany`, read from the files of the run."""
     run = read_run(folder, depth=2)
-    kept = {"cfg": run.cfg, "before": run.before, "after": run.after, "logged": run.logged}
-    kept["status"] = {key: entry for key, entry in run.status.items() if not isinstance(entry, dict | list)}
-    kept |= {"manifest": {"command": run.manifest.get("command")}, "facts": facts.list_facts(run)}
-    return kept | {"damaged": run.damaged, "faults": [asdict(each) for each in run.faults]}
+    status = {}
+    for key, value in run.status.items():
+        if not isinstance(value, dict | list):
+            status[key] = value
+    return {
+        "cfg": run.cfg,
+        "before": run.before,
+        "after": run.after,
+        "logged": run.logged,
+        "status": status,
+        "manifest": {"command": run.manifest.get("command")},
+        "facts": facts.list_facts(run),
+        "damaged": run.damaged,
+        "faults": [asdict(fault) for fault in run.faults],
+    }
 
 
-def _shared(node: Any, like: Any) -> Any:
-    """A tree in which each part that equals that of another one is the same object: many runs take little memory."""
-    if not isinstance(node, dict) or not isinstance(like, dict):
-        return like if type(node) is type(like) and not isinstance(node, list) and node == like else node
-    made = {sys.intern(key): _shared(entry, like.get(key)) for key, entry in node.items()}
-    return like if list(made) == list(like) and all(entry is like[key] for key, entry in made.items()) else made
+def _shared(node: Any, previous: Any) -> Any:
+    """A tree in which each part that equals its counterpart in a previous tree is the same object.
+
+    This saves memory, because runs of a name have most of their values in common.
+    """
+    if not isinstance(node, dict) or not isinstance(previous, dict):
+        is_equal = type(node) is type(previous) and node == previous
+        return previous if is_equal and not isinstance(node, list) else node
+    shared = {}
+    for key, value in node.items():
+        shared[sys.intern(key)] = _shared(value, previous.get(key))
+    if list(shared) != list(previous):
+        return shared
+    is_same = all(value is previous[key] for key, value in shared.items())
+    return previous if is_same else shared

@@ -1,51 +1,80 @@
 """Numbers, spreads and values of a configuration as text for people."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from statistics import stdev
 
 from runner.io.visible import to_visible
 from runner.schema.text import flatten, number, to_text
 
 
-def spread(mean: float | None, sd: float | None) -> str:
-    """A mean, which is written as it is without one, with its standard deviation."""
+def format_spread(mean: float | None, sd: float | None) -> str:
+    """A mean with its standard deviation, or the mean alone where there is no deviation."""
     if mean is None or sd is None:
         return number(mean)
-    sd = sd if sd > 1e-12 * max(1.0, abs(mean)) else 0.0
-    return f"{number(mean)} ± {number(sd, max(2, len(str(round(sd)))))}"
+    if sd <= 1e-12 * max(1.0, abs(mean)):  # equal values whose mean was rounded
+        sd = 0.0
+    # All digits before the point of a large deviation, two digits of a small one.
+    digits = max(2, len(str(round(sd))))
+    return f"{number(mean)} ± {number(sd, digits)}"
 
 
-def difference(before: float | None, after: float | None) -> str:
-    """The way from one number to another with its sign; nothing where one of them is missing."""
-    return "" if before is None or after is None else f"{'+' if after > before else ''}{number(after - before, 3)}"
+def sample_sd(values: Sequence[float]) -> float | None:
+    """The sample standard deviation of some values; None for fewer than two."""
+    if len(values) < 2:
+        return None
+    return stdev(values)
 
 
-def value(entry: object) -> str:
-    """A value of a configuration as in a table: a number short, a text without quotes, of a node its class and keys."""
-    if isinstance(entry, Mapping):
-        called = str(entry.get("_target_", "")).rpartition(".")[2]
-        inner = ", ".join(f"{key}={value(inner)}" for key, inner in flatten(entry).items() if key != "_target_")
-        return f"{called}({inner})" if called else f"{{{inner}}}"
-    if isinstance(entry, float):
-        return number(entry, 6)
-    return entry if isinstance(entry, str) else to_text(entry)
+def format_difference(before: float | None, after: float | None) -> str:
+    """The change from one number to another with its sign; empty where one of them is missing."""
+    if before is None or after is None:
+        return ""
+    sign = "+" if after > before else ""
+    return f"{sign}{number(after - before, 3)}"
+
+
+def format_value(value: object) -> str:
+    """A value of a configuration as a table shows it.
+
+    Numbers are short, texts have no quotes, and a node is its class with its arguments.
+    """
+    if isinstance(value, Mapping):
+        arguments = []
+        for key, argument in flatten(value).items():
+            if key != "_target_":
+                arguments.append(f"{key}={format_value(argument)}")
+        inner = ", ".join(arguments)
+        class_name = str(value.get("_target_", "")).rpartition(".")[2]
+        return f"{class_name}({inner})" if class_name else f"{{{inner}}}"
+    if isinstance(value, float):
+        return number(value, 6)
+    if isinstance(value, str):
+        return value
+    return to_text(value)
 
 
 def short(text: str, width: int) -> str:
-    """A text cut in its middle, where names differ least."""
+    """A text of at most ``width`` characters, cut in its middle, where names differ least."""
     text = to_visible(text)
     if len(text) <= width:
         return text
-    tail = (width - 1) // 2
-    return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
+    tail_width = (width - 1) // 2
+    head_width = width - 1 - tail_width
+    tail = text[len(text) - tail_width :]
+    return f"{text[:head_width]}…{tail}"
 
 
 def plural(count: int, noun: str) -> str:
-    """A number of things."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    """A count with its noun: ``1 run``, ``2 runs``."""
+    ending = "" if count == 1 else "s"
+    return f"{count} {noun}{ending}"
 
 
 def format_duration(seconds: float) -> str:
-    """A time as people read it."""
-    if (whole := round(seconds)) < 60:
-        return f"{whole} s"
-    return f"{whole // 60}:{whole % 60:02}" if whole < 3600 else f"{whole // 3600}:{whole % 3600 // 60:02} h"
+    """A duration as people read it: ``42 s``, ``3:07``, ``1:05 h``."""
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes == 0:
+        return f"{rest} s"
+    if minutes < 60:
+        return f"{minutes}:{rest:02}"
+    return f"{minutes // 60}:{minutes % 60:02} h"

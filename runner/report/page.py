@@ -1,14 +1,16 @@
-"""A report as one HTML page that needs nothing else: no font, no network, light or dark as the reader's.
+"""Reports as HTML pages that need no other file and no network.
 
-Of one run, of runs side by side, or of a preview's tokens. What stands on it comes from ``sweep``, ``facts`` and
-``tokens``, the pictures from ``plot``; how it looks is in ``template/``. Its script, named by a hash, draws the curves
-in place of their pictures, which a live page lacks. What has not changed is not written again, and all is escaped.
+A page is of one run, of runs side by side, or of the tokens of a preview; ``template/`` has its
+look. Its script draws interactive charts in place of the pictures of curves; a live page has no
+pictures. The content policy of the page allows this script alone, by its hash. All texts are
+escaped, and a file that would not change is not written again.
 """
 
 import base64
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,89 +19,189 @@ from markupsafe import Markup
 from runner.io.files import write_bytes, write_text
 from runner.io.secrets import without_values
 from runner.io.visible import to_visible
-from runner.report import plot
+from runner.report import plot_run, plot_sweep
+from runner.report.charts import ChartData
+from runner.report.compare import ChangedKey
+from runner.report.drawing import COLOURS, GREY, LOOKS, PLAIN_LOOK, to_svg, write_png
 from runner.report.facts import command_of, count_facts, first_rows, list_facts
-from runner.report.number import spread
-from runner.report.objective import headline_of, score_rows
-from runner.report.render import TEMPLATE, fill_template
+from runner.report.number import format_spread
+from runner.report.ranking import headline_of, score_rows
+from runner.report.render import TEMPLATE, fill_template, to_thumbnail
 from runner.report.sweep import Summary, count_states
 from runner.report.table import to_csv, to_jsonl, to_parquet
-from runner.report.tokens import Sheet, to_blocks, to_mark, to_thumbnail
-from runner.run.read import RunRecord, read_samples
+from runner.report.tokens import Sheet, to_blocks, to_mark
+from runner.run.history import read_samples
+from runner.run.record import RunRecord
 
-MAX_ROWS = 200  # settings, and runs, that a page shows; all are in the files beside it
+MAX_ROWS = 200  # settings, and runs, that a page shows; the files beside it have all of them
 MAX_COLUMNS = 6  # settings, or steps of one run, whose completions stand side by side
-# What the templates use beside their own figures.
-CALLED = (spread, command_of, count_states, to_blocks, to_mark, to_thumbnail, to_visible, os.path.relpath)
-GLOBALS: dict[str, Any] = {each.__name__: each for each in CALLED}
-GLOBALS |= {"others": plot.OTHERS, "glyphs": plot.GLYPHS}
-
-SCRIPT = Markup("\n".join((TEMPLATE / name).read_text() for name in ("uplot/uPlot.iife.min.js", "page.js")))
-PLAIN = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # the policy of a page without it
-SCRIPTED = f"{PLAIN}; script-src 'sha256-{base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()}'"
+# Functions and values that all templates use.
+GLOBALS = {
+    "command_of": command_of,
+    "count_states": count_states,
+    "format_spread": format_spread,
+    "glyphs": {colour: look.glyph for colour, look in LOOKS.items()} | {GREY: PLAIN_LOOK.glyph},
+    "grey": GREY,
+    "relpath": os.path.relpath,
+    "to_blocks": to_blocks,
+    "to_mark": to_mark,
+    "to_thumbnail": to_thumbnail,
+    "to_visible": to_visible,
+}
+SCRIPTS = [TEMPLATE / "uplot" / "uPlot.iife.min.js", TEMPLATE / "page.js"]
+SCRIPT = Markup("\n".join(path.read_text() for path in SCRIPTS))
+SCRIPT_HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+# The content policies of a page without the script, of one with it, and of a live page.
+PLAIN = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+SCRIPTED = f"{PLAIN}; script-src 'sha256-{SCRIPT_HASH}'"
 LIVE = f"{SCRIPTED}; connect-src 'self'"
 
-Differing = Sequence[tuple[str, str, str]] | None  # keys with their values here and by default; None if not known
-Row = Mapping[str, Any]  # a sampled completion
-Column = tuple[str, str | None, Sequence[Row]]  # a label, its colour, and completions, of which a prompt's first counts
-Prompt = tuple[str, Sequence[tuple[str, str | None, Row]]]  # a prompt with the label, colour and row of each column
+Sample = Mapping[str, Any]  # a sampled completion
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture on a page; where it is a curve, the script replaces it by the chart of its name."""
+
+    caption: str
+    svg: Markup
+    name: str
+    is_curve: bool = True
+
+
+@dataclass(frozen=True)
+class SampleColumn:
+    """Completions of one setting or one step, under a label."""
+
+    label: str
+    colour: str | None  # of the setting
+    samples: Sequence[Sample]
+
+
+@dataclass(frozen=True)
+class SampleCell:
+    """The completion of a prompt in one column."""
+
+    label: str
+    colour: str | None
+    sample: Sample
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt with its completion in each column."""
+
+    text: str
+    cells: Sequence[SampleCell]
 
 
 def write_report(summary: Summary) -> Path:
-    """Write ``summary.csv``, ``.jsonl``, ``.parquet``, ``plots/`` and ``report.html`` into the group; returns the page.
+    """Write the page, tables and pictures of some runs into their group; returns the page.
 
-    Of runs of any names only ``side_by_side.html``. What is there already as it would be written stays as it is.
+    These are ``report.html``, ``summary.csv``, ``.jsonl``, ``.parquet`` and ``plots/``; for runs of
+    several names only ``side_by_side.html``.
     """
-    page = summary.group / ("side_by_side.html" if summary.names else "report.html")
-    write_text(page, to_sweep_page(summary, plots=None if summary.names else summary.group / "plots"), again=False)
-    if not summary.names:
-        write_text(page.with_name("summary.csv"), to_csv(summary), again=False)
-        write_text(page.with_name("summary.jsonl"), to_jsonl(summary), again=False)
-        write_bytes(page.with_name("summary.parquet"), to_parquet(summary), again=False)
+    if summary.names:
+        page = summary.group / "side_by_side.html"
+        write_text(page, to_sweep_page(summary), again=False)
+        return page
+    page = summary.group / "report.html"
+    write_text(page, to_sweep_page(summary, plots=summary.group / "plots"), again=False)
+    write_text(page.with_name("summary.csv"), to_csv(summary), again=False)
+    write_text(page.with_name("summary.jsonl"), to_jsonl(summary), again=False)
+    write_bytes(page.with_name("summary.parquet"), to_parquet(summary), again=False)
     return page
 
 
 def to_sweep_page(summary: Summary, etag: str = "", plots: Path | None = None) -> str:
-    """The page of some runs, whose pictures go into ``plots``, too; live, and without these, if it has an ``etag``."""
-    pictures, written = [] if etag else plot.sweep_pictures(summary), set[Path]()
-    shown: dict[bool, list[tuple[str, str, str]]] = {True: [], False: []}
+    """The page of some runs; its pictures are also written into the folder ``plots``.
+
+    With an ``etag`` the page is live, and has no pictures.
+    """
+    figures = []
+    if not etag:
+        figures = _draw_figures(summary, plots)
+    styled_settings = plot_sweep.style_settings(summary)
+    place_of = {id(styled.setting): place for place, styled in enumerate(styled_settings)}
+    return fill_page(
+        "sweep.html",
+        plot_sweep.sweep_charts(summary),
+        etag,
+        title=", ".join(summary.names) or summary.group.name,
+        summary=summary,
+        styled=styled_settings,
+        places=[place_of[id(setting)] for setting in summary.listed],
+        keys=styled_settings[: len(COLOURS)],
+        most=summary.top or MAX_ROWS,
+        charts=[figure for figure in figures if not figure.is_curve],
+        curves=[figure for figure in figures if figure.is_curve],
+        prompts=completions_by_setting(summary),
+        facts=count_facts(run.facts for run in summary.runs),
+    )
+
+
+def _draw_figures(summary: Summary, plots: Path | None) -> list[Figure]:
+    """The pictures of some runs, also written into ``plots``; older ones there are deleted."""
+    pictures = plot_sweep.sweep_pictures(summary)
+    figures = []
+    written = set[Path]()
     for number in range(len(pictures)):
-        picture = pictures.pop(0)  # one after the other, because a figure that was drawn takes much memory
-        svg, name = plot.to_svg(picture, f"p{number}"), picture.name.removeprefix("curve-")
-        shown[picture.name.startswith("curve-")].append((picture.caption, svg, name))
-        written |= {plot.write_png(picture, plots)} if plots else set()
-    for path in set(plots.glob("*.png")) - written if plots else ():
-        path.unlink(missing_ok=True)  # another report may have done so
-    places = {id(setting): (place, colour) for place, (setting, colour, _) in enumerate(plot.styled(summary))}
-    context: dict[str, object] = {"summary": summary, "places": [places[id(each)] for each in summary.listed]}
-    context |= {"keys": plot.styled(summary)[: len(plot.COLOURS)], "most": summary.top or MAX_ROWS}
-    context |= {"charts": shown[False], "curves": shown[True], "title": ", ".join(summary.names) or summary.group.name}
-    context |= {"prompts": side_by_side(summary), "facts": count_facts(run.facts for run in summary.runs)}
-    return fill_page("sweep.html", plot.sweep_charts(summary), etag, **context)
+        picture = pictures.pop(0)  # so that the figure is freed; drawn ones take much memory
+        is_curve = picture.name.startswith(plot_sweep.CURVE_PREFIX)
+        name = picture.name.removeprefix(plot_sweep.CURVE_PREFIX)
+        figures.append(Figure(picture.caption, to_svg(picture, f"p{number}"), name, is_curve))
+        if plots:
+            written.add(write_png(picture, plots))
+    if plots:
+        for path in set(plots.glob("*.png")) - written:
+            path.unlink(missing_ok=True)  # another report may have deleted it
+    return figures
 
 
-def write_run_report(run: RunRecord, differing: Differing) -> Path:
-    """Write ``report.html`` and ``plots/`` into the run's folder, where they are not there already."""
+def write_run_report(run: RunRecord, changed: Sequence[ChangedKey] | None) -> Path:
+    """Write ``report.html`` and ``plots/`` into the folder of a run; returns the page.
+
+    ``changed`` are the keys that differ from the options of the run, None where this is not known.
+    """
     page = run.folder / "report.html"
-    plot.write_plots(run)
-    write_text(page, to_run_page(run, differing), again=False)
+    plot_run.write_plots(run)
+    write_text(page, to_run_page(run, changed), again=False)
     return page
 
 
-def to_run_page(run: RunRecord, differing: Differing, etag: str = "") -> str:
-    """The page of one run; live, and without pictures, by an ``etag``."""
-    context: dict[str, object] = {"run": run, "differing": differing, "scores": score_rows(run)}
-    context |= {"rows": first_rows(run.cfg), "steps": over_time(run), "facts": count_facts([list_facts(run)])}
-    pictures = enumerate(() if etag else plot.run_pictures(run.lines, headline_of(run)))
-    context["curves"] = [(each.caption, plot.to_svg(each, f"p{number}"), each.name) for number, each in pictures]
-    return fill_page("run.html", plot.run_charts(run), etag, title=run.folder.name, **context)
+def to_run_page(run: RunRecord, changed: Sequence[ChangedKey] | None, etag: str = "") -> str:
+    """The page of one run; with an ``etag`` it is live, and has no pictures."""
+    figures = []
+    if not etag:
+        pictures = plot_run.run_pictures(run.lines, headline_of(run))
+        for number, picture in enumerate(pictures):
+            figures.append(Figure(picture.caption, to_svg(picture, f"p{number}"), picture.name))
+    return fill_page(
+        "run.html",
+        plot_run.run_charts(run),
+        etag,
+        title=run.folder.name,
+        run=run,
+        changed=changed,
+        scores=score_rows(run),
+        rows=first_rows(run.cfg),
+        steps=completions_by_step(run),
+        facts=count_facts([list_facts(run)]),
+        curves=figures,
+    )
 
 
-def fill_page(template: str, data: Mapping[str, Any], etag: str = "", **context: object) -> str:
-    """A template, with the script where that has something to do: to draw curves, or to look at a live page again."""
-    policy = LIVE if etag else SCRIPTED if data["charts"] else PLAIN
-    context |= {"script": SCRIPT if policy != PLAIN else "", "policy": policy, "data": data, "etag": etag}
-    return without_values(fill_template(template, GLOBALS, **context))
+def fill_page(template: str, data: ChartData, etag: str = "", **context: object) -> str:
+    """A page without secrets, which has the script if it has charts or is live."""
+    policy = PLAIN
+    script = ""
+    if etag or data["charts"]:
+        policy = LIVE if etag else SCRIPTED
+        script = SCRIPT
+    page = fill_template(
+        template, GLOBALS, script=script, policy=policy, data=data, etag=etag, **context
+    )
+    return without_values(page)
 
 
 def to_preview_page(title: str, sheets: Sequence[Sheet]) -> str:
@@ -107,32 +209,72 @@ def to_preview_page(title: str, sheets: Sequence[Sheet]) -> str:
     return fill_page("tokens.html", {"charts": []}, title=title, sheets=sheets)
 
 
-def side_by_side(summary: Summary) -> list[Prompt]:
-    """Completions of the last models of some settings to the same prompts, those first on which they differ most."""
-    ranked = [(setting, colour) for setting, colour, _ in plot.styled(summary) if setting.finished]
-    ranked = [*ranked[: MAX_COLUMNS - 1], ranked[-1]] if len(ranked) > MAX_COLUMNS else ranked
-    columns: list[Column] = []
-    for setting, colour in ranked:
-        table = read_samples(setting.finished[0].folder)
-        last = max((row["step"] for row in table), default=0)
-        if (begun := [row for row in table if row["step"] == 0]) and not columns:
-            columns.append(("start model", None, begun))
-        if table:
-            columns.append((setting.label, colour, [row for row in table if row["step"] == last]))
-    return sorted(_shared(columns), key=lambda prompt: -len({row["completion"] for _, _, row in prompt[1]}))
+def completions_by_setting(summary: Summary) -> list[Prompt]:
+    """Prompts with the completions of the start model, the best settings and the last one.
+
+    Prompts with the most different completions come first.
+    """
+    settings = plot_sweep.style_settings(summary)
+    shown = [styled for styled in settings if styled.setting.finished]
+    # The last setting is shown, too, because it differs most from the best.
+    if len(shown) > MAX_COLUMNS:
+        shown = [*shown[: MAX_COLUMNS - 1], shown[-1]]
+    columns: list[SampleColumn] = []
+    for styled in shown:
+        samples = read_samples(styled.setting.finished[0].folder)
+        if not samples:
+            continue
+        of_start_model = _at_step(samples, 0)
+        if of_start_model and not columns:
+            columns.append(SampleColumn("start model", None, of_start_model))
+        last_step = max(sample["step"] for sample in samples)
+        last = _at_step(samples, last_step)
+        columns.append(SampleColumn(styled.setting.label, styled.colour, last))
+    prompts = _shared_prompts(columns)
+    prompts.sort(key=_count_completions, reverse=True)
+    return prompts
 
 
-def over_time(run: RunRecord) -> list[Prompt]:
-    """Completions of a run to the same prompts at some of its steps, the first and the last among them."""
-    table = read_samples(run.folder, dense=True)
-    steps = sorted({row["step"] for row in table})
-    spread_out = {round(column * (len(steps) - 1) / (MAX_COLUMNS - 1)) for column in range(MAX_COLUMNS)}
-    picked = [steps[index] for index in sorted(spread_out)] if steps else []
-    return _shared([(f"step {step}", None, [row for row in table if row["step"] == step]) for step in picked])
+def _count_completions(prompt: Prompt) -> int:
+    """The number of different completions of a prompt."""
+    return len({cell.sample["completion"] for cell in prompt.cells})
 
 
-def _shared(columns: Sequence[Column]) -> list[Prompt]:
-    known = [(label, colour, {row["prompt"]: row for row in reversed(rows)}) for label, colour, rows in columns]
-    first = [row["prompt"] for row in columns[0][2]] if columns else []
-    prompts = [prompt for prompt in dict.fromkeys(first) if all(prompt in rows for *_, rows in known)]
-    return [(prompt, [(label, colour, rows[prompt]) for label, colour, rows in known]) for prompt in prompts]
+def completions_by_step(run: RunRecord) -> list[Prompt]:
+    """Prompts with the completions of a run at a few steps, the first and the last among them."""
+    samples = read_samples(run.folder, dense=True)
+    steps = sorted({sample["step"] for sample in samples})
+    if not steps:
+        return []
+    distance = (len(steps) - 1) / (MAX_COLUMNS - 1)
+    places = sorted({round(column * distance) for column in range(MAX_COLUMNS)})
+    columns = []
+    for place in places:
+        step = steps[place]
+        columns.append(SampleColumn(f"step {step}", None, _at_step(samples, step)))
+    return _shared_prompts(columns)
+
+
+def _at_step(samples: Sequence[Sample], step: float) -> list[Sample]:
+    return [sample for sample in samples if sample["step"] == step]
+
+
+def _shared_prompts(columns: Sequence[SampleColumn]) -> list[Prompt]:
+    """The prompts that all columns have, each with its first completion in each column."""
+    if not columns:
+        return []
+    first_samples: list[dict[str, Sample]] = []
+    for column in columns:
+        by_prompt: dict[str, Sample] = {}
+        for sample in column.samples:
+            by_prompt.setdefault(sample["prompt"], sample)
+        first_samples.append(by_prompt)
+    prompts = []
+    for text in first_samples[0]:
+        cells = []
+        for column, by_prompt in zip(columns, first_samples, strict=True):
+            if text in by_prompt:
+                cells.append(SampleCell(column.label, column.colour, by_prompt[text]))
+        if len(cells) == len(columns):
+            prompts.append(Prompt(text, cells))
+    return prompts

@@ -1,39 +1,82 @@
-"""Templates filled in: those of ``template/``, which are HTML and Markdown."""
+"""The Jinja templates in ``template/`` filled in, and the forms that values have in HTML."""
 
+import base64
+import io
 import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from markupsafe import Markup, escape
 
-from runner.report.number import short, value
-from runner.run.read import format_time
+from runner.report.number import format_value, short
+from runner.run.record import format_time
 from runner.schema.text import number
 
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from PIL.Image import Image
+
 TEMPLATE = Path(__file__).parent / "template"
+CELL_WIDTH = 28
+THUMBNAIL_PIXELS = 96  # of the longer side of an image
 
 
-def fill_template(template: str, names: Mapping[str, Any] | None = None, /, **context: object) -> str:
-    """A template filled in; a name that it does not know is an error. ``names`` are known in what it includes, too."""
-    return _environment().get_template(template, globals=names).render(context)
+def fill_template(
+    template: str, names: Mapping[str, Any] | None = None, /, **context: object
+) -> str:
+    """The text of a filled template; a name that the context lacks is an error.
+
+    Unlike the context, ``names`` are also known in the templates that it imports.
+    """
+    return str(_environment().get_template(template, globals=names).render(context))
 
 
 @cache
-def _environment() -> Any:
+def _environment() -> "Environment":
     from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
-    rules = {"undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
-    jinja = Environment(loader=FileSystemLoader(TEMPLATE), autoescape=select_autoescape(["html"]), **rules)
-    jinja.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
-    jinja.filters |= {"breakable": breakable, "number": number, "format_time": format_time}
-    jinja.filters["cell"] = lambda entry, width=28: short(value(entry), width)
-    jinja.filters["yaml"] = lambda node: yaml.safe_dump(dict(node), sort_keys=False, allow_unicode=True)
-    return jinja
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATE),
+        autoescape=select_autoescape(["html"]),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+    filters = {
+        "breakable": breakable,
+        "cell": _to_cell,
+        "format_time": format_time,
+        "number": number,
+        "yaml": _to_yaml,
+    }
+    environment.filters.update(filters)
+    return environment
+
+
+def _to_cell(value: object, width: int = CELL_WIDTH) -> str:
+    return short(format_value(value), width)
+
+
+def _to_yaml(node: Mapping[str, object]) -> str:
+    return str(yaml.safe_dump(dict(node), sort_keys=False, allow_unicode=True))
 
 
 def breakable(name: str) -> Markup:
-    """A name as HTML that may be broken after its dashes and slashes."""
-    return Markup("<wbr>").join(map(escape, re.split(r"(?<=[_/+])", name)))
+    """A name as HTML that a browser may break after an underscore, slash or plus."""
+    parts = re.split(r"(?<=[_/+])", name)
+    return Markup("<wbr>").join(map(escape, parts))
+
+
+def to_thumbnail(image: "Image") -> str:
+    """A small copy of an image as a ``data:`` URL."""
+    small = image.copy()
+    small.thumbnail((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS))
+    file = io.BytesIO()
+    small.save(file, "PNG")
+    letters = base64.b64encode(file.getvalue()).decode()
+    return f"data:image/png;base64,{letters}"

@@ -1,208 +1,346 @@
-"""Summaries as text: for a terminal or a log file of 80 columns, as CSV and as JSON lines."""
+"""Summaries as text for a terminal or a log file, and as CSV, JSON lines and Parquet."""
 
 import csv
 import io
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner.io.files import display_path, to_line
 from runner.io.secrets import without_values
 from runner.report.axis import MISSING, UNREAD
-from runner.report.compare import Section
+from runner.report.compare import ChangedKey, Section
 from runner.report.facts import command_of
-from runner.report.number import plural, short, spread, value
-from runner.report.objective import score_rows
-from runner.report.sweep import Summary, list_states
-from runner.run.read import RunRecord
+from runner.report.number import format_spread, format_value, plural, short
+from runner.report.ranking import score_rows
+from runner.report.sweep import Summary, SweepSetting, list_states
+from runner.run.record import RunRecord
 
-FORMULA = re.compile(r"(?![-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?$)[-=+@\t\r]")  # as spreadsheets begin one; a number is none
+if TYPE_CHECKING:
+    import pyarrow
+
+# The beginning of a text that a spreadsheet takes for a formula.
+FORMULA = re.compile(r"(?![-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?$)[-=+@\t\r]")
 MAX_LINES = 40  # settings or runs that a terminal is shown
 MAX_VALUE_WIDTH = 24  # characters of a value, before its middle is cut
 MAX_SECTION_WIDTH = 34  # characters of a value in a comparison
+MAX_NAME_WIDTH = 40  # characters of a run or a key
+INDENT = 10  # of what stands to the right of a title
+STATE_WIDTH = 11
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table; ``needed`` ones stay however narrow the terminal is."""
+    """A column of a table."""
 
     title: str
     cells: Sequence[str]
-    needed: bool = False
-    left: bool = False
+    needed: bool = False  # stays however narrow the terminal is
+    left: bool = False  # is aligned to the left, as texts are
 
     @cached_property
     def width(self) -> int:
+        """The number of characters of its longest text."""
         return max(map(len, [self.title, *self.cells]))
+
+    def lines(self) -> list[str]:
+        """The title and the cells, each as wide as the column."""
+        texts = [self.title, *self.cells]
+        if self.left:
+            return [text.ljust(self.width) for text in texts]
+        return [text.rjust(self.width) for text in texts]
 
 
 def format_table(columns: Sequence[Column], width: int) -> list[str]:
-    """The lines of a table, without the last columns that do not fit, unless they are needed, and which those are."""
-    kept = list(columns)
-    while sum(column.width + 2 for column in kept) > width and (spare := [c for c in kept if not c.needed]):
-        kept.remove(spare[-1])
-    cells = [[f"{text:{'<' if c.left else '>'}{c.width}}" for text in (c.title, *c.cells)] for c in kept]
-    gone = [column.title for column in columns if column not in kept]
-    lines = textwrap.wrap(f"no room for {', '.join(gone)}", width - 2) if gone else []
-    return [f"  {line}".rstrip() for line in (*map("  ".join, zip(*cells, strict=True)), *lines)]
+    """The lines of a table.
+
+    Columns that do not fit are left out from the right, unless they are needed, and named below.
+    """
+    shown = list(columns)
+    # Each column has two blanks before it.
+    while sum(column.width + 2 for column in shown) > width:
+        spare = [column for column in shown if not column.needed]
+        if not spare:
+            break
+        shown.remove(spare[-1])
+    rows = zip(*(column.lines() for column in shown), strict=True)
+    lines = ["  ".join(row) for row in rows]
+    dropped = [column.title for column in columns if column not in shown]
+    if dropped:
+        lines += textwrap.wrap(f"no room for {', '.join(dropped)}", width - 2)
+    return [f"  {line}".rstrip() for line in lines]
 
 
-def table(summary: Summary, width: int = 80) -> str:
-    """A sweep as it stands: the settings, best first, what is not finished, and the command of the best."""
-    counts = filter(None, [plural(len(summary.runs), "run"), summary.counts, list_states(summary.runs)])
-    parts = [_wrapped("report", f"{display_path(summary.group)}: {'; '.join(counts)}", width)]
-    parts += [_wrapped("where", summary.chosen, width)] if summary.chosen else []
-    if objective := summary.objective:
-        parts.append(_wrapped("ranked", f"by {objective.name}, {objective.direction} ({objective.why})", width))
+def sweep_table(summary: Summary, width: int = 80) -> str:
+    """The runs of a name: settings, unfinished runs, and the command of the best setting."""
+    states = list_states(summary.runs)
+    counts = [plural(len(summary.runs), "run"), summary.counts, states]
+    heading = f"{display_path(summary.group)}: {'; '.join(filter(None, counts))}"
+    lines = [_wrapped("report", heading, width)]
+    if summary.condition:
+        lines.append(_wrapped("where", summary.condition, width))
+    objective = summary.objective
+    if objective:
+        ranked = f"by {objective.name}, {objective.direction} ({objective.why})"
+        lines.append(_wrapped("ranked", ranked, width))
     if summary.runs:
-        # The axes, the number of runs, the objective, the states where they differ, and then the other scores.
-        settings = summary.listed[: summary.top or MAX_LINES]
-        columns = list[Column]()
-        for axis in summary.axes:
-            cells = [short(value(setting.values[axis.name]), MAX_VALUE_WIDTH) for setting in settings]
-            for place, setting in enumerate(settings if not columns else ()):
-                cells[place] += "".join(f" {name}={value(entry)}" for name, entry in setting.odd.items())
-            columns.append(Column(short(axis.name, MAX_VALUE_WIDTH), cells, not columns, True))
-        if not columns:
-            columns.append(Column("run", [short(setting.label, 40) for setting in settings], True, True))
-        if summary.seeds:
-            columns.append(Column("n", [f"{len(setting.finished)}/{len(setting.runs)}" for setting in settings], True))
-        scores = []
-        for name in summary.shown_scores:
-            cells = [spread(setting.mean(name), setting.sd(name)) for setting in settings]
-            scores.append(Column(name.removeprefix("eval_"), cells, bool(objective and name == objective.name)))
-        if not summary.all_finished:
-            scores.insert(1, Column("state", [setting.state for setting in settings], True, True))
-        if any(changes := [setting.change(objective) for setting in settings]):
-            scores.insert(1, Column("change", changes))
-        parts += ["", *format_table(columns + scores, width)]
-        alike = [f"{name.removeprefix('eval_')} {text}" for name, text in summary.alike.items()]
-        parts += [_wrapped("", f"the same in all runs: {', '.join(alike)}", width)] if alike else []
-        parts += [*_more(len(summary.settings) - len(settings), "settings"), ""]
-    room, troubled = max(width - 12, 40), summary.troubled[: summary.top or MAX_LINES]
-    for run in troubled:
-        progress = f" {run.progress}" if run.progress and run.state not in ("created", "unknown") else ""
-        parts.append(f"{run.state:<11} {short(run.folder.name, room - len(progress))}{progress}")
-        cause = run.cause if len(run.cause) <= room else f"{run.cause[: room - 1]}…"
-        parts += [f"{'':<11} {cause}"] if cause else []
-    parts += _more(len(summary.troubled) - len(troubled), "that have not finished, or not well")
-    if (best := summary.best) and objective:
-        seeds = f" over {plural(summary.count(best), 'seed')}" if summary.seeds else ""
-        reached = spread(best.mean(objective.name), best.sd(objective.name))
-        title = "best" if len(summary.settings) > 1 else "result"
-        parts.append(_wrapped(title, f"{best.label}: {objective.name} {reached}{seeds}", width))
-        parts += [_wrapped("", doubt, width) for doubt in summary.doubts]
-        parts += [f"repeat    {summary.best_command}", f"model     {best.finished[0]}/model"]
-    elif summary.runs:
-        parts.append(_wrapped("best", summary.why_no_best, width))
-    return "\n".join(parts)
+        lines += _setting_lines(summary, width)
+    lines += _troubled_lines(summary, width)
+    lines += _best_lines(summary, width)
+    return "\n".join(lines)
 
 
-def run_table(run: RunRecord, differing: Sequence[tuple[str, str, str]] | None, width: int = 80) -> str:
-    """A run as it stands: its state, scores before and after, what differs from the defaults, and its command."""
-    parts = [f"report    {run}: {run.standing}"]
-    parts += [f"cause     {run.cause}"] if run.cause else []
-    parts += ["", *scores, ""] if (scores := score_table(run, width)) else []
-    if differing:
-        parts += ["differs   from the defaults of what it chose in"]
-        parts += [f"          {short(f'{key}={ours} ({theirs})', width - 10)}" for key, ours, theirs in differing]
-    return "\n".join([*parts, f"repeat    {command_of(run)}"])
+def _setting_lines(summary: Summary, width: int) -> list[str]:
+    """The table of the settings, and the scores that are the same in all of them."""
+    settings = summary.listed[: summary.top or MAX_LINES]
+    lines = ["", *format_table(_setting_columns(summary, settings), width)]
+    alike = [f"{name.removeprefix('eval_')} {text}" for name, text in summary.alike.items()]
+    if alike:
+        lines.append(_wrapped("", f"the same in all runs: {', '.join(alike)}", width))
+    lines += _rest(len(summary.settings) - len(settings), "settings")
+    return [*lines, ""]
+
+
+def _setting_columns(summary: Summary, settings: Sequence[SweepSetting]) -> list[Column]:
+    """The axes, the number of runs, the objective, its change, the states, and the other scores."""
+    columns = []
+    for axis in summary.axes:
+        cells = []
+        for setting in settings:
+            cells.append(short(format_value(setting.values[axis.name]), MAX_VALUE_WIDTH))
+        columns.append(Column(short(axis.name, MAX_VALUE_WIDTH), cells, left=True))
+    # Odd values are written behind the first value of their setting.
+    if columns:
+        cells = []
+        for cell, setting in zip(columns[0].cells, settings, strict=True):
+            odd = [f" {name}={format_value(value)}" for name, value in setting.odd.items()]
+            cells.append(cell + "".join(odd))
+        columns[0] = replace(columns[0], cells=cells, needed=True)
+    else:
+        labels = [short(setting.label, MAX_NAME_WIDTH) for setting in settings]
+        columns.append(Column("run", labels, needed=True, left=True))
+    if summary.seeds:
+        counts = [f"{len(setting.finished)}/{len(setting.runs)}" for setting in settings]
+        columns.append(Column("n", counts, needed=True))
+
+    objective = summary.objective
+    scores = []
+    for name in summary.shown_scores:
+        cells = [format_spread(setting.mean(name), setting.sd(name)) for setting in settings]
+        is_objective = objective is not None and name == objective.name
+        scores.append(Column(name.removeprefix("eval_"), cells, needed=is_objective))
+    columns += scores[:1]
+    changes = [setting.change(objective) for setting in settings]
+    if any(changes):
+        columns.append(Column("change", changes))
+    if not summary.all_finished:
+        states = [setting.state for setting in settings]
+        columns.append(Column("state", states, needed=True, left=True))
+    return columns + scores[1:]
+
+
+def _troubled_lines(summary: Summary, width: int) -> list[str]:
+    """The runs that have not finished or went wrong, each with its cause."""
+    room = max(width - STATE_WIDTH - 1, 40)
+    shown = summary.troubled[: summary.top or MAX_LINES]
+    lines = []
+    for run in shown:
+        progress = ""
+        if run.progress and run.state not in ("created", "unknown"):
+            progress = f" {run.progress}"
+        name = short(run.folder.name, room - len(progress))
+        lines.append(f"{run.state:<{STATE_WIDTH}} {name}{progress}")
+        cause = run.cause
+        if len(cause) > room:
+            cause = f"{cause[: room - 1]}…"
+        if cause:
+            lines.append(f"{'':<{STATE_WIDTH}} {cause}")
+    remaining = len(summary.troubled) - len(shown)
+    return lines + _rest(remaining, "that have not finished, or not well")
+
+
+def _best_lines(summary: Summary, width: int) -> list[str]:
+    """The best setting with its command, or the reason why there is none."""
+    best = summary.best
+    objective = summary.objective
+    if best is None or objective is None:
+        return [_wrapped("best", summary.why_no_best, width)] if summary.runs else []
+    reached = format_spread(best.mean(objective.name), best.sd(objective.name))
+    text = f"{best.label}: {objective.name} {reached}"
+    if summary.seeds:
+        text += f" over {plural(summary.count(best), 'seed')}"
+    title = "best" if len(summary.settings) > 1 else "result"
+    return [
+        _wrapped(title, text, width),
+        *(_wrapped("", doubt, width) for doubt in summary.doubts),
+        f"repeat    {summary.best_command}",
+        f"model     {best.finished[0]}/model",
+    ]
+
+
+def run_table(run: RunRecord, changed: Sequence[ChangedKey] | None, width: int = 80) -> str:
+    """One run: its state, its scores, its ``changed`` keys, and its command."""
+    lines = [f"report    {run}: {run.standing}"]
+    if run.cause:
+        lines.append(f"cause     {run.cause}")
+    scores = score_table(run, width)
+    if scores:
+        lines += ["", *scores, ""]
+    if changed:
+        lines.append("differs   from the defaults of what it chose in")
+        for key in changed:
+            text = f"{key.key}={key.ours} ({key.default})"
+            lines.append(" " * INDENT + short(text, width - INDENT))
+    lines.append(f"repeat    {command_of(run)}")
+    return "\n".join(lines)
 
 
 def score_table(run: RunRecord, width: int = 80) -> list[str]:
-    """The lines with each score before and after training; none where no rows were held out."""
-    if not (rows := score_rows(run)):
+    """The table of scores before and after training; empty where no rows were held out."""
+    rows = score_rows(run)
+    if not rows:
         return []
-    names, before, after, change = zip(*rows, strict=True)
-    columns = [Column("held out", names, True, True), Column("before", before), Column("after", after, True)]
-    return format_table([*columns, Column("change", change, True, True)], width)
+    columns = [
+        Column("held out", [row.name for row in rows], needed=True, left=True),
+        Column("before", [row.before for row in rows]),
+        Column("after", [row.after for row in rows], needed=True),
+        Column("change", [row.change for row in rows], needed=True, left=True),
+    ]
+    return format_table(columns, width)
 
 
 def section_table(section: Section, width: int = 80) -> list[str]:
-    """The lines of one respect in which two runs differ, as a small table."""
-    keys, *others = zip(*section.rows, strict=True)
-    columns = [Column(section.title, [short(key, 40) for key in keys], True, True)]
-    for title, entries in zip(("A", "B", "B - A"), others, strict=False):
-        columns.append(Column(title, [short(entry, MAX_SECTION_WIDTH) for entry in entries], True, len(others) == 2))
+    """The table of one subject in which two runs differ."""
+    names = [short(row.name, MAX_NAME_WIDTH) for row in section.rows]
+    ours = [short(row.ours, MAX_SECTION_WIDTH) for row in section.rows]
+    theirs = [short(row.theirs, MAX_SECTION_WIDTH) for row in section.rows]
+    is_text = not section.is_numeric
+    columns = [
+        Column(section.title, names, needed=True, left=True),
+        Column("A", ours, needed=True, left=is_text),
+        Column("B", theirs, needed=True, left=is_text),
+    ]
+    if section.is_numeric:
+        differences = [row.difference for row in section.rows]
+        columns.append(Column("B - A", differences, needed=True))
     return format_table(columns, width)
 
 
 def to_rows(summary: Summary) -> Iterator[dict[str, Any]]:
-    """One row for each run, in the order of the settings: state, values of the axes, seed, scores before and after."""
-    for setting, run in ((each, run) for each in summary.listed for run in each.runs):
-        values = {axis.key: setting.values[axis.name] for axis in summary.axes}
-        values |= {axis.key: setting.odd.get(axis.name, axis.usual) for axis in summary.odd}
-        yield {
-            "run": run.folder.name,
-            "state": run.state,
-            "step": run.status.get("step"),
-            "max_steps": run.status.get("max_steps"),
-            "values": {key: None if entry in (UNREAD, MISSING) else entry for key, entry in values.items()},
-            "seed": run.cfg.get("seed"),
-            "objective": run.score(summary.objective.name) if summary.objective else None,
-            "before": run.before,
-            "after": run.after,
-            "cause": run.cause,
-        }
+    """One row for each run, in the order of the settings.
+
+    It holds the state, the values of the axes, the seed, and the scores before and after.
+    """
+    objective = summary.objective
+    for setting in summary.listed:
+        values: dict[str, object] = {}
+        for axis in summary.axes:
+            values[axis.key] = setting.values[axis.name]
+        for axis in summary.odd:
+            values[axis.key] = setting.odd.get(axis.name, axis.usual)
+        for key, value in values.items():
+            if value in (UNREAD, MISSING):
+                values[key] = None
+        for run in setting.runs:
+            yield {
+                "run": run.folder.name,
+                "state": run.state,
+                "step": run.status.get("step"),
+                "max_steps": run.status.get("max_steps"),
+                "values": values,
+                "seed": run.cfg.get("seed"),
+                "objective": run.score(objective.name) if objective else None,
+                "before": run.before,
+                "after": run.after,
+                "cause": run.cause,
+            }
 
 
 def table_columns(summary: Summary) -> dict[str, list[Any]]:
-    """The same rows as columns: one for each axis and held-out score; None is no value."""
+    """The rows of :func:`to_rows` as columns, with one for each axis and each held-out score."""
     objective = summary.objective.name if summary.objective else ""
-    rows = [row | row["values"] | {objective: row["objective"]} | row["after"] for row in to_rows(summary)]
-    scores = dict.fromkeys(name for row in rows for name in row["after"])
-    first = [objective] if objective and objective not in scores else []
+    flat_rows = []
+    scores: dict[str, None] = {}
+    for row in to_rows(summary):
+        scores |= dict.fromkeys(row["after"])
+        flat_rows.append(row | row["values"] | {objective: row["objective"]} | row["after"])
     axes = [axis.key for axis in (*summary.axes, *summary.odd)]
-    keys = ["run", "state", "step", "max_steps", *axes, "seed", *first, *scores, "cause"]
-    return {key: [row.get(key) for row in rows] for key in keys}
+    names = ["run", "state", "step", "max_steps", *axes, "seed"]
+    if objective and objective not in scores:
+        names.append(objective)
+    names += [*scores, "cause"]
+    columns = {}
+    for name in names:
+        columns[name] = [row.get(name) for row in flat_rows]
+    return columns
 
 
 def to_csv(summary: Summary) -> str:
-    """The runs as comma-separated values; an empty cell is no value."""
-    file, columns = io.StringIO(), table_columns(summary)
+    """The runs as comma-separated values; a missing value is an empty cell."""
+    columns = table_columns(summary)
+    file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(map(to_cell, columns))
-    writer.writerows(map(to_cell, row) for row in zip(*columns.values(), strict=True))
+    for row in zip(*columns.values(), strict=True):
+        writer.writerow(map(to_cell, row))
     return file.getvalue()
 
 
 def to_parquet(summary: Summary) -> bytes:
-    """The same columns as Parquet: numbers as numbers, and as text what is of several kinds."""
+    """The runs as Parquet; a column that mixes types is text."""
     import pyarrow
     from pyarrow import parquet
 
-    def typed(column: list[Any]) -> pyarrow.Array:
-        column = [without_values(entry) if isinstance(entry, str) else entry for entry in column]
-        try:
-            return pyarrow.array(column)
-        except (pyarrow.ArrowException, OverflowError):
-            return pyarrow.array([None if entry is None else value(entry) for entry in column])
-
-    file, columns = io.BytesIO(), table_columns(summary).items()
-    parquet.write_table(pyarrow.table({without_values(name): typed(column) for name, column in columns}), file)
+    arrays = {}
+    for name, values in table_columns(summary).items():
+        arrays[without_values(name)] = _to_array(values)
+    file = io.BytesIO()
+    parquet.write_table(pyarrow.table(arrays), file)
     return file.getvalue()
 
 
+def _to_array(values: Sequence[object]) -> "pyarrow.Array":
+    """A column without secrets, as text where its values have several types."""
+    import pyarrow
+
+    public = []
+    for value in values:
+        public.append(without_values(value) if isinstance(value, str) else value)
+    try:
+        return pyarrow.array(public)
+    except (pyarrow.ArrowException, OverflowError):
+        texts = [None if value is None else format_value(value) for value in public]
+        return pyarrow.array(texts)
+
+
 def to_cell(cell: object) -> object:
-    """A cell that no spreadsheet takes for a formula; a number stays one."""
+    """A cell that no spreadsheet takes for a formula."""
     if not isinstance(cell, str):
         return cell
     sign = "'" if FORMULA.match(cell) else ""
-    return sign + cell.replace("\r", "␍")  # which csv leaves without quotes, and ends a row
+    # csv does not quote a carriage return, which would end the row.
+    return sign + cell.replace("\r", "␍")
 
 
 def to_jsonl(summary: Summary) -> str:
-    """The runs as strict JSON, one a line, with the scores before and after training."""
+    """The runs as JSON lines, with their scores before and after training."""
     return "".join(map(to_line, to_rows(summary)))
 
 
-def _more(count: int, what: str) -> list[str]:
+def _rest(count: int, what: str) -> list[str]:
+    """The line on what a table leaves out; empty where it leaves out nothing."""
     return [f"  and {count} more {what}, in summary.csv"] if count else []
 
 
 def _wrapped(title: str, text: str, width: int) -> str:
-    room, first = max(width, 40), f"{title:<10}"
-    return textwrap.fill(text, room, initial_indent=first, subsequent_indent=" " * 10, break_on_hyphens=False)
+    """A title with a text beside it, wrapped at the width."""
+    return textwrap.fill(
+        text,
+        max(width, 40),
+        initial_indent=title.ljust(INDENT),
+        subsequent_indent=" " * INDENT,
+        break_on_hyphens=False,
+    )

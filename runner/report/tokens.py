@@ -1,62 +1,90 @@
-"""Rows of tokens as a person reads them: what each of them counts for, and marked text for a terminal.
+"""Rows of tokens as a person reads them: text in which a mark tells how each token counts.
 
-What is shown comes from ``training.inspection``; nothing here knows a tokenizer. The texts are other people's, so that
-no character of theirs steers the terminal. The same as a page is in ``page``.
+The rows come from ``training.inspection``; nothing here knows a tokenizer. Their texts come from
+other people, so none of their characters may control the terminal. ``page`` shows the same rows as
+HTML.
 """
 
-import base64
-import io
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len, chop_cells
 
 from runner.errors import Fault
 from runner.io.turns import describe_image
 from runner.io.visible import to_visible
-from runner.report.number import value
+from runner.report.number import format_value
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 MAX_WIDTH = 80
-MAX_STRETCH = 800  # characters of a stretch of equal tokens in the terminal; of a longer one the middle is left out
+MAX_STRETCH = 800  # characters that a terminal shows of neighbouring tokens with the same mark
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The meaning of a mark, and how a terminal with colours styles the tokens that have it."""
+
+    meaning: str
+    style: str  # the numbers of an ANSI escape sequence
+
+
+UNTRAINED = " "
+MARKS = {
+    UNTRAINED: Mark("", "2"),
+    "^": Mark("trained", "32;4"),
+    "+": Mark("weighs more than 1", "1;35;4"),
+    "-": Mark("less than 1", "33;4"),
+    "0": Mark("nothing", "9;31"),
+}
 
 
 @dataclass(frozen=True)
 class TokenRow:
     """One sequence as the model sees it, without padding."""
 
-    number: int  # of its row, which both of a pair share
-    role: str  # chosen or rejected, good or bad of a labelled answer, prompt of what is sampled from, and else empty
+    number: int  # of its row, which both answers of a pair share
+    role: str  # "chosen", "rejected"; "good", "bad" for a label; "prompt" where it is sampled from
     ids: list[int]
-    trained: list[bool]  # which tokens the loss counts; of a scored text the one where the score is read
+    trained: list[bool]  # True where the loss counts the token, or where a score is read
     weights: list[float] | None = None
-    whole: int = 0  # the length before it was cut, 0 where it is whole
-    texts: list[str] = field(default_factory=list)  # of each token, where they are to be shown
-    images: Sequence[Any] = ()  # of Pillow's, in the order of their places
+    whole: int = 0  # the length before it was cut; 0 where it was not
+    texts: list[str] = field(default_factory=list)  # of each token; empty if only counts are shown
+    images: Sequence["Image"] = ()  # in the order of their places
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """Some rows of one set, with what is to be said of the set, and with what is wrong with it."""
+    """Some rows of one set, with a summary of the set and its faults."""
 
     title: str
     summary: Sequence[str]
     rows: Sequence[TokenRow]
-    scored: bool = False
+    scored: bool = False  # a text has one score, so that its tokens are not trained one by one
     faults: Sequence[Fault] = ()
 
     @property
     def legend(self) -> dict[str, str]:
-        """The meaning of each mark that a token of the rows has."""
-        marks = {to_mark(row, place) for row in self.rows for place in range(len(row.ids))}
-        names = LEGEND | ({"^": "where the score is read"} if self.scored else {})
-        return {mark: names[mark] for mark in names if mark in marks}
+        """The marks that occur in the rows, each with its meaning."""
+        present = set[str]()
+        for row in self.rows:
+            present.update(to_mark(row, index) for index in range(len(row.ids)))
+        legend = {}
+        for mark, look in MARKS.items():
+            if mark in present and mark != UNTRAINED:
+                legend[mark] = look.meaning
+        if self.scored and "^" in legend:
+            legend["^"] = "where the score is read"
+        return legend
 
 
 @dataclass(frozen=True)
 class Block:
-    """A heading and the tokens below it; ``side`` is chosen or rejected where two blocks belong together."""
+    """A heading and its tokens; ``side`` is chosen or rejected where two blocks are a pair."""
 
     heading: str
     row: TokenRow
@@ -64,89 +92,158 @@ class Block:
 
 
 def to_blocks(rows: Iterable[TokenRow], scored: bool = False) -> Iterator[list[Block]]:
-    """The blocks of each row: one, or for a pair its shared prompt and then both answers."""
-    for number, group in itertools.groupby(rows, key=lambda row: row.number):
-        together, name = list(group), f"row {number + 1}"
-        if len(together) != 2 or not all(row.role for row in together):
-            yield [Block(f"{f'{name} {row.role}'.strip()}: {_counts(row, scored)}", row) for row in together]
-            continue
-        chosen, rejected = together
-        pairs = zip(chosen.ids, rejected.ids, chosen.trained, rejected.trained, strict=False)
-        alike = itertools.takewhile(lambda pair: pair[0] == pair[1] and not (pair[2] or pair[3]), pairs)
-        shared = sum(1 for _ in alike)  # untrained tokens that both begin with
-        sides = [Block(f"{row.role}: {_counts(row, scored)}", _part(row, shared), row.role) for row in together]
-        yield [Block(f"{name}: {shared} tokens are shared", _part(chosen, 0, shared)), *sides] if shared else sides
+    """The blocks of each row: one, or for a pair the prompt that it shares and its two answers."""
+    for number, group in groupby(rows, key=lambda row: row.number):
+        sequences = list(group)
+        name = f"row {number + 1}"
+        if len(sequences) == 2 and all(row.role for row in sequences):
+            yield _pair_blocks(name, sequences[0], sequences[1], scored)
+        else:
+            blocks = []
+            for row in sequences:
+                heading = f"{name} {row.role}".strip()
+                blocks.append(Block(f"{heading}: {_describe_counts(row, scored)}", row))
+            yield blocks
 
 
-def _part(row: TokenRow, start: int, end: int | None = None) -> TokenRow:
-    cut = slice(start, end)
-    weights = None if row.weights is None else row.weights[cut]
-    return replace(row, ids=row.ids[cut], trained=row.trained[cut], weights=weights, texts=row.texts[cut])
+def _pair_blocks(name: str, chosen: TokenRow, rejected: TokenRow, scored: bool) -> list[Block]:
+    """The prompt that a pair shares, if there is one, and the rest of both sequences."""
+    shared = _count_shared(chosen, rejected)
+    blocks = []
+    if shared:
+        blocks.append(Block(f"{name}: {shared} tokens are shared", _part(chosen, 0, shared)))
+    for row in (chosen, rejected):
+        heading = f"{row.role}: {_describe_counts(row, scored)}"
+        blocks.append(Block(heading, _part(row, shared, len(row.ids)), side=row.role))
+    return blocks
 
 
-def _counts(row: TokenRow, scored: bool) -> str:
-    size, cut = len(row.ids), f", cut from {row.whole}" if row.whole else ""
-    cut += "".join(f", image {describe_image(image)}" for image in row.images)
+def _count_shared(chosen: TokenRow, rejected: TokenRow) -> int:
+    """The number of tokens with which both begin and that neither is trained on."""
+    count = 0
+    for index in range(min(len(chosen.ids), len(rejected.ids))):
+        is_trained = chosen.trained[index] or rejected.trained[index]
+        if is_trained or chosen.ids[index] != rejected.ids[index]:
+            break
+        count += 1
+    return count
+
+
+def _part(row: TokenRow, start: int, end: int) -> TokenRow:
+    """The row with its tokens from ``start`` to ``end`` alone."""
+    return replace(
+        row,
+        ids=row.ids[start:end],
+        trained=row.trained[start:end],
+        weights=None if row.weights is None else row.weights[start:end],
+        texts=row.texts[start:end],
+    )
+
+
+def _describe_counts(row: TokenRow, scored: bool) -> str:
+    """The number of tokens, and how many of them are trained with which weights, as a text."""
+    size = len(row.ids)
+    notes = ""
+    if row.whole:
+        notes += f", cut from {row.whole}"
+    for image in row.images:
+        notes += f", image {describe_image(image)}"
     if row.role == "prompt" or scored:
-        return f"{size} tokens{cut}"
-    values = sorted({weight for weight, bit in zip(row.weights or [], row.trained, strict=False) if bit})
-    shown = (" to " if len(values) > 2 else " and ").join(map(value, dict.fromkeys(values[:1] + values[-1:])))
-    weights = "" if values in ([], [1.0]) else f", weights {shown}"
+        return f"{size} tokens{notes}"
     trained = sum(row.trained)
-    return f"{trained} of {size} tokens trained ({trained / max(1, size):.0%}){weights}{cut}"
+    weights = _describe_weights(row)
+    return f"{trained} of {size} tokens trained ({trained / max(1, size):.0%}){weights}{notes}"
 
 
-def to_thumbnail(image: Any) -> str:
-    """A copy of an image, of 96 pixels at most, as the address of data for a page."""
-    small = image.copy()
-    small.thumbnail((96, 96))
-    small.save(written := io.BytesIO(), "PNG")
-    return f"data:image/png;base64,{base64.b64encode(written.getvalue()).decode()}"
+def _describe_weights(row: TokenRow) -> str:
+    """The range of the weights of trained tokens; empty where all of them are 1."""
+    if not row.weights:
+        return ""
+    pairs = zip(row.weights, row.trained, strict=True)
+    weights = {weight for weight, is_trained in pairs if is_trained}
+    if not weights or weights == {1.0}:
+        return ""
+    lowest = format_value(min(weights))
+    if len(weights) == 1:
+        return f", weights {lowest}"
+    word = "to" if len(weights) > 2 else "and"
+    return f", weights {lowest} {word} {format_value(max(weights))}"
 
 
-def to_mark(row: TokenRow, place: int) -> str:
-    """One character for how a token counts: blank, ^ trained, + more than 1, - less than 1, 0 nothing."""
-    if not row.trained[place]:
-        return " "
-    weight = 1.0 if row.weights is None else row.weights[place]
-    return "^" if weight == 1 else "0" if weight == 0 else "+" if weight > 1 else "-"
-
-
-STYLES = {" ": "2", "^": "32;4", "+": "1;35;4", "-": "33;4", "0": "9;31"}
-LEGEND = {"^": "trained", "+": "weighs more than 1", "-": "less than 1", "0": "nothing"}
+def to_mark(row: TokenRow, index: int) -> str:
+    """The mark of MARKS that tells how a token counts."""
+    if not row.trained[index]:
+        return UNTRAINED
+    weight = 1.0 if row.weights is None else row.weights[index]
+    if weight == 1:
+        return "^"
+    if weight == 0:
+        return "0"
+    return "+" if weight > 1 else "-"
 
 
 def format_sheet(sheet: Sheet, *, colour: bool = False, width: int = MAX_WIDTH) -> str:
-    """The sheet as text: colours where they can be seen, else marks below the tokens."""
+    """The sheet as text: tokens in colours, or with marks below them where there is no colour."""
     lines = [sheet.title, *(f"  {line}" for line in sheet.summary)]
-    if names := [_styled(name, mark) if colour else f"{mark} {name}" for mark, name in sheet.legend.items()]:
+    names = []
+    for mark, meaning in sheet.legend.items():
+        names.append(_styled(meaning, mark) if colour else f"{mark} {meaning}")
+    if names:
         lines.append(f"  marks: {', '.join(names)}")
-    for block in itertools.chain.from_iterable(to_blocks(sheet.rows, sheet.scored)):
-        heading = f"\x1b[1m{block.heading}\x1b[0m" if colour else block.heading
-        lines += ["", heading, *_text_lines(block.row, colour, width - 2)]
+    for blocks in to_blocks(sheet.rows, sheet.scored):
+        for block in blocks:
+            heading = f"\x1b[1m{block.heading}\x1b[0m" if colour else block.heading
+            lines += ["", heading, *_text_lines(block.row, colour, width - 2)]
     return "\n".join(lines) + "\n"
 
 
 def _styled(text: str, mark: str) -> str:
-    return f"\x1b[{STYLES[mark]}m{text}\x1b[0m"
+    return f"\x1b[{MARKS[mark].style}m{text}\x1b[0m"
 
 
 def _text_lines(row: TokenRow, colour: bool, width: int) -> Iterator[str]:
     """The text wrapped at the width, each line with its marks below it where there are any."""
-    whole = marks = ""  # each visible character has its mark
-    marked = ((to_visible(text).replace("↵", "↵\n"), to_mark(row, place)) for place, text in enumerate(row.texts))
-    for mark, stretch in itertools.groupby(marked, key=lambda cell: cell[1]):
-        text, half = "".join(text for text, _ in stretch), MAX_STRETCH // 2
-        if len(text) > MAX_STRETCH:
-            text = f"{text[:half]} [... {len(text) - MAX_STRETCH} characters ...] {text[-half:]}"
-        whole, marks = whole + text, marks + mark * len(text)
-    for paragraph in whole.splitlines(keepends=True):
+    text, marks = _marked_text(row)
+    for paragraph in text.splitlines(keepends=True):
         for line in chop_cells(paragraph.rstrip("\n"), width) or [""]:
-            cells, marks = list(zip(line, marks, strict=False)), marks[len(line) :]
-            runs = itertools.groupby(cells, key=lambda cell: cell[1]) if colour else ()
-            styled = [_styled("".join(character for character, _ in run), mark) for mark, run in runs]
-            yield f"  {''.join(styled) or line}".rstrip()
-            below = "".join(mark * cell_len(character) for character, mark in cells)
-            if not colour and below.strip():
+            line_marks = marks[: len(line)]
+            marks = marks[len(line) :]
+            if colour:
+                yield f"  {_coloured_line(line, line_marks)}".rstrip()
+                continue
+            yield f"  {line}".rstrip()
+            below = ""
+            for character, mark in zip(line, line_marks, strict=True):
+                below += mark * cell_len(character)
+            if below.strip():
                 yield f"  {below}".rstrip()
-        marks = marks[paragraph.endswith("\n") :]  # without that of the line break
+        if paragraph.endswith("\n"):  # the line break has a mark, too, which is not shown
+            marks = marks[1:]
+
+
+def _marked_text(row: TokenRow) -> tuple[str, str]:
+    """The visible text of a row, and a mark for each character; a long stretch loses its middle."""
+    marked = []
+    for index, text in enumerate(row.texts):
+        visible = to_visible(text).replace("↵", "↵\n")
+        marked.append((to_mark(row, index), visible))
+    text = ""
+    marks = ""
+    for mark, group in groupby(marked, key=itemgetter(0)):
+        stretch = "".join(visible for _, visible in group)
+        if len(stretch) > MAX_STRETCH:
+            half = MAX_STRETCH // 2
+            note = f"[... {len(stretch) - MAX_STRETCH} characters ...]"
+            stretch = f"{stretch[:half]} {note} {stretch[-half:]}"
+        text += stretch
+        marks += mark * len(stretch)
+    return text, marks
+
+
+def _coloured_line(line: str, marks: str) -> str:
+    """A line in which each stretch of equal marks is styled once."""
+    styled = ""
+    cells = zip(line, marks, strict=True)
+    for mark, group in groupby(cells, key=itemgetter(1)):
+        styled += _styled("".join(character for character, _ in group), mark)
+    return styled

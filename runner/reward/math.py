@@ -1,6 +1,7 @@
-r"""Answers of mathematical solutions, compared: what stands in its last ``\boxed{}`` against the known one.
+r"""Answers of mathematical solutions, in their last ``\boxed{}``, compared with the right ones.
 
-The comparison is math-verify's (``pip install math-verify``): ``2\sqrt{2}`` is ``\sqrt{8}``, and ``0.5`` is ``1/2``.
+The comparison is math-verify's (``pip install math-verify``): ``2\sqrt{2}`` is ``\sqrt{8}``, and
+``0.5`` is ``1/2``.
 """
 
 import re
@@ -11,15 +12,20 @@ from runner.io.turns import Completion, Values, text_of
 
 # How texts of solutions mark an answer that is not boxed.
 MARKED = re.compile(r"(?:####|final answer(?: is)?:?|answer:)\s*([^\n]+)", re.IGNORECASE)
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
 
 
 def boxed_answer(
-    completions: Sequence[Completion], column: str = "reference", strict: bool = True, **columns: Values
+    completions: Sequence[Completion],
+    column: str = "reference",
+    strict: bool = True,
+    **columns: Values,
 ) -> list[float | None]:
-    r"""1 where what the last ``\boxed{}`` of a completion holds is the answer in ``column``, else 0.
+    r"""1 where the last ``\boxed{}`` of a completion holds the answer in ``column``, else 0.
 
-    None where the column is null. It may hold a whole solution. ``strict`` false also takes an answer after ``####`` or
-    ``Answer:``, or the last number. Raises EnvironmentFault without math-verify.
+    None where the column is null. It may hold a whole solution. ``strict`` false also takes an
+    answer after ``####`` or ``Answer:``, or the last number. Raises EnvironmentFault without
+    math-verify.
     """
     references = read_column(columns, column, "reward.boxed_answer.column=<column>")
     check_library("math_verify", "reward.boxed_answer")
@@ -28,30 +34,47 @@ def boxed_answer(
         if reference is None:
             rewards.append(None)
             continue
-        solution, given = text_of(reference), find_answer(text_of(completion), strict=strict)
-        known = find_answer(solution) or (MARKED.findall(solution) or [solution])[-1]
-        rewards.append(float(given is not None and is_same_answer(given, known)))
+        answer = find_answer(text_of(completion), strict=strict)
+        right = _reference_answer(text_of(reference))
+        rewards.append(float(answer is not None and is_same_answer(answer, right)))
     return rewards
 
 
+def _reference_answer(solution: str) -> str:
+    r"""The answer of a reference: in its last ``\boxed{}``, else marked, else the whole text."""
+    boxed = find_answer(solution)
+    if boxed:
+        return boxed
+    marked: list[str] = MARKED.findall(solution)
+    return marked[-1] if marked else solution
+
+
 def find_answer(text: str, *, strict: bool = True) -> str | None:
-    r"""The content of the last ``\boxed{}``, or when not ``strict`` a marked answer or the last number; else None."""
+    r"""The content of the last ``\boxed{}``; None where there is none.
+
+    When not ``strict`` also a marked answer, or the last number.
+    """
     start = text.rfind(r"\boxed{")
-    depth, inner = 0, text[start + len(r"\boxed") :] if start >= 0 else ""
-    for index, character in enumerate(inner):
-        depth += {"{": 1, "}": -1}.get(character, 0)
-        if depth == 0:
-            return inner[1:index].strip()
+    if start >= 0:
+        inner = text[start + len(r"\boxed") :]
+        depth = 0
+        for index, character in enumerate(inner):
+            depth += {"{": 1, "}": -1}.get(character, 0)
+            if depth == 0:
+                return inner[1:index].strip()
     if strict:
         return None
-    numbers: list[str] = re.findall(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?", text)
-    return next(reversed(MARKED.findall(text) or numbers), None)
+    answers: list[str] = MARKED.findall(text) or NUMBER.findall(text)
+    return answers[-1] if answers else None
 
 
-def is_same_answer(one: str, other: str) -> bool:
-    r"""True for the same text, or where math-verify holds the two for equal."""
+def is_same_answer(answer: str, right: str) -> bool:
+    r"""True for the same text, or where math-verify takes the two for equal."""
     from math_verify import parse, verify
 
-    formulas = ["$" + text.replace("$", "") + "$" for text in (one, other)]
-    answers = [parse(formula, parsing_timeout=None) for formula in formulas]  # the runner has a limit, by a signal
-    return one == other or bool(verify(*answers, timeout_seconds=None))
+    formulas = []
+    for text in (answer, right):
+        formula = "$" + text.replace("$", "") + "$"
+        # The runner limits the time itself, by a signal.
+        formulas.append(parse(formula, parsing_timeout=None))
+    return answer == right or bool(verify(*formulas, timeout_seconds=None))

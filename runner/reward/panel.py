@@ -1,48 +1,40 @@
-"""Rewards as a trainer asks them: under their names, with the columns that they take, in time, and checked.
+"""Rewards as a trainer asks them: under their names, with the columns that they take, in time.
 
-TRL takes NaN for "does not apply", adds nothing for a row that no reward applies to, and says neither aloud. Here every
-such answer ends the run with the reward, the row and its prompt. What a completion is worth is decided elsewhere.
+Each answer is checked (``answer``), whatever the function does to the process is undone
+(``isolation``), and one that hangs is interrupted (``time_limit``).
 """
 
 import asyncio
 import contextlib
-import faulthandler
 import functools
-import hashlib
 import inspect
 import math
-import os
-import random
-import signal
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from itertools import islice
 from typing import Any
 
-import numpy as np
-import torch
 from torch import nn
 
 from runner.config.build import arguments_of
-from runner.errors import DataError, EnvironmentFault, RunnerError, SickRun, describe, fault, own_place
-from runner.io.terminal import keep_output
-from runner.io.turns import Completion
+from runner.errors import (
+    DataError,
+    EnvironmentFault,
+    Fault,
+    RunnerError,
+    SickRun,
+    describe,
+    own_place,
+)
+from runner.reward.answer import Answer, Prompt, check_answer, check_some_apply, quote_prompt
+from runner.reward.isolation import undisturbed
+from runner.reward.time_limit import within
 
 TIMEOUT = 1800.0  # seconds for one batch, unless the config says otherwise
 # What the runner and the trainers give beside columns; never offered as a column.
 NOT_COLUMNS = ("trainer_state", "log_extra", "log_metric", "completion_ids", "environments")
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-OF_THE_MACHINE = (ConnectionError, MemoryError, ImportError)  # where the machine failed it, and not what it was given
-LARGEST = 3.4e38  # of float32, in which trainers keep rewards
-BELL, TIMER = signal.SIGVTALRM, signal.ITIMER_VIRTUAL
-AGAIN = 1.0  # seconds to the next ring, because code may swallow the exception
-GRACE = 10.0
-
-Prompt = Completion  # a text or a chat
-Answer = list[float | list[float] | None]  # for each completion one number, or one for each step, or none
+# Errors of the machine, and not of what a reward was given.
+OF_THE_MACHINE = (ConnectionError, MemoryError, ImportError)
 
 
 @dataclass
@@ -51,11 +43,13 @@ class RewardTracker:
 
     has_tools: bool = False  # then turns are logged, which TRL does not count
     earned: dict[str, list[float]] = field(default_factory=dict)
-    answers: dict[str, Answer] = field(default_factory=dict)  # for completions that not all have answered for
+    # Answers to completions for which not all rewards have answered yet.
+    answers: dict[str, Answer] = field(default_factory=dict)
+    # The lowest reward, the highest, and how many there were, by name.
     ranges: dict[str, tuple[float, float, int]] = field(default_factory=dict)
 
     def spread(self) -> dict[str, tuple[float, float, int]]:
-        """The lowest and the highest reward of each name since the begin, and how many there were."""
+        """The lowest and the highest reward of each name since the start, with their number."""
         return {name: self.ranges.get(name, (math.inf, -math.inf, 0)) for name in self.earned}
 
     def record(self, name: str, values: Sequence[float]) -> None:
@@ -63,23 +57,32 @@ class RewardTracker:
         self.earned[name] += values
         if values:
             low, high, count = self.ranges.get(name, (math.inf, -math.inf, 0))
-            self.ranges[name] = min(low, *values), max(high, *values), count + len(values)
+            self.ranges[name] = (min(low, *values), max(high, *values), count + len(values))
 
     def record_answer(self, name: str, answer: Answer, prompts: Sequence[Prompt]) -> None:
-        """Keep a checked answer; raises DataError when all rewards have answered and none applies to some row."""
-        sums = [sum(value) if isinstance(value, list) else value for value in answer if value is not None]
-        self.record(name, list(map(float, sums)))
+        """Keep a checked answer.
+
+        Raises DataError when all rewards have answered and none applies to some row.
+        """
+        sums = []
+        for value in answer:
+            if value is not None:
+                sums.append(float(sum(value) if isinstance(value, list) else value))
+        self.record(name, sums)
         if name in self.answers:
             self.answers.clear()
         self.answers[name] = answer
         if len(self.answers) == len(self.earned):
-            answers, self.answers = self.answers, {}
-            check_some_apply(list(answers.values()), prompts)
+            answers = list(self.answers.values())
+            self.answers = {}
+            check_some_apply(answers, prompts)
 
     def pop_means(self) -> dict[str, float]:
         """The mean of each reward since the last call, by its name; of this process alone."""
-        means = {name: sum(values) / len(values) for name, values in self.earned.items() if values}
-        for values in self.earned.values():
+        means = {}
+        for name, values in self.earned.items():
+            if values:
+                means[name] = sum(values) / len(values)
             values.clear()
         return means
 
@@ -102,180 +105,136 @@ class Scorer:
         if self.tracker is not None:
             self.tracker.earned[self.name] = []
 
-    def __call__(self, **given: Sequence[Any]) -> Answer:
-        """A number, list or None for each; DataError for none or an error, SickRun for NaN, infinity or a hang."""
-        return self._check(self.ask(**given), given)
+    def __call__(self, **columns: Sequence[Any]) -> Answer:
+        """A number, a list or None for each completion.
 
-    def ask(self, **given: Sequence[Any]) -> object:
+        Raises DataError for anything else or an error, SickRun for NaN, infinity or a hang.
+        """
+        return self._check(self.ask(**columns), columns)
+
+    def ask(self, **columns: Sequence[Any]) -> object:
         """Call the function with the columns that it takes; gives whatever it returns."""
-        arguments = serve_columns(self.where, self.call, given)
-        kept = undisturbed(self.where, given.get("completions", ()))
-        with self._explained(arguments, given), within(self.timeout, lambda: self._late(given)), kept:
+        arguments = serve_columns(self.where, self.call, columns)
+        completions = columns.get("completions", ())
+        with (
+            self._explained(arguments, columns),
+            within(self.timeout, lambda: self._late(columns)),
+            undisturbed(self.where, completions),
+        ):
             return self.call(**arguments)
 
-    def _check(self, answer: object, given: Mapping[str, Any]) -> Answer:
-        values = check_answer(self.where, answer, _prompts(given), per_step=self.per_step)
+    def _check(self, answer: object, columns: Mapping[str, Any]) -> Answer:
+        prompts = _prompts(columns)
+        values = check_answer(self.where, answer, prompts, per_step=self.per_step)
         if self.tracker is not None:
-            self.tracker.record_answer(self.name, values, _prompts(given))
-            if self.tracker.has_tools and "log_metric" in given:
-                turns = [sum(turn["role"] == "assistant" for turn in each) for each in given["completions"]]
-                given["log_metric"]("tools/turns", sum(turns) / len(turns))
+            self.tracker.record_answer(self.name, values, prompts)
+            if self.tracker.has_tools and "log_metric" in columns:
+                completions = columns["completions"]
+                turns = 0
+                for completion in completions:
+                    turns += sum(turn["role"] == "assistant" for turn in completion)
+                columns["log_metric"]("tools/turns", turns / len(completions))
         return values
 
-    def _late(self, given: Mapping[str, Any]) -> SickRun:
-        count, prompt = len(_prompts(given)), _quote(_prompts(given), 0)
-        return SickRun(fault("reward.late", where=self.where, seconds=self.timeout, count=count, prompt=prompt))
+    def _late(self, columns: Mapping[str, Any]) -> SickRun:
+        prompts = _prompts(columns)
+        return SickRun(
+            Fault(
+                where=self.where,
+                found=f"no answer after {self.timeout:g} s for {len(prompts)} completions",
+                expected=f"an answer; {quote_prompt(prompts, 0)}",
+                fix=f"{self.where}.timeout=<seconds>, or null",
+            )
+        )
 
     @contextlib.contextmanager
-    def _explained(self, arguments: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[None]:
+    def _explained(
+        self, arguments: Mapping[str, Any], columns: Mapping[str, Any]
+    ) -> Iterator[None]:
+        """Turn an error of the function into one that says where, and for which completion."""
         try:
             yield
         except (RunnerError, KeyboardInterrupt, asyncio.CancelledError):
             raise
         except BaseException as error:
-            prompts, found, place = _prompts(given), describe(error), own_place(error) or self.where
+            prompts = _prompts(columns)
+            place = own_place(error) or self.where
+            fix = f"mend {place}; the same command with --debug shows the traceback"
             if isinstance(error, OF_THE_MACHINE) or type(error).__name__ == "OutOfMemoryError":
-                failed = fault("reward.failed", where=self.where, error=found, prompt=_quote(prompts, 0), place=place)
-                raise EnvironmentFault(failed) from error
+                fault = Fault(
+                    where=self.where,
+                    found=f"raised {describe(error)}",
+                    expected=f"an answer; {quote_prompt(prompts, 0)}",
+                    fix=fix,
+                )
+                raise EnvironmentFault(fault) from error
             row = self._row_of(error, arguments, len(prompts))
-            found += f", for {len(prompts)} completions" if row is None else f", for completion {row} of {len(prompts)}"
-            is_chat = isinstance(next(iter(given.get("completions", ())), ""), list)
-            prompt = f"{', a list of messages here' if is_chat else ''}; {_quote(prompts, row or 0)}"
-            raised = fault("reward.raised", where=self.where, error=found, prompt=prompt, place=place)
-            raise DataError(raised) from error
+            scope = f"{len(prompts)} completions"
+            if row is not None:
+                scope = f"completion {row} of {len(prompts)}"
+            completions = list(columns.get("completions", ()))
+            is_chat = bool(completions) and isinstance(completions[0], list)
+            hint = ", a list of messages here" if is_chat else ""
+            fault = Fault(
+                where=self.where,
+                found=f"raised {describe(error)}, for {scope}",
+                expected=f"a number for each completion{hint}; {quote_prompt(prompts, row or 0)}",
+                fix=fix,
+            )
+            raise DataError(fault) from error
 
     def _row_of(self, error: BaseException, arguments: Mapping[str, Any], count: int) -> int | None:
-        plain = inspect.isfunction(getattr(self.call, "func", self.call))
-        rows = {name for name, value in arguments.items() if isinstance(value, list) and len(value) == count}
-        for row in range(count if plain else 0):
-            alone = {name: [value[row]] if name in rows else value for name, value in arguments.items()}
+        """The first completion that alone makes a plain function raise such an error."""
+        if not inspect.isfunction(getattr(self.call, "func", self.call)):
+            return None
+        for row in range(count):
+            row_arguments = {}
+            for name, value in arguments.items():
+                is_column = isinstance(value, list) and len(value) == count
+                row_arguments[name] = [value[row]] if is_column else value
             try:
                 with within(self.timeout, lambda: self._late({"prompts": [""]})):
-                    self.call(**alone)
-            except BaseException as other:
-                if type(other) is type(error):
+                    self.call(**row_arguments)
+            except BaseException as row_error:
+                if type(row_error) is type(error):
                     return row
         return None
-
-
-@dataclass(eq=False)
-class Limit:
-    """One limit while it runs."""
-
-    late: Callable[[], Exception]
-    deadline: float
-    rung: bool = False
-
-
-_running: list[Limit] = []
-
-
-@contextlib.contextmanager
-def within(seconds: float | None, late: Callable[[], Exception]) -> Iterator[None]:
-    """Raise what ``late`` makes when the body takes longer, also where the body swallowed it; in wall-clock seconds.
-
-    Two bells ring for the main thread, by a signal that nobody else uses, so that a function's own alarms go on
-    working: a watcher thread, which interrupts a sleep, a socket or a loop in Python, and a timer of the operating
-    system that counts the time in use, for code such as a regular expression that lets no other thread run. Code in C
-    that looks after no signal is ended with its process, with a traceback, when it has had twice the time and ten
-    seconds more. Only the main thread can be interrupted; elsewhere, and with None, the body takes its time.
-    """
-    if seconds is None or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signal.signal(BELL, _answer)  # and left there: a ring that comes too late must find somebody who ignores it
-    limit, over = Limit(late, time.monotonic() + seconds), threading.Event()
-    watcher = threading.Thread(target=_watch, args=(over, seconds, threading.get_ident()), daemon=True)
-    _running.append(limit)
-    signal.setitimer(TIMER, seconds, AGAIN)
-    faulthandler.dump_traceback_later(2 * seconds + GRACE, exit=True, file=sys.__stderr__ or 2)
-    watcher.start()
-    try:
-        yield
-    finally:
-        _running.remove(limit)
-        signal.setitimer(TIMER, 0)
-        faulthandler.cancel_dump_traceback_later()
-        over.set()
-        watcher.join()
-    if limit.rung:
-        raise late()
-
-
-def _watch(over: threading.Event, wait: float, caller: int) -> None:
-    while not over.wait(wait):
-        signal.pthread_kill(caller, BELL)
-        wait = AGAIN
-
-
-def _answer(number: int, frame: object) -> None:
-    """Raise what the running limit has to say if its time is over; several threads use time faster than a clock."""
-    if _running and time.monotonic() >= _running[-1].deadline:
-        _running[-1].rung = True
-        raise _running[-1].late()
-
-
-@contextlib.contextmanager
-def contained() -> Iterator[None]:
-    """Keep the training's autograd, dtype, folder and output from whatever code of the user's does in the body."""
-    dtype, folder, streams = torch.get_default_dtype(), os.getcwd(), (sys.stdout, sys.stderr)
-    try:
-        with torch.set_grad_enabled(torch.is_grad_enabled()):
-            yield
-    finally:
-        torch.set_default_dtype(dtype)
-        os.chdir(folder)
-        keep_output(*streams)
-
-
-@contextlib.contextmanager
-def random_state_kept(devices: Sequence[int] | None = None) -> Iterator[None]:
-    """Leave every source of random numbers as it was, of accelerators those with these numbers, or all of them."""
-    before, numbers = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(devices):
-            yield
-    finally:
-        random.setstate(before)
-        np.random.set_state(numbers)
-
-
-@contextlib.contextmanager
-def undisturbed(name: str, completions: Sequence[Any]) -> Iterator[None]:
-    """As :func:`contained`, random numbers too; the body's own follow from name and completions, resumed or not."""
-    seed = int.from_bytes(hashlib.sha256(f"{name} {completions}".encode(errors="replace")).digest()[:4])
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    with contained(), random_state_kept(devices):
-        random.seed(seed), np.random.seed(seed), torch.default_generator.manual_seed(seed)
-        yield
 
 
 class AsyncScorer(Scorer):
     """The same of a coroutine, which trainers await beside the others."""
 
-    async def __call__(self, **given: Sequence[Any]) -> Answer:  # type: ignore[override]
-        arguments = serve_columns(self.where, self.call, given)
-        with self._explained({}, given):
+    async def __call__(self, **columns: Sequence[Any]) -> Answer:  # type: ignore[override]
+        arguments = serve_columns(self.where, self.call, columns)
+        with self._explained({}, columns):
             try:
                 answer = await asyncio.wait_for(self.call(**arguments), self.timeout)
             except TimeoutError as error:
-                raise self._late(given) from error
-        return self._check(answer, given)
+                raise self._late(columns) from error
+        return self._check(answer, columns)
 
 
 def to_scorer(name: str, call: object, **options: Any) -> Scorer | nn.Module:
-    """A reward as trainers take it: a function or object checked, and a model with its scores watched."""
+    """A reward as trainers take it: something to call whose answers are checked, or a model."""
     if isinstance(call, nn.Module):
         return watch_model(name, call, options.get("tracker"))
     if not callable(call):
-        raise DataError(fault("reward.not_called", name=name, value=call, text=str(call)[:40]))
+        raise DataError(
+            Fault(
+                where=f"reward.{name}",
+                found=f"{call.__class__.__name__} {str(call)[:40]!r}",
+                expected="a function, or something to call",
+            )
+        )
     function = getattr(call, "func", call)
-    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-    return (AsyncScorer if is_async else Scorer)(name, call, **options)
+    # Of an object the method that is called counts.
+    is_async = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
+    scorer_class = AsyncScorer if is_async else Scorer
+    return scorer_class(name, call, **options)
 
 
 def watch_model(name: str, model: nn.Module, tracker: RewardTracker | None = None) -> nn.Module:
-    """The model itself, which from now on raises SickRun for a score that is no finite number."""
+    """The model itself, which from now on raises SickRun for a score that is not finite."""
     if tracker is not None:
         tracker.earned[name] = []
 
@@ -285,7 +244,14 @@ def watch_model(name: str, model: nn.Module, tracker: RewardTracker | None = Non
         scores = output.logits[:, 0].float().tolist()
         for row, score in enumerate(scores):
             if not math.isfinite(score):
-                raise SickRun(fault("reward.odd_score", name=name, score=score, row=row, count=len(scores)))
+                raise SickRun(
+                    Fault(
+                        where=f"reward.{name}",
+                        found=f"{score} for completion {row} of {len(scores)}",
+                        expected="a finite score",
+                        fix=f"reward.{name}.dtype=float32",
+                    )
+                )
         if tracker is not None:
             tracker.record(name, scores)
 
@@ -293,59 +259,38 @@ def watch_model(name: str, model: nn.Module, tracker: RewardTracker | None = Non
     return model
 
 
-def serve_columns(where: str, call: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns that a function takes and the config has not set; raises DataError for one that is missing."""
-    names, wanted = inspect.signature(call).parameters, arguments_of(call)
-    bound = call.keywords if isinstance(call, functools.partial) else {}
-    needed = [name for name, p in names.items() if p.default is p.empty and p.kind in NAMED]
-    if missing := [name for name in needed if name not in given]:
-        known = ", ".join(sorted(name for name in given if name not in NOT_COLUMNS))
-        raise DataError(fault("reward.no_column", where=where, missing=" and ".join(missing), known=known))
-    return {name: value for name, value in given.items() if name not in bound and (wanted is None or name in wanted)}
+def serve_columns(
+    where: str, call: Callable[..., Any], columns: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The columns that a function takes and the config has not set.
 
-
-def check_answer(where: str, answer: object, prompts: Sequence[Prompt], *, per_step: bool = False) -> Answer:
-    """The answer of a reward as a list of Python's own values, though it may be a tensor or an array, or hold some.
-
-    Raises DataError unless each prompt has a number, None, or if ``per_step`` a list; SickRun for no finite number.
+    Raises DataError for one that is missing.
     """
-    answer = answer.tolist() if hasattr(answer, "tolist") else answer
-    if not isinstance(answer, Iterable) or isinstance(answer, str | bytes | Mapping):
-        raise DataError(fault("reward.no_list", where=where, value=answer, text=str(answer)[:60]))
-    answer = islice(answer, len(prompts) + 1)  # it may never end
-    values = [value.tolist() if hasattr(value, "tolist") else value for value in answer]
-    if len(values) != len(prompts):
-        count, wanted, prompt = len(values), len(prompts), _quote(prompts, 0)
-        raise DataError(fault("reward.other_length", where=where, count=count, wanted=wanted, prompt=prompt))
-    for row, value in enumerate(values):
-        place, prompt = f"for completion {row} of {len(prompts)}", _quote(prompts, row)
-        if isinstance(value, list) and not per_step:
-            raise DataError(fault("reward.list_for_number", where=where, count=len(value), place=place, prompt=prompt))
-        for number in value if isinstance(value, list) else [value]:
-            if number is None and not isinstance(value, list):
-                continue
-            if not isinstance(number, int | float):
-                odd = {"value": number, "text": str(number)[:40]}
-                raise DataError(fault("reward.no_number", where=where, **odd, place=place, prompt=prompt))
-            if not -LARGEST < number < LARGEST:
-                found = f"{number}" if isinstance(number, float) else f"a number of {number.bit_length()} bits"
-                raise SickRun(fault("reward.odd_number", where=where, number=found, place=place, prompt=prompt))
-    return values
+    missing = []
+    for name, parameter in inspect.signature(call).parameters.items():
+        is_needed = parameter.default is parameter.empty and parameter.kind in NAMED
+        if is_needed and name not in columns:
+            missing.append(name)
+    if missing:
+        there = sorted(name for name in columns if name not in NOT_COLUMNS)
+        raise DataError(
+            Fault(
+                where=where,
+                found=f"it takes {' and '.join(missing)}, and the rows have no such column",
+                expected=f"some of {', '.join(there)}",
+                fix="a column of that name in the data",
+            )
+        )
+    wanted = arguments_of(call)
+    bound = call.keywords if isinstance(call, functools.partial) else {}
+    served = {}
+    for name, value in columns.items():
+        if name not in bound and (wanted is None or name in wanted):
+            served[name] = value
+    return served
 
 
-def check_some_apply(answers: Sequence[Answer], prompts: Sequence[Prompt]) -> None:
-    """Raise DataError for a row to which every reward has answered None."""
-    rows = [row for row, values in enumerate(zip(*answers, strict=True)) if all(value is None for value in values)]
-    if rows:
-        row, prompt = rows[0], _quote(prompts, rows[0])
-        raise DataError(fault("reward.none_applies", row=row, count=len(prompts), more=len(rows) - 1, prompt=prompt))
-
-
-def _prompts(given: Mapping[str, Any]) -> Sequence[Prompt]:
-    return given.get("prompts") or given["completions"]
-
-
-def _quote(prompts: Sequence[Prompt], row: int) -> str:
-    prompt = prompts[row] if prompts else ""
-    text = prompt if isinstance(prompt, str) else str(prompt[-1].get("content", "")) if prompt else ""
-    return f"the prompt: {' '.join(text.split())[:80]!r}"
+def _prompts(columns: Mapping[str, Any]) -> Sequence[Prompt]:
+    """The prompts among columns; where there are none, completions stand for them."""
+    prompts: Sequence[Prompt] = columns.get("prompts") or columns["completions"]
+    return prompts

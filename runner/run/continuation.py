@@ -1,183 +1,394 @@
-"""Changes that may lie between a run and the one that goes on from its checkpoint: ``resume=outputs/<name>/<run>``.
+"""Going on from the checkpoint of another run: ``resume=outputs/<name>/<run>``.
 
-A changed field is another run, from the first step. But where it would have taken the very same steps so far, it may
-begin with those of the old one, and ends as if it had taken them itself, bit for bit. Any other field is refused.
+A changed field makes another run, which trains from the first step. But where it would have taken
+the very same steps so far, it may begin with those of the old run, and ends as if it had taken them
+itself, bit for bit. Any other change is refused.
 """
 
 import contextlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from runner.config.batch import MADE
 from runner.config.machines import processes_of, words_for
-from runner.errors import ConfigError, Fault, FolderError, fault
+from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import read_json, write_json
-from runner.run import Run, find_foreign_faults, held
+from runner.run.find import find_run
+from runner.run.folder import Run, held
 from runner.run.key import folder_of, lasting, made_of_batch
-from runner.run.read import find_run
+from runner.run.layout import find_foreign_faults
 from runner.run.seal import damage_of, describe_damage, sealed_checkpoints, step_of
 from runner.schema import upstream
 from runner.schema.read import UNKNOWN, read_signature
-from runner.schema.text import flatten, last_key, nodes, to_override, to_text, walk
+from runner.schema.text import (
+    Config,
+    Node,
+    flatten,
+    last_key,
+    nodes,
+    select,
+    to_override,
+    to_text,
+    walk,
+)
 
 LENGTH_INDEPENDENT_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt")
 PREFIX = "trainer.args."
-ONCE, EACH_STEP = "once", "in each step"  # when a reference's log-probabilities are computed, in a manifest
-OURS = "runner."  # of which a user can choose samples alone, which listens to no log
+# when a reference's log-probabilities are computed, in a manifest
+ONCE = "once"
+EACH_STEP = "in each step"
+# Callbacks of ours act on no log; the only one that users can choose logs samples.
+OURS = "runner."
+LIBRARY = "transformers."
+FROM_START = "leave resume out, to start from the first step"
+MAX_NEIGHBOURS = 50  # runs beside a new one that are looked at
 
 
-def find_resume_faults(cfg: Mapping[str, Any]) -> list[Fault]:
-    """Faults that keep a configuration from going on from the run that its ``resume`` names; none without it."""
-    if isinstance(other := _named(cfg), Fault):
+@dataclass(frozen=True)
+class ChangedValue:
+    """A key that has one value in the old run and another in the new one."""
+
+    path: str
+    old: object
+    new: object
+    was_set: bool  # in the old run, and no default
+
+    @property
+    def trainer_arg(self) -> str:
+        """The name of the trainer's argument; empty for any other key."""
+        return self.path.removeprefix(PREFIX) if self.path.startswith(PREFIX) else ""
+
+
+# --- The other run ------------------------------------------------------------------------------
+def find_resume_faults(cfg: Config) -> list[Fault]:
+    """Faults that keep a configuration from going on from the run that its ``resume`` names."""
+    other = _find_named(cfg)
+    if isinstance(other, Fault):
         return [other]
-    if other is None or other.folder.resolve() == folder_of(cfg, []).resolve():  # in its own it goes on anyway
-        run = Run(folder_of(cfg, []))
-        manifest = run.manifest() if made_of_batch(cfg) else {}
-        then, reason = (manifest.get("hardware") or {}).get("processes"), manifest.get("of_processes")
-        if not reason or not isinstance(then, int) or then == (now := processes_of(cfg)):
-            return []
-        return [fault("run.other_processes", now=now, then=then, run=run, reason=reason, words=words_for(cfg, then))]
-    differences = list(_differences(other, cfg))  # first, because it changes no byte of a folder of another format
-    if faults := find_foreign_faults(other.folder):
-        return faults + differences
+    own = Run(folder_of(cfg, []))
+    # In its own folder a run goes on anyway.
+    if other is None or other.folder.resolve() == own.folder.resolve():
+        return _find_process_faults(own, cfg)
+    # They are found first, because a folder of another format ends the check before its lock is
+    # looked at, which would write there.
+    differences = list(_differences(other, cfg))
+    foreign = find_foreign_faults(other.folder)
+    if foreign:
+        return foreign + differences
     if held(other):
-        return [fault("run.resumes_living", run=other, pid=other.status().get("pid")), *differences]
+        pid = other.status().get("pid")
+        return [
+            Fault(
+                where="resume",
+                found=f"{other} is being trained by pid {pid}",
+                expected="a run that stands still",
+                fix="wait for it",
+            ),
+            *differences,
+        ]
     if not sealed_checkpoints(other.checkpoints):
-        return [fault("run.resumes_unsaved", run=other), *differences]
+        return [
+            Fault(
+                where="resume",
+                found=f"{other} has no checkpoint",
+                expected="a run that was saved",
+                fix=FROM_START,
+            ),
+            *differences,
+        ]
     return differences
 
 
-def other_run(cfg: Mapping[str, Any]) -> Run | None:
+def _find_process_faults(run: Run, cfg: Config) -> list[Fault]:
+    """The fault of a run that shares its batch among processes, and yet needs as many as before."""
+    manifest = run.manifest() if made_of_batch(cfg) else {}
+    reason = manifest.get("of_processes")
+    then = (manifest.get("hardware") or {}).get("processes")
+    now = processes_of(cfg)
+    if not reason or not isinstance(then, int) or then == now:
+        return []
+    return [
+        Fault(
+            where="launcher.num_processes",
+            found=f"{now}, {run} was trained by {then}, and others would take other steps: "
+            f"{reason}",
+            expected=str(then),
+            fix=f"{words_for(cfg, then)}, or name=<another name>",
+        )
+    ]
+
+
+def other_run(cfg: Config) -> Run | None:
     """The run to go on from; raises FolderError or ConfigError where that has become impossible."""
-    if isinstance(other := _named(cfg), Fault):
+    other = _find_named(cfg)
+    if isinstance(other, Fault):
         raise FolderError(other)
     ConfigError.refuse(find_resume_faults(cfg))
     return other
 
 
+def _find_named(cfg: Config) -> Run | Fault | None:
+    """The run that ``resume`` names; a fault where there is none."""
+    if not cfg.get("resume"):
+        return None
+    folder = find_run(str(cfg["resume"]), "report", Path(str(cfg["output_root"])))
+    if isinstance(folder, Fault):
+        return Fault(
+            where="resume",
+            found=f"{cfg['resume']}: {folder.found}",
+            expected=folder.expected,
+            fix=folder.fix,
+        )
+    return Run(folder.absolute())
+
+
 def begin_from(other: Run, cycle_steps: int) -> Path:
-    """The newest checkpoint of another run from which a resume is exact; FolderError where there is none."""
+    """The newest checkpoint of another run from which a resume is exact.
+
+    Raises FolderError where there is none.
+    """
     refused = []
     for path in reversed(sealed_checkpoints(other.checkpoints)):
-        step = step_of(path)
-        if wrong := damage_of(path):
-            refused.append(f"{path.name}: {describe_damage(wrong)}")
-        elif step % cycle_steps:
+        damage = damage_of(path)
+        if damage:
+            refused.append(f"{path.name}: {describe_damage(damage)}")
+        elif step_of(path) % cycle_steps:
             refused.append(f"{path.name}: inside a generation cycle of {cycle_steps} steps")
         else:
             return path
-    raise FolderError(fault("run.resumes_damaged", run=other, damage="; ".join(refused) or "no checkpoint"))
-
-
-def find_offer(cfg: Mapping[str, Any], folder: Path) -> str:
-    """A line where a new run could begin with the steps of one beside it; empty where it could not."""
-    others = [path.parent for path in sorted(folder.parent.glob("*/status.json")) if path.parent != folder]
-    for other in map(Run, others[:50]):
-        step = other.status().get("sealed") if (other.folder / "config.yaml").exists() else 0
-        with contextlib.suppress(FolderError):  # of another format, or torn
-            if step and not find_resume_faults({**cfg, "resume": str(other.folder)}):
-                word = f"{other.folder.parent.name}/{other.folder.name}"
-                return f"{word} has taken {step} of the same steps; to go on from them, add resume={other}"
-    return ""
-
-
-def _named(cfg: Mapping[str, Any]) -> Run | Fault | None:
-    if not cfg.get("resume"):
-        return None
-    if isinstance(found := find_run(str(cfg["resume"]), "report", Path(str(cfg["output_root"]))), Fault):
-        return Fault("resume", f"{cfg['resume']}: {found.found}", found.expected, found.fix)
-    return Run(found.absolute())
-
-
-def _differences(other: Run, cfg: Mapping[str, Any]) -> Iterator[Fault]:
-    """A fault for each value that is another one and not on the list, or that does not fit its condition there."""
-    then, now = map(flatten, (lasting(other.cfg), lasting(cfg)))
-    defaults = read_signature(cfg["trainer"]["args"]["_target_"])
-    known = {name: each.default for name, each in defaults.parameters.items()} if defaults else {}
-    known |= {name: None for name, value in known.items() if value is UNKNOWN or name in upstream.MACHINE_DEFAULTS}
-    longer = False
-    same_batch = cfg.get("batch") and cfg["batch"] == other.cfg.get("batch")  # shared by however many processes
-    if (before := processes_of(other.cfg)) != (after := processes_of(cfg)) and not same_batch:
-        yield fault("run.resumes_other_processes", before=before, after=after, words=words_for(cfg, before))
-    for path in {**then, **now}:
-        name = path.removeprefix(PREFIX)
-        old, new = (each.get(path, known.get(name) if path.startswith(PREFIX) else None) for each in (then, now))
-        if old == new or (same_batch and path in MADE):
-            continue
-        longer = longer or name in upstream.LONGER
-        if reason := _objection(path, old, new, cfg, known):
-            unknown = path not in then and name not in known
-            is_default = path not in then and name in upstream.MACHINE_DEFAULTS
-            was = "its default" if is_default else to_text(old)
-            fix = f"leave {path} out" if is_default or unknown else to_override(path, old)
-            fix += ", or leave resume out, to start from the first step"
-            yield Fault(path, f"{was} -> {to_text(new)}", reason, fix)
-    facts, once = other.manifest(), upstream.PRECOMPUTE_REF_LOG_PROBS
-    rows, args = ((facts.get("data") or {}).get("train") or {}).get("rows"), {**known, **cfg["trainer"]["args"]}
-    is_open = longer and facts.get("reference") == EACH_STEP and once not in cfg["trainer"]["args"]
-    if is_open and rows and computes_once(cfg, args, rows):
-        yield fault("run.reference_computed_once", each_step=EACH_STEP, once=ONCE, rows=rows)
-    status = other.status()
-    if status["state"] == "finished" and not (longer and status["step"] == status["max_steps"]):
-        found = f"{other} is finished" + (", and stopped before its last step" if longer else "")
-        yield Fault("resume", found, "steps that are left", "a larger trainer.args.max_steps, or leave resume out")
-
-
-def computes_once(cfg: Mapping[str, Any], args: Mapping[str, Any], rows: float, kept: bool = False) -> bool:
-    """True where a reference is computed once by default: each row is read, or it is kept; and nothing changes it."""
-    against = [cfg.get("collator"), cfg.get("weight"), _streams(cfg), processes_of(cfg) > 1]
-    against += [args.get(name) for name in (upstream.SYNC_REF_MODEL, upstream.FSDP, upstream.DEEPSPEED)]
-    callbacks = (read_signature(node["_target_"]) for _, node in nodes(cfg.get("callback")))
-    against += [signature and upstream.REF_MODEL in signature.parameters for signature in callbacks]
-    is_same = not any(against) and bool(args.get(upstream.DISABLE_DROPOUT))
-    return is_same and (kept or upstream.passes(args, rows, 1) >= 1)
-
-
-def _streams(cfg: Mapping[str, Any]) -> bool:
-    return any(last_key(key) == "streaming" and each for key, each in walk(cfg.get("dataset") or {}))
-
-
-def _objection(path: str, old: object, new: object, cfg: Mapping[str, Any], known: Mapping[str, Any]) -> str:
-    """Why a run from the start would not have taken the same steps with the new value; empty where it would."""
-    name = path.removeprefix(PREFIX) if path.startswith(PREFIX) else ""
-    args, callbacks = {**known, **cfg["trainer"]["args"]}, list(nodes(cfg.get("callback"), "callback"))
-    if name in upstream.CALLBACK_VISIBLE:
-        best = upstream.LOAD_BEST_MODEL_AT_END
-        acting = [f"{PREFIX}{best}"] if args.get(best) else []
-        acting += [path for path, node in callbacks if not node["_target_"].startswith(OURS)]
-        if acting:
-            return f"the same, because {acting[0]} may act on it"
-    if name in upstream.LOGGED | upstream.CALLBACK_VISIBLE and args.get(upstream.NUM_COMPLETIONS_TO_PRINT):
-        return "the same, because trainer.args.num_completions_to_print draws some each time"
-    if name in upstream.MAP_STYLE_ONLY and _streams(cfg):
-        return "the same, because streamed rows come in another order"
-    if name in upstream.LONGER:  # why it cannot be made longer, if it cannot
-        if not (isinstance(old, int | float) and isinstance(new, int | float) and min(old, new) > 0):
-            return "the same, because its length was given otherwise"
-        if new < old:
-            return f"more than {to_text(old)}"
-        if args.get(upstream.LOAD_BEST_MODEL_AT_END):
-            return "the same, because the best checkpoint so far stays behind (trainer.args.load_best_model_at_end)"
-        if users := [path for path, node in callbacks if not node["_target_"].startswith((OURS, "transformers."))]:
-            return f"the same, because {users[0]} may look at how many steps there will be"
-        if own := (cfg.get("optimizer") or {}).get("scheduler"):
-            signature = read_signature(own["_target_"])
-            ahead, schedule = not signature or "num_training_steps" in signature.parameters, own["_target_"]
-        else:
-            schedule = str(args.get(upstream.LR_SCHEDULER_TYPE))
-            ahead = schedule not in LENGTH_INDEPENDENT_SCHEDULES or 0 < (args.get(upstream.WARMUP_STEPS) or 0) < 1
-        reason = f"the same, because the schedule ({schedule}) was drawn for {to_text(old)} from the first step"
-        return reason if ahead else ""
-    return "" if name in upstream.EXTENDABLE else "the same, because the steps so far were taken with it"
+    raise FolderError(
+        Fault(
+            where="resume",
+            found="; ".join(refused) or "no checkpoint",
+            expected=f"a whole checkpoint of {other}",
+            fix=FROM_START,
+        )
+    )
 
 
 def copy_history(run: Run, other: Run) -> None:
-    """Begin with the log and the samples of another run, and the scores of its start model, which is the same one."""
+    """Begin with the log and the samples of another run, and the scores of its start model.
+
+    The start model of both is the same.
+    """
     for name in ("metrics.jsonl", "samples.jsonl"):
         if (other.folder / name).exists() and not (run.folder / name).exists():
             shutil.copyfile(other.folder / name, run.folder / name)
     before = (read_json(other.folder / "scores.json") or {}).get("before")
     if before is not None and not (run.folder / "scores.json").exists():
         write_json(run.folder / "scores.json", {"before": before})
+
+
+def find_offer(cfg: Config, folder: Path) -> str:
+    """A line where a new run could begin with the steps of one beside it; empty where it cannot."""
+    folders = [path.parent for path in sorted(folder.parent.glob("*/status.json"))]
+    folders = [neighbour for neighbour in folders if neighbour != folder]
+    for neighbour in folders[:MAX_NEIGHBOURS]:
+        other = Run(neighbour)
+        step = other.status().get("sealed")
+        if not step or not (neighbour / "config.yaml").exists():
+            continue
+        with contextlib.suppress(FolderError):  # of another format, or torn
+            if not find_resume_faults({**cfg, "resume": str(neighbour)}):
+                name = f"{neighbour.parent.name}/{neighbour.name}"
+                return (
+                    f"{name} has taken {step} of the same steps; "
+                    f"to go on from them, add resume={other}"
+                )
+    return ""
+
+
+# --- Changed values -----------------------------------------------------------------------------
+def _differences(other: Run, cfg: Config) -> Iterator[Fault]:
+    """The faults of what has changed since another run, and would have changed its steps."""
+    old_cfg = other.cfg  # FolderError for a folder of another format
+    defaults = _defaults_of(cfg["trainer"]["args"]["_target_"])
+    # A batch may be shared by however many processes.
+    same_batch = bool(cfg.get("batch")) and cfg["batch"] == old_cfg.get("batch")
+    before = processes_of(old_cfg)
+    after = processes_of(cfg)
+    if before != after and not same_batch:
+        yield Fault(
+            where="launcher",
+            found=f"{before} -> {after} processes",
+            expected="as many processes, because each draws rows of its own",
+            fix=f"{words_for(cfg, before)}, or leave resume out",
+        )
+    is_longer = False
+    for change in _changed_values(old_cfg, cfg, defaults):
+        if same_batch and change.path in MADE:
+            continue
+        is_longer = is_longer or change.trainer_arg in upstream.LONGER
+        reason = _objection(change, cfg, defaults)
+        if reason:
+            yield _change_fault(change, reason, defaults)
+    if is_longer:
+        yield from _find_reference_faults(other, cfg, defaults)
+
+    status = other.status()
+    took_all_steps = status["step"] == status["max_steps"]
+    if status["state"] == "finished" and not (is_longer and took_all_steps):
+        found = f"{other} is finished"
+        if is_longer:
+            found += ", and stopped before its last step"
+        yield Fault(
+            where="resume",
+            found=found,
+            expected="steps that are left",
+            fix="a larger trainer.args.max_steps, or leave resume out",
+        )
+
+
+def _defaults_of(target: str) -> dict[str, object]:
+    """The defaults of the trainer's arguments; None where the machine decides, or unknown."""
+    signature = read_signature(target)
+    if signature is None:
+        return {}
+    defaults: dict[str, object] = {}
+    for name, parameter in signature.parameters.items():
+        is_fixed = parameter.default is not UNKNOWN and name not in upstream.MACHINE_DEFAULTS
+        defaults[name] = parameter.default if is_fixed else None
+    return defaults
+
+
+def _changed_values(old_cfg: Config, new_cfg: Config, defaults: Node) -> Iterator[ChangedValue]:
+    """The keys with another value in two configurations; one that is not set has its default."""
+    then = flatten(lasting(old_cfg))
+    now = flatten(lasting(new_cfg))
+    for path in {**then, **now}:
+        default = None
+        if path.startswith(PREFIX):
+            default = defaults.get(path.removeprefix(PREFIX))
+        old = then.get(path, default)
+        new = now.get(path, default)
+        if old != new:
+            yield ChangedValue(path, old, new, was_set=path in then)
+
+
+def _change_fault(change: ChangedValue, reason: str, defaults: Node) -> Fault:
+    """The fault of a changed value, with how to have the old one again."""
+    name = change.trainer_arg
+    is_machine_default = not change.was_set and name in upstream.MACHINE_DEFAULTS
+    is_unknown = not change.was_set and name not in defaults
+    old = "its default" if is_machine_default else to_text(change.old)
+    again = to_override(change.path, change.old)
+    if is_machine_default or is_unknown:
+        again = f"leave {change.path} out"
+    return Fault(
+        where=change.path,
+        found=f"{old} -> {to_text(change.new)}",
+        expected=reason,
+        fix=f"{again}, or {FROM_START}",
+    )
+
+
+def _objection(change: ChangedValue, cfg: Config, defaults: Node) -> str:
+    """The reason why a run from the start would have taken other steps with the new value.
+
+    It is empty where the steps would have been the same.
+    """
+    name = change.trainer_arg
+    args = {**defaults, **cfg["trainer"]["args"]}
+    if name in upstream.CALLBACK_VISIBLE:
+        acting = []
+        if args.get("load_best_model_at_end"):
+            acting.append(f"{PREFIX}load_best_model_at_end")
+        acting += _callbacks_but(cfg, (OURS,))
+        if acting:
+            return f"the same, because {acting[0]} may act on it"
+    is_logged = name in upstream.LOGGED or name in upstream.CALLBACK_VISIBLE
+    if is_logged and args.get("num_completions_to_print"):
+        return "the same, because trainer.args.num_completions_to_print draws some each time"
+    if name in upstream.MAP_STYLE_ONLY and _streams(cfg):
+        return "the same, because streamed rows come in another order"
+    if name in upstream.LONGER:
+        return _length_objection(change, cfg, args)
+    if name in upstream.EXTENDABLE:
+        return ""
+    return "the same, because the steps so far were taken with it"
+
+
+def _length_objection(change: ChangedValue, cfg: Config, args: Node) -> str:
+    """The reason why a training cannot be made longer; empty where it can."""
+    old = change.old
+    new = change.new
+    otherwise = "the same, because its length was given otherwise"
+    if not isinstance(old, int | float) or not isinstance(new, int | float):
+        return otherwise
+    if min(old, new) <= 0:  # which leaves the length to other arguments
+        return otherwise
+    if new < old:
+        return f"more than {to_text(old)}"
+    if args.get("load_best_model_at_end"):
+        return (
+            "the same, because the best checkpoint so far stays behind "
+            "(trainer.args.load_best_model_at_end)"
+        )
+    users = _callbacks_but(cfg, (OURS, LIBRARY))
+    if users:
+        return f"the same, because {users[0]} may look at how many steps there will be"
+    schedule = select(cfg, "optimizer.scheduler._target_")
+    if schedule:
+        signature = read_signature(schedule)
+        looks_ahead = signature is None or "num_training_steps" in signature.parameters
+    else:
+        schedule = str(args.get("lr_scheduler_type"))
+        is_share = 0 < (args.get("warmup_steps") or 0) < 1  # of all steps, for the warm-up
+        looks_ahead = schedule not in LENGTH_INDEPENDENT_SCHEDULES or is_share
+    if not looks_ahead:
+        return ""
+    return (
+        f"the same, because the schedule ({schedule}) was drawn for {to_text(old)} "
+        "from the first step"
+    )
+
+
+def _callbacks_but(cfg: Config, prefixes: tuple[str, ...]) -> list[str]:
+    """The dotted keys of the callbacks whose targets begin with none of these."""
+    callbacks = nodes(cfg.get("callback"), "callback")
+    return [path for path, node in callbacks if not node["_target_"].startswith(prefixes)]
+
+
+def _streams(cfg: Config) -> bool:
+    """True for a dataset that is read while it trains."""
+    for key, value in walk(cfg.get("dataset") or {}):
+        if last_key(key) == "streaming" and value:
+            return True
+    return False
+
+
+# --- The reference's log-probabilities ----------------------------------------------------------
+def _find_reference_faults(other: Run, cfg: Config, defaults: Node) -> Iterator[Fault]:
+    """The fault of a longer run that would compute its reference once, and the old one did not."""
+    manifest = other.manifest()
+    rows = ((manifest.get("data") or {}).get("train") or {}).get("rows")
+    is_chosen = "precompute_ref_log_probs" in cfg["trainer"]["args"]
+    if is_chosen or not rows or manifest.get("reference") != EACH_STEP:
+        return
+    if computes_once(cfg, {**defaults, **cfg["trainer"]["args"]}, rows):
+        yield Fault(
+            where="trainer.args.precompute_ref_log_probs",
+            found=f"{EACH_STEP}, and {ONCE} in a run that reads each of its {rows} rows",
+            expected="as the run so far",
+            fix="=false, or leave resume out",
+        )
+
+
+def computes_once(cfg: Config, args: Node, rows: float, kept: bool = False) -> bool:
+    """True where a reference's log-probabilities are computed once by default.
+
+    Each row is read, or they are ``kept`` from before; and nothing changes them.
+    """
+    if cfg.get("collator") or cfg.get("weight") or _streams(cfg) or processes_of(cfg) > 1:
+        return False
+    if any(args.get(name) for name in ("sync_ref_model", "fsdp", "deepspeed")):
+        return False
+    for _, node in nodes(cfg.get("callback")):
+        signature = read_signature(node["_target_"])
+        if signature and "ref_model" in signature.parameters:
+            return False
+    if not args.get("disable_dropout"):
+        return False
+    return kept or upstream.passes(args, rows, 1) >= 1

@@ -1,7 +1,7 @@
-"""The place of a run folder while a process works in it: a folder that was moved away is not begun again there.
+"""The place of a run folder while a process works in it, so that one moved away stays whole.
 
-The trainer and its libraries make the folders that they write to, with all around them. What they have made where the
-run was before is removed at its end, so that the run can be put back.
+The trainer and its libraries make the folders that they write to, with all around them. What they
+have made where the run was before is removed at its end, so that the run can be put back.
 """
 
 import contextlib
@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-RUN_BEGINS = ("status.json", "config.yaml")  # the first and the last file of a run that another command makes there
-Number = tuple[int, int]  # of a disk, and of a folder on it
+# the first and the last file of a run that another command makes there
+RUN_BEGINS = ("status.json", "config.yaml")
+FolderNumber = tuple[int, int]  # the numbers of a disk and of a folder on it
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class RunPlace:
 
     folder: Path
     descriptor: int
-    around: Mapping[Path, Number]
+    around: Mapping[Path, FolderNumber]
 
     def is_there(self) -> bool:
         """True where the folder still lies at its path."""
@@ -43,7 +44,7 @@ class RunPlace:
 
 @contextlib.contextmanager
 def hold_place(folder: Path) -> Iterator[RunPlace]:
-    """Inside, the place of a folder that is there."""
+    """The place of a folder that is there, to be watched inside."""
     folder = folder.absolute()
     around = {path: _number_of(path) for path in folder.parents}
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -53,6 +54,6 @@ def hold_place(folder: Path) -> Iterator[RunPlace]:
         os.close(descriptor)
 
 
-def _number_of(path: Path) -> Number:
-    about = os.stat(path)
-    return about.st_dev, about.st_ino
+def _number_of(path: Path) -> FolderNumber:
+    status = os.stat(path)
+    return status.st_dev, status.st_ino

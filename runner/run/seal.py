@@ -1,7 +1,8 @@
-"""Sealed folders: the checkpoints of a run and its model; how a seal is written, verified, found again and removed.
+"""Sealed folders, which are the checkpoints of a run and its model.
 
-A seal is a file in the folder with the size and the hash of every other file there; what has none was never finished.
-A checkpoint is sealed after all callbacks of the user's have seen its save (``training.checkpoint``).
+A seal is a file in the folder with the size and the hash of every other file there; a folder
+without one was never finished. A checkpoint is sealed after all callbacks of the user's have seen
+its save (``training.checkpoint``).
 """
 
 import hashlib
@@ -14,68 +15,111 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from runner.errors import FolderError, fault
-from runner.io.files import LEFT_BY_WRITES, display_path, read_json, remove, sha256, sync, write_json
-from runner.run import Run
+from runner.errors import Fault, FolderError
+from runner.io.files import (
+    LEFT_BY_WRITES,
+    display_path,
+    read_json,
+    remove,
+    sha256,
+    sync,
+    write_json,
+)
+from runner.run.folder import Run
 
 log = logging.getLogger(__name__)
 SEAL = "seal.json"
-# The number of the process that wrote a file: of the Trainer, of torch's sharded checkpoints, of DeepSpeed.
+# The number of the process that wrote a file: of the Trainer, of torch's sharded checkpoints, of
+# DeepSpeed.
 OF_A_PROCESS = re.compile(r"(?:^rng_state_|^__|_pp_rank_|^zero_pp_rank_)(\d+)")
 THREADS = 8  # that hash the files of a folder: 1.4 GB a second each, where the disk is as fast
+Entry = Sequence[object]  # of a file in a seal: its size and its hash
 
 
-def seal(folder: Path, entries: Mapping[str, Sequence[object]] | None = None) -> None:
-    """Put every byte of a folder on the disk, then sizes and hashes: own, or ``entries`` that processes put down."""
-    files = put_down(folder) if entries is None else entries
-    write_json(folder / SEAL, {name: files[name] for name in sorted(files)} | {SEAL: _own_entry(files)})
+# --- Writing a seal -----------------------------------------------------------------------------
+def seal(folder: Path, entries: Mapping[str, Entry] | None = None) -> None:
+    """Put every byte of a folder on the disk, then write the sizes and hashes of its files.
+
+    ``entries`` are those that processes have put down, each for its own files.
+    """
+    if entries is None:
+        entries = put_down(folder)
+    content = {name: entries[name] for name in sorted(entries)}
+    content[SEAL] = _own_entry(entries)
+    write_json(folder / SEAL, content)
     sync(folder.parent)
 
 
-def put_down(folder: Path, process: int = 0, processes: int = 1) -> dict[str, list[object]]:
-    """Size and hash of each file of a folder, which others may read and which is on the disk then."""
+def put_down(folder: Path, process: int = 0, processes: int = 1) -> dict[str, Entry]:
+    """The size and hash of each file that a process has written to a folder.
 
-    def put(path: Path) -> list[object]:
-        path.chmod(0o644 if path.stat().st_mode & 0o077 == 0 else path.stat().st_mode)
-        sync(path)
-        return [path.stat().st_size, sha256(path)]
-
-    paths = [path for path in folder.rglob("*") if path.is_file() and path.name != SEAL]
-    numbers = [OF_A_PROCESS.search(path.name) for path in paths]
-    own = [path for path, of in zip(paths, numbers, strict=True) if (int(of[1]) if of else 0) % processes == process]
+    Each of the files is on the disk then, and others may read it.
+    """
+    paths = []
+    for path in folder.rglob("*"):
+        if path.is_file() and path.name != SEAL:
+            match = OF_A_PROCESS.search(path.name)
+            writer = int(match[1]) if match else 0
+            if writer % processes == process:
+                paths.append(path)
     with ThreadPoolExecutor(THREADS) as threads:
-        entries = list(threads.map(put, own))
-    return {path.relative_to(folder).as_posix(): entry for path, entry in zip(own, entries, strict=True)}
+        entries = list(threads.map(_put_on_disk, paths))
+    names = [path.relative_to(folder).as_posix() for path in paths]
+    return dict(zip(names, entries, strict=True))
 
 
+def _put_on_disk(path: Path) -> Entry:
+    mode = path.stat().st_mode
+    path.chmod(0o644 if mode & 0o077 == 0 else mode)
+    sync(path)
+    return [path.stat().st_size, sha256(path)]
+
+
+def _own_entry(entries: Mapping[str, Entry]) -> Entry:
+    """The entry of the seal itself: the count of the others, and their hash."""
+    text = json.dumps(entries, sort_keys=True)
+    return [len(entries), hashlib.sha256(text.encode()).hexdigest()]
+
+
+# --- Verifying it -------------------------------------------------------------------------------
 def sealed_hashes(folder: Path) -> dict[str, str]:
     """The hash of every file of a sealed folder, by its relative name."""
-    return {name: digest for name, (_, digest) in (read_json(folder / SEAL) or {}).items()}
+    entries = read_json(folder / SEAL) or {}
+    return {name: digest for name, (_, digest) in entries.items()}
 
 
 def damage_of(folder: Path, *, touched_only: bool = False) -> dict[str, str]:
-    """The damage of each file of a sealed folder, by its name; empty where all is as it was sealed."""
-    if (files := read_json(folder / SEAL)) is None or SEAL not in files:
+    """The damage of each file of a sealed folder, by its name; empty where all is as sealed.
+
+    With ``touched_only`` the bytes of a file count as sealed unless it was changed after that.
+    """
+    entries = read_json(folder / SEAL)
+    if entries is None or SEAL not in entries:
         return {SEAL: "cannot be read" if (folder / SEAL).is_file() else "missing"}
-    if files.pop(SEAL) != _own_entry(files):
+    own_entry = entries.pop(SEAL)
+    if own_entry != _own_entry(entries):
         return {SEAL: "other bytes than were sealed"}
-    since = (folder / SEAL).stat().st_mtime_ns if touched_only else 0
+    since = 0
+    threads_used = THREADS
+    if touched_only:
+        since = (folder / SEAL).stat().st_mtime_ns
+        threads_used = 1
 
     def compare(name: str) -> str:
-        path, (size, digest) = folder / name, files[name]
+        path = folder / name
+        size, digest = entries[name]
         if not path.is_file():
             return "missing"
-        if (now := path.stat()).st_size != size:
-            return f"{now.st_size} of {size} bytes"
-        return "other bytes than were sealed" if now.st_mtime_ns >= since and sha256(path) != digest else ""
+        status = path.stat()
+        if status.st_size != size:
+            return f"{status.st_size} of {size} bytes"
+        if status.st_mtime_ns >= since and sha256(path) != digest:
+            return "other bytes than were sealed"
+        return ""
 
-    with ThreadPoolExecutor(1 if touched_only else THREADS) as threads:
-        found = list(threads.map(compare, files))
-    return {name: wrong for name, wrong in zip(files, found, strict=True) if wrong}
-
-
-def _own_entry(files: Mapping[str, Sequence[object]]) -> list[object]:
-    return [len(files), hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()]
+    with ThreadPoolExecutor(threads_used) as threads:
+        damages = zip(entries, threads.map(compare, entries), strict=True)
+        return {name: damage for name, damage in damages if damage}
 
 
 def describe_damage(damage: Mapping[str, str]) -> str:
@@ -85,11 +129,21 @@ def describe_damage(damage: Mapping[str, str]) -> str:
 
 def check_sealed(folder: Path) -> Path:
     """The same sealed folder; FolderError with every file that is not as it was sealed."""
-    if damage := damage_of(folder):
-        raise FolderError(fault("run.damaged", folder=display_path(folder), damage=describe_damage(damage)))
+    damage = damage_of(folder)
+    if damage:
+        raise FolderError(
+            Fault(
+                where=display_path(folder),
+                found=f"damaged: {describe_damage(damage)}",
+                expected="the files that were sealed",
+                fix="the command that made the run, which mends it from a checkpoint, or "
+                "checkpoint=last",
+            )
+        )
     return folder
 
 
+# --- The checkpoints of a run -------------------------------------------------------------------
 def step_of(checkpoint: Path) -> int:
     """The step after which a checkpoint was taken, by the name of its folder."""
     return int(checkpoint.name.rpartition("-")[2])
@@ -97,76 +151,117 @@ def step_of(checkpoint: Path) -> int:
 
 def sealed_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a folder that carry a seal, oldest first."""
-    return [path for path in sorted(folder.glob("checkpoint-[0-9]*"), key=step_of) if (path / SEAL).exists()]
+    paths = sorted(folder.glob("checkpoint-[0-9]*"), key=step_of)
+    return [path for path in paths if (path / SEAL).exists()]
 
 
 def last_checkpoint(run: Run, clean: bool = True) -> Path | None:
-    """The newest checkpoint whose every file is as it was sealed; ``clean`` removes what is newer and broken.
+    """The newest checkpoint whose every file is as it was sealed.
 
-    A torn checkpoint must go before training: the next save of the same step would otherwise mix with it. Where there
-    were sealed ones and none of them is whole, ``clean`` raises FolderError, since to start over would hide the loss.
+    ``clean`` removes what is newer and broken: a torn checkpoint must go before training, because
+    the next save of the same step would otherwise mix with it. Where there were sealed ones and
+    none of them is whole, ``clean`` raises FolderError, since to start over would hide the loss.
     """
-    good: Path | None = None
-    damaged: dict[Path, dict[str, str]] = {}
-    step = run.status().get("sealed")  # the step that was sealed last; its checkpoint may be gone, or its seal
-    path = run.checkpoints / f"checkpoint-{step}"
-    if step is not None and not (path / SEAL).exists():
-        damaged[path] = damage_of(path) if path.is_dir() else {"the folder": "missing"}
-    for path in reversed(sealed_checkpoints(run.checkpoints)):
-        if not (wrong := damage_of(path)):
-            good = path
-            break
-        damaged[path] = wrong
-    for path, wrong in damaged.items():
-        log.warning("%s is damaged: %s", path, describe_damage(wrong))
-    if clean and damaged and good is None:
-        texts = {path: describe_damage(wrong) for path, wrong in damaged.items()}
-        raise FolderError(fault("run.no_whole_checkpoint", folder=path, damage=text) for path, text in texts.items())
+    good, damage_by_path = _find_good(run)
+    for path, damage in damage_by_path.items():
+        log.warning("%s is damaged: %s", path, describe_damage(damage))
+    if not clean:
+        return good
+    if damage_by_path and good is None:
+        raise FolderError(
+            Fault(
+                where=str(path),
+                found=describe_damage(damage),
+                expected="a whole checkpoint",
+                fix="a whole copy of it put back, or name=<another name> to start over",
+            )
+            for path, damage in damage_by_path.items()
+        )
     step = step_of(good) if good else -1
-    for path in run.checkpoints.glob("checkpoint-*") if clean else ():
+    for path in run.checkpoints.glob("checkpoint-*"):
         number = path.name.rpartition("-")[2]
         if not number.isdigit() or int(number) > step:
             remove(path)
-    if clean and damaged:
+    if damage_by_path:
         run.set_status(sealed=step)
     return good
 
 
+def _find_good(run: Run) -> tuple[Path | None, dict[Path, dict[str, str]]]:
+    """The newest whole checkpoint, and the damage of each newer one."""
+    damage_by_path: dict[Path, dict[str, str]] = {}
+    # The checkpoint that was sealed last may be gone, or its seal.
+    step = run.status().get("sealed")
+    last = run.checkpoints / f"checkpoint-{step}"
+    if step is not None and not (last / SEAL).exists():
+        damage_by_path[last] = damage_of(last) if last.is_dir() else {"the folder": "missing"}
+    for path in reversed(sealed_checkpoints(run.checkpoints)):
+        damage = damage_of(path)
+        if not damage:
+            return path, damage_by_path
+        damage_by_path[path] = damage
+    return None, damage_by_path
+
+
 def remove_unfinished(run: Run) -> None:
     """Delete what a save has begun and not sealed; the caller holds the run."""
-    torn = [path for path in run.checkpoints.glob("checkpoint-*") if not (path / SEAL).exists()]
-    for path in filter(Path.is_dir, (*torn, run.folder / ".model.new")):
-        remove(path)
+    for path in run.checkpoints.glob("checkpoint-*"):
+        if path.is_dir() and not (path / SEAL).exists():
+            remove(path)
+    model = run.folder / ".model.new"
+    if model.is_dir():
+        remove(model)
 
 
 def remove_leftovers(run: Run) -> None:
-    """Delete the half of a file or of a checkpoint that a kill has left; the caller holds the run."""
+    """Delete what a kill has left of files and checkpoints; the caller holds the run."""
     for path in run.folder.glob(".*"):
         if LEFT_BY_WRITES.fullmatch(path.name) and path.is_file():
             path.unlink()
-    for path in (*run.folder.glob(".*.removed"), *run.checkpoints.glob(".*.removed")):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for folder in (run.folder, run.checkpoints):
+        for path in folder.glob(".*.removed"):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
 
 def rotate(folder: Path, keep: int, best: str | None, steps_to_notice: int = 0) -> None:
-    """Delete the oldest checkpoints in a folder: before the end of a run, and then with no ``steps_to_notice``.
+    """Delete the oldest checkpoints in a folder, so that ``keep`` of them stay.
 
-    At the end the best may stay, beside the newest, from which a run that is killed now goes on. Before, what is newer
-    than a sickness takes to be noticed may be sick: the newest older one stays, too, and the oldest newer, its heir.
+    At the end of a run, without ``steps_to_notice``, the best may stay beside the newest, from
+    which a run that is killed now goes on. Before the end, what is newer than a sickness takes to
+    be noticed may be sick: the newest older one stays, too, and the oldest newer, its heir.
     """
     sealed = sealed_checkpoints(folder)
-    old = [path for path in sealed if step_of(path) <= step_of(sealed[-1]) - steps_to_notice]
-    safe = [path for path in sealed if best and path.name == Path(best).name]
-    beside = 0 if steps_to_notice or {*safe} & {*sealed[-keep:]} else len(safe)
-    safe += [*sealed[-max(1, keep - beside) :], *old[-1:], *sealed[len(old) :][:1]]
-    for path in (path for path in sealed if path not in safe):
-        remove(path)
+    if not sealed:
+        return
+    trusted_step = step_of(sealed[-1]) - steps_to_notice
+    trusted = [path for path in sealed if step_of(path) <= trusted_step]
+    untrusted = sealed[len(trusted) :]
+    best_ones = [path for path in sealed if best and path.name == Path(best).name]
+    newest = sealed[-max(1, keep) :]
+    # At the end the best counts as one of those that stay.
+    if not steps_to_notice and not set(best_ones) & set(newest):
+        newest = sealed[-max(1, keep - len(best_ones)) :]
+    safe = {*best_ones, *newest, *trusted[-1:], *untrusted[:1]}
+    for path in sealed:
+        if path not in safe:
+            remove(path)
 
 
-def checkpoints_at_once(keep: int, steps_to_notice: int, strategy: str, every: float, max_steps: int | None) -> int:
-    """The most checkpoints that a run has at a time: one that is written, and those that ``rotate`` leaves."""
+def checkpoints_at_once(
+    keep: int, steps_to_notice: int, strategy: str, every: float, max_steps: int | None
+) -> int:
+    """The most checkpoints at a time: one that is being written, and what ``rotate`` leaves."""
     if strategy == "no":
         return 0
-    most = keep + 1 + sum(every >= 1 and count * every < steps_to_notice for count in (keep - 1, keep))
-    is_counted = strategy == "steps" and every >= 1
-    return min(most, math.ceil(max_steps / every)) if is_counted and max_steps and max_steps > 0 else most
+    most = keep + 1
+    if every >= 1:
+        for count in (keep - 1, keep):
+            if count * every < steps_to_notice:
+                most += 1
+        # A short run does not even take so many.
+        if strategy == "steps" and max_steps and max_steps > 0:
+            return min(most, math.ceil(max_steps / every))
+    return most

@@ -1,8 +1,8 @@
-"""The user's code behind a part of a training: its package, and whatever else of the user's own that imports.
+"""The user's code behind a part of a training: its package, and what that imports of theirs.
 
-Caches and fingerprints go by it, because a function works otherwise as soon as anything that it calls does. What is
-imported is read in the sources, as far as Python can be read: a name that is only known while the code runs is not
-followed, nor is a file that the code opens.
+Caches and fingerprints include it, because a function changes as soon as anything that it calls
+does. Imports are read in the sources, as far as Python can be read: a name that is only known while
+the code runs is not followed, nor is a file that the code opens.
 """
 
 import ast
@@ -20,11 +20,14 @@ from runner.schema.text import nodes
 
 def packages_of(node: Mapping[str, object]) -> set[str]:
     """The packages that the targets of a configuration, or of a part of it, name."""
-    return {str(inner["_target_"]).partition(".")[0] for _, inner in nodes(node)}
+    return {str(part["_target_"]).partition(".")[0] for _, part in nodes(node)}
 
 
 def find_code(packages: Iterable[str]) -> dict[str, dict[str, Path]]:
-    """The source files of packages of the user's, by package and by their names, with all packages they import."""
+    """The source files of the user's packages, and of all packages that they import.
+
+    By package, then by the name of a file in it.
+    """
     code: dict[str, dict[str, Path]] = {}
     waiting = sorted(packages)
     while waiting:
@@ -35,28 +38,35 @@ def find_code(packages: Iterable[str]) -> dict[str, dict[str, Path]]:
         code[package] = _source_files(module) if module else {}
         for file in code[package].values():
             if is_own(file):  # an installed package imports no code of the user's
-                waiting += sorted(_imported_packages(file, file.stat().st_mtime_ns) - code.keys())
+                imported = _imported_packages(file, file.stat().st_mtime_ns)
+                waiting += sorted(imported - code.keys())
     return {package: code[package] for package in sorted(code)}
 
 
 def code_hash(part: object) -> str:
-    """A hash of the code of a function, of a partial of one, or of an object's class: an edited one is another one."""
-    part = getattr(part, "func", part)
-    part = part if inspect.isroutine(part) or inspect.isclass(part) else type(part)
-    package = part.__module__.partition(".")[0]
-    source = hash_packages([package])
-    if not source and part.__module__ != "builtins":  # of a library, or loaded in a way of its own
-        file = inspect.getsourcefile(part)
+    """A name with a hash of the code of a function, a partial of one, or an object's class.
+
+    It changes when any source file of its package, or of a package that this imports, does.
+    """
+    code = getattr(part, "func", part)
+    if not inspect.isroutine(code) and not inspect.isclass(code):
+        code = type(code)
+    source = hash_packages([code.__module__.partition(".")[0]])
+    if not source and code.__module__ != "builtins":  # of a library, or loaded in a special way
+        file = inspect.getsourcefile(code)
         source = sha256(Path(file)) if file else ""
-    return f"{part.__module__}.{part.__qualname__} {source}"
+    return f"{code.__module__}.{code.__qualname__} {source}"
 
 
 def hash_packages(packages: Iterable[str]) -> str:
-    """A hash of all source files of packages of the user's, and of those they import; empty where there are none."""
+    """A hash of all source files that ``find_code`` finds; empty where there are none."""
     digests = []
     for sources in find_code(packages).values():
-        digests += [f"{name} {sha256(file)}" for name, file in sources.items()]
-    return hashlib.sha256("\n".join(digests).encode()).hexdigest() if digests else ""
+        for name, file in sources.items():
+            digests.append(f"{name} {sha256(file)}")
+    if not digests:
+        return ""
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
 def _source_files(module: Module) -> dict[str, Path]:
@@ -71,20 +81,22 @@ def _source_files(module: Module) -> dict[str, Path]:
 
 @functools.lru_cache(maxsize=4096)
 def _imported_packages(file: Path, changed: int) -> frozenset[str]:
-    """The packages and modules that a file imports by an absolute name, anywhere in it, that may be the user's own."""
-    packages = set()
+    """The packages of the user's that a file imports by an absolute name, anywhere in it."""
     tree = parse_module(file.read_text(encoding="utf-8", errors="replace"))
+    packages: set[str] = set()
     for node in ast.walk(tree) if tree else ():
         if isinstance(node, ast.Import):
             packages |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             packages.add(node.module.partition(".")[0])
-    own = set()
-    for package in packages - NOT_OF_THE_USER:
-        module = find_module(package)
-        if module is None:
-            continue
-        places = [*module.folders, str(module.file)] if module.file else module.folders
-        if any(is_own(place) for place in places):
-            own.add(package)
-    return frozenset(own)
+    return frozenset(filter(_is_users_package, packages - NOT_OF_THE_USER))
+
+
+def _is_users_package(package: str) -> bool:
+    module = find_module(package)
+    if module is None:
+        return False
+    paths = list(module.folders)
+    if module.file:
+        paths.append(str(module.file))
+    return any(is_own(path) for path in paths)

@@ -1,4 +1,8 @@
-"""The parameters of a definition: their names, types and defaults, and what becomes of the rest."""
+"""The parameters that a call of a definition takes, read from its source, with types and defaults.
+
+A constructor that a class inherits counts, and so do the fields of a dataclass. ``**kwargs`` is
+followed: into what is taken out of it by name, and into the constructor of the base that gets it.
+"""
 
 import ast
 import contextlib
@@ -6,12 +10,23 @@ import functools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
-from runner.schema import source
-from runner.schema.source import Definition, Function, Module, bases, find_definition, last_name, member
+from runner.schema.ranges import Range, read_range
+from runner.schema.source import (
+    Definition,
+    Function,
+    Module,
+    bases,
+    find_definition,
+    last_name,
+    member,
+    once_of_libraries,
+)
 from runner.schema.type import NONE, PLAIN, TEXT, Type, documented_types, to_type, to_union
 
-NOTE = re.compile(r"^ *(\w+) \(([^()\n]*`[^\n]*?)\) ?:", re.MULTILINE)
+# A line of a docstring that gives a parameter its type: ``name (`int`, *optional*):``
+DOCUMENTED = re.compile(r"^ *(\w+) \(([^()\n]*`[^\n]*?)\) ?:", re.MULTILINE)
 UNKNOWN = object()  # the default of a parameter where the source holds no plain value
 
 
@@ -23,23 +38,41 @@ class Parameter:
     required: bool = False
     default: object = UNKNOWN
     annotation: ast.expr | None = None
-    module: Module | None = None
+    module: Module | None = None  # in which the annotation stands
     documented: str = ""  # its type in the docstring
     choices: tuple[object, ...] = ()  # that a field's metadata lists
     also: tuple[Type, ...] = ()  # accepted by ``__post_init__`` besides
 
     @functools.cached_property
     def type(self) -> Type:
-        """The values that it accepts; read only now, because following an annotation may open more files."""
-        documented, known = documented_types(self.documented), to_type(self.annotation, self.module)
+        """The values that it accepts.
+
+        Read only now, because following an annotation may open more files.
+        """
+        documented = documented_types(self.documented)
         if self.annotation is None and documented:
-            known = to_union(*documented)
-        if self.choices:  # to which a text is narrowed
-            listed = Type("choice", values=self.choices)
-            known = to_union(*(listed if part == TEXT else part for part in known.alternatives))
-        kinds = {part.kind for part in known.alternatives} | ({"any", "str"} if known.choices else {"any"})
+            annotated = to_union(*documented)
+        else:
+            annotated = to_type(self.annotation, self.module)
+        if self.choices:
+            choice = Type("choice", values=self.choices)
+            # A text is narrowed to the choices.
+            narrowed = []
+            for part in annotated.alternatives:
+                narrowed.append(choice if part == TEXT else part)
+            annotated = to_union(*narrowed)
+        kinds = {"any", *(part.kind for part in annotated.alternatives)}
+        if annotated.choices:
+            kinds.add("str")
         wider = [part for part in (*documented, *self.also) if part.kind not in kinds]
-        return to_union(known, *wider, *([NONE] if self.default is None else []))
+        if self.default is None:
+            wider.append(NONE)
+        return to_union(annotated, *wider)
+
+    @functools.cached_property
+    def range(self) -> Range | None:
+        """The range of the number that it takes, where its annotation gives one."""
+        return read_range(self.annotation, self.module)
 
     @property
     def names(self) -> set[str]:
@@ -56,237 +89,319 @@ class Signature:
     home: str  # where it is defined
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     is_open: bool = False  # it takes other keyword arguments too
-    lineage: tuple[str, ...] = ()  # its class and those that this one builds on
+    lineage: tuple[str, ...] = ()  # its class and all its bases; empty for a function
 
     @property
     def name(self) -> str:
-        """The name that people use: the last word, or the class of a classmethod."""
-        *_, owner, last = ["", *self.target.split(".")]
-        return owner if owner[:1].isupper() and not last[:1].isupper() else last
+        """The name that people use: the last word of the target, or the class of a classmethod."""
+        path, _, last = self.target.rpartition(".")
+        owner = path.rpartition(".")[2]
+        is_classmethod = owner[:1].isupper() and not last[:1].isupper()
+        return owner if is_classmethod else last
 
     @property
     def required(self) -> list[str]:
         return [name for name, parameter in self.parameters.items() if parameter.required]
 
 
-@source.once_of_libraries
+@once_of_libraries
 def read_signature(target: str) -> Signature | None:
     """The arguments of a call of a dotted target; None where it does not exist or is a module."""
-    if not isinstance(found := find_definition(target), Definition):
+    definition = find_definition(target)
+    if not isinstance(definition, Definition):
         return None
-    parameters, is_open = _takes(found)
-    return Signature(target, found.home, parameters, is_open, tuple(_lineage(found)))
+    arguments = _arguments_of(definition)
+    return Signature(
+        target,
+        home=definition.home,
+        parameters=arguments.parameters,
+        is_open=arguments.is_open,
+        lineage=tuple(_lineage(definition)),
+    )
 
 
-def choices_compared(target: str, name: str, least: int = 2) -> tuple[str, ...]:
-    """The texts that a class compares ``name`` with, or else those of its nearest base.
-
-    Texts that it refuses (``if x == "old": raise``) are left out; fewer than ``least`` are no choice, and none come.
-    """
-    found = find_definition(target)
-    package = target.partition(".")[0]
-    while isinstance(found, Definition) and found.home.split(".")[0] == package:
-        module = found.module
-        texts = _comparisons(module, module.changed).get(name, ()) if name in module.text else ()
-        if len(texts) >= least:
-            return texts
-        found = next(bases(found), None)
-    return ()
+# --- Functions and constructors ---
 
 
-# --- the arguments of a definition ---
-Taken = tuple[dict[str, Parameter], bool]
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments that one definition takes."""
+
+    parameters: dict[str, Parameter] = field(default_factory=dict)
+    is_open: bool = False
 
 
-@functools.lru_cache(maxsize=1024)  # a definition is another one when its file was written again
-def _takes(found: Definition) -> Taken:
-    if isinstance(found.node, ast.ClassDef):
+UNREADABLE = Arguments(is_open=True)
+
+
+# A definition is another one as soon as its file was written again.
+@functools.lru_cache(maxsize=1024)
+def _arguments_of(definition: Definition) -> Arguments:
+    node = definition.node
+    if isinstance(node, ast.ClassDef):
         # A decorator or a metaclass may write the constructor, as attrs does.
-        return _constructor(found) or ({}, bool(found.node.decorator_list or found.node.keywords))
-    if isinstance(found.node, Function):
-        marks = {last_name(mark) for mark in found.node.decorator_list}
-        return _function(found, bound=found.owner is not None and "staticmethod" not in marks)
-    return {}, True
+        may_be_written = bool(node.decorator_list or node.keywords)
+        return _constructor(definition) or Arguments(is_open=may_be_written)
+    if isinstance(node, Function):
+        decorators = {last_name(decorator) for decorator in node.decorator_list}
+        is_bound = definition.owner is not None and "staticmethod" not in decorators
+        return _function(definition, is_bound)
+    return UNREADABLE
 
 
-def _constructor(found: Definition) -> Taken | None:
-    own = {node.name: node for node in found.node.body if isinstance(node, Function)}
-    made = _is_dataclass(found)
-    name = "__init__" if "__init__" in own else "__new__" if "__new__" in own and not made else None
-    if name:
-        return _function(Definition(found.module, f"{found.name}.{name}", own[name], found), bound=True)
-    if made:
-        return _fields(found)
-    for base in bases(found):
-        if base is None:
-            return {}, True
-        if (taken := _constructor(base)) is not None:
-            return taken
+def _constructor(cls: Definition) -> Arguments | None:
+    """The arguments of the constructor of a class, or of its nearest base that has one.
+
+    None where that is ``object``.
+    """
+    methods = {node.name: node for node in cls.node.body if isinstance(node, Function)}
+    is_dataclass = _is_dataclass(cls)
+    constructor = methods.get("__init__")
+    if constructor is None and not is_dataclass:
+        constructor = methods.get("__new__")
+    if constructor is not None:
+        name = f"{cls.name}.{constructor.name}"
+        return _function(Definition(cls.module, name, constructor, cls), is_bound=True)
+    if is_dataclass:
+        return _fields(cls)
+    for base in bases(cls):
+        inherited = _constructor(base) if base else UNREADABLE
+        if inherited is not None:
+            return inherited
     return None
 
 
-def _function(found: Definition, bound: bool) -> Taken:
-    arguments = found.node.args
+def _function(function: Definition, is_bound: bool) -> Arguments:
+    """The arguments of a function that can be given by name; without the first if it is bound."""
+    arguments = function.node.args
     positional = [*arguments.posonlyargs, *arguments.args]
-    defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults
-    pairs = list(zip(positional, defaults, strict=True))[bound:]
-    pairs = [pair for pair in pairs if pair[0] not in arguments.posonlyargs]
-    pairs += zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    notes = _notes(found)
+    # Defaults belong to the last of the positional arguments.
+    defaults = dict(zip(reversed(positional), reversed(arguments.defaults), strict=False))
+    defaults |= zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    named = arguments.args
+    if is_bound and not arguments.posonlyargs:
+        named = named[1:]
+    notes = _documented_parameters(function)
     parameters = {}
-    for argument, default in pairs:
-        name, required, documented = argument.arg, default is None, notes.get(argument.arg, "")
-        parameters[name] = Parameter(name, required, _literal(default), argument.annotation, found.module, documented)
+    for argument in [*named, *arguments.kwonlyargs]:
+        default = defaults.get(argument)
+        parameters[argument.arg] = Parameter(
+            name=argument.arg,
+            required=default is None,
+            default=_literal(default),
+            annotation=argument.annotation,
+            module=function.module,
+            documented=notes.get(argument.arg, ""),
+        )
     if arguments.kwarg is None:
-        return parameters, False
-    others, is_open = _others(found, arguments.kwarg.arg, notes)
-    return others | parameters, is_open
+        return Arguments(parameters)
+    passed_on = _followed_kwargs(function, arguments.kwarg.arg, notes)
+    return Arguments(passed_on.parameters | parameters, passed_on.is_open)
 
 
-def _others(found: Definition, name: str, notes: Mapping[str, str]) -> Taken:
-    """The arguments that ``**kwargs`` adds: names taken out of it, what super takes, whether more is used."""
-    nodes = [node for statement in found.node.body for node in ast.walk(statement)]
-    names: dict[str, None] = {}
-    supers: list[ast.Call] = []
-    seen = 0  # of the mentions of the mapping, those that are one of these
-    for node in nodes:
+@dataclass(frozen=True)
+class KwargsUse:
+    """The use that the body of a function makes of its ``**kwargs``."""
+
+    names: list[str]  # that are taken out of it
+    super_calls: list[ast.Call]  # that get all of it
+    is_open: bool  # it is used in yet another way
+
+
+def _use_of_kwargs(body: list[ast.stmt], kwargs: str) -> KwargsUse:
+    names: list[str] = []
+    super_calls: list[ast.Call] = []
+    mentions = 0
+    understood = 0  # of the mentions
+    for node in chain.from_iterable(map(ast.walk, body)):
         match node:
+            case ast.Name() if _is_name(node, kwargs):
+                mentions += 1
             case (
                 ast.Call(
-                    func=ast.Attribute(value=ast.Name(id=mapping), attr="pop" | "get" | "setdefault"),
+                    func=ast.Attribute(value=mapping, attr="pop" | "get" | "setdefault"),
                     args=[ast.Constant(value=key), *_],
                 )
-                | ast.Subscript(value=ast.Name(id=mapping), slice=ast.Constant(value=key))
-                | ast.Compare(left=ast.Constant(value=key), comparators=[ast.Name(id=mapping), *_])
-            ) if mapping == name:
-                names |= {key: None} if isinstance(key, str) and not key.startswith("_") else {}
-                seen += 1
-            case ast.Call(func=ast.Attribute(value=ast.Call(func=ast.Name(id="super"))), keywords=words) if any(
-                word.arg is None and getattr(word.value, "id", "") == name for word in words
-            ):
-                supers.append(node)
-                seen += 1
-            case ast.If(test=ast.Name(id=mapping)) if mapping == name:
-                seen += 1
-            case ast.FormattedValue():  # a text for people: what is only shown is not used
-                seen += sum(getattr(each, "id", "") == name for each in ast.walk(node))
-    is_open = sum(getattr(node, "id", "") == name for node in nodes) > seen
-    inherited: dict[str, Parameter] = {}
-    for call in supers:
-        parameters, above_open = _of_base(found)
-        placed = [value for value in call.args if not isinstance(value, ast.Starred)]
-        given = {word.arg for word in call.keywords} | set(list(parameters)[: len(placed)])
-        inherited |= {key: value for key, value in parameters.items() if key not in given}
-        is_open = is_open or above_open
-    return inherited | {key: Parameter(key, documented=notes.get(key, "")) for key in names}, is_open
+                | ast.Subscript(value=mapping, slice=ast.Constant(value=key))
+                | ast.Compare(left=ast.Constant(value=key), comparators=[mapping, *_])
+            ) if _is_name(mapping, kwargs):
+                understood += 1
+                if isinstance(key, str) and not key.startswith("_"):
+                    names.append(key)
+            case ast.Call(func=ast.Attribute(value=ast.Call(func=ast.Name(id="super")))):
+                unpacked = [word.value for word in node.keywords if word.arg is None]
+                if any(_is_name(mapping, kwargs) for mapping in unpacked):
+                    understood += 1
+                    super_calls.append(node)
+            case ast.If(test=test) if _is_name(test, kwargs):
+                understood += 1
+            case ast.FormattedValue():  # only shown, in a text for people
+                understood += sum(_is_name(part, kwargs) for part in ast.walk(node))
+    return KwargsUse(names, super_calls, is_open=mentions > understood)
 
 
-def _of_base(found: Definition) -> Taken:
-    method = found.name.rpartition(".")[2]
-    for base in bases(found.owner) if found.owner else ():
+def _followed_kwargs(function: Definition, kwargs: str, notes: Mapping[str, str]) -> Arguments:
+    """The arguments that ``**kwargs`` adds to a function."""
+    use = _use_of_kwargs(function.node.body, kwargs)
+    is_open = use.is_open
+    parameters: dict[str, Parameter] = {}
+    for call in use.super_calls:
+        inherited = _inherited_arguments(function)
+        positional = [value for value in call.args if not isinstance(value, ast.Starred)]
+        given = {word.arg for word in call.keywords}
+        given |= set(list(inherited.parameters)[: len(positional)])
+        for name, parameter in inherited.parameters.items():
+            if name not in given:
+                parameters[name] = parameter
+        is_open = is_open or inherited.is_open
+    for name in use.names:
+        parameters[name] = Parameter(name, documented=notes.get(name, ""))
+    return Arguments(parameters, is_open)
+
+
+def _is_name(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _inherited_arguments(method: Definition) -> Arguments:
+    """The arguments of what ``super()`` calls in a method."""
+    name = method.name.rpartition(".")[2]
+    owner = method.owner
+    for base in bases(owner) if owner else ():
         if base is None:
-            return {}, True
-        if method == "__init__":
-            taken = _constructor(base)
-        else:
-            taken = _takes(above) if (above := member(method, base)) else None
-        if taken is not None:
-            return taken
-    return {}, not (method == "__init__" and found.owner and found.owner.node.bases)  # behind bases is that of object
+            return UNREADABLE
+        arguments = None
+        if name == "__init__":
+            arguments = _constructor(base)
+        elif inherited := member(name, base):
+            arguments = _arguments_of(inherited)
+        if arguments is not None:
+            return arguments
+    # Behind the bases stands ``object``, whose constructor takes nothing. A class without bases is
+    # one to be mixed in, which may stand before any other.
+    is_of_object = name == "__init__" and owner is not None and owner.node.bases
+    return Arguments(is_open=not is_of_object)
 
 
-# --- dataclasses ---
-def _is_dataclass(found: Definition) -> bool:
-    marks, bases = map(last_name, found.node.decorator_list), map(last_name, found.node.bases)
-    return "dataclass" in marks or "NamedTuple" in bases or _is_transformed(found)
+# --- Dataclasses ---
 
 
-def _is_transformed(found: Definition) -> bool:
-    """True where a base makes dataclasses of its children (PEP 681), as transformers' configs do."""
-    marks = map(last_name, found.node.decorator_list)
-    return "dataclass_transform" in marks or any(map(_is_transformed, filter(None, bases(found))))
+def _is_dataclass(cls: Definition) -> bool:
+    decorators = map(last_name, cls.node.decorator_list)
+    base_names = map(last_name, cls.node.bases)
+    return "dataclass" in decorators or "NamedTuple" in base_names or _is_transformed(cls)
+
+
+def _is_transformed(cls: Definition) -> bool:
+    """True where a base makes dataclasses of its children (PEP 681), as in transformers."""
+    decorators = map(last_name, cls.node.decorator_list)
+    return "dataclass_transform" in decorators or any(
+        _is_transformed(base) for base in bases(cls) if base
+    )
 
 
 @functools.lru_cache(maxsize=1024)
-def _fields(found: Definition) -> Taken:
+def _fields(cls: Definition) -> Arguments:
+    """The fields of a dataclass, and of those on which it builds."""
     parameters: dict[str, Parameter] = {}
-    is_open = _is_transformed(found)
-    for base in reversed(list(bases(found))):
-        inherited, inherited_open = _fields(base) if base else ({}, True)
-        parameters, is_open = parameters | inherited, is_open or inherited_open
-    if _is_dataclass(found):
-        notes = _notes(found)
-        for node in found.node.body:
-            if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
-                continue
-            name, words = node.target.id, None  # the keywords of ``= field(...)``, None where the value is no such call
-            if isinstance(node.value, ast.Call) and last_name(node.value) == "field":
-                words = {word.arg: word.value for word in node.value.keywords if word.arg}
-            is_parameter = last_name(node.annotation) not in ("ClassVar", "KW_ONLY")
-            if is_parameter and (words is None or _literal(words.get("init")) is not False):
-                default = node.value if words is None else words.get("default")
-                factory = (words or {}).get("default_factory")
-                if isinstance(factory, ast.Lambda):  # such as of a list, which is made anew each time
-                    default = factory.body
-                metadata = (words or {}).get("metadata")
-                entries = zip(metadata.keys, metadata.values, strict=True) if isinstance(metadata, ast.Dict) else ()
-                choices = next((_literal(value) for key, value in entries if _literal(key) == "choices"), None)
-                required = default is None and "default_factory" not in (words or {})
-                listed = tuple(choices) if isinstance(choices, list | tuple) else ()
-                known = (node.annotation, found.module, notes.get(name, ""))
-                parameters[name] = Parameter(name, required, _literal(default), *known, listed)
-            else:
-                parameters.pop(name, None)
-    # What ``__post_init__`` takes too: ``if isinstance(self.loss_type, str)``.
-    after = next((n for n in found.node.body if getattr(n, "name", "") == "__post_init__"), None)
-    for node in ast.walk(after) if after else ():
-        match node:
-            case ast.Call(
-                func=ast.Name(id="isinstance"), args=[ast.Attribute(value=ast.Name(id="self"), attr=name), kind]
-            ) if name in parameters and (accepted := PLAIN.get(last_name(kind))):
-                parameters[name] = replace(parameters[name], also=(*parameters[name].also, accepted))
-    return parameters, is_open
+    is_open = _is_transformed(cls)
+    for base in reversed(list(bases(cls))):
+        inherited = _fields(base) if base else UNREADABLE
+        parameters = parameters | inherited.parameters
+        is_open = is_open or inherited.is_open
+    if _is_dataclass(cls):
+        notes = _documented_parameters(cls)
+        for node in cls.node.body:
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                name = node.target.id
+                parameter = _field_parameter(name, node, cls.module, notes.get(name, ""))
+                if parameter is None:
+                    parameters.pop(name, None)
+                else:
+                    parameters[name] = parameter
+    for name, accepted in _types_asked_for(cls):
+        if name in parameters:
+            also = (*parameters[name].also, accepted)
+            parameters[name] = replace(parameters[name], also=also)
+    return Arguments(parameters, is_open)
 
 
-# --- reading source ---
-@functools.lru_cache(maxsize=64)
-def _comparisons(module: Module, changed: int) -> dict[str, tuple[str, ...]]:
-    refused: set[int] = set()  # the ids of tests such as ``if x == "no longer supported": raise``
-    items: dict[str, str] = {}  # the name of a loop's items, and of what it loops over, in the singular
-    nodes = list(ast.walk(source.parse_module(module.text) or ast.Module([], [])))
-    for node in nodes:
-        match node:
-            case ast.If(test=ast.Compare(ops=[ast.Eq() | ast.In()]) as test, body=[ast.Raise()]):
-                refused.add(id(test))
-            case ast.For(target=ast.Name(id=name)) | ast.comprehension(target=ast.Name(id=name)):
-                items[name] = last_name(node.iter).removesuffix("s")
-    texts: dict[str, dict[str, None]] = {}
-    for node in nodes:
-        if isinstance(node, ast.Compare) and id(node) not in refused:
-            left = last_name(node.left)
-            for value in node.comparators:
-                options = value.elts if isinstance(value, ast.List | ast.Tuple | ast.Set) else [value]
-                found = [option.value for option in options if isinstance(option, ast.Constant)]
-                for name in {left, items.get(left, left)}:
-                    texts.setdefault(name, {}).update((text, None) for text in found if isinstance(text, str))
-    return {name: tuple(found) for name, found in texts.items()}
+def _field_parameter(
+    name: str, node: ast.AnnAssign, module: Module, documented: str
+) -> Parameter | None:
+    """The parameter that a field adds to the constructor; None where it adds none."""
+    if last_name(node.annotation) in ("ClassVar", "KW_ONLY"):
+        return None
+    if not isinstance(node.value, ast.Call) or last_name(node.value) != "field":
+        is_required = node.value is None
+        default = _literal(node.value)
+        return Parameter(name, is_required, default, node.annotation, module, documented)
+    options = {word.arg: word.value for word in node.value.keywords if word.arg}
+    if _literal(options.get("init")) is False:
+        return None
+    expression = options.get("default")
+    factory = options.get("default_factory")
+    if isinstance(factory, ast.Lambda):  # such as of a list, which is made anew each time
+        expression = factory.body
+    return Parameter(
+        name=name,
+        required=expression is None and factory is None,
+        default=_literal(expression),
+        annotation=node.annotation,
+        module=module,
+        documented=documented,
+        choices=_metadata_choices(options.get("metadata")),
+    )
 
 
-def _lineage(found: Definition) -> Iterator[str]:
-    if isinstance(found.node, ast.ClassDef):
-        yield found.name.rpartition(".")[2]
-        for base in filter(None, bases(found)):
-            yield from _lineage(base)
+def _metadata_choices(metadata: ast.expr | None) -> tuple[object, ...]:
+    """The values under ``choices`` in the metadata of a field."""
+    if not isinstance(metadata, ast.Dict):
+        return ()
+    for key, value in zip(metadata.keys, metadata.values, strict=True):
+        if _literal(key) == "choices":
+            choices = _literal(value)
+            return tuple(choices) if isinstance(choices, list | tuple) else ()
+    return ()
 
 
-def _notes(found: Definition) -> dict[str, str]:
-    """Types of parameters in the docstring: what stands in ``name (`int`, *optional*):``."""
-    nodes = [found.node, found.owner.node if found.owner else None]
-    texts = [ast.get_docstring(node, clean=False) or "" for node in nodes if isinstance(node, ast.ClassDef | Function)]
-    return dict(NOTE.findall("\n".join(texts)))
+def _types_asked_for(cls: Definition) -> Iterator[tuple[str, Type]]:
+    """The fields whose types ``__post_init__`` asks for: ``isinstance(self.beta, list)``."""
+    for method in cls.node.body:
+        if not isinstance(method, Function) or method.name != "__post_init__":
+            continue
+        for node in ast.walk(method):
+            match node:
+                case ast.Call(
+                    func=ast.Name(id="isinstance"),
+                    args=[ast.Attribute(value=ast.Name(id="self"), attr=name), type_name],
+                ) if last_name(type_name) in PLAIN:
+                    yield name, PLAIN[last_name(type_name)]
+
+
+# --- Source ---
+
+
+def _lineage(definition: Definition) -> Iterator[str]:
+    if isinstance(definition.node, ast.ClassDef):
+        yield definition.name.rpartition(".")[2]
+        for base in bases(definition):
+            if base:
+                yield from _lineage(base)
+
+
+def _documented_parameters(definition: Definition) -> dict[str, str]:
+    """The types that a docstring gives parameters; for a method also that of its class."""
+    owner = definition.owner.node if definition.owner else None
+    docstrings = []
+    for node in (definition.node, owner):
+        if isinstance(node, ast.ClassDef | Function):
+            docstrings.append(ast.get_docstring(node, clean=False) or "")
+    return dict(DOCUMENTED.findall("\n".join(docstrings)))
 
 
 def _literal(node: ast.expr | None) -> object:
+    """The plain value that an expression writes down, else UNKNOWN."""
     if node is not None:
         with contextlib.suppress(ValueError, TypeError, SyntaxError):
             return ast.literal_eval(node)

@@ -1,7 +1,8 @@
-"""The place where a dotted name is defined, found in the installed source without importing any of it.
+"""The place where a dotted name is defined, found in the installed source without importing it.
 
-Names are followed the way Python would: through re-exports, ``if TYPE_CHECKING`` blocks, which lazy packages have, star
-imports and aliases. Only the top-level package is asked of the import system, because that imports nothing.
+Names are followed the way Python would: through re-exports, ``if TYPE_CHECKING`` blocks, which lazy
+packages have, star imports and aliases. Only the top-level package is asked of the import system,
+because that imports nothing.
 """
 
 import ast
@@ -12,28 +13,41 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any, TypeVar
 
 from runner.io.temporary import uncollected
 
-# Packages whose source is nobody's own: those that a training is made of, with the runner, and those beside them.
-LIBRARY_PACKAGES = frozenset({"runner", "trl", "transformers", "torch", "peft", "datasets", "accelerate", "numpy"})
-NOT_OF_THE_USER = LIBRARY_PACKAGES | {*sys.stdlib_module_names, "hydra", "omegaconf", "pandas", "setuptools"}
-# A module that makes names while it runs, which cannot be read; most lazy packages repeat them for type checkers.
+# What a training is made of: its source is not the user's own, and stays as it is while we run.
+LIBRARY_PACKAGES = frozenset(
+    {"runner", "trl", "transformers", "torch", "peft", "datasets", "accelerate", "numpy"}
+)
+NOT_OF_THE_USER = LIBRARY_PACKAGES | {
+    *sys.stdlib_module_names,
+    "hydra",
+    "omegaconf",
+    "pandas",
+    "setuptools",
+}
+# Marks of a module that makes names while it runs, which cannot be read. Most lazy packages repeat
+# those names for type checkers; then reading is enough.
 DYNAMIC = re.compile(
-    r"^def __getattr__|^ *globals\(\)(\.update\(|\[[^]]+\] = )|\A(?!.*TYPE_CHECKING).*^_import_structure\b",
+    r"^def __getattr__|^ *globals\(\)(\.update\(|\[[^]]+\] = )"
+    r"|\A(?!.*TYPE_CHECKING).*^_import_structure\b",
     re.MULTILINE | re.DOTALL,
 )
-# A method that takes no ``**``, so that its body adds no argument, and whose docstring is not read: its head, its body.
+# A method: its indentation, its head, its body. Methods that take ``**`` are left out, because
+# their bodies are read for arguments, and so are those whose docstrings are.
 METHOD = re.compile(
     r"^( +)((?:async )?def (?!__|from_)\w+\((?:[^\n*]|\*(?!\*))*"
     r"(?:(?<=[(,])\n(?:\1 (?:[^\n*]|\*(?!\*))*\n)+\1\)[^\n]*)?:)\n((?:\1 .*\n|[ \t]*\n)+)",
     re.MULTILINE,
 )
-Found = TypeVar("Found")
+# Beyond this number of star imports only those that look likely are opened for a did-you-mean.
+MAX_STARS = 20
+Answer = TypeVar("Answer")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -48,6 +62,14 @@ class Import:
 Binding = ast.ClassDef | Function | ast.expr | Import
 
 
+@dataclass
+class Bindings:
+    """The names that a block of source binds."""
+
+    names: dict[str, Binding] = field(default_factory=dict)
+    stars: list[str] = field(default_factory=list)  # modules that are imported with a star
+
+
 @dataclass(frozen=True)
 class Module:
     """One module. Without ``file`` it is compiled, built in, or a folder without ``__init__``."""
@@ -58,7 +80,7 @@ class Module:
 
     @property
     def changed(self) -> int:
-        """When its file was last written, in nanoseconds: what caches go by."""
+        """The time at which its file was last written, in nanoseconds; part of keys of caches."""
         return os.stat(self.file).st_mtime_ns if self.file else 0
 
     @property
@@ -67,12 +89,12 @@ class Module:
 
     @property
     def bindings(self) -> dict[str, Binding]:
-        return _bindings(self, self.changed)[0]
+        return _bindings(self, self.changed).names
 
     @property
     def stars(self) -> list[str]:
         """The modules that this one imports with a star."""
-        return _bindings(self, self.changed)[1]
+        return _bindings(self, self.changed).stars
 
     @property
     def tree(self) -> ast.Module:
@@ -85,7 +107,8 @@ class Definition:
 
     module: Module
     name: str
-    node: Any = None  # a class or function, another expression, or None where there is nothing to read
+    # A class, a function or another expression; None where there is nothing to read.
+    node: Any = None
     owner: "Definition | None" = None  # the class through which a method was reached
 
     @property
@@ -94,36 +117,38 @@ class Definition:
         return f"{self.module.name}.{self.name}"
 
 
-def once_of_libraries(read: Callable[[str], Found]) -> Callable[[str], Found]:
-    """A reading of dotted names that is done once for those of libraries, which do not change while a process runs."""
-    known = functools.lru_cache(maxsize=1024)(read)
+def once_of_libraries(read: Callable[[str], Answer]) -> Callable[[str], Answer]:
+    """A function of dotted names that remembers its answers for libraries, which do not change."""
+    remembered = functools.lru_cache(maxsize=1024)(read)
 
     @functools.wraps(read)
-    def choose(target: str) -> Found:
-        return (known if target.partition(".")[0] in LIBRARY_PACKAGES else read)(target)
+    def answer(target: str) -> Answer:
+        if target.partition(".")[0] in LIBRARY_PACKAGES:
+            return remembered(target)
+        return read(target)
 
-    return choose
+    return answer
 
 
 @once_of_libraries
 def find_definition(target: str) -> Definition | Module | None:
     """The definition (or module) that a dotted name leads to; None where there is no such name."""
     top, *names = target.split(".")
-    found: Definition | Module | None = find_module(top)
+    place: Definition | Module | None = find_module(top)
     for name in names:
-        if found is None or not name.isidentifier():
+        if place is None or not name.isidentifier():
             return None
-        found = look_up(name, found) if isinstance(found, Module) else member(name, found)
-    return found
+        place = look_up(name, place) if isinstance(place, Module) else member(name, place)
+    return place
 
 
 def find_module(name: str) -> Module | None:
     """The module of this dotted name, or None. Imports nothing, not even its parents."""
-    top, *rest = name.split(".")
+    top, *parts = name.split(".")
     if not top.isidentifier():
         return None
     module = _find_top(top)
-    for part in rest:
+    for part in parts:
         module = _submodule(module, part) if module else None
     return module
 
@@ -133,73 +158,112 @@ def _find_top(name: str) -> Module | None:
     spec = None
     with contextlib.suppress(ImportError, ValueError):
         spec = importlib.util.find_spec(name)
-    if spec is None:  # perhaps in the folder of the command, which is not on the path of a console script
+    if spec is None:
+        # The folder of the command is not on the path of a console script.
         return _submodule(Module("", folders=(os.getcwd(),)), name)
-    file = Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
+    is_source = spec.origin is not None and spec.origin.endswith(".py")
+    file = Path(str(spec.origin)) if is_source else None
     return Module(name, file, tuple(spec.submodule_search_locations or ()))
 
 
 def look_up(
-    name: str, module: Module, submodules: bool = True, seen: frozenset[str] = frozenset()
+    name: str, module: Module, submodules: bool = True, visited: frozenset[str] = frozenset()
 ) -> Definition | Module | None:
-    """The meaning of a name inside a module; None where it has none."""
+    """The meaning of a name inside a module; None where it has none.
+
+    ``visited`` holds the names that led here, as ``module:name``.
+    """
     key = f"{module.name}:{name}"
-    if key in seen:  # ``from torch import optim`` inside torch means the submodule
+    if key in visited:  # ``from torch import optim`` inside torch means the submodule
         return _submodule(module, name) if submodules else None
-    seen |= {key}
+    visited |= {key}
     if module.file is None and not module.folders:
         return Definition(module, name)
-    if (binding := module.bindings.get(name)) is not None:
-        if isinstance(binding, Import):
-            if (source := find_module(binding.module)) is None:  # an optional library that is not installed
-                return Definition(Module(binding.module), binding.name or name)
-            return look_up(binding.name, source, True, seen) if binding.name else source
-        if isinstance(binding, ast.Name) and binding.id != name:
-            return look_up(binding.id, module, True, seen) or Definition(module, name, binding)
-        if isinstance(binding, ast.Attribute):
-            return resolve_expression(binding, module) or Definition(module, name, binding)
-        return Definition(module, name, binding)
-    if submodules and (submodule := _submodule(module, name)):
+    binding = module.bindings.get(name)
+    if binding is not None:
+        return _follow_binding(name, binding, module, visited)
+    submodule = _submodule(module, name) if submodules else None
+    if submodule is not None:
         return submodule
-    # The stars that are named like the name come first, the longest of them before the others.
-    for star in sorted(module.stars, key=lambda star: -len(star.rpartition(".")[2]) if _likely(name, star) else 0):
+    for star in _stars_by_likelihood(name, module):
         source = find_module(star)
-        may_bind = source and (name in source.text or "import *" in source.text)
-        if source and may_bind and (found := look_up(name, source, False, seen)):
-            return found
+        if source and (name in source.text or "import *" in source.text):
+            definition = look_up(name, source, False, visited)
+            if definition is not None:
+                return definition
     return Definition(module, name) if DYNAMIC.search(module.text) else None
+
+
+def _follow_binding(
+    name: str, binding: Binding, module: Module, visited: frozenset[str]
+) -> Definition | Module | None:
+    """The definition behind an import, an alias or a definition that a module binds to a name."""
+    definition: Definition | Module | None = None
+    if isinstance(binding, Import):
+        source = find_module(binding.module)
+        if source is None:  # an optional library that is not installed
+            return Definition(Module(binding.module), binding.name or name)
+        if not binding.name:
+            return source
+        return look_up(binding.name, source, True, visited)
+    if isinstance(binding, ast.Name) and binding.id != name:
+        definition = look_up(binding.id, module, True, visited)
+    elif isinstance(binding, ast.Attribute):
+        definition = resolve_expression(binding, module)
+    return definition or Definition(module, name, binding)
+
+
+def _stars_by_likelihood(name: str, module: Module) -> list[str]:
+    """The star imports of a module; those that are called like the name come first.
+
+    Of these longer ones come before shorter ones.
+    """
+
+    def rank(star: str) -> int:
+        return -len(star.rpartition(".")[2]) if _is_likely(name, star) else 0
+
+    return sorted(module.stars, key=rank)
 
 
 def member(name: str, owner: Definition) -> Definition | None:
     """The meaning of an attribute of a class, its bases included; None where there is none."""
+    unreadable = Definition(owner.module, f"{owner.name}.{name}")
     if owner.node is None or isinstance(owner.node, ast.expr):
-        return Definition(owner.module, f"{owner.name}.{name}")
+        return unreadable
     if not isinstance(owner.node, ast.ClassDef):
         return None
-    names, _ = _collect(owner.node.body, owner.module)
-    if (node := names.get(name)) is not None and not isinstance(node, Import):
+    node = _collect(owner.node.body, owner.module).names.get(name)
+    if node is not None and not isinstance(node, Import):
         return Definition(owner.module, f"{owner.name}.{name}", node, owner)
     for base in bases(owner):
         if base is None:
-            return Definition(owner.module, f"{owner.name}.{name}")
-        if found := member(name, base):
-            return Definition(found.module, found.name, found.node, found.owner and owner)
+            return unreadable
+        inherited = member(name, base)
+        if inherited:
+            reached_through = owner if inherited.owner else None
+            return Definition(inherited.module, inherited.name, inherited.node, reached_through)
     return None
 
 
 def has_method(target: object, name: str) -> bool:
     """True for a dotted name of a class that is seen to have a method of this name."""
-    found = find_definition(target) if isinstance(target, str) else None
-    method = member(name, found) if isinstance(found, Definition) else None
+    definition = find_definition(target) if isinstance(target, str) else None
+    if not isinstance(definition, Definition):
+        return False
+    method = member(name, definition)
     return method is not None and method.node is not None
 
 
 def bases(owner: Definition) -> Iterator[Definition | None]:
     """The classes that a class names as its bases; None for one that cannot be read."""
-    for expression in owner.node.bases if isinstance(owner.node, ast.ClassDef) else ():
-        if last_name(expression) not in ("object", "Generic", "Protocol", "ABC"):
-            found = resolve_expression(expression, owner.module)
-            yield (found if isinstance(found, Definition) and isinstance(found.node, ast.ClassDef) else None)
+    if not isinstance(owner.node, ast.ClassDef):
+        return
+    for expression in owner.node.bases:
+        if last_name(expression) in ("object", "Generic", "Protocol", "ABC"):
+            continue
+        base = resolve_expression(expression, owner.module)
+        is_class = isinstance(base, Definition) and isinstance(base.node, ast.ClassDef)
+        yield base if isinstance(base, Definition) and is_class else None
 
 
 def resolve_expression(expression: ast.expr, module: Module) -> Definition | Module | None:
@@ -208,27 +272,42 @@ def resolve_expression(expression: ast.expr, module: Module) -> Definition | Mod
         case ast.Name(id=name):
             return look_up(name, module)
         case ast.Attribute(value=value, attr=name):
-            if (found := resolve_expression(value, module)) is None:
+            owner = resolve_expression(value, module)
+            if owner is None:
                 return None
-            return look_up(name, found) if isinstance(found, Module) else member(name, found)
+            return look_up(name, owner) if isinstance(owner, Module) else member(name, owner)
         case ast.Subscript(value=value):
             return resolve_expression(value, module)
     return None
 
 
 def public_names(target: str, like: str = "") -> list[str]:
-    """The names that a module or class offers, for a did-you-mean; ``like`` is the name that was looked for."""
-    found, names = find_definition(target), list[str]()
-    if isinstance(found, Definition):
-        body = found.node.body if isinstance(found.node, ast.ClassDef) else []
-        inherited = [name for base in bases(found) if base for name in public_names(base.home)]
-        names = [*_collect(body, found.module)[0], *inherited]
-    elif found:
-        stars = [star for star in found.stars if _likely(like, star) or len(found.stars) < 20]
-        names = [*found.bindings, *(name for star in stars for name in public_names(star, like))]
-        entries = [entry for folder in found.folders for entry in Path(folder).iterdir()]
-        names += [entry.stem for entry in entries if entry.suffix == ".py" or (entry / "__init__.py").is_file()]
-    return sorted({name for name in names if not name.startswith("_")})
+    """The names that a module or class offers, for a did-you-mean.
+
+    ``like`` is the name that was looked for.
+    """
+    definition = find_definition(target)
+    names: set[str] = set()
+    if isinstance(definition, Module):
+        names = _names_of_module(definition, like)
+    elif definition is not None and isinstance(definition.node, ast.ClassDef):
+        names = set(_collect(definition.node.body, definition.module).names)
+        for base in bases(definition):
+            if base is not None:
+                names |= set(public_names(base.home))
+    return sorted(name for name in names if not name.startswith("_"))
+
+
+def _names_of_module(module: Module, like: str) -> set[str]:
+    names = set(module.bindings)
+    for star in module.stars:
+        if _is_likely(like, star) or len(module.stars) < MAX_STARS:
+            names |= set(public_names(star, like))
+    for folder in module.folders:
+        for path in Path(folder).iterdir():
+            if path.suffix == ".py" or (path / "__init__.py").is_file():
+                names.add(path.stem)
+    return names
 
 
 def last_name(expression: ast.expr | None) -> str:
@@ -242,17 +321,18 @@ def last_name(expression: ast.expr | None) -> str:
 
 
 def _submodule(module: Module, name: str) -> Module | None:
-    full = f"{module.name}.{name}".lstrip(".")
+    dotted = f"{module.name}.{name}".lstrip(".")
     for folder in module.folders:
-        inner = os.path.join(folder, name)
-        if os.path.isfile(file := os.path.join(inner, "__init__.py")):
-            return Module(full, Path(file), (inner,))
-        if os.path.isfile(file := f"{inner}.py"):
-            return Module(full, Path(file))
-        if any(os.path.isfile(inner + suffix) for suffix in EXTENSION_SUFFIXES):
-            return Module(full)
-        if os.path.isdir(inner) and any(name.endswith(".py") for name in os.listdir(inner)):
-            return Module(full, None, (inner,))
+        path = os.path.join(folder, name)
+        package_file = os.path.join(path, "__init__.py")
+        if os.path.isfile(package_file):
+            return Module(dotted, Path(package_file), (path,))
+        if os.path.isfile(f"{path}.py"):
+            return Module(dotted, Path(f"{path}.py"))
+        if any(os.path.isfile(path + suffix) for suffix in EXTENSION_SUFFIXES):
+            return Module(dotted)
+        if os.path.isdir(path) and any(file.endswith(".py") for file in os.listdir(path)):
+            return Module(dotted, None, (path,))
     return None
 
 
@@ -262,7 +342,7 @@ def _read(file: Path, changed: int) -> str:
 
 
 def parse_module(text: str) -> ast.Module | None:
-    """The tree of a module, or None where it has no valid syntax: the import reports this better, with its line."""
+    """The tree of a module, or None where its syntax is wrong: the import reports this better."""
     with uncollected(), contextlib.suppress(SyntaxError, ValueError):
         return ast.parse(text)
     return None
@@ -270,60 +350,103 @@ def parse_module(text: str) -> ast.Module | None:
 
 @functools.lru_cache(maxsize=256)
 def _parse(file: Path, changed: int) -> ast.Module:
-    """The tree of a file, at its lines, without what most methods do: that is two thirds of the time."""
+    """The tree of a file, with the right line numbers, but without the bodies of most methods.
+
+    Parsing those would take two thirds of the time, and nobody asks for them.
+    """
+
+    def without_body(method: re.Match[str]) -> str:
+        indent, head, body = method.groups()
+        return f"{indent}{head} ..." + "\n" * (body.count("\n") + 1)
+
     text = _read(file, changed)
-    bare = METHOD.sub(lambda found: f"{found[1]}{found[2]} ..." + "\n" * (found[3].count("\n") + 1), text)
+    bare = METHOD.sub(without_body, text)
     return parse_module(bare) or parse_module(text) or ast.Module([], [])
 
 
 @functools.lru_cache(maxsize=4096)
-def _bindings(module: Module, changed: int) -> tuple[dict[str, Binding], list[str]]:
+def _bindings(module: Module, changed: int) -> Bindings:
     return _collect(module.tree.body, module)
 
 
-def _collect(body: list[ast.stmt], module: Module) -> tuple[dict[str, Binding], list[str]]:
+def _collect(body: list[ast.stmt], module: Module) -> Bindings:
     """The names that a block binds, and its star imports; the first branch of an ``if`` wins."""
-    names: dict[str, Binding] = {}
-    stars: list[str] = []
+    bindings = Bindings()
+    names = bindings.names
     for node in body:
         match node:
             case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
                 names[node.name] = node
-            case ast.Import():
-                for alias in node.names:  # ``import a.b`` binds a, ``import a.b as c`` binds a.b
-                    bound = alias.name if alias.asname else alias.name.partition(".")[0]
-                    names[alias.asname or bound] = Import(bound)
-            case ast.ImportFrom():
-                source = imported_module(node, module)
-                stars += [source for alias in node.names if alias.name == "*"]
-                named = {alias.asname or alias.name: alias.name for alias in node.names if alias.name != "*"}
-                names.update({bound: Import(source, name) for bound, name in named.items()})
+            case ast.Import() | ast.ImportFrom():
+                _collect_imports(node, module, bindings)
             case (
                 ast.Assign(targets=[ast.Name(id=name)], value=value)
                 | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
             ):
+                is_defined = isinstance(names.get(name), ast.ClassDef | Function)
                 # ``Model = decorate(Model)`` is still that class for our purposes.
-                if not (isinstance(value, ast.Call) and isinstance(names.get(name), ast.ClassDef | Function)):
+                if not (is_defined and isinstance(value, ast.Call)):
                     names[name] = value
             case ast.If() | ast.Try() | ast.With():
-                handlers = [handler.body for handler in getattr(node, "handlers", [])]
-                names.update(_collect(node.body, module)[0])
-                for block in (node.body, getattr(node, "orelse", []), *handlers, getattr(node, "finalbody", [])):
-                    inner, more = _collect(block, module)
-                    names = inner | names
-                    stars += more
-    return names, stars
+                _collect_branches(node, module, bindings)
+    return bindings
+
+
+def _collect_imports(
+    statement: ast.Import | ast.ImportFrom, module: Module, bindings: Bindings
+) -> None:
+    if isinstance(statement, ast.Import):
+        for alias in statement.names:  # ``import a.b`` binds a, ``import a.b as c`` binds a.b
+            imported = alias.name if alias.asname else alias.name.partition(".")[0]
+            bindings.names[alias.asname or imported] = Import(imported)
+        return
+    source = imported_module(statement, module)
+    for alias in statement.names:
+        if alias.name == "*":
+            bindings.stars.append(source)
+        else:
+            bindings.names[alias.asname or alias.name] = Import(source, alias.name)
+
+
+def _collect_branches(
+    statement: ast.If | ast.Try | ast.With, module: Module, bindings: Bindings
+) -> None:
+    """Add what the blocks of a statement bind.
+
+    The first block wins over what came before it, the others do not.
+    """
+    first = _collect(statement.body, module)
+    bindings.names |= first.names
+    bindings.stars += first.stars
+    blocks = []
+    if isinstance(statement, ast.If | ast.Try):
+        blocks.append(statement.orelse)
+    if isinstance(statement, ast.Try):
+        blocks += [handler.body for handler in statement.handlers]
+        blocks.append(statement.finalbody)
+    for block in blocks:
+        branch = _collect(block, module)
+        for name, binding in branch.names.items():
+            bindings.names.setdefault(name, binding)
+        bindings.stars += branch.stars
 
 
 def imported_module(node: ast.ImportFrom, module: Module) -> str:
-    """The module that an import names; its first dot is the package of its module, or that module where it is one."""
+    """The module that an import names.
+
+    Its first dot is the package of its module, or that module where it is a package.
+    """
     if not node.level:
         return node.module or ""
-    package = (module.name if module.folders else module.name.rpartition(".")[0]).split(".")
-    return ".".join([*package[: len(package) - node.level + 1], *filter(None, [node.module])])
+    package = module.name if module.folders else module.name.rpartition(".")[0]
+    parents = package.split(".")
+    parts = parents[: len(parents) - node.level + 1]
+    if node.module:
+        parts.append(node.module)
+    return ".".join(parts)
 
 
-def _likely(name: str, star: str) -> bool:
+def _is_likely(name: str, star: str) -> bool:
     """True where ``Qwen2Config`` may well come from ``...models.qwen2``."""
     stem = re.sub(r"\W|_", "", star.rpartition(".")[2]).lower()
     return bool(stem) and name.lower().startswith(stem)

@@ -1,62 +1,115 @@
-"""Annotations as small trees that accept YAML values and print in plain words; names in them are followed."""
+"""Types as small trees, read from annotations, that accept YAML values and print in plain words.
+
+Names in an annotation are followed to where they are defined.
+"""
 
 import ast
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import NoneType
-from typing import Any
 
 from runner.schema.source import Definition, Function, Module, last_name, resolve_expression
-from runner.schema.text import read_tables, to_text
+from runner.schema.text import to_text
 
 MAX_LETTERS = 68  # of a printed list of choices, so that a fault fits on a line
+MAX_DEPTH = 20  # of an annotation: an alias may mean itself
+
+# Types in plain words, of one value and of several.
+WORDS = {
+    "any": "anything",
+    "instance": "anything",
+    "none": "null",
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "list": "a list",
+    "tuple": "a list",
+    "dict": "a mapping",
+}
+PLURALS = {
+    "float": "numbers",
+    "int": "whole numbers",
+    "str": "texts",
+    "any": "anything",
+    "instance": "anything",
+}
+CLASSES: dict[str, type | tuple[type, ...]] = {
+    "none": NoneType,
+    "bool": bool,
+    "int": int,
+    "float": (int, float),
+    "str": str,
+}
 
 
 @dataclass(frozen=True)
 class Type:
     """The values that a parameter accepts."""
 
-    # Any, instance (of some class), none, bool, int, float, str, list, tuple, dict, record, choice, enum or union.
+    # Any, instance (of some class), none, bool, int, float, str, list, tuple, dict, record, choice,
+    # enum or union.
     kind: str
     parts: tuple["Type", ...] = ()  # the types inside: a dict has two, of keys and of values
     values: tuple[object, ...] = ()  # the constants of a choice, or the names of a record's parts
 
     def accepts(self, value: object) -> bool:
-        """True for a value that YAML can hold and that fits; a node with a ``_target_`` fits everywhere."""
-        if self.kind in ("any", "instance") or (isinstance(value, dict) and "_target_" in value):
+        """True for a value from YAML that fits; a node with a ``_target_`` fits all types."""
+        is_node = isinstance(value, dict) and "_target_" in value
+        if is_node or self.kind in ("any", "instance"):
             return True
         match self.kind:
             case "union":
                 return any(part.accepts(value) for part in self.parts)
             case "choice" | "enum":
-                alike = [known for known in self.values if type(value) is type(known)]
-                # "pissa_niter_[number of iters]" is a pattern, not a value.
-                starts = tuple(known.partition("[")[0] for known in alike if isinstance(known, str) and "[" in known)
-                return value in alike or (isinstance(value, str) and value.startswith(starts))
-            case "tuple" if self.parts and isinstance(value, list):
-                return len(value) == len(self.parts) and all(map(Type.accepts, self.parts, value))
+                return self._accepts_constant(value)
             case "list" | "tuple":
-                return isinstance(value, list) and all(part.accepts(each) for part in self.parts for each in value)
-            case "record":
-                inner = dict(zip(self.values, self.parts, strict=True))
-                return isinstance(value, dict) and all(key in inner and inner[key].accepts(value[key]) for key in value)
-            case "dict":
-                name, entry = self.parts or (ANY, ANY)
-                return isinstance(value, dict) and all(name.accepts(k) and entry.accepts(v) for k, v in value.items())
-        return isinstance(value, CLASSES[self.kind]) and (self.kind == "bool" or not isinstance(value, bool))
+                return isinstance(value, list) and self._accepts_items(value)
+            case "record" | "dict":
+                return isinstance(value, dict) and self._accepts_entries(value)
+        if isinstance(value, bool):  # which Python takes for a number, too
+            return self.kind == "bool"
+        return isinstance(value, CLASSES[self.kind])
+
+    def _accepts_constant(self, value: object) -> bool:
+        same_type = [constant for constant in self.values if type(constant) is type(value)]
+        if value in same_type:
+            return True
+        # "pissa_niter_[number of iters]" is a pattern, not a value.
+        patterns = [text for text in same_type if isinstance(text, str) and "[" in text]
+        starts = tuple(pattern.partition("[")[0] for pattern in patterns)
+        return isinstance(value, str) and value.startswith(starts)
+
+    def _accepts_items(self, items: list[object]) -> bool:
+        if self.kind == "tuple" and self.parts:
+            return len(items) == len(self.parts) and all(map(Type.accepts, self.parts, items))
+        return not self.parts or all(map(self.parts[0].accepts, items))
+
+    def _accepts_entries(self, entries: Mapping[object, object]) -> bool:
+        if self.kind == "record":
+            parts = dict(zip(self.values, self.parts, strict=True))
+            return all(key in parts and parts[key].accepts(entries[key]) for key in entries)
+        if not self.parts:
+            return True
+        key_type, value_type = self.parts
+        return all(map(key_type.accepts, entries)) and all(
+            map(value_type.accepts, entries.values())
+        )
 
     def __str__(self) -> str:
         match self.kind:
             case "union":
-                return " or ".join(dict.fromkeys(map(str, sorted(self.parts, key=lambda part: part.kind == "none"))))
+                alternatives = sorted(self.parts, key=lambda part: part.kind == "none")
+                return " or ".join(dict.fromkeys(map(str, alternatives)))
             case "choice" | "enum":
-                return f"one of {shortened(list(map(to_text, self.values)))}"
+                return f"one of {shortened([to_text(value) for value in self.values])}"
             case "list" | "tuple" if self.parts:
+                item = self.parts[0]
                 count = f"{len(self.parts)} " if self.kind == "tuple" else ""
-                part = self.parts[0]
-                return f"a list of {count}{PLURALS.get(part.kind) or f'items, each {part}'}"
+                items = PLURALS.get(item.kind) or f"items, each {item}"
+                return f"a list of {count}{items}"
             case "record":
                 return f"a mapping with {shortened([str(name) for name in self.values])}"
         return WORDS[self.kind]
@@ -72,18 +125,42 @@ class Type:
         return tuple(value for part in self.alternatives for value in part.values)
 
 
-_TABLES = read_tables(__file__)
-WORDS: dict[str, str] = _TABLES["words"]
-PLURALS: dict[str, str] = _TABLES["plurals"]
-PLAIN = {name: Type(kind) for kind, names in _TABLES["plain"].items() for name in names}
-CLASSES: dict[str, Any] = {"none": NoneType, "bool": bool, "int": int, "float": (int, float), "str": str}
-ANY, NONE, TEXT = map(Type, ("any", "none", "str"))
-INSTANCE = Type("instance")  # of some class: YAML writes one as a node, so beside plain types it adds nothing
+ANY = Type("any")
+NONE = Type("none")
+TEXT = Type("str")
+# YAML writes an object of some class as a node, so beside plain types it adds nothing.
+INSTANCE = Type("instance")
+
+# The types that names in annotations mean wherever they come from.
+PLAIN = {
+    "int": Type("int"),
+    "float": Type("float"),
+    "bool": Type("bool"),
+    "None": NONE,
+    **dict.fromkeys(("str", "Path", "PathLike"), TEXT),
+    **dict.fromkeys(("Any", "object", "Callable"), ANY),
+    "dtype": INSTANCE,
+    **dict.fromkeys(
+        (
+            "list",
+            "List",
+            "set",
+            "Set",
+            "frozenset",
+            "Sequence",
+            "Collection",
+            "Iterable",
+        ),
+        Type("list"),
+    ),
+    **dict.fromkeys(("tuple", "Tuple"), Type("tuple")),
+    **dict.fromkeys(("dict", "Dict", "Mapping", "MutableMapping"), Type("dict")),
+}
 
 
 def to_type(annotation: ast.expr | None, module: Module | None, depth: int = 0) -> Type:
     """The type that an annotation means where it is written; what cannot be read is ``any``."""
-    if annotation is None or depth > 20:
+    if annotation is None or depth > MAX_DEPTH:
         return ANY
     inner = functools.partial(to_type, module=module, depth=depth + 1)
     match annotation:
@@ -97,29 +174,39 @@ def to_type(annotation: ast.expr | None, module: Module | None, depth: int = 0) 
             return _to_generic(last_name(head), items, inner)
         case ast.Subscript(value=head, slice=item):
             return _to_generic(last_name(head), [item], inner)
-        case ast.Name() | ast.Attribute() if plain := PLAIN.get(last_name(annotation)):
-            return plain
-    # A name of one's own: an enum, a TypedDict, an alias, or just some class.
-    found = resolve_expression(annotation, module) if module else None
-    if not isinstance(found, Definition) or isinstance(found.node, ast.Call | Function):
+        case ast.Name() | ast.Attribute() if last_name(annotation) in PLAIN:
+            return PLAIN[last_name(annotation)]
+    definition = resolve_expression(annotation, module) if module else None
+    return _to_named_type(definition, depth) if isinstance(definition, Definition) else ANY
+
+
+def _to_named_type(definition: Definition, depth: int) -> Type:
+    """The type that a name means: an alias, a TypedDict, an enum, or just some class."""
+    if isinstance(definition.node, ast.Call | Function):
         return ANY
-    if not isinstance(found.node, ast.ClassDef):
-        return to_type(found.node, found.module, depth + 1)
-    if "TypedDict" in (names := {last_name(base) for base in found.node.bases}):
-        entries = [node for node in found.node.body if isinstance(node, ast.AnnAssign)]
-        parts = tuple(to_type(entry.annotation, found.module, depth + 1) for entry in entries)
-        return Type("record", parts, tuple(last_name(entry.target) for entry in entries))
-    if any(name.endswith("Enum") for name in names):
-        members = [entry.value for entry in found.node.body if isinstance(entry, ast.Assign)]
-        return Type("enum", values=tuple(member.value for member in members if isinstance(member, ast.Constant)))
+    if not isinstance(definition.node, ast.ClassDef):
+        return to_type(definition.node, definition.module, depth + 1)
+    body = definition.node.body
+    base_names = {last_name(base) for base in definition.node.bases}
+    if "TypedDict" in base_names:
+        fields = [node for node in body if isinstance(node, ast.AnnAssign)]
+        names = tuple(last_name(node.target) for node in fields)
+        parts = [to_type(node.annotation, definition.module, depth + 1) for node in fields]
+        return Type("record", tuple(parts), names)
+    if any(name.endswith("Enum") for name in base_names):
+        members = [node.value for node in body if isinstance(node, ast.Assign)]
+        return Type("enum", values=_constants(members))
     return INSTANCE
 
 
 def to_union(*types: Type) -> Type:
     """One type that accepts what any of these accepts, flat and without repeats."""
-    flat = [part for each in types for part in each.alternatives]
+    flat: list[Type] = []
+    for alternative in types:
+        flat += alternative.alternatives
     parts = [part for part in dict.fromkeys(flat) if part != INSTANCE]
-    if ANY in parts or (INSTANCE in flat and all(part == NONE for part in parts)):
+    is_instance_or_none = INSTANCE in flat and all(part == NONE for part in parts)
+    if ANY in parts or is_instance_or_none:
         return ANY
     kinds = {part.kind for part in parts}
     if "enum" in kinds:  # "an enum or text" means the enum: its values are how YAML writes it
@@ -131,9 +218,9 @@ def to_union(*types: Type) -> Type:
 
 def documented_types(text: str) -> list[Type]:
     """The types that a docstring gives a parameter: ``(`str` or `list[str]`, *optional*)``."""
-    words = re.split(r",\s*\*?optional|,\s*default|\.\s", text)[0]
-    found = [expression(word.strip("` ")) for word in re.split(r" or |, | \| ", words) if word]
-    return [to_type(each, None) for each in found]
+    types = re.split(r",\s*\*?optional|,\s*default|\.\s", text)[0]
+    names = [name.strip("` ") for name in re.split(r" or |, | \| ", types) if name]
+    return [to_type(expression(name), None) for name in names]
 
 
 def expression(text: str) -> ast.expr | None:
@@ -146,7 +233,8 @@ def expression(text: str) -> ast.expr | None:
 
 def shortened(words: list[str], width: int = MAX_LETTERS) -> str:
     """Words with commas, as many as fit."""
-    text, count = ", ".join(words), len(words)
+    text = ", ".join(words)
+    count = len(words)
     while len(text) > width and count > 1:
         count -= 1
         text = f"{', '.join(words[:count])}, ... ({len(words)})"
@@ -154,18 +242,25 @@ def shortened(words: list[str], width: int = MAX_LETTERS) -> str:
 
 
 def _to_generic(head: str, items: list[ast.expr], inner: Callable[[ast.expr], Type]) -> Type:
+    """The type of ``head[items]``; ``inner`` reads the type of an item."""
     match head:
         case "Optional":
             return to_union(inner(items[0]), NONE)
         case "Union":
             return to_union(*map(inner, items))
         case "Literal":
-            return Type("choice", values=tuple(item.value for item in items if isinstance(item, ast.Constant)))
+            return Type("choice", values=_constants(items))
         case "Annotated" | "Final" | "Required" | "NotRequired" | "InitVar":
             return inner(items[0])
-    plain = PLAIN.get(head, ANY)
-    if plain.kind == "tuple" and isinstance(items[-1], ast.Constant) and items[-1].value is ...:
+    container = PLAIN.get(head, ANY)
+    last = items[-1]
+    if container.kind == "tuple" and isinstance(last, ast.Constant) and last.value is ...:
         return Type("list", (inner(items[0]),))
-    if plain.kind in ("list", "tuple") or (plain.kind == "dict" and len(items) == 2):
-        return Type(plain.kind, tuple(map(inner, items)))
-    return plain
+    is_mapping = container.kind == "dict" and len(items) == 2
+    if is_mapping or container.kind in ("list", "tuple"):
+        return Type(container.kind, tuple(map(inner, items)))
+    return container
+
+
+def _constants(expressions: list[ast.expr]) -> tuple[object, ...]:
+    return tuple(node.value for node in expressions if isinstance(node, ast.Constant))

@@ -1,1 +1,5 @@
-"""Trackers of the ``tracker`` group: ``variable`` says where to, ``callback`` adds what transformers' own leave out."""
+"""Trackers of the ``tracker`` group.
+
+``library`` lists them, ``variable`` tells them where a run belongs, and ``callback`` adds what
+transformers' own callbacks leave out: the frozen config, tags, the group, one run for all starts.
+"""

@@ -1,13 +1,13 @@
-"""TRL's trainers with our additions: one subclass, made for each of them, that calls one :class:`Hooks` object.
+"""TRL's trainers with our additions: one subclass, made for each of them, that calls our hooks.
 
-Gaps of TRL 1.16 are closed here with public methods only. With several eval sets its metrics lose the set's name and
-overwrite each other, so that no best checkpoint can be chosen by them. Online trainers generate while they evaluate, so
-that a run with evaluations is another run than one without. Metrics of its own are a second pass with all logits, where
-it has any; here they are what ``Hooks.measure`` gives. And online DPO does not log its rewards one by one.
+Gaps of TRL 1.16 are closed here with public methods only. With several eval sets its metrics lose
+the set's name and overwrite each other, so that no best checkpoint can be chosen by them. Online
+trainers generate while they evaluate, so that a run with evaluations is another run than one
+without. Metrics of its own are a second pass with all logits, where it has any; here they are what
+``Hooks.measure`` gives. And online DPO does not log its rewards one by one.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,52 +20,33 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
-from runner.errors import ConfigError, DataError, Fault, fault
+from runner.errors import ConfigError, DataError, Fault
 from runner.io.files import read_json
 from runner.io.temporary import temporarily
 from runner.optimizer import trust_state
 from runner.schema import upstream
-from runner.training.held_out import HeldOutSums, deal_evenly, group_size, judged_by_row, left_out, summed_up
-
-Measure = Callable[[Trainer, str], dict[str, float]]
-
-
-@dataclass
-class Hooks:
-    """Functions that a trainer calls in the course of a training; without any it is TRL's.
-
-    ``measure(trainer, prefix)`` gives figures that join those of an evaluation; ``on_evaluate(part)`` is called as a
-    part of it begins. ``on_loss(trainer, batch, loss)`` gets each micro-batch with its loss. ``on_log(logs, step)`` may
-    change what is logged; ``reward_means()`` gives the mean of each reward since it was called last. ``loss`` is one of
-    the user's own (:mod:`runner.training.objective`). ``evaluates`` is false for a trainer whose own evaluation fails,
-    and ``reads_cross_entropy`` is true where the loss is no measure of held-out answers, and their cross-entropy is.
-    ``use_cache`` is what the model's config says before the Trainer writes there what it needs in a training.
-    """
-
-    evaluates: bool = True
-    measure: Measure | None = None
-    on_evaluate: Callable[[str], None] = lambda part: None
-    on_loss: Callable[[Trainer, Any, Tensor], None] | None = None
-    on_log: Callable[[dict[str, float], int], None] | None = None
-    reward_means: Callable[[], dict[str, float]] | None = None
-    make_optimizer: Callable[[Trainer], Optimizer] | None = None
-    make_schedule: Callable[..., LRScheduler] | None = None
-    loss: Callable[..., Tensor] | None = None
-    reads_cross_entropy: bool = False
-    use_cache: bool | None = None
+from runner.training.even_batches import deal_evenly, group_size, judged_by_row
+from runner.training.held_out import HeldOutSums, left_out, summed_up
+from runner.training.hooks import Hooks
 
 
 def extend(trainer: type[Trainer], objective: type[Trainer] | None = None) -> type[Trainer]:
     """Make the subclass of a trainer that takes ``hooks=`` beside its own arguments."""
-    bases: tuple[type, ...] = (BeforeTrainer, *([objective] if objective else []), trainer, AfterTrainer)
-    return type(f"Extended{trainer.__name__}", bases, {"__doc__": trainer.__doc__})
+    bases: list[type] = [BeforeTrainer, trainer, AfterTrainer]
+    if objective is not None:
+        bases.insert(1, objective)
+    return type(f"Extended{trainer.__name__}", tuple(bases), {"__doc__": trainer.__doc__})
 
 
 class BeforeTrainer(Trainer):
-    """Comes before TRL's class: metrics join an evaluation's figures before callbacks and the best model's choice."""
+    """Comes before TRL's class in the method order.
+
+    So metrics join the figures of an evaluation before callbacks see them and the best model is
+    chosen by them.
+    """
 
     hooks: Hooks
-    is_measuring = False  # also after an evaluation that raised
+    is_measuring = False  # True also after an evaluation that raised
     drops_filled_rows: bool
     sums: HeldOutSums | None = None
     held_out: Mapping[str, float] | None = None  # figures of an evaluation that is not logged yet
@@ -74,15 +55,19 @@ class BeforeTrainer(Trainer):
         self.hooks = hooks
         super().__init__(*args, **kwargs)
 
-    def training_step(self, model: nn.Module, inputs: Any, *args: object, **kwargs: object) -> Tensor:
+    def training_step(
+        self, model: nn.Module, inputs: Any, *args: object, **kwargs: object
+    ) -> Tensor:
         """Take the trainer's own step, and report its loss, however seldom it is logged."""
         loss = super().training_step(model, inputs, *args, **kwargs)
         if self.hooks.on_loss is not None:
             self.hooks.on_loss(self, inputs, loss)
         return loss
 
-    def evaluation_loop(self, *args: object, metric_key_prefix: str = "eval", **kwargs: object) -> EvalLoopOutput:
-        """Run the trainer's own loop where it has one that works, and add the metrics of the set that is evaluated."""
+    def evaluation_loop(
+        self, *args: object, metric_key_prefix: str = "eval", **kwargs: object
+    ) -> EvalLoopOutput:
+        """Run the trainer's own loop, unless that fails, and add the metrics of the set."""
         self.is_measuring = True
         if self.hooks.evaluates:
             self.hooks.on_evaluate("evaluating")
@@ -91,11 +76,18 @@ class BeforeTrainer(Trainer):
             output = EvalLoopOutput(predictions=None, label_ids=None, metrics={}, num_samples=0)
         if self.hooks.measure is not None and metric_key_prefix.startswith("eval"):
             self.hooks.on_evaluate("measuring")
-            found = self.hooks.measure(self, metric_key_prefix)
-            timed = {f"{metric_key_prefix}_{name}" for name in upstream.FIGURES}
-            if taken := sorted(set(found) & ({*output.metrics} | timed)):
-                raise ConfigError(fault("training.taken_names", names=", ".join(taken)))
-            output.metrics.update(found)
+            figures = self.hooks.measure(self, metric_key_prefix)
+            reserved = {f"{metric_key_prefix}_{name}" for name in upstream.FIGURES}
+            taken = sorted(figures.keys() & (reserved | output.metrics.keys()))
+            if taken:
+                raise ConfigError(
+                    Fault(
+                        where="metric",
+                        found=f"it would be logged as {', '.join(taken)}",
+                        expected="another name; the trainer has a figure of this one",
+                    )
+                )
+            output.metrics.update(figures)
         self.is_measuring = False
         return output
 
@@ -105,27 +97,32 @@ class BeforeTrainer(Trainer):
         if accelerator.num_processes == 1 or self.drops_filled_rows:
             return super().get_eval_dataloader(eval_dataset)
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
-        rows = self.eval_dataset[rows] if isinstance(rows, str) else rows
-        if isinstance(rows, IterableDataset):  # whose length nobody knows before
+        if isinstance(rows, str):
+            rows = self.eval_dataset[rows]
+        if isinstance(rows, IterableDataset):  # its length is not known before
             eval_dataset = list(rows)
         loader = super().get_eval_dataloader(eval_dataset)
         return deal_evenly(loader, accelerator, self.args.eval_batch_size, group_size(self))
 
-    def prediction_step(self, model: nn.Module, inputs: Any, *args: object, **kwargs: object) -> Any:
-        """Take the trainer's own step on held-out rows, and add its figures to the sums of an evaluation."""
+    def prediction_step(
+        self, model: nn.Module, inputs: Any, *args: object, **kwargs: object
+    ) -> Any:
+        """Take the trainer's own step on held-out rows, and add its figures to the sums."""
         if self.sums is None:
             return super().prediction_step(model, inputs, *args, **kwargs)
         losses = list[Tensor | None]()
         with summed_up(self, self.sums, inputs, losses):
-            found = super().prediction_step(model, inputs, *args, **kwargs)
-            losses.append(found[0])
-        return found
+            output = super().prediction_step(model, inputs, *args, **kwargs)
+            losses.append(output[0])
+        return output
 
-    def _evaluate_by_sums(self, dataloader: DataLoader, *args: object, **kwargs: Any) -> EvalLoopOutput:
+    def _evaluate_by_sums(
+        self, dataloader: DataLoader, *args: object, **kwargs: Any
+    ) -> EvalLoopOutput:
+        """The output of the trainer's own loop, with the loss of the set as a whole."""
         if self.drops_filled_rows:
             return super().evaluation_loop(dataloader, *args, **kwargs)
-        copies = getattr(dataloader.batch_sampler, "copies", ())
-        self.sums = HeldOutSums(copies)
+        self.sums = HeldOutSums(getattr(dataloader.batch_sampler, "copies", ()))
         try:
             with judged_by_row(self):
                 output = super().evaluation_loop(dataloader, *args, **kwargs)
@@ -141,29 +138,41 @@ class BeforeTrainer(Trainer):
 
 
 class AfterTrainer(Trainer):
-    """Comes after TRL's class, where logs are complete and not yet written; counts go on from before a resume."""
+    """Comes after TRL's class in the method order, where logs are complete and not yet written.
+
+    Counts go on from before a resume.
+    """
 
     hooks: Hooks
     optimizer: Optimizer | None
     lr_scheduler: LRScheduler | None
-    _prefix = "eval"
-    drops_filled_rows = False  # a trainer that gathers rows, and not means, leaves out those that only fill up
+    _prefix = "eval"  # of the evaluation that runs
+    # A trainer that gathers rows, and not means, leaves out those that only fill up a batch.
+    drops_filled_rows = False
     held_out: Mapping[str, float] | None = None
-    tokens_before = 0.0
+    tokens_before = 0.0  # that were trained on before a resume
     resumed_from: str | None = None
 
-    def train(self, resume_from_checkpoint: str | None = None, *args: object, **kwargs: object) -> TrainOutput:
+    def train(
+        self, resume_from_checkpoint: str | None = None, *args: object, **kwargs: object
+    ) -> TrainOutput:
         self.resumed_from = resume_from_checkpoint
         if resume_from_checkpoint:
-            history = (read_json(Path(resume_from_checkpoint) / "trainer_state.json") or {}).get("log_history", [])
-            self.tokens_before = next((line["num_tokens"] for line in reversed(history) if "num_tokens" in line), 0.0)
+            state = read_json(Path(resume_from_checkpoint) / "trainer_state.json") or {}
+            self.tokens_before = last_token_count(state.get("log_history", []))
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def evaluate(
-        self, eval_dataset: object = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+        self,
+        eval_dataset: object = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
         with temporarily(self, _prefix=metric_key_prefix), torch.random.fork_rng():
-            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+            figures: dict[str, float] = super().evaluate(
+                eval_dataset, ignore_keys, metric_key_prefix
+            )
+        return figures
 
     def log(self, logs: dict[str, float], *args: object, **kwargs: object) -> None:
         if self.hooks.reward_means is not None and "loss" in logs:
@@ -171,26 +180,47 @@ class AfterTrainer(Trainer):
                 logs.setdefault(f"rewards/{name}/mean", mean)
         if self.hooks.on_log is not None:
             self.hooks.on_log(logs, self.state.global_step)
-        for name in logs.keys() & {"num_tokens", "eval_num_tokens"}:
-            if not logs[name] == self.state.num_input_tokens_seen > 0:  # online trainers count in it, and save it
-                logs[name] += self.tokens_before
+        self._count_on(logs)
         if "train_loss" in logs:
             logs["train_loss"] = mean_loss(self.state.log_history) or logs["train_loss"]
         if self.held_out is not None:
             replace_figures(logs, self.held_out, left_out(self))
             self.held_out = None
         if self._prefix != "eval":
-            for key in [key for key in logs if key.startswith("eval_") and not key.startswith(f"{self._prefix}_")]:
-                logs[f"{self._prefix}_{key.removeprefix('eval_')}"] = logs.pop(key)
+            self._name_set(logs)
         super().log(logs, *args, **kwargs)
+
+    def _count_on(self, logs: dict[str, float]) -> None:
+        """Add the tokens from before a resume to counts that the trainer does not save."""
+        for name in ("num_tokens", "eval_num_tokens"):
+            if name in logs:
+                # Online trainers count in the state, which is saved.
+                is_saved = logs[name] == self.state.num_input_tokens_seen > 0
+                if not is_saved:
+                    logs[name] += self.tokens_before
+
+    def _name_set(self, logs: dict[str, float]) -> None:
+        """Put figures that the trainer names ``eval`` under the name of the held-out set."""
+        for name in list(logs):
+            if name.startswith("eval_") and not name.startswith(f"{self._prefix}_"):
+                logs[f"{self._prefix}_{name.removeprefix('eval_')}"] = logs.pop(name)
 
     def get_train_dataloader(self) -> DataLoader:
         rows = self.train_dataset
-        if isinstance(rows, Dataset) and len(rows) == 0:  # some trainers leave out rows before they begin
-            found = "the trainer has left out every row: no sample of the start model earned anything"
-            off = f"trainer.args.{upstream.FILTER_ALL_INCORRECT}"
-            fix = f"{off}=false" if hasattr(self.args, upstream.FILTER_ALL_INCORRECT) else "dataset=<another>"
-            raise DataError(Fault("dataset", found, "rows of which some are answered right", fix))
+        # Some trainers leave out rows before they begin.
+        if isinstance(rows, Dataset) and len(rows) == 0:
+            fix = "dataset=<another>"
+            if hasattr(self.args, "filter_all_incorrect"):
+                fix = "trainer.args.filter_all_incorrect=false"
+            raise DataError(
+                Fault(
+                    where="dataset",
+                    found="the trainer has left out every row: no sample of the start model earned "
+                    "anything",
+                    expected="rows of which some are answered right",
+                    fix=fix,
+                )
+            )
         return super().get_train_dataloader()
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> Optimizer:
@@ -198,11 +228,24 @@ class AfterTrainer(Trainer):
             self.optimizer = self.hooks.make_optimizer(self)
         return trust_state(super().create_optimizer(model))
 
-    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: Optimizer | None = None
+    ) -> LRScheduler:
         if self.lr_scheduler is None and self.hooks.make_schedule is not None:
-            given = {"optimizer": optimizer or self.optimizer, "num_training_steps": num_training_steps}
-            self.lr_scheduler = self.hooks.make_schedule(**given)
+            self.lr_scheduler = self.hooks.make_schedule(
+                optimizer=optimizer or self.optimizer,
+                num_training_steps=num_training_steps,
+            )
         return super().create_scheduler(num_training_steps, optimizer)
+
+
+def last_token_count(history: Sequence[Mapping[str, Any]]) -> float:
+    """The number of tokens in the last line of a history that has one; 0 without any."""
+    for line in reversed(history):
+        if "num_tokens" in line:
+            tokens: float = line["num_tokens"]
+            return tokens
+    return 0.0
 
 
 def replace_figures(logs: dict[str, float], figures: Mapping[str, float], absent: set[str]) -> None:
@@ -213,8 +256,12 @@ def replace_figures(logs: dict[str, float], figures: Mapping[str, float], absent
 
 
 def mean_loss(history: Sequence[Mapping[str, Any]]) -> float:
-    """The mean over all steps, of which each logged loss is the mean since the one before; 0 where none was logged."""
-    total = done = 0
+    """The mean loss over all steps; 0 where none was logged.
+
+    Each logged loss is the mean since the one before.
+    """
+    total = 0.0
+    done = 0
     for line in history:
         if "loss" in line:
             total += line["loss"] * (line["step"] - done)

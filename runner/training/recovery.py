@@ -1,44 +1,67 @@
-"""Recovery of a run that is sick, or out of memory: it goes on, adjusted, from its last good checkpoint, or ends."""
+"""Recovery of a run that is sick, or out of memory.
+
+It goes on, adjusted, from its last good checkpoint, or ends.
+"""
 
 import logging
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
 from transformers import Trainer, TrainingArguments
 
-from runner.errors import EnvironmentFault, RunnerError, SickRun, fault
-from runner.generate.batch import TOKENS_PER_PASS
+from runner.errors import EnvironmentFault, Fault, RunnerError, SickRun
+from runner.generate.padding import TOKENS_PER_PASS
 from runner.io.files import remove, write_json
 from runner.run import Run, write_manifest
-from runner.run.adjustments import FILE, HALVING, ROLLBACK, count_of, in_words, is_out_of_memory, read_adjustments
+from runner.run.adjustments import (
+    FILE,
+    HALVING,
+    ROLLBACK,
+    count_of,
+    in_words,
+    is_out_of_memory,
+    read_adjustments,
+)
 from runner.run.seal import last_checkpoint, sealed_checkpoints, step_of
 from runner.schema import upstream
 from runner.schema.text import Node
 from runner.training.components.types import Components
-from runner.training.held_out import likelihood_share
+from runner.training.micro_batch import likelihood_share
 
 log = logging.getLogger(__name__)
 ATTEMPTS = 4  # of either kind, unless the config says otherwise
+TRAIN_SIZE = "per_device_train_batch_size"
+EVAL_SIZE = "per_device_eval_batch_size"
+Adjustment: TypeAlias = dict[str, Any]  # as the run folder holds it
 
 
 def adjust(run: Run, components: Components, error: Exception) -> None:
-    """Write down what the next attempt does otherwise; raises the error, with all there is to say, if there is none.
+    """Write down what the next attempt does otherwise; raise the error where there is none.
 
-    Of several processes the one that failed writes it, and all end: only new ones, started from outside, can meet.
+    Of several processes the one that failed writes it, and all end: only new ones, started from
+    outside, can meet.
     """
     trainer = components.trainer
-    adjustment: dict[str, Any] | None = None
     if not isinstance(error, RunnerError) and not is_out_of_memory(error):
         # Weights that are no numbers may be behind it; they cannot be sampled from, for one.
         error = components.health.sickness_behind(trainer.state.global_step + 1) or error
+    adjustment: Adjustment | None = None
     if isinstance(error, SickRun) and error.healthy is not None:
-        error, adjustment = _of_sickness(run, error, error.healthy, trainer)
+        if trainer.is_world_process_zero():
+            _delete_unhealthy(run, error.healthy)
+        good = last_checkpoint(run, clean=False)
+        sickness = _with_good_checkpoint(run, error, good)
+        if _may_roll_back(run, sickness):
+            first = sickness.faults[0]
+            adjustment = _adjustment(ROLLBACK, trainer, good, f"{first.where}: {first.found}")
+        error = sickness
     elif is_out_of_memory(error):
-        adjustment = _of_memory(run, error, components)
+        adjustment = _halve(run, error, components)
     if adjustment is None:
         raise error
     if trainer.is_world_process_zero() or adjustment["kind"] == HALVING:
-        # What this process knew when it began: another one may have written the same meanwhile.
+        # With what this process knew when it began: another may have written the same meanwhile.
         write_json(run.folder / FILE, {"adjustments": [*components.adjustments, adjustment]})
         record_adjustments(run)
     log.warning("%s", in_words(adjustment))
@@ -48,90 +71,156 @@ def adjust(run: Run, components: Components, error: Exception) -> None:
 
 def record_adjustments(run: Run) -> None:
     """Note them in the manifest and, in a line each, in the status."""
-    if adjustments := read_adjustments(run.folder):
-        run.set_status(adjustments=list(map(in_words, adjustments)))
+    adjustments = read_adjustments(run.folder)
+    if adjustments:
+        run.set_status(adjustments=[in_words(adjustment) for adjustment in adjustments])
         write_manifest(run, adjustments=adjustments)
 
 
-def _of_sickness(run: Run, error: SickRun, healthy: int, trainer: Trainer) -> tuple[SickRun, dict[str, Any] | None]:
-    """The sickness with what is good, and its rollback if any; checkpoints after the last healthy step are deleted."""
-    if trainer.is_world_process_zero():
-        for path in sealed_checkpoints(run.checkpoints):
-            if step_of(path) > healthy:
-                remove(path)
-        run.set_status(sealed=max(map(step_of, sealed_checkpoints(run.checkpoints)), default=None))
-    good = last_checkpoint(run, clean=False)
+def _delete_unhealthy(run: Run, healthy: int) -> None:
+    """Delete the checkpoints after the last healthy step."""
+    good_steps = []
+    for path in sealed_checkpoints(run.checkpoints):
+        if step_of(path) > healthy:
+            remove(path)
+        else:
+            good_steps.append(step_of(path))
+    run.set_status(sealed=max(good_steps, default=None))
+
+
+def _with_good_checkpoint(run: Run, error: SickRun, good: Path | None) -> SickRun:
+    """The sickness, with the last good checkpoint in its faults."""
     place = f"{run}/checkpoints/{good.name}" if good else "the start"
-    faults = [replace(each, found=f"{each.found}; the last good checkpoint is {place}") for each in error.faults]
-    error = SickRun(faults, healthy, error.curable)
-    rollbacks, most = count_of(read_adjustments(run.folder), ROLLBACK), run.cfg.get("attempts", ATTEMPTS)
-    if run.cfg.get("on_sick") != ROLLBACK or not error.curable or rollbacks >= most:
-        return error, None
-    steps = {"step": trainer.state.global_step, "from_step": step_of(good) if good else 0}
-    return error, {"kind": ROLLBACK, **steps, "cause": f"{faults[0].where}: {faults[0].found}"}
+    faults = []
+    for fault in error.faults:
+        found = f"{fault.found}; the last good checkpoint is {place}"
+        faults.append(replace(fault, found=found))
+    return SickRun(faults, error.healthy, error.curable)
 
 
-def _of_memory(run: Run, error: Exception, components: Components) -> dict[str, Any]:
-    args, trainer = components.args, components.trainer
-    size = upstream.PER_DEVICE_EVAL_BATCH_SIZE if trainer.is_measuring else upstream.PER_DEVICE_TRAIN_BATCH_SIZE
-    smaller = halve_evaluation(args) if trainer.is_measuring else halve_training(run.cfg["trainer"]["args"], args)
-    times, rows = sum(size in each.get("args", {}) for each in components.adjustments), getattr(args, size)
-    if smaller is None or times >= run.cfg.get("attempts", ATTEMPTS) or run.cfg.get("on_memory") == "stop":
-        found = f"{str(error).splitlines()[0] if str(error) else type(error).__name__}, with trainer.args.{size}={rows}"
-        found += f", {times} times halved" if times else ""
-        first = f"on_memory=halve attempts={times + ATTEMPTS}, or " if rows > 1 else ""
-        raise EnvironmentFault(fault("training.no_memory", found=found, first=first)) from error
+def _may_roll_back(run: Run, error: SickRun) -> bool:
+    rollbacks = count_of(read_adjustments(run.folder), ROLLBACK)
+    wanted = run.cfg.get("on_sick") == ROLLBACK and error.curable
+    return bool(wanted and rollbacks < run.cfg.get("attempts", ATTEMPTS))
+
+
+def _adjustment(kind: str, trainer: Trainer, good: Path | None, cause: str) -> Adjustment:
+    """An adjustment of a run that goes on from its last good checkpoint, or from the start."""
+    return {
+        "kind": kind,
+        "step": trainer.state.global_step,
+        "from_step": step_of(good) if good else 0,
+        "cause": cause,
+    }
+
+
+def _halve(run: Run, error: Exception, components: Components) -> Adjustment:
+    """The halving of a batch that did not fit; EnvironmentFault where it cannot be halved."""
+    args = components.args
+    trainer = components.trainer
+    if trainer.is_measuring:
+        size = EVAL_SIZE
+        smaller = halve_evaluation(args)
+    else:
+        size = TRAIN_SIZE
+        smaller = halve_training(run.cfg["trainer"]["args"], args)
+    halvings = 0
+    for earlier in components.adjustments:
+        halvings += size in earlier.get("args", {})
+    has_attempts = halvings < run.cfg.get("attempts", ATTEMPTS)
+    if smaller is None or not has_attempts or run.cfg.get("on_memory") == "stop":
+        raise EnvironmentFault(
+            _out_of_memory(error, size, getattr(args, size), halvings)
+        ) from error
     good = last_checkpoint(run, clean=False)
-    steps = {"step": trainer.state.global_step, "from_step": step_of(good) if good else 0}
-    cause = f"out of memory in {'an evaluation' if trainer.is_measuring else 'a step'}"
-    halving = {"kind": HALVING, **steps, "cause": cause, "args": smaller}
+    what = "an evaluation" if trainer.is_measuring else "a step"
+    halving = _adjustment(HALVING, trainer, good, f"out of memory in {what}")
+    halving["args"] = smaller
     term = None if trainer.is_measuring else find_batch_term(trainer)
-    return halving | ({"note": f"its steps are others from there: {term}"} if term else {})
+    if term:
+        halving["note"] = f"its steps are others from there: {term}"
+    return halving
+
+
+def _out_of_memory(error: Exception, size: str, rows: int, halvings: int) -> Fault:
+    """The fault of a batch that does not fit and is not halved once more."""
+    text = str(error)
+    cause = text.splitlines()[0] if text else type(error).__name__
+    found = f"{cause}, with trainer.args.{size}={rows}"
+    if halvings:
+        found += f", {halvings} times halved"
+    fix = "trainer.args.max_length=<less>, peft=lora, model.dtype=bfloat16, or a smaller model="
+    if rows > 1:
+        fix = f"on_memory=halve attempts={halvings + ATTEMPTS}, or {fix}"
+    return Fault(where="memory", found=found, expected="a smaller step", fix=fix)
 
 
 def find_batch_term(trainer: Trainer) -> str | None:
-    """The part of a loss that a micro-batch has as a whole, so that smaller ones take other steps; None without one."""
-    if likelihood_share(trainer) or "sft" in getattr(trainer, "loss_types", ()):
-        return "a part of the loss is a mean over the tokens of a micro-batch"
-    if any(kind in upstream.SORTED_LOSSES for kind in getattr(trainer, "loss_types", ())):
+    """The part of a loss that belongs to a micro-batch as a whole; None without one.
+
+    With it, smaller micro-batches take other steps.
+    """
+    loss_types = getattr(trainer, "loss_types", ())
+    mean_over_tokens = "a part of the loss is a mean over the tokens of a micro-batch"
+    if likelihood_share(trainer) or "sft" in loss_types:
+        return mean_over_tokens
+    if any(loss_type in upstream.SORTED_LOSSES for loss_type in loss_types):
         return "the loss sorts the pairs of a micro-batch"
     if getattr(trainer, "calculate_KL", False):
         return "the KL of the loss is a mean over the rows of a micro-batch"
     if getattr(trainer, "aux_loss_enabled", False):
         return "the balance of experts is that of a micro-batch"
-    has_bonus = bool(getattr(trainer.args, upstream.ENTROPY_COEF, None))
-    if has_bonus or getattr(trainer.args, upstream.LOSS_TYPE, None) == "bnpo":
-        return "a part of the loss is a mean over the tokens of a micro-batch"
+    has_bonus = bool(getattr(trainer.args, "entropy_coef", None))
+    if has_bonus or getattr(trainer.args, "loss_type", None) == "bnpo":
+        return mean_over_tokens
     return None
 
 
-def halve_training(given: Node, args: TrainingArguments) -> dict[str, int] | None:
-    """The arguments of a step in smaller micro-batches that sees the same rows; None where they cannot be smaller.
+def halve_training(configured: Node, args: TrainingArguments) -> dict[str, int] | None:
+    """The arguments of a step that sees the same rows in smaller micro-batches.
 
-    ``given`` are those of the config, ``args`` the trainer's own with its defaults. A batch is cut by its smallest
-    divisor, into halves where it is even, because only then the rows of a step stay the same. Sampled batches stay
-    whole, whose groups of completions must not be torn; PPO also samples and reads fewer rows at a time.
+    None where they cannot be smaller.
+    ``configured`` are those of the config, ``args`` the trainer's own with its defaults. A batch is
+    cut by its smallest divisor, into halves where it is even, because only then the rows of a step
+    stay the same. Sampled batches stay whole, because groups of completions must not be torn; PPO
+    also samples and reads fewer rows at a time.
     """
     size = args.per_device_train_batch_size
-    parts = next((part for part in range(2, size + 1) if size % part == 0), 1)
-    pairs_of_a_batch = hasattr(args, upstream.DESIRABLE_WEIGHT)  # KTO compares the rows of a batch with each other
-    if parts == 1 or (pairs_of_a_batch and size // parts < 2):
+    parts = _smallest_divisor(size)
+    # KTO compares the rows of a batch with each other.
+    min_rows = 2 if hasattr(args, "desirable_weight") else 1
+    if parts == 1 or size // parts < min_rows:
         return None
-    changes = {upstream.PER_DEVICE_TRAIN_BATCH_SIZE: size // parts}
-    changes[upstream.GRADIENT_ACCUMULATION_STEPS] = args.gradient_accumulation_steps * parts
-    if given.get(upstream.STEPS_PER_GENERATION):
-        changes[upstream.STEPS_PER_GENERATION] = args.steps_per_generation * parts
-    if hasattr(args, "max_tokens_per_micro_batch"):  # PPO's own passes, which its batches do not rule
-        tokens = args.max_tokens_per_micro_batch or (TOKENS_PER_PASS if args.device.type == "cpu" else None)
+    changes: dict[str, int] = {}
+    changes["per_device_train_batch_size"] = size // parts
+    changes["gradient_accumulation_steps"] = args.gradient_accumulation_steps * parts
+    if configured.get("steps_per_generation"):
+        changes["steps_per_generation"] = args.steps_per_generation * parts
+    if hasattr(args, "max_tokens_per_micro_batch"):  # PPO, whose passes have sizes of their own
         passes = {"local_rollout_forward_batch_size": args.local_rollout_forward_batch_size}
-        passes |= {"max_tokens_per_micro_batch": tokens} if tokens else {}
-        changes |= {name: max(1, size // parts) for name, size in passes.items()}
+        tokens = args.max_tokens_per_micro_batch
+        if not tokens and args.device.type == "cpu":
+            tokens = TOKENS_PER_PASS
+        if tokens:
+            passes["max_tokens_per_micro_batch"] = tokens
+        for name, pass_size in passes.items():
+            changes[name] = max(1, pass_size // parts)
     return changes
 
 
+def _smallest_divisor(size: int) -> int:
+    """The smallest divisor of a size above 1; 1 for the size 1."""
+    for divisor in range(2, size + 1):
+        if size % divisor == 0:
+            return divisor
+    return 1
+
+
 def halve_evaluation(args: TrainingArguments) -> dict[str, int] | None:
-    """A smaller batch of evaluation that still holds whole groups of completions; None where there is none."""
-    group = getattr(args, upstream.NUM_GENERATIONS_EVAL, None) or getattr(args, upstream.NUM_GENERATIONS, None) or 1
-    rows = args.per_device_eval_batch_size
-    smaller = [size for size in range(rows // 2, 0, -1) if size * args.world_size % group == 0]
-    return {upstream.PER_DEVICE_EVAL_BATCH_SIZE: smaller[0]} if smaller else None
+    """A smaller batch of evaluation that holds whole groups of completions; None without one."""
+    of_evaluation = getattr(args, "num_generations_eval", None)
+    group = of_evaluation or getattr(args, "num_generations", None) or 1
+    for size in range(args.per_device_eval_batch_size // 2, 0, -1):
+        if size * args.world_size % group == 0:
+            return {EVAL_SIZE: size}
+    return None

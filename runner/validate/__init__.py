@@ -1,14 +1,20 @@
 """Everything that is wrong with a configuration, at once, before torch is imported.
 
-    find_all_faults(cfg)            the configuration alone, key by key: ``keys`` with ``targets`` and ``values``,
-                                    ``dangers``, by ``parts`` and ``objective`` what excludes each other,
-                                    ``passed_on`` for mappings that a library reads late, ``effect`` for
-                                    typed fields that nothing reads, and
-                                    ``refusal`` for what the trainer itself would refuse
-    parts.find_mismatches(cfg)      parts that are each right and do not go together, where the keys have no fault
-    start.check_ahead(jobs)         the world around the runs of a command: raises before a folder is made
+    find_all_faults(cfg)         the configuration alone, key by key; below, who finds what
+    mismatches.find_mismatches   rows, metrics and callbacks against the trainer
+    start.check_ahead(jobs)      the world around the runs, before a folder is made
 
-The schema is the signature of what each ``_target_`` names: only what a signature cannot say is written down here.
+    top, node, stray             keys of the top level and of nodes, and where a stray one belongs
+    values, targets              one value, and one ``_target_``
+    dangers                      what a configuration would run, publish or give away
+    parts, objective             groups and fields that exclude each other; with adapter_parts,
+                                 optimizer_parts, strategy and training_fields
+    passed_on                    mappings that a library reads late
+    effect                       typed fields that nothing reads
+    refusal                      what the trainer itself would refuse
+
+The schema is the signature of what each ``_target_`` names: only what a signature cannot say is
+written down here.
 """
 
 from collections.abc import Collection, Container, Iterator
@@ -21,14 +27,17 @@ from runner.schema.text import Config, nodes, walk
 from runner.validate.context import ValidationContext
 from runner.validate.dangers import AT_START, find_risks, find_secrets
 from runner.validate.effect import find_idle_faults
-from runner.validate.keys import find_infinite, find_node_faults, find_top_faults
+from runner.validate.mismatches import find_mismatches
+from runner.validate.node import find_node_faults
 from runner.validate.objective import find_objective_faults
-from runner.validate.parts import find_mismatches, find_part_faults
+from runner.validate.parts import find_part_faults
 from runner.validate.passed_on import find_passed_on_faults
 from runner.validate.refusal import find_refused
 from runner.validate.targets import find_target_fault
+from runner.validate.top import find_infinite, find_top_faults
 
-MAX_SHOWN = 200  # faults of the top level, or of a node: of each the keys that look like it are sought
+# Faults that are shown of the top level, or of one node: for each, similar keys are looked for.
+MAX_SHOWN = 200
 
 
 def find_all_faults(
@@ -39,27 +48,54 @@ def find_all_faults(
     typed: Collection[str] = (),
     trusted: Container[str] | None = None,
 ) -> list[Fault]:
-    """Every fault of a composed, resolved, plain configuration, in its order; see :class:`ValidationContext`.
+    """Every fault of a composed, resolved, plain configuration, in the order of its keys.
 
-    ``trusted`` are the keys that may hold what is dangerous, which are those that were ``typed`` where nothing is said.
+    ``menu``, ``allow`` and ``typed`` are those of :class:`ValidationContext`. ``trusted`` are the
+    keys that may hold what is dangerous; None stands for those that were typed.
     """
     context = ValidationContext(cfg, menu or {}, tuple(allow), frozenset(typed))
-    node_faults: list[Fault] = []
+    faults = list(islice(find_top_faults(context), MAX_SHOWN))
     for path, node in nodes(cfg):
-        target = find_target_fault(path, node["_target_"], context.allow)
-        node_faults += [target] if target else islice(find_node_faults(context, path, node), MAX_SHOWN)
-    faults = [*islice(find_top_faults(context), MAX_SHOWN), *node_faults, *find_infinite(context)]
-    wrong = {fault.where for fault in faults}  # which are not taken, whoever typed them
-    risks = find_risks(cfg, context.typed if trusted is None else trusted)
-    faults += [risk for risk in risks if risk.where not in wrong]
+        target_fault = find_target_fault(path, node["_target_"], context.allow)
+        if target_fault:
+            faults.append(target_fault)
+        else:
+            faults += islice(find_node_faults(context, path, node), MAX_SHOWN)
+    faults += find_infinite(context)
+    # A key that is wrong anyway needs no word on its danger.
+    wrong_keys = {fault.where for fault in faults}
+    for risk in find_risks(cfg, context.typed if trusted is None else trusted):
+        if risk.where not in wrong_keys:
+            faults.append(risk)
     faults += find_secrets(cfg)
-    faults += [*find_part_faults(context), *find_objective_faults(context)]
+    faults += find_part_faults(context)
+    faults += find_objective_faults(context)
     places = [fault.where for fault in faults]
     for fault in (*find_passed_on_faults(context), *find_idle_faults(context)):
-        if not any(where.startswith(fault.where) for where in places):
+        if not any(place.startswith(fault.where) for place in places):
             faults.append(fault)
-    faults += [] if faults else find_refused(context)
-    # In the configuration's order, a missing key by its neighbours.
+    if not faults:
+        faults += find_refused(context)
+    return _in_order(_each_once(faults), cfg)
+
+
+def _each_once(faults: list[Fault]) -> list[Fault]:
+    """Each fault once, without those that an inner node has only taken over from an outer one."""
+    all_beats = {(fault.found, fault.expected, fault.where) for fault in faults}
+    unique: dict[tuple[str, str], Fault] = {}
+    for fault in faults:
+        *owners, key = fault.where.split(".")
+        for depth in range(1, len(owners)):
+            outer = ".".join([*owners[:depth], key])
+            if (fault.found, fault.expected, outer) in all_beats:
+                break
+        else:
+            unique.setdefault((fault.where, fault.found), fault)
+    return list(unique.values())
+
+
+def _in_order(faults: list[Fault], cfg: Config) -> list[Fault]:
+    """Faults in the order of the keys of a configuration; that of a missing key by its neighbours."""
     order = {path: index for index, (path, _) in enumerate(walk(cfg))}
 
     def position(fault: Fault) -> int:
@@ -68,34 +104,35 @@ def find_all_faults(
             path = path.rpartition(".")[0]
         return order.get(path, len(order))
 
-    # Each fault once, also of the top level and of what reads it, and none that an inner node only took over.
-    known = {(fault.found, fault.expected, fault.where) for fault in faults}
-
-    def is_taken_over(fault: Fault) -> bool:
-        *around, key = fault.where.split(".")
-        outer = (".".join([*around[:depth], key]) for depth in range(1, len(around)))
-        return any((fault.found, fault.expected, where) in known for where in outer)
-
-    once = {(fault.where, fault.found): fault for fault in reversed(faults)}
-    return sorted((fault for fault in reversed(once.values()) if not is_taken_over(fault)), key=position)
+    return sorted(faults, key=position)
 
 
 def find_dangers(cfg: Config, fix: str = "") -> list[Fault]:
-    """A fault for each thing that a configuration would run or publish, typed or not; ``fix`` is to trust all of it."""
-    dangers = [danger for danger in _find_all_dangers(cfg) if not AT_START.fullmatch(danger.where)]
-    return [replace(danger, fix=fix or danger.fix) for danger in dangers]
+    """A fault for each thing that a configuration would run or publish, typed or not.
+
+    ``fix`` is what to type to trust all of it.
+    """
+    dangers = []
+    for danger in _find_all_dangers(cfg):
+        if not AT_START.fullmatch(danger.where):
+            dangers.append(replace(danger, fix=fix or danger.fix))
+    return dangers
 
 
 def _find_all_dangers(cfg: Config) -> Iterator[Fault]:
     for path, node in nodes(cfg):
-        if target := find_target_fault(path, node["_target_"]):
-            yield target
+        target_fault = find_target_fault(path, node["_target_"])
+        if target_fault:
+            yield target_fault
     yield from find_risks(cfg)
 
 
 def find_frozen_faults(cfg: Config, place: str) -> Iterator[Fault]:
-    """A fault for each thing that is wrong with the frozen configuration in a file, but for what it would run."""
-    known = {danger.where for danger in _find_all_dangers(cfg)}
+    """A fault for each thing that is wrong with a frozen configuration, apart from its dangers.
+
+    ``place`` is the file that holds it.
+    """
+    dangerous_keys = {danger.where for danger in _find_all_dangers(cfg)}
     for fault in find_all_faults(cfg) or find_mismatches(cfg, read_menu()):
-        if fault.where not in known:
+        if fault.where not in dangerous_keys:
             yield replace(fault, fix=f"mend {place}, or take another run")

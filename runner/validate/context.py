@@ -13,17 +13,61 @@ from runner.run.alarms import ALARMS
 from runner.schema import upstream
 from runner.schema.read import Parameter, Signature, read_signature
 from runner.schema.source import find_module, public_names
-from runner.schema.text import Config, Node, nodes, read_tables, select, to_text
+from runner.schema.text import Config, Node, nodes, select, to_text
 from runner.schema.type import expression
 
 ARGS = "trainer.args."
 CONFIGS = ("trl", "transformers.training_args")  # where the fields of TRL's trainers are
-_TABLES = read_tables(__file__)  # each is described where it stands
-TOP: dict[str, str] = _TABLES["top"]
-PLAIN_GROUPS: dict[str, dict[str, str]] = _TABLES["plain_groups"]
-PLAIN_GROUPS["tolerate"] = dict.fromkeys(ALARMS, "bool | int") | PLAIN_GROUPS["tolerate"]
-OWN: dict[str, dict[str, str]] = _TABLES["own"] | {"metric": metric.OWN}
-# Arguments by which rewards and metrics say what they judge; the other arguments may be columns of the rows.
+EXPERIMENT = "runner.config.experiment"
+
+
+def read_keys(kind: str) -> dict[str, Parameter]:
+    """The keys of ours that a class of ``config.experiment`` declares."""
+    signature = read_signature(f"{EXPERIMENT}.{kind}")
+    keys = dict(signature.parameters) if signature else {}
+    keys.pop("node", None)
+    return keys
+
+
+def read_alarm_keys() -> dict[str, Parameter]:
+    """The keys of ``tolerate`` that switch an alarm off, or say for how many steps in a row it may ring."""
+    kind = expression("bool | Annotated[int, Range(low=1)]")
+    return {name: Parameter(name, annotation=kind) for name in ALARMS}
+
+
+def read_top_keys() -> dict[str, Parameter]:
+    """The keys of the top level that are no group."""
+    keys = read_keys("Experiment")
+    for name in ("cfg", *GROUPS):
+        keys.pop(name, None)
+    return keys | {"tolerate": Parameter("tolerate", annotation=expression("dict | None"))}
+
+
+TOP = read_top_keys()
+# Groups that are read as they are, without anything to build.
+PLAIN_GROUPS = {
+    "tracker": read_keys("Tracking"),
+    "tolerate": read_alarm_keys() | read_keys("Tolerate"),
+}
+PLAIN_GROUPS["tolerate"].pop("alarms")
+# Keys beside the arguments of a target: of every node, and of the nodes of a group.
+SPECIAL = {
+    "_target_": Parameter("_target_", annotation=expression("str")),
+    "_partial_": Parameter("_partial_", annotation=expression("bool")),
+}
+OWN = {
+    "trainer": read_keys("TrainerPart"),
+    "model": read_keys("ModelPart"),
+    "reward": read_keys("RewardPart"),
+    "metric": read_keys("MetricPart"),
+    "peft": read_keys("AdapterPart"),
+    "optimizer": read_keys("OptimizerPart"),
+    "launcher": read_keys("LauncherPart"),
+}
+# Groups of several parts, whose keys of ours are one level deeper.
+NAMED_PARTS = ("reward", "metric")
+# Arguments by which rewards and metrics say what they judge; the other arguments may be columns of
+# the rows.
 JUDGED = (*metric.SAMPLED, *metric.READ)
 
 
@@ -67,6 +111,16 @@ class ValidationContext:
         known = signature.parameters.get(name) if signature else None
         return self.args.get(name, known.default) if known else None
 
+    def has_field(self, name: str) -> bool:
+        """True for a field that the trainer's config has, given or not."""
+        signature = self.signature(self.args)
+        return signature is not None and name in signature.parameters
+
+    def changes_model(self, node: object) -> bool:
+        """True for a part that changes the model itself, so that no trainer needs to know of it."""
+        signature = self.signature(node)
+        return signature is not None and "model" in signature.parameters
+
     def entries(self, group: str) -> dict[str, object]:
         """The parts of a group by their dotted keys, whether it holds one or several with names; null ones too."""
         node = self.cfg.get(group)
@@ -95,7 +149,9 @@ class ValidationContext:
     def option(self) -> str:
         """The option of our menu that the trainer is; empty for one of the user's own."""
         target, options = self.mapping("trainer").get("_target_"), read_options("trainer")
-        return next((name for name in options if options[name]["trainer"]["_target_"] == target), "")
+        return next(
+            (name for name in options if options[name]["trainer"]["_target_"] == target), ""
+        )
 
     def completed(self, words: Mapping[str, Any]) -> dict[str, Any]:
         """Words for keys of a group, with the option that they need where none is chosen; of a path it is the place."""
@@ -107,12 +163,18 @@ class ValidationContext:
             if name in self.menu.get(group, ()) or find_place(group, to_text(name), self.menu)[0]:
                 return {group: name}
             needed[group] = "local" if isinstance(name, list) else "hub"
-        return {group: option for group, option in needed.items() if group not in self.typed} | dict(words)
+        return {
+            group: option for group, option in needed.items() if group not in self.typed
+        } | dict(words)
 
     def takes(self, path: str, words: Collection[str]) -> bool:
         """True for a key that this configuration takes, or would with the options that these words choose."""
         names = path.split(".")
-        if (names[1:] and names[0] in words) or path in self.groups or names[0] in ("tracker", "launcher"):
+        if (
+            (names[1:] and names[0] in words)
+            or path in self.groups
+            or names[0] in ("tracker", "launcher")
+        ):
             return True
         if path in TOP:
             return path not in ("learning_rate", "kl_coef") or self.cfg.get(path) is not None
@@ -140,37 +202,49 @@ class ValidationContext:
         for names in ([f"trl.{name}" for name in public_names("trl")], *experimental_names()):
             for full in names:
                 short = full.removesuffix("Config")
-                if full != short and f"{short}Trainer" in names and (signature := read_signature(full)):
+                if (
+                    full != short
+                    and f"{short}Trainer" in names
+                    and (signature := read_signature(full))
+                ):
                     found[short.rpartition(".")[2]] = signature
         return found
 
     def owners(self, key: str) -> list[str]:
         """Those of them that have a field; of a word that no source of a config holds, no config needs to be read."""
         known = [module for name in CONFIGS if (module := find_module(name))]
-        files = (file for module in known for folder in module.folders for file in Path(folder).rglob("*config.py"))
-        texts = (*(module.text for module in known), *(file.read_text(encoding="utf-8") for file in files))
+        files = (
+            file
+            for module in known
+            for folder in module.folders
+            for file in Path(folder).rglob("*config.py")
+        )
+        texts = (
+            *(module.text for module in known),
+            *(file.read_text(encoding="utf-8") for file in files),
+        )
         is_there = any(key in text for text in texts)
-        return [name for name, other in self.others.items() if key in other.parameters] if is_there else []
+        return (
+            [name for name, other in self.others.items() if key in other.parameters]
+            if is_there
+            else []
+        )
 
 
 def keys_of(path: str, signature: Signature) -> dict[str, Parameter]:
     """The keys that a node may have beside ``_target_``: its target's arguments and our own."""
     group, *rest = path.split(".")
-    own = OWN.get(group, {}) if len(rest) <= (group in ("reward", "metric")) else {}
-    return {**signature.parameters, **to_parameters(own)}
-
-
-def to_parameters(kinds: Mapping[str, str]) -> dict[str, Parameter]:
-    """Keys of our own, each with the text of its type, as parameters."""
-    return {key: Parameter(key, annotation=expression(kind)) for key, kind in kinds.items()}
-
-
-SPECIAL = to_parameters(_TABLES["special"])  # of every node
+    deepest = 1 if group in NAMED_PARTS else 0
+    if len(rest) > deepest:
+        return dict(signature.parameters)
+    return {**signature.parameters, **OWN.get(group, {})}
 
 
 def is_called_later(path: str, signature: Signature) -> bool:
     """True for a reward or metric that is a function, called with the columns of the rows that it names."""
-    return path.split(".")[0] in ("reward", "metric") and bool(set(JUDGED) & set(signature.parameters))
+    return path.split(".")[0] in ("reward", "metric") and bool(
+        set(JUDGED) & set(signature.parameters)
+    )
 
 
 def experimental_names() -> Iterator[list[str]]:

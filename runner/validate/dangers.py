@@ -13,10 +13,27 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from runner.config.menu import SEVERAL
-from runner.errors import Fault, fault
-from runner.io.secrets import LOGIN_KEY, MIXED_TEXT, SECRET_KEY, form_of, hidden, holder_of, names_secret
-from runner.schema import upstream
-from runner.schema.text import Config, last_key, read_tables, scalars, select, short_text, to_override, walk
+from runner.errors import Fault
+from runner.io.secrets import (
+    LOGIN_KEY,
+    MIXED_TEXT,
+    SECRET_KEY,
+    form_of,
+    hidden,
+    holder_of,
+    names_secret,
+)
+from runner.schema.text import (
+    Config,
+    last_key,
+    read_tables,
+    scalars,
+    select,
+    short_text,
+    to_override,
+    walk,
+)
+from runner.tracker.library import LIBRARIES
 
 
 def is_elsewhere(value: object) -> bool:
@@ -24,13 +41,20 @@ def is_elsewhere(value: object) -> bool:
     if not (text := str(value or "")) or text.lower() == "localhost" or _is_loopback(text):
         return False
     try:
-        # Clients put http:// before all else, so that of evil.com://127.0.0.1 the first part is the host.
-        address = urlsplit(text if re.match("(?i)https?://", text) else f"//{text}").netloc.rpartition("@")[2]
+        # Clients put http:// before all else, so that of evil.com://127.0.0.1 the first part is the
+        # host.
+        address = urlsplit(
+            text if re.match("(?i)https?://", text) else f"//{text}"
+        ).netloc.rpartition("@")[2]
     except ValueError:
         return True
     host = re.fullmatch(r"\[([^\[\]]+)\](?::\d*)?|([^\[\]:]+)(?::\d*)?", address)
     name = host[1] or host[2] if host else ""
-    return not text.isprintable() or "\\" in text or not (name.lower() == "localhost" or _is_loopback(name))
+    return (
+        not text.isprintable()
+        or "\\" in text
+        or not (name.lower() == "localhost" or _is_loopback(name))
+    )
 
 
 def _is_loopback(host: str) -> bool:
@@ -49,7 +73,9 @@ def _is_page_elsewhere(value: object) -> bool:
 
 
 def _is_outside(path: object) -> bool:
-    return isinstance(path, str) and (path.startswith(("/", "~")) or ".." in path.split("/") or "://" in path)
+    return isinstance(path, str) and (
+        path.startswith(("/", "~")) or ".." in path.split("/") or "://" in path
+    )
 
 
 def _leaves_the_run(store: object) -> bool:
@@ -61,9 +87,13 @@ def _leaves_the_run(store: object) -> bool:
 VARIABLE = "tracker.environment."
 STAYS = ("offline", "disabled", "dryrun")
 # Where a tracker that writes on this machine is led elsewhere by the environment of the user.
-LEADING = {"mlflow": "MLFLOW_TRACKING_URI", "trackio": "TRACKIO_SPACE_ID"}
+LEADING = {
+    tracker.name: tracker.leading_variable
+    for tracker in LIBRARIES.values()
+    if tracker.leading_variable
+}
 # Fields of a trainer's config that may name a file of JSON, in which the same keys count.
-FILES = (upstream.DEEPSPEED, upstream.FSDP_CONFIG, upstream.ACCELERATOR_CONFIG)
+FILES = ("deepspeed", "fsdp_config", "accelerator_config")
 
 
 def _is_empty(value: object) -> bool:
@@ -118,8 +148,8 @@ def _read_risks(table: Mapping[str, Mapping[str, Sequence[str]]]) -> list[Risk]:
 _TABLES = read_tables(__file__)
 RISKS = _read_risks(_TABLES["risks"])
 VARIABLES = _read_risks(_TABLES["variables"])
-HARMLESS = frozenset(_TABLES["harmless_variables"])
-UPLOADING = frozenset(_TABLES["uploading_trackers"])
+HARMLESS = {name for tracker in LIBRARIES.values() for name in tracker.harmless_variables}
+UPLOADING = {"all", *(tracker.name for tracker in LIBRARIES.values() if tracker.uploads)}
 QUIET_CALLBACKS = frozenset(_TABLES["quiet_callbacks"])
 HARMLESS_OF_LAUNCHERS = frozenset(_TABLES["harmless_of_launchers"])
 HARMLESS_OF_SBATCH = frozenset(_TABLES["harmless_of_sbatch"])
@@ -136,9 +166,10 @@ def _risks_of(key: str) -> tuple[Risk, ...]:
 def find_risks(cfg: Config, trusted: Container[str] = ()) -> Iterator[Fault]:
     """A fault for each value that runs, sends or writes something elsewhere and was not typed by the user.
 
-    ``trusted`` are the keys that the user typed. A key counts in any depth: ``attn_implementation`` may be a mapping,
-    whose values are those of the key. A flag that was typed counts for the nodes inside its own:
-    ``model.trust_remote_code=true`` is also for ``model.tokenizer``. So does a fault, which is not given twice.
+    ``trusted`` are the keys that the user typed. A key counts in any depth: ``attn_implementation``
+    may be a mapping, whose values are those of the key. A flag that was typed counts for the nodes
+    inside its own: ``model.trust_remote_code=true`` is also for ``model.tokenizer``. So does a
+    fault, which is not given twice.
     """
     reported: set[str] = set()
     for path, value in _leaves(cfg):
@@ -158,7 +189,8 @@ def _leaves(cfg: Config) -> Iterator[tuple[str, Any]]:
         if not (isinstance(value, dict | list) and value):
             yield path, value
         if last_key(path) in FILES and isinstance(value, str):
-            with contextlib.suppress(OSError, ValueError, RecursionError):  # which is for whoever reads it
+            # which is for whoever reads it
+            with contextlib.suppress(OSError, ValueError, RecursionError):
                 yield from _leaves({path: json.loads(Path(value).read_bytes())})
 
 
@@ -181,7 +213,8 @@ def _danger_at(cfg: Config, path: str, value: object) -> str:
         first = 2
     for depth in range(min(first, len(words) - 1), len(words)):
         is_inner = depth < len(words) - 1 or path.rpartition(".")[2].isdigit()
-        held = (value or True) if is_inner else value  # a mapping or a list that is not empty is true
+        # a mapping or a list that is not empty is true
+        held = (value or True) if is_inner else value
         for risk in _risks_of(".".join(words[: depth + 1])):
             if risk.is_risky(held):
                 return risk.danger
@@ -237,8 +270,16 @@ def _places_around(path: str) -> list[str]:
 def _to_fault(cfg: Config, path: str, value: object, danger: str) -> Fault:
     where = re.sub(r"(\.\d*)+$", "", path)
     held = select(cfg, where)
-    is_typeable = re.fullmatch(r"[\w-]+(\.[\w-]+)*", where) and held is not None and not isinstance(held, dict)
-    typed = f"{to_override(where, held)}  (if you trust where it leads)" if is_typeable else f"leave {where} out"
+    is_typeable = (
+        re.fullmatch(r"[\w-]+(\.[\w-]+)*", where)
+        and held is not None
+        and not isinstance(held, dict)
+    )
+    typed = (
+        f"{to_override(where, held)}  (if you trust where it leads)"
+        if is_typeable
+        else f"leave {where} out"
+    )
     found = f"{last_key(where)}: {short_text(value)} {danger}, and was not typed"
     return Fault(where, found, "such a key on the command line only", typed)
 
@@ -248,9 +289,18 @@ def find_secrets(cfg: Config) -> Iterator[Fault]:
     for path, value in scalars(cfg):
         if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
             continue
-        if found := _secret_in(path, last_key(path), str(value), isinstance(value, str)) or form_of(path):
-            variable = holder_of(str(value)) or ("WANDB_API_KEY" if "wandb" in path.lower() else "HF_TOKEN")
-            yield fault("validate.secret", where=hidden(path), found=found, variable=variable)
+        if found := _secret_in(path, last_key(path), str(value), isinstance(value, str)) or form_of(
+            path
+        ):
+            variable = holder_of(str(value)) or (
+                "WANDB_API_KEY" if "wandb" in path.lower() else "HF_TOKEN"
+            )
+            yield Fault(
+                where=f"{hidden(path)}",
+                found=f"{found}, and a config is kept as plain text",
+                expected="secrets in the environment only",
+                fix=f"export {variable}=...  (and leave the key out)",
+            )
 
 
 def _secret_in(path: str, key: str, text: str, is_text: bool) -> str:
@@ -263,5 +313,13 @@ def _secret_in(path: str, key: str, text: str, is_text: bool) -> str:
     named = SECRET_KEY.search(lower) or (path.startswith(VARIABLE) and names_secret(key))
     # One to log in with, but not one of a vocabulary, such as ``eos_token: </s>``.
     is_token = lower.endswith("token") and not text.startswith(("<", "[", "$", "???"))
-    logs_in = len(text) >= 8 if lower == "token" else LOGIN_KEY.search(lower) or MIXED_TEXT.fullmatch(text)
-    return f"{key} looks like a secret" if (named and (is_text or len(text) > 3)) or (is_token and logs_in) else ""
+    logs_in = (
+        len(text) >= 8
+        if lower == "token"
+        else LOGIN_KEY.search(lower) or MIXED_TEXT.fullmatch(text)
+    )
+    return (
+        f"{key} looks like a secret"
+        if (named and (is_text or len(text) > 3)) or (is_token and logs_in)
+        else ""
+    )

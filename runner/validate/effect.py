@@ -1,6 +1,7 @@
-"""Typed fields of the trainer's config or an adapter that nothing reads, and pairs that must be in order.
+"""Typed fields of the trainer's config or of an adapter that nothing reads, and bounds out of order.
 
-A field that stands in a file is let be: a file is made for several trainings, and a word is typed for one.
+A field that stands in a file is left alone: a file is made for several trainings, and a word is typed
+for one.
 """
 
 import re
@@ -13,59 +14,62 @@ from runner.schema.text import short_text, to_override, to_text
 from runner.validate.context import ARGS, ValidationContext
 from runner.validate.values import is_plain_number
 
+# The arguments of the optimizer group that stand for fields of the trainer's config.
+OPTIMIZER_ARGUMENTS = {"adam_epsilon": "eps", "weight_decay": "weight_decay"}
+
 
 def find_idle_faults(context: ValidationContext) -> Iterator[Fault]:
-    """A fault for each typed field that has no effect beside the others, and for bounds in the wrong order."""
+    """A fault for each typed field without an effect, and for each pair of bounds out of order."""
     yield from _find_idle_of_adapter(context)
     config = context.signature(context.args)
     if not config:
         return
-    beside = _conditions(config)
-    replaced = {
-        name: group
-        for group, names in upstream.REPLACED_BY.items()
-        if context.mapping(group).get("_target_")
-        for name in names
-    }
-    for field in context.args:
-        value, parameter = context.args[field], config.parameters.get(field)
-        if not _is_typed(context, f"{ARGS}{field}") or parameter is None:
-            continue
-        if value in (None, parameter.default):
-            continue
-        if field in upstream.LOADED_BY_GROUP and not _loads_models(context):
-            if f"{ARGS}{field}" not in context.typed:  # but a key inside of it, which may be a danger's
-                continue
-            found = f"{short_text(value)}, and the runner loads the model by keys of its own"
-            yield Fault(f"{ARGS}{field}", found, upstream.LOADED_BY_GROUP[field], f"leave {ARGS}{field} out")
-        elif field in upstream.DONE_BY_RUNNER:
-            reason, instead = upstream.DONE_BY_RUNNER[field]
-            found = f"{short_text(value)}, which nothing reads: {reason}"
-            fix = f"{to_override(instead, value)} in place of it" if instead else f"leave {ARGS}{field} out"
-            yield Fault(f"{ARGS}{field}", found, "none", fix)
-        elif context.args.get(upstream.NEWER_NAMES.get(field, "")) is not None:
-            newer = upstream.NEWER_NAMES[field]
-            found = f"{short_text(value)}, and {newer} takes its place"
-            yield Fault(f"{ARGS}{field}", found, "one of the two", f"leave {ARGS}{field} out")
-        elif field in replaced:
-            group = replaced[field]
-            found = f"{short_text(value)}, and {group} takes its place"
-            yield Fault(f"{ARGS}{field}", found, "one of the two", _equivalent(field, value, group))
-        elif condition := beside.get(field):
-            yield from _find_idle(context, field, *condition)
-    for low, high in upstream.ASCENDING:
-        smaller, larger = context.field(low), context.field(high)
-        if is_plain_number(smaller) and is_plain_number(larger) and smaller > larger:
-            found = f"{short_text(smaller)}, above {high}: {short_text(larger)}"
-            yield Fault(f"{ARGS}{low}", found, f"at most {high}", f"={short_text(larger)}")
-    ends = context.field(upstream.REWARD_CLIP_RANGE)
-    if isinstance(ends, list) and len(ends) == 2 and ends[0] >= ends[1]:
-        path = f"{ARGS}{upstream.REWARD_CLIP_RANGE}"
-        yield Fault(path, to_text(ends), "two numbers, the lower end first", f"leave {path} out")
+    for field, value in context.args.items():
+        parameter = config.parameters.get(field)
+        is_usual = parameter is None or value in (None, parameter.default)
+        if not is_usual and _is_typed(context, f"{ARGS}{field}"):
+            yield from _find_idle_field(context, config, field, value)
+    yield from _find_out_of_order(context)
+
+
+def _find_idle_field(
+    context: ValidationContext, config: Signature, field: str, value: object
+) -> Iterator[Fault]:
+    """The fault of a field that was typed and that nothing reads."""
+    where = f"{ARGS}{field}"
+    text = short_text(value)
+    off = f"leave {where} out"
+    newer = upstream.NEWER_NAMES.get(field, "")
+    group = _replacing_group(context, field)
+    condition = _conditions(config).get(field)
+    if field in upstream.LOADED_BY_GROUP and not _loads_models(context):
+        # A key inside of it may be a danger, and is reported as that.
+        if where in context.typed:
+            found = f"{text}, and the runner loads the model by keys of its own"
+            yield Fault(where, found, upstream.LOADED_BY_GROUP[field], off)
+    elif field in upstream.DONE_BY_RUNNER:
+        reason, instead = upstream.DONE_BY_RUNNER[field]
+        fix = f"{to_override(instead, value)} in place of it" if instead else off
+        yield Fault(where, f"{text}, which nothing reads: {reason}", "none", fix)
+    elif context.args.get(newer) is not None:
+        yield Fault(where, f"{text}, and {newer} takes its place", "one of the two", off)
+    elif group:
+        found = f"{text}, and {group} takes its place"
+        yield Fault(where, found, "one of the two", _equivalent(field, value, group))
+    elif condition:
+        yield from _find_unread(context, field, *condition)
+
+
+def _replacing_group(context: ValidationContext, field: str) -> str:
+    """The group whose part takes the place of a field; empty without one."""
+    for group, names in upstream.REPLACED_BY.items():
+        if field in names and context.mapping(group).get("_target_"):
+            return group
+    return ""
 
 
 def _conditions(config: Signature) -> dict[str, tuple[str, object] | None]:
-    """The fields of a config that count only beside values of another one, with that one and its values."""
+    """The fields of a config that count only beside values of another one: that one, its values."""
     conditions: dict[str, tuple[str, object] | None] = {}
     for owner in reversed(config.lineage):
         conditions |= upstream.READ_BESIDE.get(owner, {})
@@ -77,71 +81,98 @@ def _is_typed(context: ValidationContext, path: str) -> bool:
     return any(key == path or key.startswith(f"{path}.") for key in context.typed)
 
 
-def _find_idle_of_adapter(context: ValidationContext) -> Iterator[Fault]:
-    peft = context.mapping("peft")
-    config = context.signature(peft)
-    for field, condition in _conditions(config).items() if config else ():
-        path, value = f"peft.{field}", peft.get(field)
-        if config is None or condition is None or not _is_typed(context, path):
-            continue
-        if value in (None, config.parameters[field].default):
-            continue
-        other, wanted = condition
-        current = peft.get(other, config.parameters[other].default)
-        off = f"leave {path} out"
-        if wanted == []:
-            found = f"{short_text(value)}, which {config.name} does not read"
-            fix = f"{to_override(f'peft.{other}', value)} in place of it"
-            yield Fault(path, found, f"peft.{other}", fix)
-        elif not isinstance(wanted, list):
-            if not current:
-                found = f"{short_text(value)}, which nothing reads without {other}"
-                yield Fault(path, found, f"peft.{other} beside it", off)
-        elif str(current).lower() not in [name.lower() for name in wanted]:
-            found = f"{short_text(value)}, which nothing reads while {other} is {_shown(current)}"
-            yield Fault(path, found, f"{other} one of {', '.join(wanted)}", off)
-
-
-def _shown(value: object) -> str:
-    return "its default" if value is UNKNOWN else short_text(value)
-
-
 def _loads_models(context: ValidationContext) -> bool:
     """True for a trainer that loads a policy, or a reference beside it, by itself."""
     trainer = context.trainer
     if trainer is None or upstream.takes_path(trainer):
         return True
-    names = trainer.parameters
-    return upstream.REWARD_FUNCS in names and upstream.REF_MODEL not in names
-
-
-def _find_idle(context: ValidationContext, field: str, other: str, wanted: object) -> Iterator[Fault]:
-    path, value = f"{ARGS}{field}", short_text(context.args[field])
-    off = f"leave {path} out"
-    current = context.args.get(upstream.NEWER_NAMES.get(other, ""))
-    if current is None:
-        current = context.field(other)
-    if wanted == []:
-        yield Fault(path, f"{value}, which the loss of this trainer does not read", "none", off)
-        return
-    if current is UNKNOWN and other == upstream.OPTIM:
-        current = upstream.USUAL_OPTIMIZER
-    if current is UNKNOWN:  # a default that is made as the config is
-        return
-    given = current if isinstance(current, list) else [current]
-    found = f"{value}, which nothing reads while {other} is {short_text(current)}"
-    if not isinstance(wanted, list):
-        if not any(given) or given == ["no"]:
-            yield Fault(path, found, f"another {other}", off)
-    elif not any(re.fullmatch(wish, str(one)) for wish in wanted for one in given):
-        shown = [wish.replace(".*", "*") for wish in wanted]
-        if "*" not in shown[0]:
-            off += f", or {to_override(f'{ARGS}{other}', shown[0])}"
-        yield Fault(path, found, f"{other} one of {', '.join(shown)}", off)
+    return "reward_funcs" in trainer.parameters and "ref_model" not in trainer.parameters
 
 
 def _equivalent(field: str, value: object, group: str) -> str:
-    name = {upstream.ADAM_EPSILON: "eps", upstream.WEIGHT_DECAY: "weight_decay"}.get(field)
-    if group == "optimizer" and name:
-        return f"{to_override(f'{group}.{name}', value)} in place of it"
-    return f"leave {ARGS}{field} out, or {group}={'none' if group == 'optimizer' else 'null'}"
+    """The word by which a group takes the value of a field that it replaces."""
+    if group == "optimizer" and field in OPTIMIZER_ARGUMENTS:
+        argument = OPTIMIZER_ARGUMENTS[field]
+        return f"{to_override(f'{group}.{argument}', value)} in place of it"
+    off = "none" if group == "optimizer" else "null"
+    return f"leave {ARGS}{field} out, or {group}={off}"
+
+
+def _find_unread(
+    context: ValidationContext, field: str, other: str, wanted: object
+) -> Iterator[Fault]:
+    """The fault of a field that is read only where another one has a ``wanted`` value.
+
+    ``wanted`` is a list of patterns, an empty list where the field is never read, or else "set" for
+    any value but null, false and 0.
+    """
+    where = f"{ARGS}{field}"
+    text = short_text(context.args[field])
+    off = f"leave {where} out"
+    if wanted == []:
+        yield Fault(where, f"{text}, which the loss of this trainer does not read", "none", off)
+        return
+    current = context.args.get(upstream.NEWER_NAMES.get(other, ""))
+    if current is None:
+        current = context.field(other)
+    if current is UNKNOWN and other == "optim":
+        current = upstream.USUAL_OPTIMIZER
+    if current is UNKNOWN:
+        return  # a default that is made as the config is
+    values = current if isinstance(current, list) else [current]
+    found = f"{text}, which nothing reads while {other} is {short_text(current)}"
+    if not isinstance(wanted, list):
+        if not any(values) or values == ["no"]:
+            yield Fault(where, found, f"another {other}", off)
+        return
+    for value in values:
+        if any(re.fullmatch(pattern, str(value)) for pattern in wanted):
+            return
+    names = [pattern.replace(".*", "*") for pattern in wanted]
+    if "*" not in names[0]:
+        off += f", or {to_override(f'{ARGS}{other}', names[0])}"
+    yield Fault(where, found, f"{other} one of {', '.join(names)}", off)
+
+
+def _find_idle_of_adapter(context: ValidationContext) -> Iterator[Fault]:
+    """A fault for each typed field of an adapter that nothing reads."""
+    peft = context.mapping("peft")
+    config = context.signature(peft)
+    if config is None:
+        return
+    for field, condition in _conditions(config).items():
+        where = f"peft.{field}"
+        value = peft.get(field)
+        is_usual = value in (None, config.parameters[field].default)
+        if condition is None or is_usual or not _is_typed(context, where):
+            continue
+        other, wanted = condition
+        current = peft.get(other, config.parameters[other].default)
+        text = short_text(value)
+        off = f"leave {where} out"
+        if wanted == []:
+            found = f"{text}, which {config.name} does not read"
+            fix = f"{to_override(f'peft.{other}', value)} in place of it"
+            yield Fault(where, found, f"peft.{other}", fix)
+        elif not isinstance(wanted, list):
+            if not current:
+                found = f"{text}, which nothing reads without {other}"
+                yield Fault(where, found, f"peft.{other} beside it", off)
+        elif str(current).lower() not in [name.lower() for name in wanted]:
+            shown = "its default" if current is UNKNOWN else short_text(current)
+            found = f"{text}, which nothing reads while {other} is {shown}"
+            yield Fault(where, found, f"{other} one of {', '.join(wanted)}", off)
+
+
+def _find_out_of_order(context: ValidationContext) -> Iterator[Fault]:
+    """A fault for each pair of bounds of which the lower one is not below the upper one."""
+    for low, high in upstream.ASCENDING:
+        smaller = context.field(low)
+        larger = context.field(high)
+        if is_plain_number(smaller) and is_plain_number(larger) and smaller > larger:
+            found = f"{short_text(smaller)}, above {high}: {short_text(larger)}"
+            yield Fault(f"{ARGS}{low}", found, f"at most {high}", f"={short_text(larger)}")
+    ends = context.field("reward_clip_range")
+    if isinstance(ends, list) and len(ends) == 2 and ends[0] >= ends[1]:
+        where = "trainer.args.reward_clip_range"
+        yield Fault(where, to_text(ends), "two numbers, the lower end first", f"leave {where} out")

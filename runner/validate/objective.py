@@ -1,84 +1,183 @@
-"""Losses and token weights of the user's own: which trainers take them, by their names, and what goes with them."""
+"""Losses and token weights of the user's own: the trainers that take them, and what goes with them."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from runner.config.menu import read_options
-from runner.errors import Fault, fault
+from runner.errors import Fault
 from runner.schema import upstream
 from runner.schema.read import Signature, read_signature
-from runner.schema.text import Node, nearest, read_tables, short_text
+from runner.schema.text import Node, nearest, short_text
 from runner.schema.type import shortened
 from runner.validate.context import ValidationContext
 
+# What each kind of trainer gives a loss of the user's own, which no signature says; a test compares
+# it with training.objective.
+GIVES = {
+    "tokens": [
+        "log_probs",
+        "entropy",
+        "targets",
+        "logits",
+        "outputs",
+        "labels",
+        "num_items_in_batch",
+    ],
+    "pairs": [
+        "chosen_logps",
+        "rejected_logps",
+        "beta",
+        "ref_chosen_logps",
+        "ref_rejected_logps",
+        "chosen_lengths",
+        "rejected_lengths",
+    ],
+    "labels": ["logps", "ref_logps", "desirable", "lengths", "kl", "beta"],
+    "odds": ["chosen_logps", "rejected_logps", "beta"],
+    "contrasts": ["chosen_logps", "rejected_logps", "beta"],
+    "scores": ["chosen_rewards", "rejected_rewards"],
+    "policy": ["log_probs", "old_log_probs", "advantages", "mask"],
+}
+# The names that losses of torch.nn have for logits and targets.
+ALSO_GIVES = {"tokens": ["input", "target"]}
+
+
+@dataclass(frozen=True)
+class NeededArgument:
+    """An argument that a loss must ask for, and what it would leave out without it."""
+
+    name: str
+    stands_for: str
+
+
+NEEDS = {"policy": NeededArgument("advantages", "what completions have earned")}
+# Arguments of a loss that makes one number of the whole batch.
 WHOLE_BATCH = ("outputs", "labels", "num_items_in_batch")
-_TABLES = read_tables(__file__)  # each is described where it stands
-GIVES: dict[str, list[str]] = _TABLES["gives"]
-NEEDS: dict[str, tuple[str, str]] = _TABLES["needs"]
-ALSO_GIVES: dict[str, list[str]] = _TABLES["also_gives"]
-NOT_WEIGHED: dict[str, str] = _TABLES["not_weighed"]
 WEIGHED = upstream.WEIGHED
+# The reason why the tokens of some kinds have no weights.
+OWN_AVERAGE = "it cuts rows into tokens and averages over them by itself"
+NOT_WEIGHED = {
+    "policy": "it learns from rewards, and has no labels",
+    "odds": OWN_AVERAGE,
+    "contrasts": OWN_AVERAGE,
+    "scores": "it scores whole answers, not tokens",
+}
 
 
 def find_objective_faults(context: ValidationContext) -> Iterator[Fault]:
-    """A fault for each loss or weight that this trainer cannot use, or that something else makes vain."""
+    """A fault for each loss or weight that this trainer cannot use, or that has no effect."""
     trainer = context.trainer
-    loss, weight, args = context.mapping("loss"), context.mapping("weight"), context.args
+    loss = context.mapping("loss")
+    weight = context.mapping("weight")
     if not trainer or not trainer.parameters or not (loss or weight):
         return
-    kind, signature = upstream.loss_interface(trainer, context.signature(args)), context.signature(loss)
-    why = "it computes its loss in a way of its own"
-    why = "its loss is the distance to a teacher" if upstream.TEACHER_MODEL in trainer.parameters else why
-    why = "it learns from rewards, and has no labels" if upstream.REWARD_FUNCS in trainer.parameters else why
+    kind = upstream.loss_interface(trainer, context.signature(context.args))
+    reason = _describe_loss_of(trainer)
     if loss and kind:
-        yield from _not_given(loss, signature, kind, trainer.name)
-        overruled = [name for name, off in upstream.OWN_LOSS.items() if args.get(name, off) != off]
-        if args.get(upstream.LOSS_TYPE, "nll") not in upstream.PLAIN_LOSS_TYPES:
-            overruled.append(upstream.LOSS_TYPE)
-        for name in overruled:  # settings of TRL's own loss, which this one replaces
-            yield fault("validate.beside_a_loss", field=name, value=short_text(args[name]))
-    elif loss and upstream.COMPUTE_LOSS_FUNC not in trainer.parameters:
-        yield _unusable("loss", trainer.name, why, tuple(GIVES))
-    if not weight:
-        return
-    if kind not in WEIGHED:
-        yield _unusable("weight", trainer.name, NOT_WEIGHED.get(kind or "", why), WEIGHED)
-        return
-    for name, (right, why) in upstream.UNWEIGHABLE.items():  # under which they would be wrong or without effect
+        yield from _find_arguments_not_given(loss, context.signature(loss), kind, trainer.name)
+        yield from _find_overruled(context)
+    elif loss and "compute_loss_func" not in trainer.parameters:
+        yield _unusable("loss", trainer.name, reason, tuple(GIVES))
+    if weight and kind in WEIGHED:
+        yield from _find_beside_weights(context)
+    elif weight:
+        yield _unusable("weight", trainer.name, NOT_WEIGHED.get(kind or "", reason), WEIGHED)
+
+
+def _describe_loss_of(trainer: Signature) -> str:
+    """The reason why a trainer takes no loss of the user's own."""
+    if "reward_funcs" in trainer.parameters:
+        return "it learns from rewards, and has no labels"
+    if "teacher_model" in trainer.parameters:
+        return "its loss is the distance to a teacher"
+    return "it computes its loss in a way of its own"
+
+
+def _find_overruled(context: ValidationContext) -> Iterator[Fault]:
+    """A fault for each setting of TRL's own loss, which a loss of the user's replaces."""
+    args = context.args
+    overruled = [name for name, off in upstream.OWN_LOSS.items() if args.get(name, off) != off]
+    if args.get("loss_type", "nll") not in upstream.PLAIN_LOSS_TYPES:
+        overruled.append("loss_type")
+    for name in overruled:
+        yield Fault(
+            where=f"trainer.args.{name}",
+            found=f"{short_text(args[name])}, in vain beside a loss",
+            expected="one of the two",
+            fix=f"leave {name} out, or loss=none",
+        )
+
+
+def _find_beside_weights(context: ValidationContext) -> Iterator[Fault]:
+    """A fault for each setting under which weights of tokens are wrong, or without effect."""
+    args = context.args
+    for name, (right, reason) in upstream.UNWEIGHABLE.items():
         if name in args and args[name] != right:
-            value = short_text(args[name])
-            yield fault("validate.beside_weights", field=name, value=value, right=short_text(right), reason=why)
-    if args.get(upstream.LOSS_TYPE) == "dft":
-        yield fault("validate.weighs_itself")
-    if signature and set(signature.parameters) & set(WHOLE_BATCH):
-        yield fault("validate.whole_batch", loss=signature.name)
-    if args.get(upstream.PACKING) and context.mapping("dataset").get("streaming"):
-        yield Fault("weight", "streamed rows that are packed", "rows on disk", "dataset.streaming=false")
+            yield Fault(
+                where=f"trainer.args.{name}",
+                found=f"{short_text(args[name])} beside weights of tokens",
+                expected=f"{short_text(right)}: {reason}",
+                fix=f"leave {name} out, or weight=none",
+            )
+    if args.get("loss_type") == "dft":
+        yield Fault(
+            where="trainer.args.loss_type",
+            found="dft, which weighs tokens itself",
+            expected="the same as a loss",
+            fix="trainer.args.loss_type=nll loss=rescaled",
+        )
+    loss = context.signature(context.mapping("loss"))
+    if loss and set(loss.parameters) & set(WHOLE_BATCH):
+        yield Fault(
+            where="weight",
+            found=f"weights of tokens, and {loss.name} makes one number of the whole batch",
+            expected="a loss of log_probs, or of logits and targets",
+            fix="=none",
+        )
+    if args.get("packing") and context.mapping("dataset").get("streaming"):
+        found = "streamed rows that are packed"
+        yield Fault("weight", found, "rows on disk", "dataset.streaming=false")
 
 
-def _unusable(group: str, trainer: str, why: str, kinds: Sequence[str]) -> Fault:
-    able: dict[str | None, list[str]] = {}
+def _unusable(group: str, trainer: str, reason: str, kinds: Sequence[str]) -> Fault:
+    """The fault of a loss or weight for a trainer that takes none, with those that do."""
+    trainers: dict[str | None, list[str]] = {}
     for name, option in read_options("trainer").items():
         node = option["trainer"]
-        kind = upstream.loss_interface(read_signature(node["_target_"]), read_signature(node["args"]["_target_"]))
-        able.setdefault(kind, []).append(name)
-    expected = f"one of these trainers: {', '.join(name for kind in kinds for name in able.get(kind, ()))}"
-    return Fault(group, f"set, but {trainer} takes none: {why}", expected, "=none")
+        config = read_signature(node["args"]["_target_"])
+        kind = upstream.loss_interface(read_signature(node["_target_"]), config)
+        trainers.setdefault(kind, []).append(name)
+    able = [name for kind in kinds for name in trainers.get(kind, ())]
+    expected = f"one of these trainers: {', '.join(able)}"
+    return Fault(group, f"set, but {trainer} takes none: {reason}", expected, "=none")
 
 
-def _not_given(loss: Node, signature: Signature | None, kind: str, trainer: str) -> Iterator[Fault]:
+def _find_arguments_not_given(
+    loss: Node, signature: Signature | None, kind: str, trainer: str
+) -> Iterator[Fault]:
+    """A fault for each argument of a loss that a trainer of this kind does not give."""
     if signature is None:
         return
-    given = (*GIVES[kind], *ALSO_GIVES.get(kind, ()))
+    gives = [*GIVES[kind], *ALSO_GIVES.get(kind, ())]
     if "Module" in signature.lineage and kind != "tokens":
-        yield Fault("loss", f"{signature.name} takes logits and targets", shortened(GIVES[kind]), "trainer=sft")
-    if signature.lineage:  # a class: what its instances are called with is not its signature
-        return
-    needed, why = NEEDS.get(kind, ("", ""))
-    if needed and needed not in signature.parameters and not signature.is_open:
-        yield Fault("loss", f"{signature.name} does not ask for {needed}", f"a loss of {why}", "loss=none")
+        found = f"{signature.name} takes logits and targets"
+        yield Fault("loss", found, shortened(GIVES[kind]), "trainer=sft")
+    if signature.lineage:
+        return  # a class: its signature is not that by which its instances are called
+    needed = NEEDS.get(kind)
+    if needed and needed.name not in signature.parameters and not signature.is_open:
+        found = f"{signature.name} does not ask for {needed.name}"
+        yield Fault("loss", found, f"a loss of {needed.stands_for}", "loss=none")
     for name in signature.required:
-        if name not in given and name not in loss:
-            near = nearest(name, given)
-            fix = f"call the argument {near[0]}, or give it: loss.{name}=<value>" if near else "loss=none"
-            listed = ", ".join(GIVES[kind])
-            yield fault("validate.not_given", loss=signature.name, name=name, trainer=trainer, given=listed, fix=fix)
+        if name in gives or name in loss:
+            continue
+        fix = "loss=none"
+        similar = nearest(name, gives)
+        if similar:
+            fix = f"call the argument {similar[0]}, or give it: loss.{name}=<value>"
+        yield Fault(
+            where="loss",
+            found=f"{signature.name} asks for {name}, which {trainer} does not give",
+            expected=f"some of {', '.join(GIVES[kind])}",
+            fix=fix,
+        )

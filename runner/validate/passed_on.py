@@ -1,7 +1,8 @@
-"""Mappings of the trainer's config that a library reads late: their keys and values against what takes them.
+"""Mappings of the trainer's config that a library reads late, against what takes them.
 
-``upstream.passed_on`` says what that is. Each such mapping is checked as the arguments of any target are, and against
-the errors that its source raises. What a schedule or an optimizer takes goes by the name of the one that is chosen.
+``upstream.PASSED_ON`` names what takes each of them. Such a mapping is checked as the arguments of
+any target are, and against the errors that the target's source raises. What a schedule or an
+optimizer takes goes by the name of the one that is chosen.
 """
 
 import re
@@ -9,140 +10,173 @@ from collections.abc import Collection, Iterator, Mapping
 
 from runner.errors import Fault
 from runner.schema import upstream
-from runner.schema.read import UNKNOWN, Parameter, read_signature
+from runner.schema.library_ranges import range_in_group
+from runner.schema.read import UNKNOWN, Parameter, Signature, read_signature
 from runner.schema.refusal import find_refusals
 from runner.schema.text import nearest, short_text, to_override, to_text
 from runner.schema.type import shortened
 from runner.validate.context import ARGS, ValidationContext
-from runner.validate.values import find_misfits, is_plain_number, range_in_group
+from runner.validate.values import find_misfits, is_plain_number
+
+GENERATION = "generation_kwargs"
+SCHEDULE = f"{ARGS}lr_scheduler_kwargs"
 
 
 def find_passed_on_faults(context: ValidationContext) -> Iterator[Fault]:
-    """A fault for each key or value of a mapping that whoever is given it would refuse, or not read."""
+    """A fault for each key or value of a mapping that its taker would refuse, or not read."""
     if not context.signature(context.args):
         return
-    for field, row in upstream.PASSED_ON.items():
+    for field, passed_on in upstream.PASSED_ON.items():
         value = context.mapping(f"{ARGS}{field}")
         if not value or _is_read_by_vllm(context, field):
             continue
-        known: dict[str, Parameter] = {key: Parameter(key) for key in row.get("keys", ())}
-        if "to" in row:
-            signature = read_signature(row["to"])
+        parameters = {key: Parameter(key) for key in passed_on.keys}
+        if passed_on.to:
+            signature = read_signature(passed_on.to)
             if signature is None:
                 continue
-            known |= signature.parameters
-        if prefix := row.get("prefix"):  # which may stand before each key
-            value = {str(key).removeprefix(prefix): entry for key, entry in value.items()}
-        for name in row.get("given", ()):
-            known.pop(name, None)
-        group = "generation" if field == upstream.GENERATION_KWARGS else "trainer"
-        yield from _find_misfits(f"{ARGS}{field}", value, known, group)
+            parameters |= signature.parameters
+        if passed_on.prefix:
+            value = {str(key).removeprefix(passed_on.prefix): value[key] for key in value}
+        for name in passed_on.given:
+            parameters.pop(name, None)
+        group = "generation" if field == GENERATION else "trainer"
+        yield from _find_misfits(f"{ARGS}{field}", value, parameters, group)
     yield from _find_sampling_faults(context)
     yield from _find_schedule_faults(context)
     yield from _find_optimizer_faults(context)
 
 
 def _is_read_by_vllm(context: ValidationContext, field: str) -> bool:
-    return field == upstream.GENERATION_KWARGS and context.field(upstream.USE_VLLM) is True
+    return field == GENERATION and context.field("use_vllm") is True
 
 
 def _find_misfits(
-    where: str, given: Mapping[str, object], known: Mapping[str, Parameter], group: str
+    where: str, mapping: Mapping[str, object], parameters: Mapping[str, Parameter], group: str
 ) -> Iterator[Fault]:
-    for key, value in given.items():
+    """The faults of the keys and values of a mapping, as arguments with these parameters."""
+    for key, value in mapping.items():
         path = f"{where}.{key}"
-        if key not in known:
-            expected = f"one of {shortened(sorted(known))}" if known else "none"
-            fix = f"leave {path} out"
-            if near := nearest(str(key), known):
-                expected = near[0]
-                fix = f"{to_override(f'{where}.{near[0]}', value)} in place of {key}"
-            yield Fault(path, "no such key", expected, fix)
-        elif value is not None and not isinstance(value, Mapping):
-            yield from find_misfits(path, value, known[key], range_in_group(group, key))
+        if key in parameters:
+            if value is not None and not isinstance(value, Mapping):
+                numbers = range_in_group(group, key)
+                yield from find_misfits(path, value, parameters[key], numbers)
+            continue
+        expected = f"one of {shortened(sorted(parameters))}" if parameters else "none"
+        fix = f"leave {path} out"
+        similar = nearest(str(key), parameters)
+        if similar:
+            expected = similar[0]
+            fix = f"{to_override(f'{where}.{similar[0]}', value)} in place of {key}"
+        yield Fault(path, "no such key", expected, fix)
 
 
 def _find_sampling_faults(context: ValidationContext) -> Iterator[Fault]:
-    where = f"{ARGS}{upstream.GENERATION_KWARGS}"
-    given = context.mapping(where)
-    if not given or _is_read_by_vllm(context, upstream.GENERATION_KWARGS):
+    """A fault for each key of generation_kwargs that a field of the trainer must agree with."""
+    where = f"{ARGS}{GENERATION}"
+    keys = context.mapping(where)
+    if not keys or _is_read_by_vllm(context, GENERATION):
         return
     fields = upstream.config_fields(context.args)
-    for key, value in given.items():
+    lengths = [name for name in upstream.COMPLETION_LENGTHS if name in fields]
+    for key, value in keys.items():
+        path = f"{where}.{key}"
         field = upstream.SAMPLED_BY.get(key, "")
         if field in upstream.COMPLETION_LENGTHS:
-            field = next((name for name in upstream.COMPLETION_LENGTHS if name in fields), "")
+            field = lengths[0] if lengths else ""
         if key in upstream.UNSAMPLED:
             reason, harmless = upstream.UNSAMPLED[key]
             if value != harmless:
                 found = f"{short_text(value)}: {reason}"
-                yield Fault(f"{where}.{key}", found, to_text(harmless), f"leave {where}.{key} out")
+                yield Fault(path, found, to_text(harmless), f"leave {path} out")
         elif field in fields:
             found = f"{short_text(value)}, which the trainer's own {field} does not know of"
             fix = f"{to_override(f'{ARGS}{field}', value)} in place of it"
-            yield Fault(f"{where}.{key}", found, f"{ARGS}{field}", fix)
+            yield Fault(path, found, f"{ARGS}{field}", fix)
 
 
 def _find_schedule_faults(context: ValidationContext) -> Iterator[Fault]:
-    where = f"{ARGS}{upstream.LR_SCHEDULER_KWARGS}"
-    schedule, given = context.field(upstream.LR_SCHEDULER_TYPE), context.mapping(where)
-    if context.mapping("optimizer.scheduler") or schedule not in upstream.SCHEDULES:
+    """The faults of lr_scheduler_kwargs, for the schedule that is chosen."""
+    name = context.field("lr_scheduler_type")
+    arguments = context.mapping(SCHEDULE)
+    if context.mapping("optimizer.scheduler") or name not in upstream.SCHEDULES:
         return
-    target, *examples = upstream.SCHEDULES[schedule]
-    signature = read_signature(target) if target else None
+    schedule = upstream.SCHEDULES[name]
+    if schedule.takes is None:
+        if arguments:
+            found = f"{short_text(arguments)}, and {name} takes none"
+            yield Fault(SCHEDULE, found, "null", "=null")
+        return
+    signature = read_signature(schedule.takes)
     if signature is None:
-        if given and not target:
-            yield Fault(where, f"{short_text(given)}, and {schedule} takes none", "null", "=null")
         return
-    taken = {
-        name: parameter for name, parameter in signature.parameters.items() if name not in upstream.GIVEN_TO_SCHEDULES
-    }
-    faults = list(_find_misfits(where, given, taken, "optimizer"))
-    yield from faults
-    if faults:
+    parameters = dict(signature.parameters)
+    for given in upstream.GIVEN_TO_SCHEDULES:
+        parameters.pop(given, None)
+    misfits = list(_find_misfits(SCHEDULE, arguments, parameters, "optimizer"))
+    if misfits:
+        yield from misfits
         return
-    fix = f"={to_text(examples[0])}" if examples else f"leave {where} out"
-    for name, parameter in taken.items():
-        if parameter.required and name not in given:
-            found = f"no {name}, which {schedule} needs"
-            yield Fault(where, found, f"a mapping with {name}", f'"{where}{fix}"')
+    fix = f"leave {SCHEDULE} out"
+    if schedule.example:
+        fix = f'"{SCHEDULE}={to_text(schedule.example)}"'
+    for argument, parameter in parameters.items():
+        if parameter.required and argument not in arguments:
+            found = f"no {argument}, which {name} needs"
+            yield Fault(SCHEDULE, found, f"a mapping with {argument}", fix)
             return
+    yield from _find_bound_faults(context, arguments)
+    values = {key: arguments.get(key, item.default) for key, item in parameters.items()}
+    for text in _list_refusals(schedule.takes, signature, values):
+        yield Fault(SCHEDULE, f"{name}: {text}", "arguments that the schedule takes", fix)
+
+
+def _find_bound_faults(
+    context: ValidationContext, arguments: Mapping[str, object]
+) -> Iterator[Fault]:
+    """A fault for each argument of a schedule above the field of the trainer that bounds it."""
     for name, field in upstream.SCHEDULE_BOUNDS.items():
-        value, bound = given.get(name), context.field(field)
+        value = arguments.get(name)
+        bound = context.field(field)
         if not is_plain_number(value) or not is_plain_number(bound) or not 0 < bound < value:
             continue
         tenth = max(1, bound // 10) if isinstance(bound, int) else bound / 10
         found = f"{short_text(value)}, above {field}: {short_text(bound)}"
-        path = f"{where}.{name}"
+        path = f"{SCHEDULE}.{name}"
         yield Fault(path, found, f"at most {field}", to_override(path, tenth))
-    values = {name: given.get(name, parameter.default) for name, parameter in taken.items()}
-    values |= dict.fromkeys(upstream.GIVEN_TO_SCHEDULES, UNKNOWN)
-    for refusal in find_refusals(target, "" if signature.lineage == () else "__init__", values):
-        text = refusal.text.partition(". ")[0].replace("`", "")
-        found = f"{schedule}: {text}"
-        yield Fault(where, found, "arguments that the schedule takes", f'"{where}{fix}"' if examples else fix)
+
+
+def _list_refusals(target: str, signature: Signature, values: dict[str, object]) -> list[str]:
+    """The first sentence of each error that a schedule would raise for these arguments."""
+    method = "__init__" if signature.lineage else ""
+    unknown = dict.fromkeys(upstream.GIVEN_TO_SCHEDULES, UNKNOWN)
+    refusals = find_refusals(target, method, values | unknown)
+    return [refusal.text.partition(". ")[0].replace("`", "") for refusal in refusals]
 
 
 def _find_optimizer_faults(context: ValidationContext) -> Iterator[Fault]:
-    where, text = f"{ARGS}{upstream.OPTIM_ARGS}", context.field(upstream.OPTIM_ARGS)
+    """The faults of optim_args, a text of keys and values, for the optimizer that is chosen."""
+    where = f"{ARGS}optim_args"
+    text = context.field("optim_args")
     if not isinstance(text, str) or not text:
         return
-    optimizer = str(context.args.get(upstream.OPTIM, upstream.USUAL_OPTIMIZER))
-    known: Collection[str] = ()
-    for pattern, names in upstream.OPTIMIZER_ARGS.items():
+    optimizer = str(context.args.get("optim", upstream.USUAL_OPTIMIZER))
+    names: Collection[str] = ()
+    for pattern, readable in upstream.OPTIMIZER_ARGS.items():
         if re.fullmatch(pattern, optimizer):
-            known = names
-    if not known:
+            names = readable
+    if not names:
+        found = f"{short_text(text)}, of which {optimizer} reads nothing"
         expected = "null: its settings are fields, such as adam_beta1"
-        yield Fault(where, f"{short_text(text)}, of which {optimizer} reads nothing", expected, "=null")
+        yield Fault(where, found, expected, "=null")
         return
-    for entry in text.replace(" ", "").split(","):
-        key, equals, value = entry.partition("=")
-        example = to_override(where, f"{next(iter(known))}=<value>")
+    example = to_override(where, f"{next(iter(names))}=<value>")
+    for pair in text.replace(" ", "").split(","):
+        key, equals, value = pair.partition("=")
         if not equals or not value or "=" in value:
-            yield Fault(where, short_text(entry), "key=value, with commas between", example)
-        elif key not in known:
-            near = nearest(key, known)
-            fix = to_override(where, f"{near[0]}={value}") if near else example
+            yield Fault(where, short_text(pair), "key=value, with commas between", example)
+        elif key not in names:
+            similar = nearest(key, names)
+            fix = to_override(where, f"{similar[0]}={value}") if similar else example
             found = f"{key}, which {optimizer} does not read"
-            yield Fault(where, found, f"some of {', '.join(known)}", fix)
+            yield Fault(where, found, f"some of {', '.join(names)}", fix)

@@ -1,7 +1,8 @@
-"""Targets that a configuration may run: the list, and what is offered in the place of one that is not there.
+"""Targets that a configuration may run: the list, and what is offered in place of a missing one.
 
-A configuration can come from anybody, so the list grows only by ``allow=[package]`` on the command line. A target is
-judged by the name that is written and by the place that defines it, so that no re-export leads outside.
+A configuration can come from anybody, so the list grows only by ``allow=[package]`` on the command
+line. A target is judged by the name that is written and by the place that defines it, so that no
+re-export leads outside.
 """
 
 import ast
@@ -10,108 +11,217 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from runner.config.dialect import find_meanings
-from runner.errors import Fault, fault, is_own
+from runner.errors import Fault, is_own
 from runner.schema import source
-from runner.schema.text import nearest, read_tables, short_text
+from runner.schema.text import nearest, short_text
 from runner.validate.context import experimental_names
 
 MAX_LETTERS = 300  # of a target
-TABLES = read_tables(__file__)
-ALLOWED = [re.sub(r"<(\w+)>", lambda part: TABLES["parts"][part[1]], text) for text in TABLES["allowed"]]
-LAUNCHER = r"runner\.launch\.(\w+)\.(?i:\1)"  # the function of its module's name, or the class of a queue
+MIN_LIKENESS = 0.75  # of a name that is offered in place of another
+
+# Patterns of names, of which the list below is made.
+ANY_SUBMODULE = r"(?:\.\w+)*"
+MODEL = r"\w+(?:ForCausalLM|ForSequenceClassification)"
+TOKENIZER = r"\w*(?:Tokenizer|TokenizerFast|Processor)"
+# Rooms whose public functions are parts of a run.
+ROOMS = "collator|dataset|loss|metric|model|optimizer|ppo|reward"
+# Targets that may run without ``allow``, as patterns of their whole names.
+ALLOWED = [
+    rf"trl{ANY_SUBMODULE}\.\w+(?:Trainer|Config|Callback)",
+    rf"trl{ANY_SUBMODULE}\.DataCollator\w+",
+    r"trl\.rewards(?:\.\w+)?\.\w+",
+    rf"transformers{ANY_SUBMODULE}\.(?:\w+(?:Callback|Config)|{MODEL}|{TOKENIZER})",
+    rf"transformers{ANY_SUBMODULE}\.(?:DataCollator\w+|Adafactor|get_\w*schedule\w*)",
+    rf"transformers{ANY_SUBMODULE}\.(?:Auto\w+|_BaseAuto\w+|\w+Config|{MODEL}|{TOKENIZER})"
+    r"\.from_(?:pretrained|config)",
+    r"transformers\.\w+\.(?:PreTrainedModel|PreTrainedTokenizerBase|ProcessorMixin)"
+    r"\.from_pretrained",
+    rf"peft{ANY_SUBMODULE}\.\w+Config",
+    rf"torch\.optim{ANY_SUBMODULE}\.[A-Z]\w*",
+    rf"torch\.nn{ANY_SUBMODULE}\.\w+Loss",
+    rf"(?:bitsandbytes\.optim|galore_torch|apollo_torch|adam_mini){ANY_SUBMODULE}\.[A-Z]\w*",
+    rf"accelerate{ANY_SUBMODULE}\.ParallelismConfig",
+    rf"runner\.(?:{ROOMS}){ANY_SUBMODULE}\.(?!(?:write|save|copy|remove|push)_|main$)\w+",
+    # The other callbacks are the runner's own, and write to paths that they are given.
+    r"runner\.training\.callback(?:\.anomaly)?\.Anomaly",
+    r"runner\.training\.callback(?:\.samples)?\.Samples",
+]
+# A launcher: the function of its module's name, or the class of a queue.
+LAUNCHER = r"runner\.launch\.(\w+)\.(?i:\1)"
 
 
 def find_target_fault(path: str, target: object, allow: Collection[str] = ()) -> Fault | None:
-    """The fault of a target that is no name, cannot be read, does not exist, or may not run; else None."""
-    around, _, key = path.rpartition(".")
-    own = around if key.isdigit() else f"{path}._target_"  # of a list nothing else can be typed
+    """The fault of a target that is no name, cannot be read, does not exist, or may not run."""
+    owner, _, last = path.rpartition(".")
+    where = owner if last.isdigit() else f"{path}._target_"  # a list is typed as a whole
     if not isinstance(target, str) or len(target) > MAX_LETTERS:
-        return Fault(own, short_text(target), "a dotted name", "=<module.name>")
-    if unreadable := _find_unreadable(own, target):
+        return Fault(where, short_text(target), "a dotted name", "=<module.name>")
+    unreadable = _find_unreadable(where, target)
+    if unreadable:
         return unreadable
     package = target.partition(".")[0]
-    refused = () if package in source.LIBRARY_PACKAGES else find_meanings(package, target)  # reading tables takes time
-    if why := next((each.why for each in refused if each.final), ""):
-        return Fault(own, target, why, "trainer=reward")
-    found, is_launcher = source.find_definition(target), path == "launcher"
-    if isinstance(found, source.Definition):
-        outside = [name for name in (target, found.home) if not is_allowed(name, allow, is_launcher)]
-        if not outside:
-            return None
-        package = outside[0].partition(".")[0]
-        is_elsewhere = found.home.partition(".")[0] != target.partition(".")[0]
-        is_offered = package.isidentifier() and package not in source.NOT_OF_THE_USER
-        what = f"{target} may not run" + (f": it is {found.home}" if is_elsewhere else "")
-        expected = "what the runner lists of trl, transformers, peft, torch.optim and itself"
-        return Fault(own, what, expected, f"allow=[{package}]  (if you trust that package)" if is_offered else "")
-    # Targets that may run and look like this one, of its module or of TRL's experimental and the runner's trainers.
-    words = target.split(".")
-    known = max((n for n in range(len(words)) if source.find_definition(".".join(words[:n]))), default=0)
-    owner, name, rest = ".".join(words[:known]), words[known], words[known + 1 :]
-    names = [f"{owner}.{each}" for each in source.public_names(owner, name)]
-    if words[0] == "trl":
-        names += [full for package in experimental_names() for full in package]
-        names += [f"runner.ppo.{each}" for each in source.public_names("runner.ppo")]  # which TRL no longer has
-    full = {each.rpartition(".")[2]: ".".join([each, *rest]) for each in reversed(names)}
-    able = [key for key, path in full.items() if is_allowed(path, allow, is_launcher)]
-    near = [full[each] for each in nearest(name, able, 0.75) if source.find_definition(full[each])]
-    fix = f"={near[0] if near else '<module.name>'}"
-    if found:
-        return Fault(own, f"{target} is a module", near[0] if near else "a name in it", fix)
+    if package not in source.LIBRARY_PACKAGES:  # for these the tables need not be read
+        for meaning in find_meanings(package, target):
+            if meaning.final and meaning.why:
+                return Fault(where, target, meaning.why, "trainer=reward")
+    definition = source.find_definition(target)
+    is_launcher = path == "launcher"
+    if isinstance(definition, source.Definition):
+        return _find_forbidden(where, target, definition, allow, is_launcher)
+    similar = _find_similar(target, allow, is_launcher)
+    if definition is not None:
+        expected = similar or "a name in it"
+        return Fault(where, f"{target} is a module", expected, f"={similar or '<module.name>'}")
     if source.find_module(package) is None:
-        if is_allowed(target):
-            return None  # which package that is, the start tells
-        beside = nearest(package, [file.stem for file in Path.cwd().glob("*.py")])
-        fix = f"={target.replace(package, beside[0], 1)} 'allow=[{beside[0]}]'" if beside else fix
-        return Fault(own, f"there is no module {package}", "an installed package, or a module in this folder", fix)
-    return Fault(own, f"there is no {target}", near[0] if near else "a name that exists", fix)
+        return _find_missing_package(where, target, similar)
+    expected = similar or "a name that exists"
+    return Fault(where, f"there is no {target}", expected, f"={similar or '<module.name>'}")
 
 
-def _find_unreadable(own: str, target: str) -> Fault | None:
-    home = target.rpartition(".")[0]
-    if home.partition(".")[0] in source.LIBRARY_PACKAGES:  # which parse; reading them again takes time
+def _find_forbidden(
+    where: str,
+    target: str,
+    definition: source.Definition,
+    allow: Collection[str],
+    is_launcher: bool,
+) -> Fault | None:
+    """The fault of a target that exists and may not run."""
+    for name in (target, definition.home):
+        if not is_allowed(name, allow, is_launcher):
+            package = name.partition(".")[0]
+            break
+    else:
         return None
-    module = source.find_module(home) if all(word.isidentifier() for word in home.split(".")) else None
+    found = f"{target} may not run"
+    if definition.home.partition(".")[0] != target.partition(".")[0]:
+        found += f": it is {definition.home}"
+    fix = ""
+    if package.isidentifier() and package not in source.NOT_OF_THE_USER:
+        fix = f"allow=[{package}]  (if you trust that package)"
+    expected = "what the runner lists of trl, transformers, peft, torch.optim and itself"
+    return Fault(where, found, expected, fix)
+
+
+def _find_similar(target: str, allow: Collection[str], is_launcher: bool) -> str:
+    """A target that may run and looks like one that does not exist; empty without one.
+
+    It is sought in the module that the target names, and for one of TRL among its experimental
+    packages and the runner's own trainers, too, which TRL no longer has.
+    """
+    words = target.split(".")
+    depth = 0  # of the words, so many lead to something
+    for size in range(1, len(words)):
+        if source.find_definition(".".join(words[:size])):
+            depth = size
+    owner = ".".join(words[:depth])
+    name = words[depth]
+    candidates = [f"{owner}.{public}" for public in source.public_names(owner, name)]
+    if words[0] == "trl":
+        for names in experimental_names():
+            candidates += names
+        candidates += [f"runner.ppo.{public}" for public in source.public_names("runner.ppo")]
+    full_names: dict[str, str] = {}  # by the last word; of two, the first one counts
+    for candidate in candidates:
+        full = ".".join([candidate, *words[depth + 1 :]])
+        full_names.setdefault(candidate.rpartition(".")[2], full)
+    able = [last for last, full in full_names.items() if is_allowed(full, allow, is_launcher)]
+    for last in nearest(name, able, MIN_LIKENESS):
+        if source.find_definition(full_names[last]):
+            return full_names[last]
+    return ""
+
+
+def _find_missing_package(where: str, target: str, similar: str) -> Fault | None:
+    """The fault of a package that is not installed, unless the start tells which one is needed."""
+    if is_allowed(target):
+        return None
+    package = target.partition(".")[0]
+    fix = f"={similar or '<module.name>'}"
+    beside = nearest(package, [file.stem for file in Path.cwd().glob("*.py")])
+    if beside:
+        fix = f"={target.replace(package, beside[0], 1)} 'allow=[{beside[0]}]'"
+    expected = "an installed package, or a module in this folder"
+    return Fault(where, f"there is no module {package}", expected, fix)
+
+
+def _find_unreadable(where: str, target: str) -> Fault | None:
+    """The fault of a target in a module that is not Python, or that is a constant."""
+    home = target.rpartition(".")[0]
+    if home.partition(".")[0] in source.LIBRARY_PACKAGES:
+        return None  # these can be read, and reading them again takes time
+    is_dotted_name = all(word.isidentifier() for word in home.split("."))
+    module = source.find_module(home) if is_dotted_name else None
     if module is None or module.file is None:
         return None
     try:
         ast.parse(module.file.read_bytes())
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None) or 1
-        return fault("validate.unreadable", target=own, file=module.file, line=line, error=getattr(error, "msg", error))
+        reason = getattr(error, "msg", error)
+        return Fault(
+            where=where,
+            found=f"{module.file}:{line}: {reason}",
+            expected="a module that Python can read",
+            fix=f"mend line {line} of {module.file.name}",
+        )
     node = getattr(source.find_definition(target), "node", None)
     if isinstance(node, ast.Constant | ast.List | ast.Dict | ast.Set | ast.Tuple):
-        return Fault(own, f"{target} is {ast.unparse(node)[:40]}", "a function or a class", f"={home}.<function>")
+        found = f"{target} is {ast.unparse(node)[:40]}"
+        return Fault(where, found, "a function or a class", f"={home}.<function>")
     return None
 
 
 def is_allowed(target: str, allow: Collection[str] = (), launcher: bool = False) -> bool:
     """True for a dotted name that the list, or what the user allows besides, holds."""
     words = target.split(".")
-    if any(word.startswith("__") or not word.isidentifier() for word in words):
-        return False
-    if any(target == prefix or target.startswith(f"{prefix}.") for prefix in allow):
-        return True
+    for word in words:
+        if word.startswith("__") or not word.isidentifier():
+            return False
+    for prefix in allow:
+        if target == prefix or target.startswith(f"{prefix}."):
+            return True
     if words[0] == "runner" and any(word.startswith("_") for word in words):
         return False
-    return any(re.fullmatch(pattern, target) for pattern in ((*ALLOWED, LAUNCHER) if launcher else ALLOWED))
+    patterns = [*ALLOWED, LAUNCHER] if launcher else ALLOWED
+    return any(re.fullmatch(pattern, target) for pattern in patterns)
 
 
-def find_absent_imports(name: str, place: str = "", seen: set[str] | None = None) -> Iterator[tuple[str, str]]:
-    """The place and the name of each module that files of the user's own import with this one, and that is not there.
+def find_absent_imports(
+    name: str, place: str = "", visited: set[str] | None = None
+) -> Iterator[tuple[str, str]]:
+    """The place and the name of each absent module that the user's own files import with this one.
 
-    Under an ``if`` or a ``try`` it may be meant to be absent; a file that changes ``sys.path`` is believed.
+    Under an ``if`` or a ``try`` it may be meant to be absent; a file that changes ``sys.path`` is
+    believed.
     """
-    seen, words = set() if seen is None else seen, name.split(".")
-    for part in (".".join(words[:size]) for size in range(1, len(words) + 1)):
-        module, is_new = source.find_module(part), part not in seen
-        seen.add(part)
-        if module is None and is_new and "sys.path" not in seen:
-            yield place, part
-        if module is None or not any(is_own(each) for each in (module.file, *module.folders) if each):
-            return  # of another's package only the first name is known: it may make the others itself
-        seen |= {"sys.path"} if "sys.path" in module.text else set()
-        for node in module.tree.body if is_new else ():
-            imports = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            for each in [source.imported_module(node, module)] if isinstance(node, ast.ImportFrom) else imports:
-                yield from find_absent_imports(each, f"{module.file}:{node.lineno}", seen)
+    visited = set() if visited is None else visited
+    words = name.split(".")
+    for size in range(1, len(words) + 1):
+        part = ".".join(words[:size])
+        module = source.find_module(part)
+        is_new = part not in visited
+        visited.add(part)
+        if module is None:
+            if is_new and "sys.path" not in visited:
+                yield place, part
+            return
+        paths = [path for path in (module.file, *module.folders) if path]
+        if not any(is_own(path) for path in paths):
+            # Of another's package only the first name counts: it may make the others itself.
+            return
+        if "sys.path" in module.text:
+            visited.add("sys.path")
+        if not is_new:
+            continue
+        for node in module.tree.body:
+            for imported in _list_imports(node, module):
+                yield from find_absent_imports(imported, f"{module.file}:{node.lineno}", visited)
+
+
+def _list_imports(node: ast.stmt, module: source.Module) -> list[str]:
+    """The modules that a statement imports."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [source.imported_module(node, module)]
+    return []

@@ -1,167 +1,197 @@
-"""Values against their parameters: the type, the range, and the names that the code knows.
+"""One value against what takes it: its type, its range, and the texts that the code knows.
 
-The ranges are by the field's name, since TRL, transformers and peft call the same thing the same; a class that does not
-has rows of its own.
+A fault of a value says what was probably meant. A text that looks like a number, a word for true or
+false, or a name of another tool is put into the words to type.
 """
 
 import math
-import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
 from typing import TypeGuard
 
-from runner.config.dialect import find_meanings
+from runner.config.dialect import Meaning, find_meanings
 from runner.config.menu import GROUPS
 from runner.errors import Fault
-from runner.run.alarms import ALARMS
 from runner.schema import upstream
+from runner.schema.library_ranges import BY_CLASS, range_in_group
+from runner.schema.ranges import FRACTION, NOT_NEGATIVE, POSITIVE, Range
 from runner.schema.read import Parameter, Signature
-from runner.schema.text import as_typed, nearest, read_tables, short_text, to_override, to_text
+from runner.schema.text import as_typed, nearest, short_text, to_override, to_text
 from runner.schema.type import Type, shortened
 
-
-@dataclass(frozen=True)
-class Range:
-    """The numbers from ``low`` to ``high``."""
-
-    low: float = -math.inf
-    high: float = math.inf
-    above: bool = False  # without ``low`` itself
-    below: bool = False  # without ``high`` itself
-    other: float | None = None  # one more value, which means something of its own, such as -1 for "no limit"
-
-    def __contains__(self, value: float) -> bool:
-        enough = value > self.low if self.above else value >= self.low
-        return value == self.other or (enough and (value < self.high if self.below else value <= self.high))
-
-    def __str__(self) -> str:
-        ends = []
-        if not math.isinf(self.low):
-            ends.append(f"{'above' if self.above else 'at least'} {self.low}")
-        if not math.isinf(self.high):
-            ends.append(f"{'below' if self.below else 'at most'} {self.high}")
-        return " and ".join(ends) + ("" if self.other is None else f", or {self.other}")
-
-
-def _ranges_of(kinds: Mapping[str, Sequence[str]]) -> dict[str, Range]:
-    return {name: RANGES[kind] for kind, names in kinds.items() for name in names}
-
-
-_TABLES = read_tables(__file__)
-RANGES = {kind: Range(**ends) for kind, ends in _TABLES["ranges"].items()}
-SETTINGS = {f"tolerate.{alarm}": RANGES["count"] for alarm in ALARMS} | _ranges_of(_TABLES["settings"])
-BY_GROUP = {group: _ranges_of(kinds) for group, kinds in _TABLES["by_group"].items()}
-BY_GROUP["trainer"] = _ranges_of(upstream.NUMERIC_FIELDS)
-BY_CLASS = {owner: _ranges_of(kinds) for owner, kinds in _TABLES["by_class"].items()}
+NUMBER = Type("float")
+# Words for true and false in texts that YAML does not read as such, in lower case.
+BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+NULLS = ("none", "null", "~", "")
 
 
 def range_of(path: str, name: str, signature: Signature, trainer: Signature | None) -> Range | None:
-    """The range of a number that a target takes under this name; None where none is known, or the top level says it."""
+    """The range of a number that a library's target takes under this name; None for no known one.
+
+    ``path`` is the key that a user would change, which is ``kl_coef`` for a beta that comes from
+    there.
+    """
     if trainer and name == "beta" and path in ("trainer.args.beta", "kl_coef"):
-        names = {*trainer.parameters, *signature.parameters}
-        if upstream.REWARD_FUNCS not in names and any(each.startswith("teacher_") for each in names):
-            return RANGES["fraction"]  # between forward and reverse KL
-        # Preferences are learnt through beta: at 0 nothing is, and below it the opposite is.
-        loss = signature.parameters.get(upstream.LOSS_TYPE)
-        if upstream.loss_interface(trainer, signature) or (loss and loss.default == "sigmoid"):
-            return RANGES["positive"]
-    rows = (BY_CLASS.get(owner, {}) for owner in (*signature.lineage, signature.target))
-    usual = RANGES["not negative"] if path == "kl_coef" else range_in_group(path.partition(".")[0], name)
-    return next((row[name] for row in rows if name in row), usual)
+        special = _range_of_beta(signature, trainer)
+        if special is not None:
+            return special
+    for owner in (*signature.lineage, signature.target):
+        if name in BY_CLASS.get(owner, {}):
+            return BY_CLASS[owner][name]
+    if path == "kl_coef":
+        return NOT_NEGATIVE
+    return range_in_group(path.partition(".")[0], name)
 
 
-def range_in_group(group: str, name: str) -> Range | None:
-    """The range of a number that targets of a group take under this name; None where none is known."""
-    ranges = BY_GROUP.get(group, {})
-    if name in ranges:
-        return ranges[name]
-    for pattern, numbers in ranges.items():
-        if pattern.startswith("|") and re.fullmatch(pattern.strip("|"), name):
-            return numbers
+def _range_of_beta(signature: Signature, trainer: Signature) -> Range | None:
+    """The range of a beta that is not the weight of a KL divergence."""
+    names = {*trainer.parameters, *signature.parameters}
+    has_teacher = any(name.startswith("teacher_") for name in names)
+    if has_teacher and "reward_funcs" not in names:
+        return FRACTION  # between forward and reverse KL
+    # Preferences are learnt through beta: at 0 nothing is, and below it the opposite is.
+    loss = signature.parameters.get("loss_type")
+    is_of_pairs = loss is not None and loss.default == "sigmoid"
+    if is_of_pairs or upstream.loss_interface(trainer, signature):
+        return POSITIVE
     return None
 
 
 def find_misfits(
-    path: str, value: object, parameter: Parameter, numbers: Range | None = None, choices: Collection[str] = ()
+    path: str,
+    value: object,
+    parameter: Parameter,
+    numbers: Range | None = None,
+    choices: Collection[str] = (),
 ) -> list[Fault]:
-    """The faults of a value as a parameter, several only of a mapping; what is not finite is refused elsewhere."""
-    known, default = parameter.type, parameter.default
-    if value == "None" and known.kind != "any" and known.accepts(None):
+    """The faults of a value as the argument of a parameter; several only for a mapping.
+
+    ``numbers`` is the range of a number, and ``choices`` are the texts that the code compares it
+    with. Numbers that are not finite are refused elsewhere.
+    """
+    accepted = parameter.type
+    if value == "None" and accepted.kind != "any" and accepted.accepts(None):
         return [Fault(path, "the text None; YAML writes nothing as null", "null", "=null")]
     if parameter.required and value == "":
-        return [Fault(path, "an empty text", str(known), "=<value>")]
-    odd = [key for key in value if not isinstance(key, str)] if isinstance(value, Mapping) else []
-    if odd and path.endswith("_kwargs"):
-        return [Fault(path, f"the key {odd[0]}", "names of arguments, each with a value", f"{path}=null")]
-    if not known.accepts(value):
-        return list(_misfits_inside(path, value, known)) or [misfit_type(path, value, known, default)]
-    fault = misfit_choice(path, value, choices) or misfit_number(path, value, numbers, default)
-    return [fault] if fault else []
+        return [Fault(path, "an empty text", str(accepted), "=<value>")]
+    if isinstance(value, Mapping) and path.endswith("_kwargs"):
+        for key in value:
+            if not isinstance(key, str):
+                expected = "names of arguments, each with a value"
+                return [Fault(path, f"the key {key}", expected, f"{path}=null")]
+    if not accepted.accepts(value):
+        inner_faults = list(_misfits_inside(path, value, accepted))
+        return inner_faults or [misfit_type(path, value, accepted, parameter.default)]
+    misfit = misfit_choice(path, value, choices)
+    misfit = misfit or misfit_number(path, value, numbers, parameter.default)
+    return [misfit] if misfit else []
 
 
-def _misfits_inside(path: str, value: object, known: Type) -> Iterator[Fault]:
-    shape = next((part for part in known.alternatives if part.kind == "dict"), None)
-    if not isinstance(value, dict) or not shape or not shape.parts:
+def _misfits_inside(path: str, value: object, accepted: Type) -> Iterator[Fault]:
+    """The faults of the keys and values of a mapping whose type says both."""
+    if not isinstance(value, dict):
         return
-    words = tuple(map(str, shape.parts[0].choices))
-    for key, entry in value.items():
+    for mapping in accepted.alternatives:
+        if mapping.kind == "dict" and mapping.parts:
+            key_type, value_type = mapping.parts
+            break
+    else:
+        return
+    words = [str(choice) for choice in key_type.choices]
+    for key, inner_value in value.items():
         inner = f"{path}.{key}"
         if words and key not in words:
-            fix = to_override(f"{path}.{[*nearest(str(key), words), *words][0]}", entry)
-            yield Fault(inner, "no such key", f"one of {shortened(list(words))}", fix)
-        elif not shape.parts[1].accepts(entry):
-            yield misfit_type(inner, entry, shape.parts[1])
+            likeliest = [*nearest(str(key), words), *words][0]
+            fix = to_override(f"{path}.{likeliest}", inner_value)
+            yield Fault(inner, "no such key", f"one of {shortened(words)}", fix)
+        elif not value_type.accepts(inner_value):
+            yield misfit_type(inner, inner_value, value_type)
 
 
-def misfit_number(path: str, value: object, numbers: Range | None, default: object = None) -> Fault | None:
-    """The fault of a number, or of one in a list, that is outside of a range; else None."""
-    values = value if isinstance(value, list) else [value]
-    if numbers is not None and value == [] and isinstance(default, list | tuple) and default:
-        fix = f"{to_override(path, list(default))}  (the default)"
-        return Fault(path, "no number", f"numbers, each {numbers}", fix)
-    if numbers is None or all(each in numbers for each in values if is_plain_number(each) and math.isfinite(each)):
+def misfit_number(
+    path: str, value: object, numbers: Range | None, default: object = None
+) -> Fault | None:
+    """The fault of a number outside of a range, also of one in a list; else None."""
+    if numbers is None:
         return None
-    fix = _fix(path, default, Type("float"), numbers)
-    if isinstance(value, list):  # for which one number is no value
-        fix = f"leave {path} out"
-        if isinstance(default, list | tuple):
-            fix = f"{to_override(path, list(default))}  (the default)"
+    has_list_default = isinstance(default, list | tuple) and bool(default)
+    list_fix = f"{to_override(path, default)}  (the default)"
+    if value == [] and has_list_default:
+        return Fault(path, "no number", f"numbers, each {numbers}", list_fix)
+    values = value if isinstance(value, list) else [value]
+    for number in values:
+        if is_plain_number(number) and math.isfinite(number) and number not in numbers:
+            break
+    else:
+        return None
+    if not isinstance(value, list):
+        fix = _likeliest_fix(path, default, NUMBER, numbers)
+    else:  # a single number would be no value for it
+        fix = list_fix if has_list_default else f"leave {path} out"
     return Fault(path, short_text(value), str(numbers), fix)
 
 
 def misfit_choice(path: str, value: object, choices: Collection[str]) -> Fault | None:
-    """The fault of a text, or of one in a list, that the code compares with nothing; else None."""
+    """The fault of a text that the code compares with nothing, also of one in a list; else None."""
     values = value if isinstance(value, list) else [value]
-    strange = [each for each in values if isinstance(each, str) and each not in choices]
+    strange = [text for text in values if isinstance(text, str) and text not in choices]
     if not choices or not strange:
         return None
-    likely = [(nearest(each, choices) or [""])[0] if each in strange else each for each in values]
-    meant = list(filter(None, likely)) or [next(iter(choices))]
+    meant = []
+    for text in values:
+        if text not in strange:
+            meant.append(text)
+        elif similar := nearest(text, choices):
+            meant.append(similar[0])
+    meant = meant or [next(iter(choices))]
     fix = to_override(path, meant if isinstance(value, list) else meant[0])
-    return Fault(path, ", ".join(map(short_text, strange)), str(Type("choice", values=tuple(choices))), fix)
+    found = ", ".join(map(short_text, strange))
+    return Fault(path, found, str(Type("choice", values=tuple(choices))), fix)
 
 
-def misfit_type(path: str, value: object, known: Type, default: object = None) -> Fault:
+def misfit_type(path: str, value: object, accepted: Type, default: object = None) -> Fault:
     """The fault of a value that its type does not accept, with what was probably meant."""
+    if isinstance(value, list) and len(value) > 1 and all(map(accepted.accepts, value)):
+        found = f"a list: {short_text(value)}"
+        fix = f"-m {path}={to_text(value)[1:-1]}"
+        return Fault(path, found, f"{accepted}, or a sweep", fix)
     meanings = list(find_meanings(path, value))
-    others = [each.words[path] for each in meanings if path in each.words]
-    meant = _meant(value, known) or [each for each in others if known.accepts(each)]
-    if isinstance(value, list) and value[1:] and all(map(known.accepts, value)):
-        return Fault(path, f"a list: {short_text(value)}", f"{known}, or a sweep", f"-m {path}={to_text(value)[1:-1]}")
-    is_guess = not meant or (meant[0] == str(value) and isinstance(default, str))
-    fix = _fix(path, default, known) if is_guess else to_override(path, meant[0])
-    for words in (each.words for each in meanings):
-        # Unless the value is only carried to another name of the same number.
-        is_carried = isinstance(value, str) and value in words.values() and not words.keys() & set(GROUPS)
-        if words and path not in words and not is_carried:
-            fix = as_typed(words)
-            break
+    meant = _list_meant(value, accepted)
+    for meaning in meanings:
+        if path in meaning.words and accepted.accepts(meaning.words[path]):
+            meant.append(meaning.words[path])
+    found = _describe_value(value, meant)
+    for meaning in meanings:
+        if meaning.final:
+            return Fault(path, found, meaning.why, meaning.fix)
+    elsewhere = _words_elsewhere(path, value, meanings)
+    if elsewhere:
+        fix = as_typed(elsewhere)
+    elif not meant or (meant[0] == str(value) and isinstance(default, str)):
+        fix = _likeliest_fix(path, default, accepted)
+    else:
+        fix = to_override(path, meant[0])
+    return Fault(path, found, str(accepted), fix)
+
+
+def _describe_value(value: object, meant: list[object]) -> str:
+    """A value with its kind, and a remark where YAML has read a word as true or false."""
     kinds: dict[type, str] = {str: "the text ", list: "a list: ", dict: "a mapping: "}
-    found = kinds.get(type(value), "") + short_text(value)
+    text = kinds.get(type(value), "") + short_text(value)
     if isinstance(value, bool) and meant and isinstance(meant[0], str):
-        found += f", which is how YAML reads {meant[0]} without quotes"
-    refusal = next((each for each in meanings if each.final), None)
-    return Fault(path, found, refusal.why, refusal.fix) if refusal else Fault(path, found, str(known), fix)
+        text += f", which is how YAML reads {meant[0]} without quotes"
+    return text
+
+
+def _words_elsewhere(path: str, value: object, meanings: list[Meaning]) -> Mapping[str, object]:
+    """The first words that stand for a value at other keys; none that only carry it to one of them."""
+    for meaning in meanings:
+        chooses_option = bool(meaning.words.keys() & set(GROUPS))
+        is_carried = isinstance(value, str) and value in meaning.words.values()
+        if is_carried and not chooses_option:
+            continue
+        if meaning.words and path not in meaning.words:
+            return meaning.words
+    return {}
 
 
 def is_plain_number(value: object) -> TypeGuard[int | float]:
@@ -169,26 +199,35 @@ def is_plain_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _meant(value: object, known: Type) -> list[object]:
-    guesses: list[object] = [[value], str(value)]  # a list of one, or a text that looks like a number
-    if isinstance(value, bool):  # YAML reads no, off, yes and on as these
-        guesses = ["no" if value is False else "yes", "off" if value is False else "on", [value]]
+def _list_meant(value: object, accepted: Type) -> list[object]:
+    """The value of an accepted type that was probably meant, or none."""
+    if accepted.kind == "any":
+        return []
+    guesses: list[object] = [[value], str(value)]
+    if isinstance(value, bool):
+        # YAML reads no, off, yes and on as true and false.
+        guesses = ["yes", "on", [value]] if value else ["no", "off", [value]]
     elif isinstance(value, float) and value.is_integer():
         guesses.insert(0, int(value))
     elif isinstance(value, str):
-        guesses = [*_from_text(value), *nearest(value, [c for c in known.choices if str(c) == c]), [value]]
+        texts = [choice for choice in accepted.choices if isinstance(choice, str)]
+        guesses = [*_read_text(value), *nearest(value, texts), [value]]
     elif value is None:
-        guesses = [choice for choice in known.choices if choice == "none"]
+        guesses = [choice for choice in accepted.choices if choice == "none"]
     elif isinstance(value, list) and len(value) == 1:
         guesses = value
-    return [guess for guess in guesses if known.kind != "any" and known.accepts(guess)][:1]
+    for guess in guesses:
+        if accepted.accepts(guess):
+            return [guess]
+    return []
 
 
-def _from_text(text: str) -> list[object]:
-    words = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-    if text.lower() in words:
-        return [words[text.lower()]]
-    if text.lower() in ("none", "null", "~", ""):
+def _read_text(text: str) -> list[object]:
+    """The values of other types that a text may stand for."""
+    word = text.lower()
+    if word in BOOLEANS:
+        return [BOOLEANS[word]]
+    if word in NULLS:
         return [None]
     try:
         number = float(text)
@@ -197,12 +236,15 @@ def _from_text(text: str) -> list[object]:
     return [int(number), number] if number.is_integer() else [number]
 
 
-def _fix(path: str, default: object, known: Type, numbers: Range | None = None) -> str:
-    good = known.accepts(default) and default is not None and not isinstance(default, dict)
-    if good and (numbers is None or (is_plain_number(default) and default in numbers)):
+def _likeliest_fix(path: str, default: object, accepted: Type, numbers: Range | None = None) -> str:
+    """The word to type where nothing tells what was meant: the default if it is accepted."""
+    is_accepted = accepted.accepts(default) and not isinstance(default, dict | None)
+    if numbers is not None and is_accepted:
+        is_accepted = is_plain_number(default) and default in numbers
+    if is_accepted:
         return f"{to_override(path, default)}  (the default)"
-    if known.choices:
-        return to_override(path, known.choices[0])
+    if accepted.choices:
+        return to_override(path, accepted.choices[0])
     if numbers is not None and numbers.low in numbers and math.isfinite(numbers.low):
         return f"{path}={numbers.low}"
-    return f"{path}=null" if known.kind == "none" else f"leave {path} out"
+    return f"{path}=null" if accepted.kind == "none" else f"leave {path} out"

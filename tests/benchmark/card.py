@@ -1,18 +1,21 @@
 """The checked-in experiments on one CUDA card at their real sizes: tokens per second and peak memory, beside plain TRL.
 
-The models are Qwen2.5-0.5B and Pythia 1B in bfloat16 files, with random weights and the tokenizer of the tiny model;
-rows are as long as the experiments' own. Each case is the public command in a process of its own, and then TRL's
-trainer on the arguments, rows and model of that run's ``config.yaml``. ``full`` trains float32 weights under bf16,
-``lora`` adapts bfloat16 weights, ``4bit`` is that on 4 bits, ``liger`` that with fused kernels, ``max`` with
-``speed=max``. TRL 1.16 has no PPO.
+The models are Qwen2.5-0.5B and Pythia 1B in bfloat16 files, with random weights and the tokenizer
+of the tiny model; rows are as long as the experiments' own. Each case is the public command in a
+process of its own, and then TRL's trainer on the arguments, rows and model of that run's
+``config.yaml``. ``full`` trains float32 weights under bf16, ``lora`` adapts bfloat16 weights,
+``4bit`` is that on 4 bits, ``liger`` that with fused kernels, ``max`` with ``speed=max``. TRL 1.16
+has no PPO.
 
-run: python tests/benchmark/card.py                needs 20 GB of disk, and a card of 80 GB for PPO in full
+run: python tests/benchmark/card.py                needs 20 GB of disk, and a card of 80 GB for PPO
+in full
      python tests/benchmark/card.py --experiment sft_qwen_tldr --variant lora 4bit --steps 50
      python tests/benchmark/card.py --tiny         tries the script itself on the CPU, with models of two layers
 
-Prints one markdown table: the median of tokens per second over the steps but the first, and the most memory that
-PyTorch allocated. Without a CUDA card it says so and ends; nan is a case that failed, its end is on stderr. Left out on
-purpose: what is learnt, a text's end, evaluation, several cards, vLLM, and PPO beside TRL 1.12's (``ppo_gpu.py``).
+Prints one markdown table: the median of tokens per second over the steps but the first, and the
+most memory that PyTorch allocated. Without a CUDA card it says so and ends; nan is a case that
+failed, its end is on stderr. Left out on purpose: what is learnt, a text's end, evaluation, several
+cards, vLLM, and PPO beside TRL 1.12's (``ppo_gpu.py``).
 """
 
 from __future__ import annotations
@@ -38,10 +41,20 @@ from ppo_sides import ROOT, installed
 
 QWEN = {
     **{"model_type": "qwen2", "vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864},
-    **{"num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True},
+    **{
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    },
 }
 PYTHIA = {
-    **{"model_type": "gpt_neox", "vocab_size": 50304, "hidden_size": 2048, "intermediate_size": 8192},
+    **{
+        "model_type": "gpt_neox",
+        "vocab_size": 50304,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+    },
     **{"num_hidden_layers": 16, "num_attention_heads": 8, "tie_word_embeddings": False},
 }
 SMALL = {"vocab_size": 640, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -53,7 +66,10 @@ VARIANTS = {
     "liger": ["model.dtype=bfloat16", "trainer.args.use_liger_kernel=true"],
     "max": ["model.dtype=bfloat16", "speed=max"],
 }
-LENGTHS = {"prompt": (200, 512), "completion": (20, 53)}, {"prompt": (64, 64), "chosen": (24, 24), "rejected": (24, 24)}
+LENGTHS = (
+    {"prompt": (200, 512), "completion": (20, 53)},
+    {"prompt": (64, 64), "chosen": (24, 24), "rejected": (24, 24)},
+)
 NEEDS = {"4bit": "bitsandbytes", "liger": "liger_kernel"}
 
 
@@ -62,40 +78,88 @@ def main() -> None:
     parser.add_argument("--experiment", nargs="+", choices=EXPERIMENTS, default=EXPERIMENTS)
     parser.add_argument("--variant", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--steps", type=int, default=20, help="of each training, at least 2")
-    parser.add_argument("--tiny", action="store_true", help="models of two layers, a few rows, on the CPU")
-    parser.add_argument("--plain", type=Path, help=argparse.SUPPRESS)  # the run beside which TRL trains alone
+    parser.add_argument(
+        "--tiny", action="store_true", help="models of two layers, a few rows, on the CPU"
+    )
+    # the run beside which TRL trains alone
+    parser.add_argument("--plain", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.plain:
         return print(json.dumps(train_plain(options.plain)))
     if not options.tiny and not torch.cuda.is_available():
         return print("no CUDA card: nothing to measure; --tiny tries the script on the CPU")
-    cannot = {name for name, library in NEEDS.items() if not installed(library) or (options.tiny and name == "liger")}
+    cannot = {
+        name
+        for name, library in NEEDS.items()
+        if not installed(library) or (options.tiny and name == "liger")
+    }
     variants = [name for name in options.variant if name not in cannot]
-    lines = ["| experiment | variant | tokens/s | TRL | peak GB | TRL |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| experiment | variant | tokens/s | TRL | peak GB | TRL |",
+        "|---|---|---|---|---|---|",
+    ]
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["HF_HOME"] = f"{scratch}/hf"
         for name, values in ("qwen", QWEN), ("pythia", PYTHIA), ("reward", PYTHIA):
-            write_model(Path(scratch) / name, values | (SMALL if options.tiny else {}), scored=name == "reward")
+            write_model(
+                Path(scratch) / name,
+                values | (SMALL if options.tiny else {}),
+                scored=name == "reward",
+            )
         for experiment, variant in itertools.product(options.experiment, variants):
             sides = measure(Path(scratch), experiment, variant, options)
-            rates, peaks = ([f"{side[at]:,.{at}f}" if side[at] else "-" for side in sides] for at in (0, 1))
+            rates, peaks = (
+                [f"{side[at]:,.{at}f}" if side[at] else "-" for side in sides] for at in (0, 1)
+            )
             lines.append(f"| {' | '.join([experiment, variant, *rates, *peaks])} |")
             print(lines[-1], file=sys.stderr)
-    used = ["torch", "transformers", "trl", "peft", *(NEEDS[name] for name in variants if name in NEEDS)]
-    print("CPU, tiny models" if options.tiny else torch.cuda.get_device_name(), date.today(), sep=", ", end=", ")
-    print(*(f"{name} {version(name)}" for name in used), *(f"no {name}" for name in cannot), sep=", ", end="\n\n")
+    used = [
+        "torch",
+        "transformers",
+        "trl",
+        "peft",
+        *(NEEDS[name] for name in variants if name in NEEDS),
+    ]
+    print(
+        "CPU, tiny models" if options.tiny else torch.cuda.get_device_name(),
+        date.today(),
+        sep=", ",
+        end=", ",
+    )
+    print(
+        *(f"{name} {version(name)}" for name in used),
+        *(f"no {name}" for name in cannot),
+        sep=", ",
+        end="\n\n",
+    )
     print(*lines, sep="\n")
 
 
 def write_model(folder: Path, values: dict[str, Any], scored: bool) -> None:
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoModelForSequenceClassification,
+        AutoTokenizer,
+    )
 
-    tokenizer = AutoTokenizer.from_pretrained(ROOT / "runner" / "model" / "tiny")  # one token per digit
-    ends = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "eos", "bos")}
-    kind, more = (AutoModelForSequenceClassification, {"num_labels": 1}) if scored else (AutoModelForCausalLM, {})
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):  # where a billion numbers are drawn at once
-        model = kind.from_config(AutoConfig.for_model(**values, **ends, **more), dtype=torch.bfloat16)
-    if not scored:  # the words that the tokenizer knows are likelier, so that a completion has text in it
+    # one token per digit
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "runner" / "model" / "tiny")
+    ends = {
+        f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "eos", "bos")
+    }
+    kind, more = (
+        (AutoModelForSequenceClassification, {"num_labels": 1})
+        if scored
+        else (AutoModelForCausalLM, {})
+    )
+    # where a billion numbers are drawn at once
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = kind.from_config(
+            AutoConfig.for_model(**values, **ends, **more), dtype=torch.bfloat16
+        )
+    # the words that the tokenizer knows are likelier, so that a completion has text in it
+    if not scored:
         model.get_output_embeddings().weight.data[: len(tokenizer)] *= 5
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -103,20 +167,45 @@ def write_model(folder: Path, values: dict[str, Any], scored: bool) -> None:
 
 def write_rows(path: Path, experiment: str, count: int) -> None:
     draw, ends = random.Random(0), LENGTHS[experiment.startswith("dpo")]
-    rows = [{key: draw.choices("0123456789", k=draw.randint(*ends[key])) for key in ends} for _ in range(count)]
-    path.write_text("".join(json.dumps({key: "".join(row[key]) for key in row}) + "\n" for row in rows))
+    rows = [
+        {key: draw.choices("0123456789", k=draw.randint(*ends[key])) for key in ends}
+        for _ in range(count)
+    ]
+    path.write_text(
+        "".join(json.dumps({key: "".join(row[key]) for key in row}) + "\n" for row in rows)
+    )
 
 
-def measure(scratch: Path, experiment: str, variant: str, options: argparse.Namespace) -> list[list[float]]:
+def measure(
+    scratch: Path, experiment: str, variant: str, options: argparse.Namespace
+) -> list[list[float]]:
     """Tokens per second and peak GB of ours and of TRL's."""
-    output, rows, ppo = scratch / f"{experiment}-{variant}", scratch / "rows.jsonl", experiment.startswith("ppo")
+    output, rows, ppo = (
+        scratch / f"{experiment}-{variant}",
+        scratch / "rows.jsonl",
+        experiment.startswith("ppo"),
+    )
     write_rows(rows, experiment, 48 if options.tiny else 500)
-    keys = {"experiment": experiment, "dataset": "local", "dataset.path": rows, "output_root": output}
-    keys |= {"dataset.split": "{train: train, eval: null}", "model.path": scratch / experiment.split("_")[1]}
-    keys |= {"trainer.args.max_steps": options.steps, "trainer.args.logging_steps": 1, "on_memory": "stop"}
+    keys = {
+        "experiment": experiment,
+        "dataset": "local",
+        "dataset.path": rows,
+        "output_root": output,
+    }
+    keys |= {
+        "dataset.split": "{train: train, eval: null}",
+        "model.path": scratch / experiment.split("_")[1],
+    }
+    keys |= {
+        "trainer.args.max_steps": options.steps,
+        "trainer.args.logging_steps": 1,
+        "on_memory": "stop",
+    }
     keys |= {"reward": "tldr_model", "reward.model.path": scratch / "reward"} if ppo else {}
     words = [f"{key}={value}" for key, value in keys.items()]
-    if not run_apart(["-m", "runner", "trainer.args.save_strategy=no", *words, *VARIANTS[variant]], options.tiny):
+    if not run_apart(
+        ["-m", "runner", "trainer.args.save_strategy=no", *words, *VARIANTS[variant]], options.tiny
+    ):
         return [[float("nan")] * 2] * 2
     (log,) = output.glob("*/*/metrics.jsonl")
     lines = [json.loads(line) for line in log.read_text().splitlines()]
@@ -128,10 +217,18 @@ def measure(scratch: Path, experiment: str, variant: str, options: argparse.Name
 
 def run_apart(words: list[str], tiny: bool) -> str:
     """The last line that a Python with these words prints; nothing where it failed, and then its end is shown."""
-    settings = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"} | ({"CUDA_VISIBLE_DEVICES": ""} if tiny else {})
-    done = subprocess.run([sys.executable, *words], env=os.environ | settings, capture_output=True, text=True)
+    settings = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"} | (
+        {"CUDA_VISIBLE_DEVICES": ""} if tiny else {}
+    )
+    done = subprocess.run(
+        [sys.executable, *words], env=os.environ | settings, capture_output=True, text=True
+    )
     if done.returncode:
-        print(*words, f"ended with {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}", file=sys.stderr)
+        print(
+            *words,
+            f"ended with {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}",
+            file=sys.stderr,
+        )
     return "" if done.returncode else done.stdout.splitlines()[-1]
 
 
@@ -140,25 +237,48 @@ def train_plain(run: Path) -> tuple[float, float]:
     import trl
     from datasets import Dataset
     from peft import LoraConfig
-    from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, TrainerCallback
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoTokenizer,
+        BitsAndBytesConfig,
+        TrainerCallback,
+    )
 
     class Clock(TrainerCallback):
-        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
+        def on_log(
+            self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any
+        ) -> None:
             if "loss" in logs:
                 seen.append((logs["num_tokens"], time.monotonic()))
 
     seen: list[tuple[float, float]] = []
     cfg = yaml.safe_load((run / "config.yaml").read_text())
-    args, peft, quant, path = cfg["trainer"]["args"], cfg["peft"], cfg["quant"], cfg["model"]["path"]
+    args, peft, quant, path = (
+        cfg["trainer"]["args"],
+        cfg["peft"],
+        cfg["quant"],
+        cfg["model"]["path"],
+    )
     config, *_ = [node.pop("_target_").removeprefix("trl.") for node in (args, peft, quant) if node]
-    args |= {"output_dir": str(run / "plain"), "seed": cfg["seed"], "report_to": "none", "disable_tqdm": True}
+    args |= {
+        "output_dir": str(run / "plain"),
+        "seed": cfg["seed"],
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
     if config == "DPOConfig":  # in which TRL cannot group: its rows of pairs have no input_ids
         args.pop("train_sampling_strategy", None)
-    args |= {} if torch.cuda.is_available() else {"use_cpu": True, "bf16": False, "activation_checkpointing": False}
+    args |= (
+        {}
+        if torch.cuda.is_available()
+        else {"use_cpu": True, "bf16": False, "activation_checkpointing": False}
+    )
     loaded = {"quantization_config": BitsAndBytesConfig(**quant)} if quant else {}
     rewards = {"reward_funcs": lambda completions, **_: [len(set(text)) for text in completions]}
     trainer = getattr(trl, config.replace("Config", "Trainer"))(
-        model=AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, cfg["model"]["dtype"]), **loaded),
+        model=AutoModelForCausalLM.from_pretrained(
+            path, dtype=getattr(torch, cfg["model"]["dtype"]), **loaded
+        ),
         args=getattr(trl, config)(**args),
         train_dataset=Dataset.from_json(cfg["dataset"]["path"]),
         processing_class=AutoTokenizer.from_pretrained(path),
@@ -167,8 +287,12 @@ def train_plain(run: Path) -> tuple[float, float]:
         **(rewards if config == "GRPOConfig" else {}),
     )
     trainer.train()
-    rates = [(count - less) / (now - then) for (less, then), (count, now) in itertools.pairwise(seen)]
-    return median(rates), torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else 0.0
+    rates = [
+        (count - less) / (now - then) for (less, then), (count, now) in itertools.pairwise(seen)
+    ]
+    return median(
+        rates
+    ), torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else 0.0
 
 
 if __name__ == "__main__":

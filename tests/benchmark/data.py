@@ -8,8 +8,9 @@
 run: python tests/benchmark/data.py --only reference tokens
      python tests/benchmark/data.py --only rows --sizes 10000 100000 1000000
 
-Prints a table in markdown for each. CPU seconds are user and system of all processes of a command, medians where it is
-repeated; memory is the peak of the largest process: all that is resident, and what no file is behind (``own``).
+Prints a table in markdown for each. CPU seconds are user and system of all processes of a command,
+medians where it is repeated; memory is the peak of the largest process: all that is resident, and
+what no file is behind (``own``).
 """
 
 from __future__ import annotations
@@ -112,36 +113,82 @@ class Bench:
                 file.write(json.dumps(row) + "\n")
         return path
 
-    def ours(self, kind: str, rows: Path, cache: str, *words: str, model: Path = TINY) -> tuple[Spent, dict]:
+    def ours(
+        self, kind: str, rows: Path, cache: str, *words: str, model: Path = TINY
+    ) -> tuple[Spent, dict]:
         self.count += 1
         out = self.folder / f"meter-{self.count}"
-        command = [sys.executable, "-m", "runner", f"trainer={kind.lower()}", "dataset=local", f"dataset.path={rows}"]
-        command += ["dataset.split.eval=null", "dataset.shuffle=false", "metric=none", f"model.path={model}"]
+        command = [
+            sys.executable,
+            "-m",
+            "runner",
+            f"trainer={kind.lower()}",
+            "dataset=local",
+            f"dataset.path={rows}",
+        ]
+        command += [
+            "dataset.split.eval=null",
+            "dataset.shuffle=false",
+            "metric=none",
+            f"model.path={model}",
+        ]
         command += ["model.dtype=float32", "allow=[meter]", "callback.meter._target_=meter.Meter"]
-        command += [f"callback.meter.out={out}", f"name=run{self.count}", f"output_root={self.folder / 'outputs'}"]
+        command += [
+            f"callback.meter.out={out}",
+            f"name=run{self.count}",
+            f"output_root={self.folder / 'outputs'}",
+        ]
         return self.measure([*command, *words], cache), read(out)
 
-    def theirs(self, kind: str, rows: Path, cache: str, model: Path = TINY, **args: object) -> tuple[Spent, dict]:
+    def theirs(
+        self, kind: str, rows: Path, cache: str, model: Path = TINY, **args: object
+    ) -> tuple[Spent, dict]:
         self.count += 1
         out = self.folder / f"meter-{self.count}"
-        given = {"folder": str(self.folder), "rows": str(rows), "model": str(model), "kind": kind, "out": str(out)}
-        return self.measure([sys.executable, "-c", PLAIN.format(args=args, **given)], cache), read(out)
+        given = {
+            "folder": str(self.folder),
+            "rows": str(rows),
+            "model": str(model),
+            "kind": kind,
+            "out": str(out),
+        }
+        return self.measure([sys.executable, "-c", PLAIN.format(args=args, **given)], cache), read(
+            out
+        )
 
     def measure(self, command: list[str], cache: str) -> Spent:
         began = time.monotonic()
         with (self.folder / "log.txt").open("w") as log:
             process = subprocess.Popen(
-                command, cwd=self.folder, env=self.environment(cache), stdout=log, stderr=subprocess.STDOUT
+                command,
+                cwd=self.folder,
+                env=self.environment(cache),
+                stdout=log,
+                stderr=subprocess.STDOUT,
             )
             own = 0.0
             while (ended := os.wait4(process.pid, os.WNOHANG))[0] == 0:
                 status = Path(f"/proc/{process.pid}/status").read_text()
-                own = max([own, *(int(line.split()[1]) for line in status.splitlines() if "RssAnon" in line)])
+                own = max(
+                    [
+                        own,
+                        *(
+                            int(line.split()[1])
+                            for line in status.splitlines()
+                            if "RssAnon" in line
+                        ),
+                    ]
+                )
                 time.sleep(0.1)
         if ended[1]:
             raise SystemExit((self.folder / "log.txt").read_text()[-3000:])
         used = ended[2]
-        return Spent(used.ru_utime + used.ru_stime, time.monotonic() - began, used.ru_maxrss / 1024, own / 1024)
+        return Spent(
+            used.ru_utime + used.ru_stime,
+            time.monotonic() - began,
+            used.ru_maxrss / 1024,
+            own / 1024,
+        )
 
 
 def read(out: Path) -> dict:
@@ -154,7 +201,12 @@ def words_of(**args: object) -> list[str]:
 
 def table(title: str, head: str, lines: list[str]) -> None:
     columns = head.count("|") + 1
-    print(f"\n{title}\n\n| {head} |\n|{'---|' * columns}", *(f"| {line} |" for line in lines), sep="\n", flush=True)
+    print(
+        f"\n{title}\n\n| {head} |\n|{'---|' * columns}",
+        *(f"| {line} |" for line in lines),
+        sep="\n",
+        flush=True,
+    )
 
 
 # --- The parts ----------------------------------------------------------------------------------
@@ -165,32 +217,57 @@ def reference(bench: Bench, chosen: argparse.Namespace) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     config = AutoConfig.from_pretrained(TINY)
-    config.update({"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 4})
+    config.update(
+        {
+            "hidden_size": 256,
+            "intermediate_size": 768,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 4,
+        }
+    )
     config.update({"num_key_value_heads": 4, "head_dim": 64})
     model = bench.folder / "model"
     AutoModelForCausalLM.from_config(config).save_pretrained(model)
     AutoTokenizer.from_pretrained(TINY).save_pretrained(model)
     rows = bench.rows("DPO", 64, 20)
-    args = {"per_device_train_batch_size": 8, "num_train_epochs": 2, "logging_steps": 1, "learning_rate": 1e-5}
+    args = {
+        "per_device_train_batch_size": 8,
+        "num_train_epochs": 2,
+        "logging_steps": 1,
+        "learning_rate": 1e-5,
+    }
     found: dict[str, list[tuple[Spent, dict]]] = {"ours": [], "again": [], "TRL": []}
     for number in range(chosen.repeat):
         given = {**args, "learning_rate": 1e-5, "max_steps": -1}
-        found["ours"].append(bench.ours("DPO", rows, f"ours{number}", *words_of(**given), model=model))
-        found["again"].append(bench.ours("DPO", rows, f"ours{number}", *words_of(**given), model=model))
+        found["ours"].append(
+            bench.ours("DPO", rows, f"ours{number}", *words_of(**given), model=model)
+        )
+        found["again"].append(
+            bench.ours("DPO", rows, f"ours{number}", *words_of(**given), model=model)
+        )
         found["TRL"].append(bench.theirs("DPO", rows, f"theirs{number}", model=model, **args))
     step = {
-        name: statistics.median(itertools.chain(*(seen["steps"] for _, seen in each))) for name, each in found.items()
+        name: statistics.median(itertools.chain(*(seen["steps"] for _, seen in each)))
+        for name, each in found.items()
     }
     cpu = {name: statistics.median(spent.cpu for spent, _ in each) for name, each in found.items()}
-    memory = {name: statistics.median(spent.own for spent, _ in each) for name, each in found.items()}
+    memory = {
+        name: statistics.median(spent.own for spent, _ in each) for name, each in found.items()
+    }
     losses = [each[0][1]["losses"] for each in found.values()]
     apart = max(abs(a - b) for a, b in zip(losses[0], losses[2], strict=True))
     lines = []
-    for what, of, digits in (("a step, CPU s", step, 3), ("the run, CPU s", cpu, 1), ("own memory, MB", memory, 0)):
+    for what, of, digits in (
+        ("a step, CPU s", step, 3),
+        ("the run, CPU s", cpu, 1),
+        ("own memory, MB", memory, 0),
+    ):
         figures = " | ".join(f"{of[side]:.{digits}f}" for side in ("ours", "again", "TRL"))
         lines.append(f"{what} | {figures} | {of['ours'] / of['TRL']:.2f}")
     same = "equal" if losses[0] == losses[1] else "OTHER LOSSES"
-    lines.append(f"largest difference from TRL's {len(losses[0])} losses | {apart:.1e} | {same} | | ")
+    lines.append(
+        f"largest difference from TRL's {len(losses[0])} losses | {apart:.1e} | {same} | | "
+    )
     head = "what | ours first | ours second | plain TRL | ours first / TRL"
     table("DPO in float32, 64 pairs in two epochs, 5 M weights", head, lines)
 
@@ -208,7 +285,9 @@ def tokens(bench: Bench, chosen: argparse.Namespace) -> None:
         for what, less in (("a start", 0.0), ("beyond that of 100 rows", start.cpu)):
             a, b, c, d = (each.cpu - less for each in (first, second, plain, again))
             theirs = f"{c:.1f} | {d:.1f}" if not less else " | "
-            lines.append(f"{kind}, {count:,} rows: {what}, CPU s | {a:.1f} | {b:.1f} | {theirs} | {b / a:.2f}")
+            lines.append(
+                f"{kind}, {count:,} rows: {what}, CPU s | {a:.1f} | {b:.1f} | {theirs} | {b / a:.2f}"
+            )
     head = "what | ours first | ours second | plain TRL first | second | ours second / first"
     table("Tokens found again by a run with another learning rate", head, lines)
 
@@ -221,9 +300,15 @@ def rows(bench: Bench, chosen: argparse.Namespace) -> None:
         for name, rate in (("first", 1e-6), ("second", 3e-6)):
             spent, _ = bench.ours("SFT", path, "rows", *words_of(max_steps=2, learning_rate=rate))
             each = 1e6 * (spent.cpu - base.cpu) / count
-            lines.append(f"{count:,}, {name} | {spent.cpu:.1f} | {each:.0f} | {spent.resident:.0f} | {spent.own:.0f}")
+            lines.append(
+                f"{count:,}, {name} | {spent.cpu:.1f} | {each:.0f} | {spent.resident:.0f} | {spent.own:.0f}"
+            )
     lines.insert(0, f"100 | {base.cpu:.1f} | | {base.resident:.0f} | {base.own:.0f}")
-    table("Starts on short rows, SFT", "rows, start | CPU s | µs a row beyond 100 rows | MB resident | MB own", lines)
+    table(
+        "Starts on short rows, SFT",
+        "rows, start | CPU s | µs a row beyond 100 rows | MB resident | MB own",
+        lines,
+    )
 
 
 def stream(bench: Bench, chosen: argparse.Namespace) -> None:
@@ -232,30 +317,65 @@ def stream(bench: Bench, chosen: argparse.Namespace) -> None:
     for name, words, more in sources(bench):
         out = {}
         for way in ("whole", "killed"):
-            args = words_of(max_steps=12, save_steps=4, logging_steps=1, per_device_train_batch_size=4)
-            command = [sys.executable, "-m", "runner", "trainer=sft", *words, "dataset.streaming=true", "metric=none"]
-            command += ["dataset.split.eval=null", "dataset.limit.train=null", "allow=[meter]", *args]
-            command += ["callback.meter._target_=meter.Meter", f"callback.meter.out={bench.folder / 'meter-s'}"]
-            command += [f"name=stream-{name.replace(' ', '-')}-{way}", f"output_root={bench.folder / 'outputs'}"]
-            environment = bench.environment("stream", METER_PAUSE="0.3" if way == "killed" else "0") | more
+            args = words_of(
+                max_steps=12, save_steps=4, logging_steps=1, per_device_train_batch_size=4
+            )
+            command = [
+                sys.executable,
+                "-m",
+                "runner",
+                "trainer=sft",
+                *words,
+                "dataset.streaming=true",
+                "metric=none",
+            ]
+            command += [
+                "dataset.split.eval=null",
+                "dataset.limit.train=null",
+                "allow=[meter]",
+                *args,
+            ]
+            command += [
+                "callback.meter._target_=meter.Meter",
+                f"callback.meter.out={bench.folder / 'meter-s'}",
+            ]
+            command += [
+                f"name=stream-{name.replace(' ', '-')}-{way}",
+                f"output_root={bench.folder / 'outputs'}",
+            ]
+            environment = (
+                bench.environment("stream", METER_PAUSE="0.3" if way == "killed" else "0") | more
+            )
             run = bench.folder / "outputs" / f"stream-{name.replace(' ', '-')}-{way}"
             if way == "killed":
                 process = subprocess.Popen(
-                    command, cwd=bench.folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                    command,
+                    cwd=bench.folder,
+                    env=environment,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
                 )
-                while process.poll() is None and not list(run.glob("*/checkpoints/checkpoint-8/seal.json")):
+                while process.poll() is None and not list(
+                    run.glob("*/checkpoints/checkpoint-8/seal.json")
+                ):
                     time.sleep(0.02)
                 process.send_signal(signal.SIGKILL)
                 process.wait()
-            done = subprocess.run(command, cwd=bench.folder, env=environment, capture_output=True, text=True)
+            done = subprocess.run(
+                command, cwd=bench.folder, env=environment, capture_output=True, text=True
+            )
             if done.returncode:
                 raise SystemExit(done.stdout + done.stderr)
             out[way] = next(run.glob("*/model/model.safetensors")).read_bytes()
             resumed = [line for line in done.stdout.splitlines() if line.startswith("resumes")]
         same = "the same bits" if out["whole"] == out["killed"] else "OTHER WEIGHTS"
-        lines.append(f"{name} | {resumed[0].split('from ')[1] if resumed else 'NOT RESUMED'} | {same}")
+        lines.append(
+            f"{name} | {resumed[0].split('from ')[1] if resumed else 'NOT RESUMED'} | {same}"
+        )
     table(
-        "Streamed rows, killed behind step 8 of 12", "rows from | resumes from | as the run that was not killed", lines
+        "Streamed rows, killed behind step 8 of 12",
+        "rows from | resumes from | as the run that was not killed",
+        lines,
     )
 
 
@@ -268,8 +388,15 @@ def sources(bench: Bench):
 
     online = {"HF_HUB_OFFLINE": "0", "PYTHONPATH": bench.environment("hub")["PYTHONPATH"]}
     with hub.Hub() as served:
-        served.add_dataset("some/rows", {"default": {"train": list(map(json.loads, path.read_text().splitlines()))}})
-        yield "hub", ["dataset=hub", "dataset.path=some/rows"], served.environment(bench.folder / "hub") | online
+        served.add_dataset(
+            "some/rows",
+            {"default": {"train": list(map(json.loads, path.read_text().splitlines()))}},
+        )
+        yield (
+            "hub",
+            ["dataset=hub", "dataset.path=some/rows"],
+            served.environment(bench.folder / "hub") | online,
+        )
     try:
         import boto3
         import s3fs  # noqa: F401
@@ -280,7 +407,11 @@ def sources(bench: Bench):
     server = ThreadedMotoServer(port=0)
     server.start()
     host, port = server.get_host_and_port()
-    keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}
+    keys = {
+        "AWS_ACCESS_KEY_ID": "a",
+        "AWS_SECRET_ACCESS_KEY": "b",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
     address = {"AWS_ENDPOINT_URL": f"http://{host}:{port}"}
     os.environ.update(keys)
     client = boto3.client("s3", endpoint_url=address["AWS_ENDPOINT_URL"])
@@ -291,14 +422,21 @@ def sources(bench: Bench):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--sizes", nargs="+", type=int, help="rows of the parts tokens (the first) and rows")
-    parser.add_argument("--repeat", type=int, default=3, help="runs of each side of the part reference")
+    parser.add_argument(
+        "--sizes", nargs="+", type=int, help="rows of the parts tokens (the first) and rows"
+    )
+    parser.add_argument(
+        "--repeat", type=int, default=3, help="runs of each side of the part reference"
+    )
     chosen = parser.parse_args()
     names = ("torch", "transformers", "trl", "datasets", "accelerate")
     print(
-        platform.processor() or platform.machine(), f"{os.cpu_count()} processors, Python {platform.python_version()},"
+        platform.processor() or platform.machine(),
+        f"{os.cpu_count()} processors, Python {platform.python_version()},",
     )
     print(", ".join(f"{name} {version(name)}" for name in names))
     for name in chosen.only:

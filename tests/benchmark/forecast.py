@@ -1,10 +1,11 @@
 """python tests/benchmark/forecast.py [CASE ...] [--tolerance 25]
 
-Trains small models on the CPU, each case in a fresh process, and compares the most memory that the process held with
-what ``runner.estimate`` says. Measured is the high-water mark of the resident set above that of a process which has
-trained a tiny model already, so that no import counts; steps are two, because the optimizer's state is there from the
-second on. ``alive`` is the same with an allocator that gives freed blocks back at once, which is what a forecast
-counts; ``resident`` is that of the C library as it comes. Prints a table; exit code 1 where a case is off.
+Trains small models on the CPU, each case in a fresh process, and compares the most memory that the
+process held with what ``runner.estimate`` says. Measured is the high-water mark of the resident set
+above that of a process which has trained a tiny model already, so that no import counts; steps are
+two, because the optimizer's state is there from the second on. ``alive`` is the same with an
+allocator that gives freed blocks back at once, which is what a forecast counts; ``resident`` is
+that of the C library as it comes. Prints a table; exit code 1 where a case is off.
 """
 
 from __future__ import annotations
@@ -17,11 +18,32 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-WORDS = ("learning_rate=1e-5", "trainer.args.max_steps=2", "trainer.args.save_strategy=no", "metric=none", "model=new")
+WORDS = (
+    "learning_rate=1e-5",
+    "trainer.args.max_steps=2",
+    "trainer.args.save_strategy=no",
+    "metric=none",
+    "model=new",
+)
 SHAPES = {
-    "deep": {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "vocab_size": 16000},
-    "wide": {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 5, "vocab_size": 4000},
-    "wordy": {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "vocab_size": 96000},
+    "deep": {
+        "hidden_size": 512,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 8,
+        "vocab_size": 16000,
+    },
+    "wide": {
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 5,
+        "vocab_size": 4000,
+    },
+    "wordy": {
+        "hidden_size": 256,
+        "intermediate_size": 768,
+        "num_hidden_layers": 4,
+        "vocab_size": 96000,
+    },
 }
 PAIRED = ("trainer.args.per_device_train_batch_size=2",)
 ONLINE = ("reward=length", "trainer.args.per_device_train_batch_size=8")
@@ -35,7 +57,13 @@ CASES = {
     "sft wordy": ("wordy", 256, "trainer=sft", FOUR),
     "sft deep lora": ("deep", 256, "trainer=sft", FOUR, "peft=lora"),
     "sft deep recompute": ("deep", 256, "trainer=sft", FOUR, RECOMPUTE),
-    "sft deep accumulate": ("deep", 256, "trainer=sft", PAIRED[0], "trainer.args.gradient_accumulation_steps=2"),
+    "sft deep accumulate": (
+        "deep",
+        256,
+        "trainer=sft",
+        PAIRED[0],
+        "trainer.args.gradient_accumulation_steps=2",
+    ),
     "sft deep adafactor": ("deep", 256, "trainer=sft", FOUR, "trainer.args.optim=adafactor"),
     "sft deep bf16": ("deep", 256, "trainer=sft", FOUR, "trainer.args.bf16=true"),
     "dpo deep": ("deep", 128, "trainer=dpo", *PAIRED),
@@ -49,7 +77,13 @@ CASES = {
     "grpo deep lora": ("deep", 64, "trainer=grpo", *GRPO, "peft=lora"),
     "ppo deep": ("deep", 64, "trainer=ppo", *PPO),
     "rloo deep": ("deep", 64, "trainer=rloo", *GRPO, "kl_coef=0"),
-    "online_dpo deep": ("deep", 64, "trainer=online_dpo", *ONLINE, "trainer.args.max_new_tokens=48"),
+    "online_dpo deep": (
+        "deep",
+        64,
+        "trainer=online_dpo",
+        *ONLINE,
+        "trainer.args.max_new_tokens=48",
+    ),
     "cpo wide": ("wide", 128, "trainer=cpo", *PAIRED),
     "sft deep dora": ("deep", 256, "trainer=sft", FOUR, "peft=dora"),
     "ppo deep lora": ("deep", 64, "trainer=ppo", *PPO, "peft=lora", "trainer.args.critic=model"),
@@ -61,14 +95,28 @@ QUICK = ("sft deep", "dpo deep lora")
 def words_of(name: str, rows: Path) -> list[str]:
     shape, _, *words = CASES[name]
     keys = [f"model.{key}={value}" for key, value in SHAPES[shape].items()]
-    heads = ["model.num_attention_heads=8", "model.num_key_value_heads=4", "model.max_position_embeddings=2048"]
-    return [*words, *WORDS, *keys, *heads, "dataset=local", f"dataset.path={rows}", "dataset.form=preference"]
+    heads = [
+        "model.num_attention_heads=8",
+        "model.num_key_value_heads=4",
+        "model.max_position_embeddings=2048",
+    ]
+    return [
+        *words,
+        *WORDS,
+        *keys,
+        *heads,
+        "dataset=local",
+        f"dataset.path={rows}",
+        "dataset.form=preference",
+    ]
 
 
 def write_rows(path: Path, tokens: int) -> None:
     """Pairs whose prompts take that many tokens of the shipped tokenizer."""
     prompt = " ".join(str(number % 10) for number in range(tokens // 2))
-    rows = [{"prompt": f"{number} {prompt}", "chosen": " 1", "rejected": " 2"} for number in range(32)]
+    rows = [
+        {"prompt": f"{number} {prompt}", "chosen": " 1", "rejected": " 2"} for number in range(32)
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -83,8 +131,8 @@ def resident(field: str) -> int:
 
 
 def train(words: list[str], place: Path) -> None:
-    from runner.launch import stages
-    from runner.launch.worker import Stop
+    from runner.launch.compose import stages
+    from runner.launch.signals import Stop
     from runner.run import open_run
     from runner.training.components import build_components
 
@@ -96,14 +144,18 @@ def measured(name: str) -> int:
     """The most bytes that training this case holds, above what is there once everything was imported."""
     import gc
 
-    from runner.launch.worker import prepare_environment
+    from runner.launch.processes import prepare_environment
 
     prepare_environment()
     with tempfile.TemporaryDirectory() as place:
         rows = Path(place) / "rows.jsonl"
         write_rows(rows, CASES[name][1])
         words = words_of(name, rows)
-        small = [word for word in words if not word.startswith(("model.hidden", "model.inter", "model.vocab"))]
+        small = [
+            word
+            for word in words
+            if not word.startswith(("model.hidden", "model.inter", "model.vocab"))
+        ]
         train([*small, "model.num_hidden_layers=1", "seed=1"], Path(place) / "small")
         gc.collect()
         before = resident("VmRSS:")
@@ -120,10 +172,11 @@ def forecast(name: str) -> int:
     from transformers import AutoTokenizer
 
     from runner.estimate.measure import measure_small
-    from runner.estimate.memory import Rows, Training
+    from runner.estimate.memory import Training
     from runner.estimate.reduce import Clones, reduce
+    from runner.estimate.steps import Rows
     from runner.io.files import shipped
-    from runner.launch import stages
+    from runner.launch.compose import stages
 
     with tempfile.TemporaryDirectory() as folder:
         place, rows = Path(folder), Path(folder) / "rows.jsonl"
@@ -145,7 +198,9 @@ def forecast(name: str) -> int:
 def measure_apart(name: str, **variables: str) -> int:
     command = [sys.executable, __file__, "--measure", name]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"} | variables
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tempfile.gettempdir())
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, cwd=tempfile.gettempdir()
+    )
     if done.returncode:
         raise SystemExit(f"{name}: {done.stderr[-2000:]}")
     return int(done.stdout.split()[-1])

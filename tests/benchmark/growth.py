@@ -1,11 +1,13 @@
 """CPU seconds against size: rows, their length, runs of a report and jobs of a sweep; linear where it should be.
 
-run: python tests/benchmark/growth.py                        every axis: a table, and nothing is written
+run: python tests/benchmark/growth.py                        every axis: a table, and nothing is
+written
      python tests/benchmark/growth.py --axes rows jobs --picture growth.png
 
-Of each size the CPU seconds of the command and all it starts, the median of ``--repeats``, less those of the smallest
-size: what is left is what grows. The exponent is the slope through the logarithms of sizes and these, 1 where it is
-linear. ``length`` has as many tokens at each size, in fewer and longer rows, and should be flat but for attention.
+Of each size the CPU seconds of the command and all it starts, the median of ``--repeats``, less
+those of the smallest size: what is left is what grows. The exponent is the slope through the
+logarithms of sizes and these, 1 where it is linear. ``length`` has as many tokens at each size, in
+fewer and longer rows, and should be flat but for attention.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ def write_rows(path: Path, count: int, length: int) -> None:
     """Rows of about so many tokens of the tiny model: a digit and a blank are one."""
     with path.open("w", encoding="utf-8") as file:
         for number in range(count):
-            digits = " ".join(str((number * 7 + place * place) % 10) for place in range(max(1, length - 12)))
+            digits = " ".join(
+                str((number * 7 + place * place) % 10) for place in range(max(1, length - 12))
+            )
             file.write(json.dumps({"prompt": f"Copy {number}:", "completion": digits}) + "\n")
 
 
@@ -46,11 +50,23 @@ def length(folder: Path, size: int) -> list[str]:
     write_rows(path := folder / f"length-{size}.jsonl", TOKENS // size, size)
     batch = max(1, 2_048 // size)
     steps = f"trainer.args.max_steps={TOKENS // size // batch}"
-    return train(path, steps, f"trainer.args.per_device_train_batch_size={batch}", "trainer.args.max_length=1024")
+    return train(
+        path,
+        steps,
+        f"trainer.args.per_device_train_batch_size={batch}",
+        "trainer.args.max_length=1024",
+    )
 
 
 def train(path: Path, *words: str) -> list[str]:
-    return ["trainer=sft", "dataset=local", f"dataset.path={path}", "dataset.split.eval=null", "metric=none", *words]
+    return [
+        "trainer=sft",
+        "dataset=local",
+        f"dataset.path={path}",
+        "dataset.split.eval=null",
+        "metric=none",
+        *words,
+    ]
 
 
 def runs(folder: Path, size: int) -> list[str]:
@@ -58,15 +74,23 @@ def runs(folder: Path, size: int) -> list[str]:
     source, name = next((folder / "outputs" / "source").glob("*-*")), f"runs-{size}"
     for number in range(size):
         copy = folder / "outputs" / name / f"seed-{number}-{number:010x}"
-        shutil.copytree(source, copy, ignore=shutil.ignore_patterns("checkpoints", "model", "plots"))
+        shutil.copytree(
+            source, copy, ignore=shutil.ignore_patterns("checkpoints", "model", "plots")
+        )
         config = (copy / "config.yaml").read_text(encoding="utf-8")
-        (copy / "config.yaml").write_text(config.replace("seed: 0\n", f"seed: {number}\n"), encoding="utf-8")
+        (copy / "config.yaml").write_text(
+            config.replace("seed: 0\n", f"seed: {number}\n"), encoding="utf-8"
+        )
     return ["report", f"outputs/{name}"]
 
 
 def jobs(folder: Path, size: int) -> list[str]:
     """The plan of a sweep: its jobs composed and checked, and none started."""
-    return ["-m", f"learning_rate={','.join(f'{number + 1}e-6' for number in range(size))}", "--dry-run"]
+    return [
+        "-m",
+        f"learning_rate={','.join(f'{number + 1}e-6' for number in range(size))}",
+        "--dry-run",
+    ]
 
 
 SIZES: dict[Callable[[Path, int], list[str]], tuple[int, ...]] = {
@@ -79,11 +103,20 @@ SIZES: dict[Callable[[Path, int], list[str]], tuple[int, ...]] = {
 
 def measure(words: list[str], folder: Path) -> float:
     """CPU seconds of one command and all that it starts."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    environment["HF_HOME"] = tempfile.mkdtemp(dir=folder)  # or the second would find the rows of the first
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    # or the second would find the rows of the first
+    environment["HF_HOME"] = tempfile.mkdtemp(dir=folder)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
-        [sys.executable, "-m", "runner", *words], cwd=folder, env=environment, capture_output=True, text=True
+        [sys.executable, "-m", "runner", *words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
@@ -93,9 +126,16 @@ def measure(words: list[str], folder: Path) -> float:
 
 def exponent(sizes: tuple[int, ...], seconds: list[float]) -> float:
     """The slope of the line through the logarithms of what grows: from the first size on, without its seconds."""
-    grown = [(size - sizes[0], each - seconds[0]) for size, each in zip(sizes[1:], seconds[1:], strict=True)]
+    grown = [
+        (size - sizes[0], each - seconds[0])
+        for size, each in zip(sizes[1:], seconds[1:], strict=True)
+    ]
     points = [(math.log(size), math.log(each)) for size, each in grown if each > 0]
-    return statistics.linear_regression(*zip(*points, strict=True)).slope if len(points) > 1 else math.nan
+    return (
+        statistics.linear_regression(*zip(*points, strict=True)).slope
+        if len(points) > 1
+        else math.nan
+    )
 
 
 def draw(found: dict[str, tuple[tuple[int, ...], list[float]]], path: Path) -> None:
@@ -105,19 +145,34 @@ def draw(found: dict[str, tuple[tuple[int, ...], list[float]]], path: Path) -> N
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(found), figsize=(4 * len(found), 3.6), squeeze=False, layout="constrained")
+    figure, axes = pyplot.subplots(
+        1, len(found), figsize=(4 * len(found), 3.6), squeeze=False, layout="constrained"
+    )
     for axis, (name, (sizes, seconds)) in zip(axes[0], found.items(), strict=True):
         each = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0])
-        axis.plot(sizes, [seconds[0] + each * (size - sizes[0]) for size in sizes], "--", color="0.6", label="linear")
+        axis.plot(
+            sizes,
+            [seconds[0] + each * (size - sizes[0]) for size in sizes],
+            "--",
+            color="0.6",
+            label="linear",
+        )
         axis.plot(sizes, seconds, "o-", label="measured")
-        axis.set(title=f"exponent {exponent(sizes, seconds):.2f}", xlabel=name, ylabel="CPU seconds", ylim=(0, None))
+        axis.set(
+            title=f"exponent {exponent(sizes, seconds):.2f}",
+            xlabel=name,
+            ylabel="CPU seconds",
+            ylim=(0, None),
+        )
         axis.locator_params(axis="x", nbins=5)
         axis.legend(loc="lower right")
     figure.savefig(path, dpi=120)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     known = {axis.__name__: axis for axis in SIZES}
     parser.add_argument("--axes", nargs="+", choices=known, default=list(known))
     parser.add_argument("--most", type=int, default=10**9, help="the largest size")
@@ -129,14 +184,20 @@ def main() -> None:
         folder = Path(name)
         if "runs" in chosen.axes:
             write_rows(folder / "source.jsonl", 64, 24)
-            measure([*train(folder / "source.jsonl", "trainer.args.max_steps=10"), "name=source"], folder)
+            measure(
+                [*train(folder / "source.jsonl", "trainer.args.max_steps=10"), "name=source"],
+                folder,
+            )
         for axis in chosen.axes:
             sizes = tuple(size for size in SIZES[known[axis]] if size <= chosen.most)
             seconds = []
             for size in sizes:
                 words = known[axis](folder, size)
                 extra = [] if axis == "runs" else [f"name={axis}-{size}"]
-                times = [measure([*words, *extra, *again], folder) for again in seeds(axis, chosen.repeats)]
+                times = [
+                    measure([*words, *extra, *again], folder)
+                    for again in seeds(axis, chosen.repeats)
+                ]
                 seconds.append(statistics.median(times))
                 print(f"{axis:<8}{size:>8}{seconds[-1]:>9.2f} s", flush=True)
             found[axis] = (sizes, seconds)

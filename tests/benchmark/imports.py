@@ -1,9 +1,10 @@
 """``import`` on all example files of Axolotl, LLaMA-Factory, ms-swift and TRL: what becomes of each file and each key.
 
-Of TRL the files are its YAML examples, and every command in its documentation, its examples and its own scripts. Each
-file is imported from the root of its clone, as its authors run it, and then checked as ``--dry-run`` does with the
-words that ``import`` says to type; one of our rewards stands in for rewards of one's own. Values that only the user
-knows keep a file from running. The reasons of refusals say whether it is a training of a kind that is trained here.
+Of TRL the files are its YAML examples, and every command in its documentation, its examples and its
+own scripts. Each file is imported from the root of its clone, as its authors run it, and then
+checked as ``--dry-run`` does with the words that ``import`` says to type; one of our rewards stands
+in for rewards of one's own. Values that only the user knows keep a file from running. The reasons
+of refusals say whether it is a training of a kind that is trained here.
 
 run: git clone --depth 1 of each below FOLDER, then
      python tests/benchmark/imports.py FOLDER [--only ms-swift] [--files] [--refused]     about 2 minutes
@@ -36,8 +37,16 @@ PEERS = {
     "ms-swift": ["examples/**/*.sh", "examples/**/*.yaml"],
     "trl": ["examples/cli_configs/*.yaml", "examples/accelerate_configs/*.yaml"],
 }
-DOCUMENTS = ("README.md", "docs/source/**/*.md", "examples/**/*.py", "examples/**/*.md", "trl/**/*.py")
-COMMAND = re.compile(r"^[ #>$]*((?:[A-Z_]+=\S+ +)*(?:accelerate launch|trl|python3?|torchrun|uv run) .*)$")
+DOCUMENTS = (
+    "README.md",
+    "docs/source/**/*.md",
+    "examples/**/*.py",
+    "examples/**/*.md",
+    "trl/**/*.py",
+)
+COMMAND = re.compile(
+    r"^[ #>$]*((?:[A-Z_]+=\S+ +)*(?:accelerate launch|trl|python3?|torchrun|uv run) .*)$"
+)
 
 
 @dataclass
@@ -76,7 +85,9 @@ def outcome_of(path: Path, root: Path, name: str) -> Outcome:
             words = [word for word in words if not word.startswith(("allow=", "reward."))]
             words.append("reward.length._target_=runner.reward.rule.length")
         faults = [str(fault) for fault in verb.faults_of(draft.name, text, words)]
-        return Outcome(name, 0, faults, Counter(note.kind for note in draft.notes if not note.implied))
+        return Outcome(
+            name, 0, faults, Counter(note.kind for note in draft.notes if not note.implied)
+        )
     except ConfigError as error:
         return Outcome(name, 2, [str(fault) for fault in error.faults])
     except Exception:
@@ -94,11 +105,15 @@ def files_of(peer: str, clone: Path, scratch: Path) -> Iterator[tuple[Path, Path
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", choices=PEERS)
     parser.add_argument("--files", action="store_true", help="every file, with its faults")
-    parser.add_argument("--refused", action="store_true", help="every file that was refused, with the reason")
+    parser.add_argument(
+        "--refused", action="store_true", help="every file that was refused, with the reason"
+    )
     options = parser.parse_args()
     print("| peer | files | exit 0 | 2 | 1 | dry run passes | " + " | ".join(KINDS) + " |")
     print("|---" * (6 + len(KINDS)) + "|")
@@ -110,14 +125,27 @@ def main() -> int:
         codes = Counter(outcome.code for outcome in outcomes)
         kinds = sum((outcome.kinds for outcome in outcomes), Counter())
         passed = sum(outcome.code == 0 and not outcome.said for outcome in outcomes)
-        counts = [len(outcomes), codes[0], codes[2], codes[1], passed, *(kinds[kind] for kind in KINDS)]
+        counts = [
+            len(outcomes),
+            codes[0],
+            codes[2],
+            codes[1],
+            passed,
+            *(kinds[kind] for kind in KINDS),
+        ]
         print(f"| {peer} | " + " | ".join(map(str, counts)) + " |")
         wrong += codes[1]
         for outcome in outcomes:
-            if outcome.code == 1 or (options.files and outcome.code == 0) or (options.refused and outcome.code == 2):
+            if (
+                outcome.code == 1
+                or (options.files and outcome.code == 0)
+                or (options.refused and outcome.code == 2)
+            ):
                 said = "\n    ".join(line for text in outcome.said for line in text.splitlines())
                 print(f"{outcome.code} {outcome.name}" + (f"\n    {said}" if said else ""))
-        reasons = Counter(re.sub(r"\S*/\S+", "...", outcome.said[0])[:110] for outcome in outcomes if outcome.said)
+        reasons = Counter(
+            re.sub(r"\S*/\S+", "...", outcome.said[0])[:110] for outcome in outcomes if outcome.said
+        )
         for reason, count in reasons.most_common(25):
             print(f"  {count:4} {reason}")
     return 1 if wrong else 0

@@ -1,12 +1,14 @@
 """CPU seconds and memory of what looks at many runs, at several sizes, and how they grow: 10 times the runs, 10 times.
 
-run: python tests/benchmark/many_runs.py 1000 10000            the plan of a sweep, its skip check, reports, the listing
+run: python tests/benchmark/many_runs.py 1000 10000            the plan of a sweep, its skip check,
+reports, the listing
      python tests/benchmark/many_runs.py 300 3000 --only report again
 
-One run is trained. The others are copies of it with a learning rate, a kl_coef and a seed of their own: the config that
-the public ``compose`` freezes for them and its key, and the run's own status, manifest, scores, 60 logged lines and
-sealed ``model/`` (whose files are links to the first). ``skip`` is the dry run of the sweep in which all are finished:
-what the sweep itself does before it starts nothing. Exits 1 where a ratio is above ``--most`` for each tenfold.
+One run is trained. The others are copies of it with a learning rate, a kl_coef and a seed of their
+own: the config that the public ``compose`` freezes for them and its key, and the run's own status,
+manifest, scores, 60 logged lines and sealed ``model/`` (whose files are links to the first).
+``skip`` is the dry run of the sweep in which all are finished: what the sweep itself does before it
+starts nothing. Exits 1 where a ratio is above ``--most`` for each tenfold.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ import yaml
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 COMMON = ["trainer=dpo", "trainer.args.max_steps=60", "trainer.args.logging_steps=1"]
-RATES, KLS = [f"{number}e-6" for number in range(1, 51)], [f"0.{number:02}" for number in range(1, 21)]
+RATES, KLS = (
+    [f"{number}e-6" for number in range(1, 51)],
+    [f"0.{number:02}" for number in range(1, 21)],
+)
 SETTLED = 2.5  # seconds after which a file that was written is taken as it is
 ROWS = ("plan", "skip", "report", "again", "where", "listing")
 
@@ -49,10 +54,17 @@ def fabricate(folder: Path, source: Path, size: int) -> str:
     name = f"runs-{size}"
     group = folder / "outputs" / name
     whole = compose(*COMMON, f"name={name}")
-    manifest, status = (json.loads((source / file).read_text()) for file in ("manifest.json", "status.json"))
-    scores, lines = json.loads((source / "scores.json").read_text()), (source / "metrics.jsonl").read_text()
+    manifest, status = (
+        json.loads((source / file).read_text()) for file in ("manifest.json", "status.json")
+    )
+    scores, lines = (
+        json.loads((source / "scores.json").read_text()),
+        (source / "metrics.jsonl").read_text(),
+    )
     values = [word.partition("=")[2].split(",") for word in axes(size)]
-    combinations = ((rate, kl, seed) for rate in values[0] for kl in values[1] for seed in values[2])
+    combinations = (
+        (rate, kl, seed) for rate in values[0] for kl in values[1] for seed in values[2]
+    )
     for number, (rate, kl, seed) in enumerate(combinations):
         args = whole["trainer"]["args"] | {"learning_rate": float(rate), "beta": float(kl)}
         cfg = whole | {"learning_rate": float(rate), "kl_coef": float(kl), "seed": int(seed)}
@@ -81,7 +93,12 @@ def fabricate(folder: Path, source: Path, size: int) -> str:
 
 def edited(text: str, rate: str, kl: str, seed: str) -> str:
     """The frozen configuration of the first run as that of another one."""
-    new = {"seed": seed, "learning_rate": yaml.safe_dump(float(rate)).split()[0], "kl_coef": kl, "beta": kl}
+    new = {
+        "seed": seed,
+        "learning_rate": yaml.safe_dump(float(rate)).split()[0],
+        "kl_coef": kl,
+        "beta": kl,
+    }
     lines = []
     for line in text.splitlines():
         key, sign, _ = line.partition(": ")
@@ -91,7 +108,11 @@ def edited(text: str, rate: str, kl: str, seed: str) -> str:
 
 def measure(words: list[str], folder: Path) -> tuple[float, float, str]:
     """CPU seconds and peak MB of one command, and the last line of what it says."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     code = "import resource, sys; from runner.__main__ import main; code = main(sys.argv[1:])\n"
     code += "used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]\n"
     code += "cpu = sum(each.ru_utime + each.ru_stime for each in used); peak = max(each.ru_maxrss for each in used)\n"
@@ -100,7 +121,11 @@ def measure(words: list[str], folder: Path) -> tuple[float, float, str]:
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     *_, last = done.stdout.strip().splitlines() or [""]
     cpu, peak, ended = last.split() if len(last.split()) == 3 else (math.nan, math.nan, "crashed")
-    return float(cpu), float(peak), "" if ended == "0" else f"exit {ended}: {' '.join(done.stderr.split())[-150:]}"
+    return (
+        float(cpu),
+        float(peak),
+        "" if ended == "0" else f"exit {ended}: {' '.join(done.stderr.split())[-150:]}",
+    )
 
 
 def words_of(row: str, name: str, size: int) -> list[str]:
@@ -118,8 +143,15 @@ def words_of(row: str, name: str, size: int) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sizes", nargs="+", type=int, help="numbers of runs, multiples of 1,000, or of 50 below that")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "sizes",
+        nargs="+",
+        type=int,
+        help="numbers of runs, multiples of 1,000, or of 50 below that",
+    )
     parser.add_argument("--only", nargs="+", choices=ROWS, default=ROWS)
     parser.add_argument("--most", type=float, default=11.0)
     parser.add_argument("--folder", type=Path, help="keeps the runs there, and finds them again")
@@ -146,10 +178,15 @@ def main() -> int:
                 found.setdefault(row, []).append(cpu if not wrong else math.nan)
                 print(f"{row:<8}{size:>7}{cpu:>9.1f} s{peak:>8.0f} MB  {wrong}", flush=True)
             page = at / "outputs" / name / "report.html"
-            print(f"page    {size:>7}{page.stat().st_size / 1e6 if page.exists() else 0:>9.2f} MB", flush=True)
+            print(
+                f"page    {size:>7}{page.stat().st_size / 1e6 if page.exists() else 0:>9.2f} MB",
+                flush=True,
+            )
     bad = []
     for row, seconds in found.items():
-        for small, large, before, after in zip(chosen.sizes, chosen.sizes[1:], seconds, seconds[1:], strict=False):
+        for small, large, before, after in zip(
+            chosen.sizes, chosen.sizes[1:], seconds, seconds[1:], strict=False
+        ):
             ratio, most = after / before, chosen.most ** math.log10(large / small)
             print(f"{row:<8}{small:>7} -> {large:<7}{ratio:>6.1f} times")
             bad += [row] if not ratio <= most else []

@@ -1,16 +1,19 @@
 """CPU seconds of the runner beside a plain TRL script and TRL's own command, for the same work on the tiny model.
 
-startup   what only composes and checks, beside a bare Hydra application
-run       one run of SFT and of DPO: ours with held-out scores of 100 rows before and after, a sealed checkpoint, curves
+startup   what only composes and checks, beside a bare Hydra application run       one run of SFT
+and of DPO: ours with held-out scores of 100 rows before and after, a sealed checkpoint, curves
           and a manifest; the script and the command load, train and save; and 10 steps of DPO
-step      what each further step costs: the difference between a long and a short run, by the number of steps
-sweep     16 runs of DPO as one sweep, as separate commands, and by TRL's command; nothing is evaluated
+step      what each further step costs: the difference between a long and a short run, by the number
+of steps sweep     16 runs of DPO as one sweep, as separate commands, and by TRL's command; nothing
+is evaluated
 
-run: python tests/benchmark/overhead.py                             all of it: 20 minutes on two cores
+run: python tests/benchmark/overhead.py                             all of it: 20 minutes on two
+cores
      python tests/benchmark/overhead.py --only startup run --repeats 3
 
-Seconds are those of all processes together, user and system; each figure is the median of the repeats, whose sides take
-turns. No process gets more than one thread. Modules are compiled beforehand, as they are from the second start on.
+Seconds are those of all processes together, user and system; each figure is the median of the
+repeats, whose sides take turns. No process gets more than one thread. Modules are compiled
+beforehand, as they are from the second start on.
 """
 
 from __future__ import annotations
@@ -59,14 +62,26 @@ made.save_model(folder)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--repeats", type=int, default=5, help="of each figure but the sweep's, which is of one")
-    parser.add_argument("--values", type=int, default=4, choices=(1, 2, 3, 4), help="of each of the sweep's two keys")
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="of each figure but the sweep's, which is of one"
+    )
+    parser.add_argument(
+        "--values",
+        type=int,
+        default=4,
+        choices=(1, 2, 3, 4),
+        help="of each of the sweep's two keys",
+    )
     chosen = parser.parse_args()
     compileall.compile_dir(ROOT / "runner", quiet=1)
     cores, kernel = os.cpu_count(), platform.platform()
-    print(f"{datetime.date.today()}, {cores} cores, {processor()}, {kernel}, Python {platform.python_version()}")
+    print(
+        f"{datetime.date.today()}, {cores} cores, {processor()}, {kernel}, Python {platform.python_version()}"
+    )
     print(", ".join(f"{name} {version(name)}" for name in PACKAGES) + "\n")
     print(
         "| CPU seconds | ours | plain script | `trl` | ours less the script | ours / `trl` |\n|---|---|---|---|---|---|"
@@ -74,7 +89,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         measure = Measure(Path(name), chosen.repeats)
         for part in chosen.only:
-            {"startup": startup, "run": run, "step": step, "sweep": measure_sweep(chosen.values)}[part](measure)
+            {"startup": startup, "run": run, "step": step, "sweep": measure_sweep(chosen.values)}[
+                part
+            ](measure)
 
 
 class Measure:
@@ -87,29 +104,43 @@ class Measure:
         (folder / "app.py").write_text(HYDRA)
         for count, rows in ((2000, "rows"), (COUNT, "few")):
             (folder / rows).mkdir()
-            lines = (ROWS / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:count]
+            lines = (
+                (ROWS / "train.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:count]
+            )
             (folder / rows / "train.jsonl").write_text("".join(lines), encoding="utf-8")
 
     def cost(self, commands: Sequence[Sequence[object]], *, fails: bool = False) -> float:
         """CPU seconds of these commands one after the other, none of which finds what another has left."""
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+        }
         environment |= {"HF_HOME": str(self.folder / "hf"), "TRL_EXPERIMENTAL_SILENCE": "1"}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         before = spent()
         for command in commands:
             words = list(map(str, command))
-            done = subprocess.run(words, cwd=self.folder, env=environment, capture_output=True, text=True)
+            done = subprocess.run(
+                words, cwd=self.folder, env=environment, capture_output=True, text=True
+            )
             if (done.returncode != 0) != fails:
                 raise SystemExit(f"{' '.join(words)}\n{done.stdout}\n{done.stderr}")
         seconds = spent() - before
-        self.states = [path.read_text() for path in (self.folder / "made").rglob("trainer_state.json")]
+        self.states = [
+            path.read_text() for path in (self.folder / "made").rglob("trainer_state.json")
+        ]
         for left in ("hf", "made"):
             shutil.rmtree(self.folder / left, ignore_errors=True)
         return seconds
 
     def medians(self, sides: dict[str, list[list[object]]], **how: bool) -> dict[str, float]:
         """The median cost of each side, of which one after the other takes its turn."""
-        costs = [{name: self.cost(commands, **how) for name, commands in sides.items()} for _ in range(self.repeats)]
+        costs = [
+            {name: self.cost(commands, **how) for name, commands in sides.items()}
+            for _ in range(self.repeats)
+        ]
         return {name: statistics.median(each[name] for each in costs) for name in sides}
 
 
@@ -120,12 +151,17 @@ def spent() -> float:
 
 def processor() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())
+    return next(
+        (line.partition(": ")[2] for line in lines if line.startswith("model name")),
+        platform.processor(),
+    )
 
 
 def print_row(name: str, found: dict[str, float], digits: int = 2) -> None:
     ours, plain, command = (found.get(side) for side in ("ours", "plain", "trl"))
-    cells = [f"{value:.{digits}f}" if value is not None else "-" for value in (ours, plain, command)]
+    cells = [
+        f"{value:.{digits}f}" if value is not None else "-" for value in (ours, plain, command)
+    ]
     cells.append(f"{ours - plain:+.{digits}f}, {ours / plain - 1:+.0%}" if ours and plain else "-")
     cells.append(f"{ours / command:.2f}" if ours and command else "-")
     print(f"| {name} | {' | '.join(cells)} |", flush=True)
@@ -141,12 +177,17 @@ def startup(measure: Measure) -> None:
     for words in (["--help"], ["--cfg", "job"], ["--cfg", "job", "trainer=ppo"]):
         print_row(f"`{' '.join(words)}`", measure.medians({"ours": [[*runner, *words]]}))
     for words in (["trainer.args.bad_key=1"], ["trainer=dpo", "trainer.args.bad_key=1"]):
-        print_row(f"`{' '.join(words)}`", measure.medians({"ours": [[*runner, *words]]}, fails=True))
+        print_row(
+            f"`{' '.join(words)}`", measure.medians({"ours": [[*runner, *words]]}, fails=True)
+        )
 
 
 def run(measure: Measure) -> None:
     for kind in ("sft", "dpo"):
-        print_row(f"{kind}, {STEPS} steps of {BATCH}", measure.medians(sides_of(kind, STEPS, BATCH, measure.folder)))
+        print_row(
+            f"{kind}, {STEPS} steps of {BATCH}",
+            measure.medians(sides_of(kind, STEPS, BATCH, measure.folder)),
+        )
     ten = sides_of("dpo", 10, PAIRS, measure.folder)
     print_row(f"dpo, 10 steps of {PAIRS}", measure.medians(ten))
 
@@ -155,9 +196,12 @@ def step(measure: Measure) -> None:
     for kind, size in (("sft", 4), ("dpo", 4)):
         few, many = (sides_of(kind, steps, size, measure.folder, logs=True) for steps in (20, 420))
         costs = [
-            {side: measure.cost(many[side]) - measure.cost(few[side]) for side in many} for _ in range(measure.repeats)
+            {side: measure.cost(many[side]) - measure.cost(few[side]) for side in many}
+            for _ in range(measure.repeats)
         ]
-        found = {side: statistics.median(cost[side] for cost in costs) / 400 * 1000 for side in many}
+        found = {
+            side: statistics.median(cost[side] for cost in costs) / 400 * 1000 for side in many
+        }
         print_row(f"{kind}, a further step of {size}, milliseconds", found)
 
 
@@ -165,14 +209,27 @@ def measure_sweep(values: int) -> Callable[[Measure], None]:
     def sweep(measure: Measure) -> None:
         folder, rates, coefficients = measure.folder, RATES[:values], COEFFICIENTS[:values]
         pairs = list(itertools.product(rates, coefficients))
-        rows = [f"dataset.path={folder / 'few' / 'train.jsonl'}", "dataset.split.eval=null", "metric=none"]
+        rows = [
+            f"dataset.path={folder / 'few' / 'train.jsonl'}",
+            "dataset.split.eval=null",
+            "metric=none",
+        ]
         own = [*ours("dpo", SWEPT_STEPS, PAIRS), "dataset=local", *rows]
-        axes = [f"learning_rate={','.join(map(str, rates))}", f"kl_coef={','.join(map(str, coefficients))}"]
+        axes = [
+            f"learning_rate={','.join(map(str, rates))}",
+            f"kl_coef={','.join(map(str, coefficients))}",
+        ]
         one = measure.cost([[*own, "-m", *axes, "name=sweep"]])
-        each = measure.cost([[*own, f"learning_rate={r}", f"kl_coef={c}", "name=separate"] for r, c in pairs])
-        command = measure.cost([theirs("dpo", SWEPT_STEPS, PAIRS, folder / "few", r, c) for r, c in pairs])
+        each = measure.cost(
+            [[*own, f"learning_rate={r}", f"kl_coef={c}", "name=separate"] for r, c in pairs]
+        )
+        command = measure.cost(
+            [theirs("dpo", SWEPT_STEPS, PAIRS, folder / "few", r, c) for r, c in pairs]
+        )
         print_row(f"{len(pairs)} runs of dpo, as one sweep", {"ours": one, "trl": command}, 1)
-        print_row(f"{len(pairs)} runs of dpo, as separate commands", {"ours": each, "trl": command}, 1)
+        print_row(
+            f"{len(pairs)} runs of dpo, as separate commands", {"ours": each, "trl": command}, 1
+        )
         found = [
             {
                 path.parts[-3][-10:]: path.read_bytes()
@@ -181,7 +238,9 @@ def measure_sweep(values: int) -> Callable[[Measure], None]:
             for name in ("sweep", "separate")
         ]
         same = sum(found[0][key] == found[1][key] for key in found[0])
-        print(f"\nThe sweep: {one / each:.2f} of separate commands; weights of the same bytes: {same} of {len(pairs)}.")
+        print(
+            f"\nThe sweep: {one / each:.2f} of separate commands; weights of the same bytes: {same} of {len(pairs)}."
+        )
 
     return sweep
 
@@ -189,13 +248,28 @@ def measure_sweep(values: int) -> Callable[[Measure], None]:
 # --- The commands of each side ----------------------------------------------------------------------
 
 
-def sides_of(kind: str, steps: int, batch: int, folder: Path, *, logs: bool = False) -> dict[str, list[list[object]]]:
+def sides_of(
+    kind: str, steps: int, batch: int, folder: Path, *, logs: bool = False
+) -> dict[str, list[list[object]]]:
     """The command of each side; of ours with no evaluation where only the steps count, which ``logs`` says."""
     own = [*ours(kind, steps, batch), "learning_rate=1e-4", "output_root=made"]
     own += ["metric=none", "dataset.split.eval=null"] if logs else ["dataset.limit.eval=100"]
-    script = [sys.executable, "script.py", kind.upper(), MODEL, folder / "rows" / "train.jsonl", steps, batch, "made"]
+    script = [
+        sys.executable,
+        "script.py",
+        kind.upper(),
+        MODEL,
+        folder / "rows" / "train.jsonl",
+        steps,
+        batch,
+        "made",
+    ]
     sides = {"ours": [own], "plain": [script]}
-    return sides if logs or kind == "sft" else sides | {"trl": [theirs(kind, steps, batch, folder / "rows", 1e-4, 0.1)]}
+    return (
+        sides
+        if logs or kind == "sft"
+        else sides | {"trl": [theirs(kind, steps, batch, folder / "rows", 1e-4, 0.1)]}
+    )
 
 
 def ours(kind: str, steps: int, batch: int) -> list[object]:
@@ -203,13 +277,35 @@ def ours(kind: str, steps: int, batch: int) -> list[object]:
     return [sys.executable, "-m", "runner", f"trainer={kind}", "model=tiny", *sizes]
 
 
-def theirs(kind: str, steps: int, batch: int, rows: Path, rate: float, coefficient: float) -> list[object]:
+def theirs(
+    kind: str, steps: int, batch: int, rows: Path, rate: float, coefficient: float
+) -> list[object]:
     flags = {
-        **{"model_name_or_path": MODEL, "dataset_name": rows, "eval_strategy": "no", "output_dir": "made/trl"},
-        **{"max_steps": steps, "per_device_train_batch_size": batch, "learning_rate": rate, "beta": coefficient},
-        **{"report_to": "none", "dtype": "float32", "use_cpu": True, "bf16": False, "activation_checkpointing": False},
+        **{
+            "model_name_or_path": MODEL,
+            "dataset_name": rows,
+            "eval_strategy": "no",
+            "output_dir": "made/trl",
+        },
+        **{
+            "max_steps": steps,
+            "per_device_train_batch_size": batch,
+            "learning_rate": rate,
+            "beta": coefficient,
+        },
+        **{
+            "report_to": "none",
+            "dtype": "float32",
+            "use_cpu": True,
+            "bf16": False,
+            "activation_checkpointing": False,
+        },
     }
-    return [Path(sys.executable).parent / "trl", kind, *(word for key in flags for word in (f"--{key}", flags[key]))]
+    return [
+        Path(sys.executable).parent / "trl",
+        kind,
+        *(word for key in flags for word in (f"--{key}", flags[key])),
+    ]
 
 
 if __name__ == "__main__":

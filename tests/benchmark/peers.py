@@ -1,19 +1,22 @@
 """CPU seconds of ours beside a plain TRL script, TRL's command, LLaMA-Factory and ms-swift, for the same work.
 
-Each is called by its public command: ours once with all that it does by default beside the steps (held-out scores of
-100 rows before and after, curves, a manifest with the hashes of what it wrote), and once without any score; the others
-evaluate nothing. All of them tokenise the same rows in the same words, train all weights of the tiny model in float32
-with the same batch, steps, rate and schedule, log each tenth step, and save the model; all but the script a checkpoint
-too. The mean loss says that it is the same work: rows come in an order of each one's own, and ms-swift logs the first
-step as well.
+Each is called by its public command: ours once with all that it does by default beside the steps
+(held-out scores of 100 rows before and after, curves, a manifest with the hashes of what it wrote),
+and once without any score; the others evaluate nothing. All of them tokenise the same rows in the
+same words, train all weights of the tiny model in float32 with the same batch, steps, rate and
+schedule, log each tenth step, and save the model; all but the script a checkpoint too. The mean
+loss says that it is the same work: rows come in an order of each one's own, and ms-swift logs the
+first step as well.
 
-run: python tests/benchmark/peers.py                 20 minutes on two cores, and the installation at first
+run: python tests/benchmark/peers.py                 20 minutes on two cores, and the installation
+at first
      python tests/benchmark/peers.py --repeats 1 --steps 10 --batch 8
 
-Each of the others has an environment of its own under ``~/.cache`` with the release named below and what that asks for,
-and the torch that is installed here. Of one that cannot be installed, or fails, the line says why. Torchvision and
-torchaudio are left out, because there is no build of them for a CPU's torch; an empty module stands for the latter,
-which LLaMA-Factory imports and uses for sound alone. So it starts a little sooner than with both.
+Each of the others has an environment of its own under ``~/.cache`` with the release named below and
+what that asks for, and the torch that is installed here. Of one that cannot be installed, or fails,
+the line says why. Torchvision and torchaudio are left out, because there is no build of them for a
+CPU's torch; an empty module stands for the latter, which LLaMA-Factory imports and uses for sound
+alone. So it starts a little sooner than with both.
 """
 
 from __future__ import annotations
@@ -41,7 +44,12 @@ LLAMA_FACTORY, SWIFT = "0.9.5", "4.6.0"
 KINDS = ("sft", "dpo")
 RATE, BETA, LENGTH = 1e-4, 0.1, 1024
 # What all of them are given, under the names that they have from transformers' arguments.
-SHARED = {"learning_rate": RATE, "lr_scheduler_type": "linear", "weight_decay": 0.0, "gradient_accumulation_steps": 1}
+SHARED = {
+    "learning_rate": RATE,
+    "lr_scheduler_type": "linear",
+    "weight_decay": 0.0,
+    "gradient_accumulation_steps": 1,
+}
 SHARED |= {"logging_steps": 10, "bf16": False, "fp16": False, "use_cpu": True, "report_to": "none"}
 
 
@@ -55,14 +63,22 @@ class Side:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--batch", type=int, default=32)
     chosen = parser.parse_args()
     compileall.compile_dir(ROOT / "runner", quiet=1)
-    print(f"{datetime.date.today()}, {os.cpu_count()} cores, {processor()}, {platform.platform()}, ", end="")
-    print(f"Python {platform.python_version()}, " + ", ".join(f"{name} {version(name)}" for name in PACKAGES))
+    print(
+        f"{datetime.date.today()}, {os.cpu_count()} cores, {processor()}, {platform.platform()}, ",
+        end="",
+    )
+    print(
+        f"Python {platform.python_version()}, "
+        + ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         measure = Measure(folder, chosen.repeats)
@@ -77,7 +93,9 @@ def main() -> None:
             print(f"| {side.name} | {' | '.join(cells)} |")
 
 
-def compare(measure: Measure, sides: list[Side], kind: str, chosen: argparse.Namespace) -> list[str]:
+def compare(
+    measure: Measure, sides: list[Side], kind: str, chosen: argparse.Namespace
+) -> list[str]:
     """The cells of each side, which is measured in turn with the others; of one that fails its last words."""
     costs: list[list[float]] = [[] for _ in sides]
     whys, losses = [side.why for side in sides], [""] * len(sides)
@@ -87,7 +105,9 @@ def compare(measure: Measure, sides: list[Side], kind: str, chosen: argparse.Nam
                 costs[number].append(measure.cost([side.command(kind, chosen.steps, chosen.batch)]))
                 losses[number] = mean_loss(measure.states)
             except SystemExit as error:
-                whys[number] = next(line for line in reversed(str(error).splitlines()) if line.strip())[:200]
+                whys[number] = next(
+                    line for line in reversed(str(error).splitlines()) if line.strip()
+                )[:200]
     medians = [statistics.median(each or [math.nan]) for each in costs]
     return [
         f"{why} | |" if why else f"{cost:.1f} | {medians[0] / cost:.2f} | {loss}"
@@ -105,10 +125,19 @@ def mean_loss(states: list[str]) -> str:
 
 def write_rows(folder: Path) -> None:
     """The same rows in the form of each tool, one file for each kind."""
-    rows = [json.loads(line) for line in (folder / "rows" / "train.jsonl").read_text(encoding="utf-8").splitlines()]
-    said = [{key: row[key][0]["content"] for key in ("prompt", "chosen", "rejected")} for row in rows]
+    rows = [
+        json.loads(line)
+        for line in (folder / "rows" / "train.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
+    said = [
+        {key: row[key][0]["content"] for key in ("prompt", "chosen", "rejected")} for row in rows
+    ]
     turns = [
-        [{"role": "user", "content": each["prompt"]}, {"role": "assistant", "content": each["chosen"]}] for each in said
+        [
+            {"role": "user", "content": each["prompt"]},
+            {"role": "assistant", "content": each["chosen"]},
+        ]
+        for each in said
     ]
     forms = {
         "trl/sft": [{"prompt": row["prompt"], "completion": row["chosen"]} for row in rows],
@@ -117,7 +146,8 @@ def write_rows(folder: Path) -> None:
         "lf/dpo": said,
         "swift/sft": [{"messages": each} for each in turns],
         "swift/dpo": [
-            {"messages": each, "rejected_response": row["rejected"]} for each, row in zip(turns, said, strict=True)
+            {"messages": each, "rejected_response": row["rejected"]}
+            for each, row in zip(turns, said, strict=True)
         ],
     }
     for name, form in forms.items():
@@ -148,7 +178,8 @@ def bare(folder: Path) -> Side:
 def script(folder: Path) -> Side:
     rows = folder / "rows" / "train.jsonl"
     return Side(
-        "plain script", lambda kind, *how: [sys.executable, "script.py", kind.upper(), MODEL, rows, *how, "made"]
+        "plain script",
+        lambda kind, *how: [sys.executable, "script.py", kind.upper(), MODEL, rows, *how, "made"],
     )
 
 
@@ -170,40 +201,79 @@ def llama_factory(folder: Path) -> Side:
             "finetuning_type": "full",
             "do_train": True,
         }
-        settings |= {"dataset": kind, "dataset_dir": str(folder / "lf"), "template": "chatml", "cutoff_len": LENGTH}
-        settings |= {"disable_gradient_checkpointing": True, "max_steps": steps, "per_device_train_batch_size": batch}
+        settings |= {
+            "dataset": kind,
+            "dataset_dir": str(folder / "lf"),
+            "template": "chatml",
+            "cutoff_len": LENGTH,
+        }
+        settings |= {
+            "disable_gradient_checkpointing": True,
+            "max_steps": steps,
+            "per_device_train_batch_size": batch,
+        }
         settings |= {"output_dir": "made/lf"} | ({"pref_beta": BETA} if kind == "dpo" else {})
         (folder / f"{kind}.yaml").write_text(json.dumps(settings))  # which is YAML too
         return [python.with_name("llamafactory-cli"), "train", f"{kind}.yaml"]
 
     side = Side(f"LLaMA-Factory {LLAMA_FACTORY}", command)
     if python := install(side, "llamafactory", LLAMA_FACTORY, ["torchvision", "torchaudio"]):
-        place = subprocess.run([python, "-c", "import torch; print(torch.__path__[0])"], capture_output=True, text=True)
+        place = subprocess.run(
+            [python, "-c", "import torch; print(torch.__path__[0])"], capture_output=True, text=True
+        )
         (Path(place.stdout.strip()).parent / "torchaudio.py").touch()
     return side
 
 
 def swift(folder: Path) -> Side:
     def command(kind: str, steps: int, batch: int) -> list[object]:
-        settings = SHARED | {"model": MODEL, "model_type": "llama", "template": "chatml", "tuner_type": "full"}
-        settings |= {"torch_dtype": "float32", "dataset": folder / "swift" / kind / "train.jsonl", "max_length": LENGTH}
-        settings |= {"gradient_checkpointing": False, "max_steps": steps, "per_device_train_batch_size": batch}
-        settings |= {"output_dir": "made/swift", "warmup_ratio": 0, "adam_beta2": 0.999, "use_hf": True}
+        settings = SHARED | {
+            "model": MODEL,
+            "model_type": "llama",
+            "template": "chatml",
+            "tuner_type": "full",
+        }
+        settings |= {
+            "torch_dtype": "float32",
+            "dataset": folder / "swift" / kind / "train.jsonl",
+            "max_length": LENGTH,
+        }
+        settings |= {
+            "gradient_checkpointing": False,
+            "max_steps": steps,
+            "per_device_train_batch_size": batch,
+        }
+        settings |= {
+            "output_dir": "made/swift",
+            "warmup_ratio": 0,
+            "adam_beta2": 0.999,
+            "use_hf": True,
+        }
         words = ["rlhf", "--rlhf_type", "dpo", "--beta", BETA] if kind == "dpo" else ["sft"]
-        return [python.with_name("swift"), *words, *(word for key in settings for word in (f"--{key}", settings[key]))]
+        return [
+            python.with_name("swift"),
+            *words,
+            *(word for key in settings for word in (f"--{key}", settings[key])),
+        ]
 
     side = Side(f"ms-swift {SWIFT}", command)
     python = install(side, "ms-swift", SWIFT)
     return side
 
 
-def install(side: Side, package: str, release: str, without: list[str] | None = None) -> Path | None:
+def install(
+    side: Side, package: str, release: str, without: list[str] | None = None
+) -> Path | None:
     try:
         return python_with(
-            f"{package}-{release}", [f"torch=={installed('torch')}", f"{package}=={release}"], without or []
+            f"{package}-{release}",
+            [f"torch=={installed('torch')}", f"{package}=={release}"],
+            without or [],
         )
     except subprocess.CalledProcessError as error:
-        side.why = f"not installed: {' '.join(map(str, error.cmd[1:]))} ended with {error.returncode}"
+        side.why = (
+            f"not installed: {' '.join(map(str, error.cmd[1:]))} ended with {error.returncode}"
+        )
         return None
 
 

@@ -2,20 +2,21 @@
 
 The policy is a small GPT-NeoX that was first taught a made-up language (a Markov chain over words);
 the reward is the share of target words among the 16 words that it writes. Both sides start from the
-same weights and take the same number of episodes with the same settings, (a) fine-tuning all weights
-and (b) LoRA. The seed sets what is drawn in training; policy and critic start the same for every seed.
+same weights and take the same number of episodes with the same settings, (a) fine-tuning all
+weights and (b) LoRA. The seed sets what is drawn in training; policy and critic start the same for
+every seed.
 
 run: python tests/benchmark/ppo_parity.py                  about ten minutes of one core
      python tests/benchmark/ppo_parity.py --seeds 2 --updates 10 --plot parity.png
 
-Prints one markdown table (the mean score of the last 5 updates for each seed, their mean and standard
-deviation, the mean score of the first update and of all, the KL to the start over the last 5 updates,
-CPU seconds of one training) and draws both curves, with a band of one standard deviation over the
-seeds, into one PNG.
+Prints one markdown table (the mean score of the last 5 updates for each seed, their mean and
+standard deviation, the mean score of the first update and of all, the KL to the start over the last
+5 updates, CPU seconds of one training) and draws both curves, with a band of one standard deviation
+over the seeds, into one PNG.
 
 Left out on purpose: stop tokens and unequal lengths, where TRL's silent faults (an average per
-micro-batch instead of per batch, the score one place late) would make two different tasks of one; and
-gradient clipping, which TRL ignores and which is off on our side too.
+micro-batch instead of per batch, the score one place late) would make two different tasks of one;
+and gradient clipping, which TRL ignores and which is off on our side too.
 """
 
 from __future__ import annotations
@@ -72,7 +73,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--updates", type=int, default=40)
-    parser.add_argument("--plot", type=Path, default=ROOT / "outputs" / "ppo_parity.png", help="where the picture goes")
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        default=ROOT / "outputs" / "ppo_parity.png",
+        help="where the picture goes",
+    )
     options = parser.parse_args()
     curves = {}
     with tempfile.TemporaryDirectory() as scratch:
@@ -117,7 +123,10 @@ def write_toy(folder: Path) -> None:
     draw = random.Random(0)
     words = range(FIRST_WORD, MODELS.vocabulary)
     followers = {word: draw.sample(words, NEIGHBOURS) for word in words}
-    policy, critic = GPTNeoXForCausalLM(neox_config(MODELS)), GPTNeoXForSequenceClassification(neox_config(MODELS))
+    policy, critic = (
+        GPTNeoXForCausalLM(neox_config(MODELS)),
+        GPTNeoXForSequenceClassification(neox_config(MODELS)),
+    )
     teach(policy, lambda: torch.tensor([speak(followers, 28, draw) for _ in range(BATCH)]))
     critic.base_model.load_state_dict(policy.base_model.state_dict())
     for name, model in {"policy": policy, "critic": critic}.items():
@@ -134,7 +143,9 @@ def speak(followers: dict[int, list[int]], length: int, draw: random.Random) -> 
     return text
 
 
-def teach(policy: PreTrainedModel, draw_batch: Callable[[], torch.Tensor], steps: int = 500) -> None:
+def teach(
+    policy: PreTrainedModel, draw_batch: Callable[[], torch.Tensor], steps: int = 500
+) -> None:
     """Plain next-word training until the policy knows the chain."""
     import torch
 
@@ -158,7 +169,17 @@ def at_end(result: Result, key: str) -> float:
 
 
 def table(curves: dict[str, dict[str, list[Result]]]) -> list[str]:
-    columns = ["setup", "side", "last scores of each seed", "mean", "sd", "first", "whole run", "KL", "CPU s"]
+    columns = [
+        "setup",
+        "side",
+        "last scores of each seed",
+        "mean",
+        "sd",
+        "first",
+        "whole run",
+        "KL",
+        "CPU s",
+    ]
     lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
     return lines + [line for title, sides in curves.items() for line in rows_of(title, sides)]
 
@@ -169,7 +190,13 @@ def rows_of(title: str, sides: dict[str, list[Result]]) -> list[str]:
 
 def row(title: str, side: str, results: list[Result]) -> str:
     scores = [at_end(result, "objective/scores") for result in results]
-    cells = [title, side, " ".join(f"{score:.3f}" for score in scores), f"{mean(scores):.3f}", f"{spread(scores):.3f}"]
+    cells = [
+        title,
+        side,
+        " ".join(f"{score:.3f}" for score in scores),
+        f"{mean(scores):.3f}",
+        f"{spread(scores):.3f}",
+    ]
     curve = list(map(mean, zip(*map(scores_of, results), strict=True)))
     cells += [f"{curve[0]:.3f}", f"{mean(curve):.3f}"]
     cells += [f"{mean(at_end(result, 'objective/kl') for result in results):.1f}"]
@@ -191,7 +218,11 @@ def draw(curves: dict[str, dict[str, list[Result]]], path: Path) -> None:
     panels = figure.subplots(1, len(curves), sharey=True, squeeze=False)[0]
     for panel, (title, sides) in zip(panels, curves.items(), strict=True):
         for side, results in sides.items():
-            draw_curve(panel, f"{side}, {mean(result.cpu_seconds for result in results):.0f} CPU s", results)
+            draw_curve(
+                panel,
+                f"{side}, {mean(result.cpu_seconds for result in results):.0f} CPU s",
+                results,
+            )
         panel.set(title=title, xlabel="episodes")
         panel.grid(alpha=0.3)
         panel.legend(loc="lower right")

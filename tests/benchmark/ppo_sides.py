@@ -62,7 +62,8 @@ class Training:
     policy_dtype: str = "float32"
     four_bit: bool = False
     critic: str = "model"  # ours only: TRL's critic is a model of its own, always
-    targets: int | None = None  # the reward is the share of this many first words; None: the reward model scores
+    # the reward is the share of this many first words; None: the reward model scores
+    targets: int | None = None
     seed: int = 0
     device: str = "cpu"
 
@@ -72,7 +73,8 @@ class Result:
     """What one training took, and what it logged."""
 
     cpu_seconds: float
-    peak_bytes: int  # above what was there before the models were loaded, without the code of libraries
+    # above what was there before the models were loaded, without the code of libraries
+    peak_bytes: int
     update_ends: list[float]  # wall clock, seconds
     log: list[dict[str, float]]  # one entry per update
 
@@ -92,16 +94,21 @@ def trl_python() -> Path:
 def python_with(name: str, wanted: Sequence[str], without: Sequence[str] = ()) -> Path:
     """The interpreter of an environment with these packages, made at first use and kept under ``~/.cache``.
 
-    Those ``without`` which it is to be are taken out again. Raises CalledProcessError where it cannot be installed.
+    Those ``without`` which it is to be are taken out again. Raises CalledProcessError where it
+    cannot be installed.
     """
-    home = CACHE / f"{name}-{hashlib.sha256(' '.join([*wanted, *without]).encode()).hexdigest()[:8]}"
+    home = (
+        CACHE / f"{name}-{hashlib.sha256(' '.join([*wanted, *without]).encode()).hexdigest()[:8]}"
+    )
     python, complete = home / "bin" / "python", home / "complete"
     if not complete.exists():
         print(f"making {home} with {', '.join(wanted)}", file=sys.stderr)
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(home)], check=True)
         subprocess.run([str(python), "-m", "pip", "install", "--quiet", *wanted], check=True)
         if without:
-            subprocess.run([str(python), "-m", "pip", "uninstall", "--quiet", "--yes", *without], check=True)
+            subprocess.run(
+                [str(python), "-m", "pip", "uninstall", "--quiet", "--yes", *without], check=True
+            )
         complete.touch()
     return python
 
@@ -127,8 +134,10 @@ class Models:
     heads: int
     prompt_lengths: tuple[int, int]
     prompts: int
-    mean_response: int | None = None  # tokens until the policy stops, on average; None: it never does
-    lean: float = 0.0  # how strongly the logits of the first eighth of the words read one direction of their own
+    # tokens until the policy stops, on average; None: it never does
+    mean_response: int | None = None
+    # how strongly the logits of the first eighth of the words read one direction of their own
+    lean: float = 0.0
     scored: bool = True  # whether there is a reward model
 
 
@@ -198,7 +207,9 @@ def build_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
     from tokenizers.pre_tokenizers import WhitespaceSplit
     from transformers import PreTrainedTokenizerFast
 
-    words = {"<pad>": PAD, "<eos>": STOP} | {f"t{number}": number for number in range(FIRST_WORD, vocabulary)}
+    words = {"<pad>": PAD, "<eos>": STOP} | {
+        f"t{number}": number for number in range(FIRST_WORD, vocabulary)
+    }
     tokenizer = Tokenizer(WordLevel(words, unk_token="<pad>"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     return PreTrainedTokenizerFast(
@@ -209,7 +220,9 @@ def build_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
 def random_prompts(models: Models) -> list[list[int]]:
     draw = random.Random(0)
     lengths = [draw.randint(*models.prompt_lengths) for _ in range(models.prompts)]
-    return [[draw.randrange(FIRST_WORD, models.vocabulary) for _ in range(length)] for length in lengths]
+    return [
+        [draw.randrange(FIRST_WORD, models.vocabulary) for _ in range(length)] for length in lengths
+    ]
 
 
 def save(folder: Path, model: PreTrainedModel) -> None:
@@ -243,18 +256,24 @@ def run_apart(training: Training, baton: socket.socket | None = None) -> Result:
     python = trl_python() if training.side == "trl" else sys.executable
     threads = {"OMP_NUM_THREADS": "1"} if training.device == "cpu" else {}
     settings = os.environ | threads | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    settings |= {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"} if training.side == "ours" else {}
+    settings |= (
+        {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"} if training.side == "ours" else {}
+    )
     if training.side == "trl":
         settings |= {"PYTHONPATH": "", "TRL_EXPERIMENTAL_SILENCE": "1"}
         if training.device == "cuda":  # its own bf16=True has no effect
             settings["ACCELERATE_MIXED_PRECISION"] = "bf16"
     with tempfile.TemporaryDirectory() as folder:
-        task, result, log = (Path(folder) / name for name in ("training.json", "result.json", "log.txt"))
+        task, result, log = (
+            Path(folder) / name for name in ("training.json", "result.json", "log.txt")
+        )
         task.write_text(json.dumps(asdict(training)))
         held = [] if baton is None else [baton.fileno()]
         command = [str(python), __file__, str(task), str(result), *map(str, held)]
         with log.open("w") as output:
-            process = subprocess.Popen(command, cwd=folder, env=settings, stdout=output, stderr=output, pass_fds=held)
+            process = subprocess.Popen(
+                command, cwd=folder, env=settings, stdout=output, stderr=output, pass_fds=held
+            )
         if baton is not None:
             baton.close()  # only the process holds it now: its end shows on the other side
         if code := process.wait():
@@ -272,7 +291,9 @@ def run_both(training: Training, repeats: int) -> dict[str, list[Result]]:
     for repeat in range(repeats):
         asked = [replace(training, side=side, seed=training.seed + repeat) for side in results]
         with ThreadPoolExecutor() as pool:
-            for done, result in zip(results.values(), pool.map(run_apart, asked, socket.socketpair()), strict=True):
+            for done, result in zip(
+                results.values(), pool.map(run_apart, asked, socket.socketpair()), strict=True
+            ):
                 done.append(result)
     return results
 
@@ -296,11 +317,19 @@ def measure(training: Training, baton: socket.socket | None = None) -> Result:
     started = time.process_time()
     trainer.train()
     seconds = time.process_time() - started
-    peak = torch.cuda.max_memory_allocated() if training.device == "cuda" else peak_resident_bytes() - before
+    peak = (
+        torch.cuda.max_memory_allocated()
+        if training.device == "cuda"
+        else peak_resident_bytes() - before
+    )
     if training.device == "cpu":
-        peak -= code_bytes() - code  # both sides read the same libraries, and the system can drop those pages
+        # both sides read the same libraries, and the system can drop those pages
+        peak -= code_bytes() - code
     log = [entry for entry in trainer.state.log_history if "objective/scores" in entry]
-    numbers = [{key: value for key, value in entry.items() if isinstance(value, int | float)} for entry in log]
+    numbers = [
+        {key: value for key, value in entry.items() if isinstance(value, int | float)}
+        for entry in log
+    ]
     return Result(seconds, peak, ends.times, numbers)
 
 
@@ -344,16 +373,20 @@ def prepare_ours(training: Training) -> Callable[..., Any]:
     """Import our trainer now (imports are not measured); the returned function builds it."""
     from datasets import Dataset
 
-    from runner.ppo.algorithm import PPOConfig, PPOTrainer
+    from runner.ppo import PPOConfig, PPOTrainer
 
     peft_config = lora(training)
 
     def build(**parts: Any) -> Any:
         prompts = json.loads((Path(training.models) / "prompts.json").read_text())
-        rows = Dataset.from_dict({"prompt": [" ".join(f"t{token}" for token in prompt) for prompt in prompts]})
+        rows = Dataset.from_dict(
+            {"prompt": [" ".join(f"t{token}" for token in prompt) for prompt in prompts]}
+        )
         return PPOTrainer(
             model=load_policy(training),
-            reward_funcs=build_share(training.targets) if training.targets else load_scorer(training, "reward"),
+            reward_funcs=build_share(training.targets)
+            if training.targets
+            else load_scorer(training, "reward"),
             args=PPOConfig(critic=training.critic, **arguments(training)),
             train_dataset=rows,
             processing_class=load_tokenizer(training),
@@ -374,7 +407,11 @@ def prepare_trl(training: Training) -> Callable[..., Any]:
 
     def build(**parts: Any) -> Any:
         prompts = json.loads((Path(training.models) / "prompts.json").read_text())
-        share = build_share_module(training.targets, training.response_length) if training.targets else None
+        share = (
+            build_share_module(training.targets, training.response_length)
+            if training.targets
+            else None
+        )
         return PPOTrainer(
             model=load_policy(training),
             ref_model=None,
@@ -490,7 +527,9 @@ def build_share_module(targets: int, response_length: int) -> torch.nn.Module:
         def score(self, states: torch.Tensor) -> torch.Tensor:
             hit = (states >= FIRST_WORD) & (states < FIRST_WORD + targets)
             so_far = hit.float().cumsum(1)
-            before = torch.nn.functional.pad(so_far, (0, 0, response_length, 0))[:, : so_far.shape[1]]
+            before = torch.nn.functional.pad(so_far, (0, 0, response_length, 0))[
+                :, : so_far.shape[1]
+            ]
             return (so_far - before) / response_length
 
     return Share()

@@ -1,14 +1,15 @@
 """CPU seconds per PPO update and peak memory, ours against TRL 1.12.0's PPOTrainer.
 
-Both sides load the same models (GPT-NeoX, random seeded weights) and the same prompts, take the same
-number of updates of the same batch with 4 epochs each, and use one thread. Each training is a process
-of its own, and the two take turns, update by update. Seconds are process CPU seconds over
-``trainer.train()``, so a busy machine disturbs them little; memory is the peak above what the process
-held before it loaded the models, without the pages of library code that it read in meanwhile (37 MB on
-either side).
-TRL runs in an environment of its own, made at first use (``ppo_sides.trl_python``).
+Both sides load the same models (GPT-NeoX, random seeded weights) and the same prompts, take the
+same number of updates of the same batch with 4 epochs each, and use one thread. Each training is a
+process of its own, and the two take turns, update by update. Seconds are process CPU seconds over
+``trainer.train()``, so a busy machine disturbs them little; memory is the peak above what the
+process held before it loaded the models, without the pages of library code that it read in
+meanwhile (37 MB on either side). TRL runs in an environment of its own, made at first use
+(``ppo_sides.trl_python``).
 
-run: python tests/benchmark/ppo_speed.py                  every shape, full fine-tuning, a critic model
+run: python tests/benchmark/ppo_speed.py                  every shape, full fine-tuning, a critic
+model
      python tests/benchmark/ppo_speed.py --peft           LoRA of rank 8; our critic is an adapter, TRL's a model
      python tests/benchmark/ppo_speed.py --critic head    our critic is a head on the policy, TRL's a model
      python tests/benchmark/ppo_speed.py --shape stops worst --repeats 3
@@ -16,8 +17,8 @@ run: python tests/benchmark/ppo_speed.py                  every shape, full fine
 Prints one markdown table: medians, the speed ratio of each repeat, and the shares of our time that
 sampling, scoring and updating take. The tldr shapes take minutes each.
 
-Left out on purpose: what is learnt (``ppo_parity.py``), cards (``ppo_gpu.py``), several processes, and
-gradient checkpointing, which TRL's trainer ignores.
+Left out on purpose: what is learnt (``ppo_parity.py``), cards (``ppo_gpu.py``), several processes,
+and gradient checkpointing, which TRL's trainer ignores.
 """
 
 from __future__ import annotations
@@ -53,8 +54,19 @@ SHAPES = {
     "stops": Shape((8, 64), 64, stops=True, updates=16),
     "stops_long": Shape((8, 64), 128, stops=True, vocabulary=8192, updates=4),
     "stops_wide": Shape((8, 64), 64, stops=True, vocabulary=8192, hidden=256, layers=6),
-    "tldr": Shape((200, 512), 53, stops=False, vocabulary=32000, hidden=256, batch=16, micro_batch=4, updates=2),
-    "tldr_stops": Shape((200, 512), 53, stops=True, vocabulary=32000, hidden=256, batch=16, micro_batch=4, updates=2),
+    "tldr": Shape(
+        (200, 512),
+        53,
+        stops=False,
+        vocabulary=32000,
+        hidden=256,
+        batch=16,
+        micro_batch=4,
+        updates=2,
+    ),
+    "tldr_stops": Shape(
+        (200, 512), 53, stops=True, vocabulary=32000, hidden=256, batch=16, micro_batch=4, updates=2
+    ),
     "no_stops": Shape((8, 64), 64, stops=False),
     "worst": Shape((64, 64), 64, stops=False),  # nothing is padded, so nothing is wasted
 }
@@ -73,10 +85,17 @@ def main() -> None:
 def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
-        "--shape", nargs="+", choices=SHAPES, default=list(SHAPES), metavar="SHAPE", help=", ".join(SHAPES)
+        "--shape",
+        nargs="+",
+        choices=SHAPES,
+        default=list(SHAPES),
+        metavar="SHAPE",
+        help=", ".join(SHAPES),
     )
     parser.add_argument("--peft", action="store_true", help="LoRA of rank 8")
-    parser.add_argument("--critic", choices=("model", "adapter", "head"), help="ours; TRL's is always a model")
+    parser.add_argument(
+        "--critic", choices=("model", "adapter", "head"), help="ours; TRL's is always a model"
+    )
     parser.add_argument("--repeats", type=int, default=1)
     return parser.parse_args()
 
@@ -95,7 +114,8 @@ def models_of(shape: Shape) -> Models:
         layers=shape.layers,
         heads=shape.hidden // 32,
         prompt_lengths=shape.prompts,
-        # A batch more than is used: TRL steps after every micro-batch in the last batch of an epoch.
+        # A batch more than is used: TRL steps after every micro-batch in the last batch of an
+        # epoch.
         prompts=shape.batch * (shape.updates + 1),
         mean_response=shape.response // 4 if shape.stops else None,
     )
@@ -122,15 +142,28 @@ def title(options: argparse.Namespace) -> str:
 
 
 def header() -> list[str]:
-    columns = ["shape", "TRL s/update", "ours s/update", "speed", "each repeat", "TRL MB", "ours MB", "memory"]
+    columns = [
+        "shape",
+        "TRL s/update",
+        "ours s/update",
+        "speed",
+        "each repeat",
+        "TRL MB",
+        "ours MB",
+        "memory",
+    ]
     columns += [phase.removeprefix("time/") for phase in PHASES]
     return [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
 
 
 def to_row(name: str, updates: int, results: dict[str, list[Result]]) -> str:
     """One line of the table: how many times faster, each repeat's ratio, and what part of the memory."""
-    ours, trl = ([result.cpu_seconds / updates for result in results[side]] for side in ("ours", "trl"))
-    our_peak, trl_peak = (median(result.peak_bytes for result in results[side]) for side in ("ours", "trl"))
+    ours, trl = (
+        [result.cpu_seconds / updates for result in results[side]] for side in ("ours", "trl")
+    )
+    our_peak, trl_peak = (
+        median(result.peak_bytes for result in results[side]) for side in ("ours", "trl")
+    )
     ratios = [there / here for here, there in zip(ours, trl, strict=True)]
     cells = [name, f"{median(trl):.2f}", f"{median(ours):.2f}", f"x{median(ratios):.2f}"]
     cells += [" ".join(f"{ratio:.2f}" for ratio in ratios)]

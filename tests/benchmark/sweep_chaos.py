@@ -1,12 +1,14 @@
 """What a sweep survives, at full size: 50 jobs of which 19 misbehave, and a driver that is killed 20 times.
 
-run: python tests/benchmark/sweep_chaos.py                 both, about five minutes on two idle cores
+run: python tests/benchmark/sweep_chaos.py                 both, about five minutes on two idle
+cores
      python tests/benchmark/sweep_chaos.py --kills 5 --seed 7
 
-First part: 10 jobs raise, 5 are killed, 2 crash the interpreter, 1 calls sys.exit(0), 1 hangs; the other 31 must
-finish, each cause must be told, the same command must then start exactly the 19, and a third time nothing. Second
-part: the driver is killed at a random moment again and again; nothing of it may be alive after 10 seconds, and in the
-end each job must be finished once, with each of its steps logged once and the weights of an undisturbed sweep.
+First part: 10 jobs raise, 5 are killed, 2 crash the interpreter, 1 calls sys.exit(0), 1 hangs; the
+other 31 must finish, each cause must be told, the same command must then start exactly the 19, and
+a third time nothing. Second part: the driver is killed at a random moment again and again; nothing
+of it may be alive after 10 seconds, and in the end each job must be finished once, with each of its
+steps logged once and the weights of an undisturbed sweep.
 
 The tests have a small version of both (``tests/test_sweep.py``).
 """
@@ -57,7 +59,9 @@ QUICK = ("model=tiny", "dataset.limit.eval=2", "metric=none", "launcher.jobs=2")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
@@ -71,26 +75,49 @@ def main() -> None:
 def sweep(*words: str) -> tuple[str, int, float]:
     """What the command prints, its exit code and its seconds."""
     began = time.monotonic()
-    done = subprocess.run([sys.executable, "-m", "runner", "-m", *words], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "runner", "-m", *words], capture_output=True, text=True
+    )
     return done.stdout, done.returncode, time.monotonic() - began
 
 
 def misbehave() -> None:
     Path("chaos.py").write_text(CHAOS)
-    words = ("allow=[chaos]", "callback.chaos._target_=chaos.Chaos", "callback.chaos.job=range(0,50)", *QUICK)
-    words = (*words, "trainer.args.max_steps=1", "dataset.limit.train=8", "launcher.timeout_seconds=30", "name=chaos")
+    words = (
+        "allow=[chaos]",
+        "callback.chaos._target_=chaos.Chaos",
+        "callback.chaos.job=range(0,50)",
+        *QUICK,
+    )
+    words = (
+        *words,
+        "trainer.args.max_steps=1",
+        "dataset.limit.train=8",
+        "launcher.timeout_seconds=30",
+        "name=chaos",
+    )
     for title in ("with 19 sick jobs", "healed, the same command", "once more"):
         text, code, seconds = sweep(*words)
-        failed = [line.split("  ")[-1] for line in text.splitlines() if line.startswith("failed    job-")]
+        failed = [
+            line.split("  ")[-1] for line in text.splitlines() if line.startswith("failed    job-")
+        ]
         started = text.count("start     ")
-        print(f"{title}: {text.splitlines()[-1]}, {started} started, exit code {code}, {seconds:.1f} s")
-        for cause, count in Counter(cause if "raises" not in cause else "... raises" for cause in failed).items():
+        print(
+            f"{title}: {text.splitlines()[-1]}, {started} started, exit code {code}, {seconds:.1f} s"
+        )
+        for cause, count in Counter(
+            cause if "raises" not in cause else "... raises" for cause in failed
+        ).items():
             print(f"    {count:>2} x {cause}")
         Path("healed").touch()
 
 
 def kill_drivers(kills: int, chance: random.Random) -> None:
-    steps = ("trainer.args.max_steps=6", "trainer.args.save_steps=2", "trainer.args.logging_steps=1")
+    steps = (
+        "trainer.args.max_steps=6",
+        "trainer.args.save_steps=2",
+        "trainer.args.logging_steps=1",
+    )
     words = ("seed=range(0,8)", "dataset.limit.train=64", *steps, *QUICK)
     _, _, whole = sweep(*words, "name=calm")
     left, killed = 0, 0
@@ -111,10 +138,14 @@ def kill_drivers(kills: int, chance: random.Random) -> None:
         longest = max(longest, time.monotonic() - began)
         left += any_held("killed")
     text, code, _ = sweep(*words, "name=killed")
-    print(f"{killed} of {kills} drivers killed; alive after 10 s: {left}; longest goodbye {longest:.1f} s")
+    print(
+        f"{killed} of {kills} drivers killed; alive after 10 s: {left}; longest goodbye {longest:.1f} s"
+    )
     print(f"then: {text.splitlines()[-1]}, exit code {code}")
     calm, disturbed = run_files("calm"), run_files("killed")
-    print(f"same weights and each step once: {sum(disturbed[key] == calm[key] for key in calm)} of {len(calm)}")
+    print(
+        f"same weights and each step once: {sum(disturbed[key] == calm[key] for key in calm)} of {len(calm)}"
+    )
 
 
 def any_held(name: str) -> bool:
@@ -125,7 +156,10 @@ def run_files(name: str) -> dict[str, tuple[list[int], bytes]]:
     """The logged steps and the weights of each run, by its key."""
     return {
         folder.name[-10:]: (
-            [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()],
+            [
+                json.loads(line)["step"]
+                for line in (folder / "metrics.jsonl").read_text().splitlines()
+            ],
             (folder / "model" / "model.safetensors").read_bytes(),
         )
         for folder in (paper.parent for paper in Path("outputs", name).glob("*/config.yaml"))

@@ -4,12 +4,13 @@
     python tests/fault/bad_input.py number null     those whose kind or name holds one of the words
     python tests/fault/bad_input.py control         what TRL's own trainers do with some of them
 
-Prints a line for each case: its verdict, exit code, CPU seconds, whether torch was imported, and the first words that
-were said. The exit code is 1 where a case misses. The cases are data, in ``bad_input_cases``.
+Prints a line for each case: its verdict, exit code, CPU seconds, whether torch was imported, and
+the first words that were said. The exit code is 1 where a case misses. The cases are data, in
+``bad_input_cases``.
 
-A command is forked from this process, which has imported the door and nothing heavy; the seconds that the imports took
-are added to those of each command. What is only found behind the door, and good input that trains for a step, is forked
-from a process that has everything (``tests/warm.py``).
+A command is forked from this process, which has imported the door and nothing heavy; the seconds
+that the imports took are added to those of each command. What is only found behind the door, and
+good input that trains for a step, is forked from a process that has everything (``tests/warm.py``).
 """
 
 from __future__ import annotations
@@ -58,7 +59,12 @@ def run(case: Case, folder: Path, warm: Warm | None = None) -> Outcome:
     case.prepare(work)
     home = folder / "home" / work.name
     before = listed(work)
-    environment = {"PATH": os.environ["PATH"], "HOME": str(home), "HF_HOME": str(home / "hf"), **ENVIRONMENT}
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(home),
+        "HF_HOME": str(home / "hf"),
+        **ENVIRONMENT,
+    }
     environment |= {name: value.format(folder=work) for name, value in case.environment.items()}
     environment = {name: value for name, value in environment.items() if value != "unset"}
     words = [word.replace("{folder}", str(work)) for word in case.words]
@@ -75,7 +81,11 @@ def run(case: Case, folder: Path, warm: Warm | None = None) -> Outcome:
 
 def listed(folder: Path) -> set[str]:
     """Every path below a folder; links are not followed."""
-    return {os.path.join(place, name) for place, folders, files in os.walk(folder) for name in (*folders, *files)}
+    return {
+        os.path.join(place, name)
+        for place, folders, files in os.walk(folder)
+        for name in (*folders, *files)
+    }
 
 
 def run_forked(case: Case, words: list[str], work: Path, environment: dict[str, str]) -> Outcome:
@@ -92,7 +102,9 @@ def run_forked(case: Case, words: list[str], work: Path, environment: dict[str, 
     return Outcome(os.waitstatus_to_exitcode(status), text, seconds, facts.get("torch", False))
 
 
-def be_command(case: Case, words: list[str], work: Path, environment: dict[str, str], said: int, told: int) -> None:
+def be_command(
+    case: Case, words: list[str], work: Path, environment: dict[str, str], said: int, told: int
+) -> None:
     code = 1
     try:
         os.setsid()
@@ -183,7 +195,9 @@ def missing_beats(text: str) -> list[str]:
     if not told:
         return ["a fault"]
     halves = [fault for fault in told if "found" not in fault or not fault & {"expected", "type"}]
-    return ["cause or fix"] * bool(halves) + sorted({"found", "expected", "type"} - set().union(*told))
+    return ["cause or fix"] * bool(halves) + sorted(
+        {"found", "expected", "type"} - set().union(*told)
+    )
 
 
 def torn_papers(left: list[str]) -> str:
@@ -191,7 +205,11 @@ def torn_papers(left: list[str]) -> str:
     run_files = [path for path in left if path.endswith("status.json")]
     if any(json.loads(Path(path).read_text())["state"] != "failed" for path in run_files):
         return "a run that is not called failed"
-    halves = [path for path in left if "/checkpoint-" in path or path.endswith("/model") or "/.model" in path]
+    halves = [
+        path
+        for path in left
+        if "/checkpoint-" in path or path.endswith("/model") or "/.model" in path
+    ]
     return f"left {halves[0]}" if halves else ""
 
 
@@ -210,7 +228,11 @@ def verdict_of(case: Case, folder: Path, warm: Warm) -> tuple[list[str], Outcome
 
 def chosen(words: list[str]) -> list[Case]:
     cases = [*BAD, *GOOD]
-    return [case for case in cases if not words or any(word in f"{case.kind} {case.name}" for word in words)]
+    return [
+        case
+        for case in cases
+        if not words or any(word in f"{case.kind} {case.name}" for word in words)
+    ]
 
 
 def main_script(words: list[str]) -> int:
@@ -221,7 +243,11 @@ def main_script(words: list[str]) -> int:
     try:
         return (
             1
-            if (run_controls(warm, folder) if words == ["control"] else print_table(chosen(words), folder, warm))
+            if (
+                run_controls(warm, folder)
+                if words == ["control"]
+                else print_table(chosen(words), folder, warm)
+            )
             else 0
         )
     finally:
@@ -239,14 +265,23 @@ def print_table(cases: list[Case], folder: Path, warm: Warm) -> int:
         wrong, outcome = verdict_of(case, folder, warm)
         missed += bool(wrong)
         slowest = max(slowest, 0 if outcome.torch or case.code == 0 else outcome.seconds)
-        said = "; ".join(wrong) or " | ".join(line.strip() for line in outcome.text.splitlines()[1:4])[:150]
+        said = (
+            "; ".join(wrong)
+            or " | ".join(line.strip() for line in outcome.text.splitlines()[1:4])[:150]
+        )
         torch = "torch" if outcome.torch else "-"
         head = f"{'MISS' if wrong else 'ok':<4} {case.kind:<9} {case.name:<44} {outcome.code:>3}"
         print(f"{head} {outcome.seconds:5.2f} {torch:<5} {said}", flush=True)
         if wrong:
-            print("".join(f"       > {line}\n" for line in outcome.text.splitlines()[-12:]), end="", flush=True)
+            print(
+                "".join(f"       > {line}\n" for line in outcome.text.splitlines()[-12:]),
+                end="",
+                flush=True,
+            )
     bad = sum(case.code != 0 for case in cases)
-    print(f"{bad} bad and {len(cases) - bad} good cases, {missed} missed; at the door at most {slowest:.2f} s of CPU")
+    print(
+        f"{bad} bad and {len(cases) - bad} good cases, {missed} missed; at the door at most {slowest:.2f} s of CPU"
+    )
     return missed
 
 

@@ -25,8 +25,9 @@ Content = bytes | str | list | dict | Callable[[Path], None]
 class Case:
     """One command line with the files around it, its exit code, and words of the cause and of the fix.
 
-    ``late`` is what can only be found behind the door, where torch and a failed run folder are in order; ``why`` says
-    why a value can never be meant. Of good input, ``looks`` is only to be looked at, with no training behind.
+    ``late`` is what can only be found behind the door, where torch and a failed run folder are in
+    order; ``why`` says why a value can never be meant. Of good input, ``looks`` is only to be
+    looked at, with no training behind.
     """
 
     kind: str
@@ -77,8 +78,12 @@ def write(path: Path, content: Content) -> None:
         path.write_text("".join(json.dumps(row) + "\n" for row in content), encoding="utf-8")
 
 
-def bad(name: str, words: str, cause: str, fix: str, files: Mapping[str, Content] | None = None, **more) -> Case:
-    return Case("", name, tuple(shlex.split(words)), more.pop("code", 2), cause, fix, files or {}, **more)
+def bad(
+    name: str, words: str, cause: str, fix: str, files: Mapping[str, Content] | None = None, **more
+) -> Case:
+    return Case(
+        "", name, tuple(shlex.split(words)), more.pop("code", 2), cause, fix, files or {}, **more
+    )
 
 
 def good(name: str, words: str, files: Mapping[str, Content] | None = None, **more) -> Case:
@@ -92,7 +97,9 @@ PAIR = {"prompt": "1+1=", "chosen": " 2", "rejected": " 3"}
 ANSWER = {"role": "assistant", "content": "2"}
 CHAT = {"messages": [{"role": "user", "content": "1+1?"}, ANSWER]}
 LINE = json.dumps(EXCHANGE).encode() + b"\n"
-QUESTION = json.dumps({"prompt": "中国的首都是哪里？", "completion": "北京是一个很大的城市。"}, ensure_ascii=False)
+QUESTION = json.dumps(
+    {"prompt": "中国的首都是哪里？", "completion": "北京是一个很大的城市。"}, ensure_ascii=False
+)
 CHINESE = "".join(f"{QUESTION}\n" for _ in range(20))
 FOUR = [EXCHANGE | {"prompt": f"{number}+1="} for number in range(4)]
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614\nsize 12345\n"
@@ -144,7 +151,10 @@ def doubling(count: int, again: str = ", /g/a{}@b") -> dict[str, Content]:
 
 def fan(count: int, keys: int) -> tuple[str, dict[str, Content]]:
     """A list of defaults that names so many files, and these, each with so many keys."""
-    texts = {f"own/g/f{file}.yaml": "".join(f"k{file}_{key}: 0\n" for key in range(keys)) for file in range(count)}
+    texts = {
+        f"own/g/f{file}.yaml": "".join(f"k{file}_{key}: 0\n" for key in range(keys))
+        for file in range(count)
+    }
     return f"[{', '.join(f'/g/f{file}@_global_' for file in range(count))}]", texts
 
 
@@ -169,7 +179,9 @@ def edited(file: str, **changes) -> Callable[[Path], None]:
     def edit(folder: Path) -> None:
         path = folder / file
         values = json.loads(path.read_text()) | changes
-        path.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
+        path.write_text(
+            json.dumps({key: value for key, value in values.items() if value is not None})
+        )
 
     return edit
 
@@ -180,7 +192,9 @@ def literal(key: str, value: object, file: str = "config.json") -> Callable[[Pat
     def edit(folder: Path) -> None:
         path = folder / file
         values = json.loads(path.read_text()) if path.exists() else {}
-        text = json.dumps({name: each for name, each in values.items() if name != key} | {"last": 0})
+        text = json.dumps(
+            {name: each for name, each in values.items() if name != key} | {"last": 0}
+        )
         path.write_text(text.replace('"last": 0', f'"{key}": {value}'))
 
     return edit
@@ -225,8 +239,16 @@ def without_layer(found: dict) -> dict:
 
 def adapter(kind: str = "safetensors", **changes) -> dict[str, Content]:
     """An adapter in a folder ``a``, whose base is the shipped model in ``m``."""
-    config = {"base_model_name_or_path": "m", "peft_type": "LORA", "task_type": "CAUSAL_LM"} | changes
-    return {"a/adapter_config.json": config, f"a/adapter_model.{kind}": b"\x02\0\0\0\0\0\0\0{}", **model()}
+    config = {
+        "base_model_name_or_path": "m",
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+    } | changes
+    return {
+        "a/adapter_config.json": config,
+        f"a/adapter_model.{kind}": b"\x02\0\0\0\0\0\0\0{}",
+        **model(),
+    }
 
 
 def indexed(content: Content) -> Callable[[Path], None]:
@@ -271,7 +293,9 @@ def billion(path: Path) -> None:
     import pyarrow
     from pyarrow import parquet
 
-    column = pyarrow.DictionaryArray.from_arrays(pyarrow.repeat(pyarrow.scalar(0, pyarrow.int8()), 10**7), ["a"])
+    column = pyarrow.DictionaryArray.from_arrays(
+        pyarrow.repeat(pyarrow.scalar(0, pyarrow.int8()), 10**7), ["a"]
+    )
     table = pyarrow.table({"prompt": column, "completion": column})
     with parquet.ParquetWriter(path, table.schema) as file:
         for _ in range(100):
@@ -284,7 +308,9 @@ def wide(path: Path) -> None:
     from pyarrow import parquet
 
     column = pyarrow.DictionaryArray.from_arrays([0] * 999, ["a" * (50 << 20)])
-    parquet.write_table(pyarrow.table({"prompt": column, "completion": ["a"] * 999}), path, compression="zstd")
+    parquet.write_table(
+        pyarrow.table({"prompt": column, "completion": ["a"] * 999}), path, compression="zstd"
+    )
 
 
 def hollow(path: Path) -> None:
@@ -324,7 +350,9 @@ def powerless() -> None:
 
 def package(name: str, version: str) -> dict[str, Content]:
     """An installed package that shadows the real one in the eyes of importlib.metadata."""
-    return {f"{name}-{version}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"}
+    return {
+        f"{name}-{version}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    }
 
 
 LINUX = "" if sys.platform == "linux" else "needs Linux"
@@ -339,12 +367,24 @@ def lacking(name: str) -> Callable[[], None]:
 
 SYNTAX = [
     bad("tab in yaml", OWN, "x.yaml:3", "mend the line", experiment("trainer:\n\targs: {}\n")),
-    bad("broken indentation", OWN, "x.yaml:4", "mend the line", experiment("trainer:\n  args: {}\n beta: 1\n")),
+    bad(
+        "broken indentation",
+        OWN,
+        "x.yaml:4",
+        "mend the line",
+        experiment("trainer:\n  args: {}\n beta: 1\n"),
+    ),
     bad("unclosed bracket", OWN, "x.yaml:3", "mend the line", experiment("seed: [1\n")),
     bad("duplicate key", OWN, "duplicate key seed", "delete one", experiment("seed: 1\nseed: 2\n")),
     bad("top-level list", OWN, "a list", "key: value", own("experiment/x.yaml", "- seed: 1\n")),
     bad("top-level text", OWN, "text", "key: value", own("experiment/x.yaml", "hello\n")),
-    bad("python object tag", OWN, "python/object", "x.yaml", experiment("seed: !!python/object/apply:os.getpid []\n")),
+    bad(
+        "python object tag",
+        OWN,
+        "python/object",
+        "x.yaml",
+        experiment("seed: !!python/object/apply:os.getpid []\n"),
+    ),
     bad(
         "yaml that is not UTF-8",
         OWN,
@@ -354,22 +394,82 @@ SYNTAX = [
     ),
     bad("yaml in UTF-16", OWN, "UTF-16", "iconv", experiment("seed: 1\n", "utf-16")),
     bad("null byte in yaml", OWN, "x.yaml", "mend", experiment("name: a\0b\n")),
-    bad("two documents in one file", OWN, "x.yaml:3", "mend", experiment("seed: 1\n---\nseed: 2\n")),
-    bad("yaml that is a folder", OWN, "no option 'x'", "experiment=", {"own/experiment/x.yaml": folder}),
-    bad("yaml nested 3000 deep", OWN, "x.yaml", "deep", experiment("seed: " + "[" * 3000 + "]" * 3000 + "\n")),
+    bad(
+        "two documents in one file", OWN, "x.yaml:3", "mend", experiment("seed: 1\n---\nseed: 2\n")
+    ),
+    bad(
+        "yaml that is a folder",
+        OWN,
+        "no option 'x'",
+        "experiment=",
+        {"own/experiment/x.yaml": folder},
+    ),
+    bad(
+        "yaml nested 3000 deep",
+        OWN,
+        "x.yaml",
+        "deep",
+        experiment("seed: " + "[" * 3000 + "]" * 3000 + "\n"),
+    ),
     bad("a 5000-digit integer", f"seed={'9' * 5000}", "seed", "seed="),
-    bad("a 5000-digit integer in yaml", OWN, "5000 digits", "quotes", experiment(f"seed: {'9' * 5000}\n")),
-    bad("a number with a leading 0", OWN, "010, which YAML reads as 8", "'010'", experiment("seed: 010\n")),
+    bad(
+        "a 5000-digit integer in yaml",
+        OWN,
+        "5000 digits",
+        "quotes",
+        experiment(f"seed: {'9' * 5000}\n"),
+    ),
+    bad(
+        "a number with a leading 0",
+        OWN,
+        "010, which YAML reads as 8",
+        "'010'",
+        experiment("seed: 010\n"),
+    ),
     bad("a negative number in eights", OWN, "x.yaml:2", "'-017'", experiment("seed: -017\n")),
-    bad("a name with leading 0", OWN, "012, which YAML reads as 10", "'012'", experiment("name: 012\n")),
-    bad("a number with colons", OWN, "1:30, which YAML reads as 90", "'1:30'", experiment("seed: 1:30\n")),
-    bad("a time in a list", OWN, "1:02:03", "3723", experiment("dataset: {columns: {prompt: [a, 1:02:03]}}\n")),
+    bad(
+        "a name with leading 0",
+        OWN,
+        "012, which YAML reads as 10",
+        "'012'",
+        experiment("name: 012\n"),
+    ),
+    bad(
+        "a number with colons",
+        OWN,
+        "1:30, which YAML reads as 90",
+        "'1:30'",
+        experiment("seed: 1:30\n"),
+    ),
+    bad(
+        "a time in a list",
+        OWN,
+        "1:02:03",
+        "3723",
+        experiment("dataset: {columns: {prompt: [a, 1:02:03]}}\n"),
+    ),
     bad("interpolation of nothing", "name='${nope}'", "nope", "leave name out"),
-    bad("interpolation in a circle", "name='${output_root}' output_root='${name}'", "circle", "leave name out"),
+    bad(
+        "interpolation in a circle",
+        "name='${output_root}' output_root='${name}'",
+        "circle",
+        "leave name out",
+    ),
     bad("unknown resolver", "name='${what:1}'", "what", "leave name out"),
-    bad("variable that is not set", "name='${oc.env:NOT_SET_ANYWHERE}'", "NOT_SET_ANYWHERE", "export NOT_SET_ANYWHERE"),
+    bad(
+        "variable that is not set",
+        "name='${oc.env:NOT_SET_ANYWHERE}'",
+        "NOT_SET_ANYWHERE",
+        "export NOT_SET_ANYWHERE",
+    ),
     bad("mandatory value missing", "model=hub", "model.path", "model.path="),
-    bad("group that is missing in defaults", OWN, "nowhere", "x.yaml", experiment("defaults:\n  - nowhere: x\n")),
+    bad(
+        "group that is missing in defaults",
+        OWN,
+        "nowhere",
+        "x.yaml",
+        experiment("defaults:\n  - nowhere: x\n"),
+    ),
     bad(
         "option that is missing in defaults",
         OWN,
@@ -377,42 +477,128 @@ SYNTAX = [
         "peft=",
         experiment("defaults:\n  - override /peft: nothing\n"),
     ),
-    bad("defaults that are no list", OWN, "defaults: text", "x.yaml", experiment("defaults: text\n")),
-    bad("defaults with a number", OWN, "defaults: 5", "x.yaml", experiment("defaults: [_self_, 5]\n")),
+    bad(
+        "defaults that are no list", OWN, "defaults: text", "x.yaml", experiment("defaults: text\n")
+    ),
+    bad(
+        "defaults with a number",
+        OWN,
+        "defaults: 5",
+        "x.yaml",
+        experiment("defaults: [_self_, 5]\n"),
+    ),
     bad("defaults with two keys", OWN, "a:b", "x.yaml", experiment("defaults: [{a: b, c: d}]\n")),
     bad("defaults with _self_ elsewhere", OWN, "_self_@", "", experiment("defaults: [_self_@x]\n")),
-    bad("defaults that double", OWN, "lead to", "fewer", experiment("defaults: [/g/a0]\n") | doubling(20)),
-    bad("defaults of 500 files", OWN, "lead to more than", "fewer", experiment(f"defaults: {MANY[0]}\n") | MANY[1]),
-    bad("defaults of large files", OWN, "lead to more than", "fewer", experiment(f"defaults: {WIDE[0]}\n") | WIDE[1]),
-    bad("defaults of a chain of large files", OWN, "lead to more", "fewer", experiment("defaults: [/g/a0]\n") | CHAIN),
-    bad("defaults 300 deep", OWN, "g/a64", "mend", experiment("defaults: [/g/a0]\n") | doubling(300, "")),
+    bad(
+        "defaults that double",
+        OWN,
+        "lead to",
+        "fewer",
+        experiment("defaults: [/g/a0]\n") | doubling(20),
+    ),
+    bad(
+        "defaults of 500 files",
+        OWN,
+        "lead to more than",
+        "fewer",
+        experiment(f"defaults: {MANY[0]}\n") | MANY[1],
+    ),
+    bad(
+        "defaults of large files",
+        OWN,
+        "lead to more than",
+        "fewer",
+        experiment(f"defaults: {WIDE[0]}\n") | WIDE[1],
+    ),
+    bad(
+        "defaults of a chain of large files",
+        OWN,
+        "lead to more",
+        "fewer",
+        experiment("defaults: [/g/a0]\n") | CHAIN,
+    ),
+    bad(
+        "defaults 300 deep",
+        OWN,
+        "g/a64",
+        "mend",
+        experiment("defaults: [/g/a0]\n") | doubling(300, ""),
+    ),
     bad(
         "defaults in a circle beside a pipe",
         OWN,
         "g/a -> g/a",
         "mend",
-        experiment("defaults: [/g/a]\n") | own("g/a.yaml", "defaults: [a]\n") | {"own/g/b.yaml": fifo},
+        experiment("defaults: [/g/a]\n")
+        | own("g/a.yaml", "defaults: [a]\n")
+        | {"own/g/b.yaml": fifo},
     ),
-    bad("comment like a header", OWN, "Too many", "in front", own("experiment/x.yaml", "# @package _global_ all\n")),
+    bad(
+        "comment like a header",
+        OWN,
+        "Too many",
+        "in front",
+        own("experiment/x.yaml", "# @package _global_ all\n"),
+    ),
     bad("sweep whose axes are a list", SWEEP, "sweep/x", "", sweep("{sweeper: {params: [a]}}")),
-    bad("sweep without a sweeper", SWEEP, "no hydra.sweeper.params", "params", sweep("{sweeper: null}")),
+    bad(
+        "sweep without a sweeper",
+        SWEEP,
+        "no hydra.sweeper.params",
+        "params",
+        sweep("{sweeper: null}"),
+    ),
     bad("sweep without hydra", SWEEP, "hydra.", "leave it out", sweep("null")),
-    bad("sweep of glob", SWEEP, "no glob()", "leave seed out", sweep("{sweeper: {params: {seed: glob(*)}}}")),
+    bad(
+        "sweep of glob",
+        SWEEP,
+        "no glob()",
+        "leave seed out",
+        sweep("{sweeper: {params: {seed: glob(*)}}}"),
+    ),
     bad("no sweeper", "-m seed=1,2 hydra/sweeper=null", "NoneType", ""),
-    bad("target of 40,000 letters", OWN, "a dotted name", "_target_=", experiment(TARGET.format("a." * 20_000 + "b"))),
-    bad("part with a name of signs", OWN, "'metric.a\\x1b", "leave", experiment('metric: {"a\\e": {_target_: x}}')),
-    bad("output_root of signs", OWN, "each of them seen", "output_root=", experiment('output_root: "out\\e[31m"')),
+    bad(
+        "target of 40,000 letters",
+        OWN,
+        "a dotted name",
+        "_target_=",
+        experiment(TARGET.format("a." * 20_000 + "b")),
+    ),
+    bad(
+        "part with a name of signs",
+        OWN,
+        "'metric.a\\x1b",
+        "leave",
+        experiment('metric: {"a\\e": {_target_: x}}'),
+    ),
+    bad(
+        "output_root of signs",
+        OWN,
+        "each of them seen",
+        "output_root=",
+        experiment('output_root: "out\\e[31m"'),
+    ),
     bad("name of signs", OWN, "a plain folder name", "name=", experiment('name: "a\\u202eb"')),
     bad("option that is missing", "trainer=dpoo", "dpoo", "trainer=dpo"),
     bad("group that is misspelt", "trianer=dpo", "trianer", "trainer=dpo"),
     bad("verb that is misspelt", "optoins quant", "optoins", "options quant"),
     bad("flag that is unknown", "--verbose", "--verbose", "--debug"),
     bad("key without a value", "seed", "seed", "--help"),
-    bad("grammar that is broken", "dataset.columns={prompt:prompt", "dataset.columns", "dataset.columns="),
+    bad(
+        "grammar that is broken",
+        "dataset.columns={prompt:prompt",
+        "dataset.columns",
+        "dataset.columns=",
+    ),
     bad("equals sign alone", "=3", "no key", "key="),
     bad("config folder that is missing", "--config-dir nowhere", "nowhere", "--config-dir"),
     bad("config folder that is a file", "--config-dir own", "own", "--config-dir", {"own": "x"}),
-    bad("sweep of a million", "-m seed=range(1000) learning_rate=range(1,1001)", "1,000,000 jobs", "fewer"),
+    bad(
+        "sweep of a million",
+        "-m seed=range(1000) learning_rate=range(1,1001)",
+        "1,000,000 jobs",
+        "fewer",
+    ),
     bad("sweep of nothing", "-m 'seed=choice()'", "seed", "leave seed out"),
     bad("sweep without -m", "seed=1,2", "several values", "-m"),
     bad("same run twice in a sweep", "-m seed=1,1", "twice", "once"),
@@ -423,17 +609,45 @@ SYNTAX = [
         "[{_target_",
         "callback.samples._target_=runner.training.callback.Samples",
     ),
-    bad("target that does not exist", "callback.x._target_=trl.Nope", "trl.Nope", "callback.x._target_="),
-    bad("field that is misspelt", "trainer.args.lerning_rate=1", "lerning_rate", "trainer.args.learning_rate=1"),
+    bad(
+        "target that does not exist",
+        "callback.x._target_=trl.Nope",
+        "trl.Nope",
+        "callback.x._target_=",
+    ),
+    bad(
+        "field that is misspelt",
+        "trainer.args.lerning_rate=1",
+        "lerning_rate",
+        "trainer.args.learning_rate=1",
+    ),
     bad("field of another trainer", "trainer.args.beta=0.1", "exists for", "leave beta out"),
-    bad("value nobody reads", "trainer=sft kl_coef=0.1", "nothing in this configuration reads it", "leave kl_coef out"),
+    bad(
+        "value nobody reads",
+        "trainer=sft kl_coef=0.1",
+        "nothing in this configuration reads it",
+        "leave kl_coef out",
+    ),
     bad("text for a mapping", "dataset.split=train", "dataset.split", "dataset.split"),
     bad("list for a number", "seed=[1]", "seed", "seed=1"),
-    bad("yes for a word", OWN, "true", "eval_strategy=", experiment("trainer: {args: {eval_strategy: yes}}\n")),
+    bad(
+        "yes for a word",
+        OWN,
+        "true",
+        "eval_strategy=",
+        experiment("trainer: {args: {eval_strategy: yes}}\n"),
+    ),
     bad("bytes that are no text", "name=caf\udce9", "name", "name="),
     bad("stage of nothing", OWN, "stages", "stages:", experiment("stages: []\n")),
-    bad("run that is not there", "trainer=dpo 'model.path=${run:nothing}'", "nothing", "model.path="),
-    bad("all faults at once", "seed=-1 trainer.args.max_steps=0 nmae=x peft=lora peft.r=0", "nmae", "peft.r="),
+    bad(
+        "run that is not there", "trainer=dpo 'model.path=${run:nothing}'", "nothing", "model.path="
+    ),
+    bad(
+        "all faults at once",
+        "seed=-1 trainer.args.max_steps=0 nmae=x peft=lora peft.r=0",
+        "nmae",
+        "peft.r=",
+    ),
 ]
 
 # --- Numbers ---------------------------------------------------------------------------------------
@@ -441,20 +655,47 @@ SYNTAX = [
 A = "trainer.args."
 NUMBER = [
     bad("learning rate 0", "learning_rate=0", "learning_rate", "leave learning_rate out"),
-    bad("learning rate negative", "learning_rate=-1e-6", "learning_rate", "leave learning_rate out"),
+    bad(
+        "learning rate negative", "learning_rate=-1e-6", "learning_rate", "leave learning_rate out"
+    ),
     bad("learning rate infinite", "learning_rate=inf", "inf", "learning_rate="),
     bad("learning rate NaN", "learning_rate=nan", "nan", "learning_rate="),
     bad("learning rate as text", "learning_rate=fast", "the text fast", "leave learning_rate out"),
     bad("learning rate as quoted text", "\"learning_rate='1e-4'\"", "text", "learning_rate=0.0001"),
     bad("learning rate true", "learning_rate=true", "true", "leave learning_rate out"),
-    bad("batch of 0", f"{A}per_device_train_batch_size=0", "at least 1", f"{A}per_device_train_batch_size="),
-    bad("batch of 1.5", f"{A}per_device_train_batch_size=1.5", "whole number", f"{A}per_device_train_batch_size="),
-    bad("accumulation of 0", f"{A}gradient_accumulation_steps=0", "at least 1", f"{A}gradient_accumulation_steps="),
+    bad(
+        "batch of 0",
+        f"{A}per_device_train_batch_size=0",
+        "at least 1",
+        f"{A}per_device_train_batch_size=",
+    ),
+    bad(
+        "batch of 1.5",
+        f"{A}per_device_train_batch_size=1.5",
+        "whole number",
+        f"{A}per_device_train_batch_size=",
+    ),
+    bad(
+        "accumulation of 0",
+        f"{A}gradient_accumulation_steps=0",
+        "at least 1",
+        f"{A}gradient_accumulation_steps=",
+    ),
     bad("0 epochs", f"{A}max_steps=-1 {A}num_train_epochs=0", "above 0", f"{A}num_train_epochs="),
-    bad("infinite epochs", f"{A}max_steps=-1 {A}num_train_epochs=inf", "finite", f"{A}num_train_epochs="),
+    bad(
+        "infinite epochs",
+        f"{A}max_steps=-1 {A}num_train_epochs=inf",
+        "finite",
+        f"{A}num_train_epochs=",
+    ),
     bad("0 steps", f"{A}max_steps=0", "at least 1", f"{A}max_steps="),
     bad("steps negative", f"{A}max_steps=-5", "at least 1", f"{A}max_steps="),
-    bad("warm-up of all steps", f"{A}max_steps=5 {A}warmup_steps=5", "never be reached", f"{A}warmup_steps="),
+    bad(
+        "warm-up of all steps",
+        f"{A}max_steps=5 {A}warmup_steps=5",
+        "never be reached",
+        f"{A}warmup_steps=",
+    ),
     bad("warm-up negative", f"{A}warmup_steps=-1", "at least 0", f"{A}warmup_steps="),
     bad("length 0", f"{A}max_length=0", "at least 2", f"{A}max_length="),
     bad(
@@ -478,9 +719,20 @@ NUMBER = [
     bad("weight decay negative", f"{A}weight_decay=-0.1", "at least 0", f"{A}weight_decay="),
     bad("adam beta of 1", f"{A}adam_beta1=1", "below 1", f"{A}adam_beta1="),
     bad("DPO with beta 0", "trainer=dpo kl_coef=0", "above 0", "kl_coef="),
-    bad("DPO with beta negative", "trainer=dpo kl_coef=-0.1", "kl_coef", "kl_coef=", why="it learns the opposite"),
+    bad(
+        "DPO with beta negative",
+        "trainer=dpo kl_coef=-0.1",
+        "kl_coef",
+        "kl_coef=",
+        why="it learns the opposite",
+    ),
     bad("DPO with typed beta negative", f"trainer=dpo {A}beta=-0.1", "above 0", f"{A}beta="),
-    bad("GRPO with beta negative", "trainer=grpo kl_coef=-0.1 reward=sorted_digits", "at least 0", "kl_coef="),
+    bad(
+        "GRPO with beta negative",
+        "trainer=grpo kl_coef=-0.1 reward=sorted_digits",
+        "at least 0",
+        "kl_coef=",
+    ),
     bad("KTO with beta 0", "trainer=kto kl_coef=0", "above 0", "kl_coef="),
     bad("LoRA of rank 0", "peft=lora peft.r=0", "at least 1", "peft.r="),
     bad("LoRA of rank 1.5", "peft=lora peft.r=1.5", "whole number", "peft.r="),
@@ -492,7 +744,12 @@ NUMBER = [
         why="the adapter has no effect",
     ),
     bad("LoRA with dropout 1", "peft=lora peft.lora_dropout=1", "below 1", "peft.lora_dropout="),
-    bad("more layers to train than there are", "peft=freeze peft.layers=9", "has 2 layers", "peft.layers="),
+    bad(
+        "more layers to train than there are",
+        "peft=freeze peft.layers=9",
+        "has 2 layers",
+        "peft.layers=",
+    ),
     bad(
         "one completion a prompt",
         f"trainer=grpo reward=sorted_digits {A}num_generations=1",
@@ -505,8 +762,18 @@ NUMBER = [
         "whole groups",
         A,
     ),
-    bad("temperature 0", f"trainer=grpo reward=sorted_digits {A}temperature=0", "above 0", f"{A}temperature="),
-    bad("temperature negative", f"trainer=grpo reward=sorted_digits {A}temperature=-1", "above 0", f"{A}temperature="),
+    bad(
+        "temperature 0",
+        f"trainer=grpo reward=sorted_digits {A}temperature=0",
+        "above 0",
+        f"{A}temperature=",
+    ),
+    bad(
+        "temperature negative",
+        f"trainer=grpo reward=sorted_digits {A}temperature=-1",
+        "above 0",
+        f"{A}temperature=",
+    ),
     bad(
         "completions of 0 tokens",
         f"trainer=grpo reward=sorted_digits {A}max_completion_length=0",
@@ -514,8 +781,15 @@ NUMBER = [
         f"{A}max_completion_length=",
     ),
     bad("top_p of 0", f"trainer=grpo reward=sorted_digits {A}top_p=0", "above 0", f"{A}top_p="),
-    bad("top_p of 1.5", f"trainer=grpo reward=sorted_digits {A}top_p=1.5", "at most 1", f"{A}top_p="),
-    bad("clip range negative", f"trainer=grpo reward=sorted_digits {A}epsilon=-0.2", "above 0", f"{A}epsilon="),
+    bad(
+        "top_p of 1.5", f"trainer=grpo reward=sorted_digits {A}top_p=1.5", "at most 1", f"{A}top_p="
+    ),
+    bad(
+        "clip range negative",
+        f"trainer=grpo reward=sorted_digits {A}epsilon=-0.2",
+        "above 0",
+        f"{A}epsilon=",
+    ),
     bad(
         "5000 loader workers",
         f"{A}dataloader_num_workers=5000",
@@ -533,12 +807,22 @@ NUMBER = [
     bad("seed as text", "seed=lucky", "whole number", "leave seed out"),
     bad("seed of 64 bits", "seed=99999999999", "at most", "seed="),
     bad("limit of 0 rows", "dataset.limit.train=0", "above 0", "dataset.limit.train="),
-    bad("limit of 1.5 rows", "dataset.limit.train=1.5", "whole number", "leave dataset.limit.train out"),
+    bad(
+        "limit of 1.5 rows",
+        "dataset.limit.train=1.5",
+        "whole number",
+        "leave dataset.limit.train out",
+    ),
     bad("limit as text", "dataset.limit.eval=some", "whole number", "leave dataset.limit.eval out"),
     bad("tolerating more than all", "tolerate.truncated=2", "at most 1", "tolerate.truncated="),
     bad("0 processes", "launcher.num_processes=0", "at least 1", "launcher.num_processes="),
     bad("0 jobs", "launcher.jobs=0", "at least 1", "launcher.jobs="),
-    bad("timeout negative", "launcher.timeout_seconds=-1", "above 0", "leave launcher.timeout_seconds out"),
+    bad(
+        "timeout negative",
+        "launcher.timeout_seconds=-1",
+        "above 0",
+        "leave launcher.timeout_seconds out",
+    ),
     bad(
         "focal loss with gamma negative",
         "loss=focal loss.gamma=-1",
@@ -559,16 +843,48 @@ NUMBER = [
 # --- Names and combinations ------------------------------------------------------------------------
 
 COMBINATION = [
-    bad("weights for fewer rewards", f"trainer=grpo {A}reward_weights=[1,2]", "2 weights for 1 reward", f"{A}reward_w"),
+    bad(
+        "weights for fewer rewards",
+        f"trainer=grpo {A}reward_weights=[1,2]",
+        "2 weights for 1 reward",
+        f"{A}reward_w",
+    ),
     bad("length that nothing follows in", f"{A}max_length=1", "at least 2", f"{A}max_length="),
-    bad("a length in one job of a sweep", f"-m {A}max_length=1,64", f"job {A}max_length=1", f"{A}max_length="),
+    bad(
+        "a length in one job of a sweep",
+        f"-m {A}max_length=1,64",
+        f"job {A}max_length=1",
+        f"{A}max_length=",
+    ),
     bad("optimizer that is unknown", f"{A}optim=adamv", "adamv", f"{A}optim="),
-    bad("schedule that is unknown", f"{A}lr_scheduler_type=cosin", "cosin", f"{A}lr_scheduler_type=cosine"),
-    bad("loss that is unknown", f"trainer=dpo {A}loss_type=sigmod", "sigmod", f"{A}loss_type=sigmoid"),
+    bad(
+        "schedule that is unknown",
+        f"{A}lr_scheduler_type=cosin",
+        "cosin",
+        f"{A}lr_scheduler_type=cosine",
+    ),
+    bad(
+        "loss that is unknown",
+        f"trainer=dpo {A}loss_type=sigmod",
+        "sigmod",
+        f"{A}loss_type=sigmoid",
+    ),
     bad("precision that is unknown", "model.dtype=fp32", "fp32", "model.dtype=float32"),
-    bad("attention that is unknown", "model.attention=fastest", "fastest", "model.attention=", late=True),
+    bad(
+        "attention that is unknown",
+        "model.attention=fastest",
+        "fastest",
+        "model.attention=",
+        late=True,
+    ),
     bad("tracker that is unknown", "tracker.report_to=wandbb", "wandbb", "tracker.report_to=wandb"),
-    bad("two precisions", f"{A}bf16=true {A}fp16=true", "fp16", f"{A}fp16=false", why="one tensor has one type"),
+    bad(
+        "two precisions",
+        f"{A}bf16=true {A}fp16=true",
+        "fp16",
+        f"{A}fp16=false",
+        why="one tensor has one type",
+    ),
     bad(
         "evaluation without rows",
         f"{A}eval_strategy=steps dataset.split.eval=null",
@@ -594,8 +910,18 @@ COMBINATION = [
         "save_strategy",
         f"{A}save_strategy=epoch",
     ),
-    bad("early stopping without evaluation", "callback=early_stopping", "evaluat", f"{A}eval_strategy=steps"),
-    bad("rows that do not fit the trainer", "trainer=dpo dataset=toy_demonstrations", "rows", "dataset="),
+    bad(
+        "early stopping without evaluation",
+        "callback=early_stopping",
+        "evaluat",
+        f"{A}eval_strategy=steps",
+    ),
+    bad(
+        "rows that do not fit the trainer",
+        "trainer=dpo dataset=toy_demonstrations",
+        "rows",
+        "dataset=",
+    ),
     bad(
         "GRPO without a reward",
         "trainer=grpo dataset=local dataset.path=rows.jsonl",
@@ -605,18 +931,46 @@ COMBINATION = [
     ),
     bad("reward for SFT", "trainer=sft reward=sorted_digits", "takes no reward", "reward=none"),
     bad("quantised and no adapter", "quant=4bit", "cannot be trained", "peft=lora"),
-    bad("4 and 8 bits", "quant=4bit peft=lora quant.load_in_8bit=true", "load_in_8bit", "quant.load_in"),
+    bad(
+        "4 and 8 bits",
+        "quant=4bit peft=lora quant.load_in_8bit=true",
+        "load_in_8bit",
+        "quant.load_in",
+    ),
     bad(
         "rows without tokens",
         'trainer=sft "trainer.args.dataset_kwargs={skip_prepare_dataset: true}"',
         "nobody makes tokens of",
         f"{A}dataset_kwargs=null",
     ),
-    bad("offloading on a CPU", f"trainer=sft {A}activation_offloading=true", "no GPU here", "=false", code=5),
-    bad("pairs of tokens for DPO", f"trainer=dpo {ROWS}", "makes tokens itself", "trainer=reward", {"rows.jsonl": IDS}),
-    bad("privileged context for nobody", f"trainer=sdft {ROWS}", "neither answers nor", "", {"rows.jsonl": ASKED}),
+    bad(
+        "offloading on a CPU",
+        f"trainer=sft {A}activation_offloading=true",
+        "no GPU here",
+        "=false",
+        code=5,
+    ),
+    bad(
+        "pairs of tokens for DPO",
+        f"trainer=dpo {ROWS}",
+        "makes tokens itself",
+        "trainer=reward",
+        {"rows.jsonl": IDS},
+    ),
+    bad(
+        "privileged context for nobody",
+        f"trainer=sdft {ROWS}",
+        "neither answers nor",
+        "",
+        {"rows.jsonl": ASKED},
+    ),
     bad("GKD without a teacher", "trainer=gkd", "teacher", "trainer.teacher_model.path="),
-    bad("token weights for GRPO", "trainer=grpo reward=sorted_digits weight=answers", "takes none", "weight=none"),
+    bad(
+        "token weights for GRPO",
+        "trainer=grpo reward=sorted_digits weight=answers",
+        "takes none",
+        "weight=none",
+    ),
     bad(
         "stream without steps",
         f"{ROWS} dataset.streaming=true {A}max_steps=-1",
@@ -653,19 +1007,44 @@ COMBINATION = [
 # --- Datasets ---------------------------------------------------------------------------------------
 
 DATASET = [
-    bad("file that is missing", ROWS, "there is no rows.jsonl", "dataset=row.jsonl", {"row.jsonl": FOUR}),
-    bad("folder that is missing", "dataset=local dataset.path=nowhere/rows.jsonl", "no folder", "dataset="),
+    bad(
+        "file that is missing",
+        ROWS,
+        "there is no rows.jsonl",
+        "dataset=row.jsonl",
+        {"row.jsonl": FOUR},
+    ),
+    bad(
+        "folder that is missing",
+        "dataset=local dataset.path=nowhere/rows.jsonl",
+        "no folder",
+        "dataset=",
+    ),
     bad("empty file", ROWS, "no rows", "dataset.path", {"rows.jsonl": b""}),
     bad("only blank lines", ROWS, "no rows", "dataset.path", {"rows.jsonl": b"\n\n \n"}),
-    bad("key twice", ROWS, "'prompt' twice", "sed -n 5p", {"rows.jsonl": LINE * 4 + b'{"prompt": "", ' + LINE[1:]}),
+    bad(
+        "key twice",
+        ROWS,
+        "'prompt' twice",
+        "sed -n 5p",
+        {"rows.jsonl": LINE * 4 + b'{"prompt": "", ' + LINE[1:]},
+    ),
     bad("first line null", ROWS, "rows.jsonl:1", "null", {"rows.jsonl": b"null\n" + LINE}),
     bad("only line null", ROWS, "rows.jsonl:1", "null", {"rows.jsonl": b"null\n"}),
     bad("later line null", ROWS, "rows.jsonl:3", "null", {"rows.jsonl": LINE * 2 + b"null\n"}),
-    bad("broken line", ROWS, "rows.jsonl:2", "line", {"rows.jsonl": LINE + b'{"prompt": \n' + LINE}),
+    bad(
+        "broken line", ROWS, "rows.jsonl:2", "line", {"rows.jsonl": LINE + b'{"prompt": \n' + LINE}
+    ),
     bad("last line cut off", ROWS, "rows.jsonl:2", "line", {"rows.jsonl": LINE + LINE[:20]}),
     bad("line that is a list", ROWS, "rows.jsonl:1", "object", {"rows.jsonl": b"[1, 2]\n"}),
     bad("line that is text", ROWS, "rows.jsonl:1", "object", {"rows.jsonl": b'"hello"\n'}),
-    bad("single quotes", ROWS, "rows.jsonl:1", "json", {"rows.jsonl": b"{'prompt': 'a', 'completion': 'b'}\n"}),
+    bad(
+        "single quotes",
+        ROWS,
+        "rows.jsonl:1",
+        "json",
+        {"rows.jsonl": b"{'prompt': 'a', 'completion': 'b'}\n"},
+    ),
     bad(
         "latin-1",
         ROWS,
@@ -681,14 +1060,30 @@ DATASET = [
         "sed -n 1p",
         {"rows.jsonl": CHINESE.encode()[:20] + CHINESE.encode()[21:]},
     ),
-    bad("UTF-16", ROWS, "UTF-16", "iconv -f utf-16", {"rows.jsonl": LINE.decode().encode("utf-16")}),
-    bad("UTF-32", ROWS, "UTF-32", "iconv -f utf-32", {"rows.jsonl": LINE.decode().encode("utf-32")}),
+    bad(
+        "UTF-16", ROWS, "UTF-16", "iconv -f utf-16", {"rows.jsonl": LINE.decode().encode("utf-16")}
+    ),
+    bad(
+        "UTF-32", ROWS, "UTF-32", "iconv -f utf-32", {"rows.jsonl": LINE.decode().encode("utf-32")}
+    ),
     bad("git-lfs pointer", ROWS, "git-lfs", "git lfs pull", {"rows.jsonl": POINTER}),
     bad("web page", ROWS, "page", "download", {"rows.jsonl": b"<!DOCTYPE html>\n<html></html>\n"}),
     bad("gz that is none", f"{ROWS}.gz", "gzip", "rows.jsonl", {"rows.jsonl.gz": LINE}),
-    bad("gz that is cut", f"{ROWS}.gz", "gzip", "rows.jsonl", {"rows.jsonl.gz": gzip.compress(LINE * 500)[:-12]}),
+    bad(
+        "gz that is cut",
+        f"{ROWS}.gz",
+        "gzip",
+        "rows.jsonl",
+        {"rows.jsonl.gz": gzip.compress(LINE * 500)[:-12]},
+    ),
     bad("jsonl that is gzip", ROWS, "gzip", "rows.jsonl.gz", {"rows.jsonl": gzip.compress(LINE)}),
-    bad("jsonl that is parquet", ROWS, "parquet", "rows.parquet", {"rows.jsonl": lambda path: parquet(path)}),
+    bad(
+        "jsonl that is parquet",
+        ROWS,
+        "parquet",
+        "rows.parquet",
+        {"rows.jsonl": lambda path: parquet(path)},
+    ),
     bad("jsonl that is zip", ROWS, "zip", "unzip", {"rows.jsonl": b"PK\x03\x04rest"}),
     bad(
         "parquet that is cut",
@@ -704,7 +1099,9 @@ DATASET = [
         "parquet",
         {"rows.parquet": b""},
     ),
-    bad("parquet with turned bytes", ROWS_PARQUET, "broken rows", "again", {"rows.parquet": turned}),
+    bad(
+        "parquet with turned bytes", ROWS_PARQUET, "broken rows", "again", {"rows.parquet": turned}
+    ),
     bad(
         "folder with a pipe",
         "dataset=local dataset.path=rows",
@@ -775,7 +1172,13 @@ DATASET = [
         "tsv",
         {"rows.csv": "prompt;completion\na;b\nc;d\n"},
     ),
-    bad("line without an end", ROWS, "rows.jsonl:1", "head -c 300", {"rows.jsonl": endless(b'{"prompt": "')}),
+    bad(
+        "line without an end",
+        ROWS,
+        "rows.jsonl:1",
+        "head -c 300",
+        {"rows.jsonl": endless(b'{"prompt": "')},
+    ),
     bad(
         "line without an end, packed",
         f"{ROWS}.gz",
@@ -783,7 +1186,13 @@ DATASET = [
         "gzip -dc",
         {"rows.jsonl.gz": endless(LINE + b'{"prompt": "', gzip.open)},
     ),
-    bad("csv line without an end", CSV, "rows.csv:2", "head -c", {"rows.csv": endless(b"prompt,completion\n")}),
+    bad(
+        "csv line without an end",
+        CSV,
+        "rows.csv:2",
+        "head -c",
+        {"rows.csv": endless(b"prompt,completion\n")},
+    ),
     bad(
         "json list in a line without an end",
         "dataset=local dataset.path=rows.json",
@@ -805,12 +1214,48 @@ DATASET = [
         "sed -n 2p",
         {"rows.csv": 'prompt,completion\na,"b\n' + "x,y\n" * 3_000_000},
     ),
-    bad("number that is none for a reader", ROWS, "number 1e999", "sed -n 1p", {"rows.jsonl": counted("1e999")}),
-    bad("integer of 4,000 digits", ROWS, "number 99999", "sed -n 1p", {"rows.jsonl": counted("9" * 4000)}),
-    bad("lists 100 deep", ROWS, "without an end", "sed -n 1p", {"rows.jsonl": counted("[" * 100 + "]" * 100)}),
-    bad("parquet of a billion rows", ROWS_PARQUET, "rows in", "each row once", {"rows.parquet": billion}),
-    bad("parquet with a row without an end", ROWS_PARQUET, "a row of more", "again", {"rows.parquet": wide}),
-    bad("jsonl called csv", "dataset=local dataset.path=rows.csv", "json", "rows.jsonl", {"rows.csv": LINE * 3}),
+    bad(
+        "number that is none for a reader",
+        ROWS,
+        "number 1e999",
+        "sed -n 1p",
+        {"rows.jsonl": counted("1e999")},
+    ),
+    bad(
+        "integer of 4,000 digits",
+        ROWS,
+        "number 99999",
+        "sed -n 1p",
+        {"rows.jsonl": counted("9" * 4000)},
+    ),
+    bad(
+        "lists 100 deep",
+        ROWS,
+        "without an end",
+        "sed -n 1p",
+        {"rows.jsonl": counted("[" * 100 + "]" * 100)},
+    ),
+    bad(
+        "parquet of a billion rows",
+        ROWS_PARQUET,
+        "rows in",
+        "each row once",
+        {"rows.parquet": billion},
+    ),
+    bad(
+        "parquet with a row without an end",
+        ROWS_PARQUET,
+        "a row of more",
+        "again",
+        {"rows.parquet": wide},
+    ),
+    bad(
+        "jsonl called csv",
+        "dataset=local dataset.path=rows.csv",
+        "json",
+        "rows.jsonl",
+        {"rows.csv": LINE * 3},
+    ),
     bad(
         "object around the rows",
         "dataset=local dataset.path=rows.json",
@@ -818,7 +1263,9 @@ DATASET = [
         "jq -c",
         {"rows.json": {"data": FOUR}},
     ),
-    bad("object around the rows, in a line", ROWS, "data", "jq -c", {"rows.jsonl": [{"data": FOUR}]}),
+    bad(
+        "object around the rows, in a line", ROWS, "data", "jq -c", {"rows.jsonl": [{"data": FOUR}]}
+    ),
     bad(
         "json array with null",
         "dataset=local dataset.path=rows.json",
@@ -840,8 +1287,20 @@ DATASET = [
         "json",
         {"rows.json": json.dumps(FOUR)[:-10]},
     ),
-    bad("json array of numbers", "dataset=local dataset.path=rows.json", "row 0", "object", {"rows.json": "[1, 2]"}),
-    bad("pickle", "dataset=local dataset.path=rows.pkl", "pickle", "jsonl", {"rows.pkl": b"\x80\x04N."}),
+    bad(
+        "json array of numbers",
+        "dataset=local dataset.path=rows.json",
+        "row 0",
+        "object",
+        {"rows.json": "[1, 2]"},
+    ),
+    bad(
+        "pickle",
+        "dataset=local dataset.path=rows.pkl",
+        "pickle",
+        "jsonl",
+        {"rows.pkl": b"\x80\x04N."},
+    ),
     bad(
         "pickle called jsonl",
         ROWS,
@@ -849,8 +1308,20 @@ DATASET = [
         "jsonl",
         {"rows.jsonl": b"\x80\x04\x95\x0f\0\0\0\0\0\0\0}\x94\x8c\x01a\x94K\x01s."},
     ),
-    bad("excel sheet", "dataset=local dataset.path=rows.xlsx", "another kind", "csv", {"rows.xlsx": b"PK\x03\x04"}),
-    bad("folder without rows", "dataset=local dataset.path=rows", "nothing in it", "jsonl", {"rows": folder}),
+    bad(
+        "excel sheet",
+        "dataset=local dataset.path=rows.xlsx",
+        "another kind",
+        "csv",
+        {"rows.xlsx": b"PK\x03\x04"},
+    ),
+    bad(
+        "folder without rows",
+        "dataset=local dataset.path=rows",
+        "nothing in it",
+        "jsonl",
+        {"rows": folder},
+    ),
     bad(
         "folder of two kinds",
         "dataset=local dataset.path=rows",
@@ -865,8 +1336,20 @@ DATASET = [
         "to_parquet",
         {"rows/state.json": {}},
     ),
-    bad("pattern that matches nothing", "dataset=local 'dataset.path=*.jsonl'", "no file matches", "dataset="),
-    bad("named pipe", ROWS, "pipe", "a file", {"rows.jsonl": fifo}, why="it can be read once, and rows are read twice"),
+    bad(
+        "pattern that matches nothing",
+        "dataset=local 'dataset.path=*.jsonl'",
+        "no file matches",
+        "dataset=",
+    ),
+    bad(
+        "named pipe",
+        ROWS,
+        "pipe",
+        "a file",
+        {"rows.jsonl": fifo},
+        why="it can be read once, and rows are read twice",
+    ),
     bad("device", "dataset=local dataset.path=/dev/zero", "device", "a file", skip=LINUX),
     bad("null device", "dataset=local dataset.path=/dev/null", "device", "a file", skip=LINUX),
     bad("link in a circle", ROWS, "link", "rows.jsonl", {"rows.jsonl": link("rows.jsonl")}),
@@ -887,7 +1370,13 @@ DATASET = [
         "dataset.split.eval=",
         {"rows.jsonl": FOUR},
     ),
-    bad("slice that is broken", f"{ROWS} 'dataset.split.train=train[5'", "train[5", "train[", {"rows.jsonl": FOUR}),
+    bad(
+        "slice that is broken",
+        f"{ROWS} 'dataset.split.train=train[5'",
+        "train[5",
+        "train[",
+        {"rows.jsonl": FOUR},
+    ),
     bad(
         "slice of nothing",
         f"{ROWS} 'dataset.split.train=train[10:]'",
@@ -916,8 +1405,20 @@ DATASET = [
         "dataset.columns.prompt=prompt",
         {"rows.jsonl": FOUR},
     ),
-    bad("columns that mean nothing", ROWS, "a, b", "dataset.columns", {"rows.jsonl": [{"a": "x", "b": "y"}]}),
-    bad("exchanges for DPO", PAIRS, "prompt_completion", "dataset.columns.chosen", {"rows.jsonl": FOUR}),
+    bad(
+        "columns that mean nothing",
+        ROWS,
+        "a, b",
+        "dataset.columns",
+        {"rows.jsonl": [{"a": "x", "b": "y"}]},
+    ),
+    bad(
+        "exchanges for DPO",
+        PAIRS,
+        "prompt_completion",
+        "dataset.columns.chosen",
+        {"rows.jsonl": FOUR},
+    ),
     bad(
         "text for KTO",
         "trainer=kto dataset=local dataset.path=rows.jsonl",
@@ -946,15 +1447,31 @@ DATASET = [
         "bad_rows=drop",
         {"rows.jsonl": [EXCHANGE, {"prompt": "a", "completion": ""}]},
     ),
-    bad("blank text", ROWS, "row 0, text", "bad_rows=drop", {"rows.jsonl": [{"text": "  "}, {"text": "a"}]}),
+    bad(
+        "blank text",
+        ROWS,
+        "row 0, text",
+        "bad_rows=drop",
+        {"rows.jsonl": [{"text": "  "}, {"text": "a"}]},
+    ),
     bad("numbers for text", ROWS, "int", "mend them", {"rows.jsonl": [{"text": 3}]}),
-    bad("types mixed in a column", ROWS, "row 1", "bad_rows=drop", {"rows.jsonl": [{"text": "a"}, {"text": 3}]}),
+    bad(
+        "types mixed in a column",
+        ROWS,
+        "row 1",
+        "bad_rows=drop",
+        {"rows.jsonl": [{"text": "a"}, {"text": 3}]},
+    ),
     bad(
         "text beside a conversation",
         PAIRS,
         "two of a kind",
         "mend them",
-        {"rows.jsonl": [{"prompt": "a", "chosen": "b", "rejected": [{"role": "assistant", "content": "c"}]}]},
+        {
+            "rows.jsonl": [
+                {"prompt": "a", "chosen": "b", "rejected": [{"role": "assistant", "content": "c"}]}
+            ]
+        },
     ),
     bad(
         "role that nobody has",
@@ -963,14 +1480,31 @@ DATASET = [
         "mend them",
         {"rows.jsonl": [{"messages": [{"role": "alien", "content": "x"}]}]},
     ),
-    bad("turn without a role", ROWS, "role", "mend them", {"rows.jsonl": [{"messages": [{"content": "x"}]}]}),
-    bad("conversation without turns", ROWS, "turns", "mend them", {"rows.jsonl": [{"messages": []}]}),
+    bad(
+        "turn without a role",
+        ROWS,
+        "role",
+        "mend them",
+        {"rows.jsonl": [{"messages": [{"content": "x"}]}]},
+    ),
+    bad(
+        "conversation without turns", ROWS, "turns", "mend them", {"rows.jsonl": [{"messages": []}]}
+    ),
     bad(
         "last turn of the user",
         ROWS,
         "ends with the user",
         "mend them",
-        {"rows.jsonl": [{"messages": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "x"}]}]},
+        {
+            "rows.jsonl": [
+                {
+                    "messages": [
+                        {"role": "assistant", "content": "a"},
+                        {"role": "user", "content": "x"},
+                    ]
+                }
+            ]
+        },
     ),
     bad(
         "pairs of equals alone",
@@ -1015,7 +1549,13 @@ DATASET = [
         "dataset.columns.input",
         {"rows.jsonl": FOUR},
     ),
-    bad("form that is unknown", f"{ROWS} dataset.form=chat", "chat", "dataset.form=", {"rows.jsonl": FOUR}),
+    bad(
+        "form that is unknown",
+        f"{ROWS} dataset.form=chat",
+        "chat",
+        "dataset.form=",
+        {"rows.jsonl": FOUR},
+    ),
     bad(
         "revision of a file",
         f"{ROWS} dataset.revision=main",
@@ -1024,7 +1564,12 @@ DATASET = [
         {"rows.jsonl": FOUR},
     ),
     bad("no path", "dataset=local dataset.path=", "empty text", "dataset.path="),
-    bad("name that is no name", "dataset=hub 'dataset.path=what is this'", "what is this", "dataset="),
+    bad(
+        "name that is no name",
+        "dataset=hub 'dataset.path=what is this'",
+        "what is this",
+        "dataset=",
+    ),
     bad(
         "no row left by a step",
         f"{ROWS} dataset.map._target_=mine.none allow=[mine]",
@@ -1063,7 +1608,12 @@ DATASET = [
         "nowhere.jsonl",
         "dataset.parts.sort.path=",
     ),
-    bad("mixture with a weight of 0", "dataset=mixture dataset.weights.sort=0", "above 0", "dataset.weights.sort="),
+    bad(
+        "mixture with a weight of 0",
+        "dataset=mixture dataset.weights.sort=0",
+        "above 0",
+        "dataset.weights.sort=",
+    ),
 ]
 
 # --- Models, tokenizers, templates ------------------------------------------------------------------
@@ -1071,12 +1621,43 @@ DATASET = [
 MODELS = [
     bad("folder that is missing", "model=hub model.path=./nowhere", "no folder", "model.path="),
     bad("file instead of a folder", MODEL, "a file", "model.path=", {"m": "x"}),
-    bad("name that is no name", "model=hub 'model.path=what is this'", "neither a folder nor a name", "model.path="),
-    bad("folder without config.json", MODEL, "config.json", "model.path=", model(without("config.json"))),
-    bad("config.json that is broken", MODEL, "config.json", "again", model(cut("config.json", 0.5))),
-    bad("config.json that is empty", MODEL, "config.json", "again", model(replaced("config.json", b""))),
-    bad("config.json that is a list", MODEL, "config.json", "again", model(replaced("config.json", "[]"))),
-    bad("config.json that is a pointer", MODEL, "git-lfs", "git lfs pull", model(replaced("config.json", POINTER))),
+    bad(
+        "name that is no name",
+        "model=hub 'model.path=what is this'",
+        "neither a folder nor a name",
+        "model.path=",
+    ),
+    bad(
+        "folder without config.json",
+        MODEL,
+        "config.json",
+        "model.path=",
+        model(without("config.json")),
+    ),
+    bad(
+        "config.json that is broken", MODEL, "config.json", "again", model(cut("config.json", 0.5))
+    ),
+    bad(
+        "config.json that is empty",
+        MODEL,
+        "config.json",
+        "again",
+        model(replaced("config.json", b"")),
+    ),
+    bad(
+        "config.json that is a list",
+        MODEL,
+        "config.json",
+        "again",
+        model(replaced("config.json", "[]")),
+    ),
+    bad(
+        "config.json that is a pointer",
+        MODEL,
+        "git-lfs",
+        "git lfs pull",
+        model(replaced("config.json", POINTER)),
+    ),
     bad(
         "config.json without model_type",
         MODEL,
@@ -1099,11 +1680,35 @@ MODELS = [
         model(edited("config.json", model_type="vit")),
         why="no trainer of texts can train it",
     ),
-    bad("weights that are missing", MODEL, "no weights", "model.path=", model(without("model.safetensors"))),
-    bad("weights of 0 bytes", MODEL, "model.safetensors", "again", model(replaced("model.safetensors", b""))),
+    bad(
+        "weights that are missing",
+        MODEL,
+        "no weights",
+        "model.path=",
+        model(without("model.safetensors")),
+    ),
+    bad(
+        "weights of 0 bytes",
+        MODEL,
+        "model.safetensors",
+        "again",
+        model(replaced("model.safetensors", b"")),
+    ),
     bad("weights that are cut", MODEL, "cut off", "again", model(cut("model.safetensors", 0.5))),
-    bad("weights cut in the header", MODEL, "cut off", "again", model(cut("model.safetensors", 0.0005))),
-    bad("weights that are a pointer", MODEL, "git-lfs", "git lfs pull", model(replaced("model.safetensors", POINTER))),
+    bad(
+        "weights cut in the header",
+        MODEL,
+        "cut off",
+        "again",
+        model(cut("model.safetensors", 0.0005)),
+    ),
+    bad(
+        "weights that are a pointer",
+        MODEL,
+        "git-lfs",
+        "git lfs pull",
+        model(replaced("model.safetensors", POINTER)),
+    ),
     bad(
         "weights that are no weights",
         MODEL,
@@ -1113,7 +1718,13 @@ MODELS = [
     ),
     bad("weights as a pickle", MODEL, "pickle", "model.safetensors_only=false", model(as_bin)),
     bad("layers that are missing", MODEL, "lacks", "model.path=", model(weights(without_layer))),
-    bad("more layers in the config", MODEL, "lacks", "model.path=", model(edited("config.json", num_hidden_layers=4))),
+    bad(
+        "more layers in the config",
+        MODEL,
+        "lacks",
+        "model.path=",
+        model(edited("config.json", num_hidden_layers=4)),
+    ),
     bad(
         "shapes of another config",
         MODEL,
@@ -1130,7 +1741,13 @@ MODELS = [
         model(indexed({"weight_map": {"a": "model-00002-of-00002.safetensors"}})),
     ),
     bad("index that is broken", MODEL, "index.json", "again", model(indexed("{"))),
-    bad("index without names", MODEL, "no weight_map", "again", model(indexed({"weight_map": ["a"]}))),
+    bad(
+        "index without names",
+        MODEL,
+        "no weight_map",
+        "again",
+        model(indexed({"weight_map": ["a"]})),
+    ),
     bad(
         "layers without an end",
         MODEL,
@@ -1138,9 +1755,21 @@ MODELS = [
         "model.path=",
         model(edited("config.json", num_hidden_layers=10**9)),
     ),
-    bad("layers below 0", MODEL, "is -1", "model.path=", model(edited("config.json", num_hidden_layers=-1))),
+    bad(
+        "layers below 0",
+        MODEL,
+        "is -1",
+        "model.path=",
+        model(edited("config.json", num_hidden_layers=-1)),
+    ),
     *(
-        bad(f"{key} of {value}", MODEL, f"config.json of m: {key} is", "model.path=", model(literal(key, value)))
+        bad(
+            f"{key} of {value}",
+            MODEL,
+            f"config.json of m: {key} is",
+            "model.path=",
+            model(literal(key, value)),
+        )
         for key, value in (
             ("hidden_size", "0"),
             ("hidden_size", "1e30"),
@@ -1185,9 +1814,21 @@ MODELS = [
         "model.path=",
         model(literal("rope_scaling", '{"rope_type": "spiral", "factor": 2.0}')),
     ),
-    bad("heads of another size", MODEL, "q_proj.weight is", "model.path=", model(literal("head_dim", 8))),
+    bad(
+        "heads of another size",
+        MODEL,
+        "q_proj.weight is",
+        "model.path=",
+        model(literal("head_dim", 8)),
+    ),
     *(
-        bad(f"{key} of {value}", MODEL, f"{key} is", "model.tokenizer.path=", model(literal(key, value, TOKENS)))
+        bad(
+            f"{key} of {value}",
+            MODEL,
+            f"{key} is",
+            "model.tokenizer.path=",
+            model(literal(key, value, TOKENS)),
+        )
         for key, value in (
             ("padding_side", '"middle"'),
             ("truncation_side", "1"),
@@ -1195,8 +1836,20 @@ MODELS = [
             ("pad_token", "3"),
         )
     ),
-    bad("beams without an end", MODEL, "num_beams is", "model.path=", model(literal("num_beams", 10**9, GENERATION))),
-    bad("end that is text", MODEL, "eos_token_id is", "model.path=", model(literal("eos_token_id", '"x"', GENERATION))),
+    bad(
+        "beams without an end",
+        MODEL,
+        "num_beams is",
+        "model.path=",
+        model(literal("num_beams", 10**9, GENERATION)),
+    ),
+    bad(
+        "end that is text",
+        MODEL,
+        "eos_token_id is",
+        "model.path=",
+        model(literal("eos_token_id", '"x"', GENERATION)),
+    ),
     bad(
         "length of no text",
         MODEL,
@@ -1205,7 +1858,13 @@ MODELS = [
         model(literal("model_max_length", '"x"', TOKENS)),
     ),
     bad("adapter of rank 0", "model.path=a", "r is 0", "model.path=", adapter(r=0)),
-    bad("adapter of dropout 7", "model.path=a", "lora_dropout is 7", "model.path=", adapter(lora_dropout=7)),
+    bad(
+        "adapter of dropout 7",
+        "model.path=a",
+        "lora_dropout is 7",
+        "model.path=",
+        adapter(lora_dropout=7),
+    ),
     bad("index of nothing", MODEL, "no weight_map", "again", model(indexed({"weight_map": {}}))),
     bad(
         "index that leads out",
@@ -1228,11 +1887,22 @@ MODELS = [
             ("below 0", "tokenizer.json", "added_tokens", [{"id": -1, "content": "x"}]),
             ("of no model", "tokenizer.json", "model", 3),
             ("normalised by a number", "tokenizer.json", "normalizer", 3),
-            ("of no number", "tokenizer_config.json", "added_tokens_decoder", {"x": {"content": "a"}}),
+            (
+                "of no number",
+                "tokenizer_config.json",
+                "added_tokens_decoder",
+                {"x": {"content": "a"}},
+            ),
             ("of no content", "tokenizer_config.json", "added_tokens_decoder", {"3": {}}),
         )
     ),
-    bad("no heads", MODEL, "is 0", "model.path=", model(edited("config.json", num_attention_heads=0))),
+    bad(
+        "no heads",
+        MODEL,
+        "is 0",
+        "model.path=",
+        model(edited("config.json", num_attention_heads=0)),
+    ),
     bad(
         "generation_config.json that is deep",
         MODEL,
@@ -1269,9 +1939,19 @@ MODELS = [
         "model.tokenizer.path=",
         model(without("tokenizer.json")),
     ),
-    bad("tokenizer.json that is cut", MODEL, "tokenizer.json", "again", model(cut("tokenizer.json", 0.5))),
     bad(
-        "tokenizer.json that is a pointer", MODEL, "git-lfs", "git lfs pull", model(replaced("tokenizer.json", POINTER))
+        "tokenizer.json that is cut",
+        MODEL,
+        "tokenizer.json",
+        "again",
+        model(cut("tokenizer.json", 0.5)),
+    ),
+    bad(
+        "tokenizer.json that is a pointer",
+        MODEL,
+        "git-lfs",
+        "git lfs pull",
+        model(replaced("tokenizer.json", POINTER)),
     ),
     bad(
         "tokenizer_config.json that is broken",
@@ -1285,7 +1965,12 @@ MODELS = [
         MODEL,
         "tokens",
         "model.tokenizer.path=",
-        model(edited("tokenizer.json", added_tokens=[{"id": 600 + n, "content": f"<{n}>"} for n in range(300)])),
+        model(
+            edited(
+                "tokenizer.json",
+                added_tokens=[{"id": 600 + n, "content": f"<{n}>"} for n in range(300)],
+            )
+        ),
     ),
     bad(
         "tokenizer without an end",
@@ -1294,10 +1979,23 @@ MODELS = [
         "model.tokenizer.eos_token=",
         model(edited("tokenizer_config.json", eos_token=None)),
     ),
-    bad("end that is no token", "model.tokenizer.eos_token=STOP", "STOP", "model.tokenizer.eos_token="),
-    bad("pad that is no token", "model.tokenizer.pad_token=PADDING", "PADDING", "model.tokenizer.pad_token="),
     bad(
-        "template that is unknown", "model.tokenizer.chat_template=chatmll", "chatmll", "model.tokenizer.chat_template="
+        "end that is no token",
+        "model.tokenizer.eos_token=STOP",
+        "STOP",
+        "model.tokenizer.eos_token=",
+    ),
+    bad(
+        "pad that is no token",
+        "model.tokenizer.pad_token=PADDING",
+        "PADDING",
+        "model.tokenizer.pad_token=",
+    ),
+    bad(
+        "template that is unknown",
+        "model.tokenizer.chat_template=chatmll",
+        "chatmll",
+        "model.tokenizer.chat_template=",
     ),
     bad(
         "chats without a template",
@@ -1341,7 +2039,9 @@ MODELS = [
         "model.tokenizer.chat_template=",
         model(
             lambda folder: [
-                edited(TOKENS, chat_template=[{"name": "default", "template": "{{ 1 / 0 }}"}])(folder),
+                edited(TOKENS, chat_template=[{"name": "default", "template": "{{ 1 / 0 }}"}])(
+                    folder
+                ),
                 without("chat_template.jinja")(folder),
             ]
         ),
@@ -1363,7 +2063,9 @@ MODELS = [
         "model.tokenizer.chat_template=my.jinja",
         "surrogates",
         "chatml",
-        {"my.jinja": "{% for turn in messages %}{{ turn.content }}<|im_end|>{% endfor %}{{ '\\ud800' }}"},
+        {
+            "my.jinja": "{% for turn in messages %}{{ turn.content }}<|im_end|>{% endfor %}{{ '\\ud800' }}"
+        },
     ),
     bad(
         "template of 3 GB",
@@ -1426,7 +2128,9 @@ MODELS = [
         f"model.tokenizer.chat_template=my.jinja {A}assistant_only_loss=true dataset=toy_demonstrations",
         "mark",
         "chatml",
-        {"my.jinja": "{% for turn in messages %}{{ turn['role'] }}: {{ turn['content'] }}<|im_end|>{% endfor %}"},
+        {
+            "my.jinja": "{% for turn in messages %}{{ turn['role'] }}: {{ turn['content'] }}<|im_end|>{% endfor %}"
+        },
         late=True,
     ),
     bad(
@@ -1448,8 +2152,20 @@ MODELS = [
         "model.path=",
         adapter(base_model_name_or_path="./nowhere"),
     ),
-    bad("adapter as a pickle", "model.path=a", "adapter_model.safetensors", "safetensors_only=false", adapter("bin")),
-    bad("adapter for another task", "model.path=a", "SEQ_CLS", "trainer=reward", adapter(task_type="SEQ_CLS")),
+    bad(
+        "adapter as a pickle",
+        "model.path=a",
+        "adapter_model.safetensors",
+        "safetensors_only=false",
+        adapter("bin"),
+    ),
+    bad(
+        "adapter for another task",
+        "model.path=a",
+        "SEQ_CLS",
+        "trainer=reward",
+        adapter(task_type="SEQ_CLS"),
+    ),
     bad(
         "adapter_config.json that is broken",
         "model.path=a",
@@ -1469,8 +2185,18 @@ MODELS = [
         "no folder",
         "reward.model.path=",
     ),
-    bad("architecture for a new model", "model=new model.model_type=qwen99", "qwen99", "model.model_type="),
-    bad("key that an architecture lacks", "model=new model.hiden_size=32", "hiden_size", "model.hidden_size=32"),
+    bad(
+        "architecture for a new model",
+        "model=new model.model_type=qwen99",
+        "qwen99",
+        "model.model_type=",
+    ),
+    bad(
+        "key that an architecture lacks",
+        "model=new model.hiden_size=32",
+        "hiden_size",
+        "model.hidden_size=32",
+    ),
 ]
 
 # --- Rewards ------------------------------------------------------------------------------------------
@@ -1527,28 +2253,54 @@ REWARD = [
         "column",
         {"mine.py": "def score(completions, solution):\n    return [0.0] * len(completions)\n"},
     ),
-    bad("target that is no function", GRPO, "mine.score", "reward.mine._target_", {"mine.py": "score = 3\n"}),
+    bad(
+        "target that is no function",
+        GRPO,
+        "mine.score",
+        "reward.mine._target_",
+        {"mine.py": "score = 3\n"},
+    ),
     bad(
         "module that fails to import",
         GRPO,
         "nowhere",
         "pip install",
-        {"mine.py": "import nowhere_at_all\n\n\ndef score(completions):\n    return [0.0] * len(completions)\n"},
+        {
+            "mine.py": "import nowhere_at_all\n\n\ndef score(completions):\n    return [0.0] * len(completions)\n"
+        },
         late=True,
         code=5,
     ),
     bad(
-        "weight as text", "trainer=grpo reward=sorted_digits reward.sorted_digits.weight=much", "a number", "weight out"
+        "weight as text",
+        "trainer=grpo reward=sorted_digits reward.sorted_digits.weight=much",
+        "a number",
+        "weight out",
     ),
-    bad("weight NaN", "trainer=grpo reward=sorted_digits reward.sorted_digits.weight=nan", "finite", "weight="),
-    bad("timeout of 0", "trainer=grpo reward=sorted_digits reward.sorted_digits.timeout=0", "above 0", "timeout out"),
+    bad(
+        "weight NaN",
+        "trainer=grpo reward=sorted_digits reward.sorted_digits.weight=nan",
+        "finite",
+        "weight=",
+    ),
+    bad(
+        "timeout of 0",
+        "trainer=grpo reward=sorted_digits reward.sorted_digits.timeout=0",
+        "above 0",
+        "timeout out",
+    ),
     bad(
         "pattern that is none",
         """trainer=grpo reward=format 'reward.format.pattern="(("'""",
         "regular expression",
         "reward.format.pattern=",
     ),
-    bad("argument that is misspelt", "trainer=grpo reward=length reward.length.taget=3", "taget", "reward.length"),
+    bad(
+        "argument that is misspelt",
+        "trainer=grpo reward=length reward.length.taget=3",
+        "taget",
+        "reward.length",
+    ),
     bad(
         "scores of another length",
         GRPO,
@@ -1578,7 +2330,9 @@ REWARD = [
         GRPO,
         "mine.py:1: unknown encoding: nonsense",
         "mend line 1 of mine.py",
-        {"mine.py": "# coding: nonsense\ndef score(completions):\n    return [0.0] * len(completions)\n"},
+        {
+            "mine.py": "# coding: nonsense\ndef score(completions):\n    return [0.0] * len(completions)\n"
+        },
     ),
     bad(
         "module with a null byte",
@@ -1621,7 +2375,9 @@ REWARD = [
         GRPO,
         "rewards for",
         "as long as completions",
-        {"mine.py": "import itertools\n\n\ndef score(completions, **_):\n    return itertools.count()\n"},
+        {
+            "mine.py": "import itertools\n\n\ndef score(completions, **_):\n    return itertools.count()\n"
+        },
         late=True,
     ),
     bad(
@@ -1648,7 +2404,9 @@ REWARD = [
         OWN + " trainer=grpo",
         "was not typed",
         "url=",
-        experiment("defaults:\n  - override /reward: remote\nreward: {remote: {url: 'http://localhost:1/'}}\n"),
+        experiment(
+            "defaults:\n  - override /reward: remote\nreward: {remote: {url: 'http://localhost:1/'}}\n"
+        ),
     ),
 ]
 
@@ -1657,8 +2415,22 @@ REWARD = [
 DEEP = "/".join(["d" * 200] * 25)
 PLACE = [
     bad("output_root is a file", "output_root=file", "file", "output_root=", {"file": "x"}, code=5),
-    bad("output_root below a file", "output_root=file/deep", "file", "output_root=", {"file": "x"}, code=5),
-    bad("output_root that is read-only", "output_root=/proc/outputs", "/proc", "output_root=", code=5, skip=LINUX),
+    bad(
+        "output_root below a file",
+        "output_root=file/deep",
+        "file",
+        "output_root=",
+        {"file": "x"},
+        code=5,
+    ),
+    bad(
+        "output_root that is read-only",
+        "output_root=/proc/outputs",
+        "/proc",
+        "output_root=",
+        code=5,
+        skip=LINUX,
+    ),
     bad(
         "output_root that is not ours",
         "output_root=out",
@@ -1695,7 +2467,14 @@ PLACE = [
     bad("name that is empty", "'name=\"\"'", "folder name", "name="),
     bad("name that is a number", "name=3", "text", "name="),
     bad("name with a line break", "'name=\"a\nb\"'", "folder name", "name="),
-    bad("name of a file", "name=taken", "outputs/taken", "output_root=", {"outputs/taken": "x"}, code=5),
+    bad(
+        "name of a file",
+        "name=taken",
+        "outputs/taken",
+        "output_root=",
+        {"outputs/taken": "x"},
+        code=5,
+    ),
     bad(
         "working folder that is gone",
         "seed=1",
@@ -1723,11 +2502,40 @@ PLACE = [
         environment={"HF_HOME": "{folder}/file"},
     ),
     bad("run that is missing", "evaluate outputs/x/y", "outputs/x/y", "python -m runner", code=4),
-    bad("run to predict with that is missing", "predict outputs/x/y", "outputs/x/y", "python -m runner", code=4),
-    bad("run to export that is missing", "export outputs/x/y", "outputs/x/y", "python -m runner", code=4),
-    bad("run to repeat that is missing", "reproduce outputs/x/y", "outputs/x/y", "python -m runner", code=4),
-    bad("runs to report that are missing", "report outputs/x", "outputs/x", "python -m runner", code=4),
-    bad("recipe to import that is missing", "import nowhere.yaml", "nowhere.yaml", "python -m runner import"),
+    bad(
+        "run to predict with that is missing",
+        "predict outputs/x/y",
+        "outputs/x/y",
+        "python -m runner",
+        code=4,
+    ),
+    bad(
+        "run to export that is missing",
+        "export outputs/x/y",
+        "outputs/x/y",
+        "python -m runner",
+        code=4,
+    ),
+    bad(
+        "run to repeat that is missing",
+        "reproduce outputs/x/y",
+        "outputs/x/y",
+        "python -m runner",
+        code=4,
+    ),
+    bad(
+        "runs to report that are missing",
+        "report outputs/x",
+        "outputs/x",
+        "python -m runner",
+        code=4,
+    ),
+    bad(
+        "recipe to import that is missing",
+        "import nowhere.yaml",
+        "nowhere.yaml",
+        "python -m runner import",
+    ),
 ]
 
 # --- Environment ---------------------------------------------------------------------------------------
@@ -1836,8 +2644,20 @@ ENVIRONMENT = [
         code=5,
         enter=lacking("hydra_plugins.hydra_joblib_launcher"),
     ),
-    bad("plugin that is misspelt", "-m hydra/launcher=joblb seed=1,2", "no plugin 'joblb'", "hydra/launcher="),
-    bad("wandb is missing", "tracker=wandb", "wandb", "pip install 'wandb>=0.19'", code=5, enter=lacking("wandb")),
+    bad(
+        "plugin that is misspelt",
+        "-m hydra/launcher=joblb seed=1,2",
+        "no plugin 'joblb'",
+        "hydra/launcher=",
+    ),
+    bad(
+        "wandb is missing",
+        "tracker=wandb",
+        "wandb",
+        "pip install 'wandb>=0.19'",
+        code=5,
+        enter=lacking("wandb"),
+    ),
     bad(
         "mlflow is missing",
         "tracker=mlflow",
@@ -1887,7 +2707,14 @@ ENVIRONMENT = [
         code=5,
         enter=lacking("galore_torch"),
     ),
-    bad("TRL outside of its range", "seed=1", "trl 1.12.0", "pip install", package("trl", "1.12.0"), code=5),
+    bad(
+        "TRL outside of its range",
+        "seed=1",
+        "trl 1.12.0",
+        "pip install",
+        package("trl", "1.12.0"),
+        code=5,
+    ),
     bad(
         "transformers outside of its range",
         "seed=1",
@@ -1915,7 +2742,14 @@ ENVIRONMENT = [
         code=5,
         late=True,
     ),
-    bad("model on no GPU", "model.device_map=cuda:0", "cuda:0", "model.device_map=null", code=5, late=True),
+    bad(
+        "model on no GPU",
+        "model.device_map=cuda:0",
+        "cuda:0",
+        "model.device_map=null",
+        code=5,
+        late=True,
+    ),
     bad(
         "parts of a model on no GPU",
         "'+model.device_map={model.embed_tokens: 0, model.layers: cpu}'",
@@ -1956,27 +2790,56 @@ CALL = {
     "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}],
 }
 TOOLS = [
-    {"messages": [CHAT["messages"][0], CALL, {"role": "tool", "content": "2", "name": "add"}, CHAT["messages"][1]]}
+    {
+        "messages": [
+            CHAT["messages"][0],
+            CALL,
+            {"role": "tool", "content": "2", "name": "add"},
+            CHAT["messages"][1],
+        ]
+    }
 ] * 4
 ODD_ROWS = [
     good("byte order mark", ROWS, {"rows.jsonl": b"\xef\xbb\xbf" + LINE * 4}),
     good("CRLF", ROWS, {"rows.jsonl": LINE.replace(b"\n", b"\r\n") * 4}),
     good("no newline at the end", ROWS, {"rows.jsonl": (LINE * 4)[:-1]}),
-    good("empty lines between rows", ROWS, {"rows.jsonl": b"\n" + LINE + b"\n  \n" + LINE * 3 + b"\n\n"}),
+    good(
+        "empty lines between rows",
+        ROWS,
+        {"rows.jsonl": b"\n" + LINE + b"\n  \n" + LINE * 3 + b"\n\n"},
+    ),
     good("one row", ROWS, {"rows.jsonl": LINE}),
-    good("a json array", "dataset=local dataset.path=rows.json", {"rows.json": json.dumps(FOUR, indent=1)}),
-    good("a json array in jsonl", "dataset=local dataset.path=rows.json", {"rows.json": json.dumps(FOUR)}),
+    good(
+        "a json array",
+        "dataset=local dataset.path=rows.json",
+        {"rows.json": json.dumps(FOUR, indent=1)},
+    ),
+    good(
+        "a json array in jsonl",
+        "dataset=local dataset.path=rows.json",
+        {"rows.json": json.dumps(FOUR)},
+    ),
     good("gzip", f"{ROWS}.gz", {"rows.jsonl.gz": gzip.compress(LINE * 4)}),
-    good("csv", "dataset=local dataset.path=rows.csv", {"rows.csv": 'prompt,completion\n1+1=,2\n"a, ""b""\nc",d\n'}),
+    good(
+        "csv",
+        "dataset=local dataset.path=rows.csv",
+        {"rows.csv": 'prompt,completion\n1+1=,2\n"a, ""b""\nc",d\n'},
+    ),
     good(
         "csv with byte order mark and CRLF",
         "dataset=local dataset.path=rows.csv",
         {"rows.csv": "\ufeffprompt,completion\r\n1+1=,2\r\n1+2=,3\r\n"},
     ),
-    good("tsv", "dataset=local dataset.path=rows.tsv", {"rows.tsv": "prompt\tcompletion\n1+1=\t2\n1+2=\t3\n"}),
+    good(
+        "tsv",
+        "dataset=local dataset.path=rows.tsv",
+        {"rows.tsv": "prompt\tcompletion\n1+1=\t2\n1+2=\t3\n"},
+    ),
     good("capital suffix", "dataset=local dataset.path=ROWS.JSONL", {"ROWS.JSONL": FOUR}),
     good(
-        "emoji and other scripts", ROWS, {"rows.jsonl": [{"prompt": "¿Qué? 🙂👩‍👩‍👧 語", "completion": " שלום ✅"}] * 4}
+        "emoji and other scripts",
+        ROWS,
+        {"rows.jsonl": [{"prompt": "¿Qué? 🙂👩‍👩‍👧 語", "completion": " שלום ✅"}] * 4},
     ),
     good(
         "a very long row",
@@ -1986,21 +2849,44 @@ ODD_ROWS = [
     good(
         "columns beyond the known",
         ROWS,
-        {"rows.jsonl": [EXCHANGE | {"id": n, "meta": {"a": [n]}, "score": n / 2, "none": None} for n in range(4)]},
+        {
+            "rows.jsonl": [
+                EXCHANGE | {"id": n, "meta": {"a": [n]}, "score": n / 2, "none": None}
+                for n in range(4)
+            ]
+        },
     ),
-    good("columns that some rows lack", ROWS, {"rows.jsonl": [EXCHANGE, EXCHANGE | {"source": "x"}] * 2}),
+    good(
+        "columns that some rows lack",
+        ROWS,
+        {"rows.jsonl": [EXCHANGE, EXCHANGE | {"source": "x"}] * 2},
+    ),
     good("system turn first", ROWS, {"rows.jsonl": CHATS}),
     good("tool calls", f"{ROWS} model.tokenizer.chat_template=hermes", {"rows.jsonl": TOOLS}),
     good(
         "ShareGPT roles",
         ROWS,
-        {"rows.jsonl": [{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}] * 4},
+        {
+            "rows.jsonl": [
+                {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
+            ]
+            * 4
+        },
     ),
-    good("NaN beside the text", ROWS, {"rows.jsonl": b'{"prompt": "a", "completion": "b", "score": NaN}\n' * 4}),
+    good(
+        "NaN beside the text",
+        ROWS,
+        {"rows.jsonl": b'{"prompt": "a", "completion": "b", "score": NaN}\n' * 4},
+    ),
     good(
         "content in parts",
         ROWS,
-        {"rows.jsonl": [{"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}, ANSWER]}] * 4},
+        {
+            "rows.jsonl": [
+                {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}, ANSWER]}
+            ]
+            * 4
+        },
     ),
     good("some pairs of equals", PAIRS, {"rows.jsonl": [PAIR, PAIR | {"rejected": " 2"}] * 3}),
     good(
@@ -2009,48 +2895,88 @@ ODD_ROWS = [
         {"rows.jsonl": [EXCHANGE, {"prompt": "a", "completion": ""}] * 4},
     ),
     good("rows that are repeated", ROWS, {"rows.jsonl": [EXCHANGE] * 8}),
-    good("held-out rows that are trained on", f"{ROWS} dataset.split.eval=train", {"rows.jsonl": FOUR}),
-    good("fewer rows than a batch", f"{ROWS} {A}per_device_train_batch_size=64", {"rows.jsonl": FOUR}),
+    good(
+        "held-out rows that are trained on",
+        f"{ROWS} dataset.split.eval=train",
+        {"rows.jsonl": FOUR},
+    ),
+    good(
+        "fewer rows than a batch", f"{ROWS} {A}per_device_train_batch_size=64", {"rows.jsonl": FOUR}
+    ),
     good("more warm-up than epochs tell", f"{ROWS} {A}warmup_steps=0.5", {"rows.jsonl": FOUR}),
     good("save less often than it ends", f"{ROWS} {A}save_steps=1000", {"rows.jsonl": FOUR}),
-    good("file name in another script", "dataset=local 'dataset.path=дані 数据.jsonl'", {"дані 数据.jsonl": FOUR}),
+    good(
+        "file name in another script",
+        "dataset=local 'dataset.path=дані 数据.jsonl'",
+        {"дані 数据.jsonl": FOUR},
+    ),
     good(
         "file name with dots and spaces",
         "dataset=local 'dataset.path=my rows.v2.0 (final).jsonl'",
         {"my rows.v2.0 (final).jsonl": FOUR},
     ),
-    good("file name with brackets", "dataset=local 'dataset.path=rows[1].jsonl'", {"rows[1].jsonl": FOUR}),
-    good("Windows path", r"dataset=local 'dataset.path=C:\data\rows.jsonl'", {r"C:\data\rows.jsonl": FOUR}),
+    good(
+        "file name with brackets",
+        "dataset=local 'dataset.path=rows[1].jsonl'",
+        {"rows[1].jsonl": FOUR},
+    ),
+    good(
+        "Windows path",
+        r"dataset=local 'dataset.path=C:\data\rows.jsonl'",
+        {r"C:\data\rows.jsonl": FOUR},
+    ),
     good(
         "symlink",
         "dataset=local dataset.path=link.jsonl",
         {"data/rows.jsonl": FOUR, "link.jsonl": link("data/rows.jsonl")},
     ),
     good(
-        "folder behind a symlink", "dataset=local dataset.path=link", {"data/train.jsonl": FOUR, "link": link("data")}
+        "folder behind a symlink",
+        "dataset=local dataset.path=link",
+        {"data/train.jsonl": FOUR, "link": link("data")},
     ),
-    good("path from here", "dataset=local dataset.path=./data/../data/rows.jsonl", {"data/rows.jsonl": FOUR}),
-    good("path from the root", "dataset=local dataset.path={folder}/rows.jsonl", {"rows.jsonl": FOUR}),
+    good(
+        "path from here",
+        "dataset=local dataset.path=./data/../data/rows.jsonl",
+        {"data/rows.jsonl": FOUR},
+    ),
+    good(
+        "path from the root", "dataset=local dataset.path={folder}/rows.jsonl", {"rows.jsonl": FOUR}
+    ),
     good(
         "read-only folder",
         "dataset=local dataset.path=data/rows.jsonl",
         {"data/rows.jsonl": FOUR, "data": lambda path: path.chmod(0o500)},
     ),
-    good("pattern of files", "dataset=local 'dataset.path=data/*.jsonl'", {"data/a.jsonl": FOUR, "data/b.jsonl": FOUR}),
+    good(
+        "pattern of files",
+        "dataset=local 'dataset.path=data/*.jsonl'",
+        {"data/a.jsonl": FOUR, "data/b.jsonl": FOUR},
+    ),
     good(
         "zstandard",
         f"{ROWS}.zst",
         {"rows.jsonl.zst": lambda path: zstd(path)},
         skip="" if find_spec("zstandard") else "zstandard is missing",
     ),
-    good("parquet", "dataset=local dataset.path=rows.parquet", {"rows.parquet": lambda path: parquet(path)}),
+    good(
+        "parquet",
+        "dataset=local dataset.path=rows.parquet",
+        {"rows.parquet": lambda path: parquet(path)},
+    ),
 ]
 ODD_WORDS = [
     good("1e-4", "learning_rate=1e-4"),
     good("1_000", f"{A}save_steps=1_000"),
-    good("quoted numbers that YAML would read otherwise", OWN, experiment("name: '012'\nseed: 0\n")),
+    good(
+        "quoted numbers that YAML would read otherwise", OWN, experiment("name: '012'\nseed: 0\n")
+    ),
     good("1e-4 in yaml", OWN, experiment("learning_rate: 1e-4\n")),
-    good("list on the command line", f"'{A}optim_target_modules=[q_proj, v_proj]' --dry-run", looks=True),
+    good(
+        "list on the command line",
+        f"'{A}optim_target_modules=[q_proj, v_proj]' --dry-run",
+        looks=True,
+    ),
     good("name with dots and spaces", "'name=my run v1.0'"),
     good("name in another script", "name=прогін"),
     good("value of 300 letters", f"'tracker.tags=[{'t' * 300}]'"),
@@ -2065,7 +2991,11 @@ ODD_WORDS = [
         {"own/README.md": "x", "own/experiment/e.yaml": "seed: 1\n"},
     ),
     good("empty yaml", OWN, own("experiment/x.yaml", "# @package _global_\n")),
-    good("yaml with byte order mark", OWN, {"own/experiment/x.yaml": "\ufeff# @package _global_\nseed: 3\n"}),
+    good(
+        "yaml with byte order mark",
+        OWN,
+        {"own/experiment/x.yaml": "\ufeff# @package _global_\nseed: 3\n"},
+    ),
     good("yaml with CRLF", OWN, {"own/experiment/x.yaml": b"# @package _global_\r\nseed: 3\r\n"}),
     good(
         "a conf folder here",
@@ -2074,7 +3004,9 @@ ODD_WORDS = [
     ),
     good("a runner-like file here", "seed=1", {"yaml.txt": "x", "trl.txt": "x"}),
     good("output_root from the root", "output_root={folder}/out"),
-    good("output_root behind a symlink", "output_root=link", {"real": folder, "link": link("real")}),
+    good(
+        "output_root behind a symlink", "output_root=link", {"real": folder, "link": link("real")}
+    ),
     good("model behind a symlink", "model.path=link", model() | {"link": link("m")}),
     good("model path with a slash at the end", "model.path=m/", model()),
     good("model in two shards", "model.path=m", model(lambda path: shards(path))),
@@ -2113,25 +3045,77 @@ ODD_PLACES = [
     ),
     good("TERM=dumb", "seed=1 --dry-run", looks=True, cold=SHELL, environment={"TERM": "dumb"}),
     good("TERM unset", "seed=1 --dry-run", looks=True, cold=SHELL, environment={"TERM": "unset"}),
-    good("20 columns", "-m seed=1,2 --dry-run", looks=True, cold=SHELL, environment={"COLUMNS": "20", "LINES": "5"}),
-    good("PYTHONHASHSEED", "seed=1 --dry-run", looks=True, cold=SHELL, environment={"PYTHONHASHSEED": "7"}),
-    good("PYTHONOPTIMIZE", "seed=1 --dry-run", looks=True, cold=SHELL, environment={"PYTHONOPTIMIZE": "2"}),
-    good("warnings as errors", "seed=1 --dry-run", looks=True, cold=SHELL, environment={"PYTHONWARNINGS": "error"}),
-    good("PYTHONSAFEPATH", "seed=1 --dry-run", looks=True, cold=SHELL, environment={"PYTHONSAFEPATH": "1"}),
+    good(
+        "20 columns",
+        "-m seed=1,2 --dry-run",
+        looks=True,
+        cold=SHELL,
+        environment={"COLUMNS": "20", "LINES": "5"},
+    ),
+    good(
+        "PYTHONHASHSEED",
+        "seed=1 --dry-run",
+        looks=True,
+        cold=SHELL,
+        environment={"PYTHONHASHSEED": "7"},
+    ),
+    good(
+        "PYTHONOPTIMIZE",
+        "seed=1 --dry-run",
+        looks=True,
+        cold=SHELL,
+        environment={"PYTHONOPTIMIZE": "2"},
+    ),
+    good(
+        "warnings as errors",
+        "seed=1 --dry-run",
+        looks=True,
+        cold=SHELL,
+        environment={"PYTHONWARNINGS": "error"},
+    ),
+    good(
+        "PYTHONSAFEPATH",
+        "seed=1 --dry-run",
+        looks=True,
+        cold=SHELL,
+        environment={"PYTHONSAFEPATH": "1"},
+    ),
     good(
         "variables of accelerate launch, of a scheduler and of a careful person",
         "seed=1 --dry-run",
         looks=True,
         cold=SHELL,
         environment={
-            **{"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_CPU": "False", "ACCELERATE_DYNAMO_BACKEND": "NO"},
-            **{"ACCELERATE_CPU_AFFINITY": "False", "CUDA_VISIBLE_DEVICES": "GPU-8a1b,MIG-3f/1/0", "PMI_SIZE": "1"},
-            **{"TORCH_LOGS": "+dynamo,graph_breaks,-torch.distributed", "OMP_NUM_THREADS": "x", "COLUMNS": "1000000"},
-            **{"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:True", "TMPDIR": "/nowhere"},
+            **{
+                "ACCELERATE_MIXED_PRECISION": "no",
+                "ACCELERATE_USE_CPU": "False",
+                "ACCELERATE_DYNAMO_BACKEND": "NO",
+            },
+            **{
+                "ACCELERATE_CPU_AFFINITY": "False",
+                "CUDA_VISIBLE_DEVICES": "GPU-8a1b,MIG-3f/1/0",
+                "PMI_SIZE": "1",
+            },
+            **{
+                "TORCH_LOGS": "+dynamo,graph_breaks,-torch.distributed",
+                "OMP_NUM_THREADS": "x",
+                "COLUMNS": "1000000",
+            },
+            **{
+                "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:True",
+                "TMPDIR": "/nowhere",
+            },
         },
     ),
-    good("a limit of 256 open files", "seed=1 --dry-run", looks=True, cold=f"ulimit -n 256; {SHELL}"),
-    good("read-only working folder", "seed=1 output_root=/tmp --dry-run", looks=True, cold=f"chmod 500 .; {SHELL}"),
+    good(
+        "a limit of 256 open files", "seed=1 --dry-run", looks=True, cold=f"ulimit -n 256; {SHELL}"
+    ),
+    good(
+        "read-only working folder",
+        "seed=1 output_root=/tmp --dry-run",
+        looks=True,
+        cold=f"chmod 500 .; {SHELL}",
+    ),
 ]
 
 

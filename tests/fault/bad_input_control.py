@@ -1,7 +1,7 @@
 """The control of ``bad_input``: TRL's own trainers on some of its cases, which end with 0 and have done harm.
 
-Each is one training of a few steps on the shipped model in a process that has imported everything; what it did is
-measured from what it logged and from its weights.
+Each is one training of a few steps on the shipped model in a process that has imported everything;
+what it did is measured from what it logged and from its weights.
 """
 
 from __future__ import annotations
@@ -18,8 +18,20 @@ from warm import Warm
 
 PAIRS = [PAIR | {"prompt": f"{number}+1="} for number in range(8)]
 FIELDS = {
-    **{"output_dir": "out", "max_steps": 6, "logging_steps": 1, "per_device_train_batch_size": 4, "bf16": False},
-    **{"report_to": [], "save_strategy": "no", "use_cpu": True, "learning_rate": 1e-3, "disable_tqdm": True},
+    **{
+        "output_dir": "out",
+        "max_steps": 6,
+        "logging_steps": 1,
+        "per_device_train_batch_size": 4,
+        "bf16": False,
+    },
+    **{
+        "report_to": [],
+        "save_strategy": "no",
+        "use_cpu": True,
+        "learning_rate": 1e-3,
+        "disable_tqdm": True,
+    },
 }
 CRASHED = -11  # a segmentation fault
 
@@ -40,7 +52,9 @@ class Control:
 
 def margins_fall(facts: Mapping[str, Any]) -> bool:
     chosen, rejected = (facts[f"logps/{side}"] for side in ("chosen", "rejected"))
-    return chosen[-1] - rejected[-1] < chosen[0] - rejected[0] and facts["loss"][-1] < facts["loss"][0]
+    return (
+        chosen[-1] - rejected[-1] < chosen[0] - rejected[0] and facts["loss"][-1] < facts["loss"][0]
+    )
 
 
 def is_coin(facts: Mapping[str, Any]) -> bool:
@@ -49,7 +63,12 @@ def is_coin(facts: Mapping[str, Any]) -> bool:
 
 
 CONTROLS = [
-    Control("learning rate 0", "no weight has changed", lambda facts: not facts["changed"], {"learning_rate": 0.0}),
+    Control(
+        "learning rate 0",
+        "no weight has changed",
+        lambda facts: not facts["changed"],
+        {"learning_rate": 0.0},
+    ),
     Control(
         "0 epochs",
         "not one step, and a model is saved",
@@ -90,7 +109,12 @@ CONTROLS = [
         lambda facts: facts["changed"],
         model=model(edited("config.json", num_hidden_layers=4)),
     ),
-    Control("first line null", "the interpreter crashes", rows=b"null\n" + json.dumps(FOUR[0]).encode(), code=CRASHED),
+    Control(
+        "first line null",
+        "the interpreter crashes",
+        rows=b"null\n" + json.dumps(FOUR[0]).encode(),
+        code=CRASHED,
+    ),
 ]
 
 
@@ -102,15 +126,32 @@ def run_controls(warm: Warm, folder: Path) -> int:
         work.mkdir(parents=True)
         for name, content in {**control.model, "rows.jsonl": control.rows}.items():
             write(work / name, content)
-        words = [control.kind, *(f"{name}={json.dumps(value)}" for name, value in control.fields.items())]
-        environment = dict(os.environ) | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf"), "OMP_NUM_THREADS": "1"}
+        words = [
+            control.kind,
+            *(f"{name}={json.dumps(value)}" for name, value in control.fields.items()),
+        ]
+        environment = dict(os.environ) | {
+            "HF_HUB_OFFLINE": "1",
+            "HF_HOME": str(folder / "hf"),
+            "OMP_NUM_THREADS": "1",
+        }
         done = warm.start(words, work, environment, door="bad_input_control:main").wait()
         facts = work / "facts.json"
-        shown = done.returncode == control.code and (not facts.exists() or control.shows(json.loads(facts.read_text())))
+        shown = done.returncode == control.code and (
+            not facts.exists() or control.shows(json.loads(facts.read_text()))
+        )
         lost += not shown
-        print(f"{'harm' if shown else 'MISS':<4} {control.name:<44} {done.returncode:>3} {control.harm}", flush=True)
+        print(
+            f"{'harm' if shown else 'MISS':<4} {control.name:<44} {done.returncode:>3} {control.harm}",
+            flush=True,
+        )
         if not shown:
-            print("".join(f"       > {line}\n" for line in (done.stdout + done.stderr).splitlines()[-12:]), end="")
+            print(
+                "".join(
+                    f"       > {line}\n" for line in (done.stdout + done.stderr).splitlines()[-12:]
+                ),
+                end="",
+            )
     return lost
 
 
@@ -132,9 +173,15 @@ def main(words: list[str]) -> int:
     trainer.save_model("out/model")
     log = trainer.state.log_history
     facts = {
-        name: [entry[name] for entry in log if name in entry] for name in {name for entry in log for name in entry}
+        name: [entry[name] for entry in log if name in entry]
+        for name in {name for entry in log for name in entry}
     }
-    facts |= {"steps": trainer.state.global_step, "saved": Path("out/model/model.safetensors").is_file()}
-    facts["changed"] = any(not torch.equal(before[name], value) for name, value in policy.state_dict().items())
+    facts |= {
+        "steps": trainer.state.global_step,
+        "saved": Path("out/model/model.safetensors").is_file(),
+    }
+    facts["changed"] = any(
+        not torch.equal(before[name], value) for name, value in policy.state_dict().items()
+    )
     Path("facts.json").write_text(json.dumps(facts))
     return 0

@@ -2,9 +2,10 @@
 
     python tests/fault/browser.py [--keep FOLDER]
 
-Lays runs by hand, writes and serves their pages, and in ``chromium`` (of the PATH) looks at each at 1280 and at 390
-pixels: its curves are drawn, nothing is wider than the window, no error is logged, and the controls do what they say.
-``--keep`` has the screenshots. A part of it is in the suite, which skips it without a browser.
+Lays runs by hand, writes and serves their pages, and in ``chromium`` (of the PATH) looks at each at
+1280 and at 390 pixels: its curves are drawn, nothing is wider than the window, no error is logged,
+and the controls do what they say. ``--keep`` has the screenshots. A part of it is in the suite,
+which skips it without a browser.
 """
 
 import argparse
@@ -30,8 +31,16 @@ from laid import lay_run, set_status
 from runner.__main__ import main
 from runner.command.watch import Server
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-pipe"]
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--hide-scrollbars",
+    "--remote-debugging-pipe",
+]
 WIDTHS = (1280, 390)
 OVER = "document.querySelector('.u-over')"  # of the first chart
 
@@ -42,14 +51,27 @@ class Browser:
     def __init__(self, folder: Path):
         (theirs_in, self.out), (self.inn, theirs_out) = os.pipe(), os.pipe()
         command = f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}'
-        words = ["bash", "-c", command, "bash", CHROMIUM, *FLAGS, f"--user-data-dir={folder}", "about:blank"]
-        self.process = subprocess.Popen(words, pass_fds=(theirs_in, theirs_out), stderr=subprocess.DEVNULL)
+        words = [
+            "bash",
+            "-c",
+            command,
+            "bash",
+            CHROMIUM,
+            *FLAGS,
+            f"--user-data-dir={folder}",
+            "about:blank",
+        ]
+        self.process = subprocess.Popen(
+            words, pass_fds=(theirs_in, theirs_out), stderr=subprocess.DEVNULL
+        )
         os.close(theirs_in)
         os.close(theirs_out)
         self.rest, self.number, self.session, self.errors = b"", 0, None, []
         targets = self.call("Target.getTargets")["targetInfos"]
         target = next(each["targetId"] for each in targets if each["type"] == "page")
-        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
 
@@ -77,7 +99,9 @@ class Browser:
 
     def value(self, script: str):
         """What an expression is, in the page."""
-        found = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        found = self.call(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
@@ -90,7 +114,13 @@ class Browser:
 
     def open(self, address: str, width: int, dark: bool = False) -> None:
         """Open a page in a window of this width."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=900,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.call("Page.navigate", url="about:blank")
@@ -115,13 +145,23 @@ class Browser:
         clip = {}
         if whole:
             size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-            clip = {"clip": {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], 6000), "scale": 1}}
+            clip = {
+                "clip": {
+                    "x": 0,
+                    "y": 0,
+                    "width": size["width"],
+                    "height": min(size["height"], 6000),
+                    "scale": 1,
+                }
+            }
         found = self.call("Page.captureScreenshot", captureBeyondViewport=whole, **clip)
         path.write_bytes(base64.b64decode(found["data"]))
 
     def overflow(self) -> int:
         """By how many pixels the page is wider than its window."""
-        return self.value("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        return self.value(
+            "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        )
 
     def close(self) -> None:
         self.process.kill()
@@ -144,7 +184,9 @@ def browser() -> Iterator[Browser]:
 @contextlib.contextmanager
 def served(root: Path, names: Sequence[str] = ()) -> Iterator[Server]:
     """A server of some names under a folder, or of each that is named by nobody."""
-    with Server(root, [root / name for name in names or sorted(path.name for path in root.glob("*/"))]) as server:
+    with Server(
+        root, [root / name for name in names or sorted(path.name for path in root.glob("*/"))]
+    ) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:
@@ -158,21 +200,50 @@ def lay(root: Path, steps: int = 60) -> None:
     """Two names: a sweep of four settings with two seeds, of which one run trains, and one run alone."""
     for kl, seed in ((kl, seed) for kl in (0.05, 0.1, 0.2, 0.5) for seed in (0, 1)):
         state = "running" if (kl, seed) == (0.5, 1) else "finished"
-        lines = [line(step, kl, seed) for step in range(1, steps // (2 if state == "running" else 1) + 1)]
+        lines = [
+            line(step, kl, seed) for step in range(1, steps // (2 if state == "running" else 1) + 1)
+        ]
         folder = root / "sweep" / f"kl_coef-{kl}+seed-{seed}-0123456789"
-        lay_run(folder, state=state, after={"eval_exact": 0.9 - kl + seed / 50}, lines=lines, kl_coef=kl, seed=seed)
-        set_status(folder, pid=os.getpid(), host=os.uname().nodename, step=lines[-1]["step"], max_steps=steps)
+        lay_run(
+            folder,
+            state=state,
+            after={"eval_exact": 0.9 - kl + seed / 50},
+            lines=lines,
+            kl_coef=kl,
+            seed=seed,
+        )
+        set_status(
+            folder,
+            pid=os.getpid(),
+            host=os.uname().nodename,
+            step=lines[-1]["step"],
+            max_steps=steps,
+        )
     lay_run(
-        root / "alone" / "run-0123456789", after={"eval_exact": 0.7}, lines=[line(n, 0.3, 2) for n in range(1, steps)]
+        root / "alone" / "run-0123456789",
+        after={"eval_exact": 0.7},
+        lines=[line(n, 0.3, 2) for n in range(1, steps)],
     )
 
 
 def line(step: int, kl: float, seed: int) -> dict:
     """A logged line."""
     wave = math.sin(step * (seed + 2) / 3) / 9
-    found = {"loss": 2 / (step + 5) + wave / 9, "reward": step * (1 - kl) / 60 + wave, "kl": kl * step / 9 + wave / 20}
-    found |= {"num_tokens": step * 900, "elapsed_seconds": step * (2 + kl), "tokens_per_second": 450 + 300 * wave}
-    found |= {"grad_norm": 1 + wave, "learning_rate": 1e-4 / step, "memory/peak_gb": 1.5 + step / 900}
+    found = {
+        "loss": 2 / (step + 5) + wave / 9,
+        "reward": step * (1 - kl) / 60 + wave,
+        "kl": kl * step / 9 + wave / 20,
+    }
+    found |= {
+        "num_tokens": step * 900,
+        "elapsed_seconds": step * (2 + kl),
+        "tokens_per_second": 450 + 300 * wave,
+    }
+    found |= {
+        "grad_norm": 1 + wave,
+        "learning_rate": 1e-4 / step,
+        "memory/peak_gb": 1.5 + step / 900,
+    }
     return {"step": step, **found} | ({"eval_loss": 2.1 / (step + 5)} if step % 20 == 0 else {})
 
 
@@ -183,7 +254,11 @@ def misses(root: Path, keep: Path | None = None, widths=WIDTHS) -> Iterator[str]
     assert main(["report", *(str(path) for path in root.glob("*/*-*")), f"output_root={root}"]) == 0
     with served(root) as server, browser() as page:
         run = ("alone", "run-0123456789")
-        pages = {"run": [*run, "report.html"], "sweep": ["sweep", "report.html"], "names": ["report.html"]}
+        pages = {
+            "run": [*run, "report.html"],
+            "sweep": ["sweep", "report.html"],
+            "names": ["report.html"],
+        }
         files = {"names": ["side_by_side.html"]}
         for title, parts in (pages | {"index": [""]}).items():
             for width in widths:
@@ -210,7 +285,10 @@ def misses(root: Path, keep: Path | None = None, widths=WIDTHS) -> Iterator[str]
 def misses_of_looks(page: Browser, root: Path, keep: Path | None) -> Iterator[str]:
     """What is wrong with curves that coincide, are few points, or go on far beyond others, and with their numbers."""
     for kl, last in ((0.1, 40), (0.2, 40), (0.3, 400)):
-        lines = [{"step": n, "loss": 1 / 32 + 29 / 32 * (n == 1), "kl": 123456.7 / n} for n in range(1, last + 1)]
+        lines = [
+            {"step": n, "loss": 1 / 32 + 29 / 32 * (n == 1), "kl": 123456.7 / n}
+            for n in range(1, last + 1)
+        ]
         lines += [{"step": n, "reward": kl * n, "elapsed_seconds": n} for n in (1, 2)]
         lay_run(root / "looks" / f"kl_coef-{kl}", lines=lines, after={"eval_exact": kl}, kl_coef=kl)
     main(["report", str(root / "looks")])
@@ -220,13 +298,23 @@ def misses_of_looks(page: Browser, root: Path, keep: Path | None) -> Iterator[st
     before = page.value(f"{plot('loss')}.scales.x.max"), page.value(title)
     if not 40 <= before[0] < 50 or before[1] != "loss (1 beyond, to 400)":
         yield f"a longer run squeezes the others: {before}"
-    if page.value(f"new Set({plot('loss')}.series.map(line => line.mark && line.mark.glyph + line.dash)).size") != 4:
+    if (
+        page.value(
+            f"new Set({plot('loss')}.series.map(line => line.mark && line.mark.glyph + line.dash)).size"
+        )
+        != 4
+    ):
         yield "curves that coincide look alike"
     drawn = f"{plot('reward')}.series.filter(line => line.mark).map(line => line.mark.few && line.paths() === null)"
     if page.value(drawn) != [True] * 3:
         yield "two points are a line"
     page.value(f"{OVER}.scrollIntoView()")
-    for name, step, text in (("loss", 2, "0.03125"), ("loss", 1, "0.9375"), ("kl", 1, "1.235e5"), ("kl", 40, "3086")):
+    for name, step, text in (
+        ("loss", 2, "0.03125"),
+        ("loss", 1, "0.9375"),
+        ("kl", 1, "1.235e5"),
+        ("kl", 40, "3086"),
+    ):
         page.value(
             f"(it => {{ it.hovered = true; it.setCursor({{left: it.valToPos({step}, 'x'), top: 50}}) }})({plot(name)})"
         )
@@ -240,16 +328,23 @@ def misses_of_looks(page: Browser, root: Path, keep: Path | None) -> Iterator[st
         yield "the whole range is not shown"
 
 
-def misses_of_controls(page: Browser, server: Server, root: Path, keep: Path | None) -> Iterator[str]:
+def misses_of_controls(
+    page: Browser, server: Server, root: Path, keep: Path | None
+) -> Iterator[str]:
     """What is wrong with the controls of the sweep's live page, and when its files grow and its server goes."""
     page.open(f"{server.address}sweep/report.html", 1280)
     page.wait("document.documentElement.dataset.charts > 0")
     page.value("document.querySelector('.controls').scrollIntoView()")
-    x, y, width, height = page.value(f"(box => [box.x, box.y, box.width, box.height])({OVER}.getBoundingClientRect())")
+    x, y, width, height = page.value(
+        f"(box => [box.x, box.y, box.width, box.height])({OVER}.getBoundingClientRect())"
+    )
     page.mouse("mouseMoved", x + width * 0.5, y + height / 2)
     page.mouse("mouseMoved", x + width * 0.6, y + height / 2)
     page.wait("!document.querySelector('.values').hidden")
-    if not all(f"kl_coef={kl}" in page.value("document.querySelector('.values').innerText") for kl in (0.05, 0.5)):
+    if not all(
+        f"kl_coef={kl}" in page.value("document.querySelector('.values').innerText")
+        for kl in (0.05, 0.5)
+    ):
         yield "no values at the cursor"
     if keep:
         page.picture(keep / "cursor.png", whole=False)
@@ -261,14 +356,24 @@ def misses_of_controls(page: Browser, server: Server, root: Path, keep: Path | N
     page.value("document.querySelector('tr[data-label] button').click()")
     if page.value("document.querySelectorAll('.off').length") != 2:
         yield "a setting is not hidden in its row and in the legend"
-    runs = "[...document.querySelectorAll('section')].find(part => part.innerText.startsWith('Runs'))"
+    runs = (
+        "[...document.querySelectorAll('section')].find(part => part.innerText.startsWith('Runs'))"
+    )
     for _ in range(2):
-        page.value(f"[...{runs}.querySelectorAll('th button')].find(each => each.innerText == 'seed').click()")
-    if page.value(f"{runs}.querySelector('th[aria-sort=descending]').innerText.trim()")[:4] != "seed":
+        page.value(
+            f"[...{runs}.querySelectorAll('th button')].find(each => each.innerText == 'seed').click()"
+        )
+    if (
+        page.value(f"{runs}.querySelector('th[aria-sort=descending]').innerText.trim()")[:4]
+        != "seed"
+    ):
         yield "the runs are not sorted"
     page.value(f"{runs}.querySelector('input').focus()")
     page.call("Input.insertText", text="0.5")
-    if page.value(f"[...{runs}.querySelectorAll('tbody tr')].filter(row => !row.hidden).length") != 2:
+    if (
+        page.value(f"[...{runs}.querySelectorAll('tbody tr')].filter(row => !row.hidden).length")
+        != 2
+    ):
         yield "the runs are not filtered"
     if keep:
         page.picture(keep / "choices.png", whole=False)
@@ -277,7 +382,10 @@ def misses_of_controls(page: Browser, server: Server, root: Path, keep: Path | N
         file.writelines(json.dumps(line(step, 0.5, 1)) + "\n" for step in range(31, 46))
     set_status(metrics.parent, step=45)
     page.wait("document.body.innerText.includes('45/60')")
-    kept = [page.value("document.activeElement.value"), page.value("document.querySelectorAll('.off').length")]
+    kept = [
+        page.value("document.activeElement.value"),
+        page.value("document.querySelectorAll('.off').length"),
+    ]
     if [*kept, page.value("document.querySelector('.reset').disabled")] != ["0.5", 2, False]:
         yield f"a page that renews itself loses choices: {kept}"
     server.shutdown()
@@ -287,7 +395,9 @@ def misses_of_controls(page: Browser, server: Server, root: Path, keep: Path | N
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--keep", type=Path, help="a folder for the screenshots")
     keep = parser.parse_args().keep
     if not CHROMIUM:

@@ -3,8 +3,9 @@
     python tests/fault/busy.py                            the whole suite twice beside two spinning processes
     python tests/fault/busy.py --runs 1 tests/test_x.py   words after the options go to pytest
 
-The spinning processes end with this script, also when it is killed. Of each run it prints the exit code, the CPU
-seconds with those of its children, and the last line; its own exit code is 1 unless every run was green.
+The spinning processes end with this script, also when it is killed. Of each run it prints the exit
+code, the CPU seconds with those of its children, and the last line; its own exit code is 1 unless
+every run was green.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ def run_suite(words: list[str]) -> Outcome:
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "pytest", *words]
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
+    )
     summary = ""
     for line in process.stdout or ():
         print(line, end="", flush=True)
@@ -72,7 +75,9 @@ def main() -> int:
         for _ in range(arguments.runs):
             outcomes.append(run_suite(words))
     for number, outcome in enumerate(outcomes, 1):
-        print(f"run {number}: exit code {outcome.code}, {outcome.seconds:.0f} CPU s, {outcome.summary}")
+        print(
+            f"run {number}: exit code {outcome.code}, {outcome.seconds:.0f} CPU s, {outcome.summary}"
+        )
     return int(any(outcome.code for outcome in outcomes))
 
 

@@ -3,12 +3,12 @@
     python tests/fault/damage.py                    every file, about five minutes of one processor
     python tests/fault/damage.py --count 8          a few of each kind, and of the controls
 
-A run is killed when it has two sealed checkpoints. Each time one file of the newest is deleted, cut, zeroed or has one
-bit turned, the same command must
-name it, go on from the older one, and end with the bits of a run that nothing disturbed. A finished model is mended
-from its checkpoint; what cannot be mended is refused with exit code 4 and a fix. The control is TRL's own trainer with
-the same damage, resumed as its documentation says. Prints a line for each kind; the exit code is 1 where one of ours
-misses, or where the control notices everything.
+A run is killed when it has two sealed checkpoints. Each time one file of the newest is deleted,
+cut, zeroed or has one bit turned, the same command must name it, go on from the older one, and end
+with the bits of a run that nothing disturbed. A finished model is mended from its checkpoint; what
+cannot be mended is refused with exit code 4 and a fix. The control is TRL's own trainer with the
+same damage, resumed as its documentation says. Prints a line for each kind; the exit code is 1
+where one of ours misses, or where the control notices everything.
 """
 
 from __future__ import annotations
@@ -51,7 +51,12 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "flipped": flip,
 }
 # What a paper can be in the place of what was written.
-GARBAGE = {"zeroed": bytes(300), "cut": b'{"state": "fin\n', "a list": b"[1, 2]\n", "noise": b"\xff\xfe\x00garbage\n{"}
+GARBAGE = {
+    "zeroed": bytes(300),
+    "cut": b'{"state": "fin\n',
+    "a list": b"[1, 2]\n",
+    "noise": b"\xff\xfe\x00garbage\n{",
+}
 GARBAGE["no UTF-8"] = b"format: 2\nname: \xedun\n"
 PAPERS = ("status.json", "manifest.json", "config.yaml", "metrics.jsonl")
 
@@ -140,7 +145,10 @@ def damaged_models(sick: Sick) -> Iterator[tuple[str, Callable[[], str]]]:
     """Every file of a finished run's model: named, and mended; refused by the other verbs, and where nothing can."""
     for name in sick.files(sick.whole.run.model):
         for kind, damage in DAMAGE.items():
-            yield f"model/{name} {kind}", lambda name=name, damage=damage: _model_mended(sick, name, damage)
+            yield (
+                f"model/{name} {kind}",
+                lambda name=name, damage=damage: _model_mended(sick, name, damage),
+            )
     yield "model/ removed", lambda: _model_mended(sick, "", shutil.rmtree)
     for verb in ("predict", "evaluate", "export"):
         yield f"{verb} of a flipped model", lambda verb=verb: _verb_refused(sick, verb)
@@ -186,20 +194,30 @@ def _paper(sick: Sick, name: str, text: bytes) -> str:
     if done.returncode:
         return f"after the fix: exit code {done.returncode}: {done.stderr[-300:]}"
     found = run_files(place.run)
-    differing = [key for key in found if key.endswith((".safetensors", ".pt")) and found[key] != sick.wanted.get(key)]
+    differing = [
+        key
+        for key in found
+        if key.endswith((".safetensors", ".pt")) and found[key] != sick.wanted.get(key)
+    ]
     shutil.rmtree(place.folder)
     return f"differs in {', '.join(differing)}" if differing else ""
 
 
 def control(root: Path, warm: Warm, count: int) -> dict[str, int]:
     """What becomes of TRL's own trainer after the same damage: stopped, as if nothing was, or other weights unsaid."""
-    whole, killed = (Place(root / f"plain-{name}", root, warm, "plain:main") for name in ("whole", "killed"))
+    whole, killed = (
+        Place(root / f"plain-{name}", root, warm, "plain:main") for name in ("whole", "killed")
+    )
     unbroken(whole, ())
     assert killed.start((), pattern=LAST_SAVE, count=1).wait().returncode == -9
     found = {"stopped": 0, "equal": 0, "silently other weights": 0}
     newest = killed.folder / "outputs/plain/checkpoint-6"
     shutil.rmtree(killed.folder / "outputs/plain/checkpoint-8", ignore_errors=True)
-    names = [name for name in ("optimizer.pt", "model.safetensors", "scheduler.pt") if (newest / name).exists()]
+    names = [
+        name
+        for name in ("optimizer.pt", "model.safetensors", "scheduler.pt")
+        if (newest / name).exists()
+    ]
     cases = [(name, kind) for kind in ("deleted", "flipped") for name in names][:count]
     for number, (name, kind) in enumerate(cases):
         place = copy.copy(killed)
@@ -207,7 +225,9 @@ def control(root: Path, warm: Warm, count: int) -> dict[str, int]:
         shutil.copytree(killed.folder, place.folder)
         DAMAGE[kind](place.folder / "outputs/plain/checkpoint-6" / name)
         done = place.start(()).wait()
-        same = not done.returncode and sha256(place.folder / PLAIN_WEIGHTS) == sha256(whole.folder / PLAIN_WEIGHTS)
+        same = not done.returncode and sha256(place.folder / PLAIN_WEIGHTS) == sha256(
+            whole.folder / PLAIN_WEIGHTS
+        )
         found["stopped" if done.returncode else "equal" if same else "silently other weights"] += 1
     return found
 
@@ -221,7 +241,9 @@ KINDS = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=1000, help="most cases of each kind")
     asked, misses = parser.parse_args(), 0
     with tempfile.TemporaryDirectory() as folder:

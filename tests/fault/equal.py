@@ -2,7 +2,8 @@
 
     python tests/fault/equal.py [TRAINER ...]     trains each trainer of the menu that is TRL's in both ways
 
-The script has the fields of the config that the run has, makes its rows of the file, and leaves the rest to TRL.
+The script has the fields of the config that the run has, makes its rows of the file, and leaves the
+rest to TRL.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ from typing import Any
 import torch
 from datasets import Dataset, load_dataset
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, set_seed
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    set_seed,
+)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -27,10 +33,16 @@ from runner.io.files import shipped
 from runner.io.turns import text_of
 from runner.reward.rule import sorted_digits
 from runner.run import Run
-from runner.run.read import read_metrics
+from runner.run.history import read_metrics
 
 # Of a machine without a GPU; TRL assumes one.
-HERE = {"use_cpu": True, "bf16": False, "activation_checkpointing": False, "report_to": [], "save_strategy": "no"}
+HERE = {
+    "use_cpu": True,
+    "bf16": False,
+    "activation_checkpointing": False,
+    "report_to": [],
+    "save_strategy": "no",
+}
 
 
 def reward(prompts: list[Any], completions: list[Any], digits: list[str], **_: Any) -> list[float]:
@@ -44,7 +56,11 @@ FORMS = {
     "demonstration": lambda row: {"prompt": row["prompt"], "completion": row["chosen"]},
     "messages": lambda row: {"messages": row["prompt"] + row["chosen"]},
     "triple": lambda row: FORMS["preference"](row) | {"reference": row["chosen"]},
-    "prompt": lambda row: {"prompt": row["prompt"], "digits": row["digits"], "reference": text_of(row["chosen"])},
+    "prompt": lambda row: {
+        "prompt": row["prompt"],
+        "digits": row["digits"],
+        "reference": text_of(row["chosen"]),
+    },
 }
 
 
@@ -52,11 +68,17 @@ def rows_of(cfg: dict[str, Any]) -> Dataset:
     """The training rows; those of both sides of a preference are mixed as ours are, because TRL mixes none."""
     node, form = cfg["dataset"], cfg["trainer"]["form"]
     if form not in FORMS:
-        return load_rows(node["path"], form=node["form"], limit=node["limit"], to=form, seed=cfg["seed"])[0]
+        return load_rows(
+            node["path"], form=node["form"], limit=node["limit"], to=form, seed=cfg["seed"]
+        )[0]
     rows = load_dataset("json", data_files=f"{shipped(node['path'])}/train.jsonl", split="train")
     rows = rows.shuffle(seed=cfg["seed"]).select(range(node["limit"]["train"]))
     rows = rows.map(FORMS[form], remove_columns=rows.column_names)
-    return rows.rename_column("reference", column) if (column := cfg["trainer"].get("reference_column")) else rows
+    return (
+        rows.rename_column("reference", column)
+        if (column := cfg["trainer"].get("reference_column"))
+        else rows
+    )
 
 
 def train_plainly(cfg: dict[str, Any], folder: Path) -> tuple[list[float], dict[str, torch.Tensor]]:
@@ -93,20 +115,30 @@ def differences(run: Run, folder: Path) -> list[str]:
     found = [line["loss"] for line in read_metrics(run.metrics) if "loss" in line]
     lines = [f"losses {found} and {losses}"] if found != losses else []
     names = sorted({*ours, *weights})
-    return lines + [name for name in names if name not in ours.keys() & weights or not ours[name].equal(weights[name])]
+    return lines + [
+        name
+        for name in names
+        if name not in ours.keys() & weights or not ours[name].equal(weights[name])
+    ]
 
 
 def main(trainers: list[str]) -> int:
     from runner.__main__ import main as command
 
     known = [name for name in ON_CPU if TRAINERS[name]["_target_"].startswith("trl.")]
-    few = ["trainer.args.max_steps=3", "trainer.args.logging_steps=1", "trainer.args.per_device_train_batch_size=8"]
+    few = [
+        "trainer.args.max_steps=3",
+        "trainer.args.logging_steps=1",
+        "trainer.args.per_device_train_batch_size=8",
+    ]
     few += ["dataset.limit.train=200", "dataset.limit.eval=16", "metric=none", "learning_rate=1e-3"]
     bad = 0
     with TemporaryDirectory() as place:
 
         def train(name: str, *words: str) -> Run | None:
-            code = command([f"trainer={name}", *few, *words, f"name={name}", f"output_root={place}"])
+            code = command(
+                [f"trainer={name}", *few, *words, f"name={name}", f"output_root={place}"]
+            )
             return None if code else Run(next(Path(place, name).glob("*-*")))
 
         for name in trainers or known:

@@ -4,12 +4,13 @@
     python tests/fault/fixes.py number null     of those whose kind or name holds one of the words
     PYTHONPATH=tests/fault python -m pytest -p fixes -s tests/test_door.py    of what commands of these tests print
 
-A fix may offer several ways ("A, or B"); each is tried by itself, in a new folder with the files of the case, as a user
-would: a word takes the place of the one with its key, "leave X out" takes the word away, a command stands alone or is
-run in the shell before the same words. It fails where the fault is there again, or another one that was not there.
+A fix may offer several ways ("A, or B"); each is tried by itself, in a new folder with the files of
+the case, as a user would: a word takes the place of the one with its key, "leave X out" takes the
+word away, a command stands alone or is run in the shell before the same words. It fails where the
+fault is there again, or another one that was not there.
 
-Not typed, but counted: what holds a ``<placeholder>``, sentences, and commands that fetch something or install it.
-Prints a line for each that fails and the counts; the exit code is 1 where one fails.
+Not typed, but counted: what holds a ``<placeholder>``, sentences, and commands that fetch something
+or install it. Prints a line for each that fails and the counts; the exit code is 1 where one fails.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ WORD = re.compile(r"[+~]*[\w./@-]+=.*|~[\w./]+|-m|--[\w-]+(=.*)?", re.DOTALL)
 PYTHON = "python -m runner"
 HERE = ("iconv", "mv", "jq", "sed", "chmod", "cp", "ls")  # commands that change nothing elsewhere
 ELSEWHERE = ("pip", "hf", "git", "unzip", "cd", "df", "ulimit", "unset HF_HUB_OFFLINE")
-UNQUOTED = re.compile(r"""'[^']*'|"[^"]*"|\\.|([][(){}*?;&|<>$`!#])""")  # what means something to a shell
+# what means something to a shell
+UNQUOTED = re.compile(r"""'[^']*'|"[^"]*"|\\.|([][(){}*?;&|<>$`!#])""")
 TYPED, UNTYPED = ("words", "command", "shell"), ("placeholder", "sentence", "elsewhere")
 SAME_WORDS = "<the same words>"
 WHOLE = r"""(?:'[^']*'|"[^"]*"|<[^<>]*>|[^'"<>])"""  # a piece of text that is not cut inside
@@ -55,7 +57,8 @@ class Told:
 class Way:
     """One way that a fix offers: its text, its kind, and the words that it makes of those that were typed.
 
-    ``shell`` is a command that is run before them, ``variables`` what it sets or takes out of the environment.
+    ``shell`` is a command that is run before them, ``variables`` what it sets or takes out of the
+    environment.
     """
 
     text: str
@@ -89,7 +92,11 @@ def read_way(told: Told, text: str, words: tuple[str, ...]) -> Way:
     first, then, last = text.partition(", then ")
     if then:
         both = read_way(told, first, words), read_way(told, last, words)
-        return replace(both[0], text=text, words=both[1].words) if both[1].kind == "words" else Way(text, "sentence")
+        return (
+            replace(both[0], text=text, words=both[1].words)
+            if both[1].kind == "words"
+            else Way(text, "sentence")
+        )
     if "<" in text.replace(SAME_WORDS, "") and ">" in text.replace(SAME_WORDS, ""):
         return Way(text, "placeholder")
     text = text.replace("leave it out", f"leave {told.where.lstrip('~')} out")
@@ -111,14 +118,21 @@ def read_way(told: Told, text: str, words: tuple[str, ...]) -> Way:
     if not all(map(WORD.fullmatch, parts)):
         return Way(text, "sentence")
     given = {word.partition("=")[2] for word in words if key_of(word) == told.where}
-    values = {part.partition("=")[2] for part in parts}  # of one word for another, or of none that is known
-    renames = values == given or bool(re.search("no such (key|field)|has no such|no option", told.found))
-    is_list = any(value.startswith(("[", "{")) for value in given)  # which keys below it take the place of
+    # of one word for another, or of none that is known
+    values = {part.partition("=")[2] for part in parts}
+    renames = values == given or bool(
+        re.search("no such (key|field)|has no such|no option", told.found)
+    )
+    # which keys below it take the place of
+    is_list = any(value.startswith(("[", "{")) for value in given)
     inside = is_list and any(key_of(part).startswith(f"{told.where}.") for part in parts)
     keys = {key_of(part) for part in parts} | ({told.where} if renames or inside else set())
     words = without(told, words)
     return Way(
-        text, "words", (*(word for word in words if "=" not in word or key_of(word) not in keys), *parts), wrong=wrong
+        text,
+        "words",
+        (*(word for word in words if "=" not in word or key_of(word) not in keys), *parts),
+        wrong=wrong,
     )
 
 
@@ -145,20 +159,25 @@ def is_of(word: str, name: str) -> bool:
 
 def is_training(words: Sequence[str]) -> bool:
     """True for the words of a command that trains."""
-    return not words or words[0] == "train" or "=" in words[0] or words[0].startswith(("-", "~", "+"))
+    return (
+        not words or words[0] == "train" or "=" in words[0] or words[0].startswith(("-", "~", "+"))
+    )
 
 
 def judge(told: Told, faults: Sequence[Told], way: Way, outcome: bad_input.Outcome) -> str:
     """What is wrong with a way that came to this, of a fault among these; empty where nothing is."""
     if way.wrong:
         return f"without quotes: {way.wrong}"
-    if outcome.code in (0, 5) or way.shell.startswith(("sed -n", "ls ")):  # which only show something
+    # which only show something
+    if outcome.code in (0, 5) or way.shell.startswith(("sed -n", "ls ")):
         return ""
     again = read_faults(outcome.text)
     if any((fault.where, fault.found) == (told.where, told.found) for fault in again):
         return "the same fault again"
     if new := [
-        fault for fault in again if (fault.where, fault.found) not in {(each.where, each.found) for each in faults}
+        fault
+        for fault in again
+        if (fault.where, fault.found) not in {(each.where, each.found) for each in faults}
     ]:
         return f"another fault: {new[0].where}: {new[0].found} -> {new[0].fix}"
     return "" if again else f"exit {outcome.code}: {outcome.text.strip()[-300:]}"
@@ -189,15 +208,21 @@ class Typist:
         if way.shell:
 
             def change(path: Path) -> None:
-                done = subprocess.run(way.shell, shell=True, cwd=path.parent, capture_output=True, text=True)
-                problem.extend([f"exit {done.returncode}: {done.stderr.strip()}"] if done.returncode else [])
+                done = subprocess.run(
+                    way.shell, shell=True, cwd=path.parent, capture_output=True, text=True
+                )
+                problem.extend(
+                    [f"exit {done.returncode}: {done.stderr.strip()}"] if done.returncode else []
+                )
 
             files["typed.txt"] = change
         late = case.late or not is_training(way.words)
         more = () if not is_training(way.words) else STEP if case.late else ("--dry-run",)
         words = (*more, *way.words) if case.late else (*way.words, *more)
         environment = {**case.environment, **way.variables}
-        outcome = self.say(replace(case, words=words, files=files, environment=environment, late=late))
+        outcome = self.say(
+            replace(case, words=words, files=files, environment=environment, late=late)
+        )
         return problem[0] if problem else judge(told, faults, way, outcome)
 
 
@@ -213,7 +238,8 @@ class Counts:
         if wrong or self.verbose:
             verdict, typed = "MISS" if wrong else "ok", shlex.join(words)[:300]
             text = f"{verdict:<4} {name}: {typed}\n       {told.where}: {told.found}\n       type {way.text}\n"
-            print(f"{text}       {way.kind} {wrong}", file=sys.__stdout__, flush=True)  # whatever a test captures
+            # whatever a test captures
+            print(f"{text}       {way.kind} {wrong}", file=sys.__stdout__, flush=True)
 
     def __str__(self) -> str:
         others = ", ".join(f"{self.kinds[kind]} {kind}" for kind in UNTYPED)
@@ -264,7 +290,9 @@ def pytest_terminal_summary(terminalreporter, config) -> None:
     terminalreporter.line(str(config.fixes))
 
 
-def try_all(words: list[str], text: str, again: Callable[[Sequence[str]], bad_input.Outcome], count: Counts) -> None:
+def try_all(
+    words: list[str], text: str, again: Callable[[Sequence[str]], bad_input.Outcome], count: Counts
+) -> None:
     """Type the fixes of an error; files are left alone, for the test that has made them."""
     faults = read_faults(text)
     for told in faults:
@@ -284,7 +312,9 @@ def fork_main(real: Callable[[list[str]], int], words: Sequence[str]) -> bad_inp
             try:
                 for number in (1, 2):
                     os.dup2(said.fileno(), number)
-                sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
+                sys.stdout, sys.stderr = (
+                    os.fdopen(number, "w", closefd=False) for number in (1, 2)
+                )
                 code = real(list(words))
             finally:
                 sys.stdout.flush()
@@ -292,7 +322,9 @@ def fork_main(real: Callable[[list[str]], int], words: Sequence[str]) -> bad_inp
                 os._exit(code)
         _, status = os.waitpid(child, 0)
         said.seek(0)
-        return bad_input.Outcome(os.waitstatus_to_exitcode(status), said.read().decode(errors="replace"))
+        return bad_input.Outcome(
+            os.waitstatus_to_exitcode(status), said.read().decode(errors="replace")
+        )
 
 
 def main(words: list[str]) -> int:
@@ -301,7 +333,9 @@ def main(words: list[str]) -> int:
     try:
         for case in BAD:
             chosen = [word for word in words if word != "-v"]
-            if not case.skip and (not chosen or any(word in f"{case.kind} {case.name}" for word in chosen)):
+            if not case.skip and (
+                not chosen or any(word in f"{case.kind} {case.name}" for word in chosen)
+            ):
                 typist.try_fixes(case, count)
     finally:
         typist.warm.close()

@@ -3,16 +3,19 @@
     python tests/fault/folder.py                  everything, about fifteen minutes of one processor
     python tests/fault/folder.py pairs driver     some of: pairs starts again driver
 
-pairs    the same command twice at once: one starts, the other leaves with 4 and names pid, host and since when; the
+pairs    the same command twice at once: one starts, the other leaves with 4 and names pid, host and
+since when; the
          first is killed with SIGKILL, or not, and the next start goes on without an unlock
-starts   many commands at the same instant, each with a seed of its own, and each twice: one folder for each seed, with
+starts   many commands at the same instant, each with a seed of its own, and each twice: one folder
+for each seed, with
          its own files
-again    finished runs, each started ten times more: no byte and no time of a file changes
-driver   the driver of a sweep is killed with SIGKILL at a random moment: of what it has started nothing lives after
+again    finished runs, each started ten times more: no byte and no time of a file changes driver
+the driver of a sweep is killed with SIGKILL at a random moment: of what it has started nothing
+lives after
          10 s, and a stranger beside it that looks like a run gets no signal
 
-Prints a line for each kind with how many held, and each that did not; the exit code is 1 where one did not. The control
-of pairs is TRL's own trainer, of which both start in one folder.
+Prints a line for each kind with how many held, and each that did not; the exit code is 1 where one
+did not. The control of pairs is TRL's own trainer, of which both start in one folder.
 """
 
 from __future__ import annotations
@@ -44,9 +47,22 @@ from runner.run import Run
 from runner.run.key import key_of
 
 COUNTS = {"pairs": 50, "starts": 50, "again": 10, "driver": 50}
-QUICK = (*WORDS[:4], "trainer=sft", "metric=none", "trainer.args.max_steps=1", "dataset.limit={train: 16, eval: 1}")
+QUICK = (
+    *WORDS[:4],
+    "trainer=sft",
+    "metric=none",
+    "trainer.args.max_steps=1",
+    "dataset.limit={train: 16, eval: 1}",
+)
 HELD = ("callback.held._target_=mine.Held", "allow=[mine]")
-SWEEP = ("-m", *QUICK, "trainer.args.max_steps=3", "trainer.args.save_steps=1", "seed=0,1,2", "launcher.jobs=2")
+SWEEP = (
+    "-m",
+    *QUICK,
+    "trainer.args.max_steps=3",
+    "trainer.args.save_steps=1",
+    "seed=0,1,2",
+    "launcher.jobs=2",
+)
 MINE = '''
 import os, time
 from transformers import TrainerCallback
@@ -91,7 +107,9 @@ def misses_of_pairs(root: Path, warm: Warm, count: int, chance: random.Random) -
     """Each pair of which not exactly one starts, or whose loser or next start is not as it must be."""
     for number in range(count):
         place = make_place(root, f"pair-{number}", warm)
-        yield from (f"pair {number}: {miss}" for miss in misses_of_pair(place, kills=bool(number % 2)))
+        yield from (
+            f"pair {number}: {miss}" for miss in misses_of_pair(place, kills=bool(number % 2))
+        )
         shutil.rmtree(place.folder)
 
 
@@ -146,7 +164,9 @@ def misses_of_starts(root: Path, warm: Warm, count: int, chance: random.Random) 
     """Each seed that did not get one folder with its own files, in which one of its two commands started."""
     place = make_place(root, "starts", warm, "folder:when_all_may")
     words = (*QUICK, "launcher._target_=mine.note", "allow=[mine]")
-    started = [(seed, place.start((*words, f"seed={seed}"))) for seed in range(count) for _ in range(2)]
+    started = [
+        (seed, place.start((*words, f"seed={seed}"))) for seed in range(count) for _ in range(2)
+    ]
     (place.folder / "go").touch()
     codes: dict[int, list[int]] = {}
     for seed, each in started:
@@ -156,7 +176,10 @@ def misses_of_starts(root: Path, warm: Warm, count: int, chance: random.Random) 
         yield f"{len(runs_in(place))} folders, of the seeds {sorted(found)}"
     for seed, run in found.items():
         noted = (run.folder / "noted").read_text().split()
-        named = run.folder.name.endswith(key_of(run.cfg)) and f"seed={seed}" in run.manifest()["command"]
+        named = (
+            run.folder.name.endswith(key_of(run.cfg))
+            and f"seed={seed}" in run.manifest()["command"]
+        )
         if not named or len(noted) != codes[seed].count(0) or not noted:
             yield f"seed {seed}: {run}, exit codes {codes[seed]}, started by {noted}"
     shutil.rmtree(place.folder)
@@ -186,14 +209,18 @@ def misses_of_again(root: Path, warm: Warm, count: int, chance: random.Random) -
         for number in range(count):
             done = place.start(words).wait()
             now = contents(place.run.folder)
-            changed = sorted(str(path) for path in before | now if before.get(path) != now.get(path))
+            changed = sorted(
+                str(path) for path in before | now if before.get(path) != now.get(path)
+            )
             if done.returncode or changed:
                 yield f"{trainer}, start {number}: exit code {done.returncode}, changed {changed}"
 
 
 def contents(folder: Path) -> dict[Path, tuple[int, bytes]]:
     paths = [path for path in folder.rglob("*") if path.is_file()]
-    return {path.relative_to(folder): (path.stat().st_mtime_ns, path.read_bytes()) for path in paths}
+    return {
+        path.relative_to(folder): (path.stat().st_mtime_ns, path.read_bytes()) for path in paths
+    }
 
 
 # --- Driver ---------------------------------------------------------------------------------------------------------
@@ -209,7 +236,15 @@ def misses_of_driver(root: Path, warm: Warm, count: int, chance: random.Random) 
     if done.returncode:
         yield f"undisturbed it left with {done.returncode}: {done.stderr[-300:]}"
     told = root / "stranger"
-    command = [sys.executable, "-c", STRANGER, str(told), "-m", "runner.launch", "outputs/run/default-0123456789"]
+    command = [
+        sys.executable,
+        "-c",
+        STRANGER,
+        str(told),
+        "-m",
+        "runner.launch",
+        "outputs/run/default-0123456789",
+    ]
     stranger = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert stranger.stdout.readline() == b"ready\n"
     for number in range(count):
@@ -261,7 +296,9 @@ KINDS: dict[str, Callable[[Path, Warm, int, random.Random], Iterator[str]]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("kind", nargs="*", choices=[*KINDS, []])
     parser.add_argument("--count", type=int, help="of each kind, instead of 50, 50, 10 and 50")
     parser.add_argument("--seed", type=int, default=0)
@@ -273,7 +310,10 @@ def main() -> int:
             count = asked.count or COUNTS[kind]
             misses = list(KINDS[kind](Path(folder), warm, count, chance))
             failed += bool(misses)
-            print(f"{kind:<8} {count:>4} {'held' if not misses else f'{len(misses)} missed'}", flush=True)
+            print(
+                f"{kind:<8} {count:>4} {'held' if not misses else f'{len(misses)} missed'}",
+                flush=True,
+            )
             print("".join(f"         {miss}\n" for miss in misses), end="", flush=True)
         refused = control(Path(folder), warm)
         print(f"control     2 of which {refused} were refused")

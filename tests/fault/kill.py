@@ -4,15 +4,17 @@
     python tests/fault/kill.py --count 20 ppo lora
     python tests/fault/kill.py --power        the same, and each time the power fails
 
-Each command is killed a few times, each time at the n-th touch of a file of some kind, or a random moment after one,
-and finishes by being typed again; so are two processes that train as one, with whole models or with one in shards, a
-chain of stages, and a sweep. Then weights, the last checkpoint, all that was logged and the names of the files must be
-those of a command that nothing disturbed, but for what tells the time. With ``--power`` each kill also takes from every
-file what was not yet synced: the command goes on from a copy of the folder, in which such tails are cut off. Prints,
-for each trainer, how many kills there were, how many of them left a torn checkpoint or half a rotation, how many runs
-finished, and how many are bit-equal. The last line is the control: the same kills, and TRL's own trainer with
-``resume_from_checkpoint=True``. The exit code is 1 where a run of ours misses, where less than a quarter of the kills
-landed inside a save, or where the control survives all.
+Each command is killed a few times, each time at the n-th touch of a file of some kind, or a random
+moment after one, and finishes by being typed again; so are two processes that train as one, with
+whole models or with one in shards, a chain of stages, and a sweep. Then weights, the last
+checkpoint, all that was logged and the names of the files must be those of a command that nothing
+disturbed, but for what tells the time. With ``--power`` each kill also takes from every file what
+was not yet synced: the command goes on from a copy of the folder, in which such tails are cut off.
+Prints, for each trainer, how many kills there were, how many of them left a torn checkpoint or half
+a rotation, how many runs finished, and how many are bit-equal. The last line is the control: the
+same kills, and TRL's own trainer with ``resume_from_checkpoint=True``. The exit code is 1 where a
+run of ours misses, where less than a quarter of the kills landed inside a save, or where the
+control survives all.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from warm import DOOR, Started, Warm, world_of_two
 
 from runner.io.files import read_json, sha256
 from runner.run import Run
-from runner.run.read import read_metrics
+from runner.run.history import read_metrics
 from runner.run.seal import SEAL, sealed_checkpoints
 
 PACKAGE = TESTS.parent / "runner"
@@ -57,9 +59,14 @@ SHARED = (
 )
 WORDS = (*SHARED, "model.path=start")
 GROUPS = ("trainer.args.per_device_train_batch_size=8", "trainer.args.num_generations=4")
-SYNCED = ("trainer.args.sync_ref_model=true", "trainer.args.ref_model_sync_steps=1")  # a reference that moves
+# a reference that moves
+SYNCED = ("trainer.args.sync_ref_model=true", "trainer.args.ref_model_sync_steps=1")
 TRAINERS = {
-    "sft": ("trainer=sft", "trainer.args.gradient_accumulation_steps=2", "trainer.args.eval_strategy=epoch"),
+    "sft": (
+        "trainer=sft",
+        "trainer.args.gradient_accumulation_steps=2",
+        "trainer.args.eval_strategy=epoch",
+    ),
     "dpo": ("trainer=dpo", "metric=none"),
     "reward": ("trainer=reward",),
     "grpo": ("trainer=grpo", *GROUPS, "trainer.args.num_iterations=2", "kl_coef=0.1", *SYNCED),
@@ -76,17 +83,32 @@ TOGETHER = {
 # Two processes that hold a model together; accelerate is made to shard on a CPU.
 SPREAD = {
     "fsdp2": ("trainer=sft", "strategy=fsdp2", "metric=none"),
-    "shards": ("trainer=sft", "strategy=fsdp2", "trainer.args.fsdp_config.state_dict_type=SHARDED_STATE_DICT"),
+    "shards": (
+        "trainer=sft",
+        "strategy=fsdp2",
+        "trainer.args.fsdp_config.state_dict_type=SHARDED_STATE_DICT",
+    ),
     "fsdp2-lora": ("trainer=dpo", "peft=lora", "strategy=fsdp2", "metric=none"),
     "fsdp2-ppo": ("trainer=ppo", "strategy=fsdp2", "trainer.args.kl_target=0.1"),
     "fsdp2-lora-ppo": ("trainer=ppo", "peft=lora", "strategy=fsdp2", "trainer.args.kl_target=0.1"),
     "fsdp2-grpo": ("trainer=grpo", "strategy=fsdp2", *GROUPS, "kl_coef=0.1", *SYNCED),
 }
-# The toys whole, which bring model and rows: an agent of two stages, by GRPO and by PPO, and a model of images.
+# The toys whole, which bring model and rows: an agent of two stages, by GRPO and by PPO, and a
+# model of images.
 TOY = ("name=run", "trainer.args.logging_steps=1")
-ASKING = ("dataset.limit={train: 512, eval: 8}", "sft.trainer.args.max_steps=80", "sft.trainer.args.save_steps=30")
+ASKING = (
+    "dataset.limit={train: 512, eval: 8}",
+    "sft.trainer.args.max_steps=80",
+    "sft.trainer.args.save_steps=30",
+)
 TOYS = {
-    "tool": ("experiment=toy_tool", *TOY, *ASKING, "grpo.trainer.args.max_steps=8", "grpo.trainer.args.save_steps=2"),
+    "tool": (
+        "experiment=toy_tool",
+        *TOY,
+        *ASKING,
+        "grpo.trainer.args.max_steps=8",
+        "grpo.trainer.args.save_steps=2",
+    ),
     "tool-ppo": (
         "experiment=toy_tool_ppo",
         *TOY,
@@ -132,7 +154,9 @@ class Tally:
     missed: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        return f"{self.kills:>6} {self.inside:>14} {self.runs:>6} {self.finished:>9} {self.equal:>10}"
+        return (
+            f"{self.kills:>6} {self.inside:>14} {self.runs:>6} {self.finished:>9} {self.equal:>10}"
+        )
 
 
 @dataclass
@@ -150,8 +174,14 @@ class Place:
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True)
         shutil.copytree(PACKAGE / "dataset" / "toy_sort", self.folder / "rows")
-        shutil.copytree(PACKAGE / "model" / "tiny", self.folder / "start", ignore=shutil.ignore_patterns("*.py", "__*"))
-        config = read_json(self.folder / "start" / "config.json") | {"attention_dropout": self.dropout}
+        shutil.copytree(
+            PACKAGE / "model" / "tiny",
+            self.folder / "start",
+            ignore=shutil.ignore_patterns("*.py", "__*"),
+        )
+        config = read_json(self.folder / "start" / "config.json") | {
+            "attention_dropout": self.dropout
+        }
         (self.folder / "start" / "config.json").write_text(json.dumps(config))
         (self.folder / "conf" / "experiment").mkdir(parents=True)
         (self.folder / "conf" / "experiment" / "chain.yaml").write_text(CHAIN)
@@ -184,9 +214,16 @@ class Place:
         for folder in (path.parent for path in sorted(self.folder.glob("outputs/*/*/config.yaml"))):
             files = run_files(Run(folder))
             last = sealed_checkpoints(Run(folder).checkpoints)[-1].name
-            # A run whose driver is killed saves where it stands, in place of another of its earlier checkpoints.
-            files["names"] = [name for name in files["names"] if last in name or not name.startswith("checkpoints/c")]
-            found |= {f"{folder.relative_to(self.folder)} {name}": value for name, value in files.items()}
+            # A run whose driver is killed saves where it stands, in place of another of its earlier
+            # checkpoints.
+            files["names"] = [
+                name
+                for name in files["names"]
+                if last in name or not name.startswith("checkpoints/c")
+            ]
+            found |= {
+                f"{folder.relative_to(self.folder)} {name}": value for name, value in files.items()
+            }
         return found
 
     @property
@@ -197,10 +234,15 @@ class Place:
         """Whether a save was cut off: a checkpoint without a seal, or one that was about to go."""
         found = self.folder.glob("outputs/**/*checkpoint-*")
         own = SEAL if self.door == DOOR else "trainer_state.json"
-        return any(path.is_dir() and (path.name.startswith(".") or not (path / own).exists()) for path in found)
+        return any(
+            path.is_dir() and (path.name.startswith(".") or not (path / own).exists())
+            for path in found
+        )
 
 
-def kill_at(place: Place, words: tuple[str, ...], pattern: str, count: int, moment: float, power: bool) -> int:
+def kill_at(
+    place: Place, words: tuple[str, ...], pattern: str, count: int, moment: float, power: bool
+) -> int:
     """The exit code of the command, which is killed ``moment`` seconds after an instant; -9 where it was.
 
     ``power`` takes from each file what was not synced by then.
@@ -210,7 +252,9 @@ def kill_at(place: Place, words: tuple[str, ...], pattern: str, count: int, mome
         return place.wait(place.start(words, pattern=pattern, count=count)).returncode
     told = place.folder / "told"
     told.unlink(missing_ok=True)
-    started = place.start(words, pattern=pattern, count=count, told=str(told), synced=str(synced) if power else None)
+    started = place.start(
+        words, pattern=pattern, count=count, told=str(told), synced=str(synced) if power else None
+    )
     if started.wait_for(told):
         time.sleep(moment)
         started.send(signal.SIGSTOP if power else 9)
@@ -238,7 +282,12 @@ def fail_power(folder: Path, synced: Path) -> None:
 
 
 def storm(
-    place: Place, words: tuple[str, ...], touches: list[str], kills: int, chance: random.Random, power: bool = False
+    place: Place,
+    words: tuple[str, ...],
+    touches: list[str],
+    kills: int,
+    chance: random.Random,
+    power: bool = False,
 ) -> Tally:
     """Kill a run again and again, and then let it finish; ``touches`` are those of an undisturbed one."""
     tally = Tally(runs=1)
@@ -268,10 +317,14 @@ def run_files(run: Run) -> dict[str, object]:
     Left out is what holds the clock or the place of the run.
     """
     checkpoint = sealed_checkpoints(run.checkpoints)[-1]
-    files = [path for folder in (run.model, checkpoint) for path in folder.rglob("*") if path.is_file()]
+    files = [
+        path for folder in (run.model, checkpoint) for path in folder.rglob("*") if path.is_file()
+    ]
     clocks = ("training_args.bin", "trainer_state.json", SEAL, ".metadata")
     found: dict[str, object] = {
-        str(path.relative_to(run.folder)): content(path) for path in files if path.name not in clocks
+        str(path.relative_to(run.folder)): content(path)
+        for path in files
+        if path.name not in clocks
     }
     found["trainer_state.json"] = timeless(read_json(checkpoint / "trainer_state.json"))
     found["metrics.jsonl"] = timeless(read_metrics(run.metrics))
@@ -297,7 +350,11 @@ def content(path: Path) -> str:
 def timeless(value: object) -> object:
     """The same without what tells of the clock."""
     if isinstance(value, dict):
-        clocks = {key for key in value if key.endswith(CLOCK) or key.startswith(("time/", "memory/")) or key == "eps"}
+        clocks = {
+            key
+            for key in value
+            if key.endswith(CLOCK) or key.startswith(("time/", "memory/")) or key == "eps"
+        }
         return {key: timeless(entry) for key, entry in value.items() if key not in clocks}
     return [timeless(entry) for entry in value] if isinstance(value, list) else value
 
@@ -332,9 +389,13 @@ def punish(
         tally = storm(place, words, touches, min(most, kills - total.kills), chance, power)
         if tally.finished:
             found = place.records()
-            differing = sorted(name for name in wanted | found if wanted.get(name) != found.get(name))
+            differing = sorted(
+                name for name in wanted | found if wanted.get(name) != found.get(name)
+            )
             tally.equal = not differing
-            tally.missed += [f"{place.folder.name} differs in {', '.join(differing)}"] if differing else []
+            tally.missed += (
+                [f"{place.folder.name} differs in {', '.join(differing)}"] if differing else []
+            )
         _add(total, tally)
         if not tally.missed:
             shutil.rmtree(place.folder)
@@ -362,21 +423,31 @@ def _add(total: Tally, tally: Tally) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("trainer", nargs="*", choices=[*TRAINERS, *TOGETHER, *SPREAD, *TOYS, []])
     parser.add_argument("--count", type=int, default=200, help="kills of all trainers together")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--power", action="store_true", help="take from each file what was not yet synced")
-    parser.add_argument("--keep", type=Path, help="a new folder for the runs, which are kept where they miss")
+    parser.add_argument(
+        "--power", action="store_true", help="take from each file what was not yet synced"
+    )
+    parser.add_argument(
+        "--keep", type=Path, help="a new folder for the runs, which are kept where they miss"
+    )
     asked = parser.parse_args()
     trainers = asked.trainer or [*TRAINERS, *TOGETHER, *SPREAD, *TOYS]
     tallies = {}
     with tempfile.TemporaryDirectory() as folder:
         root = (asked.keep or Path(folder)).absolute()
         warm, chance = Warm(root / "warm"), random.Random(asked.seed)
-        print(f"{'':<8} {'kills':>6} {'inside a save':>14} {'runs':>6} {'finished':>9} {'bit-equal':>10}")
+        print(
+            f"{'':<8} {'kills':>6} {'inside a save':>14} {'runs':>6} {'finished':>9} {'bit-equal':>10}"
+        )
         for trainer in trainers:
-            tallies[trainer] = punish(trainer, -(-asked.count // len(trainers)), root, warm, chance, power=asked.power)
+            tallies[trainer] = punish(
+                trainer, -(-asked.count // len(trainers)), root, warm, chance, power=asked.power
+            )
             print(f"{trainer:<8} {tallies[trainer]}", flush=True)
             print("".join(f"         {line}\n" for line in tallies[trainer].missed), end="")
         ours = Tally()

@@ -3,7 +3,8 @@
     python tests/fault/kinds.py [TRAINER ...]     prints each that did not do as it should, and a table by trainer
     python tests/fault/kinds.py --compose         composes and checks alone
 
-A kind trains, or is refused in the words that kinds.yaml names: exit 2 or 5 before a step is taken, and no traceback.
+A kind trains, or is refused in the words that kinds.yaml names: exit 2 or 5 before a step is taken,
+and no traceback.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from runner.config.menu import read_menu
 from runner.config.override import expand
 from runner.errors import RunnerError
 from runner.io.files import shipped
-from runner.launch.stages import compose_runs
+from runner.launch.compose.stages import compose_runs
 from runner.schema import upstream
 from runner.schema.read import read_signature
 
@@ -84,14 +85,21 @@ class Kind:
     def words(self) -> list[str]:
         """The words of the command; a later one wins over an earlier one."""
         config = read_signature(TRAINERS[self.trainer]["args"]["_target_"])
-        length = next((name for name in upstream.COMPLETION_LENGTHS if config and name in config.parameters), None)
+        length = next(
+            (name for name in upstream.COMPLETION_LENGTHS if config and name in config.parameters),
+            None,
+        )
         few = FEW.split() + ([f"trainer.args.{length}={SHORT}"] if length else [])
-        groups = config and upstream.NUM_GENERATIONS in config.parameters and self.trainer != "ppo"
+        groups = config and "num_generations" in config.parameters and self.trainer != "ppo"
         few += ["trainer.args.num_generations=2"] * bool(groups)
         own = shlex.split(self.own)
         changed = {word.partition("=")[0].lstrip("+") for word in own}
         few = [word for word in few if word.partition("=")[0] not in changed]
-        rows = [] if any(key == "dataset" or key.startswith("dataset.form") for key in changed) else ["dataset=toy"]
+        rows = (
+            []
+            if any(key == "dataset" or key.startswith("dataset.form") for key in changed)
+            else ["dataset=toy"]
+        )
         return [f"trainer={self.trainer}", *rows, *few, *needed(self.trainer), *own]
 
 
@@ -100,7 +108,9 @@ def read_kinds() -> Iterator[Kind]:
     for family in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")):
         for trainer in family["trainers"]:
             for name, given in family["kinds"].items():
-                words, refused = (given["words"], given["refused"]) if isinstance(given, dict) else (given, "")
+                words, refused = (
+                    (given["words"], given["refused"]) if isinstance(given, dict) else (given, "")
+                )
                 yield Kind(trainer, name, words, refused)
 
 
@@ -112,14 +122,27 @@ def write_rows(folder: Path) -> None:
         return [{"role": role, "content": text}]
 
     schema = {"type": "object", "properties": {"digits": {"type": "string"}}}
-    tool = {"type": "function", "function": {"name": "sort", "description": "Sorts.", "parameters": schema}}
+    tool = {
+        "type": "function",
+        "function": {"name": "sort", "description": "Sorts.", "parameters": schema},
+    }
     files: dict[str, list[dict[str, Any]]] = {}
     for number in range(24):
         digits = f"{number % 10} {number % 7} {number % 3}"
-        prompt, good, bad = f"Sort these digits: {digits}", " ".join(sorted(digits.split())), digits + " 9"
+        prompt, good, bad = (
+            f"Sort these digits: {digits}",
+            " ".join(sorted(digits.split())),
+            digits + " 9",
+        )
         user, right, wrong = turn("user", prompt), turn("assistant", good), turn("assistant", bad)
         function = {"name": "sort", "arguments": {"digits": digits}}
-        called = [{"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}]
+        called = [
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"type": "function", "function": function}],
+            }
+        ]
         called += [{"role": "tool", "name": "sort", "content": good}]
         ids = [12 + number % 5, 14, 15, 16, END]
         rows = {
@@ -127,20 +150,43 @@ def write_rows(folder: Path) -> None:
             "messages": {"messages": user + right},
             "completion": {"prompt": prompt, "completion": " " + good},
             "completion_turns": {"prompt": user, "completion": right},
-            "sharegpt": {"conversations": [{"from": "human", "value": prompt}, {"from": "gpt", "value": good}]},
+            "sharegpt": {
+                "conversations": [
+                    {"from": "human", "value": prompt},
+                    {"from": "gpt", "value": good},
+                ]
+            },
             "tokens": {"input_ids": ids, "labels": [-100, -100, *ids[2:]]},
             "masks": {"input_ids": ids, "completion_mask": [0, 0, 1, 1, 1]},
             "tools": {"messages": user + called + right, "tools": [tool]},
             "tools_text": {"messages": user + called + right, "tools": json.dumps([tool])},
-            "arguments": {"messages": user + right, "chat_template_kwargs": {"enable_thinking": bool(number % 2)}},
+            "arguments": {
+                "messages": user + right,
+                "chat_template_kwargs": {"enable_thinking": bool(number % 2)},
+            },
             "pairs": {"prompt": prompt, "chosen": " " + good, "rejected": " " + bad},
             "pairs_implicit": {"chosen": f"{prompt} {good}", "rejected": f"{prompt} {bad}"},
             "pairs_turns": {"prompt": user, "chosen": right, "rejected": wrong},
             "pairs_turns_implicit": {"chosen": user + right, "rejected": user + wrong},
-            "pairs_margin": {"prompt": prompt, "chosen": " " + good, "rejected": " " + bad, "margin": 0.5},
+            "pairs_margin": {
+                "prompt": prompt,
+                "chosen": " " + good,
+                "rejected": " " + bad,
+                "margin": 0.5,
+            },
             "pairs_tokens": {"chosen_ids": ids, "rejected_ids": ids[:3]},
-            "tools_pairs": {"prompt": user + called, "chosen": right, "rejected": wrong, "tools": [tool]},
-            "pairs_arguments": {"prompt": user, "chosen": right, "rejected": wrong, "chat_template_kwargs": {"a": 1}},
+            "tools_pairs": {
+                "prompt": user + called,
+                "chosen": right,
+                "rejected": wrong,
+                "tools": [tool],
+            },
+            "pairs_arguments": {
+                "prompt": user,
+                "chosen": right,
+                "rejected": wrong,
+                "chat_template_kwargs": {"a": 1},
+            },
             "labelled": {"prompt": prompt, "completion": " " + good, "label": bool(number % 2)},
             "labelled_turns": {"prompt": user, "completion": right, "label": bool(number % 2)},
             "prompts": {"prompt": prompt},
@@ -171,7 +217,12 @@ def train(kind: Kind, processes: Queue[Warm], folder: Path) -> str:
     processes.put(warm)
     said = done.stderr[-4000:]
     shutil.rmtree(folder / "outputs" / name, ignore_errors=True)
-    if kind.refused and done.returncode in (2, 5) and kind.refused in said and "Traceback" not in said:
+    if (
+        kind.refused
+        and done.returncode in (2, 5)
+        and kind.refused in said
+        and "Traceback" not in said
+    ):
         return ""
     if not kind.refused and done.returncode == 0:
         return ""
@@ -196,17 +247,30 @@ def main(words: list[str]) -> int:
             for made, by in (("adapter", "trainer=sft peft=lora"), ("scorer", "trainer=reward")):
                 words = [*by.split(), *FEW.split(), "dataset=toy", f"name={made}_run"]
                 processes.queue[0].run(words, folder, dict(os.environ)).check_returncode()
-                shutil.copytree(next((folder / "outputs" / f"{made}_run").glob("*/model")), folder / made)
+                shutil.copytree(
+                    next((folder / "outputs" / f"{made}_run").glob("*/model")), folder / made
+                )
             with ThreadPoolExecutor(2) as pool:
-                found = dict(zip(kinds, pool.map(lambda kind: train(kind, processes, folder), kinds), strict=True))
+                found = dict(
+                    zip(
+                        kinds,
+                        pool.map(lambda kind: train(kind, processes, folder), kinds),
+                        strict=True,
+                    )
+                )
     for kind, text in found.items():
         if text:
             print(f"--- {kind.trainer}, {kind.name}: {' '.join(kind.words)}\n{text}", flush=True)
-    tried, failed = Counter(kind.trainer for kind in kinds), Counter(kind.trainer for kind in found if found[kind])
+    tried, failed = (
+        Counter(kind.trainer for kind in kinds),
+        Counter(kind.trainer for kind in found if found[kind]),
+    )
     refused = Counter(kind.trainer for kind in kinds if kind.refused)
     print("| trainer | kinds | refused in words | not as they should |\n|---|---|---|---|")
     for trainer, count in [*tried.items(), ("all", len(kinds))]:
-        rows = (sum(each.values()) if trainer == "all" else each[trainer] for each in (refused, failed))
+        rows = (
+            sum(each.values()) if trainer == "all" else each[trainer] for each in (refused, failed)
+        )
         print(f"| {trainer} | {count} | {' | '.join(map(str, rows))} |")
     return int(bool(failed))
 

@@ -32,7 +32,12 @@ from warm import Warm
 
 SECONDS = 300  # in which every command ends, refused or not
 SECRET = "precious-4711"
-MORE_VERBS = {"train": TRAINED, "resume": TRAINED, "report of the name": ["report", "outputs/x"], "list": ["report"]}
+MORE_VERBS = {
+    "train": TRAINED,
+    "resume": TRAINED,
+    "report of the name": ["report", "outputs/x"],
+    "list": ["report"],
+}
 MORE_VERBS |= {"sweep": ["-m", *QUICK, "name=x", "seed=0,1"], "rehearse": ["rehearse", *TRAINED]}
 MORE_VERBS |= {"preview a page": ["preview", "{run}", "html=true"]}
 ALL_VERBS = VERBS | MORE_VERBS
@@ -94,7 +99,11 @@ KINDS: dict[str, Callable[[Path, Path], None]] = {
 
 def run(warm: Warm, words: Sequence[str], cwd: Path) -> tuple[int | None, str]:
     """The exit code, None where it had to be killed, and what a command said."""
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "HF_HOME": str(cwd.parent / ".hf")}
+    environment = os.environ | {
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": str(ROOT),
+        "HF_HOME": str(cwd.parent / ".hf"),
+    }
     started = warm.start(list(words), cwd, environment, session=True)
     deadline = time.monotonic() + SECONDS
     while not started.ended():
@@ -130,7 +139,9 @@ def places_of(target: Path) -> list[str]:
 def look(folder: Path) -> dict[str, tuple[object, ...]]:
     """All that there is in a folder, and what it holds."""
     paths = sorted(folder.rglob("*"))
-    return {str(path): (path.stat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in paths}
+    return {
+        str(path): (path.stat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in paths
+    }
 
 
 def miss_of(warm: Warm, trained: Path, work: Path, verb: str, place: str, kind: str) -> str:
@@ -156,16 +167,31 @@ def miss_of(warm: Warm, trained: Path, work: Path, verb: str, place: str, kind: 
     if code not in (0, 2, 3, 4, 5) or "Traceback" in text:
         return f"exit code {code}: {' '.join(text.split())[-160:]}"
     written = [
-        each for each in work.rglob("*") if each.is_file() and not each.is_symlink() and each.stat().st_nlink < 2
+        each
+        for each in work.rglob("*")
+        if each.is_file() and not each.is_symlink() and each.stat().st_nlink < 2
     ]
-    shown = [each.name for each in written if each.parent != elsewhere and SECRET.encode() in each.read_bytes()]
-    if kind == "second_name":  # a file of this run as any other, as ``cp -al`` makes them: a copy may hold the same
+    shown = [
+        each.name
+        for each in written
+        if each.parent != elsewhere and SECRET.encode() in each.read_bytes()
+    ]
+    # a file of this run as any other, as ``cp -al`` makes them: a copy may hold the same
+    if kind == "second_name":
         shown = []
-    return f"showed what is elsewhere{f', in {shown[0]}' if shown else ''}" if SECRET in text or shown else ""
+    return (
+        f"showed what is elsewhere{f', in {shown[0]}' if shown else ''}"
+        if SECRET in text or shown
+        else ""
+    )
 
 
 def find_misses(
-    folder: Path, warm: Warm, verbs: Sequence[str] = tuple(ALL_VERBS), every: int = 1, first: int = 0
+    folder: Path,
+    warm: Warm,
+    verbs: Sequence[str] = tuple(ALL_VERBS),
+    every: int = 1,
+    first: int = 0,
 ) -> Iterator[str]:
     """What each case has missed; empty where nothing."""
     trained = make_run(warm, folder / "trained")
@@ -184,7 +210,10 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0)
     options = parser.parse_args()
     misses, count = [], 0
-    with tempfile.TemporaryDirectory(prefix="fault-") as place, contextlib.closing(Warm(Path(place) / "warm")) as warm:
+    with (
+        tempfile.TemporaryDirectory(prefix="fault-") as place,
+        contextlib.closing(Warm(Path(place) / "warm")) as warm,
+    ):
         for miss in find_misses(Path(place), warm, options.verbs, options.every, options.first):
             count += 1
             if miss:
@@ -192,7 +221,9 @@ def main() -> int:
                 print(f"miss    {miss}", flush=True)
             if count % 500 == 0:
                 print(f"{count} cases so far, {len(misses)} missed", flush=True)
-    print(f"{count - len(misses)} of {count} cases: nothing elsewhere was written, emptied, deleted or shown")
+    print(
+        f"{count - len(misses)} of {count} cases: nothing elsewhere was written, emptied, deleted or shown"
+    )
     return 1 if misses else 0
 
 

@@ -3,10 +3,11 @@
     python tests/fault/load.py                            500 jobs, 2,000 reports: about half an hour of one processor
     python tests/fault/load.py --jobs 50 --reports 200
 
-A sweep of so many trained one-step jobs, two processes that train as one, and so many reports one after another in one
-process. Of each it prints the memory and the descriptors of the driver early and late, and what is left behind: of
-processes, in the folder for temporary files, and in shared memory. The exit code is 1 where anything is left, or where
-memory grew by more than a tenth after the first fifth, or descriptors at all.
+A sweep of so many trained one-step jobs, two processes that train as one, and so many reports one
+after another in one process. Of each it prints the memory and the descriptors of the driver early
+and late, and what is left behind: of processes, in the folder for temporary files, and in shared
+memory. The exit code is 1 where anything is left, or where memory grew by more than a tenth after
+the first fifth, or descriptors at all.
 """
 
 from __future__ import annotations
@@ -29,7 +30,12 @@ sys.path[:0] = [str(TESTS.parent)]
 from runner.__main__ import main as command
 
 QUICK = (
-    *("trainer=sft", "metric=none", "trainer.args.max_steps=1", "trainer.args.per_device_train_batch_size=2"),
+    *(
+        "trainer=sft",
+        "metric=none",
+        "trainer.args.max_steps=1",
+        "trainer.args.per_device_train_batch_size=2",
+    ),
     *("dataset.limit.train=16", "dataset.limit.eval=2", "trainer.args.save_strategy=no"),
 )
 GROWTH = 1.1
@@ -53,9 +59,12 @@ class Watched:
         """Print the medians of the second fifth and of the last one, and list what grew."""
         fifth = max(1, len(self.memory) // 5)
         (memory, more), (descriptors, others) = (
-            (median(each[fifth : 2 * fifth]), median(each[-fifth:])) for each in (self.memory, self.descriptors)
+            (median(each[fifth : 2 * fifth]), median(each[-fifth:]))
+            for each in (self.memory, self.descriptors)
         )
-        print(f"{what}: {memory:.0f} -> {more:.0f} MB, {descriptors:.0f} -> {others:.0f} descriptors")
+        print(
+            f"{what}: {memory:.0f} -> {more:.0f} MB, {descriptors:.0f} -> {others:.0f} descriptors"
+        )
         grown = [f"{what}: memory grows"] if more > GROWTH * memory else []
         return grown + ([f"{what}: descriptors grow"] if others > descriptors else [])
 
@@ -65,7 +74,11 @@ def run_watched(words: tuple[str, ...], folder: Path) -> tuple[Watched, list[str
     temporary = folder / "temporary"
     temporary.mkdir(exist_ok=True)
     there = set(os.listdir(SHARED_MEMORY)) if SHARED_MEMORY.is_dir() else set()
-    environment = os.environ | {"TMPDIR": str(temporary), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(TESTS.parent)}
+    environment = os.environ | {
+        "TMPDIR": str(temporary),
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": str(TESTS.parent),
+    }
     watched = Watched()
     with (folder / "said").open("w") as said:
         started = subprocess.Popen(
@@ -79,10 +92,21 @@ def run_watched(words: tuple[str, ...], folder: Path) -> tuple[Watched, list[str
         while started.poll() is None:
             watched.look(started.pid)
             time.sleep(1)
-    faults = [f"exit code {started.returncode}: {(folder / 'said').read_text()[-500:]}"] if started.returncode else []
-    processes = [each.parent.name for each in Path("/proc").glob("[0-9]*/stat") if _session(each) == started.pid]
+    faults = (
+        [f"exit code {started.returncode}: {(folder / 'said').read_text()[-500:]}"]
+        if started.returncode
+        else []
+    )
+    processes = [
+        each.parent.name
+        for each in Path("/proc").glob("[0-9]*/stat")
+        if _session(each) == started.pid
+    ]
     faults += [f"processes are left: {processes}"] if processes else []
-    files = [name for name in sorted(os.listdir(temporary)) if not name.startswith("torchinductor_")]  # one a user
+    # one a user
+    files = [
+        name for name in sorted(os.listdir(temporary)) if not name.startswith("torchinductor_")
+    ]
     faults += [f"temporary files are left: {files[:5]}"] if files else []
     left = set(os.listdir(SHARED_MEMORY)) - there if SHARED_MEMORY.is_dir() else set()
     faults += [f"shared memory is left: {sorted(left)[:5]}"] if left else []
@@ -99,8 +123,14 @@ def try_sweep(jobs: int, folder: Path) -> list[str]:
     """So many trained jobs of one step each."""
     started = time.monotonic()
     watched, faults = run_watched((*QUICK, "-m", f"seed=range(0,{jobs})", "name=many"), folder)
-    states = [path for path in folder.glob("outputs/many/*/status.json") if '"finished"' in path.read_text()]
-    print(f"sweep: {len(states)} of {jobs} jobs finished, {(time.monotonic() - started) / jobs:.1f} s each")
+    states = [
+        path
+        for path in folder.glob("outputs/many/*/status.json")
+        if '"finished"' in path.read_text()
+    ]
+    print(
+        f"sweep: {len(states)} of {jobs} jobs finished, {(time.monotonic() - started) / jobs:.1f} s each"
+    )
     faults += [] if len(states) == jobs else [f"{jobs - len(states)} jobs did not finish"]
     return faults + watched.faults("driver of the sweep")
 
@@ -131,13 +161,19 @@ def try_reports(count: int, folder: Path) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--jobs", type=int, default=500)
     parser.add_argument("--reports", type=int, default=2000)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        faults = try_sweep(asked.jobs, folder) + try_two_processes(folder) + try_reports(asked.reports, folder)
+        faults = (
+            try_sweep(asked.jobs, folder)
+            + try_two_processes(folder)
+            + try_reports(asked.reports, folder)
+        )
     print("\n".join(faults) or "nothing grew, and nothing is left")
     return 1 if faults else 0
 

@@ -2,7 +2,8 @@
 
     python tests/fault/packages.py        installs them into an environment of its own, and runs the tests that need one
 
-Fails where a test is left out for want of a package, too. The network is needed to install them, and by nothing after.
+Fails where a test is left out for want of a package, too. The network is needed to install them,
+and by nothing after.
 """
 
 import os
@@ -23,10 +24,16 @@ def main() -> int:
     with TemporaryDirectory() as folder:
         venv.create(folder, with_pip=True)
         python = str(Path(folder, "bin", "python"))
-        subprocess.run([python, "-m", "pip", "install", "-q", "-e", f".[{EXTRAS}]"], cwd=ROOT, check=True)
+        subprocess.run(
+            [python, "-m", "pip", "install", "-q", "-e", f".[{EXTRAS}]"], cwd=ROOT, check=True
+        )
         words = [python, "-m", "pytest", "-q", "-n", "0", "-rs", "-m", "slow or not slow", *FILES]
         done = subprocess.run(
-            words, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True
+            words,
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            text=True,
         )
     print(done.stdout)
     left_out = re.findall(r"^SKIPPED.*", done.stdout, re.M)

@@ -17,7 +17,8 @@ def main(words: list[str]) -> int:
 
     rows = load_dataset("json", data_files="rows/train.jsonl", split="train[:64]")
     rows = rows.map(
-        lambda row: {"prompt": row["prompt"], "completion": row["chosen"]}, remove_columns=rows.column_names
+        lambda row: {"prompt": row["prompt"], "completion": row["chosen"]},
+        remove_columns=rows.column_names,
     )
     fields = {
         "output_dir": "outputs/plain",
@@ -31,7 +32,10 @@ def main(words: list[str]) -> int:
         "save_total_limit": 2,
         "use_cpu": True,
     }
-    args = SFTConfig(**fields | {name: json.loads(text) for name, _, text in (word.partition("=") for word in words)})
+    args = SFTConfig(
+        **fields
+        | {name: json.loads(text) for name, _, text in (word.partition("=") for word in words)}
+    )
     trainer = SFTTrainer("start", args, train_dataset=rows)
     begun = os.path.isdir("outputs/plain") and any(Path("outputs/plain").glob("checkpoint-*"))
     trainer.train(resume_from_checkpoint=begun)

@@ -4,8 +4,9 @@
     python tests/fault/ray_cluster.py            about ten minutes
     python tests/fault/ray_cluster.py node cancel
 
-Each case is the public command with ``launcher=ray``: on a cluster that it starts for itself, or on one of two nodes on
-this machine. Prints a line for each: what was seen, and how long it took; the exit code is 1 where one fails.
+Each case is the public command with ``launcher=ray``: on a cluster that it starts for itself, or on
+one of two nodes on this machine. Prints a line for each: what was seen, and how long it took; the
+exit code is 1 where one fails.
 """
 
 from __future__ import annotations
@@ -30,8 +31,15 @@ from runner.io.files import sha256
 from runner.run import Run, held
 
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-LOCAL = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "disabled"}  # of a cluster that outlives a command
-WORDS = ("trainer=sft", "dataset.limit.train=64", "dataset.limit.eval=8", "trainer.args.logging_steps=1", "metric=none")
+# of a cluster that outlives a command
+LOCAL = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "disabled"}
+WORDS = (
+    "trainer=sft",
+    "dataset.limit.train=64",
+    "dataset.limit.eval=8",
+    "trainer.args.logging_steps=1",
+    "metric=none",
+)
 SHORT = (*WORDS, "trainer.args.max_steps=4")
 LONG = (*WORDS, "trainer.args.max_steps=60", "trainer.args.save_steps=5")
 ENDLESS = (*WORDS, "trainer.args.max_steps=5000")
@@ -47,7 +55,12 @@ class Commands:
 
     def start(self, *words: str) -> subprocess.Popen:
         command = [sys.executable, "-m", "runner", *words]
-        given = {"cwd": self.folder, "env": self.environment, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        given = {
+            "cwd": self.folder,
+            "env": self.environment,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+        }
         return subprocess.Popen(command, text=True, start_new_session=True, **given)
 
     def __call__(self, *words: str, code: int = 0) -> str:
@@ -56,16 +69,24 @@ class Commands:
 
     def end(self, process: subprocess.Popen, code: int = 0) -> str:
         out, err = process.communicate(timeout=240)
-        assert process.returncode == code, f"exit code {process.returncode}, not {code}:\n{out}{err}"
+        assert process.returncode == code, (
+            f"exit code {process.returncode}, not {code}:\n{out}{err}"
+        )
         assert "Traceback" not in out + err and "raylet" not in out + err, out + err
         return out + err
 
     def runs(self, name: str) -> list[Run]:
-        return sorted(map(Run, (self.folder / "outputs" / name).glob("*-*")), key=lambda run: run.folder)
+        return sorted(
+            map(Run, (self.folder / "outputs" / name).glob("*-*")), key=lambda run: run.folder
+        )
 
     def wait_for(self, name: str, step: int = 1, count: int = 1) -> list[Run]:
         """The runs of a name, once so many train and have made a step."""
-        wait_for(lambda: sum(run.status()["step"] >= step and held(run) for run in self.runs(name)) >= count)
+        wait_for(
+            lambda: (
+                sum(run.status()["step"] >= step and held(run) for run in self.runs(name)) >= count
+            )
+        )
         return self.runs(name)
 
     def model(self, name: str) -> str:
@@ -101,7 +122,9 @@ def cluster_of(folder: Path, *cpus: int) -> Iterator[tuple[str, Any]]:
     os.environ |= QUIET | LOCAL | {"RAY_TMPDIR": str(folder)}
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus[0], "include_dashboard": False})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": cpus[0], "include_dashboard": False}
+    )
     for each in cpus[1:]:
         cluster.add_node(num_cpus=each)
     try:
@@ -272,13 +295,23 @@ def case_refused(run: Commands) -> str:
         seconds.append(time.monotonic() - began)
         assert expected in said, said
     run(*SHORT, MACHINE, "launcher.num_machines=2", "name=refused", code=2)
-    said = run(*SHORT, MACHINE, "launcher.runtime_env={pip: [no-such-package-at-all]}", "name=environment", code=5)
+    said = run(
+        *SHORT,
+        MACHINE,
+        "launcher.runtime_env={pip: [no-such-package-at-all]}",
+        "name=environment",
+        code=5,
+    )
     assert "environment" in said, said
     return f"{len(told)} refused in at most {max(seconds):.0f} s; a runtime_env that cannot be made is said"
 
 
 def main(words: list[str]) -> int:
-    cases = {name.removeprefix("case_"): case for name, case in globals().items() if name.startswith("case_")}
+    cases = {
+        name.removeprefix("case_"): case
+        for name, case in globals().items()
+        if name.startswith("case_")
+    }
     failed = 0
     for name in words or cases:
         began = time.monotonic()

@@ -3,14 +3,15 @@
     python tests/fault/resume.py                    everything, about ten minutes of one processor
     python tests/fault/resume.py fields groups      some of: fields groups bits files control
 
-fields     every field of every trainer's config, changed once
-groups     every other key of a configuration, changed once
-bits       a run that goes on from another one with a change of the list ends as if it had had it from the start
-files      a changed file of rows, tokenizer, base model or code, for the same command and for another run
-control    TRL's own trainer, resumed with a changed field
+fields     every field of every trainer's config, changed once groups     every other key of a
+configuration, changed once bits       a run that goes on from another one with a change of the list
+ends as if it had had it from the start files      a changed file of rows, tokenizer, base model or
+code, for the same command and for another run control    TRL's own trainer, resumed with a changed
+field
 
-Prints a line for each kind. The exit code is 1 where a change is neither on the list nor refused with both values,
-where a run with a change of the list differs in its weights, or where the control never is silent.
+Prints a line for each kind. The exit code is 1 where a change is neither on the list nor refused
+with both values, where a run with a change of the list differs in its weights, or where the control
+never is silent.
 """
 
 from __future__ import annotations
@@ -48,42 +49,108 @@ from runner.schema.text import flatten, to_text
 
 CONF = Path(__file__).resolve().parents[2] / "conf" / "trainer"
 NAMES = sorted(path.stem for path in CONF.glob("*.yaml"))
-# What a person may read in the documentation, written down once more: no step of a training hears of these.
+# What a person may read in the documentation, written down once more: no step of a training hears
+# of these.
 ALLOWED = frozenset(
     {
-        *("logging_strategy", "logging_steps", "logging_first_step", "log_on_each_node", "log_level"),
-        *("log_level_replica", "log_completions", "log_unique_prompts", "report_to", "run_name", "project"),
-        *("trackio_space_id", "trackio_bucket_id", "trackio_static_space_id", "skip_memory_metrics"),
-        *("push_to_hub", "hub_token", "hub_private_repo", "hub_model_id", "hub_strategy", "hub_always_push"),
-        *("hub_revision", "save_strategy", "save_steps", "save_total_limit", "eval_strategy", "eval_steps"),
+        *(
+            "logging_strategy",
+            "logging_steps",
+            "logging_first_step",
+            "log_on_each_node",
+            "log_level",
+        ),
+        *(
+            "log_level_replica",
+            "log_completions",
+            "log_unique_prompts",
+            "report_to",
+            "run_name",
+            "project",
+        ),
+        *(
+            "trackio_space_id",
+            "trackio_bucket_id",
+            "trackio_static_space_id",
+            "skip_memory_metrics",
+        ),
+        *(
+            "push_to_hub",
+            "hub_token",
+            "hub_private_repo",
+            "hub_model_id",
+            "hub_strategy",
+            "hub_always_push",
+        ),
+        *(
+            "hub_revision",
+            "save_strategy",
+            "save_steps",
+            "save_total_limit",
+            "eval_strategy",
+            "eval_steps",
+        ),
         *("eval_delay", "eval_on_start", "per_device_eval_batch_size", "eval_accumulation_steps"),
-        *("dataloader_num_workers", "dataloader_pin_memory", "dataloader_prefetch_factor", "dataset_num_proc"),
+        *(
+            "dataloader_num_workers",
+            "dataloader_pin_memory",
+            "dataloader_prefetch_factor",
+            "dataset_num_proc",
+        ),
         *("ddp_timeout", "max_steps", "num_train_epochs"),  # the last two may grow
     }
 )
 # Keys beside the trainer's config that name, place, launch or watch a run.
-ASIDE = ("name", "output_root", "tracker", "allow", "objective", "learning_rate", "kl_coef", "resume", "on_memory")
+ASIDE = (
+    "name",
+    "output_root",
+    "tracker",
+    "allow",
+    "objective",
+    "learning_rate",
+    "kl_coef",
+    "resume",
+    "on_memory",
+)
 ASIDE += ("attempts", "launcher", "on_sick", "tolerate")
 STEADY = "trainer.args.lr_scheduler_type=constant"
-# A change of the list, by the words of a command. SFT has dropout, so that its bits tell each random number.
+# A change of the list, by the words of a command. SFT has dropout, so that its bits tell each
+# random number.
 EVALUATED = "trainer.args.eval_strategy=steps"
 CHANGES = {
     "sft": (
         *(("trainer.args.logging_steps=3",), ("trainer.args.logging_first_step=true",)),
         *(("trainer.args.logging_strategy=epoch",), ("trainer.args.log_level=info",)),
-        *(("trainer.args.save_steps=3",), ("trainer.args.save_strategy=epoch",), ("trainer.args.save_total_limit=1",)),
+        *(
+            ("trainer.args.save_steps=3",),
+            ("trainer.args.save_strategy=epoch",),
+            ("trainer.args.save_total_limit=1",),
+        ),
         *((EVALUATED, "trainer.args.eval_steps=3"), ("trainer.args.eval_strategy=no",)),
         *(("trainer.args.eval_on_start=true",), (EVALUATED, "trainer.args.eval_delay=1")),
-        *(("trainer.args.per_device_eval_batch_size=3",), ("trainer.args.eval_accumulation_steps=1",)),
-        *(("trainer.args.dataloader_num_workers=2",), ("trainer.args.dataloader_pin_memory=false",)),
+        *(
+            ("trainer.args.per_device_eval_batch_size=3",),
+            ("trainer.args.eval_accumulation_steps=1",),
+        ),
+        *(
+            ("trainer.args.dataloader_num_workers=2",),
+            ("trainer.args.dataloader_pin_memory=false",),
+        ),
         ("trainer.args.dataloader_num_workers=1", "trainer.args.dataloader_prefetch_factor=3"),
         *(("trainer.args.dataset_num_proc=2",), ("trainer.args.skip_memory_metrics=false",)),
         *(("trainer.args.ddp_timeout=99",), ("trainer.args.log_level_replica=info",)),
-        *(("trainer.args.max_steps=11",), ("trainer.args.max_steps=11", "trainer.args.save_steps=3")),
+        *(
+            ("trainer.args.max_steps=11",),
+            ("trainer.args.max_steps=11", "trainer.args.save_steps=3"),
+        ),
     ),
     "grpo": (
         *(("trainer.args.logging_steps=3",), ("trainer.args.log_completions=true",)),
-        *(("trainer.args.save_steps=4",), (EVALUATED, "trainer.args.eval_steps=3"), ("trainer.args.max_steps=10",)),
+        *(
+            ("trainer.args.save_steps=4",),
+            (EVALUATED, "trainer.args.eval_steps=3"),
+            ("trainer.args.max_steps=10",),
+        ),
     ),
     "dpo": ((EVALUATED, "trainer.args.eval_steps=3"), ("trainer.args.max_steps=10",)),
     "ppo": ((EVALUATED, "trainer.args.eval_steps=3"), ("trainer.args.max_steps=10",)),
@@ -116,13 +183,18 @@ def misses_of_fields(root: Path, trainers: list[str] = NAMES) -> Iterator[tuple[
         cfg = laid(composed(trainer), root / trainer)
         for name, (old, new) in changes_of(cfg).items():
             now = told_differently(cfg, {name: new})
-            yield f"{trainer} {name}", judged(now, f"trainer.args.{name}", old, new, name in ALLOWED)
+            yield (
+                f"{trainer} {name}",
+                judged(now, f"trainer.args.{name}", old, new, name in ALLOWED),
+            )
 
 
 def changes_of(cfg: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Each field of the trainer's config with its value and another one."""
     known = read_signature(cfg["trainer"]["args"]["_target_"]).parameters
-    defaults = {name: None if each.default is UNKNOWN else each.default for name, each in known.items()}
+    defaults = {
+        name: None if each.default is UNKNOWN else each.default for name, each in known.items()
+    }
     values = {name: cfg["trainer"]["args"].get(name, default) for name, default in defaults.items()}
     return {name: (value, changed(value)) for name, value in values.items()}
 
@@ -135,15 +207,28 @@ def told_differently(cfg: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[
 
 def misses_of_groups(root: Path) -> Iterator[tuple[str, str]]:
     """The same for every key of a configuration beside the trainer's config, and for groups that come and go."""
-    words = ("peft=lora", "quant=none", "optimizer=adamw", "metric=exact", "weight=none", "callback=samples")
+    words = (
+        "peft=lora",
+        "quant=none",
+        "optimizer=adamw",
+        "metric=exact",
+        "weight=none",
+        "callback=samples",
+    )
     cfg = laid(composed("grpo", *words), root)
-    for path, old in flatten({key: node for key, node in cfg.items() if key not in ("launcher", "resume")}).items():
+    for path, old in flatten(
+        {key: node for key, node in cfg.items() if key not in ("launcher", "resume")}
+    ).items():
         if path.startswith("trainer.args.") and path != "trainer.args._target_":
             continue
         now, new = copy.deepcopy(cfg), changed(old)
         put(now, path, new)
-        aside = path.partition(".")[0] in ASIDE or path == "trainer.images"  # which only refuses rows
-        yield path, "" if aside and not find_resume_faults(now) else judged(now, path, old, new, aside)
+        # which only refuses rows
+        aside = path.partition(".")[0] in ASIDE or path == "trainer.images"
+        yield (
+            path,
+            "" if aside and not find_resume_faults(now) else judged(now, path, old, new, aside),
+        )
     now = cfg | {"launcher": dict(cfg["launcher"] or {}) | {"num_processes": 2}}
     told = " ".join(f"{fault.where} {fault.found}" for fault in find_resume_faults(now))
     yield "launcher.num_processes", "" if told == "launcher 1 -> 2 processes" else f"told: {told}"
@@ -157,7 +242,13 @@ def changed(old: Any) -> Any:
         return not old
     if isinstance(old, int | float):
         return old + 1
-    return f"{old}-other" if isinstance(old, str) else [*old, "other"] if isinstance(old, list) else "other"
+    return (
+        f"{old}-other"
+        if isinstance(old, str)
+        else [*old, "other"]
+        if isinstance(old, list)
+        else "other"
+    )
 
 
 def put(cfg: dict[str, Any], path: str, value: Any) -> None:
@@ -181,7 +272,12 @@ def judged(now: Mapping[str, Any], path: str, old: Any, new: Any, allowed: bool)
 def is_whole(fault: Fault, old: Any, new: Any) -> bool:
     """Whether a fault names what was and what is, and what to type to go on."""
     named = fault.found.startswith((f"{to_text(old)} -> ", "its default -> "))
-    whole = named and fault.found.endswith(f"-> {to_text(new)}") and "resume" in fault.fix and bool(fault.expected)
+    whole = (
+        named
+        and fault.found.endswith(f"-> {to_text(new)}")
+        and "resume" in fault.fix
+        and bool(fault.expected)
+    )
     return whole and is_typeable(fault.fix.partition(", or leave resume out")[0], old)
 
 
@@ -205,13 +301,19 @@ class Interrupted:
         self.killed: dict[str, Place] = {}
 
     def words(self, trainer: str) -> tuple[str, ...]:
-        more = (*GROUPS, "kl_coef=0.1") if trainer == "grpo" else ("trainer.args.gradient_accumulation_steps=2",)
+        more = (
+            (*GROUPS, "kl_coef=0.1")
+            if trainer == "grpo"
+            else ("trainer.args.gradient_accumulation_steps=2",)
+        )
         short = "dataset.limit={train: 32, eval: 4}"  # two epochs and more
         own = () if trainer in ("grpo", "ppo") else (short,)
         return (*WORDS, TRAINERS[trainer][0], *more, *own, STEADY)
 
     def place(self, name: str, trainer: str) -> Place:
-        return Place(self.root / name, self.root, self.warm, dropout=0.1 if trainer == "sft" else 0.0)
+        return Place(
+            self.root / name, self.root, self.warm, dropout=0.1 if trainer == "sft" else 0.0
+        )
 
     def copy(self, trainer: str) -> Place:
         """The folder of a killed run once more."""
@@ -226,7 +328,10 @@ class Interrupted:
     def kill(self, name: str, trainer: str, more: tuple[str, ...] = ()) -> Place:
         place = self.place(name, trainer)
         (place.folder / "mine.py").write_text(CODE)
-        assert place.start((*self.words(trainer), *more), pattern=LAST_SAVE, count=1).wait().returncode == -9
+        assert (
+            place.start((*self.words(trainer), *more), pattern=LAST_SAVE, count=1).wait().returncode
+            == -9
+        )
         return place
 
     def whole(self, trainer: str, change: tuple[str, ...]) -> Run:
@@ -241,7 +346,9 @@ CODE = "from transformers import TrainerCallback\n\n\nclass Mine(TrainerCallback
 OWN = ("callback.mine._target_=mine.Mine", "allow=[mine]")
 
 
-def misses_of_bits(runs: Interrupted, changes: Mapping[str, tuple] = CHANGES) -> Iterator[tuple[str, str]]:
+def misses_of_bits(
+    runs: Interrupted, changes: Mapping[str, tuple] = CHANGES
+) -> Iterator[tuple[str, str]]:
     """Each change of the list with what a run that goes on with it leaves otherwise than one that always had it."""
     for trainer, each in changes.items():
         for change in each:
@@ -251,16 +358,26 @@ def misses_of_bits(runs: Interrupted, changes: Mapping[str, tuple] = CHANGES) ->
 def differs(runs: Interrupted, trainer: str, change: tuple[str, ...]) -> str:
     place = runs.copy(trainer)
     before = place.run.folder
-    done = place.start((*runs.words(trainer), *change, f"resume={before.relative_to(place.folder)}")).wait()
+    done = place.start(
+        (*runs.words(trainer), *change, f"resume={before.relative_to(place.folder)}")
+    ).wait()
     if done.returncode or "begins    with checkpoint-6" not in done.stdout:
         return f"exit code {done.returncode}: {done.stdout[-200:]} {done.stderr[-300:]}"
     after = Run(next(folder for folder in before.parent.iterdir() if folder.name != before.name))
     found, wanted = (weights(run) for run in (after, runs.whole(trainer, change)))
-    return f"differs in {sorted(name for name in wanted if found.get(name) != wanted[name])}" if found != wanted else ""
+    return (
+        f"differs in {sorted(name for name in wanted if found.get(name) != wanted[name])}"
+        if found != wanted
+        else ""
+    )
 
 
 def weights(run: Run) -> dict[str, str]:
-    return {name: digest for name, digest in files_of(run.model).items() if name.endswith(".safetensors")}
+    return {
+        name: digest
+        for name, digest in files_of(run.model).items()
+        if name.endswith(".safetensors")
+    }
 
 
 def add_row(folder: Path) -> None:
@@ -276,11 +393,16 @@ def edit_tokenizer(folder: Path) -> None:
 FILES: dict[str, tuple[str, Callable[[Path], object]]] = {
     "rows": ("rows/train.jsonl", add_row),
     "tokenizer": ("start/tokenizer_config.json", edit_tokenizer),
-    "base model": ("start/model.safetensors", lambda folder: flip(folder / "start" / "model.safetensors")),
+    "base model": (
+        "start/model.safetensors",
+        lambda folder: flip(folder / "start" / "model.safetensors"),
+    ),
 }
 
 
-def misses_of_files(runs: Interrupted, names: tuple[str, ...] = tuple(FILES)) -> Iterator[tuple[str, str]]:
+def misses_of_files(
+    runs: Interrupted, names: tuple[str, ...] = tuple(FILES)
+) -> Iterator[tuple[str, str]]:
     """Each changed file, for the same command and for a run that would go on from it with another logging."""
     for name in names:
         for way in ("the same command", "another run"):
@@ -317,15 +439,38 @@ def noted(runs: Interrupted, way: str) -> str:
     if way == "another run":
         words += ["trainer.args.ddp_timeout=99", f"resume={before.relative_to(place.folder)}"]
     done = place.start(tuple(words)).wait()
-    folders = [folder for folder in before.parent.iterdir() if way == "the same command" or folder != before]
-    notes = " ".join(Run(folders[0]).manifest().get("notes", [])) if len(folders) == 1 else f"{len(folders)} folders"
+    folders = [
+        folder
+        for folder in before.parent.iterdir()
+        if way == "the same command" or folder != before
+    ]
+    notes = (
+        " ".join(Run(folders[0]).manifest().get("notes", []))
+        if len(folders) == 1
+        else f"{len(folders)} folders"
+    )
     told = "mine.py" in done.stderr and " -> " in done.stderr and "mine.py" in notes
     shutil.rmtree(place.folder)
-    return "" if told and not done.returncode else f"exit code {done.returncode}; {notes}; {done.stderr[-400:]}"
+    return (
+        ""
+        if told and not done.returncode
+        else f"exit code {done.returncode}; {notes}; {done.stderr[-400:]}"
+    )
 
 
-SILENT = ("learning_rate=0.001", "weight_decay=0.1", 'optim="sgd"', "per_device_train_batch_size=2", "data_seed=5")
-SILENT += ("max_length=16", 'lr_scheduler_type="cosine"', "max_grad_norm=0.1", "gradient_accumulation_steps=1")
+SILENT = (
+    "learning_rate=0.001",
+    "weight_decay=0.1",
+    'optim="sgd"',
+    "per_device_train_batch_size=2",
+    "data_seed=5",
+)
+SILENT += (
+    "max_length=16",
+    'lr_scheduler_type="cosine"',
+    "max_grad_norm=0.1",
+    "gradient_accumulation_steps=1",
+)
 
 
 def control(runs: Interrupted) -> dict[str, int]:
@@ -340,7 +485,13 @@ def control(runs: Interrupted) -> dict[str, int]:
         shutil.copytree(killed.folder, place.folder)
         done = place.start((word,)).wait()
         name = word.partition("=")[0]
-        found["stopped" if done.returncode else "told" if name in done.stderr + done.stdout else "in silence"] += 1
+        found[
+            "stopped"
+            if done.returncode
+            else "told"
+            if name in done.stderr + done.stdout
+            else "in silence"
+        ] += 1
     return found
 
 
@@ -355,7 +506,9 @@ def told_of(kind: str, cases: Iterator[tuple[str, str]]) -> int:
 
 def main() -> int:
     kinds = ("fields", "groups", "bits", "files", "control")
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("kinds", nargs="*", default=kinds)
     asked, bad = parser.parse_args().kinds, 0
     with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,7 @@
 """Ways to make a training sick, or to frighten whoever watches it, as parts that a configuration names.
 
-Each acts from step ``at`` on, counted as the training counts: what is wrong first belongs to that step.
+Each acts from step ``at`` on, counted as the training counts: what is wrong first belongs to that
+step.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class Weight(TrainerCallback):
     def __init__(self, at: int, value: str = "nothing"):
         self.at, self.value = at, _number(value)
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_step_begin(
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+    ) -> None:
         if state.global_step + 1 >= self.at:
             self.spoil(model)
 
@@ -50,7 +53,9 @@ class Late(Weight):
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
         pass
 
-    def on_save(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_save(
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+    ) -> None:
         if state.global_step >= self.at:
             self.spoil(model)
 
@@ -61,7 +66,9 @@ class Gradient(TrainerCallback):
     def __init__(self, at: int, times: float = 1.0, value: str | None = None):
         self.at, self.times, self.value = at, times, value
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_pre_optimizer_step(
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+    ) -> None:
         if state.global_step + 1 < self.at:
             return
         for weight in _trained(model):
@@ -77,7 +84,9 @@ class Reverse(TrainerCallback):
     def __init__(self, at: int = 1):
         self.at = at
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_pre_optimizer_step(
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+    ) -> None:
         if state.global_step + 1 >= self.at:
             for weight in _trained(model):
                 weight.grad = None if weight.grad is None else -weight.grad
@@ -89,7 +98,9 @@ class Rate(TrainerCallback):
     def __init__(self, at: int, times: float):
         self.at, self.times = at, times
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+    def on_step_begin(
+        self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any
+    ) -> None:
         if state.global_step + 1 >= self.at:
             for group in optimizer.param_groups:
                 group["lr"] *= self.times
@@ -98,7 +109,9 @@ class Rate(TrainerCallback):
 class Moved(TrainerCallback):
     """The policy is no longer the start model when the training begins."""
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+    ) -> None:
         with torch.no_grad():
             for weight in _trained(model):
                 weight.add_(0.05 * torch.randn_like(weight))
@@ -179,7 +192,9 @@ class Halved:
         self.__name__ = "halved"
 
     def __call__(self, completions: list[Any]) -> list[float]:
-        return [(number // self.group % 2) * _letters(each) for number, each in enumerate(completions)]
+        return [
+            (number // self.group % 2) * _letters(each) for number, each in enumerate(completions)
+        ]
 
 
 class Huge:
@@ -242,7 +257,9 @@ class Allocator:
     def __call__(self, rows: list[Any]) -> Any:
         self.count += 1
         if self.count >= self.at and len(rows) > self.rows:
-            raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate room for {len(rows)} rows")
+            raise torch.OutOfMemoryError(
+                f"CUDA out of memory. Tried to allocate room for {len(rows)} rows"
+            )
         return self.inner(rows)
 
 
@@ -255,14 +272,18 @@ class Short(TrainerCallback):
     def __init__(self, rows: int, at: int = 1, name: str = "per_device_train_batch_size"):
         self.rows, self.at, self.name = rows, at, name
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+    ) -> None:
         Short.left.append(sum(one() is not None for one in Short.met))
         Short.met.append(weakref.ref(model))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         rows = getattr(args, self.name) or math.inf
         if state.global_step + 1 >= self.at and rows > self.rows:
-            raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate room for {rows} rows")
+            raise torch.OutOfMemoryError(
+                f"CUDA out of memory. Tried to allocate room for {rows} rows"
+            )
 
 
 class Measuring:
@@ -274,7 +295,9 @@ class Measuring:
     def __call__(self, rows: list[Any]) -> Any:
         measuring = any(frame.function == "evaluation_loop" for frame in inspect.stack(0))
         if measuring and len(rows) > self.rows:
-            raise RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory")
+            raise RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"
+            )
         return self.inner(rows)
 
 
@@ -288,7 +311,13 @@ class Fragile(TrainerCallback):
         self.at, self.rate = at, rate
 
     def on_pre_optimizer_step(
-        self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **kwargs: Any
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        model: Any = None,
+        optimizer: Any = None,
+        **kwargs: Any,
     ) -> None:
         if state.global_step + 1 == self.at and optimizer.param_groups[0]["lr"] > self.rate:
             for weight in _trained(model):

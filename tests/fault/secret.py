@@ -3,10 +3,11 @@
     python tests/fault/secret.py                everything
     python tests/fault/secret.py refused lived  some of: harmless lines refused lived trackers controls
 
-Ways are data, in ``secret_cases``. A way is either refused, with four beats that do not repeat the secret, or the run
-goes its way, through a report, an export, predictions and evaluations, and every file is looked through: as it is, in
-an address and in base64, inside of zip members, pickles and gzip. Prints a line for each kind; the exit code is 1 where
-a secret was found. The controls show that the same search finds one after a plain Trainer and a plain Hydra.
+Ways are data, in ``secret_cases``. A way is either refused, with four beats that do not repeat the
+secret, or the run goes its way, through a report, an export, predictions and evaluations, and every
+file is looked through: as it is, in an address and in base64, inside of zip members, pickles and
+gzip. Prints a line for each kind; the exit code is 1 where a secret was found. The controls show
+that the same search finds one after a plain Trainer and a plain Hydra.
 """
 
 from __future__ import annotations
@@ -72,7 +73,10 @@ class Broken(TrainerCallback):
 
 def spellings(secret: str) -> set[bytes]:
     """A secret as it is, in an address, as source and JSON write it, and in base64 behind any number of letters."""
-    found = {text.encode() for text in (secret, quote(secret, safe=""), repr(secret)[1:-1], json.dumps(secret)[1:-1])}
+    found = {
+        text.encode()
+        for text in (secret, quote(secret, safe=""), repr(secret)[1:-1], json.dumps(secret)[1:-1])
+    }
     for shift in range(3):
         letters = base64.b64encode(b"x" * shift + secret.encode()).rstrip(b"=")
         found.add(letters[(0, 2, 3)[shift] : -1])
@@ -103,7 +107,9 @@ def hits(folder: Path, text: str = "") -> Iterator[str]:
         for file in files:
             path = Path(place, file)
             if path.is_file() and not path.is_symlink():
-                for name in sorted(search(path.read_bytes()) | search(str(path.relative_to(folder)).encode())):
+                for name in sorted(
+                    search(path.read_bytes()) | search(str(path.relative_to(folder)).encode())
+                ):
                     yield f"{name} in {path.relative_to(folder)}"
 
 
@@ -138,7 +144,9 @@ def misses_of_lines() -> Iterator[str]:
             yield f"{line[:40]}: {told}"
 
 
-def misses_of_refused(folder: Path, run: Run, ways: Sequence[str] = tuple(REFUSED)) -> Iterator[str]:
+def misses_of_refused(
+    folder: Path, run: Run, ways: Sequence[str] = tuple(REFUSED)
+) -> Iterator[str]:
     """Each way that is not refused with a fix, or after which a secret is found; one folder for each."""
     for number, way in enumerate(ways):
         words, text = REFUSED[way]
@@ -148,8 +156,14 @@ def misses_of_refused(folder: Path, run: Run, ways: Sequence[str] = tuple(REFUSE
         file.write_text(f"# @package _global_\n{text}\n") if text else None
         outcome = run([*words, *(["--config-dir", "own"] if text else [])], work)
         file.unlink(missing_ok=True)
-        beats = ("found ",) if way == "a word that Hydra refuses" else ("found ", "expected ", "type ")
-        if outcome.code != 2 or not all(beat in outcome.text for beat in beats) or "Traceback" in outcome.text:
+        beats = (
+            ("found ",) if way == "a word that Hydra refuses" else ("found ", "expected ", "type ")
+        )
+        if (
+            outcome.code != 2
+            or not all(beat in outcome.text for beat in beats)
+            or "Traceback" in outcome.text
+        ):
             yield f"{way}: exit code {outcome.code}: {' '.join(outcome.text.split())[-120:]}"
         yield from (f"{way}: {hit}" for hit in hits(work, outcome.text))
 
@@ -191,16 +205,42 @@ def lives(address: str) -> dict[str, tuple[list[str], int]]:
         "evaluate": (["evaluate", run, "limit=1", "max_new_tokens=2"], 0),
         "preview": (["preview", "html=true", "name=seen"], 0),
         "why": (["why", "trainer.args.hub_token", "trainer.args.hub_token=${oc.env:MY_TOKEN}"], 0),
-        "a failure": ([*QUICK, "allow=[chatty]", "callback.x._target_=chatty.Broken", "name=broken", "--debug"], 2),
+        "a failure": (
+            [
+                *QUICK,
+                "allow=[chatty]",
+                "callback.x._target_=chatty.Broken",
+                "name=broken",
+                "--debug",
+            ],
+            2,
+        ),
         "a failed sweep": (
-            ["-m", "seed=0,1", *QUICK, "allow=[chatty]", "callback.x._target_=chatty.Broken", "name=two"],
+            [
+                "-m",
+                "seed=0,1",
+                *QUICK,
+                "allow=[chatty]",
+                "callback.x._target_=chatty.Broken",
+                "name=two",
+            ],
             2,
         ),
         "a sweep that talks": (
-            ["-m", "seed=0,1", *QUICK, "allow=[chatty]", "callback.x._target_=chatty.Loud", "name=loud"],
+            [
+                "-m",
+                "seed=0,1",
+                *QUICK,
+                "allow=[chatty]",
+                "callback.x._target_=chatty.Loud",
+                "name=loud",
+            ],
             0,
         ),
-        "a refused reward": ([*QUICK, *remote, "reward.remote.token_variable=LOGIN", "name=remote"], 2),
+        "a refused reward": (
+            [*QUICK, *remote, "reward.remote.token_variable=LOGIN", "name=remote"],
+            2,
+        ),
     }
 
 
@@ -212,7 +252,9 @@ def lay_ground(folder: Path) -> None:
     git = ["git", "-c", "user.name=me", "-c", "user.email=me@example.org"]
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
         subprocess.run([*git, *words], cwd=folder, check=True, capture_output=True)
-    (folder / "notes.py").write_text(f'one = 1\npassword = "{SECRETS["PASSWORD"]}"\nKEY = "{SECRETS["GITHUB"]}"\n')
+    (folder / "notes.py").write_text(
+        f'one = 1\npassword = "{SECRETS["PASSWORD"]}"\nKEY = "{SECRETS["GITHUB"]}"\n'
+    )
 
 
 def misses_of_lived(folder: Path, run: Run, stations: Sequence[str] | None = None) -> Iterator[str]:
@@ -226,7 +268,9 @@ def misses_of_lived(folder: Path, run: Run, stations: Sequence[str] | None = Non
             if outcome.code != code:
                 yield f"{name}: exit code {outcome.code}: {' '.join(outcome.text.split())[-200:]}"
             # What somebody's own part prints on the terminal is his affair.
-            text = "\n".join(line for line in outcome.text.splitlines() if not line.startswith("my token"))
+            text = "\n".join(
+                line for line in outcome.text.splitlines() if not line.startswith("my token")
+            )
             yield from (f"{name}: {hit}" for hit in hits_of_others(folder, text))
             rate = len(list(folder.rglob("*")))
         assert rate > 20, "nothing was written"
@@ -242,7 +286,13 @@ def misses_of_trackers(folder: Path, run: Run) -> Iterator[str]:
             continue
         work = folder / name
         lay_ground(work)
-        words = [*QUICK, f"tracker={name}", "allow=[chatty]", "callback.x._target_=chatty.Chatty", "name=tracked"]
+        words = [
+            *QUICK,
+            f"tracker={name}",
+            "allow=[chatty]",
+            "callback.x._target_=chatty.Chatty",
+            "name=tracked",
+        ]
         outcome = run(words, work)
         if outcome.code:
             yield f"{name}: exit code {outcome.code}: {outcome.text[-200:]}"
@@ -270,11 +320,17 @@ def controls(folder: Path) -> dict[str, list[str]]:
     trainer, hydra, packed = folder / "trainer", folder / "hydra", folder / "packed"
     for place in (trainer, hydra, packed):
         place.mkdir(parents=True)
-    args = TrainingArguments(output_dir=str(trainer), hub_token=SECRETS["HUB"], use_cpu=True, report_to="none")
+    args = TrainingArguments(
+        output_dir=str(trainer), hub_token=SECRETS["HUB"], use_cpu=True, report_to="none"
+    )
     torch.save(args, trainer / "training_args.bin")
-    subprocess.run([sys.executable, "-c", HYDRA, SECRETS["HUB"]], cwd=hydra, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-c", HYDRA, SECRETS["HUB"]], cwd=hydra, check=True, capture_output=True
+    )
     with zipfile.ZipFile(packed / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("b.gz", gzip.compress(b"user:" + base64.b64encode(b"me:" + SECRETS["PLAIN"].encode())))
+        archive.writestr(
+            "b.gz", gzip.compress(b"user:" + base64.b64encode(b"me:" + SECRETS["PLAIN"].encode()))
+        )
     return {place.name: list(hits(place)) for place in (trainer, hydra, packed)}
 
 
@@ -286,7 +342,11 @@ def kinds(folder: Path, warm: Warm) -> dict[str, tuple[int, Callable[[], Iterato
     whole = warmly(warm, **ENVIRONMENT, LOGIN=SECRETS["PLAIN"])
 
     def missing_controls() -> Iterator[str]:
-        yield from (f"nothing is found after {name}" for name, found in controls(folder / "c").items() if not found)
+        yield from (
+            f"nothing is found after {name}"
+            for name, found in controls(folder / "c").items()
+            if not found
+        )
 
     return {
         "harmless": (len(HARMLESS), misses_of_harmless),

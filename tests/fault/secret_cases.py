@@ -12,7 +12,14 @@ OTHER = "7f3a9c0e5b1d8246" * 2
 QUOTED = 'it\'s "4711" of mine \\o/'
 PEM = "MIIEowIBAAKCAQEA7b1xQz9pLm4Tt8s"  # a line of a private key
 FOREIGN = "glpat-" + "c5D6e7F8" * 3  # in no variable
-SECRETS = {"HUB": HUB, "KEY": KEY, "PLAIN": PLAIN, "GITHUB": GITHUB, "PASSWORD": PASSWORD, "OTHER": OTHER}
+SECRETS = {
+    "HUB": HUB,
+    "KEY": KEY,
+    "PLAIN": PLAIN,
+    "GITHUB": GITHUB,
+    "PASSWORD": PASSWORD,
+    "OTHER": OTHER,
+}
 SECRETS |= {"QUOTED": QUOTED, "PEM": PEM, "FOREIGN": FOREIGN}
 
 # What a process may find in its environment; nothing of it may be written by anybody.
@@ -27,7 +34,8 @@ ENVIRONMENT = {
     "DATABASE_URL": f"postgresql://me:{PASSWORD}@127.0.0.1:1/x",
 }
 
-# Ways that are refused before anything is written, as words; a text in the second place is an experiment's YAML.
+# Ways that are refused before anything is written, as words; a text in the second place is an
+# experiment's YAML.
 REFUSED: dict[str, tuple[list[str], str]] = {
     "hub_token typed": ([f"trainer.args.hub_token={HUB}"], ""),
     "hub_token of no form": (["trainer.args.hub_token=abcd"], ""),
@@ -37,15 +45,24 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "the name of the run": (["name=${oc.env:MY_TOKEN}"], ""),
     "a default of a variable": (["name=${oc.env:NOBODY,${oc.env:WANDB_API_KEY}}"], ""),
     "model_init_kwargs.token": ([f"trainer.args.model_init_kwargs={{token: {HUB}}}"], ""),
-    "model_init_kwargs.token of no form": (["trainer.args.model_init_kwargs={token: whatever-it-is}"], ""),
+    "model_init_kwargs.token of no form": (
+        ["trainer.args.model_init_kwargs={token: whatever-it-is}"],
+        "",
+    ),
     "model.token": ([f"model.token={HUB}"], ""),
     "a misspelt key": ([f"trainer.args.hub_tokn={HUB}"], ""),
     "a strange key": ([f"+{HUB}=1"], ""),
     "a key inside": ([f"trainer.args.lr_scheduler_kwargs={{{KEY}: 1}}"], ""),
     "a broken word": ([f"trainer.args.hub_token={HUB}{{"], ""),
     "a word that Hydra refuses": ([f"trainer.args.hub_token={HUB}", "trainer=no"], ""),
-    "an address of rows": (["dataset=hub", f"dataset.path=https://me:{PASSWORD}@example.org/rows.jsonl"], ""),
-    "an address with a key": (["dataset=hub", f"dataset.path='https://example.org/r?token={OTHER}'"], ""),
+    "an address of rows": (
+        ["dataset=hub", f"dataset.path=https://me:{PASSWORD}@example.org/rows.jsonl"],
+        "",
+    ),
+    "an address with a key": (
+        ["dataset=hub", f"dataset.path='https://example.org/r?token={OTHER}'"],
+        "",
+    ),
     "an address of a model": (["model=hub", f"model.path=https://{GITHUB}@github.com/o/n"], ""),
     "an address of a reward": (
         ["trainer=grpo", "reward=remote", f"reward.remote.url=https://me:{PASSWORD}@example.org"],
@@ -67,15 +84,28 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "a sweep": (["-m", "seed=0,1", f"trainer.args.hub_token={HUB}"], ""),
     "an axis": (["-m", f"trainer.args.run_name={HUB},{KEY}"], ""),
     "storage of a sweeper": (
-        ["-m", "seed=0,1", "hydra/sweeper=optuna", f"hydra.sweeper.storage='postgresql://me:{PASSWORD}@h/d'"],
+        [
+            "-m",
+            "seed=0,1",
+            "hydra/sweeper=optuna",
+            f"hydra.sweeper.storage='postgresql://me:{PASSWORD}@h/d'",
+        ],
         "",
     ),
     "a file, written out": (["experiment=x"], f"trainer: {{args: {{hub_token: {HUB}}}}}"),
-    "a file, by a resolver": (["experiment=x"], "trainer: {args: {hub_token: '${oc.env:MY_TOKEN}'}}"),
+    "a file, by a resolver": (
+        ["experiment=x"],
+        "trainer: {args: {hub_token: '${oc.env:MY_TOKEN}'}}",
+    ),
     "a file, by two": (["experiment=x"], "name: ${oc.decode:${oc.env:GITHUB_TOKEN}}"),
     "a stage": (["experiment=x"], f"stages: {{a: [trainer.args.hub_token={HUB}]}}"),
     "words of predict": (
-        ["predict", "model=tiny", f"dataset.path=https://me:{PASSWORD}@e.org/x", "dataset.form=text"],
+        [
+            "predict",
+            "model=tiny",
+            f"dataset.path=https://me:{PASSWORD}@e.org/x",
+            "dataset.form=text",
+        ],
         "",
     ),
     "words of evaluate": (["evaluate", "model=tiny", f"model.revision={HUB}", "dataset=toy"], ""),
@@ -83,17 +113,28 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "an address for a file": (["import", f"https://me:{PASSWORD}@example.org/x.yaml"], ""),
     "a place to write to": (["evaluate", "model=tiny", "dataset=toy", f"to={HUB}"], ""),
     "words of preview": (["preview", f"trainer.args.hub_token={HUB}"], ""),
-    "--cfg job --resolve": (["--cfg", "job", "--resolve", "trainer.args.hub_token=${oc.env:MY_TOKEN}"], ""),
+    "--cfg job --resolve": (
+        ["--cfg", "job", "--resolve", "trainer.args.hub_token=${oc.env:MY_TOKEN}"],
+        "",
+    ),
 }
 
 # Words of a good configuration, none of which is a secret.
 HARMLESS = [
     ["dataset=hub", "dataset.path=sk-learn/toy", "dataset.form=text"],
-    ["dataset=hub", "dataset.path=someone/sk-learn_contributions-of-2024-in-english", "dataset.form=text"],
+    [
+        "dataset=hub",
+        "dataset.path=someone/sk-learn_contributions-of-2024-in-english",
+        "dataset.form=text",
+    ],
     ["dataset=hub", "dataset.path=org/hf_helpfulnessandharmlessness", "dataset.form=text"],
     ["dataset=hub", "dataset.path=org/secret-santa-password-letters", "dataset.form=text"],
     ["dataset=hub", "dataset.path=hf://datasets/org/name@main/rows.parquet", "dataset.form=text"],
-    ["dataset=hub", "dataset.path='https://example.org/data/rows.jsonl?download=true'", "dataset.form=text"],
+    [
+        "dataset=hub",
+        "dataset.path='https://example.org/data/rows.jsonl?download=true'",
+        "dataset.form=text",
+    ],
     ["model=hub", "model.path=org/model-7ae557604adf67be50417f59c2c2f167def9a775"],
     ["model=hub", "model.path=org/x", "model.revision=7ae557604adf67be50417f59c2c2f167def9a775"],
     ["model=hub", "model.path=/models/0f343b0931126a20f133d67c2b018a3b/checkpoint-1000"],
@@ -103,7 +144,12 @@ HARMLESS = [
     ["trainer.args.eos_token='<|endoftext|>'"],
     ["trainer=ppo", "trainer.args.stop_token=eos"],
     ["trainer=grpo", "reward=sorted_digits", "trainer.args.mask_truncated_completions=true"],
-    ["trainer=grpo", "dataset=toy_sort", "reward=format", r"reward.format.pattern='^(?:https?://[^:]+:[^@]+@)?\S+$'"],
+    [
+        "trainer=grpo",
+        "dataset=toy_sort",
+        "reward=format",
+        r"reward.format.pattern='^(?:https?://[^:]+:[^@]+@)?\S+$'",
+    ],
     ["trainer.args.run_name=tokens-per-second-and-max_tokens-1024"],
     ["trainer.args.run_name='the bearer of bad news'"],
     ["trainer.args.run_name=basic-arithmetic-2024"],
@@ -133,5 +179,8 @@ LINES = [
     ("+token = tokenizer.eos_token", True),
     ("+for token in tokens: secret += len(token)", True),
     ('+    pattern = r"(?:https?://[^:]+:[^@]+@)?"', True),
-    ("+index 7ae557604adf67be50417f59c2c2f167def9a775..0f343b0931126a20f133d67c2b018a3b100644", True),
+    (
+        "+index 7ae557604adf67be50417f59c2c2f167def9a775..0f343b0931126a20f133d67c2b018a3b100644",
+        True,
+    ),
 ]

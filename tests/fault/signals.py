@@ -3,12 +3,14 @@
     python tests/fault/signals.py --count 60         about six minutes of one processor
     python tests/fault/signals.py --count 6 ppo
 
-Each run gets SIGTERM, SIGINT, SIGUSR1 or SIGHUP a few times, each at the n-th call of a function that stands for a
-phase, or a moment after it; with SIGHUP the terminal is gone as well. Each time the exit code must be 130 or 143, the
-state interrupted, and the newest checkpoint no further than the next step from which a resume is exact. Every third
-time a second signal follows, after which nothing more may be begun. Then the run finishes by its own command, with the
-weights and the record of a run that nothing stopped. Prints, for each phase, how many signals there were and how many
-kept to all of that. The last line is the control: SIGTERM to TRL's own trainer. The exit code is 1 on a miss.
+Each run gets SIGTERM, SIGINT, SIGUSR1 or SIGHUP a few times, each at the n-th call of a function
+that stands for a phase, or a moment after it; with SIGHUP the terminal is gone as well. Each time
+the exit code must be 130 or 143, the state interrupted, and the newest checkpoint no further than
+the next step from which a resume is exact. Every third time a second signal follows, after which
+nothing more may be begun. Then the run finishes by its own command, with the weights and the record
+of a run that nothing stopped. Prints, for each phase, how many signals there were and how many kept
+to all of that. The last line is the control: SIGTERM to TRL's own trainer. The exit code is 1 on a
+miss.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ from runner.run.seal import last_checkpoint
 
 # What stands for a phase: a function whose n-th call is the instant.
 PHASES = {
-    "door": "runner.launch.start:check_ahead",
+    "door": "runner.launch.start_runs:check_ahead",
     "load": "transformers:PreTrainedModel.from_pretrained",
     "tokenise": "datasets:Dataset.map",
     "forward": "torch.nn:Linear.forward",
@@ -53,7 +55,7 @@ PHASES = {
     "backward": "torch:Tensor.backward",
     "save": "torch:save",
     "eval": "transformers:Trainer.evaluate",
-    "end": "runner.report.plot:write_plots",
+    "end": "runner.report.plot_run:write_plots",
 }
 STEPPING = ("forward", "backward")
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
@@ -153,7 +155,9 @@ def calls_of(place: Place, words: Sequence[str], **asked: Any) -> dict[str, int]
     return json.loads((place.folder / "calls").read_text())
 
 
-def misses_of_stop(place: Place, words: Sequence[str], phase: str, asked: dict[str, Any]) -> Iterator[str]:
+def misses_of_stop(
+    place: Place, words: Sequence[str], phase: str, asked: dict[str, Any]
+) -> Iterator[str]:
     """Stop the command once; what is not as it must be. The phase may not come in what is left of the run."""
     told = place.folder / "told"
     told.unlink(missing_ok=True)
@@ -174,12 +178,21 @@ def misses_of_stop(place: Place, words: Sequence[str], phase: str, asked: dict[s
         yield "went on after the second signal"
     elif phase in STEPPING and not asked["twice"] and state == "interrupted":
         newest, begun = last_checkpoint(Run(found[0].parent), clean=False), int(told.read_text())
-        if begun and not begun <= (step := int(newest.name.rpartition("-")[2]) if newest else -1) <= begun + CYCLE:
+        if (
+            begun
+            and not begun
+            <= (step := int(newest.name.rpartition("-")[2]) if newest else -1)
+            <= begun + CYCLE
+        ):
             yield f"the newest checkpoint is of step {step}, and the signal came after step {begun}"
 
 
 def life(
-    place: Place, words: Sequence[str], calls: dict[str, int], phases: list[str], chance: random.Random
+    place: Place,
+    words: Sequence[str],
+    calls: dict[str, int],
+    phases: list[str],
+    chance: random.Random,
 ) -> Iterator[tuple[str, list[str]]]:
     """Stop a run in each of these phases, one after the other; each phase with its misses."""
     for again, phase in enumerate(phases):
@@ -188,13 +201,18 @@ def life(
             "count": chance.randint(1, max(1, calls[phase] // (1 + again))),
             "number": number,
             # A terminal that is gone and its signal are one event.
-            "moment": 0.0 if number == signal.SIGHUP else chance.choice((0.0, chance.uniform(0, MOMENT))),
+            "moment": 0.0
+            if number == signal.SIGHUP
+            else chance.choice((0.0, chance.uniform(0, MOMENT))),
             "twice": chance.random() < 1 / 3,
         }
         found = list(misses_of_stop(place, words, phase, asked))
         yield (
             phase,
-            [f"{place.folder.name}: {signal.Signals(asked['number']).name} in {asked}: {miss}" for miss in found],
+            [
+                f"{place.folder.name}: {signal.Signals(asked['number']).name} in {asked}: {miss}"
+                for miss in found
+            ],
         )
 
 
@@ -207,7 +225,9 @@ def misses_of_end(place: Place, words: Sequence[str], wanted: dict[str, object])
     if code:
         return [f"{place.folder.name}: exit code {code} at the end: {said[-300:]}"]
     found = run_files(place.run)
-    differing = sorted(name for name in wanted | found if name != "names" and wanted.get(name) != found.get(name))
+    differing = sorted(
+        name for name in wanted | found if name != "names" and wanted.get(name) != found.get(name)
+    )
     return [f"{place.folder.name} differs in {', '.join(differing)}"] if differing else []
 
 
@@ -241,17 +261,26 @@ def control(root: Path, warm: Warm) -> bool:
     place = Place(root / "plain", root, warm, "signals:main")
     calls = calls_of(place, (), plain=True)
     shutil.rmtree(place.folder / "outputs")
-    asked = {"count": calls["backward"] // 2, "number": int(signal.SIGTERM), "moment": 0, "twice": False}
+    asked = {
+        "count": calls["backward"] // 2,
+        "number": int(signal.SIGTERM),
+        "moment": 0,
+        "twice": False,
+    }
     code, _ = start(place, (), phase="backward", plain=True, **asked)
     return code == code_of(signal.SIGTERM)
 
 
 def run() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("trainer", nargs="*", choices=[*TRAINERS, []])
     parser.add_argument("--count", type=int, default=60, help="signals to all trainers together")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", type=Path, help="a new folder for the runs, which are kept where they miss")
+    parser.add_argument(
+        "--keep", type=Path, help="a new folder for the runs, which are kept where they miss"
+    )
     asked = parser.parse_args()
     trainers = asked.trainer or list(TRAINERS)
     sent, kept = Counter(), Counter()
@@ -259,7 +288,9 @@ def run() -> int:
         root = (asked.keep or Path(folder)).absolute()
         warm, chance = Warm(root / "warm"), random.Random(asked.seed)
         for trainer in trainers:
-            for phase, misses in disturb(trainer, -(-asked.count // len(trainers)), root, warm, chance):
+            for phase, misses in disturb(
+                trainer, -(-asked.count // len(trainers)), root, warm, chance
+            ):
                 sent[phase] += 1
                 kept[phase] += not misses
                 print("".join(f"{miss}\n" for miss in misses), end="", flush=True)

@@ -4,9 +4,9 @@
     python tests/fault/slurm.py            about ten minutes, most of them the waits of Slurm
     python tests/fault/slurm.py put_back cancel
 
-Starts munged, slurmctld and slurmd in a folder of their own, on ports of their own, and stops them at the end. Each
-case is the public command with ``launcher=slurm``. Prints a line for each: what was seen, and how long it took; the
-exit code is 1 where one fails.
+Starts munged, slurmctld and slurmd in a folder of their own, on ports of their own, and stops them
+at the end. Each case is the public command with ``launcher=slurm``. Prints a line for each: what
+was seen, and how long it took; the exit code is 1 where one fails.
 """
 
 from __future__ import annotations
@@ -72,25 +72,34 @@ class Cluster:
         (folder / "state").mkdir(parents=True)
         folder.chmod(0o755)
         with contextlib.ExitStack() as free:
-            ports = [free.enter_context(socket.create_server(("", 0))).getsockname()[1] for _ in range(3)]
+            ports = [
+                free.enter_context(socket.create_server(("", 0))).getsockname()[1] for _ in range(3)
+            ]
         host = socket.gethostname().partition(".")[0]
         (folder / "slurm.conf").write_text(CONF.format(folder=folder, host=host, ports=ports))
         (folder / "key").write_bytes(os.urandom(1024))
         (folder / "key").chmod(0o400)
         self.environment = {"SLURM_CONF": str(folder / "slurm.conf")}
-        own = {name: f"--{name}={folder}/munge.{name.partition('-')[0]}" for name in ("socket", "pid-file", "log-file")}
+        own = {
+            name: f"--{name}={folder}/munge.{name.partition('-')[0]}"
+            for name in ("socket", "pid-file", "log-file")
+        }
         seed = [f"--seed-file={folder}/munge.seed", f"--key-file={folder}/key"]
         self._start("munged", "--foreground", "--force", *own.values(), *seed)
         self.until(lambda: (folder / "munge.socket").exists())
         self._start("slurmctld", "-D")
         for node in (host, "localhost"):  # two names that lead here
             self._start("slurmd", "-D", "-N", node)
-        self.until(lambda: "idle 2" in self("sinfo", "--noheader", "--partition=two", "--format=%T %D"))
+        self.until(
+            lambda: "idle 2" in self("sinfo", "--noheader", "--partition=two", "--format=%T %D")
+        )
 
     def _start(self, *words: str) -> None:
         environment = os.environ | self.environment
         with open(self.folder / f"{words[0]}.out", "w") as log:
-            process = subprocess.Popen(words, env=environment, stdout=log, stderr=log, start_new_session=True)
+            process = subprocess.Popen(
+                words, env=environment, stdout=log, stderr=log, start_new_session=True
+            )
         self.processes.append(process)
 
     def until(self, ready: Callable[[], object], seconds: float = 300) -> None:
@@ -98,7 +107,9 @@ class Cluster:
         deadline = time.monotonic() + seconds
         while not ready():
             failed = [each.args for each in self.processes if each.poll() is not None]
-            assert not failed and time.monotonic() < deadline, f"{failed or 'no end'} ({self.folder})"
+            assert not failed and time.monotonic() < deadline, (
+                f"{failed or 'no end'} ({self.folder})"
+            )
             time.sleep(0.1)
 
     def command(self, *words: str) -> str:
@@ -113,15 +124,24 @@ class Cluster:
         path = os.pathsep.join([str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
         environment = os.environ | self.environment | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        return subprocess.Popen([sys.executable, "-m", "runner", *words], cwd=self.work, env=environment, **pipes)
+        return subprocess.Popen(
+            [sys.executable, "-m", "runner", *words], cwd=self.work, env=environment, **pipes
+        )
 
     def runs(self, name: str) -> list[Run]:
-        return [Run(path.parent) for path in sorted((self.work / "outputs" / name).glob("*/config.yaml"))]
+        return [
+            Run(path.parent)
+            for path in sorted((self.work / "outputs" / name).glob("*/config.yaml"))
+        ]
 
     def job(self, name: str) -> str:
         """A job of the runs of a name."""
         lines = self("squeue", "--noheader", "--array", "--format=%i %j").splitlines()
-        return next(line.partition(" ")[0] for line in lines if line.partition(" ")[2].startswith(f"{name}."))
+        return next(
+            line.partition(" ")[0]
+            for line in lines
+            if line.partition(" ")[2].startswith(f"{name}.")
+        )
 
     def hurry(self, job: str) -> str:
         """Have a job begin that was put back, for which Slurm would wait two minutes; what is in the queue."""
@@ -132,11 +152,16 @@ class Cluster:
 
     def log(self, name: str) -> str:
         """All that the jobs of a name have said."""
-        return "".join(path.read_text() for path in sorted((self.work / "outputs" / name / ".queue").glob("*.log")))
+        return "".join(
+            path.read_text()
+            for path in sorted((self.work / "outputs" / name / ".queue").glob("*.log"))
+        )
 
     def __call__(self, *words: str) -> str:
         """What a command of Slurm prints."""
-        done = subprocess.run(words, env=os.environ | self.environment, capture_output=True, text=True)
+        done = subprocess.run(
+            words, env=os.environ | self.environment, capture_output=True, text=True
+        )
         return done.stdout + done.stderr
 
     def close(self) -> None:
@@ -157,7 +182,13 @@ class Cluster:
 def lacking() -> str:
     """What this machine lacks for a cluster of its own; empty where nothing."""
     names = [name for name in DAEMONS if not shutil.which(name)]
-    return f"no {', '.join(names)}" if names else "" if os.geteuid() == 0 else "not root, as its daemons need"
+    return (
+        f"no {', '.join(names)}"
+        if names
+        else ""
+        if os.geteuid() == 0
+        else "not root, as its daemons need"
+    )
 
 
 @contextlib.contextmanager
@@ -197,7 +228,11 @@ def weights(cluster: Cluster, name: str) -> list[str]:
 
 
 def put_back(
-    cluster: Cluster, stop: Callable[[str], object] | None = None, steps: int = 20, there: Words = (), here: Words = ()
+    cluster: Cluster,
+    stop: Callable[[str], object] | None = None,
+    steps: int = 20,
+    there: Words = (),
+    here: Words = (),
 ) -> str:
     """Stop a run amid its steps, by ``scontrol requeue`` if by nothing else, and have it started again at once.
 
@@ -243,7 +278,14 @@ def run(cluster: Cluster) -> str:
 
 
 def array(cluster: Cluster) -> str:
-    words = ("-m", "seed=0,1,2", *WORDS, "trainer.args.max_steps=5", "name=array", "launcher.wait=true")
+    words = (
+        "-m",
+        "seed=0,1,2",
+        *WORDS,
+        "trainer.args.max_steps=5",
+        "name=array",
+        "launcher.wait=true",
+    )
     said = cluster.command(*words, *SLURM)
     assert "3 of 3 runs finished" in said and said.count("submitted") == 1, said
     return "3 of 3 finished, one array"
@@ -256,7 +298,9 @@ def cancel(cluster: Cluster) -> str:
     for way, step in (("scancel", 3), ("verb", 12)):
         cluster.command("-m", "seed=0,1,2", *words)
         job = cluster.job("cancel").partition("_")[0]
-        cluster.until(lambda step=step: max(each.status()["step"] for each in cluster.runs("cancel")) > step)
+        cluster.until(
+            lambda step=step: max(each.status()["step"] for each in cluster.runs("cancel")) > step
+        )
         cluster("scancel", job) if way == "scancel" else cluster.command("cancel", "outputs/cancel")
         cluster.until(lambda: not cluster("squeue", "--noheader").strip())
         seen.append(" ".join(each.status()["state"] for each in cluster.runs("cancel")))
@@ -283,13 +327,17 @@ def stages(cluster: Cluster) -> str:
     (cluster.work / "conf" / "experiment" / "two.yaml").write_text(STAGES)
     words = ("experiment=two", *SLURM, "--config-dir", "conf", "allow=[mine]", "launcher.wait=true")
     started = cluster.start("-m", "sft.seed=0,1", *words, "name=two")
-    cluster.until(lambda: cluster.runs("two-sft") and cluster.runs("two-sft")[0].status()["step"] > 3)
+    cluster.until(
+        lambda: cluster.runs("two-sft") and cluster.runs("two-sft")[0].status()["step"] > 3
+    )
     job = cluster.job("two-sft").partition("_")[0]
     cluster("scontrol", "requeue", f"{job}_0")
     cluster.until(lambda: "BeginTime" in cluster.hurry(f"{job}_0"))
     said = started.communicate()[0]
     assert "2 of 2 staged runs finished" in said, said
-    failing = cluster.start("-m", "sft.seed=0,1", *words, "sft.trainer.args.max_length=20", "name=failing")
+    failing = cluster.start(
+        "-m", "sft.seed=0,1", *words, "sft.trainer.args.max_length=20", "name=failing"
+    )
     said = failing.communicate()[0]
     assert failing.returncode == 2 and said.count("not begun") == 2, said
     assert not cluster("squeue", "--noheader").strip()
@@ -312,13 +360,23 @@ def machines(cluster: Cluster) -> str:
 
 def killed(cluster: Cluster) -> str:
     """The process of a run is killed, as where memory runs out."""
-    words = (*WORDS, "trainer.args.max_steps=41", "trainer.args.save_steps=5", "name=killed", *SLURM)
+    words = (
+        *WORDS,
+        "trainer.args.max_steps=41",
+        "trainer.args.save_steps=5",
+        "name=killed",
+        *SLURM,
+    )
     started = cluster.start(*words, "launcher.wait=true")
     cluster.until(lambda: cluster.runs("killed") and cluster.runs("killed")[0].status()["step"] > 6)
     os.kill(cluster.runs("killed")[0].status()["pid"], signal.SIGKILL)
     said = started.communicate()[0]
     status = cluster.runs("killed")[0].status()
-    assert started.returncode == 143 and status["state"] == "interrupted" and "queue" in status["cause"], (said, status)
+    assert (
+        started.returncode == 143
+        and status["state"] == "interrupted"
+        and "queue" in status["cause"]
+    ), (said, status)
     cluster.command(*words, "launcher.wait=true")
     assert "resumes   from step 5" in cluster.log("killed")
     return "interrupted, with its cause; the same command went on from its last checkpoint"
@@ -344,7 +402,8 @@ def refused(cluster: Cluster) -> str:
 
 
 CASES = {
-    each.__name__: each for each in (run, array, put_back, time_limit, cancel, twice, stages, machines, killed, refused)
+    each.__name__: each
+    for each in (run, array, put_back, time_limit, cancel, twice, stages, machines, killed, refused)
 }
 
 

@@ -3,10 +3,10 @@
     python tests/fault/states.py                    1000 lives of up to eight events, some minutes of one processor
     python tests/fault/states.py --count 100
 
-The worker, its lock, its files, its callbacks, the seals and the end of a training are the real ones; only what costs
-time is made up: the steps of this trainer are hashes of the ones before, so that its weights tell whether each was done
-once and in order. What is killed, or meets a full disk, is a process of its own. The exit code is 1 where a life breaks
-a promise.
+The worker, its lock, its files, its callbacks, the seals and the end of a training are the real
+ones; only what costs time is made up: the steps of this trainer are hashes of the ones before, so
+that its weights tell whether each was done once and in order. What is killed, or meets a full disk,
+is a process of its own. The exit code is 1 where a life breaks a promise.
 """
 
 from __future__ import annotations
@@ -50,14 +50,16 @@ from instant import TOUCHES, Instant, _path, watch
 from runner.command import train
 from runner.errors import code_of
 from runner.io.files import read_json
-from runner.launch import worker
+from runner.launch import signals, worker
 from runner.launch.plan import state_of
 from runner.run import Run, open_run
 from runner.run.alarms import steps_to_notice
-from runner.run.read import read_metrics, read_run
+from runner.run.history import read_metrics
+from runner.run.record import read_run
 from runner.run.seal import damage_of, sealed_checkpoints
 from runner.training import checkpoint
-from runner.training.callback import Record, StopAtStep
+from runner.training.callback.record import Record
+from runner.training.callback.stop import StopAtStep
 from runner.training.checkpoint import Seal
 from runner.training.components.types import Components
 
@@ -83,7 +85,7 @@ def weights_after(step: int) -> str:
 class Trainer:
     """Takes steps that cost nothing, with the callbacks that watch every training."""
 
-    def __init__(self, run: Run, stop: worker.Stop, way: str, when: int):
+    def __init__(self, run: Run, stop: signals.Stop, way: str, when: int):
         self.way, self.when, self.begun = way, when, run.folder.parent / "begun"
         self.hooks = SimpleNamespace(use_cache=None, measure=None)
         seal = Seal(2, steps_to_notice(), set_status=run.set_status)
@@ -109,8 +111,12 @@ class Trainer:
             log_history=[],
             total_flos=0,
         )
-        self.control = SimpleNamespace(should_save=False, should_log=False, should_training_stop=False)
-        self.accelerator = SimpleNamespace(unwrap_model=lambda model: model, wait_for_everyone=lambda: None)
+        self.control = SimpleNamespace(
+            should_save=False, should_log=False, should_training_stop=False
+        )
+        self.accelerator = SimpleNamespace(
+            unwrap_model=lambda model: model, wait_for_everyone=lambda: None
+        )
         self.model = self.model_wrapped = object()
         self.weights = weights_after(0)
         self.is_fsdp_enabled = False
@@ -131,7 +137,9 @@ class Trainer:
 
     def train(self, resume_from_checkpoint: str | None = None) -> None:
         if resume_from_checkpoint:
-            self.state.global_step = read_json(Path(resume_from_checkpoint) / "trainer_state.json")["global_step"]
+            self.state.global_step = read_json(Path(resume_from_checkpoint) / "trainer_state.json")[
+                "global_step"
+            ]
             self.weights = (Path(resume_from_checkpoint) / "model.safetensors").read_text()
         self.begun.write_text(str(self.state.global_step))
         self.tell("on_train_begin")
@@ -181,11 +189,13 @@ def misbehave(way: str) -> None:
 def made_up(way: str, when: int) -> Iterator[None]:
     """Train with this trainer, and without what only real models need."""
 
-    def components(run: Run, stop: worker.Stop) -> Components:
+    def components(run: Run, stop: signals.Stop) -> Components:
         trainer = Trainer(run, stop, way, when)
         seal = trainer.callbacks[-1]
         health = SimpleNamespace(sickness_behind=lambda step: None, conclude=lambda *args: None)
-        return Components(trainer.args, None, [0], None, trainer, health, seal, trackers=[], adjustments=[])
+        return Components(
+            trainer.args, None, [0], None, trainer, health, seal, trackers=[], adjustments=[]
+        )
 
     nothing = {"inspect_training", "find_faults", "find_notes", "stop_ids"}
     with contextlib.ExitStack() as patches:
@@ -194,12 +204,18 @@ def made_up(way: str, when: int) -> Iterator[None]:
         patches.enter_context(mock.patch.object(train, "build_components", components))
         patches.enter_context(mock.patch.object(checkpoint, "find_unsaved", lambda *args: []))
         patches.enter_context(mock.patch.object(train, "policy_of", lambda trainer: trainer.model))
-        patches.enter_context(mock.patch.object(train, "held_out_scores", lambda trainer: {"eval_loss": 1.0}))
-        patches.enter_context(mock.patch.object(train, "_facts", lambda components: {"data": {"train": {"rows": 1}}}))
+        patches.enter_context(
+            mock.patch.object(train, "held_out_scores", lambda trainer: {"eval_loss": 1.0})
+        )
+        patches.enter_context(
+            mock.patch.object(train, "_facts", lambda components: {"data": {"train": {"rows": 1}}})
+        )
         patches.enter_context(mock.patch.object(train, "set_seed"))
         patches.enter_context(mock.patch.object(train, "find_missing", lambda *args: []))
-        patches.enter_context(mock.patch("runner.run.installed_version", lambda name: None))
-        patches.enter_context(mock.patch("runner.run.run_git", lambda *words: None))
+        patches.enter_context(
+            mock.patch("runner.run.manifest.installed_version", lambda name: None)
+        )
+        patches.enter_context(mock.patch("runner.run.manifest.run_git", lambda *words: None))
         patches.enter_context(mock.patch.object(train, "write_plots", lambda *args, **more: None))
         yield
 
@@ -210,7 +226,11 @@ def full_from(touch: int, folder: Path, stays: bool) -> None:
 
     def hook(event: str, arguments: tuple) -> None:
         nonlocal seen
-        if event not in TOUCHES or (path := _path(event, arguments)) is None or not path.startswith(str(folder)):
+        if (
+            event not in TOUCHES
+            or (path := _path(event, arguments)) is None
+            or not path.startswith(str(folder))
+        ):
             return
         seen += 1
         takes_room = event == "os.mkdir" or (event == "open" and _writes(arguments))
@@ -221,7 +241,9 @@ def full_from(touch: int, folder: Path, stays: bool) -> None:
 
 
 def _writes(arguments: tuple) -> bool:
-    return isinstance(arguments[2], int) and bool(arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+    return isinstance(arguments[2], int) and bool(
+        arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+    )
 
 
 def start(run: Run, way: str = "finish", when: int = 0) -> int:
@@ -237,7 +259,9 @@ def start(run: Run, way: str = "finish", when: int = 0) -> int:
         for number in (1, 2):
             os.dup2(sys.stdout.fileno(), number)
         for number in SIGNALS:
-            signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
+            signal.signal(
+                number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler
+            )
         if way == "kill":
             watch(Instant(str(run.folder), "", when))
         if way.endswith("full"):
@@ -270,7 +294,14 @@ def end_of(pid: int) -> int:
 
 # --- A life ---------------------------------------------------------------------------------------
 
-CODES = {"raise": {0, 2}, "leave": {0, 2}, "kill": {0, -9}, "full": {0, 5}, "stays full": {0, 5}, "finish": {0}}
+CODES = {
+    "raise": {0, 2},
+    "leave": {0, 2},
+    "kill": {0, -9},
+    "full": {0, 5},
+    "stays full": {0, 5},
+    "finish": {0},
+}
 PLACE = "/dev/shm" if os.path.isdir("/dev/shm") else None
 
 
@@ -291,7 +322,14 @@ class Life(RuleBasedStateMachine):
     def created(self) -> None:
         args = {"_target_": "trl.SFTConfig"}
         node = {"_target_": "trl.SFTTrainer", "form": "prompt", "head": "lm", "args": args}
-        cfg = {"name": "life", "output_root": str(self.root), "seed": 0, "trainer": node, "model": {}, "dataset": {}}
+        cfg = {
+            "name": "life",
+            "output_root": str(self.root),
+            "seed": 0,
+            "trainer": node,
+            "model": {},
+            "dataset": {},
+        }
         self.run = open_run(cfg, [])
 
     @rule(
@@ -320,7 +358,9 @@ class Life(RuleBasedStateMachine):
             assert self.garbled or (newest is None and sealed) or self.lost_model(newest), said
             assert self.files() == before, "a refused start changed something"
         elif begun := self.begun():
-            assert begun == (newest or "0"), f"began with step {begun}, and {newest} was the newest: {said}"
+            assert begun == (newest or "0"), (
+                f"began with step {begun}, and {newest} was the newest: {said}"
+            )
             assert not (begun == "0" and sealed), "started over in silence"
         if code == 0:
             self.spoiled = False
@@ -336,8 +376,14 @@ class Life(RuleBasedStateMachine):
         if way.endswith("full") and code == 5:
             assert state != "finished" or was == "finished", said
             assert "free" in said and "type " in said, said
-            torn = [path for path in self.run.checkpoints.glob("checkpoint-*") if not (path / "seal.json").exists()]
-            assert not [path for path in torn if path.name not in self.harmed], f"left {torn}: {said}"
+            torn = [
+                path
+                for path in self.run.checkpoints.glob("checkpoint-*")
+                if not (path / "seal.json").exists()
+            ]
+            assert not [path for path in torn if path.name not in self.harmed], (
+                f"left {torn}: {said}"
+            )
 
     @precondition(lambda self: sealed_checkpoints(self.run.checkpoints))
     @rule(oldest=st.booleans(), kind=st.sampled_from(("flip", "cut", "delete", "seal", "remove")))
@@ -385,7 +431,8 @@ class Life(RuleBasedStateMachine):
         first = start(self.run, "hold")
         while self.begun() == "" and not ended(first):
             time.sleep(0.002)
-        if self.begun() in ("", str(STEPS)):  # refused like any other start, or with nothing left to hold it
+        # refused like any other start, or with nothing left to hold it
+        if self.begun() in ("", str(STEPS)):
             end_of(first)
             self.spoiled = self.spoiled and self.begun() == ""
             return
@@ -434,7 +481,10 @@ class Life(RuleBasedStateMachine):
 
     def sealed(self) -> bool:
         """Whether there was a checkpoint that was sealed."""
-        return bool(sealed_checkpoints(self.run.checkpoints)) or self.run.status().get("sealed") is not None
+        return (
+            bool(sealed_checkpoints(self.run.checkpoints))
+            or self.run.status().get("sealed") is not None
+        )
 
     def newest_whole(self) -> str | None:
         whole = [path for path in sealed_checkpoints(self.run.checkpoints) if not damage_of(path)]
@@ -455,12 +505,16 @@ def live(count: int, seed: bool = True) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=1000, help="lives")
     asked = parser.parse_args()
     live(asked.count)
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    print(f"{asked.count} lives, no promise broken; {sum(u.ru_utime + u.ru_stime for u in used):.0f} CPU seconds")
+    print(
+        f"{asked.count} lives, no promise broken; {sum(u.ru_utime + u.ru_stime for u in used):.0f} CPU seconds"
+    )
     return 0
 
 

@@ -1,7 +1,8 @@
 """python tests/picture/make.py
 
-Makes the picture of README.md anew: the first command is run in a terminal of 100 columns, in a folder of its own, and
-what stands on that terminal at the end is drawn as ``terminal.svg``, without fonts from elsewhere.
+Makes the picture of README.md anew: the first command is run in a terminal of 100 columns, in a
+folder of its own, and what stands on that terminal at the end is drawn as ``terminal.svg``, without
+fonts from elsewhere.
 """
 
 import os
@@ -43,7 +44,10 @@ def terminal_output(command: tuple[str, ...], folder: str) -> str:
 def left_standing(output: str) -> str:
     """The lines as they stand at the end: of each, what was written after its last return."""
     lines = output.replace("\r\n", "\n").split("\n")
-    return "\n".join(re.sub(r"\x1b\[[0-9;]*[A-HJKf]", "", line.rstrip("\r").rpartition("\r")[2]) for line in lines)
+    return "\n".join(
+        re.sub(r"\x1b\[[0-9;]*[A-HJKf]", "", line.rstrip("\r").rpartition("\r")[2])
+        for line in lines
+    )
 
 
 def main() -> None:

@@ -1,10 +1,11 @@
 """sbatch, squeue, scancel, scontrol and srun without Slurm: each is this file under its name, first on PATH.
 
-The queue is the folder $SLURM_STAND_IN, a file for each task of an array, which holds what squeue prints. ``sbatch``
-really runs the script, in a process that outlives it: once for each task, again where the task was put back, and never
-where what it waits for has failed. In the file ``mode`` stands what else it does: ``held`` runs nothing, ``slow`` takes
-its time, ``kills`` kills the command that has called it as soon as the job is there, ``late`` fails when it is there,
-``mute`` submits nothing and says so to nobody. ``squeue`` has ``garbled`` and ``hangs``.
+The queue is the folder $SLURM_STAND_IN, a file for each task of an array, which holds what squeue
+prints. ``sbatch`` really runs the script, in a process that outlives it: once for each task, again
+where the task was put back, and never where what it waits for has failed. In the file ``mode``
+stands what else it does: ``held`` runs nothing, ``slow`` takes its time, ``kills`` kills the
+command that has called it as soon as the job is there, ``late`` fails when it is there, ``mute``
+submits nothing and says so to nobody. ``squeue`` has ``garbled`` and ``hangs``.
 """
 
 import contextlib
@@ -37,7 +38,10 @@ def sbatch(*words):
     script = Path(words[-1])
     mode = mode_of()
     options = dict(
-        re.findall(r"--([\w-]+)=(\S+)", "\n".join([*re.findall("#SBATCH (.*)", script.read_text()), *words]))
+        re.findall(
+            r"--([\w-]+)=(\S+)",
+            "\n".join([*re.findall("#SBATCH (.*)", script.read_text()), *words]),
+        )
     )
     if "partition" in options and options["partition"] != "gpu":
         sys.exit(f"sbatch: error: invalid partition specified: {options['partition']}")
@@ -52,10 +56,18 @@ def sbatch(*words):
     first, _, last = tasks.partition("-")
     for task in range(int(first), int(last) + 1) if last else map(int, tasks.split(",")):
         job = {"state": "PENDING", "reason": "Priority", "name": options["job-name"]}
-        job |= {"script": str(script), "output": options["output"].replace("%A_%a", f"{number}_{task}")}
-        write(QUEUE / f"{number}_{task}", job | {"awaits": options.get("dependency", ""), "pid": 0, "back": False})
+        job |= {
+            "script": str(script),
+            "output": options["output"].replace("%A_%a", f"{number}_{task}"),
+        }
+        write(
+            QUEUE / f"{number}_{task}",
+            job | {"awaits": options.get("dependency", ""), "pid": 0, "back": False},
+        )
     if "late" in mode:
-        sys.exit("sbatch: error: Batch job submission failed: Socket timed out on send/recv operation")
+        sys.exit(
+            "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+        )
     print(f"Welcome\n{number};test", flush=True)
     if "kills" in mode:
         os.kill(os.getppid(), signal.SIGKILL)
@@ -83,14 +95,25 @@ def run(path):
     if not kind or (QUEUE / f"{awaited}.code").read_text() == "0":
         count, job["back"] = 0, True
         while job["back"]:
-            environment = {"SLURM_ARRAY_TASK_ID": path.name.partition("_")[2], "SLURM_JOB_ID": path.name}
+            environment = {
+                "SLURM_ARRAY_TASK_ID": path.name.partition("_")[2],
+                "SLURM_JOB_ID": path.name,
+            }
             environment |= {"SLURM_RESTART_COUNT": str(count)} if count else {}
             with open(job["output"], "a") as log:
                 words = ["bash", job["script"]]
                 started = subprocess.Popen(
-                    words, env=os.environ | environment, stdout=log, stderr=log, start_new_session=True
+                    words,
+                    env=os.environ | environment,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
                 )
-            write(path, read(path) | {"state": "RUNNING", "reason": "None", "pid": started.pid, "back": False})
+            write(
+                path,
+                read(path)
+                | {"state": "RUNNING", "reason": "None", "pid": started.pid, "back": False},
+            )
             code, count = started.wait(), count + 1
             job = read(path)
     (QUEUE / f"{path.name}.code").write_text(str(code))
@@ -119,7 +142,10 @@ def scancel(*words):
 
 
 def scontrol(*words):
-    write(QUEUE / words[-1], read(QUEUE / words[-1]) | {"back": True, "state": "PENDING", "reason": "BeginTime"})
+    write(
+        QUEUE / words[-1],
+        read(QUEUE / words[-1]) | {"back": True, "state": "PENDING", "reason": "BeginTime"},
+    )
 
 
 def srun(*words):

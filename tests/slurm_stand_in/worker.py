@@ -15,13 +15,20 @@ def work(folder):
     fcntl.flock(lock, fcntl.LOCK_EX)
     status = json.loads((folder / "status.json").read_text())
     calls = status.get("calls", 0)
-    places = [path for path in (Path(f"codes-{folder.parent.name}"), Path("codes")) if path.exists()]
+    places = [
+        path for path in (Path(f"codes-{folder.parent.name}"), Path("codes")) if path.exists()
+    ]
     codes = places[0].read_text().split() if places else ["0"]
     code = codes[min(calls, len(codes) - 1)]
     if code == "sleep":
         signal.pause()  # until it is cancelled, however long the test takes
     states = {"0": "finished", "143": "interrupted", "140": "interrupted"}
-    status |= {"state": states.get(code, "failed"), "step": calls + 1, "max_steps": len(codes), "calls": calls + 1}
+    status |= {
+        "state": states.get(code, "failed"),
+        "step": calls + 1,
+        "max_steps": len(codes),
+        "calls": calls + 1,
+    }
     status["cause"] = None if code == "0" else "config\n  trainer\n    found     a fault of its own"
     (folder / ".status.new").write_text(json.dumps(status))
     (folder / ".status.new").replace(folder / "status.json")

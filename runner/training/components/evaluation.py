@@ -1,4 +1,4 @@
-"""Figures of a model on held-out rows: the trainer's own evaluation with the configured metrics as a part of it."""
+"""Figures of a model on held-out rows: the trainer's own evaluation with the metrics in it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,136 +8,211 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, Trainer
 
-from runner.errors import ConfigError, Fault, fault
+from runner.errors import ConfigError, Fault
 from runner.generate.agent import Agent
 from runner.generate.budget import answer_tokens
 from runner.generate.completion import TextGenerator, context_length
+from runner.generate.held_out_rows import Row, held_out_sets
 from runner.generate.judge import judge_answers, judge_completions
 from runner.generate.likelihood import AnswerReader
-from runner.generate.rows import Row, held_out_sets
 from runner.generate.sampler import Sampling, evaluating, whole
 from runner.io.files import replace_rows
 from runner.metric.ask import Metric
 from runner.run import Run
 from runner.schema import upstream
-from runner.schema.read import read_signature
-from runner.schema.text import nearest
+from runner.schema.text import Node, nearest
 from runner.schema.type import shortened
 from runner.training.components.model import policy_of
 from runner.training.components.scorers import build_metrics
+from runner.training.components.trainer_parts import loss_interface_of
 
 SHOWN = 4  # prompts whose answers are written where nothing else asks for any
 BATCH_SIZE = 64  # prompts side by side, until memory runs out
+# How the names of figures end that say how long something took or how far it is.
 CLOCK = ("_runtime", "_per_second", "_time", "epoch", "num_tokens", "peak_gb")
 
 
 def held_out_scores(trainer: Trainer) -> dict[str, float]:
-    """Figures of the trainer's evaluation and of the metrics; ConfigError if none is ``metric_for_best_model``."""
+    """Figures of the trainer's evaluation and of the metrics.
+
+    Raises ConfigError where ``metric_for_best_model`` is none of them.
+    """
     if trainer.eval_dataset is None:
         return {}
-    scores, args, where = trainer.evaluate(), trainer.args, f"trainer.args.{upstream.METRIC_FOR_BEST_MODEL}"
+    figures = trainer.evaluate()
+    names = [name for name in figures if not name.endswith(CLOCK)]
+    args = trainer.args
     wanted = args.metric_for_best_model
-    key = f"eval_{str(wanted).removeprefix('eval_')}"
-    if wanted is not None and args.eval_strategy != "no" and key not in scores:
-        names = [name for name in scores if not name.endswith(CLOCK)]
-        near = nearest(key, names) or [name for name in names if name.endswith("_loss")] or names
-        found = f"{wanted}, which the evaluation of the start model does not give"
-        raise ConfigError(Fault(where, found, shortened(names), f"{where}={near[0] if near else '<one of them>'}"))
-    return {name: value for name, value in scores.items() if not name.endswith(CLOCK) and isinstance(value, float)}
+    if wanted is not None and args.eval_strategy != "no":
+        key = f"eval_{str(wanted).removeprefix('eval_')}"
+        if key not in figures:
+            raise ConfigError(_no_such_figure(str(wanted), key, names))
+    return {name: figures[name] for name in names if isinstance(figures[name], float)}
+
+
+def _no_such_figure(wanted: str, key: str, names: list[str]) -> Fault:
+    where = "trainer.args.metric_for_best_model"
+    losses = [name for name in names if name.endswith("_loss")]
+    offers = nearest(key, names) or losses or names
+    offer = offers[0] if offers else "<one of them>"
+    return Fault(
+        where=where,
+        found=f"{wanted}, which the evaluation of the start model does not give",
+        expected=shortened(names),
+        fix=f"{where}={offer}",
+    )
 
 
 def check_objective(name: str | None, scores: Mapping[str, float]) -> None:
-    """Raise ConfigError for an objective that is to be a held-out score, and that an evaluation does not give."""
+    """Raise ConfigError for an objective that must be a held-out score and is none of them."""
     if not scores or not name or name in scores or f"eval_{name}" in scores:
         return
     near = nearest(name, scores, 0.8) or nearest(f"eval_{name}", scores, 0.8)
-    if name.startswith("eval_") or near:
-        found = f"{name}, which the evaluation of the start model does not give"
-        fix = f"objective={near[0] if near else next(iter(scores))}"
-        raise ConfigError(Fault("objective", found, shortened(list(scores)), fix))
+    if not near and not name.startswith("eval_"):
+        return  # it may be a figure of the training
+    offer = near[0] if near else next(iter(scores))
+    raise ConfigError(
+        Fault(
+            where="objective",
+            found=f"{name}, which the evaluation of the start model does not give",
+            expected=shortened(list(scores)),
+            fix=f"objective={offer}",
+        )
+    )
 
 
 @dataclass
 class HeldOutMetrics:
-    """The metrics of a run; called with the prefix of an evaluation, it measures the held-out set of that name."""
+    """The metrics of a run.
+
+    Called with the prefix of an evaluation, they measure the held-out set of that name.
+    """
 
     run: Run
     tokenizer: PreTrainedTokenizerBase
     metrics: Sequence[Metric]
     batch_size: int
     agent: Agent | None = None
-    samples: int = 0  # prompts that are answered for whoever reads them, where no metric asks for answers
-    sets: dict[str, dict[str, Dataset]] = field(default_factory=dict)  # those of each form
+    # Prompts that are answered for whoever reads the answers, where no metric asks for any.
+    samples: int = 0
+    sets: dict[str, dict[str, Dataset]] = field(default_factory=dict)  # by form, then by name
 
     def __call__(self, trainer: Trainer, prefix: str) -> dict[str, float]:
         """Every number of every metric that measures this set, each under the prefix."""
-        name = prefix.removeprefix("eval").removeprefix("_")
-        metrics = [metric for metric in self.metrics if metric.measures(name)]
-        sampled, read = ([metric for metric in metrics if metric.kind == kind] for kind in ("sampled", "read"))
-        found, model, args = dict[str, float](), policy_of(trainer), trainer.args
+        set_name = prefix.removeprefix("eval").removeprefix("_")
+        metrics = [metric for metric in self.metrics if metric.measures(set_name)]
+        sampled = [metric for metric in metrics if metric.kind == "sampled"]
+        read = [metric for metric in metrics if metric.kind == "read"]
+        scores = dict[str, float]()
         with whole(trainer.accelerator.unwrap_model(trainer.model)):
             if sampled or self.samples:  # on completions for the first prompts of the set
-                rows, limits = self._rows("prompt", name), [metric.limit for metric in sampled]
-                most = max((limit for limit in limits if limit is not None), default=self.samples)
-                found |= self._answer(trainer, list(rows if None in limits else rows.take(most)), sampled, name)
-            if read:  # on how the model takes the known answers
-                rows = list(self._rows("answer", name))
-                ends = (getattr(args, "max_length", None), context_length(model))
-                reader = AnswerReader(model, self.tokenizer, min(filter(None, ends), default=None))
-                found |= judge_answers(reader, rows, read, is_scorer=self.run.cfg["trainer"]["head"] == "score").scores
+                rows = self._first_prompts(sampled, set_name)
+                scores |= self._answer(trainer, rows, sampled, set_name)
+            if read:  # on how likely the known answers are to the model
+                scores |= self._read_answers(trainer, read, set_name)
         # In the order of the configuration, whatever the kind.
-        ordered = (key for metric in metrics for key in found if f"{key}_".startswith(f"{metric.name}_"))
-        return {f"{prefix}_{key}": found[key] for key in ordered}
+        ordered = {}
+        for metric in metrics:
+            for key, score in scores.items():
+                if f"{key}_".startswith(f"{metric.name}_"):
+                    ordered[f"{prefix}_{key}"] = score
+        return ordered
 
     @property
     def is_online(self) -> bool:
         """True where the trainer learns from what it samples."""
-        return self.run.cfg["trainer"]["form"] == "prompt" and self.run.cfg["trainer"]["head"] == "lm"
+        return is_online(self.run.cfg["trainer"])
 
     def sample_training(self, trainer: Trainer, rows: Dataset) -> None:
         """Answer the first training prompts for whoever reads them, where no row is held out."""
         with torch.random.fork_rng(), whole(trainer.accelerator.unwrap_model(trainer.model)):
             self._answer(trainer, list(rows.take(SHOWN)), [], "train")
 
-    def _answer(self, trainer: Trainer, rows: Sequence[Row], metrics: Sequence[Metric], name: str) -> dict[str, float]:
+    def _first_prompts(self, metrics: Sequence[Metric], set_name: str) -> list[Row]:
+        """As many rows of a set as some metric wants, or those that are only shown."""
+        rows = self._rows("prompt", set_name)
+        limits = [metric.limit for metric in metrics]
+        if None not in limits:
+            rows = rows.take(max(filter(None, limits), default=self.samples))
+        return list(rows)
+
+    def _read_answers(
+        self, trainer: Trainer, metrics: Sequence[Metric], set_name: str
+    ) -> dict[str, float]:
+        """The figures of metrics on the known answers of a set."""
+        model = policy_of(trainer)
+        lengths = [getattr(trainer.args, "max_length", None), context_length(model)]
+        max_length = min(filter(None, lengths), default=None)
+        reader = AnswerReader(model, self.tokenizer, max_length)
+        rows = list(self._rows("answer", set_name))
+        is_scorer = self.run.cfg["trainer"]["head"] == "score"
+        return judge_answers(reader, rows, metrics, is_scorer=is_scorer).scores
+
+    def _answer(
+        self, trainer: Trainer, rows: Sequence[Row], metrics: Sequence[Metric], set_name: str
+    ) -> dict[str, float]:
         """The figures of metrics on completions for these rows, which are written down."""
         model = policy_of(trainer)
-        longest = (metric.max_new_tokens for metric in metrics)
-        length = answer_tokens(longest, upstream.completion_length(vars(trainer.args)))
+        wanted_lengths = (metric.max_new_tokens for metric in metrics)
+        length = answer_tokens(wanted_lengths, upstream.completion_length(vars(trainer.args)))
         with evaluating(model):
-            how = Sampling(length, rows=self.batch_size)
-            generator = TextGenerator(model, self.tokenizer, how, agent=self.agent)
+            sampling = Sampling(length, rows=self.batch_size)
+            generator = TextGenerator(model, self.tokenizer, sampling, agent=self.agent)
             figures = judge_completions(generator, rows, metrics)
         if trainer.is_world_process_zero():
+            step: dict[str, Any] = {"step": trainer.state.global_step}
+            if set_name:
+                step["set"] = set_name
+            written = []
+            for row in figures.completions:
+                written.append({**step, "prompt": row["prompt"], "completion": row["completion"]})
             # In place of those of an earlier try at the same step.
-            keys = {"step": trainer.state.global_step} | ({"set": name} if name else {})
-            texts = [{key: row[key] for key in ("prompt", "completion")} for row in figures.completions]
-            written = [keys | text for text in texts]
-            replace_rows(self.run.folder / "completions.jsonl", written, same=list(keys))
+            replace_rows(self.run.folder / "completions.jsonl", written, same=list(step))
         return figures.scores
 
-    def _rows(self, form: str, name: str) -> Dataset:
+    def _rows(self, form: str, set_name: str) -> Dataset:
+        """The held-out rows of a set in a form, which are loaded once."""
         if form not in self.sets:
-            self.sets[form] = held_out_sets(self.run.cfg, form, None if form == "prompt" else ["*"])
-        if name not in self.sets[form]:
-            raise ConfigError(fault("training.no_such_set", name=name, known=", ".join(self.sets[form])))
-        return self.sets[form][name]
+            columns = None if form == "prompt" else ["*"]
+            self.sets[form] = held_out_sets(self.run.cfg, form, columns)
+        sets = self.sets[form]
+        if set_name not in sets:
+            raise ConfigError(
+                Fault(
+                    where="metric",
+                    found=f"an evaluation of {set_name!r}",
+                    expected=f"one of {', '.join(sets)}",
+                    fix="dataset.split.eval=<sets>",
+                )
+            )
+        return sets[set_name]
+
+
+def is_online(trainer: Node) -> bool:
+    """True for a trainer that learns from what it samples."""
+    return bool(trainer["form"] == "prompt" and trainer["head"] == "lm")
 
 
 def build_measure(
-    run: Run, tokenizer: PreTrainedTokenizerBase, adjustments: Sequence[Mapping[str, Any]], agent: Agent | None
+    run: Run,
+    tokenizer: PreTrainedTokenizerBase,
+    adjustments: Sequence[Mapping[str, Any]],
+    agent: Agent | None,
 ) -> HeldOutMetrics | None:
-    """The configured metrics, for a trainer to call with the prefix of each evaluation; None without any.
+    """The configured metrics, to be called with the prefix of each evaluation; None without any.
 
-    Of a trainer that learns from what it samples, some answers are written also without a metric, unless it writes them
-    itself, as PPO does.
+    Of a trainer that learns from what it samples, some answers are written also without a metric,
+    unless it writes them itself, as PPO does.
     """
-    metrics, node = build_metrics(run.cfg["metric"], tokenizer), run.cfg["trainer"]
-    halvings = sum(upstream.PER_DEVICE_EVAL_BATCH_SIZE in each.get("args", {}) for each in adjustments)
-    is_online = node["form"] == "prompt" and node["head"] == "lm"
-    if not metrics and not is_online:
+    trainer = run.cfg["trainer"]
+    metrics = build_metrics(run.cfg["metric"], tokenizer)
+    if not metrics and not is_online(trainer):
         return None
-    config = read_signature(node["args"]["_target_"])
-    writes_itself = upstream.loss_interface(read_signature(node["_target_"]), config) == "policy"
-    samples = SHOWN if is_online and not writes_itself else 0
-    return HeldOutMetrics(run, tokenizer, metrics, max(1, BATCH_SIZE >> halvings), agent, samples)
+    samples = 0
+    if is_online(trainer) and loss_interface_of(trainer) != "policy":
+        samples = SHOWN
+    halvings = 0
+    for adjustment in adjustments:
+        halvings += "per_device_eval_batch_size" in adjustment.get("args", {})
+    batch_size = max(1, BATCH_SIZE >> halvings)
+    return HeldOutMetrics(run, tokenizer, metrics, batch_size, agent, samples)

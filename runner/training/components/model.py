@@ -1,7 +1,9 @@
 """The policy, what of it is trained, and its reference; and the model that a training has left."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from accelerate.utils import patch_environment
@@ -10,12 +12,13 @@ from safetensors.torch import load_model
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 
 from runner.config.build import asked_for, build, serve
-from runner.errors import ConfigError, FolderError, fault
+from runner.errors import ConfigError, Fault, FolderError
+from runner.generate.run_weights import Weights
 from runner.generate.sampler import Model
-from runner.generate.weights import Weights
 from runner.io.files import display_path
 from runner.model.adapter import OWN, check_adapter, leave_out_routers, train_beside, train_tokens
-from runner.model.check import LOADER, NEW, overrides_answers
+from runner.model.check import LOADER, NEW
+from runner.model.check_config import overrides_answers
 from runner.model.load import check_quantization, hold_places
 from runner.model.reference import copy_reference, needs_reference
 from runner.model.saved import is_partitioned, load_adapter_weights
@@ -26,49 +29,88 @@ from runner.schema.text import Config, Node
 from runner.training.components.args import check_devices
 
 
+@dataclass(frozen=True)
+class TrainedModels:
+    """The models of a training."""
+
+    policy: Model
+    peft_config: PeftConfig | None  # of the adapter that the trainer puts on the policy
+    reference: Model | None  # where the trainer takes one
+
+
 def build_model(
     cfg: Config, tokenizer: PreTrainedTokenizerBase, args: TrainingArguments
-) -> tuple[Model, PeftConfig | None, Model | None]:
-    """The policy, the adapter that the trainer puts on it once, and its reference where the trainer takes one."""
+) -> TrainedModels:
+    """The policy with what of it is trained, and its reference."""
     check_quantization(cfg["quant"])
-    head, quantization = cfg["trainer"]["head"], build(cfg["quant"])
-    node = {key: value for key, value in cfg["model"].items() if key != "tokenizer"} | path_of(cfg)
-    load = partial(serve, tokenizer=tokenizer, head=head, quantization_config=quantization, seed=cfg["seed"])
-    model, is_handed_out = _load_policy(cfg, args, node, load)
-    model, peft_config = build_tuner(cfg["peft"], model, head)
-    train_tokens(model, peft_config, tokenizer)
-    check_adapter(model, peft_config)
+    head = cfg["trainer"]["head"]
+    node = _model_node(cfg) | path_of(cfg)
+    load = partial(
+        serve,
+        tokenizer=tokenizer,
+        head=head,
+        quantization_config=build(cfg["quant"]),
+        seed=cfg["seed"],
+    )
+    policy, is_handed_out = _load_policy(cfg, args, node, load)
+    policy, peft_config = build_tuner(cfg["peft"], policy, head)
+    train_tokens(policy, peft_config, tokenizer)
+    check_adapter(policy, peft_config)
     check_merged(cfg, peft_config, args)
-    precomputed = getattr(args, upstream.PRECOMPUTE_REF_LOG_PROBS, False) and not args.fsdp  # then TRL loads one
-    takes_one = upstream.REF_MODEL in asked_for(cfg["trainer"]["_target_"]) and getattr(args, "penalises_kl", True)
-    if not (takes_one and needs_reference(model, peft_config, precomputed=precomputed)):
-        return model, peft_config, None
-    if is_partitioned(model):  # a share is nothing to copy
-        return model, peft_config, load(node).requires_grad_(False).eval()
-    # ``match_reference`` fills one that is empty, but for that of an adapter.
-    is_whole = not is_handed_out or not (peft_config or isinstance(model, PeftModel))
-    return model, peft_config, copy_reference(model if is_whole else load(node))
+    takes_reference = "ref_model" in asked_for(cfg["trainer"]["_target_"])
+    if not takes_reference or not getattr(args, "penalises_kl", True):
+        return TrainedModels(policy, peft_config, None)
+    # With FSDP, TRL loads a reference even where it precomputes log-probabilities.
+    precomputed = getattr(args, "precompute_ref_log_probs", False) and not args.fsdp
+    if not needs_reference(policy, peft_config, precomputed=precomputed):
+        return TrainedModels(policy, peft_config, None)
+    if is_partitioned(policy):  # a share of the weights is nothing to copy
+        reference = load(node).requires_grad_(False).eval()
+    elif is_handed_out and (peft_config or isinstance(policy, PeftModel)):
+        # ``match_reference`` fills one that is empty, but not that of an adapter.
+        reference = copy_reference(load(node))
+    else:
+        reference = copy_reference(policy)
+    return TrainedModels(policy, peft_config, reference)
 
 
-def _load_policy(cfg: Config, args: TrainingArguments, node: Node, load: Callable[[Node], Model]) -> tuple[Model, bool]:
-    """The policy, and True where its weights are only places that the first process of this machine will fill."""
+def _model_node(cfg: Config) -> dict[str, Any]:
+    """The node of the model without that of its tokenizer."""
+    return {key: value for key, value in cfg["model"].items() if key != "tokenizer"}
+
+
+def _load_policy(
+    cfg: Config, args: TrainingArguments, node: Node, load: Callable[[Node], Model]
+) -> tuple[Model, bool]:
+    """The policy, and True where its weights are only places.
+
+    The first process of this machine will fill these.
+    """
     plugin = getattr(args, "fsdp_plugin_args", None) or {}
     if not plugin.get("cpu_ram_efficient_loading"):
         return load(node), False
-    # Accelerate hands out no buffers that are saved (the balance of experts, matrices that some adapters share), and no
-    # tied weights that an adapter may have put something around.
-    has_buffers = bool(cfg["peft"]) and upstream.setting(cfg["peft"], "save_projection", False)
-    is_handed_out = (
-        bool(args.local_process_index)
-        and "device_map" in asked_for(node["_target_"])
-        and not (has_buffers or cfg["quant"] or node.get("merge"))
-    )
-    # transformers fills the other buffers of a model without weights by the variables of accelerate launch alone.
-    variables = dict.fromkeys(("ACCELERATE_USE_FSDP", "FSDP_CPU_RAM_EFFICIENT_LOADING"), str(is_handed_out))
-    with patch_environment(**variables):
-        model = load({**node, "device_map": "meta"} if is_handed_out else node)
-    has_buffers |= bool(model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys())
-    if has_buffers or (model.all_tied_weights_keys and (cfg["peft"] or isinstance(model, PeftModel))):
+    # Accelerate hands out no buffers that are saved (the balance of experts, matrices that some
+    # adapters share), and no tied weights that an adapter may have put something around.
+    saves_buffers = bool(cfg["peft"]) and upstream.setting(cfg["peft"], "save_projection", False)
+    needs_weights = saves_buffers or cfg["quant"] or node.get("merge")
+    takes_device_map = "device_map" in asked_for(node["_target_"])
+    is_first = not args.local_process_index
+    is_handed_out = not is_first and takes_device_map and not needs_weights
+    if is_handed_out:
+        node_of_process = {**node, "device_map": "meta"}
+    else:
+        node_of_process = dict(node)
+    # transformers fills the other buffers of a model without weights where it sees the variables of
+    # accelerate launch.
+    with patch_environment(
+        ACCELERATE_USE_FSDP=str(is_handed_out),
+        FSDP_CPU_RAM_EFFICIENT_LOADING=str(is_handed_out),
+    ):
+        model = load(node_of_process)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    has_buffers = saves_buffers or bool(model.state_dict().keys() - parameters.keys())
+    has_adapter = cfg["peft"] or isinstance(model, PeftModel)
+    if has_buffers or (model.all_tied_weights_keys and has_adapter):
         plugin["cpu_ram_efficient_loading"] = False
         return (load(node) if is_handed_out else model), False
     if is_handed_out:
@@ -77,95 +119,191 @@ def _load_policy(cfg: Config, args: TrainingArguments, node: Node, load: Callabl
 
 
 def own_tuner(node: Node | None) -> Any:
-    """A tuner with methods of its own, ``prepare_model(model)``, ``save_pretrained(model, folder)`` and
-    ``from_pretrained(model, folder)``, of which the first and the last give the model; None of any other.
+    """A tuner with methods of its own; None for any other.
+
+    They are ``prepare_model(model)``, ``save_pretrained(model, folder)`` and
+    ``from_pretrained(model, folder)``; the first and the last give the model.
     """
-    return build(node) if node and has_method(node["_target_"], "prepare_model") else None
+    if node and has_method(node["_target_"], "prepare_model"):
+        return build(node)
+    return None
 
 
 def build_tuner(node: Node | None, model: Model, head: str) -> tuple[Model, PeftConfig | None]:
-    """The model, perhaps changed by a function that asks for it, and the adapter for the trainer to put on, if any."""
+    """The model and the adapter for the trainer to put on it, if any.
+
+    A function that asks for the model may give it back changed; then there is no adapter.
+    """
     if not node:
         return model, None
-    arguments = {key: value for key, value in node.items() if key not in OWN}
-    if tuner := own_tuner(node):
+    tuner = own_tuner(node)
+    if tuner is not None:
         made = tuner.prepare_model(model)
         made.own_tuner = tuner  # for whoever saves the model
     else:
-        made = serve(arguments, model=model, task_type="SEQ_CLS" if head == "score" else "CAUSAL_LM")
+        settings = {key: value for key, value in node.items() if key not in OWN}
+        made = serve(settings, model=model, task_type=task_type_of(head))
     if isinstance(made, PeftConfig):
         leave_out_routers(model, made)
         if node.get("full"):
             train_beside(model, made, node["full"])
         return model, made
     if not isinstance(made, PreTrainedModel | PeftModel):
-        raise ConfigError(fault("training.no_tuner", target=node["_target_"], kind=type(made).__name__))
+        target = node["_target_"]
+        raise ConfigError(
+            Fault(
+                where="peft",
+                found=f"{target} gave {type(made).__name__}",
+                expected="the model, or a PeftConfig",
+                fix="return model",
+            )
+        )
     return made, None
 
 
+def task_type_of(head: str) -> str:
+    """The name that peft has for models with this head."""
+    return "SEQ_CLS" if head == "score" else "CAUSAL_LM"
+
+
 def check_merged(cfg: Config, peft_config: PeftConfig | None, args: TrainingArguments) -> None:
-    """Raise ConfigError where an adapter on a merged or new model could not be saved: that model is nowhere on disk."""
-    if has_base(cfg) or peft_config is None:
+    """Raise ConfigError where an adapter on a merged or new model could not be saved.
+
+    Such a model is nowhere on disk.
+    """
+    if peft_config is None or has_base(cfg):
         return
-    base = "a merged model" if cfg["model"].get("merge") else "a model that is new, or has another config"
+    base = "a model that is new, or has another config"
+    if cfg["model"].get("merge"):
+        base = "a merged model"
     faults = []
     if peft_config.is_prompt_learning:
-        faults.append(fault("training.prompt_on_no_base", kind=type(peft_config).__name__, base=base))
+        faults.append(
+            Fault(
+                where="peft",
+                found=f"{type(peft_config).__name__} on {base}, which is nowhere on disk, and it "
+                "cannot be merged",
+                expected="an adapter inside the layers",
+                fix="=lora",
+            )
+        )
     if getattr(args, "critic", None) in ("auto", "adapter"):
-        faults.append(fault("training.critic_on_no_base", critic=args.critic, base=base))
+        faults.append(
+            Fault(
+                where="trainer.args.critic",
+                found=f"{args.critic}: a second adapter on {base}, which is nowhere on disk",
+                expected="a model of its own",
+                fix="=model",
+            )
+        )
     ConfigError.refuse(faults)
 
 
 def path_of(cfg: Config) -> dict[str, str]:
-    """The place of the policy's weights, if any: PPO's own argument for it comes before ``model.path``."""
+    """The ``path`` of the policy's weights, if any; PPO's own argument for it comes first."""
     path = cfg["trainer"]["args"].get("sft_model_path") or cfg["model"].get("path")
     return {"path": path} if path else {}
 
 
 def has_base(cfg: Config) -> bool:
-    """True where what is below an adapter lies somewhere, so that it can be saved alone and loaded again."""
-    return bool(path_of(cfg)) and not cfg["model"].get("merge") and not overrides_answers(cfg["model"])
+    """True where the model below an adapter is on disk, so that the adapter can be saved alone."""
+    model = cfg["model"]
+    return bool(path_of(cfg)) and not model.get("merge") and not overrides_answers(model)
 
 
 def policy_of(trainer: Trainer) -> Model:
-    """The language model that a trainer trains, without what distributes it or stands beside it, such as a critic."""
+    """The language model that a trainer trains, without wrappers, or the critic beside it."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     return getattr(model, "policy", model)
 
 
-def load_trained(cfg: Config, weights: Weights, head: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model with these weights and its tokenizer, on the accelerator if there is one, not to be trained."""
+def load_trained(
+    cfg: Config, weights: Weights, head: str
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model with these weights, on the accelerator if there is one, and its tokenizer.
+
+    It is not to be trained.
+    """
     check_devices(cfg)
-    folder, tuner = weights.folder, own_tuner(cfg.get("peft"))
-    if folder and (folder / "policy").is_dir():  # where PPO keeps them, beside its critic
-        folder /= "policy"
-    elif folder and not tuner:
-        plain = [name for name in ("config.json", "adapter_config.json") if (folder / name).is_file()]
-        if not plain or not list(folder.glob("*.safetensors")) or (folder / "ppo_state.json").is_file():
-            raise FolderError(fault("training.weights_of_a_trainer", folder=display_path(folder)))
-    own = dict(cfg["model"]["tokenizer"])
-    saved = folder and (folder / "tokenizer_config.json").is_file()  # the run's own, with its template
-    if saved and "path" in asked_for(own["_target_"]):
-        own |= {"path": str(folder)} | ({"revision": None} if "revision" in own else {})
-    tokenizer = build(own)
-    node = {key: value for key, value in cfg["model"].items() if key != "tokenizer"}
-    served = {"tokenizer": tokenizer, "head": head, "quantization_config": build(cfg.get("quant"))}
-    if folder is None or tuner or (folder / "adapter_config.json").is_file():
-        model = serve(node | path_of(cfg), **served, seed=cfg.get("seed", 0))  # which the training began with
-        if folder and tuner and (folder / "trainer_state.json").is_file():  # a checkpoint, as the trainer writes it
-            model = tuner.prepare_model(model)
-            load_model(model, str(folder / "model.safetensors"), strict=False)
-        elif folder:
-            model = tuner.from_pretrained(model, folder) if tuner else load_adapter_weights(model, folder)
+    tuner = own_tuner(cfg.get("peft"))
+    folder = weights.folder
+    if folder is not None:
+        if (folder / "policy").is_dir():  # where PPO keeps it, beside its critic
+            folder = folder / "policy"
+        elif tuner is None:
+            _check_loadable(folder)
+    tokenizer = _load_tokenizer(cfg["model"]["tokenizer"], folder)
+    served = {
+        "tokenizer": tokenizer,
+        "head": head,
+        "quantization_config": build(cfg.get("quant")),
+    }
+    if folder is None or tuner is not None or (folder / "adapter_config.json").is_file():
+        # The model that the training began with, then what was trained of it.
+        node = _model_node(cfg) | path_of(cfg)
+        model = serve(node, **served, seed=cfg.get("seed", 0))
+        if folder is not None:
+            model = _load_tuned(model, tuner, folder)
     else:
-        target = node["_target_"]
-        if target not in (LOADER, NEW) and "path" in asked_for(target):  # a user's own that can
-            node |= {"path": str(folder)} | ({"revision": None} if "revision" in node else {})
-        else:
-            known = asked_for(LOADER) - {"path", "revision", "merge", "seed"}
-            node = {key: value for key, value in node.items() if key in known}
-            node |= {"_target_": LOADER, "path": str(folder)}
-        model = serve(node, **served)
+        model = serve(_node_of_whole_model(_model_node(cfg), folder), **served)
     model = model.eval().requires_grad_(False)
-    is_placed = cfg["model"].get("device_map") or getattr(model, "is_quantized", False)
-    return model if is_placed else model.to(best_device()), tokenizer
+    if not cfg["model"].get("device_map") and not getattr(model, "is_quantized", False):
+        model = model.to(best_device())
+    return model, tokenizer
+
+
+def _check_loadable(folder: Path) -> None:
+    """Raise FolderError where a folder holds no model or adapter that we can load."""
+    has_config = any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
+    has_weights = any(folder.glob("*.safetensors"))
+    if not has_config or not has_weights or (folder / "ppo_state.json").is_file():
+        raise FolderError(
+            Fault(
+                where=display_path(folder),
+                found="weights only as the trainer itself reads them, such as those of PPO with "
+                "its critic, or in shards",
+                expected="a model or an adapter as safetensors",
+                fix="checkpoint=model",
+            )
+        )
+
+
+def _load_tokenizer(node: Node, folder: Path | None) -> PreTrainedTokenizerBase:
+    """The tokenizer that a run has saved, with its template, or the configured one."""
+    settings = dict(node)
+    if folder is not None and (folder / "tokenizer_config.json").is_file():
+        if "path" in asked_for(settings["_target_"]):
+            settings |= _at_folder(settings, folder)
+    tokenizer: PreTrainedTokenizerBase = build(settings)
+    return tokenizer
+
+
+def _at_folder(node: Node, folder: Path) -> dict[str, Any]:
+    """The values that have a node load from a folder, which has no revisions."""
+    values: dict[str, Any] = {"path": str(folder)}
+    if "revision" in node:
+        values["revision"] = None
+    return values
+
+
+def _load_tuned(model: Model, tuner: Any, folder: Path) -> Model:
+    """A start model with the adapter, or the weights of a user's own tuner, in a folder."""
+    tuned: Model
+    if tuner is None:
+        tuned = load_adapter_weights(model, folder)
+    elif (folder / "trainer_state.json").is_file():  # a checkpoint, as the trainer writes it
+        tuned = tuner.prepare_model(model)
+        load_model(tuned, str(folder / "model.safetensors"), strict=False)
+    else:
+        tuned = tuner.from_pretrained(model, folder)
+    return tuned
+
+
+def _node_of_whole_model(node: Node, folder: Path) -> dict[str, Any]:
+    """The node that loads a whole model from a folder, by the user's own loader where that can."""
+    target = node["_target_"]
+    if target not in (LOADER, NEW) and "path" in asked_for(target):
+        return {**node, **_at_folder(node, folder)}
+    taken = asked_for(LOADER) - {"path", "revision", "merge", "seed"}
+    settings = {key: value for key, value in node.items() if key in taken}
+    return {**settings, "_target_": LOADER, "path": str(folder)}

@@ -1,32 +1,37 @@
-"""Parts that a library builds late, built once with stand-ins before rows load: optimizer, schedule, sampling, adapter.
+"""Parts that a library builds late, built once with stand-ins before rows load.
 
-So a value that it refuses ends the run at its start, and under its key.
+These are the optimizer, its schedule, the settings of sampling and the adapter. So a value that a
+library refuses ends the run at its start, under its key.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 from transformers import GenerationConfig, Trainer, TrainingArguments, get_scheduler
 
-from runner.config.build import asked_for, build, locate, serve
+from runner.config.build import asked_for, locate, serve
 from runner.errors import RunnerError, own_place
 from runner.io.hub import is_of_network
 from runner.model.adapter import OWN
 from runner.run import Run
 from runner.run.adjustments import is_out_of_memory
 from runner.run.blame import find_refused_keys
-from runner.schema import upstream
-from runner.schema.text import Config, Node
+from runner.schema.text import Node
+from runner.training.components.model import task_type_of
+from runner.training.components.trainer_parts import optimizer_settings
 
 STEPS = 100  # of the schedule that is tried
+SCHEDULE_ARGS = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps")
 
 
 @contextlib.contextmanager
 def blaming(run: Run, *parts: str) -> Iterator[None]:
-    """Inside, where only values of these parts are used, an exception of a library is raised as a fault of theirs."""
+    """Raise an exception of a library as a fault of these parts, the only ones used inside."""
     try:
         yield
     except (RunnerError, ImportError, OSError):
@@ -34,61 +39,93 @@ def blaming(run: Run, *parts: str) -> Iterator[None]:
     except Exception as error:
         if own_place(error) or is_out_of_memory(error) or is_of_network(error):
             raise
-        if refused := find_refused_keys(run, error, parts):
+        refused = find_refused_keys(run, error, parts)
+        if refused:
             raise refused from error
         raise
 
 
 def rehearse_components(run: Run, args: TrainingArguments) -> None:
-    """Build what the trainer will build of the configuration alone; ConfigError for a value that a library refuses."""
-    cfg = run.cfg
-    generation = getattr(args, upstream.GENERATION_KWARGS, None)
-    if generation and not getattr(args, upstream.USE_VLLM, False):
-        with blaming(run, f"trainer.args.{upstream.GENERATION_KWARGS}"):
+    """Build what the trainer will build of the configuration alone.
+
+    Raises ConfigError for a value that a library refuses.
+    """
+    generation = getattr(args, "generation_kwargs", None)
+    if generation and not getattr(args, "use_vllm", False):
+        with blaming(run, "trainer.args.generation_kwargs"):
             GenerationConfig(**generation).validate()
     if args.gradient_checkpointing_kwargs:
         with blaming(run, "trainer.args.gradient_checkpointing_kwargs"):
             weight = torch.ones(1, requires_grad=True)
             checkpoint(torch.sin, weight, **args.gradient_checkpointing_kwargs).backward()
-    peft = cfg["peft"]
-    if peft and str(peft["_target_"]).startswith("peft.") and "model" not in asked_for(peft["_target_"]):
+    peft = run.cfg["peft"] or {}
+    target = str(peft.get("_target_"))
+    if target.startswith("peft.") and "model" not in asked_for(target):
         settings = {key: value for key, value in peft.items() if key not in OWN}
         with blaming(run, "peft"):
-            serve(settings, task_type="SEQ_CLS" if cfg["trainer"]["head"] == "score" else "CAUSAL_LM")
-    _rehearse_optimizer(run, cfg, args)
-
-
-def _rehearse_optimizer(run: Run, cfg: Config, args: TrainingArguments) -> None:
-    node: Node = cfg.get("optimizer") or {}
+            serve(settings, task_type=task_type_of(run.cfg["trainer"]["head"]))
     weight = nn.Parameter(torch.zeros(2, 2))
-    optimizer: torch.optim.Optimizer = torch.optim.SGD([weight], lr=args.learning_rate)
-    if node:
-        target = node["_target_"]
-        settings = {key: value for key, value in node.items() if key not in ("_target_", "groups", "scheduler")}
-        takes_rate = settings.get("lr") is None and "lr" in asked_for(target)
-        settings = build(settings | ({"lr": args.learning_rate} if takes_rate else {}))
-        if str(target).startswith(("torch.optim.", "transformers.")) and "named_parameters" not in asked_for(target):
-            with blaming(run, "optimizer"):
-                optimizer = locate(target)([weight], **settings)
-            for pattern, own in (node.get("groups") or {}).items():
-                given = {key: value for key, value in own.items() if key != "lr_ratio"}
-                with blaming(run, f"optimizer.groups.{pattern}", "optimizer.groups"):
-                    group = {"params": [nn.Parameter(torch.zeros(2, 2))], **given}
-                    locate(target)([group], **settings)
-    elif not args.optim_target_modules:
-        with blaming(run, f"trainer.args.{upstream.OPTIM}"):
-            make, settings = Trainer.get_optimizer_cls_and_kwargs(args)
-            if isinstance(make, type) and not {"model", "optimizer_dict"} & settings.keys():
-                optimizer = make([weight], **settings)
-    with blaming(run, "optimizer._target_" if node else f"trainer.args.{upstream.OPTIM}"):
+    optimizer_node = run.cfg.get("optimizer")
+    if optimizer_node:
+        optimizer = _build_configured(run, args, optimizer_node, weight)
+    else:
+        optimizer = _build_default(run, args, weight)
+    with blaming(run, "optimizer._target_" if optimizer_node else "trainer.args.optim"):
         weight.grad = torch.zeros_like(weight)
         optimizer.step()
-    if scheduler := node.get("scheduler"):
+    _rehearse_schedule(run, args, optimizer)
+
+
+def _build_configured(
+    run: Run, args: TrainingArguments, node: Node, weight: nn.Parameter
+) -> Optimizer:
+    """The configured optimizer of a weight, and of one in each of its groups.
+
+    Only optimizers of torch and transformers are built: others may need a GPU, or more weights.
+    """
+    target = node["_target_"]
+    settings = optimizer_settings(node, args.learning_rate)
+    is_known = str(target).startswith(("torch.optim.", "transformers."))
+    if not is_known or "named_parameters" in asked_for(target):
+        return _stand_in(weight, args)
+    with blaming(run, "optimizer"):
+        optimizer: Optimizer = locate(target)([weight], **settings)
+    groups: Mapping[str, Mapping[str, Any]] = node.get("groups") or {}
+    for pattern, group_settings in groups.items():
+        group: dict[str, Any] = {"params": [nn.Parameter(torch.zeros(2, 2))]}
+        for key, value in group_settings.items():
+            if key != "lr_ratio":
+                group[key] = value
+        with blaming(run, f"optimizer.groups.{pattern}", "optimizer.groups"):
+            locate(target)([group], **settings)
+    return optimizer
+
+
+def _build_default(run: Run, args: TrainingArguments, weight: nn.Parameter) -> Optimizer:
+    """The optimizer of ``trainer.args.optim``, where it can be built from a weight alone."""
+    if args.optim_target_modules:
+        return _stand_in(weight, args)
+    with blaming(run, "trainer.args.optim"):
+        make, settings = Trainer.get_optimizer_cls_and_kwargs(args)
+        if isinstance(make, type) and not {"model", "optimizer_dict"} & settings.keys():
+            optimizer: Optimizer = make([weight], **settings)
+            return optimizer
+    return _stand_in(weight, args)
+
+
+def _stand_in(weight: nn.Parameter, args: TrainingArguments) -> Optimizer:
+    """An optimizer for the schedule to be tried with."""
+    return torch.optim.SGD([weight], lr=args.learning_rate)
+
+
+def _rehearse_schedule(run: Run, args: TrainingArguments, optimizer: Optimizer) -> None:
+    """Build the configured schedule, or the trainer's own."""
+    schedule = (run.cfg.get("optimizer") or {}).get("scheduler")
+    if schedule:
         with blaming(run, "optimizer.scheduler"):
-            serve(scheduler, optimizer=optimizer, num_training_steps=STEPS)
+            serve(schedule, optimizer=optimizer, num_training_steps=STEPS)
         return
-    names = (upstream.LR_SCHEDULER_TYPE, upstream.LR_SCHEDULER_KWARGS, upstream.WARMUP_STEPS)
-    with blaming(run, *(f"trainer.args.{name}" for name in names)):
+    with blaming(run, *(f"trainer.args.{name}" for name in SCHEDULE_ARGS)):
         get_scheduler(
             args.lr_scheduler_type,
             optimizer,

@@ -1,8 +1,11 @@
 """Rewards, under the names that the config gives them."""
 
-from torch import nn
-from transformers import AutoTokenizer, TrainingArguments
+from dataclasses import dataclass
 
+from torch import nn
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainingArguments
+
+from runner.generate.reward_model import ModelReward
 from runner.model.chat import set_template
 from runner.reward.outcome import ScoringModel, load_reward_model
 from runner.reward.panel import TIMEOUT, RewardTracker, to_scorer
@@ -12,38 +15,81 @@ from runner.schema.text import Config, named
 from runner.training.components.scorers import Reward, build_scorer
 
 
-def build_rewards(
-    cfg: Config, args: TrainingArguments | None = None
-) -> tuple[list[Reward], list[float] | None, RewardTracker | None]:
-    """The rewards as TRL takes them, each checked and named, their weights unless all are 1, and the group's panel.
+@dataclass(frozen=True)
+class BuiltRewards:
+    """The rewards as TRL takes them, each checked and named."""
 
-    The reward model that ``args`` name is loaded as those of the group are, and taken out of them. Of a trainer,
-    only one that knows where steps end can use a reward for each.
+    functions: list[Reward]
+    weights: list[float] | None  # None where all are 1
+    panel: RewardTracker | None  # of the group of rewards; None without a group
+
+
+def build_rewards(cfg: Config, args: TrainingArguments | None = None) -> BuiltRewards:
+    """The rewards of a configuration, and the reward model of a trainer's ``args``.
+
+    The latter is taken out of them.
+    Of a trainer, only one that knows where steps end can use a reward for each.
     """
     random_head = bool((cfg.get("tolerate") or {}).get("random_head"))
-    per_step = not args or hasattr(args, "step_separator")
-    panel = RewardTracker(has_tools=any(map(cfg.get("trainer", {}).get, upstream.FUNCTIONS[:2])))
+    per_step = args is None or hasattr(args, "step_separator")
+    trainer = cfg.get("trainer", {})
+    has_tools = any(trainer.get(key) for key in upstream.FUNCTIONS[:2])
+    panel = RewardTracker(has_tools=has_tools)
     rewards: list[Reward] = []
-    entries = named(cfg["reward"] or {}, "reward")
-    for name, entry in entries.items():
-        call, timeout = build_scorer(entry, random_head=random_head), entry.get("timeout", TIMEOUT)
-        if isinstance(call, nn.Module):
-            setattr(call, REWARD_KEY, "reward" if "_target_" in cfg["reward"] else f"reward.{name}")
-        if isinstance(call, nn.Module) and (path := getattr(call.config, "_name_or_path", "")):
-            set_template(AutoTokenizer.from_pretrained(path), None, f"reward.{name}.path")  # as whoever asks it will
-        elif isinstance(call, ScoringModel):
-            set_template(call.tokenizer, None, f"reward.{name}.path")
-        if isinstance(call, nn.Module) and not per_step:  # which a ModelReward will ask and watch
+    weights = []
+    nodes = named(cfg["reward"] or {}, "reward")
+    for name, node in nodes.items():
+        reward = build_scorer(node, random_head=random_head)
+        if isinstance(reward, nn.Module):
+            key = "reward" if "_target_" in cfg["reward"] else f"reward.{name}"
+            setattr(reward, REWARD_KEY, key)
+        _check_template(reward, f"reward.{name}.path")
+        if isinstance(reward, nn.Module) and not per_step:  # a ModelReward will ask and watch it
             panel.earned[name] = []
-            rewards.append(call)
+            rewards.append(reward)
         else:
-            rewards.append(to_scorer(name, call, timeout=timeout, per_step=per_step, tracker=panel))
-    weights = [float(entry.get("weight", 1.0)) for entry in entries.values()]
-    if args is not None and (path := getattr(args, upstream.REWARD_MODEL_PATH, None)):
-        args.reward_model_path = None  # the trainer is given the model
-        where = f"trainer.args.{upstream.REWARD_MODEL_PATH}"
+            timeout = node.get("timeout", TIMEOUT)
+            scorer = to_scorer(name, reward, timeout=timeout, per_step=per_step, tracker=panel)
+            rewards.append(scorer)
+        weights.append(float(node.get("weight", 1.0)))
+    path = getattr(args, "reward_model_path", None)
+    if args is not None and path:
+        args.reward_model_path = None  # the trainer is given the model itself
+        where = "trainer.args.reward_model_path"
         model = load_reward_model(path, random_head=random_head, where=where)
         setattr(model, REWARD_KEY, where)
         rewards.append(model)
         weights.append(1.0)
-    return rewards, weights if set(weights) - {1.0} else None, panel if entries else None
+    are_equal = all(weight == 1.0 for weight in weights)
+    return BuiltRewards(rewards, None if are_equal else weights, panel if nodes else None)
+
+
+def _check_template(reward: Reward, where: str) -> None:
+    """Raise ConfigError where the chat template of a reward's model is not usable."""
+    if isinstance(reward, nn.Module):
+        path = getattr(reward.config, "_name_or_path", "")
+        if path:  # its tokenizer is loaded as whoever asks the model will load it
+            set_template(AutoTokenizer.from_pretrained(path), None, where)
+    elif isinstance(reward, ScoringModel):
+        set_template(reward.tokenizer, None, where)
+
+
+def to_model_rewards(
+    rewards: BuiltRewards, tokenizer: PreTrainedTokenizerBase, args: TrainingArguments
+) -> list[ModelReward]:
+    """Put the reward models of a group in the form of functions, and return these.
+
+    PPO reads a model itself, so that its rewards stay.
+    """
+    panel = rewards.panel
+    if panel is None or hasattr(args, "step_separator"):
+        return []
+    template_arguments = getattr(args, "chat_template_kwargs", None) or {}
+    models = []
+    for index, name in enumerate(panel.earned):
+        reward = rewards.functions[index]
+        if isinstance(reward, nn.Module):
+            model = ModelReward(name, reward, tokenizer, panel, template_arguments)
+            rewards.functions[index] = model
+            models.append(model)
+    return models

@@ -1,67 +1,125 @@
-"""Functions of the user's that a conversation calls: tools, environments, a rollout; guarded by ``generate.tools``."""
+"""Functions of the user's that a conversation calls: tools, environments and a rollout.
+
+``generate.tool_guard`` guards them.
+"""
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 from datasets import Dataset
 
 from runner.config.build import build, locate
-from runner.errors import ConfigError, DataError, fault
+from runner.errors import ConfigError, DataError, Fault
 from runner.generate.agent import Agent, build_agent
-from runner.generate.tools import SECONDS, guard_environment, guard_tool
+from runner.generate.tool_guard import SECONDS, guard_environment, guard_tool
 from runner.schema import upstream
 from runner.schema.text import Node
 
+Function: TypeAlias = Callable[..., Any]
+
 
 def build_functions(trainer: Node) -> dict[str, Any]:
-    """The functions of the user's that a trainer's node names, each once, as its constructor takes them, by key."""
+    """The user's functions that a trainer's node names, by key, as its constructor takes them."""
     seconds = trainer.get("tool_timeout") or SECONDS
-    return {key: _build_key(key, trainer[key], seconds) for key in upstream.FUNCTIONS if trainer.get(key)}
+    functions: dict[str, Any] = {}
+    for key in upstream.FUNCTIONS:
+        node = trainer.get(key)
+        if not node:
+            continue
+        if key == "rollout_func":
+            is_function = inspect.isfunction(locate(node["_target_"]))
+            functions[key] = _bind(node) if is_function else build(node)
+        elif key == "environment_factory":
+            functions[key] = _build_environments(node, seconds)
+        else:
+            functions[key] = _build_tools(node if isinstance(node, list) else [node], seconds)
+    return functions
 
 
 def agent_of(trainer: Node, functions: Mapping[str, Any]) -> Agent | None:
-    """The agent that answers with these functions of a trainer in conversations of our own; None without tools."""
-    tools, makers, _ = map(functions.get, upstream.FUNCTIONS)
-    return build_agent(tools, makers, trainer["args"].get(upstream.MAX_TOOL_CALLING_ITERATIONS))
+    """The agent that answers with a trainer's functions in our own conversations.
+
+    None without tools.
+    """
+    return build_agent(
+        functions.get("tools"),
+        functions.get("environment_factory"),
+        trainer["args"].get("max_tool_calling_iterations"),
+    )
 
 
-def _build_key(key: str, value: Any, seconds: float) -> Any:
-    where = f"trainer.{key}"
-    if key == upstream.ROLLOUT_FUNC:
-        return _bind(value) if inspect.isfunction(locate(value["_target_"])) else build(value)
-    if key == upstream.ENVIRONMENT_FACTORY:
-        if "_target_" in value:
-            return guard_environment(_bind(value), where, seconds)
-        return {name: guard_environment(_bind(node), where, seconds) for name, node in value.items()}
-    made = [_build_tool(node, where, seconds) for node in (value if isinstance(value, list) else [value])]
-    names = [each.__name__ for each in made]
+def _build_environments(node: Node, seconds: float) -> Function | dict[str, Function]:
+    """The guarded maker of the only environment, or those of several by their names."""
+    where = "trainer.environment_factory"
+    if "_target_" in node:
+        return guard_environment(_bind(node), where, seconds)
+    makers = {}
+    for name, environment in node.items():
+        makers[name] = guard_environment(_bind(environment), where, seconds)
+    return makers
+
+
+def _build_tools(nodes: list[Node], seconds: float) -> list[Function]:
+    """The guarded tools; ConfigError where two have one name."""
+    where = "trainer.tools"
+    tools = [_build_tool(node, where, seconds) for node in nodes]
+    names = [tool.__name__ for tool in tools]
     if len(set(names)) < len(names):
-        raise ConfigError(fault("generate.same_names", where=where, name=max(names, key=names.count)))
-    return made
+        ((name, _),) = Counter(names).most_common(1)
+        raise ConfigError(
+            Fault(
+                where=where,
+                found=f"several tools named {name}, of which a model could call only one",
+                expected="a name for each",
+                fix=f"mend {name}, by a function of another name that calls it",
+            )
+        )
+    return tools
 
 
-def _build_tool(node: Node, where: str, seconds: float) -> Callable[..., Any]:
-    """A function with the node's other keys bound; what a class makes, or a function that says it makes one."""
+def _build_tool(node: Node, where: str, seconds: float) -> Function:
+    """A function with the node's other keys bound, or a tool that a class or a function makes."""
     target = locate(node["_target_"])
-    if inspect.isroutine(target) and "Callable" not in str(inspect.signature(target).return_annotation):
-        return guard_tool(target, where, {key: build(each) for key, each in node.items() if key != "_target_"}, seconds)
+    if inspect.isroutine(target):
+        result = inspect.signature(target).return_annotation
+        if "Callable" not in str(result):
+            settings = {key: build(value) for key, value in node.items() if key != "_target_"}
+            return guard_tool(target, where, settings, seconds)
     return guard_tool(build(node), where, {}, seconds)
 
 
-def _bind(node: Node) -> Callable[..., Any]:
-    """A target with its arguments; of a class that only describes environments, such as TRL's specs, their maker."""
-    if hasattr(locate(node["_target_"]), upstream.ENVIRONMENT_FACTORY):
-        return getattr(build(node), upstream.ENVIRONMENT_FACTORY)
-    return build(dict(node) | {"_partial_": True})
+def _bind(node: Node) -> Function:
+    """A target with its arguments bound.
+
+    Of a class that only describes environments, such as TRL's specs, it is the maker of them.
+    """
+    bound: Function
+    if hasattr(locate(node["_target_"]), "environment_factory"):
+        bound = build(node).environment_factory
+    else:
+        bound = build({**node, "_partial_": True})
+    return bound
 
 
 def check_environments(trainer: Node, rows: Any) -> None:
-    """Raise DataError where there are several environments, and a row (of a stream a first one) names none of them."""
-    known = trainer.get(upstream.ENVIRONMENT_FACTORY) or {}
-    if known and "_target_" not in known:
-        is_whole = isinstance(rows, Dataset) and "environment" in rows.column_names
-        named = rows.unique("environment") if is_whole else [row.get("environment") for row in islice(rows, 100)]
-        if unknown := [name for name in named if name not in known]:
-            raise DataError(fault("training.no_environment", name=unknown[0], known=", ".join(known)))
+    """Raise DataError where a row names none of several environments; of a stream, a first row."""
+    environments = trainer.get("environment_factory") or {}
+    if not environments or "_target_" in environments:
+        return
+    if isinstance(rows, Dataset) and "environment" in rows.column_names:
+        names = rows.unique("environment")
+    else:
+        names = [row.get("environment") for row in islice(rows, 100)]
+    for name in names:
+        if name not in environments:
+            raise DataError(
+                Fault(
+                    where="dataset",
+                    found=f"a row whose column environment holds {name!r}",
+                    expected=f"one of {', '.join(environments)}",
+                    fix="mend the rows, or trainer.environment_factory.<name>=<module.Class>",
+                )
+            )

@@ -1,20 +1,33 @@
-"""The components of a training as one object, for those who use them; ``build_components`` makes it."""
+"""The components of a training as one object, which ``build_components`` makes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments
+from peft import PeftConfig
+from transformers import (
+    PreTrainedTokenizerBase,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
-from runner.dataset.load import HeldOut
+from runner.collator import Collator
+from runner.dataset.loaded_rows import HeldOut
+from runner.generate.sampler import Model
 from runner.tracker.callback import Tracker
 from runner.training.checkpoint import Seal
+from runner.training.components.scorers import Reward
 from runner.training.health import Health
 
 
 @dataclass
 class Components:
-    """The parts of a training that others than the trainer need, as they were before it put its own around them."""
+    """The parts of a training that others than the trainer need.
+
+    Rows and models are as they were before the trainer prepared or wrapped them.
+    """
 
     args: TrainingArguments
     tokenizer: PreTrainedTokenizerBase
@@ -23,5 +36,24 @@ class Components:
     trainer: Trainer
     health: Health
     seal: Seal
-    trackers: list[Tracker]  # those of the trainer's callbacks that log to one
+    trackers: list[Tracker]  # the trainer's callbacks that log to one
     adjustments: list[dict[str, Any]]
+
+
+class OfferedParts(TypedDict, total=False):
+    """The parts that a trainer's constructor may name; it is given those that it does."""
+
+    model: Model | str
+    ref_model: Model | None
+    args: TrainingArguments
+    processing_class: object  # the tokenizer, or the processor of a model that reads images
+    reward_funcs: list[Reward]
+    train_dataset: Dataset
+    eval_dataset: HeldOut
+    peft_config: PeftConfig | None
+    data_collator: Collator | None
+    callbacks: list[TrainerCallback]
+    # Functions of the user's that a conversation calls.
+    tools: list[Callable[..., Any]]
+    environment_factory: Any
+    rollout_func: Any

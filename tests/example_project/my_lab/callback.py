@@ -2,12 +2,13 @@
 
     python -m runner --config-dir conf 'allow=[my_lab]' callback.diary._target_=my_lab.callback.Diary
 
-The runner fills in what a constructor asks for by name: ``tokenizer``, ``folder`` (of the run), ``train_dataset``,
-``eval_dataset``, ``prompts`` (held out), ``generate(model, prompts, max_new_tokens=...)``, ``trainer``. The other
-arguments are keys of the YAML. Each event comes with ``args`` (the trainer's), ``state`` (``global_step``,
-``max_steps``, ``log_history``...), ``control`` (set ``control.should_training_stop`` and the like to steer), and in
-``more`` with ``model``, ``optimizer``, ``lr_scheduler``, ``train_dataloader`` and ``processing_class``. The model of
-PPO holds the ``policy`` beside its critic.
+The runner fills in what a constructor asks for by name: ``tokenizer``, ``folder`` (of the run),
+``train_dataset``, ``eval_dataset``, ``prompts`` (held out), ``generate(model, prompts,
+max_new_tokens=...)``, ``trainer``. The other arguments are keys of the YAML. Each event comes with
+``args`` (the trainer's), ``state`` (``global_step``, ``max_steps``, ``log_history``...),
+``control`` (set ``control.should_training_stop`` and the like to steer), and in ``more`` with
+``model``, ``optimizer``, ``lr_scheduler``, ``train_dataloader`` and ``processing_class``. The model
+of PPO holds the ``policy`` beside its critic.
 """
 
 import json
@@ -35,7 +36,11 @@ class Diary(TrainerCallback):
 
     def on_train_begin(self, args, state, control, model=None, **more):
         """The model is ready, after a resume with the weights of the checkpoint."""
-        self.note("train_begin", state, weights=sum(p.numel() for p in model.parameters() if p.requires_grad))
+        self.note(
+            "train_begin",
+            state,
+            weights=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        )
 
     def on_epoch_begin(self, args, state, control, **more):
         self.note("epoch_begin", state, epoch=state.epoch)
@@ -50,7 +55,9 @@ class Diary(TrainerCallback):
 
     def on_pre_optimizer_step(self, args, state, control, model=None, **more):
         """The gradients are there, already clipped."""
-        self.note("pre_optimizer_step", state, graded=sum(p.grad is not None for p in model.parameters()))
+        self.note(
+            "pre_optimizer_step", state, graded=sum(p.grad is not None for p in model.parameters())
+        )
 
     def on_optimizer_step(self, args, state, control, optimizer=None, **more):
         """The weights were changed; the gradients are still there."""

@@ -14,7 +14,9 @@ class Sparse:
 
     def __call__(self, rows):
         batch = self.inner(rows)
-        skipped = (torch.rand(batch["input_ids"].shape) < self.share) & (batch["input_ids"] != self.end)
+        skipped = (torch.rand(batch["input_ids"].shape) < self.share) & (
+            batch["input_ids"] != self.end
+        )
         if "labels" in batch:
             batch["labels"] = batch["labels"].masked_fill(skipped, -100)
         else:  # of preferences, trainers mark the tokens of answers

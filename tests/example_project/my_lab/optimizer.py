@@ -18,10 +18,15 @@ class SignDescent(torch.optim.Optimizer):
                     continue
                 mean = self.state[weight].setdefault("mean", torch.zeros_like(weight))
                 mean.lerp_(weight.grad, 1 - group["momentum"])
-                weight.mul_(1 - group["lr"] * group["weight_decay"]).sub_(mean.sign(), alpha=group["lr"])
+                weight.mul_(1 - group["lr"] * group["weight_decay"]).sub_(
+                    mean.sign(), alpha=group["lr"]
+                )
 
 
 def hold_and_fall(optimizer, num_training_steps, hold: float = 0.5):
     """The full rate for a share of the steps, then down to nothing in a line; ``num_training_steps`` is filled in."""
     held = int(hold * num_training_steps)
-    return LambdaLR(optimizer, lambda step: min(1.0, (num_training_steps - step) / max(1, num_training_steps - held)))
+    return LambdaLR(
+        optimizer,
+        lambda step: min(1.0, (num_training_steps - step) / max(1, num_training_steps - held)),
+    )

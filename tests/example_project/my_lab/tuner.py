@@ -25,7 +25,8 @@ def upper_lora(model, task_type, r: int = 8):
     names = [
         name
         for name, _ in model.named_modules()
-        if name.endswith(("q_proj", "v_proj")) and int(name.split("layers.")[1].split(".")[0]) >= depth // 2
+        if name.endswith(("q_proj", "v_proj"))
+        and int(name.split("layers.")[1].split(".")[0]) >= depth // 2
     ]
     return LoraConfig(r=r, lora_alpha=2 * r, target_modules=names, task_type=task_type)
 
@@ -54,7 +55,10 @@ class Scales:
         return model
 
     def save_pretrained(self, model, folder):
-        save_file({name: part.data for name, part in model.named_parameters() if name.endswith("scale")}, folder / FILE)
+        save_file(
+            {name: part.data for name, part in model.named_parameters() if name.endswith("scale")},
+            folder / FILE,
+        )
 
     def from_pretrained(self, model, folder):
         self.prepare_model(model).load_state_dict(load_file(folder / FILE), strict=False)

@@ -1,6 +1,7 @@
 """Weights of tokens: one entry for each message, a number, or a number and spans ``(start, end, number)`` of its text.
 
-``messages`` come by name, and columns of the rows that are named as arguments; several rules multiply.
+``messages`` come by name, and columns of the rows that are named as arguments; several rules
+multiply.
 """
 
 

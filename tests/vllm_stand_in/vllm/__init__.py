@@ -21,7 +21,10 @@ SERVED = {
     "vllm.distributed.weight_transfer": (),
     "vllm.distributed.weight_transfer.nccl_common": ("trainer_init",),
     "vllm.distributed.weight_transfer.packed_tensor": ("packed_nccl_broadcast_producer",),
-    "vllm.distributed.weight_transfer.nccl_engine": ("NCCLTrainerSendWeightsArgs", "NCCLWeightTransferEngine"),
+    "vllm.distributed.weight_transfer.nccl_engine": (
+        "NCCLTrainerSendWeightsArgs",
+        "NCCLWeightTransferEngine",
+    ),
 }
 for module, names in SERVED.items():
     sys.modules[module] = ModuleType(module)
@@ -55,7 +58,9 @@ class LLM:
 
     @torch.no_grad()
     def generate(self, prompts, sampling_params: SamplingParams, use_tqdm=False):
-        return [self._complete(prompt["prompt_token_ids"], sampling_params.given) for prompt in prompts]
+        return [
+            self._complete(prompt["prompt_token_ids"], sampling_params.given) for prompt in prompts
+        ]
 
     def _complete(self, prompt, how):
         tokens, logprobs = [], []

@@ -1,0 +1,317 @@
+"""The words of a command line, sorted; a word that is no verb, key=value or flag is a fault.
+
+Each of these faults says which command was meant.
+"""
+
+import argparse
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from runner.command import VERBS, CommandLine, options_of, table_of
+from runner.config.choice import FOREIGN, option_fault
+from runner.config.dialect import SHARED, filled, read_sections
+from runner.config.menu import Options, read_menu
+from runner.config.override import dotted_key, expand, is_local
+from runner.errors import ConfigError, Fault
+from runner.launch.compose import stages, sweep_axes
+from runner.run.find import is_run
+from runner.schema.text import nearest
+
+# Flags with which Hydra only prints something; others of that kind take a value.
+PRINTING = (
+    ("--help", "-h"),
+    ("--hydra-help",),
+    ("--version",),
+    ("--resolve",),
+    ("--shell-completion", "-sc"),
+)
+CFG = ("job", "hydra", "all")
+INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+CALL = "python -m runner"
+FLAG = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
+# A flag with the dash that editors make of two hyphens.
+DASHED = re.compile(r"[\u2010-\u2015\u2212]+(\w[\w-]*)")
+# Words that are `key: value`, `key = value` or `key= value`, with a mark between words.
+SPELT = re.compile(
+    r"(?<![^\0])([A-Za-z_][\w.]*)(?:=\0(?=[^\0/]+(?:\0|\Z))|\0?:\0|\0[:=]\0?|:)(?=[^\0=/\\])"
+)
+OF_ROWS = ("dataset", "metric", "reward", "quant")  # groups that verbs of a trained model take
+CONFIG_FLAGS = ("config", "config_file", "config_name", "config_path")  # of other tools
+NO_FLAG = "a flag, and there is no such"
+
+
+def read_command_line(words: Sequence[str]) -> CommandLine:
+    """Sort the words; an unknown verb or flag is a ConfigError that offers the nearest known one."""
+    try:
+        known, others = _flag_parser().parse_known_args(list(words))
+    except argparse.ArgumentError as error:
+        raise ConfigError(
+            Fault(
+                where="command line",
+                found=str(error),
+                expected="a flag with its value",
+                fix="python -m runner --help",
+            )
+        ) from None
+    menu = read_menu(known.folders)
+    plain, flags = take_flags(others)
+    overrides = [word for word in plain if "=" in word or word.startswith("~")]
+    runs = [word for word in plain if word not in overrides]
+    verb = runs.pop(0) if runs and runs[0] in VERBS else "train"
+    line = CommandLine(verb, expand(overrides, menu), runs, **vars(known))
+    faults = list(find_word_faults(line, plain, menu)) or list(find_sweep_faults(line))
+    for folder in known.folders:
+        if not folder.is_dir():
+            faults.append(
+                Fault(
+                    where="--config-dir",
+                    found=f"{folder} is not a folder",
+                    expected="a folder of config groups",
+                    fix="--config-dir <folder>",
+                )
+            )
+    if flags:
+        faults.extend(find_flag_faults(line, flags, menu))
+    ConfigError.refuse(faults)
+    return line
+
+
+def _flag_parser() -> argparse.ArgumentParser:
+    """The parser of our flags, and of those for Hydra alone, each of which becomes one word."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for names in (("-m", "--multirun"), ("--dry-run",), ("--debug",)):
+        parser.add_argument(*names, action="store_true")
+    parser.add_argument(
+        "--config-dir", "-cd", action="append", type=Path, default=[], dest="folders"
+    )
+    for names in PRINTING:
+        parser.add_argument(
+            *names, action="append_const", const=names[0], default=[], dest="inspect"
+        )
+    parser.add_argument(
+        "--cfg",
+        "-c",
+        action="append",
+        type="--cfg={}".format,
+        dest="inspect",
+        choices=[f"--cfg={part}" for part in CFG],
+    )
+    parser.add_argument(
+        "--package", "-p", action="append", type="--package={}".format, dest="inspect"
+    )
+    parser.add_argument(
+        "--info",
+        "-i",
+        nargs="?",
+        const="all",
+        action="append",
+        type="--info={}".format,
+        dest="inspect",
+        choices=[f"--info={part}" for part in INFO],
+    )
+    return parser
+
+
+def take_flags(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The words without flags, and the value of each flag that is not ours, empty without one.
+
+    >>> take_flags(["predict", "RUN", "--n", "4", "--lr=1e-5", "seed=1", "--push"])
+    (['predict', 'RUN', 'seed=1'], {'n': '4', 'lr': '1e-5', 'push': ''})
+    """
+    plain: list[str] = []
+    flags: dict[str, str] = {}
+    waiting = ""  # the flag that the next word may belong to
+    for word in words:
+        flag = FLAG.fullmatch(word)
+        if flag:
+            waiting = flag[1].replace("-", "_")
+            flags[waiting] = flag[2] or ""
+        elif waiting and not flags[waiting] and "=" not in word and not is_run(Path(word)):
+            flags[waiting] = word
+        else:
+            plain.append(word)
+    return plain, flags
+
+
+# --- Words ----------------------------------------------------------------------------------------
+def find_word_faults(line: CommandLine, words: Sequence[str], menu: Options) -> Iterator[Fault]:
+    """A fault for words that are a key=value together, or for those of a training that are none."""
+    typed = "\0".join(words)
+    spelt = SPELT.sub(r"\1=", typed)
+    if spelt != typed:
+        meant_words = spelt.split("\0")
+        yield Fault(
+            where="command line",
+            found=shlex.join(words),
+            expected="key=value, in one word",
+            fix=f"{CALL} {shlex.join(meant_words)}",
+        )
+        return
+    if line.verb != "train" or not line.runs:
+        return
+    meant = _meant_command(line, menu)
+    for word in line.runs[:1] if meant else line.runs:
+        command = meant or [*nearest(word, VERBS), "--help"][0]
+        if not command.startswith(CALL):
+            command = f"{CALL} {command}"
+        yield Fault(
+            where="command line",
+            found=repr(word),
+            expected=f"a verb ({', '.join(VERBS)}), key=value, or a flag",
+            fix=command.strip(),
+        )
+
+
+def _meant_command(line: CommandLine, menu: Options) -> str:
+    """The command that was meant by words of which the first is no verb; empty if nobody knows."""
+    first = line.runs[0]
+    dashed = DASHED.fullmatch(first)
+    if dashed:
+        flag = f"--{dashed[1]}" if len(dashed[1]) > 1 else f"-{dashed[1]}"
+        return shlex.join([*line.overrides, *line.runs[1:], flag])
+    if first.endswith(FOREIGN):
+        return option_fault("experiment", first, menu).fix
+    rest = shlex.join([*line.runs[1:], *line.overrides])
+    command = _meant_verb(line, rest)
+    if command:
+        return command
+    name = first.lower()
+    if name in menu:
+        return f"options {name}"
+    for group in ("trainer", "experiment", *menu):
+        if name in menu[group]:
+            return f"{group}={name} {rest}"
+    if is_local(first):
+        return f"dataset={first} {rest}"
+    near = nearest(first, VERBS)
+    return f"{near[0]} {rest}" if near else ""
+
+
+def _meant_verb(line: CommandLine, rest: str) -> str:
+    """The command for another tool's word for one of our verbs, or for a run; else empty."""
+    first = line.runs[0]
+    command = read_sections()[SHARED]["words"].get(first.lower(), "")
+    if is_run(Path(first)):
+        command = "report {word}"
+    if not command:
+        return ""
+    runs = _find_meant_runs(line.runs[1:])
+    if command.startswith(f"{CALL}.launch") and not runs:
+        return "report  (lists the runs; the words that began one go on with it)"
+    words = runs or line.runs[1:] or ["outputs/NAME/RUN"]
+    verb = command.partition(" ")[0]
+    options = options_of(verb) if verb in VERBS else {}
+    if options:
+        groups = (*options, *OF_ROWS)
+        for word in line.overrides:
+            if dotted_key(word).partition(".")[0] in groups:
+                words = [*words, word]
+    text: str = filled(command, {"word": first, "rest": rest, "runs": shlex.join(words)})
+    return text
+
+
+def _find_meant_runs(folders: Sequence[str]) -> list[str]:
+    """The runs that some words name, of a folder of runs its newest; without words the newest."""
+    runs = []
+    for folder in folders or ["outputs/*"]:
+        if is_run(Path(folder)):
+            runs.append(folder)
+        elif not Path(folder).is_absolute():
+            files = list(Path().glob(f"{folder}/*/status.json"))
+            if files:
+                newest = max(files, key=lambda file: file.stat().st_mtime)
+                runs.append(str(newest.parent))
+    return runs
+
+
+def find_sweep_faults(line: CommandLine) -> Iterator[Fault]:
+    """A fault for several values where a verb takes one configuration, and for useless plugins."""
+    prefixes = (sweep_axes.LAUNCHER, sweep_axes.SWEEPER)
+    plugins = [word for word in line.overrides if word.startswith(prefixes)]
+    # Words of other verbs, such as where=state=failed, are not Hydra's.
+    if plugins and line.verb == "train" and not line.multirun:
+        if sweep_axes.chosen_sweep(line.overrides) is None:
+            for word in plugins:
+                yield Fault(
+                    where=word.partition("=")[0],
+                    found=word,
+                    expected="a sweep, whose jobs it is for",
+                    fix=f"{CALL} -m {shlex.join(line.overrides)}",
+                )
+    swept: list[str] = []
+    if line.verb in ("preview", "why"):
+        swept = list(sweep_axes.axes(line.overrides))
+    if swept or (line.multirun and line.verb not in ("train", "rehearse")):
+        overrides = sweep_axes.first_of(line.overrides) if swept else line.overrides
+        yield Fault(
+            where="command line",
+            found=f"several values: {', '.join(swept) or '-m'}",
+            expected=f"one configuration to {line.verb}",
+            fix=f"{CALL} {shlex.join([line.verb, *line.runs, *overrides])}",
+        )
+
+
+# --- Flags ----------------------------------------------------------------------------------------
+def find_flag_faults(line: CommandLine, flags: Mapping[str, str], menu: Options) -> Iterator[Fault]:
+    """A fault for each flag that is not ours.
+
+    For a training, the check of keys says what is meant by each of them as a key.
+    """
+    typed = {}
+    for name, value in flags.items():
+        if name not in CONFIG_FLAGS:
+            typed[name] = f"{name}={value or 'true'}"
+    faults: list[Fault] = []
+    if typed and line.verb == "train":
+        faults = _check_keys(line, list(typed.values()))
+    for fault in faults:
+        if fault.where in flags:
+            fix = re.sub("^leave .*", f"{CALL} --help", fault.fix)
+            fault = replace(fault, where=f"--{fault.where}", fix=fix)
+        yield fault
+    for name, value in flags.items():
+        if name in CONFIG_FLAGS:
+            yield _config_flag_fault(name, value, menu)
+        elif line.verb != "train":
+            yield _verb_flag_fault(line.verb, name, value)
+        elif not any(fault.where.endswith(name) for fault in faults):
+            yield Fault(where=f"--{name}", found=NO_FLAG, expected="key=value", fix=typed[name])
+
+
+def _check_keys(line: CommandLine, words: list[str]) -> list[Fault]:
+    """The faults of a training with some more words, of a sweep those of its first job."""
+    try:
+        stages.compose_runs(sweep_axes.first_of([*line.overrides, *words]), line.folders)
+    except ConfigError as error:
+        return error.faults
+    return []
+
+
+def _config_flag_fault(name: str, value: str, menu: Options) -> Fault:
+    """The fault of a flag with which other tools take a configuration."""
+    if not value or not Path(value).is_dir():
+        return option_fault("experiment", value, menu)
+    return Fault(
+        where=f"--{name}",
+        found=NO_FLAG,
+        expected="a folder of groups",
+        fix=f"--config-dir {shlex.quote(value)}",
+    )
+
+
+def _verb_flag_fault(verb: str, name: str, value: str) -> Fault:
+    """The fault of a flag of a verb, whose options are key=value."""
+    examples = dict(re.findall(r"\b(\w+)=([^\s\]|]+)", table_of(verb)["help"]))
+    near = nearest(name, examples)
+    fix = f"{CALL} {verb} --help"
+    if near:
+        fix = f"{near[0]}={value or examples[near[0]]}"
+    return Fault(
+        where=f"--{name}",
+        found=NO_FLAG,
+        expected=f"key=value: {', '.join(examples)}",
+        fix=fix,
+    )

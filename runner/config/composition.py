@@ -1,0 +1,274 @@
+"""Command line -> one composed configuration. Hydra composes here, and nowhere else."""
+
+import contextlib
+import copy
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from runner.config.choice import find_choice_faults, list_fault
+from runner.config.hydra_errors import as_config_errors, not_global
+from runner.config.limits import check_growth, read_yaml
+from runner.config.menu import Options, read_menu, takes_one
+from runner.config.override import dotted_key, force, parse
+from runner.config.resolution import Composed, resolve
+from runner.config.user_folder import use_folders
+from runner.errors import ConfigError
+from runner.io.files import MENU, shipped
+from runner.io.temporary import temporarily
+from runner.schema.text import select
+
+if TYPE_CHECKING:
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.override_parser.types import Override
+    from omegaconf import DictConfig
+
+MAX_RUNS = 16  # in a chain, each trained on from the one before
+Starts = Mapping[str, str]
+Stamps = tuple[tuple[str, int], ...]  # files, and when each was last written
+
+
+def compose(
+    overrides: Sequence[str], folders: Sequence[Path] = (), starts: Starts = MappingProxyType({})
+) -> Composed:
+    """The configuration that these overrides make, resolved; ConfigError has every fault at once.
+
+    An option of the model may bring values for its own model, such as a learning rate. They are
+    left out for any other model that was not trained from that one. ``starts`` maps the models that
+    are not trained yet to those that they begin with.
+    """
+    with as_config_errors():
+        cfg, choices = compose_unresolved(overrides, folders)
+        composed = resolve(cfg, list(overrides), choices)
+        option = choices.get("model")
+        path = str(select(composed.cfg, "model.path"))
+        lines = _read_option_lines(f"model/{option}.yaml", folders)
+        if option == "hub" or not lines or f"path: {path}" in lines:
+            return composed
+        own_path = compose_unresolved([f"model={option}"], folders)[0].model.get("path")
+        if _root_of(path, starts) == _root_of(str(own_path), starts):
+            return composed
+
+        words = [word for word in overrides if dotted_key(word) != "model"]
+        bare_cfg, choices = compose_unresolved([*words, "model=hub"], folders)
+        bare_cfg.model = cfg.model
+        bare = resolve(bare_cfg, list(overrides), choices)
+        lost: dict[str, None] = {}
+        for key, value, _ in differences(composed.cfg, bare.cfg):
+            if key != "name":
+                lost[f"{key.rpartition('.')[2]}={value}"] = None
+        if not lost:
+            return composed
+        note = f"{path} is another model than that of model={option}: without its {', '.join(lost)}"
+        return replace(bare, note=note)
+
+
+def _read_option_lines(name: str, folders: Sequence[Path]) -> list[str]:
+    """The lines of an option's file, without blanks around them; none if it has no file."""
+    for root in (*folders, MENU):
+        file = Path(root, name)
+        if file.is_file():
+            return [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+    return []
+
+
+def _root_of(path: str, starts: Starts) -> str:
+    """The model that was there before any training, where a path may be that of a run's model."""
+    for _ in range(MAX_RUNS):
+        start = starts.get(path)
+        if not start:
+            folders = (Path(path), *Path(path).parents)
+            runs = [folder for folder in folders if (folder / "status.json").is_file()]
+            try:
+                start = str(read_yaml([*runs, Path(path)][0] / "config.yaml")["model"]["path"])
+            except (OSError, ConfigError, LookupError, TypeError):  # no run, or its config is lost
+                break
+        path = start
+    return os.path.abspath(shipped(path))
+
+
+def compose_unresolved(
+    overrides: Sequence[str], folders: Sequence[Path] = ()
+) -> "tuple[DictConfig, dict[str, str]]":
+    """Hydra's config before any ``${...}`` is read, and the option of each group.
+
+    Hydra composes the choices; values are laid on top, so that jobs of a sweep which differ in them
+    are composed once.
+    """
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
+
+    menu = read_menu(folders)
+    ConfigError.refuse(find_choice_faults(parse(overrides), menu))
+    parsed = parse(force(overrides, menu))
+    values = _find_values(parsed, menu)
+    words = [override.input_line for override in parsed if override not in values]
+    with as_config_errors():
+        cfg = copy.deepcopy(_compose_choices(tuple(words), tuple(folders), _read_stamps(folders)))
+        for override in values:
+            key = override.key_or_group
+            OmegaConf.update(cfg, key, override.value(), merge=True, force_add=True)
+    if cfg.get("experiment"):
+        raise ConfigError(not_global(f"experiment/{cfg.hydra.runtime.choices.experiment}"))
+    if folders:
+        check_growth(OmegaConf.to_container(cfg, resolve=False))
+    HydraConfig.instance().set_config(cfg)
+
+    choices = dict(OmegaConf.to_container(cfg.hydra.runtime.choices))
+    # Hydra reports no choice of a group that is given a list in the defaults list of a file.
+    deleted = [override.key_or_group for override in parsed if override.is_delete()]
+    groups = sorted(path.name for path in MENU.iterdir() if takes_one(path.name))
+    listed = [group for group in groups if group not in choices and group not in deleted]
+    if listed:
+        files = [file for file, _ in read_layers(overrides, folders)]
+        faults = []
+        for group in listed:
+            names = [file.stem for file in files if file.parent.name == group]
+            faults.append(list_fault(group, names))
+        raise ConfigError(faults)
+    return cfg, choices
+
+
+def _find_values(parsed: "Sequence[Override]", menu: Options) -> "list[Override]":
+    """The overrides whose values can be laid on top of what the others compose."""
+    values = []
+    for override in parsed:
+        if override.is_force_add() and not override.is_hydra_override():
+            values.append(override)
+    keys = [f"{override.key_or_group}." for override in values]
+    for override in parsed:
+        if not override.is_delete() or override.key_or_group in menu:
+            continue
+        deleted = f"{override.key_or_group}."
+        if any(key.startswith(deleted) or deleted.startswith(key) for key in keys):
+            return []  # the order in which they are typed matters
+    return values
+
+
+def _read_stamps(folders: Sequence[Path]) -> Stamps:
+    """The YAML files of the menu and of the user's folders, and when each was last written."""
+    stamps = []
+    for root in (*folders, MENU):
+        for file in sorted(Path(root).resolve().rglob("*.yaml")):
+            stamps.append((str(file), file.stat().st_mtime_ns))
+    return tuple(stamps)
+
+
+@functools.lru_cache(maxsize=256)
+def _compose_choices(
+    words: tuple[str, ...], folders: tuple[Path, ...], stamps: Stamps
+) -> "DictConfig":
+    """The config that Hydra makes of these words and of the YAML files with these ``stamps``."""
+    from hydra import compose as hydra_compose
+    from omegaconf import OmegaConf
+
+    with _fresh_hydra(folders):
+        cfg = hydra_compose("config", list(words), return_hydra_config=True)
+    if not cfg.get("tracker") or "tracker" in cfg.hydra.runtime.choices:
+        return cfg
+    # A list of options, such as [wandb, mlflow]: Hydra would keep only the lists of the last file.
+    layers = read_layers(words, folders)
+    nodes = [read_yaml(file) for file, _ in layers if file.parent.name == "tracker"]
+    for key in ("report_to", "tags"):
+        joined: dict[str, None] = {}
+        for node in nodes:
+            names = node.get(key) or []
+            joined |= dict.fromkeys(names if isinstance(names, list) else [names])
+        joined.pop("none", None)
+        if joined:
+            OmegaConf.update(cfg, f"tracker.{key}", list(joined), force_add=True)
+    return cfg
+
+
+@contextlib.contextmanager
+def _fresh_hydra(folders: Sequence[Path]) -> "Iterator[GlobalHydra]":
+    """Hydra with these folders beside the menu.
+
+    Afterwards it is again that of a sweeper or a launcher that called us.
+    """
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
+    use_folders(folders)
+    hydra = GlobalHydra.instance()
+    with (
+        temporarily(hydra, hydra=None),
+        initialize_config_dir(str(MENU), version_base="1.3", job_name="runner"),
+    ):
+        yield hydra
+
+
+def as_yaml(overrides: Sequence[str], folders: Sequence[Path] = ()) -> str:
+    """The text that ``--cfg job`` shows of these overrides."""
+    from omegaconf import OmegaConf
+
+    cfg, _ = compose_unresolved(overrides, folders)
+    text: str = OmegaConf.to_yaml(
+        OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"])
+    )
+    return text
+
+
+def call_hydra(
+    task: Callable[[object], object],
+    flags: Sequence[str],
+    overrides: Sequence[str],
+    folders: Sequence[Path],
+) -> None:
+    """Have Hydra call a task with what it composes, with every key forced.
+
+    Hydra reads its words from ``sys.argv``.
+    """
+    from hydra import main as hydra_main
+
+    use_folders(folders)
+    words = ["runner", *flags, *force(overrides, read_menu(folders))]
+    with temporarily(sys, argv=words):
+        hydra_main(version_base="1.3", config_path=str(MENU), config_name="config")(task)()
+
+
+def read_layers(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list[tuple[Path, str]]:
+    """The YAML files that these overrides compose, each with its package.
+
+    They are in ascending order of precedence.
+    """
+    from hydra.types import RunMode
+
+    words = force(overrides, read_menu(folders))
+    with as_config_errors(), _fresh_hydra(folders) as hydra:
+        listed = hydra.config_loader().compute_defaults_list("config", words, RunMode.RUN).defaults
+    roots = [*(Path(folder).resolve() for folder in folders), MENU]
+    layers = []
+    for default in listed:
+        files = [root / f"{default.config_path}.yaml" for root in roots]
+        file = next(filter(Path.is_file, files), None)
+        if file:
+            layers.append((file, default.package or ""))
+    return layers
+
+
+class Difference(NamedTuple):
+    """A leaf in which two configs differ."""
+
+    key: str
+    first: Any
+    second: Any
+
+
+def differences(first: object, second: object, path: str = "") -> Iterator[Difference]:
+    """Each leaf in which two configs differ.
+
+    >>> list(differences({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2}))
+    [Difference(key='a.b', first=1, second=3)]
+    """
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        for key in {**first, **second}:
+            inner_path = f"{path}.{key}" if path else str(key)
+            yield from differences(first.get(key), second.get(key), inner_path)
+    elif first != second:
+        yield Difference(path, first, second)

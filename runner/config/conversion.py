@@ -1,0 +1,109 @@
+"""Conversions of values that a row in a table of another tool's keys may name.
+
+Each raises ValueError with what it expects, where it cannot take a value.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def to_number(value: object) -> float:
+    """A number as a float."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("a number")
+    return float(value)
+
+
+def to_whole_number(value: object) -> int:
+    """A number without a fraction, as an int."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or value % 1:
+        raise ValueError("a whole number")
+    return int(value)
+
+
+def to_plain_text(value: object) -> str:
+    """A single value as a text."""
+    if not isinstance(value, str | int | float):
+        raise ValueError("a text")
+    return str(value)
+
+
+def to_list(value: object) -> list[Any]:
+    """A list, of one element where there is no list."""
+    return value if isinstance(value, list) else [value]
+
+
+def to_words(value: object) -> list[str]:
+    """A list of texts; a text is split at its commas."""
+    words = value.split(",") if isinstance(value, str) else to_list(value)
+    for word in words:
+        if isinstance(word, bool) or not isinstance(word, str | int | float):
+            raise ValueError("a text, or a list of texts")
+    return [str(word).strip() for word in words if str(word).strip()]
+
+
+def to_first(value: object) -> str:
+    """The first of several texts; empty if there is none."""
+    words = to_words(value)
+    return words[0] if words else ""
+
+
+def to_weights(value: object) -> list[float]:
+    """A list of numbers; a text is split at its commas."""
+    try:
+        return [float(word) for word in to_words(value)]
+    except ValueError:
+        raise ValueError("a number, or a list of numbers") from None
+
+
+def to_second_weight(value: object) -> list[float]:
+    """The weights of two losses, of which the first, a preference loss, has 1."""
+    return [1.0, to_number(value)]
+
+
+def to_layers(value: object) -> str | list[str]:
+    """Target modules as peft takes them: all-linear, a list of names, or a regular expression."""
+    if isinstance(value, str) and re.search(r"[\\^$|()*]", value):
+        return value
+    names = to_words(value)
+    if names in (["all"], ["all-linear"], ["all_linear"]):
+        return "all-linear"
+    return names
+
+
+def to_mapping(value: object) -> dict[str, Any]:
+    """Keys with values."""
+    if not isinstance(value, Mapping):
+        raise ValueError("keys with values")
+    return {str(key): entry for key, entry in value.items()}
+
+
+def to_entries(value: object) -> list[dict[str, Any]]:
+    """A list of mappings; a text stands for a mapping with this path."""
+    entries = []
+    for entry in to_list(value):
+        if isinstance(entry, str):
+            entries.append({"path": entry})
+        elif isinstance(entry, Mapping):
+            entries.append(to_mapping(entry))
+        else:
+            raise ValueError("a list, each element a path or keys with values")
+    return entries
+
+
+CONVERSIONS: Mapping[str, Callable[[object], Any]] = {
+    "number": to_number,
+    "whole_number": to_whole_number,
+    "plain_text": to_plain_text,
+    "words": to_words,
+    "first": to_first,
+    "weights": to_weights,
+    "second_weight": to_second_weight,
+    "layers": to_layers,
+    "mapping": to_mapping,
+    "entries": to_entries,
+}
+# Conversions that need the number itself. The others only copy, so that a value which the shell
+# sets can still be asked for.
+COMPUTED = ("whole_number", "second_weight")

@@ -1,0 +1,340 @@
+"""Rows converted in the datasets library, cached by all that they depend on."""
+
+import itertools
+import json
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from datasets import Dataset, Features, IterableDataset, Json, List, Value
+
+from runner.dataset import faults
+from runner.dataset.conversation import CALLING, TURN_EXTRAS, is_conversation
+from runner.dataset.convert import CONVERT_VERSION, Batch, Conversion, RowRequest
+from runner.dataset.detect import check_without, refuse_media
+from runner.dataset.form import SPOKEN, Cells, Row
+from runner.dataset.loaded_rows import (
+    BATCH,
+    BATCHED,
+    Rows,
+    cache_key,
+    column_beside,
+    key_of_steps,
+    list_columns,
+)
+from runner.dataset.modality import IMAGE, IMAGES, UNTRAINED_TYPE
+from runner.dataset.source_files import PATH_FIX
+from runner.dataset.step import first_made, made_rows
+from runner.dataset.unread import find_unread
+from runner.errors import DataError, Fault
+from runner.io.files import SHIPPED
+from runner.io.turns import TEMPLATE_ARGUMENTS, THOUGHTS, TemplateHabits, fit_turns
+
+log = logging.getLogger(__name__)
+
+# Columns that are no texts any more where they were JSON in one.
+READ_COLUMNS = ("tools", TEMPLATE_ARGUMENTS)
+STREAM_BUFFER = 10_000  # rows of a stream that are shuffled among each other
+STREAM_HEAD = 1_000  # rows of a stream among which there must be a good one
+SEEN_FOR_KEYS = 100  # rows in which columns and keys of turns are looked for that nobody reads
+PLAIN_TURN = {"role": Value("string"), "content": Value("string")}
+# The type of a turn: of role and content alone, or of JSON, which holds anything.
+Turn: TypeAlias = Json | dict[str, Value]
+
+
+def narrow(rows: Rows, request: RowRequest) -> Rows:
+    """The rows without unwanted columns, and with images as they are stored.
+
+    Raises DataError for audio or video, and for images in a column that is not theirs.
+    """
+    if request.without:
+        check_without(request.without, list_columns(rows))
+        rows = rows.remove_columns(list(request.without))
+    if not request.to or request.steps:
+        return rows
+    features = rows.features or {}
+    refuse_media(name for name, kind in features.items() if UNTRAINED_TYPE.match(repr(kind)))
+    for name, kind in features.items():
+        stored = IMAGE.undecoded(kind)
+        if stored is None:
+            continue
+        if name not in request.image_columns:
+            fault = Fault(
+                where="dataset.columns.images",
+                found=f"images in the column {name}",
+                expected="the column whose images belong to the rows",
+                fix=f"={name}, or dataset.without=[{name}]",
+            )
+            raise DataError(fault)
+        rows = rows.cast_column(name, stored)
+    return rows
+
+
+def convert_rows(
+    rows: Dataset,
+    request: RowRequest,
+    label: str,
+    numbers: Sequence[int] | None = None,
+    seed: int | None = None,
+) -> Dataset:
+    """The rows in the form of ``request.to``, from the cache where they were converted before.
+
+    ``numbers`` are those that messages give to the rows. For ``unpaired`` good and bad rows come
+    out evenly mixed, because KTO's sampler keeps the order and compares within a batch.
+    """
+    if not request.to:
+        return rows
+    conversion = _start(rows, request, label, len(rows))
+    numbers_in_source = range(len(rows)) if numbers is None else numbers
+    if not conversion.first(rows):
+        # Each row is converted, so that the fault has the reasons of all.
+        for start in range(0, len(rows), BATCH):
+            end = start + BATCH
+            conversion.batch(rows[start:end], numbers_in_source[start:end])
+        raise DataError(conversion.nothing_left(len(rows)))
+    turn = _type_of_turns(rows, conversion)
+    kept = _types_of_kept(rows, conversion)
+    json_columns = [name for name, kind in kept.items() if isinstance(kind, Json)]
+
+    def convert_batch(cells: Batch, indices: list[int]) -> Batch:
+        made = conversion.batch(cells, [numbers_in_source[index] for index in indices])
+        for name in json_columns:
+            if name not in READ_COLUMNS:
+                made[name] = [_quoted(value) for value in made[name]]
+        return made
+
+    # The types of the columns must not be guessed from a first batch of nulls.
+    types = {name: _type_of(name, value, turn) for name, value in conversion.like.items()}
+    converted = rows.map(
+        convert_batch,
+        with_indices=True,
+        remove_columns=rows.column_names,
+        features=Features({**types, **kept}),
+        new_fingerprint=_key(rows, conversion),
+        desc=f"{label} to {request.to}",
+        **BATCHED,
+    )
+    layout = conversion.layout
+    log.info("%s: %d rows of %s, %d to train on", label, len(rows), layout, len(converted))
+    if request.to == "unpaired":
+        return mix_labels(converted, seed or 0, label)
+    return converted
+
+
+def _quoted(value: object) -> object:
+    """The value, or JSON of a text.
+
+    In columns of JSON the library would take the text itself for JSON.
+    """
+    return json.dumps(value) if isinstance(value, str) else value
+
+
+def _key(rows: Dataset, conversion: Conversion) -> str:
+    """The name of converted rows in the cache.
+
+    Another order of its parts would convert all rows anew.
+    """
+    request = conversion.request
+    layout = conversion.layout
+    parts: list[object] = [request.to, request.system, conversion.kept, request.bad_rows]
+    parts += key_of_steps(request.steps)
+    if conversion.pictured:
+        parts.append(str(request.images.folder))
+    parts += [request.join_turns, request.thoughts]
+    columns = dict(layout.columns)
+    return cache_key(CONVERT_VERSION, rows._fingerprint, layout.form, columns, *parts)
+
+
+def convert_stream(
+    stream: IterableDataset, request: RowRequest, label: str, limit: int | None, seed: int | None
+) -> IterableDataset:
+    """The first ``limit`` rows of a stream in the form of ``request.to``.
+
+    With a ``seed`` they are shuffled. Raises DataError where no row among the first is good; later
+    bad ones are refused as they flow.
+    """
+    rows = stream
+    if seed is not None:
+        rows = rows.shuffle(seed, buffer_size=STREAM_BUFFER)
+    if limit is not None:
+        rows = rows.take(limit)
+    if not request.to:
+        return rows
+    conversion = _start(stream, request, label)
+    if conversion.pictured:
+        raise DataError(faults.stream_of_images(label))
+    if not conversion.first(stream.take(STREAM_HEAD)):
+        fault = Fault(
+            where=label,
+            found=f"no good row among the first {STREAM_HEAD}",
+            expected="rows",
+        )
+        raise DataError(fault)
+    columns = list(next(iter(stream)))
+    converted = rows.map(conversion.batch, remove_columns=columns, with_indices=True, **BATCHED)
+    if request.to == "unpaired":  # in which the halves of a pair stand side by side
+        return converted.shuffle(seed or 0, buffer_size=STREAM_BUFFER)
+    return converted
+
+
+def _start(rows: Rows, request: RowRequest, label: str, total: int | None = None) -> Conversion:
+    """The conversion of some rows; logs what is in them that nobody reads."""
+    row: Row | None
+    if request.steps:
+        row = first_made(rows, request.steps)
+    else:
+        row = next(iter(rows), None)
+    if row is None:
+        fault = Fault(where=label, found="no row", expected="at least one row", fix=PATH_FIX)
+        raise DataError(fault)
+    pictured = isinstance(rows, Dataset) and not request.steps and _has_pictures(rows)
+    conversion = request.start_conversion(list(row), row, label, total, pictured=pictured)
+    # In what ships nothing can be mistaken.
+    if not request.to or label.startswith(SHIPPED):
+        return conversion
+    head = made_rows(itertools.islice(rows, SEEN_FOR_KEYS), request.steps)
+    unread = "; ".join(find_unread(head, conversion.layout, request, conversion.kept))
+    if unread and unread not in request.warned:
+        request.warned.add(unread)
+        log.warning("%s: not used: %s", label, unread)
+    return conversion
+
+
+def _has_pictures(rows: Dataset) -> bool:
+    """True where any row has an image in its turns, looked for once, cached beside the rows."""
+    # Turns of plain texts hold none.
+    columns = []
+    for name, kind in rows.features.items():
+        if re.search(r"Json\(|'content': List", repr(kind)):
+            columns.append(name)
+    if not columns:
+        return False
+
+    def look(cells: Batch) -> dict[str, list[bool]]:
+        seen = []
+        for row in zip(*cells.values(), strict=True):
+            seen.append(IMAGE.is_in(dict(zip(cells, row, strict=True))))
+        return {"seen": seen}
+
+    key = cache_key(rows._fingerprint, "pictures")
+    return bool(column_beside(rows.select_columns(columns), "seen", "bool", look, key).any())
+
+
+# --- Types of columns ---------------------------------------------------------------------------
+def _type_of_turns(rows: Dataset, conversion: Conversion) -> Turn:
+    """The type of turns: JSON where they hold, or may hold, more than role and content."""
+    if conversion.pictured or conversion.chats:
+        return Json()
+    if conversion.request.steps:  # which may make anything of the source's columns
+        return PLAIN_TURN
+    for column in conversion.layout.columns.values():
+        kind = getattr(rows.features[column], "feature", rows.features[column])
+        if isinstance(kind, Json):
+            return Json()
+        if isinstance(kind, dict) and _holds_more(rows, column, kind):
+            return Json()
+    return PLAIN_TURN
+
+
+def _holds_more(rows: Dataset, column: str, kind: Mapping[str, object]) -> bool:
+    """True where turns have further keys that are read, or calls of tools as their text."""
+    if kind.keys() & {*TURN_EXTRAS, "function_call"}:
+        return True
+    turns = rows.with_format("arrow")[column][:]
+    if hasattr(rows.features[column], "feature"):
+        turns = pc.list_flatten(turns)
+    for key in kind.keys() & {"role", "from"}:
+        speakers = pc.unique(pc.struct_field(turns, key)).to_pylist()
+        if any(name in speakers for name in CALLING):
+            return True
+    return False
+
+
+def _types_of_kept(rows: Dataset, conversion: Conversion) -> Features:
+    """The types of the columns that go along."""
+    if conversion.request.steps:
+        arrow_types = {}
+        for name in conversion.kept:
+            value = conversion.like[name]
+            # Nothing counts as text.
+            arrow_types[name] = pa.string() if value is None else pa.array([value]).type
+        types = Features.from_arrow_schema(pa.schema(arrow_types))
+    else:
+        types = Features({name: rows.features[name] for name in conversion.kept})
+    for name in READ_COLUMNS:
+        if name in types:
+            types[name] = Json()
+    return types
+
+
+def _type_of(name: str, value: object, turn: Turn) -> List | Value:
+    """The type of a column of converted rows with such a value."""
+    if name == IMAGES:
+        return IMAGE.column_type()
+    if isinstance(value, list):
+        inner = turn if isinstance(value[0], dict) else _type_of(name, value[0], turn)
+        return List(inner)
+    kinds: dict[type, str] = {bool: "bool", float: "float64", int: "int64"}
+    return Value(kinds.get(type(value), "string"))
+
+
+# --- Converted rows -----------------------------------------------------------------------------
+def fit_rows(rows: Rows, habits: TemplateHabits) -> Rows:
+    """Rows whose turns have the names of roles and keys that a template reads (``fit_turns``)."""
+    spoken = [name for name in list_columns(rows) if name in SPOKEN]
+
+    def fit(row: Cells) -> Row:
+        return {name: fit_turns(row[name], habits) for name in spoken if is_conversation(row[name])}
+
+    if not isinstance(rows, Dataset):
+        return rows.map(fit)
+    # Rows without any of these words stay as they are.
+    words = [f'"{key}":' for key in THOUGHTS if habits.thoughts and key not in habits.thoughts]
+    if habits.developer != "developer":
+        words.append('"developer"')
+    if not habits.takes_mappings:
+        words.append('"tool_calls":')
+    plain = rows.with_format("arrow")
+    if not any(_holds_words(plain[name][:], words) for name in spoken):
+        return rows
+    key = cache_key(rows._fingerprint, "fitted", asdict(habits))
+    desc = "turns as the template takes them"
+    return rows.map(fit, features=rows.features, new_fingerprint=key, desc=desc)
+
+
+def _holds_words(column: pa.ChunkedArray, words: Sequence[str]) -> bool:
+    """True where turns have one of these words with its quotes.
+
+    Each turn is a piece of JSON, or else a role beside a content.
+    """
+    if not pa.types.is_list(column.type):
+        return False
+    turns = pc.list_flatten(column)
+    if pa.types.is_struct(turns.type):
+        if '"developer"' not in words:
+            return False
+        return "developer" in pc.unique(pc.struct_field(turns, "role")).to_pylist()
+    texts = turns.cast(pa.string())
+    return any(pc.any(pc.match_substring(texts, word)).as_py() for word in words)
+
+
+def mix_labels(rows: Dataset, seed: int, label: str = "rows") -> Dataset:
+    """Unpaired rows in an order that spreads the good and the bad evenly.
+
+    Both are shuffled by the seed.
+    """
+    labels = np.array(rows["label"][:])
+    random = np.random.default_rng(seed)
+    sides = [random.permutation(np.flatnonzero(labels == side)) for side in (True, False)]
+    if not all(len(side) for side in sides):
+        log.warning("%s: all labels are alike, so there is nothing to compare", label)
+    # Each row stands at a fraction of the way, and both sides go the whole way.
+    fractions = [(np.arange(len(side)) + 0.5) / max(1, len(side)) for side in sides]
+    order = np.argsort(np.concatenate(fractions), kind="stable")
+    mixed = np.concatenate(sides)[order]
+    return rows.select(mixed, new_fingerprint=cache_key(rows._fingerprint, "labels mixed", seed))

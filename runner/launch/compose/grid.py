@@ -1,0 +1,213 @@
+"""A sweep's jobs -> their checked configurations, composed once where only plain numbers differ.
+
+A number is plain where the configuration holds it as it was typed, at its key and wherever a
+reference takes it, and nothing else depends on it. Whether it is, is tried: the first two numbers
+of a key, its smallest and its largest are each composed, and must be what putting them into the
+first configuration makes.
+"""
+
+import itertools
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from runner import config
+from runner.config import Composed
+from runner.errors import ConfigError, Fault, name_jobs
+from runner.launch.compose import stages, sweep_axes
+from runner.launch.compose.sweep_axes import SweptWord
+from runner.run.history import is_finite
+from runner.schema.text import scalars, select
+
+REFERENCE = re.compile(r"\$\{[\w.]+\}")  # to one value as a whole
+# Combinations of numbers that are checked together, at least: some keys, such as a batch size and
+# its number of parts, have to suit each other.
+CHECKED = 64
+NumberKeys = Mapping[str, Sequence[SweptWord]]  # swept keys whose values are all numbers
+
+
+@dataclass(frozen=True)
+class Family:
+    """Jobs that differ in plain numbers alone."""
+
+    first: Composed  # one of them
+    places: Mapping[str, Sequence[str]]  # by a swept key, the keys that hold its number
+
+    def derive(
+        self, words: Sequence[str], numbers: Mapping[str, float], folders: Sequence[Path]
+    ) -> Composed:
+        """The job of these words: the first one with other numbers.
+
+        The parts of the configuration that no number changes are the same objects in both.
+        """
+        cfg = dict(self.first.cfg)
+        for key, places in self.places.items():
+            for place in places:
+                *outer, last = place.split(".")
+                node = cfg
+                for name in outer:
+                    node[name] = dict(node[name])
+                    node = node[name]
+                node[last] = numbers[key]
+        command = stages.as_command(words, folders)
+        return replace(self.first, cfg=cfg, overrides=list(words), command=command)
+
+
+@dataclass
+class Grid:
+    """The jobs of a sweep while they are composed, and the faults of those that are checked."""
+
+    folders: Sequence[Path]
+    untyped: Collection[str]
+    number_keys: NumberKeys
+    jobs: list[list[Composed]] = field(default_factory=list)
+    faults: list[tuple[list[str], list[Fault]]] = field(default_factory=list)
+    # By the words that are no numbers; None where the first job stands for no other.
+    families: dict[tuple[str, ...], Family | None] = field(default_factory=dict)
+    # Of those whose first job has faults, the others are composed only if they are to be checked.
+    broken: set[tuple[str, ...]] = field(default_factory=set)
+
+    def add(self, job: Mapping[str, SweptWord], is_checked: bool) -> None:
+        """Compose the job with these words of each key; raises ConfigError with its faults."""
+        words = [swept.word for swept in job.values()]
+        structure = tuple(job[key].word for key in job if key not in self.number_keys)
+        if structure not in self.families:
+            try:
+                runs = stages.compose_runs(words, self.folders, self.untyped)
+                self.families[structure] = _find_family(runs, words, self.number_keys, self.folders)
+            except ConfigError:
+                self.families[structure] = None
+                self.broken.add(structure)
+                raise
+            self.jobs.append(runs)
+            return
+        family = self.families[structure]
+        if family:
+            numbers = {key: job[key].value for key in self.number_keys}
+            derived = family.derive(words, numbers, self.folders)
+            self.jobs.append([derived])
+            if is_checked and stages.faults_of(derived, self.folders):
+                # This raises the faults, with where each key stands.
+                stages.compose_runs(words, self.folders, self.untyped)
+        elif is_checked or structure not in self.broken:
+            self.jobs.append(stages.compose_runs(words, self.folders, self.untyped))
+
+
+def compose_jobs(
+    overrides: Sequence[str], folders: Sequence[Path] = (), untyped: Collection[str] = ()
+) -> list[list[Composed]]:
+    """The runs of each job of a sweep, in Hydra's order; raises ConfigError with the faults of all.
+
+    ``untyped`` are the keys of those overrides that stand in the file of a sweep.
+    """
+    sweep_axes.axes(overrides)  # refuses what has no jobs, or too many
+    options = sweep_axes.options(overrides)
+    number_keys = {}
+    for key, swept_words in options.items():
+        if all(is_finite(swept.value) for swept in swept_words):
+            number_keys[key] = swept_words
+    # With so few jobs it would take as long to try whether numbers are plain.
+    if math.prod(map(len, number_keys.values())) < 5 * len(number_keys):
+        number_keys = {}
+    checked_words = _words_to_check(number_keys)
+    grid = Grid(folders, untyped, number_keys)
+    for picked in itertools.product(*options.values()):
+        job = dict(zip(options, picked, strict=True))
+        words = [swept.word for swept in picked]
+        is_checked = all(job[key].word in checked for key, checked in checked_words.items())
+        try:
+            grid.add(job, is_checked)
+            if is_checked:
+                grid.faults.append((words, []))
+        except ConfigError as error:
+            grid.faults.append((words, error.faults))
+    ConfigError.refuse(name_jobs(grid.faults))
+    return grid.jobs
+
+
+def _words_to_check(number_keys: NumberKeys) -> dict[str, set[str]]:
+    """The words of each key that are checked in each combination: all where these are few."""
+    most = max(CHECKED, math.prod(map(len, number_keys.values())) // 50)
+    chosen = {key: {swept.word for swept in words} for key, words in number_keys.items()}
+    longest_first = sorted(number_keys, key=lambda key: len(number_keys[key]), reverse=True)
+    for key in longest_first:
+        if math.prod(map(len, chosen.values())) > most:
+            chosen[key] = {swept.word for swept in _telling_words(number_keys[key])}
+    return chosen
+
+
+def _telling_words(words: Sequence[SweptWord]) -> list[SweptWord]:
+    """The first two numbers of a key, and its smallest and largest whole and broken ones."""
+    telling = list(words[:2])
+    for kind in (int, float):
+        numbers = [swept for swept in words if isinstance(swept.value, kind)]
+        if numbers:
+            telling.append(min(numbers, key=_value_of))
+            telling.append(max(numbers, key=_value_of))
+    return telling
+
+
+def _value_of(swept: SweptWord) -> Any:
+    return swept.value
+
+
+def _find_family(
+    runs: Sequence[Composed], words: Sequence[str], number_keys: NumberKeys, folders: Sequence[Path]
+) -> Family | None:
+    """The family of a job, in which these keys are plain numbers.
+
+    None where one of them is not plain, and where a job has stages.
+    """
+    first = runs[0]
+    if len(runs) > 1 or first.stage or not number_keys:
+        return None
+    start = {key: swept_words[0] for key, swept_words in number_keys.items()}
+    trials = []
+    for key, swept_words in number_keys.items():
+        trials += [start | {key: swept} for swept in _telling_words(swept_words)]
+    trials.append({key: max(listed, key=_value_of) for key, listed in number_keys.items()})
+
+    names_in_texts = _names_in_texts(words, folders)
+    places: dict[str, list[str]] = {key: [] for key in number_keys}
+    drafts = []
+    for trial in trials:
+        replaced = {start[key].word: trial[key].word for key in number_keys}
+        composed = stages.draft([replaced.get(word, word) for word in words], folders)
+        drafts.append(composed)
+        changed = [key for key in number_keys if trial[key] != start[key]]
+        if len(changed) != 1:
+            continue
+        (key,) = changed
+        for place, _, value in config.differences(first.cfg, composed.cfg):
+            was_typed = select(first.cfg, place) == start[key].value and value == trial[key].value
+            if not was_typed or place.rpartition(".")[2] in names_in_texts:
+                return None
+            if place not in places[key]:
+                places[key].append(place)
+
+    # The places must explain every draft, also that in which all numbers have changed.
+    family = Family(first, places)
+    for trial, composed in zip(trials, drafts, strict=True):
+        numbers = {key: swept.value for key, swept in trial.items()}
+        derived = family.derive([], numbers, folders)
+        if derived.cfg != composed.cfg or derived.speed != composed.speed:
+            return None
+    return family
+
+
+def _names_in_texts(words: Sequence[str], folders: Sequence[Path]) -> set[str]:
+    """The names of keys that may be a part of a text, as in ``run-${seed}``."""
+    from omegaconf import OmegaConf
+
+    cfg, _ = config.compose_unresolved(words, folders)
+    plain: Any = OmegaConf.to_container(cfg, resolve=False)
+    names: set[str] = set()
+    for key, text in scalars(plain):
+        if key.startswith("hydra.") or not isinstance(text, str):
+            continue
+        if "${" in text and not REFERENCE.fullmatch(text):
+            names.update(re.findall(r"\w+", text))
+    return names

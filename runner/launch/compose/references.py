@@ -1,0 +1,131 @@
+"""References to other runs: ``${run:...}`` in a configuration -> the folder of a model.
+
+``${run:sft}`` is the model of an earlier stage of the same experiment; elsewhere ``${run:my-sft}``
+is that of the newest finished run of this name, and ``${run:my-sft/<folder>}`` that of one run.
+"""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runner.errors import Fault
+from runner.run import Run
+from runner.run.record import read_run
+from runner.schema.text import nearest
+from runner.schema.type import shortened
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig, Node
+
+
+class References:
+    """The meaning of ``${run:...}`` while configurations are composed.
+
+    A name that nothing is found for becomes a fault, and a placeholder in the configuration.
+    ``untyped`` are the keys that the file of a sweep gives values to.
+    """
+
+    def __init__(self, untyped: Collection[str] = ()) -> None:
+        from omegaconf import OmegaConf
+
+        self.untyped = untyped
+        self.models: dict[str, str] = {}  # of the stages so far
+        self.starts: dict[str, str] = {}  # by a model, the first one below it
+        self.ahead: list[str] = []  # the stage that is composed, and those after it
+        self.faults: list[Fault] = []
+        self.of_other_formats: list[Fault] = []  # of run folders that are meant
+        OmegaConf.register_new_resolver("run", self.find, replace=True)
+
+    def find(self, name: object, *, _node_: "Node", _root_: "DictConfig") -> str:
+        """The folder of the model that a name means."""
+        name = str(name)
+        if name in self.models:
+            return self.models[name]
+        key = str(_node_._get_full_key(None))
+        root = Path(str(_root_.output_root))
+        if name in self.ahead:
+            self.faults.append(self._later_stage(key, name))
+            return f"<model of {name}>"
+        finished = finished_runs(root, name)
+        meant = finished[-1:] or run_folders(root, name)
+        faults = [read_run(folder).faults for folder in meant]
+        if meant and all(faults):
+            self.of_other_formats += faults[-1]
+        elif finished:
+            return str(finished[-1] / "model")
+        else:
+            self.faults.append(self._missing_model(key, name, root))
+        return f"<model of {name}>"
+
+    def _later_stage(self, key: str, name: str) -> Fault:
+        """The fault of a reference to a stage that trains no earlier than the one that has it."""
+        stage = "this stage itself" if name == self.ahead[0] else "a later stage"
+        expected = "a run that is there before this stage"
+        if self.models:
+            expected = f"an earlier stage: {', '.join(self.models)}"
+        return Fault(
+            where=key,
+            found=f"${{run:{name}}} is {stage}",
+            expected=expected,
+            fix=self._fix(key, name, []),
+        )
+
+    def _missing_model(self, key: str, name: str, root: Path) -> Fault:
+        """The fault of a reference to runs that are not there, or of which none has finished."""
+        begun = [Run(folder) for folder in run_folders(root, name)]
+        if begun:
+            states = ", ".join(f"{run} is {run.status()['state']}" for run in begun)
+            return Fault(
+                where=key,
+                found=f"${{run:{name}}} has no finished model: {states}",
+                expected="a finished run",
+                fix=f"python -m runner.launch {begun[-1]}  (to finish it)",
+            )
+        finished = _finished_names(root, name)
+        found = f"no run is called {name}"
+        if self.ahead:
+            found = f"no stage and no run is called {name}"
+        expected = f"a finished run under {root}/"
+        if finished:
+            expected += f" ({shortened(finished)})"
+        if self.models:
+            expected = f"an earlier stage ({', '.join(self.models)}), or {expected}"
+        return Fault(where=key, found=found, expected=expected, fix=self._fix(key, name, finished))
+
+    def _fix(self, key: str, name: str, finished: list[str]) -> str:
+        stages = list(self.models)
+        likely = [*nearest(name, [*stages, *finished]), *stages[-1:]]
+        if likely:
+            return f"{key}='${{run:{likely[0]}}}'"
+        return f"{key}=<org/name, or a folder>"
+
+
+def _finished_names(root: Path, name: str) -> list[str]:
+    """The names of finished runs in the group of a name, or else those of groups that have some."""
+    group, slash, _ = name.partition("/")
+    if slash:
+        names = [f"{group}/{folder.name}" for folder in finished_runs(root, group)]
+        if names:
+            return names
+    groups = sorted(root.glob("[!.]*"))
+    return [folder.name for folder in groups if finished_runs(root, folder.name)]
+
+
+def run_folders(root: Path, name: str) -> list[Path]:
+    """The run folders that ``<group>`` or ``<group>/<folder>`` means, in alphabetical order."""
+    group, _, wanted = name.partition("/")
+    if not group or group.startswith(".") or "/" in wanted or wanted in (".", ".."):
+        return []
+    folders = [path.parent for path in sorted((root / group).glob("*/config.yaml"))]
+    return [folder for folder in folders if wanted in ("", folder.name)]
+
+
+def finished_runs(root: Path, name: str) -> list[Path]:
+    """The folders of finished runs that a name means and that have a model, the newest last."""
+    ends: dict[Path, tuple[str, int]] = {}
+    for folder in run_folders(root, name):
+        status = Run(folder).status()
+        if status["state"] == "finished" and (folder / "model").is_dir():
+            written = (folder / "status.json").stat().st_mtime_ns
+            ends[folder] = (status.get("updated", ""), written)
+    return sorted(ends, key=ends.__getitem__)

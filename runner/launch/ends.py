@@ -1,0 +1,42 @@
+"""The end of a command that has trained runs: reports, a count, and a check of the objective."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from runner.errors import ConfigError
+from runner.io.files import display_path
+from runner.io.terminal import print_visible
+from runner.report.ranking import choose_objective
+from runner.run.record import read_run
+
+# Turns the folder that holds the runs of a sweep into the text that ends it.
+Report = Callable[[Path], str]
+
+
+def print_end(folders: Sequence[Path], finished: int, report: Report, runs: str = "runs") -> None:
+    """Print a report of each group of these runs, and how many of them have finished."""
+    for group in dict.fromkeys(folder.parent for folder in folders):
+        if group.is_dir():
+            print_visible(report(group))
+    print(f"{finished} of {len(folders)} {runs} finished")
+    if finished == len(folders):
+        check_ranking_score(folders)
+
+
+def check_ranking_score(folders: Sequence[Path]) -> None:
+    """Raise ConfigError where finished runs lack the score that they are to be ranked by.
+
+    Only their logs tell: nobody knows before what a trainer, a reward or a callback will log.
+    """
+    runs = [run for run in map(read_run, folders) if run.state == "finished"]
+    names = [run.cfg["objective"] for run in runs if run.cfg.get("objective")]
+    if not names:
+        return
+    try:
+        choose_objective(runs, names[0])
+    except ConfigError as error:
+        (missing,) = error.faults
+        group = display_path(runs[0].folder.parent)
+        fix = f"python -m runner report {group} {missing.fix}"
+        raise ConfigError(replace(missing, fix=fix)) from error

@@ -1,0 +1,140 @@
+"""The progress of runs that train, one after the other or many at a time, as it is printed."""
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import TextIO
+
+from runner.io.files import read_last_row
+from runner.launch.plan import Plan, Task
+from runner.report.number import format_duration
+from runner.report.score import list_figures
+from runner.run import Run
+from runner.run.record import finished, one_line
+
+REFRESH = 0.5  # seconds between two pictures on a terminal
+PULSE = 60.0  # seconds between two totals in a log file
+
+
+class Stages:
+    """One run after the other, each with the terminal to itself: only its beginning is shown."""
+
+    def __init__(self, tasks: Sequence[Task]):
+        self.numbers = {task.folder: number for number, task in enumerate(tasks, 1)}
+
+    def started(self, task: Task) -> None:
+        if task.composed.stage:
+            number = self.numbers[task.folder]
+            print(f"stage     {task.composed.stage}, {number} of {len(self.numbers)}")
+        print(f"run       {Run(task.folder.absolute())}", flush=True)
+
+    def ended(self, task: Task, state: str, cause: str = "", seconds: float | None = None) -> None:
+        if seconds is not None:  # the run has said so itself
+            return
+        run = Run(task.folder.absolute())
+        text = f"{state:<9} {run}: {one_line(cause, heading=False)}"
+        print(finished(run) if state == "finished" else text, flush=True)
+
+    def tick(self, live: Sequence[tuple[Task, float]], waiting: int) -> None:
+        """Nothing: the run itself shows how far it is."""
+
+    def close(self) -> None:
+        """Nothing: no picture is open."""
+
+
+class LiveProgress:
+    """Many runs at a time, drawn over and over on a terminal, or one event a line."""
+
+    def __init__(self, plan: Plan, jobs: int, out: TextIO | None = None):
+        from rich.console import Console
+        from rich.live import Live
+
+        out = out or sys.stdout
+        self.total = len(plan.tasks)
+        self.jobs = jobs
+        self.labels = {task.folder: task.label(plan.sizes) for task in plan.tasks}
+        self.counts = {"finished": 0, "failed": 0}
+        self.seconds: list[float] = []  # that each of the finished runs has taken
+        self.console = Console(
+            file=out,
+            force_terminal=out.isatty(),
+            markup=False,
+            emoji=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+        # Not in the way of what others print, such as warnings.
+        self.picture = Live(
+            console=self.console,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self.next = time.monotonic()  # when to draw or to print again
+        if not self.console.is_terminal:
+            self.next += PULSE
+
+    def started(self, task: Task) -> None:
+        if not self.console.is_terminal:
+            self.console.print(f"start     {self.labels[task.folder]}")
+
+    def ended(self, task: Task, state: str, cause: str = "", seconds: float | None = None) -> None:
+        from rich.text import Text
+
+        is_finished = state == "finished"
+        self.counts["finished" if is_finished else "failed"] += 1
+        if is_finished and seconds is None and cause == "already" and self.total > 1:
+            return  # the plan has counted it
+        outcome = one_line(cause, heading=False)
+        if is_finished and seconds is None:
+            outcome = cause
+        elif is_finished and seconds is not None:
+            self.seconds.append(seconds)
+            outcome = (
+                f"{format_duration(seconds)}  {outcome}" if cause else format_duration(seconds)
+            )
+        title = (f"{state:<9}", "green" if is_finished else "red")
+        self.console.print(Text.assemble(title, f" {self.labels[task.folder]}  {outcome}"))
+
+    def tick(self, live: Sequence[tuple[Task, float]], waiting: int) -> None:
+        from rich.text import Text
+
+        now = time.monotonic()
+        if now < self.next:
+            return
+        self.next = now + (REFRESH if self.console.is_terminal else PULSE)
+        total = self._describe_total([seconds for _, seconds in live], waiting)
+        if not self.console.is_terminal:
+            self.console.print(total)
+            return
+        lines = [self._describe_run(task, seconds) for task, seconds in live]
+        self.picture.update(Text("\n".join([*lines, total]), no_wrap=True, overflow="ellipsis"))
+        self.picture.start()
+        self.picture.refresh()
+
+    def _describe_total(self, running: Sequence[float], waiting: int) -> str:
+        """A line on all runs, given the seconds that each of the running ones has trained."""
+        ended = sum(self.counts.values())
+        parts = [f"{self.counts['finished']} of {self.total} finished", f"{len(running)} running"]
+        if self.counts["failed"]:
+            parts.append(f"{self.counts['failed']} failed")
+        if self.seconds and ended < self.total:
+            # The others may take as long as those that have finished.
+            mean = sum(self.seconds) / len(self.seconds)
+            left = mean * waiting + sum(max(0.0, mean - seconds) for seconds in running)
+            parts.append(f"about {format_duration(left / max(self.jobs, len(running), 1))} left")
+        return f"progress  {', '.join(parts)}"
+
+    def _describe_run(self, task: Task, seconds: float) -> str:
+        """A line on a run that trains: its step, its newest figure, its time and its label."""
+        status = Run(task.folder).status()
+        figures = ["starting"]
+        if status["max_steps"]:
+            figures = [f"step {status['step']}/{status['max_steps']}"]
+        figures += list_figures(read_last_row(task.folder / "metrics.jsonl"))[:1]
+        label = self.labels[task.folder]
+        return f"  {'  '.join(figures):<34} {format_duration(seconds):>7}  {label}"
+
+    def close(self) -> None:
+        self.picture.stop()

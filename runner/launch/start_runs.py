@@ -1,0 +1,334 @@
+"""Composed runs, or the overrides of a sweep -> checked and started, in this process or in others.
+
+Each function returns an exit code of ``errors``. ``--dry-run`` ends after the check, with the plan.
+"""
+
+import contextlib
+import errno
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+from runner import config
+from runner.config import Composed
+from runner.config.build import asked_for, build
+from runner.config.machines import processes_here, processes_of, rank_of, rendezvous_of
+from runner.config.override import latest, parse
+from runner.dataset.request import split_words
+from runner.errors import ConfigError, EnvironmentFault, Fault, code_of
+from runner.generate.budget import evaluation_budget
+from runner.launch.compose import stages, sweep_axes
+from runner.launch.compose.grid import compose_jobs
+from runner.launch.ends import Report, check_ranking_score, print_end
+from runner.launch.hydra_plugin import Job, start_plugin
+from runner.launch.plan import Plan, Task, state_of, tasks_of
+from runner.launch.pool import Pool
+from runner.launch.pool_settings import Settings, confine, idle_devices, settings_of
+from runner.launch.progress import LiveProgress, Stages
+from runner.launch.queue import ClusterQueue, Submission
+from runner.launch.worker import is_finished, launch
+from runner.run import Run, open_run
+from runner.run.continuation import find_offer
+from runner.run.disk import describe_lone_locks, full, is_full
+from runner.run.key import folder_of
+from runner.run.record import finished
+from runner.run.seal import sealed_checkpoints
+from runner.validate.context import OWN
+from runner.validate.start import HERE, check_ahead, settle_hub
+
+# The errors of a place where no folder can be made, however much room there is.
+NO_FOLDER = (
+    errno.ENOENT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EEXIST,
+    errno.ENAMETOOLONG,
+)
+
+
+def start_runs(runs: Sequence[Composed], *, dry_run: bool = False, debug: bool = False) -> int:
+    """Train one run here, unless it is finished.
+
+    Stages, and a run with a time limit, are trained like the jobs of a sweep.
+    """
+    tasks = tasks_of([runs])
+    check_ahead([runs])
+    launcher = runs[0].cfg["launcher"]
+    settings = settings_of(launcher | {"jobs": 1}, runs, attached=True, debug=debug)
+    queue = _queue_of(runs)
+    why_pooled = ""
+    if runs[0].stage:
+        why_pooled = "stages"
+    elif launcher.get("timeout_seconds"):
+        why_pooled = "launcher.timeout_seconds"
+    if why_pooled or queue:
+        _refuse_several_processes(why_pooled or "launcher", runs[0].machines)
+    _print_notes(tasks)
+    if dry_run:
+        return _show(Plan(tasks), queue)
+    _settle_hub(runs)
+    with _folder_errors(runs[0]):
+        print(idle_devices(settings, runs[0].cfg), end="")
+        if queue:
+            show = LiveProgress(Plan(tasks), 1) if queue.wait else Stages(tasks)
+            return _exit_code(*Submission(tasks, queue, show).run())
+        if why_pooled:
+            return _exit_code(*Pool(tasks, settings, Stages(tasks)).run())
+        return _train_here(runs[0], settings)
+
+
+def _train_here(composed: Composed, settings: Settings) -> int:
+    """Train a run by its launcher, without a pool around it."""
+    launcher = composed.cfg["launcher"]
+    frozen = dict(launcher)
+    if "machine_rank" in launcher:  # it is no part of the run, whose folder all machines open
+        frozen["machine_rank"] = None
+    run = open_run(
+        composed.cfg | {"launcher": frozen}, composed.overrides, composed.command, composed.choices
+    )
+    if is_finished(run):
+        print(finished(run))
+        return 0
+    if not sealed_checkpoints(run.checkpoints):
+        offer = find_offer(run.cfg, run.folder)
+        if offer:
+            print(f"note      {offer}")
+    print(f"run       {run}", flush=True)
+    confine(0, settings, run.cfg)
+    code = launch(run, settings.debug, launcher)
+    if code == 0 and config.world_size() == 1:
+        check_ranking_score([run.folder])
+    return code
+
+
+def start_sweep(
+    overrides: Sequence[str],
+    folders: Sequence[Path],
+    report: Report,
+    *,
+    dry_run: bool = False,
+    debug: bool = False,
+) -> int:
+    """Check every job of a sweep before the first starts, print the plan, and train the rest."""
+    _refuse_several_processes("a sweep")
+    typed = latest(overrides)
+    sweep = sweep_axes.read_sweep(overrides, folders)
+    untyped = sweep_axes.untyped_keys(sweep.axes, typed)
+    if sweep_axes.SWEEPER in sweep.plugins:
+        words = sweep_axes.first_of([*sweep.axes, *typed])
+        first_job = stages.compose_runs(words, folders, untyped)
+        _queue_of(first_job, sweep.plugins)  # refuses one
+        check_ahead([first_job], elsewhere=True)
+        if dry_run:
+            raise ConfigError(_unknown_jobs())
+        search_job = Job(folders, debug, typed=tuple(typed))
+        find_ends = partial(_find_group_runs, folder_of(first_job[0].cfg, []).parent)
+        return start_plugin(search_job, typed, find_ends, report)
+
+    parsed = parse(latest([*sweep.axes, *typed]))
+    words = [str(word.input_line) for word in parsed if not word.is_hydra_override()]
+    jobs = compose_jobs(words, folders, untyped)
+    runs = list(chain.from_iterable(jobs))
+    tasks = tasks_of(jobs)
+    _refuse_several_processes("a sweep", max(run.machines for run in runs))
+    check_ahead(jobs, elsewhere=bool(sweep.plugins))
+    settings = settings_of(runs[0].cfg["launcher"], runs, debug=debug)
+    queue = _queue_of(runs, sweep.plugins)
+    plan = Plan(tasks, sweep_axes.axes(words))
+    print(plan)
+    _print_notes(tasks)
+    if dry_run:
+        return _show(plan, queue)
+    ends = [folder_of(job[-1].cfg, job[-1].overrides) for job in jobs]
+    if sweep.plugins:
+        plugin_job = Job(folders, debug, tells=False, typed=tuple(typed))
+        return start_plugin(plugin_job, typed, lambda: ends, report)
+    _settle_hub(runs)
+    with _folder_errors(runs[0]):
+        print(idle_devices(settings, runs[0].cfg), end="")
+        show = LiveProgress(plan, settings.jobs)
+        if queue:
+            codes, signals = Submission(tasks, queue, show).run()
+        else:
+            codes, signals = Pool(tasks, settings, show).run()
+    # A queue that is not waited for has no end to tell.
+    if signals or not queue or len(codes) == len(tasks):
+        count = sum(codes.get(folder) == 0 for folder in ends)
+        print_end(ends, count, report, "staged runs" if runs[0].stage else "runs")
+    if signals:
+        print("next      the same command, which goes on with what is not finished")
+    return _exit_code(codes, signals)
+
+
+def _find_group_runs(group: Path) -> list[Path]:
+    """The folders of all runs in a group."""
+    return [path.parent for path in group.glob("*/status.json")]
+
+
+def _unknown_jobs() -> Fault:
+    return Fault(
+        where="--dry-run",
+        found="a plugin chooses the jobs, one after the other",
+        expected="a sweep of ours",
+    )
+
+
+def _queue_of(runs: Sequence[Composed], plugins: Sequence[str] = ()) -> ClusterQueue | None:
+    """The queue of a cluster that all runs go to, None where their launcher has none.
+
+    Raises ConfigError where it is only one of several launchers, and for keys of the pool that it
+    does not take.
+    """
+    launchers = [run.cfg["launcher"] for run in runs]
+    queued = [launcher for launcher in launchers if "wait" in launcher]
+    if not queued:
+        return None
+    if plugins or len({launcher["_target_"] for launcher in launchers}) > 1:
+        beside = plugins[0] if plugins else "another launcher"
+        raise ConfigError(
+            Fault(
+                where="launcher",
+                found=f"the queue of a cluster, beside {beside}",
+                expected="one that starts all of the runs",
+                fix="=local, or the same queue for each run",
+            )
+        )
+    not_taken: set[str] = set()
+    for launcher in queued:
+        not_taken |= (launcher.keys() & OWN["launcher"].keys()) - asked_for(launcher["_target_"])
+    ConfigError.refuse(map(_key_of_this_machine, sorted(not_taken)))
+    queues: list[ClusterQueue] = [build(launcher) for launcher in queued]  # each checks its keys
+    return queues[0]
+
+
+def _key_of_this_machine(key: str) -> Fault:
+    return Fault(
+        where=f"launcher.{key}",
+        found="a setting for runs on this machine",
+        expected="keys of the cluster (python -m runner options launcher names its file)",
+        fix=f"leave launcher.{key} out",
+    )
+
+
+def _settle_hub(runs: Sequence[Composed]) -> None:
+    """Ask the hub once for what the runs need that train on this machine and are not finished."""
+    cfgs = []
+    for run in runs:
+        if run.choices.get("launcher", "local") in HERE:
+            folder = folder_of(run.cfg, run.overrides).absolute()
+            if Run(folder).status()["state"] != "finished":
+                cfgs.append(run.cfg)
+    settle_hub(cfgs)
+
+
+def _print_notes(tasks: Sequence[Task]) -> None:
+    """Print, each once, the notes on runs that are not finished."""
+    runs = [task.composed for task in tasks if state_of(task.folder) != "finished"]
+    titles = {run.stage: f"{run.stage}: " if run.stage else "" for run in runs}
+    lines = [f"note      {titles[run.stage]}{run.note}" for run in runs if run.note]
+    for run in runs:
+        lines += [f"speed     {titles[run.stage]}{line}" for line in run.speed]
+    lines += [_describe_machine(run) for run in runs if run.machines > 1]
+    for root in dict.fromkeys(str(run.cfg["output_root"]) for run in runs):
+        place = describe_lone_locks(Path(root))
+        if place:
+            lines.append(
+                f"note      {place}: other machines may not see that a run is in use; start it "
+                "from one"
+            )
+    datasets = [run.cfg["dataset"] for run in runs]
+    splits = [dataset.get("split") for dataset in datasets if not dataset.get("streaming")]
+    if {"train": "train", "eval": None} in splits:
+        lines.append(f"note      no rows are held out; {split_words(share=80)}")
+    for run in runs:
+        budget = evaluation_budget(run.cfg)
+        if budget:
+            lines += budget.lines()
+    for line in dict.fromkeys(lines):
+        print(line)
+
+
+def _describe_machine(run: Composed) -> str:
+    launcher = run.cfg["launcher"]
+    rank, _ = rank_of(launcher)
+    here = processes_here(run.cfg)
+    count = processes_of(run.cfg)
+    return (
+        f"note      machine {rank} of {run.machines}, with {here} of {count} processes; "
+        f"they meet at {rendezvous_of(launcher)}"
+    )
+
+
+def _show(plan: Plan, queue: ClusterQueue | None = None) -> int:
+    """Print the state of each run, and what would be submitted to a queue.
+
+    Asked at a real start alone: the hub for a repository to push to, which makes it; torch for the
+    names of devices, which wakes them; the disk for the size of checkpoints, and the weights and
+    rows themselves, which are loaded.
+    """
+    for task in plan.tasks:
+        is_finished(Run(task.folder.absolute()))  # refuses a damaged model
+    print("\n".join(plan.lines()))
+    started = ("finished", "queued", "running")
+    new = [task for task in plan.tasks if state_of(task.folder) not in started]
+    if queue and new:
+        print(queue.preview(new), end="")
+    return 0
+
+
+def _exit_code(codes: Mapping[Path, int], signals: Sequence[int]) -> int:
+    """The code of the first signal, or else of the first run that has failed."""
+    if signals:
+        return code_of(signals[0])
+    return next(filter(None, codes.values()), 0)
+
+
+def _refuse_several_processes(what: str, machines: int = 1) -> None:
+    """Raise ConfigError where several processes or machines have been given the same command."""
+    world = config.world_size()
+    if world > 1:
+        raise ConfigError(
+            Fault(
+                where=what,
+                found=f"in each of {world} processes that torchrun or its like has started",
+                expected="one process, which starts those of each run",
+                fix=f"python -m runner <the same words> launcher.num_processes={world}",
+            )
+        )
+    if machines > 1:
+        fix = (
+            "launcher.num_machines=1 launcher.rendezvous=null  (on each machine: they share the "
+            "runs)"
+        )
+        if what.startswith("launcher."):
+            fix = f"{what}=null"
+        raise ConfigError(
+            Fault(
+                where=what,
+                found=f"on {machines} machines together",
+                expected="one run, or one machine for each",
+                fix=fix,
+            )
+        )
+
+
+@contextlib.contextmanager
+def _folder_errors(composed: Composed) -> Iterator[None]:
+    """Turn an error of the system into one that says whether the disk or the folder is to blame."""
+    try:
+        yield
+    except OSError as error:
+        group = f"{composed.cfg['output_root']}/{composed.cfg['name']}"
+        if error.errno not in NO_FOLDER and is_full(error, Path(group)):
+            raise full(Run(Path(group)), error) from error
+        raise EnvironmentFault(
+            Fault(
+                where=group,
+                found=str(error),
+                expected="a folder",
+                fix="output_root=<a folder that you may write>",
+            )
+        ) from error

@@ -1,0 +1,170 @@
+"""The arithmetic of PPO: functions of tensors, each with its equation, and the running statistics.
+
+Models, rollouts and optimizer steps are in ``trainer``. Letters at the end of a tensor's name are
+its shape: B rows of this process, R response tokens, N response tokens of some rows end to end.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+Sum: TypeAlias = Callable[[Tensor], Tensor]  # over all processes
+
+
+def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: str = "k1") -> Tensor:
+    """Estimates per token of KL(policy, reference), from samples of the policy.
+
+    k1 is unbiased, k2 has low variance and a small bias, k3 is unbiased, of low variance and never
+    negative (Schulman 2020, "Approximating KL divergence").
+    """
+    log_ratio = ref_logprobs - logprobs
+    if estimator == "k1":
+        return -log_ratio
+    if estimator == "k2":
+        return log_ratio.square() / 2
+    return log_ratio.exp() - 1 - log_ratio
+
+
+def generalised_advantages(
+    rewards_BR: Tensor, values_BR: Tensor, mask_BR: Tensor, gamma: float, lam: float
+) -> tuple[Tensor, Tensor]:
+    """Advantages and returns [B, R] (Schulman et al. 2016, eq. 16); both are 0 outside of the mask.
+
+    delta_t = r_t + gamma V_{t+1} - V_t, where the value after the last token is 0, and
+    A_t = sum_l (gamma lam)^l delta_{t+l}.
+    """
+    rewards_BR = torch.where(mask_BR, rewards_BR, 0)
+    values_BR = torch.where(mask_BR, values_BR, 0)
+    next_values_BR = pad(values_BR[:, 1:], (0, 1))
+    sums_BR = (rewards_BR + gamma * next_values_BR - values_BR).double()
+    # The discounted sums by doubling: each pass makes them reach twice as far, so that a pass is
+    # needed for each power of two of the tokens and not for each token.
+    reach = 1
+    factor = gamma * lam
+    while reach < sums_BR.shape[1]:
+        sums_BR = sums_BR + factor * pad(sums_BR[:, reach:], (0, reach))
+        reach = 2 * reach
+        factor = factor**2
+    advantages_BR = sums_BR.to(values_BR.dtype)
+    return advantages_BR, advantages_BR + values_BR
+
+
+def whiten(
+    values_BR: Tensor, mask_BR: Tensor, *, shift_mean: bool = True, total: Sum = lambda part: part
+) -> Tensor:
+    """Values scaled to variance 1 inside of the mask, 0 elsewhere; with ``shift_mean`` to mean 0.
+
+    ``total`` sums over processes, so that mean and variance are those of all rows.
+    """
+    inside_N = values_BR[mask_BR].double()
+    tokens = torch.tensor(len(inside_N), device=inside_N.device)
+    count, added = total(torch.stack([tokens, inside_N.sum()]))
+    mean = added / count
+    variance = total((inside_N - mean).square().sum()) / (count - 1).clamp(min=1)
+    whitened_BR = (values_BR - mean) * torch.rsqrt(variance + 1e-8)
+    if not shift_mean:
+        whitened_BR = whitened_BR + mean
+    return torch.where(mask_BR, whitened_BR, 0).to(values_BR.dtype)
+
+
+def explained_variance(returns_N: Tensor, values_N: Tensor, total: Sum) -> float:
+    """The share of the variance of the returns, over all processes, that the values predicted."""
+    returns_N = returns_N.double()
+    errors_N = returns_N - values_N.double()
+    terms = [
+        torch.ones_like(errors_N),
+        returns_N,
+        returns_N.square(),
+        errors_N,
+        errors_N.square(),
+    ]
+    count, *sums = total(torch.stack(terms).sum(1)).tolist()
+    mean, mean_square, error_mean, error_mean_square = (moment / count for moment in sums)
+    variance = mean_square - mean**2
+    if variance <= 1e-12:
+        return 0.0
+    explained: float = 1 - (error_mean_square - error_mean**2) / variance
+    return explained
+
+
+def policy_losses(
+    log_ratios_N: Tensor, advantages_N: Tensor, clip: float, dual_clip: float | None = None
+) -> Tensor:
+    """The negated clipped surrogate per token, max(-A r, -A clip(r)) (Schulman et al. 2017, eq. 7).
+
+    With ``dual_clip`` the loss of a negative advantage is at most -A dual_clip (Ye et al. 2020,
+    eq. 5).
+    """
+    ratios_N = log_ratios_N.exp()
+    clipped_N = ratios_N.clamp(1 - clip, 1 + clip)
+    losses_N = torch.maximum(-advantages_N * ratios_N, -advantages_N * clipped_N)
+    if dual_clip is None:
+        return losses_N
+    bounded_N = torch.minimum(losses_N, -advantages_N * dual_clip)
+    return torch.where(advantages_N < 0, bounded_N, losses_N)
+
+
+def value_losses(
+    values_N: Tensor, old_values_N: Tensor, returns_N: Tensor, cliprange_value: float
+) -> Tensor:
+    """Half the larger of the squared errors with and without a clipped step from the old values."""
+    clipped_N = old_values_N + (values_N - old_values_N).clamp(-cliprange_value, cliprange_value)
+    return torch.maximum((values_N - returns_N).square(), (clipped_N - returns_N).square()) / 2
+
+
+def importance_ratios(logprobs_N: Tensor, sampler_logprobs_N: Tensor) -> Tensor:
+    """The policy's probability of each token by that of its sampler; 1 where the sampler gave none.
+
+    Truncated, they weight the losses (Espeholt et al. 2018).
+    """
+    ratios_N = (logprobs_N - sampler_logprobs_N).exp()
+    return torch.where(ratios_N.isnan(), 1.0, ratios_N)
+
+
+@dataclass
+class RunningStats:
+    """The adaptive KL coefficient and the statistics of all scores so far; saved in checkpoints."""
+
+    kl_coef: float
+    count: float = 0.0
+    mean: float = 0.0
+    squares: float = 0.0  # sum of squared distances from the mean
+
+    def add(self, count: float, mean: float, squares: float) -> None:
+        """Take in the scores of a batch (Chan et al. 1979)."""
+        new_count = self.count + count
+        distance = mean - self.mean
+        self.squares += squares + distance**2 * self.count * count / new_count
+        self.mean += distance * count / new_count
+        self.count = new_count
+
+    @property
+    def deviation(self) -> float:
+        """The deviation of all scores so far; 1 where all were equal, which tells no scale."""
+        if not self.count:
+            return 1.0
+        return math.sqrt(self.squares / self.count) or 1.0
+
+    def normalise(self, earned_BR: Tensor, how: str, clip: float | None, total: Sum) -> Tensor:
+        """The rewards that were given, scaled by all so far and clipped; 0 where none was given.
+
+        ``how`` is none, scale or whiten, which also shifts them.
+        """
+        given_BR = ~earned_BR.isnan()
+        scores_N = earned_BR[given_BR]
+        if how != "none":
+            scores = torch.tensor(float(len(scores_N)), device=scores_N.device, dtype=torch.float64)
+            count = total(scores)
+            mean = total(scores_N.double().sum()) / count
+            squares = total((scores_N.double() - mean).square().sum())
+            self.add(count.item(), mean.item(), squares.item())
+            shift = self.mean if how == "whiten" else 0.0
+            scores_N = (scores_N - shift) / self.deviation
+        if clip is not None:
+            scores_N = scores_N.clamp(-clip, clip)
+        return torch.zeros_like(earned_BR).masked_scatter(given_BR, scores_N)

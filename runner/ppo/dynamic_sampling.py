@@ -1,0 +1,67 @@
+"""The rollout of an update: groups of completions, and the exchange of those that teach nothing.
+
+Each function takes the PPOTrainer, of which it reads only what is public.
+Letters at the end of a tensor's name are its shape: B rows of this process, P prompts, G
+completions of a prompt.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from transformers import Trainer
+
+from runner.generate.held_out_rows import Row
+from runner.ppo.random_numbers import draw_further_rows, rollout_noise
+from runner.ppo.rollout import Rollout
+
+
+def roll_out_groups(trainer: Trainer, prompts: Sequence[Row]) -> Rollout:
+    """``num_generations`` completions of each prompt.
+
+    With dynamic sampling a prompt whose completions all earn the same is exchanged for another one
+    whose completions do not, if one is drawn (Yu et al. 2025, section 3.2).
+    """
+    args = trainer.args
+    rollout = _roll_out_prompts(trainer, prompts, "train")
+    exchanged = 0
+    for number in range(args.dynamic_sampling):
+        differ = _find_differing_groups(trainer, rollout)
+        if not trainer.largest_count(differ.count(False)):
+            break
+        # A prompt may be exchanged only for the one drawn for its own place, so that the number of
+        # processes changes nothing.
+        purpose = f"further {number}"
+        dataset = trainer.train_dataset
+        step = trainer.state.global_step
+        drawn = draw_further_rows(args, len(dataset), len(prompts), step, purpose)
+        further = _roll_out_prompts(trainer, [dataset[row] for row in drawn], purpose)
+        further_differ = _find_differing_groups(trainer, further)
+        picked = []
+        for group, differs in enumerate(differ):
+            is_better = further_differ[group] and not differs
+            exchanged += is_better
+            first = group * args.num_generations
+            for row in range(first, first + args.num_generations):
+                picked.append((further if is_better else rollout, row))
+        rollout = Rollout.joined(picked)
+    if args.dynamic_sampling:
+        count = trainer.total(torch.tensor(float(exchanged), device=args.device))
+        trainer.note({"sampling/prompts_exchanged": count.item()})
+    return rollout
+
+
+def _roll_out_prompts(trainer: Trainer, prompts: Sequence[Row], purpose: str) -> Rollout:
+    rows: list[Row] = []
+    for prompt in prompts:
+        rows += [prompt] * trainer.args.num_generations
+    step = trainer.state.global_step
+    rollout: Rollout = trainer.roll_out(rows, rollout_noise(trainer.args, len(rows), step, purpose))
+    return rollout
+
+
+def _find_differing_groups(trainer: Trainer, rollout: Rollout) -> list[bool]:
+    """For each prompt true where its completions earn different scores."""
+    scores_B = trainer.score(rollout).figures["objective/scores"]
+    scores_PG = scores_B.view(-1, trainer.args.num_generations)
+    differ: list[bool] = (scores_PG.amax(1) > scores_PG.amin(1)).tolist()
+    return differ

@@ -1,0 +1,173 @@
+"""The parts that a PPO trainer begins with, checked before it trains: policy, agent, rows."""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from datasets import IterableDataset
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+
+from runner.dataset.loaded_rows import Rows
+from runner.errors import ConfigError, DataError, Fault
+from runner.generate.agent import Agent, Environments, Tool, build_agent
+from runner.generate.completion import context_length
+from runner.generate.sampler import Model
+from runner.model.encoding import encode_prompt, stop_ids
+from runner.ppo.config import PPOConfig
+
+TEMPLATE_BYTES = 1024  # more than what a template adds to a prompt
+
+
+def as_list(value: Any) -> list[Any]:
+    """The values of a mapping or a list, a single value as a list, nothing as an empty list."""
+    if value is None:
+        return []
+    if isinstance(value, dict):
+        return list(value.values())
+    if isinstance(value, list | tuple):
+        return list(value)
+    return [value]
+
+
+def load_policy(model: Model | str | None) -> Model:
+    """The policy itself, or that of a path in float32; raises ConfigError without any."""
+    if model is None:
+        raise ConfigError(
+            Fault(
+                where="model",
+                found="none",
+                expected="a causal language model",
+                fix="trainer.args.sft_model_path=<model>",
+            )
+        )
+    if isinstance(model, str):
+        return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    return model
+
+
+def find_stop_ids(
+    stop_token: str | None,
+    stop_token_id: int | None,
+    model: Model,
+    tokenizer: PreTrainedTokenizerBase,
+) -> tuple[int, ...]:
+    """Every token that ends a completion; raises ConfigError where ``eos`` is none.
+
+    With ``stop_token`` they are those that tokenizer and model declare; ``stop_token_id`` is a
+    further one.
+    """
+    further_ids = [] if stop_token_id is None else [stop_token_id]
+    if stop_token is None:
+        return tuple(further_ids)
+    tokenizer_ids = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    ids = sorted({*further_ids, *tokenizer_ids, *stop_ids(model)})
+    if not ids:
+        raise ConfigError(
+            Fault(
+                where="trainer.args.stop_token",
+                found="the tokenizer has no end token",
+                expected="a token that ends a completion",
+                fix="trainer.args.stop_token_id=<id>, or stop_token=null",
+            )
+        )
+    return tuple(ids)
+
+
+def build_ppo_agent(
+    args: PPOConfig,
+    stop_token_ids: Sequence[int],
+    tools: Sequence[Tool] | None,
+    environments: Environments | None,
+) -> Agent | None:
+    """The agent with the tools or environments; None without any.
+
+    Raises ConfigError where no turn could end, and for vLLM, which all processes must ask for the
+    same number of completions.
+    """
+    agent = build_agent(tools, environments, args.max_tool_calling_iterations)
+    if agent and args.rollout_engine == "vllm":
+        raise ConfigError(
+            Fault(
+                where="trainer.args.rollout_engine",
+                found="vllm, and tools",
+                expected="another engine, for vLLM is asked for as many completions by "
+                "each process",
+                fix="=auto",
+            )
+        )
+    if agent and not stop_token_ids:
+        raise ConfigError(
+            Fault(
+                where="trainer.args.stop_token",
+                found="null, and tools",
+                expected="a token that ends a turn, after which tools are called",
+                fix="=eos",
+            )
+        )
+    return agent
+
+
+def check_datasets(
+    args: PPOConfig,
+    train_dataset: Rows | None,
+    eval_dataset: Rows | dict[str, Rows] | None,
+    policy: Model,
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    """Raise DataError for rows that the policy cannot hold, or too few of them for an update."""
+    prompts = args.rollout_rows // args.num_generations * args.world_size
+    for rows in as_list(train_dataset):
+        _check_rows(rows, policy, tokenizer, needed=prompts, length=args.response_length)
+    for rows in as_list(eval_dataset):
+        _check_rows(rows, policy, tokenizer, needed=1, length=args.response_length)
+
+
+def _check_rows(
+    rows: Rows, model: Model, tokenizer: PreTrainedTokenizerBase, *, needed: int, length: int
+) -> None:
+    """Raise DataError; ``length`` is that of a response. A stream's rows are not read."""
+    if rows.column_names is not None and "prompt" not in rows.column_names:
+        names = ", ".join(rows.column_names)
+        raise DataError(
+            Fault(where="dataset", found=f"columns {names}", expected="a column prompt")
+        )
+    if not isinstance(rows, IterableDataset):
+        DataError.refuse(_find_row_faults(rows, model, tokenizer, needed, length))
+
+
+def _find_row_faults(
+    rows: Rows, model: Model, tokenizer: PreTrainedTokenizerBase, needed: int, length: int
+) -> Iterator[Fault]:
+    context = context_length(model) or math.inf
+    room = context - length
+    token_counts: dict[int, int] = {}
+    for index, prompt in enumerate(rows["prompt"]):
+        text = prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)
+        # A token is at least a byte, so that most prompts need not be tokenized.
+        if not text or len(text.encode()) + TEMPLATE_BYTES > room:
+            token_counts[index] = len(encode_prompt(tokenizer, prompt, rows[index]))
+
+    too_long = [count for count in token_counts.values() if count > room]
+    if too_long:
+        yield Fault(
+            where="dataset",
+            found=f"{len(too_long)} prompts are too long, one of {max(too_long)} tokens",
+            expected=f"at most {room}: the model holds {context}, the response {length}",
+            fix="a smaller trainer.args.response_length, or shorter prompts",
+        )
+    empty = [index for index, count in token_counts.items() if count == 0]
+    if empty:
+        yield Fault(
+            where="dataset",
+            found=f"{len(empty)} prompts without a token, the first in row {empty[0]}",
+        )
+    # With fewer rows the loop of the Trainer would never take a step.
+    if len(rows) < needed:
+        yield Fault(
+            where="dataset",
+            found=f"{len(rows)} training rows",
+            expected=f"at least the {needed} of one update",
+            fix="dataset.limit.train=null, or a smaller trainer.args.per_device_train_batch_size",
+        )

@@ -1,0 +1,62 @@
+"""Every random number of PPO: it follows from the seed, a purpose and the update alone.
+
+So a resume needs no hidden state, and the rows of all processes together get the same numbers
+however many processes there are.
+
+Letters at the end of a tensor's name are its shape: B rows, R response tokens, P parts.
+"""
+
+import torch
+from torch import Tensor
+
+from runner.generate.sampler import seeded_generator, uniform
+from runner.ppo.config import PPOConfig
+
+
+def rollout_noise(args: PPOConfig, rows: int, step: int, purpose: str) -> Tensor:
+    """The noise [B, R] of the completions that this process samples in an update."""
+    generator = seeded_generator(args.seed, purpose, step)
+    everyone_BR = uniform(rows * args.world_size, args.response_length, generator=generator)
+    start = args.process_index * rows
+    return everyone_BR[start : start + rows]
+
+
+def held_out_noise(args: PPOConfig, first: int, rows: int) -> Tensor:
+    """The noise [B, R] of held-out rows from the ``first`` on, in each evaluation the same."""
+    noises = []
+    for number in range(first, first + rows):
+        generator = seeded_generator(args.seed, "eval", number)
+        noises.append(uniform(1, args.response_length, generator=generator))
+    return torch.cat(noises)
+
+
+def draw_further_rows(
+    args: PPOConfig, dataset_rows: int, prompts: int, step: int, purpose: str
+) -> list[int]:
+    """Rows of the dataset whose prompts this process tries in place of its own ``prompts``."""
+    generator = seeded_generator(args.seed, purpose, step)
+    everyone = torch.randint(dataset_rows, (prompts * args.world_size,), generator=generator)
+    start = args.process_index * prompts
+    rows: list[int] = everyone[start : start + prompts].tolist()
+    return rows
+
+
+def deal_minibatches(args: PPOConfig, rows: int, step: int) -> list[list[int]]:
+    """The rows of this process in each mini-batch of each epoch.
+
+    Neighbouring rows, as many as there are mini-batches, go one to each, by one permutation for
+    all processes: each process has an equal share of each mini-batch, whose rows do not depend on
+    the number of processes.
+    """
+    parts = args.num_mini_batches
+    shares = rows // parts  # of this process in a mini-batch
+    first = args.process_index * rows // parts
+    starts_B1 = torch.arange(0, rows, parts).unsqueeze(1)
+    # The word is a part of the seed: another one would change trainings.
+    generator = seeded_generator(args.seed, "deal", step)
+    minibatches: list[list[int]] = []
+    for _ in range(args.num_ppo_epochs):
+        everyone_BP = torch.rand(rows * args.world_size // parts, parts, generator=generator)
+        permutation_BP = everyone_BP.argsort(1)[first : first + shares]
+        minibatches += (permutation_BP + starts_B1).T.tolist()
+    return minibatches

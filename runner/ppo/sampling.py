@@ -1,0 +1,119 @@
+"""The completions of a rollout: by a function of the user's, with tools, or in one turn.
+
+Each function takes the PPOTrainer, of which it reads only what is public.
+Letters at the end of a tensor's name are its shape: B rows of this process, R response tokens.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from transformers import Trainer
+
+from runner.errors import ConfigError, Fault
+from runner.generate.agent import Agent
+from runner.generate.completion import context_length, of_episode, to_completions
+from runner.generate.held_out_rows import Row
+from runner.generate.sampler import Responses, sample, whole
+from runner.model.encoding import encode_prompt
+from runner.ppo.rollout import SampledRows
+
+# From prompts and the trainer to columns, a value for each prompt.
+RolloutFunction: TypeAlias = Callable[..., Mapping[str, Any]]
+
+
+def play_episodes(
+    agent: Agent, rows: Sequence[Row], noise_BR: Tensor, trainer: Trainer
+) -> SampledRows:
+    """Completions of several turns, between which tools answer."""
+    policy = trainer.actor_critic.policy
+    with trainer.accelerator.autocast(), whole(trainer.actor_critic):
+        episodes = agent.play(
+            policy,
+            trainer.processing_class,
+            rows,
+            replace(trainer.sampling, max_length=context_length(policy)),
+            noise_BR,
+            agree=trainer.largest_count if trainer.is_fsdp_enabled else int,
+            engine=trainer.args.rollout_engine,
+        )
+    completions = [of_episode(episode, trainer.stop_ids) for episode in episodes]
+    logprobs = [torch.tensor(episode.logprobs) for episode in episodes]
+    return SampledRows(list(rows), completions, logprobs)
+
+
+def sample_one_turn(rows: Sequence[Row], noise_BR: Tensor, trainer: Trainer) -> SampledRows:
+    """Completions of one turn, by vLLM, which has noise of its own, or by the policy itself."""
+    tokenizer = trainer.processing_class
+    prompts = [encode_prompt(tokenizer, row["prompt"], row) for row in rows]
+    if trainer.vllm:
+        responses = trainer.vllm.sample(prompts, trainer.state.global_step)
+    else:
+        policy = trainer.actor_critic.policy
+        engine = trainer.args.rollout_engine
+        with trainer.accelerator.autocast(), whole(trainer.actor_critic):
+            responses = sample(policy, prompts, trainer.sampling, noise_BR, engine=engine)
+    stop_ids = trainer.stop_ids
+    completions = to_completions(tokenizer, rows, prompts, responses, stop_ids, whole=not stop_ids)
+    return SampledRows(list(rows), completions, responses.logprobs)
+
+
+def roll_out_by_function(
+    function: RolloutFunction, rows: Sequence[Row], trainer: Trainer
+) -> SampledRows:
+    """The completions that a function of the user's gives for rows.
+
+    From the prompts and the trainer it makes ``prompt_ids``, ``completion_ids`` and ``logprobs`` of
+    each; in ``env_mask`` 0 for tokens that the policy did not write. Whatever else it returns are
+    further columns of the rows, for rewards. Raises ConfigError for lists of other lengths.
+    """
+    result = function([row["prompt"] for row in rows], trainer)
+    columns: dict[str, Any] = {}
+    if isinstance(result, Mapping):
+        columns = {name: values for name, values in result.items() if values is not None}
+    prompts = columns.pop("prompt_ids", ())
+    completion_ids = columns.pop("completion_ids", ())
+    logprobs = columns.pop("logprobs", ())
+    all_own = [[1] * len(ids) for ids in completion_ids]
+    masks = columns.pop("env_mask", all_own)
+
+    fits_rows = all(
+        len(values) == len(rows) for values in (prompts, completion_ids, *columns.values())
+    )
+    lengths = [len(ids) for ids in completion_ids]
+    fits_logprobs = lengths == [len(values) for values in logprobs]
+    fits_masks = lengths == [len(mask) for mask in masks]
+    fits_tokens = fits_logprobs and fits_masks and all(any(mask) for mask in masks)
+    if not fits_rows or not fits_tokens:
+        raise ConfigError(
+            Fault(
+                where="trainer.rollout_func",
+                found=f"other lists than {len(rows)} prompts call for",
+                expected="prompt_ids, completion_ids and logprobs for each prompt, env_mask of "
+                "the same lengths, a token of the policy in each",
+                fix="a function as TRL's GRPO takes it",
+            )
+        )
+
+    responses = Responses(
+        tokens=[torch.tensor(ids) for ids in completion_ids],
+        logprobs=[torch.tensor(values) for values in logprobs],
+    )
+    completions = to_completions(
+        trainer.processing_class,
+        rows,
+        prompts,
+        responses,
+        trainer.stop_ids,
+        whole=not trainer.stop_ids,
+    )
+    sampled = SampledRows([], [], [])
+    for index, row in enumerate(rows):
+        own = [bool(is_own) for is_own in masks[index]]
+        further = {name: values[index] for name, values in columns.items()}
+        sampled.rows.append({**row, **further})
+        sampled.completions.append(replace(completions[index], own=own))
+        sampled.logprobs.append(responses.logprobs[index][torch.tensor(own)])
+    return sampled

@@ -1,0 +1,166 @@
+"""Alarms of sampled completions: what they earn, and how far the policy is from its reference."""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runner.errors import SickRun
+from runner.run.alarms.alarm import HEALTHY, UNKNOWN, Alarm
+from runner.run.alarms.observation import GROUPS_ALIKE, LENGTH, MARGINS, PAIRS_APART, Change, Step
+from runner.schema.text import number
+
+MAX_FLOAT32 = 3.4e38
+# Rare successes may take so many completions; before that, equal rewards are no sickness.
+MIN_COMPLETIONS = 128
+
+
+@dataclass
+class KL(Alarm):
+    """A policy that has left its reference by 5 nats a token and 50 a completion, twice in a row.
+
+    Policies that are over-optimised but still speak were seen at 1 to 2 nats a token (85 for 53
+    tokens). A policy that always says the same, beside a reference that says anything, reaches the
+    logarithm of the vocabulary, 10 to 12. A short answer may well cost more than 5 a token, and a
+    single completion can carry the estimate of a whole step.
+    """
+
+    name = "kl"
+    expected = "a policy that the reference still knows"
+    lag = 1
+
+    PER_TOKEN = 5.0
+    PER_COMPLETION = 50.0
+    patience: int = 2
+    length: int | None = None
+
+    def suspect(self, step: Step) -> str | None:
+        length = step.noted.get(LENGTH) or self.length
+        if not length:
+            return UNKNOWN
+        kl_of_completion = step.noted.get("objective/kl")
+        if kl_of_completion is None and "kl" in step.noted:
+            kl_of_completion = step.noted["kl"] * length
+        if kl_of_completion is None:
+            return UNKNOWN
+        if abs(kl_of_completion) <= max(self.PER_COMPLETION, self.PER_TOKEN * length):
+            return HEALTHY
+        return f"a KL of {number(kl_of_completion, 3)} for a completion of {length:.0f} tokens"
+
+    def fixes(self, step: Step) -> list[str]:
+        return self.facts.stay_closer(step.rate)
+
+
+@dataclass
+class ConstantReward(Alarm):
+    """The same reward for every completion since the begin, so that noise is learnt.
+
+    In five steps and 128 completions, because rare successes may take that long. Once a reward has
+    differed, rewards that are all alike again are what success looks like.
+    """
+
+    name = "constant_reward"
+    expected = "rewards that tell completions apart"
+    fix = (
+        "another reward=, or easier prompts; where it is the best reward, "
+        "there is nothing left to learn"
+    )
+
+    patience: int = 5
+
+    def suspect(self, step: Step) -> str | None:
+        count = min((count for _, _, count in step.rewards.values()), default=0)
+        if count == 0:  # of some reward function nothing is known yet
+            return UNKNOWN
+        for low, high, _ in step.rewards.values():
+            if _tells_apart(low, high):
+                return HEALTHY
+        if count < MIN_COMPLETIONS and self.count >= self.patience - 1:
+            return UNKNOWN
+        earned: list[str] = []
+        for name, (low, high, _) in step.rewards.items():
+            if low == high:
+                earned.append(f"{name} gave {number(low, 3)}")
+            else:
+                span = f"{low!r} to {high!r}"
+                earned.append(f"{name} gave {span}, which are about one number in float32,")
+        return f"{', '.join(earned)} to each of {count} completions"
+
+    def fixes(self, step: Step) -> list[str]:
+        return [*self.facts.sample_apart(), self.fix]
+
+
+def _tells_apart(low: float, high: float) -> bool:
+    """True where two rewards differ by more than rounding, or are whole numbers in float32."""
+    if low.is_integer() and high.is_integer() and abs(high) < MAX_FLOAT32:
+        return struct.pack("f", low) != struct.pack("f", high)
+    return high - low > 1e-6 * max(1.0, abs(high))
+
+
+@dataclass
+class NoSignal(Alarm):
+    """Rewards that have preferred no completion to another of its prompt since the begin.
+
+    Nothing but rounding is learnt. One reward may differ from prompt to prompt, and yet prefer no
+    completion to another of the same prompt: groups are each alike, pairs are ties, or the one
+    sample of a prompt earns what is expected. Rare successes take as long as for a constant reward;
+    once some step had a preference, groups that are alike again are what success looks like. A
+    training that ends earlier has learnt nothing either, unless it was of a step or two. What
+    rounding leaves of a gradient that is 0, Adam makes into steps of full size: therefore the
+    rewards are asked, and not the gradient.
+    """
+
+    name = "no_signal"
+    expected = "completions of a prompt that earn different rewards"
+    fix = "another reward=, easier prompts, or more completions of each"
+
+    MIN_STEPS = 3
+    patience: int = 5
+    over: bool = False
+
+    def suspect(self, step: Step) -> str | None:
+        is_silent = None
+        if not self.over:
+            is_silent = self._is_silent(step)
+        if is_silent is None:
+            return UNKNOWN
+        if not is_silent:
+            self.over = True
+            return HEALTHY
+        # Where rewards are counted, the last step of the patience waits for enough of them.
+        counts = [count for _, _, count in step.rewards.values()]
+        are_few = bool(counts) and min(counts) < MIN_COMPLETIONS
+        if are_few and self.count >= self.patience - 1:
+            return UNKNOWN
+        return self._symptom(step)
+
+    def conclude(self, step: Step, held_out: Sequence[Change]) -> SickRun | None:
+        """The end of a training too short for the alarm, without any preference in its steps."""
+        if self.over or self.count < self.MIN_STEPS:
+            return None
+        return SickRun(self.fault(step, self._symptom(step), self.fixes(step)))
+
+    def fixes(self, step: Step) -> list[str]:
+        return [*self.facts.sample_apart(), self.fix]
+
+    def _symptom(self, step: Step) -> str:
+        if GROUPS_ALIKE in step.noted:
+            return f"all completions of each prompt earned the same in all {step.number} steps"
+        if _margins_of(step):
+            return f"the two completions of each prompt earned the same in all {step.number} steps"
+        return f"every gradient was 0 in all {step.number} steps"
+
+    def _is_silent(self, step: Step) -> bool | None:
+        """True for a step without any preference; None where nothing tells."""
+        if GROUPS_ALIKE in step.noted:
+            return step.noted[GROUPS_ALIKE] == 1.0
+        margins = _margins_of(step)
+        if margins:
+            return min(map(abs, margins)) == 0.0
+        if step.gradient is None:
+            return None
+        return step.gradient == 0.0
+
+
+def _margins_of(step: Step) -> list[float]:
+    """The margins between the two completions of a prompt that a trainer has noted."""
+    return [step.noted[name] for name in (PAIRS_APART, MARGINS[0]) if name in step.noted]

@@ -1,0 +1,85 @@
+"""The history of a run: the lines that it logged, and the completions that it sampled."""
+
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from runner.io.files import JsonObject, read_rows
+from runner.io.turns import dialogue
+
+# Numbers beyond these are taken for none: differences and means of larger ones have no float.
+LARGEST = 1e300
+MAX_STEP = 1 << 53
+SAMPLE_FILES = ("completions.jsonl", "checkpoints/completions.jsonl")
+
+
+def read_metrics(path: Path) -> list[JsonObject]:
+    """The lines of a ``metrics.jsonl`` in the order of their steps.
+
+    A line that is cut off, or is of no step, is left out.
+    """
+    lines = []
+    for line in read_rows(path):
+        step = line.get("step")
+        if is_finite(step) and abs(step) < MAX_STEP:
+            lines.append(line)
+    return sorted(lines, key=itemgetter("step"))
+
+
+def read_samples(folder: Path, dense: bool = False) -> list[JsonObject]:
+    """Sampled completions, with a ``score`` where there is one.
+
+    They are those of our own samples, or else the trainer's; with ``dense`` those of more steps.
+    """
+    tables = [_read_sample_table(folder / name) for name in SAMPLE_FILES]
+    if dense:
+        return max(tables, key=_count_steps)
+    return tables[0] or tables[1]
+
+
+def _read_sample_table(path: Path) -> list[JsonObject]:
+    table = []
+    for row in read_rows(path):
+        if "prompt" in row and "completion" in row and is_finite(row.get("step")):
+            row["prompt"] = plain_text(row["prompt"])
+            row["completion"] = plain_text(row["completion"])
+            if not is_finite(row.get("score")):
+                row.pop("score", None)
+            table.append(row)
+    return table
+
+
+def _count_steps(table: list[JsonObject]) -> int:
+    return len({row["step"] for row in table})
+
+
+def curve(lines: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:
+    """The steps at which a metric was logged, and its values there."""
+    logging_lines = [line for line in lines if is_finite(line.get(name))]
+    steps = [line["step"] for line in logging_lines]
+    values = [line[name] for line in logging_lines]
+    return steps, values
+
+
+def is_finite(value: object) -> TypeGuard[int | float]:
+    """True for a number that can be compared and drawn."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return -LARGEST < value < LARGEST
+
+
+def plain_text(content: object) -> str:
+    """A prompt or completion as text; of a conversation each turn, with its role for several."""
+    if not isinstance(content, list):
+        return str(content)
+    roles = []
+    texts = []
+    for turn in content:
+        turn = turn if isinstance(turn, Mapping) else {"content": turn}
+        turn = {"role": None, "content": None, **turn}
+        roles.append(turn["role"])
+        texts.append(dialogue([turn]))
+    if len(texts) == 1:
+        return texts[0]
+    return "\n".join(f"{role}: {text}" for role, text in zip(roles, texts, strict=True))

@@ -1,0 +1,45 @@
+"""Steps of a training by its arguments: how many rows each has, and how often rows are read."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from runner.schema.read import Parameter, read_signature
+
+
+def config_fields(args: Mapping[str, Any]) -> Mapping[str, Parameter]:
+    """The fields of a trainer's config object by name."""
+    signature = read_signature(args["_target_"])
+    return signature.parameters if signature else {}
+
+
+def setting(args: Mapping[str, Any], name: str, otherwise: Any = None) -> Any:
+    """The value of a field of the trainer's config: as set, or its default if that is plain."""
+    if args.get(name) is not None:
+        return args[name]
+    field = config_fields(args).get(name)
+    if field is not None and isinstance(field.default, bool | int | float | str):
+        return field.default
+    return otherwise
+
+
+def batch_size(args: Mapping[str, Any]) -> int:
+    """Rows of a micro-batch."""
+    return int(setting(args, "per_device_train_batch_size", 8))
+
+
+def cycle_steps(args: Mapping[str, Any]) -> int:
+    """Optimizer steps from one generation to the next, where generated rows are used repeatedly."""
+    accumulated: int = args["gradient_accumulation_steps"]
+    steps_per_generation = args.get("steps_per_generation") or accumulated
+    micro_steps = steps_per_generation * (args.get("num_iterations") or 1)
+    return math.lcm(micro_steps, accumulated) // accumulated
+
+
+def passes(args: Mapping[str, Any], rows: float, processes: int) -> float:
+    """The number of times that a training reads each of its rows; ``args`` must hold all fields."""
+    max_steps: int = args["max_steps"]
+    if max_steps <= 0:
+        return float(args["num_train_epochs"])
+    rows_per_step = batch_size(args) * args["gradient_accumulation_steps"] * processes
+    return float(max_steps * rows_per_step / max(1, rows))

@@ -1,0 +1,224 @@
+"""The rows of a training: loaded, checked, and in the form that its trainer takes."""
+
+import functools
+import itertools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase, TrainingArguments
+
+from runner.config.build import serve
+from runner.dataset.conversation import is_conversation
+from runner.dataset.converted_rows import fit_rows
+from runner.dataset.dataset_check import find_image_faults
+from runner.dataset.form import answer_columns
+from runner.dataset.loaded_rows import HeldOut, Rows, list_columns
+from runner.dataset.modality import IMAGE, IMAGES
+from runner.errors import ConfigError, DataError, Fault
+from runner.io.turns import TEMPLATE_ARGUMENTS, habits_of
+from runner.model.chat import check_calls, check_rendering, check_template, look_at_texts
+from runner.model.encoding import processor_of, write_prompt
+from runner.schema import upstream
+from runner.schema.text import Config, Node
+from runner.training.components.tools import check_environments
+from runner.training.components.trainer_parts import loss_interface_of
+from runner.training.precompute import map_sets, sets_of
+
+log = logging.getLogger(__name__)
+FIRST_ROWS = 100  # that are looked at before all are
+
+
+@dataclass(frozen=True)
+class TrainingRows:
+    """The rows to train on, and those that are held out."""
+
+    train: Dataset
+    held_out: HeldOut
+
+    @property
+    def sets(self) -> list[Rows]:
+        """Every set of rows, that of the training first."""
+        return [self.train, *sets_of(self.held_out)]
+
+    def map(self, change: Callable[[Dataset], Dataset]) -> "TrainingRows":
+        """Each set of rows changed."""
+        return TrainingRows(change(self.train), map_sets(change, self.held_out))
+
+
+def load_training_rows(cfg: Config, columns: list[str] | None) -> TrainingRows:
+    """The rows of a configuration in its trainer's form, with these columns beside it."""
+    trainer = cfg["trainer"]
+    train, held_out = serve(cfg["dataset"], to=trainer["form"], seed=cfg["seed"], keep=columns)
+    rows = TrainingRows(train, held_out)
+    reference = trainer.get("reference_column")
+    if not reference:
+        return rows
+
+    def with_reference(part: Dataset) -> Dataset:
+        if reference in list_columns(part):
+            return part
+        return part.rename_column("reference", reference)
+
+    return rows.map(with_reference)
+
+
+def check_chats(
+    cfg: Config, tokenizer: PreTrainedTokenizerBase, rows: TrainingRows
+) -> TrainingRows:
+    """The same chats, which the template writes whole and within bounds."""
+    bound = functools.partial(check_bounds, cfg["trainer"], tokenizer)
+    rows = rows.map(bound)
+    check_texts(cfg, tokenizer, rows.sets, cfg["trainer"]["form"])
+    return rows.map(functools.partial(fit_rows, habits=habits_of(processor_of(tokenizer))))
+
+
+def are_chats(
+    cfg: Config, args: TrainingArguments, tokenizer: PreTrainedTokenizerBase, rows: Dataset
+) -> bool:
+    """True for chats; ConfigError or DataError where the template cannot write the first rows.
+
+    Warns of a column that is not used.
+    """
+    trainer = cfg["trainer"]
+    answers_only = getattr(args, "assistant_only_loss", False)
+    first_rows = list(itertools.islice(rows, FIRST_ROWS))
+    first = first_rows[0] if first_rows else {}
+    if IMAGES in first:
+        DataError.refuse(find_image_faults(cfg, sees=processor_of(tokenizer) is not tokenizer))
+        if answers_only and "messages" not in first:
+            raise ConfigError(_answers_of_images())
+    is_policy_of_pairs = trainer["form"] == "preference" and trainer["head"] != "score"
+    if is_policy_of_pairs and "margin" in first:
+        log.warning(
+            "the column `margin` is not used: of margins only the loss of a reward model knows"
+        )
+    columns = ("prompt", *answer_columns(first))
+    chats = any(is_conversation(first.get(name)) for name in columns)
+    check_template(
+        tokenizer,
+        chats=chats,
+        calls=any(map(_calls_tools, first_rows)),
+        answers_only=answers_only,
+        weighs=IMAGES not in first and loss_interface_of(trainer) in upstream.WEIGHED,
+    )
+    if trainer.get("tools") or trainer.get("environment_factory"):
+        if not chats:
+            raise DataError(
+                Fault(
+                    where="dataset",
+                    found="prompts that are texts, and tools are called in conversations",
+                    expected="prompts of turns",
+                    fix="dataset.columns.input=prompt",
+                )
+            )
+        check_calls(tokenizer)
+    return chats
+
+
+def _answers_of_images() -> Fault:
+    return Fault(
+        where="trainer.args.assistant_only_loss",
+        found="true, for images with a prompt and its answer; TRL takes it for images in whole "
+        "conversations",
+        expected="false; only the answer is trained in any case",
+        fix="=false",
+    )
+
+
+def _calls_tools(row: Mapping[str, Any]) -> bool:
+    """True for a row in which a turn calls a tool."""
+    for part in row.values():
+        if is_conversation(part):
+            for turn in part:
+                if isinstance(turn, Mapping) and turn.get("tool_calls"):
+                    return True
+    return False
+
+
+def check_texts(
+    cfg: Config, tokenizer: PreTrainedTokenizerBase, parts: Sequence[Any], form: str
+) -> None:
+    """Raise DataError where a text of the rows does not reach the model; warn of what may not.
+
+    The rows are in a trainer's form.
+    """
+    is_tolerated = bool((cfg.get("tolerate") or {}).get("lost_text"))
+    mixed = list(cfg["dataset"].get("parts") or ())
+    faults = list[Fault]()
+    notes: dict[str, None] = {}  # in their order, each once
+    for part in parts:
+        if isinstance(part, Dataset) and IMAGES in part.column_names:
+            part = part.remove_columns([IMAGES])  # or they would be decoded for nothing
+        columns = _no_columns if form == "prompt" else answer_columns
+        reach = look_at_texts(tokenizer, ((row, columns(row)) for row in part))
+        faults += reach.faults(mixed, tolerated=is_tolerated)
+        notes |= dict.fromkeys(reach.notes(tolerated=is_tolerated))
+    DataError.refuse(faults)
+    for note in notes:
+        log.warning(note)
+
+
+def _no_columns(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """The columns of a row that hold answers, where it has only a prompt."""
+    return ()
+
+
+def check_bounds(trainer: Node, tokenizer: PreTrainedTokenizerBase, part: Any) -> Any:
+    """Rows that the template is seen to write within bounds, those of a stream as they flow."""
+    check_environments(trainer, part)
+
+    def are_bounded(columns: Mapping[str, list[Any]]) -> list[bool]:
+        rows = []
+        for cells in zip(*columns.values(), strict=True):
+            rows.append(dict(zip(columns, cells, strict=True)))
+        check_rendering(tokenizer, ((row, answer_columns(row)) for row in rows))
+        return [True] * len(rows)
+
+    if not isinstance(part, Dataset):
+        return part.filter(are_bounded, batched=True, batch_size=100)
+    texts = part
+    if IMAGES in part.column_names:
+        texts = part.remove_columns([IMAGES])  # or they would be decoded for nothing
+    check_rendering(tokenizer, ((row, answer_columns(row)) for row in texts))
+    # Trainers that call tools read images out of turns, and TRL fails where a row of a batch has
+    # none beside rows that have some.
+    calls_tools = "max_tool_calling_iterations" in upstream.config_fields(trainer["args"])
+    if IMAGES in part.column_names and calls_tools:
+        lacking = sum(not IMAGE.is_in(row) for row in texts)
+        if 0 < lacking < len(texts):
+            raise DataError(
+                Fault(
+                    where="dataset",
+                    found=f"{lacking} rows without an image, beside rows with some",
+                    expected="images in each row, or in none; this trainer cannot sample for a "
+                    "batch of both",
+                    fix="dataset.without=[<the column of images>]  (to train on the text alone), "
+                    "or leave these rows out",
+                )
+            )
+    return part
+
+
+def write_prompts(
+    tokenizer: PreTrainedTokenizerBase, args: TrainingArguments, rows: Dataset
+) -> Dataset:
+    """Rows with prompts as texts, where each has arguments of its own for the template.
+
+    The trainer would ignore these arguments.
+    """
+    if TEMPLATE_ARGUMENTS not in list_columns(rows):
+        return rows
+    log.warning(
+        "each prompt is written with its own %s: rewards are given texts, and not chats",
+        TEMPLATE_ARGUMENTS,
+    )
+    of_trainer = args.chat_template_kwargs or {}
+
+    def write(row: dict[str, Any]) -> dict[str, Any]:
+        arguments = of_trainer | row[TEMPLATE_ARGUMENTS]
+        return {"prompt": write_prompt(tokenizer, {**row, TEMPLATE_ARGUMENTS: arguments})}
+
+    return rows.map(write, remove_columns=[TEMPLATE_ARGUMENTS])

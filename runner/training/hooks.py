@@ -1,0 +1,38 @@
+"""The functions of ours that a trainer calls in the course of a training."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import Trainer
+
+Measure = Callable[[Trainer, str], dict[str, float]]
+
+
+@dataclass
+class Hooks:
+    """Functions that a trainer calls in the course of a training; without any it is TRL's."""
+
+    # False for a trainer whose own evaluation fails.
+    evaluates: bool = True
+    # ``measure(trainer, prefix)``: figures that join those of an evaluation.
+    measure: Measure | None = None
+    # ``on_evaluate(part)``: a part of an evaluation begins.
+    on_evaluate: Callable[[str], None] = lambda part: None
+    # ``on_loss(trainer, batch, loss)``: each micro-batch with its loss.
+    on_loss: Callable[[Trainer, Any, Tensor], None] | None = None
+    # ``on_log(logs, step)`` may change what is logged.
+    on_log: Callable[[dict[str, float], int], None] | None = None
+    # The mean of each reward since it was called last.
+    reward_means: Callable[[], dict[str, float]] | None = None
+    make_optimizer: Callable[[Trainer], Optimizer] | None = None
+    make_schedule: Callable[..., LRScheduler] | None = None
+    # The user's own (``user_loss``), in place of the trainer's.
+    loss: Callable[..., Tensor] | None = None
+    # True where the loss is no measure of held-out answers, and their cross-entropy is.
+    reads_cross_entropy: bool = False
+    # What the model's config says before the Trainer writes there what it needs in a training.
+    use_cache: bool | None = None

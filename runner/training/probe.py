@@ -1,0 +1,158 @@
+"""Small pieces of the weights that a training changes, in which every step can be looked at."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
+
+# The integers whose sum shows a change of any bit, by the bytes of an entry.
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Probe:
+    """Small pieces of the trained weights, spread evenly; what befalls all weights shows there.
+
+    A look costs a few microseconds for each of at most ``TENSORS`` pieces, whatever the size of the
+    model. Where the pieces show neither a gradient nor a change, all weights are looked at.
+    """
+
+    TENSORS = 16
+    ENTRIES = 256  # of a piece
+
+    def __init__(self, model: nn.Module):
+        # A process that holds no part of a sharded weight has nothing of it to look at.
+        self.all: list[Tensor] = []
+        for weight in model.parameters():
+            if weight.requires_grad and _local_part(weight).numel():
+                self.all.append(weight)
+        stride = math.ceil(len(self.all) / self.TENSORS) or 1
+        self.picked = self.all[::stride]
+        self.addresses = list[int]()  # in memory, of the weights that `pieces` are views of
+        self.pieces = list[Tensor]()
+        self.before = self.weights()
+        self.bits: int | None = None
+
+    @torch.no_grad()
+    def weights(self) -> Tensor | None:
+        """The entries that are looked at, in one row; None where no weight is trained."""
+        addresses = [_local_part(weight).data_ptr() for weight in self.picked]
+        if addresses != self.addresses:
+            self.addresses = addresses
+            self.pieces = [_piece(weight) for weight in self.picked]
+        return _in_a_row(self.pieces)
+
+    @torch.no_grad()
+    def gradients(self) -> Tensor | None:
+        """The gradients of the entries of ``weights``, 0 where a weight has none."""
+        pieces = []
+        for weight in self.picked:
+            gradient = _gradient(weight)
+            pieces.append(_piece(torch.zeros_like(weight) if gradient is None else gradient))
+        return _in_a_row(pieces)
+
+    @torch.no_grad()
+    def gradient(self) -> float | None:
+        """The size of the largest entry of a piece that is not all 0; NaN where one is NaN.
+
+        0 only where every gradient is 0 everywhere; None where no weight has a gradient.
+        """
+        for weight in reversed(self.picked):
+            gradient = _gradient(weight)
+            if gradient is not None:
+                size = float(_piece(gradient).abs().max())
+                if size != 0:
+                    return size
+        sizes = [float(gradient.abs().max()) for gradient in self._all_gradients()]
+        return largest(sizes) if sizes else None
+
+    @torch.no_grad()
+    def norm(self) -> Tensor | None:
+        """The norm of all gradients that this process holds; None where it holds none."""
+        gradients = list(self._all_gradients())
+        return get_total_norm(gradients) if gradients else None
+
+    def has_moved(self, weights: Tensor | None) -> bool | None:
+        """True where a weight has changed since the last call, None where that is not known.
+
+        ``weights`` are those of now. The first call that sees no change in the pieces does not
+        know, because only then the bits of all weights are summed, for the next call to compare.
+        """
+        before = self.before
+        self.before = weights
+        if weights is None:
+            return None
+        if not torch.equal(weights, before):
+            self.bits = None
+            return True
+        bits_before = self.bits
+        self.bits = self.sum_of_bits()
+        return None if bits_before is None else self.bits != bits_before
+
+    @torch.no_grad()
+    def sum_of_bits(self) -> int:
+        """A number that another value of any weight changes."""
+        total = 0
+        for weight in self.all:
+            integers = _local_part(weight).view(INTEGERS[weight.element_size()])
+            total += int(integers.sum(dtype=torch.int64))
+        return total
+
+    @torch.no_grad()
+    def are_finite(self) -> bool:
+        """True where all weights are finite numbers."""
+        for weight in map(_local_part, self.all):
+            # A sum passes on NaN and infinity without a copy of the weight. It may overflow by
+            # itself, so that all entries are looked at where it is not finite.
+            if not weight.sum(dtype=torch.float32).isfinite() and not weight.isfinite().all():
+                return False
+        return True
+
+    def _all_gradients(self) -> Iterator[Tensor]:
+        for weight in self.all:
+            gradient = _gradient(weight)
+            if gradient is not None:
+                yield _local_part(gradient)
+
+
+def largest(values: Sequence[float]) -> float:
+    """The largest of one or more numbers, NaN where one is NaN."""
+    return math.nan if any(map(math.isnan, values)) else max(values)
+
+
+def _local_part(tensor: Tensor) -> Tensor:
+    """The part of a sharded tensor that this process holds; any other tensor as it is."""
+    # Nearly all tensors are of these types, and to look for an attribute takes longer.
+    if type(tensor) is Tensor or type(tensor) is nn.Parameter:
+        return tensor
+    tensor = tensor.detach()
+    if hasattr(tensor, "to_local"):
+        local: Tensor = tensor.to_local()
+        return local
+    return tensor
+
+
+def _gradient(weight: Tensor) -> Tensor | None:
+    """The gradient of a weight, unless it has none, a sparse or an empty one."""
+    gradient = weight.grad
+    if gradient is None or gradient.is_sparse or gradient.numel() == 0:
+        return None
+    return gradient
+
+
+def _piece(tensor: Tensor) -> Tensor:
+    """The first entries of the middle row, without a copy of the tensor."""
+    tensor = _local_part(tensor)
+    middle = tuple(size // 2 for size in tensor.shape[:-1])
+    row = tensor[middle] if middle else tensor
+    return row[: Probe.ENTRIES]
+
+
+def _in_a_row(pieces: Sequence[Tensor]) -> Tensor | None:
+    """The pieces one behind the other on the device of the first; None of no pieces."""
+    if not pieces:
+        return None
+    device = pieces[0].device
+    on_one_device = [piece.to(device) for piece in pieces]
+    return torch.cat(on_one_device).to(torch.float32)

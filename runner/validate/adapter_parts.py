@@ -1,0 +1,172 @@
+"""Adapters and quantised weights: what goes with them, and with what they are trained."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from runner.errors import Fault
+from runner.model import faults
+from runner.model.check_config import overrides_answers
+from runner.model.check_tokenizer import new_tokens
+from runner.schema import upstream
+from runner.schema.ranges import POSITIVE, RANK
+from runner.schema.source import has_method
+from runner.schema.text import Node, short_text
+from runner.validate.context import ValidationContext
+from runner.validate.values import is_plain_number
+
+
+def is_given(node: object) -> bool:
+    """True for a part, or for a group with a part that is not null."""
+    if isinstance(node, dict):
+        return any(value is not None for value in node.values())
+    return bool(node)
+
+
+def find_adapter_part_faults(context: ValidationContext) -> Iterator[Fault]:
+    """A fault for each setting of an adapter, or of rounded weights, that cannot work."""
+    peft = context.mapping("peft")
+    yield from _find_quantised_faults(context)
+    yield from _find_pattern_values(peft)
+    yield from _find_useless_settings(peft)
+    yield from _find_kind_faults(context, peft)
+    yield from _find_model_faults(context)
+
+
+def _find_quantised_faults(context: ValidationContext) -> Iterator[Fault]:
+    """A fault for weights of 4 or 8 bits without what is trained beside them."""
+    quant = context.mapping("quant")
+    if not quant:
+        return
+    peft = context.mapping("peft")
+    has_adapter = is_given(context.cfg.get("peft")) and not context.changes_model(peft)
+    # The model may be an adapter itself, which is trained on.
+    trained = Path(str(context.mapping("model").get("path")), "adapter_config.json")
+    if not has_adapter and not trained.is_file():
+        option = "lora" if "lora" in context.options("peft") else "<an adapter>"
+        yield Fault(
+            where="quant",
+            found="set, but quantised weights cannot be trained",
+            expected="an adapter",
+            fix=f"peft={option}",
+        )
+    if str(quant.get("_target_")).endswith("BitsAndBytesConfig"):
+        bits = [name for name in ("load_in_4bit", "load_in_8bit") if quant.get(name)]
+        if not bits:
+            yield Fault(
+                where="quant",
+                found="neither load_in_4bit nor load_in_8bit",
+                expected="one of the two",
+                fix="quant.load_in_4bit=true",
+            )
+        elif len(bits) == 2:
+            yield Fault(
+                where="quant",
+                found="load_in_4bit and load_in_8bit",
+                expected="one of the two",
+                fix="quant.load_in_8bit=false",
+            )
+    if overrides_answers(context.mapping("model")):
+        yield Fault(
+            where="model.config",
+            found="set, and an adapter on a base of 4 or 8 bits cannot be merged into it",
+            expected="a folder of the model whose config.json has these keys",
+            fix="quant=none",
+        )
+
+
+def _find_pattern_values(peft: Node) -> Iterator[Fault]:
+    """A fault for each rank, or scale, of some modules that an adapter cannot have."""
+    ranks = peft.get("rank_pattern")
+    if isinstance(ranks, Mapping):
+        for module, rank in ranks.items():
+            is_whole = isinstance(rank, int) and not isinstance(rank, bool)
+            if not is_whole or rank not in RANK:
+                where = f"peft.rank_pattern.{module}"
+                yield Fault(where, short_text(rank), f"a whole number, {RANK}", "=8")
+    scales = peft.get("alpha_pattern")
+    if isinstance(scales, Mapping):
+        for module, alpha in scales.items():
+            if not is_plain_number(alpha) or alpha not in POSITIVE:
+                where = f"peft.alpha_pattern.{module}"
+                yield Fault(where, short_text(alpha), f"a number {POSITIVE}", "=16")
+
+
+def _find_useless_settings(peft: Node) -> Iterator[Fault]:
+    """A fault for each setting with which nothing would train, or from another start."""
+    if peft.get("inference_mode") is True:
+        found = "true: nothing of the adapter would train"
+        yield Fault("peft.inference_mode", found, "false", "=false")
+    start = peft.get("init_lora_weights")
+    if start is False:
+        found = "false: its random weights would change the model before the first step"
+        yield Fault("peft.init_lora_weights", found, "a start that changes nothing", "=true")
+    if start == "eva":
+        found = "eva, a start that is computed from rows, and nobody computes it here"
+        yield Fault("peft.init_lora_weights", found, "another start", "=pissa")
+    if peft.get("target_modules") == []:
+        found = "[]: no layer would get an adapter"
+        yield Fault("peft.target_modules", found, "layers", "=all-linear")
+
+
+def _find_kind_faults(context: ValidationContext, peft: Node) -> Iterator[Fault]:
+    """A fault for each kind of adapter, or tuner, that the trainer or another setting excludes."""
+    signature = context.signature(peft)
+    has_critic = context.has_field("critic")
+    if has_critic and has_method(peft.get("_target_"), "prepare_model"):
+        yield Fault(
+            where="peft",
+            found=f"a tuner that saves and loads itself, and {context.option} saves policy and "
+            "critic side by side",
+            expected="one that changes the model, or a PeftConfig",
+            fix="peft=lora",
+        )
+    if signature is None:
+        return
+    if peft.get("full") and context.changes_model(peft):
+        yield Fault(
+            where="peft.full",
+            found=f"set, and {signature.name} puts on no adapter",
+            expected="an adapter beside which layers are trained whole",
+            fix="peft=lora",
+        )
+    is_peft_config = "inference_mode" in signature.parameters
+    trains_tokens = (
+        peft.get("full")
+        or peft.get("modules_to_save")
+        or "trainable_token_indices" in signature.parameters
+    )
+    if is_peft_config and not trains_tokens and new_tokens(context.mapping("model.tokenizer")):
+        yield faults.untrained_tokens(kind=signature.name)
+
+
+def _find_model_faults(context: ValidationContext) -> Iterator[Fault]:
+    """A fault for each key of the model that whoever trains or samples would not see."""
+    model = context.mapping("model")
+    if context.has_field("critic"):
+        for key in context.mapping("model.config"):
+            if "router" in str(key):
+                yield Fault(
+                    where=f"model.config.{key}",
+                    found="set, and this trainer has no loss of routers",
+                    expected="none, or a trainer that adds one",
+                    fix="leave it out",
+                )
+    loader = ""
+    if context.trainer and upstream.takes_path(context.trainer):
+        loader = context.trainer.name
+    elif context.args.get("use_vllm") or context.args.get("rollout_engine") == "vllm":
+        loader = "vLLM"
+    if not loader:
+        return
+    unseen = []
+    if overrides_answers(model):
+        unseen.append("config")
+    if new_tokens(context.mapping("model.tokenizer")):
+        unseen.append("tokenizer.add_tokens")
+    for key in unseen:
+        yield Fault(
+            where=f"model.{key}",
+            found=f"set, and {loader} loads what lies at model.path, without it",
+            expected="a folder of the model that has it, such as the model/ of a run",
+            fix="model.path=<that folder>",
+        )

@@ -1,0 +1,187 @@
+"""Nodes, which are keys with a ``_target_``: each key against the signature of the target."""
+
+from collections.abc import Iterator
+
+from runner.errors import Fault
+from runner.schema import upstream
+from runner.schema.read import Signature
+from runner.schema.text import Node, as_typed, short_text, to_override
+from runner.validate.context import OWN, SPECIAL, ValidationContext, is_called_later, keys_of
+from runner.validate.stray import explain, find_argument_faults, find_unknown_faults
+from runner.validate.values import is_plain_number
+
+# What the train command gives to a part whose signature names it, so that no config needs to.
+SERVED = upstream.SERVED | {"trainer": [*upstream.SERVED["trainer"], *upstream.FROM_GROUP]}
+NEEDED_KEYS = {"trainer": ("form", "head", "args"), "model": ("tokenizer",)}
+TOOLS = tuple(f"trainer.{name}" for name in upstream.FUNCTIONS if name != "environment_factory")
+# Arguments of functions that are called with rows and with what was made of them.
+GIVEN_LATER = {"completions", "messages", "row"}
+# Keys that hold nodes themselves: a text there is a fault, and misspelt keys below them are seen.
+NODE_KEYS = ("trainer.args", "trainer.teacher_model", "model.tokenizer")
+# Arguments of a trainer that are models and functions, which no text, number or mapping can be.
+OBJECTS = {
+    f"trainer.{name}" for name in upstream.SERVED["trainer"] if name not in upstream.FROM_GROUP
+}
+OBJECTS -= {*NODE_KEYS}
+# Fields that the runner sets whatever the config says; to set them would be in vain.
+SET_BY_RUNNER = ("output_dir", "save_only_model", "disable_tqdm", "resume_from_checkpoint", "seed")
+
+
+def find_node_faults(context: ValidationContext, path: str, node: Node) -> Iterator[Fault]:
+    """A fault for each key that is unknown, in vain, missing, or does not fit the target.
+
+    The target exists and may be called.
+    """
+    signature = context.signature(node)
+    if signature is None:
+        return
+    keys = keys_of(path, signature) | SPECIAL
+    for key, value in node.items():
+        if key in keys:
+            yield from _find_key_faults(context, f"{path}.{key}", value, signature)
+        else:
+            yield from find_unknown_faults(context, path, node, str(key), signature)
+    yield from _find_missing(path, node, signature)
+    if path == "trainer":
+        yield from _find_other_config(context, signature, node)
+
+
+def _find_key_faults(
+    context: ValidationContext, path: str, value: object, signature: Signature
+) -> Iterator[Fault]:
+    """The faults of the value of a key that the target takes."""
+    if path in NODE_KEYS and value is not None and not _is_node(value):
+        fix = as_typed({f"{path}.path": value})
+        if path == "trainer.args":
+            fix = f"leave {path} out"
+        yield Fault(path, short_text(value), "keys", fix)
+    elif path in OBJECTS and not _is_object(value):
+        yield _no_object(path, value, signature)
+    elif path == "dataset.map" and isinstance(value, str):
+        package = value.partition(".")[0]
+        yield Fault(
+            where=path,
+            found=short_text(value),
+            expected="keys with a function of a row as _target_",
+            fix=f"dataset.map._target_={value} 'allow=[{package}]'",
+        )
+    elif path == "dataset.limit" and is_plain_number(value):
+        number = short_text(value)
+        expected = "a limit of its own for training and held-out rows"
+        yield Fault(path, number, expected, f"{path}.train={number}, or {path}.eval={number}")
+    elif path == "dataset.split" and isinstance(value, str):
+        expected = "a slice of its own for training and held-out rows"
+        yield Fault(path, short_text(value), expected, to_override(f"{path}.train", value))
+    else:
+        where = context.origin(path, value)
+        misfits = find_argument_faults(context, where, path, value, signature)
+        yield from misfits or _find_in_vain(context, path, value, signature)
+
+
+def _is_node(value: object) -> bool:
+    return isinstance(value, dict) and "_target_" in value
+
+
+def _is_object(value: object) -> bool:
+    """True for what a model or a function can be built from, and for nothing."""
+    values = value if isinstance(value, list) else [value]
+    return all(part is None or _is_node(part) for part in values)
+
+
+def _no_object(path: str, value: object, signature: Signature) -> Fault:
+    """The fault of a text, number or mapping in the place of a model or a function."""
+    fix = f"leave {path} out"
+    if path.endswith("_model"):
+        keys = value if isinstance(value, dict) else {"path": value}
+        node = {"_target_": "runner.model.load.load_model"} | keys
+        fix = as_typed({f"{path}.{name}": entry for name, entry in node.items()})
+    found = f"{short_text(value)}, and {signature.name} takes what is built from a _target_"
+    return Fault(path, found, "keys with a _target_", fix)
+
+
+def _find_in_vain(
+    context: ValidationContext, path: str, value: object, signature: Signature
+) -> Iterator[Fault]:
+    """The fault of a value that the runner would set itself, or takes from a group."""
+    owner, _, key = path.rpartition(".")
+    if owner == "trainer.args" and key in SET_BY_RUNNER:
+        default = signature.parameters[key].default
+        if value not in (None, context.cfg.get(key, default)):
+            answer = explain(context, path, value, short_text(value), is_placed=True)
+            if answer:
+                yield answer
+    if owner != "trainer" or value is None:
+        return
+    group = upstream.FROM_GROUP.get(key)
+    if group in context.groups:
+        options = context.options(group)
+        fix = f"{group}={options[0]}" if options else f"{group}._target_=<module.name>"
+        yield Fault(path, "a part that the runner serves", f"the group {group}", fix)
+
+
+def _find_missing(path: str, node: Node, signature: Signature) -> Iterator[Fault]:
+    """A fault for each argument that nobody gives, and each key that the runner needs."""
+    group = path.partition(".")[0]
+    for name in _list_required(path, node, signature):
+        expected = str(signature.parameters[name].type)
+        if group in ("reward", "metric"):
+            expected += ", or an argument called completions, by which it is asked to judge"
+        yield _missing(path, name, signature.name, expected)
+    # Fields whose default is of no use, by the nearest class of the lineage that has any.
+    for owner in (signature.name, *signature.lineage):
+        if owner in upstream.NEEDED_FIELDS:
+            for name in upstream.NEEDED_FIELDS[owner]:
+                if node.get(name) is None:
+                    expected = str(signature.parameters[name].type).removesuffix(" or null")
+                    yield _missing(path, name, signature.name, expected)
+            break
+    for name in NEEDED_KEYS.get(path, ()):
+        if node.get(name) is None:
+            is_own = name in OWN[path]
+            expected = str(keys_of(path, signature)[name].type) if is_own else "keys"
+            yield _missing(path, name, "the runner", expected)
+
+
+def _list_required(path: str, node: Node, signature: Signature) -> list[str]:
+    """The arguments of a target that have no default, and that neither the node nor we give."""
+    if node.get("_partial_") is True or _gets_arguments_later(path, signature):
+        return []
+    group = path.partition(".")[0]
+    served_as = ""
+    if path in SERVED:
+        served_as = path
+    elif group in ("trainer", "model"):
+        served_as = "model"
+    elif group == "callback" and path.count(".") < 2:
+        served_as = "callback"
+    given = {*node, *SERVED.get(served_as, ())}
+    return [name for name in signature.required if name not in given]
+
+
+def _gets_arguments_later(path: str, signature: Signature) -> bool:
+    """True for a function that is called with rows, or with what a trainer or a model decides."""
+    if is_called_later(path, signature) or GIVEN_LATER & set(signature.parameters):
+        return True
+    is_class = bool(signature.lineage)
+    return (path == "loss" or path.startswith(TOOLS)) and not is_class
+
+
+def _missing(path: str, name: str, who: str, expected: str) -> Fault:
+    where = f"{path}.{name}"
+    return Fault(where, f"missing, and {who} needs it", expected, f"{where}=<value>")
+
+
+def _find_other_config(
+    context: ValidationContext, signature: Signature, node: Node
+) -> Iterator[Fault]:
+    """The fault of arguments that are the config of another trainer."""
+    config = context.signature(node.get("args"))
+    parameter = signature.parameters.get("args")
+    if config is None or parameter is None:
+        return
+    wanted = sorted(name for name in parameter.names if name.endswith("Config"))
+    if wanted and not set(wanted) & set(config.lineage):
+        module = signature.target.rpartition(".")[0]
+        expected = f"{' or '.join(wanted)}, which {signature.name} takes"
+        fix = f"trainer.args._target_={module}.{wanted[0]}"
+        yield Fault("trainer.args._target_", config.name, expected, fix)

@@ -1,0 +1,90 @@
+"""The top level of a configuration: its keys, its groups, and the numbers that no key may hold."""
+
+import math
+from collections.abc import Iterator
+
+from runner.errors import Fault
+from runner.io.visible import to_visible
+from runner.schema.text import Node, nearest, scalars, short_text, to_text
+from runner.schema.type import shortened
+from runner.validate.context import PLAIN_GROUPS, TOP, ValidationContext
+from runner.validate.stray import (
+    NAMED_GROUPS,
+    explain_below,
+    find_setting_faults,
+    find_stray_faults,
+    words_to_type,
+)
+
+NEEDED_GROUPS = ("trainer", "model", "dataset")
+# Groups that a frozen configuration may lack; where the key is there, it must choose something.
+READ_GROUPS = ("tracker", "launcher")
+
+
+def find_top_faults(context: ValidationContext) -> Iterator[Fault]:
+    """A fault for each key of the top level that is strange, missing, or holds the wrong thing."""
+    for key, value in context.cfg.items():
+        if key in PLAIN_GROUPS and isinstance(value, dict):
+            yield from _find_plain_faults(context, key, value)
+        elif key in TOP:
+            yield from find_setting_faults(context, key, TOP[key], value)
+        elif key in context.groups:
+            yield from _find_group_faults(context, key, value)
+        else:
+            yield from find_stray_faults(context, str(key), value)
+    needed = [*NEEDED_GROUPS, *(group for group in READ_GROUPS if group in context.cfg)]
+    for group in needed:
+        if context.cfg.get(group) in (None, {}):
+            yield _nothing_chosen(context, group, "nothing chosen")
+
+
+def _find_plain_faults(context: ValidationContext, group: str, node: Node) -> Iterator[Fault]:
+    """The faults of a group that is read as it is, without anything to build."""
+    keys = PLAIN_GROUPS[group]
+    for name, value in node.items():
+        path = f"{group}.{name}"
+        if name in keys:
+            yield from find_setting_faults(context, path, keys[name], value)
+        else:
+            likeliest = [*nearest(str(name), keys), *keys][0]
+            fix = words_to_type(context, path, {f"{group}.{likeliest}": value})
+            yield Fault(path, "no such key", likeliest, fix)
+
+
+def _find_group_faults(context: ValidationContext, group: str, node: object) -> Iterator[Fault]:
+    """The faults of the parts of a group that do not say what to build."""
+    parts = {} if node in (None, {}) else {group: node}
+    if group in NAMED_GROUPS and isinstance(node, dict):
+        parts = context.entries(group)
+    for path, part in parts.items():
+        if part is None:
+            continue
+        if to_visible(path) != path:
+            yield Fault(path, f"the name {path!r}", "a name that can be read", f"leave {path} out")
+        target_fix = f"{path}._target_=<module.name>"
+        if not isinstance(part, dict) and path == group:
+            yield _nothing_chosen(context, group, short_text(part))
+        elif not isinstance(part, dict):
+            yield Fault(path, short_text(part), "keys with a _target_", target_fix)
+        elif "_target_" not in part:
+            found = f"no _target_ beside {shortened(list(map(str, part)), 40)}"
+            answers = explain_below(context, path, part, found)
+            yield from filter(None, answers)
+            if not all(answers):
+                yield Fault(path, found, "what to build from these keys", target_fix)
+
+
+def _nothing_chosen(context: ValidationContext, group: str, found: str) -> Fault:
+    """The fault of a group in which no option is chosen."""
+    options = context.menu.get(group, [])
+    likeliest = [*nearest(found, options), *context.options(group), "<option>"][0]
+    expected = f"one of {shortened(options)}" if options else "keys with a _target_"
+    return Fault(group, found, expected, f"{group}={likeliest}")
+
+
+def find_infinite(context: ValidationContext) -> Iterator[Fault]:
+    """A fault for each number that is not finite."""
+    for path, value in scalars(context.cfg):
+        if isinstance(value, float) and not math.isfinite(value):
+            where = context.origin(path.removesuffix(".0"), value)
+            yield Fault(where, to_text(value), "a finite number", "=<number>")
