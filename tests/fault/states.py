@@ -95,6 +95,7 @@ class Trainer:
             output_dir=str(run.checkpoints),
             process_index=0,
             load_best_model_at_end=False,
+            metric_for_best_model=None,
             save_strategy="steps",
             gradient_accumulation_steps=1,
             world_size=1,
