@@ -109,6 +109,7 @@ class Trainer:
             max_steps=STEPS,
             is_world_process_zero=True,
             best_model_checkpoint=None,
+            best_metric=None,
             log_history=[],
             total_flos=0,
         )
