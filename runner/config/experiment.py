@@ -1,49 +1,27 @@
-"""The configuration of a run as an object: the one home of each key that the runner itself reads.
+"""The keys of a configuration that the runner itself reads: each has its one home here.
 
-A key stands here with its name, type, range and default, and with a line of help below it. From
-these classes are made the checks of a configuration (``validate``), what ``options`` and ``why``
-tell, and :func:`read_experiment`, by which code reads ``cfg.launcher.num_processes``. What a key's
-``_target_`` takes besides, its signature says.
+A key stands with its name, type, range and default, and with a line of help below it. ``validate``
+reads these classes from the source, as it reads the signature of any target, and checks a
+configuration by them; code takes a default from the class, as ``Experiment.attempts``. What a
+``_target_`` takes beside these keys, its signature says.
 
 A new key of the top level that is not in ``run.key.VOLATILE`` must have no value in
 ``conf/config.yaml``: with one it would enter the key of every run, and all would train again.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-from runner.config.menu import GROUPS
 from runner.schema.ranges import Count, Fraction, Positive, Processes, Seed, StepSize
-from runner.schema.text import Config, Node
-from runner.schema.trainer_args import TrainerArgs
+
+
+def key_names(kind: type[Any]) -> list[str]:
+    """The names of the keys that a class here declares."""
+    return [key.name for key in fields(kind)]
 
 
 @dataclass(frozen=True)
-class Part:
-    """A part of a run: a ``_target_`` with its arguments, and keys of ours beside them."""
-
-    node: Node = field(repr=False)  # as it was composed
-
-    @property
-    def target(self) -> str:
-        """The dotted name of what is built; empty where nothing was chosen."""
-        return str(self.node.get("_target_") or "")
-
-    @classmethod
-    def read(cls, node: Node) -> Self:
-        """The part that a node of a configuration describes, with defaults for missing keys."""
-        keys = {name: node[name] for name in key_names(cls) if node.get(name) is not None}
-        return cls(node, **keys)
-
-
-def key_names(kind: type[Part]) -> list[str]:
-    """The keys of ours that a kind of part declares."""
-    return [key.name for key in fields(kind) if key.name != "node"]
-
-
-@dataclass(frozen=True)
-class TrainerPart(Part):
+class TrainerPart:
     """The trainer, of TRL or the runner's own."""
 
     form: str
@@ -65,28 +43,17 @@ class TrainerPart(Part):
     images: bool = False
     """It takes rows with images."""
 
-    @property
-    def args(self) -> TrainerArgs:
-        """The fields of the trainer's config object that are given."""
-        args: TrainerArgs = self.node["args"]
-        return args
-
 
 @dataclass(frozen=True)
-class ModelPart(Part):
+class ModelPart:
     """The model that is trained."""
 
     tokenizer: dict[str, Any] = field(default_factory=dict)
     """The node that loads its tokenizer or processor."""
 
-    @property
-    def path(self) -> str | None:
-        """The folder or the name on the hub that it is loaded from."""
-        return self.node.get("path")
-
 
 @dataclass(frozen=True)
-class RewardPart(Part):
+class RewardPart:
     """One reward of several."""
 
     weight: float = 1.0
@@ -96,22 +63,7 @@ class RewardPart(Part):
 
 
 @dataclass(frozen=True)
-class DatasetPart(Part):
-    """The rows that are trained on and held out; all of its keys are arguments of its target."""
-
-    @property
-    def path(self) -> str | list[str] | None:
-        """The file, folder or name on the hub that they are read from."""
-        return self.node.get("path")
-
-    @property
-    def form(self) -> str | None:
-        """The form of the rows as they are stored, where it is given."""
-        return self.node.get("form")
-
-
-@dataclass(frozen=True)
-class MetricPart(Part):
+class MetricPart:
     """One held-out metric."""
 
     on: list[str] | None = None
@@ -129,7 +81,7 @@ class MetricPart(Part):
 
 
 @dataclass(frozen=True)
-class AdapterPart(Part):
+class AdapterPart:
     """An adapter that is trained in place of the whole model."""
 
     full: list[str] | None = None
@@ -137,7 +89,7 @@ class AdapterPart(Part):
 
 
 @dataclass(frozen=True)
-class OptimizerPart(Part):
+class OptimizerPart:
     """The optimizer."""
 
     groups: dict[str, Any] | None = None
@@ -147,7 +99,7 @@ class OptimizerPart(Part):
 
 
 @dataclass(frozen=True)
-class LauncherPart(Part):
+class LauncherPart:
     """The program that starts the processes of a run."""
 
     jobs: Processes | None = None
@@ -156,16 +108,6 @@ class LauncherPart(Part):
     """A run that takes longer has failed."""
     devices: list[int | str] | None = None
     """The devices of this machine that may be used, as in CUDA_VISIBLE_DEVICES."""
-
-    @property
-    def num_processes(self) -> int:
-        """The processes of a run on each machine."""
-        return int(self.node.get("num_processes") or 1)
-
-    @property
-    def num_machines(self) -> int:
-        """The machines of a run."""
-        return int(self.node.get("num_machines") or 1)
 
 
 @dataclass(frozen=True)
@@ -212,38 +154,12 @@ class Tolerate:
     """The highest loss of a healthy step."""
     loss_steps: Count = 3
     """The steps in a row that may have a higher one."""
-    alarms: Mapping[str, bool | int] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, node: Node) -> Self:
-        """The tolerances that a node of a configuration names."""
-        names = {key.name for key in fields(cls)} - {"alarms"}
-        keys = {name: node[name] for name in names if node.get(name) is not None}
-        alarms = {name: value for name, value in node.items() if name not in names}
-        return cls(**keys, alarms=alarms)
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One run: its settings and its parts."""
+    """The keys of the top level."""
 
-    cfg: Config = field(repr=False)  # as it was composed, resolved
-    trainer: TrainerPart
-    model: ModelPart
-    dataset: DatasetPart
-    launcher: LauncherPart
-    tracker: Tracking = field(default_factory=Tracking)
-    tolerate: Tolerate = field(default_factory=Tolerate)
-    peft: AdapterPart | None = None
-    optimizer: OptimizerPart | None = None
-    quant: Part | None = None
-    collator: Part | None = None
-    loss: Part | None = None
-    # One part, or several with names.
-    weight: Node = field(default_factory=dict)
-    reward: Node = field(default_factory=dict)
-    metric: Node = field(default_factory=dict)
-    callback: Node = field(default_factory=dict)
     name: str | None = None
     """The folder under ``output_root``; runs with the same name are compared with each other."""
     seed: Seed = 0
@@ -268,35 +184,3 @@ class Experiment:
     """A run out of memory halves its micro-batches, or ends."""
     attempts: Count = 4
     """The number of times that it may do either."""
-
-    @classmethod
-    def read(cls, cfg: Config) -> Self:
-        """The experiment that a composed, checked configuration describes.
-
-        A key without a value, or one that a run of an earlier version did not write, has its
-        default.
-        """
-        keys = {key: cfg[key] for key in SETTINGS if cfg.get(key) is not None}
-        return cls(
-            cfg=cfg,
-            trainer=TrainerPart.read(cfg["trainer"]),
-            model=ModelPart.read(cfg["model"]),
-            dataset=DatasetPart.read(cfg["dataset"]),
-            launcher=LauncherPart.read(cfg["launcher"]),
-            tracker=Tracking(**(cfg.get("tracker") or {})),
-            tolerate=Tolerate.read(cfg.get("tolerate") or {}),
-            peft=AdapterPart.read(cfg["peft"]) if cfg.get("peft") else None,
-            optimizer=OptimizerPart.read(cfg["optimizer"]) if cfg.get("optimizer") else None,
-            quant=Part(cfg["quant"]) if cfg.get("quant") else None,
-            collator=Part(cfg["collator"]) if cfg.get("collator") else None,
-            loss=Part(cfg["loss"]) if cfg.get("loss") else None,
-            weight=cfg.get("weight") or {},
-            reward=cfg.get("reward") or {},
-            metric=cfg.get("metric") or {},
-            callback=cfg.get("callback") or {},
-            **keys,
-        )
-
-
-PARTS = {"cfg", "tracker", "tolerate", *GROUPS}
-SETTINGS = [key.name for key in fields(Experiment) if key.name not in PARTS]

@@ -1,6 +1,7 @@
 """The provenance of a value of a configuration: a file and line, an override, or a default."""
 
 import ast
+import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -50,10 +51,10 @@ class Provenance:
 
     def of(self, key: str) -> list[Setting]:
         """Every setting of a key, the one that counts first."""
-        settings = [*_runner_settings(key, "always", "the runner, always")]
+        settings = [*_runner_settings(key, "ALWAYS", "the runner, always")]
         settings.extend(reversed(self._user_settings(key)))
-        settings.extend(_runner_settings(key, "on_cpu", "the runner, on a machine without a GPU"))
-        settings.extend(_runner_settings(key, "by_default", "the runner, unless it is set"))
+        settings.extend(_runner_settings(key, "ON_CPU", "the runner, on a machine without a GPU"))
+        settings.extend(_runner_settings(key, "BY_DEFAULT", "the runner, unless it is set"))
         node, _, name = key.rpartition(".")
         target = select(self.cfg, f"{node}._target_".lstrip("."))
         if isinstance(target, str):
@@ -79,24 +80,32 @@ class Provenance:
 
 
 def _runner_settings(key: str, table: str, note: str) -> Iterator[Setting]:
-    """The settings of a key in a table of the fields that the runner gives a trainer's config.
+    """The setting of a key in a table of the fields that the runner gives a trainer's config."""
+    for setting in _read_runner_table(table):
+        if setting.key == key:
+            yield replace(setting, note=note)
 
-    The table is a dict in the source of ``training.components.args``, under its name in capitals.
+
+@functools.cache
+def _read_runner_table(table: str) -> list[Setting]:
+    """The settings in a dict of ``training.components.args``, under its name in capitals.
+
+    The source is read, because importing it would import torch.
     """
-    owner, _, field = key.rpartition(".")
-    if owner != "trainer.args":
-        return
+    settings = []
     file = PACKAGE / "training" / "components" / "args.py"
     for statement in ast.parse(file.read_text(encoding="utf-8")).body:
         if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.value, ast.Dict):
             continue
-        if ast.unparse(statement.target) != table.upper():
+        if ast.unparse(statement.target) != table:
             continue
         for name, value in zip(statement.value.keys, statement.value.values, strict=True):
-            if isinstance(name, ast.Constant) and name.value == field:
+            if isinstance(name, ast.Constant):
                 given = ast.literal_eval(value)
                 text = given if isinstance(given, str) else to_text(given)
-                yield Setting(key, text, f"{_to_shown(file)}:{name.lineno}", note)
+                place = f"{_to_shown(file)}:{name.lineno}"
+                settings.append(Setting(f"trainer.args.{name.value!s}", text, place))
+    return settings
 
 
 def _default_settings(target: str, name: str) -> Iterator[Setting]:

@@ -19,13 +19,14 @@ from typing import Any
 import torch
 from transformers.utils import get_json_schema
 
+from runner.config.experiment import TrainerPart
 from runner.errors import ConfigError, DataError, Fault, RunnerError, describe
 from runner.generate.agent import NO_TOOLS, Tool, methods_of
 from runner.io.turns import text_of
 from runner.reward.panel import check_answer, undisturbed, within
 from runner.schema.text import short_text
 
-SECONDS = 60.0  # of one call, unless the config says otherwise
+SECONDS = TrainerPart.tool_timeout  # of one call, unless the config says otherwise
 # Of one answer. To encode more would take a second, and no completion could hold it.
 MAX_CHARACTERS = 1_000_000
 

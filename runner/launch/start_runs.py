@@ -13,6 +13,7 @@ from pathlib import Path
 from runner import config
 from runner.config import Composed
 from runner.config.build import asked_for, build
+from runner.config.experiment import LauncherPart, key_names
 from runner.config.machines import processes_here, processes_of, rank_of, rendezvous_of
 from runner.config.override import latest, parse
 from runner.dataset.request import split_words
@@ -34,7 +35,6 @@ from runner.run.disk import describe_lone_locks, full, is_full
 from runner.run.key import folder_of
 from runner.run.record import finished
 from runner.run.seal import sealed_checkpoints
-from runner.validate.context import OWN
 from runner.validate.start import HERE, check_ahead, settle_hub
 
 # The errors of a place where no folder can be made, however much room there is.
@@ -196,9 +196,10 @@ def _queue_of(runs: Sequence[Composed], plugins: Sequence[str] = ()) -> ClusterQ
                 fix="=local, or the same queue for each run",
             )
         )
+    keys_of_a_pool = set(key_names(LauncherPart))
     not_taken: set[str] = set()
     for launcher in queued:
-        not_taken |= (launcher.keys() & OWN["launcher"].keys()) - asked_for(launcher["_target_"])
+        not_taken |= (launcher.keys() & keys_of_a_pool) - asked_for(launcher["_target_"])
     ConfigError.refuse(map(_key_of_this_machine, sorted(not_taken)))
     queues: list[ClusterQueue] = [build(launcher) for launcher in queued]  # each checks its keys
     return queues[0]

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from runner import config, errors
 from runner.config.build import build, locate
+from runner.config.experiment import LauncherPart, key_names
 from runner.config.machines import processes_here, processes_of
 from runner.errors import (
     ConfigError,
@@ -51,7 +52,6 @@ from runner.run.seal import (
     sealed_checkpoints,
 )
 from runner.validate import find_dangers, find_frozen_faults
-from runner.validate.context import OWN
 from runner.validate.start import find_missing_libraries, find_variable_faults
 
 log = logging.getLogger("runner.launch.worker")
@@ -111,9 +111,10 @@ def main(words: Sequence[str]) -> int:
 def launch(run: Run, debug: bool = False, launcher: Mapping[str, Any] | None = None) -> int:
     """Train by the run's launcher, which may be in this process, and return the exit code."""
     node = launcher or run.cfg["launcher"]
+    not_arguments = ["_target_", *key_names(LauncherPart)]  # ours are the pool's
     args = {}
     for key, value in node.items():
-        if key not in ("_target_", *OWN["launcher"]):  # those are the pool's
+        if key not in not_arguments:
             args[key] = build(value)
     try:
         target = locate(node["_target_"])

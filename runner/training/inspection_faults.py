@@ -11,6 +11,7 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
 
+from runner.config.experiment import Tolerate
 from runner.errors import Fault
 from runner.io.files import shipped
 from runner.model.encoding import decode, stop_ids
@@ -18,8 +19,6 @@ from runner.model.load import read_adapter
 from runner.schema.text import Config
 from runner.training.inspection import Inspection, trained_ids
 
-# The share of rows that may be cut or left out, unless ``tolerate.truncated`` says otherwise.
-TRUNCATED = 0.1
 SHOWN_CHARACTERS = 60  # of a text in a fault
 SHOWN_TOKENS = 20
 
@@ -39,7 +38,9 @@ def find_faults(inspection: Inspection, tolerate: Mapping[str, Any] | None = Non
                 fix=f"trainer.args.max_length={longest}" if longest else "another dataset",
             )
         )
-    allowed = TRUNCATED if tolerate.get("truncated") is None else tolerate["truncated"]
+    allowed = tolerate.get("truncated")
+    if allowed is None:
+        allowed = Tolerate.truncated
     cut = len(inspection.cut)
     if cut > allowed * count:
         share = cut / count

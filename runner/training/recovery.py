@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from transformers import Trainer, TrainingArguments
 
+from runner.config.experiment import Experiment
 from runner.errors import EnvironmentFault, Fault, RunnerError, SickRun
 from runner.generate.padding import TOKENS_PER_PASS
 from runner.io.files import remove, write_json
@@ -30,7 +31,6 @@ from runner.training.components.types import Components
 from runner.training.micro_batch import likelihood_share
 
 log = logging.getLogger(__name__)
-ATTEMPTS = 4  # of either kind, unless the config says otherwise
 TRAIN_SIZE = "per_device_train_batch_size"
 EVAL_SIZE = "per_device_eval_batch_size"
 Adjustment: TypeAlias = dict[str, Any]  # as the run folder holds it
@@ -101,7 +101,7 @@ def _with_good_checkpoint(run: Run, error: SickRun, good: Path | None) -> SickRu
 def _may_roll_back(run: Run, error: SickRun) -> bool:
     rollbacks = count_of(read_adjustments(run.folder), ROLLBACK)
     wanted = run.cfg.get("on_sick") == ROLLBACK and error.curable
-    return bool(wanted and rollbacks < run.cfg.get("attempts", ATTEMPTS))
+    return bool(wanted and rollbacks < run.cfg.get("attempts", Experiment.attempts))
 
 
 def _adjustment(kind: str, trainer: Trainer, good: Path | None, cause: str) -> Adjustment:
@@ -127,7 +127,7 @@ def _halve(run: Run, error: Exception, components: Components) -> Adjustment:
     halvings = 0
     for earlier in components.adjustments:
         halvings += size in earlier.get("args", {})
-    has_attempts = halvings < run.cfg.get("attempts", ATTEMPTS)
+    has_attempts = halvings < run.cfg.get("attempts", Experiment.attempts)
     if smaller is None or not has_attempts or run.cfg.get("on_memory") == "stop":
         raise EnvironmentFault(
             _out_of_memory(error, size, getattr(args, size), halvings)
@@ -151,7 +151,7 @@ def _out_of_memory(error: Exception, size: str, rows: int, halvings: int) -> Fau
         found += f", {halvings} times halved"
     fix = "trainer.args.max_length=<less>, peft=lora, model.dtype=bfloat16, or a smaller model="
     if rows > 1:
-        fix = f"on_memory=halve attempts={halvings + ATTEMPTS}, or {fix}"
+        fix = f"on_memory=halve attempts={halvings + Experiment.attempts}, or {fix}"
     return Fault(where="memory", found=found, expected="a smaller step", fix=fix)
 
 

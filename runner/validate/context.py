@@ -24,9 +24,7 @@ EXPERIMENT = "runner.config.experiment"
 def read_keys(kind: str) -> dict[str, Parameter]:
     """The keys of ours that a class of ``config.experiment`` declares."""
     signature = read_signature(f"{EXPERIMENT}.{kind}")
-    keys = dict(signature.parameters) if signature else {}
-    keys.pop("node", None)
-    return keys
+    return dict(signature.parameters) if signature else {}
 
 
 def read_alarm_keys() -> dict[str, Parameter]:
@@ -37,10 +35,8 @@ def read_alarm_keys() -> dict[str, Parameter]:
 
 def read_top_keys() -> dict[str, Parameter]:
     """The keys of the top level that are no group."""
-    keys = read_keys("Experiment")
-    for name in ("cfg", *GROUPS):
-        keys.pop(name, None)
-    return keys | {"tolerate": Parameter("tolerate", annotation=expression("dict | None"))}
+    tolerate = Parameter("tolerate", annotation=expression("dict | None"))
+    return read_keys("Experiment") | {"tolerate": tolerate}
 
 
 TOP = read_top_keys()
@@ -49,7 +45,6 @@ PLAIN_GROUPS = {
     "tracker": read_keys("Tracking"),
     "tolerate": read_alarm_keys() | read_keys("Tolerate"),
 }
-PLAIN_GROUPS["tolerate"].pop("alarms")
 # Keys beside the arguments of a target: of every node, and of the nodes of a group.
 SPECIAL = {
     "_target_": Parameter("_target_", annotation=expression("str")),

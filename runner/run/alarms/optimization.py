@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 from statistics import fmean
 
+from runner.config.experiment import Tolerate
 from runner.run.alarms.advice import MANY_TIMES, PREVIEW
 from runner.run.alarms.alarm import HEALTHY, UNKNOWN, Alarm
 from runner.run.alarms.observation import GROUPS_ALIKE, MUST_BE_NUMBERS, Step
@@ -240,7 +241,7 @@ class HighLoss(Alarm):
     expected = "a loss below it within as many steps as tolerate.loss_steps says"
     lag = 1
 
-    patience: int = 3
+    patience: int = Tolerate.loss_steps
     most: float = math.inf
     first_loss: float | None = None
 

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from runner.config.build import asked_for, build, locate, serve
-from runner.config.experiment import MetricPart, key_names
+from runner.config.experiment import MetricPart, RewardPart, key_names
 from runner.errors import ConfigError, Fault
 from runner.metric.ask import READ, SAMPLED, SAMPLES, Metric, kind_of
 from runner.reward.panel import Scorer
@@ -16,10 +16,11 @@ from runner.schema.text import Node, named
 
 Reward: TypeAlias = Callable[..., object] | nn.Module
 METRIC_KEYS = key_names(MetricPart)
+REWARD_KEYS = key_names(RewardPart)
 
 
 def build_scorer(
-    node: Node, own: Collection[str] = ("weight", "timeout"), *, random_head: bool = False
+    node: Node, own: Collection[str] = REWARD_KEYS, *, random_head: bool = False
 ) -> Reward:
     """A function of completions, or of answers that were read, with its settings bound.
 

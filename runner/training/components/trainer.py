@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from runner.config.build import asked_for, locate, serve
+from runner.config.experiment import TrainerPart, key_names
 from runner.dataset.loaded_rows import HeldOut
 from runner.errors import Fault, RunnerError
 from runner.generate.budget import prompts_answered
@@ -37,19 +38,7 @@ from runner.training.precompute import drop_long, map_sets, note_of, share_rows,
 from runner.training.user_loss import call_loss
 
 # Keys of the trainer's node that are no arguments of its constructor.
-NOT_FOR_THE_TRAINER = {
-    "_target_",
-    "form",
-    "head",
-    "evaluates",
-    "shares_batch",
-    "reference_column",
-    "images",
-    "args",
-    "needs_gpu",
-    "tool_timeout",
-    *upstream.FUNCTIONS,
-}
+NOT_FOR_THE_TRAINER = {"_target_", "args", *key_names(TrainerPart), *upstream.FUNCTIONS}
 # Parts of a configuration whose code decides what a trainer keeps in a cache: tokens, and
 # log-probabilities.
 PREPARES_ROWS = ("trainer", "model", "peft", "quant")
