@@ -7,8 +7,9 @@ from pathlib import Path
 from runner.errors import ConfigError
 from runner.io.files import display_path
 from runner.io.terminal import print_visible
+from runner.report.index import read_group
 from runner.report.ranking import choose_objective
-from runner.run.record import read_run
+from runner.run.record import RunRecord
 
 # Turns the folder that holds the runs of a sweep into the text that ends it.
 Report = Callable[[Path], str]
@@ -21,15 +22,20 @@ def print_end(folders: Sequence[Path], finished: int, report: Report, runs: str 
             print_visible(report(group))
     print(f"{finished} of {len(folders)} {runs} finished")
     if finished == len(folders):
-        check_ranking_score(folders)
+        wanted = {folder.absolute() for folder in folders}
+        records: list[RunRecord] = []
+        for group in dict.fromkeys(folder.parent for folder in folders):
+            if group.is_dir():
+                records += read_group(group)
+        check_ranking_score([run for run in records if run.folder.absolute() in wanted])
 
 
-def check_ranking_score(folders: Sequence[Path]) -> None:
+def check_ranking_score(records: Sequence[RunRecord]) -> None:
     """Raise ConfigError where finished runs lack the score that they are to be ranked by.
 
     Only their logs tell: nobody knows before what a trainer, a reward or a callback will log.
     """
-    runs = [run for run in map(read_run, folders) if run.state == "finished"]
+    runs = [run for run in records if run.state == "finished"]
     names = [run.cfg["objective"] for run in runs if run.cfg.get("objective")]
     if not names:
         return

@@ -232,19 +232,21 @@ class Submission:
         if state != "finished" and (held(run) or is_elsewhere):
             return False  # another process has it, or the queue of another cluster
         if task.folder in self.places:
-            self._tell_end(task, str(state), status.get("cause"))
+            self._tell_end(task, status)
             return False
         return self._is_to_be_submitted(task, str(state), str(status.get("cause")))
 
-    def _tell_end(self, task: Task, state: str, cause: object) -> None:
+    def _tell_end(self, task: Task, status: Mapping[str, Any]) -> None:
         """Note the end of a task that was in the queue and is there no more, by its status."""
+        state = str(status["state"])
+        cause = status.get("cause")
         now = time.monotonic()
         if state == "finished":
             self._end(task, 0, state, str(cause or ""), now)
             return
         code = code_of(signal.SIGTERM)
         if state == "failed":
-            code = error_of(Run(task.folder.absolute()).status()).code
+            code = error_of(status).code
         else:
             state = "interrupted"
         ticket = self.places[task.folder].ticket

@@ -122,7 +122,9 @@ class Ray:
         tickets = {place.ticket for place in places.values()}
         count_there = len(tickets.intersection(ray.util.list_named_actors()))
         room = max(0, (self.jobs or len(tasks)) - count_there)
-        ready = [task for task in tasks if all(map(_has_finished, task.after))][:room]
+        awaited = {folder for task in tasks for folder in task.after}
+        done = set(filter(_has_finished, awaited))
+        ready = [task for task in tasks if done.issuperset(task.after)][:room]
         lifetime = None if self.wait else "detached"
         for task in ready:
             name = str(task.folder.absolute())

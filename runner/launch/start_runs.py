@@ -33,7 +33,7 @@ from runner.run import Run, open_run
 from runner.run.continuation import find_offer
 from runner.run.disk import describe_lone_locks, full, is_full
 from runner.run.key import folder_of
-from runner.run.record import finished
+from runner.run.record import finished, read_run
 from runner.run.seal import sealed_checkpoints
 from runner.validate.start import HERE, check_ahead, settle_hub
 
@@ -72,12 +72,17 @@ def start_runs(runs: Sequence[Composed], *, dry_run: bool = False, debug: bool =
     _settle_hub(runs)
     with _folder_errors(runs[0]):
         print(idle_devices(settings, runs[0].cfg), end="")
+        if not queue and not why_pooled:
+            return _train_here(runs[0], settings)
         if queue:
             show = LiveProgress(Plan(tasks), 1) if queue.wait else Stages(tasks)
-            return _exit_code(*Submission(tasks, queue, show).run())
-        if why_pooled:
-            return _exit_code(*Pool(tasks, settings, Stages(tasks)).run())
-        return _train_here(runs[0], settings)
+            codes, signals = Submission(tasks, queue, show).run()
+        else:
+            codes, signals = Pool(tasks, settings, Stages(tasks)).run()
+        last = tasks[-1].folder
+        if not signals and codes.get(last) == 0:
+            check_ranking_score([read_run(last)])
+        return _exit_code(codes, signals)
 
 
 def _train_here(composed: Composed, settings: Settings) -> int:
@@ -100,7 +105,7 @@ def _train_here(composed: Composed, settings: Settings) -> int:
     confine(0, settings, run.cfg)
     code = launch(run, settings.debug, launcher)
     if code == 0 and config.world_size() == 1:
-        check_ranking_score([run.folder])
+        check_ranking_score([read_run(run.folder)])
     return code
 
 
@@ -273,10 +278,11 @@ def _show(plan: Plan, queue: ClusterQueue | None = None) -> int:
     for task in plan.tasks:
         is_finished(Run(task.folder.absolute()))  # refuses a damaged model
     print("\n".join(plan.lines()))
-    started = ("finished", "queued", "running")
-    new = [task for task in plan.tasks if state_of(task.folder) not in started]
-    if queue and new:
-        print(queue.preview(new), end="")
+    if queue:
+        started = ("finished", "queued", "running")
+        new = [task for task in plan.tasks if state_of(task.folder) not in started]
+        if new:
+            print(queue.preview(new), end="")
     return 0
 
 

@@ -119,8 +119,10 @@ def launch(run: Run, debug: bool = False, launcher: Mapping[str, Any] | None = N
     try:
         target = locate(node["_target_"])
         if "wait" in args:  # a queue, in whose job we are
-            return int(target(**args).train(run.folder, debug))
-        return int(target(run.folder, debug=debug, **args))
+            code: int = target(**args).train(run.folder, debug)
+        else:
+            code = target(run.folder, debug=debug, **args)
+        return code
     except RunnerError as error:  # before anything has begun
         conclude(run, None, error, debug)
         return error.code
@@ -176,13 +178,13 @@ def work(
                 getattr(module, command)(placed, stop)
                 return 0
             except BaseException as ended:  # the user's own code may raise anything
+                error = explained(placed, ended) if stop.number is None else stop.error()
+                # A signal may have come while the error was explained.
+                state = "interrupted"
                 if stop.number is None:
-                    error = explained(placed, ended)
+                    state = "failed"
                     log.info("%s", traceback.format_exc())
-                    record_end(placed, "failed", error, debug)
-                else:
-                    error = stop.error()
-                    record_end(placed, "interrupted", error, debug)
+                record_end(placed, state, error, debug)
     except (RunnerError, OSError) as ended:  # before the folder was ours
         error = explained(run, ended)
         record_end(run, None, error, debug)

@@ -40,6 +40,11 @@ def count_of(adjustments: Sequence[Adjustment], kind: str) -> int:
     return [adjustment["kind"] for adjustment in adjustments].count(kind)
 
 
+def count_halvings(adjustments: Sequence[Adjustment], size: str) -> int:
+    """The number of adjustments that have made a batch size smaller."""
+    return sum(size in adjustment.get("args", {}) for adjustment in adjustments)
+
+
 def adjusted_share(adjustments: Sequence[Adjustment], done: int) -> float:
     """The share of its learning rate that the step after ``done`` steps has."""
     share = 1.0

@@ -20,6 +20,7 @@ from runner.validate.context import TOP
 # Each stage is composed and checked before the first one begins, and none begins before the one
 # in front of it has ended.
 MAX_STAGES = 100
+LAID_OVER = "+experiment@_global_="  # begins the word for an experiment that is a stage
 STAGE_NAME = re.compile(r"[A-Za-z][\w-]*")
 EXAMPLE = "[trainer=sft, model=tiny]"
 
@@ -55,7 +56,7 @@ class StagedExperiment:
         name = f"{self.name}-{stage}".replace("'", "\\'")
         words = latest([f"name='{name}'", *self.stages[stage], *self.typed_for(stage)])
         # A stage that is an experiment of its own is laid over the one that lists it.
-        laid_over = [re.sub(r"^[+]*experiment=", "+experiment@_global_=", word) for word in words]
+        laid_over = [re.sub(r"^[+]*experiment=", LAID_OVER, word) for word in words]
         return [*self.chosen, "~stages", *laid_over]
 
 

@@ -18,13 +18,12 @@ from runner.config.provenance import TrustedKeys, read_settings
 from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import MENU
 from runner.launch.compose.references import References
-from runner.launch.compose.staged_experiment import StagedExperiment, read_experiment
+from runner.launch.compose.staged_experiment import LAID_OVER, StagedExperiment, read_experiment
 from runner.run.continuation import find_resume_faults
 from runner.run.key import folder_of
 from runner.validate import find_all_faults
 from runner.validate.mismatches import find_mismatches
 
-LAID_OVER = "+experiment@_global_="  # begins the word for an experiment that is a stage
 TYPED_FIX = re.compile(r"[A-Za-z_][\w.]*=")  # a fix of words to type
 # The place before each word of such a fix.
 WORD_OF_FIX = re.compile(r"(^|(?<= ))(?=[A-Za-z_][\w.]*=)")
