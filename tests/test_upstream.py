@@ -149,6 +149,7 @@ def test_each_declared_name_is_used():
     used = {
         word
         for path in PACKAGE.rglob("*.py")
+        if path.name != "trainer_args.py"  # which declares them
         for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))
     }
     assert NAMES - used == set()

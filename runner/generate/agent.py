@@ -260,9 +260,9 @@ def _call(episodes: Sequence[Episode]) -> list[list[Turn]]:
 def _try(tools: Mapping[str, Tool], call: Mapping[str, Any]) -> object:
     """The result of a call, or its error; anything else in a call the model has made up."""
     name = call["name"]
-    if name not in tools:
-        return LookupError(f"Tool {name} not found.")
     try:
+        if name not in tools:
+            return LookupError(f"Tool {name} not found.")
         return tools[name](**call["arguments"])
     except Exception as error:  # of any kind: what tools do is up to them
         return error

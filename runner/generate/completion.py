@@ -187,19 +187,20 @@ def to_completions(
     tokens = [tokens_R.tolist() for tokens_R in responses.tokens]
     texts = tokenizer.batch_decode(tokens, skip_special_tokens=True)
     completions = []
-    for index, row in enumerate(rows):
+    answers = zip(rows, prompts, tokens, texts, strict=True)
+    for index, (row, prompt_ids, token_ids, text) in enumerate(answers):
         prompt = row["prompt"]
         if row.get("images"):
             prompt = with_images(prompt, map(describe_image, row["images"]))
-        is_whole = whole or tokens[index][-1] in stop_ids
+        is_whole = whole or token_ids[-1] in stop_ids
         completions.append(
             Completion(
                 row=index,
                 sample=0,
                 prompt=prompt,
-                prompt_ids=prompts[index],
-                text=texts[index],
-                token_ids=tokens[index],
+                prompt_ids=prompt_ids,
+                text=text,
+                token_ids=token_ids,
                 finish="stop" if is_whole else "length",
                 log_probability=math.fsum(responses.logprobs[index].tolist()),
             )

@@ -87,7 +87,7 @@ def judge_completions(
         numbers = [completion.row for completion in measured]
         texts = [completion.text for completion in measured]
         columns = to_columns([rows[number] for number in numbers])
-        figures.add(metric, numbers, {"completions": texts, **columns})
+        figures.add(metric, numbers, {**columns, "completions": texts})
     if score is not None:
         numbers = [completion.row for completion in completions]
         total, rewards = score(completions, [rows[number] for number in numbers])

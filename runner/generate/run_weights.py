@@ -3,8 +3,10 @@
 Nothing here needs torch, so that a wrong word is refused at once.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import display_path, read_json, sha256
@@ -71,7 +73,8 @@ def find_weights(run: Run | None, wish: str | None) -> Weights:
                 fix="checkpoint=last",
             )
         )
-    is_finished = run.status()["state"] == "finished" and run.model.is_dir()
+    status = run.status()
+    is_finished = status["state"] == "finished" and run.model.is_dir()
     takes_model = wish == MODEL and run.model.is_dir()
     if takes_model or (wish is None and is_finished):
         return Weights(MODEL, check_sealed(run.model))
@@ -82,7 +85,7 @@ def find_weights(run: Run | None, wish: str | None) -> Weights:
     if newest and wish in (None, BEST):
         folder = _best_checkpoint(run, newest) or folder
     if folder is None:
-        raise FolderError(_no_weights(run, wish, newest, is_finished))
+        raise FolderError(_no_weights(run, status, wish, newest, is_finished))
     return Weights(folder.name, folder)
 
 
@@ -114,7 +117,9 @@ def _best_checkpoint(run: Run, newest: Path) -> Path | None:
     return None if damage_of(best) else best
 
 
-def _no_weights(run: Run, wish: str | None, newest: Path | None, is_finished: bool) -> Fault:
+def _no_weights(
+    run: Run, status: Mapping[str, Any], wish: str | None, newest: Path | None, is_finished: bool
+) -> Fault:
     """The fault of a run without the weights that are meant."""
     unsealed = "no sealed checkpoint that is whole"
     found = {
@@ -132,6 +137,5 @@ def _no_weights(run: Run, wish: str | None, newest: Path | None, is_finished: bo
             f"python -m runner.launch {run}  (to train on), "
             "or checkpoint=start for the model it begins with"
         )
-    status = run.status()
     progress = f"it is {status['state']}, step {status['step']} of {status['max_steps']}"
     return Fault(where=str(run), found=f"{found}; {progress}", expected="weights", fix=fix)

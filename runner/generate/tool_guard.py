@@ -21,9 +21,11 @@ from transformers.utils import get_json_schema
 
 from runner.config.experiment import TrainerPart
 from runner.errors import ConfigError, DataError, Fault, RunnerError, describe
-from runner.generate.agent import NO_TOOLS, Tool, methods_of
+from runner.generate.agent import NO_TOOLS, RESET, REWARD, Tool, methods_of
 from runner.io.turns import text_of
-from runner.reward.panel import check_answer, undisturbed, within
+from runner.reward.answer import check_answer
+from runner.reward.isolation import undisturbed
+from runner.reward.time_limit import within
 from runner.schema.text import short_text
 
 SECONDS = TrainerPart.tool_timeout  # of one call, unless the config says otherwise
@@ -200,7 +202,7 @@ def guard_environment(
 def _guarded_class(kind: Any, where: str, seconds: float) -> type:
     """The class with its public methods guarded."""
     methods = methods_of(kind)
-    if "reset" not in methods or inspect.iscoroutinefunction(methods["reset"]):
+    if RESET not in methods or inspect.iscoroutinefunction(methods[RESET]):
         raise ConfigError(
             Fault(
                 where=where,
@@ -253,4 +255,4 @@ def check_reward(name: str, answer: object) -> object:
 
 
 # Of methods that no model calls.
-CHECKS = {"reset": check_observation, "get_reward": check_reward}
+CHECKS = {RESET: check_observation, REWARD: check_reward}

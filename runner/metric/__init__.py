@@ -36,11 +36,12 @@ def mention(
     """The share of the columns named by ``of`` whose text occurs in the completion."""
     if not of:
         return [0.0] * len(completions)
+    texts = [text_of(completion).casefold() for completion in completions]
     counts = [0] * len(completions)
     for name in of:
         column = read_column(columns, name, "metric.mention.of=[<column>]")
-        for row, (completion, text) in enumerate(zip(completions, column, strict=True)):
-            counts[row] += text.casefold() in text_of(completion).casefold()
+        for row, (text, phrase) in enumerate(zip(texts, column, strict=True)):
+            counts[row] += phrase.casefold() in text
     return [count / len(of) for count in counts]
 
 

@@ -72,6 +72,12 @@ def whiten(
     return torch.where(mask_BR, whitened_BR, 0).to(values_BR.dtype)
 
 
+def mean_of_rows(values_B: Tensor, total: Sum, processes: int) -> float:
+    """The mean over the rows of all processes, which have the same number each."""
+    mean: float = total(values_B.float().mean()).item() / processes
+    return mean
+
+
 def explained_variance(returns_N: Tensor, values_N: Tensor, total: Sum) -> float:
     """The share of the variance of the returns, over all processes, that the values predicted."""
     returns_N = returns_N.double()

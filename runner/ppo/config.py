@@ -139,7 +139,7 @@ class _Requirement:
 
 
 def _find_faults(args: PPOConfig) -> Iterator[Fault]:
-    """The requirements that the arguments do not meet, beyond the range of each alone."""
+    """The requirements that the arguments do not meet, also where no configuration was read."""
     can_end = args.stop_token is not None or args.stop_token_id is not None
     requirements = [
         _Requirement("num_ppo_epochs", args.num_ppo_epochs >= 1, "at least 1", "1"),

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from runner.ppo.arithmetic import Sum
+from runner.ppo.arithmetic import Sum, mean_of_rows
 from runner.ppo.rollout import Rollout
 
 
@@ -66,7 +66,7 @@ def rollout_figures(
                 means[name] = added / count
         else:
             # NaN stays NaN, which the alarms must see.
-            means[name] = total(values_B.float().mean()).item() / processes
+            means[name] = mean_of_rows(values_B, total, processes)
     ended = sum(completion.finish == "stop" for completion in rollout.completions)
     ended_count = total(torch.tensor(ended, device=rollout.mask_BR.device))
     means["val/num_eos_tokens"] = ended_count.item()

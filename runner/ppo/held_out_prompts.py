@@ -50,10 +50,12 @@ def write_samples(trainer: Trainer) -> None:
 
     That is ``num_sample_generations`` times in a training, whether or not it has evaluations.
     """
+    if trainer.eval_dataset is None:
+        return
     times = trainer.args.num_sample_generations
     state = trainer.state
     is_due = state.global_step * times % state.max_steps < times
-    if trainer.eval_dataset is None or not is_due:
+    if not is_due:
         return
     rows: list[Row] = []
     for dataset in as_list(trainer.eval_dataset):

@@ -30,7 +30,7 @@ from runner.generate.reward_model import (
 from runner.generate.sampler import whole
 from runner.ppo.config import PPOConfig
 from runner.ppo.rollout import Rollout
-from runner.reward.panel import Prompt, check_answer, check_some_apply
+from runner.reward.answer import Prompt, check_answer, check_some_apply
 from runner.schema.text import to_text
 
 Reward: TypeAlias = Callable[..., Any] | nn.Module

@@ -61,6 +61,7 @@ from runner.ppo.arithmetic import (
     generalised_advantages,
     importance_ratios,
     kl_estimate,
+    mean_of_rows,
     whiten,
 )
 from runner.ppo.batching import MicroBatch, own_kernels
@@ -338,7 +339,7 @@ class PPOTrainer(Trainer):
         rewards_BR[rows_B, last_B] -= scores.penalty_B
         rewards_BR = rewards_BR - self.running.kl_coef * rollout.kl_BR
         if args.kl_target is not None:  # Ziegler et al. 2019, section 2.2
-            kl = self._mean(rollout.kl_BR.sum(1))
+            kl = mean_of_rows(rollout.kl_BR.sum(1), self.total, self.accelerator.num_processes)
             error = min(max(kl / args.kl_target - 1, -0.2), 0.2)
             self.running.kl_coef *= 1 + error * len(rewards_BR) * args.world_size / args.kl_horizon
         if args.whiten_rewards:
@@ -494,11 +495,6 @@ class PPOTrainer(Trainer):
     def total(self, values: Tensor) -> Tensor:
         """The sum over all processes."""
         return self.accelerator.reduce(values, "sum")
-
-    def _mean(self, values_B: Tensor) -> float:
-        """The mean over the rows of all processes, which have the same number."""
-        mean: float = self.total(values_B.float().mean()).item() / self.accelerator.num_processes
-        return mean
 
     def largest_count(self, count: int) -> int:
         """The largest of the counts that the processes have."""

@@ -66,6 +66,8 @@ def aggregate(scores: Sequence[float], by: Aggregate) -> float:
             return sum(scores) / len(scores)
         case "product":
             return math.prod(scores)
+        case _:
+            raise ValueError(f"{by!r} is none of last, min, mean and product")
 
 
 @dataclass(frozen=True)
@@ -116,10 +118,11 @@ class ProcessModel(ScoringModel):
 
         A blank completion is one step.
         """
+        separator = self.tokenizer(self.separator, add_special_tokens=False)["input_ids"]
         readings: list[StepReading] = []
         for index, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
             steps = to_steps(text_of(completion), self.separator) or [""]
-            readings += self._to_readings(index, prompt, steps)
+            readings += self._to_readings(index, prompt, steps, separator)
         scores: list[list[float]] = [[] for _ in completions]
         for start in range(0, len(readings), self.batch_size):
             batch = readings[start : start + self.batch_size]
@@ -130,11 +133,13 @@ class ProcessModel(ScoringModel):
         return [aggregate(step_scores, self.aggregate) for step_scores in scores]
 
     def _to_readings(
-        self, index: int, prompt: Completion, steps: Sequence[str]
+        self, index: int, prompt: Completion, steps: Sequence[str], separator: Sequence[int]
     ) -> list[StepReading]:
-        """The texts to read for the steps of a completion: one for all, or one for each."""
+        """The texts to read for the steps of a completion: one for all, or one for each.
+
+        Each step ends with the tokens of the separator.
+        """
         ids = self._prompt_ids(prompt)
-        separator = self.tokenizer(self.separator, add_special_tokens=False)["input_ids"]
         ends = []
         for step in steps:
             ids += self.tokenizer(step, add_special_tokens=False)["input_ids"]
