@@ -195,10 +195,11 @@ def _find_leader(
     for key, leading in columns.items():
         if column == leading:
             return key
-        # A choice decides the column if each of its options goes with one value.
-        pairs = set(zip(leading, column, strict=True))
-        if key in choices and len(pairs) == len(set(leading)):
-            return key
+        if key in choices:
+            # It decides the column if each of its options goes with one value.
+            pairs = set(zip(leading, column, strict=True))
+            if len(pairs) == len(set(leading)):
+                return key
     return None
 
 

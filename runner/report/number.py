@@ -73,8 +73,8 @@ def plural(count: int, noun: str) -> str:
 def format_duration(seconds: float) -> str:
     """A duration as people read it: ``42 s``, ``3:07``, ``1:05 h``."""
     minutes, rest = divmod(round(seconds), 60)
-    if minutes == 0:
-        return f"{rest} s"
+    if minutes <= 0:  # also of a clock that was set back
+        return f"{round(seconds)} s"
     if minutes < 60:
         return f"{minutes}:{rest:02}"
     return f"{minutes // 60}:{minutes % 60:02} h"

@@ -147,8 +147,10 @@ def _find_candidate(runs: Sequence[RunRecord], held_out: Sequence[str]) -> Candi
 def _most_telling(runs: Sequence[RunRecord], names: Sequence[str]) -> Candidate | None:
     """The first of some held-out scores that a metric of the configuration or LIKELY names."""
     for metric in metrics_of(runs):
+        # By a name of LIKELY figures of the trainer go as well, such as ``eval_min_reward``.
+        is_likely = metric in LIKELY
         for name in names:
-            if is_held_out(name, metric):
+            if is_held_out(name, metric) and not (is_likely and NO_SCORE.search(name)):
                 return Candidate(name, f"metric.{metric} of the configuration")
     for figure in LIKELY:
         for name in names:

@@ -58,8 +58,9 @@ def id_of(folder: Path) -> str:
         key = folder.name[-LETTERS_OF_KEY:]
         if os.environ.get("RANK", "0") != "0":
             return key
-        record |= {"id": f"{key}-{secrets.token_hex(3)}"}
-        write_json(path, record)
+        run_id = f"{key}-{secrets.token_hex(3)}"
+        write_json(path, record | {"id": run_id})
+        return run_id
     run_id = record["id"]
     if not ID.fullmatch(str(run_id)):
         raise FolderError(

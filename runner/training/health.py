@@ -186,9 +186,6 @@ class Health(TrainerCallback):
         self.loss = None
         self.norm = None
         self.before_step = None
-        rewards = {}
-        for name, reward in figures.rewards.items():
-            rewards[name] = (reward.low, reward.high, reward.count)
         step = Step(
             state.global_step,
             loss=figures.loss,
@@ -202,7 +199,7 @@ class Health(TrainerCallback):
             length=figures.length,
             skipped=self.skipped,
             noted=self._fresh_notes(),
-            rewards=rewards,
+            rewards=figures.rewards,
         )
         self._judge(step)
 

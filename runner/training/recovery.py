@@ -19,6 +19,7 @@ from runner.run.adjustments import (
     FILE,
     HALVING,
     ROLLBACK,
+    count_halvings,
     count_of,
     in_words,
     is_out_of_memory,
@@ -124,9 +125,7 @@ def _halve(run: Run, error: Exception, components: Components) -> Adjustment:
     else:
         size = TRAIN_SIZE
         smaller = halve_training(run.cfg["trainer"]["args"], args)
-    halvings = 0
-    for earlier in components.adjustments:
-        halvings += size in earlier.get("args", {})
+    halvings = count_halvings(components.adjustments, size)
     has_attempts = halvings < run.cfg.get("attempts", Experiment.attempts)
     if smaller is None or not has_attempts or run.cfg.get("on_memory") == "stop":
         raise EnvironmentFault(

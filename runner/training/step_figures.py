@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from accelerate.utils import gather
@@ -12,13 +13,12 @@ from runner.training.probe import largest
 UNSEEN = -1.0  # the number by which None is sent, for figures that are never below 0
 
 
-@dataclass(frozen=True)
-class RewardRange:
-    """The lowest and highest value of a reward since the training began, and their count."""
+class RewardRange(NamedTuple):
+    """The lowest and highest value of a reward since the training began, and their number."""
 
     low: float
     high: float
-    count: int
+    number: int
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class StepFigures:
         for figure in (self.slope, self.length):
             numbers.append(math.nan if figure is None else figure)
         for reward in self.rewards.values():
-            numbers += [reward.low, reward.high, float(reward.count)]
+            numbers += [reward.low, reward.high, float(reward.number)]
         return numbers
 
     @classmethod
@@ -123,4 +123,4 @@ def _merge_ranges(ranges: Sequence[RewardRange]) -> RewardRange:
     """One range around all; NaN where a bound is NaN."""
     low = -largest([-reward.low for reward in ranges])
     high = largest([reward.high for reward in ranges])
-    return RewardRange(low, high, sum(reward.count for reward in ranges))
+    return RewardRange(low, high, sum(reward.number for reward in ranges))

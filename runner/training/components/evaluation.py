@@ -19,6 +19,7 @@ from runner.generate.sampler import Sampling, evaluating, whole
 from runner.io.files import replace_rows
 from runner.metric.ask import Metric
 from runner.run import Run
+from runner.run.adjustments import count_halvings
 from runner.schema import upstream
 from runner.schema.text import Node, nearest
 from runner.schema.type import shortened
@@ -131,9 +132,9 @@ class HeldOutMetrics:
     def _first_prompts(self, metrics: Sequence[Metric], set_name: str) -> list[Row]:
         """As many rows of a set as some metric wants, or those that are only shown."""
         rows = self._rows("prompt", set_name)
-        limits = [metric.limit for metric in metrics]
-        if None not in limits:
-            rows = rows.take(max(filter(None, limits), default=self.samples))
+        limits = [metric.limit for metric in metrics if metric.limit is not None]
+        if len(limits) == len(metrics):
+            rows = rows.take(max(limits, default=self.samples))
         return list(rows)
 
     def _read_answers(
@@ -211,8 +212,6 @@ def build_measure(
     samples = 0
     if is_online(trainer) and loss_interface_of(trainer) != "policy":
         samples = SHOWN
-    halvings = 0
-    for adjustment in adjustments:
-        halvings += "per_device_eval_batch_size" in adjustment.get("args", {})
+    halvings = count_halvings(adjustments, "per_device_eval_batch_size")
     batch_size = max(1, BATCH_SIZE >> halvings)
     return HeldOutMetrics(run, tokenizer, metrics, batch_size, agent, samples)

@@ -10,9 +10,9 @@ from runner.model.chat import set_template
 from runner.reward.outcome import ScoringModel, load_reward_model
 from runner.reward.panel import TIMEOUT, RewardTracker, to_scorer
 from runner.reward.reading import REWARD_KEY
-from runner.schema import upstream
 from runner.schema.text import Config, named
 from runner.training.components.scorers import Reward, build_scorer
+from runner.training.components.tools import has_tools
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,7 @@ def build_rewards(cfg: Config, args: TrainingArguments | None = None) -> BuiltRe
     random_head = bool((cfg.get("tolerate") or {}).get("random_head"))
     per_step = args is None or hasattr(args, "step_separator")
     trainer = cfg.get("trainer", {})
-    has_tools = any(trainer.get(key) for key in upstream.FUNCTIONS[:2])
-    panel = RewardTracker(has_tools=has_tools)
+    panel = RewardTracker(has_tools=has_tools(trainer))
     rewards: list[Reward] = []
     weights = []
     nodes = named(cfg["reward"] or {}, "reward")

@@ -39,6 +39,11 @@ def build_functions(trainer: Node) -> dict[str, Any]:
     return functions
 
 
+def has_tools(trainer: Node) -> bool:
+    """True where a trainer's node names functions that a model may call."""
+    return bool(trainer.get("tools") or trainer.get("environment_factory"))
+
+
 def agent_of(trainer: Node, functions: Mapping[str, Any]) -> Agent | None:
     """The agent that answers with a trainer's functions in our own conversations.
 

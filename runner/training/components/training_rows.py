@@ -23,7 +23,7 @@ from runner.model.chat import check_calls, check_rendering, check_template, look
 from runner.model.encoding import processor_of, write_prompt
 from runner.schema import upstream
 from runner.schema.text import Config, Node
-from runner.training.components.tools import check_environments
+from runner.training.components.tools import check_environments, has_tools
 from runner.training.components.trainer_parts import loss_interface_of
 from runner.training.precompute import map_sets, sets_of
 
@@ -104,7 +104,7 @@ def are_chats(
         answers_only=answers_only,
         weighs=IMAGES not in first and loss_interface_of(trainer) in upstream.WEIGHED,
     )
-    if trainer.get("tools") or trainer.get("environment_factory"):
+    if has_tools(trainer):
         if not chats:
             raise DataError(
                 Fault(

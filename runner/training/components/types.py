@@ -1,6 +1,5 @@
 """The components of a training as one object, which ``build_components`` makes."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -53,7 +52,3 @@ class OfferedParts(TypedDict, total=False):
     peft_config: PeftConfig | None
     data_collator: Collator | None
     callbacks: list[TrainerCallback]
-    # Functions of the user's that a conversation calls.
-    tools: list[Callable[..., Any]]
-    environment_factory: Any
-    rollout_func: Any
