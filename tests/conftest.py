@@ -12,6 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from cpu_seconds import (  # noqa: F401  hooks of pytest
+    pytest_runtest_makereport,
+    pytest_runtest_protocol,
+    pytest_terminal_summary,
+)
 from hub import served_hub  # noqa: F401  the session fixture `hub`
 from warm import DOOR, Started, Warm, world_of_two
 

@@ -958,7 +958,7 @@ DEFECTS = (
         "tracker_id_of_each_start",
         "A run has another id for its tracker each time it goes on.",
         "runner/tracker/variable.py",
-        "        write_json(path, record | {\"id\": run_id})\n",
+        '        write_json(path, record | {"id": run_id})\n',
         "",
         tests=("tests/test_tracker.py::test_a_folder_keeps_its_id_and_another_one_has_another",),
     ),
