@@ -307,6 +307,7 @@ def test_what_is_queued_or_runs_can_be_cancelled(cluster, capsys):
         (["launcher.parameters.clusters=west"], 2, "the runner says that itself"),
         (["launcher.signal_seconds=70000", "launcher.time=UNLIMITED"], 2, "at most 65535"),
         (["launcher.max_requeues=-1"], 2, "at least 0"),
+        (["launcher.grace_seconds=300"], 2, "launcher.signal_seconds=315"),
         (["launcher.partion=gpu"], 2, "launcher.partition=gpu"),
         (
             ["launcher.devices=[1]", "launcher.timeout_seconds=60"],

@@ -759,12 +759,13 @@ def test_nobody_kills_before_what_it_has_started_has_had_its_time():
     for launcher in (
         {},
         {"timeout_seconds": 5},
+        {"grace_seconds": 400, "num_processes": 2},
         {"num_processes": 4},
         {"num_processes": 2, "num_machines": 3},
     ):
         inner, outer = processes.grace_of(launcher), processes.patience_with(launcher)
         assert outer - inner >= (processes.MARGIN if launcher.get("num_processes") else 0)
-    assert slurm.Slurm().signal_seconds > processes.GRACE + processes.MARGIN
+    assert slurm.Slurm().signal_seconds > processes.grace_of({}) + processes.MARGIN
 
 
 def test_a_signal_without_a_name_is_told_by_its_number():

@@ -106,6 +106,8 @@ class LauncherPart:
     """The runs of a sweep that train at a time."""
     timeout_seconds: Positive | None = None
     """A run that takes longer has failed."""
+    grace_seconds: Positive | None = None
+    """Seconds that a run has to end its step and save it once it is asked to end; null is 90."""
     devices: list[int | str] | None = None
     """The devices of this machine that may be used, as in CUDA_VISIBLE_DEVICES."""
 

@@ -22,6 +22,7 @@ from runner.config.machines import rank_of, rendezvous_of
 from runner.errors import ConfigError, EnvironmentFault, Fault
 from runner.launch import processes, worker
 from runner.launch.local import Alone, End, record_of, train_together
+from runner.run import Run
 from runner.schema.ranges import Natural, Positive, Processes
 
 if TYPE_CHECKING:
@@ -50,17 +51,19 @@ def accelerate(
     machines = Alone()
     if num_machines > 1:
         given = {"machine_rank": machine_rank, "rendezvous": rendezvous}
-        machines = Machines(given, num_machines, rendezvous_seconds)
+        grace = processes.grace_of(Run(Path(folder)).cfg["launcher"])
+        machines = Machines(given, num_machines, rendezvous_seconds, grace)
     return train_together(folder, num_processes, debug, machines)
 
 
 class Machines(Alone):
     """This machine as one of several."""
 
-    def __init__(self, launcher: Mapping[str, Any], count: int, seconds: float):
+    def __init__(self, launcher: Mapping[str, Any], count: int, seconds: float, grace: float):
         self.rank = int(rank_of(launcher)[0])
         self.count = count
         self.seconds = seconds  # that the machines have to meet
+        self.grace = grace  # seconds that processes have for their save
         self.attempt = 0
         self.address = rendezvous_of(launcher)
         self.was_asked = False  # to end its processes, because of another machine
@@ -199,7 +202,7 @@ class Machines(Alone):
             end = End(None, end.failures, end.adjustments)
         with contextlib.suppress(RuntimeError):
             self.store.set(f"end {self.attempt} {self.rank}", json.dumps(astuple(end)))
-        patience = processes.GRACE + processes.MARGIN
+        patience = self.grace + processes.MARGIN
         if self.rank:
             shared = End(*json.loads(self._hear(0, f"all {self.attempt}", self.count * patience)))
             self._leave(self.others)
@@ -225,7 +228,7 @@ class Machines(Alone):
 
         The first one waits for the others, because the store goes with it.
         """
-        deadline = time.monotonic() + processes.GRACE
+        deadline = time.monotonic() + self.grace
         with contextlib.suppress(RuntimeError):  # the first machine has ended, however
             self.store.set(f"left {self.attempt} {self.rank}", "")
             while self.rank == 0 and time.monotonic() < deadline:

@@ -15,10 +15,10 @@ from runner.io.files import PACKAGE
 from runner.io.temporary import temporarily
 from runner.schema.text import Config, Node
 
-# Seconds that the processes of a run have for the end of their step and its save, once they are
-# asked to end; and those that whoever starts them needs to tell how they ended. Both are over
-# before Slurm kills (launcher.signal_seconds).
+# Seconds that a run has to end its step and save it, where launcher.grace_seconds is null.
 GRACE = 90.0
+# Seconds beyond the grace period that whoever starts the processes of a run needs to tell how they
+# ended.
 MARGIN = 15.0
 GPUS = Path("/proc/driver/nvidia/gpus")  # holds a folder for each
 # Set before torch is imported, where the user has set no other value.
@@ -140,14 +140,18 @@ def set_parent_death_signal(parent: int) -> None:
 
 
 def grace_of(launcher: Node) -> float:
-    """The seconds that processes have for their save once they are asked to end.
+    """The grace period: seconds that a run has for its save once it is asked to end.
 
-    They are no more than the processes have in all.
+    A run with a shorter time limit has no more than that.
 
     >>> grace_of({"timeout_seconds": None}), grace_of({"timeout_seconds": 20})
     (90.0, 20.0)
+    >>> grace_of({"grace_seconds": 300})
+    300.0
     """
-    return float(min(GRACE, launcher.get("timeout_seconds") or GRACE))
+    grace = float(launcher.get("grace_seconds") or GRACE)
+    limit = launcher.get("timeout_seconds")
+    return min(grace, float(limit)) if limit else grace
 
 
 def patience_with(launcher: Node) -> float:

@@ -23,7 +23,7 @@ from runner.launch.local import local
 from runner.launch.plan import Task
 from runner.launch.queue import POLL, Note, Place, set_gone
 from runner.run import Run, held
-from runner.schema.ranges import Processes
+from runner.schema.ranges import Positive, Processes
 
 # Ray reads some of these variables as it is imported. Nothing is sent anywhere. A cluster that is
 # started for one command listens on 127.0.0.1 alone, which is what the last one does, whatever its
@@ -50,6 +50,7 @@ class Ray:
     resources: dict[str, float] = field(default_factory=dict)
     runtime_env: dict[str, Any] = field(default_factory=dict)
     start_seconds: int = 180
+    grace_seconds: Positive | None = None
     max_restarts: int = 10
 
     def check(self) -> None:

@@ -16,10 +16,11 @@ from runner.errors import ConfigError, EnvironmentFault, Fault
 from runner.io.files import display_path, write_text
 from runner.launch.accelerate import accelerate
 from runner.launch.plan import Task
+from runner.launch.processes import MARGIN
 from runner.launch.queue import Note, Place
 from runner.launch.slurm_arrays import Array, arrange
 from runner.report.number import plural
-from runner.schema.ranges import Natural, Processes, Seconds
+from runner.schema.ranges import Natural, Positive, Processes, Seconds
 
 LIMIT = 120.0  # seconds for an answer
 ROUNDED = 60  # seconds that Slurm may send its signal earlier
@@ -149,6 +150,7 @@ class Slurm:
     setup: list[str] = field(default_factory=list)
     python: str | None = None
     signal_seconds: Seconds = 120
+    grace_seconds: Positive | None = None
     max_requeues: Natural = 100
 
     def __post_init__(self) -> None:
@@ -176,6 +178,17 @@ class Slurm:
                     "before its end (launcher.signal_seconds)",
                     expected=f"at least {least} s, as Slurm may be a minute early",
                     fix=f"={math.ceil(least / 60)}",
+                )
+            )
+        least_signal = math.ceil((self.grace_seconds or 0) + MARGIN)
+        if self.grace_seconds and self.signal_seconds < least_signal:
+            faults.append(
+                Fault(
+                    where="launcher.signal_seconds",
+                    found=f"{self.signal_seconds}, and a run has {self.grace_seconds:g} s for its "
+                    "save (launcher.grace_seconds)",
+                    expected=f"at least {least_signal}, or Slurm kills it before it is saved",
+                    fix=f"={least_signal}",
                 )
             )
         ConfigError.refuse(faults)
