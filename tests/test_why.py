@@ -75,6 +75,12 @@ def test_a_typed_mapping_gives_each_of_its_keys(capsys):
     )
 
 
+def test_a_part_typed_as_the_only_one_of_its_group_has_a_provenance(capsys):
+    target = "runner.reward.rule.length"
+    text = why(capsys, "reward._target_", "trainer=grpo", f"reward._target_={target}")
+    assert f"is    {target}  command line" in text
+
+
 def test_what_nobody_sets_is_the_default_of_the_installed_source(capsys):
     text = why(capsys, "trainer.args.warmup_steps")
     assert text.splitlines()[0] == "trainer.args.warmup_steps = 0"

@@ -15,7 +15,6 @@ from runner.schema.text import Config, last_key, select, walk
 
 ACCUMULATION = "trainer.args.gradient_accumulation_steps"
 MADE = ("trainer.args.per_device_train_batch_size", ACCUMULATION)
-DEFAULT_ROWS = 8  # of a micro-batch, as transformers has it
 
 
 def spread_batch(cfg: dict[str, Any], typed: Collection[str]) -> None:
@@ -31,7 +30,7 @@ def spread_batch(cfg: dict[str, Any], typed: Collection[str]) -> None:
     shares_batch = cfg["trainer"].pop("shares_batch", False)
     cfg["trainer"].pop("reads_once", None)  # what a strategy makes of it is in the arguments
     batch = cfg.get("batch")
-    max_rows = upstream.setting(args, "per_device_train_batch_size", DEFAULT_ROWS)
+    max_rows = upstream.setting(args, "per_device_train_batch_size", upstream.DEFAULT_BATCH_SIZE)
     # The check of the values refuses anything else.
     if not isinstance(max_rows, int) or max_rows < 1 or not isinstance(batch, int) or batch < 0:
         return

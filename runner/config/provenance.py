@@ -152,7 +152,9 @@ def read_provenance(
         settings.extend(read_settings(file, package))
         for word, line in read_stage(file, stage) if stage else ():
             lines_by_word |= dict.fromkeys(expand([word], menu), line)
-    for word, override in zip(words, parse(force(words, menu)), strict=True):
+    # What ``force`` puts before the words only makes way for them.
+    overrides = parse(force(words, menu))[-len(words) :] if words else []
+    for word, override in zip(words, overrides, strict=True):
         key = override.key_or_group
         if key in menu or override.is_hydra_override():
             continue

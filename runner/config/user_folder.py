@@ -160,7 +160,7 @@ def _find_defaults(name: str, file: Path, content: Node) -> Iterator[str]:
         if isinstance(default, Mapping) and default:
             pairs = list(default.items())
         group, options = pairs[0]
-        if group and not options:
+        if group and not options and not isinstance(options, list):
             options = ""
         words = options if isinstance(options, list) else [options]
         if len(pairs) > 1 or not all(isinstance(word, str) for word in (group, *words)):

@@ -6,6 +6,7 @@ A key of ours carries its range in its annotation, as in ``num_processes: Proces
 """
 
 import ast
+import builtins
 import math
 from dataclasses import dataclass
 from typing import Annotated
@@ -88,6 +89,8 @@ def read_range(annotation: ast.expr | None, module: Module | None) -> Range | No
                     return limits
         case ast.Subscript(slice=kind):
             return read_range(kind, module)
+        case ast.Name(id=name) if hasattr(builtins, name):
+            return None  # following it through a module that imports much would take long
         case ast.Name() | ast.Attribute():
             alias = resolve_expression(annotation, module) if module else None
             if isinstance(alias, Definition) and isinstance(alias.node, ast.Subscript):

@@ -11,6 +11,7 @@ from runner.errors import Fault
 from runner.schema import upstream
 from runner.schema.read import UNKNOWN, Signature
 from runner.schema.text import short_text, to_override, to_text
+from runner.schema.upstream.idle_fields import ReadBeside
 from runner.validate.context import ARGS, ValidationContext
 from runner.validate.values import is_plain_number
 
@@ -24,24 +25,24 @@ def find_idle_faults(context: ValidationContext) -> Iterator[Fault]:
     config = context.signature(context.args)
     if not config:
         return
+    conditions = _conditions(config)
     for field, value in context.args.items():
         parameter = config.parameters.get(field)
         is_usual = parameter is None or value in (None, parameter.default)
         if not is_usual and _is_typed(context, f"{ARGS}{field}"):
-            yield from _find_idle_field(context, config, field, value)
+            yield from _find_idle_field(context, field, value, conditions.get(field))
     yield from _find_out_of_order(context)
 
 
 def _find_idle_field(
-    context: ValidationContext, config: Signature, field: str, value: object
+    context: ValidationContext, field: str, value: object, condition: ReadBeside | None
 ) -> Iterator[Fault]:
-    """The fault of a field that was typed and that nothing reads."""
+    """The fault of a field that was typed and that nothing reads; ``condition`` says when it is."""
     where = f"{ARGS}{field}"
     text = short_text(value)
     off = f"leave {where} out"
     newer = upstream.NEWER_NAMES.get(field, "")
     group = _replacing_group(context, field)
-    condition = _conditions(config).get(field)
     if field in upstream.LOADED_BY_GROUP and not _loads_models(context):
         # A key inside of it may be a danger, and is reported as that.
         if where in context.typed:
@@ -57,7 +58,7 @@ def _find_idle_field(
         found = f"{text}, and {group} takes its place"
         yield Fault(where, found, "one of the two", _equivalent(field, value, group))
     elif condition:
-        yield from _find_unread(context, field, *condition)
+        yield from _find_unread(context, field, condition)
 
 
 def _replacing_group(context: ValidationContext, field: str) -> str:
@@ -68,9 +69,9 @@ def _replacing_group(context: ValidationContext, field: str) -> str:
     return ""
 
 
-def _conditions(config: Signature) -> dict[str, tuple[str, object] | None]:
+def _conditions(config: Signature) -> dict[str, ReadBeside | None]:
     """The fields of a config that count only beside values of another one: that one, its values."""
-    conditions: dict[str, tuple[str, object] | None] = {}
+    conditions: dict[str, ReadBeside | None] = {}
     for owner in reversed(config.lineage):
         conditions |= upstream.READ_BESIDE.get(owner, {})
     return conditions
@@ -98,14 +99,10 @@ def _equivalent(field: str, value: object, group: str) -> str:
     return f"leave {ARGS}{field} out, or {group}={off}"
 
 
-def _find_unread(
-    context: ValidationContext, field: str, other: str, wanted: object
-) -> Iterator[Fault]:
-    """The fault of a field that is read only where another one has a ``wanted`` value.
-
-    ``wanted`` is a list of patterns, an empty list where the field is never read, or else "set" for
-    any value but null, false and 0.
-    """
+def _find_unread(context: ValidationContext, field: str, condition: ReadBeside) -> Iterator[Fault]:
+    """The fault of a field that is read only under a condition that is not met."""
+    other = condition.field
+    wanted = condition.values
     where = f"{ARGS}{field}"
     text = short_text(context.args[field])
     off = f"leave {where} out"
@@ -143,10 +140,13 @@ def _find_idle_of_adapter(context: ValidationContext) -> Iterator[Fault]:
     for field, condition in _conditions(config).items():
         where = f"peft.{field}"
         value = peft.get(field)
-        is_usual = value in (None, config.parameters[field].default)
-        if condition is None or is_usual or not _is_typed(context, where):
+        parameter = config.parameters.get(field)
+        if parameter is None or condition is None or condition.field not in config.parameters:
             continue
-        other, wanted = condition
+        if value in (None, parameter.default) or not _is_typed(context, where):
+            continue
+        other = condition.field
+        wanted = condition.values
         current = peft.get(other, config.parameters[other].default)
         text = short_text(value)
         off = f"leave {where} out"

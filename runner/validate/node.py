@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from runner.errors import Fault
 from runner.schema import upstream
-from runner.schema.read import Signature
+from runner.schema.read import Parameter, Signature
 from runner.schema.text import Node, as_typed, short_text, to_override
 from runner.validate.context import OWN, SPECIAL, ValidationContext, is_called_later, keys_of
 from runner.validate.stray import explain, find_argument_faults, find_unknown_faults
@@ -35,10 +35,11 @@ def find_node_faults(context: ValidationContext, path: str, node: Node) -> Itera
     signature = context.signature(node)
     if signature is None:
         return
-    keys = keys_of(path, signature) | SPECIAL
+    parameters = keys_of(path, signature) | SPECIAL
     for key, value in node.items():
-        if key in keys:
-            yield from _find_key_faults(context, f"{path}.{key}", value, signature)
+        if key in parameters:
+            parameter = parameters[key]
+            yield from _find_key_faults(context, f"{path}.{key}", value, parameter, signature)
         else:
             yield from find_unknown_faults(context, path, node, str(key), signature)
     yield from _find_missing(path, node, signature)
@@ -47,7 +48,11 @@ def find_node_faults(context: ValidationContext, path: str, node: Node) -> Itera
 
 
 def _find_key_faults(
-    context: ValidationContext, path: str, value: object, signature: Signature
+    context: ValidationContext,
+    path: str,
+    value: object,
+    parameter: Parameter,
+    signature: Signature,
 ) -> Iterator[Fault]:
     """The faults of the value of a key that the target takes."""
     if path in NODE_KEYS and value is not None and not _is_node(value):
@@ -74,7 +79,7 @@ def _find_key_faults(
         yield Fault(path, short_text(value), expected, to_override(f"{path}.train", value))
     else:
         where = context.origin(path, value)
-        misfits = find_argument_faults(context, where, path, value, signature)
+        misfits = find_argument_faults(context, where, path, value, parameter, signature)
         yield from misfits or _find_in_vain(context, path, value, signature)
 
 
@@ -131,7 +136,7 @@ def _find_missing(path: str, node: Node, signature: Signature) -> Iterator[Fault
     for owner in (signature.name, *signature.lineage):
         if owner in upstream.NEEDED_FIELDS:
             for name in upstream.NEEDED_FIELDS[owner]:
-                if node.get(name) is None:
+                if name in signature.parameters and node.get(name) is None:
                     expected = str(signature.parameters[name].type).removesuffix(" or null")
                     yield _missing(path, name, signature.name, expected)
             break

@@ -29,7 +29,6 @@ from runner.tracker.library import TRACKERS
 from runner.validate.context import (
     ARGS,
     PLAIN_GROUPS,
-    SPECIAL,
     TOP,
     ValidationContext,
     is_called_later,
@@ -116,13 +115,19 @@ def is_folder_name(name: str) -> bool:
 
 
 def find_argument_faults(
-    context: ValidationContext, where: str, path: str, value: object, signature: Signature
+    context: ValidationContext,
+    where: str,
+    path: str,
+    value: object,
+    parameter: Parameter,
+    signature: Signature,
 ) -> list[Fault]:
-    """The faults of a value at a key that its target takes; ``where`` is the key to name."""
-    owner, _, key = path.rpartition(".")
-    parameter = keys_of(owner, signature).get(key) or SPECIAL[key]
+    """The faults of a value at a key that is a parameter of a target.
+
+    ``where`` is the key to name.
+    """
     choices = _list_choices(context, path, value, parameter, signature)
-    numbers = parameter.range or range_of(where, key, signature, context.trainer)
+    numbers = parameter.range or range_of(where, last_key(path), signature, context.trainer)
     return find_misfits(where, value, parameter, numbers, choices)
 
 
@@ -405,6 +410,7 @@ def _find_faults_at(
         content = read_options(owner).get(option, {})
         node = content.get(owner, content)
     signature = context.signature(node)
-    if signature is None or key not in keys_of(owner, signature):
+    parameter = keys_of(owner, signature).get(key) if signature else None
+    if signature is None or parameter is None:
         return []
-    return find_argument_faults(context, path, f"{owner}.{key}", value, signature)
+    return find_argument_faults(context, path, f"{owner}.{key}", value, parameter, signature)

@@ -114,9 +114,9 @@ def misfit_number(
     if numbers is None:
         return None
     has_list_default = isinstance(default, list | tuple) and bool(default)
-    list_fix = f"{to_override(path, default)}  (the default)"
     if value == [] and has_list_default:
-        return Fault(path, "no number", f"numbers, each {numbers}", list_fix)
+        fix = f"{to_override(path, default)}  (the default)"
+        return Fault(path, "no number", f"numbers, each {numbers}", fix)
     values = value if isinstance(value, list) else [value]
     for number in values:
         if is_plain_number(number) and math.isfinite(number) and number not in numbers:
@@ -125,8 +125,10 @@ def misfit_number(
         return None
     if not isinstance(value, list):
         fix = _likeliest_fix(path, default, NUMBER, numbers)
-    else:  # a single number would be no value for it
-        fix = list_fix if has_list_default else f"leave {path} out"
+    elif has_list_default:  # a single number would be no value for it
+        fix = f"{to_override(path, default)}  (the default)"
+    else:
+        fix = f"leave {path} out"
     return Fault(path, short_text(value), str(numbers), fix)
 
 

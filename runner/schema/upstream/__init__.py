@@ -72,7 +72,14 @@ from runner.schema.upstream.schedules import (
     SCHEDULES_BY_SCORE,
     USUAL_OPTIMIZER,
 )
-from runner.schema.upstream.steps import batch_size, config_fields, cycle_steps, passes, setting
+from runner.schema.upstream.steps import (
+    DEFAULT_BATCH_SIZE,
+    batch_size,
+    config_fields,
+    cycle_steps,
+    passes,
+    setting,
+)
 
 __all__ = [
     "ASCENDING",
@@ -80,6 +87,7 @@ __all__ = [
     "CALLBACK_VISIBLE",
     "COMPLETION_LENGTHS",
     "CROSS_ENTROPY",
+    "DEFAULT_BATCH_SIZE",
     "DONE_BY_RUNNER",
     "ELSEWHERE",
     "EXTENDABLE",

@@ -10,7 +10,8 @@ class ReadBeside(NamedTuple):
     """The condition under which a field has an effect."""
 
     field: str  # another field of the config
-    # Patterns of the values of that field; "set" is any but null, false and 0.
+    # Patterns of the values of that field, none where the field is never read; "set" is any value
+    # but null, false and 0.
     values: list[str] | str = "set"
 
 

@@ -47,7 +47,7 @@ OWN_LOSS: dict[str, Any] = {
 PLAIN_LOSS_TYPES: list[str | list[str]] = ["nll", "sigmoid", ["sigmoid"], "kto"]
 
 # Fields with which weights of tokens are wrong or without effect.
-UNWEIGHABLE: dict[str, tuple[Any, str]] = {
+UNWEIGHABLE: dict[str, Unweighable] = {
     "assistant_only_loss": Unweighable(False, "weight=answers leaves the same tokens"),
     "precompute_ref_log_probs": Unweighable(False, "they are computed without weights"),
     "use_weighting": Unweighable(False, "it takes log-probabilities for what they are"),

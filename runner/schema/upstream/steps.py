@@ -6,6 +6,8 @@ from typing import Any
 
 from runner.schema.read import Parameter, read_signature
 
+DEFAULT_BATCH_SIZE = 8  # rows of a micro-batch, as transformers has it
+
 
 def config_fields(args: Mapping[str, Any]) -> Mapping[str, Parameter]:
     """The fields of a trainer's config object by name."""
@@ -25,7 +27,7 @@ def setting(args: Mapping[str, Any], name: str, otherwise: Any = None) -> Any:
 
 def batch_size(args: Mapping[str, Any]) -> int:
     """Rows of a micro-batch."""
-    return int(setting(args, "per_device_train_batch_size", 8))
+    return int(setting(args, "per_device_train_batch_size", DEFAULT_BATCH_SIZE))
 
 
 def cycle_steps(args: Mapping[str, Any]) -> int:

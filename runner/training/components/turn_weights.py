@@ -11,6 +11,7 @@ from runner.dataset.modality import IMAGES
 from runner.errors import ConfigError, DataError, Fault
 from runner.schema import upstream
 from runner.schema.text import Config, Node, named, short_text, to_text
+from runner.schema.upstream.losses import Unweighable
 from runner.training.components.trainer_parts import loss_interface_of
 
 log = logging.getLogger(__name__)
@@ -68,9 +69,10 @@ def _no_weights_in(trainer: Node) -> Fault:
 
 def _find_unweighable(args: Node, *, packs_stream: bool) -> Sequence[Fault]:
     """A fault for each value of a trainer's config with which no weights of tokens work."""
-    needed = upstream.UNWEIGHABLE | {"loss_type": ("nll", "dft weighs each token by itself")}
+    needed = dict(upstream.UNWEIGHABLE)
+    needed["loss_type"] = Unweighable("nll", "dft weighs each token by itself")
     if packs_stream:
-        needed["packing"] = (False, "streamed rows with weights are not packed")
+        needed["packing"] = Unweighable(False, "streamed rows with weights are not packed")
     faults = []
     for name, (right, reason) in needed.items():
         value = args.get(name, right)
