@@ -42,6 +42,7 @@ READ_COLUMNS = ("tools", TEMPLATE_ARGUMENTS)
 STREAM_BUFFER = 10_000  # rows of a stream that are shuffled among each other
 STREAM_HEAD = 1_000  # rows of a stream among which there must be a good one
 SEEN_FOR_KEYS = 100  # rows in which columns and keys of turns are looked for that nobody reads
+MADE_FOR_KEYS = 10  # the same where steps make the rows, which may take long
 PLAIN_TURN = {"role": Value("string"), "content": Value("string")}
 # The type of a turn: of role and content alone, or of JSON, which holds anything.
 Turn: TypeAlias = Json | dict[str, Value]
@@ -197,7 +198,8 @@ def _start(rows: Rows, request: RowRequest, label: str, total: int | None = None
     # In what ships nothing can be mistaken.
     if not request.to or label.startswith(SHIPPED):
         return conversion
-    head = made_rows(itertools.islice(rows, SEEN_FOR_KEYS), request.steps)
+    looked_at = MADE_FOR_KEYS if request.steps else SEEN_FOR_KEYS
+    head = made_rows(itertools.islice(rows, looked_at), request.steps)
     unread = "; ".join(find_unread(head, conversion.layout, request, conversion.kept))
     if unread and unread not in request.warned:
         request.warned.add(unread)

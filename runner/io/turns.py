@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
+Row = Mapping[str, Any]  # of a dataset, which is only read
 Turn = Mapping[str, Any]
 Turns = Sequence[Turn]
 TurnDict = dict[str, Any]  # a turn that may be changed
@@ -110,7 +111,7 @@ def with_images(turns: Turns, images: Iterable[object]) -> list[TurnDict]:
     return filled
 
 
-def template_arguments(row: Mapping[str, Any]) -> dict[str, Any]:
+def template_arguments(row: Row) -> dict[str, Any]:
     """The arguments of a template for a row's conversation: its tools, and arguments of its own."""
     return {"tools": read_tools(row.get("tools"))} | (row.get(TEMPLATE_ARGUMENTS) or {})
 

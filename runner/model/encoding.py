@@ -9,13 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from runner.io.turns import Turns, template_arguments, turns_for, with_images
+from runner.io.turns import Row, Turns, template_arguments, turns_for, with_images
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
-
-Row = Mapping[str, Any]
 
 # Tokens that may share characters, before bytes that are no text at all are shown as such.
 LONGEST_TEXT = 12

@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import ConfigError, Fault
-from runner.io.files import HUB_NAME, shipped
+from runner.io.files import HUB_NAME, JsonObject, shipped
 from runner.io.filetype import HEAD, sniff, special_file
 from runner.model import faults
-
-JsonObject = dict[str, Any]
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -45,6 +43,9 @@ PLAIN_ARCHITECTURES = (
     "opt",
     "phi3",
 )
+# The beginnings of the full names of modules in layers. Files that were saved without a head lack
+# them.
+BACKBONES = ("", "model.", "transformer.", "gpt_neox.")
 MODEL_PATHS = "a folder of this machine, runner://..., or org/name on the hub"  # that are expected
 
 

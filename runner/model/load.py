@@ -95,7 +95,6 @@ def load_tokenizer(
     """
     processor = _load_processor(path, revision, trust_remote_code)
     tokenizer = tokenizer_of(processor)
-    tokenizer.chat_template = processor.chat_template or tokenizer.chat_template
     # Some classes make an empty tokenizer where their files are missing.
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise ConfigError(
@@ -144,9 +143,12 @@ def _load_processor(path: str, revision: str | None, trust_remote_code: bool) ->
     with translate_model_errors(folder.source, folder.revision, "model.tokenizer"):
         sees_images = folder.has(*PROCESSORS)
         kind = transformers.AutoProcessor if sees_images else transformers.AutoTokenizer
-        return kind.from_pretrained(
+        processor = kind.from_pretrained(
             folder.source, revision=folder.revision, trust_remote_code=trust_remote_code
         )
+        tokenizer = tokenizer_of(processor)
+        tokenizer.chat_template = processor.chat_template or tokenizer.chat_template
+    return processor
 
 
 def _vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
