@@ -15,8 +15,8 @@ from datasets import Dataset
 
 from runner.dataset.convert import RowRequest
 from runner.dataset.form import Role
-from runner.dataset.image import find_images
 from runner.dataset.loaded_rows import HeldOut, Rows, digests
+from runner.dataset.media_source import find_media
 from runner.dataset.remote_files import copy_here
 from runner.dataset.request import check_words, read_cuts, read_limits, split_of, unnamed_sets
 from runner.dataset.row_source import open_source
@@ -81,7 +81,7 @@ def load_rows(
             keep=keep,
             steps=list_steps(map),  # type: ignore[arg-type]
             without=without,
-            images=find_images(files.paths if files else (), image_folder, image_urls),
+            media=find_media(files.paths if files else (), image_folder, image_urls),
             join_turns=join_turns,
             thoughts=thoughts,
         )

@@ -21,7 +21,7 @@ from runner.model import faults
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_model.safetensors"
-# A model that sees has one of these beside its tokenizer.
+# A model of media and text has one of these beside its tokenizer.
 PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 # The files that a snapshot holds, where the model has them.
 CONFIGS = ("config.json", "tokenizer_config.json", "adapter_config.json", *PROCESSORS)
@@ -226,7 +226,7 @@ class ModelFolder:
 def override(config: JsonObject, overrides: Mapping[str, Any]) -> JsonObject:
     """A config with some keys set to other values, those of a mapping one by one.
 
-    A key that the config of a model of images and text does not have is set in the part for text.
+    A key that the config of a model of media and text does not have is set in the part for text.
     """
     config = dict(config)
     for key, value in overrides.items():
@@ -268,8 +268,8 @@ def find_folder(path: object, where: str) -> ModelFolder | None:
     raise ConfigError(Fault(where=where, found=found, expected=expected, fix=fix))
 
 
-def sees_images(node: Mapping[str, Any]) -> bool:
-    """True for a tokenizer's node whose folder has a processor of images.
+def has_processor(node: Mapping[str, Any]) -> bool:
+    """True for a tokenizer's node whose folder has a processor of media.
 
     True, too, where only loading can tell.
     """
