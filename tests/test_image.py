@@ -10,6 +10,7 @@ import shutil
 import struct
 import zlib
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from threading import Thread
 
 import datasets
@@ -25,19 +26,21 @@ from runner import config
 from runner.__main__ import main
 from runner.config.build import serve
 from runner.config.menu import read_options
-from runner.dataset import image
+from runner.dataset import media_source
 from runner.dataset.convert import RowRequest
-from runner.dataset.dataset_check import LOADER, check_dataset, find_image_faults
+from runner.dataset.dataset_check import LOADER, check_dataset, find_media_faults
 from runner.dataset.load import load_rows
 from runner.dataset.loaded_rows import fingerprint
-from runner.errors import DataError
+from runner.errors import ConfigError, DataError
 from runner.estimate.model_weights import ModelWeights, source_of
 from runner.generate.completion import TextGenerator
 from runner.generate.likelihood import AnswerReader
 from runner.generate.sampler import Sampling
-from runner.io.files import files_of
+from runner.io.files import files_of, shipped
 from runner.model.encoding import encode_prompt
 from runner.model.load import load_tokenizer, new_model
+from runner.schema import modality
+from runner.schema.modality import IMAGE
 from runner.training.components.training_rows import check_bounds
 
 RED, BLUE = (220, 40, 40), (40, 60, 220)
@@ -235,7 +238,7 @@ def test_any_turn_of_any_row_may_have_the_only_image(folder):
     assert [len(each["images"]) for each in read(path, to="messages")] == [0, 1]
     node = {"_target_": LOADER, "path": path, "split": {"train": "train"}}
     seen = check_dataset(node, "messages")
-    assert seen.images and not seen.faults
+    assert seen.media and not seen.faults
 
 
 # --- Bad images -----------------------------------------------------------------------------------
@@ -324,7 +327,7 @@ def test_what_a_row_may_not_name(folder, own, found):
 
 def test_large_files_plain_text_and_streams_are_refused(folder, monkeypatch):
     path = write(folder, row(image="red.png"))
-    monkeypatch.setattr(image, "MAX_BYTES", 10)
+    monkeypatch.setattr(media_source, "MAX_BYTES", 10)
     assert faults(path)[-1].found == "more than 10 bytes"
     monkeypatch.undo()
     assert (
@@ -367,20 +370,20 @@ def test_trainers_models_and_weights_that_know_no_images_say_so():
     }
     elsewhere = {"dataset": {"path": "s3://bucket/rows.jsonl"}}  # which nobody reads for a fault
     assert (
-        list(find_image_faults(sft, sees=True))
-        == list(find_image_faults(sft | elsewhere, sees=True))
+        list(find_media_faults(sft, IMAGE, is_read=True))
+        == list(find_media_faults(sft | elsewhere, IMAGE, is_read=True))
         == []
     )
-    (fault,) = find_image_faults(sft, sees=False)
+    (fault,) = find_media_faults(sft, IMAGE, is_read=False)
     assert "for a/b, which comes without a processor" in fault.found
-    (fault,) = find_image_faults(
-        sft | {"trainer": {"_target_": "trl.RewardTrainer", "args": {}}}, sees=True
+    (fault,) = find_media_faults(
+        sft | {"trainer": {"_target_": "trl.RewardTrainer", "args": {}}}, IMAGE, is_read=True
     )
     assert "RewardTrainer" in fault.found
     grouped = sft["trainer"] | {"args": {"train_sampling_strategy": "group_by_length"}}
-    (fault,) = find_image_faults(sft | {"trainer": grouped}, sees=True)
+    (fault,) = find_media_faults(sft | {"trainer": grouped}, IMAGE, is_read=True)
     assert fault.fix == "trainer.args.train_sampling_strategy=random"
-    (fault,) = find_image_faults(sft | {"weight": {"answers": {}}}, sees=True)
+    (fault,) = find_media_faults(sft | {"weight": {"answers": {}}}, IMAGE, is_read=True)
     assert fault.fix.startswith("weight=none trainer.args.assistant_only_loss=true")
 
 
@@ -389,12 +392,12 @@ def test_a_fault_of_images_names_the_column_that_can_be_left_out(folder, column)
     path = write(folder, {column: "red.png", "question": "?", "answer": "!"})
     named = {"columns": {"images": column}} if column == "photo" else {}
     seen = check_dataset({"_target_": LOADER, "path": str(path), **named}, "messages")
-    assert seen.faults == [] and seen.images == column
+    assert seen.faults == [] and seen.media == {IMAGE: column}
     cfg = {
         "trainer": {"_target_": "trl.SFTTrainer", "images": True, "args": {}},
         "model": {"path": "a/b"},
     }
-    (fault,) = find_image_faults(cfg, sees=False, column=seen.images)
+    (fault,) = find_media_faults(cfg, IMAGE, is_read=False, column=seen.media[IMAGE])
     assert f"dataset.without=[{column}]" in fault.fix
 
 
@@ -418,7 +421,7 @@ def test_texts_are_read_as_before():
     conversion = RowRequest(to="demonstration").start_conversion(
         ["prompt", "completion"], rows[0], "rows"
     )
-    assert not conversion.pictured and conversion.first(rows) == rows[0]
+    assert not conversion.modalities and conversion.first(rows) == rows[0]
 
 
 # --- Models that see ------------------------------------------------------------------------------
@@ -445,12 +448,32 @@ def test_a_prompt_with_an_image_has_its_pixels_and_a_token_for_each_place(seeing
     ids = encode_prompt(tokenizer, asked(RED)["prompt"], asked(RED))
     # the patches, and the class token of CLIP
     assert ids.count(tokenizer.convert_tokens_to_ids("<image>")) == 17
-    assert ids.pixels["pixel_values"].shape == (1, 3, 16, 16)
+    assert ids.media_inputs["pixel_values"].shape == (1, 3, 16, 16)
     plain = [{"role": "user", "content": "What is it?"}]
-    assert encode_prompt(tokenizer, plain, {}).pixels is None
+    assert encode_prompt(tokenizer, plain, {}).media_inputs is None
     assert tokenizer.decode(encode_prompt(tokenizer, plain, {})).endswith(
         "What is it?<|im_end|>\n<|im_start|>assistant\n"
     )
+
+
+def test_a_processor_without_a_tokenizer_is_a_fault(tmp_path):
+    shipped_folder = Path(shipped("runner://model/tiny_vision"))
+    settings = json.loads((shipped_folder / "processor_config.json").read_text())
+    content = json.dumps(settings["image_processor"])
+    (tmp_path / "preprocessor_config.json").write_text(content)
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_what_is_special_about_images_stands_in_their_record():
+    """Beside it are the keys of users, and what other tools write."""
+    special = re.compile(r"""["'<](images?|vision_config|image_(processor|token\w*))["'>]""")
+    package = Path(modality.__file__).parent.parent
+    elsewhere = set()
+    for path in package.rglob("*.py"):
+        if special.search(path.read_text(encoding="utf-8")):
+            elsewhere.add(str(path.relative_to(package)))
+    assert elsewhere == {"schema/modality.py", "importers/readers.py"}
 
 
 def test_answers_depend_on_the_image_and_not_on_what_is_beside_it(seeing):

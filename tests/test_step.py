@@ -129,7 +129,7 @@ def test_all_rows_are_mapped_once_and_the_first_ones_at_each_start(path):
 
     for _ in range(2):
         load_rows(path, map=counted, to="demonstration")
-    # The first row shows the form and the columns, and the first 100 what nobody reads.
+    # The first row shows the form and the columns, and the first 10 what nobody reads.
     at_each_start = 2 + len(ROWS)
     assert len(seen) == 2 * at_each_start + len(ROWS)
 

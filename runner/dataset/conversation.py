@@ -9,6 +9,7 @@ from typing import Any, TypeGuard
 from runner.dataset.form import Cells, Row
 from runner.errors import DataError, Fault
 from runner.io.turns import THOUGHTS
+from runner.schema.modality import MODALITIES
 
 Turns = list[Row]
 Side = str | Turns  # a prompt or an answer
@@ -124,7 +125,7 @@ def _to_turn(turn: object, where: str) -> Row:
 
 
 def _join_parts(parts: Sequence[object], where: str) -> str:
-    """The text of a turn whose content is a list of parts; images are marks in a text already."""
+    """The text of a turn whose content is a list of parts; media are marks in a text already."""
     texts = []
     for number, part in enumerate(parts):
         if isinstance(part, str):
@@ -138,7 +139,7 @@ def _join_parts(parts: Sequence[object], where: str) -> str:
             raise bad_cell(
                 where=f"{where}[{number}]",
                 found=f"a part of the type {part.get('type')!r}",
-                expected="a text or an image",
+                expected=" or ".join(["a text", *(modality.one for modality in MODALITIES)]),
                 fix="dataset.map._target_=<your function that writes it as text, as tool_calls, or "
                 "as a turn>",
             )

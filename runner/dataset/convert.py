@@ -6,7 +6,7 @@ Without torch.
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -14,13 +14,13 @@ from typing import Any, Literal
 from runner.dataset.conversation import describe_cell, is_conversation
 from runner.dataset.detect import kept_columns, read_layout
 from runner.dataset.form import FORMS, TWINS, Role, Row, RowLayout, answer_columns
-from runner.dataset.image import ImageSource
 from runner.dataset.mark import Marks
-from runner.dataset.modality import IMAGE
+from runner.dataset.media_source import MediaSource
 from runner.dataset.step import Step, apply_steps
 from runner.dataset.trainer_row import convert
 from runner.errors import DataError, Fault
 from runner.io.turns import TEMPLATE_ARGUMENTS, Join, read_tools
+from runner.schema.modality import MODALITIES, Modality
 
 log = logging.getLogger(__name__)
 
@@ -46,16 +46,23 @@ class RowRequest:
     keep: Sequence[str] | None = None
     steps: tuple[Step, ...] = ()
     without: Sequence[str] = ()
-    images: ImageSource = field(default_factory=ImageSource)
+    media: MediaSource = field(default_factory=MediaSource)
     join_turns: Join | None = None
     thoughts: Literal["inline"] | None = None
     # Warnings about rows that are read in this way, so that each comes once.
     warned: set[str] = field(default_factory=set)
 
     @property
-    def image_columns(self) -> tuple[str, ...]:
-        """The columns of a source that may hold images, the first that holds any being meant."""
-        return IMAGE.columns_of_source((self.columns or {}).get("images"))
+    def media_columns(self) -> dict[Modality, tuple[str, ...]]:
+        """The columns of a source that may hold media of each kind.
+
+        The first that holds any is meant.
+        """
+        chosen = self.columns or {}
+        columns = {}
+        for modality in MODALITIES:
+            columns[modality] = modality.columns_of_source(chosen.get(modality.column))
+        return columns
 
     def start_conversion(
         self,
@@ -64,19 +71,21 @@ class RowRequest:
         label: str,
         total: int | None = None,
         *,
-        pictured: bool = False,
+        modalities: Collection[Modality] = (),
     ) -> "Conversion":
         """The conversion of rows with these columns.
 
-        ``row`` is the first of them; ``pictured`` says that another one has images. Raises
-        DataError where the columns do not fit the trainer.
+        ``row`` is the first of them; ``modalities`` are kinds of media that others of them have.
+        Raises DataError where the columns do not fit the trainer.
         """
         layout = read_layout(columns, row, form=self.form, given=self.columns, to=self.to)
-        image_columns = self.image_columns
-        kept = []
-        for name in kept_columns(columns, layout, self.to, self.keep):
-            if name not in image_columns:
-                kept.append(name)
+        media_columns = self.media_columns
+        kept = list(kept_columns(columns, layout, self.to, self.keep))
+        of_rows = []
+        for modality, names in media_columns.items():
+            kept = [name for name in kept if name not in names]
+            if modality in modalities or modality.is_in(row, names):
+                of_rows.append(modality)
         has_chats = any(is_conversation(row.get(column)) for column in layout.columns.values())
         return Conversion(
             request=self,
@@ -85,7 +94,7 @@ class RowRequest:
             label=label,
             total=total,
             chats=bool(self.steps) and has_chats,
-            pictured=pictured or IMAGE.is_in(row, image_columns),
+            modalities=tuple(of_rows),
         )
 
 
@@ -104,7 +113,7 @@ class Conversion:
     label: str = "rows"
     total: int | None = None
     chats: bool = False  # whether the steps hand over conversations, whose turns may hold anything
-    pictured: bool = False  # whether each row has images, or an empty list of them
+    modalities: tuple[Modality, ...] = ()  # of which each row has media, or an empty list
     like: Row = field(default_factory=dict)  # the first row that came out
     count: int = 0  # of rows that were converted or found bad
     faults: list[Fault] = field(default_factory=list)
@@ -128,8 +137,9 @@ class Conversion:
         if "tools" in along:
             along["tools"] = check_tools(along["tools"])
         marks = None
-        if self.pictured:
-            marks = Marks(changed, request.image_columns)
+        if self.modalities:
+            columns = request.media_columns
+            marks = Marks(changed, {modality: columns[modality] for modality in self.modalities})
             changed = marks.mark(changed, self.layout.columns)
         made_rows = convert(
             changed,
@@ -142,7 +152,7 @@ class Conversion:
         rows = []
         for made in made_rows:
             if marks:
-                made = marks.place(made, request.images)
+                made = marks.place(made, request.media)
             rows.append(made | along)
         return rows
 

@@ -27,13 +27,13 @@ from runner.dataset.loaded_rows import (
     key_of_steps,
     list_columns,
 )
-from runner.dataset.modality import IMAGE, IMAGES, UNTRAINED_TYPE
 from runner.dataset.source_files import PATH_FIX
 from runner.dataset.step import first_made, made_rows
 from runner.dataset.unread import find_unread
 from runner.errors import DataError, Fault
 from runner.io.files import SHIPPED
 from runner.io.turns import TEMPLATE_ARGUMENTS, THOUGHTS, TemplateHabits, fit_turns
+from runner.schema.modality import MODALITIES, UNTRAINED_TYPE, Modality
 
 log = logging.getLogger(__name__)
 
@@ -42,15 +42,17 @@ READ_COLUMNS = ("tools", TEMPLATE_ARGUMENTS)
 STREAM_BUFFER = 10_000  # rows of a stream that are shuffled among each other
 STREAM_HEAD = 1_000  # rows of a stream among which there must be a good one
 SEEN_FOR_KEYS = 100  # rows in which columns and keys of turns are looked for that nobody reads
+MADE_FOR_KEYS = 10  # the same where steps make the rows, which may take long
 PLAIN_TURN = {"role": Value("string"), "content": Value("string")}
 # The type of a turn: of role and content alone, or of JSON, which holds anything.
 Turn: TypeAlias = Json | dict[str, Value]
 
 
 def narrow(rows: Rows, request: RowRequest) -> Rows:
-    """The rows without unwanted columns, and with images as they are stored.
+    """The rows without unwanted columns, and with media as they are stored.
 
-    Raises DataError for audio or video, and for images in a column that is not theirs.
+    Raises DataError for media that nothing is trained on, and for others in a column that is not
+    theirs.
     """
     if request.without:
         check_without(request.without, list_columns(rows))
@@ -59,20 +61,25 @@ def narrow(rows: Rows, request: RowRequest) -> Rows:
         return rows
     features = rows.features or {}
     refuse_media(name for name, kind in features.items() if UNTRAINED_TYPE.match(repr(kind)))
-    for name, kind in features.items():
-        stored = IMAGE.undecoded(kind)
-        if stored is None:
-            continue
-        if name not in request.image_columns:
-            fault = Fault(
-                where="dataset.columns.images",
-                found=f"images in the column {name}",
-                expected="the column whose images belong to the rows",
-                fix=f"={name}, or dataset.without=[{name}]",
-            )
-            raise DataError(fault)
-        rows = rows.cast_column(name, stored)
+    for modality, columns in request.media_columns.items():
+        for name, kind in features.items():
+            stored = modality.undecoded(kind)
+            if stored is None:
+                continue
+            if name not in columns:
+                raise DataError(_in_another_column(modality, name))
+            rows = rows.cast_column(name, stored)
     return rows
+
+
+def _in_another_column(modality: Modality, name: str) -> Fault:
+    """The fault of media in a column that was not chosen for them."""
+    return Fault(
+        where=f"dataset.columns.{modality.column}",
+        found=f"{modality.many} in the column {name}",
+        expected=f"the column whose {modality.many} belong to the rows",
+        fix=f"={name}, or dataset.without=[{name}]",
+    )
 
 
 def convert_rows(
@@ -143,8 +150,8 @@ def _key(rows: Dataset, conversion: Conversion) -> str:
     layout = conversion.layout
     parts: list[object] = [request.to, request.system, conversion.kept, request.bad_rows]
     parts += key_of_steps(request.steps)
-    if conversion.pictured:
-        parts.append(str(request.images.folder))
+    if conversion.modalities:
+        parts.append(str(request.media.folder))
     parts += [request.join_turns, request.thoughts]
     columns = dict(layout.columns)
     return cache_key(CONVERT_VERSION, rows._fingerprint, layout.form, columns, *parts)
@@ -166,8 +173,8 @@ def convert_stream(
     if not request.to:
         return rows
     conversion = _start(stream, request, label)
-    if conversion.pictured:
-        raise DataError(faults.stream_of_images(label))
+    for modality in conversion.modalities:
+        raise DataError(faults.stream_of_media(modality, label))
     if not conversion.first(stream.take(STREAM_HEAD)):
         fault = Fault(
             where=label,
@@ -192,12 +199,15 @@ def _start(rows: Rows, request: RowRequest, label: str, total: int | None = None
     if row is None:
         fault = Fault(where=label, found="no row", expected="at least one row", fix=PATH_FIX)
         raise DataError(fault)
-    pictured = isinstance(rows, Dataset) and not request.steps and _has_pictures(rows)
-    conversion = request.start_conversion(list(row), row, label, total, pictured=pictured)
+    modalities = []
+    if isinstance(rows, Dataset) and not request.steps:
+        modalities = [modality for modality in MODALITIES if _is_in_turns(rows, modality)]
+    conversion = request.start_conversion(list(row), row, label, total, modalities=modalities)
     # In what ships nothing can be mistaken.
     if not request.to or label.startswith(SHIPPED):
         return conversion
-    head = made_rows(itertools.islice(rows, SEEN_FOR_KEYS), request.steps)
+    looked_at = MADE_FOR_KEYS if request.steps else SEEN_FOR_KEYS
+    head = made_rows(itertools.islice(rows, looked_at), request.steps)
     unread = "; ".join(find_unread(head, conversion.layout, request, conversion.kept))
     if unread and unread not in request.warned:
         request.warned.add(unread)
@@ -205,8 +215,11 @@ def _start(rows: Rows, request: RowRequest, label: str, total: int | None = None
     return conversion
 
 
-def _has_pictures(rows: Dataset) -> bool:
-    """True where any row has an image in its turns, looked for once, cached beside the rows."""
+def _is_in_turns(rows: Dataset, modality: Modality) -> bool:
+    """True where any row has a medium of a kind in its turns.
+
+    It is looked for once, and the answer is cached beside the rows.
+    """
     # Turns of plain texts hold none.
     columns = []
     for name, kind in rows.features.items():
@@ -218,17 +231,17 @@ def _has_pictures(rows: Dataset) -> bool:
     def look(cells: Batch) -> dict[str, list[bool]]:
         seen = []
         for row in zip(*cells.values(), strict=True):
-            seen.append(IMAGE.is_in(dict(zip(cells, row, strict=True))))
+            seen.append(modality.is_in(dict(zip(cells, row, strict=True))))
         return {"seen": seen}
 
-    key = cache_key(rows._fingerprint, "pictures")
+    key = cache_key(rows._fingerprint, "media", modality.column)
     return bool(column_beside(rows.select_columns(columns), "seen", "bool", look, key).any())
 
 
 # --- Types of columns ---------------------------------------------------------------------------
 def _type_of_turns(rows: Dataset, conversion: Conversion) -> Turn:
     """The type of turns: JSON where they hold, or may hold, more than role and content."""
-    if conversion.pictured or conversion.chats:
+    if conversion.modalities or conversion.chats:
         return Json()
     if conversion.request.steps:  # which may make anything of the source's columns
         return PLAIN_TURN
@@ -274,8 +287,9 @@ def _types_of_kept(rows: Dataset, conversion: Conversion) -> Features:
 
 def _type_of(name: str, value: object, turn: Turn) -> List | Value:
     """The type of a column of converted rows with such a value."""
-    if name == IMAGES:
-        return IMAGE.column_type()
+    for modality in MODALITIES:
+        if name == modality.column:
+            return modality.column_type()
     if isinstance(value, list):
         inner = turn if isinstance(value[0], dict) else _type_of(name, value[0], turn)
         return List(inner)

@@ -18,13 +18,13 @@ from runner.dataset.conversation import is_conversation
 from runner.dataset.convert import Conversion, RowRequest
 from runner.dataset.detect import check_without, read_layout, refuse_media
 from runner.dataset.form import FORMS, Row, answer_columns
-from runner.dataset.image import find_images
-from runner.dataset.modality import IMAGE, IMAGES, UNTRAINED_COLUMNS
+from runner.dataset.media_source import find_media
 from runner.dataset.remote_files import check_remote
 from runner.dataset.source_files import PATH_FIX, Files, Paths, find_files, path_text
 from runner.errors import DataError, Fault
 from runner.io.files import HUB_NAME, SHIPPED
 from runner.schema import upstream
+from runner.schema.modality import MODALITIES, UNTRAINED_COLUMNS, Modality, modalities_of
 from runner.schema.text import Node
 
 MIXER = "runner.dataset.mix.mix_rows"
@@ -57,7 +57,8 @@ class DatasetCheck:
     faults: list[Fault] = field(default_factory=list)
     columns: set[str] | None = None
     chats: bool = False
-    images: str = ""  # the column of images, where there are any
+    # The column of each kind of media that is in the rows.
+    media: dict[Modality, str] = field(default_factory=dict)
     sample: list[Row] = field(default_factory=list)  # chats as the trainer is given them
 
     @contextlib.contextmanager
@@ -93,7 +94,7 @@ def check_dataset(node: Node, to: str | None, where: str = "dataset") -> Dataset
         inside = check_dataset(source, to, key)
         check.faults += inside.faults
         check.chats |= inside.chats
-        check.images = check.images or inside.images
+        check.media = inside.media | check.media
         check.sample += inside.sample
     return check
 
@@ -129,35 +130,39 @@ def _under(where: str, fault: Fault, *, trains: bool) -> Fault:
     )
 
 
-def find_image_faults(cfg: Node, *, sees: bool, column: str = IMAGES) -> Iterator[Fault]:
-    """Faults of a run whose rows have images.
+def find_media_faults(
+    cfg: Node, modality: Modality, *, is_read: bool, column: str = ""
+) -> Iterator[Fault]:
+    """Faults of a run whose rows have media of a kind, in this column of their source.
 
-    The trainer and the model must take images, and nothing may ask for tokens, which only a batch
-    of them has.
+    The trainer and the model must take them, and nothing may ask for tokens, which only a batch of
+    them has. ``is_read`` says that the model comes with a processor.
     """
+    many = modality.many
+    column = column or modality.column
     without = f"dataset.without=[{column}]  (to train on the text alone)"
     trainer = cfg["trainer"]
-    if not trainer.get("images"):
+    if not modality.is_taken_by(trainer):
         kind = str(trainer["_target_"]).rpartition(".")[2]
         yield Fault(
             where="trainer",
-            found=f"rows with images, for {kind}",
-            expected="text; TRL has no way to learn from images by it, and they would be lost",
-            fix=f"trainer=<sft | dpo | kto | grpo | rloo>, or {without}",
+            found=f"rows with {many}, for {kind}",
+            expected=f"text; TRL has no way to learn from {many} by it, and they would be lost",
+            fix=f"trainer=<{modality.trainers}>, or {without}",
         )
-    elif not sees:
+    elif not is_read:
         name = cfg["model"].get("path") or cfg["model"].get("model_type")
         yield Fault(
             where="model",
-            found=f"rows with images, for {name}, which comes without a processor of images",
-            expected="a model of images and text",
-            fix=f"model=<one that sees>, or {without}",
+            found=f"rows with {many}, for {name}, which comes without a processor of {many}",
+            expected=f"a model of {many} and text",
+            fix=f"model=<one that {modality.verb}>, or {without}",
         )
     if cfg.get("weight"):
         yield Fault(
             where="weight",
-            found="rows with images, whose tokens are made batch by batch",
-            expected="no weights of tokens beside images",
+            found=f"rows with {many}, whose tokens are made batch by batch",
+            expected=f"no weights of tokens beside {many}",
             fix="weight=none trainer.args.assistant_only_loss=true  (of chats it trains the same "
             "tokens as weight=answers)",
         )
@@ -165,7 +170,7 @@ def find_image_faults(cfg: Node, *, sees: bool, column: str = IMAGES) -> Iterato
     if trainer["args"].get(order) in upstream.OTHER_STEPS[order]:
         yield Fault(
             where=f"trainer.args.{order}",
-            found="rows with images are to be grouped by length, which only a batch of them has",
+            found=f"rows with {many} are to be grouped by length, which only a batch of them has",
             expected="rows in any order",
             fix="=random",
         )
@@ -259,7 +264,7 @@ def _check_files(
 
 
 def _check_columns(node: Node, path: str, files: Files, to: str, check: DatasetCheck) -> None:
-    """Note the column of images.
+    """Note the columns of media.
 
     Raises DataError for too many columns, and for those that no trainer learns from.
     """
@@ -277,9 +282,13 @@ def _check_columns(node: Node, path: str, files: Files, to: str, check: DatasetC
     unused = [name for name in columns if name not in used]
     if to != "prompt":  # of which a reward may read the path of a sound
         refuse_media(name for name in unused if name in UNTRAINED_COLUMNS)
-    check.images = chosen.get(IMAGES) or IMAGE.find_column(unused)
-    if check.images and node.get("streaming"):
-        raise DataError(faults.stream_of_images(path))
+    for modality in MODALITIES:
+        column = chosen.get(modality.column) or modality.find_column(unused)
+        if not column:
+            continue
+        check.media[modality] = column
+        if node.get("streaming"):
+            raise DataError(faults.stream_of_media(modality, path))
 
 
 def _check_slices(
@@ -294,7 +303,7 @@ def _check_slices(
     row_request = RowRequest(
         **{name: node[name] for name in ROW_KEYS if node.get(name)},
         to=to,
-        images=find_images(files.paths, node.get("image_folder"), urls),
+        media=find_media(files.paths, node.get("image_folder"), urls),
     )
     limits = request.read_limits(node.get("limit"))
     rows_by_split: dict[str, list[Row]] = {}
@@ -319,8 +328,8 @@ def _check_slices(
                 check.columns = set(made)
                 if to == "preference":
                     check.faults += find_swapped_sides(rows, row_request.columns or {})
-            if IMAGES in made:
-                check.images = check.images or IMAGES
+            for modality in modalities_of(made):
+                check.media.setdefault(modality, modality.column)
             check.chats |= _is_chat(made)
 
 
@@ -340,15 +349,20 @@ def _find_columns(
     if not row_request.to:
         read_layout(columns, rows[0], form=row_request.form, given=row_request.columns)
         return {}
-    pictured = any(IMAGE.is_in(row) for row in rows)
-    conversion = row_request.start_conversion(columns, rows[0], label, len(rows), pictured=pictured)
+    modalities = []
+    for modality in MODALITIES:
+        if any(modality.is_in(row) for row in rows):
+            modalities.append(modality)
+    conversion = row_request.start_conversion(
+        columns, rows[0], label, len(rows), modalities=modalities
+    )
     made = conversion.first(rows)
     if all_used:  # else a bad row may be one that nobody asked for
         cells = {name: [row[name] for row in rows] for name in columns}
         conversion.batch(cells, range(len(rows)))
         if not made:
             raise DataError(conversion.nothing_left(len(rows)))
-    if not conversion.pictured and _is_chat(made):
+    if not conversion.modalities and _is_chat(made):
         check.sample += _convert_some(conversion, rows[:SAMPLE_SIZE])
     return dict.fromkeys(conversion.kept) | made
 

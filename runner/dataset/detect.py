@@ -18,9 +18,9 @@ from runner.dataset.form import (
     RowLayout,
     fits,
 )
-from runner.dataset.modality import UNTRAINED_COLUMNS
 from runner.errors import DataError, Fault
 from runner.io.turns import TEMPLATE_ARGUMENTS
+from runner.schema.modality import MEDIA_COLUMNS, MODALITIES, UNTRAINED, UNTRAINED_COLUMNS
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,8 @@ def read_layout(
     columns = list(columns)
     chosen = {str(role): column for role, column in (given or {}).items()}
     _check_choices(columns, form, chosen)
-    chosen.pop("images", None)  # which any form may have beside its own columns
+    for column in MEDIA_COLUMNS:  # which any form may have beside its own columns
+        chosen.pop(column, None)
     layouts = []
     for name in _possible_forms(row, form, chosen, to):
         reading = _read_as(FORMS[name], columns, chosen)
@@ -335,10 +336,11 @@ def refuse_media(names: Iterable[str]) -> None:
     names = list(names)
     if not names:
         return
+    trained = [modality.many for modality in MODALITIES]
     fault = Fault(
         where="dataset",
         found=f"the columns {', '.join(names)}",
-        expected="text or images: audio and video are not trained yet",
+        expected=f"text or {' or '.join(trained)}: {' and '.join(UNTRAINED)} are not trained yet",
         fix=f"dataset.without=[{','.join(names)}]  (to train without them)",
     )
     raise DataError(fault)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from runner.errors import Fault
 from runner.io.filetype import Finding
+from runner.schema.modality import Modality
 from runner.schema.text import nearest
 
 
@@ -27,12 +28,13 @@ def misnamed(
     )
 
 
-def stream_of_images(label: str) -> Fault:
-    """The fault of rows with images that are read as a stream."""
+def stream_of_media(modality: Modality, label: str) -> Fault:
+    """The fault of rows with media that are read as a stream."""
     return Fault(
         where="dataset.streaming",
-        found=f"{label} is a stream of rows with images",
-        expected="rows that are all there, because each image is looked at before the training",
+        found=f"{label} is a stream of rows with {modality.many}",
+        expected=f"rows that are all there, because each {modality.part_type} is looked at before "
+        "the training",
         fix="=false",
     )
 

@@ -21,12 +21,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from runner.schema.modality import MediaColumn
+
 Row = dict[str, Any]
 Cells = Mapping[str, Any]  # a row that is only read
 
 # Text in `prompt` or `completion` is continued as it stands; in `input` or `target` it is a turn of
 # a conversation.
-Role = Literal[
+TextRole = Literal[
     "prompt",
     "completion",
     "chosen",
@@ -46,11 +48,11 @@ Role = Literal[
     "assistant_masks",
     "chosen_ids",
     "rejected_ids",
-    "images",
     "history",
     "context",
 ]
-ROLES: tuple[Role, ...] = get_args(Role)
+Role = TextRole | MediaColumn
+ROLES: tuple[Role, ...] = (*get_args(TextRole), *get_args(MediaColumn))
 RoleColumns = Mapping[Role, str]  # the column that plays each role
 TWINS = {"prompt": "input", "completion": "target"}
 # Keys of a canonical row that may hold turns.

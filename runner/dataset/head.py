@@ -14,9 +14,9 @@ from typing import Any
 from datasets import Dataset, load_dataset_builder
 
 from runner.dataset.form import Row
-from runner.dataset.image import find_images
+from runner.dataset.media_source import find_media
 from runner.dataset.remote_files import copy_here
-from runner.dataset.request import Use, read_cuts, read_limits, split_of
+from runner.dataset.request import Use, read_cuts, read_limits, split_of, unnamed_sets
 from runner.dataset.row_source import RowSource, open_source, translate_dataset_errors
 from runner.dataset.source_files import Files, find_files, path_text
 from runner.errors import DataError, Fault
@@ -34,7 +34,7 @@ class Head:
     short: Path  # of the shortest of them
     split: dict[str, Any] = field(default_factory=dict)  # names the files of both
     rows: int | None = None  # where somebody has counted them
-    images: str = ""  # the folder of those that the rows name
+    media_folder: str = ""  # of those that the rows name
 
 
 def write_head(node: Node, folder: Path, *, count: int, train: int, held_out: int) -> Head:
@@ -49,7 +49,7 @@ def write_head(node: Node, folder: Path, *, count: int, train: int, held_out: in
     source = _open(node, files)
     head = Head(folder / "whole", folder / "short")
     paths = files.paths if files else ()
-    head.images = str(find_images(paths, node.get("image_folder"), False).folder)
+    head.media_folder = str(find_media(paths, node.get("image_folder"), False).folder)
     if cut:
         total = sum(map(len, _slices(source, cut)))
         head.rows = min(total, limits["train"] or total) or limits["train"]
@@ -61,10 +61,7 @@ def write_head(node: Node, folder: Path, *, count: int, train: int, held_out: in
             rows = _read(source, "eval", eval_cut, min(count, limits["eval"] or count))
             file_name = f"eval_{number}" if name else "eval"
             held_out_sets[name] = _write(rows, source, head, file_name, held_out)
-    if set(held_out_sets) <= {""}:
-        head.split["eval"] = held_out_sets.get("")
-    else:
-        head.split["eval"] = held_out_sets
+    head.split["eval"] = unnamed_sets(held_out_sets)
     return head
 
 

@@ -15,10 +15,10 @@ from datasets import Dataset
 
 from runner.dataset.convert import RowRequest
 from runner.dataset.form import Role
-from runner.dataset.image import find_images
 from runner.dataset.loaded_rows import HeldOut, Rows, digests
+from runner.dataset.media_source import find_media
 from runner.dataset.remote_files import copy_here
-from runner.dataset.request import check_words, read_cuts, read_limits, split_of
+from runner.dataset.request import check_words, read_cuts, read_limits, split_of, unnamed_sets
 from runner.dataset.row_source import open_source
 from runner.dataset.source_files import find_files, path_text
 from runner.dataset.step import list_steps
@@ -81,7 +81,7 @@ def load_rows(
             keep=keep,
             steps=list_steps(map),  # type: ignore[arg-type]
             without=without,
-            images=find_images(files.paths if files else (), image_folder, image_urls),
+            media=find_media(files.paths if files else (), image_folder, image_urls),
             join_turns=join_turns,
             thoughts=thoughts,
         )
@@ -103,9 +103,7 @@ def load_rows(
             held_out[set_name] = held_out_rows
             label = cut if isinstance(cut, str) else set_name or "eval"
             _warn_of_shared_rows(rows, held_out_rows, f"{name} {label}")
-    if set(held_out) <= {""}:
-        return rows, held_out.get("")
-    return rows, held_out
+    return rows, unnamed_sets(held_out)
 
 
 def _splits_of(cuts: Iterable[Any]) -> list[str]:

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, Features, IterableDataset, Value
 
-from runner.dataset.modality import IMAGE, IMAGES
 from runner.dataset.step import Step
 from runner.schema.code import code_hash
+from runner.schema.modality import modalities_of
 
 log = logging.getLogger(__name__)
 
@@ -75,15 +75,15 @@ def fingerprint(rows: Rows) -> str:
 def digests(rows: Dataset) -> Column:
     """One 64-bit hash for each row, int64 of shape (rows,), cached beside the rows.
 
-    An image counts with its bytes, wherever its file is.
+    An image, or another medium, counts with its bytes, wherever its file is.
     """
     plain = rows.with_format("arrow")
-    has_images = IMAGES in rows.column_names
-    # A file of an image may change under the same name.
+    modalities = modalities_of(rows.column_names)
+    # The file of a medium may change under the same name.
     stamps = []
-    if has_images:
-        images = pc.list_flatten(plain[IMAGES][:])
-        for name in pc.unique(pc.struct_field(images, "path")).to_pylist():
+    for modality in modalities:
+        media = pc.list_flatten(plain[modality.column][:])
+        for name in pc.unique(pc.struct_field(media, "path")).to_pylist():
             if name and os.path.exists(name):
                 stat = os.stat(name)
                 stamps.append(f"{name} {stat.st_size} {stat.st_mtime_ns}")
@@ -91,8 +91,9 @@ def digests(rows: Dataset) -> Column:
     def digest(table: pa.Table) -> pa.Table:
         values = []
         for row in table.to_pylist():
-            if has_images:
-                row[IMAGES] = [IMAGE.content_hash(image) for image in row[IMAGES] or ()]
+            for modality in modalities:
+                media = row[modality.column] or ()
+                row[modality.column] = [modality.content_hash(medium) for medium in media]
             text = json.dumps(row, sort_keys=True, default=repr)
             content_hash = hashlib.blake2b(text.encode(), digest_size=8).digest()
             values.append(int.from_bytes(content_hash, "little", signed=True))

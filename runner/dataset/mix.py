@@ -17,13 +17,13 @@ from datasets import (
 
 from runner.dataset.converted_rows import STREAM_BUFFER, mix_labels
 from runner.dataset.faults import misnamed
-from runner.dataset.image import ImageSource
 from runner.dataset.loaded_rows import HeldOut, Rows, list_columns
 from runner.dataset.mark import Marks
-from runner.dataset.modality import IMAGES
+from runner.dataset.media_source import MediaSource
 from runner.dataset.request import Use, check_weights, read_limits
 from runner.errors import DataError, Fault
 from runner.io.turns import TEMPLATE_ARGUMENTS
+from runner.schema.modality import Modality, modalities_of
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +57,9 @@ def mix_rows(
         train, evals[name] = load(to=to, keep=kept, seed=seed)
         if train is not None:
             trains[name] = train
-    images = _types_with_images(trains.values())
+    media_types = _types_of_media(trains.values())
     for name, rows in trains.items():
-        trains[name] = _with_room_for_images(rows, images)
+        trains[name] = _with_room_for_media(rows, media_types)
     if to == "prompt" and keep is not None:
         trains = _select_columns(trains, keep)
     trains = _with_template_arguments(trains)
@@ -71,7 +71,7 @@ def mix_rows(
         mixed = mixed.take(limits["train"])
     held_out = _name_held_out(evals)
     for name, rows in held_out.items():
-        held_out[name] = _with_room_for_images(rows, images)
+        held_out[name] = _with_room_for_media(rows, media_types)
         if limits["eval"]:
             held_out[name] = held_out[name].take(limits["eval"])
     return mixed, held_out or None
@@ -90,25 +90,28 @@ def _name_held_out(evals: Mapping[str, HeldOut]) -> RowsByPart:
 
 
 # --- Parts that go together ---------------------------------------------------------------------
-def _types_with_images(parts: Collection[Rows]) -> Features | None:
-    """The types of the columns of the first part with images, None where no part has any."""
+def _types_of_media(parts: Collection[Rows]) -> Features | None:
+    """The types of the columns of the first part with media, None where no part has any."""
     for rows in parts:
-        if IMAGES in list_columns(rows):
+        if modalities_of(list_columns(rows)):
             return rows.features
     return None
 
 
-def _with_room_for_images(rows: Rows, like: Features | None) -> Rows:
-    """Rows of text in the form of those of another part, which have images; a batch may hold both.
+def _with_room_for_media(rows: Rows, like: Features | None) -> Rows:
+    """Rows of text in the form of those of another part, which have media; a batch may hold both.
 
     ``like`` has the types of that part; without it the rows stay as they are.
     """
-    if not like or IMAGES in list_columns(rows) or not rows.features:
+    if not like or modalities_of(list_columns(rows)) or not rows.features:
         return rows
+    no_columns: dict[Modality, tuple[str, ...]] = {}
     types = {column: like.get(column, kind) for column, kind in rows.features.items()}
-    types[IMAGES] = like[IMAGES]
-    source = ImageSource()
-    return rows.map(lambda row: Marks(row, ()).place(row, source), features=Features(types))
+    for modality in modalities_of(like):
+        types[modality.column] = like[modality.column]
+        no_columns[modality] = ()
+    source = MediaSource()
+    return rows.map(lambda row: Marks(row, no_columns).place(row, source), features=Features(types))
 
 
 def _select_columns(trains: RowsByPart, keep: Sequence[str]) -> RowsByPart:

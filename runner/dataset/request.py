@@ -6,7 +6,7 @@ Nothing here needs the datasets library, so that a mistake is refused before it 
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from runner.dataset.faults import misnamed
 from runner.dataset.source_files import Files
@@ -14,6 +14,7 @@ from runner.errors import DataError, Fault
 from runner.schema.text import short_text
 
 Use = Literal["train", "eval"]
+Held = TypeVar("Held")  # a held-out set, or what names it
 USES: tuple[Use, ...] = ("train", "eval")
 BAD_ROWS = ("refuse", "drop")
 # One end of a slice: a number of rows or a percentage, as datasets writes it.
@@ -35,6 +36,13 @@ def named_sets(evals: Any) -> Mapping[str, Any]:
     if isinstance(evals, Mapping) and "_target_" not in evals:
         return evals
     return {"": evals}
+
+
+def unnamed_sets(sets: dict[str, Held]) -> Held | dict[str, Held] | None:
+    """Held-out sets as ``named_sets`` takes them: the only one with the name "" without a name."""
+    if set(sets) <= {""}:
+        return sets.get("")
+    return sets
 
 
 def read_cuts(split: Mapping[Use, Any] | None) -> tuple[str | None, dict[str, Any]]:

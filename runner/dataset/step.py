@@ -1,6 +1,6 @@
 """Steps that rows go through first: functions row -> row, or None to leave it out.
 
-A step (``dataset.map``) sees each row once, and the first 100 again at each start; what comes out is
+A step (``dataset.map``) sees each row once, and the first 10 again at each start; what comes out is
 kept on disk. A collator is for what should change.
 """
 

@@ -7,9 +7,9 @@ from runner.dataset.conversation import PART_KEYS, TURN_KEYS, is_conversation
 from runner.dataset.convert import RowRequest
 from runner.dataset.detect import CLASHES
 from runner.dataset.form import SPOKEN, Cells, Role, Row, RowLayout, roles_without_use
-from runner.dataset.modality import IMAGE
 from runner.dataset.trainer_row import convert
 from runner.errors import DataError
+from runner.schema.modality import is_media_part
 
 # Roles that come before an answer.
 OPENING: tuple[Role, ...] = ("system", "history", "prompt", "input", "context")
@@ -19,7 +19,8 @@ def find_unread(
     rows: Iterable[Row], layout: RowLayout, request: RowRequest, kept: Sequence[str]
 ) -> list[str]:
     """Words for what rows hold and nobody reads: columns, and keys of turns and of their parts."""
-    read = {*layout.columns.values(), *layout.left_out, *kept, *request.image_columns}
+    read = {*layout.columns.values(), *layout.left_out, *kept}
+    read.update(*request.media_columns.values())
     if request.to == "prompt" and request.keep is None:
         read |= CLASHES.keys()  # of which another warning says why
     useless = {layout.columns.get(role) for role in roles_without_use(layout.form, request.to)}
@@ -49,7 +50,7 @@ def _unread_keys(cell: object) -> Iterator[str]:
             if key not in TURN_KEYS and value not in (None, "", [], {}):
                 yield key
         for part in _mappings(turn.get("content")):
-            if IMAGE.is_part(part):
+            if is_media_part(part):
                 continue
             for key, value in part.items():
                 if key not in PART_KEYS and value is not None:

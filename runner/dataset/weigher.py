@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from jinja2 import TemplateError
@@ -50,17 +49,6 @@ class MessageWeight:
     def weights(self) -> list[float]:
         """All weights in it."""
         return [self.base, *(weight for _, _, weight in self.spans)]
-
-
-class Letter(NamedTuple):
-    """A letter of a sequence, with what decides on the weight of its token.
-
-    So blanks decide last, and letters in a span first.
-    """
-
-    is_solid: bool
-    is_in_span: bool
-    weight: float
 
 
 @dataclass(frozen=True)
@@ -111,13 +99,14 @@ class Weigher:
         """Each sequence of a row, with the name of its weights."""
         answers = answer_columns(row)
         prompt = row.get("prompt")
+        arguments = template_arguments(row)
         for column in answers:
             name = WEIGHTS if len(answers) == 1 else f"{column}_weights"
             side = row[column]
             if isinstance(side, str):
                 yield name, self._render_text(prompt or "", side)
             else:
-                yield name, self._render([*(prompt or ()), *side], template_arguments(row))
+                yield name, self._render([*(prompt or ()), *side], arguments)
 
     def _render_text(self, prompt: str, answer: str) -> RenderedSequence:
         """Plain text as a message of the user and one of the assistant; an empty one is none."""
@@ -215,36 +204,42 @@ class Weigher:
             text, add_special_tokens=not rendered.is_chat, return_offsets_mapping=True
         )
         weights = [1.0] * len(encoded["input_ids"])
+        solid = [not letter.isspace() for letter in text]
         for rule in self.rules:
             entries = _apply(rule, rendered.messages, row)
             # What no message holds weighs as little as the lightest message.
             least = float(min((entry.base for entry in entries), default=1.0))
-            letters = _weigh_letters(text, rendered.places, entries, least)
+            letters = _weigh_letters(solid, rendered.places, entries, least)
             for index, (start, end) in enumerate(encoded["offset_mapping"]):
                 weight = least
                 if end > start:
-                    weight = max(letters[start:end]).weight
+                    # The greatest of a token's letters decides.
+                    _, _, weight = max(letters[start:end])
                 weights[index] *= weight
         return encoded["input_ids"], weights
 
 
 def _weigh_letters(
-    text: str, places: Sequence[MessagePlace], entries: Sequence[MessageWeight], least: float
-) -> list[Letter]:
-    """The letters of a sequence with the weights of one rule.
+    solid: list[bool],
+    places: Sequence[MessagePlace],
+    entries: Sequence[MessageWeight],
+    least: float,
+) -> list[tuple[bool, bool, float]]:
+    """The weights of the letters of a sequence by one rule, each behind what ranks the letter.
 
-    ``least`` is the weight of all that is between messages.
+    Letters in a span rank highest and blanks lowest, whatever they weigh: first comes True for a
+    letter that is no blank (``solid``), then True for one in a span. ``least`` is the weight of all
+    that is between messages.
     """
-    weights = np.full(len(text), least)
-    in_span = np.zeros(len(text), bool)
+    weights = np.full(len(solid), least)
+    in_span = np.zeros(len(solid), bool)
     for place, entry in zip(places, entries, strict=True):
         weights[place.start : place.mark_end] = entry.base
         for first, last, weight in entry.spans:
             span = slice(place.start + first, min(place.start + last, place.end))
             weights[span] = weight
             in_span[span] = True
-    solid = [not letter.isspace() for letter in text]
-    return list(map(Letter, solid, in_span.tolist(), weights.tolist()))
+    return list(zip(solid, in_span.tolist(), weights.tolist(), strict=True))
 
 
 def _changed(text: str, other: str, begin: int) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from runner.config.build import build
-from runner.model.architecture import sees
+from runner.model.architecture import modality_of
 from runner.model.check import LOADER
 from runner.model.check_tuning import OUTPUT_LAYERS
 from runner.model.clone import Source
@@ -190,10 +190,10 @@ def source_of(cfg: Config) -> Source:
 def architecture_of(node: Node) -> dict[str, Any]:
     """The keys of a new model's architecture; its vocabulary is its tokenizer's by default."""
     keys = {key: value for key, value in node.items() if key not in NOT_ARCHITECTURE}
-    has_images = sees(keys)
-    text = keys.get("text_config") or {} if has_images else keys
+    has_parts = modality_of(keys) is not None
+    text = keys.get("text_config") or {} if has_parts else keys
     vocabulary = {} if "vocab_size" in text else {"vocab_size": len(build(node["tokenizer"]))}
-    if has_images:
+    if has_parts:
         return keys | {"text_config": vocabulary | text}
     return keys | vocabulary
 

@@ -221,7 +221,7 @@ def _read_head(node: dict[str, Any], head: Head, path: Path) -> None:
     for name in ("config", "revision"):
         if name in node:
             node[name] = None
-    node["image_folder"] = head.images
+    node["image_folder"] = head.media_folder
 
 
 def _replace_foreign_args(small: Reduced) -> None:

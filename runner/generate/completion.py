@@ -26,8 +26,9 @@ from runner.generate.sampler import (
     seeded_generator,
     uniform,
 )
-from runner.io.turns import describe_image, dialogue, with_images
+from runner.io.turns import dialogue
 from runner.model.encoding import encode_prompt, stop_ids
+from runner.schema.modality import fill_parts, list_media
 
 # The row that is answered and the number of the sample, which together seed the noise.
 Draw: TypeAlias = tuple[int, int]
@@ -190,8 +191,10 @@ def to_completions(
     answers = zip(rows, prompts, tokens, texts, strict=True)
     for index, (row, prompt_ids, token_ids, text) in enumerate(answers):
         prompt = row["prompt"]
-        if row.get("images"):
-            prompt = with_images(prompt, map(describe_image, row["images"]))
+        media = list_media(row)
+        if media:
+            names = [(modality, modality.describe(medium)) for modality, medium in media]
+            prompt = fill_parts(prompt, names)
         is_whole = whole or token_ids[-1] in stop_ids
         completions.append(
             Completion(

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from runner.dataset.form import answer_columns
 from runner.generate.held_out_rows import Row
-from runner.generate.padding import group_alike, join_pixels, pad, split_by_tokens
+from runner.generate.padding import group_alike, join_media_inputs, pad, split_by_tokens
 from runner.generate.sampler import evaluating
 from runner.model.encoding import encode_prompt, encode_row
 from runner.reward.reading import as_if_alone
@@ -95,9 +95,11 @@ class AnswerReader:
         for rows in self._split(texts, cut_texts):
             padded = [cut_texts[row] for row in rows]
             ids_BT, mask_BT = pad(padded, self.model.device)
-            pixels = join_pixels([texts[row] for row in rows], self.model.device, "right")
+            media_inputs = join_media_inputs(
+                [texts[row] for row in rows], self.model.device, "right"
+            )
             with evaluating(self.model), as_if_alone(self.model, ids_BT, mask_BT) as ids_BT:
-                logits = self.model(input_ids=ids_BT, attention_mask=mask_BT, **pixels).logits
+                logits = self.model(input_ids=ids_BT, attention_mask=mask_BT, **media_inputs).logits
             if logits.ndim == 3:
                 logits = logits[:, -ids_BT.shape[1] :]
             yield from zip(rows, logits, strict=True)

@@ -57,37 +57,37 @@ def split_by_rows(lengths: Sequence[int], size: int) -> list[list[int]]:
     return [ordered[start : start + size] for start in range(0, len(ordered), size)]
 
 
-def pixels_of(prompt: Sequence[int]) -> Mapping[str, Tensor]:
-    """The tensors that a model takes beside the tokens of a prompt with images, by name."""
-    return getattr(prompt, "pixels", None) or {}
+def media_inputs_of(prompt: Sequence[int]) -> Mapping[str, Tensor]:
+    """The tensors that a model takes beside the tokens of a prompt with media, by name."""
+    return getattr(prompt, "media_inputs", None) or {}
 
 
 def _is_per_token(tensor: Tensor, prompt: Sequence[int]) -> bool:
-    """True for a tensor [1, T] with a number for each token, False for pixels."""
+    """True for a tensor [1, T] with a number for each token, False for pixels and the like."""
     is_per_token: bool = tensor.shape[1:] == (len(prompt),)
     return is_per_token
 
 
 def group_alike(prompts: Prompts) -> list[list[int]]:
-    """The numbers of the prompts in groups whose pixels fit into one tensor."""
+    """The numbers of the prompts in groups whose media fit into one tensor."""
     groups: dict[object, list[int]] = {}
     for number, prompt in enumerate(prompts):
         shapes = []
-        for name, tensor in pixels_of(prompt).items():
+        for name, tensor in media_inputs_of(prompt).items():
             if not _is_per_token(tensor, prompt):
                 shapes.append((name, tensor.shape[1:]))
         groups.setdefault(tuple(shapes), []).append(number)
     return list(groups.values())
 
 
-def join_pixels(prompts: Prompts, device: torch.device, side: str) -> dict[str, Tensor]:
+def join_media_inputs(prompts: Prompts, device: torch.device, side: str) -> dict[str, Tensor]:
     """The tensors that a model takes beside the tokens of prompts of one group.
 
     Those with a number for each token are padded on the same side as the tokens.
     """
     joined = {}
-    for name, first in pixels_of(prompts[0]).items():
-        parts = [pixels_of(prompt)[name] for prompt in prompts]
+    for name, first in media_inputs_of(prompts[0]).items():
+        parts = [media_inputs_of(prompt)[name] for prompt in prompts]
         if _is_per_token(first, prompts[0]):
             rows = [part[0] for part in parts]
             tensor = pad_sequence(rows, batch_first=True, padding_value=0, padding_side=side)
@@ -98,13 +98,13 @@ def join_pixels(prompts: Prompts, device: torch.device, side: str) -> dict[str, 
 
 
 def lengthen(prompt: Sequence[int], ids: Sequence[int]) -> TokenIds:
-    """A prompt with further tokens behind it, and the images that it came with."""
+    """A prompt with further tokens behind it, and the media that it came with."""
     longer = TokenIds([*prompt, *ids])
-    pixels = dict(pixels_of(prompt))
-    for name, tensor in pixels.items():
+    inputs = dict(media_inputs_of(prompt))
+    for name, tensor in inputs.items():
         if _is_per_token(tensor, prompt):
-            pixels[name] = torch.nn.functional.pad(tensor, (0, len(ids)))
-    longer.pixels = pixels
+            inputs[name] = torch.nn.functional.pad(tensor, (0, len(ids)))
+    longer.media_inputs = inputs
     return longer
 
 

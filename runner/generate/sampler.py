@@ -40,9 +40,9 @@ from runner.errors import EnvironmentFault, Fault
 from runner.generate.padding import (
     Prompts,
     group_alike,
-    join_pixels,
+    join_media_inputs,
+    media_inputs_of,
     pad,
-    pixels_of,
     split_by_rows,
 )
 from runner.io.temporary import temporarily
@@ -150,8 +150,8 @@ def _find_decoder(model: Model, prompts: Prompts, engine: str) -> Callable[..., 
         "graph": _decode_by_graph,
         "generate": _decode_by_generate,
     }
-    # With images the model itself must count the positions.
-    if any(pixels_of(prompt) for prompt in prompts):
+    # With media the model itself must count the positions.
+    if any(media_inputs_of(prompt) for prompt in prompts):
         engine = "generate"
     elif engine == "auto":
         engine = choose_engine(model)
@@ -484,7 +484,7 @@ def _decode_by_generate(
         model.generate(
             input_ids=ids_BP,
             attention_mask=mask_BP,
-            **join_pixels(prompts, model.device, "left"),
+            **join_media_inputs(prompts, model.device, "left"),
             generation_config=config,
             logits_processor=LogitsProcessorList([choice]),
         )

@@ -26,6 +26,7 @@ from runner.io.turns import text_of
 from runner.reward.answer import check_answer
 from runner.reward.isolation import undisturbed
 from runner.reward.time_limit import within
+from runner.schema.modality import PART_TYPES
 from runner.schema.text import short_text
 
 SECONDS = TrainerPart.tool_timeout  # of one call, unless the config says otherwise
@@ -220,12 +221,12 @@ def _guarded_class(kind: Any, where: str, seconds: float) -> type:
 
 
 def check_text(name: str, answer: object) -> object:
-    """The answer of a tool as text; content blocks with an image as they are.
+    """The answer of a tool as text; content blocks with an image, say, as they are.
 
     Raises TypeError or ValueError for what is no text, or too long a text.
     """
     if isinstance(answer, list) and answer and all(isinstance(part, dict) for part in answer):
-        if any(part.get("type") == "image" for part in answer):
+        if any(part.get("type") in PART_TYPES for part in answer):
             return answer
         if all(part.keys() == {"type", "text"} for part in answer):
             answer = text_of([{"content": answer}])

@@ -1,17 +1,15 @@
 """Prompts and completions, each a text or a conversation: a list of turns with role and content."""
 
-import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
+Row = Mapping[str, Any]  # of a dataset, which is only read
 Turn = Mapping[str, Any]
 Turns = Sequence[Turn]
 TurnDict = dict[str, Any]  # a turn that may be changed
@@ -64,23 +62,16 @@ def dialogue(side: str | Turns) -> str:
 
 
 def _content_text(content: object) -> str:
-    """The text of a turn's content, or of its parts; an image is its name in brackets."""
+    """The text of a turn's content, or of its parts; an image, say, is its name in brackets."""
     if not isinstance(content, list):
         return str(content or "")
     texts = []
     for part in content:
         if isinstance(part, Mapping):
-            part = part.get("text", f"[{part.get('image')}] ")
+            medium = part.get(str(part.get("type")))
+            part = part.get("text", f"[{medium}] ")
         texts.append(str(part or ""))
     return "".join(texts)
-
-
-def describe_image(image: "Image") -> str:
-    """The file of an image of Pillow's, or else a hash of its pixels, and its size."""
-    name = Path(getattr(image, "filename", "")).name
-    if not name:
-        name = hashlib.sha256(image.tobytes()).hexdigest()[:12]
-    return f"{name}, {image.width} x {image.height}"
 
 
 def thought_of(turn: Turn) -> str:
@@ -93,24 +84,7 @@ def thought_of(turn: Turn) -> str:
 
 
 # --- What a template takes beside turns ---------------------------------------------------------
-def with_images(turns: Turns, images: Iterable[object]) -> list[TurnDict]:
-    """Turns whose contents are lists of parts, with the images in their places, in their order."""
-    remaining = iter(images)
-    filled = []
-    for turn in turns:
-        content = turn["content"]
-        if isinstance(content, str):
-            content = [{"type": "text", "text": content}]
-        parts = []
-        for part in content:
-            if part["type"] == "image":
-                part = {**part, "image": next(remaining, None)}
-            parts.append(part)
-        filled.append({**turn, "content": parts})
-    return filled
-
-
-def template_arguments(row: Mapping[str, Any]) -> dict[str, Any]:
+def template_arguments(row: Row) -> dict[str, Any]:
     """The arguments of a template for a row's conversation: its tools, and arguments of its own."""
     return {"tools": read_tools(row.get("tools"))} | (row.get(TEMPLATE_ARGUMENTS) or {})
 
@@ -192,7 +166,7 @@ def habits_of(tokenizer: "PreTrainedTokenizerBase | ProcessorMixin") -> Template
 
         _HABITS[template] = probe_habits(write)
     habits = _HABITS[template]
-    if hasattr(tokenizer, "image_processor"):
+    if hasattr(tokenizer, "tokenizer"):
         # TRL writes the turns of a processor, and knows no developer.
         return replace(habits, developer="system")
     return habits

@@ -142,13 +142,16 @@ def _find_module_faults(model: nn.Module, peft_config: PeftConfig) -> Iterator[F
 
 def _find_parameter_faults(model: nn.Module, peft_config: PeftConfig) -> Iterator[Fault]:
     """A fault for each parameter that an adapter names and the model lacks; peft passes over it."""
+    targets = getattr(peft_config, "target_parameters", None)
+    if not targets:
+        return
     weights = {f".{name}": weight for name, weight in model.named_parameters()}
     # What such adapters are made for: the weights of all experts of a layer in one tensor.
     experts = set()
     for name, weight in weights.items():
         if weight.ndim == 3:
             experts.add(".".join(name.split(".")[-3:]))
-    for target in getattr(peft_config, "target_parameters", None) or ():
+    for target in targets:
         if not any(name.endswith(f".{target}") for name in weights):
             candidates = sorted(experts or weights)[:3]
             examples = ",".join(name.lstrip(".") for name in candidates)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from runner.errors import ConfigError, Fault
 from runner.model.config_values import find_value_faults
-from runner.model.folder import ADAPTER, ModelFolder, find_folder, read_shapes
+from runner.model.folder import ADAPTER, BACKBONES, ModelFolder, find_folder, read_shapes
 from runner.schema.text import Node
 
 Shapes = Mapping[str, list[int]]  # of weights, by their names or by those of their modules
@@ -23,8 +23,6 @@ TRAINERS = {"SEQ_CLS": "trainer=reward, or ", "CAUSAL_LM": "a trainer of languag
 PREFIX = "base_model.model."
 PARTS = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector")
 SCORE_HEADS = frozenset(("score", "classifier"))
-# The beginnings of the full names of modules in layers.
-BACKBONES = ("", "model.", "transformer.", "gpt_neox.")
 LORA_WEIGHT = re.compile(rf"(.+)\.({'|'.join(PARTS)})(?:\.weight)?")
 # The part of a module's name that is the same with a head and without.
 IN_LAYER = re.compile(r"(?:^|\.)((?:layers|h)\.(\d+)\..+)")

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from functools import cache
 
 from runner.errors import Fault
+from runner.schema.modality import MODALITIES, Modality
 from runner.schema.source import find_definition
 from runner.schema.text import Node, to_override
 
@@ -20,7 +21,6 @@ MODEL_CLASSES = {
     "lm": CLASSES_WITH_HEAD.format("CAUSAL_LM"),
     "score": CLASSES_WITH_HEAD.format("SEQUENCE_CLASSIFICATION"),
 }
-VISION_CLASSES = CLASSES_WITH_HEAD.format("IMAGE_TEXT_TO_TEXT")
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def has_head(config: Node, head: str) -> bool:
     """True where transformers has a class with this head for the model of a config."""
     if head not in MODEL_CLASSES or _lists(MODEL_CLASSES[head], config.get("model_type")):
         return True
-    return head == "lm" and sees(config)
+    return head == "lm" and modality_of(config) is not None
 
 
 def config_target(model_type: str) -> str:
@@ -132,15 +132,22 @@ def config_target(model_type: str) -> str:
     return f"transformers.{_read_classes(CONFIG_CLASSES).get(model_type)}"
 
 
-def sees(config: Node) -> bool:
-    """True for the config of a model of images and text, which is loaded with all its parts."""
+def modality_of(config: Node) -> Modality | None:
+    """The kind of data that the model of a config reads beside text; None for text alone.
+
+    A model that reads one is loaded with all its parts.
+    """
     model_type = str(config.get("model_type"))
-    vision_class = _read_classes(VISION_CLASSES).get(model_type)
-    if not vision_class or not config.get("vision_config"):
-        return False
-    # Some architectures can also be loaded as their text model alone.
-    saved_as = config.get("architectures") or [vision_class]
-    return vision_class in saved_as or model_type not in _read_classes(MODEL_CLASSES["lm"])
+    for modality in MODALITIES:
+        classes = _read_classes(CLASSES_WITH_HEAD.format(modality.model_table))
+        model_class = classes.get(model_type)
+        if not model_class or not config.get(modality.config_part):
+            continue
+        # Some architectures can also be loaded as their text model alone.
+        saved_as = config.get("architectures") or [model_class]
+        if model_class in saved_as or model_type not in _read_classes(MODEL_CLASSES["lm"]):
+            return modality
+    return None
 
 
 def describe_unfit(model_type: str, config: Node, head: str | None) -> str:

@@ -171,18 +171,19 @@ def _find_quantisation_faults(folder: ModelFolder) -> Iterator[Fault]:
 
     It would take them for weights as they are.
     """
+    text_config = folder.whole_config.get("text_config")
+    all_settings = []
+    for config in (folder.whole_config, text_config):
+        if isinstance(config, Mapping) and config.get("quantization_config"):
+            all_settings.append(config["quantization_config"])
+    if not all_settings:
+        return
     table = getattr(find_definition(QUANTISATIONS), "node", None)
     keys = table.keys if isinstance(table, ast.Dict) else []
     methods = [str(key.value) for key in keys if isinstance(key, ast.Constant)]
     if not methods:  # the table of this transformers cannot be read
         return
-    text_config = folder.whole_config.get("text_config")
-    for config in (folder.whole_config, text_config):
-        if not isinstance(config, Mapping):
-            continue
-        settings = config.get("quantization_config")
-        if not settings:
-            continue
+    for settings in all_settings:
         method = settings
         if isinstance(settings, Mapping):
             method = settings.get("quant_method")

@@ -10,13 +10,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from runner.errors import Fault
-from runner.model.folder import ModelFolder
+from runner.model.folder import BACKBONES, ModelFolder
 from runner.schema.text import Node, nearest, to_override
 
 # Layers that are in no file where they share the embeddings' weights, or are new.
 OUTPUT_LAYERS = ("lm_head", "embed_out", "score")
-# Files that were saved without a head lack the first part of each name.
-PREFIXES = ("", "model.", "transformer.", "gpt_neox.")
 
 
 def find_tuning_faults(folder: ModelFolder, peft: object) -> Iterator[Fault]:
@@ -29,7 +27,7 @@ def find_tuning_faults(folder: ModelFolder, peft: object) -> Iterator[Fault]:
     target = str(peft.get("_target_"))
     weights: list[str] = []
     for name in folder.shapes:
-        weights += [f"{prefix}{name}" for prefix in PREFIXES]
+        weights += [f"{prefix}{name}" for prefix in BACKBONES]
     weights += [f"{layer}.weight" for layer in OUTPUT_LAYERS]
     yield from find_pattern_faults("peft.matching", _as_list(peft.get("matching")), weights)
 

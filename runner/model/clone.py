@@ -26,11 +26,12 @@ from transformers import (
 
 from runner.errors import ConfigError, Fault
 from runner.io.files import shipped
-from runner.model.architecture import sees
+from runner.model.architecture import modality_of
 from runner.model.encoding import processor_of
 from runner.model.folder import PROCESSORS
 from runner.model.load import auto_class, fetch, new_model, read_adapter, read_config
 from runner.model.small_config import shorten, shrink
+from runner.schema.modality import MODALITIES
 
 # Models for other tasks than language modelling, by the ends of their class names.
 TASK_CLASSES = {
@@ -157,8 +158,9 @@ def write_placeholder(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """
     model = new_model(tokenizer, **PLACEHOLDER)
     processor = processor_of(tokenizer)
-    if processor is not tokenizer:  # by which some trainers see that a model sees
-        model.config.image_token_id = processor.image_token_id
+    for modality in MODALITIES:
+        if modality.is_read_by(processor):  # by this token some trainers see that a model reads it
+            setattr(model.config, modality.token_key, getattr(processor, modality.token_key))
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
 
@@ -192,7 +194,7 @@ def small_model(config: PretrainedConfig, trust: bool = False) -> PreTrainedMode
     None where it fails, or stays large.
     """
     # An architecture may have a rule of its own for its sizes, which only its code knows.
-    if not sees(config.to_dict()):
+    if not modality_of(config.to_dict()):
         with contextlib.suppress(Exception):
             return _make_readable(shrink(config), trust)
     # The sizes of a model that sees have to go together with the processor, which stays as it is.

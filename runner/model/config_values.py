@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from runner.errors import Fault
-from runner.model.folder import JsonObject, ModelFolder
+from runner.io.files import JsonObject
+from runner.model.folder import ModelFolder
 from runner.schema.read import read_signature
 from runner.schema.text import Node
 

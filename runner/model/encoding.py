@@ -9,13 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from runner.io.turns import Turns, template_arguments, turns_for, with_images
+from runner.io.turns import Row, Turns, template_arguments, turns_for
+from runner.schema.modality import fill_parts, list_media
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
-
-Row = Mapping[str, Any]
 
 # Tokens that may share characters, before bytes that are no text at all are shown as such.
 LONGEST_TEXT = 12
@@ -39,12 +38,12 @@ class EncodedRow:
 
 
 class TokenIds(list[int]):
-    """The token ids of a text, with what a model takes of its images beside them.
+    """The token ids of a text, with what a model takes of its media beside them.
 
-    That is, by name, pixels and their sizes.
+    That is, by name, what the processor makes of them: of images, pixels and their sizes.
     """
 
-    pixels: Mapping[str, Tensor] | None = None
+    media_inputs: Mapping[str, Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -157,7 +156,7 @@ def _conversations(row: Row, answers: Iterable[str]) -> RowConversations:
 def write(
     tokenizer: PreTrainedTokenizerBase, turns: Sequence[Any], row: Row, **template_settings: bool
 ) -> Any:
-    """Turns written with the template, and with the arguments and images of a row.
+    """Turns written with the template, and with the arguments and media of a row.
 
     Returns token ids, or a text with ``tokenize=False``.
     """
@@ -166,8 +165,8 @@ def write(
     turns = turns_for(processor, turns)
     if processor is tokenizer:
         return tokenizer.apply_chat_template(turns, return_dict=False, **arguments)
-    images = row.get("images") or ()
-    turns = with_images(turns, images)
+    media = list_media(row)
+    turns = fill_parts(turns, media)
     if template_settings.get("tokenize") is False:
         return processor.apply_chat_template(turns, **arguments)
     inputs = processor.apply_chat_template(
@@ -175,8 +174,8 @@ def write(
     )
     ids = TokenIds(inputs.pop("input_ids")[0].tolist())
     inputs.pop("attention_mask", None)
-    if images:
-        ids.pixels = dict(inputs.items())
+    if media:
+        ids.media_inputs = dict(inputs.items())
     return ids
 
 

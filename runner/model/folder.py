@@ -14,16 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import ConfigError, Fault
-from runner.io.files import HUB_NAME, shipped
+from runner.io.files import HUB_NAME, JsonObject, shipped
 from runner.io.filetype import HEAD, sniff, special_file
 from runner.model import faults
-
-JsonObject = dict[str, Any]
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_model.safetensors"
-# A model that sees has one of these beside its tokenizer.
+# A model of media and text has one of these beside its tokenizer.
 PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 # The files that a snapshot holds, where the model has them.
 CONFIGS = ("config.json", "tokenizer_config.json", "adapter_config.json", *PROCESSORS)
@@ -45,6 +43,9 @@ PLAIN_ARCHITECTURES = (
     "opt",
     "phi3",
 )
+# The beginnings of the full names of modules in layers. Files that were saved without a head lack
+# them.
+BACKBONES = ("", "model.", "transformer.", "gpt_neox.")
 MODEL_PATHS = "a folder of this machine, runner://..., or org/name on the hub"  # that are expected
 
 
@@ -225,7 +226,7 @@ class ModelFolder:
 def override(config: JsonObject, overrides: Mapping[str, Any]) -> JsonObject:
     """A config with some keys set to other values, those of a mapping one by one.
 
-    A key that the config of a model of images and text does not have is set in the part for text.
+    A key that the config of a model of media and text does not have is set in the part for text.
     """
     config = dict(config)
     for key, value in overrides.items():
@@ -267,8 +268,8 @@ def find_folder(path: object, where: str) -> ModelFolder | None:
     raise ConfigError(Fault(where=where, found=found, expected=expected, fix=fix))
 
 
-def sees_images(node: Mapping[str, Any]) -> bool:
-    """True for a tokenizer's node whose folder has a processor of images.
+def has_processor(node: Mapping[str, Any]) -> bool:
+    """True for a tokenizer's node whose folder has a processor of media.
 
     True, too, where only loading can tell.
     """

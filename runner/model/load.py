@@ -26,7 +26,7 @@ from runner.model.adapter_files import (
     find_adapter_weight_faults,
     find_merge_faults,
 )
-from runner.model.architecture import find_unknown_keys, sees
+from runner.model.architecture import find_unknown_keys, modality_of
 from runner.model.chat import set_template, turn_end
 from runner.model.check_config import find_config_faults
 from runner.model.check_tokenizer import (
@@ -39,6 +39,7 @@ from runner.model.check_weights import missing_weights
 from runner.model.encoding import processor_of, stop_ids, tokenizer_of
 from runner.model.folder import ADAPTER, CONFIGS, PROCESSORS, ModelFolder, find_folder, override
 from runner.model.load_errors import translate_model_errors
+from runner.schema.modality import Modality
 from runner.schema.text import Node
 
 DtypeName = Literal["float32", "bfloat16", "float16", "auto"]
@@ -47,7 +48,6 @@ AUTO_CLASSES = {
     "lm": transformers.AutoModelForCausalLM,
     "score": transformers.AutoModelForSequenceClassification,
 }
-VISION_CLASS = transformers.AutoModelForImageTextToText
 # Tokens that may pad, the best first; one that ends texts is passed over.
 PAD_TOKENS = (
     "<|finetune_right_pad_id|>",
@@ -65,10 +65,11 @@ log = logging.getLogger(__name__)
 def auto_class(config: Node, head: str) -> Any:
     """The class that makes a model of a config with a head.
 
-    A model that sees comes with all of its parts.
+    A model of media and text comes with all of its parts.
     """
-    if head == "lm" and sees(config):
-        return VISION_CLASS
+    modality = modality_of(config)
+    if head == "lm" and modality:
+        return getattr(transformers, modality.model_class)
     return AUTO_CLASSES[head]
 
 
@@ -95,7 +96,6 @@ def load_tokenizer(
     """
     processor = _load_processor(path, revision, trust_remote_code)
     tokenizer = tokenizer_of(processor)
-    tokenizer.chat_template = processor.chat_template or tokenizer.chat_template
     # Some classes make an empty tokenizer where their files are missing.
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise ConfigError(
@@ -131,7 +131,7 @@ def load_tokenizer(
 
 
 def _load_processor(path: str, revision: str | None, trust_remote_code: bool) -> Any:
-    """The tokenizer at a path, or its processor where the model sees.
+    """The tokenizer at a path, or its processor where it has one.
 
     An adapter without a tokenizer has that of its base.
     """
@@ -142,11 +142,14 @@ def _load_processor(path: str, revision: str | None, trust_remote_code: bool) ->
     if not folder.has("tokenizer_config.json") and folder.has("config.json"):
         ConfigError.refuse(find_config_faults(folder, trust=trust_remote_code))
     with translate_model_errors(folder.source, folder.revision, "model.tokenizer"):
-        sees_images = folder.has(*PROCESSORS)
-        kind = transformers.AutoProcessor if sees_images else transformers.AutoTokenizer
-        return kind.from_pretrained(
+        has_processor = folder.has(*PROCESSORS)
+        kind = transformers.AutoProcessor if has_processor else transformers.AutoTokenizer
+        processor = kind.from_pretrained(
             folder.source, revision=folder.revision, trust_remote_code=trust_remote_code
         )
+        tokenizer = tokenizer_of(processor)
+        tokenizer.chat_template = processor.chat_template or tokenizer.chat_template
+    return processor
 
 
 def _vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
@@ -544,11 +547,12 @@ def new_model(
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
-    if sees({"model_type": model_type} | architecture):
+    modality = modality_of({"model_type": model_type} | architecture)
+    if modality:
         # The words are those of one of its parts.
         text_config = architecture.get("text_config") or {}
         architecture["text_config"] = text_keys | text_config | tokens
-        tokens = {"image_token_id": _image_token_of(tokenizer)}
+        tokens = {modality.token_key: _media_token_of(tokenizer, modality)}
     else:
         architecture = text_keys | architecture
     config = AutoConfig.for_model(model_type, **architecture, **tokens)
@@ -563,18 +567,18 @@ def new_model(
     return model
 
 
-def _image_token_of(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The token in whose place the processor of a tokenizer puts images.
+def _media_token_of(tokenizer: PreTrainedTokenizerBase, modality: Modality) -> int:
+    """The token in whose place the processor of a tokenizer puts media of a kind.
 
     Raises ConfigError where the tokenizer has no such processor.
     """
-    token_id: int | None = getattr(processor_of(tokenizer), "image_token_id", None)
+    token_id: int | None = getattr(processor_of(tokenizer), modality.token_key, None)
     if token_id is None:
         raise ConfigError(
             Fault(
                 where="model.tokenizer.path",
-                found="a tokenizer without a processor of images",
-                expected="one with a processor_config.json, because the model sees",
+                found=f"a tokenizer without a processor of {modality.many}",
+                expected=f"one with a processor_config.json, because the model {modality.verb}",
                 fix="=runner://model/tiny_vision",
             )
         )

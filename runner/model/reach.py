@@ -20,6 +20,7 @@ from runner.io.turns import (
     TEMPLATE_ARGUMENTS,
     THOUGHTS,
     Join,
+    Row,
     Turns,
     fit_turns,
     join_turns,
@@ -33,7 +34,6 @@ from runner.model.turn_texts import (
     THOUGHT_PARTS,
     TOOL_PARTS,
     TOOLS,
-    Row,
     RowText,
     list_texts,
     rewrite,
@@ -47,7 +47,7 @@ MAX_ROWS = 1000  # that are looked at
 CLOSED_THOUGHT = re.compile(r"(?s)^\s*<think>(.*?)</think>")
 JOINS: tuple[Join, ...] = ("system", "all")  # the one that changes more comes last
 # Keys of turns that need not be looked for as unread ones.
-READ_KEYS = ("role", "content", "tool_calls", "weight", *THOUGHTS)
+READ_KEYS = frozenset(("role", "content", "tool_calls", "weight", *THOUGHTS))
 
 
 @dataclass(frozen=True)
@@ -375,7 +375,7 @@ def _find_unread_keys(conversation: Conversation, write: WriteRow, written: str)
     """The keys of turns without which a template writes the same."""
     keys: set[str] = set()
     for turn in conversation.turns:
-        keys |= turn.keys() - set(READ_KEYS)
+        keys |= turn.keys() - READ_KEYS
     unread = set()
     for key in keys:
         turns = []

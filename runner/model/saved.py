@@ -98,7 +98,7 @@ def find_unsaved(model: nn.Module, optimizer: Optimizer, checkpoint: Path) -> li
     missing = [name for name in trained if _plain_name(name, adapters) not in plain_names]
     if missing and isinstance(model, PreTrainedModel):
         # transformers writes some weights under other names.
-        unloaded = find_missing(model, checkpoint)
+        unloaded = set(find_missing(model, checkpoint))
         missing = [name for name in missing if name in unloaded]
     return missing
 

@@ -4,10 +4,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from runner.io.turns import TEMPLATE_ARGUMENTS, THOUGHTS, Turns, template_arguments, thought_of
+from runner.io.files import JsonObject
+from runner.io.turns import (
+    TEMPLATE_ARGUMENTS,
+    THOUGHTS,
+    Row,
+    Turns,
+    template_arguments,
+    thought_of,
+)
 
-Row = Mapping[str, Any]
-JsonObject = dict[str, Any]
 # A text in place of one of a conversation, which is given with its part.
 ReplaceText = Callable[[str, str], str]
 

@@ -26,7 +26,7 @@ from runner.report.drawing import COLOURS, GREY, LOOKS, PLAIN_LOOK, to_svg, writ
 from runner.report.facts import command_of, count_facts, first_rows, list_facts
 from runner.report.number import format_spread
 from runner.report.ranking import headline_of, score_rows
-from runner.report.render import TEMPLATE, fill_template, to_thumbnail
+from runner.report.render import TEMPLATE, fill_template
 from runner.report.sweep import Summary, count_states
 from runner.report.table import to_csv, to_jsonl, to_parquet
 from runner.report.tokens import Sheet, to_blocks, to_mark
@@ -45,7 +45,6 @@ GLOBALS = {
     "relpath": os.path.relpath,
     "to_blocks": to_blocks,
     "to_mark": to_mark,
-    "to_thumbnail": to_thumbnail,
     "to_visible": to_visible,
 }
 SCRIPTS = [TEMPLATE / "uplot" / "uPlot.iife.min.js", TEMPLATE / "page.js"]

@@ -1,7 +1,5 @@
 """The Jinja templates in ``template/`` filled in, and the forms that values have in HTML."""
 
-import base64
-import io
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -17,11 +15,9 @@ from runner.schema.text import number
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-    from PIL.Image import Image
 
 TEMPLATE = Path(__file__).parent / "template"
 CELL_WIDTH = 28
-THUMBNAIL_PIXELS = 96  # of the longer side of an image
 
 
 def fill_template(
@@ -70,13 +66,3 @@ def breakable(name: str) -> Markup:
     """A name as HTML that a browser may break after an underscore, slash or plus."""
     parts = re.split(r"(?<=[_/+])", name)
     return Markup("<wbr>").join(map(escape, parts))
-
-
-def to_thumbnail(image: "Image") -> str:
-    """A small copy of an image as a ``data:`` URL."""
-    small = image.copy()
-    small.thumbnail((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS))
-    file = io.BytesIO()
-    small.save(file, "PNG")
-    letters = base64.b64encode(file.getvalue()).decode()
-    return f"data:image/png;base64,{letters}"

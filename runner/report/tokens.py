@@ -9,17 +9,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import Any
 
 from rich.cells import cell_len, chop_cells
 
 from runner.errors import Fault
-from runner.io.turns import describe_image
 from runner.io.visible import to_visible
 from runner.report.number import format_value
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
+from runner.schema.modality import Modality
 
 MAX_WIDTH = 80
 MAX_STRETCH = 800  # characters that a terminal shows of neighbouring tokens with the same mark
@@ -54,7 +51,7 @@ class TokenRow:
     weights: list[float] | None = None
     whole: int = 0  # the length before it was cut; 0 where it was not
     texts: list[str] = field(default_factory=list)  # of each token; empty if only counts are shown
-    images: Sequence["Image"] = ()  # in the order of their places
+    media: Sequence[tuple[Modality, Any]] = ()  # those of a kind in the order of their places
 
 
 @dataclass(frozen=True)
@@ -146,8 +143,8 @@ def _describe_counts(row: TokenRow, scored: bool) -> str:
     notes = ""
     if row.whole:
         notes += f", cut from {row.whole}"
-    for image in row.images:
-        notes += f", image {describe_image(image)}"
+    for modality, medium in row.media:
+        notes += f", {modality.part_type} {modality.describe(medium)}"
     if row.role == "prompt" or scored:
         return f"{size} tokens{notes}"
     trained = sum(row.trained)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.machines import processes_of
+from runner.schema.modality import MODALITIES
 from runner.schema.text import Config
 
 # These keys cannot change the result of a run.
@@ -72,7 +73,8 @@ def lasting(cfg: Config) -> dict[str, Any]:
     part = {key: value for key, value in cfg.items() if key not in VOLATILE}
     if isinstance(part.get("trainer"), Mapping):
         trainer = dict(part["trainer"])
-        trainer.pop("images", None)  # to take images or not only refuses rows
+        for modality in MODALITIES:
+            trainer.pop(modality.column, None)  # to take images or not only refuses rows
         made = made_of_batch(cfg)
         if made:
             args = trainer["args"].items()

@@ -20,13 +20,13 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase, Trainer
 
 from runner.dataset.form import FORMS, answer_columns
-from runner.dataset.modality import IMAGES
 from runner.io.temporary import temporarily
 from runner.io.turns import text_of
 from runner.model.encoding import EncodedRow, encode_prompt, encode_row, tokenizer_of
 from runner.report.tokens import TokenRow
 from runner.reward.isolation import random_state_kept
 from runner.schema import upstream
+from runner.schema.modality import Modality, list_media, modalities_of
 
 Rows: TypeAlias = Dataset | IterableDataset | list[dict[str, Any]]
 Batch: TypeAlias = Mapping[str, Tensor]
@@ -163,16 +163,16 @@ def _read_rows(
 ) -> list[TokenRow]:
     """The sequences of prepared rows, as the data loader of this process gives them to the loss."""
     collate = getattr(trainer, "data_collator", None)
-    images = list[Sequence[Any]]()
+    media = list[Sequence[tuple[Modality, Any]]]()
 
-    def collate_and_note_images(examples: list[dict[str, Any]]) -> Any:
-        images.extend(example["images"] for example in examples)
+    def collate_and_note_media(examples: list[dict[str, Any]]) -> Any:
+        media.extend(map(list_media, examples))
         return collate(examples) if collate else examples
 
-    # A batch has only the pixels of the images, so that they are taken before they are collated.
+    # A batch has only the tensors of media, so that they are taken before they are collated.
     changes = {}
-    if form != "prompt" and IMAGES in next(iter(prepared), {}):
-        changes["data_collator"] = collate_and_note_images
+    if form != "prompt" and modalities_of(next(iter(prepared), {})):
+        changes["data_collator"] = collate_and_note_media
     # A run has the same random numbers whether it was looked at or not.
     with random_state_kept(), temporarily(trainer, **changes):
         if form == "prompt":
@@ -184,9 +184,9 @@ def _read_rows(
         else:
             with temporarily(trainer, train_dataset=prepared):
                 token_rows = read_batches(trainer.get_train_dataloader(), form, head)
-    if not images:
+    if not media:
         return token_rows
-    return [replace(row, images=images[row.number]) for row in token_rows]
+    return [replace(row, media=media[row.number]) for row in token_rows]
 
 
 def _is_glued(row: Mapping[str, Any]) -> bool:
@@ -304,21 +304,21 @@ def _token_weights(batch: Batch) -> Tensor | None:
 
 
 def _sampled_prompts(trainer: Trainer, prepared: Rows) -> Iterator[TokenRow]:
-    """The prompts that completions are sampled after, with the tools and images of their rows."""
+    """The prompts that completions are sampled after, with the tools and media of their rows."""
     rows = list(prepared)
-    has_images = any(row.get("images") for row in rows)
+    has_media = any(map(list_media, rows))
     factories = getattr(trainer, "environment_factories", None)
     if factories:
         # A trainer that has begun knows the environment of each row.
         is_only_one = None in factories
         environments = [None if is_only_one else row["environment"] for row in rows]
         vars(trainer)["_batch_environments"] = environments
-    # TRL's own way of writing prompts knows tools and the template, and no images.
-    tokenize = None if has_images else getattr(trainer, "_tokenize_prompts", None)
+    # TRL's own way of writing prompts knows tools and the template, and no media.
+    tokenize = None if has_media else getattr(trainer, "_tokenize_prompts", None)
     prompts = None
     if tokenize is not None and rows:
         prompts = tokenize([row["prompt"] for row in rows])
-        if isinstance(prompts, tuple):  # ids, and images
+        if isinstance(prompts, tuple):  # ids, and media
             prompts = prompts[0]
     tokenizer = tokenizer_of(trainer.processing_class)
     agent = getattr(trainer, "agent", None)
@@ -330,4 +330,4 @@ def _sampled_prompts(trainer: Trainer, prepared: Rows) -> Iterator[TokenRow]:
         else:
             ids = list(encode_prompt(tokenizer, row["prompt"], row))
         untrained = [False] * len(ids)
-        yield TokenRow(number, "prompt", ids, untrained, images=row.get("images") or ())
+        yield TokenRow(number, "prompt", ids, untrained, media=list_media(row))

@@ -192,8 +192,8 @@ def find_notes(inspection: Inspection) -> list[str]:
         notes.append(f"dataset: {blank} of {count} rows have an empty {column} answer")
     trains_all = all(all(row.trained) and not row.weights for row in inspection.rows)
     if inspection.goal == "tokens" and inspection.chats and trains_all:
-        has_images = any(row.images for row in inspection.rows)
-        words = "trainer.args.assistant_only_loss=true" if has_images else "weight=answers"
+        has_media = any(row.media for row in inspection.rows)
+        words = "trainer.args.assistant_only_loss=true" if has_media else "weight=answers"
         notes.append(
             f"dataset: of {inspection.chats} conversations every token is trained, the questions "
             f"too; {words} trains only what the assistant says"

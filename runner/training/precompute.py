@@ -26,12 +26,12 @@ from peft import PeftModel
 from transformers import Trainer, TrainingArguments
 
 from runner.dataset.loaded_rows import HeldOut, Rows, cache_key, list_columns
-from runner.dataset.modality import IMAGES
 from runner.model.encoding import tokenizer_of
 from runner.run import Run, installed_version
 from runner.run.continuation import EACH_STEP, ONCE, computes_once, other_run
 from runner.run.inputs import read_fingerprints
 from runner.schema import upstream
+from runner.schema.modality import modalities_of
 from runner.schema.text import Config
 
 # Arguments of a trainer's own on which no log-probability depends.
@@ -48,7 +48,7 @@ def precompute_by_default(run: Run, args: TrainingArguments, rows: Rows, held_ou
     goes on does as its steps began, also those of another run: the other way its last bits might
     differ.
     """
-    if IMAGES in list_columns(rows):  # TRL reads them in each step
+    if modalities_of(list_columns(rows)):  # TRL reads them in each step
         return
     way = run.manifest().get("reference")
     if way is None:
@@ -116,7 +116,7 @@ def share_rows(offered: Mapping[str, Any], interface: str | None) -> dict[str, A
     # KTO pairs the rows that are left, so that none may be dropped afterwards: worth a try where
     # much is to be gained.
     can_drop = interface in ("pairs", "scores") or (interface == "labels" and once)
-    if not can_drop or not (once or args.max_length) or IMAGES in list_columns(train):
+    if not can_drop or not (once or args.max_length) or modalities_of(list_columns(train)):
         return None
     if not _are_datasets([train, *sets_of(offered["eval_dataset"])]):
         return None

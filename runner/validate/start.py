@@ -26,7 +26,7 @@ from runner.config.sharding import (
     has_devices,
     split_layers,
 )
-from runner.dataset.dataset_check import DatasetCheck, check_dataset, find_image_faults
+from runner.dataset.dataset_check import DatasetCheck, check_dataset, find_media_faults
 from runner.dataset.form import answer_columns
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, name_jobs
 from runner.io.distribution import read_requirements, to_install
@@ -42,7 +42,7 @@ from runner.model.check import (
     read_vocab_size,
 )
 from runner.model.check_tokenizer import find_template_argument_faults, find_tokenizer_faults
-from runner.model.folder import find_folder, sees_images
+from runner.model.folder import find_folder, has_processor
 from runner.model.reach import find_reach_faults
 from runner.run import Run, installed_version
 from runner.run.key import canonical_text, folder_of
@@ -154,13 +154,15 @@ def _find_faults(cfg: Config, rows: DatasetCheck, folders: set[Path]) -> Iterato
             )
             look = functools.partial(find_reach_faults, sample, parts=parts, tolerated=is_tolerated)
             # else a processor makes parts of the texts
-            is_text = bool(sample) and not sees_images(tokenizer)
+            is_text = bool(sample) and not has_processor(tokenizer)
             yield from find_tokenizer_faults(
                 tokenizer, read_vocab_size(model), chats=rows.chats, look=look if is_text else None
             )
         yield from _find_argument_faults(cfg, model, tokenizer)
-    if rows.images and not _is_ahead(tokenizer.get("path"), folders):
-        yield from find_image_faults(cfg, sees=sees_images(tokenizer), column=rows.images)
+    if rows.media and not _is_ahead(tokenizer.get("path"), folders):
+        is_read = has_processor(tokenizer)
+        for modality, column in rows.media.items():
+            yield from find_media_faults(cfg, modality, is_read=is_read, column=column)
     others: dict[str, tuple[object, bool]] = {}
     for path, node in nodes(
         {"reward": cfg.get("reward"), "metric": cfg.get("metric"), "trainer": cfg["trainer"]}

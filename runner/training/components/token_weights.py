@@ -73,6 +73,7 @@ def set_weights(trainer: Trainer, rules: list[BoundRule]) -> None:
     with args.main_process_first(desc="weights of tokens"):
         trainer.train_dataset = with_weights(unweighted)
         trainer.eval_dataset = map_sets(with_weights, trainer.eval_dataset)
-    warn_of_idle_rules(unweighted, weigher)
+    if args.process_index == 0:  # once, not by each process
+        warn_of_idle_rules(unweighted, weigher)
     trainer.data_collator = WeightCollator(trainer.data_collator)
     args.remove_unused_columns = False  # or the weights would be among them

@@ -13,15 +13,15 @@ from transformers import PreTrainedTokenizerBase, TrainingArguments
 from runner.config.build import serve
 from runner.dataset.conversation import is_conversation
 from runner.dataset.converted_rows import fit_rows
-from runner.dataset.dataset_check import find_image_faults
+from runner.dataset.dataset_check import find_media_faults
 from runner.dataset.form import answer_columns
 from runner.dataset.loaded_rows import HeldOut, Rows, list_columns
-from runner.dataset.modality import IMAGE, IMAGES
 from runner.errors import ConfigError, DataError, Fault
 from runner.io.turns import TEMPLATE_ARGUMENTS, habits_of
 from runner.model.chat import check_calls, check_rendering, check_template, look_at_texts
 from runner.model.encoding import processor_of, write_prompt
 from runner.schema import upstream
+from runner.schema.modality import Modality, modalities_of
 from runner.schema.text import Config, Node
 from runner.training.components.tools import check_environments, has_tools
 from runner.training.components.trainer_parts import loss_interface_of
@@ -86,10 +86,12 @@ def are_chats(
     answers_only = getattr(args, "assistant_only_loss", False)
     first_rows = list(itertools.islice(rows, FIRST_ROWS))
     first = first_rows[0] if first_rows else {}
-    if IMAGES in first:
-        DataError.refuse(find_image_faults(cfg, sees=processor_of(tokenizer) is not tokenizer))
+    modalities = modalities_of(first)
+    for modality in modalities:
+        is_read = modality.is_read_by(processor_of(tokenizer))
+        DataError.refuse(find_media_faults(cfg, modality, is_read=is_read))
         if answers_only and "messages" not in first:
-            raise ConfigError(_answers_of_images())
+            raise ConfigError(_answers_of_media(modality))
     is_policy_of_pairs = trainer["form"] == "preference" and trainer["head"] != "score"
     if is_policy_of_pairs and "margin" in first:
         log.warning(
@@ -102,7 +104,7 @@ def are_chats(
         chats=chats,
         calls=any(map(_calls_tools, first_rows)),
         answers_only=answers_only,
-        weighs=IMAGES not in first and loss_interface_of(trainer) in upstream.WEIGHED,
+        weighs=not modalities and loss_interface_of(trainer) in upstream.WEIGHED,
     )
     if has_tools(trainer):
         if not chats:
@@ -118,11 +120,11 @@ def are_chats(
     return chats
 
 
-def _answers_of_images() -> Fault:
+def _answers_of_media(modality: Modality) -> Fault:
     return Fault(
         where="trainer.args.assistant_only_loss",
-        found="true, for images with a prompt and its answer; TRL takes it for images in whole "
-        "conversations",
+        found=f"true, for {modality.many} with a prompt and its answer; TRL takes it for "
+        f"{modality.many} in whole conversations",
         expected="false; only the answer is trained in any case",
         fix="=false",
     )
@@ -150,8 +152,8 @@ def check_texts(
     faults = list[Fault]()
     notes: dict[str, None] = {}  # in their order, each once
     for part in parts:
-        if isinstance(part, Dataset) and IMAGES in part.column_names:
-            part = part.remove_columns([IMAGES])  # or they would be decoded for nothing
+        if isinstance(part, Dataset):
+            part = _without_media(part)
         columns = _no_columns if form == "prompt" else answer_columns
         reach = look_at_texts(tokenizer, ((row, columns(row)) for row in part))
         faults += reach.faults(mixed, tolerated=is_tolerated)
@@ -179,27 +181,33 @@ def check_bounds(trainer: Node, tokenizer: PreTrainedTokenizerBase, part: Any) -
 
     if not isinstance(part, Dataset):
         return part.filter(are_bounded, batched=True, batch_size=100)
-    texts = part
-    if IMAGES in part.column_names:
-        texts = part.remove_columns([IMAGES])  # or they would be decoded for nothing
+    texts = _without_media(part)
     check_rendering(tokenizer, ((row, answer_columns(row)) for row in texts))
-    # Trainers that call tools read images out of turns, and TRL fails where a row of a batch has
+    # Trainers that call tools read media out of turns, and TRL fails where a row of a batch has
     # none beside rows that have some.
     calls_tools = "max_tool_calling_iterations" in upstream.config_fields(trainer["args"])
-    if IMAGES in part.column_names and calls_tools:
-        lacking = sum(not IMAGE.is_in(row) for row in texts)
+    for modality in modalities_of(part.column_names) if calls_tools else ():
+        lacking = sum(not modality.is_in(row) for row in texts)
         if 0 < lacking < len(texts):
-            raise DataError(
-                Fault(
-                    where="dataset",
-                    found=f"{lacking} rows without an image, beside rows with some",
-                    expected="images in each row, or in none; this trainer cannot sample for a "
-                    "batch of both",
-                    fix="dataset.without=[<the column of images>]  (to train on the text alone), "
-                    "or leave these rows out",
-                )
-            )
+            raise DataError(_in_some_rows(modality, lacking))
     return part
+
+
+def _in_some_rows(modality: Modality, lacking: int) -> Fault:
+    """The fault of media that some rows have and ``lacking`` others lack."""
+    many = modality.many
+    return Fault(
+        where="dataset",
+        found=f"{lacking} rows without {modality.one}, beside rows with some",
+        expected=f"{many} in each row, or in none; this trainer cannot sample for a batch of both",
+        fix=f"dataset.without=[<the column of {many}>]  (to train on the text alone), or leave "
+        "these rows out",
+    )
+
+
+def _without_media(rows: Dataset) -> Dataset:
+    """The rows without their media, which would be decoded for nothing."""
+    return rows.remove_columns([modality.column for modality in modalities_of(rows.column_names)])
 
 
 def write_prompts(

@@ -7,9 +7,9 @@ from datasets import Dataset
 from transformers import TrainingArguments
 
 from runner.dataset.loaded_rows import Rows, list_columns
-from runner.dataset.modality import IMAGES
 from runner.errors import ConfigError, DataError, Fault
 from runner.schema import upstream
+from runner.schema.modality import modalities_of
 from runner.schema.text import Config, Node, named, short_text, to_text
 from runner.schema.upstream.losses import Unweighable
 from runner.training.components.trainer_parts import loss_interface_of
@@ -38,11 +38,11 @@ def with_turn_weights(cfg: Config, args: TrainingArguments, rows: Rows) -> Confi
             raise DataError(_no_weights_in(trainer))
         log.warning("not used: the weights of turns, because of tolerate.turn_weights")
         return cfg
-    if IMAGES in list_columns(rows):
+    for modality in modalities_of(list_columns(rows)):
         raise DataError(
             Fault(
                 where="dataset",
-                found=f"{FOUND}, and there are images",
+                found=f"{FOUND}, and there are {modality.many}",
                 expected="rows with one of them",
                 fix="leave the weights out by dataset.map",
             )

@@ -45,7 +45,7 @@ class OfferedParts(TypedDict, total=False):
     model: Model | str
     ref_model: Model | None
     args: TrainingArguments
-    processing_class: object  # the tokenizer, or the processor of a model that reads images
+    processing_class: object  # the tokenizer, or the processor of a model that reads media
     reward_funcs: list[Reward]
     train_dataset: Dataset
     eval_dataset: HeldOut
