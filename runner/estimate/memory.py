@@ -8,6 +8,7 @@ allocators keep some more.
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from runner.config.experiment import Experiment
 from runner.config.machines import processes_of
 from runner.estimate.model_weights import ModelWeights, Shape, others_of, source_of
 from runner.estimate.steps import Rows
@@ -173,7 +174,7 @@ class Training:
         settings |= dict(self.args)
         total = self.rows.total
         if name in settings and name not in self.args and total is not None:
-            return computes_once(self.cfg, settings, total or 1)
+            return computes_once(Experiment.read(self.cfg), settings, total or 1)
         return bool(settings.get(name))
 
     @property

@@ -18,6 +18,7 @@ import torch
 from pyarrow import parquet
 
 from runner.config import Composed
+from runner.config.experiment import Experiment
 from runner.config.menu import read_options
 from runner.config.speed import choose_speed
 from runner.errors import ConfigError, EnvironmentFault
@@ -171,7 +172,7 @@ def inspect_rows(run: Run) -> None:
     with quiet(), first_rows_prepared(cfg) as (components, how):
         rows = components.train_rows
         inspection = inspect_training(components.trainer, rows, **how)
-    ConfigError.refuse(find_faults(inspection, cfg.get("tolerate")))
+    ConfigError.refuse(find_faults(inspection, Experiment.read(cfg).tolerate))
     lengths = [len(row.ids) for row in inspection.rows]
     if not lengths:
         lengths = [row.length for row in inspection.encoded]

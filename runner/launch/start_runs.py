@@ -98,7 +98,7 @@ def _train_here(composed: Composed, settings: Settings) -> int:
         print(finished(run))
         return 0
     if not sealed_checkpoints(run.checkpoints):
-        offer = find_offer(run.cfg, run.folder)
+        offer = find_offer(run.experiment, run.folder)
         if offer:
             print(f"note      {offer}")
     print(f"run       {run}", flush=True)

@@ -372,7 +372,7 @@ def build_health(
     pairs = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     build = functools.partial(
         build_alarms,
-        run.cfg.get("tolerate"),
+        run.experiment.tolerate,
         online=online,
         anchored=anchored,
         pairs=pairs,

@@ -6,8 +6,7 @@ another template.
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from transformers import GenerationConfig, PreTrainedModel
 
@@ -23,9 +22,9 @@ SHOWN_CHARACTERS = 60  # of a text in a fault
 SHOWN_TOKENS = 20
 
 
-def find_faults(inspection: Inspection, tolerate: Mapping[str, Any] | None = None) -> list[Fault]:
+def find_faults(inspection: Inspection, tolerate: Tolerate | None = None) -> list[Fault]:
     """Faults that no training may start with; ``tolerate`` of the configuration may allow them."""
-    tolerate = tolerate or {}
+    tolerate = tolerate or Tolerate()
     faults = []
     count = len(inspection.encoded)
     longest = inspection.longest_cut
@@ -38,9 +37,7 @@ def find_faults(inspection: Inspection, tolerate: Mapping[str, Any] | None = Non
                 fix=f"trainer.args.max_length={longest}" if longest else "another dataset",
             )
         )
-    allowed = tolerate.get("truncated")
-    if allowed is None:
-        allowed = Tolerate.truncated
+    allowed = tolerate.truncated
     cut = len(inspection.cut)
     if cut > allowed * count:
         share = cut / count
@@ -55,7 +52,7 @@ def find_faults(inspection: Inspection, tolerate: Mapping[str, Any] | None = Non
             )
         )
     for name, check in CHECKS.items():
-        if not tolerate.get(name):
+        if not getattr(tolerate, name):
             fault = check(inspection)
             if fault is not None:
                 faults.append(fault)

@@ -132,7 +132,7 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     trackers = replace_trackers(trainer, cfg, run.folder)
     seal = Seal(
         node["args"].get("save_total_limit") or CHECKPOINTS_KEPT,
-        steps_to_notice(cfg.get("tolerate")),
+        steps_to_notice(run.experiment.tolerate),
         upstream.cycle_steps(vars(args)),
         run.set_status,
     )

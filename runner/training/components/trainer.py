@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from runner.config.build import asked_for, locate, serve
-from runner.config.experiment import TrainerPart, key_names
+from runner.config.experiment import Experiment, TrainerPart, key_names
 from runner.dataset.loaded_rows import HeldOut
 from runner.errors import Fault, RunnerError
 from runner.generate.budget import prompts_answered
@@ -99,7 +99,9 @@ def build_trainer(
     if shared is not None and not drop_long(trainer):
         return build_trainer(cfg, offered, hooks, rules, shares=False)
     if shared is not None and getattr(args, "precompute_ref_log_probs", False):
-        note_of(cfg, args, offered["train_dataset"], offered["eval_dataset"]).touch()
+        note_of(
+            Experiment.read(cfg), args, offered["train_dataset"], offered["eval_dataset"]
+        ).touch()
     trainer.remove_callback(PrinterCallback)
     match_reference(trainer)
     complete_heads(trainer.model)
