@@ -432,10 +432,14 @@ def test_a_reference_that_a_callback_moves_is_held_and_asked_in_each_step():
 def test_without_a_reference_a_callback_that_takes_one_is_refused():
     cfg = compose(["trainer=sft", "callback=sync_ref_model"]).cfg
     with pytest.raises(ConfigError) as refused:
-        build_callbacks(cfg, {}, SimpleNamespace(ref_model=None, accelerator=None))
+        build_callbacks(
+            Experiment.read(cfg).callbacks, {}, SimpleNamespace(ref_model=None, accelerator=None)
+        )
     assert "holds none" in refused.value.faults[0].found
     (callback,) = build_callbacks(
-        cfg, {}, SimpleNamespace(ref_model=torch.nn.Linear(1, 1), accelerator=None)
+        Experiment.read(cfg).callbacks,
+        {},
+        SimpleNamespace(ref_model=torch.nn.Linear(1, 1), accelerator=None),
     )
     assert callback.ref_model is not None
 

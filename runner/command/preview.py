@@ -126,7 +126,7 @@ def build_sheets(cfg: Mapping[str, Any], count: int, sets: str, stage: str = "")
     # The small model that stands in for a large one is on one device, whatever the ``device_map``
     # of that one says.
     take_devices({} if cfg["model"]["_target_"] == LOADER else cfg, visible_devices())
-    with first_rows_prepared(cfg, count) as (components, how):
+    with first_rows_prepared(Experiment.read(cfg), count) as (components, how):
         trainer, sheets = components.trainer, []
         if sets != "eval":
             seen = inspect_training(trainer, components.train_rows, **how)

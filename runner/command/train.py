@@ -349,12 +349,12 @@ def _save_adapter(
     run: Run, model: PeftModel, folder: Path, weights: Mapping[str, Any] | None
 ) -> None:
     """Write the adapter with the base that the config names, so that it loads wherever that can be found."""
-    if not has_base(run.cfg):
+    if not has_base(run.experiment):
         for file in folder.glob("adapter_*"):
             file.unlink()
         model.merge_and_unload(adapter_names=["default"]).save_pretrained(folder)
         return
-    path, revision = path_of(run.cfg)["path"], run.cfg["model"].get("revision")
+    path, revision = path_of(run.experiment)["path"], run.cfg["model"].get("revision")
     if loaded := read_adapter(path, revision):
         path, revision = loaded.base_model_name_or_path, loaded.revision
     write_adapter(model, folder, base=shipped(path), revision=revision, state_dict=weights)

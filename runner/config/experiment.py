@@ -11,7 +11,7 @@ A new key of the top level that is not in ``run.key.VOLATILE`` must have no valu
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -36,7 +36,14 @@ class Part:
         not declared are ignored.
         """
         node = node or {}
-        part = cls(**{name: node[name] for name in key_names(cls) if name in node})
+        keys = {}
+        for key in fields(cls):
+            if key.init and key.name in node:
+                keys[key.name] = node[key.name]
+            # Only the model of a command that trains nothing has no such key.
+            elif key.init and key.default is MISSING and key.default_factory is MISSING:
+                keys[key.name] = None
+        part = cls(**keys)
         object.__setattr__(part, "node", node)
         return part
 
@@ -49,6 +56,12 @@ class Part:
     def target(self) -> str:
         """The dotted name of what is built; empty where there is nothing to build."""
         return str(self.node.get("_target_") or "")
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The node without the keys of ours."""
+        own = key_names(type(self))
+        return {name: value for name, value in self.node.items() if name not in own}
 
 
 def key_names(kind: type[Part]) -> list[str]:
@@ -150,8 +163,8 @@ class RewardPart(Part):
 
     weight: float = 1.0
     """The weight in the sum of the rewards."""
-    timeout: Positive | None = None
-    """Seconds that one call may take."""
+    timeout: Positive | None = 1800.0
+    """Seconds that one call may take; null is no limit."""
 
 
 @dataclass(frozen=True)
@@ -355,6 +368,11 @@ class Experiment(Part):
     def metrics(self) -> dict[str, MetricPart]:
         """The held-out metrics by their names; a single one is called ``metric``."""
         return {name: MetricPart.read(node) for name, node in self.group("metric").items()}
+
+    @property
+    def weights(self) -> Mapping[str, Node]:
+        """The nodes of the rules that weigh tokens, by their names."""
+        return self.group("weight")
 
     @property
     def callbacks(self) -> Mapping[str, Node]:

@@ -320,7 +320,7 @@ class Training:
 
     def evaluation_operations(self, steps: int | None) -> float:
         """The most operations, on one process, of the answers that evaluations sample."""
-        budget = evaluation_budget(self.cfg, steps)
+        budget = evaluation_budget(Experiment.read(self.cfg), steps)
         if budget is None:
             return 0.0
         metrics = named(self.cfg["metric"] or {}, "metric")

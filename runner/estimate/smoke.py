@@ -169,7 +169,7 @@ def inspect_rows(run: Run) -> None:
     Raises ConfigError for what a training would be refused for.
     """
     cfg = Run(run.folder / UNREDUCED).cfg
-    with quiet(), first_rows_prepared(cfg) as (components, how):
+    with quiet(), first_rows_prepared(Experiment.read(cfg)) as (components, how):
         rows = components.train_rows
         inspection = inspect_training(components.trainer, rows, **how)
     ConfigError.refuse(find_faults(inspection, Experiment.read(cfg).tolerate))

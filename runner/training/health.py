@@ -362,7 +362,7 @@ def build_health(
     run: Run, args: TrainingArguments, peft: PeftConfig | None, panel: RewardTracker | None
 ) -> Health:
     """The alarms that fit this kind of training, by the trainer's signature and arguments."""
-    arguments = asked_for(run.cfg["trainer"]["_target_"])
+    arguments = asked_for(run.experiment.trainer.target)
     online = "reward_funcs" in arguments
     anchored = "ref_model" in arguments
     rounding = None

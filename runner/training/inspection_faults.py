@@ -10,12 +10,11 @@ from collections.abc import Callable
 
 from transformers import GenerationConfig, PreTrainedModel
 
-from runner.config.experiment import Tolerate
+from runner.config.experiment import Experiment, Tolerate
 from runner.errors import Fault
 from runner.io.files import shipped
 from runner.model.encoding import decode, stop_ids
 from runner.model.load import read_adapter
-from runner.schema.text import Config
 from runner.training.inspection import Inspection, trained_ids
 
 SHOWN_CHARACTERS = 60  # of a text in a fault
@@ -204,14 +203,14 @@ def find_notes(inspection: Inspection) -> list[str]:
     return notes
 
 
-def ends_of(cfg: Config, model: PreTrainedModel) -> list[int]:
+def ends_of(experiment: Experiment, model: PreTrainedModel) -> list[int]:
     """The tokens that stop the generation of the real model.
 
     Its generation settings are a small file beside its weights; a model without a path is new, and
     is the given one itself.
     """
-    path = cfg["model"].get("path")
-    revision = cfg["model"].get("revision")
+    path = experiment.model.path
+    revision = experiment.model.revision
     if not path:
         return stop_ids(model)
     adapter = read_adapter(path, revision)
