@@ -16,6 +16,7 @@ from transformers.utils import get_json_schema
 from trl.chat_template_utils import parse_response
 
 from runner.__main__ import main
+from runner.config.experiment import TrainerPart
 from runner.errors import ConfigError, DataError, SickRun
 from runner.generate.agent import tools_of
 from runner.generate.tool_guard import guard_environment, guard_tool
@@ -133,7 +134,9 @@ def named(function: Callable, name: str = "tool") -> Callable:
 
 
 def test_a_bound_argument_is_in_no_schema_and_no_model_can_set_it(mine):
-    [tool] = build_functions({"tools": [{"_target_": "mine.look", "source": "guide"}]})["tools"]
+    [tool] = build_functions(
+        TrainerPart.read({"tools": [{"_target_": "mine.look", "source": "guide"}]})
+    )["tools"]
     assert get_json_schema(tool)["function"]["parameters"]["properties"].keys() == {"place"}
     assert tool(place="x").startswith("guide")
     with pytest.raises(TypeError):
@@ -141,10 +144,14 @@ def test_a_bound_argument_is_in_no_schema_and_no_model_can_set_it(mine):
 
 
 def test_a_maker_and_a_class_are_called_and_what_comes_back_is_the_tool(mine):
-    [tool] = build_functions({"tools": {"_target_": "mine.Looker", "source": "guide"}})["tools"]
+    [tool] = build_functions(
+        TrainerPart.read({"tools": {"_target_": "mine.Looker", "source": "guide"}})
+    )["tools"]
     assert (tool(place="x"), tool.__name__) == ("guide", "Looker")
     with pytest.raises(ConfigError, match="no docstring"):  # of the function that was made
-        build_functions({"tools": [{"_target_": "mine.maker", "source": "guide"}]})
+        build_functions(
+            TrainerPart.read({"tools": [{"_target_": "mine.maker", "source": "guide"}]})
+        )
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -251,9 +258,9 @@ def test_a_tool_changes_no_random_number_and_has_the_same_ones_again():
 
 
 def test_an_environment_keeps_its_class_by_name_and_its_methods_are_guarded(mine, caplog):
-    make = build_functions({"environment_factory": {"_target_": "mine.Game", "points": 2.0}})[
-        "environment_factory"
-    ]
+    make = build_functions(
+        TrainerPart.read({"environment_factory": {"_target_": "mine.Game", "points": 2.0}})
+    )["environment_factory"]
     one, two = make(), make()
     assert type(one) is type(two) and type(one).__name__ == "Game"
     assert one.reset(prompt="x") == " It is dark." and two.reset() == " It is dark."
@@ -287,7 +294,9 @@ def test_an_environment_that_begins_later_is_refused():
 def test_two_tools_of_one_name_are_refused(mine):
     with pytest.raises(ConfigError, match="several tools named look"):
         build_functions(
-            {"tools": [{"_target_": "mine.look"}, {"_target_": "mine.look", "source": "guide"}]}
+            TrainerPart.read(
+                {"tools": [{"_target_": "mine.look"}, {"_target_": "mine.look", "source": "guide"}]}
+            )
         )
 
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from runner.__main__ import main
+from runner.config.experiment import Experiment
 from runner.generate import budget
 from runner.generate.budget import evaluation_budget
 from runner.launch.compose.stages import compose_runs
@@ -39,7 +40,9 @@ def test_what_reads_known_answers_is_not_bounded_and_not_told(capsys, monkeypatc
     monkeypatch.chdir(tmp_path)
     assert said(capsys, "trainer=dpo", "dataset=ultrafeedback", "trainer.args.max_steps=1") == []
     (composed,) = compose_runs(["trainer=online_dpo", "metric=none"])
-    assert evaluation_budget(composed.cfg) is None  # its own evaluation is left out
+    assert (
+        evaluation_budget(Experiment.read(composed.cfg)) is None
+    )  # its own evaluation is left out
 
 
 @pytest.mark.quick(2)
@@ -54,7 +57,7 @@ def test_what_reads_known_answers_is_not_bounded_and_not_told(capsys, monkeypatc
 )
 def test_what_is_counted(words, answers, evaluations):
     (composed,) = compose_runs(words)
-    found = evaluation_budget(composed.cfg)
+    found = evaluation_budget(Experiment.read(composed.cfg))
     assert (found.answers, found.evaluations) == (answers, evaluations)
 
 

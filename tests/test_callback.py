@@ -14,6 +14,7 @@ from transformers import TrainerState
 
 from runner.__main__ import main
 from runner.config import compose
+from runner.config.experiment import Experiment
 from runner.errors import ConfigError
 from runner.io.files import read_json
 from runner.run.continuation import computes_once
@@ -424,17 +425,21 @@ def test_a_reference_that_a_callback_moves_is_held_and_asked_in_each_step():
     cfg = compose(["trainer=dpo", "callback=sync_ref_model"]).cfg
     args = {"disable_dropout": True, "max_steps": 100}
     args |= {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
-    assert not computes_once(cfg, args, rows=64)
-    assert computes_once(cfg | {"callback": None}, args, rows=64)
+    assert not computes_once(Experiment.read(cfg), args, rows=64)
+    assert computes_once(Experiment.read(cfg | {"callback": None}), args, rows=64)
 
 
 def test_without_a_reference_a_callback_that_takes_one_is_refused():
     cfg = compose(["trainer=sft", "callback=sync_ref_model"]).cfg
     with pytest.raises(ConfigError) as refused:
-        build_callbacks(cfg, {}, SimpleNamespace(ref_model=None, accelerator=None))
+        build_callbacks(
+            Experiment.read(cfg).callbacks, {}, SimpleNamespace(ref_model=None, accelerator=None)
+        )
     assert "holds none" in refused.value.faults[0].found
     (callback,) = build_callbacks(
-        cfg, {}, SimpleNamespace(ref_model=torch.nn.Linear(1, 1), accelerator=None)
+        Experiment.read(cfg).callbacks,
+        {},
+        SimpleNamespace(ref_model=torch.nn.Linear(1, 1), accelerator=None),
     )
     assert callback.ref_model is not None
 

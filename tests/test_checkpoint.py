@@ -9,6 +9,7 @@ from peft import LoraConfig, PromptEncoderConfig, get_peft_model
 from safetensors.torch import save_file
 from tiny_ppo import letter_model
 
+from runner.config.experiment import Tolerate
 from runner.errors import RunnerError
 from runner.model.saved import find_unsaved
 from runner.run.alarms import ALARMS, Step, build_alarms, steps_to_notice
@@ -81,7 +82,9 @@ def test_older_checkpoints_go_after_the_new_one_is_sealed_and_the_best_stays(tmp
 
 
 @pytest.mark.quick(2)
-@pytest.mark.parametrize("tolerate", [None, {"diverged": 20}], ids=["as_it_is", "patient"])
+@pytest.mark.parametrize(
+    "tolerate", [None, Tolerate.read({"diverged": 20})], ids=["as_it_is", "patient"]
+)
 @pytest.mark.parametrize("every", [1, 4, 10])
 def test_a_checkpoint_from_before_the_first_sick_step_stays_until_the_sickness_is_noticed(
     tmp_path, tolerate, every
@@ -129,7 +132,7 @@ def test_cycle_steps(args, steps):
 
 
 def test_without_any_alarm_the_last_checkpoints_are_enough():
-    assert steps_to_notice(dict.fromkeys(ALARMS, True)) == 1
+    assert steps_to_notice(Tolerate.read(dict.fromkeys(ALARMS, True))) == 1
 
 
 def test_processes_meet_while_one_reads_a_large_checkpoint(monkeypatch):

@@ -8,6 +8,7 @@ import torch
 from runner.__main__ import main
 from runner.collator import Buckets
 from runner.config import compose
+from runner.config.experiment import Experiment
 from runner.errors import ConfigError
 from runner.run.history import read_metrics
 from runner.training.stand_in import first_rows_prepared
@@ -119,7 +120,7 @@ def test_buckets_change_shapes_and_no_loss(train, plain, trainer):
 def test_batches_are_padded_to_a_multiple(words):
     trainer, *more = words.split()
     cfg = compose([f"trainer={trainer}", *more, *SMALL, "trainer.args.pad_to_multiple_of=16"]).cfg
-    with first_rows_prepared(cfg, 8) as (components, _):
+    with first_rows_prepared(Experiment.read(cfg), 8) as (components, _):
         batch = next(iter(components.trainer.get_train_dataloader()))
     widths = {
         part.shape[1]

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from runner.config.experiment import Experiment
+
 sys.path.append(str(Path(__file__).parent / "fault"))
 
 from resume import (
@@ -31,6 +33,10 @@ from runner.training.components.args import build_args
 from runner.validate.node import SET_BY_RUNNER
 
 
+def resume_faults(cfg):
+    return find_resume_faults(Experiment.read(cfg))
+
+
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("trainer", NAMES)
 def test_every_field_of_a_trainer_is_on_the_list_or_refused(trainer, tmp_path):
@@ -38,8 +44,8 @@ def test_every_field_of_a_trainer_is_on_the_list_or_refused(trainer, tmp_path):
     changes = changes_of(cfg)
     listed = {name: new for name, (_, new) in changes.items() if name in ALLOWED}
     others = {name: new for name, (_, new) in changes.items() if name not in ALLOWED}
-    assert find_resume_faults(told_differently(cfg, listed)) == []
-    found = find_resume_faults(told_differently(cfg, others))
+    assert resume_faults(told_differently(cfg, listed)) == []
+    found = resume_faults(told_differently(cfg, others))
     faults = {fault.where.removeprefix("trainer.args."): fault for fault in found}
     assert sorted(faults) == sorted(others)
     assert [name for name, fault in faults.items() if not is_whole(fault, *changes[name])] == []
@@ -85,7 +91,7 @@ def test_a_change_of_the_list_is_refused_where_something_hears_of_it(
     tmp_path, words, change, reason
 ):
     cfg = laid(composed("sft", *words), tmp_path)
-    (fault,) = find_resume_faults(told_differently(cfg, change))
+    (fault,) = resume_faults(told_differently(cfg, change))
     assert reason in fault.expected and " -> " in fault.found
 
 
@@ -96,15 +102,13 @@ def test_a_longer_run_keeps_to_when_the_reference_is_computed(tmp_path):
         "data": {"train": {"rows": 99 * upstream.batch_size(cfg["trainer"]["args"])}},
     }
     write_json(Run(Path(cfg["resume"])).folder / "manifest.json", facts)
-    assert find_resume_faults(told_differently(cfg, {"max_steps": 98})) == []
-    (fault,) = find_resume_faults(told_differently(cfg, {"max_steps": 99}))
+    assert resume_faults(told_differently(cfg, {"max_steps": 98})) == []
+    (fault,) = resume_faults(told_differently(cfg, {"max_steps": 99}))
     assert "once" in fault.found and fault.fix.startswith(
         "trainer.args.precompute_ref_log_probs=false"
     )
     assert (
-        find_resume_faults(
-            told_differently(cfg, {"max_steps": 99, "precompute_ref_log_probs": False})
-        )
+        resume_faults(told_differently(cfg, {"max_steps": 99, "precompute_ref_log_probs": False}))
         == []
     )
 

@@ -6,6 +6,7 @@ from torch import Tensor
 from runner import metric
 from runner.command._request import in_a_name
 from runner.config.dialect import is_wanted
+from runner.config.experiment import Tolerate
 from runner.config.machines import processes_of
 from runner.config.override import latest, refused
 from runner.dataset.conversation import is_finite_number
@@ -250,7 +251,7 @@ PLACES = {"of": ["place", "topic"], "place": ["bar", "bar"], "topic": ["view", "
             ),
             True,
         ),
-        ((steps_to_notice(), steps_to_notice({"kl": 20})), (6, 21)),
+        ((steps_to_notice(), steps_to_notice(Tolerate.read({"kl": 20}))), (6, 21)),
         (
             (sized(0), sized(512), sized(41_500), sized(16_540_000_000), sized(494_032_768, "")),
             ("0 bytes", "512 bytes", "41.5 kB", "16.5 GB", "494 M"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from runner.config import compose
+from runner.config.experiment import Tolerate
 from runner.errors import SickRun
 from runner.run.alarms import (
     ALARMS,
@@ -169,13 +170,13 @@ def test_exploded():
 
 
 def test_a_loss_above_the_tolerated_one():
-    alarms = build_alarms({"loss": 5.0, "loss_steps": 2}, online=True)
+    alarms = build_alarms(Tolerate.read({"loss": 5.0, "loss_steps": 2}), online=True)
     (alarm,) = (each for each in alarms if each.name == "loss")
     assert rings(alarm, of_loss(9, 5, 9, 4, 6, 6)) == 6
     assert rings(alarm, [{"loss": None}] * 9) is None
-    assert steps_to_notice({"loss": 5.0, "loss_steps": 9}) == 10
+    assert steps_to_notice(Tolerate.read({"loss": 5.0, "loss_steps": 9})) == 10
     for tolerate in ({}, {"loss": None}, {"loss": True}, {"loss_steps": 2}):
-        assert not [each for each in build_alarms(tolerate) if each.name == "loss"]
+        assert not [each for each in build_alarms(Tolerate.read(tolerate)) if each.name == "loss"]
 
 
 def test_diverged():
@@ -491,10 +492,10 @@ def test_each_kind_of_training_has_its_alarms():
 
 
 def test_alarms_are_switched_off_or_loosened():
-    assert names({"diverged": True, "frozen": False}) == names() - {"diverged"}
+    assert names(Tolerate.read({"diverged": True, "frozen": False})) == names() - {"diverged"}
     patience = {
         alarm.name: alarm.patience
-        for alarm in build_alarms({"zero_gradient": 50, "truncated": 0.5})
+        for alarm in build_alarms(Tolerate.read({"zero_gradient": 50, "truncated": 0.5}))
     }
     assert (patience["zero_gradient"], patience["frozen"]) == (50, Frozen.patience)
 
@@ -768,7 +769,7 @@ def test_of_a_trainer_without_notes_the_log_counts():
 
 
 def test_what_is_switched_off_is_not_looked_for():
-    training = Training(lambda resumed: build_alarms(dict.fromkeys(ALARMS, True)))
+    training = Training(lambda resumed: build_alarms(Tolerate.read(dict.fromkeys(ALARMS, True))))
     training.step(loss=NAN, gradient=NAN, change=NAN)
     training.event("save")
     training.event("evaluate", metrics={"eval_loss": NAN})

@@ -25,6 +25,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor, LlavaProces
 from runner import config
 from runner.__main__ import main
 from runner.config.build import serve
+from runner.config.experiment import TrainerPart
 from runner.config.menu import read_options
 from runner.dataset import media_source
 from runner.dataset.convert import RowRequest
@@ -405,9 +406,9 @@ def test_who_reads_images_out_of_turns_has_them_in_each_row_or_in_none(folder, s
     rows = read(write(folder, row(image="red.png"), row(image=None)), "prompt")
     args = {kind: {"_target_": f"trl.{kind.upper()}Config"} for kind in ("grpo", "rloo")}
     with pytest.raises(DataError, match="1 rows without an image"):
-        check_bounds({"args": args["grpo"]}, seeing[0], rows)
-    check_bounds({"args": args["grpo"]}, seeing[0], rows.select([1]))
-    check_bounds({"args": args["rloo"]}, seeing[0], rows)
+        check_bounds(TrainerPart.read({"args": args["grpo"]}), seeing[0], rows)
+    check_bounds(TrainerPart.read({"args": args["grpo"]}), seeing[0], rows.select([1]))
+    check_bounds(TrainerPart.read({"args": args["rloo"]}), seeing[0], rows)
 
 
 def test_the_words_of_a_new_model_that_sees_are_those_of_its_tokenizer():

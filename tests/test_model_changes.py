@@ -17,6 +17,7 @@ from trl.chat_template_utils import get_training_chat_template
 
 from runner.__main__ import main
 from runner.config.build import build
+from runner.config.experiment import AdapterPart
 from runner.config.override import quote_text
 from runner.errors import ConfigError
 from runner.io.files import shipped
@@ -113,7 +114,9 @@ def test_an_adapter_trains_the_rows_of_new_tokens_or_is_refused():
     tokenizer = load_tokenizer(TINY, add_tokens=NEW, pad_token="[PAD]")
     lora = {"_target_": "peft.LoraConfig", "r": 2, "target_modules": "all-linear"}
     for full in (None, ["embed_tokens"]):
-        model, config = build_tuner(lora | {"full": full}, load(tokenizer=tokenizer), "lm")
+        model, config = build_tuner(
+            AdapterPart.read_chosen(lora | {"full": full}), load(tokenizer=tokenizer), "lm"
+        )
         train_tokens(model, config, tokenizer)
         assert config.trainable_token_indices == (None if full else {"embed_tokens": [535, 536]})
     frozen = train_last_layers(load(tokenizer=tokenizer), layers=1, also=["norm"])
@@ -281,7 +284,9 @@ def experts(tmp_path_factory) -> Path:
 def test_a_weight_that_no_expert_has_is_not_passed_over(experts):
     how = {"_target_": "peft.LoraConfig", "r": 2, "target_modules": ["q_proj"]}
     model, config = build_tuner(
-        how | {"target_parameters": ["mlp.experts.down_proj"]}, load(experts), "lm"
+        AdapterPart.read_chosen(how | {"target_parameters": ["mlp.experts.down_proj"]}),
+        load(experts),
+        "lm",
     )
     check_adapter(model, config)
     with pytest.raises(ConfigError, match=r"mlp\.experts\.w1") as caught:
@@ -397,7 +402,7 @@ def test_experts_in_lora_are_trained_by_ppo_and_merge(train, rows, experts, tmp_
         logits(
             get_peft_model(
                 *build_tuner(
-                    dict(done.run.cfg["peft"]),
+                    AdapterPart.read_chosen(dict(done.run.cfg["peft"])),
                     load(
                         experts,
                         load_tokenizer(str(done.run.model), add_tokens=NEW, pad_token="[PAD]"),

@@ -32,6 +32,7 @@ from trl import (
 from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
 
 from runner.config.build import serve
+from runner.config.experiment import AdapterPart
 from runner.errors import ConfigError
 from runner.io.files import MENU
 from runner.model.adapter import changes_base, check_adapter, moves_start, write_adapter
@@ -94,7 +95,7 @@ def load_adapter_weights(option: str, path: Path, head: str = "lm"):
     """A model as an option would have it, and the peft config for the trainer to put on."""
     node, quantization = read_option(option)
     model = load(path, head=head, quantization_config=quantization, dtype=dtype_for(option, head))
-    model, config = build_tuner(node, model, head)
+    model, config = build_tuner(AdapterPart.read_chosen(node), model, head)
     check_adapter(model, config)
     return model, config, quantization
 
@@ -265,7 +266,7 @@ def test_options_know_what_they_do_to_the_start(folder):
         node, quantization = read_option(option)
         if not node or quantization or "peft." not in node["_target_"]:
             continue
-        model, config = build_tuner(node, load(folder), "lm")
+        model, config = build_tuner(AdapterPart.read_chosen(node), load(folder), "lm")
         model = peft.get_peft_model(model, config)
         moved = (answer(model, folder) - whole).abs().max() > 1e-3
         with model.disable_adapter():

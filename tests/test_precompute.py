@@ -89,6 +89,7 @@ def test_what_is_kept_is_not_taken_by_a_run_that_goes_on_without(tmp_path, monke
     from datasets import Dataset
     from trl import DPOConfig
 
+    from runner.config.experiment import Experiment
     from runner.training import precompute
 
     def having(reference):
@@ -97,19 +98,23 @@ def test_what_is_kept_is_not_taken_by_a_run_that_goes_on_without(tmp_path, monke
             "model": {"path": "x"},
             "peft": None,
             "quant": None,
-            "trainer": {"_target_": "x"},
+            "trainer": {"_target_": "x", "form": "preference", "head": "lm"},
         }
-        return SimpleNamespace(cfg=cfg, manifest=lambda: {"reference": reference})
+        return SimpleNamespace(
+            experiment=Experiment.read(cfg), manifest=lambda: {"reference": reference}
+        )
 
     rows = Dataset.from_dict({"prompt": ["x"] * 60})
     args = DPOConfig(
         str(tmp_path), max_steps=1, use_cpu=True, bf16=False, activation_checkpointing=False
     )
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
-    monkeypatch.setattr(precompute, "other_run", lambda cfg: having(other) if other else None)
+    monkeypatch.setattr(
+        precompute, "other_run", lambda experiment: having(other) if other else None
+    )
     precompute.precompute_by_default(having(own), args, rows, None)
     assert not args.precompute_ref_log_probs
-    precompute.note_of(having(own).cfg, args, rows, None).touch()
+    precompute.note_of(having(own).experiment, args, rows, None).touch()
     precompute.precompute_by_default(having(own), args, rows, None)
     assert args.precompute_ref_log_probs == (own is other is None)
 

@@ -21,6 +21,7 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling as Tokens
 
 from runner.__main__ import main
 from runner.command import options_of, split_options
+from runner.config.experiment import Tolerate
 from runner.errors import ConfigError
 from runner.io.terminal import sample_lines
 from runner.io.visible import to_visible
@@ -85,7 +86,7 @@ def fault_of(seen, allowed):
     [fault] = find_faults(seen)
     name, value = allowed
     assert f"tolerate.{name}=" in fault.fix
-    assert find_faults(seen, {name: value}) == []
+    assert find_faults(seen, Tolerate.read({name: value})) == []
     return fault
 
 
@@ -144,7 +145,7 @@ def test_no_trained_token_is_refused(tokenizer):
 
 def test_a_trainer_that_leaves_out_every_row_is_refused(tokenizer):
     seen = see(tokenizer, CHATS, [], limit=4)
-    told = [fault.found for fault in find_faults(seen, {"truncated": 1, "nothing_trained": True})]
+    told = [fault.found for fault in find_faults(seen, Tolerate(truncated=1, nothing_trained=True))]
     assert told == ["no row is left of 3: the trainer leaves out all of them"]
 
 

@@ -10,6 +10,7 @@ from transformers import (
 )
 
 from runner.config import compose
+from runner.config.experiment import Experiment
 from runner.errors import ConfigError, DataError, EnvironmentFault
 from runner.io.files import shipped
 from runner.reward import math, rule
@@ -251,7 +252,7 @@ def test_a_template_of_a_reward_model_that_grows_is_refused(tmp_path, loader):
     cfg = {
         "reward": {"model": {"_target_": f"runner.reward.outcome.{loader}", "path": str(tmp_path)}}
     }
-    build_rewards(cfg)
+    build_rewards(Experiment.read(cfg))
     for text in (
         "{{ (messages[0].content * 10**9)|length }}",
         "{% if 0 %}{{ ('a' * 10**9)|length }}{% endif %}",
@@ -260,7 +261,7 @@ def test_a_template_of_a_reward_model_that_grows_is_refused(tmp_path, loader):
         with pytest.raises(
             ConfigError, match=r"reward\.model\.path\n.*takes more than 2 s(.|\n)*\.path=<another>"
         ):
-            build_rewards(cfg)
+            build_rewards(Experiment.read(cfg))
 
 
 def stepper(folder, kind):

@@ -14,6 +14,7 @@ from runner.__main__ import main
 from runner.command import options_of, split_options
 from runner.config import compose
 from runner.config.build import serve
+from runner.config.experiment import Experiment
 from runner.config.override import expand
 from runner.dataset.convert import read_arguments
 from runner.dataset.load import load_rows
@@ -246,7 +247,7 @@ def test_parts_of_a_mixture_that_have_none_get_empty_ones(folder):
 def test_arguments_reach_what_is_trained_or_sampled(folder, trainer, words):
     words = [f"trainer={trainer}", *words, "dataset=local", "dataset.path=pairs.jsonl", TEMPLATE]
     cfg = compose([*words, "metric=none", "trainer.args.per_device_train_batch_size=4"]).cfg
-    with first_rows_prepared(cfg, 8) as (components, how):
+    with first_rows_prepared(Experiment.read(cfg), 8) as (components, how):
         seen = inspect_training(components.trainer, components.train_rows, **how)
     texts = [seen.tokenizer.decode(row.ids) for row in seen.rows]
     assert len([text for text in texts if "assistant\nno:" in text]) == len(texts) / 4

@@ -13,6 +13,7 @@ from laid import lay_run, set_status
 
 from runner.__main__ import main
 from runner.command.report import report
+from runner.config.experiment import Experiment
 from runner.errors import FolderError
 from runner.io.files import files_of, write_json
 from runner.launch import worker
@@ -388,7 +389,7 @@ def test_a_run_beside_one_of_another_format_or_a_torn_one_starts_without_it(
     lay_run(Path(RUN))
     (Path(RUN) / "config.yaml").write_text(text)
     set_status(Path(RUN), sealed=4)
-    assert find_offer({"name": "old", "output_root": "outputs"}, Path(OTHER)) == ""
+    assert find_offer(Experiment.read({"name": "old", "output_root": "outputs"}), Path(OTHER)) == ""
 
 
 def test_a_signal_that_a_library_retells_as_its_own_error_is_still_a_stop(tmp_path, monkeypatch):

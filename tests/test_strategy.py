@@ -17,6 +17,7 @@ from transformers import AutoTokenizer
 from runner.__main__ import main
 from runner.command.train import find_process_dependence, save_model
 from runner.config import compose, sharding
+from runner.config.experiment import Experiment
 from runner.errors import RunnerError
 from runner.run import Run
 from runner.run.key import key_of
@@ -209,7 +210,7 @@ def test_each_process_reads_what_accelerate_does_not_hand_out(words, tmp_path, m
     args = SimpleNamespace(
         local_process_index=1, fsdp_plugin_args={"cpu_ram_efficient_loading": True}
     )
-    model = build_model(cfg, AutoTokenizer.from_pretrained("base"), args).policy
+    model = build_model(Experiment.read(cfg), AutoTokenizer.from_pretrained("base"), args).policy
     assert all(each.is_contiguous() for each in model.parameters())
     assert args.fsdp_plugin_args["cpu_ram_efficient_loading"] == ("merge" in words)
 
@@ -234,7 +235,7 @@ def test_only_the_first_process_of_a_machine_holds_the_weights_that_it_hands_out
         for process in (0, 1):
             plugin = {"cpu_ram_efficient_loading": True}
             args = SimpleNamespace(local_process_index=process, fsdp_plugin_args=plugin)
-            models = build_model(cfg, tokenizer, args)
+            models = build_model(Experiment.read(cfg), tokenizer, args)
             assert plugin["cpu_ram_efficient_loading"]
             held.append((models.policy, models.reference))
     finally:

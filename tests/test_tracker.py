@@ -11,6 +11,7 @@ import pytest
 from laid import lay_run
 
 from runner.config import compose
+from runner.config.experiment import Tracking
 from runner.launch import worker
 from runner.run import Run
 from runner.run.key import key_of
@@ -48,13 +49,13 @@ def test_the_words_of_variables_are_replaced(tmp_path):
             "TRACKIO_DIR": "{root}/t",
         }
     }
-    assert variables_of(node, folder, "mine") == {
+    assert variables_of(Tracking.read(node), folder, "mine") == {
         "WANDB_DIR": str(folder),
         "WANDB_NAME": "mine 0123456789 {other}",
         "TRACKIO_DIR": f"{tmp_path}/outputs/t",
     }
     assert not folder.exists(), "only an id is written down"
-    assert variables_of({"report_to": "none"}, folder, "mine") == {}
+    assert variables_of(Tracking(), folder, "mine") == {}
 
 
 def test_a_folder_keeps_its_id_and_another_one_has_another(tmp_path):

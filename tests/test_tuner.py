@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from runner.__main__ import main
+from runner.config.experiment import AdapterPart
 from runner.errors import ConfigError
 from runner.io.files import shipped
 from runner.launch.local import local
@@ -60,7 +61,9 @@ def test_every_pattern_that_fits_nothing_is_told():
 
 
 def test_layers_are_trained_whole_beside_an_adapter():
-    model, config = build_tuner(LORA | {"full": [r"layers\.0\.mlp", "model.norm"]}, load(), "lm")
+    model, config = build_tuner(
+        AdapterPart.read_chosen(LORA | {"full": [r"layers\.0\.mlp", "model.norm"]}), load(), "lm"
+    )
     adapted = get_peft_model(model, config)
     whole = {name for name in trained(adapted) if "modules_to_save" in name}
     assert {name.split("model.model.model.")[1].split(".modules_to_save")[0] for name in whole} == {
@@ -94,7 +97,7 @@ def test_layers_that_are_more_than_linear_are_left_alone_by_an_adapter_of_all_li
         kind, vocab_size=24, **sizes, pad_token_id=None, bos_token_id=None, eos_token_id=2
     )
     model = AutoModelForCausalLM.from_config(config)
-    adapted = get_peft_model(*build_tuner(LORA, model, "lm"))
+    adapted = get_peft_model(*build_tuner(AdapterPart.read_chosen(LORA), model, "lm"))
     assert adapted(torch.arange(4)[None]).logits.isfinite().all()
     names = {name.split(".lora_")[0].rpartition(".")[2] for name in trained(adapted)}
     assert names == (
@@ -113,7 +116,7 @@ def test_layers_that_are_more_than_linear_are_left_alone_by_an_adapter_of_all_li
 def test_embeddings_that_are_shared_stay_shared(pattern):
     model = load()
     assert model.config.tie_word_embeddings
-    _, config = build_tuner(LORA | {"full": [pattern]}, model, "lm")
+    _, config = build_tuner(AdapterPart.read_chosen(LORA | {"full": [pattern]}), model, "lm")
     adapted = get_peft_model(model, config)
     with torch.no_grad():
         next(
@@ -179,14 +182,20 @@ def mine(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_tuner_of_ones_own_changes_the_model_or_gives_an_adapter(mine):
-    model, config = build_tuner({"_target_": "my_tuners.biases"}, load(), "lm")
+    model, config = build_tuner(
+        AdapterPart.read_chosen({"_target_": "my_tuners.biases"}), load(), "lm"
+    )
     assert config is None and all("norm" in name or "bias" in name for name in trained(model))
-    _, config = build_tuner({"_target_": "my_tuners.shallow", "r": 3}, load(), "lm")
+    _, config = build_tuner(
+        AdapterPart.read_chosen({"_target_": "my_tuners.shallow", "r": 3}), load(), "lm"
+    )
     assert (config.r, config.task_type) == (3, "CAUSAL_LM") and len(config.target_modules) == 1
-    model, config = build_tuner({"_target_": "my_tuners.load_adapter_weights"}, load(), "lm")
+    model, config = build_tuner(
+        AdapterPart.read_chosen({"_target_": "my_tuners.load_adapter_weights"}), load(), "lm"
+    )
     assert config is None and isinstance(model, PeftModel)
     with pytest.raises(ConfigError, match="gave NoneType"):
-        build_tuner({"_target_": "my_tuners.forgetful"}, load(), "lm")
+        build_tuner(AdapterPart.read_chosen({"_target_": "my_tuners.forgetful"}), load(), "lm")
 
 
 @pytest.mark.slow

@@ -91,7 +91,7 @@ class TrainedRun(RunRecord):
         request = read_request(line, options_of("_request"), PARTS)
         prepare_environment()
         with quiet():
-            return load_trained(request.cfg, request.weights, request.head)[0]
+            return load_trained(request.experiment, request.weights, request.head)[0]
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer that was saved with the model, with its chat template."""

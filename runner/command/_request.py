@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.command import CommandLine, Option, split_options
 from runner.config import resolve
+from runner.config.experiment import Experiment
 from runner.config.menu import read_menu
 from runner.config.override import dotted_key, force, parse, typed_keys
 from runner.errors import ConfigError, DataError, Fault
@@ -48,6 +50,11 @@ class InferenceRequest:
     chosen: frozenset[str]  # the groups that were typed
     data: str  # a short name of the rows
 
+    @cached_property
+    def experiment(self) -> Experiment:
+        """The configuration as an object."""
+        return Experiment.read(self.cfg)
+
     @property
     def head(self) -> str:
         """The last layer of the model: lm or score."""
@@ -77,7 +84,9 @@ class InferenceRequest:
             "dataset" in self.chosen,
         )
         try:
-            return read_sets(self.cfg, to, name=name, limit=limit, falls_back=falls_back, keep=keep)
+            return read_sets(
+                self.experiment, to, name=name, limit=limit, falls_back=falls_back, keep=keep
+            )
         except DataError as error:
             if "file" in self.options:  # and not the key that it stands for
                 error.faults = [
@@ -96,7 +105,7 @@ class InferenceRequest:
         sampling = Sampling(
             **how, rows=self.options["batch_size"], max_length=context_length(model)
         )
-        agent = agent_of(trainer := self.cfg["trainer"], build_functions(trainer))
+        agent = agent_of(self.experiment.trainer, build_functions(self.experiment.trainer))
         return TextGenerator(
             model, tokenizer, sampling, self.options["seed"], self.options.get("n", 1), agent=agent
         )

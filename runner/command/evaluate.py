@@ -192,10 +192,10 @@ def measure_side(side: Side) -> None:
 
     request = side.request
     with quiet():
-        model, tokenizer = load_trained(request.cfg, request.weights, request.head)
+        model, tokenizer = load_trained(request.experiment, request.weights, request.head)
         entries, metrics = (
             named(request.cfg["metric"], "metric"),
-            build_metrics(request.cfg["metric"], tokenizer),
+            build_metrics(request.experiment.metrics, tokenizer),
         )
         # Every row is looked at, unless the configuration says otherwise.
         metrics = [
@@ -242,7 +242,9 @@ def _measure_answers(
         sets = {}
         side.notes.append(f"no known answers to read: {error.faults[0].found}")
     for name, rows in sets.items():
-        check_texts(request.cfg, tokenizer, [rows] if tokenizer.chat_template else [], "answer")
+        check_texts(
+            request.experiment, tokenizer, [rows] if tokenizer.chat_template else [], "answer"
+        )
         known = _of_set(metrics, name)
         everything = is_scorer or any(metric.answers == "all" for metric in known)
         with progress_bar(
@@ -268,7 +270,7 @@ def _measure_sampled(
     for name, rows in side.request.read_sets("prompt").items():
         check_template(tokenizer, chats=(chats := isinstance(rows[0]["prompt"], list)))
         check_rendering(tokenizer, ((row, ()) for row in rows if chats))
-        check_texts(side.request.cfg, tokenizer, [rows] if chats else [], "prompt")
+        check_texts(side.request.experiment, tokenizer, [rows] if chats else [], "prompt")
         with progress_bar(f"{name}: completions", len(rows) * generator.n, "answer") as bar:
             generator.on_progress = bar.update
             figures = judge_completions(generator, rows, _of_set(metrics, name), score)
@@ -294,7 +296,7 @@ def _build_score(request: InferenceRequest, tokenizer: PreTrainedTokenizerBase) 
     from runner.reward.outcome import best_device
     from runner.training.components.rewards import build_rewards
 
-    built = build_rewards(request.cfg)
+    built = build_rewards(request.experiment)
     arguments = request.cfg["trainer"]["args"].get("chat_template_kwargs")
     rewards = Rewards(built.functions, built.weights, tokenizer, template_arguments=arguments)
     rewards.names = list(named(request.cfg["reward"], "reward"))

@@ -89,7 +89,7 @@ def _load(
     from runner.model.chat import check_template
     from runner.training.components.model import load_trained
 
-    model, tokenizer = load_trained(request.cfg, request.weights, request.head)
+    model, tokenizer = load_trained(request.experiment, request.weights, request.head)
     if chats is None and "as" in request.options:
         chats = request.options["as"] == "chat"
     elif chats is None:
@@ -143,10 +143,10 @@ def predict(request: InferenceRequest) -> int:
         model, tokenizer, chats = _load(request, chats=isinstance(rows[0].get("prompt"), list))
         if chats:
             check_rendering(tokenizer, ((row, ()) for row in rows))
-            check_texts(request.cfg, tokenizer, [rows], "answer" if is_scorer else "prompt")
+            check_texts(request.experiment, tokenizer, [rows], "answer" if is_scorer else "prompt")
         print(f"rows      {len(rows)} of {request.data}, {set_name}", flush=True)
         served = {"tokenizer": tokenizer, "processing_class": tokenizer, "folder": file.path.parent}
-        asked = request.cfg if request.chosen & ASK_CALLBACKS else {}
+        asked = request.experiment.callbacks if request.chosen & ASK_CALLBACKS else {}
         events = PredictionEvents(asked, served | {"eval_dataset": rows}, model)
         file.on_batch = events.on_step
         old = _write_answers(request, model, tokenizer, rows, file)

@@ -10,6 +10,7 @@ from typing import Any
 
 from runner.command import CommandLine, options_of, split_options
 from runner.config import Composed
+from runner.config.experiment import Experiment
 from runner.errors import ConfigError, Fault
 from runner.io.files import write_text
 from runner.io.terminal import print_error, quiet, shows_colours
@@ -125,12 +126,14 @@ def build_sheets(cfg: Mapping[str, Any], count: int, sets: str, stage: str = "")
     # The small model that stands in for a large one is on one device, whatever the ``device_map``
     # of that one says.
     take_devices({} if cfg["model"]["_target_"] == LOADER else cfg, visible_devices())
-    with first_rows_prepared(cfg, count) as (components, how):
+    with first_rows_prepared(Experiment.read(cfg), count) as (components, how):
         trainer, sheets = components.trainer, []
         if sets != "eval":
             seen = inspect_training(trainer, components.train_rows, **how)
             sheets.append(
-                to_sheet(f"{stage} train".strip(), seen, find_faults(seen, cfg.get("tolerate")))
+                to_sheet(
+                    f"{stage} train".strip(), seen, find_faults(seen, Experiment.read(cfg).tolerate)
+                )
             )
         held_out = components.held_out if sets != "train" else None
         if not isinstance(held_out, Mapping):

@@ -128,7 +128,7 @@ def _train(run: Run, components: Components, stop: StopRequest) -> None:
     is_first = trainer.is_world_process_zero()
     # one process reads all of it
     (newest,) = gather_long(lambda: [last_checkpoint(run)] if is_first else [])
-    other = other_run(run.cfg) if newest is None else None
+    other = other_run(run.experiment) if newest is None else None
     source = other or (run if newest else None)
     if is_first and source is None and (step := run.status()["step"]):
         print(
@@ -139,7 +139,7 @@ def _train(run: Run, components: Components, stop: StopRequest) -> None:
     if source is None:
         node, ends = run.cfg["trainer"], stop_ids(policy_of(trainer))
         seen = inspect_training(trainer, rows, form=node["form"], head=node["head"], ends=ends)
-        if faults := find_faults(seen, run.cfg.get("tolerate")):
+        if faults := find_faults(seen, run.experiment.tolerate):
             if not is_first:
                 # the first process tells, and ends the others
                 trainer.accelerator.wait_for_everyone()
@@ -349,12 +349,12 @@ def _save_adapter(
     run: Run, model: PeftModel, folder: Path, weights: Mapping[str, Any] | None
 ) -> None:
     """Write the adapter with the base that the config names, so that it loads wherever that can be found."""
-    if not has_base(run.cfg):
+    if not has_base(run.experiment):
         for file in folder.glob("adapter_*"):
             file.unlink()
         model.merge_and_unload(adapter_names=["default"]).save_pretrained(folder)
         return
-    path, revision = path_of(run.cfg)["path"], run.cfg["model"].get("revision")
+    path, revision = path_of(run.experiment)["path"], run.cfg["model"].get("revision")
     if loaded := read_adapter(path, revision):
         path, revision = loaded.base_model_name_or_path, loaded.revision
     write_adapter(model, folder, base=shipped(path), revision=revision, state_dict=weights)

@@ -1,27 +1,76 @@
-"""The keys of a configuration that the runner itself reads: each has its one home here.
+"""A configuration as an object: each key that the runner itself reads has its one home here.
 
 A key stands with its name, type, range and default, and with a line of help below it. ``validate``
 reads these classes from the source, as it reads the signature of any target, and checks a
-configuration by them; code takes a default from the class, as ``Experiment.attempts``. What a
-``_target_`` takes beside these keys, its signature says.
+configuration by them. Code that comes after that check reads ``Experiment.read(cfg)``, and says
+``experiment.launcher.jobs``. What a ``_target_`` takes beside these keys, its signature says; such
+arguments are in the ``node`` of a part, and the properties here are those that code asks for.
 
 A new key of the top level that is not in ``run.key.VOLATILE`` must have no value in
 ``conf/config.yaml``: with one it would enter the key of every run, and all would train again.
 """
 
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, Self
 
 from runner.schema.ranges import Count, Fraction, Positive, Processes, Seed, StepSize
-
-
-def key_names(kind: type[Any]) -> list[str]:
-    """The names of the keys that a class here declares."""
-    return [key.name for key in fields(kind)]
+from runner.schema.text import Node, named
+from runner.schema.trainer_args import TrainerArgs
 
 
 @dataclass(frozen=True)
-class TrainerPart:
+class Part:
+    """A part of a configuration: often a ``_target_`` with arguments, and keys of ours beside."""
+
+    # The whole part, as it was composed.
+    node: Node = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    @classmethod
+    def read(cls, node: Node | None) -> Self:
+        """The part that a checked node describes.
+
+        A key that is missing, as in a run of an earlier version, has its default. Keys that are
+        not declared are ignored.
+        """
+        node = node or {}
+        keys = {}
+        for key in fields(cls):
+            if key.init and key.name in node:
+                keys[key.name] = node[key.name]
+            # Only the model of a command that trains nothing has no such key.
+            elif key.init and key.default is MISSING and key.default_factory is MISSING:
+                keys[key.name] = None
+        part = cls(**keys)
+        object.__setattr__(part, "node", node)
+        return part
+
+    @classmethod
+    def read_chosen(cls, node: Node | None) -> Self | None:
+        """The part that a node describes; None where nothing was chosen."""
+        return cls.read(node) if node else None
+
+    @property
+    def target(self) -> str:
+        """The dotted name of what is built; empty where there is nothing to build."""
+        return str(self.node.get("_target_") or "")
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The node without the keys of ours."""
+        own = key_names(type(self))
+        return {name: value for name, value in self.node.items() if name not in own}
+
+
+def key_names(kind: type[Part]) -> list[str]:
+    """The names of the keys that a class here declares."""
+    return [key.name for key in fields(kind) if key.init]
+
+
+@dataclass(frozen=True)
+class TrainerPart(Part):
     """The trainer, of TRL or the runner's own."""
 
     form: str
@@ -43,27 +92,83 @@ class TrainerPart:
     images: bool = False
     """It takes rows with images."""
 
+    @property
+    def args(self) -> TrainerArgs:
+        """The fields of its config object that are given."""
+        args: TrainerArgs = self.node["args"]
+        return args
+
+    @property
+    def is_online(self) -> bool:
+        """True where it learns from what it samples."""
+        return self.form == "prompt" and self.head == "lm"
+
 
 @dataclass(frozen=True)
-class ModelPart:
+class ModelPart(Part):
     """The model that is trained."""
 
     tokenizer: dict[str, Any] = field(default_factory=dict)
     """The node that loads its tokenizer or processor."""
 
+    @property
+    def path(self) -> str | None:
+        """The folder or the name on the hub that it is loaded from."""
+        return self.node.get("path")
+
+    @property
+    def revision(self) -> str | None:
+        """The version of it on the hub."""
+        return self.node.get("revision")
+
+    @property
+    def is_spread(self) -> bool:
+        """True where its layers lie on several devices of one process."""
+        return bool(self.node.get("device_map"))
+
+    @property
+    def trusts_code(self) -> bool:
+        """True where code from its folder may run."""
+        return bool(self.node.get("trust_remote_code"))
+
 
 @dataclass(frozen=True)
-class RewardPart:
+class DatasetPart(Part):
+    """The rows that are trained on and held out; all of its keys are arguments of its target."""
+
+    @property
+    def path(self) -> str | list[str] | None:
+        """The file, folder or name on the hub that they are read from."""
+        return self.node.get("path")
+
+    @property
+    def form(self) -> str | None:
+        """The form of the rows as they are stored, where it is given."""
+        return self.node.get("form")
+
+    @property
+    def limits(self) -> Mapping[str, int | None]:
+        """The most rows to train on and to hold out, as ``train`` and ``eval``."""
+        return self.node.get("limit") or {}
+
+    @property
+    def mixed(self) -> list[str]:
+        """The names of the datasets in a mixture."""
+        return list(self.node.get("parts") or ())
+
+
+@dataclass(frozen=True)
+class RewardPart(Part):
     """One reward of several."""
 
     weight: float = 1.0
     """The weight in the sum of the rewards."""
-    timeout: Positive | None = None
-    """Seconds that one call may take."""
+    timeout: Positive | None = 1800.0
+    """Seconds that one call may take; null is no limit."""
 
 
 @dataclass(frozen=True)
-class MetricPart:
+class MetricPart(Part):
     """One held-out metric."""
 
     on: list[str] | None = None
@@ -81,7 +186,7 @@ class MetricPart:
 
 
 @dataclass(frozen=True)
-class AdapterPart:
+class AdapterPart(Part):
     """An adapter that is trained in place of the whole model."""
 
     full: list[str] | None = None
@@ -89,7 +194,7 @@ class AdapterPart:
 
 
 @dataclass(frozen=True)
-class OptimizerPart:
+class OptimizerPart(Part):
     """The optimizer."""
 
     groups: dict[str, Any] | None = None
@@ -99,7 +204,7 @@ class OptimizerPart:
 
 
 @dataclass(frozen=True)
-class LauncherPart:
+class LauncherPart(Part):
     """The program that starts the processes of a run."""
 
     jobs: Processes | None = None
@@ -111,9 +216,24 @@ class LauncherPart:
     devices: list[int | str] | None = None
     """The devices of this machine that may be used, as in CUDA_VISIBLE_DEVICES."""
 
+    @property
+    def num_processes(self) -> int:
+        """The processes of a run on each machine."""
+        return int(self.node.get("num_processes") or 1)
+
+    @property
+    def num_machines(self) -> int:
+        """The machines of a run."""
+        return int(self.node.get("num_machines") or 1)
+
+    @property
+    def all_processes(self) -> int:
+        """The processes of a run on all machines."""
+        return self.num_processes * self.num_machines
+
 
 @dataclass(frozen=True)
-class Tracking:
+class Tracking(Part):
     """Services that a run reports to beside its own folder."""
 
     report_to: str | list[str] = "none"
@@ -125,7 +245,7 @@ class Tracking:
 
 
 @dataclass(frozen=True)
-class Tolerate:
+class Tolerate(Part):
     """Faults that a run may go on with.
 
     The name of an alarm (``run.alarms``) is a key as well: true switches it off, and a number is
@@ -157,10 +277,15 @@ class Tolerate:
     loss_steps: Count = 3
     """The steps in a row that may have a higher one."""
 
+    def alarm(self, name: str) -> bool | int | None:
+        """True where an alarm is off, or its patience in steps; None leaves it as it is."""
+        patience: bool | int | None = self.node.get(name)
+        return patience
+
 
 @dataclass(frozen=True)
-class Experiment:
-    """The keys of the top level."""
+class Experiment(Part):
+    """One run: its settings, and its parts, each read when it is first asked for."""
 
     name: str | None = None
     """The folder under ``output_root``; runs with the same name are compared with each other."""
@@ -186,3 +311,76 @@ class Experiment:
     """A run out of memory halves its micro-batches, or ends."""
     attempts: Count = 4
     """The number of times that it may do either."""
+
+    @property
+    def root(self) -> Path:
+        """The folder for the runs of all names."""
+        return Path(self.output_root)
+
+    @cached_property
+    def trainer(self) -> TrainerPart:
+        return TrainerPart.read(self.node.get("trainer"))
+
+    @cached_property
+    def model(self) -> ModelPart:
+        return ModelPart.read(self.node.get("model"))
+
+    @cached_property
+    def dataset(self) -> DatasetPart:
+        return DatasetPart.read(self.node.get("dataset"))
+
+    @cached_property
+    def launcher(self) -> LauncherPart:
+        return LauncherPart.read(self.node.get("launcher"))
+
+    @cached_property
+    def tracker(self) -> Tracking:
+        return Tracking.read(self.node.get("tracker"))
+
+    @cached_property
+    def tolerate(self) -> Tolerate:
+        return Tolerate.read(self.node.get("tolerate"))
+
+    @cached_property
+    def peft(self) -> AdapterPart | None:
+        return AdapterPart.read_chosen(self.node.get("peft"))
+
+    @cached_property
+    def optimizer(self) -> OptimizerPart | None:
+        return OptimizerPart.read_chosen(self.node.get("optimizer"))
+
+    @cached_property
+    def quant(self) -> Part | None:
+        return Part.read_chosen(self.node.get("quant"))
+
+    @cached_property
+    def collator(self) -> Part | None:
+        return Part.read_chosen(self.node.get("collator"))
+
+    @cached_property
+    def loss(self) -> Part | None:
+        return Part.read_chosen(self.node.get("loss"))
+
+    @cached_property
+    def rewards(self) -> dict[str, RewardPart]:
+        """The rewards by their names; a single one is called ``reward``."""
+        return {name: RewardPart.read(node) for name, node in self.group("reward").items()}
+
+    @cached_property
+    def metrics(self) -> dict[str, MetricPart]:
+        """The held-out metrics by their names; a single one is called ``metric``."""
+        return {name: MetricPart.read(node) for name, node in self.group("metric").items()}
+
+    @property
+    def weights(self) -> Mapping[str, Node]:
+        """The nodes of the rules that weigh tokens, by their names."""
+        return self.group("weight")
+
+    @property
+    def callbacks(self) -> Mapping[str, Node]:
+        """The nodes of the user's callbacks by their names."""
+        return self.group("callback")
+
+    def group(self, name: str) -> Mapping[str, Node]:
+        """The nodes of a group of several parts, by their names."""
+        return named(self.node.get(name) or {}, name)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.config.batch import spread_batch
+from runner.config.experiment import Experiment
 from runner.config.hydra_errors import as_config_errors
 from runner.config.limits import check_growth, read_yaml
 from runner.config.machines import processes_here, processes_of, world_size
@@ -47,6 +48,11 @@ class Composed:
     speed: list[str] = field(default_factory=list)
     # The keys of the overrides that no user typed, but the file of a sweep.
     untyped: frozenset[str] = frozenset()
+
+    @property
+    def experiment(self) -> Experiment:
+        """The configuration as an object, once it was checked."""
+        return Experiment.read(self.cfg)
 
     @property
     def typed(self) -> set[str]:

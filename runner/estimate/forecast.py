@@ -10,6 +10,7 @@ import psutil
 import torch
 from torch.utils.benchmark import Timer
 
+from runner.config.experiment import Experiment
 from runner.config.machines import processes_of
 from runner.estimate.memory import Training
 from runner.estimate.steps import steps_of
@@ -184,7 +185,7 @@ class Forecast:
             checkpoint += training.gradients
         count = checkpoints_at_once(
             int(args.get("save_total_limit") or KEPT),
-            steps_to_notice(training.cfg.get("tolerate")),
+            steps_to_notice(Experiment.read(training.cfg).tolerate),
             setting(args, "save_strategy", "steps"),
             float(setting(args, "save_steps", 500)),
             self.steps,

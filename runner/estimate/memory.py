@@ -8,6 +8,7 @@ allocators keep some more.
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from runner.config.experiment import Experiment
 from runner.config.machines import processes_of
 from runner.estimate.model_weights import ModelWeights, Shape, others_of, source_of
 from runner.estimate.steps import Rows
@@ -173,7 +174,7 @@ class Training:
         settings |= dict(self.args)
         total = self.rows.total
         if name in settings and name not in self.args and total is not None:
-            return computes_once(self.cfg, settings, total or 1)
+            return computes_once(Experiment.read(self.cfg), settings, total or 1)
         return bool(settings.get(name))
 
     @property
@@ -319,7 +320,7 @@ class Training:
 
     def evaluation_operations(self, steps: int | None) -> float:
         """The most operations, on one process, of the answers that evaluations sample."""
-        budget = evaluation_budget(self.cfg, steps)
+        budget = evaluation_budget(Experiment.read(self.cfg), steps)
         if budget is None:
             return 0.0
         metrics = named(self.cfg["metric"] or {}, "metric")

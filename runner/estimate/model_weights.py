@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from runner.config.build import build
+from runner.config.experiment import AdapterPart, Experiment
 from runner.model.architecture import modality_of
 from runner.model.check import LOADER
 from runner.model.check_tuning import OUTPUT_LAYERS
@@ -163,7 +164,7 @@ def _adapted(
 ) -> PreTrainedModel | PeftModel:
     """The model with the adapter of a ``peft`` node, or else with the one in its own folder."""
     if peft is not None:
-        model, config = build_tuner(peft, model, source.head)
+        model, config = build_tuner(AdapterPart.read_chosen(peft), model, source.head)
     elif source.path:
         config = copy.deepcopy(read_adapter(source.path, source.revision))
     else:
@@ -181,7 +182,7 @@ def source_of(cfg: Config) -> Source:
     """The source of a run's policy."""
     model = cfg["model"]
     head = cfg["trainer"]["head"]
-    path = path_of(cfg).get("path")
+    path = path_of(Experiment.read(cfg)).get("path")
     if path:
         return Source(path, model.get("revision"), bool(model.get("trust_remote_code")), head)
     return Source(head=head, architecture=architecture_of(model))

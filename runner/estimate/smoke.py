@@ -18,6 +18,7 @@ import torch
 from pyarrow import parquet
 
 from runner.config import Composed
+from runner.config.experiment import Experiment
 from runner.config.menu import read_options
 from runner.config.speed import choose_speed
 from runner.errors import ConfigError, EnvironmentFault
@@ -168,10 +169,10 @@ def inspect_rows(run: Run) -> None:
     Raises ConfigError for what a training would be refused for.
     """
     cfg = Run(run.folder / UNREDUCED).cfg
-    with quiet(), first_rows_prepared(cfg) as (components, how):
+    with quiet(), first_rows_prepared(Experiment.read(cfg)) as (components, how):
         rows = components.train_rows
         inspection = inspect_training(components.trainer, rows, **how)
-    ConfigError.refuse(find_faults(inspection, cfg.get("tolerate")))
+    ConfigError.refuse(find_faults(inspection, Experiment.read(cfg).tolerate))
     lengths = [len(row.ids) for row in inspection.rows]
     if not lengths:
         lengths = [row.length for row in inspection.encoded]

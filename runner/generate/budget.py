@@ -8,11 +8,12 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from runner.config.machines import processes_of
+from runner.config.experiment import Experiment, MetricPart, Part, TrainerPart
 from runner.dataset.request import named_sets
 from runner.metric.ask import SAMPLES, kind_of
 from runner.schema.read import read_signature
-from runner.schema.text import Config, Node, named
+from runner.schema.text import Node
+from runner.schema.trainer_args import TrainerArgs
 from runner.schema.upstream import batch_size, config_fields, setting
 
 # Of each held-out set that a trainer answers: the mean reward is known to an eighth of its spread.
@@ -32,14 +33,15 @@ def answer_tokens(asked: Iterable[int | None], completion: int | None) -> int:
     return max(numbers, default=completion or ANSWER_TOKENS)
 
 
-def prompts_answered(cfg: Config) -> int | None:
+def prompts_answered(experiment: Experiment) -> int | None:
     """The most prompts of a set that the trainer's evaluation answers.
 
     None if it answers none, or if the limit of the dataset says the number.
     """
-    dataset = cfg["dataset"]
+    dataset = experiment.dataset
     has_limit = "limit" in _arguments_of(dataset)
-    if has_limit and _eval_limit(dataset) is None and _answers_prompts(cfg["trainer"]):
+    is_unlimited = dataset.limits.get("eval") is None
+    if has_limit and is_unlimited and _answers_prompts(experiment.trainer):
         return PROMPTS
     return None
 
@@ -89,20 +91,20 @@ class EvaluationBudget:
         return text
 
 
-def evaluation_budget(cfg: Config, steps: int | None = None) -> EvaluationBudget | None:
+def evaluation_budget(experiment: Experiment, steps: int | None = None) -> EvaluationBudget | None:
     """The budget of a run; None where nothing is sampled.
 
     ``steps`` are those of the training, where the configuration does not say their number.
     """
-    dataset = cfg["dataset"]
-    args = cfg["trainer"]["args"]
-    sets = _count_held_out_sets(dataset)
-    limit = _eval_limit(dataset)
+    dataset = experiment.dataset
+    args = experiment.trainer.args
+    sets = _count_held_out_sets(dataset.node)
+    limit = dataset.limits.get("eval")
     most = limit or math.inf
-    judged = min(most, _most_judged(named(cfg["metric"] or {}, "metric")))
+    judged = min(most, _most_judged(experiment.metrics))
     prompts: float = 0
-    if _answers_prompts(cfg["trainer"]):
-        prompts = min(most, prompts_answered(cfg) or math.inf)
+    if _answers_prompts(experiment.trainer):
+        prompts = min(most, prompts_answered(experiment) or math.inf)
     if not sets or not (judged or prompts) or math.isinf(judged + prompts):
         return None
     times = setting(args, "num_generations_eval")
@@ -116,21 +118,21 @@ def evaluation_budget(cfg: Config, steps: int | None = None) -> EvaluationBudget
         times=times,
         judged=int(judged),
         evaluations=FIRST_AND_LAST + _evaluations_between(args, steps or 0),
-        texts=_texts_of_training(cfg, steps or 0),
+        texts=_texts_of_training(experiment, steps or 0),
         is_open=limit is None,
     )
 
 
-def _most_judged(metrics: Mapping[str, Node]) -> float:
+def _most_judged(metrics: Mapping[str, MetricPart]) -> float:
     """The most answers of a set that one of the metrics samples; infinite where one takes all."""
     most: float = 0
     for metric in metrics.values():
         if kind_of(_arguments_of(metric)) == "sampled":
-            most = max(most, metric.get("limit", SAMPLES) or math.inf)
+            most = max(most, metric.node.get("limit", SAMPLES) or math.inf)
     return most
 
 
-def _evaluations_between(args: Node, steps: int) -> int:
+def _evaluations_between(args: TrainerArgs, steps: int) -> int:
     """The evaluations in the course of a training."""
     strategy = setting(args, "eval_strategy", "no")
     if strategy == "epoch":
@@ -143,32 +145,27 @@ def _evaluations_between(args: Node, steps: int) -> int:
     return 0
 
 
-def _texts_of_training(cfg: Config, steps: int) -> int | None:
+def _texts_of_training(experiment: Experiment, steps: int) -> int | None:
     """The texts that a training samples or reads, None where only its rows can tell."""
-    args = cfg["trainer"]["args"]
+    args = experiment.trainer.args
     if steps > 0:
         accumulated = setting(args, "gradient_accumulation_steps", 1)
-        texts_of_step = batch_size(args) * accumulated * processes_of(cfg)
+        texts_of_step = batch_size(args) * accumulated * experiment.launcher.all_processes
         return round(float(steps * texts_of_step / setting(args, "num_iterations", 1)))
-    rows = (cfg["dataset"].get("limit") or {}).get("train")
+    rows = experiment.dataset.limits.get("train")
     if not rows:
         return None
     epochs = setting(args, "num_train_epochs", 3.0)
     return round(float(rows * epochs * setting(args, "num_generations", 1)))
 
 
-def _eval_limit(dataset: Node) -> int | None:
-    limit: int | None = (dataset.get("limit") or {}).get("eval")
-    return limit
+def _arguments_of(part: Part) -> Collection[str]:
+    return getattr(read_signature(part.target), "parameters", ())
 
 
-def _arguments_of(node: Node) -> Collection[str]:
-    return getattr(read_signature(node["_target_"]), "parameters", ())
-
-
-def _answers_prompts(trainer: Node) -> bool:
+def _answers_prompts(trainer: TrainerPart) -> bool:
     """True where the evaluation of a trainer samples answers."""
-    return trainer["form"] == "prompt" and bool(trainer.get("evaluates", True))
+    return trainer.form == "prompt" and trainer.evaluates
 
 
 def _count_held_out_sets(dataset: Node) -> int:

@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from runner.config.build import asked_for, serve
+from runner.config.experiment import Experiment
 from runner.dataset import LOADER
 from runner.dataset.form import fits
 from runner.errors import ConfigError, DataError, Fault
-from runner.schema.text import Config, Node
+from runner.schema.text import Node
 
 Row: TypeAlias = Mapping[str, Any]
 Rows: TypeAlias = list[dict[str, Any]]
@@ -28,17 +29,22 @@ def to_columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
     return columns
 
 
-def held_out_sets(cfg: Config, to: str, keep: Keep = None) -> dict[str, Any]:
+def held_out_sets(experiment: Experiment, to: str, keep: Keep = None) -> dict[str, Any]:
     """The rows of each held-out set in the form ``to``, by its name, ``""`` where it has none."""
-    node = dict(cfg["dataset"])
+    return _held_out_sets(experiment.dataset.node, experiment.seed, to, keep)
+
+
+def _held_out_sets(dataset: Node, seed: int, to: str, keep: Keep) -> dict[str, Any]:
+    """The rows of each held-out set of a dataset's node."""
+    node = dict(dataset)
     if node["_target_"] == LOADER and isinstance(node.get("split"), Mapping):
         node["split"] = {**node["split"], "train": None}
-    _, held_out = serve(node, to=to, seed=cfg["seed"], keep=keep)
+    _, held_out = serve(node, to=to, seed=seed, keep=keep)
     return dict(held_out) if isinstance(held_out, Mapping) else {"": held_out}
 
 
 def read_sets(
-    cfg: Config,
+    experiment: Experiment,
     to: str,
     name: str | None = None,
     limit: int | None = None,
@@ -51,7 +57,7 @@ def read_sets(
     Without ``name`` they are the held-out sets. Where a dataset holds nothing out they are the
     training rows if it ``falls_back``; else that is a ConfigError.
     """
-    node = dict(cfg["dataset"])
+    node = dict(experiment.dataset.node)
     is_loaded = node["_target_"] == LOADER
     holds_out = not is_loaded or bool((node.get("split") or {}).get("eval"))
     if not (name or holds_out or falls_back):
@@ -69,10 +75,10 @@ def read_sets(
     if limit is not None and "limit" in asked_for(node["_target_"]):
         node["limit"] = {"train": limit, "eval": limit}
     if name == "train" or not (name or holds_out):
-        return {"train": _training_rows(node, cfg, to, keep)}
+        return {"train": _training_rows(node, experiment.seed, to, keep)}
 
     sets = {}
-    for set_name, rows in held_out_sets({**cfg, "dataset": node}, to, keep).items():
+    for set_name, rows in _held_out_sets(node, experiment.seed, to, keep).items():
         if rows is not None:
             sets[set_name or "eval"] = list(rows)
     wanted = sets
@@ -92,11 +98,11 @@ def read_sets(
     return wanted
 
 
-def _training_rows(node: Node, cfg: Config, to: str, keep: Keep) -> Rows:
+def _training_rows(node: Node, seed: int, to: str, keep: Keep) -> Rows:
     node = dict(node)
     if node["_target_"] == LOADER:
         node["split"] = {**node["split"], "eval": None}
-    train, _ = serve(node, to=to, seed=cfg["seed"], keep=keep)
+    train, _ = serve(node, to=to, seed=seed, keep=keep)
     return list(train)
 
 

@@ -147,8 +147,8 @@ class Pool:
         processes.prepare_environment()
         # Before trainers bring their trackers along, some of which read where to write as they are
         # imported.
-        cfg = task.composed.cfg
-        set_variables(cfg["tracker"], task.folder.absolute(), str(cfg["name"]))
+        experiment = task.composed.experiment
+        set_variables(experiment.tracker, task.folder.absolute(), str(experiment.name))
         warm_up([task.composed])
         used_slots = {child.slot for child in self.live.values()}
         slot = min(set(range(self.settings.jobs)) - used_slots)

@@ -98,7 +98,7 @@ def _train_here(composed: Composed, settings: Settings) -> int:
         print(finished(run))
         return 0
     if not sealed_checkpoints(run.checkpoints):
-        offer = find_offer(run.cfg, run.folder)
+        offer = find_offer(run.experiment, run.folder)
         if offer:
             print(f"note      {offer}")
     print(f"run       {run}", flush=True)
@@ -250,7 +250,7 @@ def _print_notes(tasks: Sequence[Task]) -> None:
     if {"train": "train", "eval": None} in splits:
         lines.append(f"note      no rows are held out; {split_words(share=80)}")
     for run in runs:
-        budget = evaluation_budget(run.cfg)
+        budget = evaluation_budget(run.experiment)
         if budget:
             lines += budget.lines()
     for line in dict.fromkeys(lines):

@@ -13,7 +13,6 @@ from peft.utils.other import TrainableTokensWrapper
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from runner.config.experiment import AdapterPart, key_names
 from runner.errors import ConfigError, Fault
 from runner.io.temporary import temporarily
 from runner.model.check_tuning import (
@@ -30,7 +29,6 @@ Model: TypeAlias = PreTrainedModel | PeftModel
 # another model.
 BASE_CHANGING = ("pissa", "olora", "corda", "loftq", "lora_ga")
 RANDOM = (PeftType.C3A, PeftType.VBLORA)  # these start from noise
-OWN = key_names(AdapterPart)  # keys of the group that are not the adapter's
 TOKEN_ROWS = "trainable_token_indices"  # peft's name for the rows of tokens that LoRA trains
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from runner.config.build import arguments_of
+from runner.config.experiment import RewardPart
 from runner.errors import (
     DataError,
     EnvironmentFault,
@@ -29,7 +30,6 @@ from runner.reward.answer import Answer, Prompt, check_answer, check_some_apply,
 from runner.reward.isolation import undisturbed
 from runner.reward.time_limit import within
 
-TIMEOUT = 1800.0  # seconds for one batch, unless the config says otherwise
 # What the runner and the trainers give beside columns; never offered as a column.
 NOT_COLUMNS = ("trainer_state", "log_extra", "log_metric", "completion_ids", "environments")
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -94,7 +94,7 @@ class Scorer:
     name: str
     call: Callable[..., Any]
     _: KW_ONLY
-    timeout: float | None = TIMEOUT  # seconds for one batch
+    timeout: float | None = RewardPart.timeout  # seconds for one batch
     per_step: bool = False  # a list of numbers for a completion is allowed
     tracker: RewardTracker | None = None
     group: str = "reward"

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.config.batch import MADE
-from runner.config.machines import processes_of, words_for
+from runner.config.experiment import Experiment
+from runner.config.machines import words_for
 from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import read_json, write_json
 from runner.run.find import find_run
@@ -62,18 +63,18 @@ class ChangedValue:
 
 
 # --- The other run ------------------------------------------------------------------------------
-def find_resume_faults(cfg: Config) -> list[Fault]:
+def find_resume_faults(experiment: Experiment) -> list[Fault]:
     """Faults that keep a configuration from going on from the run that its ``resume`` names."""
-    other = _find_named(cfg)
+    other = _find_named(experiment)
     if isinstance(other, Fault):
         return [other]
-    own = Run(folder_of(cfg, []))
+    own = Run(folder_of(experiment.node, []))
     # In its own folder a run goes on anyway.
     if other is None or other.folder.resolve() == own.folder.resolve():
-        return _find_process_faults(own, cfg)
+        return _find_process_faults(own, experiment)
     # They are found first, because a folder of another format ends the check before its lock is
     # looked at, which would write there.
-    differences = list(_differences(other, cfg))
+    differences = list(_differences(other, experiment))
     foreign = find_foreign_faults(other.folder)
     if foreign:
         return foreign + differences
@@ -101,12 +102,12 @@ def find_resume_faults(cfg: Config) -> list[Fault]:
     return differences
 
 
-def _find_process_faults(run: Run, cfg: Config) -> list[Fault]:
+def _find_process_faults(run: Run, experiment: Experiment) -> list[Fault]:
     """The fault of a run that shares its batch among processes, and yet needs as many as before."""
-    manifest = run.manifest() if made_of_batch(cfg) else {}
+    manifest = run.manifest() if made_of_batch(experiment.node) else {}
     reason = manifest.get("of_processes")
     then = (manifest.get("hardware") or {}).get("processes")
-    now = processes_of(cfg)
+    now = experiment.launcher.all_processes
     if not reason or not isinstance(then, int) or then == now:
         return []
     return [
@@ -115,29 +116,29 @@ def _find_process_faults(run: Run, cfg: Config) -> list[Fault]:
             found=f"{now}, {run} was trained by {then}, and others would take other steps: "
             f"{reason}",
             expected=str(then),
-            fix=f"{words_for(cfg, then)}, or name=<another name>",
+            fix=f"{words_for(experiment.node, then)}, or name=<another name>",
         )
     ]
 
 
-def other_run(cfg: Config) -> Run | None:
+def other_run(experiment: Experiment) -> Run | None:
     """The run to go on from; raises FolderError or ConfigError where that has become impossible."""
-    other = _find_named(cfg)
+    other = _find_named(experiment)
     if isinstance(other, Fault):
         raise FolderError(other)
-    ConfigError.refuse(find_resume_faults(cfg))
+    ConfigError.refuse(find_resume_faults(experiment))
     return other
 
 
-def _find_named(cfg: Config) -> Run | Fault | None:
+def _find_named(experiment: Experiment) -> Run | Fault | None:
     """The run that ``resume`` names; a fault where there is none."""
-    if not cfg.get("resume"):
+    if not experiment.resume:
         return None
-    folder = find_run(str(cfg["resume"]), "report", Path(str(cfg["output_root"])))
+    folder = find_run(experiment.resume, "report", experiment.root)
     if isinstance(folder, Fault):
         return Fault(
             where="resume",
-            found=f"{cfg['resume']}: {folder.found}",
+            found=f"{experiment.resume}: {folder.found}",
             expected=folder.expected,
             fix=folder.fix,
         )
@@ -181,7 +182,7 @@ def copy_history(run: Run, other: Run) -> None:
         write_json(run.folder / "scores.json", {"before": before})
 
 
-def find_offer(cfg: Config, folder: Path) -> str:
+def find_offer(experiment: Experiment, folder: Path) -> str:
     """A line where a new run could begin with the steps of one beside it; empty where it cannot."""
     folders = [path.parent for path in sorted(folder.parent.glob("*/status.json"))]
     folders = [neighbour for neighbour in folders if neighbour != folder]
@@ -191,7 +192,8 @@ def find_offer(cfg: Config, folder: Path) -> str:
         if not step or not (neighbour / "config.yaml").exists():
             continue
         with contextlib.suppress(FolderError):  # of another format, or torn
-            if not find_resume_faults({**cfg, "resume": str(neighbour)}):
+            resumed = Experiment.read({**experiment.node, "resume": str(neighbour)})
+            if not find_resume_faults(resumed):
                 name = f"{neighbour.parent.name}/{neighbour.name}"
                 return (
                     f"{name} has taken {step} of the same steps; "
@@ -201,31 +203,31 @@ def find_offer(cfg: Config, folder: Path) -> str:
 
 
 # --- Changed values -----------------------------------------------------------------------------
-def _differences(other: Run, cfg: Config) -> Iterator[Fault]:
+def _differences(other: Run, experiment: Experiment) -> Iterator[Fault]:
     """The faults of what has changed since another run, and would have changed its steps."""
-    old_cfg = other.cfg  # FolderError for a folder of another format
-    defaults = _defaults_of(cfg["trainer"]["args"]["_target_"])
+    old = other.experiment  # FolderError for a folder of another format
+    defaults = _defaults_of(experiment.trainer.args["_target_"])
     # A batch may be shared by however many processes.
-    same_batch = bool(cfg.get("batch")) and cfg["batch"] == old_cfg.get("batch")
-    before = processes_of(old_cfg)
-    after = processes_of(cfg)
+    same_batch = bool(experiment.batch) and experiment.batch == old.batch
+    before = old.launcher.all_processes
+    after = experiment.launcher.all_processes
     if before != after and not same_batch:
         yield Fault(
             where="launcher",
             found=f"{before} -> {after} processes",
             expected="as many processes, because each draws rows of its own",
-            fix=f"{words_for(cfg, before)}, or leave resume out",
+            fix=f"{words_for(experiment.node, before)}, or leave resume out",
         )
     is_longer = False
-    for change in _changed_values(old_cfg, cfg, defaults):
+    for change in _changed_values(old.node, experiment.node, defaults):
         if same_batch and change.path in MADE:
             continue
         is_longer = is_longer or change.trainer_arg in upstream.LONGER
-        reason = _objection(change, cfg, defaults)
+        reason = _objection(change, experiment, defaults)
         if reason:
             yield _change_fault(change, reason, defaults)
     if is_longer:
-        yield from _find_reference_faults(other, cfg, defaults)
+        yield from _find_reference_faults(other, experiment, defaults)
 
     status = other.status()
     took_all_steps = status["step"] == status["max_steps"]
@@ -284,33 +286,33 @@ def _change_fault(change: ChangedValue, reason: str, defaults: Node) -> Fault:
     )
 
 
-def _objection(change: ChangedValue, cfg: Config, defaults: Node) -> str:
+def _objection(change: ChangedValue, experiment: Experiment, defaults: Node) -> str:
     """The reason why a run from the start would have taken other steps with the new value.
 
     It is empty where the steps would have been the same.
     """
     name = change.trainer_arg
-    args = {**defaults, **cfg["trainer"]["args"]}
+    args = {**defaults, **experiment.trainer.args}
     if name in upstream.CALLBACK_VISIBLE:
         acting = []
         if args.get("load_best_model_at_end"):
             acting.append(f"{PREFIX}load_best_model_at_end")
-        acting += _callbacks_but(cfg, (OURS,))
+        acting += _callbacks_but(experiment, (OURS,))
         if acting:
             return f"the same, because {acting[0]} may act on it"
     is_logged = name in upstream.LOGGED or name in upstream.CALLBACK_VISIBLE
     if is_logged and args.get("num_completions_to_print"):
         return "the same, because trainer.args.num_completions_to_print draws some each time"
-    if name in upstream.MAP_STYLE_ONLY and _streams(cfg):
+    if name in upstream.MAP_STYLE_ONLY and _streams(experiment):
         return "the same, because streamed rows come in another order"
     if name in upstream.LONGER:
-        return _length_objection(change, cfg, args)
+        return _length_objection(change, experiment, args)
     if name in upstream.EXTENDABLE:
         return ""
     return "the same, because the steps so far were taken with it"
 
 
-def _length_objection(change: ChangedValue, cfg: Config, args: Node) -> str:
+def _length_objection(change: ChangedValue, experiment: Experiment, args: Node) -> str:
     """The reason why a training cannot be made longer; empty where it can."""
     old = change.old
     new = change.new
@@ -326,10 +328,10 @@ def _length_objection(change: ChangedValue, cfg: Config, args: Node) -> str:
             "the same, because the best checkpoint so far stays behind "
             "(trainer.args.load_best_model_at_end)"
         )
-    users = _callbacks_but(cfg, (OURS, LIBRARY))
+    users = _callbacks_but(experiment, (OURS, LIBRARY))
     if users:
         return f"the same, because {users[0]} may look at how many steps there will be"
-    schedule = select(cfg, "optimizer.scheduler._target_")
+    schedule = select(experiment.node, "optimizer.scheduler._target_")
     if schedule:
         signature = read_signature(schedule)
         looks_ahead = signature is None or "num_training_steps" in signature.parameters
@@ -345,29 +347,29 @@ def _length_objection(change: ChangedValue, cfg: Config, args: Node) -> str:
     )
 
 
-def _callbacks_but(cfg: Config, prefixes: tuple[str, ...]) -> list[str]:
+def _callbacks_but(experiment: Experiment, prefixes: tuple[str, ...]) -> list[str]:
     """The dotted keys of the callbacks whose targets begin with none of these."""
-    callbacks = nodes(cfg.get("callback"), "callback")
+    callbacks = nodes(experiment.node.get("callback"), "callback")
     return [path for path, node in callbacks if not node["_target_"].startswith(prefixes)]
 
 
-def _streams(cfg: Config) -> bool:
+def _streams(experiment: Experiment) -> bool:
     """True for a dataset that is read while it trains."""
-    for key, value in walk(cfg.get("dataset") or {}):
+    for key, value in walk(experiment.dataset.node):
         if last_key(key) == "streaming" and value:
             return True
     return False
 
 
 # --- The reference's log-probabilities ----------------------------------------------------------
-def _find_reference_faults(other: Run, cfg: Config, defaults: Node) -> Iterator[Fault]:
+def _find_reference_faults(other: Run, experiment: Experiment, defaults: Node) -> Iterator[Fault]:
     """The fault of a longer run that would compute its reference once, and the old one did not."""
     manifest = other.manifest()
     rows = ((manifest.get("data") or {}).get("train") or {}).get("rows")
-    is_chosen = "precompute_ref_log_probs" in cfg["trainer"]["args"]
+    is_chosen = "precompute_ref_log_probs" in experiment.trainer.args
     if is_chosen or not rows or manifest.get("reference") != EACH_STEP:
         return
-    if computes_once(cfg, {**defaults, **cfg["trainer"]["args"]}, rows):
+    if computes_once(experiment, {**defaults, **experiment.trainer.args}, rows):
         yield Fault(
             where="trainer.args.precompute_ref_log_probs",
             found=f"{EACH_STEP}, and {ONCE} in a run that reads each of its {rows} rows",
@@ -376,16 +378,17 @@ def _find_reference_faults(other: Run, cfg: Config, defaults: Node) -> Iterator[
         )
 
 
-def computes_once(cfg: Config, args: Node, rows: float, kept: bool = False) -> bool:
+def computes_once(experiment: Experiment, args: Node, rows: float, kept: bool = False) -> bool:
     """True where a reference's log-probabilities are computed once by default.
 
     Each row is read, or they are ``kept`` from before; and nothing changes them.
     """
-    if cfg.get("collator") or cfg.get("weight") or _streams(cfg) or processes_of(cfg) > 1:
+    changes_rows = experiment.collator or experiment.group("weight")
+    if changes_rows or _streams(experiment) or experiment.launcher.all_processes > 1:
         return False
     if any(args.get(name) for name in ("sync_ref_model", "fsdp", "deepspeed")):
         return False
-    for _, node in nodes(cfg.get("callback")):
+    for _, node in nodes(experiment.node.get("callback")):
         signature = read_signature(node["_target_"])
         if signature and "ref_model" in signature.parameters:
             return False

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from runner.config.experiment import Experiment
 from runner.config.limits import read_yaml
 from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import (
@@ -74,6 +75,11 @@ class Run:
         if number != FORMAT:
             raise FolderError(format_fault(self.folder, number))
         return content
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """The frozen configuration as an object; the same errors as for ``cfg``."""
+        return Experiment.read(self.cfg)
 
     def __str__(self) -> str:
         """The folder as a user would type it from here."""

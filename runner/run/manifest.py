@@ -47,7 +47,7 @@ def write_manifest(run: Run, **facts: object) -> None:
         "python": platform.python_version(),
         "versions": {name: installed_version(name) for name in LIBRARIES},
         "git": git,
-        "seed": run.cfg.get("seed"),
+        "seed": run.experiment.seed,
         "uses": uses_of(run.cfg),
         "starts": 0,
     }

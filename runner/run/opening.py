@@ -3,8 +3,8 @@
 import contextlib
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 
+from runner.config.experiment import Experiment
 from runner.errors import Fault, FolderError
 from runner.io.files import JsonObject, open_own, read_json, read_step, write_json
 from runner.io.secrets import hidden
@@ -34,7 +34,7 @@ def open_run(
     ``overrides`` name a new folder. ``command`` are the words that make this run alone, and
     ``choices`` the options by group; both are recorded in the manifest.
     """
-    _check_name(cfg)
+    _check_name(Experiment.read(cfg))
     key = key_of(cfg)
     folder = folder_of(cfg, overrides).absolute()
     run = Run(folder)
@@ -64,16 +64,16 @@ def open_run(
     return Run(folder)
 
 
-def _check_name(cfg: Config) -> None:
+def _check_name(experiment: Experiment) -> None:
     """Raise FolderError where the name of a run is not that of one folder in the output root."""
-    name = str(cfg["name"])
-    root = Path(str(cfg["output_root"])).resolve()
+    name = str(experiment.name)
+    root = experiment.root.resolve()
     group = (root / name).resolve()
     if not name.strip() or not group.is_relative_to(root) or group == root:
         raise FolderError(
             Fault(
                 where="name",
-                found=f"{cfg['name']!r} leads out of {root}",
+                found=f"{experiment.name!r} leads out of {root}",
                 expected="a folder name",
                 fix="=<letters and digits>",
             )

@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from runner.config.experiment import Experiment
 from runner.config.limits import read_yaml
 from runner.config.menu import GROUPS, OPTIONAL
 from runner.errors import ConfigError, Fault, FolderError
@@ -59,6 +60,11 @@ class RunRecord:
     @property
     def run(self) -> Run:
         return Run(self.folder)
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """The configuration as an object, with defaults in place of what could not be read."""
+        return Experiment.read(self.cfg)
 
     @cached_property
     def lines(self) -> list[JsonObject]:

@@ -120,6 +120,7 @@ class TrainerArgs(TypedDict, total=False):
     reward_clip_range: Any
     reward_weights: list[float] | None
     reward_model_path: str | None
+    sft_model_path: str | None
     teacher_model_name_or_path: str | None
     num_completions_to_print: int | None
 

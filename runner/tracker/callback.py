@@ -6,7 +6,7 @@ the frozen one, without secrets. Each tracker has a module of its own.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from runner.config.experiment import DatasetPart, Experiment, ModelPart, Part
 from runner.run.history import is_finite, read_metrics
 from runner.tracker.variable import note_complete, read_complete
 
@@ -26,7 +27,7 @@ MAX_TAG_LETTERS = 64  # of wandb
 class Tracker(TrainerCallback):
     """A callback that sends each figure once, and ends only after the last held-out scores.
 
-    A tracker gets the frozen ``config`` of a run, the trainer, model, dataset and adapter in a word
+    A tracker gets the frozen configuration of a run (``experiment``), the trainer, model, dataset and adapter in a word
     each (``facts``), these and the user's own words as ``tags``, and the name that the runs of a
     sweep share (``group``).
     """
@@ -34,13 +35,13 @@ class Tracker(TrainerCallback):
     # What an earlier start has sent is still there, also of steps that are trained again.
     remembers = True
 
-    def __init__(self, config: Mapping[str, Any], folder: Path):
+    def __init__(self, experiment: Experiment, folder: Path):
         super().__init__()
-        self.config = config
+        self.experiment = experiment
         self.folder = folder
-        self.group = str(config["name"])
-        self.facts = _facts(config)
-        own_tags = (config.get("tracker") or {}).get("tags") or ()
+        self.group = str(experiment.name)
+        self.facts = _facts(experiment)
+        own_tags = experiment.tracker.tags or ()
         self.tags = list(dict.fromkeys([*self.facts.values(), *own_tags]))
         self.name = type(self).__name__.lower()
         self.sent: dict[int, set[str]] = {}  # the names of figures, by step
@@ -109,22 +110,21 @@ class Tracker(TrainerCallback):
             self.ending()
 
 
-def _facts(config: Mapping[str, Any]) -> dict[str, str]:
+def _facts(experiment: Experiment) -> dict[str, str]:
     """The trainer, model, dataset and adapter of a run, in a word each."""
 
-    def last_of_path(group: str) -> str:
-        path = str(config[group].get("path") or "")
+    def last_of_path(part: ModelPart | DatasetPart) -> str:
+        path = str(part.path or "")
         return path.rstrip("/").rpartition("/")[2]
 
-    def kind(group: str) -> str:
-        target = (config.get(group) or {}).get("_target_", "")
-        return re.sub(r"(.*\.)|(trainer|config)$", "", target.lower())
+    def kind(part: Part) -> str:
+        return re.sub(r"(.*\.)|(trainer|config)$", "", part.target.lower())
 
     facts = {
-        "trainer": kind("trainer"),
-        "model": last_of_path("model") or "new",
-        "dataset": last_of_path("dataset") or kind("dataset"),
-        "peft": kind("peft") or "full",
+        "trainer": kind(experiment.trainer),
+        "model": last_of_path(experiment.model) or "new",
+        "dataset": last_of_path(experiment.dataset) or kind(experiment.dataset),
+        "peft": kind(experiment.peft) if experiment.peft else "full",
     }
     return {name: text[:MAX_TAG_LETTERS] for name, text in facts.items()}
 

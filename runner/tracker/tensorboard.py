@@ -29,7 +29,9 @@ class TensorBoard(Tracker, TensorBoardCallback):
             first_step = state.global_step + 1
             self.tb_writer = SummaryWriter(log_dir=self.logging_dir, purge_step=first_step)
             if not is_resumed:
-                config = yaml.safe_dump(dict(self.config), sort_keys=False, allow_unicode=True)
+                config = yaml.safe_dump(
+                    dict(self.experiment.node), sort_keys=False, allow_unicode=True
+                )
                 self.tb_writer.add_text("config", f"```yaml\n{config}```")
                 self.tb_writer.add_text("tags", ", ".join(self.tags))
                 self.tb_writer.add_text("group", self.group)

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from runner.config.experiment import Tracking
 from runner.errors import Fault, FolderError
 from runner.io.files import read_json, write_json
 from runner.tracker.library import PREFIXES
@@ -24,14 +25,14 @@ ID = re.compile(r"[\w-]{1,64}")
 LETTERS_OF_KEY = 10  # at the end of a folder's name
 
 
-def set_variables(node: Mapping[str, Any], folder: Path, name: str) -> None:
+def set_variables(tracker: Tracking, folder: Path, name: str) -> None:
     """Set the variables of a tracker for the run in this folder."""
-    os.environ.update(variables_of(node, folder, name))
+    os.environ.update(variables_of(tracker, folder, name))
 
 
-def variables_of(node: Mapping[str, Any], folder: Path, name: str) -> dict[str, str]:
+def variables_of(tracker: Tracking, folder: Path, name: str) -> dict[str, str]:
     """The variables of a tracker with the words in braces replaced; any other braces stay."""
-    variables = {variable: str(text) for variable, text in (node.get("environment") or {}).items()}
+    variables = {variable: str(text) for variable, text in (tracker.environment or {}).items()}
     words = {
         "folder": str(folder),
         "root": str(folder.parent.parent),

@@ -25,7 +25,7 @@ class Wandb(Tracker, WandbCallback):
 
             if wandb.run is not None and wandb.run.id != os.environ.get("WANDB_RUN_ID"):
                 wandb.finish()  # of an earlier run in this process
-            wandb.init(name=args.run_name, tags=self.tags, config={"runner": self.config})
+            wandb.init(name=args.run_name, tags=self.tags, config={"runner": self.experiment.node})
         super().setup(args, state, model, **kwargs)
 
     def close(self, finished: bool) -> None:

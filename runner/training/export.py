@@ -86,10 +86,10 @@ def _write(run: RunRecord, new: Path, dtype: str | None, trust: bool) -> Exporte
         return ExportedModel(stored, [_copy(source, new)])
     from runner.model.merge import write_plain
 
-    trained = str((run.cfg.get("model") or {}).get("dtype") or "auto")
+    trained = str(run.experiment.model.node.get("dtype") or "auto")
     if dtype is None and trained in DTYPES:
         dtype = trained
-    head = str(run.cfg["trainer"].get("head", "lm"))
+    head = run.experiment.trainer.head
     with quiet():
         written = write_plain(source, new, head=head, dtype=dtype, trust=trust)
     notes = []
@@ -103,7 +103,7 @@ def _write(run: RunRecord, new: Path, dtype: str | None, trust: bool) -> Exporte
             f"as {written.dtype}, read back: no logit differs by more than "
             f"{number(written.rounded, 2)}"
         )
-    if run.cfg.get("quant"):
+    if run.experiment.quant:
         notes.append(
             "trained on a base of 4 or 8 bits and merged into the base as it was before that "
             "rounding"

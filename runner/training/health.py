@@ -362,7 +362,7 @@ def build_health(
     run: Run, args: TrainingArguments, peft: PeftConfig | None, panel: RewardTracker | None
 ) -> Health:
     """The alarms that fit this kind of training, by the trainer's signature and arguments."""
-    arguments = asked_for(run.cfg["trainer"]["_target_"])
+    arguments = asked_for(run.experiment.trainer.target)
     online = "reward_funcs" in arguments
     anchored = "ref_model" in arguments
     rounding = None
@@ -372,7 +372,7 @@ def build_health(
     pairs = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     build = functools.partial(
         build_alarms,
-        run.cfg.get("tolerate"),
+        run.experiment.tolerate,
         online=online,
         anchored=anchored,
         pairs=pairs,

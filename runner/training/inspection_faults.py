@@ -6,26 +6,24 @@ another template.
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from transformers import GenerationConfig, PreTrainedModel
 
-from runner.config.experiment import Tolerate
+from runner.config.experiment import Experiment, Tolerate
 from runner.errors import Fault
 from runner.io.files import shipped
 from runner.model.encoding import decode, stop_ids
 from runner.model.load import read_adapter
-from runner.schema.text import Config
 from runner.training.inspection import Inspection, trained_ids
 
 SHOWN_CHARACTERS = 60  # of a text in a fault
 SHOWN_TOKENS = 20
 
 
-def find_faults(inspection: Inspection, tolerate: Mapping[str, Any] | None = None) -> list[Fault]:
+def find_faults(inspection: Inspection, tolerate: Tolerate | None = None) -> list[Fault]:
     """Faults that no training may start with; ``tolerate`` of the configuration may allow them."""
-    tolerate = tolerate or {}
+    tolerate = tolerate or Tolerate()
     faults = []
     count = len(inspection.encoded)
     longest = inspection.longest_cut
@@ -38,9 +36,7 @@ def find_faults(inspection: Inspection, tolerate: Mapping[str, Any] | None = Non
                 fix=f"trainer.args.max_length={longest}" if longest else "another dataset",
             )
         )
-    allowed = tolerate.get("truncated")
-    if allowed is None:
-        allowed = Tolerate.truncated
+    allowed = tolerate.truncated
     cut = len(inspection.cut)
     if cut > allowed * count:
         share = cut / count
@@ -55,7 +51,7 @@ def find_faults(inspection: Inspection, tolerate: Mapping[str, Any] | None = Non
             )
         )
     for name, check in CHECKS.items():
-        if not tolerate.get(name):
+        if not getattr(tolerate, name):
             fault = check(inspection)
             if fault is not None:
                 faults.append(fault)
@@ -207,14 +203,14 @@ def find_notes(inspection: Inspection) -> list[str]:
     return notes
 
 
-def ends_of(cfg: Config, model: PreTrainedModel) -> list[int]:
+def ends_of(experiment: Experiment, model: PreTrainedModel) -> list[int]:
     """The tokens that stop the generation of the real model.
 
     Its generation settings are a small file beside its weights; a model without a path is new, and
     is the given one itself.
     """
-    path = cfg["model"].get("path")
-    revision = cfg["model"].get("revision")
+    path = experiment.model.path
+    revision = experiment.model.revision
     if not path:
         return stop_ids(model)
     adapter = read_adapter(path, revision)

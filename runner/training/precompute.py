@@ -25,6 +25,7 @@ from datasets import Dataset
 from peft import PeftModel
 from transformers import Trainer, TrainingArguments
 
+from runner.config.experiment import Experiment
 from runner.dataset.loaded_rows import HeldOut, Rows, cache_key, list_columns
 from runner.model.encoding import tokenizer_of
 from runner.run import Run, installed_version
@@ -32,7 +33,6 @@ from runner.run.continuation import EACH_STEP, ONCE, computes_once, other_run
 from runner.run.inputs import read_fingerprints
 from runner.schema import upstream
 from runner.schema.modality import modalities_of
-from runner.schema.text import Config
 
 # Arguments of a trainer's own on which no log-probability depends.
 FREE = ("beta", "learning_rate", "loss_type", "desirable_weight", "precompute_ref_log_probs")
@@ -52,13 +52,13 @@ def precompute_by_default(run: Run, args: TrainingArguments, rows: Rows, held_ou
         return
     way = run.manifest().get("reference")
     if way is None:
-        earlier = other_run(run.cfg)
+        earlier = other_run(run.experiment)
         if earlier is not None:
             way = earlier.manifest().get("reference")
     sets = [rows, *sets_of(held_out)]
     if way is None and args.world_size == 1 and _are_datasets(sets):
-        is_cached = note_of(run.cfg, args, rows, held_out).exists()
-        if computes_once(run.cfg, vars(args), len(rows), is_cached):
+        is_cached = note_of(run.experiment, args, rows, held_out).exists()
+        if computes_once(run.experiment, vars(args), len(rows), is_cached):
             way = ONCE
         else:
             way = EACH_STEP
@@ -70,13 +70,15 @@ def _are_datasets(sets: Sequence[Rows]) -> bool:
     return all(isinstance(rows, Dataset) for rows in sets)
 
 
-def note_of(cfg: Config, args: TrainingArguments, rows: Dataset, held_out: HeldOut) -> Path:
+def note_of(
+    experiment: Experiment, args: TrainingArguments, rows: Dataset, held_out: HeldOut
+) -> Path:
     """The file in the cache which says that log-probabilities of these rows are there.
 
     It is only a hint.
     """
-    model = {name: cfg[name] for name in ("model", "peft", "quant")}
-    facts = [cfg["trainer"]["_target_"], model, read_fingerprints(model)]
+    model = {name: experiment.node[name] for name in ("model", "peft", "quant")}
+    facts = [experiment.trainer.target, model, read_fingerprints(model)]
     fingerprints = [part._fingerprint for part in (rows, *sets_of(held_out))]
     name = f"reference-{_stamp(args, facts, fingerprints)}"
     return Path(datasets.config.HF_DATASETS_CACHE) / name

@@ -27,7 +27,7 @@ from runner.run.adjustments import (
 )
 from runner.run.seal import last_checkpoint, sealed_checkpoints, step_of
 from runner.schema import upstream
-from runner.schema.text import Node
+from runner.schema.trainer_args import TrainerArgs
 from runner.training.components.types import Components
 from runner.training.micro_batch import likelihood_share
 
@@ -101,8 +101,8 @@ def _with_good_checkpoint(run: Run, error: SickRun, good: Path | None) -> SickRu
 
 def _may_roll_back(run: Run, error: SickRun) -> bool:
     rollbacks = count_of(read_adjustments(run.folder), ROLLBACK)
-    wanted = run.cfg.get("on_sick") == ROLLBACK and error.curable
-    return bool(wanted and rollbacks < run.cfg.get("attempts", Experiment.attempts))
+    wanted = run.experiment.on_sick == ROLLBACK and error.curable
+    return wanted and rollbacks < run.experiment.attempts
 
 
 def _adjustment(kind: str, trainer: Trainer, good: Path | None, cause: str) -> Adjustment:
@@ -124,10 +124,10 @@ def _halve(run: Run, error: Exception, components: Components) -> Adjustment:
         smaller = halve_evaluation(args)
     else:
         size = TRAIN_SIZE
-        smaller = halve_training(run.cfg["trainer"]["args"], args)
+        smaller = halve_training(run.experiment.trainer.args, args)
     halvings = count_halvings(components.adjustments, size)
-    has_attempts = halvings < run.cfg.get("attempts", Experiment.attempts)
-    if smaller is None or not has_attempts or run.cfg.get("on_memory") == "stop":
+    has_attempts = halvings < run.experiment.attempts
+    if smaller is None or not has_attempts or run.experiment.on_memory == "stop":
         raise EnvironmentFault(
             _out_of_memory(error, size, getattr(args, size), halvings)
         ) from error
@@ -175,7 +175,7 @@ def find_batch_term(trainer: Trainer) -> str | None:
     return None
 
 
-def halve_training(configured: Node, args: TrainingArguments) -> dict[str, int] | None:
+def halve_training(configured: TrainerArgs, args: TrainingArguments) -> dict[str, int] | None:
     """The arguments of a step that sees the same rows in smaller micro-batches.
 
     None where they cannot be smaller.

@@ -6,6 +6,7 @@ from typing import Any
 from peft import LoraConfig, PeftConfig
 from transformers import TrainingArguments
 
+from runner.config.experiment import Experiment
 from runner.config.menu import read_options
 from runner.run import Run
 from runner.run.alarms import Facts
@@ -26,21 +27,21 @@ def find_facts(
     return Facts(
         usual_rate=usual_rate(run, args, peft),
         max_grad_norm=args.max_grad_norm or 0.0,
-        has_kl_coef=run.cfg.get("kl_coef") is not None,
+        has_kl_coef=run.experiment.kl_coef is not None,
         steps_within=hasattr(args, "num_ppo_epochs"),
         greedy=sampling_advice(args) if online else "",
         reward_weights=tuple(getattr(args, "reward_weights", None) or ()),
-        changed=tuple(_suspect_parts(run)),
+        changed=tuple(_suspect_parts(run.experiment)),
     )
 
 
-def _suspect_parts(run: Run) -> Iterator[str]:
+def _suspect_parts(experiment: Experiment) -> Iterator[str]:
     """Advice on each part of a configuration that can make a loss infinite."""
-    if run.cfg.get("weight"):
+    if experiment.weights:
         yield "smaller weights (weight=)"
-    if run.cfg.get("loss"):
+    if experiment.loss:
         yield "another loss="
-    changed = run.cfg["model"].get("config")
+    changed = experiment.model.node.get("config")
     if changed:
         keys = ", ".join(f"model.config.{key}=" for key in changed)
         yield f"no {keys}"
@@ -51,8 +52,8 @@ def usual_rate(run: Run, args: TrainingArguments, peft: PeftConfig | None) -> fl
 
     None where there is no such rate, or where another optimizer or tuner has a scale of its own.
     """
-    configured = run.cfg.get("optimizer") or {}
-    optimizer = configured.get("_target_") or str(args.optim)
+    configured = run.experiment.optimizer
+    optimizer = configured.target if configured else str(args.optim)
     is_lora = isinstance(peft, LoraConfig)
     if "adam" not in optimizer.lower() or not (peft is None or is_lora):
         return None

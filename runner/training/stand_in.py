@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.build import asked_for, build
+from runner.config.experiment import Experiment
 from runner.model.check import LOADER
 from runner.model.clone import write_placeholder
 from runner.run import Run, write_config
 from runner.schema import upstream
-from runner.schema.text import Config
 from runner.training.components import build_components
 from runner.training.components.model import policy_of
 from runner.training.components.types import Components
@@ -25,38 +25,38 @@ NOT_OF_ROWS = ("peft", "quant", "optimizer", "callback", "metric")
 
 @contextlib.contextmanager
 def first_rows_prepared(
-    cfg: Config, count: int = SAMPLE
+    experiment: Experiment, count: int = SAMPLE
 ) -> Iterator[tuple[Components, dict[str, Any]]]:
     """The parts of the same training on so many rows, with settings for ``inspect_training``."""
     count = max(SAMPLE, count)
     with tempfile.TemporaryDirectory(prefix="first-rows-") as folder:
         run = Run(Path(folder) / "small" / "run")
         model = Path(folder) / "model"
-        tokenizer = dict(cfg["model"]["tokenizer"])
+        tokenizer = dict(experiment.model.tokenizer)
         tokenizer.pop("chat_template", None)
         write_placeholder(build(tokenizer), model)
-        write_config(run.folder, lighten(cfg, count, model))
+        write_config(run.folder, lighten(experiment, count, model))
         components = build_components(run)
         settings = {
-            "form": cfg["trainer"]["form"],
-            "head": cfg["trainer"]["head"],
-            "ends": ends_of(cfg, policy_of(components.trainer)),
+            "form": experiment.trainer.form,
+            "head": experiment.trainer.head,
+            "ends": ends_of(experiment, policy_of(components.trainer)),
             "count": count,
         }
         yield components, settings
 
 
-def lighten(cfg: Config, rows: int, stand_in: Path) -> dict[str, Any]:
+def lighten(experiment: Experiment, rows: int, stand_in: Path) -> dict[str, Any]:
     """The same run on its first rows with a small model, without what only training needs."""
-    light: dict[str, Any] = copy.deepcopy(dict(cfg))
+    light: dict[str, Any] = copy.deepcopy(dict(experiment.node))
     trainer = light["trainer"]
     args = trainer["args"]
     fields = asked_for(args["_target_"])
     cheap = upstream.ELSEWHERE | upstream.BESIDE_ROWS
     args |= {name: value for name, value in cheap.items() if name in fields}
     small = {"_target_": LOADER, "path": str(stand_in)}
-    if cfg["model"]["_target_"] == LOADER:
-        light["model"] = {**small, "tokenizer": cfg["model"]["tokenizer"]}
+    if experiment.model.target == LOADER:
+        light["model"] = {**small, "tokenizer": experiment.model.tokenizer}
     for name, part in trainer.items():
         if isinstance(part, Mapping) and part.get("_target_") == LOADER:  # a teacher, for one
             trainer[name] = small
@@ -64,7 +64,7 @@ def lighten(cfg: Config, rows: int, stand_in: Path) -> dict[str, Any]:
         light["reward"] = {}
         for number in range(len(args.get("reward_weights") or [1])):
             light["reward"][f"reward{number}"] = {"_target_": "runner.reward.rule.length"}
-    limit = cfg["dataset"].get("limit")
+    limit = experiment.dataset.node.get("limit")
     if isinstance(limit, Mapping):
         for name in ("train", "eval"):
             light["dataset"]["limit"][name] = min(rows, limit.get(name) or rows)

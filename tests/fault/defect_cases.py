@@ -369,7 +369,7 @@ DEFECTS = (
         "reward_weight_unread",
         "The weights of rewards in the YAML do not reach the trainer.",
         "runner/training/components/rewards.py",
-        'weights.append(float(node.get("weight", 1.0)))',
+        'weights.append(float(part.weight))',
         "weights.append(1.0)",
         slow=(
             "tests/test_reward_runs.py::test_a_reward_model_by_its_name_counts_beside_those_of_the_group",

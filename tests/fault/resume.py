@@ -28,6 +28,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from runner.config.experiment import Experiment
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -227,13 +229,20 @@ def misses_of_groups(root: Path) -> Iterator[tuple[str, str]]:
         aside = path.partition(".")[0] in ASIDE or path == "trainer.images"
         yield (
             path,
-            "" if aside and not find_resume_faults(now) else judged(now, path, old, new, aside),
+            ""
+            if aside and not find_resume_faults(Experiment.read(now))
+            else judged(now, path, old, new, aside),
         )
     now = cfg | {"launcher": dict(cfg["launcher"] or {}) | {"num_processes": 2}}
-    told = " ".join(f"{fault.where} {fault.found}" for fault in find_resume_faults(now))
+    told = " ".join(
+        f"{fault.where} {fault.found}" for fault in find_resume_faults(Experiment.read(now))
+    )
     yield "launcher.num_processes", "" if told == "launcher 1 -> 2 processes" else f"told: {told}"
     for group in ("peft", "optimizer", "metric", "callback", "reward"):
-        yield f"{group} gone", "" if find_resume_faults(cfg | {group: None}) else "not refused"
+        yield (
+            f"{group} gone",
+            "" if find_resume_faults(Experiment.read(cfg | {group: None})) else "not refused",
+        )
 
 
 def changed(old: Any) -> Any:
@@ -260,7 +269,7 @@ def put(cfg: dict[str, Any], path: str, value: Any) -> None:
 
 def judged(now: Mapping[str, Any], path: str, old: Any, new: Any, allowed: bool) -> str:
     """What is wrong with how a change is taken: let pass and not on the list, or refused without both values."""
-    faults = find_resume_faults(now)
+    faults = find_resume_faults(Experiment.read(now))
     if allowed:
         return f"on the list, and refused: {faults[0]}" if faults else ""
     told = [fault for fault in faults if fault.where == path]

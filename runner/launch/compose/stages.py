@@ -93,7 +93,7 @@ def faults_of(composed: Composed, folders: Sequence[Path] = ()) -> list[Fault]:
     menu = read_menu(folders)
     trusted = TrustedKeys(composed, folders)
     faults = find_all_faults(composed.cfg, menu=menu, allow=allowed, typed=typed, trusted=trusted)
-    return faults or find_mismatches(composed.cfg, menu) or find_resume_faults(composed.cfg)
+    return faults or find_mismatches(composed.cfg, menu) or find_resume_faults(composed.experiment)
 
 
 def _compose_stages(

@@ -16,8 +16,8 @@ of the configuration. Step numbers are those of the whole training, also after a
 """
 
 import math
-from collections.abc import Mapping
 
+from runner.config.experiment import Tolerate
 from runner.run.alarms.advice import Facts
 from runner.run.alarms.alarm import Alarm
 from runner.run.alarms.ended_worse import EndedWorse
@@ -80,10 +80,9 @@ ALARMS = (
     EndedWorse.name,
     FirstMargin.name,
 )
-Tolerance = Mapping[str, bool | int | float]
 
 
-def steps_to_notice(tolerate: Tolerance | None = None) -> int:
+def steps_to_notice(tolerate: Tolerate | None = None) -> int:
     """The most steps from the last healthy one until a sickness is noticed, of any training."""
     alarms = [
         *build_alarms(tolerate, online=True),
@@ -93,7 +92,7 @@ def steps_to_notice(tolerate: Tolerance | None = None) -> int:
 
 
 def build_alarms(
-    tolerate: Tolerance | None = None,
+    tolerate: Tolerate | None = None,
     *,
     online: bool = False,
     anchored: bool = False,
@@ -108,7 +107,7 @@ def build_alarms(
     learning beside a reference, from ``pairs`` in each step. ``rounding`` is by how much the first
     margin may differ from 0; None where it need not be 0.
     """
-    tolerate = tolerate or {}
+    tolerate = tolerate or Tolerate()
     alarms: list[Alarm] = [NotFinite(), Frozen(), Exploded()]
     alarms.append(ZeroGradient(online=online, first_loss=math.inf if resumed else None))
     alarms.append(GradientAscent(over=resumed))
@@ -120,12 +119,10 @@ def build_alarms(
     if rounding is not None:
         alarms.append(FirstMargin(tolerance=rounding))
     for alarm in alarms:
-        patience = tolerate.get(alarm.name)
+        patience = tolerate.alarm(alarm.name)
         if patience and patience is not True:
             alarm.patience = int(patience)
 
-    highest_loss = tolerate.get(HighLoss.name)
-    if highest_loss:
-        patience = int(tolerate.get("loss_steps") or HighLoss.patience)
-        alarms.append(HighLoss(patience=patience, most=highest_loss))
-    return [alarm for alarm in alarms if tolerate.get(alarm.name) is not True]
+    if tolerate.loss:
+        alarms.append(HighLoss(patience=tolerate.loss_steps, most=tolerate.loss))
+    return [alarm for alarm in alarms if tolerate.alarm(alarm.name) is not True]

@@ -54,7 +54,7 @@ def add_callbacks(
     The stop comes before all that read whether a step is saved, and the seal after all that write
     into a checkpoint.
     """
-    for user_callback in build_callbacks(run.cfg, parts, trainer):
+    for user_callback in build_callbacks(run.experiment.callbacks, parts, trainer):
         trainer.add_callback(user_callback)
         user_callback.on_init_end(trainer.args, trainer.state, trainer.control)
     callbacks: list[TrainerCallback] = []

@@ -27,7 +27,7 @@ from runner.generate.sampler import whole
 from runner.reward.isolation import contained
 from runner.run import Run
 from runner.schema.read import read_signature
-from runner.schema.text import Config, named
+from runner.schema.text import Node
 
 # The parts that a callback can be given only once there is a trainer.
 OF_TRAINER = {"trainer", "accelerator", "ref_model"}
@@ -57,7 +57,7 @@ def parts_for_callbacks(
     agent: Agent | None,
 ) -> ServedParts:
     """The parts of a training that its callbacks may name."""
-    cfg = run.cfg
+    experiment = run.experiment
     parts: ServedParts = {
         "tokenizer": tokenizer,
         "processing_class": tokenizer,
@@ -72,23 +72,23 @@ def parts_for_callbacks(
             return generate(policy, tokenizer, prompts, agent=agent, **settings)
 
     def held_out_prompts() -> Iterator[Any]:
-        for held_out_rows in held_out_sets(cfg, "prompt").values():
+        for held_out_rows in held_out_sets(experiment, "prompt").values():
             for row in held_out_rows:
                 yield row["prompt"]
 
-    if cfg["trainer"]["head"] == "lm":
+    if experiment.trainer.head == "lm":
         parts["generate"] = write
-    if fits(cfg["dataset"].get("form"), "prompt") and held_out is not None:
+    if fits(experiment.dataset.form, "prompt") and held_out is not None:
         parts["prompts"] = held_out_prompts
     return parts
 
 
 def build_callbacks(
-    cfg: Config, parts: Mapping[str, Any], trainer: Trainer | None = None
+    nodes: Mapping[str, Node], parts: Mapping[str, Any], trainer: Trainer | None = None
 ) -> list[TrainerCallback]:
     """The user's callbacks: without a trainer those that need none, with one the others."""
     callbacks = []
-    for name, node in named(cfg["callback"] or {}, "callback").items():
+    for name, node in nodes.items():
         target = node["_target_"]
         takes_everything = _takes_everything(target)
         missing = asked_for(target) - set(node)
@@ -173,13 +173,13 @@ def _handles(kind: type, event_name: str) -> bool:
 class PredictionEvents:
     """The events of a prediction, for the user's callbacks that handle one and need no trainer."""
 
-    def __init__(self, cfg: Config, parts: Mapping[str, Any], model: nn.Module):
-        nodes = {}
-        for name, node in named(cfg.get("callback") or {}, "callback").items():
+    def __init__(self, nodes: Mapping[str, Node], parts: Mapping[str, Any], model: nn.Module):
+        handling = {}
+        for name, node in nodes.items():
             kind = locate(node["_target_"])
             if _handles(kind, "on_prediction_step") or _handles(kind, "on_predict"):
-                nodes[name] = node
-        callbacks = build_callbacks({"callback": nodes}, parts)
+                handling[name] = node
+        callbacks = build_callbacks(handling, parts)
         self.handler = CallbackHandler(callbacks, model, parts["tokenizer"], None, None)
         self.args = TrainingArguments(str(parts["folder"]), report_to="none")
         self.state = TrainerState()

@@ -8,6 +8,7 @@ import pyarrow as pa
 from transformers import PreTrainedTokenizerBase, Trainer, TrainingArguments, set_seed
 
 from runner.config.build import build
+from runner.config.experiment import Experiment
 from runner.dataset.weigh import carries_weights
 from runner.errors import ConfigError, Fault, own_place
 from runner.generate.sampler import Model
@@ -19,7 +20,6 @@ from runner.run.adjustments import adjust_logs, read_adjustments
 from runner.run.alarms import steps_to_notice
 from runner.schema import upstream
 from runner.schema.read import read_signature
-from runner.schema.text import Config
 from runner.tracker.replacement import replace_trackers
 from runner.training.callback.order import add_callbacks
 from runner.training.callback.stop import StopRequest
@@ -65,40 +65,40 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
 
     The order also decides which random numbers each of them draws.
     """
-    cfg: Config = run.cfg
-    node = cfg["trainer"]
+    experiment = run.experiment
+    part = experiment.trainer
     adjustments = read_adjustments(run.folder)
     mute_libraries()
-    set_seed(cfg["seed"])
+    set_seed(experiment.seed)
     with _refusals_of("trainer.args"), blaming(run, "trainer.args"):
         args = build_args(run, adjustments)
     rehearse_components(run, args)
 
-    tokenizer = build(cfg["model"]["tokenizer"])
-    rules = build_rules(cfg.get("weight"))
-    rows = load_training_rows(cfg, columns_asked_for(rules))
-    rewards = build_rewards(cfg, args)
+    tokenizer = build(experiment.model.tokenizer)
+    rules = build_rules(experiment.weights)
+    rows = load_training_rows(experiment, columns_asked_for(rules))
+    rewards = build_rewards(experiment, args)
     reward_models = to_model_rewards(rewards, tokenizer, args)
     if rewards.weights:
         args.reward_weights = rewards.weights
-    if are_chats(cfg, args, tokenizer, rows.train):
-        rows = check_chats(cfg, tokenizer, rows)
+    if are_chats(experiment, args, tokenizer, rows.train):
+        rows = check_chats(experiment, tokenizer, rows)
         if any(map(carries_weights, rows.sets)):
-            cfg = with_turn_weights(cfg, args, rows.train)
-            rules = build_rules(cfg.get("weight"))
-        if node["form"] == "prompt" and hasattr(args, "chat_template_kwargs"):
+            experiment = with_turn_weights(experiment, args, rows.train)
+            rules = build_rules(experiment.weights)
+        if part.form == "prompt" and hasattr(args, "chat_template_kwargs"):
             rows = rows.map(functools.partial(write_prompts, tokenizer, args))
-    is_undecided = "precompute_ref_log_probs" not in node["args"]
+    is_undecided = "precompute_ref_log_probs" not in part.args
     if hasattr(args, "precompute_ref_log_probs") and is_undecided and not rules:
         precompute_by_default(run, args, rows.train, rows.held_out)
 
     # Models, and what asks them.
-    models = build_model(cfg, tokenizer, args)
-    _check_stop_strings(cfg, args, models.policy)
-    functions = build_functions(node)
-    agent = agent_of(node, functions)
+    models = build_model(experiment, tokenizer, args)
+    _check_stop_strings(experiment, args, models.policy)
+    functions = build_functions(part)
+    agent = agent_of(part, functions)
     parts = parts_for_callbacks(run, tokenizer, rows.train, rows.held_out, agent)
-    loads_by_path = upstream.takes_path(read_signature(node["_target_"]))
+    loads_by_path = upstream.takes_path(read_signature(part.target))
     offered: OfferedParts = {
         "model": models.policy.name_or_path if loads_by_path else models.policy,
         "ref_model": models.reference,
@@ -108,31 +108,31 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
         "train_dataset": rows.train,
         "eval_dataset": rows.held_out,
         "peft_config": models.peft_config,
-        "data_collator": build_collator(cfg["collator"], tokenizer),
-        "callbacks": build_callbacks(cfg, parts),
+        "data_collator": build_collator(experiment.collator, tokenizer),
+        "callbacks": build_callbacks(experiment.callbacks, parts),
     }
     health = build_health(run, args, models.peft_config, rewards.panel)
     hooks = Hooks(
-        evaluates=node.get("evaluates", True),
+        evaluates=part.evaluates,
         measure=build_measure(run, tokenizer, adjustments, agent),
         on_loss=health.observe_loss,
         on_log=functools.partial(adjust_logs, adjustments) if adjustments else None,
         reward_means=rewards.panel.pop_means if rewards.panel else None,
-        make_optimizer=optimizer_maker(cfg.get("optimizer")),
-        make_schedule=schedule_maker(cfg.get("optimizer")),
-        loss=build_loss(cfg.get("loss")),
-        reads_cross_entropy=upstream.ranking_figure(cfg) == upstream.CROSS_ENTROPY,
+        make_optimizer=optimizer_maker(experiment.optimizer),
+        make_schedule=schedule_maker(experiment.optimizer),
+        loss=build_loss(experiment.loss),
+        reads_cross_entropy=upstream.ranking_figure(experiment.node) == upstream.CROSS_ENTROPY,
         use_cache=getattr(models.policy.config, "use_cache", None),
     )
     with _refusals_of("trainer"), blaming(run):
-        trainer = build_trainer(cfg, {**offered, **functions}, hooks, rules)
+        trainer = build_trainer(experiment, {**offered, **functions}, hooks, rules)
     for reward_model in reward_models:
         reward_model.place(trainer)
-    _complete_batches(cfg, trainer, tokenizer, rules)
-    trackers = replace_trackers(trainer, cfg, run.folder)
+    _complete_batches(experiment, trainer, tokenizer, rules)
+    trackers = replace_trackers(trainer, experiment, run.folder)
     seal = Seal(
-        node["args"].get("save_total_limit") or CHECKPOINTS_KEPT,
-        steps_to_notice(cfg.get("tolerate")),
+        part.args.get("save_total_limit") or CHECKPOINTS_KEPT,
+        steps_to_notice(experiment.tolerate),
         upstream.cycle_steps(vars(args)),
         run.set_status,
     )
@@ -143,10 +143,13 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
 
 
 def _complete_batches(
-    cfg: Config, trainer: Trainer, tokenizer: PreTrainedTokenizerBase, rules: list[BoundRule]
+    experiment: Experiment,
+    trainer: Trainer,
+    tokenizer: PreTrainedTokenizerBase,
+    rules: list[BoundRule],
 ) -> None:
     """Add to the batches of a built trainer a collator around its own, weights and lengths."""
-    around = build_collator(cfg["collator"], tokenizer, inner=trainer.data_collator)
+    around = build_collator(experiment.collator, tokenizer, inner=trainer.data_collator)
     trainer.data_collator = around or trainer.data_collator
     if rules:
         set_weights(trainer, rules)
@@ -167,11 +170,11 @@ def _refusals_of(where: str) -> Iterator[None]:
         raise ConfigError(Fault(where, found, "values that go together")) from error
 
 
-def _check_stop_strings(cfg: Config, args: TrainingArguments, model: Model) -> None:
+def _check_stop_strings(experiment: Experiment, args: TrainingArguments, model: Model) -> None:
     """Raise ConfigError where a library is to sample with stop strings, which it cannot here."""
     generation = getattr(model, "generation_config", None)
     strings = getattr(generation, "stop_strings", None)
-    node = cfg["trainer"]
-    samples = upstream.samples_by_library(node["_target_"], upstream.config_fields(node["args"]))
+    part = experiment.trainer
+    samples = upstream.samples_by_library(part.target, upstream.config_fields(part.args))
     if strings and samples and not getattr(args, "use_vllm", False):
-        raise ConfigError(no_stop_strings(strings, str(cfg["model"].get("path"))))
+        raise ConfigError(no_stop_strings(strings, str(experiment.model.path)))

@@ -7,12 +7,13 @@ import torch
 from transformers import TrainingArguments
 
 from runner.config.build import asked_for, build
+from runner.config.experiment import Experiment
 from runner.config.sharding import find_gpu_faults, shards_on_cpu
 from runner.errors import ConfigError, EnvironmentFault, Fault
 from runner.io.files import SHIPPED, shipped
 from runner.run.folder import Run
 from runner.schema import upstream
-from runner.schema.text import Config, Node, nodes
+from runner.schema.text import Node, nodes
 from runner.tracker.variable import find_foreign_variables, set_variables
 
 # Fields that the runner itself gives a trainer's config. ``config.provenance`` reads these tables
@@ -50,21 +51,21 @@ def build_args(run: Run, adjustments: Sequence[Mapping[str, Any]] = ()) -> Train
 
     Raises EnvironmentFault for devices, precisions, kernels and shards that are not here.
     """
-    cfg = run.cfg
-    node = dict(cfg["trainer"]["args"])
+    experiment = run.experiment
+    node: dict[str, Any] = dict(experiment.trainer.args)
     for name, value in node.items():
         if str(value).startswith(SHIPPED):
             node[name] = shipped(value)
     for adjustment in adjustments:
         node |= adjustment.get("args", {})
-    ConfigError.refuse(find_foreign_variables(cfg["tracker"]))
-    set_variables(cfg["tracker"], run.folder, cfg["name"])
-    check_devices(cfg)
+    ConfigError.refuse(find_foreign_variables(experiment.tracker.node))
+    set_variables(experiment.tracker, run.folder, str(experiment.name))
+    check_devices(experiment)
     defaults = {
         **BY_DEFAULT,
-        "seed": cfg["seed"],
+        "seed": experiment.seed,
         "run_name": run.folder.name,
-        "report_to": cfg["tracker"]["report_to"],
+        "report_to": experiment.tracker.report_to,
     }
     # What TRL assumes of a GPU is turned off where there is none: it would refuse to start, or run
     # slower.
@@ -74,7 +75,7 @@ def build_args(run: Run, adjustments: Sequence[Mapping[str, Any]] = ()) -> Train
     elif torch.cuda.is_available() and not torch.cuda.is_bf16_supported():
         defaults["bf16"] = False
     always = {**ALWAYS, "output_dir": str(run.checkpoints)}
-    args: TrainingArguments = build(defaults | _selection(cfg) | node | always)
+    args: TrainingArguments = build(defaults | _selection(experiment) | node | always)
     shards_on_cpu()
     return args
 
@@ -90,10 +91,10 @@ def _defaults_on_cpu(node: Node) -> dict[str, Any]:
     return defaults
 
 
-def _selection(cfg: Config) -> dict[str, Any]:
+def _selection(experiment: Experiment) -> dict[str, Any]:
     """The figure that chooses the best checkpoint, with its direction, unless the config has it."""
-    args = cfg["trainer"]["args"]
-    figure = upstream.ranking_figure(cfg)
+    args = experiment.trainer.args
+    figure = upstream.ranking_figure(experiment.node)
     wanted = args.get("metric_for_best_model")
     by_score = args.get("lr_scheduler_type") in upstream.SCHEDULES_BY_SCORE
     if wanted is None and figure != "loss" and (args.get("load_best_model_at_end") or by_score):
@@ -104,11 +105,11 @@ def _selection(cfg: Config) -> dict[str, Any]:
     return {"metric_for_best_model": wanted, "greater_is_better": not is_lower_better}
 
 
-def check_devices(cfg: Config) -> None:
+def check_devices(experiment: Experiment) -> None:
     """Raise EnvironmentFault for models and their parts on devices that are not here."""
     here = _devices_here()
     faults = []
-    for path, node in nodes(cfg):
+    for path, node in nodes(experiment.node):
         keys = ["device_map"]
         if node["_target_"].startswith("runner."):
             keys.append("device")

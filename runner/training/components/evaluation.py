@@ -21,7 +21,7 @@ from runner.metric.ask import Metric
 from runner.run import Run
 from runner.run.adjustments import count_halvings
 from runner.schema import upstream
-from runner.schema.text import Node, nearest
+from runner.schema.text import nearest
 from runner.schema.type import shortened
 from runner.training.components.model import policy_of
 from runner.training.components.scorers import build_metrics
@@ -122,7 +122,7 @@ class HeldOutMetrics:
     @property
     def is_online(self) -> bool:
         """True where the trainer learns from what it samples."""
-        return is_online(self.run.cfg["trainer"])
+        return self.run.experiment.trainer.is_online
 
     def sample_training(self, trainer: Trainer, rows: Dataset) -> None:
         """Answer the first training prompts for whoever reads them, where no row is held out."""
@@ -146,7 +146,7 @@ class HeldOutMetrics:
         max_length = min(filter(None, lengths), default=None)
         reader = AnswerReader(model, self.tokenizer, max_length)
         rows = list(self._rows("answer", set_name))
-        is_scorer = self.run.cfg["trainer"]["head"] == "score"
+        is_scorer = self.run.experiment.trainer.head == "score"
         return judge_answers(reader, rows, metrics, is_scorer=is_scorer).scores
 
     def _answer(
@@ -175,7 +175,7 @@ class HeldOutMetrics:
         """The held-out rows of a set in a form, which are loaded once."""
         if form not in self.sets:
             columns = None if form == "prompt" else ["*"]
-            self.sets[form] = held_out_sets(self.run.cfg, form, columns)
+            self.sets[form] = held_out_sets(self.run.experiment, form, columns)
         sets = self.sets[form]
         if set_name not in sets:
             raise ConfigError(
@@ -189,11 +189,6 @@ class HeldOutMetrics:
         return sets[set_name]
 
 
-def is_online(trainer: Node) -> bool:
-    """True for a trainer that learns from what it samples."""
-    return bool(trainer["form"] == "prompt" and trainer["head"] == "lm")
-
-
 def build_measure(
     run: Run,
     tokenizer: PreTrainedTokenizerBase,
@@ -205,12 +200,12 @@ def build_measure(
     Of a trainer that learns from what it samples, some answers are written also without a metric,
     unless it writes them itself, as PPO does.
     """
-    trainer = run.cfg["trainer"]
-    metrics = build_metrics(run.cfg["metric"], tokenizer)
-    if not metrics and not is_online(trainer):
+    trainer = run.experiment.trainer
+    metrics = build_metrics(run.experiment.metrics, tokenizer)
+    if not metrics and not trainer.is_online:
         return None
     samples = 0
-    if is_online(trainer) and loss_interface_of(trainer) != "policy":
+    if trainer.is_online and loss_interface_of(trainer) != "policy":
         samples = SHOWN
     halvings = count_halvings(adjustments, "per_device_eval_batch_size")
     batch_size = max(1, BATCH_SIZE >> halvings)

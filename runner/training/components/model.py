@@ -12,11 +12,12 @@ from safetensors.torch import load_model
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 
 from runner.config.build import asked_for, build, serve
+from runner.config.experiment import AdapterPart, Experiment
 from runner.errors import ConfigError, Fault, FolderError
 from runner.generate.run_weights import Weights
 from runner.generate.sampler import Model
 from runner.io.files import display_path
-from runner.model.adapter import OWN, check_adapter, leave_out_routers, train_beside, train_tokens
+from runner.model.adapter import check_adapter, leave_out_routers, train_beside, train_tokens
 from runner.model.check import LOADER, NEW
 from runner.model.check_config import overrides_answers
 from runner.model.load import check_quantization, hold_places
@@ -25,7 +26,7 @@ from runner.model.saved import is_partitioned, load_adapter_weights
 from runner.reward.outcome import best_device
 from runner.schema import upstream
 from runner.schema.source import has_method
-from runner.schema.text import Config, Node
+from runner.schema.text import Node
 from runner.training.components.args import check_devices
 
 
@@ -39,25 +40,25 @@ class TrainedModels:
 
 
 def build_model(
-    cfg: Config, tokenizer: PreTrainedTokenizerBase, args: TrainingArguments
+    experiment: Experiment, tokenizer: PreTrainedTokenizerBase, args: TrainingArguments
 ) -> TrainedModels:
     """The policy with what of it is trained, and its reference."""
-    check_quantization(cfg["quant"])
-    head = cfg["trainer"]["head"]
-    node = _model_node(cfg) | path_of(cfg)
+    check_quantization(experiment.quant)
+    head = experiment.trainer.head
+    node = experiment.model.arguments | path_of(experiment)
     load = partial(
         serve,
         tokenizer=tokenizer,
         head=head,
-        quantization_config=build(cfg["quant"]),
-        seed=cfg["seed"],
+        quantization_config=_build_quantization(experiment),
+        seed=experiment.seed,
     )
-    policy, is_handed_out = _load_policy(cfg, args, node, load)
-    policy, peft_config = build_tuner(cfg["peft"], policy, head)
+    policy, is_handed_out = _load_policy(experiment, args, node, load)
+    policy, peft_config = build_tuner(experiment.peft, policy, head)
     train_tokens(policy, peft_config, tokenizer)
     check_adapter(policy, peft_config)
-    check_merged(cfg, peft_config, args)
-    takes_reference = "ref_model" in asked_for(cfg["trainer"]["_target_"])
+    check_merged(experiment, peft_config, args)
+    takes_reference = "ref_model" in asked_for(experiment.trainer.target)
     if not takes_reference or not getattr(args, "penalises_kl", True):
         return TrainedModels(policy, peft_config, None)
     # With FSDP, TRL loads a reference even where it precomputes log-probabilities.
@@ -74,13 +75,13 @@ def build_model(
     return TrainedModels(policy, peft_config, reference)
 
 
-def _model_node(cfg: Config) -> dict[str, Any]:
-    """The node of the model without that of its tokenizer."""
-    return {key: value for key, value in cfg["model"].items() if key != "tokenizer"}
+def _build_quantization(experiment: Experiment) -> object:
+    """The configured quantization; None without one."""
+    return build(experiment.quant.node) if experiment.quant else None
 
 
 def _load_policy(
-    cfg: Config, args: TrainingArguments, node: Node, load: Callable[[Node], Model]
+    experiment: Experiment, args: TrainingArguments, node: Node, load: Callable[[Node], Model]
 ) -> tuple[Model, bool]:
     """The policy, and True where its weights are only places.
 
@@ -91,8 +92,9 @@ def _load_policy(
         return load(node), False
     # Accelerate hands out no buffers that are saved (the balance of experts, matrices that some
     # adapters share), and no tied weights that an adapter may have put something around.
-    saves_buffers = bool(cfg["peft"]) and upstream.setting(cfg["peft"], "save_projection", False)
-    needs_weights = saves_buffers or cfg["quant"] or node.get("merge")
+    peft = experiment.peft
+    saves_buffers = peft is not None and upstream.setting(peft.node, "save_projection", False)
+    needs_weights = saves_buffers or experiment.quant or node.get("merge")
     takes_device_map = "device_map" in asked_for(node["_target_"])
     is_first = not args.local_process_index
     is_handed_out = not is_first and takes_device_map and not needs_weights
@@ -109,7 +111,7 @@ def _load_policy(
         model = load(node_of_process)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     has_buffers = saves_buffers or bool(model.state_dict().keys() - parameters.keys())
-    has_adapter = cfg["peft"] or isinstance(model, PeftModel)
+    has_adapter = peft is not None or isinstance(model, PeftModel)
     if has_buffers or (model.all_tied_weights_keys and has_adapter):
         plugin["cpu_ram_efficient_loading"] = False
         return (load(node) if is_handed_out else model), False
@@ -118,42 +120,42 @@ def _load_policy(
     return model, is_handed_out
 
 
-def own_tuner(node: Node | None) -> Any:
+def own_tuner(peft: AdapterPart | None) -> Any:
     """A tuner with methods of its own; None for any other.
 
     They are ``prepare_model(model)``, ``save_pretrained(model, folder)`` and
     ``from_pretrained(model, folder)``; the first and the last give the model.
     """
-    if node and has_method(node["_target_"], "prepare_model"):
-        return build(node)
+    if peft and has_method(peft.target, "prepare_model"):
+        return build(peft.node)
     return None
 
 
-def build_tuner(node: Node | None, model: Model, head: str) -> tuple[Model, PeftConfig | None]:
+def build_tuner(
+    peft: AdapterPart | None, model: Model, head: str
+) -> tuple[Model, PeftConfig | None]:
     """The model and the adapter for the trainer to put on it, if any.
 
     A function that asks for the model may give it back changed; then there is no adapter.
     """
-    if not node:
+    if not peft:
         return model, None
-    tuner = own_tuner(node)
+    tuner = own_tuner(peft)
     if tuner is not None:
         made = tuner.prepare_model(model)
         made.own_tuner = tuner  # for whoever saves the model
     else:
-        settings = {key: value for key, value in node.items() if key not in OWN}
-        made = serve(settings, model=model, task_type=task_type_of(head))
+        made = serve(peft.arguments, model=model, task_type=task_type_of(head))
     if isinstance(made, PeftConfig):
         leave_out_routers(model, made)
-        if node.get("full"):
-            train_beside(model, made, node["full"])
+        if peft.full:
+            train_beside(model, made, peft.full)
         return model, made
     if not isinstance(made, PreTrainedModel | PeftModel):
-        target = node["_target_"]
         raise ConfigError(
             Fault(
                 where="peft",
-                found=f"{target} gave {type(made).__name__}",
+                found=f"{peft.target} gave {type(made).__name__}",
                 expected="the model, or a PeftConfig",
                 fix="return model",
             )
@@ -166,15 +168,17 @@ def task_type_of(head: str) -> str:
     return "SEQ_CLS" if head == "score" else "CAUSAL_LM"
 
 
-def check_merged(cfg: Config, peft_config: PeftConfig | None, args: TrainingArguments) -> None:
+def check_merged(
+    experiment: Experiment, peft_config: PeftConfig | None, args: TrainingArguments
+) -> None:
     """Raise ConfigError where an adapter on a merged or new model could not be saved.
 
     Such a model is nowhere on disk.
     """
-    if peft_config is None or has_base(cfg):
+    if peft_config is None or has_base(experiment):
         return
     base = "a model that is new, or has another config"
-    if cfg["model"].get("merge"):
+    if experiment.model.node.get("merge"):
         base = "a merged model"
     faults = []
     if peft_config.is_prompt_learning:
@@ -199,16 +203,16 @@ def check_merged(cfg: Config, peft_config: PeftConfig | None, args: TrainingArgu
     ConfigError.refuse(faults)
 
 
-def path_of(cfg: Config) -> dict[str, str]:
+def path_of(experiment: Experiment) -> dict[str, str]:
     """The ``path`` of the policy's weights, if any; PPO's own argument for it comes first."""
-    path = cfg["trainer"]["args"].get("sft_model_path") or cfg["model"].get("path")
+    path = experiment.trainer.args.get("sft_model_path") or experiment.model.path
     return {"path": path} if path else {}
 
 
-def has_base(cfg: Config) -> bool:
+def has_base(experiment: Experiment) -> bool:
     """True where the model below an adapter is on disk, so that the adapter can be saved alone."""
-    model = cfg["model"]
-    return bool(path_of(cfg)) and not model.get("merge") and not overrides_answers(model)
+    model = experiment.model.node
+    return bool(path_of(experiment)) and not model.get("merge") and not overrides_answers(model)
 
 
 def policy_of(trainer: Trainer) -> Model:
@@ -218,36 +222,36 @@ def policy_of(trainer: Trainer) -> Model:
 
 
 def load_trained(
-    cfg: Config, weights: Weights, head: str
+    experiment: Experiment, weights: Weights, head: str
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model with these weights, on the accelerator if there is one, and its tokenizer.
 
     It is not to be trained.
     """
-    check_devices(cfg)
-    tuner = own_tuner(cfg.get("peft"))
+    check_devices(experiment)
+    tuner = own_tuner(experiment.peft)
     folder = weights.folder
     if folder is not None:
         if (folder / "policy").is_dir():  # where PPO keeps it, beside its critic
             folder = folder / "policy"
         elif tuner is None:
             _check_loadable(folder)
-    tokenizer = _load_tokenizer(cfg["model"]["tokenizer"], folder)
+    tokenizer = _load_tokenizer(experiment.model.tokenizer, folder)
     served = {
         "tokenizer": tokenizer,
         "head": head,
-        "quantization_config": build(cfg.get("quant")),
+        "quantization_config": _build_quantization(experiment),
     }
     if folder is None or tuner is not None or (folder / "adapter_config.json").is_file():
         # The model that the training began with, then what was trained of it.
-        node = _model_node(cfg) | path_of(cfg)
-        model = serve(node, **served, seed=cfg.get("seed", 0))
+        node = experiment.model.arguments | path_of(experiment)
+        model = serve(node, **served, seed=experiment.seed)
         if folder is not None:
             model = _load_tuned(model, tuner, folder)
     else:
-        model = serve(_node_of_whole_model(_model_node(cfg), folder), **served)
+        model = serve(_node_of_whole_model(experiment.model.arguments, folder), **served)
     model = model.eval().requires_grad_(False)
-    if not cfg["model"].get("device_map") and not getattr(model, "is_quantized", False):
+    if not experiment.model.is_spread and not getattr(model, "is_quantized", False):
         model = model.to(best_device())
     return model, tokenizer
 

@@ -5,7 +5,7 @@ library refuses ends the run at its start, under its key.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,13 +15,12 @@ from torch.utils.checkpoint import checkpoint
 from transformers import GenerationConfig, Trainer, TrainingArguments, get_scheduler
 
 from runner.config.build import asked_for, locate, serve
+from runner.config.experiment import OptimizerPart
 from runner.errors import RunnerError, own_place
 from runner.io.hub import is_of_network
-from runner.model.adapter import OWN
 from runner.run import Run
 from runner.run.adjustments import is_out_of_memory
 from runner.run.blame import find_refused_keys
-from runner.schema.text import Node
 from runner.training.components.model import task_type_of
 from runner.training.components.trainer_parts import optimizer_settings
 
@@ -58,40 +57,37 @@ def rehearse_components(run: Run, args: TrainingArguments) -> None:
         with blaming(run, "trainer.args.gradient_checkpointing_kwargs"):
             weight = torch.ones(1, requires_grad=True)
             checkpoint(torch.sin, weight, **args.gradient_checkpointing_kwargs).backward()
-    peft = run.cfg["peft"] or {}
-    target = str(peft.get("_target_"))
-    if target.startswith("peft.") and "model" not in asked_for(target):
-        settings = {key: value for key, value in peft.items() if key not in OWN}
+    peft = run.experiment.peft
+    if peft and peft.target.startswith("peft.") and "model" not in asked_for(peft.target):
         with blaming(run, "peft"):
-            serve(settings, task_type=task_type_of(run.cfg["trainer"]["head"]))
+            serve(peft.arguments, task_type=task_type_of(run.experiment.trainer.head))
     weight = nn.Parameter(torch.zeros(2, 2))
-    optimizer_node = run.cfg.get("optimizer")
-    if optimizer_node:
-        optimizer = _build_configured(run, args, optimizer_node, weight)
+    configured = run.experiment.optimizer
+    if configured:
+        optimizer = _build_configured(run, args, configured, weight)
     else:
         optimizer = _build_default(run, args, weight)
-    with blaming(run, "optimizer._target_" if optimizer_node else "trainer.args.optim"):
+    with blaming(run, "optimizer._target_" if configured else "trainer.args.optim"):
         weight.grad = torch.zeros_like(weight)
         optimizer.step()
     _rehearse_schedule(run, args, optimizer)
 
 
 def _build_configured(
-    run: Run, args: TrainingArguments, node: Node, weight: nn.Parameter
+    run: Run, args: TrainingArguments, configured: OptimizerPart, weight: nn.Parameter
 ) -> Optimizer:
     """The configured optimizer of a weight, and of one in each of its groups.
 
     Only optimizers of torch and transformers are built: others may need a GPU, or more weights.
     """
-    target = node["_target_"]
-    settings = optimizer_settings(node, args.learning_rate)
-    is_known = str(target).startswith(("torch.optim.", "transformers."))
+    target = configured.target
+    settings = optimizer_settings(configured, args.learning_rate)
+    is_known = target.startswith(("torch.optim.", "transformers."))
     if not is_known or "named_parameters" in asked_for(target):
         return _stand_in(weight, args)
     with blaming(run, "optimizer"):
         optimizer: Optimizer = locate(target)([weight], **settings)
-    groups: Mapping[str, Mapping[str, Any]] = node.get("groups") or {}
-    for pattern, group_settings in groups.items():
+    for pattern, group_settings in (configured.groups or {}).items():
         group: dict[str, Any] = {"params": [nn.Parameter(torch.zeros(2, 2))]}
         for key, value in group_settings.items():
             if key != "lr_ratio":
@@ -120,10 +116,10 @@ def _stand_in(weight: nn.Parameter, args: TrainingArguments) -> Optimizer:
 
 def _rehearse_schedule(run: Run, args: TrainingArguments, optimizer: Optimizer) -> None:
     """Build the configured schedule, or the trainer's own."""
-    schedule = (run.cfg.get("optimizer") or {}).get("scheduler")
-    if schedule:
+    configured = run.experiment.optimizer
+    if configured and configured.scheduler:
         with blaming(run, "optimizer.scheduler"):
-            serve(schedule, optimizer=optimizer, num_training_steps=STEPS)
+            serve(configured.scheduler, optimizer=optimizer, num_training_steps=STEPS)
         return
     with blaming(run, *(f"trainer.args.{name}" for name in SCHEDULE_ARGS)):
         get_scheduler(

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainingArguments
 
+from runner.config.experiment import Experiment
 from runner.generate.reward_model import ModelReward
 from runner.model.chat import set_template
 from runner.reward.outcome import ScoringModel, load_reward_model
-from runner.reward.panel import TIMEOUT, RewardTracker, to_scorer
+from runner.reward.panel import RewardTracker, to_scorer
 from runner.reward.reading import REWARD_KEY
-from runner.schema.text import Config, named
 from runner.training.components.scorers import Reward, build_scorer
 from runner.training.components.tools import has_tools
 
@@ -24,33 +24,31 @@ class BuiltRewards:
     panel: RewardTracker | None  # of the group of rewards; None without a group
 
 
-def build_rewards(cfg: Config, args: TrainingArguments | None = None) -> BuiltRewards:
+def build_rewards(experiment: Experiment, args: TrainingArguments | None = None) -> BuiltRewards:
     """The rewards of a configuration, and the reward model of a trainer's ``args``.
 
     The latter is taken out of them.
     Of a trainer, only one that knows where steps end can use a reward for each.
     """
-    random_head = bool((cfg.get("tolerate") or {}).get("random_head"))
+    random_head = experiment.tolerate.random_head
     per_step = args is None or hasattr(args, "step_separator")
-    trainer = cfg.get("trainer", {})
-    panel = RewardTracker(has_tools=has_tools(trainer))
+    panel = RewardTracker(has_tools=has_tools(experiment.trainer))
     rewards: list[Reward] = []
     weights = []
-    nodes = named(cfg["reward"] or {}, "reward")
-    for name, node in nodes.items():
-        reward = build_scorer(node, random_head=random_head)
+    is_single = "_target_" in (experiment.node.get("reward") or {})
+    for name, part in experiment.rewards.items():
+        reward = build_scorer(part, random_head=random_head)
         if isinstance(reward, nn.Module):
-            key = "reward" if "_target_" in cfg["reward"] else f"reward.{name}"
+            key = "reward" if is_single else f"reward.{name}"
             setattr(reward, REWARD_KEY, key)
         _check_template(reward, f"reward.{name}.path")
         if isinstance(reward, nn.Module) and not per_step:  # a ModelReward will ask and watch it
             panel.earned[name] = []
             rewards.append(reward)
         else:
-            timeout = node.get("timeout", TIMEOUT)
-            scorer = to_scorer(name, reward, timeout=timeout, per_step=per_step, tracker=panel)
+            scorer = to_scorer(name, reward, timeout=part.timeout, per_step=per_step, tracker=panel)
             rewards.append(scorer)
-        weights.append(float(node.get("weight", 1.0)))
+        weights.append(float(part.weight))
     path = getattr(args, "reward_model_path", None)
     if args is not None and path:
         args.reward_model_path = None  # the trainer is given the model itself
@@ -60,7 +58,9 @@ def build_rewards(cfg: Config, args: TrainingArguments | None = None) -> BuiltRe
         rewards.append(model)
         weights.append(1.0)
     are_equal = all(weight == 1.0 for weight in weights)
-    return BuiltRewards(rewards, None if are_equal else weights, panel if nodes else None)
+    return BuiltRewards(
+        rewards, None if are_equal else weights, panel if experiment.rewards else None
+    )
 
 
 def _check_template(reward: Reward, where: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from datasets import Dataset
 
 from runner.config.build import build, locate
+from runner.config.experiment import TrainerPart
 from runner.errors import ConfigError, DataError, Fault
 from runner.generate.agent import Agent, build_agent
 from runner.generate.tool_guard import SECONDS, guard_environment, guard_tool
@@ -21,12 +22,12 @@ from runner.schema.text import Node
 Function: TypeAlias = Callable[..., Any]
 
 
-def build_functions(trainer: Node) -> dict[str, Any]:
-    """The user's functions that a trainer's node names, by key, as its constructor takes them."""
-    seconds = trainer.get("tool_timeout") or SECONDS
+def build_functions(trainer: TrainerPart) -> dict[str, Any]:
+    """The user's functions that a trainer names, by key, as its constructor takes them."""
+    seconds = trainer.tool_timeout or SECONDS
     functions: dict[str, Any] = {}
     for key in upstream.FUNCTIONS:
-        node = trainer.get(key)
+        node = trainer.node.get(key)
         if not node:
             continue
         if key == "rollout_func":
@@ -39,12 +40,12 @@ def build_functions(trainer: Node) -> dict[str, Any]:
     return functions
 
 
-def has_tools(trainer: Node) -> bool:
-    """True where a trainer's node names functions that a model may call."""
-    return bool(trainer.get("tools") or trainer.get("environment_factory"))
+def has_tools(trainer: TrainerPart) -> bool:
+    """True where a trainer names functions that a model may call."""
+    return bool(trainer.node.get("tools") or trainer.node.get("environment_factory"))
 
 
-def agent_of(trainer: Node, functions: Mapping[str, Any]) -> Agent | None:
+def agent_of(trainer: TrainerPart, functions: Mapping[str, Any]) -> Agent | None:
     """The agent that answers with a trainer's functions in our own conversations.
 
     None without tools.
@@ -52,7 +53,7 @@ def agent_of(trainer: Node, functions: Mapping[str, Any]) -> Agent | None:
     return build_agent(
         functions.get("tools"),
         functions.get("environment_factory"),
-        trainer["args"].get("max_tool_calling_iterations"),
+        trainer.args.get("max_tool_calling_iterations"),
     )
 
 
@@ -109,9 +110,9 @@ def _bind(node: Node) -> Function:
     return bound
 
 
-def check_environments(trainer: Node, rows: Any) -> None:
+def check_environments(trainer: TrainerPart, rows: Any) -> None:
     """Raise DataError where a row names none of several environments; of a stream, a first row."""
-    environments = trainer.get("environment_factory") or {}
+    environments = trainer.node.get("environment_factory") or {}
     if not environments or "_target_" in environments:
         return
     if isinstance(rows, Dataset) and "environment" in rows.column_names:

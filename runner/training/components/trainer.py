@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from runner.config.build import asked_for, locate, serve
-from runner.config.experiment import TrainerPart, key_names
+from runner.config.experiment import Experiment
 from runner.dataset.loaded_rows import HeldOut
 from runner.errors import Fault, RunnerError
 from runner.generate.budget import prompts_answered
@@ -28,7 +28,6 @@ from runner.model.encoding import tokenizer_of
 from runner.model.reference import match_reference
 from runner.schema import upstream
 from runner.schema.code import hash_packages, packages_of
-from runner.schema.text import Config, named
 from runner.training.components.token_weights import BoundRule
 from runner.training.components.trainer_parts import loss_interface_of
 from runner.training.extension import extend
@@ -37,15 +36,15 @@ from runner.training.objective import OBJECTIVES
 from runner.training.precompute import drop_long, map_sets, note_of, share_rows, with_code
 from runner.training.user_loss import call_loss
 
-# Keys of the trainer's node that are no arguments of its constructor.
-NOT_FOR_THE_TRAINER = {"_target_", "args", *key_names(TrainerPart), *upstream.FUNCTIONS}
+# Keys of the trainer's node that are neither ours nor arguments of its constructor.
+NOT_FOR_THE_TRAINER = {"_target_", "args", *upstream.FUNCTIONS}
 # Parts of a configuration whose code decides what a trainer keeps in a cache: tokens, and
 # log-probabilities.
 PREPARES_ROWS = ("trainer", "model", "peft", "quant")
 
 
 def build_trainer(
-    cfg: Config,
+    experiment: Experiment,
     offered: Mapping[str, Any],
     hooks: Hooks,
     rules: Sequence[BoundRule] = (),
@@ -58,11 +57,11 @@ def build_trainer(
     runs. With ``rules`` its batches may carry weights, and it packs no rows, because its own
     packing would lose them.
     """
-    node = cfg["trainer"]
+    part = experiment.trainer
     args = offered["args"]
     tokenizer = tokenizer_of(offered["processing_class"])
-    wanted = asked_for(node["_target_"])
-    kind = loss_interface_of(node)
+    wanted = asked_for(part.target)
+    kind = loss_interface_of(part)
     objective = OBJECTIVES.get(kind) if hooks.loss or rules else None
     shared = share_rows(offered, kind) if shares else None
 
@@ -71,18 +70,22 @@ def build_trainer(
         parts["compute_loss_func"] = hooks.loss
     if hooks.loss is not None:
         parts["policy_loss"] = functools.partial(call_loss, hooks.loss)
-    _mark_rows_with_code(cfg, parts)
-    parts["eval_dataset"] = _limit_held_out(cfg, parts["eval_dataset"])
+    _mark_rows_with_code(experiment, parts)
+    parts["eval_dataset"] = _limit_held_out(experiment, parts["eval_dataset"])
     arguments = {}
-    for name, part in parts.items():
-        if name in wanted and part is not None and part != []:
-            arguments[name] = part
-    settings = {key: value for key, value in node.items() if key not in NOT_FOR_THE_TRAINER}
+    for name, component in parts.items():
+        if name in wanted and component is not None and component != []:
+            arguments[name] = component
+    settings = part.arguments
+    for key in NOT_FOR_THE_TRAINER:
+        settings.pop(key, None)
     arguments |= _build_inside(settings, tokenizer, "trainer")
 
     changes = _changes_of_rows(args, has_weights=bool(rules), is_shared=shared is not None)
     loads_reference = "reward_funcs" in wanted and "ref_model" not in wanted
-    if loads_reference and (cfg["model"].get("config") or hasattr(tokenizer, "new_tokens")):
+    if loads_reference and (
+        experiment.model.node.get("config") or hasattr(tokenizer, "new_tokens")
+    ):
         changes["model_init_kwargs"] = {
             **(args.model_init_kwargs or {}),
             "config": offered["model"].config,
@@ -90,22 +93,22 @@ def build_trainer(
         }
     # A trainer that samples may load a reference or a teacher from the model's path.
     on_disk: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    if node["form"] == "prompt" and "ref_model" not in wanted:
+    if part.form == "prompt" and "ref_model" not in wanted:
         on_disk = _on_disk(offered["model"])
     with on_disk, temporarily(args, **changes), _nameless(tokenizer):
-        trainer_class = extend(locate(node["_target_"]), objective)
+        trainer_class = extend(locate(part.target), objective)
         trainer = trainer_class(hooks=hooks, **arguments)
 
     if shared is not None and not drop_long(trainer):
-        return build_trainer(cfg, offered, hooks, rules, shares=False)
+        return build_trainer(experiment, offered, hooks, rules, shares=False)
     if shared is not None and getattr(args, "precompute_ref_log_probs", False):
-        note_of(cfg, args, offered["train_dataset"], offered["eval_dataset"]).touch()
+        note_of(experiment, args, offered["train_dataset"], offered["eval_dataset"]).touch()
     trainer.remove_callback(PrinterCallback)
     match_reference(trainer)
     complete_heads(trainer.model)
     order_modules(trainer.model)
     # Each reward is logged under its name in the config; TRL and PPO call a model by its folder.
-    names = list(named(cfg["reward"] or {}, "reward"))
+    names = list(experiment.rewards)
     names_of_ppo = getattr(getattr(trainer, "rewards", None), "names", None)
     logged_names = names_of_ppo or getattr(trainer, "reward_func_names", [])
     logged_names[: len(names)] = names
@@ -122,9 +125,9 @@ def _changes_of_rows(
     return {"max_length": None} if is_shared else {}
 
 
-def _mark_rows_with_code(cfg: Config, parts: dict[str, Any]) -> None:
+def _mark_rows_with_code(experiment: Experiment, parts: dict[str, Any]) -> None:
     """Have the rows' fingerprints go by the user's code that prepares them."""
-    preparing = {name: cfg.get(name) for name in PREPARES_ROWS}
+    preparing = {name: experiment.node.get(name) for name in PREPARES_ROWS}
     code = hash_packages(packages_of(preparing))
     if code:
         mark = functools.partial(with_code, code=code)
@@ -132,9 +135,9 @@ def _mark_rows_with_code(cfg: Config, parts: dict[str, Any]) -> None:
         parts["eval_dataset"] = map_sets(mark, parts["eval_dataset"])
 
 
-def _limit_held_out(cfg: Config, held_out: HeldOut) -> HeldOut | DatasetDict:
+def _limit_held_out(experiment: Experiment, held_out: HeldOut) -> HeldOut | DatasetDict:
     """The held-out rows without those that an evaluation that samples would not answer."""
-    max_prompts = prompts_answered(cfg)
+    max_prompts = prompts_answered(experiment)
     if max_prompts:
         held_out = map_sets(lambda rows: rows.take(max_prompts), held_out)
     if isinstance(held_out, dict):

@@ -11,66 +11,65 @@ from transformers import PreTrainedTokenizerBase, Trainer
 
 from runner.collator import Collator
 from runner.config.build import asked_for, build, locate, serve
+from runner.config.experiment import OptimizerPart, Part, TrainerPart
 from runner.model.encoding import processor_of
 from runner.optimizer import build_optimizer
 from runner.schema import upstream
 from runner.schema.read import read_signature
-from runner.schema.text import Node
-
-# The keys of an optimizer's node that are not its target's arguments.
-NOT_SETTINGS = ("_target_", "groups", "scheduler")
 
 
-def loss_interface_of(trainer: Node) -> str | None:
+def loss_interface_of(trainer: TrainerPart) -> str | None:
     """The way in which a trainer computes its loss: a key of ``upstream.LOSS_INTERFACES``."""
-    signature = read_signature(trainer["_target_"])
-    config = read_signature(trainer["args"]["_target_"])
+    signature = read_signature(trainer.target)
+    config = read_signature(trainer.args["_target_"])
     return upstream.loss_interface(signature, config)
 
 
-def optimizer_settings(node: Node, learning_rate: float) -> dict[str, Any]:
+def optimizer_settings(optimizer: OptimizerPart, learning_rate: float) -> dict[str, Any]:
     """The arguments of an optimizer, with the trainer's learning rate unless it has its own."""
-    settings = {key: value for key, value in node.items() if key not in NOT_SETTINGS}
-    if settings.get("lr") is None and "lr" in asked_for(node["_target_"]):
+    settings = optimizer.arguments
+    del settings["_target_"]
+    if settings.get("lr") is None and "lr" in asked_for(optimizer.target):
         settings["lr"] = learning_rate
     built: dict[str, Any] = build(settings)
     return built
 
 
-def optimizer_maker(node: Node | None) -> Callable[[Trainer], Optimizer] | None:
+def optimizer_maker(optimizer: OptimizerPart | None) -> Callable[[Trainer], Optimizer] | None:
     """A function that makes the configured optimizer of a trainer; None without one."""
-    if not node:
+    if not optimizer:
         return None
 
     def make_optimizer(trainer: Trainer) -> Optimizer:
         return build_optimizer(
-            locate(node["_target_"]),
+            locate(optimizer.target),
             trainer.model.named_parameters(),
-            settings=optimizer_settings(node, trainer.args.learning_rate),
-            groups=node.get("groups") or {},
+            settings=optimizer_settings(optimizer, trainer.args.learning_rate),
+            groups=optimizer.groups or {},
             decayed=trainer.get_decay_parameter_names(trainer.model),
         )
 
     return make_optimizer
 
 
-def schedule_maker(optimizer: Node | None) -> Callable[..., LRScheduler] | None:
+def schedule_maker(optimizer: OptimizerPart | None) -> Callable[..., LRScheduler] | None:
     """A function that makes the schedule of a configured optimizer; None without one."""
-    schedule = (optimizer or {}).get("scheduler")
-    return functools.partial(serve, schedule) if schedule else None
+    if not optimizer or not optimizer.scheduler:
+        return None
+    return functools.partial(serve, optimizer.scheduler)
 
 
 def build_collator(
-    node: Node | None, tokenizer: PreTrainedTokenizerBase, inner: Collator | None = None
+    part: Part | None, tokenizer: PreTrainedTokenizerBase, inner: Collator | None = None
 ) -> Collator | None:
     """The configured collator, served the tokenizer.
 
     One that wraps the trainer's own asks for it as ``inner``, and is built only where it is given;
     any other only where it is not.
     """
-    if node is None:
+    if part is None:
         return None
-    wraps = "inner" in asked_for(node["_target_"])
+    wraps = "inner" in asked_for(part.target)
     if wraps != (inner is not None):
         return None
     offered = {
@@ -79,20 +78,19 @@ def build_collator(
         "pad_token_id": tokenizer.pad_token_id,
         "inner": inner,
     }
-    unset = {name: part for name, part in offered.items() if name not in node}
-    collator: Collator = serve(node, **unset)
+    unset = {name: served for name, served in offered.items() if name not in part.node}
+    collator: Collator = serve(part.node, **unset)
     return collator
 
 
-def build_loss(node: Node | None) -> Callable[..., Any] | None:
+def build_loss(part: Part | None) -> Callable[..., Any] | None:
     """The configured loss: a function with its settings bound, or an object that is called."""
-    if not node:
+    if not part:
         return None
-    target = node["_target_"]
-    settings = dict(node)
-    if not inspect.isclass(locate(target)):
+    settings = dict(part.node)
+    if not inspect.isclass(locate(part.target)):
         settings["_partial_"] = True
-    elif "reduction" in asked_for(target):
+    elif "reduction" in asked_for(part.target):
         settings.setdefault("reduction", "none")
     loss: Callable[..., Any] = build(settings)
     return loss

@@ -11,6 +11,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from runner.config.build import serve
+from runner.config.experiment import Experiment, TrainerPart
 from runner.dataset.conversation import is_conversation
 from runner.dataset.converted_rows import fit_rows
 from runner.dataset.dataset_check import find_media_faults
@@ -22,7 +23,6 @@ from runner.model.chat import check_calls, check_rendering, check_template, look
 from runner.model.encoding import processor_of, write_prompt
 from runner.schema import upstream
 from runner.schema.modality import Modality, modalities_of
-from runner.schema.text import Config, Node
 from runner.training.components.tools import check_environments, has_tools
 from runner.training.components.trainer_parts import loss_interface_of
 from runner.training.precompute import map_sets, sets_of
@@ -48,12 +48,14 @@ class TrainingRows:
         return TrainingRows(change(self.train), map_sets(change, self.held_out))
 
 
-def load_training_rows(cfg: Config, columns: list[str] | None) -> TrainingRows:
-    """The rows of a configuration in its trainer's form, with these columns beside it."""
-    trainer = cfg["trainer"]
-    train, held_out = serve(cfg["dataset"], to=trainer["form"], seed=cfg["seed"], keep=columns)
+def load_training_rows(experiment: Experiment, columns: list[str] | None) -> TrainingRows:
+    """The rows of an experiment in its trainer's form, with these columns beside it."""
+    trainer = experiment.trainer
+    train, held_out = serve(
+        experiment.dataset.node, to=trainer.form, seed=experiment.seed, keep=columns
+    )
     rows = TrainingRows(train, held_out)
-    reference = trainer.get("reference_column")
+    reference = trainer.reference_column
     if not reference:
         return rows
 
@@ -66,33 +68,36 @@ def load_training_rows(cfg: Config, columns: list[str] | None) -> TrainingRows:
 
 
 def check_chats(
-    cfg: Config, tokenizer: PreTrainedTokenizerBase, rows: TrainingRows
+    experiment: Experiment, tokenizer: PreTrainedTokenizerBase, rows: TrainingRows
 ) -> TrainingRows:
     """The same chats, which the template writes whole and within bounds."""
-    bound = functools.partial(check_bounds, cfg["trainer"], tokenizer)
+    bound = functools.partial(check_bounds, experiment.trainer, tokenizer)
     rows = rows.map(bound)
-    check_texts(cfg, tokenizer, rows.sets, cfg["trainer"]["form"])
+    check_texts(experiment, tokenizer, rows.sets, experiment.trainer.form)
     return rows.map(functools.partial(fit_rows, habits=habits_of(processor_of(tokenizer))))
 
 
 def are_chats(
-    cfg: Config, args: TrainingArguments, tokenizer: PreTrainedTokenizerBase, rows: Dataset
+    experiment: Experiment,
+    args: TrainingArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Dataset,
 ) -> bool:
     """True for chats; ConfigError or DataError where the template cannot write the first rows.
 
     Warns of a column that is not used.
     """
-    trainer = cfg["trainer"]
+    trainer = experiment.trainer
     answers_only = getattr(args, "assistant_only_loss", False)
     first_rows = list(itertools.islice(rows, FIRST_ROWS))
     first = first_rows[0] if first_rows else {}
     modalities = modalities_of(first)
     for modality in modalities:
         is_read = modality.is_read_by(processor_of(tokenizer))
-        DataError.refuse(find_media_faults(cfg, modality, is_read=is_read))
+        DataError.refuse(find_media_faults(experiment.node, modality, is_read=is_read))
         if answers_only and "messages" not in first:
             raise ConfigError(_answers_of_media(modality))
-    is_policy_of_pairs = trainer["form"] == "preference" and trainer["head"] != "score"
+    is_policy_of_pairs = trainer.form == "preference" and trainer.head != "score"
     if is_policy_of_pairs and "margin" in first:
         log.warning(
             "the column `margin` is not used: of margins only the loss of a reward model knows"
@@ -141,14 +146,14 @@ def _calls_tools(row: Mapping[str, Any]) -> bool:
 
 
 def check_texts(
-    cfg: Config, tokenizer: PreTrainedTokenizerBase, parts: Sequence[Any], form: str
+    experiment: Experiment, tokenizer: PreTrainedTokenizerBase, parts: Sequence[Any], form: str
 ) -> None:
     """Raise DataError where a text of the rows does not reach the model; warn of what may not.
 
     The rows are in a trainer's form.
     """
-    is_tolerated = bool((cfg.get("tolerate") or {}).get("lost_text"))
-    mixed = list(cfg["dataset"].get("parts") or ())
+    is_tolerated = experiment.tolerate.lost_text
+    mixed = experiment.dataset.mixed
     faults = list[Fault]()
     notes: dict[str, None] = {}  # in their order, each once
     for part in parts:
@@ -168,7 +173,7 @@ def _no_columns(row: Mapping[str, Any]) -> tuple[str, ...]:
     return ()
 
 
-def check_bounds(trainer: Node, tokenizer: PreTrainedTokenizerBase, part: Any) -> Any:
+def check_bounds(trainer: TrainerPart, tokenizer: PreTrainedTokenizerBase, part: Any) -> Any:
     """Rows that the template is seen to write within bounds, those of a stream as they flow."""
     check_environments(trainer, part)
 
@@ -185,7 +190,7 @@ def check_bounds(trainer: Node, tokenizer: PreTrainedTokenizerBase, part: Any) -
     check_rendering(tokenizer, ((row, answer_columns(row)) for row in texts))
     # Trainers that call tools read media out of turns, and TRL fails where a row of a batch has
     # none beside rows that have some.
-    calls_tools = "max_tool_calling_iterations" in upstream.config_fields(trainer["args"])
+    calls_tools = "max_tool_calling_iterations" in upstream.config_fields(trainer.args)
     for modality in modalities_of(part.column_names) if calls_tools else ():
         lacking = sum(not modality.is_in(row) for row in texts)
         if 0 < lacking < len(texts):

@@ -1,16 +1,17 @@
 """The weights that turns of the rows carry, as in OpenAI's files for fine-tuning."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from datasets import Dataset
 from transformers import TrainingArguments
 
+from runner.config.experiment import Experiment, TrainerPart
 from runner.dataset.loaded_rows import Rows, list_columns
 from runner.errors import ConfigError, DataError, Fault
 from runner.schema import upstream
 from runner.schema.modality import modalities_of
-from runner.schema.text import Config, Node, named, short_text, to_text
+from runner.schema.text import short_text, to_text
 from runner.schema.upstream.losses import Unweighable
 from runner.training.components.trainer_parts import loss_interface_of
 
@@ -20,24 +21,24 @@ BY_MESSAGE = "runner.dataset.weigh.by_message"
 FOUND = "turns of the rows have a weight"
 
 
-def with_turn_weights(cfg: Config, args: TrainingArguments, rows: Rows) -> Config:
-    """The configuration with a rule for the weights that turns carry, beside its own rules.
+def with_turn_weights(experiment: Experiment, args: TrainingArguments, rows: Rows) -> Experiment:
+    """The experiment with a rule for the weights that turns carry, beside its own rules.
 
     The assistant's turns alone are trained, and of them no turn of weight 0. Raises ConfigError or
     DataError where this trainer cannot weigh them.
     """
-    trainer = cfg["trainer"]
-    rules = dict(named(cfg.get("weight") or {}, "weight"))
-    if trainer["form"] == "prompt":
+    trainer = experiment.trainer
+    rules = dict(experiment.weights)
+    if trainer.form == "prompt":
         log.warning("not used: the weights of turns, because sampled answers alone are trained")
-        return cfg
+        return experiment
     if any(rule and rule.get("_target_") == BY_MESSAGE for rule in rules.values()):
-        return cfg
+        return experiment
     if loss_interface_of(trainer) not in upstream.WEIGHED:
-        if not (cfg.get("tolerate") or {}).get("turn_weights"):
+        if not experiment.tolerate.turn_weights:
             raise DataError(_no_weights_in(trainer))
         log.warning("not used: the weights of turns, because of tolerate.turn_weights")
-        return cfg
+        return experiment
     for modality in modalities_of(list_columns(rows)):
         raise DataError(
             Fault(
@@ -47,17 +48,18 @@ def with_turn_weights(cfg: Config, args: TrainingArguments, rows: Rows) -> Confi
                 fix="leave the weights out by dataset.map",
             )
         )
-    streams = bool(cfg["dataset"].get("streaming")) or not isinstance(rows, Dataset)
+    streams = bool(experiment.dataset.node.get("streaming")) or not isinstance(rows, Dataset)
     packs = getattr(args, "packing", False)
-    ConfigError.refuse(_find_unweighable(trainer["args"], packs_stream=streams and packs))
+    ConfigError.refuse(_find_unweighable(trainer.args, packs_stream=streams and packs))
     if hasattr(args, "assistant_only_loss"):
         args.assistant_only_loss = False  # the weights leave the same tokens, but for those of 0
     log.warning(f"{FOUND}: the assistant's alone are trained, each by its own (weight=message)")
-    return {**cfg, "weight": {**rules, "of_turns": {"_target_": BY_MESSAGE}}}
+    rules["of_turns"] = {"_target_": BY_MESSAGE}
+    return Experiment.read({**experiment.node, "weight": rules})
 
 
-def _no_weights_in(trainer: Node) -> Fault:
-    trainer_class = str(trainer["_target_"]).rpartition(".")[2]
+def _no_weights_in(trainer: TrainerPart) -> Fault:
+    trainer_class = trainer.target.rpartition(".")[2]
     return Fault(
         where="dataset",
         found=f"{FOUND}, and {trainer_class} weighs no tokens",
@@ -67,7 +69,7 @@ def _no_weights_in(trainer: Node) -> Fault:
     )
 
 
-def _find_unweighable(args: Node, *, packs_stream: bool) -> Sequence[Fault]:
+def _find_unweighable(args: Mapping[str, object], *, packs_stream: bool) -> Sequence[Fault]:
     """A fault for each value of a trainer's config with which no weights of tokens work."""
     needed = dict(upstream.UNWEIGHABLE)
     needed["loss_type"] = Unweighable("nll", "dft weighs each token by itself")
