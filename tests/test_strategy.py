@@ -15,13 +15,14 @@ from tiny import tiny_model
 from transformers import AutoTokenizer
 
 from runner.__main__ import main
-from runner.command.train import find_process_dependence, save_model
 from runner.config import compose, sharding
 from runner.config.experiment import Experiment
 from runner.errors import RunnerError
 from runner.run import Run
 from runner.run.key import key_of
 from runner.training.components.model import build_model
+from runner.training.model_folder import save_model
+from runner.training.run_facts import find_process_dependence
 from runner.validate import start
 
 EFFICIENT = "trainer.args.fsdp_config.cpu_ram_efficient_loading"

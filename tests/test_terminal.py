@@ -13,7 +13,7 @@ import termios
 import pytest
 
 from runner.__main__ import main
-from runner.command.train import _next_command
+from runner.command._closing import next_command
 from runner.io import terminal
 from runner.io.files import shipped
 from runner.io.terminal import Copied
@@ -212,7 +212,7 @@ def test_the_command_that_follows_keeps_what_was_chosen_and_works(
 ):
     monkeypatch.chdir(tmp_path)
     run = finished(*words)
-    command = _next_command(run)
+    command = next_command(run)
     expected = [word.replace("MODEL", f"{run}/model").replace("RUN", str(run)) for word in then]
     assert shlex.split(command)[3:] == expected
     if "predict" not in then:
@@ -222,11 +222,11 @@ def test_the_command_that_follows_keeps_what_was_chosen_and_works(
 def test_nobody_is_sent_on_from_a_model_that_ended_worse(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = finished("trainer=sft")
-    assert "trainer=dpo" in _next_command(run)
+    assert "trainer=dpo" in next_command(run)
     run.run.set_status(
         "finished", cause="the model ended worse than it began: eval_loss 0.1 -> 0.9"
     )
-    assert shlex.split(_next_command(read_run(run.folder)))[3:] == [
+    assert shlex.split(next_command(read_run(run.folder)))[3:] == [
         "predict",
         str(run),
         "set=train",

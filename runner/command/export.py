@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from runner.command import CommandLine, read_options
-from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError
+from runner.command._upload import open_repository, push
+from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import display_path
 from runner.run.record import check_finished, find_runs
-from runner.run.seal import SEAL, check_sealed
+from runner.run.seal import check_sealed
 from runner.training.export import export
-
-if TYPE_CHECKING:
-    from huggingface_hub import HfApi, RepoUrl
 
 
 def main(line: CommandLine) -> int:
@@ -46,32 +42,3 @@ def main(line: CommandLine) -> int:
         push(folder, repository)
         print(f"pushed    {repository}")
     return 0
-
-
-def open_repository(name: str, private: bool = True) -> RepoUrl:
-    """The repository of this name on the hub, which is made where it is not there."""
-    fix = "hf auth login, then the same words again"
-    return _ask_hub(name, fix, lambda hub: hub.create_repo(name, private=private, exist_ok=True))
-
-
-def push(folder: Path, repository: RepoUrl) -> None:
-    """Upload an export."""
-    name, fix = (
-        repository.repo_id,
-        f"hf auth login, then the same words again; {display_path(folder)} is whole",
-    )
-    _ask_hub(
-        name,
-        fix,
-        lambda hub: hub.upload_folder(repo_id=name, folder_path=folder, ignore_patterns=[SEAL]),
-    )
-
-
-def _ask_hub(name: str, fix: str, call: Callable[[HfApi], Any]) -> Any:
-    from huggingface_hub import HfApi
-
-    try:
-        return call(HfApi())
-    except Exception as error:  # whatever its HTTP library of the day raises
-        text = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        raise EnvironmentFault(Fault(f"push={name}", text, "a hub that takes it", fix)) from error

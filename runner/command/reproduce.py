@@ -104,8 +104,8 @@ def compare_data(run: RunRecord, cfg: Mapping[str, Any]) -> None:
     """Load the rows as a training would, and raise DataError with every set that is no longer the same."""
     if not run.manifest.get("data"):
         return
-    from runner.command.train import describe_rows
     from runner.training.components.token_weights import build_rules, columns_asked_for
+    from runner.training.run_facts import describe_rows
 
     keep = columns_asked_for(build_rules(cfg.get("weight")))
     rows, held_out = serve(cfg["dataset"], to=cfg["trainer"]["form"], seed=cfg["seed"], keep=keep)

@@ -3,8 +3,8 @@
 ``table``, ``page`` and ``card`` show them; ``compare`` and ``sweep`` put those of several runs side
 by side. States and scores are read by ``run.record``.
 
-``command.train`` writes the manifest when a run starts, and ``diff`` and ``reproduce`` compare all
-that it holds under ``hardware``. ``training.callback`` writes a line of the log for each logged
+``training.beginning`` writes the manifest when a run starts, and ``diff`` and ``reproduce`` compare
+all that it holds under ``hardware``. ``training.callback`` writes a line of the log for each logged
 step; the figures ``time/...`` and ``memory/...`` in it may differ between equal runs.
 """
 

@@ -2,7 +2,7 @@
 
 The code is that of the user's packages. A file with the size and the time that it had is the same,
 and only another one is read. What the hub gives is known by its commit, the rows that came out by
-their hash (``command.train``), and what ships with the package by its version.
+their hash (``training.beginning``), and what ships with the package by its version.
 """
 
 import hashlib

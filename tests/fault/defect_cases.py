@@ -369,7 +369,7 @@ DEFECTS = (
         "reward_weight_unread",
         "The weights of rewards in the YAML do not reach the trainer.",
         "runner/training/components/rewards.py",
-        'weights.append(float(part.weight))',
+        "weights.append(float(part.weight))",
         "weights.append(1.0)",
         slow=(
             "tests/test_reward_runs.py::test_a_reward_model_by_its_name_counts_beside_those_of_the_group",
@@ -1103,15 +1103,15 @@ DEFECTS = (
     Defect(
         "other_rows_pass",
         "A resume trains on other rows under the same name.",
-        "runner/command/train.py",
-        "find_other_facts(source.manifest(), facts) if source else ()",
-        "()",
+        "runner/training/beginning.py",
+        "FolderError.refuse(find_other_facts(source.manifest(), facts))",
+        "pass",
         slow=("tests/test_train.py::test_a_resume_with_another_tokenizer_is_refused",),
     ),
     Defect(
         "scores_before_lost",
         "The scores of the start model are not kept at the end.",
-        "runner/command/train.py",
+        "runner/command/_finish.py",
         'scores = (read_json(run.folder / "scores.json") or {}) | {"after"',
         'scores = {"after"',
         slow=("tests/test_train.py::test_a_run_leaves_what_the_design_promises",),

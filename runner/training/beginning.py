@@ -1,0 +1,149 @@
+"""The beginning of a training: the last checks, the record of the start, and the first scores."""
+
+import logging
+from collections.abc import Callable
+
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from transformers import Trainer, TrainerState, TrainingArguments
+
+from runner.errors import DataError, Fault, FolderError, RunnerError
+from runner.io.files import write_json
+from runner.run import Run, add_notes, write_manifest
+from runner.run.disk import check_space
+from runner.run.inputs import check_fingerprints, find_other_facts, read_fingerprints
+from runner.training.callback.at_start import AtStart
+from runner.training.components.evaluation import HeldOutMetrics, check_objective, held_out_scores
+from runner.training.components.types import Components
+from runner.training.recovery import record_adjustments
+from runner.training.run_facts import collect_facts, find_process_dependence
+
+log = logging.getLogger(__name__)
+
+
+def prepare_start(run: Run, components: Components, source: Run | None) -> None:
+    """Check rows and room, record the start, and have the start model measured.
+
+    ``source`` is the run whose checkpoint this one begins with, itself where it goes on. It must
+    have been made of the same.
+    """
+    args = components.args
+    trainer = components.trainer
+    rows = components.train_rows
+    if hasattr(rows, "__len__") and len(rows) < _rows_per_step(args):
+        raise DataError(_too_few_rows(run, args, len(rows)))
+    if trainer.is_world_process_zero():
+        _record_start(run, components, source)
+    trainer.add_callback(AtStart(_measure_start(run, components)))
+
+
+def _record_start(run: Run, components: Components, source: Run | None) -> None:
+    """Write the facts of this start into the manifest; FolderError where a source's are others."""
+    facts = collect_facts(components)
+    manifest = run.manifest()
+    if source:
+        FolderError.refuse(find_other_facts(source.manifest(), facts))
+    if source and source != run:
+        changes = check_fingerprints(source)
+        add_notes(run, [f"begun with a checkpoint of {source}: {line}" for line in changes])
+    write_manifest(
+        run,
+        **facts,
+        inputs=read_fingerprints(run.cfg, manifest.get("inputs")),
+        starts=manifest.get("starts", 0) + 1,
+        of_processes=find_process_dependence(components.trainer, run.cfg),
+    )
+    record_adjustments(run)
+    check_space(run)
+
+
+def _measure_start(run: Run, components: Components) -> Callable[[], None]:
+    """The measurement of the start model, for when the trainer has prepared it."""
+    trainer = components.trainer
+
+    def measure() -> None:
+        """Write the scores; again where a run begins again, or its log would lack them."""
+        _check_sharded(trainer)
+        if trainer.state.global_step:
+            forget_other_best(trainer.state, trainer.args)
+            return
+        sample_training(components)
+        scores = held_out_scores(trainer)
+        check_objective(run.experiment.objective, scores)
+        if trainer.is_world_process_zero():
+            write_json(run.folder / "scores.json", {"before": scores})
+
+    return measure
+
+
+def _check_sharded(trainer: Trainer) -> None:
+    """Raise RunnerError where a library has ignored without a word that the model is sharded."""
+    model = trainer.model_wrapped
+    kind = type(model).__name__
+    is_sharded = {
+        "fsdp": isinstance(model, FSDPModule | FullyShardedDataParallel),
+        "deepspeed": kind == "DeepSpeedEngine",
+    }
+    for name, is_done in is_sharded.items():
+        if getattr(trainer.args, name) and not is_done:
+            raise RunnerError(
+                Fault(
+                    where=f"trainer.args.{name}",
+                    found=f"set, and the model that was prepared is a {kind}",
+                    expected="a model that is sharded",
+                    fix="=null",
+                )
+            )
+
+
+def forget_other_best(state: TrainerState, args: TrainingArguments) -> None:
+    """Drop the best checkpoint so far where another figure chose it.
+
+    So it is in runs that an earlier version began.
+    """
+    key = f"eval_{str(args.metric_for_best_model).removeprefix('eval_')}"
+    if state.best_metric is None or any(key in row for row in state.log_history):
+        return
+    log.warning(
+        "the best checkpoint so far was chosen by another figure than %s, and is forgotten: the "
+        "best is that of the steps from here on",
+        key,
+    )
+    state.best_metric = None
+    state.best_model_checkpoint = None
+    state.best_global_step = None
+
+
+def sample_training(components: Components) -> None:
+    """Write answers to the first training prompts where no row is held out."""
+    trainer = components.trainer
+    measure = trainer.hooks.measure
+    if isinstance(measure, HeldOutMetrics) and trainer.eval_dataset is None and measure.is_online:
+        measure.sample_training(trainer, components.train_rows)
+
+
+def _rows_per_step(args: TrainingArguments) -> int:
+    """The rows that one step needs at least: for trainers that sample, its different prompts."""
+    completions: int | None = getattr(args, "generation_batch_size", None)
+    if not completions:
+        return 1
+    prompts: int = completions // args.num_generations
+    return prompts
+
+
+def check_steps_taken(run: Run, components: Components) -> None:
+    """Raise DataError where a training has ended without a step."""
+    if components.trainer.state.global_step == 0:
+        raise DataError(_too_few_rows(run, components.args, len(components.train_rows)))
+
+
+def _too_few_rows(run: Run, args: TrainingArguments, rows: int) -> Fault:
+    fix = "a smaller trainer.args.per_device_train_batch_size"
+    limits = run.cfg["dataset"].get("limit") or {}
+    if limits.get("train"):
+        fix = f"dataset.limit.train=null, or {fix}"
+    return Fault(
+        where="dataset",
+        found=f"{rows} training rows",
+        expected=f"at least the {_rows_per_step(args)} that one step needs",
+        fix=fix,
+    )

@@ -1,0 +1,126 @@
+"""The folder ``model/`` of a run, in which a trained model is saved for others."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from peft import PeftModel
+from transformers import PreTrainedModel, Trainer, TrainingArguments
+from transformers.integrations import unset_hf_deepspeed_config
+
+from runner.errors import Fault, RunnerError
+from runner.io.files import shipped, write_json
+from runner.model.adapter import write_adapter
+from runner.model.load import read_adapter
+from runner.model.saved import find_missing, gather_weights, is_partitioned
+from runner.run import Run
+from runner.run.seal import seal
+from runner.training.components.model import has_base, path_of, policy_of
+
+Weights = Mapping[str, Any]
+# Arguments of this run alone; transformers masks tokens.
+OWN_ARGUMENTS = ("output_dir", "logging_dir", "run_name")
+
+
+def save_model(run: Run, trainer: Trainer) -> None:
+    """Put into ``model/`` what ``from_pretrained`` or PeftModel loads, without any pickle.
+
+    The folder is whole or not there. All processes call it.
+    """
+    new = run.folder / ".model.new"
+    is_first = trainer.is_world_process_zero()
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    policy = policy_of(trainer)
+    if is_first:
+        shutil.rmtree(new, ignore_errors=True)
+        # Nobody else has made it: a link in its place would be followed.
+        new.mkdir()
+    # Otherwise what another process writes would be removed.
+    trainer.accelerator.wait_for_everyone()
+    # PPO knows the parts of its model, and saves them itself.
+    saves_itself = policy is not model
+    tuner = getattr(policy, "own_tuner", None)
+    weights = _gather(trainer, policy, saves_itself=saves_itself)
+    is_plain = weights is None and not tuner and not isinstance(model, PeftModel)
+    if saves_itself or is_plain:
+        trainer.save_model(str(new))
+    # Otherwise what another process still writes would not be there.
+    trainer.accelerator.wait_for_everyone()
+    if not is_first:
+        return
+    if tuner:
+        tuner.save_pretrained(policy, new)
+    elif isinstance(policy, PeftModel):
+        _save_adapter(run, policy, new, weights)
+    elif weights is not None and not saves_itself:
+        _save_untied(policy, new, weights)
+    trainer.processing_class.save_pretrained(new)
+    # ZeRO-3 would split what is loaded from here on over processes that have left.
+    unset_hf_deepspeed_config()
+    missing = [] if tuner else find_missing(policy, new, weights)
+    critic = getattr(model, "value_model", None)
+    if critic:
+        missing += find_missing(critic, new / "value_model")
+    if missing:
+        raise RunnerError(_missing_weights(run, missing))
+    _write_arguments(new, trainer.args)
+    seal(new)
+    shutil.rmtree(run.model, ignore_errors=True)
+    new.rename(run.model)
+
+
+def _gather(
+    trainer: Trainer, policy: PreTrainedModel | PeftModel, *, saves_itself: bool
+) -> Weights | None:
+    """The weights of a model that is split over processes, whatever form its checkpoints have.
+
+    None where each process has all of them. All processes call it.
+    """
+    if trainer.is_fsdp_enabled and not saves_itself:
+        weights: Weights = trainer.accelerator.get_state_dict(trainer.model)
+        return weights
+    if trainer.is_fsdp_enabled or (isinstance(policy, PeftModel) and is_partitioned(policy)):
+        return gather_weights(policy, keep=trainer.is_world_process_zero())
+    return None
+
+
+def _write_arguments(folder: Path, training_args: TrainingArguments) -> None:
+    """Write the arguments of the training as JSON in the place of the library's pickle."""
+    args = training_args.to_dict()
+    for name in OWN_ARGUMENTS:
+        args.pop(name, None)
+    (folder / "training_args.bin").unlink(missing_ok=True)
+    write_json(folder / "training_args.json", args)
+
+
+def _save_untied(model: PreTrainedModel, folder: Path, weights: Weights) -> None:
+    """Write gathered weights, of those that share their numbers only the first."""
+    tied = model.all_tied_weights_keys
+    first_weights = {name: weight for name, weight in weights.items() if name not in tied}
+    model.save_pretrained(folder, state_dict=first_weights)
+
+
+def _save_adapter(run: Run, model: PeftModel, folder: Path, weights: Weights | None) -> None:
+    """Write the adapter with the base that the config names, so that it loads elsewhere, too."""
+    if not has_base(run.experiment):
+        for file in folder.glob("adapter_*"):
+            file.unlink()
+        model.merge_and_unload(adapter_names=["default"]).save_pretrained(folder)
+        return
+    path = path_of(run.experiment)["path"]
+    revision = run.experiment.model.revision
+    loaded = read_adapter(path, revision)
+    if loaded:
+        path = loaded.base_model_name_or_path
+        revision = loaded.revision
+    write_adapter(model, folder, base=shipped(path), revision=revision, state_dict=weights)
+
+
+def _missing_weights(run: Run, names: list[str]) -> Fault:
+    return Fault(
+        where=str(run.model),
+        found=f"{len(names)} weights were not saved: {', '.join(names[:3])}",
+        expected="every weight of the model",
+        fix=f"python -m runner.launch {run}  (which saves again what the newest checkpoint holds)",
+    )

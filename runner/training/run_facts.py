@@ -1,0 +1,113 @@
+"""Facts about a training for the manifest of its run: rows, model, tokenizer and hardware.
+
+A run that goes on is compared with them, and so is one that reproduces it.
+"""
+
+import math
+import os
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import Trainer
+
+from runner.dataset.loaded_rows import fingerprint
+from runner.model.chat import tokenizer_hash
+from runner.run.continuation import EACH_STEP, ONCE
+from runner.run.key import made_of_batch
+from runner.schema.text import Config
+from runner.training.checkpoint import disk_needed
+from runner.training.components.model import policy_of
+from runner.training.components.types import Components
+
+# The time at which the log-probabilities of the reference are computed, by
+# ``precompute_ref_log_probs``, which not all trainers have.
+REFERENCE_TIMES = {True: ONCE, False: EACH_STEP, None: None}
+
+
+def collect_facts(components: Components) -> dict[str, Any]:
+    """The facts, as they stand in ``manifest.json``."""
+    args = components.args
+    trainer = components.trainer
+    precomputes = getattr(args, "precompute_ref_log_probs", None)
+    return {
+        "disk": disk_needed(trainer, components.seal),
+        "reference": REFERENCE_TIMES[precomputes],
+        "tokenizer": {"fingerprint": tokenizer_hash(components.tokenizer)},
+        "data": {
+            "train": describe_rows(components.train_rows),
+            "eval": describe_rows(components.held_out),
+        },
+        "model": _describe_model(trainer),
+        "hardware": _describe_hardware(args.world_size),
+    }
+
+
+def _describe_model(trainer: Trainer) -> dict[str, Any]:
+    """The base model that the policy was loaded from, and the size of what is trained."""
+    policy = policy_of(trainer)
+    total = 0
+    trainable = 0
+    for parameter in trainer.model.parameters():
+        total += parameter.numel()
+        if parameter.requires_grad:
+            trainable += parameter.numel()
+    return {
+        "path": policy.config._name_or_path,
+        "commit": getattr(policy.config, "_commit_hash", None),
+        "parameters": total,
+        "trainable": trainable,
+        "dtype": str(policy.dtype),
+    }
+
+
+def _describe_hardware(processes: int) -> dict[str, Any]:
+    count = torch.cuda.device_count()
+    return {
+        "machine": platform.platform(),
+        "processors": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "devices": [torch.cuda.get_device_name(index) for index in range(count)],
+        "processes": processes,
+    }
+
+
+def describe_rows(rows: Any) -> dict[str, Any] | None:
+    """The number and the fingerprint of rows, or of each of several sets; None without any."""
+    if rows is None:
+        return None
+    if isinstance(rows, Mapping):
+        return {name: describe_rows(part) for name, part in rows.items()}
+    # The rows of a stream have no number.
+    count = len(rows) if hasattr(rows, "__len__") else None
+    return {"rows": count, "fingerprint": fingerprint(rows)}
+
+
+def find_process_dependence(trainer: Trainer, cfg: Config) -> str:
+    """The reason for which another number of processes would take other steps; empty for none.
+
+    It concerns runs whose processes share a ``batch``.
+    """
+    # PPO has no dropout, and takes whole batches.
+    if not made_of_batch(cfg) or cfg["trainer"]["form"] == "prompt":
+        return ""
+    for name, module in trainer.accelerator.unwrap_model(trainer.model).named_modules():
+        for key, value in vars(module).items():
+            is_dropout = key == "p" or "drop" in key
+            if is_dropout and isinstance(value, float) and value > 0:
+                owner = name or "the model"
+                return f"{owner} has a dropout of {value}, which each process draws by itself"
+    if getattr(trainer.model.config, "output_router_logits", False):
+        return "experts are balanced over a micro-batch"
+    rows = len(trainer.train_dataset)
+    batch = cfg["batch"]
+    steps = trainer.args.max_steps
+    if steps <= 0:
+        steps = math.ceil(trainer.args.num_train_epochs * rows / batch)
+    if rows % batch and steps > rows // batch:
+        return (
+            f"{rows} rows are no multiple of the batch of {batch}, and the last of an epoch are "
+            "shared otherwise"
+        )
+    return ""
