@@ -5,6 +5,7 @@ from torch import Tensor
 
 from runner import metric
 from runner.command._request import in_a_name
+from runner.config.conversion import plain
 from runner.config.dialect import is_wanted
 from runner.config.experiment import Tolerate
 from runner.config.machines import processes_of
@@ -17,7 +18,6 @@ from runner.dataset.step import fill
 from runner.generate.budget import answer_tokens
 from runner.generate.judge import _mean_and_error
 from runner.generate.padding import split_by_rows, split_by_tokens
-from runner.importers.read import plain
 from runner.io.distribution import to_install
 from runner.io.files import strict
 from runner.io.filetype import sniff

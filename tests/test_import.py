@@ -11,12 +11,13 @@ import yaml
 from runner import config
 from runner.__main__ import main
 from runner.config import compose, dialect
-from runner.config.conversion import CONVERSIONS
+from runner.config.conversion import CONVERSIONS, plain
 from runner.config.dialect import find_dialects, read_table
 from runner.errors import ConfigError
-from runner.importers.draft import FUNCTIONS, KINDS
-from runner.importers.read import plain, read_file
-from runner.importers.readers import translate
+from runner.importers.draft import KINDS
+from runner.importers.foreign_file import read_file
+from runner.importers.row_functions import FUNCTIONS
+from runner.importers.translate import translate
 from runner.io.visible import visible_lines
 from runner.launch.compose.stages import faults_of
 from runner.schema.read import read_signature
@@ -1212,6 +1213,40 @@ def test_a_value_is_still_taken_where_it_is_a_text_that_means_it(written):
         }
     )
     assert (done.cfg["learning_rate"], done.cfg["seed"]) == (3e-5, 7) and not done.faults
+
+
+def test_the_command_with_flags_counts_and_not_one_that_is_only_named(tmp_path):
+    text = "echo swift pt\nswift rlhf --rlhf_type dpo --model a/b --dataset hf::c/d\n"
+    (tmp_path / "a.sh").write_text(text)
+    reading = read_file(tmp_path / "a.sh")
+    assert (reading.command, reading.why) == ("rlhf", "swift rlhf")
+    assert translate(reading, "a").trainer == "dpo"
+
+
+def test_rows_are_held_out_of_every_part_of_a_mixture_or_of_none(tmp_path):
+    entries = [
+        {"path": "a/b", "type": "alpaca"},
+        {"path": "c/d", "type": "alpaca", "split": "train[5:9]"},
+    ]
+    keys = WRONG["axolotl"] | {"datasets": entries, "val_set_size": 0.1}
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(keys))
+    draft = translate(read_file(tmp_path / "a.yaml"), "a")
+    assert not draft.has_held_out
+    assert [note.why for note in draft.notes if note.key == "val_set_size"] == [
+        "the split is a slice already"
+    ]
+
+
+def test_every_set_that_is_held_out_is_named(tmp_path):
+    tests = [
+        {"path": "a/b", "type": "alpaca", "split": "test"},
+        {"path": "c/d", "type": "alpaca", "split": "test"},
+    ]
+    keys = WRONG["axolotl"] | {"test_datasets": tests}
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(keys))
+    draft = translate(read_file(tmp_path / "a.yaml"), "a")
+    assert set(draft.values["dataset"]["split"]["eval"]) == {"b", "d"}
+    assert "dataset.split.eval: b, d" in [note.target for note in draft.notes]
 
 
 # --- The tables -----------------------------------------------------------------------------------

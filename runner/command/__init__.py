@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from runner.config.conversion import plain
 from runner.config.dialect import find_meanings
 from runner.config.menu import GROUPS
 from runner.errors import ConfigError, Fault
@@ -67,9 +68,6 @@ class Option:
 
     def read(self, key: str, text: str) -> Any:
         """The value that a text stands for; raises ConfigError where it is none, as for a key of a configuration."""
-        # whose patterns take 4 ms of a short command that has no option
-        from runner.importers.read import plain
-
         if form := form_of(text):
             raise ConfigError(
                 Fault(

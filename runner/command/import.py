@@ -14,8 +14,8 @@ from runner.command import CommandLine, read_options
 from runner.config.dialect import to_single_line
 from runner.errors import ConfigError, Fault
 from runner.importers.draft import KINDS, NO_EQUIVALENT, Draft
-from runner.importers.read import read_file
-from runner.importers.readers import translate
+from runner.importers.foreign_file import read_file
+from runner.importers.translate import translate
 from runner.io.files import MENU, write_text
 from runner.io.terminal import print_visible
 from runner.io.visible import to_visible, visible_lines

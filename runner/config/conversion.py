@@ -1,11 +1,40 @@
-"""Conversions of values that a row in a table of another tool's keys may name.
+"""Conversions of values of another tool's keys.
 
-Each raises ValueError with what it expects, where it cannot take a value.
+A row in the table of a tool names one of CONVERSIONS. Each of them raises ValueError with what it
+expects, where it cannot take a value.
 """
 
+import contextlib
+import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from runner.config.limits import MAX_DIGITS
+
+MEANT = {"true": True, "false": False, "none": None, "null": None}
+
+
+def plain(value: object) -> Any:
+    """The value that is meant: YAML reads 2e-5 as a text, and a shell reads everything so."""
+    if isinstance(value, list):
+        return [plain(entry) for entry in value]
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if not isinstance(value, str):
+        return value
+    word = value.lower()
+    # In small letters it is a value of its own: of scale_rewards and report_to.
+    if word in MEANT and value != "none":
+        return MEANT[word]
+    if re.fullmatch(r"[+-]?\d+", value) and len(value) <= MAX_DIGITS:
+        return int(value)
+    if re.fullmatch(r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?", word):
+        return float(value)
+    if value[:1] in ("{", "[") and value[-1:] in ("}", "]"):
+        with contextlib.suppress(ValueError, RecursionError):
+            return plain(json.loads(value))
+    return value
 
 
 def to_number(value: object) -> float:

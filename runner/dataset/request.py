@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
+from runner.dataset import LOADER
 from runner.dataset.faults import misnamed
 from runner.dataset.source_files import Files
 from runner.errors import DataError, Fault
@@ -227,7 +228,6 @@ def check_weights(parts: Mapping[str, object], weights: Mapping[str, float] | No
 
     Either each part has a weight, a number above 0, or none has.
     """
-    reader = "runner.dataset.load.load_rows"
     weights = weights or {}
     faults = []
     if not parts:
@@ -235,7 +235,7 @@ def check_weights(parts: Mapping[str, object], weights: Mapping[str, float] | No
             where="dataset.parts",
             found="no parts",
             expected="at least one",
-            fix=f"dataset.parts.<name>._target_={reader}",
+            fix=f"dataset.parts.<name>._target_={LOADER}",
         )
         faults.append(fault)
     for name, part in parts.items():
@@ -246,7 +246,7 @@ def check_weights(parts: Mapping[str, object], weights: Mapping[str, float] | No
             where=key,
             found="no _target_",
             expected="what reads its rows, called once the trainer's form is known",
-            fix=f"+{key}._target_={reader} +{key}._partial_=true",
+            fix=f"+{key}._target_={LOADER} +{key}._partial_=true",
         )
         faults.append(fault)
     for name, weight in weights.items():

@@ -27,8 +27,8 @@ from tempfile import TemporaryDirectory
 
 from runner.errors import ConfigError
 from runner.importers.draft import KINDS
-from runner.importers.read import read_file
-from runner.importers.readers import translate
+from runner.importers.foreign_file import read_file
+from runner.importers.translate import translate
 
 verb = import_module("runner.command.import")
 PEERS = {

@@ -1042,9 +1042,9 @@ DEFECTS = (
     Defect(
         "importer_drops_a_key",
         "Keys of another tool that nobody has a rule for are passed over without a word.",
-        "runner/importers/draft.py",
-        "        elif key not in draft.implied:\n            near",
-        "        elif is_known:\n            near",
+        "runner/importers/follow.py",
+        "        elif key in draft.implied:\n",
+        "        elif key in draft.implied or not has_row:\n",
         tests=("tests/test_import.py::test_a_key_that_nobody_knows_is_told",),
     ),
     Defect(

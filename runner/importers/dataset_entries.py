@@ -1,0 +1,255 @@
+"""Datasets of another tool -> the node of one dataset of ours, or of a mixture.
+
+The reader of each tool makes a node of each of its datasets; ``write_rows`` writes them all into
+the draft, with the rows that are held out.
+"""
+
+import re
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, replace
+
+from runner.config.conversion import to_number, to_weights
+from runner.config.dialect import to_single_line
+from runner.config.override import is_local
+from runner.dataset import LOADER
+from runner.errors import Fault
+from runner.importers.draft import (
+    FIX,
+    HIDDEN,
+    MAPPED,
+    NO_EQUIVALENT,
+    Draft,
+    Part,
+    is_unset,
+)
+from runner.importers.follow import follow
+from runner.schema.text import Node
+
+# The keys of a dataset, in the order in which they are written. Others are left out.
+ORDER = (
+    "path",
+    "config",
+    "revision",
+    "form",
+    "split",
+    "columns",
+    "limit",
+    "image_folder",
+    "streaming",
+)
+# The ending of a file of rows, and a slice such as train[:90%].
+FILE_ENDING = re.compile(r"\.(jsonl?|csv|tsv|parquet)(\.gz)?$")
+SLICE = re.compile(r"(\w+)(?:\[:(\d+)(%?)\])?")
+MAX_HELD_OUT = 1e12  # rows, more than there are
+# Forms of demonstrations that mix with rows of the same form.
+MIXABLE_FORMS: tuple[set[object], ...] = ({"messages"}, {"prompt_completion"}, {"text"})
+
+
+def read_entry(draft: Draft, key: str, where: str, entry: Node) -> Part:
+    """The node of one dataset, from an entry of theirs below a key.
+
+    The section ``rows`` of the table says what becomes of its keys. ``where`` is the place of the
+    entry in their file, for faults.
+    """
+    table = replace(draft.table, keys=draft.table.rows)
+    inner = Draft("", table, draft.reading, choices=draft.choices, where=f"{where}.")
+    inner.add(entry)
+    names = list(inner.keys)
+    inner.keys = draft.keys | inner.keys
+    in_order_of_table = [name for name in table.keys if name in names]
+    follow(inner, *in_order_of_table, *names)
+    for note in inner.notes:
+        if note.kind == NO_EQUIVALENT:
+            setting = f"{note.key}: {to_single_line(note.value)}"
+            why = f"{setting}; {note.why}" if note.why else setting
+            draft.no_equivalent(key, why, note.target)
+    for name in names:
+        value = inner.keys[name]
+        if name not in inner.handled and value not in (None, False):
+            draft.no_equivalent(key, f"{name}: {to_single_line(value)}")
+    draft.faults += inner.faults
+    dataset: Part = inner.values["dataset"]
+    return dataset
+
+
+def write_rows(draft: Draft, nodes: Sequence[Part]) -> None:
+    """Write one dataset, or a mixture of several, and what its section ``then`` says after it.
+
+    The section ``datasets`` of the table names the keys of theirs. Without any node the path is
+    asked for.
+    """
+    section = draft.table.sections["datasets"]
+    key = section["keys"][0]
+    for name in section["keys"]:
+        if draft.keys.get(name) is not None:
+            key = name
+            break
+    nodes = nodes or [{"path": "???"}]
+    _hold_out_last_rows(draft, section["held_out"], nodes)
+    weights = draft.take(section["weights"], to_weights, [])
+    if not weights:
+        weights = [node["weight"] for node in nodes if "weight" in node]
+    shortest_nodes = [_to_shortest(node) for node in nodes]
+    if len(nodes) == 1:
+        node = shortest_nodes[0]
+        path = node["path"]
+        option = "local" if is_local(path) else "hub"
+        draft.choices["dataset"] = option
+        draft.values["dataset"] = node
+        draft.note(MAPPED, key, f"dataset={option} dataset.path: {path}")
+    else:
+        forms = {node.get("form") for node in nodes}
+        _make_mixable(draft, key, forms)
+        _write_mixture(draft, key, shortest_nodes, weights)
+        if draft.keys.get(section["weights"]) is not None:
+            draft.note(MAPPED, section["weights"], "dataset.weights")
+    follow(draft, *draft.table.sections["then"])
+
+
+def _make_mixable(draft: Draft, key: str, forms: set[object]) -> None:
+    """Have demonstrations of several or unknown forms become conversations, which mix."""
+    if draft.trainer != "sft" or forms in MIXABLE_FORMS:
+        return
+    if "text" in forms:
+        why = "text and other rows, which do not mix"
+        draft.no_equivalent(key, why, "two runs, the second from the first")
+    else:
+        draft.put("trainer.form", "messages")
+
+
+def _write_mixture(
+    draft: Draft, key: str, nodes: Sequence[Part], weights: Sequence[object]
+) -> None:
+    """Write a mixture of datasets; the weights count where each has one above 0."""
+    parts: dict[str, Part] = {}
+    for node in nodes:
+        name = _to_name(node["path"], parts)
+        parts[name] = {"_target_": LOADER, "_partial_": True, **node}
+    mixture: Part = {"_target_": "runner.dataset.mix.mix_rows", "parts": parts}
+    why = "each row once, shuffled"
+    if len(weights) == len(nodes) and all(weights):
+        mixture["weights"] = dict(zip(parts, weights, strict=True))
+        why = "drawn by weight"
+    draft.choices["dataset"] = None
+    draft.values["dataset"] = mixture
+    draft.note(MAPPED, key, f"dataset.parts: {', '.join(parts)}", why)
+
+
+def _to_name(path: str, taken_names: Container[str]) -> str:
+    """A name for a dataset that no other has: the last word of its path."""
+    stem = FILE_ENDING.sub("", path.rstrip("/").rpartition("/")[2])
+    name = re.sub(r"\W+", "_", stem).strip("_").lower() or "rows"
+    while name in taken_names:
+        name += "_"
+    return name
+
+
+def _to_shortest(node: Part) -> Part:
+    """A node without what it would be anyway; a path that is not known is ???."""
+    path = node["path"]
+    if is_unset(path) or path in ("", HIDDEN):
+        path = "???"
+    columns = node.get("columns", {})
+    split = {"train": "train"} | node.get("split", {})
+    shortest = dict(node)
+    shortest["path"] = path
+    shortest["columns"] = {role: name for role, name in columns.items() if role != name}
+    shortest["split"] = split if split != {"train": "train"} else {}
+    return {key: shortest[key] for key in ORDER if shortest.get(key)}
+
+
+# --- Held-out rows --------------------------------------------------------------------------------
+
+
+def hold_out(draft: Draft, nodes: Sequence[Part], key: str, tests: Sequence[Part]) -> None:
+    """Hold out the rows of other sources, or another split of the first dataset itself."""
+    if not nodes or not tests:
+        return
+    first = nodes[0]
+    sets: dict[str, object] = {}
+    for test in tests:
+        source = _to_shortest(test)
+        split = source.pop("split", {}).get("train", "train")
+        name = _to_name(source["path"], sets)
+        is_same_path = source["path"] == first["path"]
+        if is_same_path and source.get("config") == first.get("config"):
+            sets[name] = split
+        else:
+            sets[name] = {**source, "split": split}
+    held_out: object = sets
+    shown = ", ".join(sets)
+    if len(sets) == 1:
+        held_out = next(iter(sets.values()))
+        if isinstance(held_out, str):
+            shown = held_out
+    first["split"] = {"train": "train"} | first.get("split", {}) | {"eval": held_out}
+    draft.note(MAPPED, key, f"dataset.split.eval: {shown}")
+
+
+def _hold_out_last_rows(draft: Draft, key: str, nodes: Sequence[Part]) -> None:
+    """Hold out the share or number of rows that a key says, of each dataset.
+
+    Theirs are drawn at random. Ours are the last ones: a slice can be said again, and by others.
+    """
+    follow(draft, key)
+    if key in draft.handled:
+        return
+    size = draft.take(key, to_number, 0.0)
+    if not 0 <= size < MAX_HELD_OUT:
+        fault = Fault(
+            where=key,
+            found=to_single_line(size),
+            expected="a share or a number of rows",
+            fix=FIX,
+        )
+        draft.faults.append(fault)
+        return
+    if not size:
+        return
+    cuts = []
+    for node in nodes:
+        cut = _cut_off(node, size)
+        if cut is None:
+            draft.no_equivalent(key, "the split is a slice already", "dataset.split.eval=<slice>")
+            return
+        cuts.append(cut)
+    for node, cut in zip(nodes, cuts, strict=True):
+        node["split"] = {"train": cut.train, "eval": cut.held_out}
+    draft.note(MAPPED, key, f"dataset.split.eval: {cuts[0].held_out}", cuts[0].remark)
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """The slices of a split whose last rows are held out."""
+
+    train: str
+    held_out: str
+    remark: str
+
+
+def _cut_off(node: Node, size: float) -> _Cut | None:
+    """The slices of a dataset whose last rows are cut off: ``size`` of them, or below 1 that share.
+
+    None where no slice says it, or where no row would be left.
+    """
+    match = SLICE.fullmatch(node.get("split", {}).get("train", "train"))
+    if match is None:
+        return None
+    name, end, percent = match.groups(default="")
+    remark = "theirs are drawn at random, these are the last ones"
+    unit = ""
+    if size >= 1:
+        if percent:
+            return None
+        cut = int(end or 0) - int(size)  # negative numbers count from the end
+    else:
+        if percent or not end:
+            unit = "%"
+        whole = int(end or 100)
+        cut = round(whole * (1 - size))
+        if cut == whole:
+            cut -= 1
+            remark += "; a slice counts whole per cents"
+    if cut == 0 or (cut < 0 and (end or size < 1)):
+        return None
+    return _Cut(f"{name}[:{cut}{unit}]", f"{name}[{cut}{unit}:{end}{percent}]", remark)

@@ -1,0 +1,101 @@
+"""The keys of somebody else's configuration, and what is known of the file that they come from.
+
+Files are read here: YAML and JSON become keys. How a shell script becomes keys is in
+``training_command``, and ``foreign_file`` puts both together.
+"""
+
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from runner.config.choice import FOREIGN
+from runner.config.limits import check_size, parse_yaml
+from runner.errors import ConfigError, Fault
+from runner.io.filetype import undecodable
+from runner.schema.text import files_beside
+
+FILE_TYPES = (".yaml", ".yml", ".json")
+
+Keys = dict[str, Any]  # keys of a file with their values
+
+
+@dataclass(frozen=True)
+class Remark:
+    """Something in a file that is no key, and why it is not taken over."""
+
+    value: object
+    why: str
+
+
+@dataclass
+class ForeignConfig:
+    """The keys of a file and the tool that they are meant for."""
+
+    path: Path
+    keys: Keys
+    dialect: str = ""
+    why: str = ""  # what says that it is of this dialect
+    command: str = ""  # the subcommand, if the file holds a command
+    devices: int = 1  # on how many it ran
+    # The name of the script that it starts, where the dialect knows some.
+    script: str = ""
+    # What else the file holds.
+    remarks: dict[str, Remark] = field(default_factory=dict)
+
+
+def read_foreign_text(path: Path) -> str:
+    """The text of a file; ConfigError where it is missing, too large, or not UTF-8."""
+    try:
+        check_size(path)
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        finding = undecodable(error.object, str(path))
+        raise ConfigError(
+            Fault(
+                where=str(path),
+                found=finding.found,
+                expected="a configuration in UTF-8",
+                fix=finding.fix,
+            )
+        ) from None
+    except OSError as error:
+        likeliest = [*files_beside(path, FOREIGN), "--help"][0]
+        raise ConfigError(
+            Fault(
+                where=str(path),
+                found=error.strerror or str(error),
+                expected="a configuration",
+                fix=f"python -m runner import {shlex.quote(likeliest)}",
+            )
+        ) from None
+
+
+def read_named(path: Path, name: str) -> Keys | None:
+    """The keys of a file that the file at ``path`` names; None where there is no such file.
+
+    It is looked for from the working directory, then from the folder of ``path``, then right
+    beside it.
+    """
+    for file in (Path(name), path.parent / name, path.parent / Path(name).name):
+        if file.is_file():
+            return parse_keys(read_foreign_text(file), name)
+    return None
+
+
+def parse_keys(text: str, name: str) -> Keys:
+    """The keys of a text in YAML or JSON, whose file is called ``name`` in faults.
+
+    Raises ConfigError where the text has no keys.
+    """
+    keys = parse_yaml(text, name)
+    if not isinstance(keys, dict):
+        raise ConfigError(
+            Fault(
+                where=name,
+                found="an empty file" if keys is None else f"a {type(keys).__name__}",
+                expected="keys with values",
+                fix="python -m runner import <a file of keys and values>",
+            )
+        )
+    return {str(key): value for key, value in keys.items()}

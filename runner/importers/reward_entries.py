@@ -1,0 +1,72 @@
+"""Names of rewards, and reward models -> entries of the group reward, or words to type."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from runner.config.conversion import to_weights, to_words
+from runner.importers.draft import MAPPED, Draft, Part
+
+
+@dataclass(frozen=True)
+class ForeignReward:
+    """A reward that is none of ours: a function of the user's own."""
+
+    name: str  # module.function
+    weight: float | None = None
+
+
+def read_rewards(draft: Draft, names_key: str, model_key: str = "") -> list[ForeignReward]:
+    """Write the rewards that are ours, by the section ``rewards`` of the table, and reward models.
+
+    Returns all others. Weights, one for each name and then for each model, stand beside the names.
+    """
+    our_rewards: Part = draft.table.sections["rewards"]
+    names = draft.take(names_key, to_words, [])
+    models = draft.take(model_key, to_words, []) if model_key else []
+    weights_key = names_key.replace("funcs", "weights")
+    weights = draft.take(weights_key, to_weights, [])
+    entries: dict[str, Part] = {}
+    foreign_rewards = []
+    for index, name in enumerate([*names, *models]):
+        entry: Part
+        weight = weights[index] if index < len(weights) else None
+        if name in models:
+            key = f"model_{len(entries)}" if "model" in entries else "model"
+            entry = {
+                "_target_": "runner.reward.outcome.load_reward_model",
+                "path": name,
+                "weight": 1.0,
+            }
+            draft.note(MAPPED, model_key, f"reward.{key}.path: {name}")
+        elif name in our_rewards:
+            key = name
+            entry = dict(our_rewards[name])
+            remark = entry.pop("remark", "")
+            draft.note(MAPPED, names_key, f"reward.{name}: {entry['_target_']}", remark)
+        else:
+            foreign_rewards.append(ForeignReward(name, weight))
+            continue
+        if weight is not None:
+            entry["weight"] = weight
+        entries[key] = entry
+    if entries:
+        draft.values["reward"] = entries
+    if weights:
+        draft.note(MAPPED, weights_key, "reward.<name>.weight")
+    return foreign_rewards
+
+
+def type_rewards(draft: Draft, key: str, rewards: Iterable[ForeignReward]) -> None:
+    """Have the user type functions of their own: only the command line may let them run."""
+    for reward in rewards:
+        package = reward.name.partition(".")[0]
+        function = reward.name.rpartition(".")[2]
+        word = f"reward.{function}._target_={reward.name}"
+        allow = f"allow=[{package}]"
+        draft.overrides.append(word)
+        if reward.weight is not None:
+            draft.overrides.append(f"reward.{function}.weight={reward.weight}")
+        if allow not in draft.overrides:
+            draft.overrides.append(allow)
+        why = f"{reward.name} is code of your own, which is allowed when it is typed"
+        draft.no_equivalent(key, why, f"{word} {allow}")

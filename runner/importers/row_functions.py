@@ -1,0 +1,63 @@
+"""Functions that rows of a dialect's table name under ``by``, for what no rule can describe."""
+
+from collections.abc import Callable
+
+from runner.config.conversion import to_number, to_whole_number, to_words
+from runner.dataset.conversation import SPEAKERS
+from runner.importers.draft import MAPPED, Draft
+
+
+def divide_batch(draft: Draft, key: str) -> None:
+    """Write the whole batch, divided by the micro-batch, as the number of accumulated steps."""
+    micro_batch = draft.read("micro_batch_size", to_whole_number, 1)
+    batch = draft.take(key, to_whole_number, 1)
+    steps = max(1, batch // max(1, micro_batch))
+    why = "the whole batch by the small one"
+    draft.write(key, "trainer.args.gradient_accumulation_steps", steps, why)
+
+
+def pair_rows(draft: Draft, key: str) -> None:
+    """Write micro-batches of two rows, and half as many of them in a step."""
+    count_key = "gradient_accumulation_steps"
+    steps = max(1, draft.take(count_key, to_whole_number, 1) // 2)
+    # It may stand first in their file.
+    draft.notes = [note for note in draft.notes if note.key != count_key]
+    why = "rows of a micro-batch are compared with each other"
+    draft.write(key, "trainer.args.per_device_train_batch_size", 2, why)
+    draft.write(count_key, f"trainer.args.{count_key}", steps, "of two rows")
+
+
+def divide_epoch(draft: Draft, key: str) -> None:
+    """Write how often an epoch is interrupted as a share of all steps."""
+    prefix = "eval" if key.startswith("evals") else "save"
+    epochs = draft.read("num_epochs", to_number, 1.0)
+    times = draft.take(key, to_number, 1.0) * epochs
+    share = round(1 / times, 6) if times else 1
+    if share >= 1:
+        draft.put(f"trainer.args.{prefix}_strategy", "epoch")
+        draft.note(MAPPED, key, f"trainer.args.{prefix}_strategy: epoch")
+    else:
+        draft.put(f"trainer.args.{prefix}_strategy", "steps")
+        why = f"a share of all steps: {draft.keys[key]} in each of {epochs:g}"
+        draft.write(key, f"trainer.args.{prefix}_steps", share, why)
+
+
+def pair_betas(draft: Draft, key: str) -> None:
+    """Write both betas of Adam as one argument of an optimizer of ours."""
+    first = draft.read("adam_beta1", to_number, 0.9)
+    second = draft.read("adam_beta2", to_number, 0.999)
+    draft.write(key, "optimizer.betas", [first, second])
+
+
+def compare_speakers(draft: Draft, key: str) -> None:
+    """Note a role of a dataset whose speakers are not those that ours reads in this role."""
+    role = key.rpartition(".")[2]
+    speakers = draft.take(key, to_words, [])
+    if any(SPEAKERS.get(speaker.lower()) != role for speaker in speakers):
+        draft.no_equivalent(key, "", "dataset.map._target_=<function of a row>")
+
+
+FUNCTIONS: dict[str, Callable[[Draft, str], None]] = {
+    function.__name__: function
+    for function in (divide_batch, pair_rows, divide_epoch, pair_betas, compare_speakers)
+}

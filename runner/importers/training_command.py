@@ -1,0 +1,258 @@
+"""The training command of a shell script -> the keys of its flags and of the file that it names."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import Path
+
+from runner.config.dialect import find_dialects, read_table
+from runner.errors import ConfigError, Fault
+from runner.importers.foreign_config import FILE_TYPES, ForeignConfig, Keys, Remark, read_named
+from runner.importers.shell_lines import ShellLine, Variables, read_lines
+from runner.schema.text import Node
+
+# Flags of the program that starts the processes, which say over how many devices the training is
+# spread, and how.
+SPREAD = re.compile(
+    r"(?i)--(\w*config_file|zero_stage|n(?:um|proc).(?:machines|processes|per.node)|nnodes)"
+    r"[= ](\S+)"
+)
+# Variables that say it as well.
+SPREAD_VARIABLES = ("NPROC_PER_NODE", "NNODES")
+CONFIG_FLAGS = ("config", "config_file")
+# Words at which the flags of a command end.
+ENDS = ("|", ">", ">>", "2>&1", "&", "&&", ";", "1>")
+CONDITION_REMARK = (
+    "a condition: flags below it are taken as if it held, those on its own line are not read"
+)
+
+
+@dataclass(frozen=True)
+class TrainingCommand:
+    """A command that trains."""
+
+    dialect: str
+    command: str  # the subcommand, or the method that a script is of
+    why: str  # what says that it is of this dialect
+    first_flag: int  # the index of the word behind the command
+    script: str = ""
+
+
+@dataclass(frozen=True)
+class IdleCommand:
+    """A command of a known tool that trains nothing, or nothing that is trained here."""
+
+    reason: str
+
+
+@dataclass
+class _ControlFlow:
+    """The conditions and loops of a script so far, with remarks on how they are read."""
+
+    variables: Variables
+    remarks: dict[str, Remark] = field(default_factory=dict)
+    condition: str = ""  # that the lines are in
+    values_before: dict[str, str] = field(default_factory=dict)
+
+    def follow(self, words: Sequence[str]) -> None:
+        """Take in the next line, whose variables have been set."""
+        # A condition is taken as if it held. That is worth a remark where it sets a variable.
+        is_closed = words[-1:] == ["fi"]
+        if words[:1] == ["if"]:
+            self.condition = " ".join(words[:-1]).rstrip("; ")
+        elif is_closed:
+            self.condition = ""
+        has_set = self.variables.values != self.values_before
+        if self.condition and (is_closed or has_set):
+            self.remarks[self.condition] = Remark([], CONDITION_REMARK)
+        self.values_before = dict(self.variables.values)
+
+        # The first turn of a loop is read.
+        if words[:1] == ["for"] and words[2:3] == ["in"] and words[3:]:
+            self.variables.values[words[1]] = words[3].rstrip(";")
+            turns = " ".join(words[3:])
+            self.remarks[f"for {words[1]}"] = Remark(turns, "a loop, whose first turn this is")
+
+
+def read_script(path: Path, text: str) -> ForeignConfig:
+    """The keys of the training command in a script, and its dialect.
+
+    Of several trainings the first with flags counts; a remark says how many follow. Raises
+    ConfigError where no command trains, or where a comment cuts flags off.
+    """
+    variables = Variables()
+    control_flow = _ControlFlow(variables)
+    reading = ForeignConfig(path, {}, remarks=control_flow.remarks)
+    reason = ""  # why the first command that is no training is none
+    further_trainings = 0
+    for line in read_lines(path, text, variables):
+        control_flow.follow(line.words)
+        for index in range(len(line.words)):
+            command = _find_command(line.words, index)
+            if command is None:
+                continue
+            if isinstance(command, IdleCommand):
+                reason = reason or command.reason
+            elif reading.keys:
+                further_trainings += 1
+            else:
+                _take(reading, command, line, variables)
+    if further_trainings:
+        why = "further trainings; each is imported from a file of its own"
+        reading.remarks["commands"] = Remark(further_trainings, why)
+    if not reading.dialect:
+        raise ConfigError(_no_training(path, reason))
+    variables_of_training = read_table(reading.dialect).sections.get("variables", ())
+    for name, value in variables.values.items():
+        if name in variables_of_training:
+            reading.keys[name] = value
+    return reading
+
+
+def _no_training(path: Path, reason: str) -> Fault:
+    commands: dict[str, None] = {}  # each once, in order
+    for table in find_dialects().values():
+        commands |= dict.fromkeys(table["commands"])
+    return Fault(
+        where=str(path),
+        found=reason or "no command that trains",
+        expected=f"a line with one of {', '.join(commands)}",
+        fix="python -m runner import <another file>",
+    )
+
+
+# --- The command ----------------------------------------------------------------------------------
+
+
+def _find_command(words: Sequence[str], index: int) -> TrainingCommand | IdleCommand | None:
+    """The command of a known tool that begins with the word at ``index``; None where none does."""
+    word = words[index]
+    subcommand = words[index + 1] if index + 1 < len(words) else ""
+    for dialect, table in find_dialects().items():
+        for pattern, why in table.get("idle", {}).items():
+            match = re.search(pattern, f"{word} {subcommand}")
+            if match:
+                return IdleCommand(f"{match[0].strip('/ ')}: {why}")
+        program = word.rpartition("/")[2]
+        if subcommand in table["commands"].get(program, ()):
+            why = f"{word} {subcommand}"
+            return TrainingCommand(dialect, subcommand, why, first_flag=index + 2)
+        training = _find_training_script(dialect, table, words, index)
+        if training:
+            return training
+    return None
+
+
+def _find_training_script(
+    dialect: str, table: Node, words: Sequence[str], index: int
+) -> TrainingCommand | None:
+    """The training of a script by the name of one of the tool's own.
+
+    A script elsewhere that only has such a name must have one of the tool's flags.
+    """
+    word = words[index]
+    is_own = re.search(table.get("own_scripts", ""), word)
+    why = word if is_own else f"{word}, taken for the one of that name in TRL"
+    flags = {_to_key(flag.lstrip("-").partition("=")[0]) for flag in words[index + 1 :]}
+    for pattern in table["scripts"]:
+        match = re.search(pattern, word)
+        if match and (is_own or flags.intersection(table["marks"])):
+            method = match[1] if match.groups() else "train"
+            command = table.get("methods", {}).get(method, method)
+            script = word.rpartition("/")[2].removesuffix(".py")
+            return TrainingCommand(dialect, command, why, first_flag=index + 1, script=script)
+    return None
+
+
+def _take(
+    reading: ForeignConfig, training: TrainingCommand, line: ShellLine, variables: Variables
+) -> None:
+    """Take over a training of a script: its dialect, its flags, and how it is started.
+
+    Raises ConfigError where a comment, or a missing backslash, cuts the flags off.
+    """
+    reading.dialect = training.dialect
+    reading.command = training.command
+    reading.why = training.why
+    reading.script = training.script
+    # Flags on the line below would be lost without a word.
+    if line.below.startswith("--"):
+        flag = line.below.partition(" ")[0]
+        raise ConfigError(
+            Fault(
+                where=str(reading.path),
+                found=f"{flag} is not part of the command: a comment, or no backslash, "
+                "ends the line above it",
+                expected="all flags in one command",
+                fix="move comments above the command, and end each of its lines but "
+                "the last with a backslash",
+            )
+        )
+    reading.keys = _read_flags(reading.path, line.words[training.first_flag :])
+    starters = [f"--{name}={variables.values.get(name, '')}" for name in SPREAD_VARIABLES]
+    starters += line.words[: training.first_flag]
+    for flag, value in SPREAD.findall(" ".join(starters)):
+        reading.keys[_to_key(flag.lower())] = value
+
+
+# --- Flags ----------------------------------------------------------------------------------------
+
+
+def _read_flags(path: Path, words: Sequence[str]) -> Keys:
+    """The keys that the words behind a command give, over those of the file that they name."""
+    leading_words = _until_flag(words)
+    flags: Keys = {}
+    for word in leading_words:
+        key, sign, value = word.partition("=")
+        if sign:
+            flags[key] = value
+    for index, word in enumerate(words):
+        if not word.startswith("--"):
+            continue
+        flag, sign, value = word.partition("=")
+        key = _to_key(flag.removeprefix("--"))
+        values = [value] if sign else _until_flag(words[index + 1 :])
+        if not values and key.startswith("no_"):
+            flags[key.removeprefix("no_")] = False
+        elif not values:
+            flags[key] = True
+        elif len(values) == 1:
+            flags[key] = values[0]
+        else:
+            flags[key] = [text.removesuffix(",") for text in values]
+
+    return _read_config_file(path, leading_words, flags) | flags
+
+
+def _read_config_file(path: Path, leading_words: Sequence[str], flags: Keys) -> Keys:
+    """The keys of the file that a command names, by a word or by a flag, which is taken out.
+
+    Empty where it names none; ConfigError where there is no such file.
+    """
+    files = [word for word in leading_words if word.endswith(FILE_TYPES)]
+    if not files:
+        files = [str(flags.pop(key)) for key in CONFIG_FLAGS if key in flags]
+    if not files:
+        return {}
+    keys = read_named(path, files[0])
+    if keys is None:
+        raise ConfigError(
+            Fault(
+                where=str(path),
+                found=f"it reads {files[0]}, which is not there",
+                expected="that file",
+                fix=f"import {files[0]} itself",
+            )
+        )
+    return keys
+
+
+def _to_key(flag: str) -> str:
+    """The key of a flag without its dashes in front, as argparse makes it."""
+    return flag.replace("-", "_")
+
+
+def _until_flag(words: Sequence[str]) -> list[str]:
+    """The words before the next flag, or before the end of the command."""
+    return list(takewhile(lambda word: not word.startswith("--") and word not in ENDS, words))
