@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.dialect import find_meanings
-from runner.config.menu import GROUPS
+from runner.config.groups import GROUPS
 from runner.errors import ConfigError, Fault
 from runner.io.secrets import form_of
 from runner.schema import ranges
