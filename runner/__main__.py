@@ -18,8 +18,8 @@ from pathlib import Path
 from runner.command import CommandLine
 from runner.command._words import read_command_line
 from runner.command.options import help_text, version_text
-from runner.config import as_yaml, call_hydra
 from runner.config.batch import MADE
+from runner.config.composition import as_yaml, call_hydra
 from runner.config.override import latest, parse
 from runner.config.user_folder import add_working_folder
 from runner.errors import (
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _call_verb(line: CommandLine) -> int:
     """Have another verb than train do its work."""
     from runner.launch import processes
-    from runner.validate.start import find_variable_faults
+    from runner.validate.environment_variables import find_variable_faults
 
     processes.prepare_environment()
     if line.verb in WORKING:

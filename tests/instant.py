@@ -51,19 +51,21 @@ def watch(instant: Instant) -> None:
             if instant.count and re.search(instant.pattern, touch):
                 seen += 1
                 if seen == instant.count:
-                    reach()
+                    reach(instant, own)
         finally:
             busy = False
-
-    def reach():
-        if instant.told:
-            open(instant.told, "w").close()
-        elif os.getpid() == own:
-            os.kill(own, signal.SIGKILL)
 
     sys.addaudithook(hook)
     if instant.synced:
         note_syncs(instant.synced)
+
+
+def reach(instant: Instant, watcher: int) -> None:
+    """Say that the instant has come, or kill the process that watches, never one that it forked."""
+    if instant.told:
+        open(instant.told, "w").close()
+    elif os.getpid() == watcher:
+        os.kill(watcher, signal.SIGKILL)
 
 
 def note_syncs(record: str) -> None:

@@ -24,7 +24,7 @@ from runner.config.override import quote_text
 from runner.io.files import hub_home
 from runner.model.check import find_model_faults
 from runner.model.jinja import find_template_faults
-from runner.validate.start import find_other_versions, is_within
+from runner.validate.versions import find_other_versions, is_within
 
 SCRIPT, FIXES = (Path(__file__).parent / "fault" / name for name in ("bad_input.py", "fixes.py"))
 NULL = [case for case in BAD if case.kind == "dataset" and "line null" in case.name]

@@ -16,7 +16,7 @@ from runner.io.files import MENU
 from runner.launch.compose.stages import compose_runs
 from runner.schema.read import read_signature
 from runner.schema.source import find_definition
-from runner.validate import start
+from runner.validate import libraries
 
 sys.path.append(str(Path(__file__).parent / "fault"))
 
@@ -88,14 +88,14 @@ MISSION = ["trainer=ppo", "model=pythia_1b", "dataset=tldr"]
 def test_the_missions_line_needs_nothing_but_bitsandbytes(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        start, "find_spec", lambda name: None if name == "bitsandbytes" else find_spec(name)
+        libraries, "find_spec", lambda name: None if name == "bitsandbytes" else find_spec(name)
     )
     assert main([*MISSION, "peft=lora", "quant=4bit"]) == 5
     said = capsys.readouterr().err
     assert said.count("found") == 1 and "pip install 'bitsandbytes>=" in said
     assert main(["trainer=grpo", "dataset=gsm8k", "quant=none", "--dry-run"]) == 0
     monkeypatch.setattr(
-        start, "find_spec", lambda name: None if name == "math_verify" else find_spec(name)
+        libraries, "find_spec", lambda name: None if name == "math_verify" else find_spec(name)
     )
     assert main(["trainer=grpo", "dataset=gsm8k"]) == 5
     said = capsys.readouterr().err

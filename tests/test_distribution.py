@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 
 from runner.io import distribution
 from runner.io.distribution import NAME, read_extras, read_project, read_requirements, to_install
-from runner.validate.start import WANTED
+from runner.validate.libraries import WANTED
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

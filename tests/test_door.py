@@ -110,8 +110,8 @@ MINE = ("trainer=grpo", "reward=none", "reward.x._target_=my_reward.short", "all
 )
 def test_a_dry_run_refuses_what_the_run_refuses(words, said, tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("runner.validate.start.find_spec", lambda name: None)
-    monkeypatch.setattr("runner.validate.start.has_devices", lambda: False)
+    monkeypatch.setattr("runner.validate.libraries.find_spec", lambda name: None)
+    monkeypatch.setattr("runner.validate.machine.has_devices", lambda: False)
     Path("my_reward.py").write_text(
         "from my_part import half\ndef short(completions, **kwargs): return [half(1)]\n"
     )

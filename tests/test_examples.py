@@ -44,7 +44,8 @@ from runner.run.history import curve, is_finite
 from runner.run.key import canonical_text, folder_of
 from runner.run.record import format_time
 from runner.run.seal import checkpoints_at_once, describe_damage
-from runner.schema.text import flatten, last_key, number, short_text, to_text
+from runner.schema.literal import number, to_text
+from runner.schema.text import flatten, last_key, short_text
 from runner.schema.type import shortened
 from runner.schema.upstream import completion_length, passes
 from runner.training.checkpoint import state_bytes

@@ -18,7 +18,7 @@ from runner.errors import EnvironmentFault
 from runner.io import hub
 from runner.launch import processes
 from runner.model.load_errors import translate_model_errors
-from runner.validate.start import settle_hub
+from runner.validate.hub_names import settle_hub
 
 WORDS = ("trainer=dpo", "dataset=descriptiveness")
 

@@ -10,7 +10,7 @@ from torch import nn
 from runner.__main__ import main
 from runner.errors import ConfigError
 from runner.optimizer import Muon, build_optimizer, trust_state
-from runner.validate import start
+from runner.validate import libraries
 
 WEIGHTS = [
     "model.embed.weight",
@@ -175,7 +175,7 @@ def test_what_an_optimizer_keeps_beside_tensors_is_read_again(tmp_path, monkeypa
 def test_what_is_missing_is_told_at_the_start(capsys, monkeypatch, words, code, said):
     absent = ("galore_torch", "apollo_torch", "adam_mini")
     monkeypatch.setattr(
-        start, "find_spec", lambda name: None if name in absent else find_spec(name)
+        libraries, "find_spec", lambda name: None if name in absent else find_spec(name)
     )
     assert main([*words, "metric=none", "--dry-run"]) == code
     assert said in capsys.readouterr().err

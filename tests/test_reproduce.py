@@ -12,7 +12,7 @@ from runner.command.reproduce import judge_reproduction, obstacles
 from runner.config import compose
 from runner.errors import SickRun
 from runner.io.files import files_of, read_json
-from runner.launch import worker
+from runner.launch.__main__ import main as start_worker
 from runner.run import write_config
 from runner.run.record import read_run
 
@@ -129,7 +129,7 @@ def test_a_strangers_configuration_of_other_kinds_is_refused_by_what_uses_it(
     OmegaConf.update(cfg, key, value, merge=False)
     write_config(folder, OmegaConf.to_container(cfg))
     for call in (["reproduce", str(folder)], ["preview", str(folder)], [str(folder)]):
-        assert (worker.main if len(call) == 1 else main)(call) == code
+        assert (start_worker if len(call) == 1 else main)(call) == code
 
 
 @pytest.fixture

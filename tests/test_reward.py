@@ -142,7 +142,7 @@ def test_without_math_verify_a_boxed_answer_says_what_to_install(monkeypatch):
 
 def test_a_missing_library_of_a_reward_or_metric_is_found_before_the_start(monkeypatch):
     composed = compose(["trainer=grpo", "reward=boxed_answer", "metric=translation"])
-    monkeypatch.setattr("runner.validate.start.find_spec", lambda name: None)
+    monkeypatch.setattr("runner.validate.libraries.find_spec", lambda name: None)
     fixes = {
         fault.where: fault.fix for fault in find_environment_faults([composed], elsewhere=True)
     }

@@ -17,6 +17,7 @@ from runner.config.experiment import Experiment
 from runner.errors import FolderError
 from runner.io.files import files_of, write_json
 from runner.launch import worker
+from runner.launch.__main__ import main as start_worker
 from runner.launch.compose.stages import compose_runs
 from runner.run import (
     Run,
@@ -126,7 +127,7 @@ def test_a_link_inside_a_run_folder_is_refused_before_anything_is_written_or_del
     for door in doors:
         with pytest.raises(FolderError, match=f"rm {run.folder / name}"):
             door()
-    assert worker.main([str(run.folder), "--trust"]) == 4
+    assert start_worker([str(run.folder), "--trust"]) == 4
     assert [file.read_text() for file in elsewhere.iterdir()] == ["kept"]
 
 
@@ -259,17 +260,17 @@ def test_a_folder_of_a_stranger_runs_nothing_that_is_not_on_the_list(tmp_path, c
     model = {"path": "org/name", "trust_remote_code": True}
     write_config(tmp_path, {"metric": metric, "model": model, "allow": ["os"]})
     monkeypatch.chdir(tmp_path)
-    assert worker.main([str(tmp_path)]) == 2
+    assert start_worker([str(tmp_path)]) == 2
     text = capsys.readouterr().err
     assert "metric.x._target_" in text and "trust_remote_code" in text and "--trust" in text
     assert not (tmp_path / "status.json").exists() and not (tmp_path / "harm").exists()
-    assert worker.main([str(tmp_path / "nowhere")]) == 2
+    assert start_worker([str(tmp_path / "nowhere")]) == 2
 
 
 def test_a_world_of_other_processes_than_the_run_is_trained_by_is_refused(cfg, capsys, monkeypatch):
     run = open_run(cfg | {"launcher": {"num_processes": 1}}, [])
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert worker.main([str(run.folder), "--trust"]) == 2
+    assert start_worker([str(run.folder), "--trust"]) == 2
     assert "the 1 that the run is trained by" in capsys.readouterr().err
 
 
@@ -310,7 +311,7 @@ def test_a_folder_of_another_format_is_refused_in_words(
         config = {"format": number} if number else {}
         (folder / "config.yaml").write_text(yaml.safe_dump(config | composed.cfg))
     before = files_of(tmp_path)
-    call = worker.main if verb == "worker" else main
+    call = start_worker if verb == "worker" else main
     assert call(VERBS[verb]) == 4
     text = capsys.readouterr().err
     assert f"found     {age} runner\n    expected  format 2\n" in text

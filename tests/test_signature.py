@@ -16,9 +16,10 @@ import pytest
 
 from runner.config.override import parse, quote_text
 from runner.schema.choices import choices_compared
+from runner.schema.literal import to_text
 from runner.schema.read import UNKNOWN, read_signature
 from runner.schema.source import Definition, find_definition, find_module, public_names
-from runner.schema.text import to_override, to_text
+from runner.schema.text import to_override
 from runner.schema.type import shortened
 
 ROOT = Path(__file__).parent.parent

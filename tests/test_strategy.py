@@ -23,7 +23,7 @@ from runner.run.key import key_of
 from runner.training.components.model import build_model
 from runner.training.model_folder import save_model
 from runner.training.run_facts import find_process_dependence
-from runner.validate import start
+from runner.validate import machine
 
 EFFICIENT = "trainer.args.fsdp_config.cpu_ram_efficient_loading"
 
@@ -104,7 +104,7 @@ def test_a_model_is_not_said_to_be_sharded_where_it_cannot_be(
     variables, words, code, said, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(start, "has_devices", lambda: "trainer.args.use_cpu=true" in words)
+    monkeypatch.setattr(machine, "has_devices", lambda: "trainer.args.use_cpu=true" in words)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert main(words) == code

@@ -16,7 +16,7 @@ from runner.launch import worker
 from runner.run import Run
 from runner.run.key import key_of
 from runner.tracker.variable import id_of, variables_of
-from runner.validate.start import find_missing_libraries
+from runner.validate.libraries import find_missing_libraries
 
 FEW = (
     *(
@@ -75,7 +75,7 @@ def test_only_the_first_process_makes_an_id(tmp_path, monkeypatch):
 def test_a_missing_package_is_a_fault_that_says_what_to_install_for_the_worker_too(
     tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr("runner.validate.start.find_spec", lambda name: None)
+    monkeypatch.setattr("runner.validate.libraries.find_spec", lambda name: None)
     assert not list(find_missing_libraries({"tracker": {"report_to": "none"}}))
     run = lay_run(
         tmp_path / "x" / "run", state="created", tracker={"report_to": ["tensorboard", "wandb"]}

@@ -493,7 +493,7 @@ def test_a_model_whose_files_would_spoil_a_training(tmp_path, monkeypatch, capsy
 
 @pytest.mark.parametrize("tracker", sorted({*TRACKERS} - {"none", "all"}))
 def test_a_tracker_that_is_not_installed_is_the_environments_fault(tracker, capsys, monkeypatch):
-    monkeypatch.setattr("runner.validate.start.find_spec", lambda name: None)
+    monkeypatch.setattr("runner.validate.libraries.find_spec", lambda name: None)
     said = refuse(capsys, f"tracker.report_to={tracker}", code=5)
     assert "type      pip install" in said or "type      export" in said
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from runner.config.conversion import plain
 from runner.config.dialect import find_meanings
-from runner.config.menu import GROUPS
+from runner.config.groups import GROUPS
 from runner.errors import ConfigError, Fault
 from runner.io.secrets import form_of
 from runner.schema import ranges

@@ -24,7 +24,7 @@ from runner.run.record import check_whole, find_runs
 from runner.schema import upstream
 from runner.schema.source import has_method
 from runner.validate import find_all_faults
-from runner.validate.start import settle_hub
+from runner.validate.hub_names import settle_hub
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

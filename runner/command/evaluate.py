@@ -20,7 +20,8 @@ from runner.generate.run_weights import Weights
 from runner.io.files import display_path, to_line, write_json, write_text
 from runner.io.terminal import print_visible, progress_bar, quiet
 from runner.report.table import Column, format_table
-from runner.schema.text import named, number
+from runner.schema.literal import number
+from runner.schema.text import named
 from runner.validate.mismatches import find_metric_faults
 
 if TYPE_CHECKING:

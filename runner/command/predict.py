@@ -16,7 +16,8 @@ from runner.generate.prediction import Batch, PredictionFile, prediction_key
 from runner.io.files import display_path, read_last_row, write_bytes
 from runner.io.terminal import print_answer, progress_bar, quiet, sample_lines
 from runner.run.history import SAMPLE_FILES
-from runner.schema.text import number, to_override
+from runner.schema.literal import number
+from runner.schema.text import to_override
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

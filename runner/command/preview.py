@@ -23,7 +23,8 @@ from runner.report.tokens import MAX_WIDTH, Sheet, format_sheet
 from runner.run.key import folder_of, key_of
 from runner.run.record import check_whole, find_runs
 from runner.validate import find_dangers, find_frozen_faults
-from runner.validate.start import check_parts, settle_hub
+from runner.validate.hub_names import settle_hub
+from runner.validate.start import check_parts
 
 
 def main(line: CommandLine) -> int:

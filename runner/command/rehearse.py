@@ -18,7 +18,8 @@ from runner.launch.processes import prepare_environment
 from runner.launch.signals import Stop
 from runner.run import Run
 from runner.run.seal import sealed_checkpoints
-from runner.validate.start import check_parts, settle_hub
+from runner.validate.hub_names import settle_hub
+from runner.validate.start import check_parts
 
 
 def main(line: CommandLine) -> int:

@@ -18,7 +18,8 @@ from runner.report.compare import deviations
 from runner.report.facts import split_command, words_of
 from runner.run import CHANGES, installed_version, open_run, run_git, write_manifest
 from runner.run.record import RunRecord, check_finished, check_whole, find_runs, read_run
-from runner.schema.text import flatten, number
+from runner.schema.literal import number
+from runner.schema.text import flatten
 from runner.validate import find_dangers, find_frozen_faults
 from runner.validate.stray import is_folder_name
 

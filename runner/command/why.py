@@ -17,7 +17,8 @@ from runner.io.terminal import print_visible
 from runner.launch.compose import stages
 from runner.report.number import short
 from runner.report.table import Column, format_table
-from runner.schema.text import flatten, nearest, select, to_text, walk
+from runner.schema.literal import to_text
+from runner.schema.text import flatten, nearest, select, walk
 from runner.validate.context import ValidationContext
 
 MAX_VALUE_WIDTH = 36  # characters of a value

@@ -15,8 +15,9 @@ from runner.config.composition import (
     differences,
     read_layers,
 )
+from runner.config.groups import GROUPS
 from runner.config.machines import rank, world_size
-from runner.config.menu import GROUPS, read_menu
+from runner.config.menu import read_menu
 from runner.config.resolution import NO_VALUE, NUM_PROCESSES, Composed, resolve
 from runner.config.user_folder import use_folders
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from runner.config.machines import processes_of
 from runner.errors import ConfigError, Fault
-from runner.schema import upstream
 from runner.schema.source import LIBRARY_PACKAGES
 from runner.schema.text import Config, last_key, select, walk
+from runner.schema.upstream.resumable_fields import OTHER_STEPS
+from runner.schema.upstream.steps import DEFAULT_BATCH_SIZE, setting
 
 ACCUMULATION = "trainer.args.gradient_accumulation_steps"
 MADE = ("trainer.args.per_device_train_batch_size", ACCUMULATION)
@@ -30,7 +31,7 @@ def spread_batch(cfg: dict[str, Any], typed: Collection[str]) -> None:
     shares_batch = cfg["trainer"].pop("shares_batch", False)
     cfg["trainer"].pop("reads_once", None)  # what a strategy makes of it is in the arguments
     batch = cfg.get("batch")
-    max_rows = upstream.setting(args, "per_device_train_batch_size", upstream.DEFAULT_BATCH_SIZE)
+    max_rows = setting(args, "per_device_train_batch_size", DEFAULT_BATCH_SIZE)
     # The check of the values refuses anything else.
     if not isinstance(max_rows, int) or max_rows < 1 or not isinstance(batch, int) or batch < 0:
         return
@@ -79,7 +80,7 @@ def _steps_are_shared(cfg: Config) -> bool:
         if is_noise_or_balance and isinstance(value, float) and value > 0:
             return False
         values = value if isinstance(value, list) else [value]
-        if any(part in upstream.OTHER_STEPS.get(name, ()) for part in values):
+        if any(part in OTHER_STEPS.get(name, ()) for part in values):
             return False
     # The states of DeepSpeed's optimizers are of a fixed number of shares.
-    return not upstream.setting(cfg["trainer"]["args"], "deepspeed")
+    return not setting(cfg["trainer"]["args"], "deepspeed")

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.config.dialect import Meaning, find_meanings
-from runner.config.menu import GROUPS, Options, takes_one
+from runner.config.groups import GROUPS
+from runner.config.menu import Options, takes_one
 from runner.config.override import HELD, find_place
 from runner.errors import Fault
 from runner.io.files import HUB_NAME

@@ -1,4 +1,4 @@
-"""The menu of configs: the groups of a configuration, and the options that each of them offers."""
+"""The menu of configs: the options that each group of a configuration offers."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -7,31 +7,9 @@ from typing import Any
 
 import yaml
 
+from runner.config.groups import LISTED
 from runner.io.files import MENU
 from runner.schema.text import LOADER
-
-GROUPS: tuple[str, ...] = (
-    "trainer",
-    "model",
-    "dataset",
-    "peft",
-    "quant",
-    "collator",
-    "reward",
-    "loss",
-    "weight",
-    "metric",
-    "optimizer",
-    "callback",
-    "tracker",
-    "launcher",
-)
-# Groups that a configuration without them does not name, and whose key it does not have.
-OPTIONAL = ("loss", "weight", "optimizer")
-# Groups whose options are parts with names, so that several go together.
-SEVERAL = ("reward", "metric", "callback")
-# Those, and one whose options are composed into a single part.
-LISTED = (*SEVERAL, "tracker")
 
 Options = dict[str, list[str]]  # the names of the options of each group
 

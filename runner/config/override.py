@@ -9,10 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runner.config.dialect import find_meanings
-from runner.config.menu import SEVERAL, Options
+from runner.config.groups import SEVERAL
+from runner.config.menu import Options
 from runner.errors import ConfigError, Fault
 from runner.io.secrets import form_of
-from runner.schema.text import as_typed, flatten, to_override, to_text
+from runner.schema.literal import to_text
+from runner.schema.text import as_typed, flatten, to_override
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.overrides_parser import OverridesParser

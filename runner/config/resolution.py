@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from runner.config.batch import spread_batch
 from runner.config.experiment import Experiment
+from runner.config.groups import GROUPS, LISTED, OPTIONAL, SEVERAL
 from runner.config.hydra_errors import as_config_errors
 from runner.config.limits import check_growth, read_yaml
 from runner.config.machines import processes_here, processes_of, world_size
-from runner.config.menu import GROUPS, LISTED, OPTIONAL, SEVERAL
 from runner.config.override import dotted_key, typed_keys
 from runner.config.rows import write_out_functions, write_out_rows
 from runner.config.speed import choose_speed

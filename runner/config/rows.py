@@ -11,8 +11,8 @@ from typing import Any
 from runner.config.limits import check_size
 from runner.errors import ConfigError, Fault
 from runner.io.filetype import undecodable
-from runner.schema import upstream
 from runner.schema.text import files_beside, nodes
+from runner.schema.upstream.constructor import FUNCTIONS
 
 
 def write_out_rows(dataset: object) -> None:
@@ -88,7 +88,7 @@ def write_out_functions(trainer: object) -> None:
     Names in lists and mappings become nodes, too.
     """
     if isinstance(trainer, dict):
-        for key in upstream.FUNCTIONS:
+        for key in FUNCTIONS:
             if key in trainer:
                 trainer[key] = _to_nodes(trainer[key])
 

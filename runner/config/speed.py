@@ -12,8 +12,9 @@ from importlib.metadata import version
 from importlib.util import find_spec
 
 from runner.errors import ConfigError, Fault
-from runner.schema import upstream
-from runner.schema.text import Config, Node, select, short_text, to_text
+from runner.schema.literal import to_text
+from runner.schema.text import Config, Node, select, short_text
+from runner.schema.upstream.steps import config_fields
 
 
 def choose_speed(cfg: Config, listed: Node) -> tuple[list[str], list[str]]:
@@ -27,7 +28,7 @@ def choose_speed(cfg: Config, listed: Node) -> tuple[list[str], list[str]]:
     args = select(cfg, "trainer.args")
     if not isinstance(args, dict) or not isinstance(args.get("_target_"), str):
         return chosen, left_out
-    fields = upstream.config_fields(args)
+    fields = config_fields(args)
     for name, node in listed.items() if fields else ():
         if not isinstance(node, Mapping) or not {"value", "why", "needs"} <= node.keys():
             raise ConfigError(

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from runner.dataset.conversation import describe_cell, is_conversation
 from runner.dataset.detect import kept_columns, read_layout
-from runner.dataset.form import FORMS, TWINS, Role, Row, RowLayout, answer_columns
+from runner.dataset.form import FORMS, TWINS, Row, RowLayout, answer_columns
 from runner.dataset.mark import Marks
 from runner.dataset.media_source import MediaSource
 from runner.dataset.step import Step, apply_steps
@@ -21,6 +21,7 @@ from runner.dataset.trainer_row import convert
 from runner.errors import DataError, Fault
 from runner.io.turns import TEMPLATE_ARGUMENTS, Join, read_tools
 from runner.schema.modality import MODALITIES, Modality
+from runner.schema.role import Role
 
 log = logging.getLogger(__name__)
 

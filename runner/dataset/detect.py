@@ -8,19 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from runner.dataset.conversation import is_finite_number
 from runner.dataset.faults import misnamed
-from runner.dataset.form import (
-    FORMS,
-    FORMS_FOR,
-    ROLES,
-    Cells,
-    RoleColumns,
-    RowForm,
-    RowLayout,
-    fits,
-)
+from runner.dataset.form import FORMS, FORMS_FOR, Cells, RowForm, RowLayout, fits
 from runner.errors import DataError, Fault
 from runner.io.turns import TEMPLATE_ARGUMENTS
 from runner.schema.modality import MEDIA_COLUMNS, MODALITIES, UNTRAINED, UNTRAINED_COLUMNS
+from runner.schema.role import ROLES, RoleColumns
 
 log = logging.getLogger(__name__)
 

@@ -19,41 +19,13 @@ compares it with the first row's.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from runner.schema.modality import MediaColumn
+from runner.schema.role import Role
 
 Row = dict[str, Any]
 Cells = Mapping[str, Any]  # a row that is only read
 
-# Text in `prompt` or `completion` is continued as it stands; in `input` or `target` it is a turn of
-# a conversation.
-TextRole = Literal[
-    "prompt",
-    "completion",
-    "chosen",
-    "rejected",
-    "label",
-    "messages",
-    "system",
-    "input",
-    "target",
-    "text",
-    "margin",
-    "reference",
-    "input_ids",
-    "labels",
-    "attention_mask",
-    "completion_mask",
-    "assistant_masks",
-    "chosen_ids",
-    "rejected_ids",
-    "history",
-    "context",
-]
-Role = TextRole | MediaColumn
-ROLES: tuple[Role, ...] = (*get_args(TextRole), *get_args(MediaColumn))
-RoleColumns = Mapping[Role, str]  # the column that plays each role
 TWINS = {"prompt": "input", "completion": "target"}
 # Keys of a canonical row that may hold turns.
 SPOKEN = ("messages", "prompt", "completion", "chosen", "rejected")

@@ -14,7 +14,6 @@ import numpy as np
 from datasets import Dataset
 
 from runner.dataset.convert import RowRequest
-from runner.dataset.form import Role
 from runner.dataset.loaded_rows import HeldOut, Rows, digests
 from runner.dataset.media_source import find_media
 from runner.dataset.remote_files import copy_here
@@ -22,6 +21,7 @@ from runner.dataset.request import check_words, read_cuts, read_limits, split_of
 from runner.dataset.row_source import open_source
 from runner.dataset.source_files import find_files, path_text
 from runner.dataset.step import list_steps
+from runner.schema.role import Role
 
 log = logging.getLogger(__name__)
 

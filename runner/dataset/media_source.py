@@ -15,7 +15,7 @@ from typing import Any
 from runner.dataset.form import Row
 from runner.errors import DataError, Fault, describe
 from runner.io.files import hub_home
-from runner.schema.modality import Modality
+from runner.schema.modality import Modality, Unreadable
 
 MAX_BYTES = 64 << 20  # of a file
 MAX_LETTERS_PATH = 1024  # a longer text is base64
@@ -39,7 +39,9 @@ class MediaSource:
         """
         if isinstance(value, Mapping):
             value = modality.payload(value)
-        packed = modality.pack(value, where)
+        packed = modality.pack(value)
+        if isinstance(packed, Unreadable):
+            raise _unreadable(packed, where)
         if packed is not None:
             value = packed
         if not isinstance(value, str):
@@ -50,10 +52,7 @@ class MediaSource:
             return _keep_bytes(modality, self._fetch(modality, value, where), where)
         path = self._find(modality, value, where)
         if path:
-            if path.stat().st_size > MAX_BYTES:  # before so much is read
-                raise DataError(_too_large(modality, where))
-            modality.check(path.read_bytes(), str(path), where)
-            return {"bytes": None, "path": str(path)}
+            return _keep_path(modality, path, where)
         try:
             text = re.sub(r"^(?i:data):[^,]*,|\s", "", value)
             content = base64.b64decode(text, validate=True)
@@ -133,8 +132,25 @@ def _keep_bytes(modality: Modality, content: object, where: str) -> Row:
         raise DataError(not_a_medium(modality, where, type(content).__name__))
     if len(content) > MAX_BYTES:
         raise DataError(_too_large(modality, where))
-    modality.check(content, where, where)
+    unreadable = modality.check(content, where)
+    if unreadable:
+        raise _unreadable(unreadable, where)
     return {"bytes": content, "path": None}
+
+
+def _keep_path(modality: Modality, path: Path, where: str) -> Row:
+    """The place of a medium's file, once it has been decoded."""
+    if path.stat().st_size > MAX_BYTES:  # before so much is read
+        raise DataError(_too_large(modality, where))
+    unreadable = modality.check(path.read_bytes(), str(path))
+    if unreadable:
+        raise _unreadable(unreadable, where)
+    return {"bytes": None, "path": str(path)}
+
+
+def _unreadable(reason: Unreadable, where: str) -> DataError:
+    """The error of a medium that cannot be decoded."""
+    return DataError(Fault(where=where, found=reason.found, expected=reason.expected))
 
 
 def _too_large(modality: Modality, where: str) -> Fault:

@@ -6,10 +6,11 @@ from contextlib import suppress
 from runner.dataset.conversation import PART_KEYS, TURN_KEYS, is_conversation
 from runner.dataset.convert import RowRequest
 from runner.dataset.detect import CLASHES
-from runner.dataset.form import SPOKEN, Cells, Role, Row, RowLayout, roles_without_use
+from runner.dataset.form import SPOKEN, Cells, Row, RowLayout, roles_without_use
 from runner.dataset.trainer_row import convert
 from runner.errors import DataError
 from runner.schema.modality import is_media_part
+from runner.schema.role import Role
 
 # Roles that come before an answer.
 OPENING: tuple[Role, ...] = ("system", "history", "prompt", "input", "context")

@@ -17,7 +17,7 @@ from runner.estimate.steps import steps_of
 from runner.run.alarms import steps_to_notice
 from runner.run.disk import free, sized
 from runner.run.seal import checkpoints_at_once
-from runner.schema.text import number
+from runner.schema.literal import number
 from runner.schema.upstream import batch_size, setting
 
 # The share of a device's memory from which on a forecast warns: allocators keep some more than

@@ -23,7 +23,8 @@ from runner.model.check import NEW
 from runner.model.clone import Source, count_weights, write_clone
 from runner.model.small_config import shrink
 from runner.schema import upstream
-from runner.schema.text import Config, nodes, select, to_text
+from runner.schema.literal import to_text
+from runner.schema.text import Config, nodes, select
 from runner.schema.upstream import config_fields, setting
 from runner.training.inspection_faults import CHECKS
 

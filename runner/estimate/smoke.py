@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from pyarrow import parquet
 
-from runner.config import Composed
 from runner.config.experiment import Experiment
 from runner.config.menu import read_options
+from runner.config.resolution import Composed
 from runner.config.speed import choose_speed
 from runner.errors import ConfigError, EnvironmentFault
 from runner.estimate.forecast import Device, Forecast, format_forecasts, this_device
@@ -37,7 +37,8 @@ from runner.run.disk import sized
 from runner.run.key import folder_of, key_of, label_of, lasting
 from runner.run.record import read_run
 from runner.run.seal import sealed_checkpoints
-from runner.schema.text import Config, number, scalars
+from runner.schema.literal import number
+from runner.schema.text import Config, scalars
 from runner.training.export import export
 from runner.training.inspection import inspect_training
 from runner.training.inspection_faults import find_faults, summary_of

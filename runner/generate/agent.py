@@ -25,8 +25,8 @@ from runner.errors import DataError, Fault
 from runner.generate.faults import long_prompts
 from runner.generate.padding import lengthen
 from runner.generate.sampler import Model, Sampling, sample
-from runner.io.turns import TEMPLATE_ARGUMENTS
-from runner.model.encoding import Row, encode_prompt, write
+from runner.io.turns import TEMPLATE_ARGUMENTS, Row
+from runner.model.encoding import encode_prompt, write
 
 Tool: TypeAlias = Callable[..., object]
 Environments: TypeAlias = Callable[[], object] | Mapping[str, Callable[[], object]]

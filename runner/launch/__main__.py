@@ -1,8 +1,64 @@
-"""The worker as a command: ``python -m runner.launch <folder> [--trust] [--debug]``."""
+"""The worker as a command.
+
+    python -m runner.launch outputs/<name>/<label>-<key> [--trust] [--debug]
+
+Relaunching a run is this same command. A folder can come from anybody, so what it may run is looked
+at again, unless the command line has done so or the user trusts it.
+"""
 
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
-from runner.launch.worker import main
+from runner.config.machines import processes_here, processes_of, world_size
+from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError
+from runner.io.terminal import print_error
+from runner.launch.worker import launch, work
+from runner.run import Run, check_metadata
+from runner.validate import find_dangers, find_frozen_faults
+from runner.validate.environment_variables import find_variable_faults
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the folder that the words name and return the exit code."""
+    folders = [word for word in words if not word.startswith("-")]
+    try:
+        if len(folders) != 1 or not (Path(folders[0]) / "config.yaml").exists():
+            raise ConfigError(
+                Fault(
+                    where="command line",
+                    found=" ".join(words),
+                    expected="one run folder",
+                    fix="python -m runner.launch <folder>",
+                )
+            )
+        run = Run(Path(folders[0]))
+        world = world_size()
+        check_metadata(run)
+        machines = processes_of(run.cfg) // processes_here(run.cfg)
+        EnvironmentFault.refuse(find_variable_faults(machines))
+        if "--trust" not in words:  # the folder can come from anybody
+            fix = f"python -m runner.launch {run} --trust  (if you trust who wrote its config.yaml)"
+            ConfigError.refuse(find_dangers(run.cfg, fix))
+            ConfigError.refuse(find_frozen_faults(run.cfg, f"{run}/config.yaml"))
+        processes = processes_of(run.cfg)
+        if world not in (1, processes):
+            raise ConfigError(
+                Fault(
+                    where=str(run),
+                    found=f"a world of {world} processes",
+                    expected=f"the {processes} that the run is trained by",
+                    fix=f"python -m runner.launch {run}  (which starts them itself)",
+                )
+            )
+    except RunnerError as error:
+        print_error(error)
+        return error.code
+    debug = "--debug" in words
+    if processes > world or "--launch" in words:
+        return launch(run, debug)
+    return work(folders[0], debug=debug)
+
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -17,8 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.config import world_size
-from runner.config.machines import rank_of, rendezvous_of
+from runner.config.machines import rank_of, rendezvous_of, world_size
 from runner.errors import ConfigError, EnvironmentFault, Fault
 from runner.launch import processes, worker
 from runner.launch.local import Alone, End, record_of, train_together

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner import config
+from runner.config.composition import call_hydra
 from runner.errors import ConfigError, Fault, RunnerError, error_of
 from runner.io.files import read_json
 from runner.io.terminal import print_error
@@ -92,7 +92,7 @@ def start_plugin(
     began = time.time()
     code = 0
     try:
-        config.call_hydra(job, ["--multirun"], overrides, job.folders)
+        call_hydra(job, ["--multirun"], overrides, job.folders)
     except KeyboardInterrupt:
         code = 130
     folders = sorted(find_ends())

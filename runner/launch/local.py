@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner.config import world_size
+from runner.config.machines import world_size
 from runner.errors import EnvironmentFault, Fault, Interrupted, RunnerError
 from runner.io.files import open_own, write_json
 from runner.io.secrets import hidden

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runner.config import Composed
+from runner.config.resolution import Composed
 from runner.errors import ConfigError, Fault, FolderError
 from runner.report.number import plural
 from runner.run import Run, held

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 
-from runner.config import Composed
 from runner.config.build import locate
+from runner.config.resolution import Composed
 from runner.errors import EnvironmentFault, FolderError, RunnerError
 from runner.io.files import shipped
 from runner.io.temporary import uncollected
@@ -31,7 +31,7 @@ from runner.launch.progress import LiveProgress, Stages
 from runner.launch.worker import launch
 from runner.report.plot_run import run_pictures
 from runner.run import Run, held, locked, open_run
-from runner.schema.text import number
+from runner.schema.literal import number
 from runner.tracker.variable import set_variables
 
 POLL = 0.05  # seconds between two looks at the children

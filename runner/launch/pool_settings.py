@@ -4,9 +4,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from runner import config
-from runner.config import Composed
-from runner.config.machines import processes_here
+from runner.config.machines import processes_here, world_size
+from runner.config.resolution import Composed
 from runner.errors import ConfigError, Fault
 from runner.launch.processes import take_devices, visible_devices
 from runner.schema.text import Config, Node
@@ -37,7 +36,7 @@ def settings_of(
     jobs = int(launcher.get("jobs") or 1)
     processes = max((processes_here(run.cfg) for run in runs), default=1)
     devices: list[str] = []
-    if config.world_size() == 1:  # else who started the processes gave each its own
+    if world_size() == 1:  # else who started the processes gave each its own
         named = launcher.get("devices")
         if named is None:
             named = visible_devices()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from runner import config
+from runner.config.machines import rank
 from runner.io.files import open_own
 from runner.io.temporary import temporarily
 from runner.io.terminal import Copied, Hiding, copied_output, is_logged, said, to_terminal
@@ -41,7 +41,7 @@ def logging_to(path: Path) -> Iterator[None]:
     file.setFormatter(Hiding("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     handlers: list[logging.Handler] = [file]
     if not is_logged():
-        handlers.append(to_terminal(logging.WARNING if config.rank() == 0 else logging.ERROR))
+        handlers.append(to_terminal(logging.WARNING if rank() == 0 else logging.ERROR))
     logging.captureWarnings(True)
     root.setLevel(logging.INFO)
     said.addHandler(file)

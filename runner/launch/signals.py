@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 
-from runner import config
+from runner.config.machines import world_size
 from runner.errors import Fault, Interrupted
 
 
@@ -24,7 +24,7 @@ class Stop:
     def __call__(self, number: int, frame: object = None) -> None:
         # A scheduler announces its SIGTERM by SIGUSR2, sends both to every process, and we or
         # torchrun hand them on to each: that is one request.
-        self.announced |= number == signal.SIGUSR2 or config.world_size() > 1
+        self.announced |= number == signal.SIGUSR2 or world_size() > 1
         is_new_request = not self.announced or number == signal.SIGINT
         again = self.number is not None and not self.agreed and is_new_request
         self.number = number

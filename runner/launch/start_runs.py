@@ -10,12 +10,11 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from runner import config
-from runner.config import Composed
 from runner.config.build import asked_for, build
 from runner.config.experiment import LauncherPart, key_names
-from runner.config.machines import processes_here, processes_of, rank_of, rendezvous_of
+from runner.config.machines import processes_here, processes_of, rank_of, rendezvous_of, world_size
 from runner.config.override import latest, parse
+from runner.config.resolution import Composed
 from runner.dataset.request import split_words
 from runner.errors import ConfigError, EnvironmentFault, Fault, code_of
 from runner.generate.budget import evaluation_budget
@@ -35,7 +34,9 @@ from runner.run.disk import describe_lone_locks, full, is_full
 from runner.run.key import folder_of
 from runner.run.record import finished, read_run
 from runner.run.seal import sealed_checkpoints
-from runner.validate.start import HERE, check_ahead, settle_hub
+from runner.validate.hub_names import settle_hub
+from runner.validate.machine import HERE
+from runner.validate.start import check_ahead
 
 # The errors of a place where no folder can be made, however much room there is.
 NO_FOLDER = (
@@ -104,7 +105,7 @@ def _train_here(composed: Composed, settings: Settings) -> int:
     print(f"run       {run}", flush=True)
     confine(0, settings, run.cfg)
     code = launch(run, settings.debug, launcher)
-    if code == 0 and config.world_size() == 1:
+    if code == 0 and world_size() == 1:
         check_ranking_score([read_run(run.folder)])
     return code
 
@@ -295,7 +296,7 @@ def _exit_code(codes: Mapping[Path, int], signals: Sequence[int]) -> int:
 
 def _refuse_several_processes(what: str, machines: int = 1) -> None:
     """Raise ConfigError where several processes or machines have been given the same command."""
-    world = config.world_size()
+    world = world_size()
     if world > 1:
         raise ConfigError(
             Fault(

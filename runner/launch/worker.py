@@ -1,28 +1,23 @@
 """The worker: run folder -> command, with its lock, its log, its state and its exit code.
 
-    python -m runner.launch outputs/<name>/<label>-<key> [--trust] [--debug]
-
-Hydra is not met here: the folder holds all there is to know. Relaunching a run is this same
-command. A folder can come from anybody, so what it may run is looked at again, unless the command
-line has done so or the user trusts it.
+Hydra is not met here: the folder holds all there is to know.
 """
 
 import contextlib
 import gc
 import logging
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from runner import config, errors
+from runner import errors
 from runner.config.build import build, locate
 from runner.config.experiment import LauncherPart, key_names
-from runner.config.machines import processes_here, processes_of
+from runner.config.machines import rank
 from runner.errors import (
-    ConfigError,
     EnvironmentFault,
     Fault,
     FolderError,
@@ -51,8 +46,7 @@ from runner.run.seal import (
     remove_unfinished,
     sealed_checkpoints,
 )
-from runner.validate import find_dangers, find_frozen_faults
-from runner.validate.start import find_missing_libraries, find_variable_faults
+from runner.validate.libraries import find_missing_libraries
 
 log = logging.getLogger("runner.launch.worker")
 
@@ -65,47 +59,6 @@ VERBS: dict[Verb, str] = {
     "train": "runner.command.train",
     "rehearse": "runner.command.rehearse",
 }
-
-
-def main(words: Sequence[str]) -> int:
-    """Run the folder that the words name and return the exit code."""
-    folders = [word for word in words if not word.startswith("-")]
-    try:
-        if len(folders) != 1 or not (Path(folders[0]) / "config.yaml").exists():
-            raise ConfigError(
-                Fault(
-                    where="command line",
-                    found=" ".join(words),
-                    expected="one run folder",
-                    fix="python -m runner.launch <folder>",
-                )
-            )
-        run = Run(Path(folders[0]))
-        world = config.world_size()
-        check_metadata(run)
-        machines = processes_of(run.cfg) // processes_here(run.cfg)
-        EnvironmentFault.refuse(find_variable_faults(machines))
-        if "--trust" not in words:  # the folder can come from anybody
-            fix = f"python -m runner.launch {run} --trust  (if you trust who wrote its config.yaml)"
-            ConfigError.refuse(find_dangers(run.cfg, fix))
-            ConfigError.refuse(find_frozen_faults(run.cfg, f"{run}/config.yaml"))
-        processes = processes_of(run.cfg)
-        if world not in (1, processes):
-            raise ConfigError(
-                Fault(
-                    where=str(run),
-                    found=f"a world of {world} processes",
-                    expected=f"the {processes} that the run is trained by",
-                    fix=f"python -m runner.launch {run}  (which starts them itself)",
-                )
-            )
-    except RunnerError as error:
-        print_error(error)
-        return error.code
-    debug = "--debug" in words
-    if processes > world or "--launch" in words:
-        return launch(run, debug)
-    return work(folders[0], debug=debug)
 
 
 def launch(run: Run, debug: bool = False, launcher: Mapping[str, Any] | None = None) -> int:
@@ -130,14 +83,14 @@ def launch(run: Run, debug: bool = False, launcher: Mapping[str, Any] | None = N
 
 def conclude(run: Run, state: str | None, error: RunnerError, debug: bool = False) -> None:
     """Record how a run ended, where it has a ``state``, and print it; the first of several does."""
-    if config.rank() == 0 and state:
+    if rank() == 0 and state:
         if isinstance(error, EnvironmentFault):
             remove_unfinished(run)  # what a full disk has cut off would only keep it full
         # Then it is running without a process, which everyone reads as interrupted; or it is not
         # there any more.
         with contextlib.suppress(OSError, FolderError):
             run.set_status(state, cause=str(error), error=error.to_dict())
-    if config.rank() == 0 or not state:
+    if rank() == 0 or not state:
         errors.hand_on(error)
         print_error(hidden(traceback.format_exc()) if debug else error)
 
@@ -160,7 +113,7 @@ def work(
         take_devices(run.cfg, visible_devices())
         with handle_signals(stop), contextlib.ExitStack() as held:
             placed = replace(run, place=held.enter_context(hold_place(run.folder)))
-            if config.rank() == 0:
+            if rank() == 0:
                 held.enter_context(locked(placed, PATIENCE))
                 check_metadata(placed)
                 if is_finished(placed):
@@ -194,7 +147,7 @@ def work(
 def _check_machine(run: Run) -> None:
     """Check the libraries and the files that a run needs; it may be on another machine by now."""
     EnvironmentFault.refuse(find_missing_libraries(run.cfg))
-    if config.rank() == 0:
+    if rank() == 0:
         check_lines(run)
         step = run.status()["step"]
         add_notes(run, [f"at step {step}: {line}" for line in check_fingerprints(run)])

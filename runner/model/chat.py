@@ -17,9 +17,9 @@ from trl import chat_template_utils as trl_templates
 
 from runner.errors import ConfigError, Fault, describe
 from runner.io.files import read_json, shipped
-from runner.io.turns import Turns
+from runner.io.turns import Row, Turns
 from runner.model import jinja
-from runner.model.encoding import Row, render_row, tokenizer_of, write
+from runner.model.encoding import render_row, tokenizer_of, write
 from runner.model.faults import costly_template
 from runner.model.jinja import ANSWER, KEY, PROBE, read_template
 from runner.model.reach import MAX_ROWS, Reach, look_at_rows

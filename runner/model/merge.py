@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from runner.errors import ConfigError, Fault, SickRun
 from runner.model.encoding import processor_of
 from runner.model.load import auto_class, load_model, load_tokenizer, read_adapter, read_config
-from runner.schema.text import number
+from runner.schema.literal import number
 
 PROBE = (2, 48)  # texts and tokens of the random input on which two models are compared
 EXACT = 1e-3  # of the largest logit: what float32 sums in another order stay far below

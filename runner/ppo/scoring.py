@@ -31,7 +31,7 @@ from runner.generate.sampler import whole
 from runner.ppo.config import PPOConfig
 from runner.ppo.rollout import Rollout
 from runner.reward.answer import Prompt, check_answer, check_some_apply
-from runner.schema.text import to_text
+from runner.schema.literal import to_text
 
 Reward: TypeAlias = Callable[..., Any] | nn.Module
 # Tokens in a pass of a reward model on a GPU, by those of a pass on a CPU.

@@ -14,7 +14,8 @@ from runner.report.facts import command_of, words_of
 from runner.report.ranking import score_rows
 from runner.report.render import fill_template
 from runner.run.record import RunRecord, read_run
-from runner.schema.text import number, select, walk
+from runner.schema.literal import number
+from runner.schema.text import select, walk
 
 # A path from the root or from a home, but no URL, runner://..., org/name or </tag>. The group is
 # its last part, which may stay; of a short path nothing stays, since it may end in a person's name.

@@ -17,7 +17,8 @@ from runner.report.number import format_difference, format_value
 from runner.report.score import informative
 from runner.run.history import is_finite
 from runner.run.record import RunRecord
-from runner.schema.text import Config, number, select, to_text
+from runner.schema.literal import number, to_text
+from runner.schema.text import Config, select
 
 # Groups whose options set keys of other groups. They are no defaults: what they set is a change.
 OVERLAYS = ("experiment", "sweep")

@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from runner.io.files import write_bytes
 from runner.report.number import format_value, short
-from runner.schema.text import number
+from runner.schema.literal import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

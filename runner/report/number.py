@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from statistics import stdev
 
 from runner.io.visible import to_visible
-from runner.schema.text import flatten, number, to_text
+from runner.schema.literal import number, to_text
+from runner.schema.text import flatten
 
 
 def format_spread(mean: float | None, sd: float | None) -> str:

@@ -36,7 +36,7 @@ from runner.report.ranking import SweepObjective
 from runner.report.sweep import Summary, SweepSetting
 from runner.run.history import curve, is_finite
 from runner.run.record import RunRecord
-from runner.schema.text import number
+from runner.schema.literal import number
 
 # The metrics whose curves are drawn: the first MAX_CURVES of these that were logged.
 CURVES = [

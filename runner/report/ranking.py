@@ -20,7 +20,8 @@ from runner.report.score import (
 )
 from runner.run.record import RunRecord
 from runner.schema import upstream
-from runner.schema.text import nearest, number, select
+from runner.schema.literal import number
+from runner.schema.text import nearest, select
 
 # These tell more than a loss, whose size may depend on the very keys that are swept.
 LIKELY = ("objective/scores", "reward", "rewards/accuracies", "accuracy", "mean_token_accuracy")

@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 
 from runner.report.number import format_value, short
 from runner.run.record import format_time
-from runner.schema.text import number
+from runner.schema.literal import number
 
 if TYPE_CHECKING:
     from jinja2 import Environment

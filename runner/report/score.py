@@ -11,7 +11,8 @@ from runner.io.visible import to_visible
 from runner.report.number import format_difference
 from runner.run.history import is_finite
 from runner.run.record import RunRecord
-from runner.schema.text import Node, named, number, select
+from runner.schema.literal import number
+from runner.schema.text import Node, named, select
 
 LOW = re.compile(
     r"(^|[_/])(loss|cross_entropy|perplexity|ppl|kl|nll|error|wer|cer|repetition|toxicity)($|[_/])"

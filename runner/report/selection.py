@@ -237,9 +237,7 @@ def find_column(
         return RunColumn(values)
     for axis in axes:
         if key in (axis.name, axis.key):
-            for value in axis.column:
-                values.append(None if value in (MISSING, UNREAD) else value)
-            return RunColumn(values)
+            return RunColumn(_list_values(axis))
 
     configs = [flatten(run.cfg) for run in runs]
     config_keys = list(dict.fromkeys(chain.from_iterable(configs)))
@@ -265,6 +263,14 @@ def find_column(
     axis_names = [axis.name for axis in axes]
     shown = [*RUN_KEYS, *axis_names, *informative(score_names(runs))]
     raise ConfigError(_unknown_key(key, option, shown, config_keys))
+
+
+def _list_values(axis: Axis) -> list[object]:
+    """The values of an axis by run; None where a run has none, or it was not read."""
+    values: list[object] = []
+    for value in axis.column:
+        values.append(None if value in (MISSING, UNREAD) else value)
+    return values
 
 
 def _unknown_key(key: str, option: str, shown: Sequence[str], config_keys: Sequence[str]) -> Fault:

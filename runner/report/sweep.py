@@ -19,7 +19,7 @@ from runner.report.number import format_value, plural, sample_sd, short
 from runner.report.ranking import ASKED_FOR, SweepObjective
 from runner.report.score import describe_change, informative
 from runner.run.record import RunRecord
-from runner.schema.text import number
+from runner.schema.literal import number
 
 STATES = (
     "finished",

@@ -9,7 +9,8 @@ from runner.report.score import LOW, NO_SCORE, is_held_out, is_more_better, metr
 from runner.run.alarms import EARNED, Change, Kind
 from runner.run.record import RunRecord
 from runner.schema import upstream
-from runner.schema.text import flatten, number, select
+from runner.schema.literal import number
+from runner.schema.text import flatten, select
 
 ONLINE = re.compile(r"(^|_)(objective/scores|reward)$")  # the reward of what a trainer samples
 

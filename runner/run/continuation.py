@@ -22,18 +22,9 @@ from runner.run.key import folder_of, lasting, made_of_batch
 from runner.run.layout import find_foreign_faults
 from runner.run.seal import damage_of, describe_damage, sealed_checkpoints, step_of
 from runner.schema import upstream
+from runner.schema.literal import to_text
 from runner.schema.read import UNKNOWN, read_signature
-from runner.schema.text import (
-    Config,
-    Node,
-    flatten,
-    last_key,
-    nodes,
-    select,
-    to_override,
-    to_text,
-    walk,
-)
+from runner.schema.text import Config, Node, flatten, last_key, nodes, select, to_override, walk
 
 LENGTH_INDEPENDENT_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt")
 PREFIX = "trainer.args."

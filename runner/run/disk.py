@@ -11,7 +11,7 @@ from pathlib import Path
 from runner.errors import EnvironmentFault, Fault, RunnerError, causes_of, describe
 from runner.run.folder import Run
 from runner.run.seal import sealed_checkpoints
-from runner.schema.text import number
+from runner.schema.literal import number
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # In messages of writers that are not Python's own when a write has failed: torch's archives,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from runner.config.menu import GROUPS
+from runner.config.groups import GROUPS
 from runner.io.files import JsonObject
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.experiment import Experiment
+from runner.config.groups import GROUPS, OPTIONAL
 from runner.config.limits import read_yaml
-from runner.config.menu import GROUPS, OPTIONAL
 from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import JsonObject, open_own, read_json
 from runner.io.visible import to_visible

@@ -9,12 +9,18 @@ import ast
 import functools
 import hashlib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from runner.errors import is_own
 from runner.io.files import sha256
-from runner.schema.source import NOT_OF_THE_USER, Module, find_module, parse_module
+from runner.schema.source import (
+    NOT_OF_THE_USER,
+    Module,
+    find_module,
+    imported_module,
+    parse_module,
+)
 from runner.schema.text import nodes
 
 
@@ -100,3 +106,44 @@ def _is_users_package(package: str) -> bool:
     if module.file:
         paths.append(str(module.file))
     return any(is_own(path) for path in paths)
+
+
+def find_absent_imports(
+    name: str, place: str = "", visited: set[str] | None = None
+) -> Iterator[tuple[str, str]]:
+    """The place and the name of each absent module that the user's own files import with this one.
+
+    Under an ``if`` or a ``try`` it may be meant to be absent; a file that changes ``sys.path`` is
+    believed.
+    """
+    visited = set() if visited is None else visited
+    words = name.split(".")
+    for size in range(1, len(words) + 1):
+        part = ".".join(words[:size])
+        module = find_module(part)
+        is_new = part not in visited
+        visited.add(part)
+        if module is None:
+            if is_new and "sys.path" not in visited:
+                yield place, part
+            return
+        paths = [path for path in (module.file, *module.folders) if path]
+        if not any(is_own(path) for path in paths):
+            # Of another's package only the first name counts: it may make the others itself.
+            return
+        if "sys.path" in module.text:
+            visited.add("sys.path")
+        if not is_new:
+            continue
+        for node in module.tree.body:
+            for imported in _list_imports(node, module):
+                yield from find_absent_imports(imported, f"{module.file}:{node.lineno}", visited)
+
+
+def _list_imports(node: ast.stmt, module: Module) -> list[str]:
+    """The modules that a statement imports."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [imported_module(node, module)]
+    return []

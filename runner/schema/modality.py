@@ -5,8 +5,8 @@ the record names: where rows have it, how one is checked, stored, named and show
 processors and trainers take it. How media of any kind are fetched is in ``dataset.media_source``,
 and how their places in texts survive the conversion in ``dataset.mark``. Nothing of torch.
 
-A further kind is a further record. It needs a field of its column's name in
-``config.experiment.TrainerPart`` and that field set in the trainers' YAML.
+A further kind is a further record. It needs its column in ``role.MediaColumn``, a field of that name
+in ``config.experiment.TrainerPart``, and that field set in the trainers' YAML.
 """
 
 import base64
@@ -17,22 +17,27 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from runner.errors import DataError, Fault
 from runner.io.filetype import HEAD, sniff
 from runner.io.turns import Row, TurnDict, Turns
+from runner.schema.role import MediaColumn
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PillowImage
 
-# The columns in which each converted row has lists of media, which are also keys of
-# ``dataset.columns``.
-MediaColumn = Literal["images"]
 # Kinds that no trainer here learns from: columns of these names, and types of datasets.
 UNTRAINED = ("audio", "video")
 UNTRAINED_COLUMNS = (*UNTRAINED, *(f"{name}s" for name in UNTRAINED))
 UNTRAINED_TYPE = re.compile(rf"(?:List\()*(?:{'|'.join(map(str.title, UNTRAINED))})\(")
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """The reason why one of a kind cannot be taken, for a message."""
+
+    found: str
+    expected: str
 
 
 @dataclass(frozen=True)
@@ -61,8 +66,8 @@ class Modality:
     verb: str  # what such models do, in messages
     trainers: str  # those that take it, as they are typed
     # One of it:
-    check: Callable[[bytes, str, str], None]  # bytes, their file's name, and where they stand
-    pack: Callable[[object, str], bytes | None]  # as a file; None for what is not in memory
+    check: Callable[[bytes, str], Unreadable | None]  # bytes, and the name of their file
+    pack: Callable[[object], bytes | Unreadable | None]  # as a file; None for what is not in memory
     describe: Callable[[Any], str]
     to_html: Callable[[Any, str], str]  # an element of a page, with its name
     feature_settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -148,8 +153,8 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 THUMBNAIL_PIXELS = 96  # of the longer side of an image
 
 
-def _check_image(data: "bytes | PillowImage", name: str, where: str) -> None:
-    """Raise DataError for bytes, or an image of Pillow's, that cannot be decoded or are too large.
+def _check_image(data: "bytes | PillowImage", name: str) -> Unreadable | None:
+    """The reason why bytes, or an image of Pillow's, cannot be decoded or are too large; else None.
 
     ``name`` is the file of the bytes, by which their type is guessed.
     """
@@ -166,31 +171,27 @@ def _check_image(data: "bytes | PillowImage", name: str, where: str) -> None:
             raise ValueError(f"pixels of mode {image.mode}, which are no colours of 8 bits")
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
         # Pillow tells it by the header, before anything is decoded.
-        fault = Fault(
-            where=where,
+        return Unreadable(
             found=f"more than {Image.MAX_IMAGE_PIXELS:,} pixels",
             expected="a smaller image; this one would take more than a quarter of a gigabyte",
         )
-        raise DataError(fault) from None
     except (OSError, SyntaxError, ValueError, EOFError) as error:
         found = str(error).partition(" <")[0]
         if isinstance(data, bytes) and data[:1].isascii():
             finding = sniff(data[:HEAD], name)
             if finding:
                 found = finding.found
-        fault = Fault(
-            where=where,
-            found=found,
-            expected=f"an image that can be decoded to its end: {', '.join(FORMATS)}",
-        )
-        raise DataError(fault) from None
+        return Unreadable(found, f"an image that can be decoded to its end: {', '.join(FORMATS)}")
+    return None
 
 
-def _pack_image(value: Any, where: str) -> bytes | None:
+def _pack_image(value: Any) -> bytes | Unreadable | None:
     """An image of Pillow's as a PNG file; None for anything else."""
     if not hasattr(value, "save"):
         return None
-    _check_image(value, where, where)
+    unreadable = _check_image(value, "")
+    if unreadable:
+        return unreadable
     file = io.BytesIO()
     value.convert("RGB").save(file, "PNG")
     return file.getvalue()

@@ -18,8 +18,6 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any, TypeVar
 
-from runner.io.temporary import uncollected
-
 # What a training is made of: its source is not the user's own, and stays as it is while we run.
 LIBRARY_PACKAGES = frozenset(
     {"runner", "trl", "transformers", "torch", "peft", "datasets", "accelerate", "numpy"}
@@ -343,7 +341,7 @@ def _read(file: Path, changed: int) -> str:
 
 def parse_module(text: str) -> ast.Module | None:
     """The tree of a module, or None where its syntax is wrong: the import reports this better."""
-    with uncollected(), contextlib.suppress(SyntaxError, ValueError):
+    with contextlib.suppress(SyntaxError, ValueError):
         return ast.parse(text)
     return None
 

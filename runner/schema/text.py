@@ -1,4 +1,7 @@
-"""Configurations as text: dotted keys, values as they are typed and read, and similar words."""
+"""Configurations as text: dotted keys, words to type, and similar words.
+
+A value alone is made a text in ``literal``.
+"""
 
 import difflib
 import re
@@ -10,14 +13,11 @@ from typing import Any
 import yaml
 
 from runner.io.secrets import form_of
+from runner.schema.literal import to_text
 
 Config = Mapping[str, Any]  # a composed configuration, resolved: plain mappings, lists and scalars
 Node = Mapping[str, Any]  # a part of one, often with a ``_target_``
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the fast one, where it was built
-# Texts that the command line takes without quotes, and those among them that would be read as
-# something else.
-UNQUOTED = re.compile(r"[\w./:@%+-]+( [\w./:@%+-]+)*")
-CONSTANT = re.compile(r"(?i)null|true|false|[+-]?((\d[\d_]*(\.\d*)?|\.\d+)(e[+-]?\d+)?|inf|nan)")
 # What makes a shell split or change a word, and what it changes inside of double quotes, too.
 SPECIAL_TO_SHELLS = set("' []()*?;&|<>#~")
 SPECIAL_IN_QUOTES = set('"$`\\!{\n')
@@ -102,46 +102,7 @@ def named(node: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return {name: node} if "_target_" in node else node
 
 
-# --- Values ---
-
-
-def to_text(value: object) -> str:
-    """A value as the command line takes it."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "true" if value else "false"
-        case list() | tuple():
-            return f"[{','.join(map(to_text, value))}]"
-        case dict():
-            items = [f"{key}:{to_text(inner)}" for key, inner in value.items()]
-            return "{" + ",".join(items) + "}"
-        case str():
-            needs_no_quotes = UNQUOTED.fullmatch(value) and not CONSTANT.fullmatch(value)
-            return value if needs_no_quotes else _quoted(value)
-    return short_exponent(str(value))
-
-
-def _quoted(text: str) -> str:
-    quote = '"' if "'" in text and '"' not in text else "'"
-    # Hydra takes a backslash as such unless a quote comes after it.
-    escaped = re.sub(rf"(\\+)({quote}|\Z)", r"\1\1\2", text).replace(quote, f"\\{quote}")
-    return f"{quote}{escaped}{quote}"
-
-
-def number(value: float | None, digits: int = 4) -> str:
-    """A number for people, with so many significant digits; ``-`` for None."""
-    if value is None:
-        return "-"
-    if isinstance(value, int) or (abs(value) < 1e6 and float(value).is_integer()):
-        return str(int(value))
-    return short_exponent(f"{value:.{digits}g}")
-
-
-def short_exponent(text: str) -> str:
-    """The text of a number whose exponent has no needless signs and zeros: 1e-6 for 1e-06."""
-    return re.sub(r"(?<=\d)e([+-])0*(?=\d)", lambda sign: f"e{sign[1].strip('+')}", text)
+# --- Words ---
 
 
 def to_override(path: str, value: object) -> str:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import NoneType
 
+from runner.schema.literal import to_text
 from runner.schema.source import Definition, Function, Module, last_name, resolve_expression
-from runner.schema.text import to_text
 
 MAX_LETTERS = 68  # of a printed list of choices, so that a fault fits on a line
 MAX_DEPTH = 20  # of an annotation: an alias may mean itself

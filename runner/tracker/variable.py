@@ -5,7 +5,7 @@
     {id}      a word that no other run folder has, the same whenever this one goes on
 
 Standard library only, because variables have to be set before the tracker's package is imported.
-Whether that package is there is checked in ``validate.start``.
+Whether that package is there is checked in ``validate.libraries``.
 """
 
 import os

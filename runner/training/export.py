@@ -13,7 +13,7 @@ from runner.io.terminal import quiet
 from runner.report.card import base_of, to_card
 from runner.run.record import RunRecord
 from runner.run.seal import SEAL, damage_of, seal
-from runner.schema.text import number
+from runner.schema.literal import number
 
 DTYPES = ("float32", "bfloat16", "float16")
 NOT_COPIED = (SEAL, "training_args.bin", "README.md")  # files of model/ that are the run's own

@@ -10,7 +10,7 @@ from runner.config.experiment import Experiment
 from runner.config.menu import read_options
 from runner.run import Run
 from runner.run.alarms import Facts
-from runner.schema.text import number
+from runner.schema.literal import number
 
 # A temperature, or a share of the probability, below which a model hardly ever samples a second
 # answer to a prompt.

@@ -2,7 +2,7 @@
 
     find_all_faults(cfg)         the configuration alone, key by key; below, who finds what
     mismatches.find_mismatches   rows, metrics and callbacks against the trainer
-    start.check_ahead(jobs)      the world around the runs, before a folder is made
+    start.check_ahead(jobs)      the world around the runs, before a folder is made; below, by what
 
     top, node, stray             keys of the top level and of nodes, and where a stray one belongs
     values, targets              one value, and one ``_target_``
@@ -12,6 +12,8 @@
     passed_on                    mappings that a library reads late
     effect                       typed fields that nothing reads
     refusal                      what the trainer itself would refuse
+    model_folders, row_columns   files that a run loads, and rows that its parts need
+    libraries, versions          what must be installed; environment_variables, machine, hub_names
 
 The schema is the signature of what each ``_target_`` names: only what a signature cannot say is
 written down here.
@@ -23,6 +25,7 @@ from itertools import islice
 
 from runner.config.menu import read_menu
 from runner.errors import Fault
+from runner.io.temporary import uncollected
 from runner.schema.text import Config, nodes, walk
 from runner.validate.context import ValidationContext
 from runner.validate.dangers import AT_START, find_risks, find_secrets
@@ -40,6 +43,7 @@ from runner.validate.top import find_infinite, find_top_faults
 MAX_SHOWN = 200
 
 
+@uncollected()  # the trees of the sources that are read all stay
 def find_all_faults(
     cfg: Config,
     *,

@@ -6,15 +6,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runner.config.menu import GROUPS, read_options
+from runner.config.groups import GROUPS
+from runner.config.menu import read_options
 from runner.config.override import HELD, find_place
 from runner.metric import ask as metric
 from runner.run.alarms import ALARMS
-from runner.schema import upstream
+from runner.schema.literal import to_text
 from runner.schema.read import Parameter, Signature, read_signature
 from runner.schema.source import find_module, public_names
-from runner.schema.text import Config, Node, nodes, select, to_text
+from runner.schema.text import Config, Node, nodes, select
 from runner.schema.type import expression
+from runner.schema.upstream.constructor import FROM_GROUP, FROM_TOP
 
 ARGS = "trainer.args."
 CONFIGS = ("trl", "transformers.training_args")  # where the fields of TRL's trainers are
@@ -134,7 +136,7 @@ class ValidationContext:
 
     def origin(self, path: str, value: object) -> str:
         """The key to change for a value: that of the top level where the value comes from there."""
-        top = upstream.FROM_TOP.get(path.removeprefix(ARGS), "")
+        top = FROM_TOP.get(path.removeprefix(ARGS), "")
         given = self.cfg.get(top)
         if not path.startswith(ARGS) or path in self.typed or given is None:
             return path
@@ -186,7 +188,7 @@ class ValidationContext:
         for path, node in nodes(self.cfg):
             signature = self.signature(node)
             for key in keys_of(path, signature) if signature else ():
-                if not (path == "trainer" and key in upstream.FROM_GROUP):
+                if not (path == "trainer" and key in FROM_GROUP):
                     places.setdefault(key, []).append(f"{path}.{key}")
         return places
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from runner.config.menu import SEVERAL
+from runner.config.groups import SEVERAL
 from runner.errors import Fault
 from runner.io.secrets import (
     LOGIN_KEY,

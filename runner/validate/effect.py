@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 from runner.errors import Fault
 from runner.schema import upstream
+from runner.schema.literal import to_text
 from runner.schema.read import UNKNOWN, Signature
-from runner.schema.text import short_text, to_override, to_text
+from runner.schema.text import short_text, to_override
 from runner.schema.upstream.idle_fields import ReadBeside
 from runner.validate.context import ARGS, ValidationContext
 from runner.validate.values import is_plain_number

@@ -9,13 +9,15 @@ from collections.abc import Iterator
 from typing import cast
 
 from runner.dataset.detect import read_layout
-from runner.dataset.form import Role, fits
+from runner.dataset.form import fits
 from runner.dataset.scan import MAX_BYTES_READ, check_files, read_columns
 from runner.dataset.source_files import find_files
 from runner.errors import DataError, Fault
 from runner.schema import upstream
+from runner.schema.literal import to_text
 from runner.schema.read import Signature
-from runner.schema.text import named, short_text, to_text
+from runner.schema.role import Role
+from runner.schema.text import named, short_text
 from runner.schema.type import shortened
 from runner.validate.adapter_parts import find_adapter_part_faults, is_given
 from runner.validate.context import ARGS, ValidationContext

@@ -11,9 +11,10 @@ from collections.abc import Collection, Iterator, Mapping
 from runner.errors import Fault
 from runner.schema import upstream
 from runner.schema.library_ranges import range_in_group
+from runner.schema.literal import to_text
 from runner.schema.read import UNKNOWN, Parameter, Signature, read_signature
 from runner.schema.refusal import find_refusals
-from runner.schema.text import nearest, short_text, to_override, to_text
+from runner.schema.text import Node, nearest, short_text, to_override
 from runner.schema.type import shortened
 from runner.validate.context import ARGS, ValidationContext
 from runner.validate.values import find_misfits, is_plain_number
@@ -102,14 +103,18 @@ def _find_schedule_faults(context: ValidationContext) -> Iterator[Fault]:
     if context.mapping("optimizer.scheduler") or name not in upstream.SCHEDULES:
         return
     schedule = upstream.SCHEDULES[name]
-    if schedule.takes is None:
-        if arguments:
-            found = f"{short_text(arguments)}, and {name} takes none"
-            yield Fault(SCHEDULE, found, "null", "=null")
-        return
-    signature = read_signature(schedule.takes)
-    if signature is None:
-        return
+    signature = read_signature(schedule.takes) if schedule.takes else None
+    if signature is not None:
+        yield from _find_faults_of_schedule(context, name, arguments, signature)
+    elif schedule.takes is None and arguments:
+        found = f"{short_text(arguments)}, and {name} takes none"
+        yield Fault(SCHEDULE, found, "null", "=null")
+
+
+def _find_faults_of_schedule(
+    context: ValidationContext, name: str, arguments: Node, signature: Signature
+) -> Iterator[Fault]:
+    """The faults of the arguments of a schedule that takes some."""
     parameters = dict(signature.parameters)
     for given in upstream.GIVEN_TO_SCHEDULES:
         parameters.pop(given, None)
@@ -118,8 +123,9 @@ def _find_schedule_faults(context: ValidationContext) -> Iterator[Fault]:
         yield from misfits
         return
     fix = f"leave {SCHEDULE} out"
-    if schedule.example:
-        fix = f'"{SCHEDULE}={to_text(schedule.example)}"'
+    example = upstream.SCHEDULES[name].example
+    if example:
+        fix = f'"{SCHEDULE}={to_text(example)}"'
     for argument, parameter in parameters.items():
         if parameter.required and argument not in arguments:
             found = f"no {argument}, which {name} needs"
@@ -127,7 +133,7 @@ def _find_schedule_faults(context: ValidationContext) -> Iterator[Fault]:
             return
     yield from _find_bound_faults(context, arguments)
     values = {key: arguments.get(key, item.default) for key, item in parameters.items()}
-    for text in _list_refusals(schedule.takes, signature, values):
+    for text in _list_refusals(signature, values):
         yield Fault(SCHEDULE, f"{name}: {text}", "arguments that the schedule takes", fix)
 
 
@@ -146,11 +152,11 @@ def _find_bound_faults(
         yield Fault(path, found, f"at most {field}", to_override(path, tenth))
 
 
-def _list_refusals(target: str, signature: Signature, values: dict[str, object]) -> list[str]:
+def _list_refusals(signature: Signature, values: dict[str, object]) -> list[str]:
     """The first sentence of each error that a schedule would raise for these arguments."""
     method = "__init__" if signature.lineage else ""
     unknown = dict.fromkeys(upstream.GIVEN_TO_SCHEDULES, UNKNOWN)
-    refusals = find_refusals(target, method, values | unknown)
+    refusals = find_refusals(signature.target, method, values | unknown)
     return [refusal.text.partition(". ")[0].replace("`", "") for refusal in refusals]
 
 

@@ -12,6 +12,7 @@ from runner.errors import Fault
 from runner.io.visible import to_visible
 from runner.schema import upstream
 from runner.schema.choices import choices_compared
+from runner.schema.literal import to_text
 from runner.schema.read import Parameter, Signature
 from runner.schema.text import (
     Node,
@@ -22,7 +23,6 @@ from runner.schema.text import (
     nearest,
     short_text,
     to_override,
-    to_text,
 )
 from runner.schema.type import shortened
 from runner.tracker.library import TRACKERS
@@ -59,23 +59,33 @@ def find_setting_faults(
     context: ValidationContext, path: str, key: Parameter, value: object
 ) -> Iterator[Fault]:
     """The fault of the value of a key that the runner itself reads."""
-    accepted = key.type
-    is_accepted = accepted.accepts(value)
+    is_accepted = key.type.accepts(value)
+    misfit = None
     if value is not None and (not is_accepted or path in MEANT_OTHERWISE):
-        for meaning in find_meanings(path, value):
-            if meaning.final:
-                fix = meaning.fix or f"leave {path} out"
-                yield Fault(path, short_text(value), meaning.why, fix)
-                return
-    if not is_accepted or (isinstance(value, dict) and "_target_" in value):
-        yield misfit_type(path, value, accepted)
-        return
-    misfit = misfit_number(path, value, key.range)
+        misfit = _meant_otherwise(path, value)
+    if misfit is None and (not is_accepted or (isinstance(value, dict) and "_target_" in value)):
+        misfit = misfit_type(path, value, key.type)
+    if misfit is None:
+        misfit = misfit_number(path, value, key.range)
     if misfit is None and path == "tracker.report_to":
         misfit = misfit_choice(path, value, TRACKERS)
     if misfit:
         yield misfit
-    elif path == "name" and isinstance(value, str) and not is_folder_name(value):
+    else:
+        yield from _find_unusable(context, path, value)
+
+
+def _meant_otherwise(path: str, value: object) -> Fault | None:
+    """The fault of a value that means in another tool what cannot be had at this key; else None."""
+    for meaning in find_meanings(path, value):
+        if meaning.final:
+            return Fault(path, short_text(value), meaning.why, meaning.fix or f"leave {path} out")
+    return None
+
+
+def _find_unusable(context: ValidationContext, path: str, value: object) -> Iterator[Fault]:
+    """The fault of a value that fits the type of its key, and that no run can have."""
+    if path == "name" and isinstance(value, str) and not is_folder_name(value):
         expected = f"a plain folder name, up to {MAX_NAME_LETTERS} letters"
         yield Fault(path, short_text(value), expected, "name=<word>")
     elif path == "output_root" and isinstance(value, str):
@@ -202,11 +212,7 @@ def find_unknown_faults(
         expected = f"a trainer that has: {shortened(trainers)}"
         yield Fault(where, found, expected, f"trainer={trainers[0]}")
         return
-    inside = ""  # a key of a trainer may stand for one anywhere
-    if is_free:
-        inside = f"{path}."
-    elif not path.startswith("trainer"):
-        inside = path.partition(".")[0] + "."
+    inside = _required_start(path, is_free)
     answer = explain(context, where, value, found, inside, is_placed=is_free or is_alike)
     if answer:
         yield answer
@@ -229,6 +235,17 @@ def find_unknown_faults(
     else:
         expected = f"one of {shortened(names)}" if names else ""
         yield Fault(where, found, expected, f"leave {key} out")
+
+
+def _required_start(path: str, is_free: bool) -> str:
+    """The start of all keys that one of another tool may stand for in a node; empty for any key.
+
+    A target that is ``is_free`` takes the key anyway.
+    """
+    if is_free:
+        return f"{path}."
+    group = path.partition(".")[0]
+    return "" if group == "trainer" else f"{group}."
 
 
 def _one_or_several(group: str, key: str, target: object) -> Fault:

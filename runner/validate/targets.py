@@ -7,11 +7,11 @@ re-export leads outside.
 
 import ast
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
 from runner.config.dialect import find_meanings
-from runner.errors import Fault, is_own
+from runner.errors import Fault
 from runner.schema import source
 from runner.schema.text import nearest, short_text
 from runner.validate.context import experimental_names
@@ -184,44 +184,3 @@ def is_allowed(target: str, allow: Collection[str] = (), launcher: bool = False)
         return False
     patterns = [*ALLOWED, LAUNCHER] if launcher else ALLOWED
     return any(re.fullmatch(pattern, target) for pattern in patterns)
-
-
-def find_absent_imports(
-    name: str, place: str = "", visited: set[str] | None = None
-) -> Iterator[tuple[str, str]]:
-    """The place and the name of each absent module that the user's own files import with this one.
-
-    Under an ``if`` or a ``try`` it may be meant to be absent; a file that changes ``sys.path`` is
-    believed.
-    """
-    visited = set() if visited is None else visited
-    words = name.split(".")
-    for size in range(1, len(words) + 1):
-        part = ".".join(words[:size])
-        module = source.find_module(part)
-        is_new = part not in visited
-        visited.add(part)
-        if module is None:
-            if is_new and "sys.path" not in visited:
-                yield place, part
-            return
-        paths = [path for path in (module.file, *module.folders) if path]
-        if not any(is_own(path) for path in paths):
-            # Of another's package only the first name counts: it may make the others itself.
-            return
-        if "sys.path" in module.text:
-            visited.add("sys.path")
-        if not is_new:
-            continue
-        for node in module.tree.body:
-            for imported in _list_imports(node, module):
-                yield from find_absent_imports(imported, f"{module.file}:{node.lineno}", visited)
-
-
-def _list_imports(node: ast.stmt, module: source.Module) -> list[str]:
-    """The modules that a statement imports."""
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    if isinstance(node, ast.ImportFrom):
-        return [source.imported_module(node, module)]
-    return []

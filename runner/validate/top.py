@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 from runner.errors import Fault
 from runner.io.visible import to_visible
-from runner.schema.text import Node, nearest, scalars, short_text, to_text
+from runner.schema.literal import to_text
+from runner.schema.text import Node, nearest, scalars, short_text
 from runner.schema.type import shortened
 from runner.validate.context import PLAIN_GROUPS, TOP, ValidationContext
 from runner.validate.stray import (

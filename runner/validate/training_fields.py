@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from runner.config.machines import processes_of
 from runner.errors import Fault
 from runner.schema import upstream
-from runner.schema.text import short_text, to_text
+from runner.schema.literal import to_text
+from runner.schema.text import short_text
 from runner.validate.context import ARGS, ValidationContext
 from runner.validate.values import is_plain_number
 

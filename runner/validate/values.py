@@ -9,14 +9,15 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import TypeGuard
 
 from runner.config.dialect import Meaning, find_meanings
-from runner.config.menu import GROUPS
+from runner.config.groups import GROUPS
 from runner.errors import Fault
-from runner.schema import upstream
 from runner.schema.library_ranges import BY_CLASS, range_in_group
+from runner.schema.literal import to_text
 from runner.schema.ranges import FRACTION, NOT_NEGATIVE, POSITIVE, Range
 from runner.schema.read import Parameter, Signature
-from runner.schema.text import as_typed, nearest, short_text, to_override, to_text
+from runner.schema.text import as_typed, nearest, short_text, to_override
 from runner.schema.type import Type, shortened
+from runner.schema.upstream.losses import loss_interface
 
 NUMBER = Type("float")
 # Words for true and false in texts that YAML does not read as such, in lower case.
@@ -51,7 +52,7 @@ def _range_of_beta(signature: Signature, trainer: Signature) -> Range | None:
     # Preferences are learnt through beta: at 0 nothing is, and below it the opposite is.
     loss = signature.parameters.get("loss_type")
     is_of_pairs = loss is not None and loss.default == "sigmoid"
-    if is_of_pairs or upstream.loss_interface(trainer, signature):
+    if is_of_pairs or loss_interface(trainer, signature):
         return POSITIVE
     return None
 

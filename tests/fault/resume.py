@@ -46,8 +46,9 @@ from runner.io.files import files_of, read_json
 from runner.run import Run, open_run
 from runner.run.continuation import find_resume_faults
 from runner.run.seal import seal
+from runner.schema.literal import to_text
 from runner.schema.read import UNKNOWN, read_signature
-from runner.schema.text import flatten, to_text
+from runner.schema.text import flatten
 
 CONF = Path(__file__).resolve().parents[2] / "conf" / "trainer"
 NAMES = sorted(path.stem for path in CONF.glob("*.yaml"))

@@ -52,18 +52,18 @@ def sbatch(*words):
     with open(QUEUE / "calls", "a") as calls:
         calls.write(" ".join(words) + "\n")
     number = len((QUEUE / "calls").read_text().splitlines())
-    tasks, _, _ = options["array"].partition("%")
-    first, _, last = tasks.partition("-")
-    for task in range(int(first), int(last) + 1) if last else map(int, tasks.split(",")):
-        job = {"state": "PENDING", "reason": "Priority", "name": options["job-name"]}
-        job |= {
+    for task in tasks_of(options["array"]):
+        job = {
+            "state": "PENDING",
+            "reason": "Priority",
+            "name": options["job-name"],
             "script": str(script),
             "output": options["output"].replace("%A_%a", f"{number}_{task}"),
+            "awaits": options.get("dependency", ""),
+            "pid": 0,
+            "back": False,
         }
-        write(
-            QUEUE / f"{number}_{task}",
-            job | {"awaits": options.get("dependency", ""), "pid": 0, "back": False},
-        )
+        write(QUEUE / f"{number}_{task}", job)
     if "late" in mode:
         sys.exit(
             "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
@@ -72,14 +72,28 @@ def sbatch(*words):
     if "kills" in mode:
         os.kill(os.getppid(), signal.SIGKILL)
     if "held" not in mode and os.fork() == 0:
-        os.setsid()
-        for descriptor in range(3):
-            os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
-        os.closerange(3, 256)  # the lock, which is for those who submit
-        for path in sorted(QUEUE.glob(f"{number}_[0-9]*")):
-            if os.fork() == 0:
-                run(path)
-                os._exit(0)
+        run_all(number)
+
+
+def tasks_of(array):
+    """The numbers of the tasks of ``0-3`` or ``0,2``, which at most so many as follow a % run at once."""
+    tasks, _, _ = array.partition("%")
+    first, _, last = tasks.partition("-")
+    if last:
+        return list(range(int(first), int(last) + 1))
+    return [int(task) for task in tasks.split(",")]
+
+
+def run_all(number):
+    """Run each task of an array in a process of its own, apart from whoever has submitted it."""
+    os.setsid()
+    for descriptor in range(3):
+        os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
+    os.closerange(3, 256)  # the lock, which is for those who submit
+    for path in sorted(QUEUE.glob(f"{number}_[0-9]*")):
+        if os.fork() == 0:
+            run(path)
+            os._exit(0)
 
 
 def run(path):

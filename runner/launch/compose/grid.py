@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from runner import config
-from runner.config import Composed
+from runner.config.composition import compose_unresolved, differences
+from runner.config.resolution import Composed
 from runner.errors import ConfigError, Fault, name_jobs
 from runner.launch.compose import stages, sweep_axes
 from runner.launch.compose.sweep_axes import SweptWord
@@ -181,7 +181,7 @@ def _find_family(
         if len(changed) != 1:
             continue
         (key,) = changed
-        for place, _, value in config.differences(first.cfg, composed.cfg):
+        for place, _, value in differences(first.cfg, composed.cfg):
             was_typed = select(first.cfg, place) == start[key].value and value == trial[key].value
             if not was_typed or place.rpartition(".")[2] in names_in_texts:
                 return None
@@ -202,7 +202,7 @@ def _names_in_texts(words: Sequence[str], folders: Sequence[Path]) -> set[str]:
     """The names of keys that may be a part of a text, as in ``run-${seed}``."""
     from omegaconf import OmegaConf
 
-    cfg, _ = config.compose_unresolved(words, folders)
+    cfg, _ = compose_unresolved(words, folders)
     plain: Any = OmegaConf.to_container(cfg, resolve=False)
     names: set[str] = set()
     for key, text in scalars(plain):

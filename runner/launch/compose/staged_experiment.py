@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runner import config
-from runner.config.menu import GROUPS, Options, read_menu
+from runner.config.composition import compose_unresolved
+from runner.config.groups import GROUPS
+from runner.config.menu import Options, read_menu
 from runner.config.override import dotted_key, expand, latest
 from runner.errors import ConfigError, Fault
 from runner.schema.text import nearest
@@ -73,7 +74,7 @@ def read_experiment(words: Sequence[str], folders: Sequence[Path]) -> StagedExpe
         return None
     named = [word for word in words if dotted_key(word) in ("experiment", "name")]
     try:
-        cfg = config.compose_unresolved(named, folders)[0]
+        cfg = compose_unresolved(named, folders)[0]
     except ConfigError:
         return None
     if "stages" not in cfg:

@@ -10,11 +10,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from runner import config
-from runner.config import Composed
+from runner.config.composition import compose, compose_unresolved, read_layers
 from runner.config.menu import read_menu
 from runner.config.override import dotted_key
 from runner.config.provenance import TrustedKeys, read_settings
+from runner.config.resolution import NO_VALUE, Composed
 from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import MENU
 from runner.launch.compose.references import References
@@ -78,7 +78,7 @@ def draft(overrides: Sequence[str], folders: Sequence[Path] = ()) -> Composed:
     References are followed; ConfigError where that cannot be.
     """
     references = References()
-    composed = config.compose(overrides, folders)
+    composed = compose(overrides, folders)
     FolderError.refuse(references.of_other_formats)
     ConfigError.refuse(references.faults)
     return composed
@@ -133,11 +133,11 @@ def _compose_one(
         for word in words:
             if word.startswith(LAID_OVER):
                 _check_single_run(word.removeprefix(LAID_OVER), folders)
-        composed = config.compose(words, folders, references.starts)
+        composed = compose(words, folders, references.starts)
     except ConfigError as error:
         faults = [*references.faults, *error.faults]
         # With the missing values filled in, it shows what else is wrong.
-        missing = [fault.where for fault in error.faults if fault.found == config.NO_VALUE]
+        missing = [fault.where for fault in error.faults if fault.found == NO_VALUE]
         if missing:
             filled = [*words, *(f"{key}=_" for key in missing)]
             _, all_faults = _compose_one(filled, folders, references, typed, stage)
@@ -159,7 +159,7 @@ def _compose_one(
 
 def _check_single_run(name: str, folders: Sequence[Path]) -> None:
     """Raise ConfigError where the experiment of a stage has stages of its own."""
-    cfg, _ = config.compose_unresolved([f"experiment={name}"], folders)
+    cfg, _ = compose_unresolved([f"experiment={name}"], folders)
     if "stages" in cfg:
         raise ConfigError(
             Fault(
@@ -176,7 +176,7 @@ def _add_places(
 ) -> list[Fault]:
     """The faults with the line where each key stands, if that is in a file of the user's own."""
     places: dict[str, str] = {}
-    for file, package in config.read_layers(words, folders):
+    for file, package in read_layers(words, folders):
         if not file.is_relative_to(MENU):
             for setting in read_settings(file, package):
                 if setting.key not in composed.typed:

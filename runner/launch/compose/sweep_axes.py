@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from runner.config import compose_unresolved
+from runner.config.composition import compose_unresolved
 from runner.config.override import MAX_JOBS, count_values, dotted_key, latest, parse
 from runner.errors import ConfigError, Fault
-from runner.schema.text import select, to_text
+from runner.schema.literal import to_text
+from runner.schema.text import select
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override

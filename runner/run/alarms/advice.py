@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from runner.schema.text import number
+from runner.schema.literal import number
 
 # A rate so many times the usual one is high: adapters learn at ten times the rate of all weights.
 MANY_TIMES = 30

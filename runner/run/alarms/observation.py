@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from runner.schema.text import number
+from runner.schema.literal import number
 
 Kind = Literal["loss", "share", "reward"]
 

@@ -8,7 +8,7 @@ from runner.config.experiment import Tolerate
 from runner.run.alarms.advice import MANY_TIMES, PREVIEW
 from runner.run.alarms.alarm import HEALTHY, UNKNOWN, Alarm
 from runner.run.alarms.observation import GROUPS_ALIKE, MUST_BE_NUMBERS, Step
-from runner.schema.text import number
+from runner.schema.literal import number
 
 # Times what a loss was, or 1: more than finite weights of the usual size can do to it.
 HUGE_LOSS = 1e6

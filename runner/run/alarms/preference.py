@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 from runner.run.alarms.advice import MANY_TIMES
 from runner.run.alarms.alarm import HEALTHY, UNKNOWN, Alarm
 from runner.run.alarms.observation import CHOSEN, MARGINS, RANKINGS, Step
-from runner.schema.text import number
+from runner.schema.literal import number
 
 # The margin of a step, and the share of its pairs that are ranked right where that is noted.
 Ranking = tuple[float, float | None]

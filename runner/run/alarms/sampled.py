@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from runner.errors import SickRun
 from runner.run.alarms.alarm import HEALTHY, UNKNOWN, Alarm
 from runner.run.alarms.observation import GROUPS_ALIKE, LENGTH, MARGINS, PAIRS_APART, Change, Step
-from runner.schema.text import number
+from runner.schema.literal import number
 
 MAX_FLOAT32 = 3.4e38
 # Rare successes may take so many completions; before that, equal rewards are no sickness.

@@ -10,8 +10,9 @@ from runner.config.experiment import Experiment, TrainerPart
 from runner.dataset.loaded_rows import Rows, list_columns
 from runner.errors import ConfigError, DataError, Fault
 from runner.schema import upstream
+from runner.schema.literal import to_text
 from runner.schema.modality import modalities_of
-from runner.schema.text import short_text, to_text
+from runner.schema.text import short_text
 from runner.schema.upstream.losses import Unweighable
 from runner.training.components.trainer_parts import loss_interface_of
 

@@ -1,0 +1,119 @@
+"""Libraries, modules and variables that a configuration needs, and that may be missing.
+
+Libraries are only looked for, never imported.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from runner.errors import Fault
+from runner.io.distribution import to_install
+from runner.io.files import display_path
+from runner.schema.code import find_absent_imports
+from runner.schema.source import LIBRARY_PACKAGES, Definition, find_definition
+from runner.schema.text import Config, last_key, walk
+from runner.schema.upstream import libraries as upstream
+from runner.schema.upstream.libraries import NeededLibrary
+from runner.tracker.library import LIBRARIES
+
+BLEU = r"runner\.metric\.reference\.(?:bleu|chrf)"
+SERVED_TRAINER = r"trl\.experimental\.(async_\w+|server_distillation)\.\w+Trainer"
+# The libraries of the optional parts, and of objects of TRL; by the last name of a key.
+WANTED: dict[str, list[NeededLibrary]] = {
+    "_target_": [
+        NeededLibrary(r".*BitsAndBytesConfig|bitsandbytes\..*", "bitsandbytes", "bitsandbytes"),
+        NeededLibrary(r"galore_torch\..*", "galore_torch", "galore-torch"),
+        NeededLibrary(r"apollo_torch\..*", "apollo_torch", "apollo-torch"),
+        NeededLibrary(r"adam_mini\..*", "adam_mini", "adam-mini"),
+        NeededLibrary(r"runner\.reward\.math\.boxed_answer", "math_verify", "math-verify"),
+        NeededLibrary(BLEU, "sacrebleu", "sacrebleu"),
+        NeededLibrary(r"runner\.metric\.reference\.rouge", "rouge_score", "rouge-score"),
+        NeededLibrary(SERVED_TRAINER, "vllm", "trl[vllm]"),
+        NeededLibrary(SERVED_TRAINER, "requests", "requests"),
+        NeededLibrary(r"trl\.experimental\.async_\w+\.\w+Trainer", "kernels", "kernels"),
+        NeededLibrary(r"trl\.WeaveCallback", "weave", "weave"),
+        NeededLibrary(r"trl\.experimental\.harbor\..*", "harbor", "trl[harbor]"),
+        NeededLibrary(r"trl\.experimental\.openreward\..*", "openreward", "trl[openreward]"),
+        NeededLibrary(r"trl\.experimental\.merge_model_callback\..*", "mergekit", "mergekit"),
+    ],
+    "rollout_engine": [NeededLibrary("vllm", "vllm", "trl[vllm]")],
+    "attention": [
+        NeededLibrary("flash_attention_2", "flash_attn", "flash-attn"),
+        NeededLibrary(r"(paged\|)?[\w.-]+/.+", "kernels", "kernels"),  # of the hub
+    ],
+    "report_to": [
+        NeededLibrary(name, tracker.library, tracker.package)
+        for name, tracker in LIBRARIES.items()
+        if tracker.library
+    ],
+    **upstream.WANTED,
+}
+# Libraries that serve in place of another one.
+SUBSTITUTES = {
+    "flash_attn": ("kernels", "torch_npu"),
+    "tensorboard": ("tensorboardX",),
+}
+# Values of these keys that need no library.
+OTHER_VALUES = {
+    "attention": "sdpa",
+    "report_to": "none",
+    "rollout_engine": "auto",
+    **upstream.OTHER_VALUES,
+}
+
+
+def find_missing_libraries(cfg: Config) -> Iterator[Fault]:
+    """A fault for each library or module that a value, or the user's own code, asks for in vain."""
+    for path, value in walk(cfg):
+        where = re.sub(r"\.(?:_target_|\d+)$", "", path)
+        key = last_key(path)
+        for needed in WANTED.get(key, ()):
+            if re.fullmatch(needed.values, str(value)) and not _is_installed(needed.library):
+                fix = to_install(needed.package)
+                if key in OTHER_VALUES:
+                    fix += f", or {where}={OTHER_VALUES[key]}"
+                found = f"{value} needs {needed.library}, which is not installed"
+                yield Fault(where, found, f"the package {needed.library}", fix)
+        if key == "_target_":
+            yield from _find_absent_modules(where, str(value))
+
+
+def _is_installed(library: str) -> bool:
+    """True where a library, or one that serves in its place, could be imported."""
+    names = (library, *SUBSTITUTES.get(library, ()))
+    return any(find_spec(name) for name in names)
+
+
+def _find_absent_modules(where: str, target: str) -> Iterator[Fault]:
+    """A fault for each absent module that the user's own code of a target imports."""
+    if target.partition(".")[0] in LIBRARY_PACKAGES:
+        return
+    definition = find_definition(target)
+    if not isinstance(definition, Definition):
+        return
+    for place, name in find_absent_imports(definition.module.name):
+        shown = display_path(Path(place))
+        yield Fault(
+            where=where,
+            found=f"{shown} imports {name}, which is not there",
+            expected=f"the module {name}",
+            fix=f"pip install <the package of {name}>, or mend {shown}",
+        )
+
+
+def find_unset_variables(cfg: Config) -> Iterator[Fault]:
+    """A fault for each tracker whose variable neither the environment nor the configuration sets."""
+    tracking = cfg["tracker"]
+    chosen = tracking.get("report_to") or ()
+    trackers = [chosen] if isinstance(chosen, str) else chosen
+    variables = {*os.environ, *(tracking.get("environment") or {})}
+    for tracker in trackers:
+        needed = LIBRARIES[tracker].needed_variable if tracker in LIBRARIES else ""
+        if needed and needed not in variables:
+            found = f"{tracker}, and {needed} is not set"
+            expected = f"{needed} set, as {tracker} does it"
+            fix = f"export {needed}=..., or tracker.report_to=none"
+            yield Fault("tracker.report_to", found, expected, fix)
