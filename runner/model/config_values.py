@@ -206,7 +206,11 @@ def _find_bad_values(values: Node, file: str, target: str) -> Iterator[BadValue]
     for key, value in list_entries(values).items():
         if value is None:
             continue
-        limit = _find_limit(key, file)
+        limit = None
+        for key_limit in LIMITS[file]:
+            if key_limit.matches(key):
+                limit = key_limit.limit
+                break
         items = value if isinstance(value, list) else [value]
         # Such as {"__float__": "Infinity"}, which JSON has no number for.
         has_objects = any(isinstance(item, Mapping) for item in items)
@@ -226,10 +230,3 @@ def _find_bad_values(values: Node, file: str, target: str) -> Iterator[BadValue]
                 expected = str(parameter.type)
         if expected:
             yield BadValue(key, json.dumps(value)[:40], expected)
-
-
-def _find_limit(key: str, file: str) -> NumberRange | TextChoice | JsonKind | None:
-    for key_limit in LIMITS[file]:
-        if key_limit.matches(key):
-            return key_limit.limit
-    return None

@@ -112,7 +112,12 @@ def _remove_layers(part: PretrainedConfig, depth: int) -> None:
 
     layers = list(first_of_kind.values())
     # Without a list of kinds a period may say where they come.
-    count = max(2, len(layers), 0 if settings else _longest_period(part))
+    periods = [2, len(layers)]
+    for name in () if settings else PERIODS:
+        period = getattr(part, name, None)
+        if isinstance(period, int):
+            periods.append(period)
+    count = max(periods)
     others = [layer for layer in range(depth) if layer not in layers]
     layers = (layers + others)[:count]
 
@@ -124,12 +129,6 @@ def _remove_layers(part: PretrainedConfig, depth: int) -> None:
         value = getattr(part, name, None)
         if isinstance(value, int):
             setattr(part, name, min(value, len(layers)))
-
-
-def _longest_period(part: PretrainedConfig) -> int:
-    """The most layers after which a pattern of a config begins again; 0 where it has none."""
-    periods = [getattr(part, name, None) for name in PERIODS]
-    return max((period for period in periods if isinstance(period, int)), default=0)
 
 
 def _are_layer_numbers(values: Sequence[Any]) -> bool:
