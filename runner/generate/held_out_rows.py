@@ -7,10 +7,11 @@ from runner.config.build import asked_for, serve
 from runner.dataset import LOADER
 from runner.dataset.form import fits
 from runner.errors import ConfigError, DataError, Fault
+from runner.io.files import JsonObject
+from runner.io.turns import Row
 from runner.schema.text import Config, Node
 
-Row: TypeAlias = Mapping[str, Any]
-Rows: TypeAlias = list[dict[str, Any]]
+Rows: TypeAlias = list[JsonObject]
 Keep: TypeAlias = Sequence[str] | None  # further columns
 
 

@@ -11,12 +11,11 @@ Whether that package is there is checked in ``validate.start``.
 import os
 import re
 import secrets
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from runner.errors import Fault, FolderError
 from runner.io.files import read_json, write_json
+from runner.schema.text import Node
 from runner.tracker.library import PREFIXES
 
 RECORD = "tracker.json"  # of a run folder: its id, and the trackers that have all of it
@@ -24,12 +23,12 @@ ID = re.compile(r"[\w-]{1,64}")
 LETTERS_OF_KEY = 10  # at the end of a folder's name
 
 
-def set_variables(node: Mapping[str, Any], folder: Path, name: str) -> None:
+def set_variables(node: Node, folder: Path, name: str) -> None:
     """Set the variables of a tracker for the run in this folder."""
     os.environ.update(variables_of(node, folder, name))
 
 
-def variables_of(node: Mapping[str, Any], folder: Path, name: str) -> dict[str, str]:
+def variables_of(node: Node, folder: Path, name: str) -> dict[str, str]:
     """The variables of a tracker with the words in braces replaced; any other braces stay."""
     variables = {variable: str(text) for variable, text in (node.get("environment") or {}).items()}
     words = {
@@ -86,7 +85,7 @@ def note_complete(folder: Path, name: str) -> None:
     write_json(folder / RECORD, record | {"complete": list(complete)})
 
 
-def find_foreign_variables(node: Mapping[str, Any]) -> list[Fault]:
+def find_foreign_variables(node: Node) -> list[Fault]:
     """A fault for each configured variable that no tracker reads."""
     faults = []
     for name in node.get("environment") or {}:
