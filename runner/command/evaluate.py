@@ -14,11 +14,12 @@ from runner.command import CommandLine, options_of, table_of
 from runner.command._request import PARTS, InferenceRequest, read_request
 from runner.dataset.form import fits
 from runner.errors import ConfigError, DataError, Fault, FolderError
-from runner.generate.held_out_rows import Row, find_prompt_fault
+from runner.generate.held_out_rows import find_prompt_fault
 from runner.generate.prediction import prediction_key
 from runner.generate.run_weights import Weights
 from runner.io.files import display_path, to_line, write_json, write_text
 from runner.io.terminal import print_visible, progress_bar, quiet
+from runner.io.turns import Row
 from runner.report.table import Column, format_table
 from runner.schema.literal import number
 from runner.schema.text import named

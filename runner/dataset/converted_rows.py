@@ -112,7 +112,10 @@ def convert_rows(
         made = conversion.batch(cells, [numbers_in_source[index] for index in indices])
         for name in json_columns:
             if name not in READ_COLUMNS:
-                made[name] = [_quoted(value) for value in made[name]]
+                # The library would take a text itself for JSON.
+                made[name] = [
+                    json.dumps(value) if isinstance(value, str) else value for value in made[name]
+                ]
         return made
 
     # The types of the columns must not be guessed from a first batch of nulls.
@@ -131,14 +134,6 @@ def convert_rows(
     if request.to == "unpaired":
         return mix_labels(converted, seed or 0, label)
     return converted
-
-
-def _quoted(value: object) -> object:
-    """The value, or JSON of a text.
-
-    In columns of JSON the library would take the text itself for JSON.
-    """
-    return json.dumps(value) if isinstance(value, str) else value
 
 
 def _key(rows: Dataset, conversion: Conversion) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from runner.dataset import LOADER, faults, request, scan
 from runner.dataset.conversation import is_conversation
-from runner.dataset.convert import Conversion, RowRequest
+from runner.dataset.convert import RowRequest
 from runner.dataset.detect import check_without, read_layout, refuse_media
 from runner.dataset.form import FORMS, Row, answer_columns
 from runner.dataset.media_source import find_media
@@ -363,7 +363,9 @@ def _find_columns(
         if not made:
             raise DataError(conversion.nothing_left(len(rows)))
     if not conversion.modalities and _is_chat(made):
-        check.sample += _convert_some(conversion, rows[:SAMPLE_SIZE])
+        for row in rows[:SAMPLE_SIZE]:
+            with contextlib.suppress(DataError):
+                check.sample += conversion.one(row) or []
     return dict.fromkeys(conversion.kept) | made
 
 
@@ -371,15 +373,6 @@ def _is_chat(made: Row) -> bool:
     """True where what is asked or learnt in a row is a conversation."""
     columns = ("prompt", *answer_columns(made))
     return any(is_conversation(made.get(name)) for name in columns)
-
-
-def _convert_some(conversion: Conversion, rows: Sequence[Row]) -> list[Row]:
-    """The rows that the good ones of these become."""
-    made: list[Row] = []
-    for row in rows:
-        with contextlib.suppress(DataError):
-            made += conversion.one(row) or []
-    return made
 
 
 # --- Pairs --------------------------------------------------------------------------------------

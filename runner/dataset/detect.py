@@ -80,7 +80,14 @@ def read_layout(
         raise DataError(_no_layout(columns, form, chosen, to))
     useful = [layout for layout in layouts if fits(layout.form, to or None)]
     if not useful:
-        raise DataError(_of_no_use(layouts[0], to))
+        useless = layouts[0]
+        fault = Fault(
+            where="dataset.form",
+            found=f"{useless.form} rows, from the columns {', '.join(useless.columns.values())}",
+            expected=f"rows for a trainer that takes {to}: {', '.join(FORMS_FOR[to])}",
+            fix=_to_type(to),
+        )
+        raise DataError(fault)
     layout = useful[0]
 
     roles = layout.columns
@@ -238,16 +245,6 @@ def _no_layout(
     )
 
 
-def _of_no_use(layout: RowLayout, to: str) -> Fault:
-    """The fault of rows whose form does not feed the trainer."""
-    return Fault(
-        where="dataset.form",
-        found=f"{layout.form} rows, from the columns {', '.join(layout.columns.values())}",
-        expected=f"rows for a trainer that takes {to}: {', '.join(FORMS_FOR[to])}",
-        fix=_to_type(to),
-    )
-
-
 def _to_type(form: str) -> str:
     """The words that name the columns of a form."""
     if form in ("demonstration", "answer"):
@@ -271,7 +268,9 @@ def kept_columns(
     if to == "prompt":
         for_template = [TEMPLATE_ARGUMENTS]
         if keep is None:
-            _warn_of_clashes(columns, layout)
+            others = set(columns) - set(layout.columns.values())
+            for name in sorted(others & CLASHES.keys()):
+                log.warning("the column `%s` is left out: %s", name, CLASHES[name])
     else:  # a reward may read the path of a sound, but nothing else can
         roles = layout.columns.values()
         refuse_media(name for name in columns if name in UNTRAINED_COLUMNS and name not in roles)
@@ -289,13 +288,6 @@ def kept_columns(
     wanted = [name for name in wanted if name not in templated]
     _check_wanted(wanted, columns, safe, "reward" if to == "prompt" else "weight")
     return (*templated, *(name for name in wanted if name != "prompt"))
-
-
-def _warn_of_clashes(columns: Sequence[str], layout: RowLayout) -> None:
-    """Say which columns no reward can ask for, because of their names."""
-    others = set(columns) - set(layout.columns.values())
-    for name in sorted(others & CLASHES.keys()):
-        log.warning("the column `%s` is left out: %s", name, CLASHES[name])
 
 
 def _check_wanted(

@@ -134,7 +134,10 @@ def _is_misread(builder: DatasetBuilder, *, is_prepared: bool) -> bool:
     if not is_prepared:
         # Of a list of objects the reader knows no types before it has read all of it.
         return builder.info.features is None and all(os.path.isfile(file) for file in files)
-    return not _is_one_block(files) and _hold_moments(builder.as_dataset())
+    if len(files) == 1 and os.path.isfile(files[0]) and os.path.getsize(files[0]) < ONE_BLOCK:
+        # The reader has decided on the type of each column once, by all of its values.
+        return False
+    return _hold_moments(builder.as_dataset())
 
 
 def _files_of(builder: DatasetBuilder) -> list[str]:
@@ -143,11 +146,6 @@ def _files_of(builder: DatasetBuilder) -> list[str]:
     for paths in (builder.config.data_files or {}).values():
         files += paths
     return files
-
-
-def _is_one_block(files: list[str]) -> bool:
-    """True where the reader has decided on the type of each column once, by all of its values."""
-    return len(files) == 1 and os.path.isfile(files[0]) and os.path.getsize(files[0]) < ONE_BLOCK
 
 
 def _guess_types(builder: DatasetBuilder) -> Features:

@@ -107,7 +107,15 @@ class Marks:
         marked = dict(row)
         for role, name in columns.items():
             if role == "text":
-                raise DataError(_beside_text(role, next(iter(self.media))))
+                modality = next(iter(self.media))
+                fault = Fault(
+                    where=role,
+                    found=f"{modality.many} beside plain text",
+                    expected="a conversation, in whose turns they have a place",
+                    fix="dataset.columns.input=<column> dataset.columns.target=<column>, or "
+                    f"dataset.without=[{modality.column}]",
+                )
+                raise DataError(fault)
             if role not in SPEAKER_OF_ROLE:
                 continue
             cell = row.get(name)
@@ -219,17 +227,6 @@ class Marks:
         for modality in self.media:
             placed[modality.column] = [read[mark] for mark in order if mark.modality == modality]
         return placed
-
-
-def _beside_text(role: str, modality: Modality) -> Fault:
-    """The fault of media in rows of plain text."""
-    return Fault(
-        where=role,
-        found=f"{modality.many} beside plain text",
-        expected="a conversation, in whose turns they have a place",
-        fix="dataset.columns.input=<column> dataset.columns.target=<column>, or "
-        f"dataset.without=[{modality.column}]",
-    )
 
 
 def _find_marks(name: str, turns: Turns) -> Iterator[MediumMark]:

@@ -1,7 +1,7 @@
 """Rows of several datasets at once, each in the trainer's form (``load``) before they meet."""
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +57,7 @@ def mix_rows(
         train, evals[name] = load(to=to, keep=kept, seed=seed)
         if train is not None:
             trains[name] = train
-    media_types = _types_of_media(trains.values())
+    media_types = _media_types(trains)
     for name, rows in trains.items():
         trains[name] = _with_room_for_media(rows, media_types)
     if to == "prompt" and keep is not None:
@@ -90,9 +90,11 @@ def _name_held_out(evals: Mapping[str, HeldOut]) -> RowsByPart:
 
 
 # --- Parts that go together ---------------------------------------------------------------------
-def _types_of_media(parts: Collection[Rows]) -> Features | None:
-    """The types of the columns of the first part with media, None where no part has any."""
-    for rows in parts:
+
+
+def _media_types(trains: RowsByPart) -> Features | None:
+    """The types of the columns of the first part with media; None where no part has any."""
+    for rows in trains.values():
         if modalities_of(list_columns(rows)):
             return rows.features
     return None

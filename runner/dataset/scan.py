@@ -48,15 +48,15 @@ def check_files(files: Files, max_bytes: int | None = None) -> None:
                 fix="pip install zstandard",
             )
             raise EnvironmentFault(fault)
-    DataError.refuse(islice(_find_faults(files, max_bytes), MAX_FAULTS))
-
-
-def _find_faults(files: Files, max_bytes: int | None) -> Iterator[Fault]:
-    """The faults of all files, one after the other, so that nothing is read in vain."""
+    # One file after the other, so that nothing is read in vain.
+    found: list[Fault] = []
     for path in files.paths:
         for entry in _scan(path, files.reader, max_bytes):
             if isinstance(entry, Fault):
-                yield entry
+                found.append(entry)
+            if len(found) == MAX_FAULTS:
+                raise DataError(found)
+    DataError.refuse(found)
 
 
 def read_columns(files: Files, max_bytes: int | None = None) -> list[str]:

@@ -64,14 +64,13 @@ def weigh_rows(rows: Rows, weigher: Weigher, key: str, workers: int | None = Non
             expected="rules that leave some",
         )
         raise DataError(fault)
-    kept = [name for name in names if _is_of_tokens(name)]
+    # Columns that a trainer still needs when its rows are weighed.
+    kept = []
+    for name in names:
+        if name.endswith(("_ids", "_logps")) or name in ("label", "labels"):
+            kept.append(name)
     weights = [name for name in weighed.column_names if name.endswith("_weights")]
     return teaching.select_columns([*kept, *weights])
-
-
-def _is_of_tokens(name: str) -> bool:
-    """True for a column that a trainer still needs when its rows are weighed."""
-    return name.endswith(("_ids", "_logps")) or name in ("label", "labels")
 
 
 def _teaches(row: Cells) -> bool:

@@ -25,12 +25,12 @@ from runner.errors import DataError, Fault
 from runner.generate.faults import long_prompts
 from runner.generate.padding import lengthen
 from runner.generate.sampler import Model, Sampling, sample
-from runner.io.turns import TEMPLATE_ARGUMENTS, Row
+from runner.io.files import JsonObject
+from runner.io.turns import TEMPLATE_ARGUMENTS, Row, TurnDict
 from runner.model.encoding import encode_prompt, write
 
 Tool: TypeAlias = Callable[..., object]
 Environments: TypeAlias = Callable[[], object] | Mapping[str, Callable[[], object]]
-Turn: TypeAlias = dict[str, Any]
 LOOP = asyncio.Runner()  # the one of all coroutines, to which what they open is bound
 atexit.register(LOOP.close)
 RESET = "reset"
@@ -42,12 +42,12 @@ NO_TOOLS = (RESET, REWARD)  # methods of an environment that are not the model's
 class Episode:
     """One completion while it is made: its turns, and its token ids with their writers."""
 
-    prompt: list[Turn]
+    prompt: list[TurnDict]
     prompt_ids: list[int]
     tools: Mapping[str, Tool]
     environment: object = None
     arguments: Row = field(default_factory=dict)  # of the template, that come with the row
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[TurnDict] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     own: list[bool] = field(default_factory=list)  # for each token true where the model wrote it
     logprobs: list[float] = field(default_factory=list)  # of the model's own tokens
@@ -74,7 +74,7 @@ class Agent:
     environments: Environments | None = None
     rounds: int | None = None  # the most turns that may call; None: no limit
 
-    def open(self, row: Row) -> tuple[list[Turn], list[Tool], object]:
+    def open(self, row: Row) -> tuple[list[TurnDict], list[Tool], object]:
         """The prompt of a row, the tools that are offered in it, and its new environment, reset."""
         prompt = [dict(turn) for turn in row.get("prompt") or [{"role": "user", "content": ""}]]
         environment = self._environment(row)
@@ -95,7 +95,7 @@ class Agent:
             make = make[row["environment"]]
         return make() if make else None
 
-    def with_tools(self, row: Row) -> dict[str, Any]:
+    def with_tools(self, row: Row) -> JsonObject:
         """A row with the tools that are offered in it, in an environment that has not begun."""
         tools = list(self.tools)
         environment = self._environment(row)
@@ -110,7 +110,7 @@ class Agent:
             makers = [make for make in self.environments.values() if make is not None]
         elif self.environments is not None:
             makers = [self.environments]
-        kinds: dict[Any, None] = dict.fromkeys(type(make()) for make in makers)
+        kinds: dict[type, None] = dict.fromkeys(type(make()) for make in makers)
         return [_reward_of(kind) for kind in kinds if hasattr(kind, REWARD)]
 
     def play(
@@ -208,7 +208,7 @@ def build_agent(
     return None
 
 
-def methods_of(kind: type) -> dict[str, Any]:
+def methods_of(kind: type) -> dict[str, Tool]:
     """The public methods of a class of environments, sorted by name; as in TRL no static ones."""
     members = inspect.getmembers_static(kind, inspect.isfunction)
     return {name: method for name, method in members if not name.startswith("_")}
@@ -232,7 +232,7 @@ def _reward_of(kind: Any) -> Callable[..., object]:
     return get_reward
 
 
-def _call(episodes: Sequence[Episode]) -> list[list[Turn]]:
+def _call(episodes: Sequence[Episode]) -> list[list[TurnDict]]:
     """Turns of tools that answer the calls of the last turn of each episode.
 
     All calls run side by side. An error is an answer too, from which the model can learn.
@@ -257,7 +257,7 @@ def _call(episodes: Sequence[Episode]) -> list[list[Turn]]:
     return answers
 
 
-def _try(tools: Mapping[str, Tool], call: Mapping[str, Any]) -> object:
+def _try(tools: Mapping[str, Tool], call: Row) -> object:
     """The result of a call, or its error; anything else in a call the model has made up."""
     name = call["name"]
     try:
@@ -288,7 +288,7 @@ def settle(values: Sequence[Any], *, with_errors: bool = False) -> list[Any]:
 
 
 def _encode_answers(
-    tokenizer: PreTrainedTokenizerBase, answers: list[Turn], episode: Episode
+    tokenizer: PreTrainedTokenizerBase, answers: list[TurnDict], episode: Episode
 ) -> list[int]:
     """The tokens between the end of a turn that calls and the beginning of the next one.
 
@@ -296,7 +296,7 @@ def _encode_answers(
     answers.
     """
     call = {"type": "function", "function": {"name": answers[0]["name"], "arguments": {}}}
-    turns: list[dict[str, Any]] = [
+    turns: list[TurnDict] = [
         {"role": "user", "content": "?"},
         {"role": "assistant", "content": "", "tool_calls": [call]},
     ]

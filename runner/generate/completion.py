@@ -13,9 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from runner.errors import DataError, Fault
-from runner.generate.agent import Agent, Episode, Turn, build_agent
+from runner.generate.agent import Agent, Episode, build_agent
 from runner.generate.faults import long_prompts
-from runner.generate.held_out_rows import Row
 from runner.generate.padding import split_by_rows
 from runner.generate.sampler import (
     Model,
@@ -26,7 +25,8 @@ from runner.generate.sampler import (
     seeded_generator,
     uniform,
 )
-from runner.io.turns import dialogue
+from runner.io.files import JsonObject
+from runner.io.turns import Row, TurnDict, dialogue
 from runner.model.encoding import encode_prompt, stop_ids
 from runner.schema.modality import fill_parts, list_media
 
@@ -46,13 +46,13 @@ class Completion:
     token_ids: list[int]  # up to and with the stop token
     finish: str  # stop or length
     log_probability: float = math.nan  # the model's at temperature 1, however it was sampled
-    turns: list[Turn] | None = None  # where tools answered
+    turns: list[TurnDict] | None = None  # where tools answered
     own: Sequence[bool] | None = None  # for each token true where the model wrote it; None: all
     environment: object = None
     calls: tuple[int, int, int] = (1, 0, 0)  # turns of the model, calls in them, those that failed
 
     @property
-    def answer(self) -> str | list[Turn]:
+    def answer(self) -> str | list[TurnDict]:
         """The text, or behind a chat the turns, as rewards take it."""
         if self.turns is not None:
             return self.turns
@@ -60,7 +60,7 @@ class Completion:
             return self.text
         return [{"role": "assistant", "content": self.text}]
 
-    def to_row(self) -> dict[str, Any]:
+    def to_row(self) -> JsonObject:
         """The columns that are written to a file."""
         return {
             "row": self.row,

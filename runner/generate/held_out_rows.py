@@ -8,10 +8,11 @@ from runner.config.experiment import Experiment
 from runner.dataset import LOADER
 from runner.dataset.form import fits
 from runner.errors import ConfigError, DataError, Fault
+from runner.io.files import JsonObject
+from runner.io.turns import Row
 from runner.schema.text import Node
 
-Row: TypeAlias = Mapping[str, Any]
-Rows: TypeAlias = list[dict[str, Any]]
+Rows: TypeAlias = list[JsonObject]
 Keep: TypeAlias = Sequence[str] | None  # further columns
 
 

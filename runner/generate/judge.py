@@ -9,8 +9,10 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from runner.generate.completion import Completion, TextGenerator
-from runner.generate.held_out_rows import Row, to_columns
+from runner.generate.held_out_rows import to_columns
 from runner.generate.likelihood import AnswerReader, KeepLogits
+from runner.io.files import JsonObject
+from runner.io.turns import Columns, Row
 from runner.metric.ask import Metric, to_numbers
 
 # Of completions and their rows: the weighted sum of the rewards for each completion, and the values
@@ -18,7 +20,6 @@ from runner.metric.ask import Metric, to_numbers
 Score: TypeAlias = Callable[
     [Sequence[Completion], Sequence[Row]], tuple[list[float], Mapping[str, list[float]]]
 ]
-Columns: TypeAlias = Mapping[str, Sequence[object]]
 
 
 @dataclass
@@ -28,7 +29,7 @@ class Figures:
     rows: int = 0
     scores: dict[str, float] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
-    completions: list[dict[str, Any]] = field(default_factory=list)  # as rows of a file
+    completions: list[JsonObject] = field(default_factory=list)  # as rows of a file
     # The weighted sum of the rewards of each row, over its samples.
     earned: list[float] = field(default_factory=list)
 

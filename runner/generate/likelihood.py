@@ -12,9 +12,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from runner.dataset.form import answer_columns
-from runner.generate.held_out_rows import Row
 from runner.generate.padding import group_alike, join_media_inputs, pad, split_by_tokens
 from runner.generate.sampler import evaluating
+from runner.io.turns import Row
 from runner.model.encoding import encode_prompt, encode_row
 from runner.reward.reading import as_if_alone
 

@@ -10,10 +10,11 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from runner.errors import Fault, FolderError
 from runner.io.files import (
+    JsonObject,
     display_path,
     open_own,
     read_json,
@@ -25,7 +26,6 @@ from runner.io.files import (
 from runner.run import foreign_faults
 
 Batch: TypeAlias = Sequence[tuple[int, int]]  # numbers of rows and samples
-JsonRow: TypeAlias = dict[str, Any]
 FORMAT = 3  # of rows, random numbers and facts; a file begun with another one is not continued
 
 
@@ -87,7 +87,7 @@ class PredictionFile:
                 )
             ) from None
 
-    def finish(self, facts: Mapping[str, object]) -> list[JsonRow]:
+    def finish(self, facts: Mapping[str, object]) -> list[JsonObject]:
         """Write the file with every row once, in order, and its facts; returns the rows."""
         latest = {(row.get("row"), row.get("sample")): row for row in read_rows(self.partial)}
         rows = sorted(latest.values(), key=_order_in_file)
@@ -96,7 +96,7 @@ class PredictionFile:
         self.partial.unlink(missing_ok=True)
         return rows
 
-    def complete(self, batches: Sequence[Batch], make: Callable[[Batch], list[JsonRow]]) -> int:
+    def complete(self, batches: Sequence[Batch], make: Callable[[Batch], list[JsonObject]]) -> int:
         """Make the batches that lack something, each on disk before the next.
 
         Returns the number of batches that were complete before. A batch is made as a whole, because
@@ -117,6 +117,6 @@ class PredictionFile:
         return len(batches) - len(missing)
 
 
-def _order_in_file(row: JsonRow) -> tuple[int, int]:
+def _order_in_file(row: JsonObject) -> tuple[int, int]:
     """A key to sort by: the number of the row, then that of the sample."""
     return row.get("row") or 0, row.get("sample") or 0

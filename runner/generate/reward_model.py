@@ -19,7 +19,7 @@ from runner.errors import ConfigError, Fault
 from runner.generate.completion import Completion
 from runner.generate.padding import pad, split_by_tokens
 from runner.io.turns import turns_for
-from runner.reward.answer import check_answer
+from runner.reward.answer import Prompt, check_answer
 from runner.reward.panel import RewardTracker
 from runner.reward.reading import (
     as_if_alone,
@@ -33,7 +33,7 @@ from runner.reward.reading import (
 
 # With padding, in one pass of a reward model where nothing else is asked for.
 TOKENS_PER_REWARD_PASS = 8192
-Autocast: TypeAlias = Callable[[], AbstractContextManager[Any]]
+Autocast: TypeAlias = Callable[[], AbstractContextManager[object]]
 
 
 @dataclass(eq=False)
@@ -67,8 +67,8 @@ class ModelReward:
 
     def __call__(
         self,
-        prompts: Sequence[Any],
-        completions: Sequence[Any],
+        prompts: Sequence[Prompt],
+        completions: Sequence[Prompt],
         completion_ids: Sequence[Sequence[int]],
         **_: object,
     ) -> list[float]:
@@ -87,7 +87,7 @@ class ModelReward:
         return scores
 
     def _to_completion(
-        self, row: int, prompt: Any, completion: Any, ids: Sequence[int]
+        self, row: int, prompt: Prompt, completion: Prompt, ids: Sequence[int]
     ) -> Completion:
         """A completion, as a trainer gives it to rewards, in the form of the sampler."""
         end = self.policy_tokenizer.eos_token_id
@@ -96,7 +96,7 @@ class ModelReward:
         if end in token_ids:
             token_ids = token_ids[: token_ids.index(end) + 1]  # some trainers give padding, too
             finish = "stop"
-        if isinstance(prompt, str):
+        if isinstance(completion, str):
             prompt_ids = self.policy_tokenizer(prompt)["input_ids"]
             return Completion(row, 0, prompt, prompt_ids, completion, token_ids, finish)
         return Completion(row, 0, prompt, [], "", token_ids, finish, turns=completion)

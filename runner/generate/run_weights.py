@@ -3,13 +3,11 @@
 Nothing here needs torch, so that a wrong word is refused at once.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from runner.errors import ConfigError, Fault, FolderError
-from runner.io.files import display_path, read_json, sha256
+from runner.io.files import JsonObject, display_path, read_json, sha256
 from runner.run import Run
 from runner.run.seal import (
     SEAL,
@@ -118,7 +116,7 @@ def _best_checkpoint(run: Run, newest: Path) -> Path | None:
 
 
 def _no_weights(
-    run: Run, status: Mapping[str, Any], wish: str | None, newest: Path | None, is_finished: bool
+    run: Run, status: JsonObject, wish: str | None, newest: Path | None, is_finished: bool
 ) -> Fault:
     """The fault of a run without the weights that are meant."""
     unsealed = "no sealed checkpoint that is whole"

@@ -200,7 +200,7 @@ def guard_environment(
 
 
 @functools.cache  # since a trainer takes each class for one reward
-def _guarded_class(kind: Any, where: str, seconds: float) -> type:
+def _guarded_class(kind: type, where: str, seconds: float) -> type:
     """The class with its public methods guarded."""
     methods = methods_of(kind)
     if RESET not in methods or inspect.iscoroutinefunction(methods[RESET]):

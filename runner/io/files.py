@@ -179,7 +179,7 @@ def sync_rows(run_folder: Path) -> None:
             sync(path)
 
 
-def to_line(row: Mapping[str, Any]) -> str:
+def to_line(row: Mapping[str, object]) -> str:
     """A row as one line of strict JSON."""
     return json.dumps(strict(dict(row)), ensure_ascii=False) + "\n"
 
@@ -226,9 +226,7 @@ def read_last_row(path: Path) -> JsonObject:
     return {}
 
 
-def replace_rows(
-    path: Path, rows: Sequence[Mapping[str, Any]], *, same: Sequence[str] = ()
-) -> None:
+def replace_rows(path: Path, rows: Sequence[JsonObject], *, same: Sequence[str] = ()) -> None:
     """Add rows of one step to a file of rows.
 
     They take the place of rows of this step with equal values of the keys ``same``, of rows of

@@ -15,8 +15,9 @@ Turns = Sequence[Turn]
 TurnDict = dict[str, Any]  # a turn that may be changed
 Completion = str | list[TurnDict]  # a text, or a conversation that ends with the answer
 Values = Sequence[Any]  # of a column of the rows
+Columns = Mapping[str, Values]  # by their names
 # Writes turns with these arguments as a template does, and raises what that raises.
-WriteTurns = Callable[[Turns, Mapping[str, Any]], str]
+WriteTurns = Callable[[Turns, Row], str]
 Join = Literal["system", "all"]
 
 TEMPLATE_ARGUMENTS = "chat_template_kwargs"  # a column of rows, as TRL calls it
@@ -160,7 +161,7 @@ def habits_of(tokenizer: "PreTrainedTokenizerBase | ProcessorMixin") -> Template
     template = str(tokenizer.chat_template)
     if template not in _HABITS:
 
-        def write(turns: Turns, arguments: Mapping[str, Any]) -> str:
+        def write(turns: Turns, arguments: Row) -> str:
             text: str = tokenizer.apply_chat_template(list(turns), tokenize=False, **arguments)
             return text
 
@@ -197,7 +198,7 @@ def fit_turns(turns: Turns, habits: TemplateHabits) -> list[TurnDict]:
     return fitted
 
 
-def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
+def _with_text(call: Row) -> TurnDict:
     """A call of a tool whose arguments are a text of JSON."""
     function = dict(call["function"])
     if isinstance(function.get("arguments"), Mapping):

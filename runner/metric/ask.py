@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal
+from typing import Literal
 
 from runner.errors import DataError, Fault, SickRun
 
@@ -23,9 +23,9 @@ class Metric:
     """A metric with what the config says of it."""
 
     name: str
-    ask: Callable[..., Any]
+    ask: Callable[..., object]
     kind: str  # sampled or read
-    preprocess: Callable[..., Any] | None = None
+    preprocess: Callable[..., object] | None = None
     takes_logits: bool = False
     on: Sequence[str] | None = None  # held-out sets; None is all
     limit: int | None = None  # the most rows of each; None is all

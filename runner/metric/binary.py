@@ -6,13 +6,12 @@ text is that.
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from runner.errors import DataError, Fault, read_column
-from runner.io.turns import Values, text_of
+from runner.io.turns import Columns, Values, text_of
 
 
 def accuracy(
@@ -82,7 +81,7 @@ def grouped_auc(
     AUC: ``skipped`` counts those, ``groups`` the others.
     """
     labels = read_labels(columns, column, positive)
-    groups: dict[Any, list[int]] = defaultdict(list)  # the rows of each
+    groups: dict[object, list[int]] = defaultdict(list)  # the rows of each
     for row, name in enumerate(read_column(columns, group, "metric.<name>.group=<column>")):
         groups[name].append(row)
     areas = []
@@ -131,7 +130,7 @@ def area(scores: Sequence[float], labels: Sequence[bool]) -> float:
     return float((ranks[is_right].sum() - lowest_sum) / (right * wrong))
 
 
-def read_labels(columns: Mapping[str, Any], column: str, positive: str | None) -> list[bool]:
+def read_labels(columns: Columns, column: str, positive: str | None) -> list[bool]:
     """The labels of the rows as true and false; raises DataError for one that is neither."""
     labels = read_column(columns, column, "metric.<name>.column=<column>")
     if positive is not None:

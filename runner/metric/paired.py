@@ -6,9 +6,10 @@ Which of two answers is better is decided elsewhere.
 import math
 from collections.abc import Sequence
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
+
+from runner.io.files import JsonObject
 
 RESAMPLES = 10_000
 CHUNK = 1 << 22  # numbers drawn at once
@@ -17,7 +18,7 @@ Z = NORMAL.inv_cdf(0.975)  # of an interval of 95 %
 BISECTIONS = 50  # which leave an interval of 2e-15
 
 
-def compare(first: Sequence[float], second: Sequence[float], seed: int = 0) -> dict[str, Any]:
+def compare(first: Sequence[float], second: Sequence[float], seed: int = 0) -> JsonObject:
     """Wins, ties and losses over the prompts, the win rate, and the mean difference.
 
     A tie is half a win. Both figures have a 95 % interval over prompts, as pairs, so that what is

@@ -3,12 +3,12 @@
 ``pip install sacrebleu rouge-score``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from runner.errors import DataError, Fault, check_library, read_column
-from runner.io.turns import Completion, Values, text_of
+from runner.io.turns import Columns, Completion, Values, text_of
 
 
 def bleu(
@@ -81,7 +81,7 @@ class ReferencePairs:
 
 
 def _pairs(
-    name: str, completions: Sequence[Completion], column: str, columns: Mapping[str, Any]
+    name: str, completions: Sequence[Completion], column: str, columns: Columns
 ) -> ReferencePairs:
     pairs = ReferencePairs([], [])
     references = read_column(columns, column, f"metric.{name}.column=<column>")

@@ -66,7 +66,10 @@ def find_model_faults(
         faults += find_adapter_faults(folder, head, is_safe=is_safe)
         if not faults:
             faults += find_adapter_weight_faults(folder)
-        if _adds_adapter(peft) and not node.get("merge"):
+        target = str(peft.get("_target_")) if isinstance(peft, Mapping) else ""
+        # Some settings freeze a part of the model instead.
+        adds_adapter = bool(peft) and not target.startswith("runner.model.freeze.")
+        if adds_adapter and not node.get("merge"):
             faults.append(second_adapter())
     except ConfigError as error:
         return faults + error.faults
@@ -105,13 +108,6 @@ def _find_whole_model_faults(folder: ModelFolder, node: Node, head: str) -> list
     if faults:
         return faults
     return find_weight_faults(folder, safetensors_only=node.get("safetensors_only", True))
-
-
-def _adds_adapter(peft: object) -> bool:
-    """True for settings that put an adapter on the model, rather than freeze a part of it."""
-    if not isinstance(peft, Mapping):
-        return bool(peft)
-    return bool(peft) and not str(peft.get("_target_")).startswith("runner.model.freeze.")
 
 
 def _find_base_faults(folder: ModelFolder, node: Node, head: str) -> list[Fault]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from runner.errors import ConfigError, Fault, describe
 from runner.io.files import JsonObject
@@ -334,20 +334,15 @@ def _find_own_template_faults(
         jinja.check_length(files.folder.path / TEMPLATE)
         text = _read_template_file(files.folder)
     if isinstance(text, list):  # several by their names
-        text = _default_template(text)
+        templates = text
+        text = None
+        for template in templates:
+            if isinstance(template, Mapping) and template.get("name") == "default":
+                text = template.get("template")
     if not isinstance(text, str):
         return []
     found = jinja.find_template_faults(text, file, None, tokens, chosen=False)
     return found or (look(text, tokens) if look else [])
-
-
-def _default_template(templates: list[Any]) -> object:
-    """The last template of a list that is called default; None where none is."""
-    text = None
-    for template in templates:
-        if isinstance(template, Mapping) and template.get("name") == "default":
-            text = template.get("template")
-    return text
 
 
 def _read_template_file(folder: ModelFolder) -> str:

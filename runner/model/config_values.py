@@ -200,13 +200,21 @@ def list_entries(values: Node) -> JsonObject:
     return entries
 
 
+def _limit_of(key: str, file: str) -> NumberRange | TextChoice | JsonKind | None:
+    """The limit of a key of a file, None where it has none."""
+    for key_limit in LIMITS[file]:
+        if key_limit.matches(key):
+            return key_limit.limit
+    return None
+
+
 def _find_bad_values(values: Node, file: str, target: str) -> Iterator[BadValue]:
     signature = read_signature(target) if target else None
     parameters = signature.parameters if signature else {}
     for key, value in list_entries(values).items():
         if value is None:
             continue
-        limit = _find_limit(key, file)
+        limit = _limit_of(key, file)
         items = value if isinstance(value, list) else [value]
         # Such as {"__float__": "Infinity"}, which JSON has no number for.
         has_objects = any(isinstance(item, Mapping) for item in items)
@@ -226,10 +234,3 @@ def _find_bad_values(values: Node, file: str, target: str) -> Iterator[BadValue]
                 expected = str(parameter.type)
         if expected:
             yield BadValue(key, json.dumps(value)[:40], expected)
-
-
-def _find_limit(key: str, file: str) -> NumberRange | TextChoice | JsonKind | None:
-    for key_limit in LIMITS[file]:
-        if key_limit.matches(key):
-            return key_limit.limit
-    return None

@@ -43,7 +43,14 @@ def write_plain(
     tokenizer = load_tokenizer(str(source), trust_remote_code=trust)
     adapter = read_adapter(str(source))
     if adapter is not None and adapter.is_prompt_learning:
-        raise ConfigError(_learnt_prompt(source, adapter.peft_type.value))
+        method = adapter.peft_type.value
+        fault = Fault(
+            where=str(source),
+            found=f"a learnt prompt ({method}), which is no change of weights and cannot be merged",
+            expected="an adapter of the weights, or a whole model",
+            fix=f"PeftModel.from_pretrained(base, '{source}'), which loads it as it is",
+        )
+        raise ConfigError(fault)
     if not dtype:
         config = read_config(str(source), trust_remote_code=trust)
         dtype = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
@@ -72,15 +79,6 @@ def write_plain(
     if dtype == "float32":
         _check_same(folder, rounded, largest)
     return WrittenModel(dtype, merged, rounded, largest)
-
-
-def _learnt_prompt(source: Path, method: str) -> Fault:
-    return Fault(
-        where=str(source),
-        found=f"a learnt prompt ({method}), which is no change of weights and cannot be merged",
-        expected="an adapter of the weights, or a whole model",
-        fix=f"PeftModel.from_pretrained(base, '{source}'), which loads it as it is",
-    )
 
 
 def _load_written(folder: Path, head: str, dtype: torch.dtype, trust: bool) -> PreTrainedModel:

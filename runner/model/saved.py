@@ -94,23 +94,19 @@ def find_unsaved(model: nn.Module, optimizer: Optimizer, checkpoint: Path) -> li
         return []
     adapters = set(model.peft_config) if isinstance(model, PeftModel) else set()
     plain_names = {_plain_name(name, adapters) for name in saved}
-    trained = _trained_names(model, optimizer)
+    moved: set[int] = set()
+    for group in optimizer.param_groups:
+        moved.update(map(id, group["params"]))
+    weights = dict(model.named_parameters())
+    trained = [name for name, weight in weights.items() if id(weight) in moved]
+    if not trained:
+        trained = [name for name, weight in weights.items() if weight.requires_grad]
     missing = [name for name in trained if _plain_name(name, adapters) not in plain_names]
     if missing and isinstance(model, PreTrainedModel):
         # transformers writes some weights under other names.
         unloaded = set(find_missing(model, checkpoint))
         missing = [name for name in missing if name in unloaded]
     return missing
-
-
-def _trained_names(model: nn.Module, optimizer: Optimizer) -> list[str]:
-    """The names of the weights that an optimizer moves, or else of all that are not frozen."""
-    moved: set[int] = set()
-    for group in optimizer.param_groups:
-        moved.update(map(id, group["params"]))
-    weights = dict(model.named_parameters())
-    names = [name for name, weight in weights.items() if id(weight) in moved]
-    return names or [name for name, weight in weights.items() if weight.requires_grad]
 
 
 def _saved_names(model: nn.Module, checkpoint: Path) -> set[str]:

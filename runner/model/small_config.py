@@ -6,7 +6,7 @@ a layer are in proportion.
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from transformers import PretrainedConfig
@@ -105,14 +105,10 @@ def _remove_layers(part: PretrainedConfig, depth: int) -> None:
             numbers[name] = value
         elif len(value) == depth:
             settings[name] = value
-    first_of_kind: dict[str, int] = {}
-    for layer in range(depth):
-        kind = [value[layer] for value in settings.values()]
-        first_of_kind.setdefault(repr(kind), layer)
-
-    layers = list(first_of_kind.values())
-    # Without a list of kinds a period may say where they come.
-    count = max(2, len(layers), 0 if settings else _longest_period(part))
+    layers = _first_of_each_kind(settings, depth)
+    count = max(2, len(layers))
+    if not settings:  # without a list of kinds a period may say where they come
+        count = max([count, *_periods_of(part)])
     others = [layer for layer in range(depth) if layer not in layers]
     layers = (layers + others)[:count]
 
@@ -126,10 +122,19 @@ def _remove_layers(part: PretrainedConfig, depth: int) -> None:
             setattr(part, name, min(value, len(layers)))
 
 
-def _longest_period(part: PretrainedConfig) -> int:
-    """The most layers after which a pattern of a config begins again; 0 where it has none."""
+def _first_of_each_kind(settings: Mapping[str, Sequence[Any]], depth: int) -> list[int]:
+    """The first layer of each kind; layers with equal settings are of one kind."""
+    first_layers: dict[str, int] = {}
+    for layer in range(depth):
+        kind = [value[layer] for value in settings.values()]
+        first_layers.setdefault(repr(kind), layer)
+    return list(first_layers.values())
+
+
+def _periods_of(part: PretrainedConfig) -> list[int]:
+    """The numbers of layers after which a pattern begins again."""
     periods = [getattr(part, name, None) for name in PERIODS]
-    return max((period for period in periods if isinstance(period, int)), default=0)
+    return [period for period in periods if isinstance(period, int)]
 
 
 def _are_layer_numbers(values: Sequence[Any]) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from transformers import Trainer
 
-from runner.generate.held_out_rows import Row
+from runner.io.turns import Row
 from runner.ppo.random_numbers import draw_further_rows, rollout_noise
 from runner.ppo.rollout import Rollout
 

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput
 
-from runner.generate.held_out_rows import Row
 from runner.io.files import replace_rows
+from runner.io.turns import Row
 from runner.ppo.preparation import as_list
 from runner.ppo.random_numbers import held_out_noise
 from runner.ppo.rollout import Rollout

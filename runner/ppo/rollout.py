@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from runner.generate.completion import Completion
-from runner.generate.held_out_rows import Row
 from runner.generate.padding import pad, split_by_tokens
+from runner.io.turns import Row
 from runner.ppo.batching import MicroBatch, fill_by_tokens
 
 

@@ -15,8 +15,8 @@ from transformers import Trainer
 from runner.errors import ConfigError, Fault
 from runner.generate.agent import Agent
 from runner.generate.completion import context_length, of_episode, to_completions
-from runner.generate.held_out_rows import Row
 from runner.generate.sampler import Responses, sample, whole
+from runner.io.turns import Row
 from runner.model.encoding import encode_prompt
 from runner.ppo.rollout import SampledRows
 

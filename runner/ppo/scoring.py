@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState
 from runner.errors import ConfigError, Fault
 from runner.generate.agent import Agent, settle
 from runner.generate.completion import Completion
-from runner.generate.held_out_rows import Row, to_columns
+from runner.generate.held_out_rows import to_columns
 from runner.generate.padding import TOKENS_PER_PASS
 from runner.generate.reward_model import (
     encode_for_scores,
@@ -28,6 +28,7 @@ from runner.generate.reward_model import (
     score_texts,
 )
 from runner.generate.sampler import whole
+from runner.io.turns import Row
 from runner.ppo.config import PPOConfig
 from runner.ppo.rollout import Rollout
 from runner.reward.answer import Prompt, check_answer, check_some_apply

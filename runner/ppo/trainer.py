@@ -43,11 +43,11 @@ from runner.dataset.loaded_rows import Rows
 from runner.errors import ConfigError, Fault
 from runner.generate.agent import Environments, Tool
 from runner.generate.engines import VLLM
-from runner.generate.held_out_rows import Row
 from runner.generate.padding import TOKENS_PER_PASS
 from runner.generate.sampler import Model, Sampling, whole
 from runner.io.files import write_json
 from runner.io.temporary import temporarily
+from runner.io.turns import Row
 from runner.model.saved import gather_weights
 from runner.ppo.actor_critic import (
     ActorCritic,

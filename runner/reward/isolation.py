@@ -6,7 +6,6 @@ import os
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -44,7 +43,7 @@ def random_state_kept(devices: Sequence[int] | None = None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def undisturbed(name: str, completions: Sequence[Any]) -> Iterator[None]:
+def undisturbed(name: str, completions: Sequence[object]) -> Iterator[None]:
     """As :func:`contained`, and with random numbers of the body's own.
 
     They follow from name and completions, so that a resumed run draws the same.

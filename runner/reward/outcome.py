@@ -6,9 +6,9 @@ serves as a metric as well.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import transformers
@@ -22,10 +22,11 @@ from transformers import (
 from transformers.utils import cached_file, find_adapter_config_file
 
 from runner.errors import ConfigError, Fault
-from runner.io.files import shipped
+from runner.io.files import JsonObject, shipped
 from runner.io.turns import Completion, text_of, turns_for
 from runner.reward.reading import as_if_alone, positions_of
 from runner.schema.ranges import Count
+from runner.schema.text import Node
 
 AutoClass = (
     type[AutoModelForSequenceClassification] | type[transformers.AutoModelForTokenClassification]
@@ -78,7 +79,7 @@ def load_reward_model(
     return model.eval().requires_grad_(False)
 
 
-def _load_adapted(path: str, options: Mapping[str, Any], where: str) -> PreTrainedModel:
+def _load_adapted(path: str, options: Node, where: str) -> PreTrainedModel:
     """The base of an adapter with the adapter merged into it."""
     home = shipped(path)
     revision = options["revision"]
@@ -130,7 +131,7 @@ def translate_errors(path: str, where: str) -> Iterator[None]:
 
 
 def load_whole(
-    home: str, options: Mapping[str, Any], kind: AutoClass, where: str, random_head: bool
+    home: str, options: Node, kind: AutoClass, where: str, random_head: bool
 ) -> PreTrainedModel:
     """A classifier with all its weights, from safetensors.
 
@@ -174,7 +175,7 @@ class ScoringModel:
     def load(self, key: str, kind: AutoClass = AutoModelForSequenceClassification) -> None:
         """Load it, and the tokenizer beside it; ``key`` is the dotted key of this part."""
         home = shipped(self.path)
-        source: dict[str, Any] = {
+        source: JsonObject = {
             "revision": self.revision,
             "trust_remote_code": self.trust_remote_code,
         }
@@ -243,7 +244,7 @@ class Classifier(ScoringModel):
             text = join_texts(self.tokenizer, prompt, completion)
             texts.append(text or self.tokenizer.eos_token or " ")  # of an empty answer alone
         is_chat = bool(texts) and isinstance(shown[0], list)
-        options: dict[str, Any] = {
+        options: JsonObject = {
             "return_tensors": "pt",
             "padding": True,
             "padding_side": "right",

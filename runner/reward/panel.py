@@ -30,6 +30,9 @@ from runner.reward.answer import Answer, Prompt, check_answer, check_some_apply,
 from runner.reward.isolation import undisturbed
 from runner.reward.time_limit import within
 
+# Columns of rows, and what trainers give beside them.
+Arguments = Mapping[str, Any]
+
 # What the runner and the trainers give beside columns; never offered as a column.
 NOT_COLUMNS = ("trainer_state", "log_extra", "log_metric", "completion_ids", "environments")
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -105,14 +108,14 @@ class Scorer:
         if self.tracker is not None:
             self.tracker.earned[self.name] = []
 
-    def __call__(self, **columns: Sequence[Any]) -> Answer:
+    def __call__(self, **columns: Any) -> Answer:
         """A number, a list or None for each completion.
 
         Raises DataError for anything else or an error, SickRun for NaN, infinity or a hang.
         """
         return self._check(self.ask(**columns), columns)
 
-    def ask(self, **columns: Sequence[Any]) -> object:
+    def ask(self, **columns: Any) -> object:
         """Call the function with the columns that it takes; gives whatever it returns."""
         arguments = serve_columns(self.where, self.call, columns)
         completions = columns.get("completions", ())
@@ -123,7 +126,7 @@ class Scorer:
         ):
             return self.call(**arguments)
 
-    def _check(self, answer: object, columns: Mapping[str, Any]) -> Answer:
+    def _check(self, answer: object, columns: Arguments) -> Answer:
         prompts = _prompts(columns)
         values = check_answer(self.where, answer, prompts, per_step=self.per_step)
         if self.tracker is not None:
@@ -136,7 +139,7 @@ class Scorer:
                 columns["log_metric"]("tools/turns", turns / len(completions))
         return values
 
-    def _late(self, columns: Mapping[str, Any]) -> SickRun:
+    def _late(self, columns: Arguments) -> SickRun:
         prompts = _prompts(columns)
         return SickRun(
             Fault(
@@ -148,9 +151,7 @@ class Scorer:
         )
 
     @contextlib.contextmanager
-    def _explained(
-        self, arguments: Mapping[str, Any], columns: Mapping[str, Any]
-    ) -> Iterator[None]:
+    def _explained(self, arguments: Arguments, columns: Arguments) -> Iterator[None]:
         """Turn an error of the function into one that says where, and for which completion."""
         try:
             yield
@@ -183,7 +184,7 @@ class Scorer:
             )
             raise DataError(fault) from error
 
-    def _row_of(self, error: BaseException, arguments: Mapping[str, Any], count: int) -> int | None:
+    def _row_of(self, error: BaseException, arguments: Arguments, count: int) -> int | None:
         """The first completion that alone makes a plain function raise such an error."""
         if not inspect.isfunction(getattr(self.call, "func", self.call)):
             return None
@@ -204,7 +205,7 @@ class Scorer:
 class AsyncScorer(Scorer):
     """The same of a coroutine, which trainers await beside the others."""
 
-    async def __call__(self, **columns: Sequence[Any]) -> Answer:  # type: ignore[override]
+    async def __call__(self, **columns: Any) -> Answer:  # type: ignore[override]
         arguments = serve_columns(self.where, self.call, columns)
         with self._explained({}, columns):
             try:
@@ -259,9 +260,7 @@ def watch_model(name: str, model: nn.Module, tracker: RewardTracker | None = Non
     return model
 
 
-def serve_columns(
-    where: str, call: Callable[..., Any], columns: Mapping[str, Any]
-) -> dict[str, Any]:
+def serve_columns(where: str, call: Callable[..., Any], columns: Arguments) -> Arguments:
     """The columns that a function takes and the config has not set.
 
     Raises DataError for one that is missing.
@@ -290,7 +289,7 @@ def serve_columns(
     return served
 
 
-def _prompts(columns: Mapping[str, Any]) -> Sequence[Prompt]:
+def _prompts(columns: Arguments) -> Sequence[Prompt]:
     """The prompts among columns; where there are none, completions stand for them."""
     prompts: Sequence[Prompt] = columns.get("prompts") or columns["completions"]
     return prompts

@@ -8,18 +8,17 @@ does with them is its own affair.
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass
 from http.client import HTTPException
-from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
+from urllib.request import BaseHandler, HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault
 from runner.io.secrets import MARKED
-from runner.io.turns import Completion, Values
+from runner.io.turns import Columns, Completion, Values
 from runner.schema.ranges import Count, Natural, NotNegative, Positive
 
 BUSY = (408, 425, 429, 500, 502, 503, 504)  # statuses that are worth another try
@@ -113,7 +112,7 @@ class Remote:
                     expected=f"some of {', '.join(sorted(columns))}",
                 )
             )
-        sent: dict[str, Sequence[Any]] = {"prompts": prompts, "completions": completions}
+        sent: dict[str, Values] = {"prompts": prompts, "completions": completions}
         for name in self.columns:
             sent[name] = columns[name]
         starts = range(0, len(completions), self.batch_size)
@@ -127,7 +126,7 @@ class Remote:
                 rewards += answer
         return rewards
 
-    def _ask(self, batch: Mapping[str, Any], start: int) -> list[float | None]:
+    def _ask(self, batch: Columns, start: int) -> list[float | None]:
         """The rewards of one batch, whose first completion has the index ``start``."""
         body = json.dumps(batch, ensure_ascii=False).encode()
         count = len(batch["completions"])
@@ -170,7 +169,7 @@ class Remote:
             headers={"Content-Type": "application/json", "Accept": "application/json"},
             method="POST",
         )
-        handlers: list[Any] = [_NoRedirect]
+        handlers: list[BaseHandler | type[BaseHandler]] = [_NoRedirect]
         if self.token_variable is not None:
             token = os.environ[self.token_variable]
             request.add_unredirected_header("Authorization", f"Bearer {token}")

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from runner.config.experiment import DatasetPart, Experiment, ModelPart, Part
+from runner.io.files import JsonObject
 from runner.run.history import is_finite, read_metrics
 from runner.tracker.variable import note_complete, read_complete
 
@@ -50,7 +50,7 @@ class Tracker(TrainerCallback):
                 self.sent[line["step"]] = set(line)
         self.ending: Callable[[], None] | None = None
 
-    def _logged_lines(self) -> list[dict[str, Any]]:
+    def _logged_lines(self) -> list[JsonObject]:
         return list(read_metrics(self.folder / "metrics.jsonl"))
 
     def on_train_begin(
@@ -58,7 +58,7 @@ class Tracker(TrainerCallback):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         super().on_train_begin(args, state, control, **kwargs)
         if not state.is_world_process_zero:
@@ -81,7 +81,7 @@ class Tracker(TrainerCallback):
         state: TrainerState,
         control: TrainerControl,
         logs: dict[str, float] | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         if not state.is_world_process_zero or (self.ending and args.load_best_model_at_end):
             return  # what is measured after the end is of the best model, not of this step
@@ -99,7 +99,7 @@ class Tracker(TrainerCallback):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         """Wait with the end for ``close``, because held-out scores are still to come."""
         self.ending = partial(super().on_train_end, args, state, control, **kwargs)

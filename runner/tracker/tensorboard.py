@@ -1,7 +1,6 @@
 """TensorBoard: event files in the run folder."""
 
 from pathlib import Path
-from typing import Any
 
 import yaml
 from transformers import TrainerControl, TrainerState, TrainingArguments
@@ -20,7 +19,7 @@ class TensorBoard(Tracker, TensorBoardCallback):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         from torch.utils.tensorboard import SummaryWriter
 

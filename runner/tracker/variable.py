@@ -11,13 +11,12 @@ Whether that package is there is checked in ``validate.libraries``.
 import os
 import re
 import secrets
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from runner.config.experiment import Tracking
 from runner.errors import Fault, FolderError
 from runner.io.files import read_json, write_json
+from runner.schema.text import Node
 from runner.tracker.library import PREFIXES
 
 RECORD = "tracker.json"  # of a run folder: its id, and the trackers that have all of it
@@ -87,7 +86,7 @@ def note_complete(folder: Path, name: str) -> None:
     write_json(folder / RECORD, record | {"complete": list(complete)})
 
 
-def find_foreign_variables(node: Mapping[str, Any]) -> list[Fault]:
+def find_foreign_variables(node: Node) -> list[Fault]:
     """A fault for each configured variable that no tracker reads."""
     faults = []
     for name in node.get("environment") or {}:

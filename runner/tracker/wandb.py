@@ -1,7 +1,6 @@
 """Weights & Biases: offline in the run folder, or on its server."""
 
 import os
-from typing import Any
 
 from torch import nn
 from transformers import TrainerState, TrainingArguments
@@ -18,7 +17,7 @@ class Wandb(Tracker, WandbCallback):
         args: TrainingArguments,
         state: TrainerState,
         model: nn.Module,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         if state.is_world_process_zero:
             import wandb
