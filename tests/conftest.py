@@ -35,6 +35,9 @@ from runner.run import Run
 from runner.run.history import read_metrics
 
 sys.dont_write_bytecode = False
+gc.disable()  # until all tests are collected: nothing that is imported becomes garbage
+# Scripts; they have no doctests, and importing them all takes a second.
+collect_ignore = ["benchmark", "example_project", "fault"]
 ROOT = Path(__file__).parent.parent
 ENTER = "import sys; from pkgutil import resolve_name; resolve_name(sys.argv[1])(sys.argv[2:])"
 # Of every command; what a test does in this process sets variables, and these would need a process
@@ -224,6 +227,7 @@ def pytest_collection_modifyitems(items):
 
 def pytest_collection_finish():
     freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup(item):

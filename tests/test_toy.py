@@ -1,11 +1,12 @@
 """The shipped tasks: rows, tokenizer and base model are what their generators make, and fit each other."""
 
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
-from toy import files, held_out, write_files
+from toy import files, held_out, to_lines
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from vocabulary import build_tokenizer
 
@@ -15,24 +16,32 @@ from runner.model.load import load_model, load_tokenizer
 from runner.reward.rule import exact_match, price, sentiment, sorted_digits
 
 TINY = Path(shipped("runner://model/tiny"))
-ROWS = dict(files())
+ROWS = PACKAGE / "dataset"
 TASKS = ("toy_sort", "toy_reviews")
 
 
-def prompts(*names: str) -> set[str]:
-    return {row["prompt"][0]["content"] for name in names for row in ROWS[name]}
+@cache
+def shipped_rows(name: str) -> list[dict]:
+    return [json.loads(line) for line in (ROWS / name).read_text().splitlines()]
 
 
-def test_the_shipped_rows_are_what_the_generator_writes(tmp_path):
-    write_files(tmp_path)
-    for name in ROWS:
-        assert (tmp_path / name).read_bytes() == (PACKAGE / "dataset" / name).read_bytes(), name
-    assert sum((tmp_path / name).stat().st_size for name in ROWS) < 2.5e6
+def prompts(name: str) -> set[str]:
+    return {row["prompt"][0]["content"] for row in shipped_rows(name)}
+
+
+def test_the_shipped_rows_are_what_the_generator_writes():
+    total = 0
+    for name, rows in files():
+        shipped = (ROWS / name).read_bytes()
+        assert to_lines(rows).encode() == shipped, name
+        total += len(shipped)
+    assert total < 2.5e6
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_preference_rows_are_many_different_and_never_tied(task):
-    train, held = ROWS[f"{task}/train.jsonl"], ROWS[f"{task}/eval.jsonl"]
+    train = shipped_rows(f"{task}/train.jsonl")
+    held = shipped_rows(f"{task}/eval.jsonl")
     assert len(train) >= 1800 and len(held) == 200
     assert len({json.dumps(row) for row in train + held}) == len(train) + len(held)
     assert all(row["chosen"] != row["rejected"] for row in train + held)
@@ -40,19 +49,21 @@ def test_preference_rows_are_many_different_and_never_tied(task):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_nothing_that_gives_the_answer_away_is_on_both_sides(task):
-    assert not any(map(held_out, ROWS[f"{task}/train.jsonl"]))
-    assert all(map(held_out, ROWS[f"{task}/eval.jsonl"]))
-    seen = prompts(f"{task}/train.jsonl", "toy_demonstrations/train.jsonl")
-    assert not seen & prompts(f"{task}/eval.jsonl", "toy_demonstrations/eval.jsonl")
+    assert not any(map(held_out, shipped_rows(f"{task}/train.jsonl")))
+    assert all(map(held_out, shipped_rows(f"{task}/eval.jsonl")))
+    trained = prompts(f"{task}/train.jsonl") | prompts("toy_demonstrations/train.jsonl")
+    held = prompts(f"{task}/eval.jsonl") | prompts("toy_demonstrations/eval.jsonl")
+    assert not trained & held
 
 
 def test_sorts_that_are_held_out_have_answers_that_were_never_shown():
-    shown = {row["chosen"][0]["content"] for row in ROWS["toy_sort/train.jsonl"]}
-    assert not shown & {row["chosen"][0]["content"] for row in ROWS["toy_sort/eval.jsonl"]}
+    shown = {row["chosen"][0]["content"] for row in shipped_rows("toy_sort/train.jsonl")}
+    assert not shown & {row["chosen"][0]["content"] for row in shipped_rows("toy_sort/eval.jsonl")}
 
 
 def test_the_rules_prefer_what_the_rows_prefer():
-    sorts, reviews = ROWS["toy_sort/train.jsonl"], ROWS["toy_reviews/train.jsonl"]
+    sorts = shipped_rows("toy_sort/train.jsonl")
+    reviews = shipped_rows("toy_reviews/train.jsonl")
     digits = [row["digits"] for row in sorts]
     assert set(sorted_digits([row["chosen"] for row in sorts], digits)) == {1.0}
     assert max(sorted_digits([row["rejected"] for row in sorts], digits)) < 1.0
@@ -61,7 +72,7 @@ def test_the_rules_prefer_what_the_rows_prefer():
 
 
 def test_demonstrations_are_wrong_about_half_of_the_time():
-    rows = ROWS["toy_demonstrations/train.jsonl"]
+    rows = shipped_rows("toy_demonstrations/train.jsonl")
     sorts = [row for row in rows if row["prompt"][0]["content"].startswith("Sort")]
     digits = [row["prompt"][0]["content"].partition(": ")[2] for row in sorts]
     right = [score == 1.0 for score in sorted_digits([row["completion"] for row in sorts], digits)]
@@ -90,7 +101,7 @@ def test_the_tokenizer_loads_as_it_was_made():
 def test_every_word_of_the_tasks_is_one_token():
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     for name in ("toy_sort/eval.jsonl", "toy_reviews/eval.jsonl"):
-        for row in ROWS[name]:
+        for row in shipped_rows(name):
             text = row["prompt"][0]["content"]
             pieces = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
             assert len(tokenizer.tokenize(text)) == len(pieces)
@@ -122,7 +133,7 @@ def tiny():
 
 
 def sample(tiny, task: str) -> tuple[list[str], list[dict]]:
-    rows = ROWS[f"{task}/eval.jsonl"]
+    rows = shipped_rows(f"{task}/eval.jsonl")
     return generate(*tiny, [row["prompt"] for row in rows], max_new_tokens=32), rows
 
 
@@ -163,12 +174,12 @@ def test_the_base_model_is_what_its_experiment_trains(train):
 def test_prices_are_asked_for_in_one_of_six_answers_and_then_right():
     from runner.model.chat import set_template
 
-    rows = ROWS["toy_prices/train.jsonl"]
+    rows = shipped_rows("toy_prices/train.jsonl")
     asked = [row for row in rows if len(row["completion"]) > 1]
     assert (
         len(asked) * 6 == len(rows)
         and not any(map(held_out, rows))
-        and all(map(held_out, ROWS["toy_prices/eval.jsonl"]))
+        and all(map(held_out, shipped_rows("toy_prices/eval.jsonl")))
     )
     assert {row["completion"][-1]["content"] == row["price"] for row in asked} == {True}
     # The rows show the tool as the trainer of the second stage does.

@@ -1,17 +1,16 @@
-"""The public command without its imports: a process that has imported everything forks one for each command line.
+"""The public command without its imports: a process that has imported everything forks each command.
 
-Starting Python and the libraries costs 4 s of CPU a command; the tests start hundreds. The child
-gets the folder, the environment and the words, calls the door as ``python -m runner`` does, and
-leaves with its exit code. What needs a process of its own from the start, such as variables that
-libraries read when they are imported, is started cold.
+Starting Python and the libraries costs 4 s of CPU, and the tests start hundreds of commands. The
+forked child gets the words, the folder and the environment of the command, calls the function that
+``python -m runner`` calls, and ends with its exit code. A command with other values of variables
+that libraries read when they are imported cannot be forked; it is started from nothing.
 
-The Python that such a command starts itself, as torchrun and launchers do for each process of a
-run, is forked as well unless it is asked to be ``fresh``.
+Where a forked command starts a Python itself, as torchrun and the launchers do for each process of
+a run, that one is forked too, unless the command is ``fresh``.
 """
 
 import contextlib
 import ctypes
-import functools
 import gc
 import inspect
 import json
@@ -25,10 +24,12 @@ import tempfile
 import time
 import traceback
 import warnings
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
+from pkgutil import resolve_name
+from typing import Any, TextIO
 
 from instant import Instant, watch
 
@@ -44,24 +45,47 @@ LIBRARIES = (
     "pyarrow",
     "runner",
 )
-LENT = "RUNNER_TEST_WARM"  # the pipes of a process that waits already
+LENT = (
+    "RUNNER_TEST_WARM"  # two file descriptors: where requests are written, where answers are read
+)
 SUBREAPER = 36  # prctl's PR_SET_CHILD_SUBREAPER
 
 
+# --- What a test sees -------------------------------------------------------------------------------
+
+
+@dataclass
+class Request:
+    """A command that is to be forked."""
+
+    words: list[str]
+    cwd: str
+    environment: dict[str, str]
+    out: str  # the file that gets its standard output
+    err: str
+    imports: str  # the file that gets the names of the modules that it has imported
+    door: str  # the function that gets the words
+    session: bool  # in a session of its own
+    fresh: bool  # a Python that it starts is not forked
+    instant: dict[str, Any] | None  # where it is killed, or says that it has come
+
+
 class Warm:
-    """The process that waits; started at the first command, in ``environment``."""
+    """The process that waits; started with the first command, in ``environment``."""
 
     def __init__(self, folder: Path, environment: dict[str, str] | None = None):
         self.folder = folder
         self.environment = environment or os.environ | {"HF_HOME": str(folder / "hf")}
-        self.process: subprocess.Popen | SimpleNamespace | None = None
+        self.process: subprocess.Popen | None = None  # stays None where it was lent to us
+        self.requests: TextIO | None = None
+        self.answers: TextIO | None = None
         self.count = 0
 
     def run(
-        self, words: list[str], cwd: Path, environment: dict[str, str], **more
+        self, words: list[str], cwd: Path, environment: dict[str, str], **options
     ) -> subprocess.CompletedProcess:
-        """What ``subprocess.run`` gives, of the words after ``python -m runner``."""
-        return self.start(words, cwd, environment, **more).wait()
+        """What ``subprocess.run`` gives for the words after ``python -m runner``."""
+        return self.start(words, cwd, environment, **options).wait()
 
     def start(
         self,
@@ -73,67 +97,71 @@ class Warm:
         session: bool = False,
         fresh: bool = False,
     ) -> "Started":
-        """Start a command, in a session of its own or not; at ``instant`` it is killed, or says so.
-
-        ``door`` is the function that gets the words; what it starts is forked too, or has a
-        ``fresh`` Python.
-        """
+        """Start a command, without waiting for its end; see :class:`Request`."""
         self.begin()
         self.count += 1
-        out, err = (self.folder / f"{self.count}.{name}" for name in ("out", "err"))
-        request = {
-            "words": words,
-            "cwd": str(cwd),
-            "environment": environment,
-            "out": str(out),
-            "err": str(err),
-        }
-        request |= {
-            "instant": instant and vars(instant),
-            "door": door,
-            "session": session,
-            "fresh": fresh,
-        }
-        return Started(self, self.ask(request), words, out, err)
+        files = self.folder / str(self.count)
+        request = Request(
+            words=words,
+            cwd=str(cwd),
+            environment=environment,
+            out=f"{files}.out",
+            err=f"{files}.err",
+            imports=f"{files}.imports",
+            door=door,
+            session=session,
+            fresh=fresh,
+            instant=asdict(instant) if instant else None,
+        )
+        pid = self.ask({"start": asdict(request)})
+        return Started(self, pid, words, Path(request.out), Path(request.err))
 
     def begin(self) -> None:
-        """Start the process, unless it waits already, or one was lent to this program."""
-        if self.process is not None:
+        """Start the process, unless it waits already or was lent to this program."""
+        if self.requests is not None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        if lent := os.environ.get(LENT):
-            stdin, stdout = map(int, lent.split())
-            self.process = SimpleNamespace(
-                stdin=os.fdopen(stdin, "w"), stdout=os.fdopen(stdout), communicate=lambda: None
-            )
+        lent = os.environ.get(LENT)
+        if lent:
+            requests, answers = lent.split()
+            self.requests = os.fdopen(int(requests), "w")
+            self.answers = os.fdopen(int(answers))
             return
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self.process = subprocess.Popen(
-            [sys.executable, __file__], text=True, env=self.environment, **pipes
+            [sys.executable, __file__],
+            text=True,
+            env=self.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
+        self.requests = self.process.stdin
+        self.answers = self.process.stdout
 
-    def lend(self) -> dict:
-        """What ``subprocess.run`` takes for a program whose own waiting process shall be this one, until it ends."""
+    def lend(self) -> dict[str, Any]:
+        """Arguments of ``subprocess.run`` for a program that shall use this process as its own."""
         self.begin()
-        pipes = (self.process.stdin.fileno(), self.process.stdout.fileno())
-        return {"env": os.environ | {LENT: "{} {}".format(*pipes)}, "pass_fds": pipes}
+        requests = self.requests.fileno()
+        answers = self.answers.fileno()
+        return {
+            "env": os.environ | {LENT: f"{requests} {answers}"},
+            "pass_fds": (requests, answers),
+        }
 
-    def ask(self, request: dict) -> int | None:
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
+    def ask(self, question: dict[str, Any]) -> int | None:
+        self.requests.write(json.dumps(question) + "\n")
+        self.requests.flush()
+        return json.loads(self.answers.readline())
 
     def close(self) -> None:
-        if isinstance(self.process, subprocess.Popen):
-            # a reader of rows that a test has left behind may hold its pipe open
-            self.process.terminate()
         if self.process is not None:
+            # Something that a test has left behind may hold its pipe open.
+            self.process.terminate()
             self.process.communicate()
 
 
 @dataclass
 class Started:
-    """A command that was started, and what it says."""
+    """A command that was started, and what it writes."""
 
     warm: Warm
     pid: int
@@ -156,12 +184,8 @@ class Started:
     def wait(self) -> subprocess.CompletedProcess:
         if self.code is None:
             self.code = self.warm.ask({"wait": self.pid})
-        # killed at its start
-        written = (path if path.exists() else Path(os.devnull) for path in (self.out, self.err))
-        texts = [path.read_text(encoding="utf-8", errors="replace") for path in written]
-        return subprocess.CompletedProcess(
-            [sys.executable, "-m", "runner", *self.words], self.code, *texts
-        )
+        command = [sys.executable, "-m", "runner", *self.words]
+        return subprocess.CompletedProcess(command, self.code, _text(self.out), _text(self.err))
 
     def wait_for(self, path: Path, seconds: float = 600) -> bool:
         """Whether a file appears before the command ends."""
@@ -174,20 +198,48 @@ class Started:
         return True
 
 
+def _text(path: Path) -> str:
+    """What a command has written; nothing if it was killed before it could open the file."""
+    if not path.exists():
+        return ""
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
 def world_of_two() -> list[dict[str, str]]:
     """The variables that torchrun sets, for each of two processes that train as one."""
     with socket.create_server(("localhost", 0)) as free:
-        world = {
-            "WORLD_SIZE": "2",
-            "MASTER_ADDR": "localhost",
-            "MASTER_PORT": str(free.getsockname()[1]),
-        }
-    return [world | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in (0, 1)]
+        port = str(free.getsockname()[1])
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    return [world | {"RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
+
+
+# --- The process that waits -------------------------------------------------------------------------
 
 
 def serve() -> None:
-    """Fork for each line of stdin that names a command, and tell what became of the others that it names."""
-    sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent / "fault")]
+    """Answer each line of stdin: a command is started, waited for or looked at."""
+    import_everything()
+    if sys.platform == "linux":
+        # What a dead command leaves becomes ours, where a test can see it.
+        ctypes.CDLL(None).prctl(SUBREAPER, 1)
+    answers = os.fdopen(os.dup(1), "w")
+    commands = Commands()
+    for line in sys.stdin:
+        question = json.loads(line)
+        if "start" in question:
+            answer = commands.start(Request(**question["start"]))
+        elif "wait" in question:
+            answer = commands.wait(question["wait"])
+        else:
+            answer = commands.look(question["look"])
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def import_everything() -> None:
+    """Import what nearly all commands need, and read the sources that they check against."""
+    tests = Path(__file__).parent
+    sys.path[:0] = [str(tests.parent), str(tests / "fault")]
+    from runner import __main__  # noqa: F401  the entry point comes with its imports
     from runner.config import build
     from runner.launch import processes
     from runner.report import plot_run
@@ -195,19 +247,9 @@ def serve() -> None:
     processes.prepare_environment()
     for trainer in ("DPOTrainer", "GRPOTrainer"):
         build.locate(f"trl.{trainer}")
-    # What else a run draws is tested in ``test_report``.
+    # A run draws its loss alone; ``test_report`` tests what else it draws.
     plot_run.PICTURES = {"loss": plot_run.PICTURES["loss"]}
     train_once()
-    if sys.platform == "linux":  # what a dead command leaves becomes ours, where a test can see it
-        ctypes.CDLL(None).prctl(SUBREAPER, 1)
-    answers = os.fdopen(os.dup(1), "w")
-    news, codes = {}, {}
-    for line in sys.stdin:
-        request = json.loads(line)
-        answer = start(request, news) if "words" in request else look(request, news, codes)
-        if "words" in request:
-            codes.pop(answer, None)  # of an earlier command, whose number the system gives again
-        print(json.dumps(answer), file=answers, flush=True)
 
 
 def train_once() -> None:
@@ -236,41 +278,64 @@ def train_once() -> None:
     GradientState._reset_state()
 
 
-def start(request, news) -> int:
-    gc.freeze()  # or the child would look through all of it for garbage
-    imports, report = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(imports)
-        leave_with(functools.partial(be_command, request, report))
-    os.close(report)
-    news[child] = imports
-    return child
+class Commands:
+    """The commands that were forked from this process."""
+
+    def __init__(self) -> None:
+        self.codes: dict[int, int] = {}  # of those that have ended
+        self.imports: dict[int, Path] = {}  # of those that have not
+
+    def start(self, request: Request) -> int:
+        """The process of a new command."""
+        gc.freeze()  # or the child would look through all of it for garbage
+        pid = os.fork()
+        if pid == 0:
+            leave_with(lambda: be_command(request))
+        self.codes.pop(pid, None)  # the system has given this number before
+        self.imports[pid] = Path(request.imports)
+        return pid
+
+    def wait(self, pid: int) -> int:
+        """The exit code of a command, as soon as it has ended."""
+        while pid not in self.codes:
+            self._note(*os.waitpid(-1, 0))
+        return self.codes[pid]
+
+    def look(self, pid: int) -> int | None:
+        """The exit code of a command; None while it runs."""
+        while pid not in self.codes:
+            ended, status = os.waitpid(-1, os.WNOHANG)
+            if not ended:
+                return None
+            self._note(ended, status)
+        return self.codes[pid]
+
+    def _note(self, pid: int, status: int) -> None:
+        """Keep the exit code of a command, and import what it had to import for those that come after it."""
+        if pid not in self.imports:
+            return  # left behind by a command
+        self.codes[pid] = os.waitstatus_to_exitcode(status)
+        imports = self.imports.pop(pid)
+        if imports.exists():
+            for name in json.loads(imports.read_text()):
+                # Some modules cannot be imported alone; each command imports those again.
+                with contextlib.suppress(Exception):
+                    import_module(name)
 
 
-def look(request, news, codes) -> int | None:
-    """The exit code of a command, None where it has none yet; takes note of all that has ended."""
-    pid = request.get("wait") or request["look"]
-    while pid not in codes:
-        ended, status = os.waitpid(-1, 0 if "wait" in request else os.WNOHANG)
-        if not ended:
-            return None
-        if ended in news:
-            codes[ended] = os.waitstatus_to_exitcode(status)
-            # something that it left may still hold the other end
-            os.set_blocking(news[ended], False)
-            with os.fdopen(news.pop(ended), "rb", buffering=0) as imports:
-                import_reported(imports.read(65536))
-    return codes[pid]
+# --- A forked child ---------------------------------------------------------------------------------
 
 
-def leave_with(call) -> None:
-    """End this process with the exit code of a call, or that which Python would give the end of it."""
+def leave_with(call: Callable[[], int | None]) -> None:
+    """End this process as Python does: with the exit code of a call, or with that of what it raises."""
     code = 1
     try:
         code = call() or 0
-    except SystemExit as left:
-        code = left.code if isinstance(left.code, int) else 0 if left.code is None else 1
+    except SystemExit as end:
+        if end.code is None:
+            code = 0
+        elif isinstance(end.code, int):
+            code = end.code
     except KeyboardInterrupt:
         code = 130
     except BaseException:
@@ -281,97 +346,98 @@ def leave_with(call) -> None:
         os._exit(code)
 
 
-def be_command(request, report) -> int:
-    if request["session"]:
+def be_command(request: Request) -> int:
+    """Run a command in this process; its exit code."""
+    if request.session:
         os.setsid()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever this process has inherited
+    # Whatever the tests were started with.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    for name, number in (("out", 1), ("err", 2)):
-        os.dup2(os.open(request[name], os.O_WRONLY | os.O_CREAT), number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.chdir(request["cwd"])
-    os.environ.clear()
-    os.environ.update(request["environment"])
-    sys.argv = ["runner", *request["words"]]
-    path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[:0] = [request["cwd"], *(each for each in path if each and each not in sys.path)]
-    known = set(sys.modules)
-    module, _, name = request["door"].partition(":")
-    door = getattr(import_module(module), name)
-    if not request["fresh"]:
+    os.dup2(os.open(request.out, os.O_WRONLY | os.O_CREAT), 1)
+    os.dup2(os.open(request.err, os.O_WRONLY | os.O_CREAT), 2)
+    os.chdir(request.cwd)
+    set_environment(request.environment)
+    sys.argv = ["runner", *request.words]
+    sys.path.insert(0, request.cwd)
+    for folder in reversed(os.environ.get("PYTHONPATH", "").split(os.pathsep)):
+        if folder and folder not in sys.path:
+            sys.path.insert(1, folder)
+
+    imported = set(sys.modules)
+    door = resolve_name(request.door)
+    if not request.fresh:
         subprocess.Popen._execute_child = fork_python(subprocess.Popen._execute_child)
-    if request["instant"]:
-        watch(Instant(**request["instant"]))
-    code = door(request["words"]) or 0
-    os.write(report, imports_since(known))
+    if request.instant:
+        watch(Instant(**request.instant))
+    code = door(request.words) or 0
+    names = [name for name in sys.modules if name not in imported]
+    names = [name for name in names if name.split(".")[0] in LIBRARIES]
+    Path(request.imports).write_text(json.dumps(names))
     return code
 
 
-def fork_python(execute):
-    """``Popen._execute_child``, but for a Python that runs a module or a text: it is this process, forked."""
+def set_environment(environment: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+def fork_python(execute: Callable[..., None]) -> Callable[..., None]:
+    """``Popen._execute_child`` that forks this process for a Python that runs a module or a text."""
     signature = inspect.signature(execute)
 
-    @functools.wraps(execute)
-    def start_or_fork(self, *given):
-        asked = signature.bind(self, *given).arguments
-        words = list(asked["args"]) if not isinstance(asked["args"], str) else []
-        piped = {asked[name] for name in ("p2cread", "c2pread", "errread")} != {-1}
-        if (
-            piped
-            or asked["preexec_fn"]
-            or sys.executable not in words[:3]
-            or not {"-c", "-m"} & set(words)
-        ):
-            return execute(self, *given)
+    def start_or_fork(popen: subprocess.Popen, *arguments: Any) -> None:
+        asked = signature.bind(popen, *arguments).arguments
+        if not can_be_forked(asked):
+            execute(popen, *arguments)
+            return
         sys.stdout.flush()
         sys.stderr.flush()
-        self.pid = os.fork()
-        self._child_created = True
-        if not self.pid:
-            leave_with(functools.partial(be_python, words, asked))
+        popen.pid = os.fork()
+        popen._child_created = True
+        if popen.pid == 0:
+            leave_with(lambda: be_python(asked))
 
     return start_or_fork
 
 
-def be_python(words: list[str], asked: dict) -> None:
-    """Run what the words of a Python name, a module or a text, in this process; ``nice`` may precede."""
+def can_be_forked(asked: dict[str, Any]) -> bool:
+    """Whether a Python runs a module or a text, and nothing is piped that :func:`be_python` does not know."""
+    if isinstance(asked["args"], str) or asked["preexec_fn"]:
+        return False
+    if (asked["p2cread"], asked["c2pread"], asked["errread"]) != (-1, -1, -1):
+        return False
+    words = list(asked["args"])
+    return sys.executable in words[:3] and ("-c" in words or "-m" in words)
+
+
+def be_python(asked: dict[str, Any]) -> None:
+    """Run the module or the text that the words of a Python name; ``nice -n`` may precede them."""
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if asked["start_new_session"]:
         os.setsid()
+    words = list(asked["args"])
     if words[0] == "nice":
         os.nice(int(words[1].removeprefix("-n")))
-    for number, name in ((1, "c2pwrite"), (2, "errwrite")):
-        if asked[name] != -1:
-            os.dup2(asked[name], number)
+    if asked["c2pwrite"] != -1:
+        os.dup2(asked["c2pwrite"], 1)
+    if asked["errwrite"] != -1:
+        os.dup2(asked["errwrite"], 2)
     if asked["env"] is not None:
-        os.environ.clear()
-        os.environ.update(asked["env"])
+        set_environment(asked["env"])
+
     warnings.filterwarnings("ignore", ".* found in sys.modules after import of package")
-    at = next(place for place, word in enumerate(words) if word in ("-c", "-m"))
-    sys.argv = [words[at], *words[at + 2 :]]
-    if words[at] == "-c":
-        exec(words[at + 1], {"__name__": "__main__"})
+    while words[0] not in ("-c", "-m"):
+        words.pop(0)
+    option, code = words[:2]
+    sys.argv = [option, *words[2:]]
+    if option == "-c":
+        exec(code, {"__name__": "__main__"})
     else:
-        runpy.run_module(words[at + 1], run_name="__main__", alter_sys=True)
-
-
-def imports_since(known: set[str]) -> bytes:
-    """The library modules that a child had to import beyond those it inherited, in as much as a pipe takes."""
-    loaded = [name for name in sys.modules if name not in known and name.split(".")[0] in LIBRARIES]
-    while len(text := json.dumps(loaded).encode()) > 65536:
-        del loaded[len(loaded) // 2 :]
-    return text
-
-
-def import_reported(text: bytes | None) -> None:
-    """Import the modules that a child has reported by :func:`imports_since`, for those that come after it."""
-    for name in json.loads(text or b"[]"):
-        # Not every module can be imported by itself; such a one is imported by each child again.
-        with contextlib.suppress(Exception):
-            import_module(name)
+        runpy.run_module(code, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
 The queue is the folder $SLURM_STAND_IN, a file for each task of an array, which holds what squeue
 prints. ``sbatch`` really runs the script, in a process that outlives it: once for each task, again
 where the task was put back, and never where what it waits for has failed. In the file ``mode``
-stands what else it does: ``held`` runs nothing, ``slow`` takes its time, ``kills`` kills the
-command that has called it as soon as the job is there, ``late`` fails when it is there, ``mute``
-submits nothing and says so to nobody. ``squeue`` has ``garbled`` and ``hangs``.
+stands what else it does: ``held`` runs nothing, ``slow`` takes its time, ``waits`` waits for the
+file ``go``, ``kills`` kills the command that has called it as soon as the job is there, ``late``
+fails when it is there, ``mute`` submits nothing and says so to nobody. ``squeue`` has ``garbled``
+and ``hangs``.
 """
 
 import contextlib
@@ -47,6 +48,8 @@ def sbatch(*words):
         sys.exit(f"sbatch: error: invalid partition specified: {options['partition']}")
     if "slow" in mode:
         time.sleep(1)
+    while "waits" in mode and not (QUEUE / "go").exists():
+        time.sleep(0.02)
     if "mute" in mode:
         return
     with open(QUEUE / "calls", "a") as calls:
