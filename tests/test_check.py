@@ -11,11 +11,12 @@ from textwrap import dedent
 import pytest
 import yaml
 
+from runner.config.did_you_mean import likeness, nearest
 from runner.schema import upstream
 from runner.schema.library_ranges import BY_CLASS, BY_GROUP
 from runner.schema.read import UNKNOWN, read_signature
 from runner.schema.source import public_names
-from runner.schema.text import likeness, nearest, nodes, to_override
+from runner.schema.text import nodes, to_override
 from runner.validate import find_all_faults, find_dangers
 from runner.validate.context import ValidationContext
 from runner.validate.node import SET_BY_RUNNER

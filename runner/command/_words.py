@@ -12,13 +12,13 @@ from pathlib import Path
 
 from runner.command import VERBS, CommandLine, options_of, table_of
 from runner.config.choice import FOREIGN, option_fault
-from runner.config.dialect import SHARED, filled, read_sections
+from runner.config.dialect import filled
+from runner.config.did_you_mean import best_guess, join_pairs, meant_command, to_flag
 from runner.config.menu import Options, read_menu
 from runner.config.override import dotted_key, expand, is_local
 from runner.errors import ConfigError, Fault
 from runner.launch.compose import stages, sweep_axes
 from runner.run.find import is_run
-from runner.schema.text import nearest
 
 # Flags with which Hydra only prints something; others of that kind take a value.
 PRINTING = (
@@ -32,12 +32,6 @@ CFG = ("job", "hydra", "all")
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 CALL = "python -m runner"
 FLAG = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
-# A flag with the dash that editors make of two hyphens.
-DASHED = re.compile(r"[\u2010-\u2015\u2212]+(\w[\w-]*)")
-# Words that are `key: value`, `key = value` or `key= value`, with a mark between words.
-SPELT = re.compile(
-    r"(?<![^\0])([A-Za-z_][\w.]*)(?:=\0(?=[^\0/]+(?:\0|\Z))|\0?:\0|\0[:=]\0?|:)(?=[^\0=/\\])"
-)
 OF_ROWS = ("dataset", "metric", "reward", "quant")  # groups that verbs of a trained model take
 CONFIG_FLAGS = ("config", "config_file", "config_name", "config_path")  # of other tools
 NO_FLAG = "a flag, and there is no such"
@@ -139,10 +133,8 @@ def take_flags(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 # --- Words ----------------------------------------------------------------------------------------
 def find_word_faults(line: CommandLine, words: Sequence[str], menu: Options) -> Iterator[Fault]:
     """A fault for words that are a key=value together, or for those of a training that are none."""
-    typed = "\0".join(words)
-    spelt = SPELT.sub(r"\1=", typed)
-    if spelt != typed:
-        meant_words = spelt.split("\0")
+    meant_words = join_pairs(words)
+    if meant_words != list(words):
         yield Fault(
             where="command line",
             found=shlex.join(words),
@@ -154,7 +146,7 @@ def find_word_faults(line: CommandLine, words: Sequence[str], menu: Options) -> 
         return
     meant = _meant_command(line, menu)
     for word in line.runs[:1] if meant else line.runs:
-        command = meant or [*nearest(word, VERBS), "--help"][0]
+        command = meant or best_guess(word, VERBS, "--help")
         if not command.startswith(CALL):
             command = f"{CALL} {command}"
         yield Fault(
@@ -168,9 +160,8 @@ def find_word_faults(line: CommandLine, words: Sequence[str], menu: Options) -> 
 def _meant_command(line: CommandLine, menu: Options) -> str:
     """The command that was meant by words of which the first is no verb; empty if nobody knows."""
     first = line.runs[0]
-    dashed = DASHED.fullmatch(first)
-    if dashed:
-        flag = f"--{dashed[1]}" if len(dashed[1]) > 1 else f"-{dashed[1]}"
+    flag = to_flag(first)
+    if flag:
         return shlex.join([*line.overrides, *line.runs[1:], flag])
     if first.endswith(FOREIGN):
         return option_fault("experiment", first, menu).fix
@@ -186,14 +177,14 @@ def _meant_command(line: CommandLine, menu: Options) -> str:
             return f"{group}={name} {rest}"
     if is_local(first):
         return f"dataset={first} {rest}"
-    near = nearest(first, VERBS)
-    return f"{near[0]} {rest}" if near else ""
+    verb = best_guess(first, VERBS)
+    return f"{verb} {rest}" if verb else ""
 
 
 def _meant_verb(line: CommandLine, rest: str) -> str:
     """The command for another tool's word for one of our verbs, or for a run; else empty."""
     first = line.runs[0]
-    command = read_sections()[SHARED]["words"].get(first.lower(), "")
+    command = meant_command(first)
     if is_run(Path(first)):
         command = "report {word}"
     if not command:
@@ -305,10 +296,10 @@ def _config_flag_fault(name: str, value: str, menu: Options) -> Fault:
 def _verb_flag_fault(verb: str, name: str, value: str) -> Fault:
     """The fault of a flag of a verb, whose options are key=value."""
     examples = dict(re.findall(r"\b(\w+)=([^\s\]|]+)", table_of(verb)["help"]))
-    near = nearest(name, examples)
+    similar = best_guess(name, examples)
     fix = f"{CALL} {verb} --help"
-    if near:
-        fix = f"{near[0]}={value or examples[near[0]]}"
+    if similar:
+        fix = f"{similar}={value or examples[similar]}"
     return Fault(
         where=f"--{name}",
         found=NO_FLAG,

@@ -8,13 +8,12 @@ from itertools import chain
 from pathlib import Path
 
 from runner.command import VERBS, CommandLine, table_of
-from runner.config.dialect import find_meanings
+from runner.config.did_you_mean import best_guess, find_meanings
 from runner.config.menu import Options, read_menu, read_options
 from runner.errors import ConfigError, Fault
 from runner.io.distribution import NAME, read_project
 from runner.io.files import MENU
 from runner.run import installed_version
-from runner.schema.text import nearest
 from runner.validate.context import ValidationContext
 
 # options whose keys are found beside the trainers'
@@ -33,7 +32,7 @@ def main(line: CommandLine) -> int:
             "python -m runner options",
             f"an option, a key, or a group: {', '.join(menu)}",
         )
-        fixes = {word: " ".join([call, *nearest(word, menu)[:1]]) for word in strange}
+        fixes = {word: f"{call} {best_guess(word, menu)}".rstrip() for word in strange}
         raise ConfigError(Fault(word, "no such name", expected, fix) for word, fix in fixes.items())
     for word, lines in found.items():
         print(word, *(_listed(name, text) for name, text in lines.items()), sep="\n")

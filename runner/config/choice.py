@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runner.config.dialect import Meaning, find_meanings
+from runner.config.did_you_mean import Meaning, best_guess, files_beside, find_meanings
 from runner.config.groups import GROUPS
 from runner.config.menu import Options, takes_one
 from runner.config.override import HELD, find_place
@@ -16,7 +16,7 @@ from runner.errors import Fault
 from runner.io.files import HUB_NAME
 from runner.schema.read import read_signature
 from runner.schema.source import public_names
-from runner.schema.text import as_typed, files_beside, nearest
+from runner.schema.text import as_typed
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -147,7 +147,7 @@ def _meant_option(group: str, name: str, menu: Options, meanings: Sequence[Meani
     if group == "model" and os.path.isdir(f"outputs/{name}"):  # runs of this name
         return f"model.path='${{run:{name}}}'"
     option, path = find_place(group, name, menu)
-    near = nearest(name, options)
+    near = best_guess(name, options)
     if group in HELD and not near and HUB_NAME.fullmatch(name):
         option = option or "hub"
     if option:
@@ -156,7 +156,7 @@ def _meant_option(group: str, name: str, menu: Options, meanings: Sequence[Meani
     if target:
         return f"{group}._target_={target} 'allow=[{target.partition('.')[0]}]'"
     if near:
-        return f"={near[0]}"
+        return f"={near}"
     parts = [part for part in options if part != "none"]
     return f"={parts[0]}" if len(parts) == 1 else f"={NOT_CHOSEN}"
 

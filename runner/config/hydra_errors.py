@@ -4,10 +4,10 @@ import contextlib
 import re
 from collections.abc import Iterator
 
+from runner.config.did_you_mean import best_guess
 from runner.config.limits import yaml_fault
 from runner.errors import ConfigError, EnvironmentFault, Fault
 from runner.io.distribution import to_install
-from runner.schema.text import nearest
 
 # Hydra's message on a defaults list, in a file or our own, that names what is not there.
 MISSING_DEFAULT = re.compile(
@@ -76,12 +76,11 @@ def _missing_default(file: str, name: str, options: str) -> Fault:
         )
     if group in ("hydra/launcher", "hydra/sweeper"):
         plugins = options.split()
-        near = [*nearest(option, plugins), *plugins]
         return Fault(
             where=group,
             found=f"no plugin {option!r} is installed",
             expected=f"one of {', '.join(plugins)}",
-            fix=f"={near[0]}",
+            fix=f"={best_guess(option, plugins, *plugins)}",
         )
     if file == "config":
         return Fault(

@@ -4,17 +4,16 @@ import functools
 import math
 import os
 import re
-import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runner.config.dialect import find_meanings
+from runner.config.did_you_mean import find_meanings, respell
 from runner.config.groups import SEVERAL
 from runner.config.menu import Options
 from runner.errors import ConfigError, Fault
 from runner.io.secrets import form_of
 from runner.schema.literal import to_text
-from runner.schema.text import as_typed, flatten, to_override
+from runner.schema.text import as_typed, flatten
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -258,7 +257,7 @@ def parse(overrides: Iterable[str]) -> "list[Override]":
                     where="command line",
                     found=f"{_short(word)!r}: {_short(trouble)}",
                     expected="key=value",
-                    fix=_respelt(word[: MAX_LETTERS + 1]),
+                    fix=_meant_words(word[: MAX_LETTERS + 1]),
                 )
             )
     ConfigError.refuse(faults)
@@ -310,8 +309,7 @@ def refused(key: str) -> str:
     return f"{key} is not for typing: {read}"
 
 
-# --- Repairs of spelling --------------------------------------------------------------------------
-def _respelt(word: str) -> str:
+def _meant_words(word: str) -> str:
     """The words to type for one that Hydra does not take."""
     key, _, value = word.strip().partition("=")
     if refused(key):
@@ -319,41 +317,7 @@ def _respelt(word: str) -> str:
         return as_typed(meaning.words) if meaning else f"leave {key[:MAX_LETTERS]} out"
     if len(word) > MAX_LETTERS:
         return f"leave {key[:MAX_LETTERS] or 'it'} out"
-    letters = [letter for letter in word if letter.isprintable() or letter.isspace()]
-    text = "".join(letters).strip()
-    for words in _respellings(text):
-        if all(map(_is_readable, words)):
-            return shlex.join(words)
-
-    key, _, value = text.partition("=")
-    key = key.strip()
-    value = value.strip()
-    if value.startswith("{"):
-        file = f"{key} in a file of --config-dir, where a name may have any letters"
-        return f"{file}; Hydra's grammar knows few"
-    is_key = re.fullmatch(r"[\w/@-]+(\.[\w/@-]+)*", key)
-    is_call = re.match(r"\w+\(", value)
-    if is_key and not is_call and _is_readable(f"{key}={to_text(value)}"):
-        return to_override(key, value)
-    return f"leave {key or word} out"
-
-
-def _respellings(text: str) -> Iterator[list[str]]:
-    """Words that may be meant by a text: without blanks, as several words, with brackets closed."""
-    key, _, value = text.partition("=")
-    if key.strip() == "name":
-        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", value.strip()).strip("-.")
-        yield [f"name={name or 'mine'}"]
-        return
-    pieces = re.split(r"\s+(?=[\w./@]+\s*=)", text)
-    words = [re.sub(r"\s*=\s*", "=", piece, count=1) for piece in pieces]
-    yield words
-    closed = words[-1].rstrip(",;")
-    for opening, closing in ("[]", "{}"):
-        lacking = closed.count(opening) - closed.count(closing)
-        if f"={opening}" in closed:
-            closed += closing * max(0, lacking)
-    yield [*words[:-1], closed]
+    return respell(word, _is_readable)
 
 
 def _is_readable(word: str) -> bool:

@@ -8,10 +8,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+from runner.config.did_you_mean import files_beside
 from runner.config.limits import check_size
 from runner.errors import ConfigError, Fault
 from runner.io.filetype import undecodable
-from runner.schema.text import files_beside, nodes
+from runner.schema.text import nodes
 from runner.schema.upstream.constructor import FUNCTIONS
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+from runner.config.did_you_mean import best_guess
 from runner.errors import Fault
 from runner.io.filetype import Finding
 from runner.schema.modality import Modality
-from runner.schema.text import nearest
 
 
 def misnamed(
@@ -17,14 +17,14 @@ def misnamed(
     The nearest one stands in the braces of ``fix``; where none is near, the fix is ``otherwise``.
     """
     names = list(names)
-    similar = nearest(str(name), names)
+    similar = best_guess(str(name), names)
     # What stands behind the braces may have braces of its own, so this is no ``str.format``.
     otherwise = otherwise or fix.replace("{}", "<one of them>", 1)
     return Fault(
         where=where,
         found=repr(name),
         expected=f"one of {', '.join(names)}",
-        fix=fix.replace("{}", similar[0], 1) if similar else otherwise,
+        fix=fix.replace("{}", similar, 1) if similar else otherwise,
     )
 
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from runner.config.conversion import COMPUTED, CONVERSIONS, to_list, to_words
 from runner.config.dialect import OFF, Rule, filled, to_single_line
+from runner.config.did_you_mean import best_guess
 from runner.errors import Fault
 from runner.importers.draft import HIDDEN, IGNORED, MAPPED, SAME, Draft, is_unset
 from runner.importers.row_functions import FUNCTIONS
-from runner.schema.text import Node, nearest, select
+from runner.schema.text import Node, select
 
 MIN_LIKENESS = 0.85  # of a field whose name is offered for a key that nobody knows
 SECRET = Rule(
@@ -48,8 +49,8 @@ def follow_rest(draft: Draft) -> None:
             why = "not a key that is known here"
             if has_row:
                 why = "it goes with another adapter or trainer"
-            similar = nearest(key, draft.config.parameters, MIN_LIKENESS)
-            draft.no_equivalent(key, why, f"trainer.args.{similar[0]}" if similar else "")
+            similar = best_guess(key, draft.config.parameters, cutoff=MIN_LIKENESS)
+            draft.no_equivalent(key, why, f"trainer.args.{similar}" if similar else "")
 
 
 def _follow_rule(draft: Draft, rule: Rule, key: str, rules: list[Rule]) -> None:

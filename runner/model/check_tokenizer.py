@@ -10,12 +10,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from runner.config.did_you_mean import best_guess
 from runner.errors import ConfigError, Fault, describe
 from runner.io.files import JsonObject
 from runner.model import faults, jinja
 from runner.model.config_values import find_value_faults
 from runner.model.folder import ModelFolder, find_folder
-from runner.schema.text import Node, nearest, to_override
+from runner.schema.text import Node, to_override
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
@@ -149,10 +150,10 @@ def find_token_faults(node: Node, vocabulary: Vocabulary) -> Iterator[Fault]:
         if token is None or token in vocabulary.tokens or token in new:
             continue
         added = [added_token.content for added_token in vocabulary.added.values()]
-        near = nearest(token, added, 0.8)
-        if key == "pad_token" and token and not near:
+        similar = best_guess(token, added, cutoff=0.8)
+        if key == "pad_token" and token and not similar:
             continue
-        fix = to_override("", near[0]) if near else "=<token>"
+        fix = to_override("", similar) if similar else "=<token>"
         if token:
             add = to_override("model.tokenizer.add_special_tokens", [token])
             fix += f", or {add}, which is new"
@@ -361,12 +362,12 @@ def find_template_argument_faults(node: Node, arguments: Node, where: str) -> It
     for name, value in arguments.items():
         if name in words:
             continue
-        near = nearest(str(name), [word for word in words if "_" in word], 0.75)
+        similar = best_guess(str(name), [word for word in words if "_" in word], cutoff=0.75)
         expected = "an argument that it reads"
         fix = f"leave {name} out"
-        if near:
-            expected = near[0]
-            fix = f"{to_override(f'{where}.{near[0]}', value)} in place of {name}"
+        if similar:
+            expected = similar
+            fix = f"{to_override(f'{where}.{similar}', value)} in place of {name}"
         yield Fault(
             where=f"{where}.{name}",
             found="the chat template does not read it",

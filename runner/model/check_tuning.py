@@ -9,9 +9,10 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from runner.config.did_you_mean import best_guess
 from runner.errors import Fault
 from runner.model.folder import BACKBONES, ModelFolder
-from runner.schema.text import Node, nearest, to_override
+from runner.schema.text import Node, to_override
 
 # Layers that are in no file where they share the embeddings' weights, or are new.
 OUTPUT_LAYERS = ("lm_head", "embed_out", "score")
@@ -249,10 +250,10 @@ def _find_module_name_faults(settings: Node, modules: Collection[str]) -> Iterat
                     missing.append(name)
         for name in missing:
             fix = f"leave peft.{key} out"
-            near = nearest(name, ends)
-            if near:
+            similar = best_guess(name, ends)
+            if similar:
                 mended = list(names)
-                mended[names.index(name)] = near[0]
+                mended[names.index(name)] = similar
                 fix = to_override(f"peft.{key}", mended)
             yield Fault(
                 where=f"peft.{key}",

@@ -19,12 +19,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from runner.config.did_you_mean import best_guess
 from runner.errors import ConfigError, Fault
 from runner.io.files import shipped
 from runner.io.filetype import undecodable
 from runner.model import faults
 from runner.schema.source import find_module
-from runner.schema.text import nearest, to_override
+from runner.schema.text import to_override
 
 SHELF = Path(__file__).parent / "template"
 KEY = "model.tokenizer.chat_template"
@@ -82,14 +83,14 @@ def read_template(name: str) -> str:
         file = families.get(name, SHELF / f"{name}.jinja")
     names = ", ".join(template_names())
     if not file.is_file():
-        near = nearest(name, [*template_names(), *families, "plain"], 0)[0]
+        similar = best_guess(name, [*template_names(), *families, "plain"], cutoff=0)
         trl_names = ", ".join(families)
         raise ConfigError(
             Fault(
                 where=KEY,
                 found=f"no template {name}",
                 expected=f"one of {names}, or of TRL's {trl_names}, or the path of a .jinja file",
-                fix=f"={near}",
+                fix=f"={similar}",
             )
         )
     check_length(file)

@@ -7,6 +7,7 @@ or else by the most telling one.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from runner.config.did_you_mean import best_guess
 from runner.errors import ConfigError, Fault
 from runner.report.score import (
     CLOCK,
@@ -21,7 +22,7 @@ from runner.report.score import (
 from runner.run.record import RunRecord
 from runner.schema import upstream
 from runner.schema.literal import number
-from runner.schema.text import nearest, select
+from runner.schema.text import select
 
 # These tell more than a loss, whose size may depend on the very keys that are swept.
 LIKELY = ("objective/scores", "reward", "rewards/accuracies", "accuracy", "mean_token_accuracy")
@@ -108,7 +109,7 @@ def _missing_score(name: str, held_out: Sequence[str], finished: Sequence[RunRec
         logged |= {metric for metric in run.logged if not metric.endswith(CLOCK)}
     names = [*held_out, *sorted(logged)]
     telling = list(dict.fromkeys(informative(names)))
-    likeliest = [*nearest(name, names), *telling, "<one of them>"][0]
+    likeliest = best_guess(name, names, *telling, "<one of them>")
     return Fault(
         where="objective",
         found=f"no finished run has {name!r}",

@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TypeVar
 
+from runner.config.did_you_mean import best_guess
 from runner.errors import ConfigError, Fault
 from runner.report.axis import MISSING, UNREAD, Axis
 from runner.report.index import RunOfMany, read_group
@@ -24,7 +25,7 @@ from runner.report.score import informative, score_names
 from runner.report.sweep import Summary, SweepSetting, find_axes
 from runner.run.history import is_finite
 from runner.run.record import RunRecord
-from runner.schema.text import flatten, nearest
+from runner.schema.text import flatten
 
 AnyRun = TypeVar("AnyRun", bound=RunRecord)
 Group = Path | Sequence[RunOfMany]  # the folder of some runs, or the runs as they were read
@@ -276,10 +277,10 @@ def _list_values(axis: Axis) -> list[object]:
 def _unknown_key(key: str, option: str, shown: Sequence[str], config_keys: Sequence[str]) -> Fault:
     """The fault of a key that no run has, with the keys that reports show and the most similar."""
     endings = [name.rpartition(".")[2] for name in config_keys]
-    similar = nearest(key, dict.fromkeys([*shown, *config_keys, *endings]))
+    similar = best_guess(key, dict.fromkeys([*shown, *config_keys, *endings]))
     return Fault(
         where=option,
         found=f"no run has {key!r}",
         expected=f"one of {', '.join(dict.fromkeys(shown))}",
-        fix=f"{similar[0]} in place of {key}" if similar else "one of these",
+        fix=f"{similar} in place of {key}" if similar else "one of these",
     )

@@ -6,10 +6,10 @@ A word means a run as its folder, as a name with one run, as ``<name>/<run>``, o
 import os
 from pathlib import Path
 
+from runner.config.did_you_mean import best_guess
 from runner.errors import Fault, FolderError
 from runner.io.files import display_path
 from runner.run.layout import METADATA
-from runner.schema.text import nearest
 
 MIN_LIKENESS = 0.65  # of a word and the name of a run that may be meant
 
@@ -86,7 +86,7 @@ def _find_alike(word: str, root: Path) -> Path | None:
     folders_by_name |= {path.parent.name: path for path in folders}
     path = Path(word)
     for tail in ("/".join(path.parts[-2:]), path.name):
-        names = nearest(tail, folders_by_name, MIN_LIKENESS)
-        if names:
-            return folders_by_name[names[0]]
+        name = best_guess(tail, folders_by_name, cutoff=MIN_LIKENESS)
+        if name:
+            return folders_by_name[name]
     return None

@@ -1,12 +1,10 @@
-"""Configurations as text: dotted keys, words to type, and similar words.
+"""Configurations as text: dotted keys, and words to type.
 
 A value alone is made a text in ``literal``.
 """
 
-import difflib
-import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -133,42 +131,3 @@ def short_text(value: object) -> str:
     if form_of(text):
         return "..."
     return text if len(text) <= MAX_SHORT_LETTERS else f"{text[: MAX_SHORT_LETTERS - 3]}..."
-
-
-# --- Likeness ---
-
-
-def nearest(word: str, words: Iterable[str], cutoff: float = 0.6) -> list[str]:
-    """The words that look like this one, the likeliest first."""
-    scores = {}
-    for candidate in words:
-        score = likeness(word, candidate)
-        if score >= cutoff:
-            scores[candidate] = score
-    return sorted(scores, key=scores.__getitem__, reverse=True)
-
-
-def files_beside(path: Path, suffixes: Collection[str]) -> list[str]:
-    """The files with these suffixes in the folder of a missing one, those most like it first.
-
-    Files with its own suffix come before others.
-    """
-
-    def rank(name: str) -> tuple[bool, float, str]:
-        return not name.endswith(path.suffix), -likeness(path.name, name), name
-
-    files = [file for file in path.parent.glob("[!.]*") if file.suffix.lower() in suffixes]
-    return sorted(map(str, files), key=rank)
-
-
-def likeness(word: str, other: str) -> float:
-    """From 0 to 1 how much two words look alike; case and separators do not count.
-
-    A word that the other one begins with is at least 0.9 like it.
-    """
-    plain = re.sub(r"[\W_]", "", word).lower()
-    other_plain = re.sub(r"[\W_]", "", other).lower()
-    ratio = difflib.SequenceMatcher(None, plain, other_plain).ratio()
-    if len(plain) > 3 and other_plain.startswith(plain):
-        return max(0.9, ratio)
-    return ratio

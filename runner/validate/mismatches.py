@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from runner.config.did_you_mean import best_guess
 from runner.config.menu import read_options
 from runner.dataset.form import FORMS, FORMS_FOR, TRAINER_FORMS, fits
 from runner.dataset.request import named_sets
@@ -10,7 +11,7 @@ from runner.metric.ask import kind_of
 from runner.report.score import CLOCK
 from runner.schema import upstream
 from runner.schema.read import Signature, read_signature
-from runner.schema.text import Config, Node, named, nearest
+from runner.schema.text import Config, Node, named
 from runner.tracker.variable import find_foreign_variables
 
 
@@ -41,7 +42,9 @@ def _find_form_faults(cfg: Config, menu: Mapping[str, Sequence[str]]) -> Iterato
     form = cfg["trainer"].get("form")
     if form not in TRAINER_FORMS:
         becomes = FORMS[form].becomes if form in FORMS else ()
-        likeliest = [*becomes, *nearest(str(form), TRAINER_FORMS), "<one of them>"][0]
+        likeliest = best_guess(str(form), TRAINER_FORMS, "<one of them>")
+        if becomes:
+            likeliest = next(iter(becomes))
         yield Fault("trainer.form", str(form), ", ".join(TRAINER_FORMS), f"={likeliest}")
         return
     if fits(rows.get("form"), form):

@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from runner.config.did_you_mean import best_guess
 from runner.config.menu import read_options
 from runner.errors import Fault
 from runner.schema import upstream
 from runner.schema.read import Signature, read_signature
-from runner.schema.text import Node, nearest, short_text
+from runner.schema.text import Node, short_text
 from runner.schema.type import shortened
 from runner.validate.context import ValidationContext
 
@@ -172,9 +173,9 @@ def _find_arguments_not_given(
         if name in gives or name in loss:
             continue
         fix = "loss=none"
-        similar = nearest(name, gives)
+        similar = best_guess(name, gives)
         if similar:
-            fix = f"call the argument {similar[0]}, or give it: loss.{name}=<value>"
+            fix = f"call the argument {similar}, or give it: loss.{name}=<value>"
         yield Fault(
             where="loss",
             found=f"{signature.name} asks for {name}, which {trainer} does not give",

@@ -4,11 +4,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from runner.config.did_you_mean import best_guess
 from runner.errors import Fault
 from runner.schema.library_ranges import range_in_group
 from runner.schema.read import Signature, read_signature
 from runner.schema.source import Definition, find_definition
-from runner.schema.text import Node, last_key, nearest, nodes, scalars, short_text
+from runner.schema.text import Node, last_key, nodes, scalars, short_text
 from runner.schema.type import shortened
 from runner.validate.context import ValidationContext
 from runner.validate.values import misfit_number
@@ -64,7 +65,7 @@ def _find_setting_faults(pattern: str, settings: Node, signature: Signature) -> 
         source = definition.module.text.replace("'", '"')
     for key in settings:
         if key not in names and f'"{key}"' not in source:
-            likeliest = [*nearest(key, names), "lr_ratio"][0]
+            likeliest = best_guess(key, names, "lr_ratio")
             yield Fault(
                 where=f"{GROUPS}.{pattern}.{key}",
                 found=f"{signature.name} has no such setting",

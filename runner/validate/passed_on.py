@@ -8,13 +8,14 @@ optimizer takes goes by the name of the one that is chosen.
 import re
 from collections.abc import Collection, Iterator, Mapping
 
+from runner.config.did_you_mean import best_guess
 from runner.errors import Fault
 from runner.schema import upstream
 from runner.schema.library_ranges import range_in_group
 from runner.schema.literal import to_text
 from runner.schema.read import UNKNOWN, Parameter, Signature, read_signature
 from runner.schema.refusal import find_refusals
-from runner.schema.text import Node, nearest, short_text, to_override
+from runner.schema.text import Node, short_text, to_override
 from runner.schema.type import shortened
 from runner.validate.context import ARGS, ValidationContext
 from runner.validate.values import find_misfits, is_plain_number
@@ -65,10 +66,10 @@ def _find_misfits(
             continue
         expected = f"one of {shortened(sorted(parameters))}" if parameters else "none"
         fix = f"leave {path} out"
-        similar = nearest(str(key), parameters)
+        similar = best_guess(str(key), parameters)
         if similar:
-            expected = similar[0]
-            fix = f"{to_override(f'{where}.{similar[0]}', value)} in place of {key}"
+            expected = similar
+            fix = f"{to_override(f'{where}.{similar}', value)} in place of {key}"
         yield Fault(path, "no such key", expected, fix)
 
 
@@ -182,7 +183,7 @@ def _find_optimizer_faults(context: ValidationContext) -> Iterator[Fault]:
         if not equals or not value or "=" in value:
             yield Fault(where, short_text(pair), "key=value, with commas between", example)
         elif key not in names:
-            similar = nearest(key, names)
-            fix = to_override(where, f"{similar[0]}={value}") if similar else example
+            similar = best_guess(key, names)
+            fix = to_override(where, f"{similar}={value}") if similar else example
             found = f"{key}, which {optimizer} does not read"
             yield Fault(where, found, f"some of {', '.join(names)}", fix)

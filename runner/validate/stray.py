@@ -6,7 +6,7 @@ of another trainer. A suggested word is checked first, as if it had been typed.
 
 from collections.abc import Iterator
 
-from runner.config.dialect import Meaning, find_meanings
+from runner.config.did_you_mean import Meaning, find_meanings, likeness, nearest
 from runner.config.menu import read_options
 from runner.errors import Fault
 from runner.io.visible import to_visible
@@ -14,16 +14,7 @@ from runner.schema import upstream
 from runner.schema.choices import choices_compared
 from runner.schema.literal import to_text
 from runner.schema.read import Parameter, Signature
-from runner.schema.text import (
-    Node,
-    as_typed,
-    flatten,
-    last_key,
-    likeness,
-    nearest,
-    short_text,
-    to_override,
-)
+from runner.schema.text import Node, as_typed, flatten, last_key, short_text, to_override
 from runner.schema.type import shortened
 from runner.tracker.library import TRACKERS
 from runner.validate.context import (

@@ -10,10 +10,10 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from runner.config.dialect import find_meanings
+from runner.config.did_you_mean import best_guess, find_meanings, nearest
 from runner.errors import Fault
 from runner.schema import source
-from runner.schema.text import nearest, short_text
+from runner.schema.text import short_text
 from runner.validate.context import experimental_names
 
 MAX_LETTERS = 300  # of a target
@@ -137,9 +137,9 @@ def _find_missing_package(where: str, target: str, similar: str) -> Fault | None
         return None
     package = target.partition(".")[0]
     fix = f"={similar or '<module.name>'}"
-    beside = nearest(package, [file.stem for file in Path.cwd().glob("*.py")])
+    beside = best_guess(package, [file.stem for file in Path.cwd().glob("*.py")])
     if beside:
-        fix = f"={target.replace(package, beside[0], 1)} 'allow=[{beside[0]}]'"
+        fix = f"={target.replace(package, beside, 1)} 'allow=[{beside}]'"
     expected = "an installed package, or a module in this folder"
     return Fault(where, f"there is no module {package}", expected, fix)
 

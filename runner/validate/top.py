@@ -3,10 +3,11 @@
 import math
 from collections.abc import Iterator
 
+from runner.config.did_you_mean import best_guess
 from runner.errors import Fault
 from runner.io.visible import to_visible
 from runner.schema.literal import to_text
-from runner.schema.text import Node, nearest, scalars, short_text
+from runner.schema.text import Node, scalars, short_text
 from runner.schema.type import shortened
 from runner.validate.context import PLAIN_GROUPS, TOP, ValidationContext
 from runner.validate.stray import (
@@ -47,7 +48,7 @@ def _find_plain_faults(context: ValidationContext, group: str, node: Node) -> It
         if name in keys:
             yield from find_setting_faults(context, path, keys[name], value)
         else:
-            likeliest = [*nearest(str(name), keys), *keys][0]
+            likeliest = best_guess(str(name), keys, *keys)
             fix = words_to_type(context, path, {f"{group}.{likeliest}": value})
             yield Fault(path, "no such key", likeliest, fix)
 
@@ -78,7 +79,7 @@ def _find_group_faults(context: ValidationContext, group: str, node: object) -> 
 def _nothing_chosen(context: ValidationContext, group: str, found: str) -> Fault:
     """The fault of a group in which no option is chosen."""
     options = context.menu.get(group, [])
-    likeliest = [*nearest(found, options), *context.options(group), "<option>"][0]
+    likeliest = best_guess(found, options, *context.options(group), "<option>")
     expected = f"one of {shortened(options)}" if options else "keys with a _target_"
     return Fault(group, found, expected, f"{group}={likeliest}")
 

@@ -8,14 +8,14 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import TypeGuard
 
-from runner.config.dialect import Meaning, find_meanings
+from runner.config.did_you_mean import Meaning, best_guess, find_meanings, nearest
 from runner.config.groups import GROUPS
 from runner.errors import Fault
 from runner.schema.library_ranges import BY_CLASS, range_in_group
 from runner.schema.literal import to_text
 from runner.schema.ranges import FRACTION, NOT_NEGATIVE, POSITIVE, Range
 from runner.schema.read import Parameter, Signature
-from runner.schema.text import as_typed, nearest, short_text, to_override
+from runner.schema.text import as_typed, short_text, to_override
 from runner.schema.type import Type, shortened
 from runner.schema.upstream.losses import loss_interface
 
@@ -101,7 +101,7 @@ def _misfits_inside(path: str, value: object, accepted: Type) -> Iterator[Fault]
     for key, inner_value in value.items():
         inner = f"{path}.{key}"
         if words and key not in words:
-            likeliest = [*nearest(str(key), words), *words][0]
+            likeliest = best_guess(str(key), words, *words)
             fix = to_override(f"{path}.{likeliest}", inner_value)
             yield Fault(inner, "no such key", f"one of {shortened(words)}", fix)
         elif not value_type.accepts(inner_value):
@@ -143,8 +143,10 @@ def misfit_choice(path: str, value: object, choices: Collection[str]) -> Fault |
     for text in values:
         if text not in strange:
             meant.append(text)
-        elif similar := nearest(text, choices):
-            meant.append(similar[0])
+        else:
+            similar = best_guess(text, choices)
+            if similar:
+                meant.append(similar)
     meant = meant or [next(iter(choices))]
     fix = to_override(path, meant if isinstance(value, list) else meant[0])
     found = ", ".join(map(short_text, strange))

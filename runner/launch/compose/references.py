@@ -8,10 +8,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from runner.config.did_you_mean import best_guess
 from runner.errors import Fault
 from runner.run import Run
 from runner.run.record import read_run
-from runner.schema.text import nearest
 from runner.schema.type import shortened
 
 if TYPE_CHECKING:
@@ -94,9 +94,9 @@ class References:
 
     def _fix(self, key: str, name: str, finished: list[str]) -> str:
         stages = list(self.models)
-        likely = [*nearest(name, [*stages, *finished]), *stages[-1:]]
-        if likely:
-            return f"{key}='${{run:{likely[0]}}}'"
+        likeliest = best_guess(name, [*stages, *finished], *stages[-1:])
+        if likeliest:
+            return f"{key}='${{run:{likeliest}}}'"
         return f"{key}=<org/name, or a folder>"
 
 

@@ -8,6 +8,7 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, Trainer
 
+from runner.config.did_you_mean import best_guess
 from runner.errors import ConfigError, Fault
 from runner.generate.agent import Agent
 from runner.generate.budget import answer_tokens
@@ -22,7 +23,6 @@ from runner.metric.ask import Metric
 from runner.run import Run
 from runner.run.adjustments import count_halvings
 from runner.schema import upstream
-from runner.schema.text import nearest
 from runner.schema.type import shortened
 from runner.training.components.model import policy_of
 from runner.training.components.scorers import build_metrics
@@ -55,8 +55,7 @@ def held_out_scores(trainer: Trainer) -> dict[str, float]:
 def _no_such_figure(wanted: str, key: str, names: list[str]) -> Fault:
     where = "trainer.args.metric_for_best_model"
     losses = [name for name in names if name.endswith("_loss")]
-    offers = nearest(key, names) or losses or names
-    offer = offers[0] if offers else "<one of them>"
+    offer = best_guess(key, names, *losses, *names, "<one of them>")
     return Fault(
         where=where,
         found=f"{wanted}, which the evaluation of the start model does not give",
@@ -69,10 +68,10 @@ def check_objective(name: str | None, scores: Mapping[str, float]) -> None:
     """Raise ConfigError for an objective that must be a held-out score and is none of them."""
     if not scores or not name or name in scores or f"eval_{name}" in scores:
         return
-    near = nearest(name, scores, 0.8) or nearest(f"eval_{name}", scores, 0.8)
-    if not near and not name.startswith("eval_"):
+    similar = best_guess(name, scores, cutoff=0.8) or best_guess(f"eval_{name}", scores, cutoff=0.8)
+    if not similar and not name.startswith("eval_"):
         return  # it may be a figure of the training
-    offer = near[0] if near else next(iter(scores))
+    offer = similar or next(iter(scores))
     raise ConfigError(
         Fault(
             where="objective",
