@@ -11,7 +11,7 @@ from runner.report.table import MAX_LINES
 from runner.run.record import RunRecord, find_runs
 from runner.schema.text import to_override
 from runner.validate import find_dangers
-from runner.validate.dangers import is_elsewhere
+from runner.validate.elsewhere import is_elsewhere
 
 
 def _check_address(address: object, typed: object, run: str) -> None:

@@ -6,7 +6,7 @@
 
     top, node, stray             keys of the top level and of nodes, and where a stray one belongs
     values, targets              one value, and one ``_target_``
-    dangers                      what a configuration would run, publish or give away
+    dangers, plain_secrets       what a configuration would run, publish or give away, by ``risks``
     parts, objective             groups and fields that exclude each other; with adapter_parts,
                                  optimizer_parts, strategy and training_fields
     passed_on                    mappings that a library reads late
@@ -28,13 +28,14 @@ from runner.errors import Fault
 from runner.io.temporary import uncollected
 from runner.schema.text import Config, nodes, walk
 from runner.validate.context import ValidationContext
-from runner.validate.dangers import AT_START, find_risks, find_secrets
+from runner.validate.dangers import AT_START, find_risks
 from runner.validate.effect import find_idle_faults
 from runner.validate.mismatches import find_mismatches
 from runner.validate.node import find_node_faults
 from runner.validate.objective import find_objective_faults
 from runner.validate.parts import find_part_faults
 from runner.validate.passed_on import find_passed_on_faults
+from runner.validate.plain_secrets import find_secrets
 from runner.validate.refusal import find_refused
 from runner.validate.targets import find_target_fault
 from runner.validate.top import find_infinite, find_top_faults
