@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from runner.config.experiment import Experiment
 from runner.estimate.forecast import Device, Forecast, format_forecasts
 from runner.estimate.measure import measure_small
 from runner.estimate.memory import Shards, Training
@@ -60,7 +61,7 @@ def counted(cfg, rows=None, **device):
     """A forecast without a measured step: of all that can be counted."""
     device = Device("there", **({"gpu": False} | device))
     return Forecast(
-        Training(cfg, rows or Rows([32] * 8, total=100), None, gpu=device.gpu),
+        Training(Experiment.read(cfg), rows or Rows([32] * 8, total=100), None, gpu=device.gpu),
         device,
         "not measured",
     )
@@ -153,7 +154,7 @@ def test_a_step_is_measured_and_scaled_to_the_rows(composed, measured):
         False,
         0,
     )
-    training = Training(cfg, Rows([32] * 8), seen, gpu=False)
+    training = Training(Experiment.read(cfg), Rows([32] * 8), seen, gpu=False)
     weights = 6 * (WEIGHTS - 4 * 2 * 64 - 64) * 4 * 32
     attention = 4 * 4 * 7 / 2 * 4 * 4 * 32 * 32 * 16  # there, and two and a half times that back
     assert training.operations_per_step == pytest.approx(weights + attention)
@@ -165,7 +166,9 @@ def test_recomputed_activations_take_less_and_cost_more(composed, measured):
     seen = measured(cfg)
     args = cfg["trainer"]["args"] | {"activation_checkpointing": True}
     both = (cfg, cfg | {"trainer": cfg["trainer"] | {"args": args}})
-    kept, again = (Training(each, Rows([256] * 8), seen, gpu=False) for each in both)
+    kept, again = (
+        Training(Experiment.read(each), Rows([256] * 8), seen, gpu=False) for each in both
+    )
     assert again.peak < 0.6 * kept.peak
     assert 1.2 < again.operations_per_step / kept.operations_per_step < 1.4
     assert kept.activations == pytest.approx(seen.body * 256 * 16 / seen.tokens)
@@ -175,16 +178,16 @@ def test_recomputed_activations_take_less_and_cost_more(composed, measured):
 def test_pairs_are_twice_as_many_rows_and_need_a_reference(composed, measured):
     words = ("trainer=dpo", "trainer.args.per_device_train_batch_size=2")
     cfg = composed(*words)
-    training = Training(cfg, Rows([32] * 8), seen := measured(cfg), gpu=False)
+    training = Training(Experiment.read(cfg), Rows([32] * 8), seen := measured(cfg), gpu=False)
     assert (training.batch[0], training.texts) == (4, 2)
     assert training.held["reference"] == 4 * WEIGHTS
     # Where each row is read, the policy is asked before the first step, and what it takes then is
     # no longer there.
-    once = Training(cfg, Rows([32] * 8, total=64), seen, gpu=False)
+    once = Training(Experiment.read(cfg), Rows([32] * 8, total=64), seen, gpu=False)
     assert "reference" not in once.held and once.peak == training.peak - 4 * WEIGHTS
     args = cfg["trainer"]["args"] | {"precompute_ref_batch_size": 128}
     large = Training(
-        cfg | {"trainer": cfg["trainer"] | {"args": args}},
+        Experiment.read(cfg | {"trainer": cfg["trainer"] | {"args": args}}),
         Rows([32] * 8, total=64),
         seen,
         gpu=False,
@@ -192,15 +195,23 @@ def test_pairs_are_twice_as_many_rows_and_need_a_reference(composed, measured):
     layers = 64 * large.activations / large.policy.shape.layers
     assert large.peak == large.policy.bytes + int(layers) > once.peak
     for change in ({"weight": {"x": {}}}, {"dataset": {"streaming": True}}):
-        assert "reference" in Training(cfg | change, Rows([32] * 8, total=64), seen, gpu=False).held
+        assert (
+            "reference"
+            in Training(
+                Experiment.read(cfg | change), Rows([32] * 8, total=64), seen, gpu=False
+            ).held
+        )
     own = composed(*words, "peft=lora")
-    assert "reference" not in Training(own, Rows([32] * 8), measured(own), gpu=False).held
+    assert (
+        "reference"
+        not in Training(Experiment.read(own), Rows([32] * 8), measured(own), gpu=False).held
+    )
 
 
 @pytest.mark.slow
 def test_ppo_has_a_critic_and_samples(composed, measured):
     cfg = composed("trainer=ppo", "reward=length", "kl_coef=0.1", "trainer.args.response_length=16")
-    training = Training(cfg, Rows([32] * 8), measured(cfg), gpu=False)
+    training = Training(Experiment.read(cfg), Rows([32] * 8), measured(cfg), gpu=False)
     assert training.held["critic"] == training.held["reference"] == 4 * WEIGHTS
     assert training.held["optimizer"] == 16 * WEIGHTS
     cache = 2 * 4 * 2 * 16 * 8 * (32 + 16) * 4
@@ -223,7 +234,7 @@ def test_a_trainer_nobody_has_heard_of_is_forecast_with_its_sampling(
     monkeypatch.syspath_prepend(str(Path.cwd()))
     words = ("trainer=grpo", "reward=length", "trainer.args.max_completion_length=16")
     cfg = composed(*words, "trainer._target_=novelty.Novel", "allow=[novelty]")
-    training = Training(cfg, Rows([32] * 8), measured(cfg), gpu=False)
+    training = Training(Experiment.read(cfg), Rows([32] * 8), measured(cfg), gpu=False)
     assert (
         training.small.sampled == 8
         and training.phases["sampling"] > 2 * 4 * 2 * 16 * 8 * (32 + 16) * 4
@@ -256,7 +267,7 @@ def test_experts_are_measured_whatever_their_code_asks_of_its_data(own, composed
         for name, value in ({"model_type": own["model_type"]} | ARCHITECTURE | own).items()
     ]
     cfg = composed("trainer=sft", model=words)
-    training = Training(cfg, Rows([32] * 8), measured(cfg), gpu=False)
+    training = Training(Experiment.read(cfg), Rows([32] * 8), measured(cfg), gpu=False)
     assert training.phases["update"] >= training.gradients == training.held["weights"]
     assert training.operations_per_step > 0
 
@@ -273,7 +284,7 @@ def test_experts_are_measured_whatever_their_code_asks_of_its_data(own, composed
     ],
 )
 def test_steps_are_counted_as_the_trainer_does(cfg, rows, steps):
-    assert steps_of(cfg, Rows([10], total=rows)) == steps
+    assert steps_of(Experiment.read(cfg), Rows([10], total=rows)) == steps
 
 
 def test_a_cycle_of_generation_and_its_rows():
@@ -305,7 +316,9 @@ def test_one_row_at_a_time_cannot_be_fewer(rows, fix):
         "peak": 92,
         "recompute": True,
     }
-    training = SimpleNamespace(**needs, args=args, width=1000, cfg={"peft": None}, parts=Shards(3))
+    training = SimpleNamespace(
+        **needs, args=args, width=1000, experiment=Experiment(), parts=Shards(3)
+    )
     (line,) = Forecast(training, Device("a GPU", True, memory=95)).warning()
     assert fix in line
 
@@ -320,7 +333,7 @@ def test_a_model_of_an_earlier_stage_has_the_architecture_that_the_stage_began_w
     }
     Source(architecture=ARCHITECTURE).config().save_pretrained(tmp_path)
     cfg = linked(cfg, {"outputs/run-sft/x/model": str(tmp_path)})
-    assert Training(cfg, Rows([8]), None, gpu=False).policy.count == WEIGHTS
+    assert Training(Experiment.read(cfg), Rows([8]), None, gpu=False).policy.count == WEIGHTS
 
 
 PARTS = ("weights", "gradients", "optimizer")
@@ -358,7 +371,7 @@ def test_eight_billion_weights_on_a_card(composed, tmp_path):
             reduced = reduce(case, place / "small", Clones(place / "models")).cfg
             small[kind], why = measure_small(reduced, True, place / "measured")
             assert not why
-        training = Training(case, Rows([1109]), small[kind], gpu=True)
+        training = Training(Experiment.read(case), Rows([1109]), small[kind], gpu=True)
         assert training.peak / 1e9 == pytest.approx(expected, rel=0.1)
 
 
@@ -380,7 +393,7 @@ def test_a_strategy_splits_what_each_process_holds(composed, strategy, processes
     own = [f"model.{name}={value}" for name, value in LARGE.items()]
     words = ("trainer=sft", f"strategy={strategy}", f"launcher.num_processes={processes}")
     trainings = [
-        Training(composed(*more, model=own), Rows([9]), None, gpu=True)
+        Training(Experiment.read(composed(*more, model=own)), Rows([9]), None, gpu=True)
         for more in (["trainer=sft"], words)
     ]
     whole, parts = (training.held | {"gradients": training.gradients} for training in trainings)

@@ -25,7 +25,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor, LlavaProces
 from runner import config
 from runner.__main__ import main
 from runner.config.build import serve
-from runner.config.experiment import TrainerPart
+from runner.config.experiment import Experiment, TrainerPart
 from runner.config.menu import read_options
 from runner.dataset import media_source
 from runner.dataset.convert import RowRequest
@@ -413,7 +413,7 @@ def test_who_reads_images_out_of_turns_has_them_in_each_row_or_in_none(folder, s
 
 def test_the_words_of_a_new_model_that_sees_are_those_of_its_tokenizer():
     cfg = config.compose(["experiment=toy_picture", "speed=max"]).cfg
-    assert ModelWeights(source_of(cfg), dtype="float32").count == 220_864
+    assert ModelWeights(source_of(Experiment.read(cfg)), dtype="float32").count == 220_864
     assert "train_sampling_strategy" not in cfg["trainer"]["args"]
 
 

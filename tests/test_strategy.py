@@ -439,11 +439,11 @@ def test_a_model_says_whether_other_processes_would_take_other_steps(kind, found
         "batch": 16,
         "trainer": {"form": "text", "shares_batch": ["per_device_train_batch_size"]},
     }
-    assert found in (reason := find_process_dependence(trainer, cfg))
+    assert found in (reason := find_process_dependence(trainer, Experiment.read(cfg)))
     assert bool(reason) == bool(found)
     # nothing is counted of a stream, whose number of processes is in the key
     del trainer.train_dataset
-    assert find_process_dependence(trainer, {"batch": 16, "trainer": {"form": "text"}}) == ""
+    assert find_process_dependence(trainer, Experiment.read({"batch": 16})) == ""
 
 
 def test_a_run_whose_layers_are_split_does_not_go_on_from_its_checkpoint(

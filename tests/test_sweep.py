@@ -15,6 +15,7 @@ import pytest
 from runner import __main__ as door
 from runner import config
 from runner.config import composition
+from runner.config.experiment import Experiment, LauncherPart
 from runner.config.override import force
 from runner.errors import ConfigError
 from runner.io.files import MENU, read_json
@@ -478,23 +479,23 @@ def test_each_of_several_jobs_sees_its_own_device_and_its_share_of_the_cpu(monke
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert visible_devices() == ["4", "5", "GPU-7"]
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    settings = settings_of({"jobs": 3})
+    settings = settings_of(LauncherPart(jobs=3))
     import torch
 
     threads = torch.get_num_threads()
     seen = []
     for slot in range(3):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,GPU-7")
-        confine(slot, settings, {})
+        confine(slot, settings, Experiment())
         seen.append((os.environ["CUDA_VISIBLE_DEVICES"], torch.get_num_threads()))
     torch.set_num_threads(threads)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert seen == [("4", 2), ("5", 2), ("GPU-7", 2)]
-    confine(0, settings_of({"jobs": 1, "devices": [3, 1]}), {})
+    confine(0, settings_of(LauncherPart(jobs=1, devices=[3, 1])), Experiment())
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "3" and "OMP_NUM_THREADS" not in os.environ
-    assert settings_of({"jobs": 2, "devices": [3, 1]}).devices == ["3", "1"]
+    assert settings_of(LauncherPart(jobs=2, devices=[3, 1])).devices == ["3", "1"]
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    confine(0, settings_of({"jobs": 2, "devices": []}), {})
+    confine(0, settings_of(LauncherPart(jobs=2, devices=[])), Experiment())
     assert os.environ["OMP_NUM_THREADS"] == "3" and torch.get_num_threads() == threads
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert visible_devices() == []
@@ -528,11 +529,11 @@ def test_a_single_process_sees_one_device_and_says_so_where_there_are_more(monke
 def test_each_job_has_a_device_for_each_of_its_processes(monkeypatch, capsys):
     words = ("trainer=sft", "seed=0,1", "launcher.num_processes=2", "name=sweep")
     runs = [run for runs in jobs(*words) for run in runs]
-    settings = settings_of({"jobs": 2, "devices": range(5)}, runs)
+    settings = settings_of(LauncherPart(jobs=2, devices=range(5)), runs)
     seen = []
     for slot in range(2):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4")
-        confine(slot, settings, runs[slot].cfg)
+        confine(slot, settings, runs[slot].experiment)
         seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
     assert seen == ["0,1", "2,3"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
@@ -763,9 +764,10 @@ def test_nobody_kills_before_what_it_has_started_has_had_its_time():
         {"num_processes": 4},
         {"num_processes": 2, "num_machines": 3},
     ):
-        inner, outer = processes.grace_of(launcher), processes.patience_with(launcher)
+        part = LauncherPart.read(launcher)
+        inner, outer = processes.grace_of(part), processes.patience_with(part)
         assert outer - inner >= (processes.MARGIN if launcher.get("num_processes") else 0)
-    assert slurm.Slurm().signal_seconds > processes.grace_of({}) + processes.MARGIN
+    assert slurm.Slurm().signal_seconds > processes.grace_of(LauncherPart()) + processes.MARGIN
 
 
 def test_a_signal_without_a_name_is_told_by_its_number():

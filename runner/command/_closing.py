@@ -102,19 +102,19 @@ def next_command(run: RunRecord) -> str:
 
 def _next_trainer(run: RunRecord) -> str:
     """The trainer that usually comes after that of a run."""
-    node = run.cfg["trainer"]
+    trainer = run.experiment.trainer
     form = _form_of_rows(run)
-    if node["head"] == "score":
+    if trainer.head == "score":
         return "ppo"
-    if node["form"] == "demonstration" and form and fits(form, "preference"):
+    if trainer.form == "demonstration" and form and fits(form, "preference"):
         return "dpo"
     return "grpo"
 
 
 def _form_of_rows(run: RunRecord) -> str:
     """The form of the rows as far as it is known without reading them; else empty."""
-    form: str = run.cfg["dataset"].get("form") or ""
-    if not form and run.cfg["trainer"]["form"] == "preference":
+    form = run.experiment.dataset.form or ""
+    if not form and run.experiment.trainer.form == "preference":
         form = "preference"
     return form
 
@@ -125,7 +125,7 @@ def _can_train_on(run: RunRecord, follower: str, typed: Mapping[str, str]) -> bo
     form = _form_of_rows(run)
     has_rewards = _brings_rewards(choices.get("dataset"))
     has_rewards = has_rewards or ("dataset" in typed and follower != "grpo")
-    has_prompts = run.cfg["trainer"]["form"] != "prompt" and form and fits(form, "prompt")
+    has_prompts = run.experiment.trainer.form != "prompt" and form and fits(form, "prompt")
     is_new = str(choices.get("model", "new")).startswith("new")
     if is_new or _has_own_tuner(run) or run.cause:
         return False

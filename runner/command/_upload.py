@@ -64,7 +64,7 @@ def open_run_repository(run: Run) -> RepoUrl | None:
 
     Only the first process opens it.
     """
-    args = run.cfg["trainer"]["args"]
+    args = run.experiment.trainer.args
     if not args.get("push_to_hub") or rank():
         return None
     try:
@@ -91,16 +91,16 @@ def note_failed_push(run: Run, error: EnvironmentFault) -> None:
     fix = f"python -m runner export {shlex.quote(str(run))} push={name}"
     if _is_public(run):
         fix += " private=false"
-    if run.cfg["model"].get("trust_remote_code"):
+    if run.experiment.model.trusts_code:
         fix += " trust_remote_code=true"
     fault = replace(error.faults[0], where="trainer.args.push_to_hub", fix=fix)
     add_notes(run, [f"the run is finished, and its model was not pushed\n{fault}"])
 
 
 def _repository_name(run: Run) -> str:
-    name: str = run.cfg["trainer"]["args"].get("hub_model_id") or run.folder.parent.name
+    name = run.experiment.trainer.args.get("hub_model_id") or run.folder.parent.name
     return name
 
 
 def _is_public(run: Run) -> bool:
-    return run.cfg["trainer"]["args"].get("hub_private_repo") is False
+    return run.experiment.trainer.args.get("hub_private_repo") is False

@@ -10,7 +10,7 @@ from typing import Any
 
 from runner.command import CommandLine, options_of, split_options
 from runner.config import Composed
-from runner.config.experiment import Experiment
+from runner.config.experiment import Experiment, ModelPart
 from runner.errors import ConfigError, Fault
 from runner.io.files import write_text
 from runner.io.terminal import print_error, quiet, shows_colours
@@ -126,7 +126,10 @@ def build_sheets(cfg: Mapping[str, Any], count: int, sets: str, stage: str = "")
 
     # The small model that stands in for a large one is on one device, whatever the ``device_map``
     # of that one says.
-    take_devices({} if cfg["model"]["_target_"] == LOADER else cfg, visible_devices())
+    take_devices(
+        ModelPart() if cfg["model"]["_target_"] == LOADER else Experiment.read(cfg).model,
+        visible_devices(),
+    )
     with first_rows_prepared(Experiment.read(cfg), count) as (components, how):
         trainer, sheets = components.trainer, []
         if sets != "eval":

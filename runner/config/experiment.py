@@ -217,6 +217,11 @@ class LauncherPart(Part):
     """The devices of this machine that may be used, as in CUDA_VISIBLE_DEVICES."""
 
     @property
+    def is_queue(self) -> bool:
+        """True for a cluster that takes runs into a queue."""
+        return "wait" in self.node
+
+    @property
     def num_processes(self) -> int:
         """The processes of a run on each machine."""
         return int(self.node.get("num_processes") or 1)

@@ -10,8 +10,6 @@ import psutil
 import torch
 from torch.utils.benchmark import Timer
 
-from runner.config.experiment import Experiment
-from runner.config.machines import processes_of
 from runner.estimate.memory import Training
 from runner.estimate.steps import steps_of
 from runner.run.alarms import steps_to_notice
@@ -78,7 +76,7 @@ class Forecast:
     @property
     def steps(self) -> int | None:
         """The steps of the whole training; None where nobody knows."""
-        return steps_of(self.training.cfg, self.training.rows)
+        return steps_of(self.training.experiment, self.training.rows)
 
     def shares(self) -> dict[str, int | None]:
         """Bytes by what holds them; activations and sampling take turns."""
@@ -115,7 +113,7 @@ class Forecast:
         phases = training.phases
         state_bytes = held["weights"] + held.get("optimizer", 0) + training.gradients
         if max(phases.values()) - training.gradients <= state_bytes:
-            words = "peft=qlora" if training.cfg["peft"] else "peft=lora"
+            words = "peft=qlora" if training.experiment.peft else "peft=lora"
             count = self._processes_that_fit(memory)
             if self.device.gpu and training.parts.stage < 3 and count:
                 words += f", or strategy=fsdp2 launcher.num_processes={count}"
@@ -133,7 +131,7 @@ class Forecast:
         split = sum(training.held.values()) + training.gradients
         for count in PROPOSED_PROCESSES:
             is_enough = training.peak - split + split // count <= TIGHT * memory
-            if count >= processes_of(training.cfg) and is_enough:
+            if count >= training.experiment.launcher.all_processes and is_enough:
                 return count
         return None
 
@@ -147,7 +145,7 @@ class Forecast:
         text = f"{self.device.name} in {precision}"
         if training.recompute:
             text += " with activations recomputed"
-        count = processes_of(training.cfg)
+        count = training.experiment.launcher.all_processes
         if count > 1:
             text += f", in each of {count} processes"
             if training.parts.stage:
@@ -185,12 +183,12 @@ class Forecast:
             checkpoint += training.gradients
         count = checkpoints_at_once(
             int(args.get("save_total_limit") or KEPT),
-            steps_to_notice(Experiment.read(training.cfg).tolerate),
+            steps_to_notice(training.experiment.tolerate),
             setting(args, "save_strategy", "steps"),
             float(setting(args, "save_steps", 500)),
             self.steps,
         )
-        room = free(Path(str(training.cfg["output_root"])))
+        room = free(training.experiment.root)
         need = count * checkpoint + model
         checkpoints = "no checkpoint"
         if count:
@@ -272,7 +270,7 @@ def _describe_steps(forecast: Forecast) -> str:
     training = forecast.training
     rows = batch_size(training.args)
     rows *= setting(training.args, "gradient_accumulation_steps", 1)
-    rows *= processes_of(training.cfg)
+    rows *= training.experiment.launcher.all_processes
     row_tokens = training.packed or training.rows.mean + training.completion
     tokens = round(rows * training.texts * row_tokens)
     steps = forecast.steps

@@ -24,6 +24,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import PreTrainedModel, Trainer
 
+from runner.config.experiment import Experiment
 from runner.errors import RunnerError
 from runner.estimate.memory import RECOMPUTE, MeasuredStep, autocasts
 from runner.estimate.model_weights import ModelWeights, Shape, source_of, trunks_of
@@ -125,7 +126,7 @@ def measure_step(cfg: Config, gpu: bool, folder: Path) -> MeasuredStep:
         # What a rank adds does not grow with the width, and is little in a wide model.
         alone["peft"]["r"] = 1
     trainer = build_components(open_run(alone, [])).trainer
-    shape = ModelWeights(source_of(cfg), dtype="float32", trained=False).shape
+    shape = ModelWeights(source_of(Experiment.read(cfg)), dtype="float32", trained=False).shape
     meter = Meter(trainer, shape)
     profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
     with profiler, saved_tensors_hooks(meter.keep, lambda tensor: tensor):

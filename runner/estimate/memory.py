@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from runner.config.experiment import Experiment
-from runner.config.machines import processes_of
 from runner.estimate.model_weights import ModelWeights, Shape, others_of, source_of
 from runner.estimate.steps import Rows
 from runner.generate.budget import answer_tokens, evaluation_budget
 from runner.generate.padding import TOKENS_PER_PASS
 from runner.run.continuation import computes_once
 from runner.schema import upstream
-from runner.schema.text import Config, Node, named, select
+from runner.schema.text import Node, select
 from runner.schema.upstream import batch_size, config_fields, setting
 from runner.training.checkpoint import state_bytes
 
@@ -92,10 +91,10 @@ class Shards:
         return 0 if self.offloaded else size // self.parts
 
 
-def shards_of(cfg: Config) -> Shards:
-    """The parts into which the strategy of a configuration splits a training."""
-    args = cfg["trainer"]["args"]
-    parts = select(args, "parallelism_config.dp_shard_size") or processes_of(cfg)
+def shards_of(experiment: Experiment) -> Shards:
+    """The parts into which the strategy of an experiment splits a training."""
+    args = experiment.trainer.args
+    parts = select(args, "parallelism_config.dp_shard_size") or experiment.launcher.all_processes
     if args.get("fsdp"):
         return Shards(3, parts, bool(select(args, "fsdp_config.cpu_offload")))
     stage = select(args, "deepspeed.zero_optimization.stage")
@@ -111,25 +110,29 @@ class Training:
     ``small`` is its step in small, None where none was measured.
     """
 
-    def __init__(self, cfg: Config, rows: Rows, small: MeasuredStep | None, *, gpu: bool):
-        args = cfg["trainer"]["args"]
-        self.cfg = cfg
+    def __init__(
+        self, experiment: Experiment, rows: Rows, small: MeasuredStep | None, *, gpu: bool
+    ):
+        args = experiment.trainer.args
+        self.experiment = experiment
         self.args = args
         self.rows = rows
         self.gpu = gpu
         self.autocast = autocasts(args, gpu)
         self.recompute = recomputes(args, gpu)
-        dtype = cfg["model"].get("dtype", "float32")
         self.policy = ModelWeights(
-            source_of(cfg), dtype=dtype, peft=cfg["peft"], quant=cfg["quant"]
+            source_of(experiment),
+            dtype=experiment.model.node.get("dtype", "float32"),
+            peft=experiment.peft,
+            quant=experiment.quant,
         )
         self.small = small or MeasuredStep(self.policy.shape)
-        self.others = dict(others_of(cfg))
-        self.optimizer = _optimizer_name(cfg)
+        self.others = dict(others_of(experiment))
+        self.optimizer = _optimizer_name(experiment)
         # The most tokens of a completion that is sampled after each prompt; 0 where rows hold
         # their completions.
         self.completion = 0
-        if cfg["trainer"]["form"] == "prompt":
+        if experiment.trainer.form == "prompt":
             lengths = [setting(args, name) for name in upstream.COMPLETION_LENGTHS]
             self.completion = int(next(filter(None, lengths), 0))
         self.packed = rows.limit if setting(args, "packing", False) else None
@@ -137,7 +140,7 @@ class Training:
         # Texts that go through the model for each row of a batch, such as two of a pair.
         self.texts = max(1, self.small.rows // batch_size(args))
         self._add_critic()
-        self.parts = shards_of(cfg)
+        self.parts = shards_of(experiment)
         self.once = self._asks_reference_once()
         self.gradients = self.parts.of("gradients", self.policy.trained_bytes + self.critic_bytes)
 
@@ -174,7 +177,7 @@ class Training:
         settings |= dict(self.args)
         total = self.rows.total
         if name in settings and name not in self.args and total is not None:
-            return computes_once(Experiment.read(self.cfg), settings, total or 1)
+            return computes_once(self.experiment, settings, total or 1)
         return bool(settings.get(name))
 
     @property
@@ -320,22 +323,22 @@ class Training:
 
     def evaluation_operations(self, steps: int | None) -> float:
         """The most operations, on one process, of the answers that evaluations sample."""
-        budget = evaluation_budget(Experiment.read(self.cfg), steps)
+        budget = evaluation_budget(self.experiment, steps)
         if budget is None:
             return 0.0
-        metrics = named(self.cfg["metric"] or {}, "metric")
-        lengths = [metric.get("max_new_tokens") for metric in metrics.values()]
+        lengths = [metric.max_new_tokens for metric in self.experiment.metrics.values()]
         shape = self.policy.shape
         width = self.rows.mean + answer_tokens(lengths, self.completion)
-        tokens = budget.evaluations * budget.answers * width / processes_of(self.cfg)
+        processes = self.experiment.launcher.all_processes
+        tokens = budget.evaluations * budget.answers * width / processes
         weights = shape.weights + shape.head
         return tokens * (2 * weights + 4 * shape.layers * shape.hidden * width)
 
 
-def _optimizer_name(cfg: Config) -> str:
+def _optimizer_name(experiment: Experiment) -> str:
     """The name of the optimizer: of the configuration's own, or else as the trainer knows it."""
-    node = cfg.get("optimizer") or {}
-    name = str(node.get("_target_", ""))
-    if node.get("fused"):
-        name += ".fused"
-    return name.lower() or str(setting(cfg["trainer"]["args"], "optim", "adamw_torch_fused"))
+    optimizer = experiment.optimizer
+    if optimizer is None:
+        return str(setting(experiment.trainer.args, "optim", "adamw_torch_fused"))
+    name = optimizer.target.lower()
+    return f"{name}.fused" if optimizer.node.get("fused") else name

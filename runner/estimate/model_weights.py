@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from runner.config.build import build
-from runner.config.experiment import AdapterPart, Experiment
+from runner.config.experiment import AdapterPart, Experiment, Part
 from runner.model.architecture import modality_of
 from runner.model.check import LOADER
 from runner.model.check_tuning import OUTPUT_LAYERS
 from runner.model.clone import Source
 from runner.model.load import auto_class, read_adapter
-from runner.schema.text import Config, Node, nodes
+from runner.schema.text import Node, nodes
 from runner.training.components.model import build_tuner, path_of
 
 OF_REWARDS = ("outcome.load_reward_model", "outcome.Classifier", "process.ProcessModel")
@@ -96,8 +96,8 @@ class ModelWeights:
         source: Source,
         *,
         dtype: str,
-        peft: Node | None = None,
-        quant: Node | None = None,
+        peft: AdapterPart | None = None,
+        quant: Part | None = None,
         trained: bool = True,
     ):
         config = copy.deepcopy(source.config())
@@ -128,7 +128,7 @@ class ModelWeights:
         self.largest = 0
         for weight in weights:
             if quant and id(weight) in quantised:
-                size += weight.numel() * _bits_per_weight(quant) / 8
+                size += weight.numel() * _bits_per_weight(quant.node) / 8
                 self.largest = max(self.largest, weight.nbytes)
             else:
                 size += weight.nbytes
@@ -160,11 +160,11 @@ def _quantised_weights(model: PreTrainedModel) -> set[int]:
 
 
 def _adapted(
-    model: PreTrainedModel, peft: Node | None, source: Source
+    model: PreTrainedModel, peft: AdapterPart | None, source: Source
 ) -> PreTrainedModel | PeftModel:
-    """The model with the adapter of a ``peft`` node, or else with the one in its own folder."""
+    """The model with the configured adapter, or else with the one in its own folder."""
     if peft is not None:
-        model, config = build_tuner(AdapterPart.read_chosen(peft), model, source.head)
+        model, config = build_tuner(peft, model, source.head)
     elif source.path:
         config = copy.deepcopy(read_adapter(source.path, source.revision))
     else:
@@ -178,14 +178,14 @@ def _adapted(
     return get_peft_model(model, config)
 
 
-def source_of(cfg: Config) -> Source:
+def source_of(experiment: Experiment) -> Source:
     """The source of a run's policy."""
-    model = cfg["model"]
-    head = cfg["trainer"]["head"]
-    path = path_of(Experiment.read(cfg)).get("path")
+    model = experiment.model
+    head = experiment.trainer.head
+    path = path_of(experiment).get("path")
     if path:
-        return Source(path, model.get("revision"), bool(model.get("trust_remote_code")), head)
-    return Source(head=head, architecture=architecture_of(model))
+        return Source(path, model.revision, model.trusts_code, head)
+    return Source(head=head, architecture=architecture_of(model.node))
 
 
 def architecture_of(node: Node) -> dict[str, Any]:
@@ -199,9 +199,9 @@ def architecture_of(node: Node) -> dict[str, Any]:
     return keys | vocabulary
 
 
-def others_of(cfg: Config) -> Iterator[tuple[str, int]]:
+def others_of(experiment: Experiment) -> Iterator[tuple[str, int]]:
     """The names and bytes of models that are only asked: reward models and a teacher."""
-    groups = {group: cfg.get(group) for group in ("reward", "trainer")}
+    groups = {group: experiment.node.get(group) for group in ("reward", "trainer")}
     for key, node in nodes(groups):
         path = node.get("path")
         if node["_target_"] not in LOADERS or not isinstance(path, str):
@@ -211,7 +211,7 @@ def others_of(cfg: Config) -> Iterator[tuple[str, int]]:
         weights = ModelWeights(source, dtype=node.get("dtype", "float32"), trained=False)
         name = key.removeprefix("trainer.").removesuffix("_model").replace(".", " ")
         yield name, weights.bytes
-    reward_path = cfg["trainer"]["args"].get("reward_model_path")
+    reward_path = experiment.trainer.args.get("reward_model_path")
     if reward_path:
         weights = ModelWeights(Source(reward_path, head="score"), dtype="float32", trained=False)
         yield "reward model", weights.bytes

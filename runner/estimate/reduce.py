@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from runner.config.machines import processes_of
+from runner.config.experiment import Experiment
 from runner.dataset import LOADER as ROWS
 from runner.dataset.head import Head, write_head
 from runner.estimate.model_weights import LOADERS, architecture_of
@@ -103,13 +103,14 @@ def reduce(cfg: Config, folder: Path, clones: Clones) -> Reduced:
         fix = to_install("bitsandbytes")
         small.note(f"without quant, because bitsandbytes is not installed here: {fix}")
         small.cfg["quant"] = None
-    processes = processes_of(cfg)
+    experiment = Experiment.read(cfg)
+    processes = experiment.launcher.all_processes
     if processes > 1:
         small.note(f"one process instead of {processes}")
     small.cfg |= {"tracker": {"report_to": "none", "environment": None}, "resume": None}
-    small.cfg |= {"launcher": None, "tolerate": (cfg.get("tolerate") or {}) | TOLERATED}
-    if cfg.get("resume"):
-        small.note(f"resume={cfg['resume']}: from its own first checkpoint instead")
+    small.cfg |= {"launcher": None, "tolerate": {**experiment.tolerate.node, **TOLERATED}}
+    if experiment.resume:
+        small.note(f"resume={experiment.resume}: from its own first checkpoint instead")
     for metric in (small.cfg["metric"] or {}).values():
         if isinstance(metric, dict):
             metric["limit"] = min(HELD_OUT, metric.get("limit") or HELD_OUT)

@@ -72,7 +72,7 @@ class Case:
     @property
     def name(self) -> str:
         """A case as a person knows it: the name of its runs, and its label."""
-        name = str(self.composed.cfg["name"])
+        name = str(self.composed.experiment.name)
         label = label_of(self.composed.overrides)
         return name if label == "default" else f"{name} {label}"
 
@@ -169,17 +169,17 @@ def inspect_rows(run: Run) -> None:
 
     Raises ConfigError for what a training would be refused for.
     """
-    cfg = Run(run.folder / UNREDUCED).cfg
-    with quiet(), first_rows_prepared(Experiment.read(cfg)) as (components, how):
+    unreduced = Run(run.folder / UNREDUCED).experiment
+    with quiet(), first_rows_prepared(unreduced) as (components, how):
         rows = components.train_rows
         inspection = inspect_training(components.trainer, rows, **how)
-    ConfigError.refuse(find_faults(inspection, Experiment.read(cfg).tolerate))
+    ConfigError.refuse(find_faults(inspection, unreduced.tolerate))
     lengths = [len(row.ids) for row in inspection.rows]
     if not lengths:
         lengths = [row.length for row in inspection.encoded]
     count = len(rows) if hasattr(rows, "__len__") else len(inspection.encoded)
     count_read = 0
-    for node in rows_of(cfg):
+    for node in rows_of(unreduced.node):
         head = Path(node["path"]) / "train.parquet"
         if head.exists():
             count_read += parquet.read_metadata(head).num_rows
@@ -200,7 +200,7 @@ def read_lengths(run: Run) -> dict[str, Any]:
 
 def export_model(run: Run) -> None:
     """Export the model as the verb does, unless it can be shared only as it is."""
-    trust = bool(run.cfg["model"].get("trust_remote_code"))
+    trust = run.experiment.model.trusts_code
     try:
         export(read_run(run.folder), run.folder / "export", trust=trust)
     except ConfigError as error:
@@ -276,10 +276,10 @@ def _describe_export(run: Run) -> str:
 
 @dataclass(frozen=True)
 class MeasuredCase:
-    """A case with the configuration that a forecast is made of, and its step on each device."""
+    """A case with the experiment that a forecast is made of, and its step on each device."""
 
     case: Case
-    cfg: Config
+    experiment: Experiment
     steps: Sequence[tuple[MeasuredStep | None, str]]  # or why there is none
 
 
@@ -309,7 +309,7 @@ def print_forecasts(cases: Sequence[Case], target: Mapping[str, float], folder: 
         rows = Rows(facts["lengths"], facts["limit"], total)
         forecasts = []
         for device, (step, why) in zip(devices, measured.steps, strict=True):
-            training = Training(measured.cfg, rows, step, gpu=device.gpu)
+            training = Training(measured.experiment, rows, step, gpu=device.gpu)
             forecasts.append(Forecast(training, device, why))
         lines = format_forecasts(forecasts)
         if index >= MAX_WHOLE:
@@ -323,13 +323,13 @@ def _measure_cases(
     """Each case whose rows could be read, with its step measured if all its lines are printed."""
     origins: dict[str, str] = {}  # of models that stages have yet to train: those they begin with
     for index, case in enumerate(cases):
-        cfg = linked(case.composed.cfg, origins)
+        experiment = Experiment.read(linked(case.composed.cfg, origins))
         if read_lengths(case.run):
             steps: list[tuple[MeasuredStep | None, str]] = [(None, "")] * len(gpus)
             if index < MAX_WHOLE:
                 steps = [measure_small(case.small.cfg, gpu, folder) for gpu in gpus]
-            yield MeasuredCase(case, cfg, steps)
-        source = source_of(cfg)
+            yield MeasuredCase(case, experiment, steps)
+        source = source_of(experiment)
         origin = source.path
         if not origin:  # of a model from nothing its config is all that there is
             origin = str(folder / f"origin{index}")

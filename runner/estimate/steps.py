@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from runner.config.machines import processes_of
+from runner.config.experiment import Experiment
 from runner.schema import upstream
-from runner.schema.text import Config, Node
+from runner.schema.text import Node
 from runner.schema.upstream import batch_size, config_fields, setting
 
 # Trainers with one of these fields leave out a last batch that is not full.
@@ -61,13 +61,13 @@ def rows_per_step(args: Node) -> float:
     return rows / float(uses)
 
 
-def steps_of(cfg: Config, rows: Rows) -> int | None:
+def steps_of(experiment: Experiment, rows: Rows) -> int | None:
     """Optimizer steps of the whole training; None where nobody knows how many rows there are."""
-    args = cfg["trainer"]["args"]
+    args = experiment.trainer.args
     max_steps = int(setting(args, "max_steps", -1))
     if max_steps > 0:
         return max_steps
-    step_rows = rows_per_step(args) * processes_of(cfg)
+    step_rows = rows_per_step(args) * experiment.launcher.all_processes
     episodes = args.get("total_episodes")
     if episodes:
         return math.ceil(int(episodes) / step_rows)

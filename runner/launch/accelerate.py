@@ -50,7 +50,7 @@ def accelerate(
     machines = Alone()
     if num_machines > 1:
         given = {"machine_rank": machine_rank, "rendezvous": rendezvous}
-        grace = processes.grace_of(Run(Path(folder)).cfg["launcher"])
+        grace = processes.grace_of(Run(Path(folder)).experiment.launcher)
         machines = Machines(given, num_machines, rendezvous_seconds, grace)
     return train_together(folder, num_processes, debug, machines)
 

@@ -36,7 +36,7 @@ def check_ranking_score(records: Sequence[RunRecord]) -> None:
     Only their logs tell: nobody knows before what a trainer, a reward or a callback will log.
     """
     runs = [run for run in records if run.state == "finished"]
-    names = [run.cfg["objective"] for run in runs if run.cfg.get("objective")]
+    names = [run.experiment.objective for run in runs if run.experiment.objective]
     if not names:
         return
     try:

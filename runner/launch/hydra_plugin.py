@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.config.composition import call_hydra
+from runner.config.experiment import Experiment
 from runner.errors import ConfigError, Fault, RunnerError, error_of
 from runner.io.files import read_json
 from runner.io.terminal import print_error
@@ -18,7 +19,6 @@ from runner.launch.pool_settings import settings_of
 from runner.launch.progress import Stages
 from runner.run import Run
 from runner.run.record import one_line
-from runner.schema.text import Config
 
 
 @dataclass(frozen=True)
@@ -51,20 +51,20 @@ class Job:
         untyped = sweep_axes.untyped_keys(words, self.typed)
         runs = stages.compose_runs(words, self.folders, untyped)
         tasks = tasks_of([runs])
-        launcher = runs[0].cfg["launcher"] | {"jobs": 1}
+        launcher = runs[0].experiment.launcher
         settings = settings_of(launcher, runs, attached=True, debug=self.debug)
         codes, signals = Pool(tasks, settings, Stages(tasks)).run()
         if signals:
             raise KeyboardInterrupt
         if not any(codes.values()):
-            return _read_objective(runs[-1].cfg, tasks[-1].folder)
+            return _read_objective(runs[-1].experiment, tasks[-1].folder)
         if self.tells:
             raise ChildProcessError(f"{tasks[-1].folder} has failed")
         return None
 
 
-def _read_objective(cfg: Config, folder: Path) -> float | None:
-    name = cfg.get("objective")
+def _read_objective(experiment: Experiment, folder: Path) -> float | None:
+    name = experiment.objective
     if name is None:
         return None
     scores = (read_json(folder / "scores.json") or {}).get("after") or {}

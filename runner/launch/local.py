@@ -126,7 +126,7 @@ def _start(run: Run, num_processes: int, debug: bool, machines: Alone) -> End:
             max_restarts=0,
             logs_specs=DefaultLogsSpecs(log_dir=place),
             signals_to_handle=",".join(signal_names),
-            shutdown_timeout=int(processes.grace_of(run.cfg["launcher"])),
+            shutdown_timeout=int(processes.grace_of(run.experiment.launcher)),
         )
         try:
             # torchrun answers the signals itself; afterwards they have their old answers.

@@ -180,7 +180,7 @@ class Pool:
             os.setpgid(0, 0)
             if log:
                 log.take_output()
-            confine(slot, self.settings, run.cfg)
+            confine(slot, self.settings, run.experiment)
             if words:
                 os.execv(words[0], words)
             return launch(run, debug=self.settings.debug)
@@ -242,11 +242,13 @@ class Pool:
             if now >= child.deadline:
                 os.kill(pid, signal.SIGKILL if child.timed_out else signal.SIGTERM)
                 child.timed_out = True
-                child.deadline = now + processes.patience_with(child.task.composed.cfg["launcher"])
+                child.deadline = now + processes.patience_with(
+                    child.task.composed.experiment.launcher
+                )
 
     def _let_end(self) -> None:
         """Have what still trains save its step, when somebody else's handler ends this process."""
-        launchers = [child.task.composed.cfg["launcher"] for child in self.live.values()]
+        launchers = [child.task.composed.experiment.launcher for child in self.live.values()]
         deadline = time.monotonic() + max(map(processes.patience_with, launchers), default=0)
         for pid in self.live:
             os.kill(pid, signal.SIGUSR2)
@@ -264,7 +266,7 @@ def warm_up(runs: Iterable[Composed]) -> None:
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     with uncollected():
         _do_first_things()
-        for target in {str(run.cfg["trainer"]["_target_"]) for run in runs}:
+        for target in {run.experiment.trainer.target for run in runs}:
             # A user's own module may hold a state, which no two runs share.
             if target.startswith(("trl.", "runner.")):
                 locate(target)

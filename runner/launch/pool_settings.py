@@ -4,11 +4,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from runner.config.machines import processes_here, world_size
+from runner.config.experiment import Experiment, LauncherPart, ModelPart
+from runner.config.machines import world_size
 from runner.config.resolution import Composed
 from runner.errors import ConfigError, Fault
 from runner.launch.processes import take_devices, visible_devices
-from runner.schema.text import Config, Node
 
 
 @dataclass(frozen=True)
@@ -24,26 +24,31 @@ class Settings:
 
 
 def settings_of(
-    launcher: Node, runs: Sequence[Composed] = (), attached: bool = False, debug: bool = False
+    launcher: LauncherPart,
+    runs: Sequence[Composed] = (),
+    attached: bool = False,
+    debug: bool = False,
 ) -> Settings:
     """The pool's part of a launcher's keys; that of a queue has none.
 
-    Devices are those of this machine where none are named. Raises ConfigError where the processes
+    Devices are those of this machine where none are named. Runs that are ``attached`` to this
+    terminal train one after the other. Raises ConfigError where the processes
     of these ``runs`` are more than the devices, one for each.
     """
-    if "wait" in launcher:
+    if launcher.is_queue:
         return Settings(debug=debug)
-    jobs = int(launcher.get("jobs") or 1)
-    processes = max((processes_here(run.cfg) for run in runs), default=1)
+    jobs = 1
+    if launcher.jobs and not attached:
+        jobs = launcher.jobs
+    processes = max((run.experiment.launcher.num_processes for run in runs), default=1)
     devices: list[str] = []
     if world_size() == 1:  # else who started the processes gave each its own
-        named = launcher.get("devices")
-        if named is None:
-            named = visible_devices()
-        devices = [str(device) for device in named]
+        devices = visible_devices()
+        if launcher.devices is not None:
+            devices = [str(device) for device in launcher.devices]
     if devices and jobs * processes > len(devices):
         raise ConfigError(_too_few_devices(jobs, processes, devices))
-    return Settings(jobs, processes, launcher.get("timeout_seconds"), devices, attached, debug)
+    return Settings(jobs, processes, launcher.timeout_seconds, devices, attached, debug)
 
 
 def _too_few_devices(jobs: int, processes: int, devices: Sequence[str]) -> Fault:
@@ -64,11 +69,11 @@ def _too_few_devices(jobs: int, processes: int, devices: Sequence[str]) -> Fault
     )
 
 
-def idle_devices(settings: Settings, cfg: Config) -> str:
+def idle_devices(settings: Settings, model: ModelPart) -> str:
     """A line about devices that no process uses; empty where each has one."""
     count = len(settings.devices)
     used = settings.jobs * settings.processes
-    if count <= used or cfg["model"].get("device_map"):
+    if count <= used or model.is_spread:
         return ""
     shown = ", ".join(f"cuda:{number}" for number in range(used))
     words = f"launcher.num_processes={count}"
@@ -78,13 +83,13 @@ def idle_devices(settings: Settings, cfg: Config) -> str:
     return f"note      {count} GPUs here, {used} used ({shown}); {words} uses {many}\n"
 
 
-def confine(slot: int, settings: Settings, cfg: Config) -> None:
+def confine(slot: int, settings: Settings, experiment: Experiment) -> None:
     """Give one of several runs its own devices and its share of the CPU."""
     devices = settings.devices
     if settings.jobs > 1:
         first = slot * settings.processes
         devices = devices[first : first + settings.processes]
-    take_devices(cfg, devices, processes_here(cfg))
+    take_devices(experiment.model, devices, experiment.launcher.num_processes)
     if settings.jobs > 1 and "OMP_NUM_THREADS" not in os.environ:
         import torch
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from runner.config.experiment import LauncherPart, ModelPart
 from runner.io.files import PACKAGE
 from runner.io.temporary import temporarily
-from runner.schema.text import Config, Node
 
 # Seconds that a run has to end its step and save it, where launcher.grace_seconds is null.
 GRACE = 90.0
@@ -61,13 +61,12 @@ def visible_devices() -> list[str]:
     return [str(number) for number, _ in enumerate(GPUS.glob("*"))]
 
 
-def take_devices(cfg: Config, devices: Sequence[str], count: int = 1) -> None:
+def take_devices(model: ModelPart, devices: Sequence[str], count: int = 1) -> None:
     """Let this process see as many devices as it has processes, or all for a model on several.
 
     transformers would share each batch among all that it sees.
     """
-    is_spread = bool((cfg.get("model") or {}).get("device_map"))
-    mine = list(devices if is_spread else devices[:count])
+    mine = list(devices if model.is_spread else devices[:count])
     if "LOCAL_RANK" not in os.environ and mine != visible_devices():
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
 
@@ -139,36 +138,37 @@ def set_parent_death_signal(parent: int) -> None:
 # --- How they end ---------------------------------------------------------------------------------
 
 
-def grace_of(launcher: Node) -> float:
+def grace_of(launcher: LauncherPart) -> float:
     """The grace period: seconds that a run has for its save once it is asked to end.
 
     A run with a shorter time limit has no more than that.
 
-    >>> grace_of({"timeout_seconds": None}), grace_of({"timeout_seconds": 20})
+    >>> grace_of(LauncherPart()), grace_of(LauncherPart(timeout_seconds=20))
     (90.0, 20.0)
-    >>> grace_of({"grace_seconds": 300})
+    >>> grace_of(LauncherPart(grace_seconds=300))
     300.0
     """
-    grace = float(launcher.get("grace_seconds") or GRACE)
-    limit = launcher.get("timeout_seconds")
+    grace = float(launcher.grace_seconds or GRACE)
+    limit = launcher.timeout_seconds
     return min(grace, float(limit)) if limit else grace
 
 
-def patience_with(launcher: Node) -> float:
+def patience_with(launcher: LauncherPart) -> float:
     """The seconds after which one who has asked a run to end may kill it.
 
     Its own processes have had theirs by then.
 
-    >>> patience_with({"num_processes": 4, "num_machines": 2}), patience_with({"num_processes": 4})
-    (315.0, 105.0)
-    >>> patience_with({"num_machines": 2}), patience_with({})
-    (315.0, 90.0)
+    >>> patience_with(LauncherPart.read({"num_processes": 4, "num_machines": 2}))
+    315.0
+    >>> patience_with(LauncherPart.read({"num_processes": 4})), patience_with(LauncherPart())
+    (105.0, 90.0)
+    >>> patience_with(LauncherPart.read({"num_machines": 2}))
+    315.0
     """
     grace = grace_of(launcher)
-    machines = int(launcher.get("num_machines") or 1)
-    if machines > 1:  # each of which the first one hears, after its own end
-        return (machines + 1) * (grace + MARGIN)
-    if (launcher.get("num_processes") or 1) > 1:
+    if launcher.num_machines > 1:  # each of which the first one hears, after its own end
+        return (launcher.num_machines + 1) * (grace + MARGIN)
+    if launcher.num_processes > 1:
         return grace + MARGIN
     return grace
 

@@ -68,7 +68,7 @@ def arrange(tasks: Sequence[Task], tickets: Mapping[Path, str]) -> Iterator[Arra
                     ]
                     array_tasks = dict(zip(map(int, numbers), array_tasks.values(), strict=True))
                 yield _build_array(template, kind, dependency, array_tasks)
-                has_bound = bool(members[0].composed.cfg["launcher"].get("jobs"))
+                has_bound = bool(members[0].composed.experiment.launcher.jobs)
                 if has_bound and not dependency.startswith(("afterok", "aftercorr")):
                     # Each array counts its own jobs at a time, so that one comes after the other.
                     job = tickets[members[first].folder].partition("_")[0]
@@ -94,9 +94,9 @@ def _sort_by_kind(ready: Sequence[Task], awaited: Mapping[Path, str]) -> dict[Ki
             dependency = f"aftercorr:{ticket.partition('_')[0]}"
         elif ticket:
             dependency = f"afterok:{ticket}"
-        cfg = task.composed.cfg
-        on_cpu = bool(cfg["trainer"]["args"].get("use_cpu"))
-        kind = Kind(dependency, task.folder.parent, repr(cfg["launcher"]), on_cpu)
+        experiment = task.composed.experiment
+        on_cpu = bool(experiment.trainer.args.get("use_cpu"))
+        kind = Kind(dependency, task.folder.parent, repr(experiment.launcher.node), on_cpu)
         members.setdefault(kind, []).append(task)
     return members
 
@@ -104,13 +104,13 @@ def _sort_by_kind(ready: Sequence[Task], awaited: Mapping[Path, str]) -> dict[Ki
 def _build_array(
     template: "Template", kind: Kind, dependency: str, tasks: Mapping[int, Task]
 ) -> Array:
-    launcher = next(iter(tasks.values())).composed.cfg["launcher"]
+    launcher = next(iter(tasks.values())).composed.experiment.launcher
     place = kind.group.absolute() / HIDDEN
     runs = {number: display_path(task.folder.absolute()) for number, task in tasks.items()}
     digest = hashlib.sha256(repr((place, runs)).encode()).hexdigest()[:8]
     name = f"{re.sub(r'[^a-zA-Z0-9_.-]+', '-', place.parent.name)}.{digest}"
     script = template.render(
-        launcher=build(launcher),
+        launcher=build(launcher.node),
         executable=sys.executable,
         on_cpu=kind.on_cpu,
         name=name,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from runner.config.build import asked_for, build
 from runner.config.experiment import LauncherPart, key_names
-from runner.config.machines import processes_here, processes_of, rank_of, rendezvous_of, world_size
+from runner.config.machines import rank_of, rendezvous_of, world_size
 from runner.config.override import latest, parse
 from runner.config.resolution import Composed
 from runner.dataset.request import split_words
@@ -57,13 +57,13 @@ def start_runs(runs: Sequence[Composed], *, dry_run: bool = False, debug: bool =
     """
     tasks = tasks_of([runs])
     check_ahead([runs])
-    launcher = runs[0].cfg["launcher"]
-    settings = settings_of(launcher | {"jobs": 1}, runs, attached=True, debug=debug)
+    launcher = runs[0].experiment.launcher
+    settings = settings_of(launcher, runs, attached=True, debug=debug)
     queue = _queue_of(runs)
     why_pooled = ""
     if runs[0].stage:
         why_pooled = "stages"
-    elif launcher.get("timeout_seconds"):
+    elif launcher.timeout_seconds:
         why_pooled = "launcher.timeout_seconds"
     if why_pooled or queue:
         _refuse_several_processes(why_pooled or "launcher", runs[0].machines)
@@ -72,7 +72,7 @@ def start_runs(runs: Sequence[Composed], *, dry_run: bool = False, debug: bool =
         return _show(Plan(tasks), queue)
     _settle_hub(runs)
     with _folder_errors(runs[0]):
-        print(idle_devices(settings, runs[0].cfg), end="")
+        print(idle_devices(settings, runs[0].experiment.model), end="")
         if not queue and not why_pooled:
             return _train_here(runs[0], settings)
         if queue:
@@ -88,9 +88,9 @@ def start_runs(runs: Sequence[Composed], *, dry_run: bool = False, debug: bool =
 
 def _train_here(composed: Composed, settings: Settings) -> int:
     """Train a run by its launcher, without a pool around it."""
-    launcher = composed.cfg["launcher"]
-    frozen = dict(launcher)
-    if "machine_rank" in launcher:  # it is no part of the run, whose folder all machines open
+    launcher = composed.experiment.launcher
+    frozen = dict(launcher.node)
+    if "machine_rank" in frozen:  # it is no part of the run, whose folder all machines open
         frozen["machine_rank"] = None
     run = open_run(
         composed.cfg | {"launcher": frozen}, composed.overrides, composed.command, composed.choices
@@ -103,7 +103,7 @@ def _train_here(composed: Composed, settings: Settings) -> int:
         if offer:
             print(f"note      {offer}")
     print(f"run       {run}", flush=True)
-    confine(0, settings, run.cfg)
+    confine(0, settings, run.experiment)
     code = launch(run, settings.debug, launcher)
     if code == 0 and world_size() == 1:
         check_ranking_score([read_run(run.folder)])
@@ -141,7 +141,7 @@ def start_sweep(
     tasks = tasks_of(jobs)
     _refuse_several_processes("a sweep", max(run.machines for run in runs))
     check_ahead(jobs, elsewhere=bool(sweep.plugins))
-    settings = settings_of(runs[0].cfg["launcher"], runs, debug=debug)
+    settings = settings_of(runs[0].experiment.launcher, runs, debug=debug)
     queue = _queue_of(runs, sweep.plugins)
     plan = Plan(tasks, sweep_axes.axes(words))
     print(plan)
@@ -154,7 +154,7 @@ def start_sweep(
         return start_plugin(plugin_job, typed, lambda: ends, report)
     _settle_hub(runs)
     with _folder_errors(runs[0]):
-        print(idle_devices(settings, runs[0].cfg), end="")
+        print(idle_devices(settings, runs[0].experiment.model), end="")
         show = LiveProgress(plan, settings.jobs)
         if queue:
             codes, signals = Submission(tasks, queue, show).run()
@@ -188,11 +188,11 @@ def _queue_of(runs: Sequence[Composed], plugins: Sequence[str] = ()) -> ClusterQ
     Raises ConfigError where it is only one of several launchers, and for keys of the pool that it
     does not take.
     """
-    launchers = [run.cfg["launcher"] for run in runs]
-    queued = [launcher for launcher in launchers if "wait" in launcher]
+    launchers = [run.experiment.launcher for run in runs]
+    queued = [launcher for launcher in launchers if launcher.is_queue]
     if not queued:
         return None
-    if plugins or len({launcher["_target_"] for launcher in launchers}) > 1:
+    if plugins or len({launcher.target for launcher in launchers}) > 1:
         beside = plugins[0] if plugins else "another launcher"
         raise ConfigError(
             Fault(
@@ -205,9 +205,11 @@ def _queue_of(runs: Sequence[Composed], plugins: Sequence[str] = ()) -> ClusterQ
     keys_of_a_pool = set(key_names(LauncherPart))
     not_taken: set[str] = set()
     for launcher in queued:
-        not_taken |= (launcher.keys() & keys_of_a_pool) - asked_for(launcher["_target_"])
+        not_taken |= (launcher.node.keys() & keys_of_a_pool) - asked_for(launcher.target)
     ConfigError.refuse(map(_key_of_this_machine, sorted(not_taken)))
-    queues: list[ClusterQueue] = [build(launcher) for launcher in queued]  # each checks its keys
+    queues: list[ClusterQueue] = [
+        build(launcher.node) for launcher in queued
+    ]  # each checks its keys
     return queues[0]
 
 
@@ -239,14 +241,14 @@ def _print_notes(tasks: Sequence[Task]) -> None:
     for run in runs:
         lines += [f"speed     {titles[run.stage]}{line}" for line in run.speed]
     lines += [_describe_machine(run) for run in runs if run.machines > 1]
-    for root in dict.fromkeys(str(run.cfg["output_root"]) for run in runs):
-        place = describe_lone_locks(Path(root))
+    for root in dict.fromkeys(run.experiment.root for run in runs):
+        place = describe_lone_locks(root)
         if place:
             lines.append(
                 f"note      {place}: other machines may not see that a run is in use; start it "
                 "from one"
             )
-    datasets = [run.cfg["dataset"] for run in runs]
+    datasets = [run.experiment.dataset.node for run in runs]
     splits = [dataset.get("split") for dataset in datasets if not dataset.get("streaming")]
     if {"train": "train", "eval": None} in splits:
         lines.append(f"note      no rows are held out; {split_words(share=80)}")
@@ -259,13 +261,11 @@ def _print_notes(tasks: Sequence[Task]) -> None:
 
 
 def _describe_machine(run: Composed) -> str:
-    launcher = run.cfg["launcher"]
-    rank, _ = rank_of(launcher)
-    here = processes_here(run.cfg)
-    count = processes_of(run.cfg)
+    launcher = run.experiment.launcher
+    rank, _ = rank_of(launcher.node)
     return (
-        f"note      machine {rank} of {run.machines}, with {here} of {count} processes; "
-        f"they meet at {rendezvous_of(launcher)}"
+        f"note      machine {rank} of {run.machines}, with {launcher.num_processes} of "
+        f"{launcher.all_processes} processes; they meet at {rendezvous_of(launcher.node)}"
     )
 
 
@@ -329,7 +329,7 @@ def _folder_errors(composed: Composed) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        group = f"{composed.cfg['output_root']}/{composed.cfg['name']}"
+        group = f"{composed.experiment.output_root}/{composed.experiment.name}"
         if error.errno not in NO_FOLDER and is_full(error, Path(group)):
             raise full(Run(Path(group)), error) from error
         raise EnvironmentFault(

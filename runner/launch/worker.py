@@ -7,15 +7,15 @@ import contextlib
 import gc
 import logging
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from runner import errors
 from runner.config.build import build, locate
-from runner.config.experiment import LauncherPart, key_names
+from runner.config.experiment import LauncherPart
 from runner.config.machines import rank
 from runner.errors import (
     EnvironmentFault,
@@ -61,17 +61,13 @@ VERBS: dict[Verb, str] = {
 }
 
 
-def launch(run: Run, debug: bool = False, launcher: Mapping[str, Any] | None = None) -> int:
+def launch(run: Run, debug: bool = False, launcher: LauncherPart | None = None) -> int:
     """Train by the run's launcher, which may be in this process, and return the exit code."""
-    node = launcher or run.cfg["launcher"]
-    not_arguments = ["_target_", *key_names(LauncherPart)]  # ours are the pool's
-    args = {}
-    for key, value in node.items():
-        if key not in not_arguments:
-            args[key] = build(value)
+    launcher = launcher or run.experiment.launcher
+    args = {key: build(value) for key, value in launcher.arguments.items() if key != "_target_"}
     try:
-        target = locate(node["_target_"])
-        if "wait" in args:  # a queue, in whose job we are
+        target = locate(launcher.target)
+        if launcher.is_queue:  # a queue, in whose job we are
             code: int = target(**args).train(run.folder, debug)
         else:
             code = target(run.folder, debug=debug, **args)
@@ -110,7 +106,7 @@ def work(
     run = Run(Path(folder))
     stop = Stop()
     try:
-        take_devices(run.cfg, visible_devices())
+        take_devices(run.experiment.model, visible_devices())
         with handle_signals(stop), contextlib.ExitStack() as held:
             placed = replace(run, place=held.enter_context(hold_place(run.folder)))
             if rank() == 0:

@@ -121,7 +121,7 @@ def _missing_score(name: str, held_out: Sequence[str], finished: Sequence[RunRec
 def _find_candidate(runs: Sequence[RunRecord], held_out: Sequence[str]) -> Candidate | None:
     """The score that the first configuration names, or else the most telling one."""
     for run in runs:
-        objective = run.cfg.get("objective")
+        objective = run.experiment.objective
         if isinstance(objective, str):
             return Candidate(objective, "objective of the configuration")
     for run in runs:

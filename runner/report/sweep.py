@@ -186,7 +186,7 @@ class Summary:
         if self.best is None or not self.best.finished:
             return ""
         runs = self.best.finished
-        seeds = [run.cfg.get("seed") for run in runs] if self.seeds else []
+        seeds = [run.experiment.seed for run in runs] if self.seeds else []
         return command_of(runs[0], seeds)
 
     @cached_property

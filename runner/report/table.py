@@ -251,7 +251,7 @@ def to_rows(summary: Summary) -> Iterator[dict[str, Any]]:
                 "step": run.status.get("step"),
                 "max_steps": run.status.get("max_steps"),
                 "values": values,
-                "seed": run.cfg.get("seed"),
+                "seed": run.experiment.seed if run.cfg else None,
                 "objective": run.score(objective.name) if objective else None,
                 "before": run.before,
                 "after": run.after,

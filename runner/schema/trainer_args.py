@@ -121,6 +121,8 @@ class TrainerArgs(TypedDict, total=False):
     reward_weights: list[float] | None
     reward_model_path: str | None
     sft_model_path: str | None
+    total_episodes: int | None
+    max_tokens_per_micro_batch: int | None
     teacher_model_name_or_path: str | None
     num_completions_to_print: int | None
 

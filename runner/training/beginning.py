@@ -50,7 +50,7 @@ def _record_start(run: Run, components: Components, source: Run | None) -> None:
         **facts,
         inputs=read_fingerprints(run.cfg, manifest.get("inputs")),
         starts=manifest.get("starts", 0) + 1,
-        of_processes=find_process_dependence(components.trainer, run.cfg),
+        of_processes=find_process_dependence(components.trainer, run.experiment),
     )
     record_adjustments(run)
     check_space(run)
@@ -138,8 +138,7 @@ def check_steps_taken(run: Run, components: Components) -> None:
 
 def _too_few_rows(run: Run, args: TrainingArguments, rows: int) -> Fault:
     fix = "a smaller trainer.args.per_device_train_batch_size"
-    limits = run.cfg["dataset"].get("limit") or {}
-    if limits.get("train"):
+    if run.experiment.dataset.limits.get("train"):
         fix = f"dataset.limit.train=null, or {fix}"
     return Fault(
         where="dataset",

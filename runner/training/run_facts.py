@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from transformers import Trainer
 
+from runner.config.experiment import Experiment
 from runner.dataset.loaded_rows import fingerprint
 from runner.model.chat import tokenizer_hash
 from runner.run.continuation import EACH_STEP, ONCE
 from runner.run.key import made_of_batch
-from runner.schema.text import Config
 from runner.training.checkpoint import disk_needed
 from runner.training.components.model import policy_of
 from runner.training.components.types import Components
@@ -84,13 +84,14 @@ def describe_rows(rows: Any) -> dict[str, Any] | None:
     return {"rows": count, "fingerprint": fingerprint(rows)}
 
 
-def find_process_dependence(trainer: Trainer, cfg: Config) -> str:
+def find_process_dependence(trainer: Trainer, experiment: Experiment) -> str:
     """The reason for which another number of processes would take other steps; empty for none.
 
     It concerns runs whose processes share a ``batch``.
     """
     # PPO has no dropout, and takes whole batches.
-    if not made_of_batch(cfg) or cfg["trainer"]["form"] == "prompt":
+    batch = experiment.batch
+    if not batch or not made_of_batch(experiment.node) or experiment.trainer.form == "prompt":
         return ""
     for name, module in trainer.accelerator.unwrap_model(trainer.model).named_modules():
         for key, value in vars(module).items():
@@ -101,7 +102,6 @@ def find_process_dependence(trainer: Trainer, cfg: Config) -> str:
     if getattr(trainer.model.config, "output_router_logits", False):
         return "experts are balanced over a micro-batch"
     rows = len(trainer.train_dataset)
-    batch = cfg["batch"]
     steps = trainer.args.max_steps
     if steps <= 0:
         steps = math.ceil(trainer.args.num_train_epochs * rows / batch)

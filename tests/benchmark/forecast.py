@@ -17,6 +17,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from runner.config.experiment import Experiment
+
 ROOT = Path(__file__).parent.parent.parent
 WORDS = (
     "learning_rate=1e-5",
@@ -192,7 +194,7 @@ def forecast(name: str) -> int:
     answer = "" if cfg["trainer"]["form"] == "prompt" else row["chosen"]
     tokenizer = AutoTokenizer.from_pretrained(shipped("runner://model/tiny"))
     length = len(tokenizer(row["prompt"] + answer)["input_ids"]) + bool(answer)
-    return Training(cfg, Rows([length] * 8), seen, gpu=False).peak
+    return Training(Experiment.read(cfg), Rows([length] * 8), seen, gpu=False).peak
 
 
 def measure_apart(name: str, **variables: str) -> int:

@@ -46,7 +46,7 @@ def gentle(folder, *, debug=False, num_processes=1, niceness=19):
             time.sleep(0.1)
         for process in started:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(processes.grace_of(run.cfg["launcher"]))
+                process.wait(processes.grace_of(run.experiment.launcher))
             process.kill()
     failed = next(filter(None, codes), 0)
     if failed and len(read_adjustments(run.folder)) > adjusted:
