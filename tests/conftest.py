@@ -191,10 +191,12 @@ class Trained:
 
 @pytest.fixture
 def train(tmp_path, monkeypatch):
-    """The command in this process, a few quick steps unless told otherwise, in a folder of the test's own."""
+    """The command in this process, in a folder of the test's own; it draws the pictures that are named."""
 
-    def call(*words: str, name: str = "run", pictures: tuple[str, ...] = ("loss",)) -> Trained:
+    def call(*words: str, name: str = "run", pictures: tuple[str, ...] = ()) -> Trained:
         monkeypatch.setattr(plot_run, "PICTURES", {each: PICTURES[each] for each in pictures})
+        if not pictures:
+            monkeypatch.setattr("runner.command.train.write_plots", lambda run: [])
         code = main([*words, f"name={name}", f"output_root={tmp_path / 'outputs'}"])
         folders = sorted((tmp_path / "outputs" / name).glob("*/config.yaml"))
         return Trained(code, Run(folders[-1].parent) if folders else None)
@@ -215,14 +217,33 @@ def own_modules(tmp_path_factory):
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Leave to the quick part as many cases of a test as its mark ``quick`` says."""
+def pytest_collection_modifyitems(config, items):
+    """Keep the cases that the marks ``grid`` and ``quick`` leave to the suite and to its quick part."""
+    if config.getoption("grid"):
+        chosen = [item for item in items if item.get_closest_marker("grid")]
+    else:
+        chosen = representatives(items)
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+    items[:] = chosen
     cases = Counter()
     for item in items:
         if mark := item.get_closest_marker("quick"):
             cases[name := item.nodeid.partition("[")[0]] += 1
             if cases[name] > mark.args[0]:
                 item.add_marker("slow")
+
+
+def representatives(items):
+    """The tests, of a grid only as many of the first cases as its mark says."""
+    cases = Counter()
+    chosen = []
+    for item in items:
+        name = item.nodeid.partition("[")[0]
+        cases[name] += 1
+        mark = item.get_closest_marker("grid")
+        if mark is None or cases[name] <= mark.args[0]:
+            chosen.append(item)
+    return chosen
 
 
 def pytest_collection_finish():
@@ -251,4 +272,7 @@ def freeze() -> None:
 def pytest_addoption(parser):
     parser.addoption(
         "--golden", action="store_true", help="write the golden files anew instead of comparing"
+    )
+    parser.addoption(
+        "--grid", action="store_true", help="run all cases of the grids, and nothing else"
     )

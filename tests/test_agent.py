@@ -20,7 +20,7 @@ from runner.config.experiment import TrainerPart
 from runner.errors import ConfigError, DataError, SickRun
 from runner.generate.agent import tools_of
 from runner.generate.tool_guard import guard_environment, guard_tool
-from runner.io.files import PACKAGE, read_json, read_rows, write_text
+from runner.io.files import read_rows
 from runner.io.turns import text_of
 from runner.launch.compose.stages import compose_runs
 from runner.model.chat import check_calls, set_template
@@ -431,6 +431,7 @@ BAD = {
 }
 
 
+@pytest.mark.grid(2)
 @pytest.mark.quick(0)
 @pytest.mark.parametrize("words", BAD)
 def test_what_cannot_be_called_is_named_before_a_training(train, mine, capsys, words):
@@ -507,6 +508,7 @@ def test_several_environments_by_name_own_their_reward(called, mine, capsys):
     assert 1.2 < max(line.get("reward", 0) for line in done.lines) < 2
 
 
+@pytest.mark.dear("two agents, of which one starts twice")
 @pytest.mark.slow
 def test_an_agent_that_is_stopped_goes_on_to_the_same_bits(runner, mine):
     """Its environments draw random numbers, and are not those of before."""
@@ -533,32 +535,6 @@ def test_an_agent_that_is_stopped_goes_on_to_the_same_bits(runner, mine):
         runner.runs(name)[0] / "model" / "model.safetensors" for name in ("whole", "stopped")
     )
     assert whole.read_bytes() == stopped.read_bytes()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_toy_learns_to_ask_for_what_it_cannot_know(runner, seed):
-    runner("experiment=toy_tool", f"seed={seed}")
-    [folder] = runner.runs("toy-tool-grpo")
-    scores = read_json(folder / "scores.json")
-    assert scores["before"]["eval_price"] <= 0.2 and scores["after"]["eval_price"] >= 0.7
-
-
-@pytest.mark.slow
-def test_the_toy_learns_nothing_from_rewards_that_say_nothing(runner):
-    """The right prices are those of other rows."""
-    folder = runner.folder / "rows"
-    for name in ("train", "eval"):
-        rows = list(read_rows(PACKAGE / "dataset" / "toy_prices" / f"{name}.jsonl"))
-        if name == "train":
-            prices = [row["price"] for row in rows]
-            random.Random(0).shuffle(prices)
-            rows = [row | {"price": other} for row, other in zip(rows, prices, strict=True)]
-        write_text(folder / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    runner("experiment=toy_tool", "grpo.dataset.path=rows")
-    [folder] = runner.runs("toy-tool-grpo")
-    scores = read_json(folder / "scores.json")
-    assert scores["after"]["eval_price"] <= scores["before"]["eval_price"] + 0.1
 
 
 @pytest.mark.parametrize("name", ["harbor.HarborSpec", "openreward.OpenRewardSpec"])

@@ -131,6 +131,7 @@ def test_a_template_that_fails_is_a_fault_however_it_fails(text):
     assert "my.jinja" in fault.found
 
 
+@pytest.mark.grid(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
@@ -161,6 +162,7 @@ STREAMED = (
 )
 
 
+@pytest.mark.grid(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "how", [(), STREAMED, (*STREAMED, "trainer.args.dataloader_num_workers=1")]

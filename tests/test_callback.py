@@ -222,6 +222,7 @@ def mine(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
+@pytest.mark.grid(1)
 @pytest.mark.slow
 # TRL about its own way to predict
 @pytest.mark.filterwarnings("ignore:`return_outputs=True`:FutureWarning")

@@ -104,6 +104,7 @@ def plain(tmp_path_factory):
     return losses_of
 
 
+@pytest.mark.grid(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["sft", "dpo", "kto", "orpo", "reward"])
 def test_buckets_change_shapes_and_no_loss(train, plain, trainer):
@@ -113,6 +114,7 @@ def test_buckets_change_shapes_and_no_loss(train, plain, trainer):
     assert bucketed == pytest.approx(plain(trainer), rel=1e-4)
 
 
+@pytest.mark.grid(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words", ["sft", "sft weight=answers", "dpo weight=answers", "kto", "reward"]
@@ -130,6 +132,7 @@ def test_batches_are_padded_to_a_multiple(words):
     assert {width % 16 for width in widths} == {0}
 
 
+@pytest.mark.grid(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["sft", "dpo"])
 def test_a_collator_of_ones_own_comes_around_the_trainers(train, mine, plain, tmp_path, trainer):

@@ -37,6 +37,7 @@ def resume_faults(cfg):
     return find_resume_faults(Experiment.read(cfg))
 
 
+@pytest.mark.grid(3)
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("trainer", NAMES)
 def test_every_field_of_a_trainer_is_on_the_list_or_refused(trainer, tmp_path):
@@ -130,6 +131,7 @@ def interrupted(tmp_path_factory, warm):
     return Interrupted(tmp_path_factory.mktemp("resume"), warm)
 
 
+@pytest.mark.grid(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("trainer", "change"),
@@ -142,6 +144,7 @@ def test_a_run_that_goes_on_ends_as_if_it_had_always_been_so(interrupted, traine
     assert differs(interrupted, trainer, change) == ""
 
 
+@pytest.mark.grid(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "way"), [*((name, "the same command") for name in FILES), ("rows", "another run")]

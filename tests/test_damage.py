@@ -11,17 +11,11 @@ from damage import KINDS, Sick
 
 pytestmark = pytest.mark.slow
 # One of each way to harm, and of what a file is for.
-CHOSEN = {
-    "checkpoint": (
-        "model.safetensors flipped",
-        "optimizer.pt cut",
-        "trainer_state.json zeroed",
-        "seal.json deleted",
-    ),
-    "lost": ("all folders removed",),
-    "model": ("predict of a flipped model", "no checkpoint to mend it"),
-    "paper": ("metrics.jsonl zeroed",),
-}
+CHOSEN = (
+    ("checkpoint", "model.safetensors flipped"),
+    ("lost", "all folders removed"),
+    ("paper", "metrics.jsonl zeroed"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +23,7 @@ def sick(tmp_path_factory, warm):
     return Sick(tmp_path_factory.mktemp("damage"), warm)
 
 
-@pytest.mark.parametrize(
-    ("kind", "case"), [(kind, case) for kind, cases in CHOSEN.items() for case in cases]
-)
+@pytest.mark.dear("three trainings before the first case")
+@pytest.mark.parametrize(("kind", "case"), CHOSEN)
 def test_damage_is_noticed(sick, kind, case):
     assert dict(KINDS[kind](sick))[case]() == ""

@@ -288,6 +288,7 @@ def test_a_record_in_which_the_look_at_a_file_ends_is_no_fault(tmp_path, suffix)
     assert next(fault.where for fault in find_faults(broken)) == f"{broken}:2"
 
 
+@pytest.mark.grid(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 @pytest.mark.parametrize("name", ["line.jsonl", "lines.jsonl", "rows.json", "rows.csv"])

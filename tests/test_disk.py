@@ -34,6 +34,7 @@ def test_a_disk_that_is_full_at_an_instant(whole, instant):
     assert whole.filled(*INSTANTS[instant], 0) == (True, "")
 
 
+@pytest.mark.grid(1)
 @traced
 @pytest.mark.parametrize(("call", "number"), [("write", 3), ("write", 9)])
 def test_a_write_of_a_save_that_fails(whole, call, number):

@@ -429,6 +429,7 @@ def test_a_benchmark_of_a_card_says_where_there_is_none(script):
     ), done.stderr
 
 
+@pytest.mark.dear("a wide model is trained to measure its memory")
 @pytest.mark.slow
 def test_the_forecast_is_near_what_is_measured(runner, monkeypatch):
     """The quickest case of the benchmark; all of them: python tests/benchmark/forecast.py"""

@@ -280,7 +280,8 @@ def test_words_that_cannot_work_are_refused(evaluate, words, told):
 @pytest.mark.slow
 def test_a_trained_run_beats_its_start_and_another_run(train, evaluate):
     words = ["trainer=sft", "model=tiny", "dataset=toy_sort", "dataset.limit.eval=40"]
-    good = train(*words, "trainer.args.max_steps=60").run
+    words += ["dataset.limit.train=320", "learning_rate=1e-3"]
+    good = train(*words, "trainer.args.max_steps=30").run
     other = train(*words, "trainer.args.max_steps=1", name="other").run
     held_out = good.folder / "scores.json"
     for against in ("start", str(other.folder)):

@@ -289,6 +289,7 @@ def logits(model):
         return model.eval()(input_ids=probe, attention_mask=torch.ones_like(probe)).logits
 
 
+@pytest.mark.grid(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["sft", "reward"])
 def test_a_merged_adapter_gives_the_logits_that_were_trained(trained, trainer, capsys):

@@ -18,9 +18,8 @@ pytestmark = pytest.mark.slow
 
 
 # A dead driver is tried in ``test_sweep``.
-@pytest.mark.parametrize(("kind", "count"), [("pairs", 2), ("starts", 4), ("again", 1)])
-def test_a_folder_has_one_run(tmp_path, warm, kind, count):
-    assert list(KINDS[kind](tmp_path, warm, count, random.Random(0))) == []
+def test_a_folder_has_one_run(tmp_path, warm):
+    assert list(KINDS["starts"](tmp_path, warm, 4, random.Random(0))) == []
 
 
 MOVES = """
@@ -77,6 +76,7 @@ SMALL += (
 )
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize(("moment", "levels"), [("evaluation", 0), ("save", 1), ("log", 2)])
 def test_a_run_whose_folder_is_moved_ends_in_words_leaves_no_half_of_it_and_goes_on_when_it_is_back(
     runner, moment, levels

@@ -209,6 +209,7 @@ def test_memory_that_runs_out_in_an_evaluation_leaves_the_steps_as_they_are(trai
     )
 
 
+@pytest.mark.grid(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "count", "fix"),

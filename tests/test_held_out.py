@@ -119,6 +119,7 @@ FIGURES = {
 }
 
 
+@pytest.mark.grid(3)
 @pytest.mark.slow
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("words", FIGURES)
@@ -142,6 +143,7 @@ def test_the_figures_of_a_set_do_not_depend_on_its_batches(train, rows, words):
         assert figures == pytest.approx(found[0], rel=1e-5, abs=1e-6)
 
 
+@pytest.mark.grid(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["sft", "orpo"])
 def test_two_processes_give_the_figures_of_one(runner, rows, trainer):

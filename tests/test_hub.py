@@ -68,6 +68,7 @@ print(json.dumps(shapes))
 """
 
 
+@pytest.mark.dear("two Pythons import all libraries")
 @pytest.mark.slow
 def test_models_load_run_and_load_again_offline(hub: Hub, ask: Ask) -> None:
     online = ask(hub, LOAD_MODELS)
@@ -329,6 +330,7 @@ except HfHubHTTPError as error:
     assert small_hub.repo("theirs/model").private is False
 
 
+@pytest.mark.grid(3)
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("architecture", ["gpt2", "gpt_neox", "llama", "qwen2"])
 @pytest.mark.parametrize("head", ["lm", "score"])

@@ -54,6 +54,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_as_typed(name, online_runner):
     runner = online_runner
@@ -95,6 +96,7 @@ RECIPES = {
 }
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_of_others_trains_on_rows_of_the_same_form(name, online_runner, hub, tmp_path):
     if "mistralai/Mistral-7B-v0.1" not in {repo_id for _, repo_id in hub.repos}:
@@ -119,6 +121,7 @@ def test_an_experiment_is_rehearsed_without_the_weights_of_the_hub(online_runner
     ]
 
 
+@pytest.mark.dear("a variable that libraries read as they are imported")
 def test_a_second_run_needs_no_network(online_runner, hub):
     online_runner.forget_cache()
     words = (
@@ -203,6 +206,7 @@ def test_nothing_is_pushed_unasked(online_runner, hub):
     assert hub.uploads == []
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

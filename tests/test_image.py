@@ -546,6 +546,7 @@ OWN |= dict.fromkeys(
 )
 
 
+@pytest.mark.grid(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", OWN)
 def test_five_trainers_learn_from_images(train, trainer):

@@ -13,7 +13,7 @@ from kill import punish
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(("trainer", "power"), [("lora", True), ("grpo", False), ("ppo", False)])
-def test_a_killed_run_goes_on_to_the_same_bits(tmp_path, warm, trainer, power):
-    tally = punish(trainer, 3, tmp_path, warm, random.Random(trainer), most=3, power=power)
-    assert tally.missed == [] and tally.kills == 3 and tally.equal == tally.finished == tally.runs
+@pytest.mark.dear("a run of three starts, beside one that nothing disturbs")
+def test_a_killed_run_goes_on_to_the_same_bits(tmp_path, warm):
+    tally = punish("lora", 2, tmp_path, warm, random.Random("lora"), most=2, power=True)
+    assert tally.missed == [] and tally.kills == 2 and tally.equal == tally.finished == tally.runs

@@ -22,6 +22,7 @@ SAME = (
 )
 
 
+@pytest.mark.dear("three commands, of which one trains in two processes")
 def test_two_processes_train_as_one_with_the_same_global_batch(runner):
     """Our own processes and those that torchrun starts are the same run. PPO's: ``test_ppo_training``."""
     words = ("trainer=sft", "learning_rate=1e-3", *SAME)
@@ -78,6 +79,7 @@ def with_gpu_awake(words: list[str]) -> int:
     return main(words)
 
 
+@pytest.mark.dear("a Python of its own imports all libraries")
 def test_a_run_begins_in_a_python_of_its_own_where_a_fork_could_use_no_gpu(runner):
     words = ("trainer=sft", *SAME)
     runner("-m", *words, "seed=0", "name=fresh", "--debug", door="test_launcher:with_gpu_awake")
@@ -96,6 +98,7 @@ def test_a_run_begins_in_a_python_of_its_own_where_a_fork_could_use_no_gpu(runne
     assert weights[0] == weights[1]
 
 
+@pytest.mark.dear("five trainings")
 def test_a_sweep_trains_four_runs_each_in_its_own_folder_as_it_would_be_alone(runner):
     words = (
         "-m",
@@ -138,6 +141,7 @@ def test_one_failing_job_does_not_stop_the_others(runner):
     assert states == ["failed", "finished"] and "1 of 2 runs finished" in done.stdout
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize(
     ("kind", "number", "code"),
     [
@@ -150,16 +154,10 @@ def test_what_is_stopped_saves_its_step_and_starts_no_other_run(runner, kind, nu
     words = (
         *kind,
         "trainer=sft",
+        *SAME,
         "trainer.args.max_steps=500",
-        "dataset.limit.eval=8",
-        "metric=none",
     )
-    assert (
-        runner.stopped(
-            *words, "name=sweep", "trainer.args.logging_steps=1", name="sweep", number=number
-        )
-        == code
-    )
+    assert runner.stopped(*words, "name=sweep", name="sweep", number=number) == code
     [run] = map(Run, runner.runs("sweep"))
     log = run.log.read_text()
     assert f"run       {run.folder.relative_to(runner.folder)}\n" in log or "-m" in kind
@@ -187,6 +185,8 @@ class Ends(TrainerCallback):
 """
 
 
+@pytest.mark.dear("each of two processes imports all libraries")
+@pytest.mark.grid(1)
 @pytest.mark.parametrize(
     ("how", "code", "expected", "fresh"),
     [
@@ -232,6 +232,7 @@ class Ends(TrainerCallback):
 """
 
 
+@pytest.mark.dear("six processes train")
 def test_two_machines_train_as_two_processes_of_one(runner):
     """Two commands on this one, of which the second loses its process, and then the same again."""
     (runner.folder / "mine.py").write_text(ENDS_ONCE)

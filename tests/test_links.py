@@ -25,6 +25,7 @@ def trained(tmp_path_factory, warm):
     return make_run(warm, tmp_path_factory.mktemp("links") / "trained")
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize(("verb", "place", "kind"), CASES)
 def test_nothing_elsewhere_is_written_deleted_or_shown(trained, warm, tmp_path, verb, place, kind):
     assert miss_of(warm, trained, tmp_path, verb, place, kind) == ""

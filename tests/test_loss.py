@@ -452,6 +452,7 @@ TWINS = [
 ]
 
 
+@pytest.mark.grid(3)
 @pytest.mark.slow
 # TRL's own is compared
 @pytest.mark.filterwarnings("ignore:`label_smoothing_factor` is deprecated:FutureWarning")
@@ -474,6 +475,7 @@ def test_a_loss_of_ppo_that_is_one_number_is_refused(train, mine, capsys):
     assert done.code == 2 and "a loss for each token" in capsys.readouterr().err
 
 
+@pytest.mark.grid(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", GIVES)
 def test_each_trainer_gives_what_the_check_says(train, mine, kind, tmp_path):
@@ -514,6 +516,7 @@ def test_the_loss_counts_tokens_over_all_micro_batches(train):
     )
 
 
+@pytest.mark.grid(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words",

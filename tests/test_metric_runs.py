@@ -50,6 +50,7 @@ def test_sampled_and_read_metrics_are_in_every_evaluation(train):
     )
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("trainer", ["dpo", "reward"])
 def test_the_best_checkpoint_is_chosen_by_the_auc_of_pairs(train, trainer):
     rate = {"dpo": 1e-2, "reward": 1e-3}[trainer]
@@ -80,6 +81,7 @@ def test_a_run_stops_early_by_a_metric(train):
     assert max(line["step"] for line in done.lines) < 40
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("rows", ["held out", "none held out"])
 @pytest.mark.parametrize("trainer", ["grpo", "online_dpo", "ppo"])
 def test_a_reward_without_a_metric_leaves_answers_to_look_at(train, trainer, rows, capsys):
@@ -98,6 +100,7 @@ def test_a_reward_without_a_metric_leaves_answers_to_look_at(train, trainer, row
     assert steps >= {0, 2}
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("trainer", ["grpo", "ppo", "kto"])
 def test_other_trainers_measure_while_they_train(train, trainer):
     reward = ("reward=length",) if trainer in ("grpo", "ppo", "online_dpo") else ()
@@ -200,6 +203,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize(
     ("words", "found"), REFUSED, ids=lambda value: value if isinstance(value, str) else ""
 )

@@ -520,6 +520,7 @@ def answer(words: list[str]) -> None:
     print(json.dumps(answers))
 
 
+@pytest.mark.dear("a variable that libraries read as they are imported")
 @pytest.mark.slow
 def test_the_hub_gives_the_revision_asked_for_or_says_why_not(hub, tmp_path, online_runner):
     def ask(*questions: tuple[str, str | None], **variables: str) -> list[list]:

@@ -187,7 +187,9 @@ FEW = (
     "trainer.args.max_steps=3",
     "trainer.args.logging_steps=1",
     "metric=none",
+    "dataset.limit.train=64",
     "dataset.limit.eval=4",
+    "trainer.args.per_device_train_batch_size=8",
 )
 
 
@@ -195,6 +197,7 @@ def rates(done):
     return [line["learning_rate"] for line in done.lines if line["step"]]
 
 
+@pytest.mark.grid(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["sft", "ppo"])
 def test_adamw_of_the_group_is_adamw_of_the_trainer(train, trainer):
@@ -205,6 +208,7 @@ def test_adamw_of_the_group_is_adamw_of_the_trainer(train, trainer):
     assert read[0] == read[1]
 
 
+@pytest.mark.grid(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words",

@@ -85,6 +85,7 @@ def test_a_model_that_raises_is_left_as_it_was(monkeypatch):
     assert trunk.training and trunk.config._attn_implementation == before
 
 
+@pytest.mark.grid(1)
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("case", [{}, {"peft_config": lora()}, {"critic": "head"}])
 def test_the_update_is_that_of_padded_rows(tmp_path, case):

@@ -88,6 +88,7 @@ def refused(trainer, part):
     return []
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize("kind", WORDS)
 @pytest.mark.slow
 def test_a_cell_says_what_the_command_does(steps, kind):

@@ -42,10 +42,10 @@ from runner.model.reference import copy_reference, match_reference, needs_refere
 from runner.training.components.model import build_tuner
 
 # Those of models that see are tried on one, in test_image.
-OPTIONS = sorted(
-    path.stem for path in (MENU / "peft").glob("*.yaml") if not path.stem.startswith("vision")
-)
-EACH_KIND = ("freeze", "lora", "p_tuning", "qlora")  # of what they do to a model
+EACH_KIND = ("lora", "freeze", "p_tuning", "qlora")  # of what they do to a model
+MENU_NAMES = sorted(path.stem for path in (MENU / "peft").glob("*.yaml"))
+OPTIONS = [*EACH_KIND, *(name for name in MENU_NAMES if name not in EACH_KIND)]
+OPTIONS = [name for name in OPTIONS if not name.startswith("vision")]
 TEXT = "Anna saw a dog at the park."
 PREFERENCES = [
     {"prompt": post, "chosen": f" {good}", "rejected": f" {poor}"}
@@ -191,6 +191,7 @@ def answer(model, path: Path) -> torch.Tensor:
 # --- Every option -------------------------------------------------------------------------------
 
 
+@pytest.mark.grid(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_starts_at_its_reference_and_loads_again(option, folder, tmp_path):
@@ -217,6 +218,7 @@ def test_an_option_starts_at_its_reference_and_loads_again(option, folder, tmp_p
     torch.testing.assert_close(answer(back, folder), after, atol=1e-5, rtol=0)
 
 
+@pytest.mark.grid(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("option", EACH_KIND)
 def test_an_option_trains_a_reward_model_with_its_head(option, folder, tmp_path):
@@ -240,6 +242,7 @@ def test_an_option_trains_a_reward_model_with_its_head(option, folder, tmp_path)
     assert any((weight - head).abs().max() > 1e-4 for weight in trained if weight.requires_grad)
 
 
+@pytest.mark.grid(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("option", EACH_KIND)
 def test_an_option_works_where_completions_are_sampled(option, folder):
@@ -248,6 +251,7 @@ def test_an_option_works_where_completions_are_sampled(option, folder):
     assert moves_start(config) or distance(log) < 1e-4
 
 
+@pytest.mark.grid(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["gpt_neox", "llama"])
 @pytest.mark.parametrize("option", ["freeze", "pissa", "ia3"])
@@ -300,6 +304,7 @@ def move_weights(model):
 STARTS = ["full", "moved", "lora", "loaded", "pissa", "loaded pissa"]
 
 
+@pytest.mark.grid(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "start"),
@@ -337,6 +342,7 @@ def test_the_reference_is_the_start_model(kind, start, folder, tmp_path):
     assert distance(trainer.state.log_history[0]) < 1e-4
 
 
+@pytest.mark.grid(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dpo", "grpo"])
 @pytest.mark.parametrize("start", ["moved", "pissa"])
@@ -353,6 +359,7 @@ def test_left_to_itself_a_trainer_measures_from_somewhere_else(kind, start, fold
     assert distance(trainer.state.log_history[0]) > 1e-2
 
 
+@pytest.mark.grid(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("option", ["none", "lora", "pissa"])
 def test_precomputed_references_are_of_the_start_model(option, folder):
@@ -406,6 +413,7 @@ def test_the_written_adapter_names_its_base_and_the_one_in_memory_keeps_its_own(
     assert trainer.model.peft_config["default"].base_model_name_or_path == str(folder)
 
 
+@pytest.mark.grid(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dpo", "grpo", "reward"])
 def test_activation_checkpointing_changes_no_gradient_of_an_adapter(kind, folder):
@@ -462,6 +470,7 @@ def test_quantised_weights_need_an_adapter_that_leaves_them_alone(folder):
 # --- Quantised ----------------------------------------------------------------------------------
 
 
+@pytest.mark.grid(2)
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("bits", ["4bit", "8bit"])
 @pytest.mark.parametrize("architecture", ["qwen2", "llama"])
@@ -496,6 +505,7 @@ NAMES = {
 }
 
 
+@pytest.mark.grid(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "layers", "also"),
@@ -558,6 +568,7 @@ def match_shards(words: list[str]) -> None:
         assert torch.equal(weight.full_tensor(), policy.get_parameter(name))
 
 
+@pytest.mark.dear("two processes")
 @pytest.mark.slow
 def test_each_shard_of_a_reference_is_that_of_the_policy(runner):
     for started in runner.start_two(door="test_peft:match_shards"):

@@ -15,16 +15,7 @@ SHORT = (
 PPO = ("trainer=ppo", *SHORT, "trainer.args.response_length=8")
 
 
-def test_the_toy_task_is_learned(train):
-    words = ("trainer.args.max_steps=24", "learning_rate=3e-4", "dataset.limit.eval=100")
-    done = train(
-        "trainer=ppo", "trainer.args.num_ppo_epochs=2", "trainer.args.num_mini_batches=2", *words
-    )
-    first, *_, last = [line for line in done.lines if "eval_objective/scores" in line]
-    assert last["eval_objective/scores"] > first["eval_objective/scores"] + 0.03
-    assert last["eval_objective/kl"] > 0.02 > abs(first["eval_objective/kl"])
-
-
+@pytest.mark.grid(2)
 @pytest.mark.parametrize(
     "words",
     [
@@ -63,6 +54,7 @@ def test_a_sweep_over_the_kl_coefficient(runner):
     }
 
 
+@pytest.mark.grid(3)
 @pytest.mark.parametrize(
     ("words", "said"),
     [

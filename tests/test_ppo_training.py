@@ -57,6 +57,7 @@ def logits(model):
 # --- Resume -------------------------------------------------------------------------------------
 
 
+@pytest.mark.grid(2)
 @pytest.mark.parametrize(
     ("case", "step"),
     [("renamed keys", 2), ("no classifier", 2), ("adapter", 3), ("model", 3), ("head", 2)],
@@ -412,6 +413,7 @@ def train_sides(words):
         torch.save(found, Path(folder) / "found.pt")
 
 
+@pytest.mark.dear("two processes train, beside one")
 @pytest.mark.slow
 def test_two_processes_train_as_one(runner, tmp_path):
     one, two = (tmp_path / name for name in ("one", "two"))
@@ -447,6 +449,7 @@ def distance(trainer):
     return (trained.exp() * (trained - start)).sum(-1).mean().item()
 
 
+@pytest.mark.grid(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["full", "adapter"])
 def test_a_huge_kl_coefficient_holds_the_policy_and_none_lets_it_go(tmp_path, case):
@@ -475,6 +478,7 @@ BANDIT = {
 }
 
 
+@pytest.mark.grid(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("case", "seed"), [*zip(BANDIT, range(len(BANDIT)), strict=True)])
 def test_a_bandit_is_solved_whatever_the_seed(tmp_path, case, seed):

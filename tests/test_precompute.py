@@ -36,6 +36,8 @@ def computed(runner, name):
     return sum(COMPUTED in log for log in logs)
 
 
+@pytest.mark.dear("five trainings")
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("trainer", ["kto", "dpo"])
 def test_a_sweep_computes_the_reference_once_and_each_run_is_what_it_is_alone(runner, trainer):
     words = (f"trainer={trainer}", *QUICK, ROWS[trainer])
@@ -170,6 +172,7 @@ def test_precomputing_with_lengths_gives_what_trl_alone_gives(tmp_path):
     assert all(weight.equal(state[name]) for name, weight in ours.model.state_dict().items())
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("trainer", ["dpo", "reward"])
 def test_another_run_finds_all_rows_prepared_also_where_an_equal_tokenizer_lies_elsewhere(
     runner, tmp_path, trainer

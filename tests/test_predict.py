@@ -544,7 +544,8 @@ def test_a_reward_model_scores_answers(train, predict):
         "trainer=reward",
         "model=tiny",
         "dataset=toy_sort",
-        "trainer.args.max_steps=20",
+        "trainer.args.max_steps=10",
+        "dataset.limit.train=320",
         "dataset.limit.eval=16",
     ]
     run = train(*words, "learning_rate=1e-3").run

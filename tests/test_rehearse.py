@@ -204,6 +204,7 @@ def test_a_run_in_small_tells_no_tracker_and_has_a_narrow_model(tmp_path):
 # --- Models in small ------------------------------------------------------------------------------
 
 
+@pytest.mark.grid(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "given", "heads", "kinds"),
@@ -249,11 +250,14 @@ def kept_folder(done) -> Path:
     return Path(re.search(r"^kept +(\S+)", done.stdout, re.MULTILINE)[1])
 
 
+@pytest.mark.dear("two runs, each saved and resumed")
 @pytest.mark.slow
 def test_a_sweep_is_played_through_once_for_each_structure_and_nothing_is_left(runner):
     words = (
         "trainer=dpo,kto",
         "learning_rate=1e-6,3e-6",
+        "dataset.limit.train=200",
+        "dataset.limit.eval=8",
         "metric=none",
         "peft=lora",
         "name=leaves-nothing",
@@ -282,6 +286,7 @@ def test_a_sweep_is_played_through_once_for_each_structure_and_nothing_is_left(r
     assert max(map(len, done.stdout.splitlines())) <= 120
 
 
+@pytest.mark.dear("three stages, each saved and resumed")
 @pytest.mark.slow
 def test_stages_go_on_from_what_the_one_before_has_saved(runner):
     done = runner(
@@ -299,6 +304,7 @@ def test_stages_go_on_from_what_the_one_before_has_saved(runner):
     assert "reward model" in done.stdout.split("forecast  toy-rlhf-ppo")[1]
 
 
+@pytest.mark.grid(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "phase"),
@@ -310,6 +316,7 @@ def test_what_only_fails_when_it_is_saved_or_resumed_is_found(runner, name, phas
         f"callback.mine._target_=faulty.{name}",
         "allow=[faulty]",
         "metric=none",
+        "dataset.limit.train=64",
         "dataset.limit.eval=8",
     )
     done = runner("rehearse", "trainer=sft", *words, code=2)

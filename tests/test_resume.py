@@ -82,9 +82,11 @@ def unbroken(tmp_path_factory):
 
 
 # The other trainers are killed in ``test_kill``, and stopped in ``test_signals``.
-STOPS = [("ppo", signal.SIGTERM), ("dpo", signal.SIGKILL)]
+STOPS = [("dpo", signal.SIGKILL), ("ppo", signal.SIGTERM)]
 
 
+@pytest.mark.dear("two trainings, of which one starts twice")
+@pytest.mark.grid(1)
 @pytest.mark.parametrize(("trainer", "number"), STOPS)
 def test_the_same_command_continues_to_the_same_bits(
     runner, slow_callback, unbroken, trainer, number

@@ -305,19 +305,3 @@ def test_a_process_model_reads_each_step_where_it_ends(tmp_path, kind):
 def test_a_process_model_without_a_trained_head_is_refused():
     with pytest.raises(ConfigError, match=r"no weights for score"):
         ProcessModel(TINY)
-
-
-@pytest.mark.slow
-def test_ppo_learns_from_a_reward_for_each_step(train):
-    words = (
-        "trainer.args.max_steps=12",
-        "trainer.args.logging_steps=1",
-        "learning_rate=3e-4",
-        "metric=none",
-    )
-    done = train("trainer=ppo", "reward=sorted_steps", "trainer.args.step_separator=' '", *words)
-    assert (done.code, done.state()) == (0, "finished")
-    scores = [
-        line["eval_objective/scores"] for line in done.lines if "eval_objective/scores" in line
-    ]
-    assert scores[-1] > scores[0]

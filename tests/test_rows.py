@@ -231,6 +231,7 @@ def test_parts_of_a_mixture_that_have_none_get_empty_ones(folder):
     assert len(found) == 8 and found.count({}) == 5
 
 
+@pytest.mark.grid(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("trainer", "words"),

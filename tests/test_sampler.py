@@ -188,6 +188,7 @@ def test_what_is_beside_a_row_does_not_change_it():
     assert_same(turned, Responses(whole.tokens[::-1], whole.logprobs[::-1]))
 
 
+@pytest.mark.grid(2)
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_neox", "opt"])
 @pytest.mark.parametrize("stops", [(END, 3, 4), ()])
@@ -348,6 +349,8 @@ def warm_vllm(warm, tmp_path_factory):
     process.close()
 
 
+@pytest.mark.dear("two processes, each a Python of its own")
+@pytest.mark.grid(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "more", [["peft=lora", "trainer.args.vllm_enable_sleep_mode=true"], SHARDED]

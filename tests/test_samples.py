@@ -104,6 +104,7 @@ def weights(folder):
     }
 
 
+@pytest.mark.grid(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("words", RUNS.values(), ids=RUNS)
 def test_a_training_that_is_watched_ends_with_the_same_bits(train, words):

@@ -128,13 +128,13 @@ def test_a_diff_loses_its_secrets_and_nothing_else():
 
 @pytest.mark.slow
 def test_a_secret_in_a_configuration_is_refused_and_written_nowhere(tmp_path):
-    assert list(misses_of_refused(tmp_path, light, list(REFUSED)[::2])) == []
+    assert list(misses_of_refused(tmp_path, light, list(REFUSED)[::5])) == []
 
 
 @pytest.mark.slow
 def test_a_run_with_secrets_around_it_writes_none(tmp_path, warm):
     run = warmly(warm, **ENVIRONMENT, LOGIN=SECRETS["PLAIN"])
-    stations = ("train", "report", "export", "predict", "a failure")
+    stations = ("train", "export", "a failure")
     assert list(misses_of_lived(tmp_path / "lived", run, stations)) == []
 
 

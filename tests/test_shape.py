@@ -332,6 +332,7 @@ def test_every_module_says_what_lives_there():
     assert not [path for path, tree in trees().items() if not ast.get_docstring(tree)]
 
 
+@pytest.mark.dear("all types are checked")
 @pytest.mark.slow
 def test_the_types_are_right(tmp_path):
     command = [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path)]

@@ -15,35 +15,9 @@ from runner.run.history import read_metrics
 from runner.run.seal import sealed_checkpoints
 
 pytestmark = pytest.mark.slow
-# One of each alarm and kind of trainer, and the healthy ones that look most like them.
-CHOSEN_SICK = {
-    *("nan weight grpo", "nan weight at a save", "inf gradient orpo", "nan evaluation"),
-    *(
-        "all labels masked",
-        "frozen adapter",
-        "constant reward ppo",
-        "kl grpo",
-        "sign of gradients sft",
-        "wrong reference",
-    ),
-    *(
-        "greedy grpo",
-        "greedy online dpo",
-        "greedy ppo",
-        "endless norm",
-        "far worse sft",
-        "far worse grpo",
-    ),
-}
-CHOSEN_HEALTHY = {
-    *(
-        "sft memorised",
-        "dpo warm-up from 0",
-        "kto one-sided batches",
-        "grpo rare rewards",
-        "ppo lora",
-    ),
-}
+# Of a policy, of weights, of a judge and of what is sampled.
+CHOSEN_SICK = {"far worse sft", "frozen adapter", "nan weight at a save", "greedy grpo"}
+CHOSEN_HEALTHY = {"sft memorised"}
 
 
 @pytest.mark.parametrize(
@@ -62,7 +36,8 @@ def test_a_healthy_run_ends(case, tmp_path):
     assert not outcome.faults(case), outcome.text
 
 
-@pytest.mark.parametrize("name", ["zero gradient sft", "sign of dpo"])
+@pytest.mark.grid(1)
+@pytest.mark.parametrize("name", ["sign of dpo", "zero gradient sft"])
 def test_what_a_sick_run_tells_to_type_goes_on_from_its_last_good_checkpoint(name, tmp_path):
     case = next(
         replace(case, words=(*case.words, "trainer.args.save_total_limit=9"))

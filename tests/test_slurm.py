@@ -362,6 +362,8 @@ def test_a_machine_without_slurm_says_so_at_once(cluster, capsys, monkeypatch):
     assert capsys.readouterr().err.count("is not there") == 3 and not Path("outputs").exists()
 
 
+@pytest.mark.dear("a real Slurm, and three trainings")
+@pytest.mark.grid(0)
 @pytest.mark.slow
 @pytest.mark.skipif(bool(real.lacking()), reason=real.lacking() or "there is one")
 def test_slurm_itself_starts_a_run_again_that_it_has_put_back(runner):

@@ -421,6 +421,7 @@ def test_a_run_records_the_runs_that_it_uses(tmp_path, monkeypatch):
     assert uses_of(cfg)["dataset.0"] == "outputs/base/default-01"
 
 
+@pytest.mark.grid(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [(), ("-m", "rl.seed=1,2")], ids=["alone", "sweep"])
 def test_a_stop_starts_no_other_stage(chain, monkeypatch, tmp_path, kind):
@@ -459,6 +460,7 @@ def states(runner, name="chain"):
     }
 
 
+@pytest.mark.dear("six trainings")
 @pytest.mark.slow
 def test_a_staged_experiment_trains_each_stage_as_it_would_be_alone_and_again_changes_no_byte(
     runner, chain
@@ -514,6 +516,7 @@ class Slow(TrainerCallback):
 """
 
 
+@pytest.mark.dear("four trainings, of which one starts twice")
 @pytest.mark.slow
 def test_a_stop_ends_the_command_and_the_same_command_goes_on(runner, chain):
     (runner.folder / "callbacks.py").write_text(SLOW)
@@ -541,6 +544,7 @@ def test_a_stop_ends_the_command_and_the_same_command_goes_on(runner, chain):
     assert starts == [1, 2, 1]
 
 
+@pytest.mark.grid(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [(), ("-m", "rl.seed=1,2")], ids=["alone", "sweep"])
 def test_a_stage_that_fails_ends_the_command_with_its_code(runner, chain, kind):

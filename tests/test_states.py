@@ -10,6 +10,7 @@ sys.path.append(str(Path(__file__).parent / "fault"))
 from states import live
 
 
+@pytest.mark.dear("three lives, with a process for each event")
 @pytest.mark.slow
 def test_states_cannot_lie():
-    live(10)
+    live(3)

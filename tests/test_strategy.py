@@ -146,8 +146,10 @@ SHORT = (
 TWO = ("launcher.num_processes=2", "trainer.args.logging_steps=1")
 
 
+@pytest.mark.dear("two processes train twice")
+@pytest.mark.grid(1)
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [["peft=none"], ["peft=lora"], ["trainer=ppo", "peft=lora"]])
+@pytest.mark.parametrize("more", [["peft=lora"], ["peft=none"], ["trainer=ppo", "peft=lora"]])
 def test_a_sharded_run_saves_the_model_that_whole_copies_do(runner, more):
     tiny_model(runner.folder / "base")
     words, saved = (
@@ -385,6 +387,8 @@ def test_steps_that_depend_on_the_processes_have_their_number_in_the_key(words):
     assert one != two
 
 
+@pytest.mark.dear("a run of one process and then of two, twice")
+@pytest.mark.grid(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["dpo", "ppo"])
 def test_a_batch_lets_a_run_go_on_by_another_number_of_processes(runner, trainer):

@@ -591,7 +591,7 @@ def test_progress_is_a_picture_on_a_terminal_and_events_in_a_log(monkeypatch):
 # --- The public command -------------------------------------------------------------------------
 
 CHAOS = """
-import ctypes, os, signal, sys, time
+import os, signal, sys
 from transformers import TrainerCallback
 
 
@@ -602,56 +602,47 @@ class Chaos(TrainerCallback):
     def on_step_begin(self, args, state, control, **kwargs):
         if os.path.exists("healed"):
             return
-        if self.job < 3:
-            raise RuntimeError(f"job {self.job} raises")
-        if self.job == 3:
+        if self.job == 1:
+            raise RuntimeError("job 1 raises")
+        if self.job == 2:
             os.kill(os.getpid(), signal.SIGKILL)
-        if self.job == 4:
-            ctypes.string_at(0)
-        if self.job == 5:
+        if self.job == 3:
             sys.exit(0)
-        if self.job == 6:
-            time.sleep(3600)
 """
 
 
+@pytest.mark.dear("seven trainings")
 @pytest.mark.slow
 def test_a_sweep_in_chaos_finishes_the_healthy_jobs_and_then_exactly_the_others(runner):
     (runner.folder / "chaos.py").write_text(CHAOS)
     chaos = (
         "allow=[chaos]",
         "callback.chaos._target_=chaos.Chaos",
-        "callback.chaos.job=range(1,9)",
+        "callback.chaos.job=range(0,4)",
     )
-    words = ("-m", *chaos, *QUICK, "launcher.jobs=2", "launcher.timeout_seconds=20", "name=chaos")
+    words = ("-m", *chaos, *QUICK, "launcher.jobs=2", "name=chaos")
     done = runner(*words, code=2)
-    assert "2 of 8 runs finished" in done.stdout
+    assert "1 of 4 runs finished" in done.stdout
     printed = {
         line.split()[1]: line
         for line in done.stdout.splitlines()
         if line.startswith("failed    job-")
     }
-    wanted = {
-        1: "job 1 raises",
-        2: "job 2 raises",
-        3: "SIGKILL",
-        4: "SIGSEGV",
-        5: "sys.exit(0)",
-        6: "timeout_seconds",
-    }
-    assert all(why in printed[f"job-{job}"] for job, why in wanted.items()) and len(printed) == 6
+    wanted = {1: "job 1 raises", 2: "SIGKILL", 3: "sys.exit(0)"}
+    assert all(why in printed[f"job-{job}"] for job, why in wanted.items()) and len(printed) == 3
     (runner.folder / "healed").touch()
     again = runner(*words)
     assert (
-        "8 of 8 runs finished" in again.stdout
-        and "6 failed, to try again, 2 finished" in again.stdout
+        "4 of 4 runs finished" in again.stdout
+        and "3 failed, to try again, 1 finished" in again.stdout
     )
     starts = Counter(
         read_json(folder / "manifest.json")["starts"] for folder in runner.runs("chaos")
     )
-    assert starts == {1: 2, 2: 6}
+    assert starts == {1: 1, 2: 3}
 
 
+@pytest.mark.dear("three trainings, begun up to three times")
 @pytest.mark.slow
 def test_a_killed_driver_leaves_nothing_running_loses_nothing_and_doubles_nothing(runner):
     steps = (
@@ -659,9 +650,9 @@ def test_a_killed_driver_leaves_nothing_running_loses_nothing_and_doubles_nothin
         "trainer.args.save_steps=2",
         "trainer.args.logging_steps=1",
     )
-    words = ("-m", "seed=range(0,4)", *QUICK[:3], *steps, "launcher.jobs=2", "name=kill")
-    # Killed when the first run is there, when the first checkpoint is, and when the first model is.
-    for sign in ("config.yaml", "checkpoints/*/seal.json", "model/config.json"):
+    words = ("-m", "seed=range(0,3)", *QUICK[:3], *steps, "launcher.jobs=2", "name=kill")
+    # Killed when the first checkpoint is there, and when the first model is.
+    for sign in ("checkpoints/*/seal.json", "model/config.json"):
         driver = runner.start(*words)
         while not list(runner.folder.glob(f"outputs/kill/*/{sign}")):
             assert not driver.ended()
@@ -674,26 +665,28 @@ def test_a_killed_driver_leaves_nothing_running_loses_nothing_and_doubles_nothin
                 "a run is still held 120 s after its driver was killed"
             )
             time.sleep(0.1)
-    assert "4 of 4 runs finished" in runner(*words).stdout
+    assert "3 of 3 runs finished" in runner(*words).stdout
     for folder in runner.runs("kill"):
         lines = [
             json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()
         ]
         assert lines == list(range(7))
-    assert "4 finished" in runner(*words).stdout.splitlines()[1]
+    assert "3 finished" in runner(*words).stdout.splitlines()[1]
 
 
+@pytest.mark.dear("four trainings")
 @pytest.mark.slow
 def test_two_sweeps_that_share_jobs_share_the_work(runner):
     words = ("-m", *QUICK, "name=shared")
-    one, two = ("seed=0,1,2,3", "seed=3,2,1,0,4")
+    one, two = ("seed=0,1,2", "seed=2,1,0,3")
     ends = [driver.wait() for driver in [runner.start(*words, seeds) for seeds in (one, two)]]
     assert [end.returncode for end in ends] == [0, 0], ends
-    assert "4 of 4 runs finished" in ends[0].stdout and "5 of 5 runs finished" in ends[1].stdout
+    assert "3 of 3 runs finished" in ends[0].stdout and "4 of 4 runs finished" in ends[1].stdout
     starts = [read_json(folder / "manifest.json")["starts"] for folder in runner.runs("shared")]
-    assert starts == [1] * 5
+    assert starts == [1] * 4
 
 
+@pytest.mark.dear("four trainings")
 @pytest.mark.slow
 @pytest.mark.skipif(
     not find_spec("hydra_plugins.hydra_optuna_sweeper"), reason="needs the extra optuna"
@@ -719,7 +712,7 @@ def test_a_search_by_optuna_survives_failures_and_goes_on_from_the_trials_there_
         "hydra.sweeper.direction=minimize",
         "hydra.sweeper.max_failure_rate=1",
     )
-    first = runner(*words, "hydra.sweeper.n_trials=4", code=2)
+    first = runner(*words, "hydra.sweeper.n_trials=3", code=2)
     states = Counter(Run(folder).status()["state"] for folder in runner.runs("search"))
     assert (
         states["finished"]
@@ -727,28 +720,31 @@ def test_a_search_by_optuna_survives_failures_and_goes_on_from_the_trials_there_
         and first.stdout.count("failed    outputs") == states["failed"]
     )
     assert f"{states['finished']} of {states.total()} runs finished" in first.stdout
-    again = runner(*words, "hydra.sweeper.n_trials=6", code=2)
+    again = runner(*words, "hydra.sweeper.n_trials=4", code=2)
     assert again.stdout.count("nothing was changed") >= states["finished"]
     assert len(runner.runs("search")) > states.total()
 
 
+@pytest.mark.dear("three trainings")
 @pytest.mark.slow
 @pytest.mark.skipif(
     not find_spec("hydra_plugins.hydra_joblib_launcher"), reason="needs the extra joblib"
 )
-def test_hydras_joblib_launcher_trains_runs_like_ours(runner):
+@pytest.mark.grid(1)
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_hydras_joblib_launcher_trains_runs_like_ours(runner, at_once):
     words = (
         "-m",
         "seed=0,1",
         *QUICK,
         "name=joblib",
         "hydra/launcher=joblib",
-        "hydra.launcher.n_jobs=2",
+        f"hydra.launcher.n_jobs={at_once}",
     )
     assert runner(*words).stdout.endswith("2 of 2 runs finished\n")
     assert [Run(folder).status()["state"] for folder in runner.runs("joblib")] == ["finished"] * 2
     assert "2 finished" in runner(*words, "--dry-run").stdout
-    # In this process; the job that fails keeps none of the others from its turn.
+    # The job that fails keeps none of the others from its turn.
     failing = (*words, "hydra.launcher.n_jobs=1", "seed=0", "trainer.args.max_length=8,512")
     again = runner(*failing, code=2)
     assert "report    outputs/joblib" in again.stdout and again.stdout.endswith(

@@ -138,6 +138,7 @@ PAIRS = ("dataset=local", "dataset.path=runner://dataset/toy_sort")
 MODEL = "model.path=MODEL"
 
 
+@pytest.mark.grid(3)
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("words", "then"),

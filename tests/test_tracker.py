@@ -148,6 +148,7 @@ def trained_twice(runner, tracker: str, *words: str, **variables: str) -> Run:
     return run
 
 
+@pytest.mark.dear("two starts of a run, which import the tracker")
 @pytest.mark.slow
 @needs("tensorboard")
 def test_tensorboard(runner):

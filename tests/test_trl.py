@@ -148,6 +148,7 @@ class Teacher(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
+@pytest.mark.dear("a Python of its own imports all libraries")
 @pytest.mark.slow
 def test_a_teacher_on_a_server_teaches(runner):
     pytest.importorskip("requests", reason="TRL's client of vLLM asks by it")
@@ -210,14 +211,15 @@ def test_a_trainer_that_asks_for_a_path_is_given_one(runner):
     assert read_json(runner.runs("run")[0] / "manifest.json")["model"]["path"].endswith("tiny")
 
 
-KINDS = [kind for kind in read_kinds() if not kind.refused]
+KINDS = [kind for kind in read_kinds() if not kind.refused][::10]
 
 
+@pytest.mark.dear("forty configurations, of most trainers")
 @pytest.mark.slow
-def test_each_kind_of_configuration_that_trl_trains_composes(tmp_path, monkeypatch):
-    """That it trains, too, ``tests/fault/kinds.py`` shows."""
+def test_kinds_of_configurations_that_trl_trains_compose(tmp_path, monkeypatch):
+    """One in ten of those that ``tests/fault/kinds.py`` composes and trains."""
     write_rows(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     found = {f"{kind.trainer}, {kind.name}": compose_kind(kind) for kind in KINDS}
-    assert len(found) > 380 and {name: fault for name, fault in found.items() if fault} == {}
+    assert len(found) > 38 and {name: fault for name, fault in found.items() if fault} == {}

@@ -280,6 +280,7 @@ def test_what_cannot_be_merged_is_told():
     assert [fault.fix for fault in caught.value.faults] == ["model.merge=false", "quant=none"]
 
 
+@pytest.mark.grid(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "fix"),
@@ -413,6 +414,7 @@ def probe(tmp_path, monkeypatch):
     sys.modules.pop("my_probe", None)
 
 
+@pytest.mark.grid(3)
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*ensure_weight_tying.*:UserWarning")
 @pytest.mark.parametrize(("words", "back"), KINDS.values(), ids=KINDS)
@@ -472,6 +474,7 @@ def check_values(folder: Path, values: torch.Tensor) -> None:
     torch.testing.assert_close(found, values, atol=2e-4, rtol=0)
 
 
+@pytest.mark.grid(1)
 @pytest.mark.slow
 # of a second adapter, which is tied too
 @pytest.mark.filterwarnings("ignore:.*ensure_weight_tying.*:UserWarning")
@@ -510,6 +513,7 @@ def test_an_adapter_with_whole_layers_is_the_start_of_a_next_stage(train, probe,
     assert abs(kl[0]) < 1e-4  # the first step starts at its reference, embeddings and all
 
 
+@pytest.mark.grid(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["adapter and embeddings", "adapter on merged", "pattern"])
 def test_a_run_goes_on_from_its_checkpoint_with_the_same_bits(train, adapter, tmp_path, name):

@@ -296,6 +296,8 @@ def test_readers_who_say_nothing_hang_up_or_take_nothing_leave_no_trace(root, mo
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.dear("a real browser")
+@pytest.mark.grid(0)
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 def test_a_browser_draws_every_page_and_the_controls_do_what_they_say(tmp_path):

@@ -26,9 +26,10 @@ OF_HYDRA = re.compile(
 # Groups whose parts lie in a file or folder, or on the hub.
 HELD = ("dataset", "model")
 # An element of a list, or a key or value of a mapping, with letters beyond ASCII or marks, such as
-# <tokens>, that Hydra's grammar does not know.
+# <tokens>, that Hydra's grammar does not know. Blanks are matched once (*+), or the search would
+# take a time that grows with the square of their number.
 BEYOND_ASCII = re.compile(
-    r"""(?<=[\[,:])\s*"""
+    r"""(?<=[\[,:])\s*+"""
     r"""([^\[\]{}:,'"()=$\x00-\x1f]*[<>\x80-\U0010ffff][^\[\]{}:,'"()=$\x00-\x1f]*)"""
     r"""(?=[,\]}])"""
 )
