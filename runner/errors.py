@@ -360,7 +360,7 @@ def describe(error: BaseException) -> str:
     except Exception as second_error:
         message = f"its message raises {type(second_error).__name__}"
     if len(message) > MAX_LETTERS:
-        message = f"{message[:MAX_LETTERS]}... ({len(message):,} letters)"
+        message = f"{message[:MAX_LETTERS]}... ({len(message):,} characters)"
     return f"{type(error).__name__}: {message}".removesuffix(": ")
 
 

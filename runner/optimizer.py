@@ -78,8 +78,8 @@ def _first_pattern(patterns: Iterable[str], name: str) -> str | None:
 def _unused_pattern(pattern: str, example: str) -> Fault:
     return Fault(
         where=f"optimizer.groups.{pattern}",
-        found="no weight is called so, or an earlier pattern takes it",
-        expected=f"a pattern in the names of the weights that train, such as {example}",
+        found="no weight has such a name, or an earlier pattern takes it",
+        expected=f"a pattern that matches names of trained weights, such as {example}",
         fix="another pattern, or optimizer.groups=null",
     )
 

@@ -204,7 +204,7 @@ def test_what_is_no_text_is_a_failure_by_name_and_content_blocks_stay():
 
     for answer in (None, object(), b"x"):
         with pytest.raises(
-            TypeError, match=rf"tool returned .*, a {type(answer).__name__}, and no text"
+            TypeError, match=rf"tool returned .*, a {type(answer).__name__}, not a text"
         ):
             named(tool)(word="red")
     answer = [{"type": "text", "text": "red"}, {"type": "image", "image": "red.png"}]
@@ -287,7 +287,7 @@ def test_an_environment_that_begins_later_is_refused():
         async def reset(self, **row):
             return " It is dark."
 
-    with pytest.raises(ConfigError, match="or one that is async"):
+    with pytest.raises(ConfigError, match="or an async one"):
         guard_environment(Late, "trainer.environment_factory")()
 
 
@@ -313,7 +313,7 @@ def test_what_an_environment_does_itself_ends_the_run_where_it_fails():
         DataError, match=r"Broken.reset failed, asked {word:red}: KeyError: 'missing'"
     ):
         broken.reset(word="red")
-    with pytest.raises(DataError, match=r"Broken.reset failed, .* a object, and no text"):
+    with pytest.raises(DataError, match=r"Broken.reset failed, .* a object, not a text"):
         broken.reset(missing=object())
     with pytest.raises(SickRun, match="get_reward"):
         broken.get_reward()

@@ -24,7 +24,10 @@ def test_the_plan_says_how_much_is_sampled_and_what_to_type_for_less(capsys, mon
     assert bound.startswith(
         "evaluates at most 64 held-out prompts, 8 answers each, and 200 for metrics"
     )
-    assert "longer than the training: they sample up to 1,424 answers, it takes 320 texts" in note
+    assert (
+        "longer than the training: they sample up to 1,424 answers, while it takes 320 texts"
+        in note
+    )
     fix = note.rpartition("; ")[2]
     assert fix.startswith("dataset.limit.eval=") and said(capsys, *words, fix) == []
     epoch = (
@@ -33,7 +36,7 @@ def test_the_plan_says_how_much_is_sampled_and_what_to_type_for_less(capsys, mon
         "trainer.args.max_steps=-1",
         "trainer.args.num_train_epochs=1",
     )
-    assert "1,424 answers, it takes 128 texts" in said(capsys, *epoch)[1]
+    assert "1,424 answers, while it takes 128 texts" in said(capsys, *epoch)[1]
 
 
 def test_what_reads_known_answers_is_not_bounded_and_not_told(capsys, monkeypatch, tmp_path):

@@ -33,7 +33,7 @@ def test_kl_coef_reaches_what_the_trainer_calls_it_and_the_trainers_own_key_wins
 
     assert beta("kl_coef=0.3") == 0.3
     assert beta("trainer.args.beta=0.5") == 0.5
-    with pytest.raises(ConfigError, match=r"trainer.args.beta\n.* kl_coef, which is given too"):
+    with pytest.raises(ConfigError, match=r"trainer.args.beta\n.* kl_coef, which is also set"):
         beta("kl_coef=0.3", "trainer.args.beta=0.5")
 
 
@@ -156,11 +156,11 @@ def test_a_word_that_hydra_cannot_read_is_a_fault_with_a_fix(word, where, found,
         ("seed: [1\n", "expected ',' or ']'"),
         (
             "defaults:\n- /peft: lora\n- /trainer: [sft, dpo]\n",
-            "[sft, dpo], of which only the last would count",
+            "[sft, dpo]: only the last one would count",
         ),
         (
             f"name: ${{oc.decode:'[{'1,' * 30_000}1]'}}\n",
-            "60,018 letters of texts that refer to others",
+            "60,018 characters of texts that refer to others",
         ),
         (
             f"t: '[{'1,' * 30_000}1]'\nname: ${{oc.decode:${{t}}}}\n",

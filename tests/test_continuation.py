@@ -67,7 +67,7 @@ def test_every_other_key_is_refused(tmp_path):
         (("trainer.args.lr_scheduler_type=linear",), {"max_steps": 99}, "schedule"),
         (("trainer.args.warmup_steps=0.1",), {"max_steps": 99}, "schedule"),
         ((), {"max_steps": 5}, "more than 80"),
-        ((), {"max_steps": -1}, "given otherwise"),
+        ((), {"max_steps": -1}, "set in another way"),
         (("callback.mine._target_=mine.Mine",), {"max_steps": 99}, "callback.mine"),
         (("callback.mine._target_=mine.Mine",), {"save_steps": 3}, "callback.mine"),
         (

@@ -56,7 +56,7 @@ def test_a_yaml_that_a_person_wrote_is_read_as_it_stands(tmp_path):
     ids=["an index as Python alone writes it", "a key with a dot beside what it looks like"],
 )
 def test_references_that_grow_are_refused_however_they_are_spelt(config):
-    with pytest.raises(ConfigError, match="with what it refers to"):
+    with pytest.raises(ConfigError, match="with all that it refers to"):
         check_growth(config)
 
 

@@ -207,7 +207,7 @@ BROKEN = [
     ("torn.jsonl", LINE + LINE[:20], ":2", "no JSON"),
     ("strings.jsonl", b'"a"\n', ":1", "'\"a\"'"),
     ("page.jsonl", b"<!DOCTYPE html>\n", "", "a web page"),
-    ("latin.jsonl", LINE + '{"prompt": "é"}'.encode("latin-1"), ":2", "no UTF-8"),
+    ("latin.jsonl", LINE + '{"prompt": "é"}'.encode("latin-1"), ":2", "not UTF-8"),
     ("wide.jsonl", '{"prompt": "a"}'.encode("utf-16"), "", "text in UTF-16"),
     ("pointer.jsonl", POINTER, "", "git-lfs"),
     ("pointer.parquet", POINTER, "", "git-lfs"),
@@ -225,7 +225,7 @@ BROKEN = [
     ("lines.csv", b'prompt,completion\n"a\nof\nthree",b\na\n', ":5", "1 fields"),
     ("head.csv", b"prompt,completion\n", "", "no rows"),
     ("twice.csv", b"prompt,prompt\na,b\n", ":1", "the column 'prompt' twice"),
-    ("latin.csv", "prompt,completion\né,b\n".encode("latin-1"), "", "no UTF-8"),
+    ("latin.csv", "prompt,completion\né,b\n".encode("latin-1"), "", "not UTF-8"),
     # Without the hour, which would have every process collect another name.
     ("torn.jsonl.gz", gzip.compress(LINE * 50, mtime=0)[:-12], "", "broken gzip"),
     ("plain.jsonl.gz", LINE, "", "broken gzip"),

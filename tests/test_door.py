@@ -305,7 +305,7 @@ def test_typed_epochs_are_not_overruled_by_the_steps_of_the_model(capsys):
 
 
 def test_a_rollout_that_cannot_be_dealt_into_mini_batches(capsys):
-    assert "no divisor of a process's 32 rows" in faults(
+    assert "does not divide the 32 rows of a process" in faults(
         capsys, "trainer=ppo", "trainer.args.num_mini_batches=5"
     )
     assert main(["trainer=ppo", "trainer.args.num_mini_batches=8", "--dry-run"]) == 0
@@ -412,7 +412,12 @@ def test_the_key_knows_the_processes_that_torchrun_has_started(monkeypatch, caps
             "4, in one of 2",
             "without launcher.num_machines=2",
         ),
-        ({}, MACHINES, "null, and 2 machines have to meet", "launcher.rendezvous=<its name>:29500"),
+        (
+            {},
+            MACHINES,
+            "null, but 2 machines have to connect",
+            "launcher.rendezvous=<its name>:29500",
+        ),
         (
             {},
             [*MACHINES, "launcher.rendezvous=node1"],
@@ -428,7 +433,7 @@ def test_the_key_knows_the_processes_that_torchrun_has_started(monkeypatch, caps
         (
             {},
             ["launcher=accelerate", "launcher.rendezvous=a:1"],
-            "1, and",
+            "1, but",
             "launcher.num_machines=2",
         ),
         (

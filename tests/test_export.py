@@ -357,5 +357,5 @@ def test_only_folders_of_runs_are_exported(tmp_path, monkeypatch):
 
     run = lay_run(tmp_path / "outputs" / "x" / "run")
     (run / "config.yaml").unlink()
-    with pytest.raises(FolderError, match="missing or torn"):
+    with pytest.raises(FolderError, match="missing or truncated"):
         check_finished(read_run(run), "export")

@@ -140,28 +140,28 @@ CHINESE = '{"prompt": "中国的首都是哪里？请回答这个问题。", "co
     [
         (
             (CHINESE * 9).encode("gbk"),
-            "it is gb18030, which reads them as '中国的首都是哪里？",
+            "it looks like gb18030, which reads them as '中国的首都是哪里？",
             "iconv -f gb18030 ",
         ),
         (
             ("Привет, как дела? Хорошо, спасибо, я приду завтра вечером\n" * 9).encode("koi8-r"),
-            "it is koi8-r",
+            "it looks like koi8-r",
             "iconv",
         ),
         (
             "你好，世界".encode("gbk"),
-            "0xc4 0xe3 0xac (line 1) are no UTF-8",
+            "0xc4 0xe3 0xac (line 1) are not UTF-8",
             "iconv -f <its encoding> ",
         ),
-        (b"text\n" * 5 + b"caf\xe9\n", "0xe9 (line 6) is no UTF-8", "(or mend line 6)"),
+        (b"text\n" * 5 + b"caf\xe9\n", "0xe9 (line 6) is not UTF-8", "(or mend line 6)"),
         (
             CHINESE.encode() * 3 + CHINESE.encode()[:20] + b"\n",
-            "(line 4) is no UTF-8; the rest of it is",
+            "(line 4) is not UTF-8; the rest of it is",
             "sed -n 4p ",
         ),
         (
             CHINESE.encode().replace("城".encode(), b"\x9f"),
-            "0x9f (line 1) is no UTF-8; the rest of it is",
+            "0x9f (line 1) is not UTF-8; the rest of it is",
             "sed -n 1p ",
         ),
         ("text\n".encode("utf-16"), "probably UTF-16", "iconv -f utf-16 "),

@@ -735,7 +735,7 @@ def test_nothing_broken_is_saved(event):
     training.step()
     with torch.no_grad():
         training.model[1].bias[0] = NAN
-    with pytest.raises(SickRun, match="no finite number"):
+    with pytest.raises(SickRun, match="not a finite number"):
         training.event(event)
     assert isinstance(training.health.sickness_behind(2), SickRun)
 

@@ -111,7 +111,7 @@ def test_an_experiment_is_rehearsed_without_the_weights_of_the_hub(online_runner
     words = ("experiment=ppo_pythia_tldr", "model.attention=flash_attention_2")
     done = online_runner("rehearse", *words, "memory=24")
     assert ": gpt_neox, 2 layers" in done.stdout
-    assert "attention: what the CPU has instead of flash_attention_2" in done.stdout
+    assert "attention: the version for the CPU instead of flash_attention_2" in done.stdout
     assert "resuming, scoring" in done.stdout and "as transformers loads it" in done.stdout
     assert "forecast  ppo-pythia-tldr" in done.stdout and "peak" in done.stdout
     assert not [

@@ -285,7 +285,10 @@ def lay_silent(folder: Path, hours: float, lines: list | None = None) -> Path:
 
 def test_a_run_of_another_machine_is_lost_when_it_is_silent_and_its_lock_is_free(tmp_path):
     silent = lay_silent(tmp_path / "x" / "silent", 1.1)
-    assert read_run(silent).state == "lost" and "process is gone" in read_run(silent).cause
+    assert (
+        read_run(silent).state == "lost"
+        and "process ended without a message" in read_run(silent).cause
+    )
     assert read_run(silent).state == "lost", "to look is no sign of life"
     with locked(Run(silent)):
         assert read_run(silent).state == "running"

@@ -291,8 +291,8 @@ def test_processes_of_which_one_is_asked_to_stop_stop_together_and_see_one_folde
 @pytest.mark.parametrize(
     ("rank", "place", "said"),
     [
-        (0, "127.0.0.1:{}", "this port is taken here"),
-        (1, "127.0.0.1:{}", "what answers there is no machine of a run"),
+        (0, "127.0.0.1:{}", "this port is already in use here"),
+        (1, "127.0.0.1:{}", "what answers there is not a machine of a run"),
         (1, "127.0.0.1:1", "refused"),
         (1, "no.such.host.invalid:29500", "not known"),
     ],

@@ -166,7 +166,7 @@ def test_a_trl_that_asks_for_no_log_probabilities_is_refused():
             return model(**inputs)
 
     trainer = type("Mine", (objective.Tokens, Stock), {"__init__": lambda self: None})()
-    with pytest.raises(SickRun, match="asked for no log-probabilities"):
+    with pytest.raises(SickRun, match="not asked for log-probabilities"):
         trainer.compute_loss(lambda **inputs: torch.tensor(1.0), {})
 
 

@@ -156,7 +156,11 @@ def test_a_hub_that_leads_in_a_circle_or_away_is_no_answer(here, monkeypatch, ca
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
         assert main([*WORDS]) == 5
         server.shutdown()
-    reason = "is not reachable" if place.startswith("ftp") else "answers 302, a redirect to nowhere"
+    reason = (
+        "is not reachable"
+        if place.startswith("ftp")
+        else "answers 302, a redirect that leads nowhere"
+    )
     assert reason in capsys.readouterr().err and not (here / "outputs").exists()
 
 

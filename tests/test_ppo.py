@@ -928,7 +928,8 @@ def test_arguments_that_cannot_work_are_refused_with_a_cure(tmp_path, asked, wor
 @pytest.mark.parametrize("parts", [0, 3])
 def test_rows_that_make_no_equal_mini_batches_are_refused(tmp_path, parts):
     with pytest.raises(
-        ValueError, match=f"num_mini_batches is {parts}, and no divisor of a process's 8 rows"
+        ValueError,
+        match=f"num_mini_batches is {parts}, which does not divide the 8 rows of a process",
     ):
         letter_trainer(tmp_path, num_mini_batches=parts)
 

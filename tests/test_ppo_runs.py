@@ -61,9 +61,9 @@ def test_a_sweep_over_the_kl_coefficient(runner):
         (("dataset.limit.train=8",), "at least the 32 of one update"),
         (("trainer.args.response_length=5000",), "prompts are too long"),
         (("trainer.args.critic=adapter",), "peft=lora"),
-        (("trainer.args.kl_target=3", "kl_coef=0"), "above 0, beside kl_target"),
+        (("trainer.args.kl_target=3", "kl_coef=0"), "above 0, with kl_target"),
         (("peft=prompt",), "an adapter inside the layers"),
-        (("trainer.value_model.path=runner://model/tiny",), "which is no model"),
+        (("trainer.value_model.path=runner://model/tiny",), "which is not a model"),
     ],
 )
 def test_what_cannot_work_is_told_before_any_training(train, capsys, words, said):

@@ -106,7 +106,7 @@ def test_conversations_of_which_every_token_is_trained_are_noted_until_they_are_
     whole = [{"input_ids": row["input_ids"]} for row in made]
     seen = see(tokenizer, CHATS, whole)
     [note] = find_notes(seen)
-    assert "of 3 conversations every token is trained" in note and "weight=answers" in note
+    assert "every token of 3 conversations is trained" in note and "weight=answers" in note
     assert note in summary_of(seen)
 
 
@@ -265,7 +265,7 @@ def test_answers_that_generation_opens_otherwise_are_refused(tokenizer):
 def test_a_training_template_of_another_text_is_refused(tokenizer):
     made = prepared(tokenizer, CHATS, template=read_template("plain"))
     fault = fault_of(see(tokenizer, CHATS, made), ("other_template", True))
-    assert "the rows go on with 'User:" in fault.found
+    assert "the rows continue with 'User:" in fault.found
 
 
 def test_a_reward_model_needs_neither_end_nor_prompt(tokenizer):

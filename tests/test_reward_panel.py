@@ -143,7 +143,7 @@ def test_a_function_gets_the_columns_that_it_names_and_no_others():
     assert ask(functools.partial(lambda completions, size: [size] * 3, size=7)) == [7, 7, 7]
     said = refused(lambda completions, answer: [1.0] * 3, DataError)
     assert (
-        "it takes answer, and the rows have no such column" in said
+        "it takes answer, but the rows have no such column" in said
         and "completions, prompts, size" in said
     )
 
@@ -156,7 +156,7 @@ class Called:
 def test_whatever_can_be_called_has_the_name_of_the_config():
     for call in (Called(), gives(1.0, 1.0, 1.0), functools.partial(gives(1.0, 1.0, 1.0))):
         assert to_scorer("mine", call).__name__ == "mine" and ask(call) == [1.0] * 3
-    with pytest.raises(DataError, match="a function, or something to call"):
+    with pytest.raises(DataError, match="a function, or another callable"):
         to_scorer("mine", 3)
 
 
@@ -181,7 +181,7 @@ def test_a_row_that_no_reward_applies_to_is_told():
         call(["a", "b", "the last"])
     (fault,) = error.value.faults
     assert (
-        "every reward gave None to completion 2 of 3, and to 0 more" in fault.found
+        "every reward returned None for completion 2 of 3, and for 0 more" in fault.found
         and "the last" in fault.expected
     )
 

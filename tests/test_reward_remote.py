@@ -108,7 +108,7 @@ def test_a_server_that_stays_busy_is_a_fault_of_the_environment(server):
     server.moods = [503] * 9
     said = refused(EnvironmentFault, server, retries=2)
     assert (
-        "no answer to completions 0 to 2 in 3 tries, at last: status 503" in said
+        "no answer to completions 0 to 2 in 3 tries; the last one: status 503" in said
         and len(server.asked) == 3
     )
 
@@ -124,12 +124,12 @@ def test_a_refusal_and_a_redirect_are_not_tried_again(server, status, monkeypatc
 def test_nobody_there_is_a_fault_of_the_environment(server):
     server.shutdown()
     server.server_close()
-    assert "at last: " in refused(EnvironmentFault, server, retries=1)
+    assert "the last one: " in refused(EnvironmentFault, server, retries=1)
 
 
 def test_a_slow_answer_is_given_up_though_it_never_pauses_long(server):
     server.drip = 0.05
-    assert "no whole answer in 0.2 s" in refused(
+    assert "no complete answer in 0.2 s" in refused(
         EnvironmentFault, server, retries=0, request_timeout=0.2
     )
 

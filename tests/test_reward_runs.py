@@ -160,7 +160,7 @@ CASES = [
     ("nan", ("reward.mine.at=3",), 3, "nan for completion 3 of 8"),
     ("short", (), 2, "1 rewards for 8 completions"),
     ("fails", (), 2, "raised ZeroDivisionError: float division by zero, for completion 0 of 8"),
-    ("nothing", (), 2, "every reward gave None to completion 0 of 8, and to 7 more"),
+    ("nothing", (), 2, "every reward returned None for completion 0 of 8, and for 7 more"),
     ("steps", (), 2, "a list of 2 for completion 0 of 8"),
     ("hangs", ("reward.mine.timeout=0.5",), 3, "no answer after 0.5 s for 8 completions"),
 ]
@@ -216,7 +216,7 @@ def test_a_reward_that_takes_what_no_row_has_is_refused_before_a_folder_is_made(
     done = train(f"trainer={trainer}", *mine, *FEW)
     said = capsys.readouterr().err
     assert done.code == 2 and done.run is None
-    assert "it takes solution, and the rows have no such column" in said and "reward.mine" in said
+    assert "it takes solution, but the rows have no such column" in said and "reward.mine" in said
     assert "type      reward.exact.column=<column>" in said
 
 

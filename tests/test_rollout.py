@@ -330,7 +330,7 @@ def test_a_rollout_of_the_users_with_other_lists_is_refused(tmp_path, broken):
         return found | {broken: found[broken][:-1]}
 
     trainer = tool_trainer(tmp_path, tools=None, rollout_func=roll_out)
-    with pytest.raises(ConfigError, match="other lists than 8 prompts"):
+    with pytest.raises(ConfigError, match="lists that do not fit 8 prompts"):
         trainer.train()
 
 
@@ -342,7 +342,7 @@ def test_an_environment_pays_beside_the_rewards_and_tools_need_an_engine_of_ours
     assert (
         0 < logs["rewards/Room/mean"] < 1 and logs["objective/scores"] == logs["rewards/Room/mean"]
     )
-    with pytest.raises(ConfigError, match="vllm, and tools"):
+    with pytest.raises(ConfigError, match="vllm, with tools"):
         tool_trainer(tmp_path, rollout_engine="vllm")
     # without it no turn ends, and no tool is called
     with pytest.raises(ConfigError, match="a token that ends a turn"):

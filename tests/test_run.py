@@ -271,7 +271,7 @@ def test_a_world_of_other_processes_than_the_run_is_trained_by_is_refused(cfg, c
     run = open_run(cfg | {"launcher": {"num_processes": 1}}, [])
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert start_worker([str(run.folder), "--trust"]) == 2
-    assert "the 1 that the run is trained by" in capsys.readouterr().err
+    assert "a world size of 1, that of the run" in capsys.readouterr().err
 
 
 RUN, OTHER = "outputs/old/run", "outputs/old/other"

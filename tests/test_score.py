@@ -186,7 +186,7 @@ def test_a_model_without_a_finite_score_is_refused():
 
 def test_a_row_to_which_no_reward_applies_is_refused():
     text = faults(lambda **_: [None, 1.0, None], lambda **_: [None, None, 2.0])
-    assert "every reward gave None to completion 0 of 3" in text
+    assert "every reward returned None for completion 0 of 3" in text
 
 
 def test_a_list_of_neither_the_tokens_nor_the_steps_is_refused():
@@ -297,7 +297,7 @@ def test_a_text_that_is_too_long_for_a_model_is_told():
     model = letter_model("gpt2", labels=1)
     positions = model.config.max_position_embeddings
     asked = completions("ab." + "c" * positions)
-    with pytest.raises(ConfigError, match=f"holds {positions} positions") as raised:
+    with pytest.raises(ConfigError, match=f"has {positions} positions") as raised:
         score(model, asked=asked)
     assert "reward=classifier" in raised.value.faults[0].fix
     setattr(model, REWARD_KEY, "reward.mine")

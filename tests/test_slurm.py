@@ -227,7 +227,7 @@ def test_a_submission_that_ends_badly_is_looked_for_before_it_is_repeated(
     assert cluster() == 5 and "Socket timed out" in capsys.readouterr().err
     assert cluster() == 0 and len(cluster.calls) == 1 and "1_0 PENDING" in capsys.readouterr().out
     cluster.mode("held mute")
-    assert cluster("seed=1") == 5 and "no number of a job" in capsys.readouterr().err
+    assert cluster("seed=1") == 5 and "no job number in the answer" in capsys.readouterr().err
     assert sorted(states()) == ["created", "queued"]
     # a run that is called the same is not taken for the one above
     with monkeypatch.context() as elsewhere:
@@ -301,8 +301,8 @@ def test_what_is_queued_or_runs_can_be_cancelled(cluster, capsys):
         (["launcher.partition=nope"], 5, "invalid partition specified: nope"),
         (["launcher.time=1h"], 2, "launcher.time=24:00:00"),
         (["launcher.time=2"], 2, "launcher.time=3"),
-        (["launcher.parameters.array=3"], 2, "the runner says that itself"),
-        (["launcher.parameters.clusters=west"], 2, "the runner says that itself"),
+        (["launcher.parameters.array=3"], 2, "the runner sets this option itself"),
+        (["launcher.parameters.clusters=west"], 2, "the runner sets this option itself"),
         (["launcher.signal_seconds=70000", "launcher.time=UNLIMITED"], 2, "at most 65535"),
         (["launcher.max_requeues=-1"], 2, "at least 0"),
         (["launcher.grace_seconds=300"], 2, "launcher.signal_seconds=315"),
@@ -359,7 +359,9 @@ def test_a_machine_without_slurm_says_so_at_once(cluster, capsys, monkeypatch):
     with monkeypatch.context() as here:
         here.setenv("PATH", "/nowhere")
         assert cluster() == 5
-    assert capsys.readouterr().err.count("is not there") == 3 and not Path("outputs").exists()
+    assert (
+        capsys.readouterr().err.count("is not installed here") == 3 and not Path("outputs").exists()
+    )
 
 
 @pytest.mark.dear("a real Slurm, and three trainings")

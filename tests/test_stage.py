@@ -228,7 +228,7 @@ def test_what_an_option_is_tuned_for_stays_with_its_own_model_and_what_is_traine
     capsys.readouterr()
     Path("copy").symlink_to(MENU.parent / "runner" / "model" / "tiny")
     assert door.main(["-m", "model.path=copy", "learning_rate=1,2", "--dry-run"]) == 0
-    note = "note      copy is another model than that of model=tiny: without its max_steps=80, "
+    note = "note      copy is not the model of model=tiny: left out are its max_steps=80, "
     assert capsys.readouterr().out.count(note) == 1
 
 

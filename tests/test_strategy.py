@@ -33,12 +33,12 @@ EFFICIENT = "trainer.args.fsdp_config.cpu_ram_efficient_loading"
     ("variables", "words", "code", "said"),
     [
         ({}, ["trainer.args.fsdp=true", "launcher.num_processes=2"], 5, "trainer.args.fsdp=null"),
-        ({}, ["trainer.args.fsdp=full_shard"], 5, "full_shard, and there is no GPU here"),
+        ({}, ["trainer.args.fsdp=full_shard"], 5, "full_shard, but there is no GPU here"),
         (
             {},
             ["trainer.args.fsdp=true", "trainer.args.use_cpu=true"],
             5,
-            "true, and there is no GPU here",
+            "true, but there is no GPU here",
         ),
         (
             {},

@@ -123,7 +123,7 @@ def test_a_run_of_a_sweep_knows_the_command_that_makes_it_alone(tmp_path):
         (("seed=range(0,5,false)",), "a step of 0"),
         ((f"seed=range(0,{'9' * 400})",), "too large"),
         (("seed=shuffle(range(0,1000000000))",), "1,000,000,000 values to shuffle"),
-        (("trainer=glob(*)",), "no glob()"),
+        (("trainer=glob(*)",), "not glob()"),
         (tuple(f"trainer.args.k{number}=range(0,1e300)" for number in range(20)), "more jobs than"),
     ],
 )
@@ -585,7 +585,7 @@ def test_progress_is_a_picture_on_a_terminal_and_events_in_a_log(monkeypatch):
         assert ("\x1b[32mfinished" in out.text) == ("\x1b[31mfailed" in out.text) == tty
         assert ("step 3/9  loss 0.5" in out.text) == tty == ("\x1b[" in out.text)
         assert ("start     seed-0" in out.text) != tty
-    assert one_line("", heading=False) == "no cause was written"
+    assert one_line("", heading=False) == "no cause was recorded"
 
 
 # --- The public command -------------------------------------------------------------------------

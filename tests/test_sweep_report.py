@@ -514,7 +514,7 @@ def test_every_state_is_shown_as_what_it_is(partial):
         "not started",
     ]
     told += [
-        "its process is gone",
+        "its process ended without a message",
         "status.json cannot be read",
         "config.yaml cannot be read; scores.json cannot",
     ]
@@ -794,7 +794,7 @@ def test_the_verb_lists_reports_and_refuses(tmp_path, monkeypatch, capsys):
     assert listing(Path("outputs")).splitlines()[1].split() == ["outputs/kl", "4", "4", "finished"]
     assert main(line("kl", "objective=eval_loss")) == 0
     assert "page      outputs/kl/report.html" in capsys.readouterr().out
-    with pytest.raises(FolderError, match="no run is in it"):
+    with pytest.raises(FolderError, match="it contains no run"):
         main(line("outputs/empty"))
     with pytest.raises(FolderError, match="report outputs/kl"):
         main(line("outputs/kll"))

@@ -218,7 +218,7 @@ def test_other_rows_under_the_same_name_are_not_trained_on(train, tmp_path, caps
     run.set_status("interrupted")
     write(3, 4)
     assert train(*words).code == 4
-    assert "as the run began with" in capsys.readouterr().err
+    assert "the inputs that the run began with" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -250,8 +250,8 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
         (
             ["optimizer.groups={'(': {lr_ratio: 0.1}}"],
             [
-                "optimizer.groups in a file of --config-dir, where a name may have any letters; "
-                "Hydra's grammar knows few"
+                "optimizer.groups in a file of --config-dir, where a name may have any character; "
+                "Hydra's grammar allows few"
             ],
         ),
         (["rows.jsonl"], ["python -m runner dataset=rows.jsonl"]),

@@ -39,7 +39,7 @@ def spread_batch(cfg: dict[str, Any], typed: Collection[str]) -> None:
         raise ConfigError(
             Fault(
                 where=ACCUMULATION,
-                found=f"given, and batch={batch} makes it",
+                found=f"it is set, but batch={batch} decides it",
                 expected="one of the two",
                 fix=f"leave {ACCUMULATION} out",
             )

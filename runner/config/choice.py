@@ -188,7 +188,7 @@ def list_fault(group: str, names: Sequence[object]) -> Fault:
     if group == "weight":  # its rules multiply, each under a name; a list that is typed is expanded
         return Fault(
             where=group,
-            found=f"a list, [{joined}], of which only the last would count",
+            found=f"a list, [{joined}]: only the last one would count",
             expected="each rule under a name of its own",
             fix=f"/weight@weight.{first}: {first}  "
             "(in the defaults of the file, and so for each rule)",
@@ -196,12 +196,12 @@ def list_fault(group: str, names: Sequence[object]) -> Fault:
     fix = f"{group}={first}"
     if len(names) > 1:
         if group == "dataset":
-            fix = f"dataset=mixture, with each under dataset.parts; {fix}"
+            fix = f"dataset=mixture, with each one under dataset.parts; {fix}"
         fix += f"; or a sweep: python -m runner -m {group}={joined}"
     listed = ", ".join(map(str, names))
     return Fault(
         where=group,
-        found=f"[{listed}], of which only the last would count",
+        found=f"[{listed}]: only the last one would count",
         expected="one option",
         fix=fix,
     )

@@ -64,7 +64,7 @@ def compose(
                 lost[f"{key.rpartition('.')[2]}={value}"] = None
         if not lost:
             return composed
-        note = f"{path} is another model than that of model={option}: without its {', '.join(lost)}"
+        note = f"{path} is not the model of model={option}: left out are its {', '.join(lost)}"
         return replace(bare, note=note)
 
 

@@ -91,8 +91,8 @@ def _missing_default(file: str, name: str, options: str) -> Fault:
         )
     return Fault(
         where=f"{file}.yaml",
-        found=f"its defaults name {name}, and there is none",
-        expected=f"one of {options}" if options else "a group and an option that are there",
+        found=f"its defaults name {name}, which does not exist",
+        expected=f"one of {options}" if options else "an existing group and option",
         fix=f"mend {file}.yaml",
     )
 
@@ -110,8 +110,8 @@ def _to_message_fault(where: str, text: str) -> Fault:
     if "Recursive interpolation" in text:
         return Fault(
             where=where,
-            found="it refers to itself, in a circle",
-            expected="a value at some end",
+            found="it refers to itself",
+            expected="references that end in a value",
             fix=f"leave {where} out",
         )
     resolver = re.search(r"interpolation type (\S+)", text)
@@ -126,7 +126,7 @@ def _to_message_fault(where: str, text: str) -> Fault:
     if deleted:
         return Fault(
             where=deleted[1],
-            found="deleted, and other keys refer to it",
+            found="deleted, but other keys refer to it",
             expected="a value",
             fix=f"leave ~{deleted[1]} out",
         )

@@ -73,7 +73,7 @@ def check_size(path: Path) -> None:
                 where=str(path),
                 found=f"{size / 1e6:.1f} MB",
                 expected=f"{EXPECTED}, at most 1 MB",
-                fix="rows belong into a file of dataset.path",
+                fix="rows belong in a file of dataset.path",
             )
         )
 
@@ -99,7 +99,7 @@ def _find_excesses(text: str | bytes, where: str) -> Iterator[Fault]:
             if size is None:
                 yield Fault(
                     where=place,
-                    found=f"*{event.anchor} is inside of itself",
+                    found=f"*{event.anchor} contains itself",
                     expected=EXPECTED,
                     fix="write it out",
                 )
@@ -125,7 +125,7 @@ def _find_size_faults(place: str, values: int, depth: int, letters: int) -> Iter
     if letters > MAX_LETTERS_READ:
         yield Fault(
             where=place,
-            found=f"{letters:,} letters of texts that refer to others",
+            found=f"{letters:,} characters of texts that refer to others",
             expected=f"at most {MAX_LETTERS_READ:,}",
             fix="write the values out",
         )
@@ -202,7 +202,7 @@ def check_growth(config: Mapping[str, object]) -> None:
         raise ConfigError(
             Fault(
                 where="${...}",
-                found="references to references without an end",
+                found="references to references that never end",
                 expected=EXPECTED,
                 fix="write the values out",
             )
@@ -216,7 +216,7 @@ def check_growth(config: Mapping[str, object]) -> None:
         raise ConfigError(
             Fault(
                 where=".".join(key) or "${...}",
-                found=f"with what it refers to {sizes[key]:,} letters",
+                found=f"{sizes[key]:,} characters, with all that it refers to",
                 expected=f"at most {most:,}",
                 fix="write the values out",
             )

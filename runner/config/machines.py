@@ -85,14 +85,14 @@ def find_machine_faults(launcher: Node, machines: int) -> Iterator[Fault]:
     if (place or machines > 1) and not _is_address(place):
         yield Fault(
             where="launcher.rendezvous",
-            found=place or f"null, and {machines} machines have to meet",
+            found=place or f"null, but {machines} machines have to connect",
             expected="host:port of the first machine, which all of them reach",
             fix="=<its name>:29500",
         )
     elif machines == 1 and launcher.get("rendezvous") is not None:
         yield Fault(
             where="launcher.num_machines",
-            found="1, and launcher.rendezvous says where several meet",
+            found="1, but launcher.rendezvous says where several machines connect",
             expected="at least 2",
             fix="=2, or launcher.rendezvous=null",
         )

@@ -288,7 +288,7 @@ def count_values(override: "Override") -> int:
 
     span = override.value()
     if isinstance(span, Glob):
-        raise ValueError("the runner reads names and no glob()")
+        raise ValueError("the runner reads names, not glob()")
     if not isinstance(span, RangeSweep):
         return len(list(override.sweep_string_iterator()))
     if not span.step or not math.isfinite(span.start + span.stop + span.step):
@@ -307,7 +307,7 @@ def refused(key: str) -> str:
     if OF_HYDRA.fullmatch(key) and "_target_" not in key:
         return ""
     read = "the runner reads hydra/launcher, hydra/sweeper and what is below them"
-    return f"{key} is not for typing: {read}"
+    return f"{key} cannot be typed: {read}"
 
 
 def _meant_words(word: str) -> str:

@@ -141,7 +141,7 @@ def _find_unread_faults(
             ]
             yield Fault(
                 where=paths[0],
-                found=f"takes the place of {key}, which is given too",
+                found=f"replaces {key}, which is also set",
                 expected="one of them",
                 fix=f"leave {paths[0]} out",
             )
@@ -153,7 +153,7 @@ def _find_missing_faults(unread: Config, choices: Mapping[str, str]) -> Iterator
         if choices and key not in unread:
             yield Fault(
                 where=key,
-                found="deleted, and every run needs it",
+                found="deleted, but every run needs it",
                 expected="a value",
                 fix=f"leave ~{key} out",
             )
@@ -161,7 +161,7 @@ def _find_missing_faults(unread: Config, choices: Mapping[str, str]) -> Iterator
         yield Fault(
             where=key,
             found=NO_VALUE,
-            expected="one, it has no default",
+            expected="a value, because it has no default",
             fix=_find_example(key, choices),
         )
 

@@ -53,7 +53,7 @@ def _written_out(source: Any, dataset: dict[str, Any]) -> Any:
 
 def _read_prompt(file: Path, where: str) -> str:
     """The text of a prompt in a file."""
-    problem = "no text in it"
+    problem = "it contains no text"
     try:
         check_size(file)
         text = file.read_text("utf-8-sig").strip()

@@ -12,7 +12,7 @@ from runner.errors import Fault
 
 FIELDS = ("fsdp", "deepspeed", "parallelism_config")
 VARIABLES = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")  # as accelerate launch sets them
-NOT_RESUMED = "splits layers or rows, whose optimizer accelerate does not load again"
+NOT_RESUMED = "splits layers or rows, and accelerate cannot load their optimizer again"
 # Nodes of devices: NVIDIA (in WSL too), AMD, Intel and others, Huawei, Habana and TPU.
 DEVICES = (
     "nvidia[0-9]*",
@@ -36,7 +36,7 @@ def find_gpu_faults(args: Mapping[str, object], typed: Collection[str] = ()) -> 
         if args.get(name) is True:
             yield Fault(
                 where=f"trainer.args.{name}",
-                found="true, and there is no GPU here",
+                found="true, but there is no GPU here",
                 expected="a GPU",
                 fix="=false",
             )
@@ -57,7 +57,7 @@ def _shard_fault(where: str, text: str, fix: str) -> Fault:
     """The fault of a request to shard on a machine without GPUs."""
     return Fault(
         where=where,
-        found=f"{text}, and there is no GPU here",
+        found=f"{text}, but there is no GPU here",
         expected="GPUs: on a CPU each process would train a whole copy",
         fix=fix,
     )
@@ -77,8 +77,8 @@ def find_lone_faults(args: Mapping[str, object], processes: int) -> Iterator[Fau
     if fields and processes == 1:
         yield Fault(
             where=f"trainer.args.{fields[0]}",
-            found="one process, which has nobody to share a model with",
-            expected="several, each with a GPU of its own",
+            found="one process, but the model is shared among several",
+            expected="several processes, each with its own GPU",
             fix="launcher.num_processes=2",
         )
 

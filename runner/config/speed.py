@@ -61,7 +61,7 @@ def _find_lacks(cfg: Config, needs: Node) -> Iterator[str]:
             capability = compute_capability()
             if capability < wanted:
                 here = capability or "none"
-                yield f"it needs a GPU of compute capability {wanted}, and there is {here}"
+                yield f"it needs a GPU of compute capability {wanted}, but there is {here}"
         elif key == "package":
             if find_spec(wanted) is None:
                 yield f"{wanted} is not installed"
@@ -69,7 +69,7 @@ def _find_lacks(cfg: Config, needs: Node) -> Iterator[str]:
             value = select(cfg, key)
             if value not in wanted:
                 options = " or ".join(map(to_text, wanted))
-                yield f"{key} is {short_text(value)}, and it needs {options}"
+                yield f"{key} is {short_text(value)}, but it needs {options}"
 
 
 @cache

@@ -68,7 +68,7 @@ def add_working_folder() -> None:
                 where="working folder",
                 found="the folder that this shell is in was deleted",
                 expected="a folder",
-                fix="cd <a folder that is there>",
+                fix="cd <an existing folder>",
             )
         ) from None
     if "" not in sys.path and folder not in sys.path:
@@ -99,7 +99,7 @@ def _count_values(name: str, above: tuple[str, ...], counts: dict[str, int]) -> 
             Fault(
                 where="defaults",
                 found=" -> ".join(circle),
-                expected="lists of defaults with an end",
+                expected="lists of defaults that end",
                 fix="mend one of them",
             )
         )
@@ -145,7 +145,7 @@ def _read_keys(file: Path) -> Node:
                 where=str(file),
                 found="a list" if isinstance(content, list) else f"the text {str(content)[:40]!r}",
                 expected="keys with values",
-                fix="key: value, one in each line",
+                fix="key: value, one per line",
             )
         )
     return content or {}

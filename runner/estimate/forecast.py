@@ -102,7 +102,7 @@ class Forecast:
             return []
         over = "more than" if peak > memory else "nearly all of"
         return [
-            f"  warning      {self.device.name}: {over} the memory that is there; "
+            f"  warning      {self.device.name}: {over} the available memory; "
             f"{self._lighter_words(memory)}"
         ]
 
@@ -222,8 +222,8 @@ def format_forecasts(forecasts: Sequence[Forecast]) -> list[str]:
         _line("model", f"{sized(policy.count, '')} weights, {trained} of them trained"),
         _line(
             "batch",
-            f"{training.batch.rows} rows of {training.width} tokens, the longest that were seen, "
-            "at a time",
+            f"{training.batch.rows} rows of {training.width} tokens at a time, the longest rows "
+            "that were seen",
         ),
         _line("computed", "; ".join(forecast.computed() for forecast in forecasts)),
         *_memory_table(forecasts),
@@ -232,7 +232,7 @@ def format_forecasts(forecasts: Sequence[Forecast]) -> list[str]:
     for forecast in forecasts:
         lines.append(_line("time" if forecast is first else "", forecast.time()))
     if training.completion:
-        lines.append(_line("", "sampling may take several times as long: memory bounds it"))
+        lines.append(_line("", "sampling may take several times as long: memory limits it"))
     lines += first.disk()
     if first.why:
         lines.append(_line("unknown", f"activations, and with them the peak: {first.why}"))
@@ -275,5 +275,5 @@ def _describe_steps(forecast: Forecast) -> str:
     tokens = round(rows * training.texts * row_tokens)
     steps = forecast.steps
     if not steps:
-        return f"unknown, nobody has counted the rows; {tokens:,} tokens each"
+        return f"unknown, because the rows were not counted; {tokens:,} tokens each"
     return f"{steps:,} of {tokens:,} tokens, {sized(tokens * steps, '')} in all"

@@ -151,7 +151,7 @@ def _replace_models(small: Reduced, clones: Clones) -> None:
             _shrink_architecture(small, node)
     target = small.cfg["model"]["_target_"]
     if target not in (*LOADERS, NEW):
-        small.note(f"model: as {target} loads it, because it is not ours to make small")
+        small.note(f"model: as {target} loads it, because only its own code could make it small")
 
 
 def _shrink_architecture(small: Reduced, node: dict[str, Any]) -> None:
@@ -208,7 +208,7 @@ def _cut_rows(small: Reduced, folder: Path) -> None:
         if "train" in head.split:  # else its rows are held out
             counts.append(head.rows)
     if not counts:
-        small.note(f"dataset: all that {dataset['_target_']} gives")
+        small.note(f"dataset: all rows that {dataset['_target_']} returns")
         return
     limit = select(dataset, "limit.train")
     if dataset["_target_"] != ROWS and limit:  # of a mixture of sources
@@ -250,5 +250,5 @@ def _replace_gpu_settings(small: Reduced) -> None:
         if str(node.get("attention")).startswith(GPU_ATTENTION):
             foreign.append("attention")
         for name in foreign:
-            small.note(f"{name}: what the CPU has instead of {node[name]}")
+            small.note(f"{name}: the version for the CPU instead of {node[name]}")
             node[name] = None

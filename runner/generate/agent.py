@@ -312,8 +312,8 @@ def _encode_answers(
         raise DataError(
             Fault(
                 where="model.tokenizer.chat_template",
-                found="writes a turn in another way when the answer of a tool follows it",
-                expected="one under which what was written stays as it was",
+                found="writes a turn differently when the answer of a tool follows it",
+                expected="a template that leaves earlier turns as they were written",
                 fix="=hermes",
             )
         )

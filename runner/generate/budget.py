@@ -76,7 +76,7 @@ class EvaluationBudget:
         fewer = self.texts // (self.evaluations * self.sets * samples_of_prompt)
         yield (
             "note      evaluations may take longer than the training: "
-            f"they sample up to {total:,} answers, it takes {self.texts:,} texts; "
+            f"they sample up to {total:,} answers, while it takes {self.texts:,} texts; "
             f"dataset.limit.eval={max(1, fewer)}"
         )
 

@@ -119,7 +119,7 @@ def _no_weights(
     run: Run, status: JsonObject, wish: str | None, newest: Path | None, is_finished: bool
 ) -> Fault:
     """The fault of a run without the weights that are meant."""
-    unsealed = "no sealed checkpoint that is whole"
+    unsealed = "no sealed checkpoint that is complete"
     found = {
         None: f"{unsealed}, and no model",
         MODEL: "no model yet",
@@ -132,7 +132,7 @@ def _no_weights(
         fix = "checkpoint=model"
     else:
         fix = (
-            f"python -m runner.launch {run}  (to train on), "
+            f"python -m runner.launch {run}  (to continue the training), "
             "or checkpoint=start for the model it begins with"
         )
     progress = f"it is {status['state']}, step {status['step']} of {status['max_steps']}"

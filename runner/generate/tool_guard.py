@@ -92,8 +92,8 @@ class Guard:
                 Fault(
                     where=where,
                     found=describe(error),
-                    expected="a type behind each argument, and a docstring that says what the tool "
-                    "does and, under Args, each of them",
+                    expected="a type for each argument, and a docstring that describes the tool "
+                    "and, under Args, each argument",
                     fix="write it there",
                 )
             ) from error
@@ -138,7 +138,7 @@ class Guard:
                     Fault(
                         where="trainer.environment_factory",
                         found=f"{self.name} failed, asked {asked}: {message}",
-                        expected="a method that takes the columns of any row, and is done in time",
+                        expected="a method that takes the columns of any row, and returns in time",
                         fix=f"mend {self.name}, or leave the row out",
                     )
                 ) from error
@@ -207,8 +207,8 @@ def _guarded_class(kind: type, where: str, seconds: float) -> type:
         raise ConfigError(
             Fault(
                 where=where,
-                found=f"{kind.__name__} has no method reset, or one that is async",
-                expected="reset(self, **row), which begins anew and gives a text to add to the "
+                found=f"{kind.__name__} has no method reset, or an async one",
+                expected="reset(self, **row), which starts anew and returns a text to add to the "
                 "prompt, or nothing",
                 fix="write it there",
             )
@@ -232,7 +232,7 @@ def check_text(name: str, answer: object) -> object:
             answer = text_of([{"content": answer}])
     if not isinstance(answer, str | int | float | list | tuple | dict):
         raise TypeError(
-            f"{name} returned {short_text(answer)}, a {type(answer).__name__}, and no text"
+            f"{name} returned {short_text(answer)}, a {type(answer).__name__}, not a text"
         )
     text = str(answer)
     if len(text) > MAX_CHARACTERS:

@@ -172,7 +172,7 @@ def undecodable(data: bytes, name: str) -> Finding:
     if encoding:
         reading = _around(bad_line.line).decode(encoding, errors="ignore").strip()
         return Finding(
-            f"bytes that are not UTF-8{place}; by its letters it is {encoding}, "
+            f"bytes that are not UTF-8{place}; it looks like {encoding}, "
             f"which reads them as {reading!r}",
             other_encoding(encoding, name).fix,
         )
@@ -180,7 +180,7 @@ def undecodable(data: bytes, name: str) -> Finding:
     bad_places = _bad_places(bad_line.line)
     shown = " ".join(f"0x{bad_line.line[start]:02x}" for start in bad_places[:3])
     verb = "is" if len(bad_places) == 1 else "are"
-    found = f"{shown}{place} {verb} no UTF-8"
+    found = f"{shown}{place} {verb} not UTF-8"
     if not is_damaged:
         mend = f"line {number}" if number else "it"
         return Finding(found, f"{other_encoding(UNKNOWN, name).fix}  (or mend {mend})")

@@ -51,7 +51,7 @@ def hub_answer(seconds: float = MAX_SECONDS) -> HubAnswer:
         if error.code >= 400:  # a refusal is an answer
             return HubAnswer(True, f"answers {error.code}")
         # A redirect that has no end, or that leads to what is no hub.
-        return HubAnswer(False, f"answers {error.code}, a redirect to nowhere")
+        return HubAnswer(False, f"answers {error.code}, a redirect that leads nowhere")
     except Exception as error:  # a wrong address raises errors of its own, and so does an answer
         reason = getattr(error, "reason", error)
         return HubAnswer(False, f"is not reachable ({reason})")

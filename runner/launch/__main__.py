@@ -46,8 +46,8 @@ def main(words: Sequence[str]) -> int:
             raise ConfigError(
                 Fault(
                     where=str(run),
-                    found=f"a world of {world} processes",
-                    expected=f"the {processes} that the run is trained by",
+                    found=f"a world size of {world}",
+                    expected=f"a world size of {processes}, that of the run",
                     fix=f"python -m runner.launch {run}  (which starts them itself)",
                 )
             )

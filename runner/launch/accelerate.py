@@ -31,7 +31,7 @@ POLL = 0.2  # seconds between two looks at the store
 HANDSHAKE = 20  # most seconds for what answers at the rendezvous to show that it is a store
 # Seconds that processes have to end by themselves when those of another machine have failed.
 ENDING = 3
-AGAIN = "run it again on each of them to continue"
+AGAIN = "run it again on each machine to continue"
 
 
 def accelerate(
@@ -73,7 +73,7 @@ class Machines(Alone):
         return Fault(
             where="launcher.rendezvous",
             found=f"{self.address}: {found}",
-            expected=f"the same command on each of {self.count} machines, and here that of "
+            expected=f"the same command on each of {self.count} machines, and here the one with "
             "launcher.machine_rank=0",
             fix=fix,
         )
@@ -90,12 +90,12 @@ class Machines(Alone):
         except (OSError, RuntimeError) as error:
             found = str(error).splitlines()[0]
             if "EADDRINUSE" in str(error):
-                found = "this port is taken here"
+                found = "this port is already in use here"
             fix = "launcher.rendezvous=<the first machine>:<a free port>, the same on each"
             raise EnvironmentFault(self._fault(found, fix)) from None
         if self.store.add(f"machine {self.rank}", 1) > 1:
-            fix = f"launcher.machine_rank=<0 to {self.count - 1}, another on each>"
-            raise ConfigError(self._fault(f"machine {self.rank} is there already", fix))
+            fix = f"launcher.machine_rank=<0 to {self.count - 1}, different on each>"
+            raise ConfigError(self._fault(f"machine {self.rank} is already there", fix))
         if self.rank == 0:
             for other in self.others:
                 self._hear(other, f"machine {other}", self.seconds)
@@ -129,7 +129,7 @@ class Machines(Alone):
         thread.start()
         thread.join(HANDSHAKE)
         if not stores:
-            raise ConnectionError("what answers there is no machine of a run")
+            raise ConnectionError("what answers there is not a machine of a run")
         return stores[0]
 
     def _hear(self, rank: int, key: str, seconds: float) -> str:

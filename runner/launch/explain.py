@@ -112,8 +112,8 @@ def _folder_error(run: Run, error: BaseException, text: str) -> FolderError | No
             Fault(
                 where=str(run.folder),
                 found=text,
-                expected="files that nobody else moves or deletes meanwhile",
-                fix="the same command again; it goes on from what is whole",
+                expected="files that nobody moves or deletes during the run",
+                fix="the same command again; it continues from what is complete",
             )
         )
     return None
@@ -142,7 +142,7 @@ def _own_error(run: Run, error: BaseException, text: str) -> ConfigError | None:
             Fault(
                 where=KEY,
                 found=f"it raises for these rows: {text}",
-                expected="a template that takes them",
+                expected="a template that accepts them",
                 fix="mend the rows, or leave them out with dataset.map",
             )
         )
@@ -156,9 +156,9 @@ def _own_error(run: Run, error: BaseException, text: str) -> ConfigError | None:
         Fault(
             where=", ".join(own_keys),
             found=text,
-            expected="your own code to leave and give what is right",
-            fix=f"the same words without {own_keys[0]}, to see whether it is that; with --debug "
-            "for the traceback",
+            expected="your own code to leave and return correct values",
+            fix=f"the same words without {own_keys[0]}, to see whether it is the cause; "
+            "with --debug for the traceback",
         )
     )
 

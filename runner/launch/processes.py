@@ -179,14 +179,14 @@ def describe_exit(code: int) -> str:
     ``code`` is its exit code, or below zero the signal that ended it.
 
     >>> describe_exit(-9)
-    'was killed by SIGKILL (by a person, or by the system for want of memory)'
+    'was killed by SIGKILL (by a person, or by the system for lack of memory)'
     """
     if code >= 0:
         return f"left with exit code {code} before the run was finished"
     names = {int(number): number.name for number in signal.Signals}
     text = f"was killed by {names.get(-code, f'signal {-code}')}"  # real-time ones have no name
     if code == -signal.SIGKILL:
-        text += " (by a person, or by the system for want of memory)"
+        text += " (by a person, or by the system for lack of memory)"
     return text
 
 

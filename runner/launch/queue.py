@@ -105,7 +105,7 @@ def locked_group(group: Path) -> Iterator[None]:
                     where=display_path(group),
                     found="another command has been submitting its runs for a minute",
                     expected="one at a time",
-                    fix="the same command when that has ended; it submits nothing twice",
+                    fix="the same command when the other one has ended; it submits nothing twice",
                 )
             )
         yield
@@ -183,7 +183,7 @@ class Submission:
                 return
             if self.signals and not is_cancelled:
                 self.show.close()
-                text = f"cancelled {len(submitted)} in the queue: those that run save their step"
+                text = f"cancelled {len(submitted)} in the queue: running ones save their step"
                 print(text, flush=True)
                 self.queue.cancel([self.places[folder].ticket for folder in submitted])
                 is_cancelled = True
@@ -250,7 +250,7 @@ class Submission:
         else:
             state = "interrupted"
         ticket = self.places[task.folder].ticket
-        silent = f"{ticket} is in the queue of the cluster no more"
+        silent = f"{ticket} is no longer in the queue of the cluster"
         self._end(task, code, state, str(cause or silent), now)
 
     def _is_to_be_submitted(self, task: Task, state: str, cause: str) -> bool:
@@ -266,7 +266,7 @@ class Submission:
             self._end(task, 0, "finished", "already")
             return False
         if state in ("queued", "running"):
-            print(f"gone      {run}: its job is in the queue no more; it is submitted again")
+            print(f"gone      {run}: its job is no longer in the queue; it is submitted again")
         elif state == "failed":
             print(f"failed    {run}: {one_line(cause, heading=False)}; it is submitted again")
         return True

@@ -68,8 +68,8 @@ class Ray:
             raise EnvironmentFault(
                 Fault(
                     where="launcher.wait",
-                    found="false, and no cluster of Ray that is there when this command has ended",
-                    expected="one to leave the runs to",
+                    found="false, but no cluster of Ray remains when this command has ended",
+                    expected="a cluster that keeps the runs",
                     fix="=true, or launcher.address=<host:port>, or: ray start --head",
                 )
             )
@@ -98,7 +98,7 @@ class Ray:
                 Fault(
                     where="launcher",
                     found=f"a run needs {lacking}, which this machine does not have",
-                    expected="what it has",
+                    expected="what this machine has",
                     fix="launcher.num_cpus=1 launcher.num_gpus=0 launcher.resources={}",
                 )
             )
@@ -115,7 +115,7 @@ class Ray:
                 Fault(
                     where="launcher",
                     found=describe(error),
-                    expected="what an actor of Ray takes",
+                    expected="what an actor of Ray accepts",
                     fix="another value of num_cpus, num_gpus, resources, runtime_env or "
                     "max_restarts",
                 )

@@ -117,7 +117,7 @@ REFUSED_KEYS = (
     RefusedKey(
         "unrecognized option|invalid option|[Ii]nvalid.*specification|not allowed",
         where="launcher.parameters",
-        expected="words of sbatch",
+        expected="options of sbatch",
         fix="launcher.parameters={}",
     ),
     RefusedKey(
@@ -174,7 +174,7 @@ class Slurm:
             faults.append(
                 Fault(
                     where="launcher.time",
-                    found=f"{self.time}, and the step is to be saved {self.signal_seconds} s "
+                    found=f"{self.time}, but the step must be saved {self.signal_seconds} s "
                     "before its end (launcher.signal_seconds)",
                     expected=f"at least {least} s, as Slurm may be a minute early",
                     fix=f"={math.ceil(least / 60)}",
@@ -267,16 +267,16 @@ class Slurm:
 def _taken_parameter(word: str) -> Fault:
     return Fault(
         where=f"launcher.parameters.{word}",
-        found="the runner says that itself",
-        expected="another word of sbatch",
-        fix="leave it out; python -m runner options launcher lists what has a key of its own",
+        found="the runner sets this option itself",
+        expected="another option of sbatch",
+        fix="leave it out; python -m runner options launcher lists what has its own key",
     )
 
 
 def _missing_command(name: str) -> Fault:
     return Fault(
         where="launcher",
-        found=f"{name} is not there",
+        found=f"{name} is not installed here",
         expected="a machine that submits to Slurm",
         fix="launcher=local, or what puts it on PATH, as: module load slurm",
     )
@@ -303,7 +303,7 @@ def _submit_array(array: Array) -> str:
     answer = _ask(*array.command)
     job = re.search(r"^(\d+)(;.*)?$", answer, re.MULTILINE)
     if not job:
-        _refuse("sbatch", f"no number of a job: {answer}")
+        _refuse("sbatch", f"no job number in the answer: {answer}")
     return job[1]
 
 

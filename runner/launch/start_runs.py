@@ -165,7 +165,7 @@ def start_sweep(
         count = sum(codes.get(folder) == 0 for folder in ends)
         print_end(ends, count, report, "staged runs" if runs[0].stage else "runs")
     if signals:
-        print("next      the same command, which goes on with what is not finished")
+        print("next      the same command, which continues with what is not finished")
     return _exit_code(codes, signals)
 
 
@@ -177,7 +177,7 @@ def _find_group_runs(group: Path) -> list[Path]:
 def _unknown_jobs() -> Fault:
     return Fault(
         where="--dry-run",
-        found="a plugin chooses the jobs, one after the other",
+        found="a plugin chooses the jobs while they run",
         expected="a sweep of ours",
     )
 
@@ -197,8 +197,8 @@ def _queue_of(runs: Sequence[Composed], plugins: Sequence[str] = ()) -> ClusterQ
         raise ConfigError(
             Fault(
                 where="launcher",
-                found=f"the queue of a cluster, beside {beside}",
-                expected="one that starts all of the runs",
+                found=f"the queue of a cluster, together with {beside}",
+                expected="one launcher that starts all of the runs",
                 fix="=local, or the same queue for each run",
             )
         )
@@ -246,7 +246,7 @@ def _print_notes(tasks: Sequence[Task]) -> None:
         if place:
             lines.append(
                 f"note      {place}: other machines may not see that a run is in use; start it "
-                "from one"
+                "from one machine only"
             )
     datasets = [run.experiment.dataset.node for run in runs]
     splits = [dataset.get("split") for dataset in datasets if not dataset.get("streaming")]
@@ -301,8 +301,8 @@ def _refuse_several_processes(what: str, machines: int = 1) -> None:
         raise ConfigError(
             Fault(
                 where=what,
-                found=f"in each of {world} processes that torchrun or its like has started",
-                expected="one process, which starts those of each run",
+                found=f"in each of {world} processes that torchrun or a similar launcher started",
+                expected="one process, which starts the processes of each run",
                 fix=f"python -m runner <the same words> launcher.num_processes={world}",
             )
         )

@@ -166,14 +166,14 @@ def is_finished(run: Run) -> bool:
         for line in check_fingerprints(run):
             print(f"note      {line}")
         return True
-    found = f"the run is finished, and its model is damaged: {describe_damage(damage)}"
+    found = f"the run is finished, but its model is damaged: {describe_damage(damage)}"
     if not sealed_checkpoints(run.checkpoints):
         raise FolderError(
             Fault(
                 where=str(run.model),
                 found=found,
                 expected="the files that were sealed",
-                fix="a whole copy of it put back, or name=<another name> to train it again",
+                fix="put a complete copy of it back, or name=<another name> to train it again",
             )
         )
     log.warning("%s: %s; it is written again from the newest checkpoint", run, found)

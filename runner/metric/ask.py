@@ -67,7 +67,7 @@ def to_numbers(name: str, answer: object, rows: int) -> dict[str, float]:
             Fault(
                 where=f"metric.{name}",
                 found=f"{count} numbers for {rows} rows",
-                expected="one for each, or one for all",
+                expected="one number for each row, or one for all",
             )
         )
     if not values:

@@ -57,7 +57,7 @@ def pairs(scores: Sequence[float], label: Sequence[bool]) -> dict[str, float]:
         raise DataError(
             Fault(
                 where="metric.pairs",
-                found="rows that are no pairs",
+                found="rows that are not pairs",
                 expected="preferences",
                 fix="metric=auc",
             )

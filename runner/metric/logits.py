@@ -30,7 +30,7 @@ def log_odds(
             Fault(
                 where="metric.<name>.preprocess",
                 found=f"{positive!r} and {negative!r} begin with the same token",
-                expected="two words that begin otherwise",
+                expected="two words that begin with different tokens",
             )
         )
     if not len(logits):

@@ -198,7 +198,7 @@ class ActorCritic(nn.Module):
             missing = sorted(trained - set(state_dict))
             unknown = sorted(set(state_dict) - trained)
             raise ValueError(
-                "the checkpoint is of another policy and critic: "
+                "the checkpoint belongs to another policy and critic: "
                 f"lacks {missing[:3]}, has {unknown[:3]}"
             )
         result = super().load_state_dict(state_dict, strict=False, assign=assign)
@@ -295,7 +295,7 @@ def _check_critic(policy: Model, critic: str, value_model: object) -> None:
         raise ConfigError(
             Fault(
                 where="trainer.args.critic",
-                found="adapter, beside a whole model",
+                found="adapter, with a policy that has no adapter",
                 expected="model or head",
                 fix="peft=lora",
             )
@@ -314,8 +314,8 @@ def _check_critic(policy: Model, critic: str, value_model: object) -> None:
         raise ConfigError(
             Fault(
                 where="trainer.value_model",
-                found=f"{value_model}, which is no model",
-                expected="a _target_ that gives one, and its arguments",
+                found=f"{value_model}, which is not a model",
+                expected="a _target_ that returns one, and its arguments",
                 fix="trainer.value_model._target_=runner.reward.outcome.load_reward_model "
                 "trainer.value_model.path=<model folder>",
             )
@@ -325,7 +325,7 @@ def _check_critic(policy: Model, critic: str, value_model: object) -> None:
         raise ConfigError(
             Fault(
                 where="trainer.args.critic",
-                found="a model of its own, beside a quantised policy",
+                found="a separate model, with a quantised policy",
                 expected="an adapter",
                 fix="=adapter",
             )

@@ -111,7 +111,7 @@ class PPOConfig(TrainingArguments):
         if self.num_mini_batches < 1 or rows % self.num_mini_batches:
             raise ValueError(
                 f"num_mini_batches is {self.num_mini_batches}, "
-                f"and no divisor of a process's {rows} rows"
+                f"which does not divide the {rows} rows of a process"
             )
         super().__post_init__()
         ConfigError.refuse(_find_faults(self))
@@ -146,7 +146,7 @@ def _find_faults(args: PPOConfig) -> Iterator[Fault]:
         _Requirement(
             "dynamic_sampling",
             args.num_generations > 1 or not args.dynamic_sampling,
-            "0 beside one completion",
+            "0 with one completion per prompt",
             "0",
         ),
         _Requirement(
@@ -168,13 +168,13 @@ def _find_faults(args: PPOConfig) -> Iterator[Fault]:
         _Requirement(
             "kl_coef",
             args.kl_target is None or args.kl_coef > 0,
-            "above 0, beside kl_target",
+            "above 0, with kl_target",
             "0.05",
         ),
         _Requirement(
             "remove_unused_columns",
             not args.remove_unused_columns,
-            "false: rewards may want any column",
+            "false, because rewards may need any column",
             "false",
         ),
         _Requirement(

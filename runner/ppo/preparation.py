@@ -91,9 +91,9 @@ def build_ppo_agent(
         raise ConfigError(
             Fault(
                 where="trainer.args.rollout_engine",
-                found="vllm, and tools",
-                expected="another engine, for vLLM is asked for as many completions by "
-                "each process",
+                found="vllm, with tools",
+                expected="another engine, because with vLLM every process must ask for the "
+                "same number of completions",
                 fix="=auto",
             )
         )
@@ -101,7 +101,7 @@ def build_ppo_agent(
         raise ConfigError(
             Fault(
                 where="trainer.args.stop_token",
-                found="null, and tools",
+                found="null, with tools",
                 expected="a token that ends a turn, after which tools are called",
                 fix="=eos",
             )

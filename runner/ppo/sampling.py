@@ -90,7 +90,7 @@ def roll_out_by_function(
         raise ConfigError(
             Fault(
                 where="trainer.rollout_func",
-                found=f"other lists than {len(rows)} prompts call for",
+                found=f"lists that do not fit {len(rows)} prompts",
                 expected="prompt_ids, completion_ids and logprobs for each prompt, env_mask of "
                 "the same lengths, a token of the policy in each",
                 fix="a function as TRL's GRPO takes it",

@@ -243,7 +243,7 @@ def _check_labels(model: nn.Module) -> None:
             Fault(
                 where=f"reward.{_name_of(model)}",
                 found=f"a model with {labels} labels",
-                expected="one label, the score",
+                expected="one label, which is the score",
                 fix="a model loaded with num_labels=1, or a function around it",
             )
         )

@@ -125,8 +125,7 @@ class PPOTrainer(Trainer):
         # First, and about ``args`` itself, so that the check before torch reads it here.
         if args and args.dynamic_sampling and isinstance(train_dataset, IterableDataset):
             raise ValueError(
-                "dynamic sampling draws further prompts from rows that are there, "
-                "and not from a stream"
+                "dynamic sampling draws further prompts from stored rows, not from a stream"
             )
         asked = args or PPOConfig()
         self.own_loss = policy_loss

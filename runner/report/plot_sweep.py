@@ -216,7 +216,8 @@ def _axis_picture(
         set_ticks(axes, "x", axis.levels)
         axes.set_xlim(-0.5, len(axis.levels) - 0.5)
         axes.grid(axis="y")
-    caption = f"{name} against {axis.name}; the line joins the means, bars are one standard deviation over seeds"
+    caption = f"{name} over {axis.name}; the line joins the means, "
+    caption += "bars are one standard deviation over seeds"
     return Picture(f"objective-{file_name(axis.name)}", caption, axes.figure)
 
 
@@ -289,8 +290,8 @@ def _trade_pictures(settings: Sequence[StyledSetting]) -> Iterator[Picture]:
             axes.grid()
         if axes.lines:
             caption = (
-                f"{reward} against {kl} while training, averaged to {MAX_POINTS_OF_TRADE} points; "
-                "each dot is where a run is last"
+                f"{reward} over {kl} during the training, averaged to "
+                f"{MAX_POINTS_OF_TRADE} points; each dot is the last value of a run"
             )
             yield Picture("reward-kl", caption, axes.figure)
 

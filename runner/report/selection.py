@@ -256,7 +256,7 @@ def find_column(
         raise ConfigError(
             Fault(
                 where=option,
-                found=f"{key!r} is the end of {len(matching)} keys",
+                found=f"{len(matching)} keys end with {key!r}",
                 expected=f"one of {', '.join(matching)}",
                 fix=f"{matching[0]} in place of {key}",
             )

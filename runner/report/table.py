@@ -159,7 +159,7 @@ def _troubled_lines(summary: Summary, width: int) -> list[str]:
         if cause:
             lines.append(f"{'':<{STATE_WIDTH}} {cause}")
     remaining = len(summary.troubled) - len(shown)
-    return lines + _rest(remaining, "that have not finished, or not well")
+    return lines + _rest(remaining, "that are not finished, or ended badly")
 
 
 def _best_lines(summary: Summary, width: int) -> list[str]:
@@ -190,7 +190,7 @@ def run_table(run: RunRecord, changed: Sequence[ChangedKey] | None, width: int =
     if scores:
         lines += ["", *scores, ""]
     if changed:
-        lines.append("differs   from the defaults of what it chose in")
+        lines.append("differs   from the defaults of its options in")
         for key in changed:
             text = f"{key.key}={key.ours} ({key.default})"
             lines.append(" " * INDENT + short(text, width - INDENT))

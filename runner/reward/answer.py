@@ -104,8 +104,8 @@ def check_some_apply(answers: Sequence[Answer], prompts: Sequence[Prompt]) -> No
         raise DataError(
             Fault(
                 where="reward",
-                found=f"every reward gave None to completion {rows[0]} of {len(prompts)}, and to "
-                f"{len(rows) - 1} more",
+                found=f"every reward returned None for completion {rows[0]} of {len(prompts)}, "
+                f"and for {len(rows) - 1} more",
                 expected="at least one reward that applies to each row; "
                 f"{quote_prompt(prompts, rows[0])}",
             )

@@ -70,7 +70,7 @@ def load_reward_model(
         raise ConfigError(
             Fault(
                 where=where,
-                found=f"{path}: it gives {model.config.num_labels} scores",
+                found=f"{path}: it returns {model.config.num_labels} scores",
                 expected="a model with one score per text",
                 fix=f"reward=classifier reward.classifier.path={path} "
                 f"reward.classifier.label=<one of {classes}>",
@@ -91,9 +91,9 @@ def _load_adapted(path: str, options: Node, where: str) -> PreTrainedModel:
         raise ConfigError(
             Fault(
                 where=where,
-                found=f"{path} has other weights than its adapter_config.json, such as "
+                found=f"{path} has weights that do not fit its adapter_config.json, such as "
                 f"{misfits[0]}",
-                expected="an adapter with all of its weights; others would be random",
+                expected="an adapter with all of its weights; missing ones would be random",
                 fix="=<another folder>",
             )
         )

@@ -224,7 +224,7 @@ def to_scorer(name: str, call: object, **options: Any) -> Scorer | nn.Module:
             Fault(
                 where=f"reward.{name}",
                 found=f"{call.__class__.__name__} {str(call)[:40]!r}",
-                expected="a function, or something to call",
+                expected="a function, or another callable",
             )
         )
     function = getattr(call, "func", call)
@@ -275,7 +275,7 @@ def serve_columns(where: str, call: Callable[..., Any], columns: Arguments) -> A
         raise DataError(
             Fault(
                 where=where,
-                found=f"it takes {' and '.join(missing)}, and the rows have no such column",
+                found=f"it takes {' and '.join(missing)}, but the rows have no such column",
                 expected=f"some of {', '.join(there)}",
                 fix="a column of that name in the data",
             )

@@ -67,7 +67,7 @@ def aggregate(scores: Sequence[float], by: Aggregate) -> float:
         case "product":
             return math.prod(scores)
         case _:
-            raise ValueError(f"{by!r} is none of last, min, mean and product")
+            raise ValueError(f"{by!r} is not one of last, min, mean and product")
 
 
 @dataclass(frozen=True)

@@ -91,8 +91,8 @@ def explain_length(model: nn.Module, rows: Sequence[Sequence[int]]) -> Iterator[
         raise ConfigError(
             Fault(
                 where=where,
-                found=f"{path} holds {positions} positions, and a text has {longest} tokens",
-                expected="texts that it can hold",
+                found=f"{path} has {positions} positions, but a text has {longest} tokens",
+                expected="texts that fit",
                 fix=f"shorter completions, or {classifier}, which reads their end",
             )
         ) from error

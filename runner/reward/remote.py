@@ -155,7 +155,7 @@ class Remote:
             Fault(
                 where="reward.remote",
                 found=f"{self._shown} gave no answer to completions {start} to "
-                f"{start + count - 1} in {len(failures)} tries, at last: {failures[-1]}",
+                f"{start + count - 1} in {len(failures)} tries; the last one: {failures[-1]}",
                 expected="a server that answers",
                 fix="the same command continues",
             )
@@ -182,7 +182,7 @@ class Remote:
             while piece := response.read1(PIECE):
                 answer += piece
                 if time.monotonic() > deadline:
-                    raise TimeoutError(f"no whole answer in {self.request_timeout:g} s")
+                    raise TimeoutError(f"no complete answer in {self.request_timeout:g} s")
                 if len(answer) > MAX_MEBIBYTES << 20:
                     raise DataError(
                         Fault(

@@ -75,7 +75,7 @@ def find_resume_faults(experiment: Experiment) -> list[Fault]:
             Fault(
                 where="resume",
                 found=f"{other} is being trained by pid {pid}",
-                expected="a run that stands still",
+                expected="a run that nobody is training",
                 fix="wait for it",
             ),
             *differences,
@@ -104,8 +104,8 @@ def _find_process_faults(run: Run, experiment: Experiment) -> list[Fault]:
     return [
         Fault(
             where="launcher.num_processes",
-            found=f"{now}, {run} was trained by {then}, and others would take other steps: "
-            f"{reason}",
+            found=f"{now}, but {run} was trained by {then}, and another number "
+            f"would take other steps: {reason}",
             expected=str(then),
             fix=f"{words_for(experiment.node, then)}, or name=<another name>",
         )
@@ -154,7 +154,7 @@ def begin_from(other: Run, cycle_steps: int) -> Path:
         Fault(
             where="resume",
             found="; ".join(refused) or "no checkpoint",
-            expected=f"a whole checkpoint of {other}",
+            expected=f"a complete checkpoint of {other}",
             fix=FROM_START,
         )
     )
@@ -188,7 +188,7 @@ def find_offer(experiment: Experiment, folder: Path) -> str:
                 name = f"{neighbour.parent.name}/{neighbour.name}"
                 return (
                     f"{name} has taken {step} of the same steps; "
-                    f"to go on from them, add resume={other}"
+                    f"to continue from them, add resume={other}"
                 )
     return ""
 
@@ -206,7 +206,7 @@ def _differences(other: Run, experiment: Experiment) -> Iterator[Fault]:
         yield Fault(
             where="launcher",
             found=f"{before} -> {after} processes",
-            expected="as many processes, because each draws rows of its own",
+            expected="the same number of processes, because each draws its own rows",
             fix=f"{words_for(experiment.node, before)}, or leave resume out",
         )
     is_longer = False
@@ -225,7 +225,7 @@ def _differences(other: Run, experiment: Experiment) -> Iterator[Fault]:
     if status["state"] == "finished" and not (is_longer and took_all_steps):
         found = f"{other} is finished"
         if is_longer:
-            found += ", and stopped before its last step"
+            found += ", but stopped before its last step"
         yield Fault(
             where="resume",
             found=found,
@@ -307,7 +307,7 @@ def _length_objection(change: ChangedValue, experiment: Experiment, args: Node) 
     """The reason why a training cannot be made longer; empty where it can."""
     old = change.old
     new = change.new
-    otherwise = "the same, because its length was given otherwise"
+    otherwise = "the same, because its length was set in another way"
     if not isinstance(old, int | float) or not isinstance(new, int | float):
         return otherwise
     if min(old, new) <= 0:  # which leaves the length to other arguments
@@ -321,7 +321,7 @@ def _length_objection(change: ChangedValue, experiment: Experiment, args: Node) 
         )
     users = _callbacks_but(experiment, (OURS, LIBRARY))
     if users:
-        return f"the same, because {users[0]} may look at how many steps there will be"
+        return f"the same, because {users[0]} may depend on the total number of steps"
     schedule = select(experiment.node, "optimizer.scheduler._target_")
     if schedule:
         signature = read_signature(schedule)

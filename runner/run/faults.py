@@ -9,9 +9,9 @@ def gone(folder: Path) -> Fault:
     """The fault of a run folder that was there when the work in it began."""
     return Fault(
         where=str(folder),
-        found="it was moved or deleted meanwhile",
+        found="it was moved or deleted during the run",
         expected="the folder of the run",
-        fix="the same command again; it goes on if the folder is put back",
+        fix="the same command again; it continues if the folder is put back",
     )
 
 
@@ -19,6 +19,6 @@ def no_config(run: object) -> Fault:
     """The fault of a run whose configuration cannot be read."""
     return Fault(
         where=str(run),
-        found="config.yaml is missing or torn",
-        expected="the folder of a whole run",
+        found="config.yaml is missing or truncated",
+        expected="the folder of a complete run",
     )

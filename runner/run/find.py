@@ -70,7 +70,7 @@ def find_run(word: str, verb: str, root: Path) -> Path | Fault:
         fix = f"python -m runner {verb} {display_path(alike)}"
     return Fault(
         where=word,
-        found="no run is in it" if places else "no such folder",
+        found="it contains no run" if places else "no such folder",
         expected=f"the folder of a run, such as {root}/<name>/<run>",
         fix=fix,
     )

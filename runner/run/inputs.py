@@ -145,7 +145,12 @@ def check_fingerprints(run: Run) -> list[str]:
             notes.append(f"{key} has changed since the run began: {changes}")
         else:
             faults.append(
-                Fault(where=key, found=changes, expected="as the run began with", fix=TRAIN_AGAIN)
+                Fault(
+                    where=key,
+                    found=changes,
+                    expected="the inputs that the run began with",
+                    fix=TRAIN_AGAIN,
+                )
             )
     FolderError.refuse(faults)
     return notes

@@ -16,10 +16,10 @@ from runner.schema.text import Config
 
 # How a run goes on without a file of its metadata that cannot be read.
 WITHOUT_FILE = {
-    "status.json": "goes on from its newest whole checkpoint",
+    "status.json": "continues from its newest complete checkpoint",
     "manifest.json": "is recorded again",
     "scores.json": "is measured at its end only",
-    "adjustments.json": "goes on as its config says",
+    "adjustments.json": "continues as its config says",
 }
 
 
@@ -49,7 +49,7 @@ def open_run(
         raise FolderError(
             Fault(
                 where=str(folder),
-                found="its config.yaml is that of another run",
+                found="its config.yaml belongs to another run",
                 expected=f"the key {key}",
                 fix="name=<another name>",
             )
@@ -89,7 +89,7 @@ def _begin(run: Run, cfg: Config, facts: JsonObject) -> None:
             Fault(
                 where=str(folder),
                 found="checkpoints without a run: its folder was moved away while it saved",
-                expected="a whole run, or nothing",
+                expected="a complete run, or nothing",
                 fix=f"rm -r {shlex.quote(str(folder))}, then put the folder back, or train again",
             )
         )
@@ -161,7 +161,7 @@ def check_lines(run: Run) -> None:
             Fault(
                 where=str(run.metrics),
                 found=f"line {numbers} cannot be read",
-                expected="JSON with a step in each line",
-                fix=f"rm {run.metrics}  (the run goes on without the lines so far), or mend them",
+                expected="JSON with one step per line",
+                fix=f"rm {run.metrics}  (the run continues without the lines so far), or mend them",
             )
         )

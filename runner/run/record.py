@@ -154,7 +154,7 @@ class RunRecord:
         elif self.state == "running":
             reasons.append(f"since {format_time(self.status.get('started'))}, {heard}")
         elif self.state == "lost":
-            reasons.append(f"its process is gone without a word, {heard}")
+            reasons.append(f"its process ended without a message, {heard}")
         elif self.state != "unknown":
             reasons.append(one_line(str(self.status.get("cause") or "")))
         return "; ".join(filter(None, reasons))
@@ -347,7 +347,7 @@ def one_line(cause: str, heading: bool = True) -> str:
             return to_visible(": ".join(parts))
     if heading:
         return to_visible(" ".join(lines))
-    return to_visible(lines[0] if lines else "no cause was written")
+    return to_visible(lines[0] if lines else "no cause was recorded")
 
 
 def format_time(moment: object) -> str:

@@ -98,7 +98,7 @@ def damage_of(folder: Path, *, touched_only: bool = False) -> dict[str, str]:
         return {SEAL: "cannot be read" if (folder / SEAL).is_file() else "missing"}
     own_entry = entries.pop(SEAL)
     if own_entry != _own_entry(entries):
-        return {SEAL: "other bytes than were sealed"}
+        return {SEAL: "differs from what was sealed"}
     since = 0
     threads_used = THREADS
     if touched_only:
@@ -114,7 +114,7 @@ def damage_of(folder: Path, *, touched_only: bool = False) -> dict[str, str]:
         if status.st_size != size:
             return f"{status.st_size} of {size} bytes"
         if status.st_mtime_ns >= since and sha256(path) != digest:
-            return "other bytes than were sealed"
+            return "differs from what was sealed"
         return ""
 
     with ThreadPoolExecutor(threads_used) as threads:
@@ -135,7 +135,7 @@ def check_sealed(folder: Path) -> Path:
             Fault(
                 where=display_path(folder),
                 found=f"damaged: {describe_damage(damage)}",
-                expected="the files that were sealed",
+                expected="the files as they were sealed",
                 fix="the command that made the run, which mends it from a checkpoint, or "
                 "checkpoint=last",
             )
@@ -172,8 +172,8 @@ def last_checkpoint(run: Run, clean: bool = True) -> Path | None:
             Fault(
                 where=str(path),
                 found=describe_damage(damage),
-                expected="a whole checkpoint",
-                fix="a whole copy of it put back, or name=<another name> to start over",
+                expected="a complete checkpoint",
+                fix="put a complete copy of it back, or name=<another name> to start over",
             )
             for path, damage in damage_by_path.items()
         )

@@ -136,8 +136,8 @@ class Seal(TrainerCallback):
             raise RunnerError(
                 Fault(
                     where=display_path(folder),
-                    found=f"{len(missing)} trained weights are not in it, so that no run could go "
-                    f"on from it: {', '.join(missing[:3])}",
+                    found=f"{len(missing)} trained weights are not in it, so no run could continue "
+                    f"from it: {', '.join(missing[:3])}",
                     expected="every weight that the optimizer moves",
                     fix="trainer.args.save_strategy=no  (without checkpoints; a run that is "
                     "stopped begins anew)",

@@ -68,7 +68,7 @@ def _taken(folder: Path) -> Fault:
     if folder.is_symlink():
         found = "a link"
     elif folder.is_dir():
-        found = "holds something else than an export as it was written"
+        found = "contains something other than an unchanged export"
     return Fault(
         where=display_path(folder),
         found=found,

@@ -84,7 +84,7 @@ class BeforeTrainer(Trainer):
                     Fault(
                         where="metric",
                         found=f"it would be logged as {', '.join(taken)}",
-                        expected="another name; the trainer has a figure of this one",
+                        expected="another name; the trainer already logs a figure with this one",
                     )
                 )
             output.metrics.update(figures)
@@ -216,8 +216,8 @@ class AfterTrainer(Trainer):
                 Fault(
                     where="dataset",
                     found="the trainer has left out every row: no sample of the start model earned "
-                    "anything",
-                    expected="rows of which some are answered right",
+                    "a reward",
+                    expected="rows some of which are answered correctly",
                     fix=fix,
                 )
             )

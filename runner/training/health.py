@@ -56,7 +56,7 @@ from runner.training.step_figures import (
     gather_figures,
 )
 
-BROKEN = "a weight is no finite number"
+BROKEN = "a weight is not a finite number"
 MEMORY = "alarms.json"  # in a checkpoint: what the alarms have seen so far
 HALF_PRECISION = (torch.float16, torch.bfloat16)
 # The largest first margin that rounding explains, with and without half precision.

@@ -149,8 +149,8 @@ def find_other_template(inspection: Inspection) -> Fault | None:
     count = _count_prompts(inspection)
     return Fault(
         where="model.tokenizer.chat_template",
-        found=f"{len(prompts)} of {count} answers are trained after another prompt than the one "
-        f"that asks for them: after {before!r} the rows go on with {in_rows!r}, generation "
+        found=f"{len(prompts)} of {count} answers are trained after a prompt that differs from "
+        f"that of generation: after {before!r} the rows continue with {in_rows!r}, generation "
         f"with {in_generation!r}",
         expected="one template for both",
         fix="=<one that spells both alike, such as chatml>, or tolerate.other_template=true",
@@ -191,14 +191,14 @@ def find_notes(inspection: Inspection) -> list[str]:
         has_media = any(row.media for row in inspection.rows)
         words = "trainer.args.assistant_only_loss=true" if has_media else "weight=answers"
         notes.append(
-            f"dataset: of {inspection.chats} conversations every token is trained, the questions "
-            f"too; {words} trains only what the assistant says"
+            f"dataset: every token of {inspection.chats} conversations is trained, also the "
+            f"questions; {words} trains only what the assistant says"
         )
     if inspection.glued:
         notes.append(
-            f"dataset: in {inspection.glued} of {count} rows prompt and answer are one text "
-            "without a blank between; dataset.columns.input=prompt "
-            "dataset.columns.target=completion makes turns of a chat of them"
+            f"dataset: in {inspection.glued} of {count} rows, prompt and answer are joined "
+            "without a blank; dataset.columns.input=prompt "
+            "dataset.columns.target=completion turns them into a chat"
         )
     return notes
 
@@ -248,5 +248,5 @@ def summary_of(inspection: Inspection) -> list[str]:
     prompts = _count_prompts(inspection)
     if prompts and inspection.comparable:
         right = prompts - len(inspection.prompt_mismatches)
-        lines.append(f"{right} of {prompts} answers follow the prompt that generation spells")
+        lines.append(f"{right} of {prompts} answers follow the prompt that generation uses")
     return lines + find_notes(inspection)

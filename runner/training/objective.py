@@ -91,7 +91,7 @@ def watched(
                 Fault(
                     where="loss",
                     found=f"{len(called.outputs)} forward passes of {name} seen in a step",
-                    expected=f"{times}: another TRL computes its loss otherwise",
+                    expected=f"{times}: another TRL computes its loss differently",
                     fix="trainer.args.torch_compile=false, or no loss and no weight",
                 )
             )
@@ -105,8 +105,8 @@ def _find_called(sequences: Mapping[str, WatchedSequences], ids: Tensor) -> Watc
     raise SickRun(
         Fault(
             where="loss",
-            found="a forward pass of other sequences than those of its batch in a step",
-            expected=f"{', '.join(sequences)}: another TRL computes its loss otherwise",
+            found="a forward pass over sequences that are not those of its batch",
+            expected=f"{', '.join(sequences)}: another TRL computes its loss differently",
             fix="loss=none weight=none",
         )
     )

@@ -137,7 +137,7 @@ def _halve(run: Run, error: Exception, components: Components) -> Adjustment:
     halving["args"] = smaller
     term = None if trainer.is_measuring else find_batch_term(trainer)
     if term:
-        halving["note"] = f"its steps are others from there: {term}"
+        halving["note"] = f"its steps differ from there on: {term}"
     return halving
 
 

@@ -57,7 +57,7 @@ class Tokens(Objective):
             raise SickRun(
                 Fault(
                     where="loss",
-                    found="TRL has asked for no log-probabilities",
+                    found="TRL has not asked for log-probabilities",
                     expected="a TRL that computes its loss from them",
                     fix="loss=none weight=none",
                 )
@@ -113,7 +113,7 @@ def _negated_loss_of_batch(loss: Any, output: Any, count: Count) -> Tensor:
         raise ConfigError(
             Fault(
                 where="loss",
-                found="no single number",
+                found="not a single number",
                 expected="the loss of the batch, as a tensor of one number",
             )
         )

@@ -552,7 +552,7 @@ SYNTAX = [
     bad(
         "sweep of glob",
         SWEEP,
-        "no glob()",
+        "not glob()",
         "leave seed out",
         sweep("{sweeper: {params: {seed: glob(*)}}}"),
     ),

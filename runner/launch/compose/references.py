@@ -60,7 +60,7 @@ class References:
     def _later_stage(self, key: str, name: str) -> Fault:
         """The fault of a reference to a stage that trains no earlier than the one that has it."""
         stage = "this stage itself" if name == self.ahead[0] else "a later stage"
-        expected = "a run that is there before this stage"
+        expected = "a run that exists before this stage"
         if self.models:
             expected = f"an earlier stage: {', '.join(self.models)}"
         return Fault(

@@ -161,8 +161,8 @@ def _find_stage_faults(stages: object, top: set[str]) -> Iterator[Fault]:
             yield Fault(
                 where=where,
                 found=f"{stage} is a key of every run",
-                expected="another name: what stands before a dot must say which of the two is "
-                "meant",
+                expected="another name, because the word before a dot must be either a stage or "
+                "a key",
                 fix=f"{stage}_model, or what it is for",
             )
         elif not STAGE_NAME.fullmatch(str(stage)):

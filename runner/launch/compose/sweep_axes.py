@@ -49,7 +49,7 @@ def axes(overrides: Sequence[str]) -> dict[str, int]:
     jobs = math.prod(sizes.values())
     if jobs > MAX_JOBS:
         shape = " x ".join(f"{key} {size}" for key, size in sizes.items())
-        found = "more jobs than there is time for"
+        found = "more jobs than could ever finish"
         if jobs < SHOWN_JOBS:
             found = f"{jobs:,} jobs ({shape})"
         raise ConfigError(

@@ -59,7 +59,7 @@ class Facts:
     def larger_clip(self) -> str:
         """The advice to clip less."""
         clip = number(self.max_grad_norm)
-        return f"trainer.args.max_grad_norm=1, as {clip} clips every gradient to nothing"
+        return f"trainer.args.max_grad_norm=1, as {clip} clips every gradient to almost nothing"
 
     def stay_closer(self, rate: float | None) -> list[str]:
         """The ways to keep a policy near its reference, the rate first where that is high."""

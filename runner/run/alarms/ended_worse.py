@@ -20,7 +20,7 @@ class EndedWorse(Alarm):
     """
 
     name = "ended_worse"
-    expected = "a model at least about as good as the one that it began with"
+    expected = "a model about as good as the start model, or better"
 
     STEPS = 5
     online: bool = False

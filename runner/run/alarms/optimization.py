@@ -42,7 +42,9 @@ class NotFinite(Alarm):
         loss = ""
         if step.loss is not None:
             loss = f", that of a loss of {number(step.loss, 3)}"
-        return f"the norm of the gradient is {step.norm}{loss}; clipped by it every gradient is 0"
+        return (
+            f"the norm of the gradient is {step.norm}{loss}; clipping by it makes every gradient 0"
+        )
 
     def fixes(self, step: Step) -> list[str]:
         lower = self.facts.lower_rate(step.rate)
@@ -54,7 +56,11 @@ class NotFinite(Alarm):
             return [*self.facts.suspects(), f"the rows: {PREVIEW}"]
         usual_loss = max(1.0, abs(self.first_loss or 0.0))
         if step.loss is not None and HUGE_LOSS * usual_loss < abs(step.loss) < math.inf:
-            return [*self.facts.suspects(), "other rows, of which some make a loss as large", lower]
+            return [
+                *self.facts.suspects(),
+                "other rows, because some make the loss this large",
+                lower,
+            ]
         return [lower]
 
 
@@ -173,7 +179,7 @@ class Exploded(Alarm):
     """Weights of 100 times their first size, which is 0.02 to 1 in a healthy model."""
 
     name = "exploded"
-    expected = "weights of about their first size"
+    expected = "weights of about their initial size"
 
     TIMES = 100
     first: float | None = None
@@ -238,7 +244,7 @@ class HighLoss(Alarm):
     """A loss above ``tolerate.loss`` for ``tolerate.loss_steps`` steps in a row."""
 
     name = "loss"
-    expected = "a loss below it within as many steps as tolerate.loss_steps says"
+    expected = "a lower loss within tolerate.loss_steps steps"
     lag = 1
 
     patience: int = Tolerate.loss_steps
@@ -252,7 +258,7 @@ class HighLoss(Alarm):
             self.first_loss = step.loss
         if step.loss <= self.most:
             return HEALTHY
-        return f"a loss of {number(step.loss)}, and at most {number(self.most)} is tolerated"
+        return f"a loss of {number(step.loss)}, but at most {number(self.most)} is tolerated"
 
     def fixes(self, step: Step) -> list[str]:
         lower = self.facts.lower_rate(step.rate)

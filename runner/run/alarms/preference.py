@@ -25,7 +25,7 @@ class PreferencesInverted(Alarm):
     """
 
     name = "preferences_inverted"
-    expected = "chosen answers that become likelier than rejected ones"
+    expected = "chosen answers that become more likely than rejected ones"
     fix = "the sign of the loss (loss=, or a callback that changes gradients)"
 
     STEPS = 5

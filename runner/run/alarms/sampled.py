@@ -25,7 +25,7 @@ class KL(Alarm):
     """
 
     name = "kl"
-    expected = "a policy that the reference still knows"
+    expected = "a policy close to its reference"
     lag = 1
 
     PER_TOKEN = 5.0
@@ -61,7 +61,7 @@ class ConstantReward(Alarm):
     name = "constant_reward"
     expected = "rewards that tell completions apart"
     fix = (
-        "another reward=, or easier prompts; where it is the best reward, "
+        "another reward=, or easier prompts; if it is the best reward, "
         "there is nothing left to learn"
     )
 

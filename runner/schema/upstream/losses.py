@@ -50,8 +50,8 @@ PLAIN_LOSS_TYPES: list[str | list[str]] = ["nll", "sigmoid", ["sigmoid"], "kto"]
 UNWEIGHABLE: dict[str, Unweighable] = {
     "assistant_only_loss": Unweighable(False, "weight=answers leaves the same tokens"),
     "precompute_ref_log_probs": Unweighable(False, "they are computed without weights"),
-    "use_weighting": Unweighable(False, "it takes log-probabilities for what they are"),
-    "label_smoothing_factor": Unweighable(0.0, "loss=label_smoothed goes with weights"),
+    "use_weighting": Unweighable(False, "it uses log-probabilities without weights"),
+    "label_smoothing_factor": Unweighable(0.0, "loss=label_smoothed works with weights"),
     "chat_template_path": Unweighable(None, "model.tokenizer.chat_template is for that"),
     "eos_token": Unweighable(None, "model.tokenizer.eos_token is for that"),
     "eval_packing": Unweighable(None, "held-out rows are packed as the training rows are"),

@@ -27,8 +27,8 @@ UNSAMPLED = {
         "num_generations says how many completions a prompt has", harmless=1
     ),
     "num_beams": Unsampled("a beam is no sample of the policy", harmless=1),
-    "return_dict_in_generate": Unsampled("TRL reads tokens alone", harmless=False),
-    "prompt_lookup_num_tokens": Unsampled("it goes with one prompt at a time"),
+    "return_dict_in_generate": Unsampled("TRL reads only tokens", harmless=False),
+    "prompt_lookup_num_tokens": Unsampled("it works with one prompt at a time"),
     "num_beam_groups": Unsampled("a beam is no sample of the policy", harmless=1),
     "penalty_alpha": Unsampled("contrastive search is no sample of the policy"),
     "dola_layers": Unsampled("it is no sample of the policy"),

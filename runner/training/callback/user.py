@@ -126,7 +126,7 @@ def _takes_everything(target: str) -> bool:
 def _no_reference(name: str) -> Fault:
     return Fault(
         where=f"callback.{name}",
-        found="it takes the reference, and this training holds none",
+        found="it takes the reference model, but this training holds none",
         expected="a trainer that holds one",
         fix="callback=none, or trainer.args.precompute_ref_log_probs=false where that is true",
     )
@@ -152,8 +152,8 @@ def _contain(callback: TrainerCallback, name: str) -> None:
         raise ConfigError(
             Fault(
                 where=f"callback.{name}",
-                found=f"{event.__name__} gave {type(control).__name__}",
-                expected="the TrainerControl that it was given, or None",
+                found=f"{event.__name__} returned {type(control).__name__}",
+                expected="the TrainerControl that it received, or None",
                 fix="return control",
             )
         )

@@ -125,7 +125,7 @@ def check_devices(experiment: Experiment) -> None:
                 faults.append(
                     Fault(
                         where=where,
-                        found=f"{', '.join(absent)}, and there is no such device here",
+                        found=f"{', '.join(absent)}, but there is no such device here",
                         expected=", ".join(sorted(here) or ["cpu"]),
                         fix=f"{where}=null",
                     )

@@ -58,7 +58,7 @@ def _no_such_figure(wanted: str, key: str, names: list[str]) -> Fault:
     offer = best_guess(key, names, *losses, *names, "<one of them>")
     return Fault(
         where=where,
-        found=f"{wanted}, which the evaluation of the start model does not give",
+        found=f"{wanted}, which the evaluation of the start model does not return",
         expected=shortened(names),
         fix=f"{where}={offer}",
     )
@@ -75,7 +75,7 @@ def check_objective(name: str | None, scores: Mapping[str, float]) -> None:
     raise ConfigError(
         Fault(
             where="objective",
-            found=f"{name}, which the evaluation of the start model does not give",
+            found=f"{name}, which the evaluation of the start model does not return",
             expected=shortened(list(scores)),
             fix=f"objective={offer}",
         )

@@ -155,7 +155,7 @@ def build_tuner(
         raise ConfigError(
             Fault(
                 where="peft",
-                found=f"{peft.target} gave {type(made).__name__}",
+                found=f"{peft.target} returned {type(made).__name__}",
                 expected="the model, or a PeftConfig",
                 fix="return model",
             )
@@ -185,7 +185,7 @@ def check_merged(
         faults.append(
             Fault(
                 where="peft",
-                found=f"{type(peft_config).__name__} on {base}, which is nowhere on disk, and it "
+                found=f"{type(peft_config).__name__} on {base}, which is not on disk, and it "
                 "cannot be merged",
                 expected="an adapter inside the layers",
                 fix="=lora",
@@ -195,7 +195,7 @@ def check_merged(
         faults.append(
             Fault(
                 where="trainer.args.critic",
-                found=f"{args.critic}: a second adapter on {base}, which is nowhere on disk",
+                found=f"{args.critic}: a second adapter on {base}, which is not on disk",
                 expected="a model of its own",
                 fix="=model",
             )
@@ -264,8 +264,8 @@ def _check_loadable(folder: Path) -> None:
         raise FolderError(
             Fault(
                 where=display_path(folder),
-                found="weights only as the trainer itself reads them, such as those of PPO with "
-                "its critic, or in shards",
+                found="weights that only the trainer itself can read, such as those of PPO with "
+                "its critic, or shards",
                 expected="a model or an adapter as safetensors",
                 fix="checkpoint=model",
             )

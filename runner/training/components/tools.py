@@ -78,8 +78,8 @@ def _build_tools(nodes: list[Node], seconds: float) -> list[Function]:
         raise ConfigError(
             Fault(
                 where=where,
-                found=f"several tools named {name}, of which a model could call only one",
-                expected="a name for each",
+                found=f"several tools named {name}, but a model could call only one of them",
+                expected="a different name for each",
                 fix=f"mend {name}, by a function of another name that calls it",
             )
         )

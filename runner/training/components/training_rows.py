@@ -99,9 +99,7 @@ def are_chats(
             raise ConfigError(_answers_of_media(modality))
     is_policy_of_pairs = trainer.form == "preference" and trainer.head != "score"
     if is_policy_of_pairs and "margin" in first:
-        log.warning(
-            "the column `margin` is not used: of margins only the loss of a reward model knows"
-        )
+        log.warning("the column `margin` is not used: only the loss of a reward model uses margins")
     columns = ("prompt", *answer_columns(first))
     chats = any(is_conversation(first.get(name)) for name in columns)
     check_template(
@@ -116,8 +114,8 @@ def are_chats(
             raise DataError(
                 Fault(
                     where="dataset",
-                    found="prompts that are texts, and tools are called in conversations",
-                    expected="prompts of turns",
+                    found="prompts that are texts, but tools are called in conversations",
+                    expected="prompts that consist of turns",
                     fix="dataset.columns.input=prompt",
                 )
             )
@@ -203,7 +201,7 @@ def _in_some_rows(modality: Modality, lacking: int) -> Fault:
     many = modality.many
     return Fault(
         where="dataset",
-        found=f"{lacking} rows without {modality.one}, beside rows with some",
+        found=f"{lacking} rows without {modality.one}, among rows with {many}",
         expected=f"{many} in each row, or in none; this trainer cannot sample for a batch of both",
         fix=f"dataset.without=[<the column of {many}>]  (to train on the text alone), or leave "
         "these rows out",
@@ -225,7 +223,7 @@ def write_prompts(
     if TEMPLATE_ARGUMENTS not in list_columns(rows):
         return rows
     log.warning(
-        "each prompt is written with its own %s: rewards are given texts, and not chats",
+        "each prompt is written with its own %s: rewards receive texts instead of chats",
         TEMPLATE_ARGUMENTS,
     )
     of_trainer = args.chat_template_kwargs or {}

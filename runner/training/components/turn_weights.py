@@ -31,7 +31,7 @@ def with_turn_weights(experiment: Experiment, args: TrainingArguments, rows: Row
     trainer = experiment.trainer
     rules = dict(experiment.weights)
     if trainer.form == "prompt":
-        log.warning("not used: the weights of turns, because sampled answers alone are trained")
+        log.warning("not used: the weights of turns, because only sampled answers are trained")
         return experiment
     if any(rule and rule.get("_target_") == BY_MESSAGE for rule in rules.values()):
         return experiment
@@ -44,8 +44,8 @@ def with_turn_weights(experiment: Experiment, args: TrainingArguments, rows: Row
         raise DataError(
             Fault(
                 where="dataset",
-                found=f"{FOUND}, and there are {modality.many}",
-                expected="rows with one of them",
+                found=f"{FOUND}, but there are {modality.many}",
+                expected=f"rows with weights or with {modality.many}, not both",
                 fix="leave the weights out by dataset.map",
             )
         )
@@ -54,7 +54,9 @@ def with_turn_weights(experiment: Experiment, args: TrainingArguments, rows: Row
     ConfigError.refuse(_find_unweighable(trainer.args, packs_stream=streams and packs))
     if hasattr(args, "assistant_only_loss"):
         args.assistant_only_loss = False  # the weights leave the same tokens, but for those of 0
-    log.warning(f"{FOUND}: the assistant's alone are trained, each by its own (weight=message)")
+    log.warning(
+        f"{FOUND}: only the assistant's turns are trained, each by its weight (weight=message)"
+    )
     rules["of_turns"] = {"_target_": BY_MESSAGE}
     return Experiment.read({**experiment.node, "weight": rules})
 
@@ -63,8 +65,8 @@ def _no_weights_in(trainer: TrainerPart) -> Fault:
     trainer_class = trainer.target.rpartition(".")[2]
     return Fault(
         where="dataset",
-        found=f"{FOUND}, and {trainer_class} weighs no tokens",
-        expected="a trainer that weighs them",
+        found=f"{FOUND}, but {trainer_class} does not weight tokens",
+        expected="a trainer that weights tokens",
         fix="trainer=sft, dpo or kto, or tolerate.turn_weights=true, which trains as if they had "
         "none",
     )
