@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from runner.errors import Fault
-from runner.model.folder import BACKBONES, ModelFolder
+from runner.model.model_folder import BACKBONES, ModelFolder
 from runner.schema.text import Node, nearest, to_override
 
 # Layers that are in no file where they share the embeddings' weights, or are new.
