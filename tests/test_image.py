@@ -34,8 +34,8 @@ from runner.dataset.load import load_rows
 from runner.dataset.loaded_rows import fingerprint
 from runner.errors import ConfigError, DataError
 from runner.estimate.model_weights import ModelWeights, source_of
+from runner.generate.answer_reader import AnswerReader
 from runner.generate.completion import TextGenerator
-from runner.generate.likelihood import AnswerReader
 from runner.generate.sampler import Sampling
 from runner.io.files import files_of, shipped
 from runner.model.encoding import encode_prompt

@@ -5,9 +5,9 @@ import math
 import pytest
 from tiny_ppo import letter_model, letter_tokenizer
 
+from runner.generate.answer_reader import AnswerReader
 from runner.generate.completion import TextGenerator
 from runner.generate.judge import judge_answers, judge_completions
-from runner.generate.likelihood import AnswerReader
 from runner.generate.sampler import Sampling
 from runner.metric.ask import Metric
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from runner.generate.likelihood import AnswerReader, to_ids
+from runner.generate.answer_reader import AnswerReader, to_ids
 from runner.io.files import shipped
 
 TINY = shipped("runner://model/tiny")

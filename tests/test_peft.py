@@ -38,7 +38,7 @@ from runner.io.files import MENU
 from runner.model.adapter import changes_base, check_adapter, moves_start, write_adapter
 from runner.model.freeze import train_last_layers
 from runner.model.load import load_model, load_tokenizer
-from runner.model.reference import copy_reference, match_reference, needs_reference
+from runner.model.reference_model import copy_reference, match_reference, needs_reference
 from runner.training.components.model import build_tuner
 
 # Those of models that see are tried on one, in test_image.

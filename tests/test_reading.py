@@ -13,8 +13,8 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
+from runner.generate.answer_reader import AnswerReader
 from runner.generate.completion import Completion
-from runner.generate.likelihood import AnswerReader
 from runner.generate.reward_model import ModelReward
 from runner.model.load import load_model, load_tokenizer
 from runner.ppo.scoring import Rewards

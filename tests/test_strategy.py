@@ -480,7 +480,7 @@ def test_what_zero_3_has_in_shares_is_whole_while_it_is_compared_and_saved(tiny,
     import sys
     from contextlib import contextmanager
 
-    from runner.model.reference import match_reference
+    from runner.model.reference_model import match_reference
     from runner.model.saved import gather_weights
 
     whole = {weight: weight.detach().clone() for weight in tiny.parameters()}

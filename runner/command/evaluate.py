@@ -224,9 +224,9 @@ def measure_side(side: Side) -> None:
 def _measure_answers(
     side: Side, model: Model, tokenizer: PreTrainedTokenizerBase, metrics: Sequence[Metric]
 ) -> None:
+    from runner.generate.answer_reader import AnswerReader
     from runner.generate.completion import context_length
     from runner.generate.judge import judge_answers
-    from runner.generate.likelihood import AnswerReader
     from runner.training.components.training_rows import check_texts
 
     request, is_scorer = side.request, side.request.head == "score"

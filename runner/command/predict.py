@@ -22,8 +22,8 @@ from runner.schema.text import to_override
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from runner.generate.answer_reader import AnswerReader
     from runner.generate.completion import Completion
-    from runner.generate.likelihood import AnswerReader
     from runner.generate.sampler import Model
 
 PARTS = ("model", "dataset", "quant")  # on which the answers depend
@@ -184,8 +184,8 @@ def _write_answers(
     file: PredictionFile,
 ) -> int:
     """Answer the rows, or score them, as far as the file lacks them; returns how many were there already."""
+    from runner.generate.answer_reader import AnswerReader
     from runner.generate.completion import context_length
-    from runner.generate.likelihood import AnswerReader
     from runner.generate.padding import split_by_rows
 
     def complete(batch: Batch) -> list[dict[str, Any]]:
@@ -243,7 +243,7 @@ def _write_logits(reader: AnswerReader, made: Sequence[Completion], folder: Path
 
 def answer_prompt(request: InferenceRequest) -> int:
     """Print what the model writes after one prompt, or the score that it gives to an answer, and nothing else."""
-    from runner.generate.likelihood import AnswerReader
+    from runner.generate.answer_reader import AnswerReader
 
     with quiet():
         model, tokenizer, chats = _load(request)

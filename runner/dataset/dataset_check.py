@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from runner.dataset import LOADER, faults, request, scan
 from runner.dataset.conversation import is_conversation
@@ -25,6 +24,7 @@ from runner.errors import DataError, Fault
 from runner.io.files import HUB_NAME, SHIPPED
 from runner.schema import upstream
 from runner.schema.modality import MODALITIES, UNTRAINED_COLUMNS, Modality, modalities_of
+from runner.schema.role import RoleColumns
 from runner.schema.text import Node
 
 MIXER = "runner.dataset.mix.mix_rows"
@@ -376,7 +376,7 @@ def _is_chat(made: Row) -> bool:
 
 
 # --- Pairs --------------------------------------------------------------------------------------
-def find_swapped_sides(rows: Sequence[Row], columns: Mapping[Any, str]) -> Iterator[Fault]:
+def find_swapped_sides(rows: Sequence[Row], columns: RoleColumns) -> Iterator[Fault]:
     """A fault for preferences whose rejected side is the better one in every row.
 
     The rows tell it by a score for each side, or by their margin.

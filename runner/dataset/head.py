@@ -9,7 +9,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from datasets import Dataset, load_dataset_builder
 
@@ -20,6 +19,7 @@ from runner.dataset.request import Use, read_cuts, read_limits, split_of, unname
 from runner.dataset.row_source import RowSource, open_source, translate_dataset_errors
 from runner.dataset.source_files import Files, find_files, path_text
 from runner.errors import DataError, Fault
+from runner.io.files import JsonObject
 from runner.schema.text import Node
 
 MAX_BYTES_WHOLE = 100_000_000  # of local files; of more only the first lines are read
@@ -32,7 +32,7 @@ class Head:
 
     whole: Path  # of up to as many rows as were asked for
     short: Path  # of the shortest of them
-    split: dict[str, Any] = field(default_factory=dict)  # names the files of both
+    split: JsonObject = field(default_factory=dict)  # names the files of both
     rows: int | None = None  # where somebody has counted them
     media_folder: str = ""  # of those that the rows name
 

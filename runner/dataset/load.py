@@ -106,7 +106,7 @@ def load_rows(
     return rows, unnamed_sets(held_out)
 
 
-def _splits_of(cuts: Iterable[Any]) -> list[str]:
+def _splits_of(cuts: Iterable[object]) -> list[str]:
     """The splits that some slices are of; sources of their own are left out."""
     splits = []
     for cut in cuts:

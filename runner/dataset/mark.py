@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from runner.dataset.conversation import Turns, is_conversation, part_text
 from runner.dataset.form import Cells, Row
@@ -56,7 +55,7 @@ class MediaOfRow:
     """The media of one kind in a row, and the places for them in its texts."""
 
     modality: Modality
-    items: list[Any]  # those of the column, and behind them those of the turns
+    items: list[object]  # those of the column, and behind them those of the turns
     listed: int  # the number of those of the column
     places: int = 0
 
@@ -90,7 +89,7 @@ class Marks:
     def __init__(self, row: Cells, columns: Mapping[Modality, tuple[str, ...]]):
         self.media: dict[Modality, MediaOfRow] = {}
         for modality, names in columns.items():
-            items: list[Any] = []
+            items: list[object] = []
             for name in names:
                 cell = row.get(name)
                 if cell is None or (isinstance(cell, list | str) and not cell):

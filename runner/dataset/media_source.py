@@ -10,7 +10,6 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from runner.dataset.form import Row
 from runner.errors import DataError, Fault, describe
@@ -32,7 +31,7 @@ class MediaSource:
     folder: Path = field(default_factory=hub_home)
     urls: bool | None = False
 
-    def read(self, modality: Modality, value: Any, where: str) -> Row:
+    def read(self, modality: Modality, value: object, where: str) -> Row:
         """One medium as datasets stores it: its ``bytes``, or the ``path`` of its file.
 
         Raises DataError for one that cannot be decoded, with ``where`` as its place.

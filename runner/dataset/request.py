@@ -12,6 +12,7 @@ from runner.dataset import LOADER
 from runner.dataset.faults import misnamed
 from runner.dataset.source_files import Files
 from runner.errors import DataError, Fault
+from runner.io.files import JsonObject
 from runner.schema.text import short_text
 
 Use = Literal["train", "eval"]
@@ -32,7 +33,7 @@ def split_words(
     return f"{group}.split.train='{split}[:{share}%]' {held_out}='{split}[{share}%:]'"
 
 
-def named_sets(evals: Any) -> Mapping[str, Any]:
+def named_sets(evals: object) -> Mapping[str, Any]:
     """The held-out sets of ``split.eval`` by name; a single one has the name ""."""
     if isinstance(evals, Mapping) and "_target_" not in evals:
         return evals
@@ -46,7 +47,7 @@ def unnamed_sets(sets: dict[str, Held]) -> Held | dict[str, Held] | None:
     return sets
 
 
-def read_cuts(split: Mapping[Use, Any] | None) -> tuple[str | None, dict[str, Any]]:
+def read_cuts(split: Mapping[Use, Any] | None) -> tuple[str | None, JsonObject]:
     """The slice to train on, and the held-out sets by name, as ``named_sets`` has them."""
     if split is None:
         split = {"train": "train"}
@@ -61,7 +62,7 @@ def read_cuts(split: Mapping[Use, Any] | None) -> tuple[str | None, dict[str, An
     return train, {name: cut for name, cut in evals.items() if cut}
 
 
-def _check_kind_of_cut(use: Use, cut: Any) -> None:
+def _check_kind_of_cut(use: Use, cut: object) -> None:
     """Raise DataError for a slice that is neither a text nor a source of its own.
 
     Other tools take a share or a number of rows here; a share is translated in the fix.

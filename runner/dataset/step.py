@@ -116,7 +116,7 @@ def fill(row: Row, names: Mapping[str, str]) -> Row:
     def replacement(match: re.Match[str]) -> str:
         return str(names.get(match[1], match[0]))
 
-    def filled(value: Any) -> Any:
+    def filled(value: object) -> object:
         if isinstance(value, str):
             return PLACEHOLDER.sub(replacement, value)
         if isinstance(value, Mapping):

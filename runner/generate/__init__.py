@@ -6,7 +6,7 @@ length -> batches of so many tokens), ``completion`` (rows -> completions as tex
 (completions of several turns with tools) and ``tool_guard`` (the tools themselves, in time and
 checked).
 
-Figures: ``likelihood`` (known answers), ``reward_model`` (completions -> scores) and ``judge``
+Figures: ``answer_reader`` (known answers), ``reward_model`` (completions -> scores) and ``judge``
 (metrics and rewards on both).
 
 Their inputs and outputs: ``held_out_rows`` (dataset -> rows), ``run_weights`` (run folder -> the

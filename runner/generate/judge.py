@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
+from runner.generate.answer_reader import AnswerReader, KeepLogits
 from runner.generate.completion import Completion, TextGenerator
 from runner.generate.held_out_rows import to_columns
-from runner.generate.likelihood import AnswerReader, KeepLogits
 from runner.io.files import JsonObject
 from runner.io.turns import Columns, Row
 from runner.metric.ask import Metric, to_numbers

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from os.path import getmtime
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from runner.errors import Fault
 from runner.model.architecture import (
@@ -24,7 +24,7 @@ from runner.model.config_values import (
     find_value_faults,
     list_entries,
 )
-from runner.model.folder import MODEL_PATHS, ModelFolder
+from runner.model.model_folder import MODEL_PATHS, ModelFolder
 from runner.schema.read import read_signature
 from runner.schema.source import find_definition
 from runner.schema.text import Node, to_override, walk
@@ -273,7 +273,7 @@ def _find_override_faults(folder: ModelFolder, model_type: str, target: str) -> 
     yield from find_override_value_faults(folder, target, where)
 
 
-def _is_scaled(rope: object) -> TypeGuard[Mapping[str, Any]]:
+def _is_scaled(rope: object) -> TypeGuard[Node]:
     """True for settings of rotary embeddings that reach beyond the positions of the training."""
     return isinstance(rope, Mapping) and rope.get("rope_type") not in (None, "default")
 

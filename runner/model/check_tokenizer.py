@@ -15,7 +15,7 @@ from runner.errors import ConfigError, Fault, describe
 from runner.io.files import JsonObject
 from runner.model import faults, jinja
 from runner.model.config_values import find_value_faults
-from runner.model.folder import ModelFolder, find_folder
+from runner.model.model_folder import ModelFolder, find_folder
 from runner.schema.text import Node, to_override
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ made small stands in ``small_config``.
 
 import contextlib
 import copy
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,13 +24,14 @@ from transformers import (
 )
 
 from runner.errors import ConfigError, Fault
-from runner.io.files import shipped
+from runner.io.files import JsonObject, shipped
 from runner.model.architecture import modality_of
 from runner.model.encoding import processor_of
-from runner.model.folder import PROCESSORS
 from runner.model.load import auto_class, fetch, new_model, read_adapter, read_config
+from runner.model.model_folder import PROCESSORS
 from runner.model.small_config import shorten, shrink
 from runner.schema.modality import MODALITIES
+from runner.schema.text import Node
 
 # Models for other tasks than language modelling, by the ends of their class names.
 TASK_CLASSES = {
@@ -42,7 +42,7 @@ PEFT_TASKS = {"SEQ_CLS": "SequenceClassification", "TOKEN_CLS": "TokenClassifica
 MAX_SHORTENED_WEIGHTS = 200_000_000  # weights of a clone that only has fewer layers
 # A model for its vocabulary alone. Of any architecture the data is prepared alike; only that is the
 # tokenizer's.
-PLACEHOLDER: dict[str, Any] = {
+PLACEHOLDER: JsonObject = {
     "model_type": "llama",
     "hidden_size": 8,
     "intermediate_size": 8,
@@ -62,7 +62,7 @@ class Source:
     revision: str | None = None
     trust: bool = False
     head: str = "lm"
-    architecture: Mapping[str, Any] | None = None
+    architecture: Node | None = None
 
     def config(self) -> PretrainedConfig:
         """The config of the model, or that of the base of an adapter.
@@ -120,7 +120,7 @@ def _write_adapter_clone(source: Source, adapter: PeftConfig, folder: Path) -> s
     config.inference_mode = False
     config.base_model_name_or_path = str(base_folder)
     config.revision = None
-    small_settings: dict[str, Any] = {
+    small_settings: JsonObject = {
         "r": 4,
         "layers_to_transform": None,
         "rank_pattern": {},

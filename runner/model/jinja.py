@@ -21,7 +21,7 @@ from typing import Any
 
 from runner.config.did_you_mean import best_guess
 from runner.errors import ConfigError, Fault
-from runner.io.files import shipped
+from runner.io.files import JsonObject, shipped
 from runner.io.filetype import undecodable
 from runner.model import faults
 from runner.schema.source import find_module
@@ -328,7 +328,7 @@ def compile_template(text: str) -> Any:
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
-    def to_json(value: Any, **options: Any) -> str:
+    def to_json(value: object, **options: Any) -> str:
         return json.dumps(value, **{"ensure_ascii": False, **options})
 
     environment = ImmutableSandboxedEnvironment(
@@ -356,7 +356,7 @@ def compile_template(text: str) -> Any:
 def render(text: str, tokens: Mapping[str, str]) -> str:
     """One exchange as a template writes it; raises what Jinja and its sandbox raise."""
     template = compile_template(text)
-    arguments: dict[str, Any] = {**tokens, "tools": None, "documents": None}
+    arguments: JsonObject = {**tokens, "tools": None, "documents": None}
     arguments["add_generation_prompt"] = False
     rendered: str
     # A template of a model that sees may take a text alone all the same.

@@ -14,10 +14,12 @@ import transformers
 from huggingface_hub import snapshot_download
 from peft import PeftConfig, PeftModel
 from peft.utils.constants import SEQ_CLS_HEAD_NAMES
+from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import has_file
 
 from runner.errors import ConfigError, Fault, check_library, describe
+from runner.io.files import JsonObject
 from runner.model import faults
 from runner.model.adapter_files import (
     fault_of_extra,
@@ -37,8 +39,15 @@ from runner.model.check_tokenizer import (
 )
 from runner.model.check_weights import missing_weights
 from runner.model.encoding import processor_of, stop_ids, tokenizer_of
-from runner.model.folder import ADAPTER, CONFIGS, PROCESSORS, ModelFolder, find_folder, override
 from runner.model.load_errors import translate_model_errors
+from runner.model.model_folder import (
+    ADAPTER,
+    CONFIGS,
+    PROCESSORS,
+    ModelFolder,
+    find_folder,
+    override,
+)
 from runner.schema.modality import Modality
 from runner.schema.text import Node
 
@@ -350,7 +359,7 @@ def _load_whole(
     """
     trust = arguments["trust_remote_code"]
     ConfigError.refuse(find_config_faults(folder, head, trust=trust))
-    own_arguments: dict[str, Any] = {"num_labels": 1} if head == "score" else {}
+    own_arguments: JsonObject = {"num_labels": 1} if head == "score" else {}
     if folder.overrides:
         own_arguments = {"config": _read_overridden_config(folder, own_arguments, trust)}
     config = folder.whole_config if folder.has("config.json") else {}
@@ -381,7 +390,7 @@ def _load_whole(
 
 
 def _read_overridden_config(
-    folder: ModelFolder, labels: dict[str, Any], trust: bool
+    folder: ModelFolder, labels: JsonObject, trust: bool
 ) -> PretrainedConfig:
     """The config of a model with the overrides.
 
@@ -452,7 +461,9 @@ def _load_adapter(
 # --- Models and their tokenizers ----------------------------------------------------------------
 
 
-def convert_names(model: PreTrainedModel, weights: dict[str, Any], prefix: str, *_: object) -> None:
+def convert_names(
+    model: PreTrainedModel, weights: dict[str, Tensor], prefix: str, *_: object
+) -> None:
     """Give saved weights, in place, the names and shapes that the model has.
 
     A trainer that resumes would otherwise pass over them.

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from runner.io.files import JsonObject
 from runner.io.turns import (
@@ -86,7 +85,7 @@ def rewrite(turns: Turns, row: Row, replace: ReplaceText) -> tuple[list[JsonObje
     return changed, arguments
 
 
-def _rewrite_content(turn: Row, replace: ReplaceText) -> Any:
+def _rewrite_content(turn: Row, replace: ReplaceText) -> object:
     """The content of a turn, a text or a list of parts, with other texts.
 
     Blank texts become empty.
@@ -113,7 +112,7 @@ def _rewrite_call(call: Row, replace: ReplaceText, tool_names: dict[str, str]) -
     return {**call, "function": function}
 
 
-def _rewrite_values(value: Any, replace: ReplaceText) -> Any:
+def _rewrite_values(value: object, replace: ReplaceText) -> object:
     """The arguments of a call, JSON of any depth, with other texts."""
     if isinstance(value, Mapping):
         return {key: _rewrite_values(inner, replace) for key, inner in value.items()}
@@ -124,7 +123,7 @@ def _rewrite_values(value: Any, replace: ReplaceText) -> Any:
     return value
 
 
-def _rewrite_tool(tool: Any, replace: ReplaceText) -> Any:
+def _rewrite_tool(tool: object, replace: ReplaceText) -> object:
     """A tool with another name, whether it is a function itself or holds one."""
     if not isinstance(tool, Mapping):
         return tool

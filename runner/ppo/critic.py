@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 from transformers.models.auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
 from runner.generate.sampler import Model
-from runner.model.reference import copy_reference
+from runner.model.reference_model import copy_reference
 from runner.ppo.token_logprobs import find_backbone
 
 

@@ -11,11 +11,11 @@ from transformers import PreTrainedTokenizerBase, Trainer
 from runner.config.did_you_mean import best_guess
 from runner.errors import ConfigError, Fault
 from runner.generate.agent import Agent
+from runner.generate.answer_reader import AnswerReader
 from runner.generate.budget import answer_tokens
 from runner.generate.completion import TextGenerator, context_length
 from runner.generate.held_out_rows import held_out_sets
 from runner.generate.judge import judge_answers, judge_completions
-from runner.generate.likelihood import AnswerReader
 from runner.generate.sampler import Sampling, evaluating, whole
 from runner.io.files import replace_rows
 from runner.io.turns import Row

@@ -21,7 +21,7 @@ from runner.model.adapter import check_adapter, leave_out_routers, train_beside,
 from runner.model.check import LOADER, NEW
 from runner.model.check_config import overrides_answers
 from runner.model.load import check_quantization, hold_places
-from runner.model.reference import copy_reference, needs_reference
+from runner.model.reference_model import copy_reference, needs_reference
 from runner.model.saved import is_partitioned, load_adapter_weights
 from runner.reward.outcome import best_device
 from runner.schema import upstream

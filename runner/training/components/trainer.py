@@ -25,7 +25,7 @@ from runner.generate.budget import prompts_answered
 from runner.io.temporary import temporarily
 from runner.model.adapter import complete_heads, order_modules
 from runner.model.encoding import tokenizer_of
-from runner.model.reference import match_reference
+from runner.model.reference_model import match_reference
 from runner.schema import upstream
 from runner.schema.code import hash_packages, packages_of
 from runner.training.components.token_weights import BoundRule

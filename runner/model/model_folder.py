@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from runner.errors import ConfigError, Fault
 from runner.io.files import HUB_NAME, JsonObject, shipped
@@ -69,7 +68,7 @@ class ModelFolder:
     repo: str | None = None
     revision: str | None = None
     # Keys of config.json that the user sets to other values.
-    overrides: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def source(self) -> str:
@@ -223,7 +222,7 @@ class ModelFolder:
         return where, f"leave {' or '.join(keys)} out"
 
 
-def override(config: JsonObject, overrides: Mapping[str, Any]) -> JsonObject:
+def override(config: JsonObject, overrides: Mapping[str, object]) -> JsonObject:
     """A config with some keys set to other values, those of a mapping one by one.
 
     A key that the config of a model of media and text does not have is set in the part for text.
@@ -268,7 +267,7 @@ def find_folder(path: object, where: str) -> ModelFolder | None:
     raise ConfigError(Fault(where=where, found=found, expected=expected, fix=fix))
 
 
-def has_processor(node: Mapping[str, Any]) -> bool:
+def has_processor(node: Mapping[str, object]) -> bool:
     """True for a tokenizer's node whose folder has a processor of media.
 
     True, too, where only loading can tell.
