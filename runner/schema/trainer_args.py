@@ -135,3 +135,6 @@ class TrainerArgs(TypedDict, total=False):
     push_to_hub: bool
     hub_model_id: str | None
     hub_private_repo: bool | None
+    hub_revision: str | None
+    hub_always_push: bool
+    log_completions_hub_repo: str | None
