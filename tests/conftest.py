@@ -196,7 +196,7 @@ def train(tmp_path, monkeypatch):
     def call(*words: str, name: str = "run", pictures: tuple[str, ...] = ()) -> Trained:
         monkeypatch.setattr(plot_run, "PICTURES", {each: PICTURES[each] for each in pictures})
         if not pictures:
-            monkeypatch.setattr("runner.command.train.write_plots", lambda run: [])
+            monkeypatch.setattr("runner.command._finish.write_plots", lambda run: [])
         code = main([*words, f"name={name}", f"output_root={tmp_path / 'outputs'}"])
         folders = sorted((tmp_path / "outputs" / name).glob("*/config.yaml"))
         return Trained(code, Run(folders[-1].parent) if folders else None)

@@ -47,7 +47,6 @@ from hypothesis.stateful import (
 )
 from instant import TOUCHES, Instant, _path, watch
 
-from runner.command import train
 from runner.errors import code_of
 from runner.io.files import read_json
 from runner.launch import signals, worker
@@ -57,7 +56,6 @@ from runner.run.alarms import steps_to_notice
 from runner.run.history import read_metrics
 from runner.run.record import read_run
 from runner.run.seal import damage_of, sealed_checkpoints
-from runner.training import checkpoint
 from runner.training.callback.record import Record
 from runner.training.callback.stop import StopAtStep
 from runner.training.checkpoint import Seal
@@ -199,26 +197,36 @@ def made_up(way: str, when: int) -> Iterator[None]:
             trainer.args, None, [0], None, trainer, health, seal, trackers=[], adjustments=[]
         )
 
-    nothing = {"inspect_training", "find_faults", "find_notes", "stop_ids"}
+    def nothing(*args: object, **more: object) -> None:
+        """Stand in for what only real models need."""
+
+    def scores(trainer: Trainer) -> dict[str, float]:
+        return {"eval_loss": 1.0}
+
+    def policy(trainer: Trainer) -> object:
+        return trainer.model
+
+    fakes = {
+        "runner.command.train.build_components": components,
+        "runner.command.train.check_first_rows": nothing,
+        "runner.command._finish.held_out_scores": scores,
+        "runner.command._finish.policy_of": policy,
+        "runner.command._finish.set_seed": nothing,
+        "runner.command._finish.write_plots": nothing,
+        "runner.run.manifest.installed_version": nothing,
+        "runner.run.manifest.run_git": nothing,
+        "runner.training.beginning.collect_facts": lambda components: {
+            "data": {"train": {"rows": 1}}
+        },
+        "runner.training.beginning.find_process_dependence": nothing,
+        "runner.training.beginning.held_out_scores": scores,
+        "runner.training.checkpoint.find_unsaved": lambda *args: [],
+        "runner.training.model_folder.find_missing": lambda *args: [],
+        "runner.training.model_folder.policy_of": policy,
+    }
     with contextlib.ExitStack() as patches:
-        for name in nothing:
-            patches.enter_context(mock.patch.object(train, name, lambda *args, **more: []))
-        patches.enter_context(mock.patch.object(train, "build_components", components))
-        patches.enter_context(mock.patch.object(checkpoint, "find_unsaved", lambda *args: []))
-        patches.enter_context(mock.patch.object(train, "policy_of", lambda trainer: trainer.model))
-        patches.enter_context(
-            mock.patch.object(train, "held_out_scores", lambda trainer: {"eval_loss": 1.0})
-        )
-        patches.enter_context(
-            mock.patch.object(train, "_facts", lambda components: {"data": {"train": {"rows": 1}}})
-        )
-        patches.enter_context(mock.patch.object(train, "set_seed"))
-        patches.enter_context(mock.patch.object(train, "find_missing", lambda *args: []))
-        patches.enter_context(
-            mock.patch("runner.run.manifest.installed_version", lambda name: None)
-        )
-        patches.enter_context(mock.patch("runner.run.manifest.run_git", lambda *words: None))
-        patches.enter_context(mock.patch.object(train, "write_plots", lambda *args, **more: None))
+        for name, fake in fakes.items():
+            patches.enter_context(mock.patch(name, fake))
         yield
 
 
