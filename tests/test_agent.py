@@ -459,6 +459,7 @@ def called(train, mine):
     return lambda *words, **more: train(*WORDS[:3], *own, *FEW, *words, **more)
 
 
+@pytest.mark.slow
 def test_tools_are_called_counted_and_shown_in_order(called, capsys):
     tools = "trainer.tools=[{_target_:mine.look,source:guide},mine.look_later]"
     done = called(

@@ -1065,10 +1065,9 @@ THEIRS = {"template": "qwen", "cutoff_len": 64, "val_size": 0.1}  # by which suc
     ],
 )
 def test_tokens_and_keys_of_the_model_come_over(written, tool, keys, ours):
-    run, (path, value) = (
-        written(WRONG[tool] | keys | (THEIRS if tool == "llama_factory" else {})),
-        *ours.items(),
-    )
+    theirs = THEIRS if tool == "llama_factory" else {}
+    run = written(WRONG[tool] | keys | theirs)
+    [(path, value)] = ours.items()
     assert select(run.cfg, path) == value and not run.faults
 
 
@@ -1303,14 +1302,16 @@ OFFLOADED = "trainer.args.deepspeed.zero_optimization.offload_optimizer.device=c
 FSDP = "strategy=fsdp2 trainer.args.fsdp_config."
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
         ({"deepspeed": "configs/zero3_bf16_cpuoffload_all.json"}, "strategy=zero3_offload"),
         ({"deepspeed": "configs/ds_z2_config.json"}, "strategy=zero2"),
         ({"deepspeed": "zero0"}, ""),
-        ({"deepspeed": None, "fsdp": [], "fsdp_config": {}}, ""),
         ({"deepspeed": "spread.json"}, f"strategy=zero3 {OFFLOADED}"),
+        ({"fsdp": "shard_grad_op auto_wrap"}, f"{FSDP}reshard_after_forward=false"),
+        ({"deepspeed": None, "fsdp": [], "fsdp_config": {}}, ""),
         (
             {
                 "deepspeed": {
@@ -1323,7 +1324,6 @@ FSDP = "strategy=fsdp2 trainer.args.fsdp_config."
             {"fsdp": ["full_shard", "auto_wrap"], "fsdp_config": {"fsdp_offload_params": True}},
             "strategy=fsdp2_offload",
         ),
-        ({"fsdp": "shard_grad_op auto_wrap"}, f"{FSDP}reshard_after_forward=false"),
         (
             {"fsdp_version": 2, "fsdp_config": {"activation_checkpointing": True}},
             f"{FSDP}activation_checkpointing=true",

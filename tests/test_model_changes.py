@@ -323,6 +323,7 @@ def logits(model) -> torch.Tensor:
     return model.eval()(input_ids=torch.tensor([[3, 20, 535, 30, 536, 40]])).logits[..., :537]
 
 
+@pytest.mark.slow
 def test_an_adapter_with_new_tokens_loads_elsewhere_and_is_the_reference_of_what_goes_on(
     train, rows, tmp_path
 ):
@@ -381,6 +382,7 @@ def test_a_reference_that_the_trainer_loads_has_the_rows_and_the_config_of_the_p
     )
 
 
+@pytest.mark.slow
 def test_experts_in_lora_are_trained_by_ppo_and_merge(train, rows, experts, tmp_path):
     targets = "peft.target_parameters=[mlp.experts.gate_up_proj,mlp.experts.down_proj]"
     words = [

@@ -144,6 +144,7 @@ def test_what_a_developer_says_is_a_system_turn_where_the_template_knows_only_th
     assert "<|im_start|>system↵\nsilver<|im_end|>↵" in shown and "Alibaba" not in shown
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("turns", "template", "join"),
     [
@@ -199,12 +200,14 @@ def test_turns_are_joined_with_the_question_behind_them():
     assert join_turns(weighed, "all") == weighed
 
 
-def test_thoughts_without_a_place_are_told_and_written_by_choice(preview):
+def test_thoughts_without_a_place_are_told(preview):
     shown, said = preview(TALKS["thought"], "qwen2_5")
-    assert (
-        "silver" not in shown
-        and "the thought before the last turn, such as 'silver'; dataset.thoughts=inline" in said
-    )
+    assert "silver" not in shown
+    assert "the thought before the last turn, such as 'silver'; dataset.thoughts=inline" in said
+
+
+@pytest.mark.slow
+def test_thoughts_are_written_by_choice_or_by_the_template(preview):
     shown, said = preview(TALKS["thought"], "qwen2_5", "dataset.thoughts=inline")
     assert "<think>↵\nsilver↵\n</think>↵\n↵\npaper<|im_end|>" in shown and "thought" not in said
     earlier = [*TALKS["thought"], user("stone?"), bot("copper", thinking="gold")]
@@ -225,9 +228,13 @@ def test_a_call_in_the_form_of_the_wire_is_trained_as_one(preview):
     assert "<parameter=city>↵\nparis" in shown and "22 degrees" in shown
 
 
-def test_what_no_place_is_for_is_refused_and_allowed_by_choice(preview):
+def test_what_no_place_is_for_is_refused(preview):
     _, said = preview(TALKS["words beside a call"], "llama3_1", code=2)
     assert "leaves out what the assistant says" in said and "tolerate.lost_text=true" in said
+
+
+@pytest.mark.slow
+def test_what_no_place_is_for_is_allowed_by_choice(preview):
     _, said = preview(TALKS["words beside a call"], "llama3_1", "tolerate.lost_text=true")
     assert "leaves out what the assistant says" in said
     tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
@@ -261,6 +268,7 @@ def test_a_column_is_named_once_and_rows_that_steps_make_are_read_beyond_the_fir
     assert "not used: the columns source, late" in said
 
 
+@pytest.mark.slow
 def test_a_rule_of_weights_that_finds_nothing_is_told(preview):
     _, said = preview(
         TALKS["twice"][1:3], "qwen2_5", "weight=[answers,pattern]", "weight.pattern.pattern=zinc"
@@ -273,6 +281,7 @@ def test_a_rule_of_weights_that_finds_nothing_is_told(preview):
 WEIGHED = [user("river?"), bot("paper", weight=0), user("stone?"), bot("copper", weight=1)]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "words", [(), ("trainer.args.assistant_only_loss=true",), ("weight=message",)]
 )
@@ -313,6 +322,7 @@ def test_the_turns_before_a_question_are_asked_with_it(preview):
     assert "user↵\npaper" in shown and "assistant↵\ncopper" in shown and "user↵\nriver" in shown
 
 
+@pytest.mark.slow
 def test_a_column_that_is_an_answer_by_its_name_is_told(preview):
     row = {"prompt": "river?", "target": "paper"}
     _, said = preview(None, "qwen2_5", "reward=length", trainer="grpo", **row)
@@ -338,12 +348,16 @@ def test_a_column_that_is_an_answer_by_its_name_is_told(preview):
 
 
 def test_what_should_open_a_conversation_and_does_not_is_told(preview):
-    own = [system("gold"), *TALKS["twice"][1:3]]
-    shown, said = preview(own, "qwen2_5", system="silver")
-    assert (
-        "not used: the column system where a row's turns open otherwise" in said and "gold" in shown
-    )
-    _, said = preview(own, "qwen2_5", "dataset.system=silver")
+    system_first = [system("gold"), *TALKS["twice"][1:3]]
+    shown, said = preview(system_first, "qwen2_5", system="silver")
+    assert "not used: the column system where a row's turns open otherwise" in said
+    assert "gold" in shown
+
+
+@pytest.mark.slow
+def test_what_should_open_a_pair_and_does_not_is_told(preview):
+    system_first = [system("gold"), *TALKS["twice"][1:3]]
+    _, said = preview(system_first, "qwen2_5", "dataset.system=silver")
     assert "not used: dataset.system where a row's turns open otherwise" in said
     pair = {"chosen": [user("river?"), bot("paper")], "rejected": [user("river?"), bot("copper")]}
     _, said = preview(None, "qwen2_5", trainer="dpo", prompt="silver", **pair)
@@ -352,14 +366,24 @@ def test_what_should_open_a_conversation_and_does_not_is_told(preview):
     assert "not used" not in said
 
 
-def test_tools_are_read_from_json_and_no_tools_are_none(preview):
-    tool = json.dumps({"type": "function", "function": {"name": "weather", "parameters": {}}})
-    for tools in ("", "[]", None):
-        shown, _ = preview(TALKS["system"], "qwen2_5", tools=tools)
-        assert "# Tools" not in shown
-    for tools in ([tool], f"[{tool}]", tool):
-        shown, _ = preview(TALKS["system"], "qwen2_5", tools=tools)
-        assert '{"type": "function", "function": {"name": "weather"' in shown
+TOOL = json.dumps({"type": "function", "function": {"name": "weather", "parameters": {}}})
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("tools", [[TOOL], f"[{TOOL}]", TOOL])
+def test_tools_are_read_from_json(preview, tools):
+    shown, _ = preview(TALKS["system"], "qwen2_5", tools=tools)
+    assert '{"type": "function", "function": {"name": "weather"' in shown
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("tools", ["[]", "", None])
+def test_no_tools_are_none(preview, tools):
+    shown, _ = preview(TALKS["system"], "qwen2_5", tools=tools)
+    assert "# Tools" not in shown
+
+
+def test_tools_that_are_no_json_are_refused(preview):
     _, said = preview(TALKS["system"], "qwen2_5", code=2, tools="hammer")
     assert "found     str 'hammer'" in said and "dataset.without=[tools]" in said
 

@@ -73,12 +73,16 @@ def test_the_rules_prefer_what_the_rows_prefer():
 
 def test_demonstrations_are_wrong_about_half_of_the_time():
     rows = shipped_rows("toy_demonstrations/train.jsonl")
-    sorts = [row for row in rows if row["prompt"][0]["content"].startswith("Sort")]
+    sorts = []
+    reviews = []
+    for row in rows:
+        is_sort = row["prompt"][0]["content"].startswith("Sort")
+        (sorts if is_sort else reviews).append(row)
     digits = [row["prompt"][0]["content"].partition(": ")[2] for row in sorts]
     right = [score == 1.0 for score in sorted_digits([row["completion"] for row in sorts], digits)]
     assert sum(right) / len(right) == pytest.approx(0.6, abs=0.03)
-    reviews = [row["completion"] for row in rows if row not in sorts]
-    assert sum(sentiment(reviews)) / len(reviews) == pytest.approx(0, abs=0.05)
+    kind = sentiment([row["completion"] for row in reviews])
+    assert sum(kind) / len(kind) == pytest.approx(0, abs=0.05)
 
 
 def test_the_shipped_tokenizer_is_what_the_rows_make(tmp_path):
