@@ -194,7 +194,7 @@ def test_a_tuner_of_ones_own_changes_the_model_or_gives_an_adapter(mine):
         AdapterPart.read_chosen({"_target_": "my_tuners.load_adapter_weights"}), load(), "lm"
     )
     assert config is None and isinstance(model, PeftModel)
-    with pytest.raises(ConfigError, match="gave NoneType"):
+    with pytest.raises(ConfigError, match="returned NoneType"):
         build_tuner(AdapterPart.read_chosen({"_target_": "my_tuners.forgetful"}), load(), "lm")
 
 
