@@ -11,8 +11,8 @@ from textwrap import dedent
 import pytest
 import yaml
 
-from runner.config.did_you_mean import likeness, nearest
 from runner.schema import upstream
+from runner.schema.did_you_mean import likeness, nearest
 from runner.schema.library_ranges import BY_CLASS, BY_GROUP
 from runner.schema.read import UNKNOWN, read_signature
 from runner.schema.source import public_names

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.conversion import plain
-from runner.config.did_you_mean import find_meanings, nearest
+from runner.config.dialect import find_meanings
 from runner.config.groups import GROUPS
 from runner.errors import ConfigError, Fault
 from runner.io.secrets import form_of
 from runner.schema import ranges
+from runner.schema.did_you_mean import nearest
 from runner.schema.text import read_tables
 from runner.schema.type import Type
 from runner.validate.context import TOP

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from runner.command import VERBS, CommandLine, options_of, table_of
 from runner.config.choice import FOREIGN, option_fault
-from runner.config.dialect import filled
-from runner.config.did_you_mean import best_guess, join_pairs, meant_command, to_flag
+from runner.config.dialect import filled, meant_command
 from runner.config.menu import Options, read_menu
 from runner.config.override import dotted_key, expand, is_local
 from runner.errors import ConfigError, Fault
 from runner.launch.compose import stages, sweep_axes
 from runner.run.find import is_run
+from runner.schema.did_you_mean import best_guess, join_pairs, to_flag
 
 # Flags with which Hydra only prints something; others of that kind take a value.
 PRINTING = (

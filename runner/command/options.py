@@ -8,12 +8,13 @@ from itertools import chain
 from pathlib import Path
 
 from runner.command import VERBS, CommandLine, table_of
-from runner.config.did_you_mean import best_guess, find_meanings
+from runner.config.dialect import find_meanings
 from runner.config.menu import Options, read_menu, read_options
 from runner.errors import ConfigError, Fault
 from runner.io.distribution import NAME, read_project
 from runner.io.files import MENU
 from runner.run import installed_version
+from runner.schema.did_you_mean import best_guess
 from runner.validate.context import ValidationContext
 
 # options whose keys are found beside the trainers'

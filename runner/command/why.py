@@ -9,7 +9,7 @@ from typing import Any
 
 from runner.command import CommandLine
 from runner.config import compose
-from runner.config.did_you_mean import find_meanings, nearest
+from runner.config.dialect import find_meanings
 from runner.config.provenance import Provenance, read_provenance
 from runner.errors import ConfigError, Fault
 from runner.io.secrets import hidden
@@ -17,6 +17,7 @@ from runner.io.terminal import print_visible
 from runner.launch.compose import stages
 from runner.report.number import short
 from runner.report.table import Column, format_table
+from runner.schema.did_you_mean import nearest
 from runner.schema.literal import to_text
 from runner.schema.text import flatten, select, walk
 from runner.validate.context import ValidationContext

@@ -8,12 +8,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runner.config.did_you_mean import Meaning, best_guess, files_beside, find_meanings
+from runner.config.dialect import Meaning, find_meanings
 from runner.config.groups import GROUPS
 from runner.config.menu import Options, takes_one
 from runner.config.override import HELD, find_place
 from runner.errors import Fault
 from runner.io.files import HUB_NAME
+from runner.schema.did_you_mean import best_guess, files_beside
 from runner.schema.read import read_signature
 from runner.schema.source import public_names
 from runner.schema.text import as_typed

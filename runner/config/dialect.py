@@ -1,20 +1,22 @@
 """Tables of other tools' keys, as data: what becomes of each key.
 
-``importers`` follow them for a file, and ``did_you_mean`` for what somebody types who comes from
+``importers`` follow them for a file, and the check of keys for what somebody types who comes from
 such a tool, or from an earlier version of these libraries. A dialect is the language of a tool's
 configurations. Its table is ``dialects/<dialect>.yaml``, with ``shared.yaml`` below it, which
 explains the form of a table.
 """
 
+import contextlib
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from runner.config.conversion import CONVERSIONS
 from runner.schema.text import LOADER, Config, Node
 
 OFF: tuple[object, ...] = (False, "", [], {}, "no", "none")
@@ -23,6 +25,8 @@ SECTION_KINDS = ("same", "ignored", "no_equivalent")  # that are sections of a t
 KINDS = (*SECTION_KINDS, "asked", "refused")
 SHARED = "shared"
 STRATEGY = "strategy"
+# A remark that is a command as a whole.
+COMMAND = re.compile(r"(python -m runner|[\w.]+=)((?![,;] |<).)+")
 
 
 @dataclass(frozen=True)
@@ -65,8 +69,7 @@ class Table:
 
 
 @functools.cache
-def read_dialect_texts() -> dict[str, str]:
-    """The text of each table, by its dialect."""
+def _read_texts() -> dict[str, str]:
     files = sorted(Path(__file__).with_name("dialects").glob("*.yaml"))
     return {path.stem: path.read_text(encoding="utf-8") for path in files}
 
@@ -74,7 +77,7 @@ def read_dialect_texts() -> dict[str, str]:
 @functools.cache
 def read_sections() -> dict[str, dict[str, Any]]:
     """The content of each table, by its dialect."""
-    return {name: yaml.load(text, LOADER) for name, text in read_dialect_texts().items()}
+    return {name: yaml.load(text, LOADER) for name, text in _read_texts().items()}
 
 
 def find_dialects() -> dict[str, dict[str, Any]]:
@@ -93,14 +96,14 @@ def read_table(dialect: str) -> Table:
     below = sections[node["below"]] if "below" in node else {"keys": {}}
     merged = below | node
     return Table(
-        keys=read_rules(sections[SHARED]) | read_rules(below) | read_rules(node),
-        rows=read_rules({"keys": merged.get("rows", {})}),
+        keys=_read_rules(sections[SHARED]) | _read_rules(below) | _read_rules(node),
+        rows=_read_rules({"keys": merged.get("rows", {})}),
         defaults=_to_rules(merged["defaults"]),
         sections=merged,
     )
 
 
-def read_rules(node: Node) -> Rules:
+def _read_rules(node: Node) -> Rules:
     """The rules of each key in a table, those of the sections that are short for rows as well."""
     rows: Rules = {}
     for path, names in node.get("names", {}).items():
@@ -173,3 +176,84 @@ def holds(rule: Rule, facts: Mapping[str, Sequence[object]], keys: Node) -> bool
         if not is_wanted(keys.get(key), wanted):
             return False
     return not any(is_wanted(keys.get(key), wanted) for key, wanted in rule.without.items())
+
+
+# --- Other names of our keys and verbs ------------------------------------------------------------
+@dataclass(frozen=True)
+class Meaning:
+    """The options and values of ours that a word stands for."""
+
+    words: Node  # by their keys
+    why: str  # a remark, or the reason why there are no words
+    fix: str = ""  # what comes nearest, where there are none
+    final: bool = False  # meant even where the word is a key of ours elsewhere
+
+
+@functools.cache
+def _read_typed() -> list[Rules]:
+    """The rules for what is typed, those that all tables share, and those of each dialect."""
+    shared = read_sections()[SHARED]
+    tables = [_read_rules({"keys": shared["typed"]}), _read_rules(shared)]
+    for dialect in find_dialects().values():
+        tables.append(_read_rules(dialect))
+    return tables
+
+
+def find_meanings(key: str, value: object, trainer: str = "") -> Iterator[Meaning]:
+    """The meanings of a key that is not ours, with this value, the likeliest first.
+
+    An adapter is taken for LoRA.
+    """
+    # Most keys are in no table, and it takes a while to read them all.
+    if not any(key in text for text in _read_texts().values()):
+        return
+    rules = []
+    for rows in _read_typed():
+        for rule in rows.get(key, ()):
+            if not rule.by and "*" not in rule.to:
+                rules.append(rule)
+    facts: dict[str, list[object]] = {"value": [value], "trainer": [trainer], "peft": ["lora"]}
+    names = {"key": key, "value": value, "trainer": trainer}
+    for rule in rules:
+        if holds(rule, facts, {key: value}):
+            meaning = _to_meaning(rule, names)
+            yield meaning
+            if not meaning.words:
+                return
+    if rules and is_wanted(value, "disabled"):
+        yield Meaning({}, "it is off without it")
+
+
+def _to_meaning(rule: Rule, names: Mapping[str, object]) -> Meaning:
+    """The meaning that a rule gives to a word; ``names`` are those that its texts may use."""
+    words: dict[str, object] = {}
+    group, _, option = filled(rule.choose, names).partition("=")
+    if group:
+        words[group] = None if option == "null" else option
+    if rule.to:
+        words[rule.to] = names["value"]
+        if rule.write is not None:
+            words[rule.to] = filled(rule.write, names)
+        elif rule.convert:
+            with contextlib.suppress(ValueError):  # the check of values says what it expects
+                words[rule.to] = CONVERSIONS[rule.convert](names["value"])
+    for path, constant in rule.also.items():
+        words[path] = filled(constant, names)
+
+    why = filled(rule.reason or rule.why, names)
+    remark = filled(rule.typed or rule.nearest, names)
+    fix = ""
+    if COMMAND.fullmatch(remark):
+        fix = remark
+    elif remark:
+        why = f"{why}; nearest: {remark}".removeprefix("; ")
+    return Meaning(words, why, fix, final=rule.kind == "refused")
+
+
+def meant_command(word: str) -> str:
+    """The command that another tool's word for one of our verbs stands for; else empty.
+
+    It has names in braces: ``{word}``, ``{rest}`` of the words, and the ``{runs}`` among them.
+    """
+    commands: dict[str, str] = read_sections()[SHARED]["words"]
+    return commands.get(word.lower(), "")

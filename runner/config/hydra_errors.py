@@ -4,10 +4,10 @@ import contextlib
 import re
 from collections.abc import Iterator
 
-from runner.config.did_you_mean import best_guess
 from runner.config.limits import yaml_fault
 from runner.errors import ConfigError, EnvironmentFault, Fault
 from runner.io.distribution import to_install
+from runner.schema.did_you_mean import best_guess
 
 # Hydra's message on a defaults list, in a file or our own, that names what is not there.
 MISSING_DEFAULT = re.compile(

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from runner.config.conversion import MAX_DIGITS
 from runner.errors import ConfigError, Fault
 from runner.schema.text import LOADER
 
@@ -22,7 +23,6 @@ MAX_BYTES = 1 << 20
 MAX_LETTERS_READ = 50_000
 MAX_DEPTH = 64
 MAX_VALUES = 10_000
-MAX_DIGITS = 300
 NUMBER = re.compile(r"[-+]?[0-9.][0-9a-fA-F_.:xo+-]*")
 # Numbers that YAML 1.1 reads as others than they look like: eight for 010, ninety for 1:30.
 OTHER_NUMBER = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")

@@ -7,11 +7,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runner.config.did_you_mean import find_meanings, respell
+from runner.config.dialect import find_meanings
 from runner.config.groups import SEVERAL
 from runner.config.menu import Options
 from runner.errors import ConfigError, Fault
 from runner.io.secrets import form_of
+from runner.schema.did_you_mean import respell
 from runner.schema.literal import to_text
 from runner.schema.text import as_typed, flatten
 

@@ -8,10 +8,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from runner.config.did_you_mean import files_beside
 from runner.config.limits import check_size
 from runner.errors import ConfigError, Fault
 from runner.io.filetype import undecodable
+from runner.schema.did_you_mean import files_beside
 from runner.schema.text import nodes
 from runner.schema.upstream.constructor import FUNCTIONS
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from runner.config.did_you_mean import best_guess
 from runner.errors import Fault
 from runner.io.filetype import Finding
+from runner.schema.did_you_mean import best_guess
 from runner.schema.modality import Modality
 
 

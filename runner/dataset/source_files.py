@@ -7,10 +7,10 @@ from glob import glob, has_magic
 from itertools import chain
 from pathlib import Path
 
-from runner.config.did_you_mean import files_beside, likeness
 from runner.errors import DataError, Fault
 from runner.io.files import shipped
 from runner.io.filetype import HEAD, sniff, special_file
+from runner.schema.did_you_mean import files_beside, likeness
 from runner.schema.text import to_override
 
 # The reader of the datasets library for the files of each suffix.

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.choice import FOREIGN
-from runner.config.did_you_mean import files_beside
 from runner.config.limits import check_size, parse_yaml
 from runner.errors import ConfigError, Fault
 from runner.io.filetype import undecodable
+from runner.schema.did_you_mean import files_beside
 
 FILE_TYPES = (".yaml", ".yml", ".json")
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runner.config.limits import MAX_DIGITS
+from runner.config.conversion import MAX_DIGITS
 from runner.errors import ConfigError, Fault
 
 # A comment of bash begins a word; what stands in quotes, or behind a backslash, is none.

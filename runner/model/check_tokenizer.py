@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from runner.config.did_you_mean import best_guess
 from runner.errors import ConfigError, Fault, describe
 from runner.io.files import JsonObject
 from runner.model import faults, jinja
 from runner.model.config_values import find_value_faults
 from runner.model.model_folder import ModelFolder, find_folder
+from runner.schema.did_you_mean import best_guess
 from runner.schema.text import Node, to_override
 
 if TYPE_CHECKING:

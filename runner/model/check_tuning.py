@@ -9,9 +9,9 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from runner.config.did_you_mean import best_guess
 from runner.errors import Fault
 from runner.model.model_folder import BACKBONES, ModelFolder
+from runner.schema.did_you_mean import best_guess
 from runner.schema.text import Node, to_override
 
 # Layers that are in no file where they share the embeddings' weights, or are new.

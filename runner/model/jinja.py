@@ -19,11 +19,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from runner.config.did_you_mean import best_guess
 from runner.errors import ConfigError, Fault
 from runner.io.files import JsonObject, shipped
 from runner.io.filetype import undecodable
 from runner.model import faults
+from runner.schema.did_you_mean import best_guess
 from runner.schema.source import find_module
 from runner.schema.text import to_override
 

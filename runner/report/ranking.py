@@ -7,7 +7,6 @@ or else by the most telling one.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from runner.config.did_you_mean import best_guess
 from runner.errors import ConfigError, Fault
 from runner.report.score import (
     CLOCK,
@@ -21,6 +20,7 @@ from runner.report.score import (
 )
 from runner.run.record import RunRecord
 from runner.schema import upstream
+from runner.schema.did_you_mean import best_guess
 from runner.schema.literal import number
 from runner.schema.text import select
 

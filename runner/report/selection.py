@@ -15,7 +15,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import TypeVar
 
-from runner.config.did_you_mean import best_guess
 from runner.errors import ConfigError, Fault
 from runner.report.axis import MISSING, UNREAD, Axis
 from runner.report.index import RunOfMany, read_group
@@ -25,6 +24,7 @@ from runner.report.score import informative, score_names
 from runner.report.sweep import Summary, SweepSetting, find_axes
 from runner.run.history import is_finite
 from runner.run.record import RunRecord
+from runner.schema.did_you_mean import best_guess
 from runner.schema.text import flatten
 
 AnyRun = TypeVar("AnyRun", bound=RunRecord)

@@ -6,10 +6,10 @@ A word means a run as its folder, as a name with one run, as ``<name>/<run>``, o
 import os
 from pathlib import Path
 
-from runner.config.did_you_mean import best_guess
 from runner.errors import Fault, FolderError
 from runner.io.files import display_path
 from runner.run.layout import METADATA
+from runner.schema.did_you_mean import best_guess
 
 MIN_LIKENESS = 0.65  # of a word and the name of a run that may be meant
 

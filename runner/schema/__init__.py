@@ -5,6 +5,7 @@
     source.find_definition("trl.DPOConfig").home             where a name really comes from
     type.to_type(annotation, module)                         the values that a parameter accepts
     text.flatten(cfg), literal.to_text(value)                dotted keys, text to type
+    did_you_mean.nearest("lerning_rate", fields)             what was probably meant
     refusal.find_refusals(target, method, values)            errors that a constructor would raise
     upstream, trainer_args                                   names of TRL that our code relies on
 

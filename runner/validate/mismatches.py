@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from runner.config.did_you_mean import best_guess
 from runner.config.menu import read_options
 from runner.dataset.form import FORMS, FORMS_FOR, TRAINER_FORMS, fits
 from runner.dataset.request import named_sets
@@ -10,6 +9,7 @@ from runner.errors import Fault
 from runner.metric.ask import kind_of
 from runner.report.score import CLOCK
 from runner.schema import upstream
+from runner.schema.did_you_mean import best_guess
 from runner.schema.read import Signature, read_signature
 from runner.schema.text import Config, Node, named
 from runner.tracker.variable import find_foreign_variables

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from runner.config.did_you_mean import best_guess
 from runner.config.menu import read_options
 from runner.errors import Fault
 from runner.schema import upstream
+from runner.schema.did_you_mean import best_guess
 from runner.schema.read import Signature, read_signature
 from runner.schema.text import Node, short_text
 from runner.schema.type import shortened

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from runner.config.did_you_mean import best_guess
 from runner.errors import Fault
+from runner.schema.did_you_mean import best_guess
 from runner.schema.library_ranges import range_in_group
 from runner.schema.read import Signature, read_signature
 from runner.schema.source import Definition, find_definition

@@ -8,9 +8,9 @@ optimizer takes goes by the name of the one that is chosen.
 import re
 from collections.abc import Collection, Iterator, Mapping
 
-from runner.config.did_you_mean import best_guess
 from runner.errors import Fault
 from runner.schema import upstream
+from runner.schema.did_you_mean import best_guess
 from runner.schema.library_ranges import range_in_group
 from runner.schema.literal import to_text
 from runner.schema.read import UNKNOWN, Parameter, Signature, read_signature

@@ -6,12 +6,13 @@ of another trainer. A suggested word is checked first, as if it had been typed.
 
 from collections.abc import Iterator
 
-from runner.config.did_you_mean import Meaning, find_meanings, likeness, nearest
+from runner.config.dialect import Meaning, find_meanings
 from runner.config.menu import read_options
 from runner.errors import Fault
 from runner.io.visible import to_visible
 from runner.schema import upstream
 from runner.schema.choices import choices_compared
+from runner.schema.did_you_mean import likeness, nearest
 from runner.schema.literal import to_text
 from runner.schema.read import Parameter, Signature
 from runner.schema.text import Node, as_typed, flatten, last_key, short_text, to_override

@@ -10,9 +10,10 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from runner.config.did_you_mean import best_guess, find_meanings, nearest
+from runner.config.dialect import find_meanings
 from runner.errors import Fault
 from runner.schema import source
+from runner.schema.did_you_mean import best_guess, nearest
 from runner.schema.text import short_text
 from runner.validate.context import experimental_names
 

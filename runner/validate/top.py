@@ -3,9 +3,9 @@
 import math
 from collections.abc import Iterator
 
-from runner.config.did_you_mean import best_guess
 from runner.errors import Fault
 from runner.io.visible import to_visible
+from runner.schema.did_you_mean import best_guess
 from runner.schema.literal import to_text
 from runner.schema.text import Node, scalars, short_text
 from runner.schema.type import shortened

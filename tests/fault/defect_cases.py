@@ -199,7 +199,7 @@ DEFECTS = (
     Defect(
         "did_you_mean_lost",
         "The unlikeliest word is offered first for a misspelt one.",
-        "runner/config/did_you_mean.py",
+        "runner/schema/did_you_mean.py",
         "return sorted(scores, key=scores.__getitem__, reverse=True)",
         "return sorted(scores, key=scores.__getitem__)",
         tests=(

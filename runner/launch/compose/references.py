@@ -8,10 +8,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runner.config.did_you_mean import best_guess
 from runner.errors import Fault
 from runner.run import Run
 from runner.run.record import read_run
+from runner.schema.did_you_mean import best_guess
 from runner.schema.type import shortened
 
 if TYPE_CHECKING:

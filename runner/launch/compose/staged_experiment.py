@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.composition import compose_unresolved
-from runner.config.did_you_mean import nearest
 from runner.config.groups import GROUPS
 from runner.config.menu import Options, read_menu
 from runner.config.override import dotted_key, expand, latest
 from runner.errors import ConfigError, Fault
+from runner.schema.did_you_mean import nearest
 from runner.validate.context import TOP
 
 # Each stage is composed and checked before the first one begins, and none begins before the one

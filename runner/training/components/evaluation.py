@@ -8,7 +8,6 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, Trainer
 
-from runner.config.did_you_mean import best_guess
 from runner.errors import ConfigError, Fault
 from runner.generate.agent import Agent
 from runner.generate.answer_reader import AnswerReader
@@ -23,6 +22,7 @@ from runner.metric.ask import Metric
 from runner.run import Run
 from runner.run.adjustments import count_halvings
 from runner.schema import upstream
+from runner.schema.did_you_mean import best_guess
 from runner.schema.type import shortened
 from runner.training.components.model import policy_of
 from runner.training.components.scorers import build_metrics

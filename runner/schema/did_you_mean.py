@@ -1,43 +1,23 @@
-"""What a misspelt or foreign word is corrected by.
+"""What a misspelt word is corrected by.
 
     nearest, best_guess, files_beside    names that look like it
-    find_meanings                        other names of our keys and options: those of other tools,
-                                         and of earlier versions of the libraries
-    meant_command                        another tool's word for one of our verbs
     join_pairs, to_flag, respell         words of a command line, as they should have been typed
 
-The other names stand in the tables of ``dialect``. Which names there are, and which of several
-corrections a fault shows, is up to the callers.
+A word that is spelt well, and is another tool's or an earlier version's, has a row in a table:
+``config.dialect`` finds its meanings. Which names there are, and which of several corrections a
+fault shows, is up to the callers.
 """
 
-import contextlib
 import difflib
-import functools
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from runner.config.conversion import CONVERSIONS
-from runner.config.dialect import (
-    SHARED,
-    Rule,
-    Rules,
-    filled,
-    find_dialects,
-    holds,
-    is_wanted,
-    read_dialect_texts,
-    read_rules,
-    read_sections,
-)
 from runner.schema.literal import to_text
-from runner.schema.text import Node, to_override
+from runner.schema.text import to_override
 
 MIN_LIKENESS = 0.6  # from here on, a name is offered
-# A remark that is a command as a whole.
-COMMAND = re.compile(r"(python -m runner|[\w.]+=)((?![,;] |<).)+")
 # A flag with the dash that editors make of two hyphens.
 DASHED = re.compile(r"[\u2010-\u2015\u2212]+(\w[\w-]*)")
 # Words that are `key: value`, `key = value` or `key= value`, with a mark between words.
@@ -93,87 +73,6 @@ def files_beside(path: Path, suffixes: Collection[str]) -> list[str]:
 
     files = [file for file in path.parent.glob("[!.]*") if file.suffix.lower() in suffixes]
     return sorted(map(str, files), key=rank)
-
-
-# --- Other names ----------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Meaning:
-    """The options and values of ours that a word stands for."""
-
-    words: Node  # by their keys
-    why: str  # a remark, or the reason why there are no words
-    fix: str = ""  # what comes nearest, where there are none
-    final: bool = False  # meant even where the word is a key of ours elsewhere
-
-
-@functools.cache
-def _read_typed() -> list[Rules]:
-    """The rules for what is typed, those that all tables share, and those of each dialect."""
-    shared = read_sections()[SHARED]
-    tables = [read_rules({"keys": shared["typed"]}), read_rules(shared)]
-    for dialect in find_dialects().values():
-        tables.append(read_rules(dialect))
-    return tables
-
-
-def find_meanings(key: str, value: object, trainer: str = "") -> Iterator[Meaning]:
-    """The meanings of a key that is not ours, with this value, the likeliest first.
-
-    An adapter is taken for LoRA.
-    """
-    # Most keys are in no table, and it takes a while to read them all.
-    if not any(key in text for text in read_dialect_texts().values()):
-        return
-    rules = []
-    for rows in _read_typed():
-        for rule in rows.get(key, ()):
-            if not rule.by and "*" not in rule.to:
-                rules.append(rule)
-    facts: dict[str, list[object]] = {"value": [value], "trainer": [trainer], "peft": ["lora"]}
-    names = {"key": key, "value": value, "trainer": trainer}
-    for rule in rules:
-        if holds(rule, facts, {key: value}):
-            meaning = _to_meaning(rule, names)
-            yield meaning
-            if not meaning.words:
-                return
-    if rules and is_wanted(value, "disabled"):
-        yield Meaning({}, "it is off without it")
-
-
-def _to_meaning(rule: Rule, names: Mapping[str, object]) -> Meaning:
-    """The meaning that a rule gives to a word; ``names`` are those that its texts may use."""
-    words: dict[str, object] = {}
-    group, _, option = filled(rule.choose, names).partition("=")
-    if group:
-        words[group] = None if option == "null" else option
-    if rule.to:
-        words[rule.to] = names["value"]
-        if rule.write is not None:
-            words[rule.to] = filled(rule.write, names)
-        elif rule.convert:
-            with contextlib.suppress(ValueError):  # the check of values says what it expects
-                words[rule.to] = CONVERSIONS[rule.convert](names["value"])
-    for path, constant in rule.also.items():
-        words[path] = filled(constant, names)
-
-    why = filled(rule.reason or rule.why, names)
-    remark = filled(rule.typed or rule.nearest, names)
-    fix = ""
-    if COMMAND.fullmatch(remark):
-        fix = remark
-    elif remark:
-        why = f"{why}; nearest: {remark}".removeprefix("; ")
-    return Meaning(words, why, fix, final=rule.kind == "refused")
-
-
-def meant_command(word: str) -> str:
-    """The command that another tool's word for one of our verbs stands for; else empty.
-
-    It has names in braces: ``{word}``, ``{rest}`` of the words, and the ``{runs}`` among them.
-    """
-    commands: dict[str, str] = read_sections()[SHARED]["words"]
-    return commands.get(word.lower(), "")
 
 
 # --- Words of a command line ----------------------------------------------------------------------
