@@ -81,8 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _call_verb(line: CommandLine) -> int:
     """Have another verb than train do its work."""
+    from runner.config.environment_variables import find_variable_faults
     from runner.launch import processes
-    from runner.validate.environment_variables import find_variable_faults
 
     processes.prepare_environment()
     if line.verb in WORKING:

@@ -26,7 +26,6 @@ import importlib.util
 import json
 import re
 import signal
-import sysconfig
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -34,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.io.distribution import to_install
+from runner.io.own_code import is_own
 from runner.io.secrets import hidden
 from runner.io.visible import visible_lines
 
@@ -49,13 +49,6 @@ REFUSED_BY_SYSTEM = (
     "std::bad_alloc",
 )
 MAX_LETTERS = 500  # shown of a message that is not ours
-# Folders of files that are not the user's own.
-LIBRARY_FOLDERS = [
-    Path(__file__).parent,
-    Path(sysconfig.get_path("stdlib")),
-    Path(sysconfig.get_path("purelib")),
-    Path(sysconfig.get_path("platlib")),
-]
 # A key with a list as its value, which zsh takes for a pattern of file names.
 LIST = re.compile(r"(?<![\w.'\"])[\w.]+=\[[^\]'\"<>]{0,999}\]")
 
@@ -410,12 +403,3 @@ def own_place(error: BaseException) -> str:
         if not frame.filename.startswith("<") and is_own(frame.filename):
             return f"{frame.filename}:{frame.lineno}"
     return ""
-
-
-def is_own(file: str | Path) -> bool:
-    """True for a file of the user's own: neither the runner's, nor Python's, nor a package's."""
-    # The folders of packages below a user's home, and of the system below a virtual environment,
-    # are known only by their names.
-    path = Path(file)
-    is_installed = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
-    return not is_installed and not any(map(path.is_relative_to, LIBRARY_FOLDERS))

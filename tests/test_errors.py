@@ -9,6 +9,7 @@ import pytest
 
 from runner import errors
 from runner.errors import ConfigError, EnvironmentFault, Fault, Interrupted
+from runner.io.own_code import is_own
 from runner.io.terminal import Hiding, print_answer
 from runner.run.record import one_line
 
@@ -144,12 +145,10 @@ def test_a_run_of_an_earlier_version_has_the_code_of_its_heading():
 
 
 def test_what_is_installed_is_nobody_s_own_wherever_it_lies(tmp_path):
-    assert errors.is_own(tmp_path / "mine.py")
+    assert is_own(tmp_path / "mine.py")
     places = (
         "/home/me/.local/lib/python3.12/site-packages",
         "/usr/lib/python3/dist-packages",
         errors.__file__,
     )
-    assert not any(
-        errors.is_own(f"{place}/torch.py") for place in places[:2]
-    ) and not errors.is_own(places[2])
+    assert not any(is_own(f"{place}/torch.py") for place in places[:2]) and not is_own(places[2])

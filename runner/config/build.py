@@ -3,7 +3,7 @@
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from runner.errors import ConfigError, Fault, describe
@@ -67,14 +67,6 @@ def serve(node: Node, **offered: object) -> Any:
     """Build a node with those of the offered arguments that its signature names."""
     names = asked_for(node["_target_"])
     return build(node, **{name: value for name, value in offered.items() if name in names})
-
-
-def arguments_of(call: Callable[..., object]) -> frozenset[str] | None:
-    """The names of the arguments that a part asks for; None if ``**kwargs`` asks for all."""
-    parameters = inspect.signature(call).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return None
-    return frozenset(parameters)
 
 
 def asked_for(target: str) -> set[str]:

@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, Json
 
-from runner.config.build import arguments_of
 from runner.dataset.conversation import is_conversation
 from runner.dataset.form import Cells
 from runner.dataset.loaded_rows import Rows
 from runner.errors import DataError, Fault
+from runner.schema.code import arguments_of
 from runner.schema.ranges import NotNegative
 
 Span = tuple[int, int, float]  # the first letter of a message, the one behind the last, the weight

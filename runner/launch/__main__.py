@@ -10,13 +10,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from runner.config.environment_variables import find_variable_faults
 from runner.config.machines import processes_here, processes_of, world_size
 from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError
 from runner.io.terminal import print_error
 from runner.launch.worker import launch, work
 from runner.run import Run, check_metadata
 from runner.validate import find_dangers, find_frozen_faults
-from runner.validate.environment_variables import find_variable_faults
 
 
 def main(words: Sequence[str]) -> int:

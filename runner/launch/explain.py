@@ -16,7 +16,6 @@ from runner.errors import (
     describe,
 )
 from runner.io.hub import is_of_network
-from runner.model.jinja import KEY
 from runner.run import PATIENCE, Run, find_foreign_faults
 from runner.run.adjustments import is_out_of_memory
 from runner.run.blame import find_refused_keys
@@ -140,7 +139,7 @@ def _own_error(run: Run, error: BaseException, text: str) -> ConfigError | None:
     if any(frame.filename == "<template>" for frame in frames):
         return ConfigError(
             Fault(
-                where=KEY,
+                where="model.tokenizer.chat_template",
                 found=f"it raises for these rows: {text}",
                 expected="a template that accepts them",
                 fix="mend the rows, or leave them out with dataset.map",

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 from runner.errors import ConfigError, Fault
 from runner.report.score import (
-    CLOCK,
     NO_SCORE,
     describe_change,
     informative,
@@ -18,6 +17,7 @@ from runner.report.score import (
     metrics_of,
     score_names,
 )
+from runner.run.history import CLOCK
 from runner.run.record import RunRecord
 from runner.schema import upstream
 from runner.schema.did_you_mean import best_guess

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from runner.io.visible import to_visible
 from runner.report.number import format_difference
-from runner.run.history import is_finite
+from runner.run.history import CLOCK, is_finite
 from runner.run.record import RunRecord
 from runner.schema.literal import number
 from runner.schema.text import Node, named, select
@@ -44,18 +44,6 @@ QUIET = (
     "frac_reward",
     "/std",
     "_std",
-)
-# Endings of figures that measure time or count work.
-CLOCK = (
-    "_runtime",
-    "_per_second",
-    "_seconds",
-    "epoch",
-    "num_tokens",
-    "max_steps",
-    "percentage",
-    "total_flos",
-    "step",
 )
 
 

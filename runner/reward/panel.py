@@ -15,7 +15,6 @@ from typing import Any
 
 from torch import nn
 
-from runner.config.build import arguments_of
 from runner.config.experiment import RewardPart
 from runner.errors import (
     DataError,
@@ -29,6 +28,7 @@ from runner.errors import (
 from runner.reward.answer import Answer, Prompt, check_answer, check_some_apply, quote_prompt
 from runner.reward.isolation import undisturbed
 from runner.reward.time_limit import within
+from runner.schema.code import arguments_of
 
 # Columns of rows, and what trainers give beside them.
 Arguments = Mapping[str, Any]

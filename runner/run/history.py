@@ -12,6 +12,18 @@ from runner.io.turns import dialogue
 LARGEST = 1e300
 MAX_STEP = 1 << 53
 SAMPLE_FILES = ("completions.jsonl", "checkpoints/completions.jsonl")
+# Endings of figures that measure time or count work.
+CLOCK = (
+    "_runtime",
+    "_per_second",
+    "_seconds",
+    "epoch",
+    "num_tokens",
+    "max_steps",
+    "percentage",
+    "total_flos",
+    "step",
+)
 
 
 def read_metrics(path: Path) -> list[JsonObject]:

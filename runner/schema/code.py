@@ -9,11 +9,11 @@ import ast
 import functools
 import hashlib
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from runner.errors import is_own
 from runner.io.files import sha256
+from runner.io.own_code import is_own
 from runner.schema.source import (
     NOT_OF_THE_USER,
     Module,
@@ -62,6 +62,14 @@ def code_hash(part: object) -> str:
         file = inspect.getsourcefile(code)
         source = sha256(Path(file)) if file else ""
     return f"{code.__module__}.{code.__qualname__} {source}"
+
+
+def arguments_of(call: Callable[..., object]) -> frozenset[str] | None:
+    """The names of the arguments that a part asks for; None if ``**kwargs`` asks for all."""
+    parameters = inspect.signature(call).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return None
+    return frozenset(parameters)
 
 
 def hash_packages(packages: Iterable[str]) -> str:

@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import Trainer
 from transformers.utils import ModelOutput
 
-from runner.config.build import arguments_of
 from runner.errors import ConfigError, Fault
+from runner.schema.code import arguments_of
 from runner.training.hooks import Hooks
 
 WEIGHTS = "token_weights"  # the part of a batch that holds the weights of its tokens

@@ -7,13 +7,14 @@
     top, node, stray             keys of the top level and of nodes, and where a stray one belongs
     values, targets              one value, and one ``_target_``
     dangers, plain_secrets       what a configuration would run, publish or give away, by ``risks``
+    checks                       the list of what follows
     parts, objective             groups and fields that exclude each other; with adapter_parts,
                                  optimizer_parts, strategy and training_fields
     passed_on                    mappings that a library reads late
     effect                       typed fields that nothing reads
     refusal                      what the trainer itself would refuse
     model_folders, row_columns   files that a run loads, and rows that its parts need
-    libraries, versions          what must be installed; environment_variables, machine, hub_names
+    libraries, versions          what must be installed; machine, hub_names
 
 The schema is the signature of what each ``_target_`` names: only what a signature cannot say is
 written down here.
@@ -27,14 +28,11 @@ from runner.config.menu import read_menu
 from runner.errors import Fault
 from runner.io.temporary import uncollected
 from runner.schema.text import Config, nodes, walk
+from runner.validate.checks import find_combination_faults, find_useless_faults
 from runner.validate.context import ValidationContext
 from runner.validate.dangers import AT_START, find_risks
-from runner.validate.effect import find_idle_faults
 from runner.validate.mismatches import find_mismatches
 from runner.validate.node import find_node_faults
-from runner.validate.objective import find_objective_faults
-from runner.validate.parts import find_part_faults
-from runner.validate.passed_on import find_passed_on_faults
 from runner.validate.plain_secrets import find_secrets
 from runner.validate.refusal import find_refused
 from runner.validate.targets import find_target_fault
@@ -73,10 +71,9 @@ def find_all_faults(
         if risk.where not in wrong_keys:
             faults.append(risk)
     faults += find_secrets(cfg)
-    faults += find_part_faults(context)
-    faults += find_objective_faults(context)
+    faults += find_combination_faults(context)
     places = [fault.where for fault in faults]
-    for fault in (*find_passed_on_faults(context), *find_idle_faults(context)):
+    for fault in find_useless_faults(context):
         if not any(place.startswith(fault.where) for place in places):
             faults.append(fault)
     if not faults:

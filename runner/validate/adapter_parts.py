@@ -10,29 +10,12 @@ from runner.model.check_tokenizer import new_tokens
 from runner.schema import upstream
 from runner.schema.ranges import POSITIVE, RANK
 from runner.schema.source import has_method
-from runner.schema.text import Node, short_text
-from runner.validate.context import ValidationContext
+from runner.schema.text import short_text
+from runner.validate.context import ValidationContext, is_given
 from runner.validate.values import is_plain_number
 
 
-def is_given(node: object) -> bool:
-    """True for a part, or for a group with a part that is not null."""
-    if isinstance(node, dict):
-        return any(value is not None for value in node.values())
-    return bool(node)
-
-
-def find_adapter_part_faults(context: ValidationContext) -> Iterator[Fault]:
-    """A fault for each setting of an adapter, or of rounded weights, that cannot work."""
-    peft = context.mapping("peft")
-    yield from _find_quantised_faults(context)
-    yield from _find_pattern_values(peft)
-    yield from _find_useless_settings(peft)
-    yield from _find_kind_faults(context, peft)
-    yield from _find_model_faults(context)
-
-
-def _find_quantised_faults(context: ValidationContext) -> Iterator[Fault]:
+def find_quantised_faults(context: ValidationContext) -> Iterator[Fault]:
     """A fault for weights of 4 or 8 bits without what is trained beside them."""
     quant = context.mapping("quant")
     if not quant:
@@ -74,8 +57,9 @@ def _find_quantised_faults(context: ValidationContext) -> Iterator[Fault]:
         )
 
 
-def _find_pattern_values(peft: Node) -> Iterator[Fault]:
+def find_pattern_value_faults(context: ValidationContext) -> Iterator[Fault]:
     """A fault for each rank, or scale, of some modules that an adapter cannot have."""
+    peft = context.mapping("peft")
     ranks = peft.get("rank_pattern")
     if isinstance(ranks, Mapping):
         for module, rank in ranks.items():
@@ -91,8 +75,9 @@ def _find_pattern_values(peft: Node) -> Iterator[Fault]:
                 yield Fault(where, short_text(alpha), f"a number {POSITIVE}", "=16")
 
 
-def _find_useless_settings(peft: Node) -> Iterator[Fault]:
+def find_useless_adapter_faults(context: ValidationContext) -> Iterator[Fault]:
     """A fault for each setting with which nothing would train, or from another start."""
+    peft = context.mapping("peft")
     if peft.get("inference_mode") is True:
         found = "true: nothing of the adapter would train"
         yield Fault("peft.inference_mode", found, "false", "=false")
@@ -108,8 +93,9 @@ def _find_useless_settings(peft: Node) -> Iterator[Fault]:
         yield Fault("peft.target_modules", found, "layers", "=all-linear")
 
 
-def _find_kind_faults(context: ValidationContext, peft: Node) -> Iterator[Fault]:
+def find_adapter_kind_faults(context: ValidationContext) -> Iterator[Fault]:
     """A fault for each kind of adapter, or tuner, that the trainer or another setting excludes."""
+    peft = context.mapping("peft")
     signature = context.signature(peft)
     has_critic = context.has_field("critic")
     if has_critic and has_method(peft.get("_target_"), "prepare_model"):
@@ -139,7 +125,7 @@ def _find_kind_faults(context: ValidationContext, peft: Node) -> Iterator[Fault]
         yield faults.untrained_tokens(kind=signature.name)
 
 
-def _find_model_faults(context: ValidationContext) -> Iterator[Fault]:
+def find_unseen_model_keys(context: ValidationContext) -> Iterator[Fault]:
     """A fault for each key of the model that whoever trains or samples would not see."""
     model = context.mapping("model")
     if context.has_field("critic"):

@@ -237,6 +237,13 @@ def keys_of(path: str, signature: Signature) -> dict[str, Parameter]:
     return {**signature.parameters, **OWN.get(group, {})}
 
 
+def is_given(node: object) -> bool:
+    """True for a part, or for a group with a part that is not null."""
+    if isinstance(node, dict):
+        return any(value is not None for value in node.values())
+    return bool(node)
+
+
 def is_called_later(path: str, signature: Signature) -> bool:
     """True for a reward or metric that is a function, called with the columns of the rows that it names."""
     return path.split(".")[0] in ("reward", "metric") and bool(

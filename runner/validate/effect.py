@@ -20,9 +20,8 @@ from runner.validate.values import is_plain_number
 OPTIMIZER_ARGUMENTS = {"adam_epsilon": "eps", "weight_decay": "weight_decay"}
 
 
-def find_idle_faults(context: ValidationContext) -> Iterator[Fault]:
-    """A fault for each typed field without an effect, and for each pair of bounds out of order."""
-    yield from _find_idle_of_adapter(context)
+def find_idle_fields(context: ValidationContext) -> Iterator[Fault]:
+    """A fault for each typed field of the trainer's config that nothing reads."""
     config = context.signature(context.args)
     if not config:
         return
@@ -32,7 +31,6 @@ def find_idle_faults(context: ValidationContext) -> Iterator[Fault]:
         is_usual = parameter is None or value in (None, parameter.default)
         if not is_usual and _is_typed(context, f"{ARGS}{field}"):
             yield from _find_idle_field(context, field, value, conditions.get(field))
-    yield from _find_out_of_order(context)
 
 
 def _find_idle_field(
@@ -132,7 +130,7 @@ def _find_unread(context: ValidationContext, field: str, condition: ReadBeside) 
     yield Fault(where, found, f"{other} one of {', '.join(names)}", off)
 
 
-def _find_idle_of_adapter(context: ValidationContext) -> Iterator[Fault]:
+def find_idle_adapter_fields(context: ValidationContext) -> Iterator[Fault]:
     """A fault for each typed field of an adapter that nothing reads."""
     peft = context.mapping("peft")
     config = context.signature(peft)
@@ -165,7 +163,7 @@ def _find_idle_of_adapter(context: ValidationContext) -> Iterator[Fault]:
             yield Fault(where, found, f"{other} one of {', '.join(wanted)}", off)
 
 
-def _find_out_of_order(context: ValidationContext) -> Iterator[Fault]:
+def find_bounds_out_of_order(context: ValidationContext) -> Iterator[Fault]:
     """A fault for each pair of bounds of which the lower one is not below the upper one."""
     for low, high in upstream.ASCENDING:
         smaller = context.field(low)

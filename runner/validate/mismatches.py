@@ -7,7 +7,7 @@ from runner.dataset.form import FORMS, FORMS_FOR, TRAINER_FORMS, fits
 from runner.dataset.request import named_sets
 from runner.errors import Fault
 from runner.metric.ask import kind_of
-from runner.report.score import CLOCK
+from runner.run.history import CLOCK
 from runner.schema import upstream
 from runner.schema.did_you_mean import best_guess
 from runner.schema.read import Signature, read_signature

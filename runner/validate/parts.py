@@ -19,11 +19,7 @@ from runner.schema.read import Signature
 from runner.schema.role import Role
 from runner.schema.text import named, short_text
 from runner.schema.type import shortened
-from runner.validate.adapter_parts import find_adapter_part_faults, is_given
-from runner.validate.context import ARGS, ValidationContext
-from runner.validate.optimizer_parts import find_expression_faults, find_optimizer_faults
-from runner.validate.strategy import find_strategy_faults
-from runner.validate.training_fields import find_best_model_faults, find_field_faults
+from runner.validate.context import ARGS, ValidationContext, is_given
 
 # Rewards that make something of rows of a form, before a model that judges; the first one is the
 # one to type.
@@ -36,10 +32,10 @@ REWARDS_FOR = {
 OPTIONAL_GROUPS = ("reward", "peft", "collator", "callback", "optimizer")
 
 
-def find_part_faults(context: ValidationContext) -> Iterator[Fault]:
-    """A fault for each part that is missing, without effect, or at odds with another."""
+def find_parts_not_taken(context: ValidationContext) -> Iterator[Fault]:
+    """A fault for each part that the trainer does not take."""
     trainer = context.trainer
-    if not trainer or not trainer.parameters:
+    if trainer is None:
         return
     for group in OPTIONAL_GROUPS:
         if not _is_served(context, trainer, group):
@@ -50,23 +46,6 @@ def find_part_faults(context: ValidationContext) -> Iterator[Fault]:
                 expected="none, or a trainer that takes one",
                 fix=f"={off}",
             )
-    yield from _find_missing_reward(context, trainer)
-    yield from _find_weight_faults(context)
-    if "teacher_model" in trainer.parameters:
-        if not context.mapping("trainer").get("teacher_model"):
-            yield Fault(
-                where="trainer.teacher_model",
-                found=f"none, and {trainer.name} learns from a teacher",
-                expected="a model that shares the tokenizer",
-                fix="trainer.teacher_model.path=<org/name>",
-            )
-    yield from find_adapter_part_faults(context)
-    yield from find_strategy_faults(context)
-    yield from find_optimizer_faults(context)
-    yield from find_expression_faults(context)
-    yield from find_best_model_faults(context)
-    if context.signature(context.args):
-        yield from find_field_faults(context)
 
 
 def _is_served(context: ValidationContext, trainer: Signature, group: str) -> bool:
@@ -84,9 +63,24 @@ def _has_reward(context: ValidationContext) -> bool:
     return bool(context.mapping("trainer").get("environment_factory"))
 
 
-def _find_missing_reward(context: ValidationContext, trainer: Signature) -> Iterator[Fault]:
+def find_missing_teacher(context: ValidationContext) -> Iterator[Fault]:
+    """The fault of a trainer that learns from a teacher and has none."""
+    trainer = context.trainer
+    if trainer is None or "teacher_model" not in trainer.parameters:
+        return
+    if not context.mapping("trainer").get("teacher_model"):
+        yield Fault(
+            where="trainer.teacher_model",
+            found=f"none, and {trainer.name} learns from a teacher",
+            expected="a model that shares the tokenizer",
+            fix="trainer.teacher_model.path=<org/name>",
+        )
+
+
+def find_missing_reward(context: ValidationContext) -> Iterator[Fault]:
     """The fault of a trainer that learns from rewards and has none."""
-    if "reward_funcs" not in trainer.parameters or _has_reward(context):
+    trainer = context.trainer
+    if trainer is None or "reward_funcs" not in trainer.parameters or _has_reward(context):
         return
     if context.args.get("reward_model_path"):
         return
@@ -99,7 +93,7 @@ def _find_missing_reward(context: ValidationContext, trainer: Signature) -> Iter
     )
 
 
-def _find_weight_faults(context: ValidationContext) -> Iterator[Fault]:
+def find_weighting_faults(context: ValidationContext) -> Iterator[Fault]:
     """A fault for weights of rewards or losses that are too few, too many, or all zero."""
     entries = named(context.mapping("reward"), "reward")
     count = len(entries)

@@ -26,8 +26,6 @@ SCHEDULE = f"{ARGS}lr_scheduler_kwargs"
 
 def find_passed_on_faults(context: ValidationContext) -> Iterator[Fault]:
     """A fault for each key or value of a mapping that its taker would refuse, or not read."""
-    if not context.signature(context.args):
-        return
     for field, passed_on in upstream.PASSED_ON.items():
         value = context.mapping(f"{ARGS}{field}")
         if not value or _is_read_by_vllm(context, field):
@@ -44,9 +42,6 @@ def find_passed_on_faults(context: ValidationContext) -> Iterator[Fault]:
             parameters.pop(name, None)
         group = "generation" if field == GENERATION else "trainer"
         yield from _find_misfits(f"{ARGS}{field}", value, parameters, group)
-    yield from _find_sampling_faults(context)
-    yield from _find_schedule_faults(context)
-    yield from _find_optimizer_faults(context)
 
 
 def _is_read_by_vllm(context: ValidationContext, field: str) -> bool:
@@ -73,7 +68,7 @@ def _find_misfits(
         yield Fault(path, "no such key", expected, fix)
 
 
-def _find_sampling_faults(context: ValidationContext) -> Iterator[Fault]:
+def find_generation_faults(context: ValidationContext) -> Iterator[Fault]:
     """A fault for each key of generation_kwargs that a field of the trainer must agree with."""
     where = f"{ARGS}{GENERATION}"
     keys = context.mapping(where)
@@ -97,7 +92,7 @@ def _find_sampling_faults(context: ValidationContext) -> Iterator[Fault]:
             yield Fault(path, found, f"{ARGS}{field}", fix)
 
 
-def _find_schedule_faults(context: ValidationContext) -> Iterator[Fault]:
+def find_schedule_faults(context: ValidationContext) -> Iterator[Fault]:
     """The faults of lr_scheduler_kwargs, for the schedule that is chosen."""
     name = context.field("lr_scheduler_type")
     arguments = context.mapping(SCHEDULE)
@@ -161,7 +156,7 @@ def _list_refusals(signature: Signature, values: dict[str, object]) -> list[str]
     return [refusal.text.partition(". ")[0].replace("`", "") for refusal in refusals]
 
 
-def _find_optimizer_faults(context: ValidationContext) -> Iterator[Fault]:
+def find_optimizer_argument_faults(context: ValidationContext) -> Iterator[Fault]:
     """The faults of optim_args, a text of keys and values, for the optimizer that is chosen."""
     where = f"{ARGS}optim_args"
     text = context.field("optim_args")

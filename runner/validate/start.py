@@ -2,7 +2,7 @@
 
 The configurations are right by themselves when they come here. This is about the world around them:
 rows and models (``model_folders``, ``row_columns``), libraries (``libraries``, ``versions``), and
-the machine (``environment_variables``, ``machine``).
+the machine (``machine``, ``config.environment_variables``).
 """
 
 import json
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from runner.config.environment_variables import find_variable_faults
 from runner.config.resolution import Composed
 from runner.dataset.dataset_check import DatasetCheck, check_dataset
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, name_jobs
 from runner.run import Run
 from runner.run.key import canonical_text, folder_of
 from runner.schema.text import Config
-from runner.validate.environment_variables import find_variable_faults
 from runner.validate.libraries import find_missing_libraries, find_unset_variables
 from runner.validate.machine import (
     find_cache_faults,

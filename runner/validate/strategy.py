@@ -12,14 +12,13 @@ from runner.validate.context import ARGS, ValidationContext
 PARALLELISM = f"{ARGS}parallelism_config"
 
 
-def find_strategy_faults(context: ValidationContext) -> Iterator[Fault]:
-    """A fault for each part that cannot be spread over processes as the configuration says."""
-    args = context.args
-    model = context.mapping("model")
-    spread_by = [name for name in sharding.FIELDS if args.get(name)]
-    if "fsdp" in spread_by:
-        yield from _find_sharded_adapter_faults(context)
-    yield from _find_rounded_faults(context, spread_by)
+def _list_spreading_fields(context: ValidationContext) -> list[str]:
+    """The fields that spread the model over processes."""
+    return [name for name in sharding.FIELDS if context.args.get(name)]
+
+
+def find_spread_faults(context: ValidationContext) -> Iterator[Fault]:
+    """A fault for each setting that no model has that is spread over processes."""
     fsdp = context.mapping("trainer.args.fsdp_config")
     if context.has_field("critic") and fsdp.get("cpu_ram_efficient_loading"):
         yield Fault(
@@ -29,14 +28,14 @@ def find_strategy_faults(context: ValidationContext) -> Iterator[Fault]:
             expected="false for a trainer that has a critic",
             fix="=false",
         )
-    if spread_by and model.get("device_map"):
+    if _list_spreading_fields(context) and context.mapping("model").get("device_map"):
         yield Fault(
             where="model.device_map",
             found="set, and the processes spread the model themselves",
             expected="one of the two",
             fix="=null",
         )
-    split = sharding.split_layers(args)
+    split = sharding.split_layers(context.args)
     if split and context.cfg.get("resume"):
         yield Fault(
             where="resume",
@@ -44,13 +43,12 @@ def find_strategy_faults(context: ValidationContext) -> Iterator[Fault]:
             expected="a model of whole layers",
             fix="=null",
         )
-    yield from _find_size_faults(context)
 
 
-def _find_sharded_adapter_faults(context: ValidationContext) -> Iterator[Fault]:
+def find_sharded_adapter_faults(context: ValidationContext) -> Iterator[Fault]:
     """A fault for an adapter that no process could save, or merge, from its shard."""
     signature = context.signature(context.cfg.get("peft"))
-    if signature is None:
+    if signature is None or "fsdp" not in _list_spreading_fields(context):
         return
     model = context.mapping("model")
     if "num_virtual_tokens" in signature.parameters:
@@ -71,8 +69,9 @@ def _find_sharded_adapter_faults(context: ValidationContext) -> Iterator[Fault]:
         )
 
 
-def _find_rounded_faults(context: ValidationContext, spread_by: list[str]) -> Iterator[Fault]:
+def find_split_quantised_faults(context: ValidationContext) -> Iterator[Fault]:
     """The fault of quantised weights that a strategy would split."""
+    spread_by = _list_spreading_fields(context)
     quant = context.mapping("quant")
     for name in spread_by:
         if quant.get("load_in_8bit") or (quant and name == "deepspeed"):
@@ -94,7 +93,7 @@ def _find_rounded_faults(context: ValidationContext, spread_by: list[str]) -> It
         )
 
 
-def _find_size_faults(context: ValidationContext) -> Iterator[Fault]:
+def find_group_size_faults(context: ValidationContext) -> Iterator[Fault]:
     """The fault of sizes of groups of processes that do not make up the processes there are."""
     node: Mapping[str, object] = context.mapping(PARALLELISM)
     sizes: dict[str, int] = {}

@@ -16,19 +16,11 @@ from runner.validate.context import ARGS, ValidationContext
 from runner.validate.values import is_plain_number
 
 
-def find_field_faults(context: ValidationContext) -> Iterator[Fault]:
-    """A fault for each two fields of the trainer's config that do not go together."""
-    yield from _find_step_faults(context)
-    yield from _find_precision_faults(context)
-    yield from _find_loading_faults(context)
-    yield from _find_batch_faults(context)
-
-
 def _is_evaluated(context: ValidationContext) -> bool:
     return context.field("eval_strategy") not in ("no", False, None)
 
 
-def _find_step_faults(context: ValidationContext) -> Iterator[Fault]:
+def find_step_faults(context: ValidationContext) -> Iterator[Fault]:
     """A fault for each number of steps or epochs that another one overrules."""
     args = context.args
     steps = args.get("max_steps")
@@ -70,7 +62,7 @@ def _find_step_faults(context: ValidationContext) -> Iterator[Fault]:
         )
 
 
-def _find_precision_faults(context: ValidationContext) -> Iterator[Fault]:
+def find_precision_faults(context: ValidationContext) -> Iterator[Fault]:
     """A fault for each choice of model, precision, optimizer or devices that cannot train."""
     args = context.args
     target = str(context.mapping("model").get("_target_"))
@@ -107,7 +99,7 @@ def _find_precision_faults(context: ValidationContext) -> Iterator[Fault]:
         )
 
 
-def _find_loading_faults(context: ValidationContext) -> Iterator[Fault]:
+def find_loading_faults(context: ValidationContext) -> Iterator[Fault]:
     """A fault for each way of loading rows that nobody carries out, or that rows do not allow."""
     args = context.args
     prefetched = context.field("dataloader_prefetch_factor")
@@ -138,7 +130,7 @@ def _find_loading_faults(context: ValidationContext) -> Iterator[Fault]:
         )
 
 
-def _find_batch_faults(context: ValidationContext) -> Iterator[Fault]:
+def find_batch_faults(context: ValidationContext) -> Iterator[Fault]:
     """The fault of a batch that does not hold whole groups of completions."""
     count = context.field("num_generations")
     size = context.field("per_device_train_batch_size")
@@ -172,7 +164,6 @@ def _find_batch_faults(context: ValidationContext) -> Iterator[Fault]:
 # --- The best checkpoint --------------------------------------------------------------------------
 def find_best_model_faults(context: ValidationContext) -> Iterator[Fault]:
     """A fault for each setting by which another checkpoint than the best would be chosen."""
-    yield from _find_direction_faults(context)
     wanted = str(context.args.get("metric_for_best_model") or "")
     figure = upstream.ranking_figure(context.cfg)
     if figure != "loss" and wanted.endswith("loss"):
@@ -212,7 +203,7 @@ def find_best_model_faults(context: ValidationContext) -> Iterator[Fault]:
         )
 
 
-def _find_direction_faults(context: ValidationContext) -> Iterator[Fault]:
+def find_direction_faults(context: ValidationContext) -> Iterator[Fault]:
     """The fault of a metric whose worst value would be chosen."""
     wanted = str(context.args.get("metric_for_best_model") or "")
     chooses_highest = context.args.get("greater_is_better", not wanted.endswith("loss"))

@@ -19,11 +19,12 @@ from transformers.trainer_callback import (
 from runner.config.build import asked_for, build, locate, serve
 from runner.dataset.form import fits
 from runner.dataset.loaded_rows import HeldOut
-from runner.errors import ConfigError, Fault, is_own
+from runner.errors import ConfigError, Fault
 from runner.generate.agent import Agent
 from runner.generate.completion import generate
 from runner.generate.held_out_rows import held_out_sets
 from runner.generate.sampler import whole
+from runner.io.own_code import is_own
 from runner.reward.isolation import contained
 from runner.run import Run
 from runner.schema.read import read_signature
