@@ -137,7 +137,16 @@ def read_preference(cells: Cells) -> Row:
 
     The prompt may also be repeated in both answers, or stand nowhere else.
     """
-    cells = _open_request(cells)
+    request = cells.get("input")
+    if isinstance(request, Mapping):  # a whole request, as OpenAI's preferences have it
+        if request.get("tools"):
+            raise bad_cell(
+                where="input",
+                found="tools inside of the input",
+                expected="turns alone",
+                fix="dataset.map._target_=<your function that makes them a column tools>",
+            )
+        cells = {**cells, "input": request.get("messages")}
     chosen = cells["chosen"]
     rejected = cells["rejected"]
     if isinstance(chosen, list) != isinstance(rejected, list):
@@ -166,24 +175,6 @@ def read_preference(cells: Cells) -> Row:
     check_learnt(pair.chosen, "chosen")
     check_learnt(pair.rejected, "rejected", empty=True)
     return row if pair.chosen != pair.rejected else {}
-
-
-def _open_request(cells: Cells) -> Cells:
-    """The cells with the turns of an ``input`` that is a whole request.
-
-    OpenAI's preferences are written in this way.
-    """
-    request = cells.get("input")
-    if not isinstance(request, Mapping):
-        return cells
-    if request.get("tools"):
-        raise bad_cell(
-            where="input",
-            found="tools inside of the input",
-            expected="turns alone",
-            fix="dataset.map._target_=<your function that makes them a column tools>",
-        )
-    return {**cells, "input": request.get("messages")}
 
 
 def _split_turns(

@@ -67,19 +67,15 @@ def narrow(rows: Rows, request: RowRequest) -> Rows:
             if stored is None:
                 continue
             if name not in columns:
-                raise DataError(_in_another_column(modality, name))
+                fault = Fault(
+                    where=f"dataset.columns.{modality.column}",
+                    found=f"{modality.many} in the column {name}",
+                    expected=f"the column whose {modality.many} belong to the rows",
+                    fix=f"={name}, or dataset.without=[{name}]",
+                )
+                raise DataError(fault)
             rows = rows.cast_column(name, stored)
     return rows
-
-
-def _in_another_column(modality: Modality, name: str) -> Fault:
-    """The fault of media in a column that was not chosen for them."""
-    return Fault(
-        where=f"dataset.columns.{modality.column}",
-        found=f"{modality.many} in the column {name}",
-        expected=f"the column whose {modality.many} belong to the rows",
-        fix=f"={name}, or dataset.without=[{name}]",
-    )
 
 
 def convert_rows(

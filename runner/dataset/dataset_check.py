@@ -202,7 +202,14 @@ def _check_source(node: Node, to: str, check: DatasetCheck, *, trains: bool) -> 
         request.check_words(files, node.get("bad_rows", "refuse"), **hub_only)
     if files is None:
         if not check.faults and not HUB_NAME.fullmatch(path_text(path)):
-            check.faults.append(_no_source(path_text(path)))
+            fault = Fault(
+                where="dataset.path",
+                found=f"{path_text(path)!r} is no file or folder here, and no name that the hub "
+                "could have",
+                expected="a file that ends in .jsonl, .json, .csv, .tsv or .parquet, or org/name",
+                fix=PATH_FIX,
+            )
+            check.faults.append(fault)
         return
     _check_files(node, path_text(path), files, cuts, check)
     if check.faults or node.get("map"):
@@ -234,16 +241,6 @@ def _read_cuts(node: Node, check: DatasetCheck, *, trains: bool) -> list[Cut]:
         if isinstance(cut, str):
             cuts.append(Cut("eval", cut))
     return cuts
-
-
-def _no_source(path: str) -> Fault:
-    """The fault of a path that is neither here nor on the hub."""
-    return Fault(
-        where="dataset.path",
-        found=f"{path!r} is no file or folder here, and no name that the hub could have",
-        expected="a file that ends in .jsonl, .json, .csv, .tsv or .parquet, or org/name",
-        fix=PATH_FIX,
-    )
 
 
 def _check_files(

@@ -11,7 +11,6 @@ import os
 import re
 from glob import has_magic
 from pathlib import Path
-from typing import Any
 
 from runner.dataset.source_files import FILE_EXPECTED, PATH_FIX, READERS, Paths, suffix_of
 from runner.errors import DataError, EnvironmentFault, Fault, describe
@@ -103,7 +102,13 @@ def _copy(url: str) -> str:
     remote, root = fsspec.url_to_fs(url)
     is_pattern = has_magic(root)
     is_file = not is_pattern and remote.isfile(root)
-    names = _find_names(remote, root, is_pattern=is_pattern, is_file=is_file)
+    if is_pattern:
+        paths = remote.glob(root)
+    elif is_file:
+        paths = [root]
+    else:
+        paths = remote.find(root, maxdepth=2)
+    names = sorted(name for name in paths if suffix_of(Path(name)) in READERS)
     if not names:
         raise FileNotFoundError(url)
     versions = json.dumps([url, *((name, remote.ukey(name)) for name in names)])
@@ -122,14 +127,3 @@ def _copy(url: str) -> str:
         remote.get_file(name, str(part))
         os.replace(part, file)
     return str(file if is_file else folder)
-
-
-def _find_names(remote: Any, root: str, *, is_pattern: bool, is_file: bool) -> list[str]:
-    """The names of the files of rows on the other side, sorted."""
-    if is_pattern:
-        names = remote.glob(root)
-    elif is_file:
-        names = [root]
-    else:
-        names = remote.find(root, maxdepth=2)
-    return sorted(name for name in names if suffix_of(Path(name)) in READERS)

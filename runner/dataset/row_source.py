@@ -78,7 +78,15 @@ def open_source(
     """The dataset of some files, or of the hub; raises DataError for files that cannot be read."""
     with translate_dataset_errors(path):
         if files:
-            builder = _file_builder(files)
+            options = dict(files.options)
+            columns = read_columns(files) if files.reader == "csv" else []
+            if columns:  # without types, and what is text must not become numbers
+                options["features"] = Features({name: Value("string") for name in columns})
+            data_files = {}
+            for split, names in files.splits.items():
+                # The library takes the names of files for patterns.
+                data_files[split] = [escape(file) for file in names]
+            builder = datasets.load_dataset_builder(files.reader, data_files=data_files, **options)
         else:
             builder = datasets.load_dataset_builder(path, config, revision=revision)
         if streaming:
@@ -99,17 +107,6 @@ def _open_streams(path: str, files: Files | None, builder: DatasetBuilder) -> Ro
         builder = build_exact(builder)
         streams = builder.as_streaming_dataset()
     return RowSource(path, builder, tuple(streams), streams)
-
-
-def _file_builder(files: Files) -> DatasetBuilder:
-    """The reader of local files; csv has no types, and what is text must not become numbers."""
-    options = dict(files.options)
-    columns = read_columns(files) if files.reader == "csv" else []
-    if columns:
-        options["features"] = Features({name: Value("string") for name in columns})
-    # The library takes the names of files for patterns.
-    data_files = {name: [escape(file) for file in names] for name, names in files.splits.items()}
-    return datasets.load_dataset_builder(files.reader, data_files=data_files, **options)
 
 
 @contextmanager

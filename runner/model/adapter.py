@@ -70,31 +70,29 @@ def check_adapter(model: Model, peft_config: PeftConfig | None) -> None:
     if peft_config is not None and loaded_config(model) is not None:
         faults.append(second_adapter())
     if is_quantized(model):
-        faults += _find_quantized_faults(peft_config or loaded_config(model))
+        adapter = peft_config or loaded_config(model)
+        if adapter is None:
+            fault = Fault(
+                where="peft",
+                found="weights of 4 or 8 bits cannot be trained",
+                expected="an adapter on top of them",
+                fix="peft=lora, or quant=none",
+            )
+            faults.append(fault)
+        elif changes_base(adapter):
+            initialisation = adapter.init_lora_weights
+            fault = Fault(
+                where="peft",
+                found=f"{initialisation} rewrites the base, whose weights are rounded here",
+                expected="an adapter that leaves the base alone",
+                fix="=lora",
+            )
+            faults.append(fault)
     if peft_config is not None:
         faults += _find_method_faults(peft_config)
         faults += _find_module_faults(model, peft_config)
         faults += _find_parameter_faults(model, peft_config)
     ConfigError.refuse(faults)
-
-
-def _find_quantized_faults(adapter: PeftConfig | None) -> Iterator[Fault]:
-    """A fault for training quantised weights themselves, or for an adapter that rewrites them."""
-    if adapter is None:
-        yield Fault(
-            where="peft",
-            found="weights of 4 or 8 bits cannot be trained",
-            expected="an adapter on top of them",
-            fix="peft=lora, or quant=none",
-        )
-    elif changes_base(adapter):
-        initialisation = adapter.init_lora_weights
-        yield Fault(
-            where="peft",
-            found=f"{initialisation} rewrites the base, whose weights are rounded here",
-            expected="an adapter that leaves the base alone",
-            fix="=lora",
-        )
 
 
 def _find_method_faults(peft_config: PeftConfig) -> Iterator[Fault]:

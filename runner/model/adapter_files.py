@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from runner.errors import ConfigError, Fault
 from runner.model.config_values import find_value_faults
-from runner.model.model_folder import ADAPTER, BACKBONES, ModelFolder, find_folder, read_shapes
+from runner.model.model_files import ADAPTER, BACKBONES, ModelFolder, find_folder, read_shapes
 from runner.schema.text import Node
 
 Shapes = Mapping[str, list[int]]  # of weights, by their names or by those of their modules

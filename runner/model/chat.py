@@ -106,24 +106,19 @@ def check_template(
             )
         )
     if chats and answers_only and not _marks_answers(tokenizer):
-        faults.append(_unmarked_answers(weighs=weighs))
+        setting = "trainer.args.assistant_only_loss"
+        fix = f"{KEY}=<one with marks>, or {setting}=false, which trains the questions too"
+        if weighs:  # which finds the same tokens without marks
+            fix = f"{setting}=false weight=answers"
+        faults.append(
+            Fault(
+                where=KEY,
+                found=f"{setting}, and the template does not mark what the assistant says",
+                expected="{% generation %} around each answer",
+                fix=fix,
+            )
+        )
     ConfigError.refuse(faults)
-
-
-def _unmarked_answers(*, weighs: bool) -> Fault:
-    """The fault of a loss on answers alone with a template that does not mark them."""
-    setting = "trainer.args.assistant_only_loss"
-    if weighs:  # which finds the same tokens without marks
-        fix = f"{setting}=false weight=answers"
-    else:
-        marked = f"{KEY}=<one with marks>"
-        fix = f"{marked}, or {setting}=false, which trains the questions too"
-    return Fault(
-        where=KEY,
-        found=f"{setting}, and the template does not mark what the assistant says",
-        expected="{% generation %} around each answer",
-        fix=fix,
-    )
 
 
 def _marks_answers(tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -25,7 +25,7 @@ from runner.model.check_config import WANTED_MODELS, find_config_faults, find_le
 from runner.model.check_tuning import OUTPUT_LAYERS, find_tuning_faults
 from runner.model.check_weights import find_weight_faults
 from runner.model.faults import second_adapter, unknown_architecture
-from runner.model.model_folder import ADAPTER, ModelFolder, find_folder
+from runner.model.model_files import ADAPTER, ModelFolder, find_folder
 from runner.schema.read import read_signature
 from runner.schema.text import Node
 

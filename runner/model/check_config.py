@@ -24,7 +24,7 @@ from runner.model.config_values import (
     find_value_faults,
     list_entries,
 )
-from runner.model.model_folder import MODEL_PATHS, ModelFolder
+from runner.model.model_files import MODEL_PATHS, ModelFolder
 from runner.schema.read import read_signature
 from runner.schema.source import find_definition
 from runner.schema.text import Node, to_override, walk

@@ -14,7 +14,7 @@ from runner.errors import ConfigError, Fault, describe
 from runner.io.files import JsonObject
 from runner.model import faults, jinja
 from runner.model.config_values import find_value_faults
-from runner.model.model_folder import ModelFolder, find_folder
+from runner.model.model_files import ModelFolder, find_folder
 from runner.schema.did_you_mean import best_guess
 from runner.schema.text import Node, to_override
 
@@ -239,7 +239,9 @@ def _read_vocabulary(files: TokenizerFiles) -> Vocabulary:
     content = folder.read("tokenizer.json")
     try:
         Tokenizer.from_file(str(folder.path / "tokenizer.json"))
-        learnt = _list_learnt_tokens(content)
+        # With their numbers, or with their scores.
+        entries = (content.get("model") or {}).get("vocab") or {}
+        learnt = list(entries) if isinstance(entries, Mapping) else [token for token, _ in entries]
         added = _list_added_tokens(content, config)
     except Exception as error:  # the library raises no narrower class
         found = f"tokenizer.json or tokenizer_config.json of {folder.source} lists no tokens"
@@ -258,14 +260,6 @@ def _read_vocabulary(files: TokenizerFiles) -> Vocabulary:
         template=str(config.get("chat_template") or ""),
         new=new_tokens(files.node),
     )
-
-
-def _list_learnt_tokens(content: JsonObject) -> list[str]:
-    """The tokens of tokenizer.json that were learnt from text."""
-    tokens = (content.get("model") or {}).get("vocab") or {}
-    if isinstance(tokens, Mapping):  # with their numbers
-        return list(tokens)
-    return [token for token, _ in tokens]  # with their scores
 
 
 def _list_added_tokens(content: JsonObject, config: JsonObject) -> list[tuple[int, AddedToken]]:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from runner.errors import Fault
-from runner.model.model_folder import BACKBONES, ModelFolder
+from runner.model.model_files import BACKBONES, ModelFolder
 from runner.schema.did_you_mean import best_guess
 from runner.schema.text import Node, to_override
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from runner.errors import Fault
-from runner.model.model_folder import ModelFolder
+from runner.model.model_files import ModelFolder
 
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "adapter_model.bin")
 # Files that are loaded with the weights, and must hold JSON.

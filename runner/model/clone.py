@@ -28,7 +28,7 @@ from runner.io.files import JsonObject, shipped
 from runner.model.architecture import modality_of
 from runner.model.encoding import processor_of
 from runner.model.load import auto_class, fetch, new_model, read_adapter, read_config
-from runner.model.model_folder import PROCESSORS
+from runner.model.model_files import PROCESSORS
 from runner.model.small_config import shorten, shrink
 from runner.schema.modality import MODALITIES
 from runner.schema.text import Node

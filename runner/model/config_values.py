@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from runner.errors import Fault
 from runner.io.files import JsonObject
-from runner.model.model_folder import ModelFolder
+from runner.model.model_files import ModelFolder
 from runner.schema.read import read_signature
 from runner.schema.text import Node
 

@@ -157,7 +157,15 @@ def find_template_faults(
     if probe is None:
         return [faults.costly_template(name, GRANTED, "one exchange")]
     if probe.error is not None:
-        return [_template_error(name, probe.error, probe.line)]
+        file_line = f"{name}, line {probe.line}" if probe.line else name
+        return [
+            Fault(
+                where=KEY,
+                found=f"{file_line}: {probe.error}",
+                expected="a Jinja template that renders",
+                fix=f"mend that line, or {KEY}=chatml" if probe.line else "=chatml",
+            )
+        ]
     _, answer, behind = probe.text.rpartition(ANSWER)
     if not answer:
         return [
@@ -186,17 +194,6 @@ def find_template_faults(
             )
         ]
     return []
-
-
-def _template_error(name: str, error: str, line: int | None) -> Fault:
-    """The fault of a template that cannot be rendered."""
-    file_line = f"{name}, line {line}" if line else name
-    return Fault(
-        where=KEY,
-        found=f"{file_line}: {error}",
-        expected="a Jinja template that renders",
-        fix=f"mend that line, or {KEY}=chatml" if line else "=chatml",
-    )
 
 
 def _missing_marks(name: str, missing: list[str], end: str | None, behind: str) -> Fault:

@@ -40,7 +40,7 @@ from runner.model.check_tokenizer import (
 from runner.model.check_weights import missing_weights
 from runner.model.encoding import processor_of, stop_ids, tokenizer_of
 from runner.model.load_errors import translate_model_errors
-from runner.model.model_folder import (
+from runner.model.model_files import (
     ADAPTER,
     CONFIGS,
     PROCESSORS,

@@ -28,7 +28,7 @@ from runner.errors import (
 from runner.io.hub import is_of_network
 
 if TYPE_CHECKING:
-    from runner.model.model_folder import ModelFolder
+    from runner.model.model_files import ModelFolder
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,12 @@ def match_reference(trainer: Trainer) -> list[str]:
     with torch.no_grad():
         if isinstance(model, PeftModel):
             _check_switching_off(trainer, model)
-            _copy_token_rows(model)
+            # A trainer leaves the rows of tokens out of its copy "ref" of an adapter.
+            weights = dict(model.named_parameters())
+            for name, weight in weights.items():
+                twin = weights.get(f"{name.removesuffix('default')}ref")
+                if name.endswith(".default") and twin is not None:
+                    twin.copy_(weight)
             return []
         if reference is None:
             return []
@@ -92,16 +97,6 @@ def _check_switching_off(trainer: Trainer, model: PeftModel) -> None:
                 fix="peft=lora, or kl_coef=0",
             )
         )
-
-
-def _copy_token_rows(model: PeftModel) -> None:
-    """Copy the rows of tokens, which a trainer leaves out of its copy "ref" of an adapter."""
-    weights = dict(model.named_parameters())
-    for name, weight in weights.items():
-        if name.endswith(".default"):
-            twin = weights.get(f"{name.removesuffix('default')}ref")
-            if twin is not None:
-                twin.copy_(weight)
 
 
 def _give_memory(reference: nn.Module, unwrapped: nn.Module, device: torch.device) -> None:

@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from runner.errors import ConfigError, Fault, FolderError
-from runner.model.model_folder import ADAPTER, read_shapes
+from runner.model.model_files import ADAPTER, read_shapes
 
 PROMPT_ENCODER = "prompt_encoder.safetensors"
 # The files of weights in a checkpoint of a model that is not sharded.

@@ -11,6 +11,7 @@ from accelerate.utils import broadcast_object_list
 from torch.utils.data import DataLoader
 from transformers import Trainer
 
+from runner.io.files import JsonObject
 from runner.io.temporary import temporarily
 from runner.schema import upstream
 
@@ -100,7 +101,7 @@ def judged_by_row(trainer: Trainer) -> Iterator[None]:
     the pairs of a batch; here it is what it is for a single pair. Trainers whose completions form
     groups judge those of all processes together.
     """
-    changes: dict[str, Any] = {}
+    changes: JsonObject = {}
     if group_size(trainer) == 1:
         alone = OneProcess(trainer.accelerator)
         changes["accelerator"] = alone

@@ -25,6 +25,7 @@ from runner.io.files import read_json
 from runner.io.temporary import temporarily
 from runner.optimizer import trust_state
 from runner.schema import upstream
+from runner.schema.text import Node
 from runner.training.even_batches import deal_evenly, group_size, judged_by_row
 from runner.training.held_out import HeldOutSums, left_out, summed_up
 from runner.training.hooks import Hooks
@@ -239,7 +240,7 @@ class AfterTrainer(Trainer):
         return super().create_scheduler(num_training_steps, optimizer)
 
 
-def last_token_count(history: Sequence[Mapping[str, Any]]) -> float:
+def last_token_count(history: Sequence[Node]) -> float:
     """The number of tokens in the last line of a history that has one; 0 without any."""
     for line in reversed(history):
         if "num_tokens" in line:
@@ -255,7 +256,7 @@ def replace_figures(logs: dict[str, float], figures: Mapping[str, float], absent
     logs.update({f"eval_{name}": value for name, value in figures.items()})
 
 
-def mean_loss(history: Sequence[Mapping[str, Any]]) -> float:
+def mean_loss(history: Sequence[Node]) -> float:
     """The mean loss over all steps; 0 where none was logged.
 
     Each logged loss is the mean since the one before.

@@ -20,15 +20,16 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase, Trainer
 
 from runner.dataset.form import FORMS, answer_columns
+from runner.io.files import JsonObject
 from runner.io.temporary import temporarily
-from runner.io.turns import text_of
+from runner.io.turns import Completion, Row, text_of
 from runner.model.encoding import EncodedRow, encode_prompt, encode_row, tokenizer_of
 from runner.report.tokens import TokenRow
 from runner.reward.isolation import random_state_kept
 from runner.schema import upstream
 from runner.schema.modality import Modality, list_media, modalities_of
 
-Rows: TypeAlias = Dataset | IterableDataset | list[dict[str, Any]]
+Rows: TypeAlias = Dataset | IterableDataset | list[JsonObject]
 Batch: TypeAlias = Mapping[str, Tensor]
 Goal: TypeAlias = Literal["tokens", "score", "prompt"]
 
@@ -132,7 +133,7 @@ def inspect_training(
     packs = bool(getattr(args, "packing", False))
     splits_texts = packs and getattr(args, "packing_strategy", "") != "bfd"
     limit = None
-    first_rows: list[dict[str, Any]] = []
+    first_rows: list[JsonObject] = []
     if goal != "prompt":
         first_rows = list(head_of(rows, count))
         if not splits_texts:
@@ -165,7 +166,7 @@ def _read_rows(
     collate = getattr(trainer, "data_collator", None)
     media = list[Sequence[tuple[Modality, Any]]]()
 
-    def collate_and_note_media(examples: list[dict[str, Any]]) -> Any:
+    def collate_and_note_media(examples: list[JsonObject]) -> Any:
         media.extend(map(list_media, examples))
         return collate(examples) if collate else examples
 
@@ -189,7 +190,7 @@ def _read_rows(
     return [replace(row, media=media[row.number]) for row in token_rows]
 
 
-def _is_glued(row: Mapping[str, Any]) -> bool:
+def _is_glued(row: Row) -> bool:
     """True for texts of which neither has a blank where the answer follows the prompt."""
     prompt = row.get("prompt")
     answer = row.get("completion")
@@ -210,7 +211,7 @@ def _with_length(row: TokenRow, encoded: Sequence[EncodedRow], limit: int | None
     return replace(row, whole=0)
 
 
-def _is_blank(answer: Any) -> bool:
+def _is_blank(answer: Completion) -> bool:
     """True for an answer without a text and without a call of a tool."""
     if isinstance(answer, list) and answer[-1].get("tool_calls"):
         return False

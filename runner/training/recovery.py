@@ -6,14 +6,14 @@ It goes on, adjusted, from its last good checkpoint, or ends.
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from transformers import Trainer, TrainingArguments
 
 from runner.config.experiment import Experiment
 from runner.errors import EnvironmentFault, Fault, RunnerError, SickRun
 from runner.generate.padding import TOKENS_PER_PASS
-from runner.io.files import remove, write_json
+from runner.io.files import JsonObject, remove, write_json
 from runner.run import Run, write_manifest
 from runner.run.adjustments import (
     FILE,
@@ -34,7 +34,7 @@ from runner.training.micro_batch import likelihood_share
 log = logging.getLogger(__name__)
 TRAIN_SIZE = "per_device_train_batch_size"
 EVAL_SIZE = "per_device_eval_batch_size"
-Adjustment: TypeAlias = dict[str, Any]  # as the run folder holds it
+Adjustment: TypeAlias = JsonObject  # as the run folder holds it
 
 
 def adjust(run: Run, components: Components, error: Exception) -> None:

@@ -14,6 +14,7 @@ from transformers import Trainer
 
 from runner.config.experiment import Experiment
 from runner.dataset.loaded_rows import fingerprint
+from runner.io.files import JsonObject
 from runner.model.chat import tokenizer_hash
 from runner.run.continuation import EACH_STEP, ONCE
 from runner.run.key import made_of_batch
@@ -26,7 +27,7 @@ from runner.training.components.types import Components
 REFERENCE_TIMES = {True: ONCE, False: EACH_STEP, None: None}
 
 
-def collect_facts(components: Components) -> dict[str, Any]:
+def collect_facts(components: Components) -> JsonObject:
     """The facts, as they stand in ``manifest.json``."""
     args = components.args
     trainer = components.trainer
@@ -44,7 +45,7 @@ def collect_facts(components: Components) -> dict[str, Any]:
     }
 
 
-def _describe_model(trainer: Trainer) -> dict[str, Any]:
+def _describe_model(trainer: Trainer) -> JsonObject:
     """The base model that the policy was loaded from, and the size of what is trained."""
     policy = policy_of(trainer)
     total = 0
@@ -62,7 +63,7 @@ def _describe_model(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def _describe_hardware(processes: int) -> dict[str, Any]:
+def _describe_hardware(processes: int) -> JsonObject:
     count = torch.cuda.device_count()
     return {
         "machine": platform.platform(),
@@ -73,7 +74,7 @@ def _describe_hardware(processes: int) -> dict[str, Any]:
     }
 
 
-def describe_rows(rows: Any) -> dict[str, Any] | None:
+def describe_rows(rows: Any) -> JsonObject | None:
     """The number and the fingerprint of rows, or of each of several sets; None without any."""
     if rows is None:
         return None

@@ -1,7 +1,6 @@
 """Facts of a configuration by which an alarm tells one cause of a sickness from another."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from peft import LoraConfig, PeftConfig
 from transformers import TrainingArguments
@@ -11,6 +10,7 @@ from runner.config.menu import read_options
 from runner.run import Run
 from runner.run.alarms import Facts
 from runner.schema.literal import number
+from runner.schema.text import Node
 
 # A temperature, or a share of the probability, below which a model hardly ever samples a second
 # answer to a prompt.
@@ -71,7 +71,7 @@ def usual_rate(run: Run, args: TrainingArguments, peft: PeftConfig | None) -> fl
 
 def sampling_advice(args: TrainingArguments) -> str:
     """Advice where the completions of a prompt are sampled all alike; empty where they are not."""
-    generation: Mapping[str, Any] = getattr(args, "generation_kwargs", None) or {}
+    generation: Node = getattr(args, "generation_kwargs", None) or {}
 
     def setting(name: str, default: float | None = None) -> tuple[str, float | None]:
         """The key that decides a setting of the sampler, and its value."""

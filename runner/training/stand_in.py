@@ -5,10 +5,10 @@ import copy
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from runner.config.build import asked_for, build
 from runner.config.experiment import Experiment
+from runner.io.files import JsonObject
 from runner.model.check import LOADER
 from runner.model.clone import write_placeholder
 from runner.run import Run, write_config
@@ -26,7 +26,7 @@ NOT_OF_ROWS = ("peft", "quant", "optimizer", "callback", "metric")
 @contextlib.contextmanager
 def first_rows_prepared(
     experiment: Experiment, count: int = SAMPLE
-) -> Iterator[tuple[Components, dict[str, Any]]]:
+) -> Iterator[tuple[Components, JsonObject]]:
     """The parts of the same training on so many rows, with settings for ``inspect_training``."""
     count = max(SAMPLE, count)
     with tempfile.TemporaryDirectory(prefix="first-rows-") as folder:
@@ -46,9 +46,9 @@ def first_rows_prepared(
         yield components, settings
 
 
-def lighten(experiment: Experiment, rows: int, stand_in: Path) -> dict[str, Any]:
+def lighten(experiment: Experiment, rows: int, stand_in: Path) -> JsonObject:
     """The same run on its first rows with a small model, without what only training needs."""
-    light: dict[str, Any] = copy.deepcopy(dict(experiment.node))
+    light: JsonObject = copy.deepcopy(dict(experiment.node))
     trainer = light["trainer"]
     args = trainer["args"]
     fields = asked_for(args["_target_"])

@@ -17,7 +17,7 @@ from runner.model.check import (
     read_vocab_size,
 )
 from runner.model.check_tokenizer import find_template_argument_faults, find_tokenizer_faults
-from runner.model.model_folder import find_folder, has_processor
+from runner.model.model_files import find_folder, has_processor
 from runner.model.reach import find_reach_faults
 from runner.schema import upstream
 from runner.schema.text import Config, nodes

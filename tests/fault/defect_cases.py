@@ -881,7 +881,7 @@ DEFECTS = (
     Defect(
         "cut_weights_pass",
         "A file of weights that is cut off is taken for whole.",
-        "runner/model/model_folder.py",
+        "runner/model/model_files.py",
         """except SafetensorError as error:
         size =""",
         """except SafetensorError as error:

@@ -1,11 +1,11 @@
 """The callbacks of a training in the order in which they must come."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from transformers import Trainer, TrainerCallback
 
+from runner.io.files import JsonObject
 from runner.run import Run
 from runner.run.adjustments import ROLLBACK, adjusted_share, count_of
 from runner.training.callback.progress import Progress
@@ -47,7 +47,7 @@ def add_callbacks(
     stop: StopRequest | None,
     health: Health,
     seal: Seal,
-    adjustments: Sequence[Mapping[str, Any]],
+    adjustments: Sequence[JsonObject],
 ) -> None:
     """Add the user's callbacks that ask for the trainer, then ours.
 

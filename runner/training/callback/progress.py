@@ -6,6 +6,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import has_length
 
+from runner.io.files import JsonObject
 from runner.io.terminal import is_terminal, progress_bar, said
 from runner.report.number import format_duration
 from runner.report.score import list_figures
@@ -77,7 +78,7 @@ class Progress(TrainerCallback):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        logs: dict[str, Any],
+        logs: JsonObject,
         **_: object,
     ) -> None:
         figures = list_figures(logs)

@@ -4,16 +4,16 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from runner.io.files import ROWS, forget_rows, read_last_row, replace_rows, sync_rows
+from runner.io.files import ROWS, JsonObject, forget_rows, read_last_row, replace_rows, sync_rows
 from runner.run import Run
+from runner.schema.text import Node
 
 # Between two writes of the status, each of which takes as long as a short step.
 SECONDS_OF_STATUS = 1.0
@@ -44,7 +44,7 @@ class Record(TrainerCallback):
         self.path = path
         self.run = run or Run(path.parent)
         self.set_status = set_status
-        self.line: dict[str, Any] = {}  # the last one
+        self.line: JsonObject = {}  # the last one
         self.started = time.monotonic()
         self.first_step = 0
         self.seconds_before = 0.0  # that the run has trained before this process
@@ -119,7 +119,7 @@ class Record(TrainerCallback):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        logs: dict[str, Any],
+        logs: JsonObject,
         **_: object,
     ) -> None:
         if not state.is_world_process_zero:
@@ -140,7 +140,7 @@ class Record(TrainerCallback):
             self.status_written = seconds
             self.set_status(step=state.global_step, max_steps=state.max_steps)
 
-    def _add_speed(self, logs: dict[str, Any], seconds: float) -> None:
+    def _add_speed(self, logs: JsonObject, seconds: float) -> None:
         """Add the tokens per second since the last line of a training that counts tokens."""
         tokens = logs.get("num_tokens")
         if tokens is None or "loss" not in logs:
@@ -155,7 +155,7 @@ class Record(TrainerCallback):
         self,
         step: int,
         max_steps: int,
-        logs: Mapping[str, Any],
+        logs: Node,
         elapsed: float,
         remaining: float | None,
     ) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 from tqdm import tqdm
@@ -11,6 +10,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from runner.io.files import replace_rows
 from runner.io.terminal import sample_lines
+from runner.io.turns import Completion
 from runner.schema.ranges import Count, Natural, NotNegative
 
 
@@ -26,7 +26,7 @@ class Samples(TrainerCallback):
     def __init__(
         self,
         generate: Callable[..., list[str]],
-        prompts: Iterable[Any],
+        prompts: Iterable[Completion],
         folder: Path,
         *,
         every: Count = 50,

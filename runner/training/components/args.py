@@ -1,7 +1,6 @@
 """The trainer's config object: the runner's defaults for this machine and run, then the YAML."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from transformers import TrainingArguments
@@ -10,7 +9,7 @@ from runner.config.build import asked_for, build
 from runner.config.experiment import Experiment
 from runner.config.sharding import find_gpu_faults, shards_on_cpu
 from runner.errors import ConfigError, EnvironmentFault, Fault
-from runner.io.files import SHIPPED, shipped
+from runner.io.files import SHIPPED, JsonObject, shipped
 from runner.run.folder import Run
 from runner.schema import upstream
 from runner.schema.text import Node, nodes
@@ -21,7 +20,7 @@ from runner.tracker.variable import find_foreign_variables, set_variables
 # stands for what only a run knows, and ``build_args`` fills it in.
 
 # Where no YAML says otherwise.
-BY_DEFAULT: dict[str, Any] = {
+BY_DEFAULT: JsonObject = {
     "seed": "${seed}",
     "run_name": "the name of the run's folder",
     "report_to": "${tracker.report_to}",
@@ -30,7 +29,7 @@ BY_DEFAULT: dict[str, Any] = {
     "restore_callback_states_from_checkpoint": True,  # early stopping goes on counting
 }
 # Always.
-ALWAYS: dict[str, Any] = {
+ALWAYS: JsonObject = {
     "output_dir": "checkpoints/ in the run's folder",
     "disable_tqdm": True,  # callback.progress has a bar
     "save_total_limit": None,  # checkpoint.Seal rotates after sealing, the Trainer before
@@ -39,20 +38,20 @@ ALWAYS: dict[str, Any] = {
 # On a machine without a GPU, where the config has the field and no YAML says otherwise. Measured
 # there: activation checkpointing 1.25 times slower, bf16 autocast 1.28 times slower for a small
 # model.
-ON_CPU: dict[str, Any] = {"use_cpu": True, "bf16": False, "activation_checkpointing": False}
+ON_CPU: JsonObject = {"use_cpu": True, "bf16": False, "activation_checkpointing": False}
 # Old names, where the new one is not set.
 ALIASES = {"gradient_checkpointing": "activation_checkpointing"}
 # Devices that accelerate knows on any machine.
 ANYWHERE = {"cpu", "disk", "meta", "auto", "balanced", "balanced_low_0", "sequential"}
 
 
-def build_args(run: Run, adjustments: Sequence[Mapping[str, Any]] = ()) -> TrainingArguments:
+def build_args(run: Run, adjustments: Sequence[JsonObject] = ()) -> TrainingArguments:
     """The trainer's config object.
 
     Raises EnvironmentFault for devices, precisions, kernels and shards that are not here.
     """
     experiment = run.experiment
-    node: dict[str, Any] = dict(experiment.trainer.args)
+    node: JsonObject = dict(experiment.trainer.args)
     for name, value in node.items():
         if str(value).startswith(SHIPPED):
             node[name] = shipped(value)
@@ -80,7 +79,7 @@ def build_args(run: Run, adjustments: Sequence[Mapping[str, Any]] = ()) -> Train
     return args
 
 
-def _defaults_on_cpu(node: Node) -> dict[str, Any]:
+def _defaults_on_cpu(node: Node) -> JsonObject:
     """The defaults of a machine without a GPU, for the fields that the trainer's config has."""
     fields = asked_for(node["_target_"])
     set_by_alias = {ALIASES.get(name) for name, value in node.items() if value is not None}
@@ -91,7 +90,7 @@ def _defaults_on_cpu(node: Node) -> dict[str, Any]:
     return defaults
 
 
-def _selection(experiment: Experiment) -> dict[str, Any]:
+def _selection(experiment: Experiment) -> JsonObject:
     """The figure that chooses the best checkpoint, with its direction, unless the config has it."""
     args = experiment.trainer.args
     figure = upstream.ranking_figure(experiment.node)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from datasets import Dataset
@@ -16,7 +15,7 @@ from runner.generate.completion import TextGenerator, context_length
 from runner.generate.held_out_rows import held_out_sets
 from runner.generate.judge import judge_answers, judge_completions
 from runner.generate.sampler import Sampling, evaluating, whole
-from runner.io.files import replace_rows
+from runner.io.files import JsonObject, replace_rows
 from runner.io.turns import Row
 from runner.metric.ask import Metric
 from runner.run import Run
@@ -161,7 +160,7 @@ class HeldOutMetrics:
             generator = TextGenerator(model, self.tokenizer, sampling, agent=self.agent)
             figures = judge_completions(generator, rows, metrics)
         if trainer.is_world_process_zero():
-            step: dict[str, Any] = {"step": trainer.state.global_step}
+            step: JsonObject = {"step": trainer.state.global_step}
             if set_name:
                 step["set"] = set_name
             written = []
@@ -192,7 +191,7 @@ class HeldOutMetrics:
 def build_measure(
     run: Run,
     tokenizer: PreTrainedTokenizerBase,
-    adjustments: Sequence[Mapping[str, Any]],
+    adjustments: Sequence[JsonObject],
     agent: Agent | None,
 ) -> HeldOutMetrics | None:
     """The configured metrics, to be called with the prefix of each evaluation; None without any.

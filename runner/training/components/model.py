@@ -16,7 +16,7 @@ from runner.config.experiment import AdapterPart, Experiment
 from runner.errors import ConfigError, Fault, FolderError
 from runner.generate.run_weights import Weights
 from runner.generate.sampler import Model
-from runner.io.files import display_path
+from runner.io.files import JsonObject, display_path
 from runner.model.adapter import check_adapter, leave_out_routers, train_beside, train_tokens
 from runner.model.check import LOADER, NEW
 from runner.model.check_config import overrides_answers
@@ -282,9 +282,9 @@ def _load_tokenizer(node: Node, folder: Path | None) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _at_folder(node: Node, folder: Path) -> dict[str, Any]:
+def _at_folder(node: Node, folder: Path) -> JsonObject:
     """The values that have a node load from a folder, which has no revisions."""
-    values: dict[str, Any] = {"path": str(folder)}
+    values: JsonObject = {"path": str(folder)}
     if "revision" in node:
         values["revision"] = None
     return values
@@ -303,7 +303,7 @@ def _load_tuned(model: Model, tuner: Any, folder: Path) -> Model:
     return tuned
 
 
-def _node_of_whole_model(node: Node, folder: Path) -> dict[str, Any]:
+def _node_of_whole_model(node: Node, folder: Path) -> JsonObject:
     """The node that loads a whole model from a folder, by the user's own loader where that can."""
     target = node["_target_"]
     if target not in (LOADER, NEW) and "path" in asked_for(target):

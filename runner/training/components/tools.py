@@ -19,7 +19,7 @@ from runner.generate.tool_guard import SECONDS, guard_environment, guard_tool
 from runner.schema import upstream
 from runner.schema.text import Node
 
-Function: TypeAlias = Callable[..., Any]
+Function: TypeAlias = Callable[..., object]
 
 
 def build_functions(trainer: TrainerPart) -> dict[str, Any]:

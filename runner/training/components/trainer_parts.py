@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase, Trainer
 from runner.collator import Collator
 from runner.config.build import asked_for, build, locate, serve
 from runner.config.experiment import OptimizerPart, Part, TrainerPart
+from runner.io.files import JsonObject
 from runner.model.encoding import processor_of
 from runner.optimizer import build_optimizer
 from runner.schema import upstream
@@ -25,13 +26,13 @@ def loss_interface_of(trainer: TrainerPart) -> str | None:
     return upstream.loss_interface(signature, config)
 
 
-def optimizer_settings(optimizer: OptimizerPart, learning_rate: float) -> dict[str, Any]:
+def optimizer_settings(optimizer: OptimizerPart, learning_rate: float) -> JsonObject:
     """The arguments of an optimizer, with the trainer's learning rate unless it has its own."""
     settings = optimizer.arguments
     del settings["_target_"]
     if settings.get("lr") is None and "lr" in asked_for(optimizer.target):
         settings["lr"] = learning_rate
-    built: dict[str, Any] = build(settings)
+    built: JsonObject = build(settings)
     return built
 
 

@@ -18,7 +18,8 @@ from runner.dataset.dataset_check import find_media_faults
 from runner.dataset.form import answer_columns
 from runner.dataset.loaded_rows import HeldOut, Rows, list_columns
 from runner.errors import ConfigError, DataError, Fault
-from runner.io.turns import TEMPLATE_ARGUMENTS, habits_of
+from runner.io.files import JsonObject
+from runner.io.turns import TEMPLATE_ARGUMENTS, Columns, Row, habits_of
 from runner.model.chat import check_calls, check_rendering, check_template, look_at_texts
 from runner.model.encoding import processor_of, write_prompt
 from runner.schema import upstream
@@ -96,7 +97,14 @@ def are_chats(
         is_read = modality.is_read_by(processor_of(tokenizer))
         DataError.refuse(find_media_faults(experiment.node, modality, is_read=is_read))
         if answers_only and "messages" not in first:
-            raise ConfigError(_answers_of_media(modality))
+            fault = Fault(
+                where="trainer.args.assistant_only_loss",
+                found=f"true, for {modality.many} with a prompt and its answer; TRL takes it for "
+                f"{modality.many} in whole conversations",
+                expected="false; only the answer is trained in any case",
+                fix="=false",
+            )
+            raise ConfigError(fault)
     is_policy_of_pairs = trainer.form == "preference" and trainer.head != "score"
     if is_policy_of_pairs and "margin" in first:
         log.warning("the column `margin` is not used: only the loss of a reward model uses margins")
@@ -123,17 +131,7 @@ def are_chats(
     return chats
 
 
-def _answers_of_media(modality: Modality) -> Fault:
-    return Fault(
-        where="trainer.args.assistant_only_loss",
-        found=f"true, for {modality.many} with a prompt and its answer; TRL takes it for "
-        f"{modality.many} in whole conversations",
-        expected="false; only the answer is trained in any case",
-        fix="=false",
-    )
-
-
-def _calls_tools(row: Mapping[str, Any]) -> bool:
+def _calls_tools(row: Row) -> bool:
     """True for a row in which a turn calls a tool."""
     for part in row.values():
         if is_conversation(part):
@@ -166,7 +164,7 @@ def check_texts(
         log.warning(note)
 
 
-def _no_columns(row: Mapping[str, Any]) -> tuple[str, ...]:
+def _no_columns(row: Row) -> tuple[str, ...]:
     """The columns of a row that hold answers, where it has only a prompt."""
     return ()
 
@@ -175,7 +173,7 @@ def check_bounds(trainer: TrainerPart, tokenizer: PreTrainedTokenizerBase, part:
     """Rows that the template is seen to write within bounds, those of a stream as they flow."""
     check_environments(trainer, part)
 
-    def are_bounded(columns: Mapping[str, list[Any]]) -> list[bool]:
+    def are_bounded(columns: Columns) -> list[bool]:
         rows = []
         for cells in zip(*columns.values(), strict=True):
             rows.append(dict(zip(columns, cells, strict=True)))
@@ -228,7 +226,7 @@ def write_prompts(
     )
     of_trainer = args.chat_template_kwargs or {}
 
-    def write(row: dict[str, Any]) -> dict[str, Any]:
+    def write(row: Row) -> JsonObject:
         arguments = of_trainer | row[TEMPLATE_ARGUMENTS]
         return {"prompt": write_prompt(tokenizer, {**row, TEMPLATE_ARGUMENTS: arguments})}
 

@@ -1,7 +1,7 @@
 """The components of a training as one object, which ``build_components`` makes."""
 
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from datasets import Dataset
 from peft import PeftConfig
@@ -15,6 +15,7 @@ from transformers import (
 from runner.collator import Collator
 from runner.dataset.loaded_rows import HeldOut
 from runner.generate.sampler import Model
+from runner.io.files import JsonObject
 from runner.tracker.callback import Tracker
 from runner.training.checkpoint import Seal
 from runner.training.components.scorers import Reward
@@ -36,7 +37,7 @@ class Components:
     health: Health
     seal: Seal
     trackers: list[Tracker]  # the trainer's callbacks that log to one
-    adjustments: list[dict[str, Any]]
+    adjustments: list[JsonObject]
 
 
 class OfferedParts(TypedDict, total=False):
