@@ -4,6 +4,7 @@ import functools
 import math
 import os
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,9 @@ from runner.config.groups import SEVERAL
 from runner.config.menu import Options
 from runner.errors import ConfigError, Fault
 from runner.io.secrets import form_of
-from runner.schema.did_you_mean import respell
+from runner.schema.did_you_mean import respellings, seen_letters
 from runner.schema.literal import to_text
-from runner.schema.text import as_typed, flatten
+from runner.schema.text import as_typed, flatten, to_override
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -319,7 +320,21 @@ def _meant_words(word: str) -> str:
         return as_typed(meaning.words) if meaning else f"leave {key[:MAX_LETTERS]} out"
     if len(word) > MAX_LETTERS:
         return f"leave {key[:MAX_LETTERS] or 'it'} out"
-    return respell(word, _is_readable)
+    for words in respellings(word):
+        if all(map(_is_readable, words)):
+            return shlex.join(words)
+
+    key, _, value = seen_letters(word).partition("=")
+    key = key.strip()
+    value = value.strip()
+    if value.startswith("{"):
+        file = f"{key} in a file of --config-dir, where a name may have any letters"
+        return f"{file}; Hydra's grammar knows few"
+    is_key = re.fullmatch(r"[\w/@-]+(\.[\w/@-]+)*", key)
+    is_call = re.match(r"\w+\(", value)
+    if is_key and not is_call and _is_readable(f"{key}={to_text(value)}"):
+        return to_override(key, value)
+    return f"leave {key or word} out"
 
 
 def _is_readable(word: str) -> bool:

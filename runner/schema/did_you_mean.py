@@ -1,7 +1,7 @@
 """What a misspelt word is corrected by.
 
     nearest, best_guess, files_beside    names that look like it
-    join_pairs, to_flag, respell         words of a command line, as they should have been typed
+    join_pairs, to_flag, respellings     words of a command line, as they should have been typed
 
 A word that is spelt well, and is another tool's or an earlier version's, has a row in a table:
 ``config.dialect`` finds its meanings. Which names there are, and which of several corrections a
@@ -10,12 +10,8 @@ fault shows, is up to the callers.
 
 import difflib
 import re
-import shlex
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-
-from runner.schema.literal import to_text
-from runner.schema.text import to_override
 
 MIN_LIKENESS = 0.6  # from here on, a name is offered
 # A flag with the dash that editors make of two hyphens.
@@ -92,29 +88,18 @@ def to_flag(word: str) -> str:
     return f"--{name}" if len(name) > 1 else f"-{name}"
 
 
-def respell(word: str, is_readable: Callable[[str], bool]) -> str:
-    """The words to type for an override that Hydra does not read, as ``is_readable`` says."""
+def seen_letters(word: str) -> str:
+    """A word without the signs that nobody sees, and without blanks around it."""
     letters = [letter for letter in word if letter.isprintable() or letter.isspace()]
-    text = "".join(letters).strip()
-    for words in _respellings(text):
-        if all(map(is_readable, words)):
-            return shlex.join(words)
-
-    key, _, value = text.partition("=")
-    key = key.strip()
-    value = value.strip()
-    if value.startswith("{"):
-        file = f"{key} in a file of --config-dir, where a name may have any letters"
-        return f"{file}; Hydra's grammar knows few"
-    is_key = re.fullmatch(r"[\w/@-]+(\.[\w/@-]+)*", key)
-    is_call = re.match(r"\w+\(", value)
-    if is_key and not is_call and is_readable(f"{key}={to_text(value)}"):
-        return to_override(key, value)
-    return f"leave {key or word} out"
+    return "".join(letters).strip()
 
 
-def _respellings(text: str) -> Iterator[list[str]]:
-    """Words that may be meant by a text: without blanks, as several words, with brackets closed."""
+def respellings(word: str) -> Iterator[list[str]]:
+    """Overrides that may be meant by one that Hydra does not read, the likeliest first.
+
+    They are without blanks and signs that nobody sees, several words, or with brackets closed.
+    """
+    text = seen_letters(word)
     key, _, value = text.partition("=")
     if key.strip() == "name":
         name = re.sub(r"[^A-Za-z0-9_.-]+", "-", value.strip()).strip("-.")
