@@ -107,11 +107,11 @@ def convert_rows(
     def convert_batch(cells: Batch, indices: list[int]) -> Batch:
         made = conversion.batch(cells, [numbers_in_source[index] for index in indices])
         for name in json_columns:
-            if name not in READ_COLUMNS:
-                # The library would take a text itself for JSON.
-                made[name] = [
-                    json.dumps(value) if isinstance(value, str) else value for value in made[name]
-                ]
+            if name in READ_COLUMNS:
+                continue
+            for index, value in enumerate(made[name]):
+                if isinstance(value, str):  # which the library would take for JSON
+                    made[name][index] = json.dumps(value)
         return made
 
     # The types of the columns must not be guessed from a first batch of nulls.
@@ -299,7 +299,9 @@ def fit_rows(rows: Rows, habits: TemplateHabits) -> Rows:
     if not isinstance(rows, Dataset):
         return rows.map(fit)
     # Rows without any of these words stay as they are.
-    words = [f'"{key}":' for key in THOUGHTS if habits.thoughts and key not in habits.thoughts]
+    words = []
+    if habits.thoughts:
+        words += [f'"{key}":' for key in THOUGHTS if key not in habits.thoughts]
     if habits.developer != "developer":
         words.append('"developer"')
     if not habits.takes_mappings:

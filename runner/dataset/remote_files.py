@@ -12,10 +12,11 @@ import re
 from glob import has_magic
 from pathlib import Path
 
-from runner.dataset.source_files import FILE_EXPECTED, PATH_FIX, READERS, Paths, suffix_of
+from runner.dataset.source_files import FILE_EXPECTED, PATH_FIX, READERS, Paths
 from runner.errors import DataError, EnvironmentFault, Fault, describe
 from runner.io.distribution import to_install
 from runner.io.files import hub_home
+from runner.io.filetype import suffix_of
 
 URL = re.compile(r"(?!runner:)([a-z][a-z0-9+.-]+)://")
 MISSING_PACKAGE = re.compile(r"(?i)\binstall (\S+)|\"(\w+)\" to be installed")

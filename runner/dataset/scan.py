@@ -15,9 +15,9 @@ from runner.dataset import faults, scan_csv, scan_json
 from runner.dataset.form import Row
 from runner.dataset.scan_lines import Entry, open_packed, then_named
 from runner.dataset.scan_parquet import check_parquet, parquet_batches
-from runner.dataset.source_files import COMPRESSIONS, Files, first_bytes
+from runner.dataset.source_files import Files, first_bytes
 from runner.errors import DataError, EnvironmentFault, Fault
-from runner.io.filetype import sniff, special_file, undecodable
+from runner.io.filetype import COMPRESSIONS, sniff, special_file, undecodable
 
 MAX_BYTES_READ = 4 << 20  # of a large dataset, before it is loaded
 MAX_FAULTS = 5  # that are shown of all files

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from runner.dataset import faults
 from runner.dataset.scan_lines import MAX_BYTES_ROW, BoundedLines, Entry, renamed, to_see
-from runner.dataset.source_files import suffix_of
 from runner.errors import DataError, Fault
+from runner.io.filetype import suffix_of
 
 EXPECTED = "comma-separated values"
 CLOSE_QUOTE = '"'

@@ -14,9 +14,8 @@ from shlex import quote
 from runner.dataset import faults
 from runner.dataset.form import Row
 from runner.dataset.scan_lines import BoundedLines, Entry, renamed, to_see
-from runner.dataset.source_files import suffix_of
 from runner.errors import DataError, Fault
-from runner.io.filetype import HEAD, undecodable
+from runner.io.filetype import HEAD, suffix_of, undecodable
 
 ROW_EXPECTED = "one JSON object in each line"
 LIST_EXPECTED = "a list of objects, or one object in each line"

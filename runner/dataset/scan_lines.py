@@ -13,9 +13,8 @@ from pathlib import Path
 from shlex import quote
 
 from runner.dataset.form import Row
-from runner.dataset.source_files import suffix_of
 from runner.errors import DataError, Fault
-from runner.io.filetype import HEAD
+from runner.io.filetype import HEAD, suffix_of
 
 MAX_BYTES_ROW = 8 << 20
 MAX_BYTES_LINE = 256 << 20  # of a line that may be a whole list of rows

@@ -9,7 +9,14 @@ from pathlib import Path
 
 from runner.errors import DataError, Fault
 from runner.io.files import shipped
-from runner.io.filetype import HEAD, sniff, special_file
+from runner.io.filetype import (
+    COMPRESSIONS,
+    HEAD,
+    sniff,
+    special_file,
+    suffix_of,
+    without_compression,
+)
 from runner.schema.did_you_mean import files_beside, likeness
 from runner.schema.text import to_override
 
@@ -28,8 +35,6 @@ READER_OPTIONS: Mapping[str, Mapping[str, object]] = {
     "csv": {"na_filter": False},  # an answer "None" or "NA" would be taken for nothing
     "parquet": {},
 }
-# The compression of a file, by a suffix behind that of its reader.
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstandard"}
 FILE_EXPECTED = (
     "a file that ends in .jsonl, .ndjson, .json, .csv, .tsv, .parquet; .gz or .zst may follow"
 )
@@ -91,22 +96,10 @@ def path_text(path: Paths) -> str:
     return ", ".join(map(str, path))
 
 
-def suffix_of(path: Path) -> str:
-    """The suffix that chooses the reader of a file, without a .gz or .zst behind it."""
-    return Path(_without_compression(path.name)).suffix.lower()
-
-
 def first_bytes(path: Path) -> bytes:
     """The first bytes of a file, which show its type."""
     with open(path, "rb") as file:
         return file.read(HEAD)
-
-
-def _without_compression(name: str) -> str:
-    """The name of a file without a .gz or .zst behind it."""
-    if name.lower().endswith(tuple(COMPRESSIONS)):
-        return name[: name.rindex(".")]
-    return name
 
 
 def find_files(path: Paths) -> Files | None:
@@ -211,7 +204,7 @@ def _splits_in(path: str, folder: Path) -> dict[str, list[Path]]:
         splits: dict[str, list[Path]] = {}
         for file in sorted(inside.glob("*")):
             if suffix_of(file) in READERS:
-                stem = Path(_without_compression(file.name)).stem
+                stem = Path(without_compression(file.name)).stem
                 name = re.sub(r"-\d+-of-\d+$", "", stem)
                 splits.setdefault(re.sub(r"\W", "_", name), []).append(file)
         if splits and not _are_splits(splits):

@@ -1,4 +1,4 @@
-"""The type of a file that is not what its name promises, by its bytes, and what to type then."""
+"""The type of a file by its name; by its bytes one that is another, and what to type then."""
 
 import contextlib
 import re
@@ -15,6 +15,8 @@ SURE = 0.2
 MARGIN = 0.15
 MAX_BAD_PLACES = 100
 UNKNOWN = "<its encoding>"
+# The compression of a file, by a suffix behind that of its content.
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstandard"}
 
 
 class Finding(NamedTuple):
@@ -246,3 +248,18 @@ def _sure_encoding(sample: bytes) -> str | None:
         if rival.coherence > best.coherence - MARGIN and str(rival) != str(best):
             return None
     return str(best.encoding).replace("_", "-")
+
+
+# --- By its name --------------------------------------------------------------------------------
+
+
+def suffix_of(path: Path) -> str:
+    """The suffix of a file's content, without a .gz or .zst behind it."""
+    return Path(without_compression(path.name)).suffix.lower()
+
+
+def without_compression(name: str) -> str:
+    """The name of a file without a .gz or .zst behind it."""
+    if name.lower().endswith(tuple(COMPRESSIONS)):
+        return name[: name.rindex(".")]
+    return name
