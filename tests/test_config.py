@@ -1,15 +1,26 @@
 """Composition: every key may be typed, every fault is told at once, and nodes become objects in one place."""
 
+from dataclasses import fields
+
 import pytest
 from laid import jobs_of
 
 from runner import config
 from runner.__main__ import main
 from runner.config import build, speed
+from runner.config.experiment import (
+    Experiment,
+    RewardPart,
+    Tolerate,
+    Tracking,
+    TrainerPart,
+)
+from runner.config.limits import read_yaml
 from runner.config.menu import read_options
 from runner.config.override import expand, parse
 from runner.config.provenance import read_provenance
 from runner.errors import ConfigError
+from runner.io.files import MENU
 from runner.run.key import key_of
 from runner.validate.context import ValidationContext
 
@@ -371,3 +382,73 @@ def test_a_name_in_any_letters_stands_in_a_list_and_as_a_key_in_a_file(tmp_path)
     with pytest.raises(ConfigError) as refused:
         parse(["dataset.split.eval={算auc的dataset: eval}"])
     assert "in a file of --config-dir" in refused.value.faults[0].fix
+
+
+# --- A configuration as an object -----------------------------------------------------------------
+
+
+def test_keys_and_arguments_of_an_experiment_are_read_by_name():
+    words = [
+        "trainer=dpo",
+        "launcher.num_processes=2",
+        "tolerate.truncated=0.5",
+        "on_sick=rollback",
+    ]
+    experiment = config.compose(words).experiment
+    assert (experiment.name, experiment.seed) == ("dpo-tiny-toy", 0)
+    assert (experiment.trainer.target, experiment.trainer.form) == ("trl.DPOTrainer", "preference")
+    assert experiment.trainer.args["_target_"] == "trl.DPOConfig"
+    assert "form" not in experiment.trainer.arguments and "args" in experiment.trainer.arguments
+    assert experiment.launcher.num_processes == experiment.launcher.all_processes == 2
+    assert experiment.tolerate.truncated == 0.5 and experiment.on_sick == "rollback"
+    assert experiment.peft is experiment.quant is experiment.loss is None
+
+
+def test_what_an_earlier_version_did_not_write_has_its_default_and_what_it_had_besides_is_ignored():
+    old = {"name": "old", "gone": 3, "trainer": {"form": "prompt", "head": "lm", "gone": True}}
+    experiment = Experiment.read(old)
+    assert experiment.attempts == Experiment.attempts == 4
+    assert experiment.output_root == "outputs" and experiment.tolerate.truncated == 0.1
+    assert experiment.trainer.evaluates and experiment.launcher.num_processes == 1
+    assert experiment.tracker.report_to == "none" and experiment.rewards == {}
+
+
+def test_null_is_not_the_default_of_a_key_that_may_be_null():
+    experiment = Experiment.read({"reward": {"slow": {"timeout": None}, "usual": {}}})
+    assert experiment.rewards["slow"].timeout is None
+    assert experiment.rewards["usual"].timeout == RewardPart.timeout == 1800
+
+
+def test_a_single_part_has_the_name_of_its_group():
+    node = {"_target_": "runner.reward.rule.length", "weight": 2.0}
+    assert Experiment.read({"reward": node}).rewards["reward"].weight == 2.0
+    assert Experiment.read({"reward": {"short": node}}).rewards["short"].weight == 2.0
+
+
+def test_the_name_of_an_alarm_is_a_key_of_tolerate_too():
+    tolerate = Tolerate.read({"kl": 20, "frozen": True})
+    assert (tolerate.alarm("kl"), tolerate.alarm("frozen"), tolerate.alarm("diverged")) == (
+        20,
+        True,
+        None,
+    )
+
+
+def test_the_menu_repeats_no_default_of_ours_otherwise_than_it_is_declared():
+    menu = read_yaml(MENU / "config.yaml")
+    declared = {
+        key.name: key.default for key in fields(Experiment) if key.init and key.name != "name"
+    }
+    repeated = {key: menu[key] for key in declared if key in menu}
+    assert {key: value or None for key, value in repeated.items()} == {
+        key: declared[key] or None for key in repeated
+    }
+    kinds = {"trainer": TrainerPart, "tracker": Tracking}
+    needless = []
+    for group, kind in kinds.items():
+        for option, node in read_options(group).items():
+            part = node.get("trainer", node)
+            for key in fields(kind):
+                if key.init and key.name in part and part[key.name] == key.default:
+                    needless.append(f"{group}/{option}: {key.name}")
+    assert needless == ["tracker/none: report_to"]

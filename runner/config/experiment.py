@@ -40,7 +40,7 @@ class Part:
         for key in fields(cls):
             if key.init and key.name in node:
                 keys[key.name] = node[key.name]
-            # Only the model of a command that trains nothing has no such key.
+            # A command that only asks a model has a trainer without its form.
             elif key.init and key.default is MISSING and key.default_factory is MISSING:
                 keys[key.name] = None
         part = cls(**keys)

@@ -33,6 +33,7 @@ NOT_OF_TRAINING = (".lock", "report.html", "plots")
 # without any file written, of a run on another machine whose lock can be taken
 SILENT_SECONDS = 3600.0
 MAX_NOTES = 20  # that are shown
+OUTPUT_ROOT = Path(Experiment.output_root)
 # in each configuration
 NEEDED = ("name", "output_root", "seed", "trainer", "model", "dataset", "launcher")
 
@@ -239,7 +240,7 @@ def read_state(folder: Path, depth: int | None = 2) -> RunRecord:
 
 
 def find_runs(
-    words: Sequence[str], verb: str, count: int | None, root: Path = Path("outputs")
+    words: Sequence[str], verb: str, count: int | None, root: Path = OUTPUT_ROOT
 ) -> list[RunRecord]:
     """The runs of ``count`` words; without a count of any number, each perhaps the name of several.
 

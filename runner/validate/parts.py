@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import cast
 
+from runner.config.experiment import RewardPart
 from runner.dataset.detect import read_layout
 from runner.dataset.form import fits
 from runner.dataset.scan import MAX_BYTES_READ, check_files, read_columns
@@ -113,7 +114,7 @@ def find_weighting_faults(context: ValidationContext) -> Iterator[Fault]:
         "trainer.args.loss_weights": context.args.get("loss_weights"),
     }
     parts = [entry for entry in entries.values() if isinstance(entry, dict)]
-    shares["reward"] = [part.get("weight", 1.0) for part in parts]
+    shares["reward"] = [part.get("weight", RewardPart.weight) for part in parts]
     sides = [context.field("desirable_weight"), context.field("undesirable_weight")]
     if None not in sides:
         shares[f"{ARGS}desirable_weight"] = sides
