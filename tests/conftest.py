@@ -36,6 +36,9 @@ from runner.run.history import read_metrics
 
 sys.dont_write_bytecode = False
 gc.disable()  # until all tests are collected: nothing that is imported becomes garbage
+gc.set_threshold(
+    50_000, 20, 20
+)  # a test leaves little garbage; looking for it took a fifth of the time
 # Scripts; they have no doctests, and importing them all takes a second.
 collect_ignore = ["benchmark", "example_project", "fault"]
 ROOT = Path(__file__).parent.parent
@@ -81,15 +84,16 @@ class Command:
 
     def cold(self, *words: str, door: str = DOOR, **variables: str):
         """The same in a process that starts from nothing, whatever its exit code."""
-        path = (
-            {}
-            if door == DOOR
-            else {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
-        )
+        environment = self.environment | variables
+        if door == DOOR:
+            python = [sys.executable, "-m", "runner"]
+        else:
+            python = [sys.executable, "-c", ENTER, door]
+            environment |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
         return subprocess.run(
-            [sys.executable, *(("-m", "runner") if door == DOOR else ("-c", ENTER, door)), *words],
+            [*python, *words],
             cwd=self.folder,
-            env=self.environment | path | variables,
+            env=environment,
             capture_output=True,
             text=True,
             timeout=600,
@@ -101,11 +105,11 @@ class Command:
 
     def start_two(self, *words: str, door: str = DOOR, **variables: str) -> list[Started]:
         """Start it in two processes that train as one, with the variables that torchrun sets."""
-        each = [self.environment | variables | own for own in world_of_two()]
-        return [
-            self.warm.start(list(words), self.folder, environment, door=door)
-            for environment in each
-        ]
+        started = []
+        for rank in world_of_two():
+            environment = self.environment | variables | rank
+            started.append(self.warm.start(list(words), self.folder, environment, door=door))
+        return started
 
     def forget_cache(self) -> None:
         """Empty the cache of rows and models, which all commands share that are forked from one process."""
@@ -113,11 +117,8 @@ class Command:
 
     def _is_plain(self, environment: dict[str, str]) -> bool:
         """Whether nothing is set that a library would have read otherwise when the waiting process imported it."""
-        own, there = (
-            {name: value for name, value in each.items() if name not in OF_A_TEST}
-            for each in (environment, self.warm.environment)
-        )
-        return own == there
+        names = (environment.keys() | self.warm.environment.keys()) - OF_A_TEST
+        return all(environment.get(name) == self.warm.environment.get(name) for name in names)
 
     def stopped(self, *words: str, name: str, number: int) -> int:
         """Start it, send a signal when a run of this name has taken its second step, and give back the exit code."""
@@ -128,14 +129,16 @@ class Command:
             time.sleep(0.05)
         # A terminal sends SIGINT to the whole group, a scheduler SIGTERM to the process that it
         # started.
-        os.killpg(started.pid, number) if number == signal.SIGINT else started.send(number)
+        if number == signal.SIGINT:
+            os.killpg(started.pid, number)
+        else:
+            started.send(number)
         return started.wait().returncode
 
     def runs(self, name: str) -> list[Path]:
         """The run folders of a name."""
-        return sorted(
-            path.parent for path in (self.folder / "outputs" / name).glob("*/config.yaml")
-        )
+        configs = (self.folder / "outputs" / name).glob("*/config.yaml")
+        return sorted(path.parent for path in configs)
 
 
 @pytest.fixture(scope="session")
@@ -148,18 +151,17 @@ def warm(tmp_path_factory):
 
 @pytest.fixture
 def runner(tmp_path, warm):
-    return Command(
-        tmp_path, ENVIRONMENT | {"HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": str(ROOT)}, warm
-    )
+    environment = ENVIRONMENT | {"HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": str(ROOT)}
+    return Command(tmp_path, environment, warm)
 
 
 @pytest.fixture(scope="session")
 def warm_hub(hub, tmp_path_factory):
     """A process that has imported the libraries where the loopback hub is the hub; its commands share a cache."""
     folder = tmp_path_factory.mktemp("warm-hub")
-    process = Warm(
-        folder, hub.environment(folder / "hf") | {"HF_HUB_OFFLINE": "0", "PYTHONPATH": str(ROOT)}
-    )
+    environment = hub.environment(folder / "hf")
+    environment |= {"HF_HUB_OFFLINE": "0", "PYTHONPATH": str(ROOT)}
+    process = Warm(folder, environment)
     yield process
     process.close()
 
@@ -194,7 +196,8 @@ def train(tmp_path, monkeypatch):
     """The command in this process, in a folder of the test's own; it draws the pictures that are named."""
 
     def call(*words: str, name: str = "run", pictures: tuple[str, ...] = ()) -> Trained:
-        monkeypatch.setattr(plot_run, "PICTURES", {each: PICTURES[each] for each in pictures})
+        chosen = {picture: PICTURES[picture] for picture in pictures}
+        monkeypatch.setattr(plot_run, "PICTURES", chosen)
         if not pictures:
             monkeypatch.setattr("runner.command._finish.write_plots", lambda run: [])
         code = main([*words, f"name={name}", f"output_root={tmp_path / 'outputs'}"])
@@ -207,12 +210,14 @@ def train(tmp_path, monkeypatch):
 @pytest.fixture(autouse=True)
 def own_modules(tmp_path_factory):
     """Forget the modules of a test, and where they lie, after it: the next one's may have the same names."""
-    path, known = sys.path[:], set(sys.modules)
+    path = sys.path[:]
+    before = set(sys.modules)
     yield
     sys.path[:] = path
-    place = str(tmp_path_factory.getbasetemp())
-    for name in set(sys.modules) - known:
-        if str(getattr(sys.modules[name], "__file__", None)).startswith(place):
+    folder = str(tmp_path_factory.getbasetemp())
+    for name in set(sys.modules) - before:
+        file = getattr(sys.modules[name], "__file__", None)
+        if isinstance(file, str) and file.startswith(folder):
             del sys.modules[name]
 
 
@@ -227,10 +232,11 @@ def pytest_collection_modifyitems(config, items):
     items[:] = chosen
     cases = Counter()
     for item in items:
-        if mark := item.get_closest_marker("quick"):
-            cases[name := item.nodeid.partition("[")[0]] += 1
-            if cases[name] > mark.args[0]:
-                item.add_marker("slow")
+        name = item.nodeid.partition("[")[0]
+        cases[name] += 1
+        mark = item.get_closest_marker("quick")
+        if mark and cases[name] > mark.args[0]:
+            item.add_marker("slow")
 
 
 def representatives(items):
@@ -252,9 +258,8 @@ def pytest_collection_finish():
 
 
 def pytest_runtest_setup(item):
-    if len(sys.modules) > frozen + 50 or (
-        item.get_closest_marker("slow") and len(gc.get_objects()) > 100_000
-    ):
+    has_imported = len(sys.modules) > frozen + 50
+    if has_imported or (item.get_closest_marker("slow") and len(gc.get_objects()) > 100_000):
         freeze()
 
 

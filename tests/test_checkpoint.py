@@ -1,6 +1,6 @@
 """Checkpoints are taken where a resume is exact, sealed, and only then rotated."""
 
-import time
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -137,14 +137,21 @@ def test_without_any_alarm_the_last_checkpoints_are_enough():
 
 def test_processes_meet_while_one_reads_a_large_checkpoint(monkeypatch):
     met = []
+    met_while_reading = threading.Event()
 
     def gather(mine: list) -> list:
         met.append(mine)
-        return [*mine, *([True] if isinstance(mine[0], bool) else ["of another"])]
+        if mine == [False]:
+            met_while_reading.set()
+        return [*mine, True] if isinstance(mine[0], bool) else [*mine, "of another"]
+
+    def read_large_checkpoint() -> list:
+        met_while_reading.wait()
+        return ["mine"]
 
     monkeypatch.setattr(checkpoints, "gather_object", gather)
     monkeypatch.setattr(checkpoints, "MEET", 0.01)
-    assert checkpoints.gather_long(lambda: [time.sleep(0.1) or "mine"]) == ["mine", "of another"]
+    assert checkpoints.gather_long(read_large_checkpoint) == ["mine", "of another"]
     assert met[0] == [False] and met[-2:] == [[True], ["mine"]]
 
 
