@@ -14,8 +14,8 @@ from runner.io.terminal import coloured, line_of
 from runner.io.visible import to_visible
 from runner.report.facts import split_command, words_of
 from runner.report.number import format_duration, plural
-from runner.report.page import completions_by_step
 from runner.report.ranking import choose_objective, score_rows
+from runner.report.samples import completions_by_step
 from runner.report.table import score_table
 from runner.run.history import SAMPLE_FILES
 from runner.run.record import RunRecord

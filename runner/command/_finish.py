@@ -14,9 +14,8 @@ from runner.report.verdict import describe_decline, list_changes
 from runner.run import Run, write_manifest
 from runner.run.record import read_run
 from runner.run.seal import rotate, sealed_hashes
-from runner.training.beginning import sample_training
 from runner.training.callback.stop import StopRequest
-from runner.training.components.evaluation import held_out_scores
+from runner.training.components.evaluation import held_out_scores, sample_training
 from runner.training.components.model import policy_of
 from runner.training.components.types import Components
 from runner.training.model_folder import save_model
@@ -32,7 +31,7 @@ def finish(run: Run, components: Components, stop: StopRequest, seconds: float) 
     # Online trainers sample what they measure here; a run that was stopped after its last step has
     # other random numbers left.
     set_seed(trainer.args.seed, device_specific=True)
-    sample_training(components)
+    sample_training(trainer, components.train_rows)
     scores = (read_json(run.folder / "scores.json") or {}) | {"after": held_out_scores(trainer)}
     run.check_there()
     if is_first:

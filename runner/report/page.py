@@ -9,10 +9,9 @@ escaped, and a file that would not change is not written again.
 import base64
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
@@ -27,6 +26,14 @@ from runner.report.facts import command_of, count_facts, first_rows, list_facts
 from runner.report.number import format_spread
 from runner.report.ranking import headline_of, score_rows
 from runner.report.render import TEMPLATE, fill_template
+from runner.report.samples import (
+    MAX_COLUMNS,
+    Prompt,
+    SampleColumn,
+    at_step,
+    completions_by_step,
+    shared_prompts,
+)
 from runner.report.sweep import Summary, count_states
 from runner.report.table import to_csv, to_jsonl, to_parquet
 from runner.report.tokens import Sheet, to_blocks, to_mark
@@ -34,7 +41,6 @@ from runner.run.history import read_samples
 from runner.run.record import RunRecord
 
 MAX_ROWS = 200  # settings, and runs, that a page shows; the files beside it have all of them
-MAX_COLUMNS = 6  # settings, or steps of one run, whose completions stand side by side
 # Functions and values that all templates use.
 GLOBALS = {
     "command_of": command_of,
@@ -55,8 +61,6 @@ PLAIN = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 SCRIPTED = f"{PLAIN}; script-src 'sha256-{SCRIPT_HASH}'"
 LIVE = f"{SCRIPTED}; connect-src 'self'"
 
-Sample = Mapping[str, Any]  # a sampled completion
-
 
 @dataclass(frozen=True)
 class Figure:
@@ -66,32 +70,6 @@ class Figure:
     svg: Markup
     name: str
     is_curve: bool = True
-
-
-@dataclass(frozen=True)
-class SampleColumn:
-    """Completions of one setting or one step, under a label."""
-
-    label: str
-    colour: str | None  # of the setting
-    samples: Sequence[Sample]
-
-
-@dataclass(frozen=True)
-class SampleCell:
-    """The completion of a prompt in one column."""
-
-    label: str
-    colour: str | None
-    sample: Sample
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A prompt with its completion in each column."""
-
-    text: str
-    cells: Sequence[SampleCell]
 
 
 def write_report(summary: Summary) -> Path:
@@ -223,13 +201,13 @@ def completions_by_setting(summary: Summary) -> list[Prompt]:
         samples = read_samples(styled.setting.finished[0].folder)
         if not samples:
             continue
-        of_start_model = _at_step(samples, 0)
+        of_start_model = at_step(samples, 0)
         if of_start_model and not columns:
             columns.append(SampleColumn("start model", None, of_start_model))
         last_step = max(sample["step"] for sample in samples)
-        last = _at_step(samples, last_step)
+        last = at_step(samples, last_step)
         columns.append(SampleColumn(styled.setting.label, styled.colour, last))
-    prompts = _shared_prompts(columns)
+    prompts = shared_prompts(columns)
     prompts.sort(key=_count_completions, reverse=True)
     return prompts
 
@@ -237,43 +215,3 @@ def completions_by_setting(summary: Summary) -> list[Prompt]:
 def _count_completions(prompt: Prompt) -> int:
     """The number of different completions of a prompt."""
     return len({cell.sample["completion"] for cell in prompt.cells})
-
-
-def completions_by_step(run: RunRecord) -> list[Prompt]:
-    """Prompts with the completions of a run at a few steps, the first and the last among them."""
-    samples = read_samples(run.folder, dense=True)
-    steps = sorted({sample["step"] for sample in samples})
-    if not steps:
-        return []
-    distance = (len(steps) - 1) / (MAX_COLUMNS - 1)
-    places = sorted({round(column * distance) for column in range(MAX_COLUMNS)})
-    columns = []
-    for place in places:
-        step = steps[place]
-        columns.append(SampleColumn(f"step {step}", None, _at_step(samples, step)))
-    return _shared_prompts(columns)
-
-
-def _at_step(samples: Sequence[Sample], step: float) -> list[Sample]:
-    return [sample for sample in samples if sample["step"] == step]
-
-
-def _shared_prompts(columns: Sequence[SampleColumn]) -> list[Prompt]:
-    """The prompts that all columns have, each with its first completion in each column."""
-    if not columns:
-        return []
-    first_samples: list[dict[str, Sample]] = []
-    for column in columns:
-        by_prompt: dict[str, Sample] = {}
-        for sample in column.samples:
-            by_prompt.setdefault(sample["prompt"], sample)
-        first_samples.append(by_prompt)
-    prompts = []
-    for text in first_samples[0]:
-        cells = []
-        for column, by_prompt in zip(columns, first_samples, strict=True):
-            if text in by_prompt:
-                cells.append(SampleCell(column.label, column.colour, by_prompt[text]))
-        if len(cells) == len(columns):
-            prompts.append(Prompt(text, cells))
-    return prompts

@@ -1,4 +1,4 @@
-"""What a misspelt word is corrected by.
+"""Corrections of misspelt words, and of words of a command line.
 
     nearest, best_guess, files_beside    names that look like it
     join_pairs, to_flag, respellings     words of a command line, as they should have been typed

@@ -12,7 +12,7 @@ from runner.run import Run, add_notes, write_manifest
 from runner.run.disk import check_space
 from runner.run.inputs import check_fingerprints, find_other_facts, read_fingerprints
 from runner.training.callback.at_start import AtStart
-from runner.training.components.evaluation import HeldOutMetrics, check_objective, held_out_scores
+from runner.training.components.evaluation import check_objective, held_out_scores, sample_training
 from runner.training.components.types import Components
 from runner.training.recovery import record_adjustments
 from runner.training.run_facts import collect_facts, find_process_dependence
@@ -66,7 +66,7 @@ def _measure_start(run: Run, components: Components) -> Callable[[], None]:
         if trainer.state.global_step:
             forget_other_best(trainer.state, trainer.args)
             return
-        sample_training(components)
+        sample_training(components.trainer, components.train_rows)
         scores = held_out_scores(trainer)
         check_objective(run.experiment.objective, scores)
         if trainer.is_world_process_zero():
@@ -111,14 +111,6 @@ def forget_other_best(state: TrainerState, args: TrainingArguments) -> None:
     state.best_metric = None
     state.best_model_checkpoint = None
     state.best_global_step = None
-
-
-def sample_training(components: Components) -> None:
-    """Write answers to the first training prompts where no row is held out."""
-    trainer = components.trainer
-    measure = trainer.hooks.measure
-    if isinstance(measure, HeldOutMetrics) and trainer.eval_dataset is None and measure.is_online:
-        measure.sample_training(trainer, components.train_rows)
 
 
 def _rows_per_step(args: TrainingArguments) -> int:

@@ -209,3 +209,10 @@ def build_measure(
     halvings = count_halvings(adjustments, "per_device_eval_batch_size")
     batch_size = max(1, BATCH_SIZE >> halvings)
     return HeldOutMetrics(run, tokenizer, metrics, batch_size, agent, samples)
+
+
+def sample_training(trainer: Trainer, rows: Dataset) -> None:
+    """Write answers to the first training prompts where no row is held out."""
+    measure = trainer.hooks.measure
+    if isinstance(measure, HeldOutMetrics) and trainer.eval_dataset is None and measure.is_online:
+        measure.sample_training(trainer, rows)
