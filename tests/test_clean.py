@@ -12,7 +12,7 @@ import pytest
 from laid import lay_run, lay_sweep, set_status, write
 
 from runner.__main__ import main
-from runner.command import clean
+from runner.command import _deletion, clean
 from runner.io.files import files_of
 from runner.report import page
 from runner.run import Run, locked
@@ -116,14 +116,14 @@ def test_a_live_run_is_not_touched(group, capsys, monkeypatch):
         and f"{SECOND}: queued 4/8" in said
         and "held by pid" in said
     )
-    begun = clean.locked
+    begun = _deletion.locked
 
     # somebody else begins with it between the list and the deletion, and lets go again
     def meanwhile(run):
         set_status(run.folder, state="interrupted")
         return begun(run)
 
-    monkeypatch.setattr(clean, "locked", meanwhile)
+    monkeypatch.setattr(_deletion, "locked", meanwhile)
     assert main(["clean", f"kl/{THIRD}", "yes=true"]) == 0
     assert (group / THIRD).exists() and "changed meanwhile" in capsys.readouterr().out
 
@@ -261,9 +261,9 @@ def test_a_kill_leaves_nothing_that_looks_like_half_a_run(group, capsys, words, 
     for folder in there:
         run = read_run(folder)
         assert not run.damaged and not run.faults and run.state in ("finished", "failed")
-        assert run.state == "failed" or clean.damage_of(run.run.model) == {}
+        assert run.state == "failed" or _deletion.damage_of(run.run.model) == {}
         for checkpoint in (folder / "checkpoints").glob("checkpoint-*"):
-            assert clean.damage_of(checkpoint) == {}, "no torn checkpoint under its own name"
+            assert _deletion.damage_of(checkpoint) == {}, "no torn checkpoint under its own name"
     assert main(["clean", "kl", *words, "yes=true"]) == 0
     assert not list(group.rglob("*.removed")) or words == ["keep=model"]
     assert find_folders(group) == ([] if words != ["keep=model"] else there)

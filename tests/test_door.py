@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from runner.__main__ import main, read_command_line
-from runner.command import VERBS, table_of
+from runner.command import VERBS
+from runner.command._help import help_text
+from runner.command._option import options_of
 from runner.errors import ConfigError
 
 
@@ -183,8 +185,8 @@ def test_every_verb_explains_itself_and_refuses_what_is_wrong_without_torch():
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_help_of_a_verb_has_each_of_its_own_options(verb):
-    table = table_of(verb)
-    assert [key for key in table["options"] if f"{key}=" not in table["help"]] == []
+    text = help_text(verb)
+    assert [key for key in options_of(verb) if f"{key}=" not in text] == []
 
 
 def test_the_configuration_can_only_name_what_is_allowed(tmp_path, capsys):

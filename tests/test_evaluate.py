@@ -202,7 +202,7 @@ def test_an_own_dataset_brings_what_fits_it_and_the_rest_is_told(evaluate, tmp_p
 
 
 def test_both_sides_are_asked_at_one_temperature(laid):
-    from runner.command import evaluate
+    from runner.command._evaluation import PARTS, Options, _other_request, read_request
 
     shutil.copytree(TINY, laid.folder / "model")
     seal(laid.folder / "model")
@@ -210,9 +210,9 @@ def test_both_sides_are_asked_at_one_temperature(laid):
     line = read_command_line(
         ["evaluate", "laid", f"against={laid.folder}", "checkpoint=start", "temperature=0"]
     )
-    request = evaluate.read_request(line, evaluate.options_of("evaluate"), evaluate.PARTS)
-    (other,) = evaluate._other_side(line, request)
-    assert (request.options["temperature"], other.request.options["temperature"]) == (0, 0)
+    request = read_request(line, Options, PARTS)
+    other = _other_request(line, request, request.options.against)
+    assert (request.options.temperature, other.options.temperature) == (0, 0)
 
 
 @pytest.mark.slow

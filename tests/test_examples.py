@@ -4,7 +4,7 @@ import pytest
 from torch import Tensor
 
 from runner import metric
-from runner.command._request import in_a_name
+from runner.command._inference import to_file_name
 from runner.config.conversion import plain
 from runner.config.dialect import is_wanted
 from runner.config.experiment import Tolerate
@@ -130,7 +130,7 @@ PLACES = {"of": ["place", "topic"], "place": ["bar", "bar"], "topic": ["view", "
             text_of([{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]),
             "2",
         ),
-        (in_a_name("../easy rows"), "easy-rows"),
+        (to_file_name("../easy rows"), "easy-rows"),
         ([slice_length(cut, 4) for cut in CUTS], [0, 3, 0, 4, None]),
         (split_by_tokens([0, 1, 2, 3], lengths=[20, 90, 40, 39], budget=80), [[1], [2, 3], [0]]),
         (pairs([2.0, 1.0, 0.0, 3.0], label=[True, False, True, False]), {"": 0.5, "margin": -1.0}),

@@ -20,7 +20,7 @@ from trl.trainer.reward_trainer import DataCollatorForPreference as Scored
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling as Tokens
 
 from runner.__main__ import main
-from runner.command import options_of, split_options
+from runner.command._option import options_of, split_options
 from runner.config.experiment import Tolerate
 from runner.errors import ConfigError
 from runner.io.terminal import sample_lines

@@ -11,7 +11,7 @@ from laid import jobs_of
 
 from runner import config
 from runner.__main__ import main, read_command_line
-from runner.command import options_of, split_options
+from runner.command._option import options_of, split_options
 from runner.dataset.form import FORMS_FOR
 from runner.errors import RunnerError
 from runner.launch.compose.stages import compose_runs
@@ -54,7 +54,7 @@ def test_every_command_composes_and_passes_the_check(command, capsys, tmp_path, 
         return
     if line.verb not in ("preview", "rehearse", "train"):
         return  # a name that does not exist would not have been taken for a verb
-    for job in jobs_of(split_options(line.overrides, options_of(line.verb), line.verb)[1]):
+    for job in jobs_of(split_options(line.overrides, options_of(line.verb), line.verb).overrides):
         assert compose_runs(job, line.folders)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.command import Option, options_of, split_options
+from runner.command._option import Option, options_of, split_options
 from runner.config import Composed
 from runner.errors import Interrupted
 from runner.estimate import smoke

@@ -8,7 +8,8 @@ from laid import lay_run, write
 from omegaconf import OmegaConf
 
 from runner.__main__ import main
-from runner.command.reproduce import judge_reproduction, obstacles
+from runner.command._circumstances import obstacles
+from runner.command._verdict import judge_reproduction
 from runner.config import compose
 from runner.errors import SickRun
 from runner.io.files import files_of, read_json

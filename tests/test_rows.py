@@ -11,7 +11,7 @@ import pytest
 from datasets import Json
 
 from runner.__main__ import main
-from runner.command import options_of, split_options
+from runner.command._option import options_of, split_options
 from runner.config import compose
 from runner.config.build import serve
 from runner.config.experiment import Experiment

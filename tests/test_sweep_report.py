@@ -421,7 +421,9 @@ def test_a_metric_says_which_way_is_up(tmp_path, monkeypatch, capsys, metric, gi
     assert (
         main(
             SimpleNamespace(
-                runs=["kl"], overrides=[f"{key}={value}" for key, value in given.items()]
+                verb="report",
+                runs=["kl"],
+                overrides=[f"{key}={value}" for key, value in given.items()],
             )
         )
         == 0
@@ -776,7 +778,9 @@ def test_the_verb_lists_reports_and_refuses(tmp_path, monkeypatch, capsys):
 
     def line(*words: str):
         return SimpleNamespace(
-            runs=[w for w in words if "=" not in w], overrides=[w for w in words if "=" in w]
+            verb="report",
+            runs=[w for w in words if "=" not in w],
+            overrides=[w for w in words if "=" in w],
         )
 
     assert main(line()) == 0 and "no runs under outputs/ yet" in capsys.readouterr().out
@@ -983,7 +987,7 @@ def test_a_sweep_names_those_that_ended_worse(tmp_path, capsys):
     worse = group / "kl-0.2+lr-0.0001+seed-0"
     set_status(worse, cause="the model ended worse than it began: eval_exact 0.4 -> 0.1")
     for folder in (worse, group):
-        assert main(SimpleNamespace(runs=[str(folder)], overrides=[])) == 0
+        assert main(SimpleNamespace(verb="report", runs=[str(folder)], overrides=[])) == 0
     assert (
         "finished    kl-0.2+lr-0.0001+seed-0 4/8\n            the model ended worse"
         in capsys.readouterr().out

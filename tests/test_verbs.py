@@ -4,9 +4,11 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from runner import command
 from runner.__main__ import main
 
 
@@ -40,6 +42,11 @@ def test_verbs_that_look_need_nothing_heavy(tmp_path):
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment
     )
     assert done.stdout.splitlines()[-1] == "[0, 0, 0, 0]", done.stdout + done.stderr
+
+
+def test_every_verb_has_its_two_files_and_no_other_file_is_called_like_one():
+    files = {path.stem for path in Path(command.__file__).parent.glob("[a-z]*.py")}
+    assert files == {*command.VERBS, *(f"{verb}_options" for verb in command.VERBS)}
 
 
 @pytest.mark.parametrize("verb", ["export", "diff", "why", "reproduce", "report", "preview"])

@@ -443,7 +443,7 @@ def test_the_help_fits_a_screen_and_has_every_verb(capsys):
     assert len(lines) <= 55 and max(map(len, lines)) <= 80
     assert [
         line.split()[0] for line in lines if line.startswith("  ") and line.split()[0] in VERBS
-    ] == VERBS
+    ] == list(VERBS)
     assert {"trainer,", "peft,", "dataset,"} <= set(" ".join(lines).split())
 
 

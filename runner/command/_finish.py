@@ -1,12 +1,11 @@
-"""The end of a training: the last scores, the saved model, curves, upload, and the word finished."""
+"""The end of a training: the last scores, the saved model, the curves, and the upload."""
 
 import contextlib
 
 from accelerate.utils import set_seed
 
 from runner.command._closing import describe_end
-from runner.command._upload import note_failed_push, push_run
-from runner.errors import EnvironmentFault
+from runner.command._upload import push_run
 from runner.io.files import read_json, sync_rows, write_json
 from runner.io.temporary import temporarily
 from runner.report.plot_run import write_plots
@@ -54,13 +53,7 @@ def finish(run: Run, components: Components, stop: StopRequest, seconds: float) 
     if stop.number is not None:
         raise stop.error()
     rotate(run.checkpoints, components.seal.keep, trainer.state.best_model_checkpoint)
-    try:
-        push_run(run)
-    except EnvironmentFault as error:
-        # A signal makes an upload fail, too.
-        if stop.number is not None:
-            raise stop.error() from error
-        note_failed_push(run, error)
+    push_run(run, stop)
     sync_rows(run.folder)
     cause = describe_decline(read_run(run.folder))
     run.set_status("finished", step=trainer.state.global_step, cause=cause)

@@ -1,243 +1,191 @@
-"""The command line of a verb that asks a trained model (predict, evaluate) -> its options, and its configuration."""
+"""The command line of a verb that asks a trained model (predict, evaluate) -> the request."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from runner.command import CommandLine, Option, split_options
+from runner.command import CommandLine
+from runner.command._inference import InferenceRequest, Options, to_file_name
+from runner.command._option import options_in, split_options, to_record
+from runner.command._request_check import check_used
 from runner.config import resolve
-from runner.config.experiment import Experiment
 from runner.config.menu import read_menu
-from runner.config.override import dotted_key, force, parse, typed_keys
-from runner.errors import ConfigError, DataError, Fault
-from runner.generate.held_out_rows import Rows, read_sets
-from runner.generate.run_weights import Weights, find_weights
+from runner.config.override import dotted_key, force, parse
+from runner.errors import ConfigError, Fault
+from runner.generate.run_weights import find_weights
 from runner.launch.compose.stages import draft
 from runner.run import Run
-from runner.run.inputs import read_fingerprints
-from runner.run.record import check_whole, find_runs
+from runner.run.record import RunRecord, check_whole, find_runs
 from runner.schema import upstream
-from runner.schema.source import has_method
-from runner.validate import find_all_faults
-from runner.validate.hub_names import settle_hub
+from runner.schema.text import Config
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from runner.generate.completion import TextGenerator
-    from runner.generate.sampler import Model
-
-PARTS = ("model", "dataset", "quant", "metric", "reward")  # of a configuration, what is used here
-SETTINGS = ("allow", "output_root")  # of its top level
-BATCH_SIZE = 32
+# The parts of a configuration that are used, and the keys of its top level.
+PARTS = ("model", "dataset", "quant", "metric", "reward")
+SETTINGS = ("allow", "output_root")
 MAX_NEW_TOKENS = 64  # where neither the options nor the run say otherwise
-SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")  # options
-
-
-@dataclass(frozen=True)
-class InferenceRequest:
-    """The options of a command line with their defaults, the run, weights and configuration that they mean."""
-
-    options: Mapping[str, Any]
-    cfg: dict[str, Any]
-    run: Run | None
-    weights: Weights
-    chosen: frozenset[str]  # the groups that were typed
-    data: str  # a short name of the rows
-
-    @cached_property
-    def experiment(self) -> Experiment:
-        """The configuration as an object."""
-        return Experiment.read(self.cfg)
-
-    @property
-    def head(self) -> str:
-        """The last layer of the model: lm or score."""
-        return self.options.get("head") or str(self.cfg["trainer"].get("head", "lm"))
-
-    @property
-    def name(self) -> str:
-        """The run, or the model, as one would type it."""
-        return str(self.run) if self.run else str(self.cfg["model"].get("path"))
-
-    def facts(self, parts: Sequence[str]) -> dict[str, Any]:
-        """Everything on which the answers of the model depend, with these parts of the configuration."""
-        facts = {name: self.cfg.get(name) for name in parts}
-        facts |= {name: self.options.get(name) for name in ("limit", "set", "n")}
-        functions = {key: self.cfg["trainer"].get(key) for key in upstream.FUNCTIONS}
-        files = {name: self.cfg.get(name) for name in ("model", "dataset", "peft")}
-        facts["files"] = read_fingerprints(files | functions)
-        facts |= {"weights": [self.weights.name, self.weights.seal], "head": self.head}
-        facts["tools"] = [self.cfg["trainer"].get(key) for key in upstream.FUNCTIONS]
-        return facts | {"sampling": {name: self.options[name] for name in SAMPLING}}
-
-    def read_sets(self, to: str, keep: Sequence[str] | None = None) -> dict[str, Rows]:
-        """The rows of each set that is meant, in the form ``to``."""
-        name, limit, falls_back = (
-            self.options.get("set"),
-            self.options.get("limit"),
-            "dataset" in self.chosen,
-        )
-        try:
-            return read_sets(
-                self.experiment, to, name=name, limit=limit, falls_back=falls_back, keep=keep
-            )
-        except DataError as error:
-            if "file" in self.options:  # and not the key that it stands for
-                error.faults = [
-                    replace(each, fix=each.fix.replace("dataset.path=", "file="))
-                    for each in error.faults
-                ]
-            raise
-
-    def build_generator(self, model: Model, tokenizer: PreTrainedTokenizerBase) -> TextGenerator:
-        """The model as a generator of completions, with the settings of the options."""
-        from runner.generate.completion import TextGenerator, context_length
-        from runner.generate.sampler import Sampling
-        from runner.training.components.tools import agent_of, build_functions
-
-        how = {name: self.options[name] for name in SAMPLING if name != "seed"}
-        sampling = Sampling(
-            **how, rows=self.options["batch_size"], max_length=context_length(model)
-        )
-        agent = agent_of(self.experiment.trainer, build_functions(self.experiment.trainer))
-        return TextGenerator(
-            model, tokenizer, sampling, self.options["seed"], self.options.get("n", 1), agent=agent
-        )
-
-    def folder(self, name: str) -> Path:
-        """The folder for what a verb writes: in the run, or without one beside the runs."""
-        if self.run:
-            return self.run.folder / name
-        return (
-            Path(self.cfg["output_root"])
-            / name
-            / (in_a_name(self.name.rstrip("/").rpartition("/")[2]) or "model")
-        )
 
 
 def read_request(
-    line: CommandLine, own: Mapping[str, Option], parts: Sequence[str]
-) -> InferenceRequest:
-    """The request of a command line; ConfigError with every fault of it at once."""
-    verb, others = line.verb, (*parts, "template", *SETTINGS)
-    options, overrides, faults = split_options(line.overrides, own, verb, others)
+    line: CommandLine, kind: type[Options], parts: Sequence[str]
+) -> InferenceRequest[Options]:
+    """The request of a command line; ConfigError with every fault of it at once.
+
+    ``kind`` is the dataclass of the verb's options, and ``parts`` are the groups that it takes.
+    """
+    split = split_options(
+        line.overrides, options_in(kind), line.verb, (*parts, "template", *SETTINGS)
+    )
+    options = to_record(kind, split.options)
+    overrides = list(split.overrides)
     rivals = [word for word in overrides if dotted_key(word) in ("dataset", "dataset.path")]
-    if "file" in options and rivals:
-        faults.append(
-            Fault("file", f"{' '.join(rivals)} beside it", "one of them", "leave file out")
-        )
-    elif "file" in options:
-        path = str(options["file"]).replace("\\", "\\\\").replace("'", "\\'")
+    faults = list(split.faults)
+    if options.file is not None and rivals:
+        found = f"{' '.join(rivals)} beside it"
+        faults.append(Fault("file", found, "one of them", "leave file out"))
+    elif options.file is not None:
+        path = options.file.replace("\\", "\\\\").replace("'", "\\'")
         overrides += ["dataset=local", f"dataset.path='{path}'"]
     typed = {dotted_key(override): override for override in overrides}
-    faults += (
-        [
+    faults += _find_model_faults(line, typed)
+    ConfigError.refuse(faults)
+    root = Path(typed.get("output_root", "=outputs").partition("=")[2])
+    record = _find_run(line, root)
+    run = record.run if record else None
+    cfg = _compose(run, overrides, line.folders)
+    check_used(
+        cfg,
+        (*parts, *SETTINGS, "seed"),
+        line.folders,
+        overrides,
+        is_allowed="allow" in typed,
+    )
+    weights = find_weights(run, options.checkpoint)
+    options = _with_defaults(options, cfg, is_greedy=line.verb == "predict")
+    chosen = frozenset(key.partition(".")[0] for key in typed)
+    name = _name_of_rows(typed.get("dataset", ""), options.file, cfg)
+    return InferenceRequest(options, cfg, run, weights, chosen, name)
+
+
+def _find_model_faults(line: CommandLine, typed: Mapping[str, str]) -> list[Fault]:
+    """The faults where there is neither a run nor a model, or both."""
+    verb = line.verb
+    if not line.runs:
+        if "model" in typed:
+            return []
+        model = f"{verb} model=hub model.path=<org/name>"
+        return [
             Fault(
                 where="RUN",
                 found="none, and no model",
                 expected="a run, or a model",
-                fix=f"python -m runner {verb} outputs/<name>/<run>, or {verb} model=hub "
-                "model.path=<org/name>",
+                fix=f"python -m runner {verb} outputs/<name>/<run>, or {model}",
             )
         ]
-        if not line.runs and "model" not in typed
-        else []
-    )
-    for key in [key for key in ("model", "template") if line.runs and key in typed]:
-        word_text = typed[key]
-        faults.append(
-            Fault(
-                where=f"{key}",
-                found=f"{word_text} beside {line.runs[0]}",
-                expected=f"either a run, whose model and template are known, or {word_text}",
-                fix="leave it out; model.tokenizer.chat_template=<name> changes the template of a "
-                "run",
+    faults = []
+    for key in ("model", "template"):
+        if key in typed:
+            word = typed[key]
+            faults.append(
+                Fault(
+                    where=key,
+                    found=f"{word} beside {line.runs[0]}",
+                    expected=f"either a run, whose model and template are known, or {word}",
+                    fix="leave it out; model.tokenizer.chat_template=<name> changes the template "
+                    "of a run",
+                )
             )
-        )
-    ConfigError.refuse(faults)
-    root = Path(typed.get("output_root", "=outputs").partition("=")[2])
-    (found,) = find_runs(line.runs, verb, 1, root) if line.runs else [None]
-    if found:
-        check_whole(found)
-    run = found.run if found else None
-    cfg = _compose(run, overrides, line.folders)
-    used = {key: cfg.get(key) for key in (*parts, *SETTINGS, "seed")}
-    if (tuner := cfg.get("peft")) and has_method(tuner.get("_target_"), "prepare_model"):
-        used["peft"] = tuner  # whose code puts the weights on the model
-    allowed = tuple(cfg["allow"]) if "allow" in typed else ()
-    found_faults = find_all_faults(
-        used, menu=read_menu(line.folders), allow=allowed, typed=typed_keys(overrides)
+    return faults
+
+
+def _find_run(line: CommandLine, root: Path) -> RunRecord | None:
+    """The run that is asked, which must be whole; None where a model is asked."""
+    if not line.runs:
+        return None
+    (record,) = find_runs(line.runs, line.verb, 1, root)
+    check_whole(record)
+    return record
+
+
+def _with_defaults(options: Options, cfg: Config, *, is_greedy: bool) -> Options:
+    """The options with the defaults that depend on the run and the verb.
+
+    ``is_greedy`` is true for a verb whose single completion is the likeliest one.
+    """
+    temperature = options.temperature
+    if temperature is None:
+        temperature = 0 if is_greedy and options.n in (None, 1) else 1
+    tokens = options.max_new_tokens
+    if tokens is None:
+        args: Mapping[str, Any] = cfg["trainer"].get("args") or {}
+        tokens = int(upstream.completion_length(args) or MAX_NEW_TOKENS)
+    return replace(
+        options,
+        max_new_tokens=tokens,
+        temperature=float(temperature),
+        top_p=float(options.top_p),
     )
-    # which nobody needs here
-    ConfigError.refuse(each for each in found_faults if each.where != "trainer")
-    settle_hub([used])
-    weights = find_weights(run, options.get("checkpoint"))
-    tokens = upstream.completion_length(cfg["trainer"].get("args") or {}) or MAX_NEW_TOKENS
-    defaults = {
-        "batch_size": BATCH_SIZE,
-        "max_new_tokens": int(tokens),
-        "top_k": 0,
-        "top_p": 1,
-        "seed": 0,
-    }
-    defaults["temperature"] = 0 if verb == "predict" and options.get("n", 1) == 1 else 1
-    options = defaults | options
-    options |= {name: float(options[name]) for name in ("temperature", "top_p")}
-    data = typed.get("dataset", "").partition("=")[2]
-    if data in ("", "hub", "local"):  # of which the end of the path says more
-        path = options.get("file") or (cfg.get("dataset") or {}).get("path") or ""
-        data = str(path).rstrip("/").rpartition("/")[2].partition(".")[0]
-    chosen = frozenset(key.partition(".")[0] for key in typed)
-    return InferenceRequest(options, cfg, run, weights, chosen, in_a_name(data) or "rows")
 
 
+def _name_of_rows(word: str, file: str | None, cfg: Config) -> str:
+    """A short name of the rows: the option of the dataset group, or the end of their path."""
+    name = word.partition("=")[2]
+    if name in ("", "hub", "local"):
+        path = file or (cfg.get("dataset") or {}).get("path") or ""
+        name = str(path).rstrip("/").rpartition("/")[2].partition(".")[0]
+    return to_file_name(name) or "rows"
+
+
+# --- The configuration ----------------------------------------------------------------------------
 def _compose(run: Run | None, overrides: Sequence[str], folders: Sequence[Path]) -> dict[str, Any]:
-    """The frozen parts of a run with the overrides laid over them; without a run, the parts that overrides make."""
-    from omegaconf import OmegaConf
+    """The parts of a run with the overrides laid over them; without a run, those that they make.
 
-    frozen = run.cfg if run else {"trainer": {"head": "lm", "args": {}}}
-    menu = read_menu(folders)
-    chosen = (
-        {key for key in map(dotted_key, overrides) if key in menu}
-        if run
-        else {*PARTS, "callback", "tolerate"}
-    )
-    heads = {override: dotted_key(override).partition(".")[0] for override in overrides}
-    fresh = [
-        each
-        for each in overrides
-        if not run or heads[each] in chosen or dotted_key(each) in SETTINGS
-    ]
+    An option of a group takes the place of what the run had there, and a key changes it.
+    """
+    frozen: Mapping[str, Any] = {"trainer": {"head": "lm", "args": {}}}
+    chosen = {*PARTS, "callback", "tolerate"}
+    fresh = list(overrides)  # that are composed anew
+    if run:
+        frozen = run.cfg
+        menu = read_menu(folders)
+        chosen = {key for key in map(dotted_key, overrides) if key in menu}
+        fresh = [word for word in overrides if _is_fresh(word, chosen)]
     cfg = {key: frozen.get(key) for key in (*PARTS, "callback", "peft", "tolerate", "trainer")}
     cfg |= {"seed": frozen.get("seed", 0), "output_root": "outputs", "allow": []}
     if fresh:
-        # which keeps the rewards that a dataset brings
+        # This trainer keeps the rewards that a dataset brings.
         composed = draft(["trainer=grpo", *fresh], folders).cfg
-        brought = {"metric", "reward"} if "dataset" in chosen else set()
-        cfg |= {key: composed.get(key) for key in chosen | brought | set(SETTINGS)}
+        composed_keys = chosen | set(SETTINGS)
+        if "dataset" in chosen:
+            composed_keys |= {"metric", "reward"}
+        cfg |= {key: composed.get(key) for key in composed_keys}
         cfg["allow"] = cfg["allow"] or []
-    if not (changes := [each for each in overrides if each not in fresh]):
-        return cfg
-    if deleted := [override for override in changes if override.startswith("~")]:
-        key = dotted_key(deleted[0])
-        raise ConfigError(Fault(key, deleted[0], "a value for a key of the run", f"{key}=null"))
-    laid = OmegaConf.create(
-        {key: cfg[key] for key in dict.fromkeys(map(heads.get, changes)) if key in cfg}
-    )
+    changes = [word for word in overrides if word not in fresh]
+    return _lay_over(cfg, changes) if changes else cfg
+
+
+def _is_fresh(word: str, chosen: set[str]) -> bool:
+    """True for a word of a group whose option was typed, or of the top level."""
+    key = dotted_key(word)
+    group, _, _ = key.partition(".")
+    return group in chosen or key in SETTINGS
+
+
+def _lay_over(cfg: dict[str, Any], changes: list[str]) -> dict[str, Any]:
+    """A configuration with words that change keys of the run."""
+    from omegaconf import OmegaConf
+
+    for word in changes:
+        if word.startswith("~"):
+            key = dotted_key(word)
+            raise ConfigError(Fault(key, word, "a value for a key of the run", f"{key}=null"))
+    groups = dict.fromkeys(dotted_key(word).partition(".")[0] for word in changes)
+    changed = OmegaConf.create({group: cfg[group] for group in groups if group in cfg})
     for override in parse(force(changes, {})):
-        OmegaConf.update(laid, override.key_or_group, override.value(), merge=True, force_add=True)
-    resolved = resolve(
-        OmegaConf.create({"output_root": cfg["output_root"]} | dict(laid)), changes
-    ).cfg
-    return cfg | {key: resolved[key] for key in laid}
-
-
-def in_a_name(text: str) -> str:
-    """A text as a part of a file's name, with no letter in it that leads elsewhere."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")
+        key = override.key_or_group
+        OmegaConf.update(changed, key, override.value(), merge=True, force_add=True)
+    everything = OmegaConf.create({"output_root": cfg["output_root"]} | dict(changed))
+    resolved = resolve(everything, changes).cfg
+    return cfg | {key: resolved[key] for key in changed}

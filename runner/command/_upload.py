@@ -17,6 +17,8 @@ from runner.run.seal import SEAL
 if TYPE_CHECKING:
     from huggingface_hub import HfApi, RepoUrl
 
+    from runner.training.callback.stop import StopRequest
+
 Answer = TypeVar("Answer")
 
 
@@ -75,15 +77,21 @@ def open_run_repository(run: Run) -> RepoUrl | None:
         raise EnvironmentFault(replace(error.faults[0], where=where, fix=fix)) from error
 
 
-def push_run(run: Run) -> None:
-    """Upload the ``model/`` of a run where ``push_to_hub`` is set."""
-    repository = open_run_repository(run)
-    if repository:
-        push(run.model, repository)
-        print(f"pushed to {repository}")
+def push_run(run: Run, stop: StopRequest) -> None:
+    """Upload the ``model/`` of a run where ``push_to_hub`` is set; note it where that fails."""
+    try:
+        repository = open_run_repository(run)
+        if repository:
+            push(run.model, repository)
+            print(f"pushed to {repository}")
+    except EnvironmentFault as error:
+        # A signal makes an upload fail, too.
+        if stop.number is not None:
+            raise stop.error() from error
+        _note_failed_push(run, error)
 
 
-def note_failed_push(run: Run, error: EnvironmentFault) -> None:
+def _note_failed_push(run: Run, error: EnvironmentFault) -> None:
     """Note in the run that its upload failed, with the command that repeats it."""
     name = _repository_name(run)
     if "/" not in name:

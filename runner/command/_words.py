@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from runner.command import VERBS, CommandLine, options_of, table_of
+from runner.command import VERBS, CommandLine
+from runner.command._help import help_text
+from runner.command._option import options_of
 from runner.config.choice import FOREIGN, option_fault
 from runner.config.dialect import filled, meant_command
 from runner.config.menu import Options, read_menu
@@ -38,7 +40,7 @@ NO_FLAG = "a flag, and there is no such"
 
 
 def read_command_line(words: Sequence[str]) -> CommandLine:
-    """Sort the words; an unknown verb or flag is a ConfigError that offers the nearest known one."""
+    """The words, sorted; ConfigError for an unknown verb or flag, with the nearest known one."""
     try:
         known, others = _flag_parser().parse_known_args(list(words))
     except argparse.ArgumentError as error:
@@ -196,9 +198,9 @@ def _meant_verb(line: CommandLine, rest: str) -> str:
     verb = command.partition(" ")[0]
     options = options_of(verb) if verb in VERBS else {}
     if options:
-        groups = (*options, *OF_ROWS)
         for word in line.overrides:
-            if dotted_key(word).partition(".")[0] in groups:
+            name = dotted_key(word).partition(".")[0]
+            if name in options or name in OF_ROWS:
                 words = [*words, word]
     text: str = filled(command, {"word": first, "rest": rest, "runs": shlex.join(words)})
     return text
@@ -295,7 +297,7 @@ def _config_flag_fault(name: str, value: str, menu: Options) -> Fault:
 
 def _verb_flag_fault(verb: str, name: str, value: str) -> Fault:
     """The fault of a flag of a verb, whose options are key=value."""
-    examples = dict(re.findall(r"\b(\w+)=([^\s\]|]+)", table_of(verb)["help"]))
+    examples = dict(re.findall(r"\b(\w+)=([^\s\]|]+)", help_text(verb)))
     similar = best_guess(name, examples)
     fix = f"{CALL} {verb} --help"
     if similar:

@@ -1,12 +1,15 @@
 """Takes runs out of the queue of a cluster."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
-from runner.command import CommandLine, read_options
+from runner.command import CommandLine
+from runner.command._option import read_options
+from runner.command.cancel_options import Options
 from runner.config.build import build
 from runner.errors import ConfigError, Fault
-from runner.launch.queue import place_of, set_gone
+from runner.launch.queue import Place, place_of, set_gone
 from runner.report.table import MAX_LINES
 from runner.run.record import RunRecord, find_runs
 from runner.schema.text import to_override
@@ -14,53 +17,64 @@ from runner.validate import find_dangers
 from runner.validate.elsewhere import is_elsewhere
 
 
-def _check_address(address: object, typed: object, run: str) -> None:
-    """Refuse to reach another machine that a run's folder names, which may be somebody else's, and nobody typed."""
-    if address in ("auto", "local", typed, os.environ.get("RAY_ADDRESS")) or not is_elsewhere(
-        address
-    ):
-        return
-    found = f"{address}, which config.yaml of {run} says, and nobody typed"
-    fix = f"{to_override('launcher.address', address)}  (if you trust where it leads)"
-    raise ConfigError(Fault("launcher.address", found, "such an address on the command line", fix))
-
-
 def main(line: CommandLine) -> int:
-    """Cancel the jobs of the runs that the command line names, and say of each what became of it."""
-    options = read_options(line.overrides, "cancel")
-    root = Path(options.get("output_root", "outputs"))
+    """Cancel the jobs of the runs that the command line names; say what became of each run."""
+    options = read_options(line, Options)
     queues: dict[str, list[RunRecord]] = {}
-    for run in find_runs(line.runs, "cancel", None, root):
+    for run in find_runs(line.runs, "cancel", None, Path(options.output_root)):
         queues.setdefault(repr(run.cfg.get("launcher")), []).append(run)
     for runs in queues.values():
-        launcher, places = runs[0].cfg.get("launcher") or {}, {}
-        if "wait" in launcher:
-            ConfigError.refuse(
-                find_dangers(
-                    {"launcher": launcher}, "what the cluster itself has to cancel its jobs"
-                )
-            )
-            _check_address(launcher.get("address"), options.get("launcher.address"), str(runs[0]))
-            queue = build(launcher)
-            queue.check()
-            seen = queue.look()
-            places = {
-                run.folder: place for run in runs if (place := place_of(run.run, queue, seen))
-            }
-        if places:
-            queue.cancel([place.ticket for place in places.values()])
+        places = _cancel_jobs(runs, options.launcher_address)
         for number, run in enumerate(runs, 1):
-            if place := places.get(run.folder):
-                # else it says so itself
+            place = places.get(run.folder)
+            text = f"no job    {run}: {run.standing}"
+            if place:
+                text = f"cancelled {run}: {place.ticket}"
+                # A run that has begun says itself how it ends.
                 set_gone(run.run, f"{place.ticket} was cancelled before it began")
             if number <= MAX_LINES:
-                print(
-                    f"cancelled {run}: {place.ticket}"
-                    if place
-                    else f"no job    {run}: {run.standing}",
-                    flush=True,
-                )
-        print(
-            f"          and {len(runs) - MAX_LINES} more\n" if len(runs) > MAX_LINES else "", end=""
-        )
+                print(text, flush=True)
+        if len(runs) > MAX_LINES:
+            print(f"          and {len(runs) - MAX_LINES} more")
     return 0
+
+
+def _cancel_jobs(runs: Sequence[RunRecord], typed_address: str | None) -> dict[Path, Place]:
+    """Cancel the jobs of runs that have one launcher; returns their places in its queue."""
+    launcher = runs[0].cfg.get("launcher") or {}
+    if "wait" not in launcher:
+        return {}
+    fix = "what the cluster itself has to cancel its jobs"
+    ConfigError.refuse(find_dangers({"launcher": launcher}, fix))
+    _check_address(launcher.get("address"), typed_address, str(runs[0]))
+    queue = build(launcher)
+    queue.check()
+    seen = queue.look()
+    places = {}
+    for run in runs:
+        place = place_of(run.run, queue, seen)
+        if place:
+            places[run.folder] = place
+    if places:
+        queue.cancel([place.ticket for place in places.values()])
+    return places
+
+
+def _check_address(address: object, typed_address: str | None, run: str) -> None:
+    """Refuse to reach another machine that a run's folder names and nobody typed.
+
+    The folder may be somebody else's.
+    """
+    if address in ("auto", "local", typed_address, os.environ.get("RAY_ADDRESS")):
+        return
+    if not is_elsewhere(address):
+        return
+    word = to_override("launcher.address", address)
+    raise ConfigError(
+        Fault(
+            where="launcher.address",
+            found=f"{address}, which config.yaml of {run} says, and nobody typed",
+            expected="such an address on the command line",
+            fix=f"{word}  (if you trust where it leads)",
+        )
+    )

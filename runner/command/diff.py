@@ -3,7 +3,9 @@
 import shutil
 from pathlib import Path
 
-from runner.command import CommandLine, read_options
+from runner.command import CommandLine
+from runner.command._option import read_options
+from runner.command.diff_options import Options
 from runner.io.terminal import print_visible
 from runner.report.compare import sections_of
 from runner.report.number import short
@@ -13,21 +15,24 @@ from runner.run.record import find_runs
 
 def main(line: CommandLine) -> int:
     """Print the differences of the two runs that the command line names."""
-    runs = find_runs(
-        line.runs,
-        "diff",
-        2,
-        Path(read_options(line.overrides, "diff").get("output_root", "outputs")),
-    )
-    sections, width = sections_of(*runs), shutil.get_terminal_size((80, 24)).columns
-    names = [f"{short(str(run), width - 12 - len(run.standing))}  {run.standing}" for run in runs]
-    lines = [f"A         {names[0]}", f"B         {names[1]}"]
-    for title, unknown in (("same", False), ("not said", True)):
-        if titles := [
-            section.title for section in sections if not section.rows and section.unknown is unknown
-        ]:
-            lines.append(f"{title:<10}{', '.join(titles)}")
+    options = read_options(line, Options)
+    runs = find_runs(line.runs, "diff", 2, Path(options.output_root))
+    width = shutil.get_terminal_size((80, 24)).columns
+    lines = []
+    for letter, run in zip("AB", runs, strict=True):
+        name = short(str(run), width - 12 - len(run.standing))
+        lines.append(f"{letter}         {name}  {run.standing}")
+    sections = sections_of(*runs)
+    empty = [section for section in sections if not section.rows]
+    same = [section.title for section in empty if not section.unknown]
+    unknown = [section.title for section in empty if section.unknown]
+    if same:
+        lines.append(f"same      {', '.join(same)}")
+    if unknown:
+        lines.append(f"not said  {', '.join(unknown)}")
     for section in sections:
-        lines += ["", *section_table(section, width)] if section.rows else []
+        if section.rows:
+            lines.append("")
+            lines += section_table(section, width)
     print_visible("\n".join(lines))
     return 0

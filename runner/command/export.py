@@ -1,11 +1,11 @@
 """Writes the model of a finished run for others, and uploads it where a repository is named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
-from runner.command import CommandLine, read_options
+from runner.command import CommandLine
+from runner.command._option import read_options
 from runner.command._upload import open_repository, push
+from runner.command.export_options import Options
 from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import display_path
 from runner.run.record import check_finished, find_runs
@@ -15,10 +15,11 @@ from runner.training.export import export
 
 def main(line: CommandLine) -> int:
     """Export the run that the command line names, and push it where a repository is named."""
-    options = read_options(line.overrides, "export")
-    (run,) = find_runs(line.runs, "export", 1, Path(options.get("output_root", "outputs")))
+    options = read_options(line, Options)
+    (run,) = find_runs(line.runs, "export", 1, Path(options.output_root))
     check_finished(run, "export")
-    if (run.cfg.get("model") or {}).get("trust_remote_code") and "trust_remote_code" not in options:
+    model = run.cfg.get("model") or {}
+    if model.get("trust_remote_code") and options.trust_remote_code is None:
         raise ConfigError(
             Fault(
                 where="trust_remote_code",
@@ -27,18 +28,20 @@ def main(line: CommandLine) -> int:
                 fix="=true  (if you trust it), or =false",
             )
         )
-    if not (run.folder / "model").is_dir():
-        raise FolderError(
-            Fault(display_path(run.folder / "model"), "missing", "the model of a finished run")
-        )
-    check_sealed(run.folder / "model")
-    private, name = options.get("private", True), options.get("push")
-    repository = open_repository(name, private) if name else ""  # asked before the work
-    folder = Path(options.get("to") or run.folder / "export")
-    trusted = options.get("trust_remote_code", False)
-    print("\n".join(export(run, folder, options.get("dtype"), options.get("license"), trusted)))
-    print(f"export    {display_path(folder)}")
+    folder = run.folder / "model"
+    if not folder.is_dir():
+        raise FolderError(Fault(display_path(folder), "missing", "the model of a finished run"))
+    check_sealed(folder)
+    repository = None
+    if options.push:
+        # The hub is asked before the work.
+        repository = open_repository(options.push, options.private)
+    target = Path(options.to or run.folder / "export")
+    is_trusted = bool(options.trust_remote_code)
+    lines = export(run, target, options.dtype, options.license, is_trusted)
+    print("\n".join(lines))
+    print(f"export    {display_path(target)}")
     if repository:
-        push(folder, repository)
+        push(target, repository)
         print(f"pushed    {repository}")
     return 0

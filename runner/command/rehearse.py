@@ -4,16 +4,15 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
-from runner.command import CommandLine, options_of, split_options
-from runner.config import Composed
-from runner.config.override import latest
+from runner.command import CommandLine
+from runner.command._jobs import compose_command
+from runner.command._option import options_in, split_options, to_record
+from runner.command.rehearse_options import Options
 from runner.errors import ConfigError, Fault, Interrupted
 from runner.io.terminal import quiet
-from runner.launch.compose import stages, sweep_axes
-from runner.launch.compose.grid import compose_jobs
 from runner.launch.processes import prepare_environment
 from runner.launch.signals import Stop
 from runner.run import Run
@@ -23,22 +22,20 @@ from runner.validate.start import check_parts
 
 
 def main(line: CommandLine) -> int:
-    """Play through what the command line means, tell what the real thing will need, and return the exit code."""
-    target, overrides, faults = split_options(line.overrides, options_of("rehearse"), "rehearse")
-    faults += (
-        [
+    """Play through what the command line means, and forecast what the real thing will need."""
+    split = split_options(line.overrides, options_in(Options), "rehearse")
+    faults = list(split.faults)
+    if line.runs:
+        faults.append(
             Fault(
                 where="command line",
-                found=f"{' '.join(line.runs)}",
+                found=" ".join(line.runs),
                 expected="overrides as for a training",
                 fix="python -m runner rehearse trainer=dpo",
             )
-        ]
-        if line.runs
-        else []
-    )
+        )
     ConfigError.refuse(faults)
-    jobs = jobs_of(overrides, line.folders, line.multirun)
+    jobs = compose_command(split.overrides, line.folders, line.multirun)
     check_parts(jobs)
     settle_hub([composed.cfg for runs in jobs for composed in runs])
     prepare_environment()
@@ -48,15 +45,18 @@ def main(line: CommandLine) -> int:
     if len(jobs) > 1:
         heading = f"rehearsal {len(jobs)} jobs, {len(cases)} of them to play"
         print(f"{heading}: the others differ in numbers only", flush=True)
-    folder, code = Path(tempfile.mkdtemp(prefix="rehearsal-")), 0
+    options = to_record(Options, split.options)
+    device = {name: value for name, value in asdict(options).items() if value is not None}
+    folder = Path(tempfile.mkdtemp(prefix="rehearsal-"))
+    code = 0
     try:
         with quiet():
             code = play(cases, folder, line.debug)
-            print_forecasts([] if code else cases, target, folder / "measured")
-        causes = [
-            str(cause) for case in cases if case.code and (cause := case.run.status().get("cause"))
-        ]
-        print("\n".join(causes), end="\n" if causes else "", file=sys.stderr)
+            print_forecasts([] if code else cases, device, folder / "measured")
+        for case in cases:
+            cause = case.run.status().get("cause") if case.code else None
+            if cause:
+                print(cause, file=sys.stderr)
     finally:
         if code:
             print(f"kept      {folder}", flush=True)
@@ -65,22 +65,11 @@ def main(line: CommandLine) -> int:
     return code
 
 
-def jobs_of(
-    overrides: Sequence[str], folders: Sequence[Path], multirun: bool
-) -> list[list[Composed]]:
-    """The runs of each job; of a search only the first, because it chooses the others by what comes out."""
-    if not multirun and sweep_axes.chosen_sweep(overrides) is None:
-        return [stages.compose_runs(overrides, folders)]
-    axes, plugin = sweep_axes.read_sweep(overrides, folders)
-    whole = latest([*axes, *latest(overrides)])
-    untyped = sweep_axes.untyped_keys(axes, overrides)
-    if plugin:
-        return [stages.compose_runs(sweep_axes.first_of(whole), folders, untyped)]
-    return compose_jobs(whole, folders, untyped)
-
-
 def rehearse(run: Run, stop: Stop) -> None:
-    """Play the next part of a smoke run, by how far its files say that it came; what the worker calls."""
+    """Play the next part of a smoke run, by how far its files say that it came.
+
+    The worker calls it, once for each part.
+    """
     from runner.command.train import train
     from runner.estimate.smoke import export_model, inspect_rows, read_lengths
 
@@ -88,8 +77,10 @@ def rehearse(run: Run, stop: Stop) -> None:
         inspect_rows(run)
         run.set_status("interrupted", cause=None)
         return
-    if not (is_resumed := bool(sealed_checkpoints(run.checkpoints))):
-        stop = Stop(signal.SIGTERM)  # as soon as it can save a step
+    is_resumed = bool(sealed_checkpoints(run.checkpoints))
+    if not is_resumed:
+        # It stops as soon as it can save a step.
+        stop = Stop(signal.SIGTERM)
     try:
         train(run, stop)
         export_model(run)

@@ -1,36 +1,39 @@
-"""Shows runs, side by side or one by one: a table here, a page, pictures and files beside the runs."""
+"""Shows runs, side by side or one by one: a table, a page, pictures and files beside the runs."""
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from runner.command import CommandLine, read_options
+from runner.command import CommandLine
+from runner.command._listing import listing
+from runner.command._option import read_options
+from runner.command.report_options import Options
 from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import display_path
 from runner.io.terminal import print_visible
 from runner.report.compare import find_changed_keys
-from runner.report.index import read_group
-from runner.report.number import short
+from runner.report.index import RunOfMany, read_group
 from runner.report.page import write_report, write_run_report
 from runner.report.selection import summarise
-from runner.report.sweep import list_states
-from runner.report.table import Column, format_table, run_table, sweep_table
+from runner.report.table import run_table, sweep_table
 from runner.run import foreign_faults
-from runner.run.find import find_folders, is_run, resolve_word
-from runner.run.record import RunRecord, read_run, read_state
+from runner.run.find import is_run, resolve_word
+from runner.run.record import read_run
 
-# that a report of several runs writes
+# The files that a report of several runs writes.
 PAGES = ("report.html", "summary.csv", "summary.jsonl", "summary.parquet")
 
 
 def main(line: CommandLine) -> int:
-    """Report on each folder that the command line names, or list what there is; 0 when that could be done."""
-    options = read_options(line.overrides, "report")
-    root = Path(options.pop("output_root", "outputs"))
+    """Report on each folder that the command line names, or list what there is."""
+    options = read_options(line, Options)
+    root = Path(options.output_root)
+    choices = _choices_of(options)
     folders = [resolve_word(word, "report", root) for word in line.runs]
-    if not folders and options:
-        words = " ".join(f"{key}={value}" for key, value in options.items())
+    if not folders and choices:
+        words = " ".join(f"{key}={value}" for key, value in choices.items())
         raise ConfigError(
             Fault(
                 where="command line",
@@ -42,72 +45,71 @@ def main(line: CommandLine) -> int:
     if not folders:
         print_visible(listing(root))
     for number, folder in enumerate(folders):
-        print_visible(
-            ("\n" if number else "")
-            + report(folder, **({} if is_run(folder) and folders[1:] else options))
-        )
+        # Among several folders that of one run is shown whole.
+        is_one_of_several = is_run(folder) and len(folders) > 1
+        text = report(folder) if is_one_of_several else report(folder, **choices)
+        print_visible(f"\n{text}" if number else text)
     if len(folders) > 1:
-        read = (
-            run for each in folders for run in read_group(each.parent if is_run(each) else each)
-        )
-        runs = {run.folder: run for run in read if {run.folder, run.folder.parent} & {*folders}}
-        page = write_report(summarise(list(runs.values()), **options))
+        page = write_report(summarise(_read_runs(folders), **choices))
         print_visible(f"\npage      {display_path(page)}  (all of these)")
     return 0
 
 
-def report(folder: Path, **options: Any) -> str:
-    """Write the report of a run or of a group into its folder, and return what the terminal shows of it."""
+def _choices_of(options: Options) -> dict[str, Any]:
+    """The options that were typed, apart from the folder of all runs."""
+    values = asdict(options)
+    del values["output_root"]
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _read_runs(folders: Sequence[Path]) -> list[RunOfMany]:
+    """The runs of some folders, each of one run or of a group, without doubles."""
+    runs = {}
+    for folder in folders:
+        for run in read_group(folder.parent if is_run(folder) else folder):
+            if run.folder in folders or run.folder.parent in folders:
+                runs[run.folder] = run
+    return list(runs.values())
+
+
+def report(folder: Path, **choices: Any) -> str:
+    """The text for the terminal of the report of a run or of a group, which is written there.
+
+    ``choices`` are those of ``summarise``, for a group alone.
+    """
     width = shutil.get_terminal_size((80, 24)).columns
-    if is_run(folder):
-        if options:
-            raise ConfigError(
-                Fault(
-                    where=f"{next(iter(options))}",
-                    found="one run, which nothing is compared with",
-                    expected="several runs",
-                    fix=f"python -m runner report {folder.parent}",
-                )
+    if not is_run(folder):
+        return _report_group(folder, choices, width)
+    if choices:
+        raise ConfigError(
+            Fault(
+                where=next(iter(choices)),
+                found="one run, which nothing is compared with",
+                expected="several runs",
+                fix=f"python -m runner report {folder.parent}",
             )
-        run = read_run(folder)
-        FolderError.refuse(run.faults)
-        changed = find_changed_keys(run)
-        page = display_path(write_run_report(run, changed))
-        return f"{run_table(run, changed, width)}\npage      {page}"
-    plots = folder / "plots"  # the runs themselves may be links to where they are
-    wrong = [path for name in PAGES if (path := folder / name).is_dir() and not path.is_symlink()]
-    wrong += [plots] if plots.is_symlink() or (plots.exists() and not plots.is_dir()) else []
-    FolderError.refuse(foreign_faults(wrong))
-    summary = summarise(folder, **options)
+        )
+    run = read_run(folder)
+    FolderError.refuse(run.faults)
+    changed = find_changed_keys(run)
+    page = display_path(write_run_report(run, changed))
+    return f"{run_table(run, changed, width)}\npage      {page}"
+
+
+def _report_group(folder: Path, choices: dict[str, Any], width: int) -> str:
+    # The runs themselves may be links to where they are, but not what is written here.
+    strangers = []
+    for name in PAGES:
+        path = folder / name
+        if path.is_dir() and not path.is_symlink():
+            strangers.append(path)
+    plots = folder / "plots"
+    if plots.is_symlink() or (plots.exists() and not plots.is_dir()):
+        strangers.append(plots)
+    FolderError.refuse(foreign_faults(strangers))
+    summary = summarise(folder, **choices)
     if summary.condition and not summary.runs:
         return f"report    {display_path(folder)}: none {summary.condition}; nothing was written"
     page = display_path(write_report(summary))
-    return f"{sweep_table(summary, width)}\nrows      {page.removesuffix('report.html')}summary.csv\npage      {page}"
-
-
-def find_names(folders: Iterable[Path]) -> list[tuple[Path, list[RunRecord]]]:
-    """Those of some folders in which runs are, with the states of these, newest first."""
-    names = [
-        (path, runs)
-        for path in folders
-        if path.is_dir() and (runs := [*map(read_state, find_folders(path))])
-    ]
-    return sorted(
-        names,
-        key=lambda name: max(str(run.status.get("updated") or "") for run in name[1]),
-        reverse=True,
-    )
-
-
-def listing(root: Path) -> str:
-    """The names under a folder of outputs, newest first, with how many runs are in which state."""
-    if not (rows := [(display_path(path), runs) for path, runs in find_names(root.glob("*"))]):
-        return f"no runs under {display_path(root)}/ yet"
-    columns = [
-        Column("folder", [short(path, 50) for path, _ in rows], True, True),
-        Column("runs", [str(len(runs)) for _, runs in rows], True),
-        Column("states", [list_states(runs) for _, runs in rows], True, True),
-    ]
-    return "\n".join(
-        [*format_table(columns, 80), f"\nnext      python -m runner report {rows[0][0]}"]
-    )
+    rows = f"{page.removesuffix('report.html')}summary.csv"
+    return f"{sweep_table(summary, width)}\nrows      {rows}\npage      {page}"

@@ -68,7 +68,8 @@ def _train(run: Run, components: Components, stop: StopRequest) -> None:
             message = f"it had come to step {step}, and no checkpoint was saved"
             print(f"begins    again: {message}", flush=True)
     # The start writes those of this time.
-    processes_before = _processes_of(source) if source else None
+    manifest = source.manifest() if source else {}
+    processes_before = (manifest.get("hardware") or {}).get("processes")
     prepare_start(run, components, source)
     if source is None:
         check_first_rows(run, components)
@@ -92,13 +93,6 @@ def _train(run: Run, components: Components, stop: StopRequest) -> None:
             raise stop.error()
         check_steps_taken(run, components)
         finish(run, components, stop, time.monotonic() - began)
-
-
-def _processes_of(run: Run) -> int | None:
-    """The processes with which a run has trained, as far as its manifest knows them."""
-    hardware = run.manifest().get("hardware") or {}
-    processes: int | None = hardware.get("processes")
-    return processes
 
 
 def _begin_from_other(run: Run, other: Run, components: Components) -> Path:

@@ -2,15 +2,14 @@
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
 
 from runner.command import CommandLine
-from runner.config import compose
+from runner.config import Composed, compose
 from runner.config.dialect import find_meanings
-from runner.config.provenance import Provenance, read_provenance
+from runner.config.provenance import Provenance, Setting, read_provenance
 from runner.errors import ConfigError, Fault
 from runner.io.secrets import hidden
 from runner.io.terminal import print_visible
@@ -19,114 +18,190 @@ from runner.report.number import short
 from runner.report.table import Column, format_table
 from runner.schema.did_you_mean import nearest
 from runner.schema.literal import to_text
-from runner.schema.text import flatten, select, walk
+from runner.schema.text import Config, flatten, select, walk
 from runner.validate.context import ValidationContext
 
 MAX_VALUE_WIDTH = 36  # characters of a value
+# Settings of the model's option that a value computed for the model has replaced.
+OF_MODEL_OPTION = re.compile(r"(?!model\.).*\bmodel/[^/]+\.yaml:")
 
 
 def main(line: CommandLine) -> int:
-    """Print where the value of the key comes from, for each configuration that the command line means."""
+    """Print where the value of the key comes from, for each configuration that is meant."""
     if len(line.runs) != 1:
-        found = " and ".join(line.runs) or "no key"
-        raise ConfigError(
-            Fault(
-                where="KEY",
-                found=f"{found}",
-                expected="one key and the words of one configuration; what a run froze stands in its "
-                "config.yaml",
-                fix="python -m runner why learning_rate trainer=dpo",
-            )
-        )
-    try:  # what is wrong with a configuration keeps nobody from asking why
-        runs = [compose(line.overrides, line.folders)]
-    except ConfigError:  # such as a reference to another run
-        runs = []
-    if not runs or "stages" in runs[0].cfg:
-        runs = stages.compose_runs(line.overrides, line.folders)
-    stage, _, inner = line.runs[0].partition(".")
-    # the key begins with a stage
-    meant = [composed for composed in runs if inner and composed.stage == stage]
-    lines = []
-    for number, composed in enumerate(meant or runs):
-        words, typed = (
-            (composed.words, composed.overrides) if composed.stage else (composed.overrides, None)
-        )
-        origins = read_provenance(composed.cfg, words, line.folders, typed, composed.stage)
-        # set by the model's option besides it
-        lost = r"(?!model\.).*\bmodel/[^/]+\.yaml:" if composed.note else "$"
-        settings = [
-            each for each in origins.settings if not re.match(lost, f"{each.key} {each.place}")
-        ]
-        lines += [("\n" if number else "") + f"stage {composed.stage}"] if composed.stage else []
-        lines += explain(
-            inner if meant else line.runs[0], replace(origins, settings=settings), line.overrides
-        )
+        raise ConfigError(_no_single_key(line.runs))
+    (key,) = line.runs
+    runs = _compose(line)
+    stage, _, inner_key = key.partition(".")
+    of_stage = [composed for composed in runs if inner_key and composed.stage == stage]
+    if of_stage:
+        runs = of_stage
+        key = inner_key
+    lines: list[str] = []
+    for composed in runs:
+        if composed.stage:
+            if lines:
+                lines.append("")
+            lines.append(f"stage {composed.stage}")
+        lines += explain(key, _provenance_of(composed, line), line.overrides)
     print_visible(hidden("\n".join(lines)))
     return 0
 
 
-def explain(key: str, origins: Provenance, words: Sequence[str] = ()) -> Iterator[str]:
-    """The lines that explain one key, and those that it is taken from; of a node, a line for each of its keys."""
-    key = find_key(key, origins.cfg, words)
-    node = select(origins.cfg, key)
+def _no_single_key(words: Sequence[str]) -> Fault:
+    return Fault(
+        where="KEY",
+        found=" and ".join(words) or "no key",
+        expected="one key and the words of one configuration; what a run froze stands in its "
+        "config.yaml",
+        fix="python -m runner why learning_rate trainer=dpo",
+    )
+
+
+def _compose(line: CommandLine) -> list[Composed]:
+    """The configurations that are meant, unchecked if possible: wrong ones are explained, too."""
+    try:
+        composed = compose(line.overrides, line.folders)
+    except ConfigError:  # such as for a reference to another run
+        return stages.compose_runs(line.overrides, line.folders)
+    if "stages" in composed.cfg:
+        return stages.compose_runs(line.overrides, line.folders)
+    return [composed]
+
+
+def _provenance_of(composed: Composed, line: CommandLine) -> Provenance:
+    """The settings of all keys, without those that the runner has replaced for the model."""
+    words = composed.overrides
+    typed = None
+    if composed.stage:
+        words = composed.words
+        typed = composed.overrides
+    provenance = read_provenance(composed.cfg, words, line.folders, typed, composed.stage)
+    if not composed.note:
+        return provenance
+    settings = []
+    for setting in provenance.settings:
+        if not OF_MODEL_OPTION.match(f"{setting.key} {setting.place}"):
+            settings.append(setting)
+    return replace(provenance, settings=settings)
+
+
+@dataclass(frozen=True)
+class SettingLine:
+    """A line of the explanation of a key."""
+
+    word: str  # ``is`` for what counts, ``over`` for what it has overridden; or a key
+    value: str
+    place: str
+
+
+def explain(key: str, provenance: Provenance, words: Sequence[str] = ()) -> Iterator[str]:
+    """The lines that explain a key and those that its value is taken from.
+
+    Of a node they are a line for each of its keys.
+    """
+    key = find_key(key, provenance.cfg, words)
+    node = select(provenance.cfg, key)
     if isinstance(node, Mapping) and node:
         yield key
-        values = {
-            f"{key}.{name}": short(to_text(entry), MAX_VALUE_WIDTH)
-            for name, entry in flatten(node).items()
-        }
-        yield from _align(
-            (name, text, next((e.place for e in origins.of(name)), ""))
-            for name, text in values.items()
-        )
+        yield from _explain_node(key, node, provenance)
         return
     keys = [key]
-    for each in keys:  # which grows by the keys that a value is taken from
-        settings = origins.of(each)
+    # The list grows by the keys that a value is taken from.
+    for path in keys:
+        settings = provenance.of(path)
         follows = settings[0].follows if settings else ()
-        # The value is that of the configuration or else the default; there is none where only the
-        # run knows it.
-        path, _, name = each.rpartition(".")
-        holder, value = select(origins.cfg, path), settings[0].text if settings else ""
-        if isinstance(holder, Mapping) and name in holder:
-            value = to_text(holder[name])
-        elif follows:
-            value = to_text(select(origins.cfg, follows[0]))
-        yield f"{each} = {short(value, MAX_VALUE_WIDTH)}" if value else each
-        rows: list[tuple[str, ...]] = []
-        for entry in settings:
-            # of a key above this one
-            text = entry.text if each.endswith(entry.key) else f"{entry.key}: {entry.text}"
-            place = f"{entry.place}  ({entry.note})" if entry.note else entry.place
-            rows.append(("over" if rows else "is", short(text, MAX_VALUE_WIDTH), place))
-        yield from _align(rows) if rows else ["  no file and no word sets it"]
+        value = _value_of(path, provenance.cfg, settings)
+        yield f"{path} = {short(value, MAX_VALUE_WIDTH)}" if value else path
+        lines: list[SettingLine] = []
+        for setting in settings:
+            text = setting.text
+            if not path.endswith(setting.key):  # it sets a key above this one
+                text = f"{setting.key}: {text}"
+            place = f"{setting.place}  ({setting.note})" if setting.note else setting.place
+            word = "over" if lines else "is"
+            lines.append(SettingLine(word, short(text, MAX_VALUE_WIDTH), place))
+        if lines:
+            yield from _align(lines)
+        else:
+            yield "  no file and no word sets it"
         keys += [name for name in follows if name not in keys]
 
 
-def _align(rows: Iterable[tuple[str, ...]]) -> list[str]:
-    return format_table([Column("", cells, True, True) for cells in zip(*rows, strict=True)], 200)[
-        1:
+def _explain_node(key: str, node: Config, provenance: Provenance) -> list[str]:
+    """A line for each value of a node, with the place that sets it."""
+    lines = []
+    for name, value in flatten(node).items():
+        path = f"{key}.{name}"
+        settings = provenance.of(path)
+        place = settings[0].place if settings else ""
+        lines.append(SettingLine(path, short(to_text(value), MAX_VALUE_WIDTH), place))
+    return _align(lines)
+
+
+def _value_of(path: str, cfg: Config, settings: Sequence[Setting]) -> str:
+    """The value of a key in the configuration, else its default.
+
+    Empty where only the run knows it.
+    """
+    parent, _, name = path.rpartition(".")
+    holder = select(cfg, parent)
+    if isinstance(holder, Mapping) and name in holder:
+        return to_text(holder[name])
+    if not settings:
+        return ""
+    if settings[0].follows:
+        return to_text(select(cfg, settings[0].follows[0]))
+    return settings[0].text
+
+
+def _align(lines: Sequence[SettingLine]) -> list[str]:
+    columns = [
+        Column("", [line.word for line in lines], needed=True, left=True),
+        Column("", [line.value for line in lines], needed=True, left=True),
+        Column("", [line.place for line in lines], needed=True, left=True),
     ]
+    _, *rows = format_table(columns, 200)
+    return rows
 
 
-def find_key(key: str, cfg: Mapping[str, Any], words: Sequence[str] = ()) -> str:
-    """The whole key that is meant: as it is, or the only one that ends so; or ConfigError, to type with ``words``."""
-    there = dict(walk(cfg))
-    # Every key that is there, and those that its targets take besides.
-    known = dict.fromkeys(
-        [*there, *(() if key in there else chain(*ValidationContext(cfg).places.values()))]
-    )
-    if key in known:
+def find_key(key: str, cfg: Config, words: Sequence[str] = ()) -> str:
+    """The whole key that is meant: the key itself, or the only one that ends so.
+
+    Raises ConfigError for none and for several; the fix is typed with ``words``.
+    """
+    # Every key of the configuration, and those that its targets take besides.
+    paths = dict.fromkeys(path for path, _ in walk(cfg))
+    if key in paths:
         return key
-    ends = [path for path in known if path.endswith(f".{key}")]
-    set_ones = [path for path in ends if isinstance(select(cfg, path.rpartition(".")[0]), Mapping)]
+    paths |= dict.fromkeys(chain(*ValidationContext(cfg).places.values()))
+    if key in paths:
+        return key
+    ends = [path for path in paths if path.endswith(f".{key}")]
     if len(ends) == 1:
         return ends[0]
-    lasts = {path.rpartition(".")[2]: path for path in reversed(known)}
-    near = [lasts[name] for name in nearest(key.rpartition(".")[2], lasts)]
-    meant = [path for meaning in find_meanings(key, 1) for path in meaning.words if path in known]
-    near = set_ones or meant or nearest(key, known) or near
-    found = f"{len(ends)} keys end so" if ends else "no such key"
-    fix = shlex.join(["python", "-m", "runner", "why", *[*near, "trainer"][:1], *words])
-    raise ConfigError(Fault(key, found, ", ".join(near[:3]) or "a key of this configuration", fix))
+    raise ConfigError(_no_such_key(key, ends, list(paths), cfg, words))
+
+
+def _no_such_key(
+    key: str, ends: Sequence[str], paths: Sequence[str], cfg: Config, words: Sequence[str]
+) -> Fault:
+    """The fault of a key that is none; ``ends`` are the ``paths`` that end with it."""
+    near = [path for path in ends if isinstance(select(cfg, path.rpartition(".")[0]), Mapping)]
+    if not near:
+        for meaning in find_meanings(key, 1):
+            near += [path for path in meaning.words if path in paths]
+    near = near or nearest(key, paths)
+    if not near:
+        last_names: dict[str, str] = {}
+        # The first of several keys with one name counts.
+        for path in reversed(paths):
+            last_names[path.rpartition(".")[2]] = path
+        near = [last_names[name] for name in nearest(key.rpartition(".")[2], last_names)]
+    likeliest = near[0] if near else "trainer"
+    return Fault(
+        where=key,
+        found=f"{len(ends)} keys end so" if ends else "no such key",
+        expected=", ".join(near[:3]) or "a key of this configuration",
+        fix=shlex.join(["python", "-m", "runner", "why", likeliest, *words]),
+    )

@@ -68,6 +68,8 @@ Processes = Annotated[int, PROCESSES]
 Seconds = Annotated[int, SECONDS]
 Fraction = Annotated[float, FRACTION]
 Rate = Annotated[float, RATE]
+Share = Annotated[float, SHARE]
+Port = Annotated[int, PORT]
 Seed = Annotated[int, SEED]
 MoreThanOne = Annotated[float, MORE_THAN_ONE]
 

@@ -54,7 +54,10 @@ def save_model(run: Run, trainer: Trainer) -> None:
     elif isinstance(policy, PeftModel):
         _save_adapter(run, policy, new, weights)
     elif weights is not None and not saves_itself:
-        _save_untied(policy, new, weights)
+        # Of weights that share their numbers only the first is written.
+        tied = policy.all_tied_weights_keys
+        untied = {name: weight for name, weight in weights.items() if name not in tied}
+        policy.save_pretrained(new, state_dict=untied)
     trainer.processing_class.save_pretrained(new)
     # ZeRO-3 would split what is loaded from here on over processes that have left.
     unset_hf_deepspeed_config()
@@ -92,13 +95,6 @@ def _write_arguments(folder: Path, training_args: TrainingArguments) -> None:
         args.pop(name, None)
     (folder / "training_args.bin").unlink(missing_ok=True)
     write_json(folder / "training_args.json", args)
-
-
-def _save_untied(model: PreTrainedModel, folder: Path, weights: Weights) -> None:
-    """Write gathered weights, of those that share their numbers only the first."""
-    tied = model.all_tied_weights_keys
-    first_weights = {name: weight for name, weight in weights.items() if name not in tied}
-    model.save_pretrained(folder, state_dict=first_weights)
 
 
 def _save_adapter(run: Run, model: PeftModel, folder: Path, weights: Weights | None) -> None:

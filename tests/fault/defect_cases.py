@@ -146,17 +146,17 @@ DEFECTS = (
     Defect(
         "clean_without_lock",
         "A run is deleted while another process trains in its folder.",
-        "runner/command/clean.py",
-        "with locked(each.run.run) if each.run else contextlib.nullcontext():",
+        "runner/command/_deletion.py",
+        "with locked(deletion.run.run) if deletion.run else contextlib.nullcontext():",
         "with contextlib.nullcontext():",
         tests=("tests/test_clean.py::test_a_live_run_is_not_touched",),
     ),
     Defect(
         "clean_in_place",
         "What is deleted keeps its name until its last file is gone, and a kill leaves half of it under that.",
-        "runner/command/clean.py",
-        "aside += map(set_aside, each.paths)",
-        "aside += each.paths",
+        "runner/command/_deletion.py",
+        "moved.append(set_aside(path))",
+        "moved.append(path)",
         tests=("tests/test_clean.py::test_a_kill_leaves_nothing_that_looks_like_half_a_run",),
     ),
     Defect(
@@ -1088,8 +1088,8 @@ DEFECTS = (
         "pushed_in_public",
         "An upload makes a public repository unless it is told otherwise.",
         "runner/command/export.py",
-        'private, name = options.get("private", True)',
-        'private, name = options.get("private", False)',
+        "open_repository(options.push, options.private)",
+        "open_repository(options.push, private=False)",
         tests=("tests/test_export.py::test_pushing_is_asked_for_private_and_without_what_is_ours",),
     ),
     Defect(

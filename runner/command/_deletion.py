@@ -1,0 +1,157 @@
+"""Deletions: of a run, or of a part of it, which a kill leaves whole or undone."""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from runner.errors import Fault, FolderError
+from runner.io.files import ASIDE, LEFT_BY_WRITES, display_path, read_json, set_aside
+from runner.io.terminal import print_visible
+from runner.run import FILES, FOLDERS, find_foreign_faults, is_shaped, locked
+from runner.run.disk import sized
+from runner.run.record import RunRecord, read_run
+from runner.run.seal import check_sealed, damage_of, sealed_checkpoints
+
+# All that is ever written into a run folder, the last two by trackers.
+WRITTEN = {
+    *FILES,
+    *FOLDERS,
+    "report.html",
+    "tracker.json",
+    "reproduction.json",
+    "predictions",
+    "evaluations",
+    "export",
+    "wandb",
+    "tensorboard",
+}
+
+
+@dataclass
+class Deletion:
+    """Paths that are deleted together, of a run or of the folder around some."""
+
+    place: Path
+    paths: Sequence[Path]
+    run: RunRecord | None = None
+    bytes: int = field(init=False)  # of the files that have no second name elsewhere
+
+    def __post_init__(self) -> None:
+        self.bytes = 0
+        for path in self.paths:
+            for file in (path, *path.rglob("*")):
+                stat = file.lstat()
+                if stat.st_nlink == 1:
+                    self.bytes += stat.st_size
+
+    def __str__(self) -> str:
+        names = "all of it"
+        if self.place not in self.paths:
+            names = ", ".join(path.name for path in self.paths)
+        standing = f"{self.run.standing}; " if self.run else ""
+        return f"{display_path(self.place)}: {standing}{names}, {sized(self.bytes)}"
+
+
+def find_obstacle(run: RunRecord, keep: str | None) -> str:
+    """The reason for which nothing of a run may be deleted; empty where it may."""
+    if run.folder.is_symlink() or run.faults:
+        faults = "; ".join(fault.found for fault in run.faults)
+        return faults or "a link, which is not followed"
+    if run.state in ("running", "queued"):
+        return run.standing
+    strangers = _find_strangers(run.folder)
+    if strangers and not keep:
+        return f"{', '.join(strangers)} in it, which no run writes: put it elsewhere"
+    if keep == "model" and (run.state != "finished" or damage_of(run.run.model, touched_only=True)):
+        return f"{run.standing}, and has no whole model to keep: keep=last"
+    return ""
+
+
+def _find_strangers(folder: Path) -> list[str]:
+    """The names in a run folder that no run writes there."""
+    strangers = []
+    for path in folder.iterdir():
+        # Of a deletion or a write that was killed.
+        is_remainder = path.match(ASIDE) or LEFT_BY_WRITES.fullmatch(path.name)
+        if path.name not in WRITTEN and not is_remainder:
+            strangers.append(path.name)
+    return sorted(strangers)
+
+
+def paths_to_delete(run: RunRecord, keep: str | None) -> list[Path]:
+    """The paths of a run that are deleted: all of it, unless something is to be kept."""
+    if keep is None:
+        return [run.folder]
+    if keep == "runs":
+        drawn = (run.folder / "report.html", run.folder / "plots")
+        return [path for path in drawn if path.exists()]
+    checkpoints = sealed_checkpoints(run.run.checkpoints)
+    kept_names = set()
+    if keep == "last" and checkpoints:
+        newest = checkpoints[-1]
+        state = read_json(newest / "trainer_state.json") or {}
+        kept_names = {newest.name, Path(str(state.get("best_model_checkpoint"))).name}
+    paths = [path for path in checkpoints if path.name not in kept_names]
+    return [*paths, *run.run.checkpoints.glob(ASIDE)]
+
+
+def find_users(root: Path, deletions: Collection[Path]) -> dict[Path, str]:
+    """A remark for each run that another one builds on, which names that one.
+
+    Runs that are deleted themselves, by their resolved folders, do not count.
+    """
+    users = {}
+    for path in root.glob("*/*/manifest.json"):
+        run = path.parent
+        if run.resolve() in deletions:
+            continue
+        manifest = read_json(path)
+        if manifest and is_shaped(manifest):
+            for base in (manifest.get("uses") or {}).values():
+                users[Path(base).resolve()] = f"; {display_path(run)} uses it"
+    return users
+
+
+def delete(deletion: Deletion) -> int:
+    """Delete the paths if nobody has begun with them meanwhile; the bytes that this has freed."""
+    moved: list[Path] = []
+    try:
+        with locked(deletion.run.run) if deletion.run else contextlib.nullcontext():
+            if deletion.run:
+                _check_unchanged(deletion, deletion.run)
+            for path in deletion.paths:
+                moved.append(set_aside(path))
+    except (FolderError, FileNotFoundError) as error:
+        reason = "it is gone already"
+        if isinstance(error, FolderError):
+            reason = error.faults[0].found
+        print_visible(f"leave     {display_path(deletion.place)}: {reason}")
+        return 0
+    # Only without the lock, because the disk of a network keeps a file that is open.
+    for path in moved:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    return deletion.bytes
+
+
+def _check_unchanged(deletion: Deletion, run: RunRecord) -> None:
+    """Raise FolderError where a run has changed since it was listed, or would not stay whole.
+
+    The caller has its lock.
+    """
+    place = deletion.place
+    FolderError.refuse(find_foreign_faults(place))
+    # The run was gone, and to lock it has made its folder again.
+    if os.listdir(place) == [".lock"]:
+        shutil.rmtree(set_aside(place))
+    if not run.status.items() <= read_run(place).status.items():
+        raise FolderError(Fault(str(place), "it has changed meanwhile"))
+    checkpoints = place / "checkpoints"
+    if any(path.parent == checkpoints for path in deletion.paths):
+        for newest in sealed_checkpoints(checkpoints)[-1:]:
+            check_sealed(place / "model" if newest in deletion.paths else newest)

@@ -1,0 +1,57 @@
+"""The figures of an evaluation as text for the terminal."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from runner.command._side import Side
+from runner.report.table import Column, format_table
+from runner.schema.literal import number
+
+if TYPE_CHECKING:
+    from runner.generate.judge import Figures
+
+# With fewer prompts what is rare may not have been seen, and no interval can know of it.
+FEW_PROMPTS = 100
+
+
+def to_table(sides: Sequence[Side], comparison: Mapping[str, Any]) -> Iterator[str]:
+    """A table for each set, with what the comparison of both sides says of it, and the notes."""
+    first = sides[0]
+    for name, figures in first.sets.items():
+        keys = list(figures.scores)
+        title = f"{first.request.data}, {name}, {figures.rows} rows"
+        columns = [Column(title, keys, needed=True, left=True)]
+        for heading, side in zip(("value", "against"), sides, strict=False):
+            cells = [_to_cell(side.sets[name], key) for key in keys]
+            columns.append(Column(heading, cells, needed=True))
+        yield from format_table(columns, 100)
+        if name in comparison:
+            yield from _comparison_lines(comparison[name])
+    for note in first.notes:
+        yield f"note      {note}"
+
+
+def _to_cell(figures: "Figures", key: str) -> str:
+    """A score, with its standard error if it has one."""
+    text = number(figures.scores.get(key))
+    error = figures.errors.get(key)
+    return text if error is None else f"{text} ± {number(error, 2)}"
+
+
+def _comparison_lines(comparison: Mapping[str, Any]) -> Iterator[str]:
+    """The win rate and the difference of the rewards with their intervals."""
+    win_rate = number(comparison["win_rate"], 3)
+    counts = f"{comparison['wins']} wins, {comparison['ties']} ties, {comparison['losses']} losses"
+    interval = _to_interval(comparison["win_rate_interval"])
+    yield f"win rate  {win_rate} {interval}: {counts}; both draw by the same random numbers"
+    difference = number(comparison["difference"], 3)
+    yield f"reward    {difference} more {_to_interval(comparison['difference_interval'])}"
+    prompts = comparison["prompts"]
+    if prompts < FEW_PROMPTS:
+        remark = f"intervals from fewer than {FEW_PROMPTS} can be too narrow"
+        yield f"note      {prompts} prompts: {remark}"
+
+
+def _to_interval(ends: Sequence[float]) -> str:
+    low, high = ends
+    return f"[{number(low, 3)}, {number(high, 3)}]"

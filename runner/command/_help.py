@@ -1,0 +1,58 @@
+"""The help of the command line and of each verb, as ``--help`` prints it.
+
+Each ``<verb>_options`` holds the parts of its help: a text is filled to the width of a line, a text
+of several lines stays as it is, and a mapping is a list of words with what they are for.
+"""
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+
+from runner.command import VERBS
+from runner.config.menu import read_menu
+
+HelpParts = Sequence[str | Mapping[str, str]]
+WIDTH = 118
+INDENT = 4
+EXAMPLE_WIDTH = 22
+
+
+def help_text(verb: str, folders: Sequence[Path] = ()) -> str:
+    """The help of a verb; that of a training lists all verbs and groups."""
+    parts: HelpParts = import_module(f"runner.command.{verb}_options").HELP
+    if verb != "train":
+        return "\n\n".join(map(_to_text, parts))
+    verbs = [list_entry(name, summary) for name, summary in VERBS.items()]
+    groups = textwrap.fill(", ".join(read_menu(folders)), 78)
+    text = "\n\n".join(map(_to_text, parts))
+    return text.format(verbs="\n".join(verbs), groups=textwrap.indent(groups, "  "))
+
+
+def list_entry(name: str, text: str) -> str:
+    """A name with its description beside it, or below it where the name is long."""
+    indent = " " * 16
+    filled = textwrap.fill(text or "-", 80, initial_indent=indent, subsequent_indent=indent)
+    if len(name) > 13:
+        return f"  {name}\n{filled}"
+    return f"  {name}".ljust(16) + filled.lstrip()
+
+
+def _to_text(part: str | Mapping[str, str]) -> str:
+    if isinstance(part, Mapping):
+        return "\n".join(_word_lines(part))
+    return part if "\n" in part else textwrap.fill(part, WIDTH)
+
+
+def _word_lines(words: Mapping[str, str]) -> Iterator[str]:
+    """The lines of words that a verb takes: an example, and beside it what it is for."""
+    indent = " " * INDENT
+    column = " " * (INDENT + EXAMPLE_WIDTH)
+    for example, text in words.items():
+        head = f"{indent}{example:<{EXAMPLE_WIDTH}}"
+        if len(example) >= EXAMPLE_WIDTH:
+            head = f"{indent}{example}    "
+        if text:
+            yield textwrap.fill(text, WIDTH, initial_indent=head, subsequent_indent=column)
+        else:
+            yield indent + example

@@ -1,0 +1,132 @@
+"""The texts of ``import``: the file of the experiment, and the list of what became of each key."""
+
+import math
+import re
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from runner.config.dialect import to_single_line
+from runner.importers.draft import KINDS, NO_EQUIVALENT, Draft, Note
+from runner.io.visible import to_visible, visible_lines
+from runner.schema.text import select
+
+WIDTH = 80
+KEY_WIDTH = 40  # of the list of keys
+FIRST_KEYS = ("seed", "learning_rate", "kl_coef")
+
+
+# --- The file -------------------------------------------------------------------------------------
+def to_file(draft: Draft) -> str:
+    """The experiment with its header, ready for the menu."""
+    # A value of theirs may break a line, or hide one.
+    header = [to_visible(re.sub(r"\s", " ", line)) for line in _header_lines(draft)]
+    text = _to_yaml(draft)
+    text = re.sub(r"\n(?=name:)", "\n\n", text, count=1)
+    return "\n".join(["# @package _global_", *header, text])
+
+
+def _header_lines(draft: Draft) -> Iterator[str]:
+    title = draft.table.sections["title"]
+    yield f"# {title}'s {draft.reading.path.name}, imported."
+    yield f"# run: python -m runner {' '.join(quoted_words(draft))}"
+    yield f"# cost: not yet timed; {_describe_batch(draft)}"
+    yield "# result: not yet seen"
+    if draft.spread:
+        yield f"# on GPUs: {' '.join(draft.spread)}"
+    for note in draft.notes:
+        if note.key in draft.unset:
+            value = to_single_line(note.value)
+            question = f"# open: {note.key}: {value}; {note.why}; {note.target}"
+            yield from textwrap.wrap(question, WIDTH, subsequent_indent="#   ")
+
+
+def _to_yaml(draft: Draft) -> str:
+    """The content of the experiment, with visible characters only."""
+    defaults: list[Any] = [{f"override /{group}": name} for group, name in draft.choices.items()]
+    content: dict[str, Any] = {"defaults": [*defaults, "_self_"], "name": draft.name}
+    for key in FIRST_KEYS:
+        if key in draft.values:
+            content[key] = draft.values[key]
+    for key, node in draft.values.items():
+        if node not in ({}, {"args": {}}):
+            content[key] = node
+    text = _dump(content, allow_unicode=True)
+    if visible_lines(text) != text:
+        text = _dump(content, allow_unicode=False)
+    return text
+
+
+def _dump(content: dict[str, Any], *, allow_unicode: bool) -> str:
+    text: str = yaml.safe_dump(
+        content,
+        allow_unicode=allow_unicode,
+        sort_keys=False,
+        width=WIDTH,
+        default_flow_style=False,
+    )
+    return text
+
+
+def _describe_batch(draft: Draft) -> str:
+    """The number of rows of a step, as far as it is known."""
+    if "batch" in draft.values:
+        return f"{draft.values['batch']} rows a step of all devices together"
+    counts: list[Any] = []
+    for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
+        count = select(draft.values, f"trainer.args.{name}")
+        counts.append(count or draft.config.parameters[name].default)
+    if not all(isinstance(count, int) for count in counts):
+        return "how many rows a step takes is still to be said"
+    rows = math.prod(counts)
+    text = f"{counts[0]} x {counts[1]} = {rows} rows a step on one device"
+    devices = draft.reading.devices
+    if devices > 1:
+        word = f"launcher.num_processes={devices}"
+        text += f"; theirs ran on {devices}, so {rows * devices}: {word}"
+    return text
+
+
+def quoted_words(draft: Draft) -> list[str]:
+    """The words that choose the experiment and give it what has to be typed, for a shell."""
+    words = []
+    for word in [f"experiment={draft.name}", *draft.overrides]:
+        words.append(f"'{word}'" if set(word) & set(" []{}$*") else word)
+    return words
+
+
+# --- The list of keys -----------------------------------------------------------------------------
+def describe(draft: Draft) -> list[str]:
+    """The list of keys by what became of them, with where each went and why."""
+    title = draft.table.sections["title"]
+    lines = textwrap.wrap(f"{draft.reading.path} is of {title}: {draft.reading.why}", WIDTH)
+    for kind in KINDS:
+        notes = [note for note in draft.notes if note.kind == kind]
+        if notes:
+            lines += ["", f"{kind} ({len(notes)})"]
+        for note in notes:
+            lines += _describe_note(note)
+    return lines
+
+
+def _describe_note(note: Note) -> list[str]:
+    """A key and what became of it, beside it or in the lines below."""
+    key = f"  {note.key}"
+    if not isinstance(note.value, dict | list):
+        key += f": {to_single_line(note.value)}"
+    parts = []
+    if note.implied:
+        parts.append("(their default)")
+    if note.target:
+        parts.append(f"nearest: {note.target}" if note.kind == NO_EQUIVALENT else note.target)
+    if note.why:
+        parts.append(f"({note.why})" if note.target else note.why)
+    text = " ".join(parts)
+    if text and len(key) <= KEY_WIDTH - 2 and len(text) <= WIDTH - KEY_WIDTH:
+        return [f"{key:<{KEY_WIDTH}}{text}"]
+    if len(key) > WIDTH:
+        key = f"{key[: WIDTH - 3]}..."
+    indent = " " * 6
+    return [key, *textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent)]

@@ -1,0 +1,127 @@
+"""A request to a trained model: its weights, its configuration, the rows, and how it is asked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from runner.command._ask_options import AskOptions
+from runner.config.experiment import Experiment
+from runner.errors import DataError
+from runner.generate.held_out_rows import Rows, read_sets
+from runner.generate.run_weights import Weights
+from runner.run import Run
+from runner.run.inputs import read_fingerprints
+from runner.schema import upstream
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from runner.generate.completion import TextGenerator
+    from runner.generate.sampler import Model
+
+Options = TypeVar("Options", bound=AskOptions)
+# Options on which the numbers of the sampling depend.
+SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")
+
+
+@dataclass(frozen=True)
+class InferenceRequest(Generic[Options]):
+    """The options of a command line with their defaults, and what they mean."""
+
+    options: Options
+    cfg: dict[str, Any]
+    run: Run | None
+    weights: Weights
+    chosen: frozenset[str]  # the groups that were typed
+    data: str  # a short name of the rows
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """The configuration as an object."""
+        return Experiment.read(self.cfg)
+
+    @property
+    def head(self) -> str:
+        """The last layer of the model: lm or score."""
+        return self.options.head or str(self.cfg["trainer"].get("head", "lm"))
+
+    @property
+    def name(self) -> str:
+        """The run, or the model, as one would type it."""
+        return str(self.run) if self.run else str(self.cfg["model"].get("path"))
+
+    @property
+    def samples(self) -> int:
+        """The number of completions for each prompt."""
+        return self.options.n or 1
+
+    def facts(self, parts: Sequence[str]) -> dict[str, Any]:
+        """Everything on which the answers depend, with these parts of the configuration."""
+        options = self.options
+        trainer = self.cfg["trainer"]
+        functions = {key: trainer.get(key) for key in upstream.FUNCTIONS}
+        files = {name: self.cfg.get(name) for name in ("model", "dataset", "peft")}
+        facts = {name: self.cfg.get(name) for name in parts}
+        facts["limit"] = options.limit
+        facts["set"] = options.set
+        facts["n"] = options.n
+        facts["files"] = read_fingerprints(files | functions)
+        facts["weights"] = [self.weights.name, self.weights.seal]
+        facts["head"] = self.head
+        facts["tools"] = list(functions.values())
+        facts["sampling"] = {name: getattr(options, name) for name in SAMPLING}
+        return facts
+
+    def read_sets(self, to: str, keep: Sequence[str] | None = None) -> dict[str, Rows]:
+        """The rows of each set that is meant, in the form ``to``."""
+        options = self.options
+        is_typed = "dataset" in self.chosen
+        try:
+            return read_sets(
+                self.experiment,
+                to,
+                name=options.set,
+                limit=options.limit,
+                falls_back=is_typed,
+                keep=keep,
+            )
+        except DataError as error:
+            if options.file is not None:  # which was typed in the place of dataset.path
+                faults = []
+                for fault in error.faults:
+                    faults.append(replace(fault, fix=fault.fix.replace("dataset.path=", "file=")))
+                error.faults = faults
+            raise
+
+    def build_generator(self, model: Model, tokenizer: PreTrainedTokenizerBase) -> TextGenerator:
+        """The model as a generator of completions, with the settings of the options."""
+        from runner.generate.completion import TextGenerator, context_length
+        from runner.generate.sampler import Sampling
+        from runner.training.components.tools import agent_of, build_functions
+
+        settings = {name: getattr(self.options, name) for name in SAMPLING if name != "seed"}
+        sampling = Sampling(
+            **settings, rows=self.options.batch_size, max_length=context_length(model)
+        )
+        trainer = self.experiment.trainer
+        agent = agent_of(trainer, build_functions(trainer))
+        return TextGenerator(
+            model, tokenizer, sampling, self.options.seed, self.samples, agent=agent
+        )
+
+    def folder(self, name: str) -> Path:
+        """The folder for what a verb writes: in the run, or without one beside the runs."""
+        if self.run:
+            return self.run.folder / name
+        model = self.name.rstrip("/").rpartition("/")[2]
+        return Path(self.cfg["output_root"]) / name / (to_file_name(model) or "model")
+
+
+def to_file_name(text: str) -> str:
+    """A text as a part of a file's name, with no letter in it that leads elsewhere."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")

@@ -1,0 +1,50 @@
+"""The words of a call from Python, which are those of the command line without verbs and flags."""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from runner.config.menu import read_menu
+from runner.config.override import expand
+from runner.errors import ConfigError, Fault
+from runner.schema.text import to_override
+
+# The blanks between several overrides in one text.
+BETWEEN_WORDS = re.compile(r"\s+(?=[\w./@]+=)")
+
+
+def to_overrides(
+    words: Sequence[str], folders: Sequence[Path], call: str, /, **keys: object
+) -> list[str]:
+    """The overrides as Hydra takes them; ConfigError for all other words.
+
+    ``keys`` are the keyword arguments of the ``call``, which are no words either.
+    """
+    strange = [word for word in words if not isinstance(word, str)]
+    fix = f'runner.{call}("seed=1")'
+    ConfigError.refuse(Fault(f"runner.{call}", repr(word), "words", fix) for word in strange)
+    faults = list(_find_word_faults(words, call))
+    for key, value in keys.items():
+        fix = f'runner.{call}("{to_override(key, value)}")'
+        faults.append(Fault(key, "an argument of this name", "a word of the command line", fix))
+    for folder in folders:
+        if not folder.is_dir():
+            faults.append(Fault("config_dir", str(folder), "a folder"))
+    ConfigError.refuse(faults)
+    return expand(words, read_menu(folders))
+
+
+def _find_word_faults(words: Sequence[str], call: str) -> Iterator[Fault]:
+    for word in words:
+        if "=" not in word and not word.startswith("~"):
+            yield Fault(
+                where="runner",
+                found=repr(word),
+                expected="key=value; several values in a call each",
+                fix=f"python -m runner {' '.join(words)}",
+            )
+    for word in words:
+        parts = BETWEEN_WORDS.split(word)
+        if len(parts) > 1 and "'" not in word and '"' not in word:
+            typed = ", ".join(f'"{part}"' for part in parts)
+            yield Fault("runner", repr(word), "a word each", f"runner.{call}({typed})")

@@ -1,0 +1,39 @@
+"""The help of the verb ``export``, and its options."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from runner.command import VERBS
+
+HELP = (
+    "python -m runner export RUN [dtype=bfloat16] [to=FOLDER] [push=org/name]",
+    VERBS["export"] + "; transformers and vLLM load the folder by itself: safetensors, tokenizer, "
+    "chat template, generation settings, and a model card with configuration, data, curves and "
+    "results. An adapter is merged into its base, and the largest difference that makes is "
+    "printed; weights that were trained whole are copied. A reward model is written with its "
+    "score head, of PPO only the policy.",
+    {
+        "dtype=bfloat16": "float32, bfloat16 or float16; the default is model.dtype of the run",
+        "to=FOLDER": "where to; the default is <run>/export. An earlier export there is replaced, "
+        "nothing else",
+        "push=org/name": "also upload it, to a private repository; never done without these words",
+        "private=false": "make that repository public",
+        "license=apache-2.0": "for the card; the default is that of the base model, where it can "
+        "be found",
+        "trust_remote_code=true": "run the code that comes with the base model, if the run did",
+        "output_root=outputs": "where names and keys of runs are looked up",
+    },
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of ``export``."""
+
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    to: str | None = None
+    push: str | None = field(default=None, metadata={"parts": "org/name"})
+    private: bool = True
+    license: str | None = None
+    trust_remote_code: bool | None = None
+    output_root: str = "outputs"
