@@ -125,7 +125,8 @@ class Command:
         started = self.start(*words, session=True)
         deadline = time.monotonic() + 600
         while not any(Run(folder).status()["step"] > 1 for folder in self.runs(name)):
-            assert not started.ended() and time.monotonic() < deadline
+            assert not started.ended()
+            assert time.monotonic() < deadline
             time.sleep(0.05)
         # A terminal sends SIGINT to the whole group, a scheduler SIGTERM to the process that it
         # started.

@@ -511,7 +511,9 @@ def apply_operation(blobs: dict[str, Blob], key: str, value: dict) -> None:
 
 def to_dataset_files(configs: dict[str, dict[str, list[dict]]]) -> dict[str, bytes]:
     """The files of a data set as ``push_to_hub`` lays them out: a parquet each split, a card."""
-    files, named, described = {}, [], []
+    files = {}
+    named = []
+    described = []
     for config, splits in configs.items():
         folder = "data" if config == "default" else config
         tables = {split: pyarrow.Table.from_pylist(rows) for split, rows in splits.items()}

@@ -33,7 +33,9 @@ class Instant:
 
 def watch(instant: Instant) -> None:
     """Look for the instant from here on, in this process and in those that it forks."""
-    own, seen, busy = os.getpid(), 0, False
+    own = os.getpid()
+    seen = 0
+    busy = False
 
     def hook(event, arguments):
         nonlocal seen, busy

@@ -93,7 +93,8 @@ def test_each_critic_leaves_the_log_probabilities_alone(critic):
     made = build(critic)
     logprobs, values = made(BATCH, 0.7)
     assert torch.allclose(logprobs, plain_logprobs(made.policy, 0.7), atol=1e-5)
-    assert torch.allclose(values, made.values(BATCH), atol=1e-6) and values.std() > 0.01
+    assert torch.allclose(values, made.values(BATCH), atol=1e-6)
+    assert values.std() > 0.01
 
 
 @pytest.mark.parametrize("capped", [False, True])
@@ -108,7 +109,8 @@ def test_a_head_reads_the_policys_states(capped):
 
 
 def test_an_adapter_gives_three_models_on_one_backbone():
-    made, base = build("adapter"), letter_model()
+    made = build("adapter")
+    base = letter_model()
     policy = made(BATCH)[0]
     with torch.no_grad():
         reference = made.reference_logprobs(BATCH, 1.0)
@@ -116,9 +118,8 @@ def test_an_adapter_gives_three_models_on_one_backbone():
     assert not torch.allclose(policy, reference, atol=1e-2)
     with made.adapter(CRITIC):
         critic = made.backbone(BATCH, 1.0)
-    assert not torch.allclose(critic, policy, atol=1e-2) and not torch.allclose(
-        critic, reference, atol=1e-2
-    )
+    assert not torch.allclose(critic, policy, atol=1e-2)
+    assert not torch.allclose(critic, reference, atol=1e-2)
     assert torch.equal(made(BATCH)[0], policy)  # back where it was
 
 
@@ -155,7 +156,8 @@ def test_policy_and_critic_do_not_share_a_gradient():
         for name, weight in made.named_parameters()
         if weight.grad is not None and weight.grad.any()
     }
-    assert touched and all(f".{CRITIC}." in name or "value_head" in name for name in touched)
+    assert touched
+    assert all(f".{CRITIC}." in name or "value_head" in name for name in touched)
 
 
 @pytest.mark.parametrize("critic", ["model", "adapter", "head"])
@@ -227,7 +229,8 @@ def test_a_critic_needs_no_classifier_of_its_architecture(tmp_path, kind):
     head = load_file(tmp_path / "value_head.safetensors")
     states = AutoModel.from_pretrained(tmp_path)(IDS).last_hidden_state.flatten(0, 1)[POSITIONS]
     expected = states @ head["score.weight"][0] + head["score.bias"]
-    assert torch.allclose(made.values(BATCH), expected, atol=1e-5) and expected.std() > 0.01
+    assert torch.allclose(made.values(BATCH), expected, atol=1e-5)
+    assert expected.std() > 0.01
 
 
 def test_a_critic_model_beside_an_adapter_has_the_adapted_backbone():
@@ -243,7 +246,8 @@ def test_a_critic_of_a_half_precision_policy_keeps_the_angles_of_positions_in_fl
     policy.model.rotary_emb.inv_freq = policy.model.rotary_emb.inv_freq.float()
     critic = build_critic_model(policy, None)
     angles = [buffer for name, buffer in critic.named_buffers() if name.endswith("inv_freq")]
-    assert angles and all(buffer.dtype == torch.float32 for buffer in angles)
+    assert angles
+    assert all(buffer.dtype == torch.float32 for buffer in angles)
     assert {weight.dtype for weight in critic.parameters()} == {torch.bfloat16}
 
 
@@ -314,7 +318,8 @@ def test_dropout_is_off_in_every_form(kind, changes):
 
 @pytest.mark.parametrize("critic", ["model", "adapter", "head"])
 def test_the_state_holds_what_trains_once_and_restores_it(critic):
-    made, other = build(critic), build(critic)
+    made = build(critic)
+    other = build(critic)
     state = {name: weight.clone() for name, weight in made.state_dict().items()}
     assert set(state) == {name for name, weight in made.named_parameters() if weight.requires_grad}
     for weight in other.parameters():

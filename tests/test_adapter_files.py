@@ -210,4 +210,5 @@ def test_the_modules_of_an_adapter_are_written_in_order(sound, tmp_path):
     order_modules(model)
     write_adapter(model, tmp_path)
     names = json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"]
-    assert names == sorted(names) and len(names) == 14
+    assert names == sorted(names)
+    assert len(names) == 14

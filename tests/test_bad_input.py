@@ -44,7 +44,9 @@ def try_out(cases, warm):
 
 
 def test_there_are_as_many_cases_as_promised():
-    assert len(BAD) >= 100 and all(cases for cases in KINDS.values()) and len(GOOD) >= 30
+    assert len(BAD) >= 100
+    assert all(cases for cases in KINDS.values())
+    assert len(GOOD) >= 30
     assert len({(case.kind, case.name) for case in [*BAD, *GOOD]}) == len(BAD) + len(GOOD)
 
 
@@ -151,7 +153,8 @@ def test_a_template_that_grows_is_refused_in_a_few_seconds_and_little_memory(tex
     (fault,) = find_template_faults(
         text + "{{ messages[1].content }}", "my.jinja", None, {}, chosen=True
     )
-    assert "my.jinja" in fault.found and fault.fix.endswith("=chatml")
+    assert "my.jinja" in fault.found
+    assert fault.fix.endswith("=chatml")
     assert getrusage(RUSAGE_CHILDREN).ru_utime - before < 10
 
 
@@ -192,7 +195,8 @@ def test_a_template_that_grows_for_a_later_row_alone_is_refused(train, tmp_path,
         train("trainer=sft", *words, *how, f"trainer.args.max_steps={40 if how else 1}").code == 2
     )
     said = capsys.readouterr().err
-    assert "\n  model.tokenizer.chat_template\n" in said and "content:grow" in said
+    assert "\n  model.tokenizer.chat_template\n" in said
+    assert "content:grow" in said
     assert "more than 2 s, 256 MB or 1,000,000 letters for the row" in said
 
 
@@ -212,9 +216,11 @@ def test_the_longest_templates_of_real_models_render(name):
 
 def save(folder, config, shapes):
     """A model's folder with weights of these shapes, in bytes that are all zero."""
-    end, header = 0, {}
+    end = 0
+    header = {}
     for name, shape in shapes.items():
-        start, end = end, end + 4 * math.prod(shape)
+        start = end
+        end = end + 4 * math.prod(shape)
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(end))
@@ -246,7 +252,8 @@ def test_a_file_of_a_model_that_says_what_cannot_be_is_a_fault_at_once(
     if file != "config.json":
         (tmp_path / file).write_text(content if isinstance(content, str) else json.dumps(content))
     (fault,) = find_model_faults(node, "lm")
-    assert found in fault.found and fault.fix
+    assert found in fault.found
+    assert fault.fix
 
 
 LLAMA = {
@@ -287,7 +294,8 @@ BODY = {"model.embed_tokens.weight": [10, 4], **layers("model.", 2)}
     ids=["whole", "without a head", "narrow embeddings", "two kinds of input", "quantised"],
 )
 def test_a_good_model_raises_no_alarm(tmp_path, config, shapes):
-    name, node = "up_proj" if config is LLAMA else "fc1", save(tmp_path, config, shapes)
+    name = "up_proj" if config is LLAMA else "fc1"
+    node = save(tmp_path, config, shapes)
     for targets in ([name], f".*{name}", "all-linear"):
         assert find_model_faults(node, "lm", 64, {"target_modules": targets, "layers": 2}) == []
 
@@ -305,10 +313,12 @@ def test_a_model_that_lacks_layers_raises_one(tmp_path):
 
 
 def test_weights_that_are_cut_off_raise_one(tmp_path):
-    node, file = save(tmp_path, LLAMA, BODY), tmp_path / "model.safetensors"
+    node = save(tmp_path, LLAMA, BODY)
+    file = tmp_path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-4])
     (fault,) = find_model_faults(node, "lm")
-    assert fault.where == str(file) and "the weights are cut off" in fault.found
+    assert fault.where == str(file)
+    assert "the weights are cut off" in fault.found
 
 
 @pytest.mark.parametrize(

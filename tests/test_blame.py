@@ -81,10 +81,8 @@ def test_an_error_of_our_own_blames_nobody(run):
 def test_what_is_built_of_some_keys_alone_blames_what_was_typed_of_them(run):
     words = ["trainer.args.max_steps=5", "trainer.args.optim_target_modules=foo", "seed=1"]
     several = find_refused_keys(run(*words), KeyError("nothing to be found here"), ["trainer.args"])
-    assert (
-        several.faults[0].where == "trainer.args"
-        and "trainer.args.max_steps" in several.faults[0].fix
-    )
+    assert several.faults[0].where == "trainer.args"
+    assert "trainer.args.max_steps" in several.faults[0].fix
     one = find_refused_keys(run(*words[:1]), KeyError("nothing"), ["trainer.args"])
     assert one.faults[0].where == "trainer.args.max_steps"
     assert find_refused_keys(run(*words), KeyError("nothing"), ["peft"]) is None
@@ -106,7 +104,8 @@ def test_what_is_built_of_some_keys_alone_blames_what_was_typed_of_them(run):
 @pytest.mark.slow
 def test_a_library_that_refuses_a_typed_value_ends_the_run_with_its_key(runner, words, where):
     done = runner(*words.split(), "dataset.limit.train=16", "trainer.args.max_steps=1", code=2)
-    assert where in done.stderr.splitlines()[1] and "leave " in done.stderr
+    assert where in done.stderr.splitlines()[1]
+    assert "leave " in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -120,8 +119,7 @@ def test_a_library_that_refuses_a_typed_value_ends_the_run_with_its_key(runner, 
 )
 def test_what_the_system_refuses_a_process_is_the_environments_fault(error):
     fault = find_process_limit(error)
-    assert fault.where == "system" and "ulimit -v" in fault.fix
-    assert (
-        find_process_limit(RuntimeError("odd")) is None
-        and find_process_limit(OSError(2, "none")) is None
-    )
+    assert fault.where == "system"
+    assert "ulimit -v" in fault.fix
+    assert find_process_limit(RuntimeError("odd")) is None
+    assert find_process_limit(OSError(2, "none")) is None

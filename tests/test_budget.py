@@ -29,7 +29,8 @@ def test_the_plan_says_how_much_is_sampled_and_what_to_type_for_less(capsys, mon
         in note
     )
     fix = note.rpartition("; ")[2]
-    assert fix.startswith("dataset.limit.eval=") and said(capsys, *words, fix) == []
+    assert fix.startswith("dataset.limit.eval=")
+    assert said(capsys, *words, fix) == []
     epoch = (
         *words[:2],
         "dataset.limit.train=16",

@@ -95,7 +95,8 @@ def test_steps_that_are_trained_again_are_written_once(tmp_path, torn):
 
 
 def test_what_was_written_behind_the_step_of_a_resume_goes_at_once(tmp_path):
-    path, samples = tmp_path / "metrics.jsonl", tmp_path / "samples.jsonl"
+    path = tmp_path / "metrics.jsonl"
+    samples = tmp_path / "samples.jsonl"
     record(path, [1, 2, 3, 4])
     samples.write_text("".join(json.dumps({"step": step}) + "\n" for step in (0, 2, 4)))
     Record(path, lambda **changes: None).on_train_begin(None, state(2), None)
@@ -110,7 +111,8 @@ def test_an_evaluation_after_a_resume_joins_the_line_of_its_step(tmp_path):
     callback.on_train_begin(None, state(2), None)
     callback.on_log(None, state(2), None, logs={"eval_reward": 1.0})
     assert [line["step"] for line in lines(path)] == [1, 2]
-    assert lines(path)[-1]["eval_reward"] == 1.0 and lines(path)[-1]["loss"] == 1.0
+    assert lines(path)[-1]["eval_reward"] == 1.0
+    assert lines(path)[-1]["loss"] == 1.0
 
 
 def test_lines_that_a_power_failure_took_come_back_from_the_checkpoint(tmp_path):
@@ -265,7 +267,8 @@ def test_a_callback_hears_of_every_event(train, mine, trainer):
     steps = [line["event"] for line in lines if line["event"] in of_a_step]
     assert steps == [event for event in of_a_step if event in heard] * 2
     last = next(line for line in lines if line["event"] == "predict")
-    assert last["step"] == 2 and last["names"]
+    assert last["step"] == 2
+    assert last["names"]
 
 
 @pytest.mark.slow
@@ -285,7 +288,11 @@ def test_a_callback_is_served_what_it_names(train, mine, tmp_path):
     words, same, rows, held_out, prompt, completions, trained = json.loads(
         (done.run.folder / "found.json").read_text()
     )
-    assert words > 10 and same and (rows, held_out) == (40, 4) and prompt and trained
+    assert words > 10
+    assert same
+    assert (rows, held_out) == (40, 4)
+    assert prompt
+    assert trained
     assert len(completions) == 4
 
 
@@ -326,7 +333,8 @@ def test_early_stopping_and_samples_work_side_by_side(train):
     )
     done = train(*words, "trainer.args.load_best_model_at_end=true", "learning_rate=1e-3")
     # a loss that falls is worse, as it was asked for
-    assert done.code == 0 and done.run.status()["step"] == 2
+    assert done.code == 0
+    assert done.run.status()["step"] == 2
     rows = [
         json.loads(line) for line in (done.run.folder / "samples.jsonl").read_text().splitlines()
     ]
@@ -336,7 +344,8 @@ def test_early_stopping_and_samples_work_side_by_side(train):
 @pytest.mark.slow
 def test_a_class_that_hears_nothing_is_no_callback(train, mine, capsys):
     done = train("allow=[others]", "callback.deaf._target_=others.Deaf", *SHORT)
-    assert done.code == 2 and "callback.deaf" in capsys.readouterr().err
+    assert done.code == 2
+    assert "callback.deaf" in capsys.readouterr().err
 
 
 @pytest.mark.quick(2)
@@ -416,7 +425,8 @@ def test_an_experiment_is_tried_in_two_steps_and_learns_eight_rows_by_heart(trai
     assert [line["step"] for line in done.lines] == [0, 1, 2]
     done = train("experiment=toy_sft", "debug=overfit", name="overfit")
     losses = [line["loss"] for line in done.lines if "loss" in line]
-    assert losses[-1] < 0.01 and len(losses) == 10
+    assert losses[-1] < 0.01
+    assert len(losses) == 10
 
 
 # --- A reference that a callback moves ------------------------------------------------------------
@@ -466,7 +476,8 @@ def test_averages_of_weights_go_on_where_they_were(train):
     for folder in (run.model, run.checkpoints / "checkpoint-4", average.parent):
         shutil.rmtree(folder)
     run.set_status("interrupted", step=2, max_steps=4, sealed=2)
-    assert train(*words).state() == "finished" and average.read_bytes() == whole
+    assert train(*words).state() == "finished"
+    assert average.read_bytes() == whole
 
 
 @pytest.mark.parametrize("words", ["trainer=sft peft=lora", "trainer=ppo reward=length"])

@@ -245,7 +245,8 @@ def test_every_misspelt_field_is_found_and_nearly_every_one_is_corrected(kind):
             wrong[key] = name
     typed = {key: values[name] for key, name in wrong.items()}
     found = {fault.where: fault.fix for fault in faults(with_args(**typed))}
-    assert set(found) == {f"trainer.args.{key}" for key in wrong} and len(wrong) > 120
+    assert set(found) == {f"trainer.args.{key}" for key in wrong}
+    assert len(wrong) > 120
     right = [
         found[f"trainer.args.{key}"] == to_override(f"trainer.args.{name}", values[name])
         for key, name in wrong.items()
@@ -329,7 +330,8 @@ def test_no_value_is_sent_where_it_would_be_refused(path, value, fix):
 
 def test_a_field_of_other_trainers():
     fault = only(with_args("SFT", beta=0.1))
-    assert fault.expected.startswith("`beta` exists for DPO, ") and "not for SFT" in fault.expected
+    assert fault.expected.startswith("`beta` exists for DPO, ")
+    assert "not for SFT" in fault.expected
     fault = only(with_args("SFT", precompute_ref_log_probs=True))
     assert fault.expected == "`precompute_ref_log_probs` exists for DPO, KTO, not for SFT"
 
@@ -338,13 +340,15 @@ def test_a_field_of_other_trainers():
 def test_rows_that_are_tokens_only_in_a_batch_are_not_grouped_by_length(name, form):
     cfg = good(name, trainer__form=form, trainer__args__train_sampling_strategy="group_by_length")
     fault = only(cfg)
-    assert fault.where == "trainer.args.train_sampling_strategy" and form in fault.found
+    assert fault.where == "trainer.args.train_sampling_strategy"
+    assert form in fault.found
     assert faults(good(trainer__args__train_sampling_strategy="group_by_length")) == []
 
 
 def test_a_key_without_any_likeness_lists_what_there_is():
     fault = only(good(model__xyzzy=1))
-    assert fault.expected.startswith("one of ") and fault.fix == "leave xyzzy out"
+    assert fault.expected.startswith("one of ")
+    assert fault.fix == "leave xyzzy out"
 
 
 def test_an_open_target_refuses_only_what_looks_misspelt():
@@ -379,7 +383,8 @@ def test_a_partial_may_wait_for_the_rest():
 @pytest.mark.parametrize("group", ["trainer", "model", "dataset", "tracker", "launcher"])
 def test_a_group_that_every_run_needs(group):
     fault = only(good(**{group: None}))
-    assert fault.where == group and fault.fix.startswith(f"{group}=")
+    assert fault.where == group
+    assert fault.fix.startswith(f"{group}=")
 
 
 @pytest.mark.parametrize("path", ["trainer.args", "model.tokenizer", "trainer.teacher_model"])
@@ -562,7 +567,8 @@ def test_keys_and_values_inside_a_typed_mapping(tmp_path, monkeypatch):
     )
     cfg = good(dataset={"_target_": "my_rows.load", "columns": {"promt": "x"}})
     fault = only(cfg, allow=("my_rows",))
-    assert fault.where == "dataset.columns.promt" and fault.fix == "dataset.columns.prompt=x"
+    assert fault.where == "dataset.columns.promt"
+    assert fault.fix == "dataset.columns.prompt=x"
     cfg["dataset"]["columns"] = {"prompt": 3, "chosn": "x"}
     where = [fault.where for fault in faults(cfg, allow=("my_rows",))]
     assert where == ["dataset.columns.prompt", "dataset.columns.chosn"]
@@ -641,7 +647,8 @@ def test_a_trainer_of_rewards_needs_one():
 )
 def test_a_part_that_the_trainer_does_not_take(name, group, node):
     fault = only(good(name, **{group: node}))
-    assert fault.where == group and fault.fix == f"{group}=none"
+    assert fault.where == group
+    assert fault.fix == f"{group}=none"
 
 
 @pytest.mark.parametrize("name", ["GKD", "Distillation"])
@@ -655,7 +662,8 @@ def test_a_trainer_with_a_teacher_needs_one(name):
 
 def test_a_part_among_the_trainers_keys_is_sent_to_its_group():
     fault = only(good(trainer__peft_config={"_target_": "peft.LoraConfig"}))
-    assert fault.expected == "the group peft" and fault.fix == "peft=lora"
+    assert fault.expected == "the group peft"
+    assert fault.fix == "peft=lora"
 
 
 def test_the_config_of_another_trainer():
@@ -768,7 +776,8 @@ def test_reexports_do_not_lead_out(tmp_path, monkeypatch):
     for name in ("harmless", "run", "os.system"):
         cfg = good(callback={"x": {"_target_": f"my_parts.{name}"}})
         fault = only(cfg, allow=("my_parts",))
-        assert "os" in fault.found and fault.fix == ""
+        assert "os" in fault.found
+        assert fault.fix == ""
     cfg = good(callback={"x": {"_target_": "my_parts.fine"}})
     assert only(cfg).fix == "allow=[my_parts]  (if you trust that package)"
     assert faults(cfg, allow=("my_parts",)) == []
@@ -777,7 +786,8 @@ def test_reexports_do_not_lead_out(tmp_path, monkeypatch):
 
 def test_a_package_that_only_the_file_allows():
     fault = only(good(allow=["my_parts"]))
-    assert fault.where == "allow" and fault.fix == "allow=[my_parts]"
+    assert fault.where == "allow"
+    assert fault.fix == "allow=[my_parts]"
     assert faults(good(allow=["my_parts"]), allow=("my_parts",)) == []
 
 
@@ -805,9 +815,8 @@ def test_targets_that_may_run(target):
 
 def test_a_launcher_is_the_function_of_its_module(tmp_path, monkeypatch):
     """So that one more is a module in ``runner/launch/`` and a file in ``conf/launcher/``."""
-    assert is_allowed("runner.launch.slurm.slurm", launcher=True) and not is_allowed(
-        "runner.launch.slurm.slurm"
-    )
+    assert is_allowed("runner.launch.slurm.slurm", launcher=True)
+    assert not is_allowed("runner.launch.slurm.slurm")
     for other in (
         "slurm.submit",
         "worker.work",
@@ -865,11 +874,13 @@ def test_a_target_that_does_not_exist(target, fix):
     ],
 )
 def test_what_runs_or_publishes_must_be_typed(path, value):
-    cfg, dotted = good(**{path: value}), path.replace("__", ".")
+    cfg = good(**{path: value})
+    dotted = path.replace("__", ".")
     if isinstance(value, dict):
         dotted += ".trust_remote_code"
     fault = only(cfg)
-    assert fault.where == dotted and fault.fix.startswith(f"{dotted}=")
+    assert fault.where == dotted
+    assert fault.fix.startswith(f"{dotted}=")
     assert faults(cfg, typed={dotted}) == []
 
 
@@ -1020,7 +1031,8 @@ def test_a_secret_is_refused_and_not_repeated(path, value):
     fault = only(good(**{path: value}))
     assert fault.where.startswith(path.replace("__", "."))
     secret = next(iter(value.values())) if isinstance(value, dict) else value
-    assert secret not in str(fault) and "export " in fault.fix
+    assert secret not in str(fault)
+    assert "export " in fault.fix
 
 
 def test_a_secret_under_a_misspelt_key_is_not_repeated_either():

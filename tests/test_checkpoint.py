@@ -46,7 +46,8 @@ def test_a_save_inside_a_generation_cycle_waits_for_its_end():
 
 
 def test_the_last_step_is_saved_wherever_it_falls():
-    keeper, asked = Seal(2, steps_to_notice(), cycle_steps=4), control(save=True)
+    keeper = Seal(2, steps_to_notice(), cycle_steps=4)
+    asked = control(save=True)
     keeper.on_step_end(None, state(10, total=10), asked)
     assert asked.should_save
 
@@ -66,10 +67,8 @@ def checkpoint(root, step):
 
 
 def test_older_checkpoints_go_after_the_new_one_is_sealed_and_the_best_stays(tmp_path):
-    keeper, args = (
-        Seal(2, steps_to_notice()),
-        SimpleNamespace(output_dir=str(tmp_path), process_index=0, world_size=1),
-    )
+    keeper = Seal(2, steps_to_notice())
+    args = SimpleNamespace(output_dir=str(tmp_path), process_index=0, world_size=1)
     for step in (1, 2, 3, 4):
         checkpoint(tmp_path, step)
         keeper.on_save(args, state(step, best=str(tmp_path / "checkpoint-1")), None, **TRAINED)
@@ -89,11 +88,10 @@ def test_older_checkpoints_go_after_the_new_one_is_sealed_and_the_best_stays(tmp
 def test_a_checkpoint_from_before_the_first_sick_step_stays_until_the_sickness_is_noticed(
     tmp_path, tolerate, every
 ):
-    notice, args = (
-        steps_to_notice(tolerate),
-        SimpleNamespace(output_dir=str(tmp_path), process_index=0, world_size=1),
-    )
-    keeper, most = Seal(2, notice), 0
+    notice = steps_to_notice(tolerate)
+    args = SimpleNamespace(output_dir=str(tmp_path), process_index=0, world_size=1)
+    keeper = Seal(2, notice)
+    most = 0
     for step in range(every, 90, every):
         checkpoint(tmp_path, step)
         most = max(most, len([*tmp_path.iterdir()]))
@@ -152,17 +150,16 @@ def test_processes_meet_while_one_reads_a_large_checkpoint(monkeypatch):
     monkeypatch.setattr(checkpoints, "gather_object", gather)
     monkeypatch.setattr(checkpoints, "MEET", 0.01)
     assert checkpoints.gather_long(read_large_checkpoint) == ["mine", "of another"]
-    assert met[0] == [False] and met[-2:] == [[True], ["mine"]]
+    assert met[0] == [False]
+    assert met[-2:] == [[True], ["mine"]]
 
 
 # --- Nothing that is trained is left out ----------------------------------------------------------
 
 
 def test_a_checkpoint_that_lacks_a_trained_weight_is_not_sealed(tmp_path):
-    keeper, args = (
-        Seal(2, steps_to_notice()),
-        SimpleNamespace(output_dir=str(tmp_path), process_index=0, world_size=1),
-    )
+    keeper = Seal(2, steps_to_notice())
+    args = SimpleNamespace(output_dir=str(tmp_path), process_index=0, world_size=1)
     save_file({"weight": MODEL.weight.detach()}, checkpoint(tmp_path, 1) / "model.safetensors")
     with pytest.raises(RunnerError, match=r"1 trained weights are not in it.*: bias") as refused:
         keeper.on_save(args, state(1), None, **TRAINED)
@@ -214,7 +211,8 @@ def test_what_makes_a_learnt_prompt_goes_on_as_it_was(tmp_path):
         model=model, accelerator=accelerator, resumed_from=str(checkpoint(tmp_path, 1))
     )
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    saver, args = PromptEncoder(trainer), SimpleNamespace(output_dir=str(tmp_path))
+    saver = PromptEncoder(trainer)
+    args = SimpleNamespace(output_dir=str(tmp_path))
     saver.on_save(args, state(1), None)
     model.save_pretrained(tmp_path / "checkpoint-1")
     optimizer = torch.optim.SGD(weight for weight in model.parameters() if weight.requires_grad)

@@ -56,10 +56,8 @@ def test_it_lists_first_and_deletes_only_when_it_is_told_to(group, capsys, monke
     before = files_of(group.parent)
     assert main(["clean", "kl", "where=state=failed"]) == 0
     said = capsys.readouterr().out
-    assert (
-        f"delete    {group / THIRD}: failed 4/8; all of it, " in said
-        and "yes=true  (frees " in said
-    )
+    assert f"delete    {group / THIRD}: failed 4/8; all of it, " in said
+    assert "yes=true  (frees " in said
     monkeypatch.setattr(clean, "is_terminal", lambda stream: True)
     for answer, is_there in (("", True), ("n\n", True), ("y\n", False)):
         monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
@@ -77,8 +75,10 @@ def test_a_finished_run_keeps_its_model_and_one_that_is_not_its_newest_checkpoin
         f"leave     {group / THIRD}: failed 4/8, and has no whole model to keep: keep=last"
         in capsys.readouterr().out
     )
-    assert checkpoints(FIRST) == checkpoints(SECOND) == [] and len(checkpoints(THIRD)) == 3
-    assert main(["report", "kl"]) == 0 and "2 finished, 1 failed" in capsys.readouterr().out
+    assert checkpoints(FIRST) == checkpoints(SECOND) == []
+    assert len(checkpoints(THIRD)) == 3
+    assert main(["report", "kl"]) == 0
+    assert "2 finished, 1 failed" in capsys.readouterr().out
     assert main(["clean", "kl", "keep=last", "yes=true"]) == 0
     assert checkpoints(THIRD) == ["checkpoint-2", "checkpoint-4"], "the best one stays, too"
     assert last_checkpoint(Run((group / THIRD).absolute())).name == "checkpoint-4"
@@ -88,18 +88,17 @@ def test_the_newest_checkpoint_is_whole_before_others_go(group, capsys):
     (group / THIRD / "checkpoints" / "checkpoint-4" / "model.safetensors").write_bytes(b"1" * 4000)
     assert main(["clean", f"kl/{THIRD}", "keep=last", "yes=true"]) == 0
     said = capsys.readouterr().out
-    assert (
-        "damaged: model.safetensors" in said
-        and "freed     0 bytes" in said
-        and len(checkpoints(THIRD)) == 3
-    )
+    assert "damaged: model.safetensors" in said
+    assert "freed     0 bytes" in said
+    assert len(checkpoints(THIRD)) == 3
 
 
 def test_what_a_report_makes_again_goes(group, capsys):
     before = files_of(group)
     assert main(["report", "kl"]) == main(["report", f"kl/{FIRST}"]) == 0
     assert main(["clean", "kl", "keep=runs", "yes=true"]) == 0
-    assert files_of(group) == before and not (group / FIRST / "plots").exists()
+    assert files_of(group) == before
+    assert not (group / FIRST / "plots").exists()
 
 
 def test_a_live_run_is_not_touched(group, capsys, monkeypatch):
@@ -111,11 +110,9 @@ def test_a_live_run_is_not_touched(group, capsys, monkeypatch):
             assert main(["clean", "kl", *words, "yes=true"]) == 0
     assert [files_of(group / name) for name in (FIRST, SECOND, THIRD)] == before
     said = capsys.readouterr().out
-    assert (
-        f"{FIRST}: running 4/8" in said
-        and f"{SECOND}: queued 4/8" in said
-        and "held by pid" in said
-    )
+    assert f"{FIRST}: running 4/8" in said
+    assert f"{SECOND}: queued 4/8" in said
+    assert "held by pid" in said
     begun = _deletion.locked
 
     # somebody else begins with it between the list and the deletion, and lets go again
@@ -125,7 +122,8 @@ def test_a_live_run_is_not_touched(group, capsys, monkeypatch):
 
     monkeypatch.setattr(_deletion, "locked", meanwhile)
     assert main(["clean", f"kl/{THIRD}", "yes=true"]) == 0
-    assert (group / THIRD).exists() and "changed meanwhile" in capsys.readouterr().out
+    assert (group / THIRD).exists()
+    assert "changed meanwhile" in capsys.readouterr().out
 
 
 def test_a_run_that_is_named_twice_or_gone_meanwhile_is_not_made_again(group, capsys, monkeypatch):
@@ -142,16 +140,16 @@ def test_a_run_that_is_named_twice_or_gone_meanwhile_is_not_made_again(group, ca
 
     monkeypatch.setattr(clean, "sized", meanwhile)
     assert main(["clean", f"kl/{THIRD}", "yes=true"]) == 0
-    assert (
-        "meanwhile\nfreed     0 bytes" in capsys.readouterr().out and not (group / THIRD).exists()
-    )
+    assert "meanwhile\nfreed     0 bytes" in capsys.readouterr().out
+    assert not (group / THIRD).exists()
     monkeypatch.setattr(
         clean, "sized", lambda *given: shutil.rmtree(group / FIRST / "checkpoints", True) or ""
     )
     assert main(["clean", "kl", "keep=last", "yes=true"]) == 0, (
         "one that is thinned meanwhile keeps no other from it"
     )
-    assert "gone already" in capsys.readouterr().out and checkpoints(SECOND) == [
+    assert "gone already" in capsys.readouterr().out
+    assert checkpoints(SECOND) == [
         "checkpoint-2",
         "checkpoint-4",
     ]
@@ -166,10 +164,8 @@ def test_it_is_told_which_run_builds_on_one_that_goes(group, capsys):
     assert main(["clean", f"kl/{FIRST}"]) == main(["clean", "kl", "where=run!=x"]) == 0
     first, both = capsys.readouterr().out.split("next ")[:2]
     assert told in first and "uses it" not in both, "it goes with it"
-    assert (
-        main(["clean", f"kl/{FIRST}", "keep=last"]) == 0
-        and "uses it" not in capsys.readouterr().out
-    )
+    assert main(["clean", f"kl/{FIRST}", "keep=last"]) == 0
+    assert "uses it" not in capsys.readouterr().out
 
 
 def test_no_link_is_followed(group, tmp_path, capsys):
@@ -184,10 +180,12 @@ def test_no_link_is_followed(group, tmp_path, capsys):
     before = files_of(tmp_path / "moved")
     for words in (["where=run!=x"], ["keep=last"], ["keep=model"], ["keep=runs"]):
         assert main(["clean", "kl", *words, "yes=true"]) == 0
-    assert files_of(tmp_path / "moved") == before and (elsewhere / "mine").read_text() == "mine"
+    assert files_of(tmp_path / "moved") == before
+    assert (elsewhere / "mine").read_text() == "mine"
     assert {FIRST, SECOND, THIRD, ".mine.removed"} <= set(os.listdir(group))
     said = capsys.readouterr().out
-    assert "a link, which is not followed" in said and "a link to" in said
+    assert "a link, which is not followed" in said
+    assert "a link to" in said
 
 
 def test_what_no_run_writes_is_not_deleted(group, capsys):
@@ -196,9 +194,8 @@ def test_what_no_run_writes_is_not_deleted(group, capsys):
     (group / "thesis.tex").write_text("mine")
     assert main(["clean", "kl", "where=run!=x", "yes=true"]) == 0
     assert "thesis.tex in it, which no run writes" in capsys.readouterr().out
-    assert [path.name for path in find_folders(group)] == [FIRST, SECOND] and (
-        group / "thesis.tex"
-    ).exists()
+    assert [path.name for path in find_folders(group)] == [FIRST, SECOND]
+    assert (group / "thesis.tex").exists()
 
 
 @pytest.mark.parametrize(
@@ -260,7 +257,9 @@ def test_a_kill_leaves_nothing_that_looks_like_half_a_run(group, capsys, words, 
     there = find_folders(group)
     for folder in there:
         run = read_run(folder)
-        assert not run.damaged and not run.faults and run.state in ("finished", "failed")
+        assert not run.damaged
+        assert not run.faults
+        assert run.state in ("finished", "failed")
         assert run.state == "failed" or _deletion.damage_of(run.run.model) == {}
         for checkpoint in (folder / "checkpoints").glob("checkpoint-*"):
             assert _deletion.damage_of(checkpoint) == {}, "no torn checkpoint under its own name"

@@ -93,14 +93,16 @@ def test_the_missions_line_needs_nothing_but_bitsandbytes(capsys, monkeypatch, t
     )
     assert main([*MISSION, "peft=lora", "quant=4bit"]) == 5
     said = capsys.readouterr().err
-    assert said.count("found") == 1 and "pip install 'bitsandbytes>=" in said
+    assert said.count("found") == 1
+    assert "pip install 'bitsandbytes>=" in said
     assert main(["trainer=grpo", "dataset=gsm8k", "quant=none", "--dry-run"]) == 0
     monkeypatch.setattr(
         libraries, "find_spec", lambda name: None if name == "math_verify" else find_spec(name)
     )
     assert main(["trainer=grpo", "dataset=gsm8k"]) == 5
     said = capsys.readouterr().err
-    assert said.count("found") == 1 and "pip install 'math-verify>=" in said
+    assert said.count("found") == 1
+    assert "pip install 'math-verify>=" in said
     assert not Path("outputs").exists()
 
 

@@ -83,7 +83,9 @@ def test_missing_options_are_told_together_with_the_nearest():
 def test_classes_and_vectors_of_texts_are_refused_in_words(capsys, word, where, said):
     assert main([word, "metric=none", "--dry-run"]) == 2
     err = capsys.readouterr().err
-    assert f"  {where}\n" in err and said in err and "trainer=reward" in err
+    assert f"  {where}\n" in err
+    assert said in err
+    assert "trainer=reward" in err
 
 
 def test_several_options_of_a_group_that_takes_one_are_all_refused(tmp_path):
@@ -100,10 +102,8 @@ def test_several_options_of_a_group_that_takes_one_are_all_refused(tmp_path):
         )
     faults = {fault.where: fault for fault in caught.value.faults}
     assert set(faults) == {"trainer", "dataset", "tracker", "model", "quant"}
-    assert (
-        faults["trainer"].found.startswith("[sft, dpo]")
-        and "-m trainer=sft,dpo" in faults["trainer"].fix
-    )
+    assert faults["trainer"].found.startswith("[sft, dpo]")
+    assert "-m trainer=sft,dpo" in faults["trainer"].fix
     assert "dataset=mixture" in faults["dataset"].fix
     assert faults["tracker"].fix == "tracker=mlflow"
 
@@ -254,7 +254,8 @@ def test_serve_gives_only_what_is_asked_for():
 
 
 def test_differences():
-    ours, theirs = {"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}, "d": 4}
+    ours = {"a": {"b": 1, "c": 2}}
+    theirs = {"a": {"b": 1, "c": 3}, "d": 4}
     assert list(config.differences(ours, theirs)) == [("a.c", 2, 3), ("d", None, 4)]
 
 
@@ -312,11 +313,9 @@ def chosen(monkeypatch):
     def call(*words, capability=0.0):
         monkeypatch.setattr(speed, "compute_capability", lambda: capability)
         before, after = (config.compose([*words, *extra]) for extra in ((), ("speed=max",)))
-        assert (
-            "speed" not in after.cfg
-            and len(after.speed) == len(read_options("speed")["max"])
-            and not before.speed
-        )
+        assert "speed" not in after.cfg
+        assert len(after.speed) == len(read_options("speed")["max"])
+        assert not before.speed
         return set(after.cfg["trainer"]["args"]) - set(before.cfg["trainer"]["args"])
 
     return call
@@ -324,7 +323,8 @@ def chosen(monkeypatch):
 
 @pytest.mark.slow
 def test_speed_sets_what_is_sound_for_the_trainer_and_the_machine(chosen):
-    grouping, workers = "train_sampling_strategy", "dataloader_num_workers"
+    grouping = "train_sampling_strategy"
+    workers = "dataloader_num_workers"
     assert chosen("trainer=sft") == chosen("trainer=reward") == {grouping}
     teacher = "trainer.teacher_model.path=runner://model/tiny"
     assert (
@@ -336,7 +336,8 @@ def test_speed_sets_what_is_sound_for_the_trainer_and_the_machine(chosen):
     assert chosen("trainer=ppo", "reward=length", capability=9.0) == {"bf16", "tf32", workers}
     assert chosen("trainer=sft", capability=7.5) == {grouping, workers}
     flash = ("trainer=sft", "model.attention=flash_attention_2")
-    assert chosen(*flash) == {"packing"} and chosen(*flash, "dataset.streaming=true") == set()
+    assert chosen(*flash) == {"packing"}
+    assert chosen(*flash, "dataset.streaming=true") == set()
     assert chosen("trainer=sft", GROUPED, "trainer.args.bf16=null", capability=9.0) == {
         "tf32",
         workers,
@@ -348,11 +349,13 @@ def test_a_run_is_the_same_whether_speed_or_the_user_has_set_it():
         key_of(config.compose(["trainer=sft", "name=a", word]).cfg)
         for word in ("speed=max", GROUPED)
     }
-    assert len(keys) == 1 and key_of(config.compose(["trainer=sft"]).cfg) not in keys
+    assert len(keys) == 1
+    assert key_of(config.compose(["trainer=sft"]).cfg) not in keys
     (setting, default) = read_provenance(config.compose(["speed=max"]).cfg, ["speed=max"]).of(
         GROUPED.partition("=")[0]
     )
-    assert setting.place.startswith("conf/speed/max.yaml:") and default.text == "random"
+    assert setting.place.startswith("conf/speed/max.yaml:")
+    assert default.text == "random"
 
 
 def test_another_speed_is_a_fault_that_names_the_one_there_is():
@@ -363,7 +366,8 @@ def test_another_speed_is_a_fault_that_names_the_one_there_is():
         with pytest.raises(ConfigError) as caught:
             config.compose(["speed=max", word] if "." in word else [word])
         (fault,) = caught.value.faults
-        assert fault.where == where and str(fault).rpartition("type")[2].strip().startswith(fix)
+        assert fault.where == where
+        assert str(fault).rpartition("type")[2].strip().startswith(fix)
 
 
 def test_each_speed_is_a_field_of_some_trainer():

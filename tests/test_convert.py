@@ -43,7 +43,9 @@ def faults(row, to, **how):
     return caught.value.faults
 
 
-Q, A, B = [user("2+2?")], [bot("4")], [bot("5")]
+Q = [user("2+2?")]
+A = [bot("4")]
+B = [bot("5")]
 LONG = [user("hi"), bot("hello"), user("2+2?")]
 PAIR = {
     "demonstration": [{"prompt": Q, "completion": A}],
@@ -276,7 +278,8 @@ def test_every_raw_form_in_every_trainer_form(name, to):
         assert fault.where in ("dataset.form", "dataset.columns")
         for other in FORMS_FOR[to]:
             assert other in fault.expected
-        assert "dataset.columns." in fault.fix and "=<column>" in fault.fix
+        assert "dataset.columns." in fault.fix
+        assert "=<column>" in fault.fix
 
 
 def test_the_table_of_arrows():
@@ -285,7 +288,9 @@ def test_the_table_of_arrows():
     assert FORMS_FOR["demonstration"] == (
         *("triple", "preference", "unpaired", "messages", "prompt_completion", "text", "tokens"),
     )
-    assert fits(None, "preference") and fits("text", None) and not fits("text", "prompt")
+    assert fits(None, "preference")
+    assert fits("text", None)
+    assert not fits("text", "prompt")
 
 
 @pytest.mark.parametrize("form", [*FORMS, "promt", "stepwise"])
@@ -350,15 +355,18 @@ def test_the_turns_before_a_question_come_with_it(given):
     assert converted({"prompt": "2+2?", "history": given}, "prompt") == [{"prompt": LONG}]
     assert converted(row | {"history": None}, "demonstration") == [{"prompt": Q, "completion": A}]
     (bad,) = faults(row | {"history": ["hi"]}, "demonstration")
-    assert bad.where == "history[0]" and bad.fix == "dataset.without=[history]"
+    assert bad.where == "history[0]"
+    assert bad.fix == "dataset.without=[history]"
 
 
 def test_a_column_that_only_happens_to_be_called_history_or_context_is_left_out(caplog):
     row = {"prompt": "2+2=", "completion": " 4", "history": "long ago", "context": "maths"}
     assert converted(row, "demonstration") == [{"prompt": "2+2=", "completion": " 4"}]
-    assert "`history` is left out" in caplog.text and "`context` is left out" in caplog.text
+    assert "`history` is left out" in caplog.text
+    assert "`context` is left out" in caplog.text
     (bad,) = faults(row, "demonstration", context="context")
-    assert bad.where == "context" and "dataset.columns.input" in bad.fix
+    assert bad.where == "context"
+    assert "dataset.columns.input" in bad.fix
 
 
 @pytest.mark.parametrize(
@@ -393,10 +401,8 @@ def test_a_label_beside_messages_counts_only_where_it_is_learnt_from():
         "label"
     ]
     (seen,) = converted({"messages": Q + A, "label": 7}, "answer")
-    assert (
-        seen["label"] is True
-        and converted({"messages": Q + B, "label": 0}, "answer")[0]["label"] is False
-    )
+    assert seen["label"] is True
+    assert converted({"messages": Q + B, "label": 0}, "answer")[0]["label"] is False
 
 
 def test_calls_of_tools_in_text_are_turns_that_call_them():
@@ -415,7 +421,8 @@ def test_calls_of_tools_in_text_are_turns_that_call_them():
     }
     assert row["messages"] == [*Q, called, {"role": "tool", "content": "4"}, *A]
     (bad,) = faults({"conversations": [*Q, said[0] | {"value": "add(2)"}, *A]}, "demonstration")
-    assert bad.where.endswith("[1].content") and "JSON" in bad.expected
+    assert bad.where.endswith("[1].content")
+    assert "JSON" in bad.expected
 
 
 @pytest.mark.parametrize("more", [{}, {"id": "1", "type": "function"}])
@@ -443,7 +450,8 @@ def test_the_arguments_of_a_call_become_a_mapping(more):
         (bad,) = faults(
             {"messages": [*Q, spoken | {"tool_calls": [call | {"arguments": odd}]}, *A]}, "messages"
         )
-        assert bad.where == "messages[1].tool_calls[0].arguments" and "a mapping" in bad.expected
+        assert bad.where == "messages[1].tool_calls[0].arguments"
+        assert "a mapping" in bad.expected
 
 
 def test_the_text_of_a_part_may_be_called_its_value():
@@ -507,7 +515,8 @@ def test_misspelt_roles_and_columns_all_at_once():
 
 def test_a_form_that_the_columns_do_not_have():
     (fault,) = faults({"prompt": "2+2="}, None, form="preference")
-    assert "prompt" in fault.found and "chosen with rejected" in fault.expected
+    assert "prompt" in fault.found
+    assert "chosen with rejected" in fault.expected
     assert fault.fix.startswith("dataset.columns.chosen=<column> dataset.columns.rejected=<column>")
 
 
@@ -542,7 +551,8 @@ def test_a_system_column_goes_before_the_system_prompt():
 def test_plain_text_has_no_place_for_a_system_prompt(caplog):
     row = {"prompt": "2+2=", "completion": " 4"}
     (fault,) = faults(row, "demonstration", system="Be brief.")
-    assert "plain text" in fault.found and "dataset.columns.input=<column>" in fault.fix
+    assert "plain text" in fault.found
+    assert "dataset.columns.input=<column>" in fault.fix
     made = converted(row, "demonstration", "Be brief.", input="prompt", target="completion")
     assert made[0]["prompt"] == [system("Be brief."), user("2+2=")]
     assert converted(row | {"system": "Count."}, "demonstration")[0]["prompt"] == "2+2="
@@ -551,7 +561,8 @@ def test_plain_text_has_no_place_for_a_system_prompt(caplog):
 
 def test_rows_of_tokens_have_no_place_for_a_system_prompt():
     (fault,) = faults({"input_ids": [1, 2]}, "demonstration", system="Be brief.")
-    assert "tokens" in fault.found and fault.fix.startswith("dataset.system=null")
+    assert "tokens" in fault.found
+    assert fault.fix.startswith("dataset.system=null")
 
 
 # --- Where a pair begins to differ ----------------------------------------------------------------
@@ -563,7 +574,8 @@ def pair_of(row):
 
 
 def test_conversations_are_cut_where_they_differ():
-    first, other = [bot("a"), user("more"), *A], [bot("b"), user("more"), *B]
+    first = [bot("a"), user("more"), *A]
+    other = [bot("b"), user("more"), *B]
     assert pair_of({"chosen": Q + first, "rejected": Q + other}) == (Q, first, other)
     assert pair_of({"chosen": LONG + A, "rejected": LONG + B}) == (LONG, A, B)
 
@@ -800,7 +812,8 @@ BAD = [
 @pytest.mark.parametrize(("row", "to", "where", "found"), BAD)
 def test_rows_that_cannot_be_meant(row, to, where, found):
     (fault,) = faults(row, to)
-    assert fault.where == where and found in fault.found
+    assert fault.where == where
+    assert found in fault.found
 
 
 def test_silence_may_be_judged_bad():
@@ -839,7 +852,8 @@ def test_bad_rows_may_be_left_out_and_are_told(caplog):
     rows = [ROWS[0], ROWS[1] | {"target": " "}, ROWS[2]]
     made = batched(rows, "demonstration", bad_rows="drop")
     assert [row["completion"][0]["content"] for row in made] == ["1", "3"]
-    assert "data train row 1, target" in caplog.text and "empty text" in caplog.text
+    assert "data train row 1, target" in caplog.text
+    assert "empty text" in caplog.text
 
 
 def test_what_is_left_out_is_counted(caplog):

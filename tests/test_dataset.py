@@ -110,7 +110,8 @@ def test_every_kind_of_file(tmp_path, name, packed):
         (tmp_path / f"{name}.gz").write_bytes(gzip.compress(path.read_bytes()))
         path = tmp_path / f"{name}.gz"
     train, evals = load_rows(str(path), shuffle=False)
-    assert list(train) == rows and evals is None
+    assert list(train) == rows
+    assert evals is None
 
 
 def test_a_packed_file_may_end_in_the_zeros_of_a_tape(tmp_path):
@@ -157,13 +158,15 @@ def test_a_pattern_is_one_split(tmp_path):
 def test_shipped_rows_are_found_from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     train, evals = load_rows(SORT, split={"train": "train", "eval": "eval"})
-    assert len(train) > len(evals) > 0 and "chosen" in train.column_names
+    assert len(train) > len(evals) > 0
+    assert "chosen" in train.column_names
 
 
 def test_a_missing_file_names_the_nearest(tmp_path):
     path = write(tmp_path / "rows.jsonl", [exchange(0)])
     (fault,) = faults(tmp_path / "row.jsonl")
-    assert "there is no row.jsonl" in fault.found and fault.fix == f"dataset.path={path}"
+    assert "there is no row.jsonl" in fault.found
+    assert fault.fix == f"dataset.path={path}"
     (fault,) = faults(tmp_path / "nowhere" / "rows.jsonl")
     assert fault.found == f"there is no folder {tmp_path / 'nowhere'}"
     (fault,) = faults(tmp_path / "*.csv")
@@ -241,7 +244,8 @@ def test_bytes_that_hold_no_rows(tmp_path, name, content, where, found, streamin
     path = tmp_path / name
     path.write_bytes(content)
     fault = faults(path, streaming=streaming)[0]
-    assert fault.where == f"{path}{where}" and found in fault.found
+    assert fault.where == f"{path}{where}"
+    assert found in fault.found
 
 
 def test_only_the_first_faults_of_a_file_are_shown(tmp_path):
@@ -332,9 +336,11 @@ def test_what_only_the_hub_has_is_refused_for_files(file):
 def test_slices(file):
     split = {"train": "train[:90%]", "eval": "train[90%:]"}
     train, evals = load_rows(file, split=split, shuffle=False)
-    assert numbers(train) == list(range(90)) and numbers(evals) == list(range(90, 100))
+    assert numbers(train) == list(range(90))
+    assert numbers(evals) == list(range(90, 100))
     train, evals = load_rows(file, split={"train": "train[5:7]+train[-2:]"}, shuffle=False)
-    assert numbers(train) == [5, 6, 98, 99] and evals is None
+    assert numbers(train) == [5, 6, 98, 99]
+    assert evals is None
 
 
 @pytest.mark.quick(2)
@@ -344,9 +350,11 @@ def test_a_slice_without_rows_is_refused(file, cut, use):
     split = {"train": "train"} | {use: cut}
     for to in (None, "demonstration"):
         (fault,) = faults(file, split=split, to=to)
-        assert fault.where == f"dataset.split.{use}" and fault.found.startswith("no row: ")
+        assert fault.where == f"dataset.split.{use}"
+        assert fault.found.startswith("no row: ")
         words = dict(re.findall(r"dataset.split.(\w+)='(.*?)'", fault.fix))
-        assert use in words and load_rows(file, split=split | words, to=to)
+        assert use in words
+        assert load_rows(file, split=split | words, to=to)
 
 
 def test_a_stream_without_rows_is_refused():
@@ -360,7 +368,8 @@ def test_a_stream_without_rows_is_refused():
 def test_named_sets_and_no_training_rows(file):
     split = {"train": None, "eval": {"low": "train[:2]", "high": "train[-2:]"}}
     train, evals = load_rows(file, split=split, limit={"eval": 1})
-    assert train is None and {name: numbers(rows) for name, rows in evals.items()} == {
+    assert train is None
+    assert {name: numbers(rows) for name, rows in evals.items()} == {
         "low": [0],
         "high": [98],
     }
@@ -372,7 +381,8 @@ def test_splits_that_are_not_there_are_listed(tmp_path):
     for name in ("train", "validation"):
         write(tmp_path / f"{name}.jsonl", [exchange(0)])
     (fault,) = faults(tmp_path, split={"train": "train", "eval": "validaton[:5]"})
-    assert fault.where == "dataset.split.eval" and "train" in fault.expected
+    assert fault.where == "dataset.split.eval"
+    assert "train" in fault.expected
     assert fault.fix == "dataset.split.eval=validation"
     path = write(tmp_path / "one" / "rows.jsonl", [exchange(0)])
     (fault,) = faults(path, split={"train": "train", "eval": "test"})
@@ -389,14 +399,17 @@ def test_splits_that_are_not_there_are_listed(tmp_path):
     assert fault.where == "dataset.split"
     for cut in ("train[1:]", "train[1:x]", "train[:"):
         (fault,) = faults(path, split={"train": cut})
-        assert fault.where == "dataset.split.train" and cut in fault.found
+        assert fault.where == "dataset.split.train"
+        assert cut in fault.found
 
 
 def test_training_rows_are_shuffled_before_the_limit(file):
     split = {"train": "train[:50]", "eval": "train[50:]"}
     load = functools.partial(load_rows, file, split=split, limit={"train": 20, "eval": 5})
     train, evals = load(seed=1)
-    assert len(train) == 20 and max(numbers(train)) > 20 and max(numbers(train)) < 50
+    assert len(train) == 20
+    assert max(numbers(train)) > 20
+    assert max(numbers(train)) < 50
     assert numbers(evals) == [50, 51, 52, 53, 54]
     assert numbers(load(seed=1)[0]) == numbers(train) != numbers(load(seed=2)[0])
     assert numbers(load(shuffle=False)[0]) == list(range(20))
@@ -405,7 +418,8 @@ def test_training_rows_are_shuffled_before_the_limit(file):
 def test_an_unknown_use_of_a_source_of_its_own_is_refused(file):
     """What is typed for it is shown, whatever braces it has."""
     (fault,) = faults(file, split={"evals": {"_target_": "x", "path": "y"}})
-    assert fault.where == "dataset.split" and fault.fix.startswith("dataset.split.eval=")
+    assert fault.where == "dataset.split"
+    assert fault.fix.startswith("dataset.split.eval=")
 
 
 @pytest.mark.parametrize("count", [0, -1, 2.5])
@@ -468,7 +482,8 @@ def test_columns_whose_first_batch_is_null(tmp_path):
     rows = [exchange(number) | {"label": number > 1200} for number in range(1300)]
     path = write(tmp_path / "rows.jsonl", rows)
     train, _ = load_rows(path, to="prompt", shuffle=False)
-    assert train["reference"][0] is None and train["reference"][-1] == " 1300"
+    assert train["reference"][0] is None
+    assert train["reference"][-1] == " 1300"
 
 
 def test_rewards_get_their_columns(tmp_path):
@@ -639,7 +654,8 @@ def test_every_batch_of_judged_answers_holds_good_and_bad_ones(tmp_path, batch):
     train, evals = load_rows(path, split={"train": "train", "eval": "train"}, to="unpaired")
     for rows in (train, evals):
         labels = rows["label"][:]
-        assert len(labels) == 80 and sum(labels) == 40
+        assert len(labels) == 80
+        assert sum(labels) == 40
         for start in range(0, 80, batch):
             assert sum(labels[start : start + batch]) == batch // 2
     # A batch of two compares answers to different questions, as the KL term of KTO needs.
@@ -671,8 +687,10 @@ def test_a_stream_is_converted_as_it_flows(tmp_path):
     assert isinstance(train, IterableDataset)
     assert [row["prompt"] for row in evals] == [f"{number}+1=" for number in range(5)]
     shown = list(train)
-    assert len(shown) == 10 and list(shown[0]) == ["prompt", "completion"]
-    assert shown == list(train) and numbers(shown) != sorted(numbers(shown))
+    assert len(shown) == 10
+    assert list(shown[0]) == ["prompt", "completion"]
+    assert shown == list(train)
+    assert numbers(shown) != sorted(numbers(shown))
     assert fingerprint(train) == "stream"
     (fault,) = faults(path, split={"train": "train[:5]"}, streaming=True)
     assert "dataset.limit.train" in fault.fix
@@ -718,20 +736,24 @@ def again(path, home, **how):
 
 @pytest.mark.slow
 def test_a_second_process_finds_the_rows_converted(tmp_path):
-    path, home = write(tmp_path / "rows.jsonl", map(turns, range(50))), tmp_path / "home"
+    path = write(tmp_path / "rows.jsonl", map(turns, range(50)))
+    home = tmp_path / "home"
     how = {"to": "messages", "seed": 4}
     batches, *made = again(path, home, **how)
     files = sorted(home.rglob("*.arrow"))
-    assert (batches, *made) == (2, *made) and again(path, home, **how) == [0, *made]
+    assert (batches, *made) == (2, *made)
+    assert again(path, home, **how) == [0, *made]
     assert sorted(home.rglob("*.arrow")) == files
     for other in ({"to": "prompt"}, {"system": "Count."}):
         batches, key, *_ = again(path, home, **how | other)
-        assert batches > 0 and key != made[0]
+        assert batches > 0
+        assert key != made[0]
 
 
 def test_the_fingerprint_is_of_the_rows_alone(tmp_path):
     rows = [turns(number) for number in range(20)]
-    here, there = write(tmp_path / "a" / "rows.jsonl", rows), write(tmp_path / "b.jsonl", rows)
+    here = write(tmp_path / "a" / "rows.jsonl", rows)
+    there = write(tmp_path / "b.jsonl", rows)
     load = functools.partial(load_rows, shuffle=False, to="messages")
     print_of = fingerprint(load(here)[0])
     assert fingerprint(load(there)[0]) == print_of
@@ -757,7 +779,8 @@ def load_as_one_of_two(words):
     """What each of two processes does: say who converts, and which rows it gets."""
     from accelerate import PartialState
 
-    batch, rank = Conversion.batch, os.environ["RANK"]
+    batch = Conversion.batch
+    rank = os.environ["RANK"]
 
     def noted(self, *how):
         print("converted by", rank, flush=True)
@@ -778,7 +801,9 @@ def test_of_two_processes_one_converts(file, runner):
     lines = [line.split() for done in both for line in done.stdout.splitlines()]
     assert [line for line in lines if line[0] == "converted"] == [["converted", "by", "0"]]
     rows = [line[2:] for line in lines if line[0] == "rows"]
-    assert len(rows) == 2 and rows[0] == rows[1] and rows[0][0] == "100"
+    assert len(rows) == 2
+    assert rows[0] == rows[1]
+    assert rows[0][0] == "100"
 
 
 # --- Mixtures -------------------------------------------------------------------------------------
@@ -816,14 +841,16 @@ def test_weights_are_the_shares_and_small_parts_repeat(parts):
     limited, evals = mix_rows(
         parts, {"many": 3, "few": 1}, limit={"train": 20, "eval": 1}, to="prompt"
     )
-    assert len(limited) == 20 and [len(rows) for rows in evals.values()] == [1, 1]
+    assert len(limited) == 20
+    assert [len(rows) for rows in evals.values()] == [1, 1]
 
 
 def test_a_mixture_of_judged_answers_stays_even(parts):
     del parts["many"]
     train, _ = mix_rows(parts | {"again": parts["few"]}, to="unpaired")
     labels = train["label"][:]
-    assert len(labels) == 40 and all(sum(labels[n : n + 2]) == 1 for n in range(0, 40, 2))
+    assert len(labels) == 40
+    assert all(sum(labels[n : n + 2]) == 1 for n in range(0, 40, 2))
 
 
 def test_a_reward_may_concern_one_part_only(tmp_path, parts):
@@ -834,7 +861,8 @@ def test_a_reward_may_concern_one_part_only(tmp_path, parts):
     parts |= {"none": part(none), "own": part(path)}
     train, _ = mix_rows(parts, to="prompt", keep=("answer",), seed=2)
     assert set(train.column_names) == {"prompt", "reference", "answer"}
-    assert train["answer"][:].count("x") == 3 and train["answer"][:].count(None) == 52
+    assert train["answer"][:].count("x") == 3
+    assert train["answer"][:].count(None) == 52
     with pytest.raises(DataError) as caught:
         mix_rows(parts, to="prompt", keep=("anser",))
     assert caught.value.faults[0].where == "reward"
@@ -878,7 +906,8 @@ def test_streams_mix(tmp_path, file):
     for weights in (None, {"one": 1, "two": 2}):
         train, _ = mix_rows(streams, weights, to="demonstration", limit={"train": 30})
         drawn = numbers(train)
-        assert len(drawn) == 30 and min(drawn) < 100 <= max(drawn)
+        assert len(drawn) == 30
+        assert min(drawn) < 100 <= max(drawn)
 
 
 # --- The hub --------------------------------------------------------------------------------------
@@ -887,9 +916,11 @@ def test_streams_mix(tmp_path, file):
 def test_a_name_that_neither_the_cache_nor_the_folder_has():
     (fault,) = faults("nobody/nothing", EnvironmentFault)
     assert "neither a file or folder here nor in the cache" in fault.found
-    assert "nobody/nothing" in fault.found and "HF_HUB_OFFLINE" in fault.fix
+    assert "nobody/nothing" in fault.found
+    assert "HF_HUB_OFFLINE" in fault.fix
     (fault,) = faults("rows/of/nobody")
-    assert fault.where == "dataset.path" and "a name on the hub" in fault.expected
+    assert fault.where == "dataset.path"
+    assert "a name on the hub" in fault.expected
     assert faults(" ")[0].found == "no path"
 
 
@@ -941,7 +972,8 @@ def test_the_menu_against_a_hub_and_then_without_it(online_runner):
     loaded = load_from(online_runner, jobs)
     assert [counts for *counts, _ in loaded] == [counts for _, *counts in ON_THE_HUB.values()]
     tldr, ultrafeedback, descriptiveness, _, firefly, gsm8k = [row for *_, row in loaded]
-    assert tldr["prompt"].endswith("TL;DR:") and tldr["completion"].startswith(" ")
+    assert tldr["prompt"].endswith("TL;DR:")
+    assert tldr["completion"].startswith(" ")
     assert set(ultrafeedback) == {"prompt", "chosen", "rejected"}
     for row in (ultrafeedback, descriptiveness):
         assert [turn["role"] for turn in row["prompt"] + row["chosen"]] == ["user", "assistant"]
@@ -976,19 +1008,24 @@ def test_what_the_hub_does_not_have(online_runner):
     ]
     (config, one), (split, two), (name, three) = load_from(online_runner, jobs)
     assert (config, split, name) == (2, 2, 2)
-    assert "socratic" in one and "dataset.config=<name>" in one
-    assert "dataset.split.eval" in two and "one of train, test" in two
-    assert "openai/gsm9k" in three and "a name on the hub" in three
+    assert "socratic" in one
+    assert "dataset.config=<name>" in one
+    assert "dataset.split.eval" in two
+    assert "one of train, test" in two
+    assert "openai/gsm9k" in three
+    assert "a name on the hub" in three
 
 
 def test_the_mixture_of_the_menu():
     keys = yaml.safe_load((MENU / "mixture.yaml").read_text())["dataset"]
     for node in keys["parts"].values():
-        assert node.pop("_target_") == "runner.dataset.load.load_rows" and node.pop("_partial_")
+        assert node.pop("_target_") == "runner.dataset.load.load_rows"
+        assert node.pop("_partial_")
     parts = {name: functools.partial(load_rows, **node) for name, node in keys["parts"].items()}
     train, evals = mix_rows(parts, keys["weights"], limit={"train": 300}, to="preference")
     sorting = sum("Sort" in row["prompt"][0]["content"] for row in train)
-    assert 150 < sorting < 250 and list(evals) == ["sort", "reviews"]
+    assert 150 < sorting < 250
+    assert list(evals) == ["sort", "reviews"]
 
 
 # --- What TRL makes of the rows -------------------------------------------------------------------
@@ -1134,7 +1171,8 @@ def test_the_name_of_a_split_inside_a_word_is_none(tmp_path, names):
     for number, name in enumerate(names.split()):
         write(tmp_path / f"{name}.jsonl", [exchange(number)])
     train, evals = load_rows(str(tmp_path), shuffle=False)
-    assert len(train) == len(names.split()) and evals is None
+    assert len(train) == len(names.split())
+    assert evals is None
 
 
 @pytest.mark.parametrize(
@@ -1189,10 +1227,8 @@ def test_rows_behind_an_address_are_copied_once_and_again_when_they_have_changed
     load_rows("memory://there/a.jsonl")
     assert capsys.readouterr().out == ""
     memory.pipe("/there/a.jsonl", line * 4)
-    assert (
-        len(load_rows("memory://there/a.jsonl")[0]) == 4
-        and "fetch     /there/a.jsonl" in capsys.readouterr().out
-    )
+    assert len(load_rows("memory://there/a.jsonl")[0]) == 4
+    assert "fetch     /there/a.jsonl" in capsys.readouterr().out
     with pytest.raises(DataError, match="no rows at"):
         load_rows("memory://there/c.jsonl")
     memory.pipe("/there/a.jsonl", b"null\n")
@@ -1209,10 +1245,8 @@ def test_an_address_whose_library_is_missing_names_it(path, package, monkeypatch
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(EnvironmentFault) as missing:
         check_dataset({"_target_": LOADER, "path": path}, "demonstration")
-    assert (
-        package in missing.value.faults[0].fix
-        and f"the extra {path[:2]}" in missing.value.faults[0].fix
-    )
+    assert package in missing.value.faults[0].fix
+    assert f"the extra {path[:2]}" in missing.value.faults[0].fix
 
 
 def test_calls_of_tools_keep_arguments_of_any_kind():

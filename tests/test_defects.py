@@ -39,9 +39,8 @@ def test_a_defect_can_be_planted_and_its_tests_exist(defect):
     (ast.parse if defect.file.endswith(".py") else yaml.safe_load)(other)
     assert other != text
     listed = [*defect.tests, *defect.slow]
-    assert listed and set(listed) <= {
-        name for test in listed for name in names_in(test.partition("::")[0])
-    }
+    assert listed
+    assert set(listed) <= {name for test in listed for name in names_in(test.partition("::")[0])}
 
 
 CODE = "def half(number):\n    return number / 2\n"
@@ -64,7 +63,8 @@ def checkout(tmp_path):
 def test_a_defect_is_caught_or_missed_and_the_checkout_stays_as_it_is(
     checkout, monkeypatch, capsys
 ):
-    four, zero = "tests/test_four.py::test_four", "tests/test_zero.py::test_zero"
+    four = "tests/test_four.py::test_four"
+    zero = "tests/test_zero.py::test_zero"
     seen = Defect(
         "seen", "It takes a third.", "maths.py", "number / 2", "number / 3", tests=(four,)
     )
@@ -77,7 +77,8 @@ def test_a_defect_is_caught_or_missed_and_the_checkout_stays_as_it_is(
         ["caught", "seen"],
         ["MISSED", "unseen"],
     ]
-    assert f"        {four}" in told and f"        not by {zero}" in told
+    assert f"        {four}" in told
+    assert f"        not by {zero}" in told
     assert (checkout / "maths.py").read_text() == CODE
 
 
@@ -87,7 +88,8 @@ def test_a_test_without_an_end_is_ended(checkout):
         "import time\n\n\ndef test_four():\n    time.sleep(100)\n"
     )
     outcome = defects.run_tests(checkout, ["tests/test_four.py"], seconds=3)
-    assert not outcome.failed and outcome.trouble == "no end after 3 s"
+    assert not outcome.failed
+    assert outcome.trouble == "no end after 3 s"
 
 
 def test_what_stands_twice_or_nowhere_is_no_place(checkout):

@@ -46,18 +46,22 @@ def pair(tmp_path, monkeypatch):
 def test_what_differs_is_told_section_by_section_and_the_shortest_first(pair, capsys):
     assert main(["diff", "a", "b"]) == 0
     text = capsys.readouterr().out
-    assert "same      hardware, state" in text and "not said  model" in text
-    assert (
-        "torch     2.1a  2.1b" in text and "trl" not in text.split("versions")[1].split("\n\n")[0]
-    )
-    assert "train.fingerprint  aaaaaaaaaaaa  bbbbbbbbbbbb" in text and "train.rows" not in text
+    assert "same      hardware, state" in text
+    assert "not said  model" in text
+    assert "torch     2.1a  2.1b" in text
+    assert "trl" not in text.split("versions")[1].split("\n\n")[0]
+    assert "train.fingerprint  aaaaaaaaaaaa  bbbbbbbbbbbb" in text
+    assert "train.rows" not in text
     assert "kl_coef (also beta)  0.1  0.3" in text
-    assert "changed x.py  +1 -1" in text and "commit" not in text
+    assert "changed x.py  +1 -1" in text
+    assert "commit" not in text
     assert all(len(line) <= 80 for line in text.splitlines())
     (line,) = [line for line in text.splitlines() if "eval_exact" in line]
-    assert line.split()[-3:] == ["0.5", "0.75", "+0.25"] and "runtime" not in text
+    assert line.split()[-3:] == ["0.5", "0.75", "+0.25"]
+    assert "runtime" not in text
     lengths = [len(part.splitlines()) for part in text.split("\n\n")[1:]]
-    assert len(lengths) == 7 and lengths == sorted(lengths)
+    assert len(lengths) == 7
+    assert lengths == sorted(lengths)
 
 
 def test_a_run_is_like_itself(pair, capsys):
@@ -126,8 +130,7 @@ def test_the_first_step_that_differs_comes_first_and_times_do_not_count(pair, tm
     runs = [read_run(next((tmp_path / "outputs" / name).iterdir())) for name in "ab"]
     first, *others = deviations(*runs)
     assert (first.step, first.name, first.ours, first.theirs) == (1, "loss", 0.5, 0.75)
-    assert first.size == pytest.approx(1 / 3) and "step 1: loss 0.5 -> 0.75, 33 % apart" in str(
-        first
-    )
+    assert first.size == pytest.approx(1 / 3)
+    assert "step 1: loss 0.5 -> 0.75, 33 % apart" in str(first)
     assert {entry.name for entry in others} == {"loss", "eval_exact"}
     assert deviations(runs[0], runs[0]) == []

@@ -72,7 +72,8 @@ def test_an_extra_is_installed_whole_and_in_our_range():
 
 def test_a_wheel_says_the_same_as_its_checkout(wheel):
     wheel()
-    assert read_project() == {} and read_extras() == PROJECT["optional-dependencies"]
+    assert read_project() == {}
+    assert read_extras() == PROJECT["optional-dependencies"]
     assert to_install("math-verify") == "pip install 'math-verify>=0.9'  (the extra math)"
     assert [each for each in read_requirements() if "extra ==" not in each] == PROJECT[
         "dependencies"

@@ -51,7 +51,8 @@ def test_every_fault_is_told_at_once_and_no_folder_is_made(tmp_path, capsys):
 def test_a_dataset_that_does_not_fit_names_those_that_do(capsys):
     text = faults(capsys, "trainer=dpo", "dataset=tldr")
     assert "prompt_completion rows" in text
-    assert "ultrafeedback" in text and "descriptiveness" in text
+    assert "ultrafeedback" in text
+    assert "descriptiveness" in text
 
 
 def test_a_trainer_that_needs_a_reward_names_the_menu(capsys):
@@ -77,13 +78,11 @@ def test_a_dry_run_prints_the_plan_and_starts_nothing(tmp_path, capsys):
     )
     head, counts, bound, *lines = capsys.readouterr().out.splitlines()
     assert bound.startswith("evaluates at most 200 held-out prompts")
-    assert (
-        head.endswith("4 runs in outputs/dpo-tiny-toy: kl_coef 2 x learning_rate 2")
-        and counts.strip() == "4 new"
-    )
-    assert (
-        len(lines) == 4 and all(line.startswith("new ") for line in lines) and len(set(lines)) == 4
-    )
+    assert head.endswith("4 runs in outputs/dpo-tiny-toy: kl_coef 2 x learning_rate 2")
+    assert counts.strip() == "4 new"
+    assert len(lines) == 4
+    assert all(line.startswith("new ") for line in lines)
+    assert len(set(lines)) == 4
     assert list(tmp_path.iterdir()) == []
 
 
@@ -120,12 +119,15 @@ def test_a_dry_run_refuses_what_the_run_refuses(words, said, tmp_path, monkeypat
     Path("my_part.py").write_text(
         "import os.path\nimport absent_library\nif not half: import other\n"
     )
-    codes, told = [], []
+    codes = []
+    told = []
     for flags in ([], ["--dry-run"]):
         codes.append(main([*words, *flags]))
         told.append(capsys.readouterr().err)
     assert codes == [2 if "launcher.jobs=1" in words else 5] * 2
-    assert told[0] == told[1] and said in told[0] and "other" not in told[0]
+    assert told[0] == told[1]
+    assert said in told[0]
+    assert "other" not in told[0]
     assert not Path("outputs").exists()
 
 
@@ -139,7 +141,8 @@ def test_unknown_words_are_refused(words):
 def test_commands_of_tests_are_forked_from_one_that_has_imported(warm, request, monkeypatch):
     # in this process, between the start of the other and a command
     monkeypatch.setenv("SET_BY_A_TRAINING", "1")
-    runner, before = request.getfixturevalue("runner"), warm.count
+    runner = request.getfixturevalue("runner")
+    before = warm.count
     runner("--help")
     assert warm.count == before + 1
     assert not runner._is_plain(runner.environment | {"HF_HUB_OFFLINE": "0"})
@@ -192,12 +195,14 @@ def test_the_help_of_a_verb_has_each_of_its_own_options(verb):
 def test_the_configuration_can_only_name_what_is_allowed(tmp_path, capsys):
     marker = tmp_path / "x"
     text = faults(capsys, "callback.x._target_=os.mkdir", f"callback.x.path={marker}")
-    assert "os.mkdir" in text and not marker.exists()
+    assert "os.mkdir" in text
+    assert not marker.exists()
 
 
 def test_a_tracker_sets_only_variables_of_trackers(capsys):
     text = faults(capsys, "+tracker.environment.GIT_CONFIG_COUNT='1'")
-    assert "GIT_CONFIG_COUNT" in text and "WANDB_" in text
+    assert "GIT_CONFIG_COUNT" in text
+    assert "WANDB_" in text
 
 
 @pytest.mark.quick(2)
@@ -262,7 +267,8 @@ def test_a_variable_of_processes_that_is_no_number_is_refused(name, tmp_path, mo
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv(name, "x")
     assert main(["trainer.args.max_steps=1"]) == 5
-    assert f"unset {name}" in capsys.readouterr().err and not list(tmp_path.iterdir())
+    assert f"unset {name}" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_defaults_that_name_each_other_are_named(tmp_path, capsys):
@@ -342,7 +348,8 @@ def test_two_ways_to_say_the_same_are_one_run(capsys):
     for words in ways:
         assert main(["trainer=dpo", *words, "--dry-run"]) == 0
         keys.append(capsys.readouterr().out.strip().rpartition("-")[2])
-    assert len(set(keys[:3])) == 1 and len(set(keys[3:])) == 1
+    assert len(set(keys[:3])) == 1
+    assert len(set(keys[3:])) == 1
 
 
 WORLD = {
@@ -464,4 +471,6 @@ def test_processes_that_another_launcher_starts_are_refused_where_they_are_not_o
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     text = faults(capsys, *words)
-    assert found in text and fix in text and not list(tmp_path.iterdir())
+    assert found in text
+    assert fix in text
+    assert not list(tmp_path.iterdir())

@@ -80,16 +80,13 @@ def test_no_text_of_others_can_look_like_a_beat_of_ours_or_steer_the_terminal(be
     evil = "a\x1b[2J\u202eb\u2028\r\nconfig\n  x\n    type      rm -rf home\x07"
     fault = Fault(**({"where": "key", "found": "it"} | {beat: evil}))
     lines = str(ConfigError([fault, Fault("y", "z", fix="y=1")])).split("\n")
-    assert lines[0] == "config: 2 faults" and not any(
-        line.startswith("config") for line in lines[1:]
-    )
+    assert lines[0] == "config: 2 faults"
+    assert not any(line.startswith("config") for line in lines[1:])
     assert [line for line in lines if line.startswith("    type")] == [
         "    type      " + "y=1"
     ] or beat == "fix"
-    assert (
-        not any(line.startswith("    type      rm") for line in lines)
-        and "".join(lines).isprintable()
-    )
+    assert not any(line.startswith("    type      rm") for line in lines)
+    assert "".join(lines).isprintable()
 
 
 def test_an_error_of_a_worker_of_a_loader_keeps_its_faults():
@@ -119,7 +116,9 @@ def test_an_error_that_was_written_down_is_the_same_again():
 def test_what_is_written_down_of_an_error_holds_no_secret_and_steers_no_terminal():
     error = ConfigError(Fault("a", "token=hf_" + "aB3dE5" * 6, "a\x1b[2J"))
     written = json.dumps(error.to_dict(), ensure_ascii=False)
-    assert "hf_aB3" not in written and "[2J" in written and written.isprintable()
+    assert "hf_aB3" not in written
+    assert "[2J" in written
+    assert written.isprintable()
 
 
 @pytest.mark.parametrize(
@@ -151,4 +150,5 @@ def test_what_is_installed_is_nobody_s_own_wherever_it_lies(tmp_path):
         "/usr/lib/python3/dist-packages",
         errors.__file__,
     )
-    assert not any(is_own(f"{place}/torch.py") for place in places[:2]) and not is_own(places[2])
+    assert not any(is_own(f"{place}/torch.py") for place in places[:2])
+    assert not is_own(places[2])

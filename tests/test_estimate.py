@@ -184,7 +184,8 @@ def test_pairs_are_twice_as_many_rows_and_need_a_reference(composed, measured):
     # Where each row is read, the policy is asked before the first step, and what it takes then is
     # no longer there.
     once = Training(Experiment.read(cfg), Rows([32] * 8, total=64), seen, gpu=False)
-    assert "reference" not in once.held and once.peak == training.peak - 4 * WEIGHTS
+    assert "reference" not in once.held
+    assert once.peak == training.peak - 4 * WEIGHTS
     args = cfg["trainer"]["args"] | {"precompute_ref_batch_size": 128}
     large = Training(
         Experiment.read(cfg | {"trainer": cfg["trainer"] | {"args": args}}),
@@ -235,16 +236,15 @@ def test_a_trainer_nobody_has_heard_of_is_forecast_with_its_sampling(
     words = ("trainer=grpo", "reward=length", "trainer.args.max_completion_length=16")
     cfg = composed(*words, "trainer._target_=novelty.Novel", "allow=[novelty]")
     training = Training(Experiment.read(cfg), Rows([32] * 8), measured(cfg), gpu=False)
-    assert (
-        training.small.sampled == 8
-        and training.phases["sampling"] > 2 * 4 * 2 * 16 * 8 * (32 + 16) * 4
-    )
+    assert training.small.sampled == 8
+    assert training.phases["sampling"] > 2 * 4 * 2 * 16 * 8 * (32 + 16) * 4
 
 
 @pytest.mark.slow
 def test_what_could_not_be_measured_is_unknown():
     lines = "\n".join(format_forecasts([counted(configured())]))
-    assert "unknown      activations" in lines and "not measured" in lines
+    assert "unknown      activations" in lines
+    assert "not measured" in lines
 
 
 @pytest.mark.slow
@@ -298,8 +298,10 @@ def test_what_does_not_fit_is_said_with_what_to_type():
     lines = "\n".join(
         format_forecasts([counted(configured(), memory=1_000_000, speed=1e9, how="measured")])
     )
-    assert "warning" in lines and "more than the memory that is there" in lines
-    assert "of them trained" in lines and "39 of" in lines
+    assert "warning" in lines
+    assert "more than the memory that is there" in lines
+    assert "of them trained" in lines
+    assert "39 of" in lines
     roomy = "\n".join(format_forecasts([counted(configured(), memory=10**12)]))
     assert "warning" not in roomy
 

@@ -54,7 +54,8 @@ def laid(tmp_path, monkeypatch):
 def test_wins_ties_and_losses_are_counted():
     found = compare([1.0, 2.0, 3.0, 3.0], [0.0, 2.0, 5.0, 1.0])
     assert [found[name] for name in ("wins", "ties", "losses", "prompts")] == [2, 1, 1, 4]
-    assert found["win_rate"] == 0.625 and found["difference"] == 0.25
+    assert found["win_rate"] == 0.625
+    assert found["difference"] == 0.25
     assert found["win_rate_interval"][0] < 0.625 < found["win_rate_interval"][1]
 
 
@@ -78,7 +79,9 @@ def test_the_bootstrap_is_seeded_and_takes_pairs():
     assert shifted["win_rate"] == 1.0
 
 
-NORMAL, SKEWED, HALVES = (0.2, "normal"), (math.exp(0.5), "lognormal"), (0.05, "halves")
+NORMAL = (0.2, "normal")
+SKEWED = (math.exp(0.5), "lognormal")
+HALVES = (0.05, "halves")
 
 
 def draw(generator, kind, size):
@@ -108,7 +111,8 @@ def draw(generator, kind, size):
 )
 def test_intervals_cover_the_truth_about_as_often_as_they_say(truth, kind, prompts, least):
     """Near 0 and 1 too, and from few prompts."""
-    generator, held = np.random.default_rng(3), 0
+    generator = np.random.default_rng(3)
+    held = 0
     for trial in range(200):
         found = compare(draw(generator, kind, prompts), np.zeros(prompts), seed=trial)
         low, high = found["difference_interval" if isinstance(kind, str) else "win_rate_interval"]
@@ -118,7 +122,8 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say(truth, kind, promp
 
 def test_the_interval_of_wins_is_wilsons_and_ties_make_it_narrower():
     for wins, prompts in ((0, 5), (7, 20), (20, 20)):
-        share, z = wins / prompts, 1.959964
+        share = wins / prompts
+        z = 1.959964
         middle = (share + z**2 / 2 / prompts) / (1 + z**2 / prompts)
         half = (
             z
@@ -143,13 +148,12 @@ def test_the_interval_of_wins_is_wilsons_and_ties_make_it_narrower():
 @pytest.mark.slow
 def test_loss_and_perplexity_are_those_of_the_known_answers(evaluate):
     found, _, _ = evaluate(*TOY, "metric=none")
-    model, tokenizer = (
-        AutoModelForCausalLM.from_pretrained(TINY).eval(),
-        AutoTokenizer.from_pretrained(TINY),
-    )
+    model = AutoModelForCausalLM.from_pretrained(TINY).eval()
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
     losses = []
     for line in (PACKAGE / "dataset/toy_sort/eval.jsonl").read_text().splitlines()[:10]:
-        row, how = json.loads(line), {"return_dict": False}
+        row = json.loads(line)
+        how = {"return_dict": False}
         before = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, **how)
         ids = torch.tensor([tokenizer.apply_chat_template(row["prompt"] + row["chosen"], **how)])
         with torch.no_grad():
@@ -170,8 +174,10 @@ def test_metrics_and_rewards_are_means_over_prompts_with_their_errors(evaluate):
     by_row = np.array([row["reward"] for row in rows]).reshape(10, 3).mean(1)
     assert found["scores"]["eval_reward"] == pytest.approx(by_row.mean())
     assert found["errors"]["eval_reward"] == pytest.approx(by_row.std(ddof=1) / math.sqrt(10))
-    assert 0 < found["errors"]["eval_exact"] < 0.2 and 0 < found["scores"]["eval_exact"] < 1
-    assert "reward" in said.out and "±" in said.out
+    assert 0 < found["errors"]["eval_exact"] < 0.2
+    assert 0 < found["scores"]["eval_exact"] < 1
+    assert "reward" in said.out
+    assert "±" in said.out
 
 
 @pytest.mark.slow
@@ -194,9 +200,8 @@ def test_an_own_dataset_brings_what_fits_it_and_the_rest_is_told(evaluate, tmp_p
     assert "no option 'words'" in said.err
     words = ["metric.words._target_=runner.metric.words", "reward=length", "max_new_tokens=4"]
     found, rows, said = evaluate("model=tiny", "file=rows.jsonl", *words)
-    assert {"train_reward", "train_words"} <= set(found["scores"]) and "train_loss" not in found[
-        "scores"
-    ]
+    assert {"train_reward", "train_words"} <= set(found["scores"])
+    assert "train_loss" not in found["scores"]
     assert "note      no known answers" in said.out
     assert [row["reward"] for row in rows] == [float(len(row["completion"])) for row in rows]
 
@@ -221,10 +226,14 @@ def test_a_model_against_itself_wins_half(evaluate, laid):
     verdict = found["comparison"]["eval"]
     assert (verdict["wins"], verdict["ties"], verdict["losses"]) == (0, 8, 0)
     low, high = verdict["win_rate_interval"]
-    assert low <= 0.5 <= high and verdict["win_rate"] == 0.5
-    assert found["scores"] == found["against"]["scores"] and len(rows) == 16
-    assert "win rate  0.5" in said.out and "both draw by the same random numbers" in said.out
-    assert "8 prompts" in said.out and "fewer than 100" in said.out
+    assert low <= 0.5 <= high
+    assert verdict["win_rate"] == 0.5
+    assert found["scores"] == found["against"]["scores"]
+    assert len(rows) == 16
+    assert "win rate  0.5" in said.out
+    assert "both draw by the same random numbers" in said.out
+    assert "8 prompts" in said.out
+    assert "fewer than 100" in said.out
 
 
 @pytest.mark.slow
@@ -241,7 +250,8 @@ def test_scores_of_the_training_stay_as_they_are(evaluate, laid):
 def test_a_run_to_compare_with_is_answered_under_its_key(laid, evaluate):
     words = (f"against={laid.folder.name}x", "reward=sorted_digits", "checkpoint=start")
     said = evaluate(str(laid.folder), *words, code=4)[2].err
-    assert "no such folder" in said and "type      against=" in said
+    assert "no such folder" in said
+    assert "type      against=" in said
 
 
 # --- What is asked --------------------------------------------------------------------------------
@@ -287,7 +297,8 @@ def test_a_trained_run_beats_its_start_and_another_run(train, evaluate):
     for against in ("start", str(other.folder)):
         found, _, _ = evaluate(str(good.folder), f"against={against}", "reward=sorted_digits")
         verdict = found["comparison"]["eval"]
-        assert verdict["win_rate_interval"][0] > 0.5 and verdict["difference_interval"][0] > 0
+        assert verdict["win_rate_interval"][0] > 0.5
+        assert verdict["difference_interval"][0] > 0
         assert found["scores"]["eval_loss"] < found["against"]["scores"]["eval_loss"]
     assert found["scores"]["eval_loss"] == pytest.approx(
         read_json(held_out)["after"]["eval_loss"], rel=0.02

@@ -72,21 +72,22 @@ def test_a_project_of_ones_own_trains_with_a_part_of_each_kind(runner, project, 
     # dataset.map: rows that are nearly in order are left out, and the others say how far they are
     # from it.
     data = read_json(run.folder / "manifest.json")["data"]
-    assert data["train"]["rows"] < 64 and data["eval"]["rows"] < 8
+    assert data["train"]["rows"] < 64
+    assert data["eval"]["rows"] < 8
     # template: the tokenizer that was saved spells chats by it.
     assert (run.model / "chat_template.jinja").read_text() == (
         runner.folder / "my_lab/terse.jinja"
     ).read_text()
     # metrics, of samples and of outputs; the first by the column that dataset.map made.
     scores = read_json(run.folder / "scores.json")["after"]
-    assert {"eval_sorted", "eval_sorted_hard", "eval_weakest"} <= set(scores) and scores[
-        "eval_weakest"
-    ] < 0
+    assert {"eval_sorted", "eval_sorted_hard", "eval_weakest"} <= set(scores)
+    assert scores["eval_weakest"] < 0
     # callback
     diary = [
         json.loads(line)["event"] for line in (run.folder / "diary.jsonl").read_text().splitlines()
     ]
-    assert (diary[0], diary.count("step_end")) == ("init_end", 4) and {
+    assert (diary[0], diary.count("step_end")) == ("init_end", 4)
+    assert {
         "train_end",
         "evaluate",
     } <= set(diary)
@@ -96,7 +97,8 @@ def test_a_project_of_ones_own_trains_with_a_part_of_each_kind(runner, project, 
     if variant == "dpo":
         # tuner: an adapter in the upper half, and nowhere else.
         weights = load_file(run.model / "adapter_model.safetensors")
-        assert weights and all(
+        assert weights
+        assert all(
             "layers.1." in name and ("q_proj" in name or "v_proj" in name) for name in weights
         )
         # loss: of margins that are 0 at the start the squared distance from 1 / 2 beta.
@@ -160,7 +162,9 @@ def plan(tmp_path, monkeypatch, capsys):
 def test_nothing_of_it_runs_without_being_allowed(plan):
     code, told = plan("experiment=everything")
     named = [line.split()[-4] for line in told.splitlines() if "may not run" in line]
-    assert code == 2 and len(named) == 10 and all(name.startswith("my_lab.") for name in named)
+    assert code == 2
+    assert len(named) == 10
+    assert all(name.startswith("my_lab.") for name in named)
     assert "allow=[my_lab]" in told
 
 

@@ -56,7 +56,8 @@ def test_a_whole_model_is_copied_with_its_card_and_without_its_critic(laid, caps
     before = files_of(laid)
     assert main(["export", "x"]) == 0
     folder = laid / "export"
-    assert "copied to the byte" in capsys.readouterr().out and not damage_of(folder)
+    assert "copied to the byte" in capsys.readouterr().out
+    assert not damage_of(folder)
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     copied = {
         "config.json",
@@ -88,7 +89,8 @@ def test_a_link_in_the_place_of_an_export_is_left(laid, tmp_path, capsys):
     (tmp_path / "mine").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "mine")
     assert main(["export", str(laid), f"to={tmp_path / 'link'}"]) == 4
-    assert "to=<another folder>" in capsys.readouterr().err and (tmp_path / "link").is_symlink()
+    assert "to=<another folder>" in capsys.readouterr().err
+    assert (tmp_path / "link").is_symlink()
 
 
 def test_a_copy_of_other_bytes_is_no_export(laid, monkeypatch, capsys):
@@ -97,14 +99,16 @@ def test_a_copy_of_other_bytes_is_no_export(laid, monkeypatch, capsys):
         lambda source, new: Path(new).write_bytes(Path(source).read_bytes()[::-1]),
     )
     assert main(["export", "x"]) == 5
-    assert "the copied files differ" in capsys.readouterr().err and not (laid / "export").exists()
+    assert "the copied files differ" in capsys.readouterr().err
+    assert not (laid / "export").exists()
 
 
 def test_nothing_half_made_is_left(laid, monkeypatch):
     monkeypatch.setattr("runner.training.export.to_card", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["export", "x"])
-    assert not (laid / "export").exists() and not list(laid.glob(".export*"))
+    assert not (laid / "export").exists()
+    assert not list(laid.glob(".export*"))
 
 
 @pytest.mark.parametrize(
@@ -128,19 +132,22 @@ def test_a_run_that_is_not_finished_has_no_export(tmp_path, monkeypatch, capsys)
     lay_run(tmp_path / "outputs" / "x" / "run", state="interrupted")
     assert main(["export", "x"]) == 4
     error = capsys.readouterr().err
-    assert "interrupted 4/8" in error and "python -m runner.launch outputs/x/run" in error
+    assert "interrupted 4/8" in error
+    assert "python -m runner.launch outputs/x/run" in error
 
 
 def test_a_pickle_is_never_copied(laid, capsys):
     (laid / "model" / "pytorch_model.bin").write_text("x")
-    assert main(["export", "x"]) == 4 and "a pickle" in capsys.readouterr().err
+    assert main(["export", "x"]) == 4
+    assert "a pickle" in capsys.readouterr().err
 
 
 def test_a_base_that_brings_code_needs_the_word_again(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     model = compose(["model=tiny"]).cfg["model"] | {"trust_remote_code": True}
     lay_model(tmp_path / "outputs" / "x" / "run", model=model)
-    assert main(["export", "x"]) == 2 and "trust_remote_code=true" in capsys.readouterr().err
+    assert main(["export", "x"]) == 2
+    assert "trust_remote_code=true" in capsys.readouterr().err
     assert main(["export", "x", "trust_remote_code=false"]) == 0
 
 
@@ -148,14 +155,14 @@ def test_the_card_tells_what_the_model_is_and_how_to_get_it_again(laid):
     card = to_card(read_run(laid), ["as trained"], "mit", ["plots/loss.png"])
     _, head, text = card.split("---\n", 2)
     fields = yaml.safe_load(head)
-    assert (
-        fields["license"] == "mit"
-        and fields["pipeline_tag"] == "text-generation"
-        and "dpo" in fields["tags"]
-    )
-    assert "| exact | 0 | 0.5 |" in text and "| `kl_coef` | `0.3` | `0.1` |" in text
+    assert fields["license"] == "mit"
+    assert fields["pipeline_tag"] == "text-generation"
+    assert "dpo" in fields["tags"]
+    assert "| exact | 0 | 0.5 |" in text
+    assert "| `kl_coef` | `0.3` | `0.1` |" in text
     assert "python -m runner trainer=dpo dataset=toy_sort kl_coef=0.3 name=x" in text
-    assert "![loss](plots/loss.png)" in text and "beta: 0.3" in text
+    assert "![loss](plots/loss.png)" in text
+    assert "beta: 0.3" in text
 
 
 def test_the_card_holds_no_path_of_this_machine_and_no_secret(tmp_path):
@@ -169,10 +176,12 @@ def test_the_card_holds_no_path_of_this_machine_and_no_secret(tmp_path):
     command = [*manifest["command"], f"output_root={tmp_path}", f"model.revision={SECRET}"]
     write(run / "manifest.json", manifest | {"command": command})
     card = to_card(read_run(run), ["as trained"])
-    assert "<folder>/rows.jsonl" in card and "output_root=<folder>" in card
+    assert "<folder>/rows.jsonl" in card
+    assert "output_root=<folder>" in card
     for hidden in (str(tmp_path), SECRET, "alice", "~/box", os.uname().nodename):
         assert hidden not in card
-    assert "runner://model/tiny" in card and "</details>" in card
+    assert "runner://model/tiny" in card
+    assert "</details>" in card
 
 
 def test_the_base_model_is_followed_through_the_runs_below(tmp_path, monkeypatch):
@@ -201,11 +210,13 @@ def test_pushing_is_asked_for_private_and_without_what_is_ours(laid, monkeypatch
             calls.append((how["repo_id"], how["ignore_patterns"]))
 
     monkeypatch.setattr("huggingface_hub.HfApi", Hub)
-    assert main(["export", "x"]) == 0 and calls == []
+    assert main(["export", "x"]) == 0
+    assert calls == []
     assert main(["export", "x", "push=org/name"]) == 0
     assert calls == [("org/name", True), ("org/name", ["seal.json"])]
     assert "pushed    https://hub/org/name" in capsys.readouterr().out
-    assert main(["export", "x", "push=org/name", "private=false"]) == 0 and calls[2] == (
+    assert main(["export", "x", "push=org/name", "private=false"]) == 0
+    assert calls[2] == (
         "org/name",
         False,
     )
@@ -213,7 +224,8 @@ def test_pushing_is_asked_for_private_and_without_what_is_ours(laid, monkeypatch
 
 def test_a_hub_that_cannot_be_reached_is_told_before_anything_is_written(laid, capsys):
     assert main(["export", "x", "push=org/name"]) == 5
-    assert "push=org/name" in capsys.readouterr().err and not list(laid.rglob("export"))
+    assert "push=org/name" in capsys.readouterr().err
+    assert not list(laid.rglob("export"))
 
 
 # --- With weights -------------------------------------------------------------------------------
@@ -238,9 +250,11 @@ def test_an_adapter_on_tied_embeddings_is_merged_into_one_of_the_two(tmp_path):
     adapted.save_pretrained(str(tmp_path / "adapter"), save_embedding_layers=False)
     tokenizer.save_pretrained(tmp_path / "adapter")
     written = write_plain(tmp_path / "adapter", tmp_path / "whole", head="lm", trust=False)
-    assert written.merged < 1e-4 and written.rounded < 1e-4 < written.largest
+    assert written.merged < 1e-4
+    assert written.rounded < 1e-4 < written.largest
     config = json.loads((tmp_path / "whole" / "config.json").read_text())
-    assert config["tie_word_embeddings"] is False and torch.is_grad_enabled()
+    assert config["tie_word_embeddings"] is False
+    assert torch.is_grad_enabled()
 
 
 def test_a_learnt_prompt_is_no_change_of_weights(tmp_path):
@@ -269,7 +283,8 @@ ROWS = ("dataset=toy_sort", "dataset.limit.train=64", "dataset.limit.eval=4")
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A call that trains a run of these words once, and gives its folder."""
-    root, known = tmp_path_factory.mktemp("export") / "outputs", {}
+    root = tmp_path_factory.mktemp("export") / "outputs"
+    known = {}
 
     def call(*words):
         if words not in known:
@@ -317,12 +332,11 @@ def test_a_merged_adapter_gives_the_logits_that_were_trained(trained, trainer, c
     )
     torch.testing.assert_close(logits(plain), logits(adapted), atol=1e-4, rtol=1e-4)
     assert (logits(plain) - logits(base)).abs().max() > 1e-2, "or nothing was merged"
-    assert (
-        not list((run / "export").glob("adapter*"))
-        and type(plain).__name__ == plain.config.architectures[0]
-    )
+    assert not list((run / "export").glob("adapter*"))
+    assert type(plain).__name__ == plain.config.architectures[0]
     tokenizer = AutoTokenizer.from_pretrained(run / "export")
-    assert tokenizer.chat_template and tokenizer.pad_token_id == plain.config.pad_token_id
+    assert tokenizer.chat_template
+    assert tokenizer.pad_token_id == plain.config.pad_token_id
     if head == "lm":
         assert plain.generation_config.eos_token_id == tokenizer.eos_token_id
 
@@ -341,7 +355,8 @@ def test_whole_weights_stay_or_are_rounded_and_ppo_exports_its_policy(trained, t
         AutoModelForCausalLM.from_pretrained(path) for path in (run / "export", tmp_path / "half")
     )
     policy = AutoModelForCausalLM.from_pretrained(run / "model")
-    assert torch.equal(logits(exact), logits(policy)) and half.dtype == torch.bfloat16
+    assert torch.equal(logits(exact), logits(policy))
+    assert half.dtype == torch.bfloat16
     torch.testing.assert_close(logits(half).float(), logits(policy), atol=0.3, rtol=0.1)
     assert not list((run / "export").glob("value*"))
     weights = [

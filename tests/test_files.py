@@ -27,7 +27,8 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
 
 
 def test_who_reads_the_old_file_reads_all_of_it(tmp_path):
-    path, other = tmp_path / "status.json", tmp_path / "other.json"
+    path = tmp_path / "status.json"
+    other = tmp_path / "other.json"
     path.write_text("old and long")
     other.symlink_to(path)
     with path.open() as reader:
@@ -85,7 +86,8 @@ def test_rows_are_added_without_a_look_at_those_of_earlier_steps(table):
     assert [(row["step"], row["set"]) for row in said(table)] == [
         (n, s) for n in range(1, 901) for s in "ab"
     ]
-    before, node = table.read_bytes(), table.stat().st_ino
+    before = table.read_bytes()
+    node = table.stat().st_ino
     table.write_bytes(b"x" + before[1:])
     files.replace_rows(table, [{"step": 901, "set": "é"}], same=["step", "set"])
     assert table.read_bytes() == b"x" + before[1:] + '{"step": 901, "set": "é"}\n'.encode()
@@ -97,7 +99,8 @@ def test_rows_take_the_place_of_those_of_the_same_step_and_of_later_ones(table):
     files.replace_rows(table, [{"step": 900, "set": "a", "new": 1}], same=["step", "set"])
     assert said(table)[-2:] == [{"step": 900, "set": "b"}, {"step": 900, "set": "a", "new": 1}]
     files.replace_rows(table, [{"step": 100, "set": "b"}], same=["step", "set"])
-    assert [row["step"] for row in said(table)[-3:]] == [99, 100, 100] and len(said(table)) == 200
+    assert [row["step"] for row in said(table)[-3:]] == [99, 100, 100]
+    assert len(said(table)) == 200
     files.replace_rows(table, [{"step": 1, "set": "c"}])
     assert said(table) == [{"step": 1, "set": "c"}]
 
@@ -107,7 +110,8 @@ def test_a_half_row_goes_and_steps_that_are_taken_again_go(table, torn):
     whole = table.read_bytes()
     table.write_bytes(whole + torn)
     files.replace_rows(table, [{"step": 901, "set": "b"}], same=["step", "set"])
-    assert said(table)[-1] == {"step": 901, "set": "b"} and said(table)[1799] == {
+    assert said(table)[-1] == {"step": 901, "set": "b"}
+    assert said(table)[1799] == {
         "step": 900,
         "set": "b",
     }
@@ -173,11 +177,11 @@ def test_of_bytes_that_are_not_utf_8_an_encoding_is_named_where_it_is_sure(
     file = tmp_path / "rows.jsonl"
     file.write_bytes(text)
     finding = undecodable(text, str(file))
-    assert found in finding.found and fix in finding.fix
+    assert found in finding.found
+    assert fix in finding.fix
     if "iconv" in fix and "<" not in fix:
-        assert subprocess.run(finding.fix, shell=True).returncode == 0 and file.read_text(
-            encoding="utf-8"
-        )
+        assert subprocess.run(finding.fix, shell=True).returncode == 0
+        assert file.read_text(encoding="utf-8")
 
 
 def test_without_a_library_that_knows_encodings_none_is_named(tmp_path, monkeypatch):

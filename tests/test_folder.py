@@ -93,7 +93,8 @@ def test_a_run_whose_folder_is_moved_ends_in_words_leaves_no_half_of_it_and_goes
     (there,) = re.findall(r"^run +(\S+)", done.stdout, re.MULTILINE)
     run = Run(runner.folder / there)
     old = [run.folder, *run.folder.parents][levels]
-    assert not old.exists() and old.parent.is_dir()
+    assert not old.exists()
+    assert old.parent.is_dir()
     (runner.folder / "moved").rename(old)
     again = runner(*SMALL, *own)
     assert "resumes   from step 2 (checkpoint-2)" in again.stdout
@@ -104,7 +105,8 @@ def test_a_run_whose_folder_is_moved_ends_in_words_leaves_no_half_of_it_and_goes
 def test_a_folder_in_the_place_of_a_file_is_told_with_the_words_that_remove_it(runner):
     (runner.folder / "mine.py").write_text(MOVES)
     done = runner(*SMALL, "callback.x._target_=mine.Puts", code=4)
-    assert "rm -r" in done.stderr and "metrics.jsonl" in done.stderr
+    assert "rm -r" in done.stderr
+    assert "metrics.jsonl" in done.stderr
 
 
 def test_checkpoints_without_a_run_are_not_gone_on_from(runner):
@@ -112,4 +114,5 @@ def test_checkpoints_without_a_run_are_not_gone_on_from(runner):
     folder = runner.folder / runner(*words).stdout.split("new ")[1].split()[0]
     (folder / "checkpoints" / "checkpoint-2").mkdir(parents=True)
     done = runner(*words[:-1], code=4)
-    assert "checkpoints without a run" in done.stderr and f"rm -r {folder}" in done.stderr
+    assert "checkpoints without a run" in done.stderr
+    assert f"rm -r {folder}" in done.stderr

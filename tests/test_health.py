@@ -113,7 +113,8 @@ def test_not_finite(step, sick):
 
 
 def test_zero_gradient():
-    none, some = {"loss": 0.7, "gradient": 0.0}, {"loss": 0.7, "gradient": 0.1}
+    none = {"loss": 0.7, "gradient": 0.0}
+    some = {"loss": 0.7, "gradient": 0.1}
     assert rings(ZeroGradient(), [none, none, none]) == 3
     assert rings(ZeroGradient(), [none, none, some, none, none, some]) is None
     assert rings(ZeroGradient(), [some, none, none, none]) == 4
@@ -134,7 +135,8 @@ def test_no_gradient_of_groups_that_are_each_alike_is_no_sickness():
 
 
 def test_frozen():
-    still, moving = {"moved": False, "gradient": 1.0}, {"moved": True, "gradient": 1.0}
+    still = {"moved": False, "gradient": 1.0}
+    moving = {"moved": True, "gradient": 1.0}
     assert rings(Frozen(), [still] * 3) == 3
     assert rings(Frozen(), [still, still, moving, still, still]) is None
     for harmless in (
@@ -210,10 +212,8 @@ def opposite(margins, rights=None, anchored=True, pairs=8):
 
 
 def test_opposite():
-    falling, wrong = (
-        [0.0, -0.01, -0.02, -0.03, -0.04, -0.05],
-        [0.0, 0.25, 0.125, 0.25, 0.125, 0.125],
-    )
+    falling = [0.0, -0.01, -0.02, -0.03, -0.04, -0.05]
+    wrong = [0.0, 0.25, 0.125, 0.25, 0.125, 0.125]
     assert opposite(falling, wrong) == 6
     assert opposite([-margin for margin in falling], wrong) is None
     assert opposite(falling, [0.0, *[0.5] * 5]) is None
@@ -223,7 +223,8 @@ def test_opposite():
 
 
 def test_opposite_without_a_reference_is_measured_by_the_first_steps():
-    steady, sinking = [-1.0] * 12, [-1.0] * 5 + [-2.0, -3.0, -4.0, -5.0, -6.0]
+    steady = [-1.0] * 12
+    sinking = [-1.0] * 5 + [-2.0, -3.0, -4.0, -5.0, -6.0]
     assert opposite(steady, [0.1] * 12, anchored=False) is None  # the rejected answers are shorter
     assert opposite(sinking, [0.5] * 5 + [0.1] * 5, anchored=False) == 10
     assert opposite(sinking, [0.1] * 5 + [0.1] * 5, anchored=False) is None
@@ -261,7 +262,8 @@ def test_rewards_that_are_alike_are_told_as_they_were(low, high, found):
         alarm.observe(Step(number, rewards={"x": (low, high, 64 * number)}))
         for number in range(1, 6)
     ][-1]
-    assert (found is None) is (sickness is None) and (found is None or found in str(sickness))
+    assert (found is None) is (sickness is None)
+    assert found is None or found in str(sickness)
 
 
 SILENT = [
@@ -311,7 +313,8 @@ def concluded(steps, *held_out, online=False):
 
 
 def test_a_model_far_worse_than_it_began_is_sick_and_an_over_fitted_one_is_not():
-    risen, fell = of_loss(0.16, 3.0, 2.8, 2.7, 2.6, 2.6), of_loss(0.7, 0.5, 0.2, 0.1, 0.01, 0.01)
+    risen = of_loss(0.16, 3.0, 2.8, 2.7, 2.6, 2.6)
+    fell = of_loss(0.7, 0.5, 0.2, 0.1, 0.01, 0.01)
     assert "eval_loss 0.16 -> 2.63" in str(concluded(risen, ("eval_loss", 0.16, 2.63, "loss")))
     assert concluded(fell, ("eval_loss", 0.16, 2.63, "loss")) is None  # over-fitted
     # rows of another kind came later
@@ -349,7 +352,8 @@ def test_a_reward_is_far_worse_by_the_range_of_what_was_earned():
 
 # --- What is told to type -----------------------------------------------------------------------
 
-HIGH, LOW = Facts(usual_rate=1e-6), Facts(usual_rate=1e-3)
+HIGH = Facts(usual_rate=1e-6)
+LOW = Facts(usual_rate=1e-3)
 NORM = {"norm": math.inf, "gradient": 0.0}
 
 
@@ -429,7 +433,8 @@ def test_what_is_told_to_type_fits_the_cause(alarm, facts, step, first):
     alarm.facts = facts
     error = alarm.sickness(Step(**({"number": 9} | step)), "found")
     fix = error.faults[0].fix
-    assert fix.startswith(first) and fix.endswith(f"tolerate.{alarm.name}=true")
+    assert fix.startswith(first)
+    assert fix.endswith(f"tolerate.{alarm.name}=true")
     assert error.curable is ("a lower learning_rate" in fix) is ("on_sick=rollback" in fix)
 
 
@@ -453,7 +458,8 @@ def test_what_is_told_to_type_fits_the_cause(alarm, facts, step, first):
 )
 def test_sampling_that_finds_one_completion_is_named(args, told):
     advice = sampling_advice(SimpleNamespace(**args))
-    assert advice.startswith(told) and bool(advice) is bool(told)
+    assert advice.startswith(told)
+    assert bool(advice) is bool(told)
 
 
 def test_first_margin():
@@ -464,11 +470,14 @@ def test_first_margin():
 
 def test_each_alarm_says_what_to_type_and_which_checkpoints_are_good():
     for kind in Alarm.__subclasses__():
-        assert kind.name and kind.expected and kind().fixes(Step(9))[0]
+        assert kind.name
+        assert kind.expected
+        assert kind().fixes(Step(9))[0]
         assert 1 <= kind.patience + kind.lag <= steps_to_notice() == 6
     sick = Diverged().sickness(Step(30), "a loss of 99")
     assert (sick.code, sick.healthy, sick.curable) == (3, 24, True)
-    assert "diverged at step 30" in str(sick) and "tolerate.diverged=true" in str(sick)
+    assert "diverged at step 30" in str(sick)
+    assert "tolerate.diverged=true" in str(sick)
     assert NotFinite().sickness(Step(1), "").healthy == 0
 
 
@@ -526,7 +535,8 @@ def model(layers=3):
 
 def test_the_probe_looks_at_a_few_pieces_of_a_large_model():
     probe = Probe(torch.nn.ModuleList(torch.nn.Linear(300, 300) for _ in range(100)))
-    assert len(probe.all) == 200 and len(probe.picked) <= Probe.TENSORS
+    assert len(probe.all) == 200
+    assert len(probe.picked) <= Probe.TENSORS
     assert len(probe.weights()) <= Probe.TENSORS * Probe.ENTRIES
 
 
@@ -534,7 +544,8 @@ def test_the_probe_knows_what_is_trained():
     net = model()
     net[:2].requires_grad_(False)
     assert [id(each) for each in Probe(net).all] == [id(each) for each in net[2].parameters()]
-    assert Probe(net.requires_grad_(False)).weights() is None and Probe(net).gradient() is None
+    assert Probe(net.requires_grad_(False)).weights() is None
+    assert Probe(net).gradient() is None
 
 
 def test_a_gradient_that_the_pieces_do_not_show_is_found():
@@ -556,7 +567,8 @@ def test_every_weight_counts_when_it_is_saved():
     net = model()
     probe = Probe(net)
     before = probe.sum_of_bits()
-    assert probe.are_finite() and probe.sum_of_bits() == before
+    assert probe.are_finite()
+    assert probe.sum_of_bits() == before
     with torch.no_grad():
         net[1].weight[0, 0] += 1e-7
     assert probe.sum_of_bits() != before

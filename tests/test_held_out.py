@@ -53,7 +53,8 @@ def test_processes_share_rows_so_that_each_counts_once(count, size, processes, g
     shares = [EvenBatches(order, size, processes, process, group) for process in range(processes)]
     weights = dict.fromkeys(order, Fraction(0))
     for together in zip(*(share.batches for share in shares), strict=True):
-        assert len({len(batch) for batch in together}) == 1 and 0 < len(together[0]) <= size
+        assert len({len(batch) for batch in together}) == 1
+        assert 0 < len(together[0]) <= size
         joined = [row for batch in together for row in batch]
         assert all(
             joined[start] // group == joined[start + group - 1] // group
@@ -154,7 +155,8 @@ def test_two_processes_give_the_figures_of_one(runner, rows, trainer):
     one, two = (
         read_json(runner.runs(name)[0] / "scores.json")["before"] for name in ("one", "two")
     )
-    assert two == pytest.approx(one, rel=1e-5) and "eval_loss" in one
+    assert two == pytest.approx(one, rel=1e-5)
+    assert "eval_loss" in one
 
 
 # --- What ranks ---------------------------------------------------------------------------------
@@ -213,7 +215,8 @@ def test_the_best_of_dft_is_that_of_the_lowest_cross_entropy(train, rows):
         if "eval_cross_entropy" in line and line["step"]
     ]
     state = read_json(done.run.checkpoints / "checkpoint-4" / "trainer_state.json")
-    assert state["best_metric"] == pytest.approx(min(entropies)) and len(entropies) == 2
+    assert state["best_metric"] == pytest.approx(min(entropies))
+    assert len(entropies) == 2
     plain = train("trainer=sft", *rows, *QUICK, name="plain")
     before = done.scores["before"]["eval_cross_entropy"]
     assert plain.scores["before"]["eval_loss"] == pytest.approx(before, rel=1e-5)
@@ -231,7 +234,8 @@ def test_the_best_checkpoint_is_not_chosen_by_a_loss_that_rises(train, rows, cap
     metric = "trainer.args.metric_for_best_model"
     assert train(*words, f"{metric}=eval_loss").code == 2
     told = capsys.readouterr().err
-    assert "loss_type=dft may raise" in told and f"{metric}=eval_cross_entropy" in told
+    assert "loss_type=dft may raise" in told
+    assert f"{metric}=eval_cross_entropy" in told
     assert train(*words, f"{metric}=eval_cross_entropy").code == 0
 
 
@@ -260,7 +264,8 @@ def test_a_halving_says_where_the_steps_are_others_from_there():
             {"aux_loss_enabled": True},
         )
     ]
-    assert terms[:2] == [None, None] and all(terms[2:])
+    assert terms[:2] == [None, None]
+    assert all(terms[2:])
     halving = {
         "step": 3,
         "cause": "out of memory in a step",
@@ -280,8 +285,10 @@ def test_a_best_checkpoint_that_another_figure_chose_is_forgotten(caplog):
         best_metric=0.5, best_model_checkpoint="a", log_history=[{"eval_cross_entropy": 0.5}]
     )
     forget_other_best(state, args)
-    assert state.best_model_checkpoint == "a" and not caplog.text
+    assert state.best_model_checkpoint == "a"
+    assert not caplog.text
     state.log_history = [{"eval_loss": 0.5}]
     forget_other_best(state, args)
-    assert state.best_metric is None and state.best_model_checkpoint is None
+    assert state.best_metric is None
+    assert state.best_model_checkpoint is None
     assert "another figure than eval_cross_entropy" in caplog.text

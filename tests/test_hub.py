@@ -72,8 +72,10 @@ print(json.dumps(shapes))
 @pytest.mark.slow
 def test_models_load_run_and_load_again_offline(hub: Hub, ask: Ask) -> None:
     online = ask(hub, LOAD_MODELS)
-    pythia, qwen = online["EleutherAI/pythia-1b-deduped"], online["Qwen/Qwen2.5-0.5B-Instruct"]
-    assert pythia["finite"] and qwen["finite"]
+    pythia = online["EleutherAI/pythia-1b-deduped"]
+    qwen = online["Qwen/Qwen2.5-0.5B-Instruct"]
+    assert pythia["finite"]
+    assert qwen["finite"]
     assert (pythia["dtype"], qwen["dtype"]) == ("torch.float16", "torch.bfloat16")
     assert pythia["float32"] == qwen["float32"] == "torch.float32"
     assert pythia["tokens"] < pythia["width"] < 600
@@ -201,7 +203,8 @@ print(json.dumps([listed, [one.last_commit.title for one in entry], part, folder
     ranges = [
         request.headers.get("range") for request in small_hub.requests if request.status == 206
     ]
-    assert ranges and all(text.startswith("bytes=") for text in ranges)
+    assert ranges
+    assert all(text.startswith("bytes=") for text in ranges)
     assert small_hub.counters["tree"] > 6
 
 
@@ -225,7 +228,8 @@ print(json.dumps(found))
 
 @pytest.mark.slow
 def test_rows_load_with_slices_and_configs_and_again_offline(hub: Hub, ask: Ask) -> None:
-    tldr, gsm8k = rows_of("trl-lib/tldr")["default"], rows_of("openai/gsm8k")
+    tldr = rows_of("trl-lib/tldr")["default"]
+    gsm8k = rows_of("openai/gsm8k")
     style = rows_of("trl-internal-testing/descriptiveness-sentiment-trl-style")["default"]
     expected = {
         "tldr": [500, ["prompt", "completion"], tldr["train"][499]],
@@ -352,7 +356,8 @@ def test_everything_is_up_under_its_real_name(hub: Hub) -> None:
     assert {name for kind, name in hub.repos if kind == "model"} >= set(MODELS)
     assert {name for kind, name in hub.repos if kind == "dataset"} >= set(ROWS)
     card = hub.repo("openai/gsm8k", "dataset").files()["README.md"].decode()
-    assert "path: socratic/test-*" in card and "num_examples: 220" in card
+    assert "path: socratic/test-*" in card
+    assert "num_examples: 220" in card
 
 
 def test_no_row_is_in_two_splits() -> None:
@@ -372,12 +377,14 @@ print(json.dumps(get_session().get(f"{ENDPOINT}/parquet?dataset=a/b").status_cod
     assert small_hub.counters["unknown"] == 1
     assert small_hub.requests[-1].query == {"dataset": ["a/b"]}
     small_hub.forget()
-    assert not small_hub.requests and not small_hub.counters
+    assert not small_hub.requests
+    assert not small_hub.counters
 
 
 def test_a_tree_of_one_folder_leaves_its_neighbours_out() -> None:
     blobs = {path: to_blob(path, b"x") for path in ("a/b/c.txt", "a/d.bin", "ab/e.txt", "f.txt")}
     assert [entry["path"] for entry in list_tree(blobs, "a", recursive=False)] == ["a/b", "a/d.bin"]
     kinds = {entry["path"]: entry["type"] for entry in list_tree(blobs, "", recursive=True)}
-    assert kinds["a"] == kinds["a/b"] == "directory" and kinds["a/b/c.txt"] == "file"
+    assert kinds["a"] == kinds["a/b"] == "directory"
+    assert kinds["a/b/c.txt"] == "file"
     assert list_tree(blobs, "none", recursive=False) == []

@@ -112,8 +112,10 @@ def test_an_experiment_is_rehearsed_without_the_weights_of_the_hub(online_runner
     done = online_runner("rehearse", *words, "memory=24")
     assert ": gpt_neox, 2 layers" in done.stdout
     assert "attention: the version for the CPU instead of flash_attention_2" in done.stdout
-    assert "resuming, scoring" in done.stdout and "as transformers loads it" in done.stdout
-    assert "forecast  ppo-pythia-tldr" in done.stdout and "peak" in done.stdout
+    assert "resuming, scoring" in done.stdout
+    assert "as transformers loads it" in done.stdout
+    assert "forecast  ppo-pythia-tldr" in done.stdout
+    assert "peak" in done.stdout
     assert not [
         request
         for request in hub.requests
@@ -164,7 +166,8 @@ def test_a_push_without_a_token_is_refused_before_the_training(online_runner, hu
         "trainer.args.hub_model_id=tester/late",
     )
     done = online_runner(*words, "name=run", code=5)
-    assert "401" in done.stderr and "trainer.args.push_to_hub=false" in done.stderr
+    assert "401" in done.stderr
+    assert "trainer.args.push_to_hub=false" in done.stderr
     assert not (online_runner.runs("run")[0] / "checkpoints").exists()
 
 
@@ -186,18 +189,19 @@ def test_a_push_that_fails_costs_no_training_and_the_command_told_makes_up_for_i
     with monkeypatch.context() as patch:
         patch.setattr(Hub, "_answer_commit", refuse)
         done = online_runner(*words, "name=run", HF_TOKEN=TOKEN)
-    assert (
-        "finished  2 steps" in done.stdout
-        and "401" in done.stderr
-        and "Traceback" not in done.stderr
-    )
+    assert "finished  2 steps" in done.stdout
+    assert "401" in done.stderr
+    assert "Traceback" not in done.stderr
     run = Run(online_runner.runs("run")[0])
-    assert run.status()["state"] == "finished" and "401" in run.manifest()["notes"][0]
-    assert "nothing was changed" in online_runner(*words, "name=run").stdout and hub.uploads == []
+    assert run.status()["state"] == "finished"
+    assert "401" in run.manifest()["notes"][0]
+    assert "nothing was changed" in online_runner(*words, "name=run").stdout
+    assert hub.uploads == []
     [fix] = [line for line in done.stderr.splitlines() if "python -m runner export" in line]
     words = fix.partition("python -m runner ")[2].split()
     assert "pushed" in online_runner(*words, HF_TOKEN=TOKEN).stdout
-    assert "model.safetensors" in hub.uploads[-1].files and hub.uploads[-1].private
+    assert "model.safetensors" in hub.uploads[-1].files
+    assert hub.uploads[-1].private
 
 
 def test_nothing_is_pushed_unasked(online_runner, hub):
@@ -222,4 +226,5 @@ def test_nothing_is_pushed_unasked(online_runner, hub):
 )
 def test_what_the_hub_does_not_have_is_told_in_four_beats(words, code, said, online_runner):
     done = online_runner(*words, *QUICK, "name=run", code=code)
-    assert said in done.stderr and "Traceback" not in done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr

@@ -44,7 +44,8 @@ from runner.schema import modality
 from runner.schema.modality import IMAGE
 from runner.training.components.training_rows import check_bounds
 
-RED, BLUE = (220, 40, 40), (40, 60, 220)
+RED = (220, 40, 40)
+BLUE = (40, 60, 220)
 ASKED = [{"type": "image"}, {"type": "text", "text": "What is it?"}]
 ANSWERED = [{"role": "assistant", "content": "red"}]
 HEARD = [
@@ -121,7 +122,8 @@ def test_a_path_base64_and_an_address_of_data_are_images(folder):
             folder, *(row(image=each) for each in (small, lines, f"DATA:image/png;base64,{text}"))
         )
     )
-    assert len(small) < 1024 and [each["images"][0].size for each in others] == [(4, 4)] * 3
+    assert len(small) < 1024
+    assert [each["images"][0].size for each in others] == [(4, 4)] * 3
     assert rows[0]["prompt"] == [{"role": "user", "content": ASKED}]
     assert rows[0]["completion"] == [
         {"role": "assistant", "content": [{"type": "text", "text": "red"}]}
@@ -155,7 +157,8 @@ def test_turns_may_hold_their_images(folder, part):
     asked = {"role": "user", "content": [part, {"type": "text", "text": "What is it?"}]}
     rows = [{"messages": [asked, {"role": "assistant", "content": "red"}]}] * 2
     (made, _) = read(write(folder, *rows))
-    assert made["messages"][0]["content"] == ASKED and made["images"][0].getpixel((0, 0)) == RED
+    assert made["messages"][0]["content"] == ASKED
+    assert made["images"][0].getpixel((0, 0)) == RED
 
 
 def test_a_pair_with_the_same_question_on_both_sides_has_its_image_once(folder):
@@ -164,12 +167,12 @@ def test_a_pair_with_the_same_question_on_both_sides_has_its_image_once(folder):
     }
     pair = {name: [*turns, {"role": "assistant", "content": name}] for name, turns in sides.items()}
     (made,) = read(write(folder, pair | {"image": "red.png"}), "preference")
-    assert made["prompt"] == [{"role": "user", "content": ASKED}] and len(made["images"]) == 1
+    assert made["prompt"] == [{"role": "user", "content": ASKED}]
+    assert len(made["images"]) == 1
     texts = {"prompt": "What is it?", "chosen": "red", "rejected": "blue", "image": "red.png"}
     (plain,) = read(write(folder, texts), "preference")
-    assert (
-        plain["prompt"] == made["prompt"] and plain["rejected"][0]["content"][0]["text"] == "blue"
-    )
+    assert plain["prompt"] == made["prompt"]
+    assert plain["rejected"][0]["content"][0]["text"] == "blue"
 
 
 @pytest.mark.parametrize("to", ["unpaired", "prompt", "messages", "answer"])
@@ -186,7 +189,8 @@ def test_bytes_and_the_image_type_of_datasets_are_read_under_any_name(folder, tm
     )
     rows.to_parquet(tmp_path / "rows.parquet")
     (made,) = read(tmp_path / "rows.parquet", columns={"images": "photo"})
-    assert made["images"][0].size == (4, 4) and made["images"][0].mode == "RGB"
+    assert made["images"][0].size == (4, 4)
+    assert made["images"][0].mode == "RGB"
     (fault,) = refused(tmp_path / "rows.parquet")
     assert fault.fix == "dataset.columns.images=photo, or dataset.without=[photo]"
     many = Features(
@@ -204,7 +208,8 @@ def test_a_step_may_make_images_of_pillow(folder):
         return row | {"images": [Image.new("L", (5, 5), 7)]}
 
     (made,) = read(write(folder, row()), map=draw)
-    assert made["images"][0].size == (5, 5) and made["images"][0].getpixel((0, 0)) == (7, 7, 7)
+    assert made["images"][0].size == (5, 5)
+    assert made["images"][0].getpixel((0, 0)) == (7, 7, 7)
 
     def cut(row):
         Image.effect_noise((64, 64), 99).save(written := io.BytesIO(), "PNG")
@@ -239,7 +244,8 @@ def test_any_turn_of_any_row_may_have_the_only_image(folder):
     assert [len(each["images"]) for each in read(path, to="messages")] == [0, 1]
     node = {"_target_": LOADER, "path": path, "split": {"train": "train"}}
     seen = check_dataset(node, "messages")
-    assert seen.media and not seen.faults
+    assert seen.media
+    assert not seen.faults
 
 
 # --- Bad images -----------------------------------------------------------------------------------
@@ -287,7 +293,8 @@ def test_a_bad_image_is_named_by_its_row(folder, kind):
         (folder / "bad.png").write_bytes(content)
     rows = [row(image="red.png"), row(image="bad.png"), row(image="blue.png")]
     summary, fault = faults(write(folder, *rows))
-    assert "1 of 3" in summary.found and fault.found.startswith(found)
+    assert "1 of 3" in summary.found
+    assert fault.found.startswith(found)
     assert fault.where.endswith("train row 1, images[0]")
     assert len(read(folder / "rows.jsonl", bad_rows="drop")) == 2
 
@@ -393,7 +400,8 @@ def test_a_fault_of_images_names_the_column_that_can_be_left_out(folder, column)
     path = write(folder, {column: "red.png", "question": "?", "answer": "!"})
     named = {"columns": {"images": column}} if column == "photo" else {}
     seen = check_dataset({"_target_": LOADER, "path": str(path), **named}, "messages")
-    assert seen.faults == [] and seen.media == {IMAGE: column}
+    assert seen.faults == []
+    assert seen.media == {IMAGE: column}
     cfg = {
         "trainer": {"_target_": "trl.SFTTrainer", "images": True, "args": {}},
         "model": {"path": "a/b"},
@@ -422,7 +430,8 @@ def test_texts_are_read_as_before():
     conversion = RowRequest(to="demonstration").start_conversion(
         ["prompt", "completion"], rows[0], "rows"
     )
-    assert not conversion.modalities and conversion.first(rows) == rows[0]
+    assert not conversion.modalities
+    assert conversion.first(rows) == rows[0]
 
 
 # --- Models that see ------------------------------------------------------------------------------
@@ -488,9 +497,8 @@ def test_answers_depend_on_the_image_and_not_on_what_is_beside_it(seeing):
     generator = TextGenerator(model, tokenizer, Sampling(5, temperature=0))
     together = [each.log_probability for each in generator.complete_all(rows)]
     alone = [generator.complete_all([each])[0].log_probability for each in rows]
-    assert together == pytest.approx(alone, abs=1e-4) and together[0] == pytest.approx(
-        together[3], abs=1e-4
-    )
+    assert together == pytest.approx(alone, abs=1e-4)
+    assert together[0] == pytest.approx(together[3], abs=1e-4)
     assert abs(together[0] - together[2]) > 1e-4
     known = [each | {"completion": [{"role": "assistant", "content": "red"}]} for each in rows]
     reader = AnswerReader(model, tokenizer)
@@ -523,7 +531,8 @@ def test_weights_that_are_saved_under_other_names_are_taken(seeing, kind, tmp_pa
     saved = load_file(tmp_path / "model.safetensors")
     assert set(saved) - set(other.state_dict())
     report = other.load_state_dict(saved, strict=False)
-    assert not report.missing_keys and not report.unexpected_keys
+    assert not report.missing_keys
+    assert not report.unexpected_keys
     assert all(
         torch.equal(weight, other.state_dict()[name]) for name, weight in model.state_dict().items()
     )
@@ -551,21 +560,21 @@ OWN |= dict.fromkeys(
 @pytest.mark.parametrize("trainer", OWN)
 def test_five_trainers_learn_from_images(train, trainer):
     done = train(f"trainer={trainer}", *SMALL, *OWN[trainer])
-    assert done.code == 0 and done.state() == "finished"
+    assert done.code == 0
+    assert done.state() == "finished"
     assert math.isfinite(done.lines[-1]["loss"])
     assert isinstance(AutoProcessor.from_pretrained(done.run.model), LlavaProcessor)
     _, report = AutoModelForImageTextToText.from_pretrained(
         done.run.model, output_loading_info=True
     )
-    assert not report["missing_keys"] and not report["unexpected_keys"]
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
     written = done.run.folder / "completions.jsonl"
     if trainer == "sft":
         part = json.loads(written.read_text().splitlines()[0])["prompt"][0]["content"][0]
-        assert (
-            part["type"] == "image"
-            and part["image"].endswith(", 16 x 16")
-            and len(part["image"]) < 40
-        )
+        assert part["type"] == "image"
+        assert part["image"].endswith(", 16 x 16")
+        assert len(part["image"]) < 40
 
 
 @pytest.mark.slow
@@ -599,7 +608,8 @@ def test_adapters_leave_what_sees_as_it_is_or_train_it_whole(train, capsys):
     for peft, sees in (("vision_lora", False), ("vision_full_lora", True)):
         done = train(*words, f"peft={peft}", name=peft)
         names = load_file(done.run.model / "adapter_model.safetensors")
-        assert done.code == 0 and any("language_model" in name and "lora" in name for name in names)
+        assert done.code == 0
+        assert any("language_model" in name and "lora" in name for name in names)
         assert any("vision" in name for name in names) == sees
         assert not any("lora" in name for name in names if "language_model" not in name)
     capsys.readouterr()
@@ -669,4 +679,6 @@ def test_texts_and_images_are_mixed_and_a_part_says_what_reads_it(folder):
         (len(row["images"]), json.dumps([row.get("messages"), row.get("prompt")])) for row in rows
     )
     assert [count for count, _ in found] == [0, 1]
-    assert "2+2?" in found[0][1] and '"image"' not in found[0][1] and '"image"' in found[1][1]
+    assert "2+2?" in found[0][1]
+    assert '"image"' not in found[0][1]
+    assert '"image"' in found[1][1]

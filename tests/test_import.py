@@ -123,11 +123,14 @@ def test_what_is_told_fits_80_columns_and_holds_no_secret(imported, name):
 
 def test_axolotl_qlora(imported):
     done = imported("axolotl_qlora.yml")
-    assert done.args["warmup_steps"] == 0.1 and "warmup_ratio" not in done.args
+    assert done.args["warmup_steps"] == 0.1
+    assert "warmup_ratio" not in done.args
     assert (done.args["eval_steps"], done.args["save_steps"]) == (1 / 16, 1 / 4)
-    assert done.args["packing"] is True and done.args["max_length"] == 4096
+    assert done.args["packing"] is True
+    assert done.args["max_length"] == 4096
     assert (done.cfg["peft"]["target_modules"], done.cfg["peft"]["r"]) == ("all-linear", 32)
-    assert done.cfg["quant"]["load_in_4bit"] is True and done.cfg["model"]["dtype"] == "bfloat16"
+    assert done.cfg["quant"]["load_in_4bit"] is True
+    assert done.cfg["model"]["dtype"] == "bfloat16"
     assert done.cfg["dataset"]["split"] == {"train": "train[:95%]", "eval": "train[95%:]"}
     assert done.cfg["tracker"]["environment"]["WANDB_PROJECT"] == "mistral-tune"
     assert done.kinds("train_on_inputs") == ["same by default"]
@@ -148,15 +151,15 @@ def test_muon_is_an_optimizer_of_ours_and_classes_of_texts_are_nothing(tmp_path)
         yaml.safe_dump(keys | {"optimizer": "muon", "weight_decay": 0.1, "num_labels": 3})
     )
     draft = translate(read_file(file), "mine", None)
-    assert draft.values["optimizer"] == {
-        "weight_decay": 0.1
-    } and "override /optimizer: muon" in verb.to_file(draft)
+    assert draft.values["optimizer"] == {"weight_decay": 0.1}
+    assert "override /optimizer: muon" in verb.to_file(draft)
     assert any(note.key == "num_labels" and "classes of texts" in str(note) for note in draft.notes)
 
 
 def test_axolotl_dpo(imported):
     done = imported("axolotl_dpo.yaml")
-    assert done.cfg["kl_coef"] == done.args["beta"] == 0.05 and done.cfg["seed"] == 42
+    assert done.cfg["kl_coef"] == done.args["beta"] == 0.05
+    assert done.cfg["seed"] == 42
     assert done.cfg["dataset"]["columns"] == {"prompt": "conversation"}
     assert done.cfg["dataset"]["split"] == {"train": "train[:1900]", "eval": "train[1900:2000]"}
     assert done.args["activation_checkpointing"] is False
@@ -170,8 +173,10 @@ def test_axolotl_grpo_leaves_code_of_the_users_own_to_the_command_line(imported)
         done.draft.overrides
     )
     assert done.kinds("trl.reward_funcs") == ["no equivalent"] * 2
-    assert done.cfg["kl_coef"] == 0.001 and done.args["scale_rewards"] == "none"
-    assert done.args["lr_scheduler_type"] == "cosine" and "rex" in done.why("lr_scheduler")
+    assert done.cfg["kl_coef"] == 0.001
+    assert done.args["scale_rewards"] == "none"
+    assert done.args["lr_scheduler_type"] == "cosine"
+    assert "rex" in done.why("lr_scheduler")
 
 
 def test_axolotl_chats(imported):
@@ -220,23 +225,18 @@ def test_methods_of_axolotl(written, keys, expected):
     }
     done = written(base | keys)
     trainer, name, value = expected
-    assert (
-        done.cfg["trainer"]["_target_"].endswith(f".{trainer}Trainer")
-        and done.args.get(name) == value
-    )
+    assert done.cfg["trainer"]["_target_"].endswith(f".{trainer}Trainer")
+    assert done.args.get(name) == value
     assert not done.faults
 
 
 def test_llama_factory_reads_the_list_of_datasets(imported):
     done = imported("llama_factory_sft.yaml")
     parts = done.cfg["dataset"]["parts"]
-    assert (
-        parts["identity"]["path"] == "data/identity.json"
-        and parts["chats"]["path"] == "someone/chats"
-    )
-    assert parts["chats"]["columns"] == {"messages": "dialogue"} and parts["chats"]["limit"] == {
-        "train": 1000
-    }
+    assert parts["identity"]["path"] == "data/identity.json"
+    assert parts["chats"]["path"] == "someone/chats"
+    assert parts["chats"]["columns"] == {"messages": "dialogue"}
+    assert parts["chats"]["limit"] == {"train": 1000}
     assert done.cfg["trainer"]["form"] == "messages", "else the two would not mix"
     assert done.cfg["peft"]["lora_alpha"] == 16, "twice the rank, where the file is silent"
     assert done.draft.overrides == ["model.trust_remote_code=true"]
@@ -250,7 +250,8 @@ def test_llama_factory_simpo_is_another_trainer(imported):
         0.0,
         2.0,
     )
-    assert done.args["fp16"] is True and done.args["bf16"] is False
+    assert done.args["fp16"] is True
+    assert done.args["bf16"] is False
     assert done.cfg["quant"]["bnb_4bit_compute_dtype"] == done.cfg["model"]["dtype"] == "float16"
     assert "a guess" in done.why("dataset")
 
@@ -301,7 +302,8 @@ def test_stages_of_llama_factory(written, keys, expected):
     }
     done = written(base | keys)
     trainer, columns = expected
-    assert done.cfg["trainer"]["_target_"].endswith(f".{trainer}Trainer") and not done.faults
+    assert done.cfg["trainer"]["_target_"].endswith(f".{trainer}Trainer")
+    assert not done.faults
     assert columns is None or done.cfg["dataset"]["columns"] == columns
     if keys["stage"] == "pt":
         assert (done.args["packing"], done.args["packing_strategy"]) == (True, "wrapped"), (
@@ -351,30 +353,27 @@ def test_the_answers_in_a_history_of_llama_factory_are_trained_too(written, tmp_
 
 def test_the_format_v1_of_llama_factory_reads_its_list_of_rows(imported):
     done = imported("llama_factory_v1_dpo.yaml")
-    assert done.cfg["trainer"]["_target_"] == "trl.DPOTrainer" and "the command says" in done.why(
-        "stage"
-    )
+    assert done.cfg["trainer"]["_target_"] == "trl.DPOTrainer"
+    assert "the command says" in done.why("stage")
     parts = done.cfg["dataset"]["parts"]
-    assert parts["pairs"]["split"] == {"train": "train_prefs"} and parts["own"]["limit"] == {
-        "train": 500
-    }
+    assert parts["pairs"]["split"] == {"train": "train_prefs"}
+    assert parts["own"]["limit"] == {"train": 500}
     assert (done.args["loss_type"], done.args["loss_weights"]) == (["sigmoid", "sft"], [1.0, 0.5])
     assert (
         done.cfg["peft"]["r"],
         done.cfg["peft"]["lora_alpha"],
         done.cfg["peft"]["lora_dropout"],
     ) == (4, 16, 0.05)
-    assert (
-        done.cfg["quant"]["bnb_4bit_compute_dtype"] == "float16"
-        and done.args["lr_scheduler_type"] == "constant"
-    )
+    assert done.cfg["quant"]["bnb_4bit_compute_dtype"] == "float16"
+    assert done.args["lr_scheduler_type"] == "constant"
     optimizer = done.cfg["optimizer"]
     assert (optimizer["weight_decay"], optimizer["momentum"], optimizer["betas"]) == (
         0.1,
         0.9,
         [0.9, 0.95],
     )
-    assert done.cfg["batch"] == 16 and done.cfg["kl_coef"] == 0.2
+    assert done.cfg["batch"] == 16
+    assert done.cfg["kl_coef"] == 0.2
     assert "dataset.weights" in done.why("train_dataset")
 
 
@@ -387,10 +386,10 @@ def test_the_command_of_the_format_v1_says_which_method(written, tmp_path, comma
         "rm": ("Reward", "chosen_messages"),
         "sft": ("SFT", None),
     }[command]
-    assert done.cfg["trainer"]["_target_"].endswith(f".{trainer}Trainer") and not done.faults
-    assert (
-        done.cfg["dataset"]["columns"].get("chosen") == chosen and done.args["weight_decay"] == 0.01
-    )
+    assert done.cfg["trainer"]["_target_"].endswith(f".{trainer}Trainer")
+    assert not done.faults
+    assert done.cfg["dataset"]["columns"].get("chosen") == chosen
+    assert done.args["weight_decay"] == 0.01
 
 
 def test_kto_with_one_row_in_a_micro_batch_keeps_the_size_of_its_step(written):
@@ -431,7 +430,9 @@ def test_rows_of_other_datasets_are_held_out(written):
         "columns": {"text": "body"},
         "split": "test",
     }
-    assert held["held"]["split"] == "train" and done.args["eval_steps"] == 5 and not done.faults
+    assert held["held"]["split"] == "train"
+    assert done.args["eval_steps"] == 5
+    assert not done.faults
     keys = {
         "model_name_or_path": "a/b",
         "stage": "sft",
@@ -439,10 +440,8 @@ def test_rows_of_other_datasets_are_held_out(written):
         "eval_dataset": "c/d",
     }
     done = written(keys | {"dataset_dir": str(SAMPLES / "data")}, name="other.yaml")
-    assert (
-        done.draft.values["dataset"]["split"]["eval"] == {"path": "c/d", "split": "train"}
-        and not done.faults
-    )
+    assert done.draft.values["dataset"]["split"]["eval"] == {"path": "c/d", "split": "train"}
+    assert not done.faults
 
 
 def test_swift_sft_has_weights_of_tokens(imported):
@@ -462,7 +461,8 @@ def test_swift_dpo_counts_its_devices_and_hides_its_token(imported):
     assert done.args["gradient_accumulation_steps"] == 2, "16 rows a step over four devices"
     assert "launcher.num_processes=4" in done.draft.overrides
     assert (done.args["loss_type"], done.args["loss_weights"]) == (["sigmoid", "sft"], [1.0, 0.1])
-    assert "secret" in done.why("hub_token") and done.cfg["peft"] is None
+    assert "secret" in done.why("hub_token")
+    assert done.cfg["peft"] is None
 
 
 def test_swift_grpo_takes_rewards_of_ours(imported):
@@ -476,7 +476,8 @@ def test_swift_grpo_takes_rewards_of_ours(imported):
         "soft_overlong": ("trl.rewards.get_soft_overlong_punishment", 1.0),
     }
     assert done.kinds("external_plugins") == ["no equivalent"]
-    assert done.args["mask_truncated_completions"] is True and done.cfg["kl_coef"] == 0.01
+    assert done.args["mask_truncated_completions"] is True
+    assert done.cfg["kl_coef"] == 0.01
 
 
 @pytest.mark.quick(1)
@@ -488,7 +489,8 @@ def test_loss_scales_of_swift(written, scale):
     rules = {"last_round": ["last_round"], "hermes": ["default", "hermes"], "all": []}.get(
         scale, ["default"]
     )
-    assert list(done.cfg.get("weight") or {}) == rules and not done.faults
+    assert list(done.cfg.get("weight") or {}) == rules
+    assert not done.faults
     assert ("no equivalent" in done.kinds("loss_scale")) == (scale == "alpha_umi")
 
 
@@ -500,20 +502,19 @@ def test_megatron_has_names_of_its_own_for_rows_and_rates(imported):
     assert (done.args["per_device_train_batch_size"], done.draft.reading.devices) == (2, 4), (
         "two hold one copy"
     )
-    assert (
-        done.args["lr_scheduler_kwargs"] == {"min_lr": 2e-6} and done.cfg["learning_rate"] == 2e-5
-    )
-    assert (
-        done.cfg["dataset"]["system"] == "Think first.\nThen answer in \\boxed{}."
-        and done.cfg["seed"] == 7
-    )
+    assert done.args["lr_scheduler_kwargs"] == {"min_lr": 2e-6}
+    assert done.cfg["learning_rate"] == 2e-5
+    assert done.cfg["dataset"]["system"] == "Think first.\nThen answer in \\boxed{}."
+    assert done.cfg["seed"] == 7
     assert "language_model" in done.cfg["peft"]["target_modules"], "a model that sees"
-    assert done.args["max_completion_length"] == 2048 and done.args["vllm_max_model_length"] == 8192
+    assert done.args["max_completion_length"] == 2048
+    assert done.args["vllm_max_model_length"] == 8192
     assert {"allow=[plugin]", "reward.external_acc._target_=plugin.external_acc"} <= set(
         done.draft.overrides
     )
     assert done.kinds("MAX_PIXELS") == done.kinds("tensor_model_parallel_size") == ["no equivalent"]
-    assert not done.faults and "64 rows a step of all devices" in done.text
+    assert not done.faults
+    assert "64 rows a step of all devices" in done.text
 
 
 @pytest.mark.parametrize(
@@ -535,7 +536,8 @@ def test_megatron_has_names_of_its_own_for_rows_and_rates(imported):
 )
 def test_what_of_a_model_that_sees_is_trained(written, keys, path, value):
     done = written({"model": "a/Qwen2-VL", "tuner_type": "lora", "dataset": "hf::a/b"} | keys)
-    assert value in str(select(done.cfg, path)) and not done.faults
+    assert value in str(select(done.cfg, path))
+    assert not done.faults
     assert done.kinds("freeze_vit") == [
         "no equivalent" if "rlhf_type" in keys else done.kinds("freeze_vit")[0]
     ]
@@ -554,7 +556,8 @@ def test_swift_holds_out_rows_of_another_file(written):
         "train": "train",
         "eval": {"path": "others.jsonl", "split": "train"},
     }
-    assert done.args["eval_strategy"] == "steps" and done.kinds("val_dataset") == ["mapped"]
+    assert done.args["eval_strategy"] == "steps"
+    assert done.kinds("val_dataset") == ["mapped"]
 
 
 def test_lora_of_megatron_and_its_earlier_names(written):
@@ -569,7 +572,8 @@ def test_lora_of_megatron_and_its_earlier_names(written):
     done = written(
         keys | {"target_modules": ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]}
     )
-    assert done.reading.dialect == "megatron" and done.cfg["peft"]["target_modules"] == "all-linear"
+    assert done.reading.dialect == "megatron"
+    assert done.cfg["peft"]["target_modules"] == "all-linear"
     assert (done.args["num_train_epochs"], done.cfg["peft"]["r"], done.cfg["batch"]) == (2, 8, 16)
     with pytest.raises(ConfigError, match=r"model\.path"):
         written(keys | {"model": None, "load": "x"}, name="other.yaml")
@@ -585,12 +589,11 @@ def test_a_model_that_sees_learns_answers_of_whole_conversations(written):
         "loss_scale": "default+ignore_empty_think",
     }
     done = written(keys)
-    assert (
-        done.args["assistant_only_loss"]
-        and done.cfg["trainer"]["form"] == "messages"
-        and not done.cfg.get("weight")
-    )
-    assert "no weights of tokens beside images" in done.why("loss_scale") and not done.faults
+    assert done.args["assistant_only_loss"]
+    assert done.cfg["trainer"]["form"] == "messages"
+    assert not done.cfg.get("weight")
+    assert "no weights of tokens beside images" in done.why("loss_scale")
+    assert not done.faults
 
 
 def test_a_mixture_of_a_recipe_for_trl_is_read(written):
@@ -605,22 +608,20 @@ def test_a_mixture_of_a_recipe_for_trl_is_read(written):
         "dataset_mixture": {"datasets": parts},
     }
     done = written(keys)
-    assert done.reading.dialect == "trl" and done.cfg["dataset"]["parts"]["d"]["config"] == "e"
+    assert done.reading.dialect == "trl"
+    assert done.cfg["dataset"]["parts"]["d"]["config"] == "e"
     assert done.cfg["dataset"]["parts"]["b"]["split"] == {"train": "train[:90%]"}
 
 
 def test_trl_ppo_is_known_by_the_name_of_its_script(imported):
     done = imported("trl_ppo.sh")
-    assert (
-        done.cfg["trainer"]["_target_"] == "runner.ppo.PPOTrainer" and done.cfg["kl_coef"] == 0.03
-    )
-    assert done.cfg["model"]["path"].endswith("sft__tldr") and done.cfg["reward"]["model"][
-        "path"
-    ].endswith("reward__tldr")
+    assert done.cfg["trainer"]["_target_"] == "runner.ppo.PPOTrainer"
+    assert done.cfg["kl_coef"] == 0.03
+    assert done.cfg["model"]["path"].endswith("sft__tldr")
+    assert done.cfg["reward"]["model"]["path"].endswith("reward__tldr")
     assert done.cfg["model"]["tokenizer"]["path"] == "EleutherAI/pythia-1b-deduped"
-    assert "taken for the one of that name" in done.reading.why and done.kinds("commands") == [
-        "no equivalent"
-    ]
+    assert "taken for the one of that name" in done.reading.why
+    assert done.kinds("commands") == ["no equivalent"]
 
 
 @pytest.mark.parametrize(
@@ -644,7 +645,8 @@ def test_a_script_of_trl_says_what_its_code_does(tmp_path, script, trainer, path
         f"TOKENIZERS_PARALLELISM=false uv run {script} {flags} --vllm_mode colocate\n"
     )
     draft = translate(read_file(tmp_path / "a.sh"), "a")
-    assert draft.trainer == trainer and select(draft.values, path) == value
+    assert draft.trainer == trainer
+    assert select(draft.values, path) == value
 
 
 @pytest.mark.parametrize(
@@ -677,7 +679,8 @@ def test_a_command_that_trains_nothing_here_is_refused_by_name(tmp_path, text, s
 
 def test_trl_dpo_under_accelerate(imported):
     done = imported("trl_dpo.sh")
-    assert done.cfg["trainer"]["_target_"] == "trl.DPOTrainer" and done.draft.reading.devices == 8
+    assert done.cfg["trainer"]["_target_"] == "trl.DPOTrainer"
+    assert done.draft.reading.devices == 8
     assert done.cfg["dataset"]["split"] == {"train": "train", "eval": "test"}
     assert done.cfg["peft"]["lora_dropout"] == 0.05, "their default, and not ours"
     assert (done.cfg["peft"]["r"], done.cfg["peft"]["lora_alpha"]) == (32, 16)
@@ -693,7 +696,8 @@ def test_trl_sft_mixture(imported):
 
 def test_trl_flags_count_more_than_the_file_that_they_name(imported):
     done = imported("trl_grpo.sh")
-    assert done.cfg["learning_rate"] == 2e-6 and done.args["num_generations"] == 4
+    assert done.cfg["learning_rate"] == 2e-6
+    assert done.args["num_generations"] == 4
     assert done.args["loss_type"] == "dr_grpo"
     assert {"accuracy_reward", "think_format_reward"} <= set(done.cfg["reward"])
 
@@ -714,9 +718,8 @@ def test_the_trainer_of_a_trl_file_may_be_typed(written):
     grpo = written(
         keys | {"reward_funcs": ["accuracy_reward"], "num_generations": 4}, name="grpo.yaml"
     )
-    assert grpo.cfg["trainer"]["_target_"] == "trl.GRPOTrainer" and "by its name" in grpo.why(
-        "trainer"
-    )
+    assert grpo.cfg["trainer"]["_target_"] == "trl.GRPOTrainer"
+    assert "by its name" in grpo.why("trainer")
 
 
 def test_a_variable_that_the_shell_sets_is_asked_for(tmp_path):
@@ -725,7 +728,8 @@ def test_a_variable_that_the_shell_sets_is_asked_for(tmp_path):
     draft = translate(read_file(path), "train")
     assert draft.values["model"]["path"] == draft.values["dataset"]["path"] == "???"
     faults = verb.faults_of("train", verb.to_file(draft), draft.overrides)
-    assert faults and all(fault.where.endswith("path") for fault in faults)
+    assert faults
+    assert all(fault.where.endswith("path") for fault in faults)
 
 
 @pytest.mark.quick(1)
@@ -776,15 +780,14 @@ def test_a_script_is_read_as_bash_reads_it(tmp_path, text, rate, accumulated):
     path.write_text(f"{text}\n")
     reading = read_file(path)
     draft = translate(reading, "train")
-    assert (
-        draft.values["dataset"]["limit"] == {"train": 500} and draft.values["learning_rate"] == rate
-    )
+    assert draft.values["dataset"]["limit"] == {"train": 500}
+    assert draft.values["learning_rate"] == rate
     args = draft.values["trainer"]["args"]
-    assert args.get("gradient_accumulation_steps") == accumulated and (
-        args["max_length"] == 99
-    ) == ("99" in text)
+    assert args.get("gradient_accumulation_steps") == accumulated
+    assert (args["max_length"] == 99) == ("99" in text)
     faults = verb.faults_of("train", verb.to_file(draft), draft.overrides)
-    assert bool(faults) == (rate != 3e-5) and all("${shell." in fault.found for fault in faults)
+    assert bool(faults) == (rate != 3e-5)
+    assert all("${shell." in fault.found for fault in faults)
 
 
 def test_a_script_whose_variables_hold_one_another_is_refused_at_once(tmp_path):
@@ -801,18 +804,17 @@ def test_what_somebody_wrote_does_not_steer_the_terminal(tmp_path, capsys, monke
     (tmp_path / "x.yaml").write_text(text)
     assert main(["import", str(tmp_path / "x.yaml"), "dialect=trl", "trainer=sft"]) == 0
     said = capsys.readouterr().out
-    assert "a␛[0m" in said and not {"\x1b", "\u202e"} & {*said}
+    assert "a␛[0m" in said
+    assert not {"\x1b", "\u202e"} & {*said}
 
 
 def test_what_somebody_wrote_neither_ends_a_comment_nor_hides_a_line_of_the_file(tmp_path):
     text = 'model_name_or_path: a/b\ndataset_name: "\u202ed"\nloss_type: "x\\u0085allow: [os]\\u2028\\e[2K"\n'
     (tmp_path / "a\nallow: [os]\n.yaml").write_text(text + "custom\u202e: 1\n")
     made = Imported(tmp_path / "a\nallow: [os]\n.yaml", tmp_path, "sft")
-    assert (
-        made.text == visible_lines(made.text)
-        and made.cfg["dataset"]["path"] == "\u202ed"
-        and not made.cfg["allow"]
-    )
+    assert made.text == visible_lines(made.text)
+    assert made.cfg["dataset"]["path"] == "\u202ed"
+    assert not made.cfg["allow"]
 
 
 def test_a_flag_that_a_comment_cuts_off_is_never_lost_in_silence(tmp_path):
@@ -845,9 +847,8 @@ def test_a_key_that_nobody_knows_is_told(written):
     done = written(
         {"base_model": "a/b", "datasets": [{"path": "a/b", "type": "alpaca"}], "lerning_rate": 1e-5}
     )
-    assert done.kinds("lerning_rate") == [
-        "no equivalent"
-    ] and "trainer.args.learning_rate" in done.why("lerning_rate")
+    assert done.kinds("lerning_rate") == ["no equivalent"]
+    assert "trainer.args.learning_rate" in done.why("lerning_rate")
     assert "lerning_rate" in "\n".join(done.lines)
 
 
@@ -858,7 +859,8 @@ def test_gdpo_is_grpo_that_scales_each_reward_by_itself(written):
         "trl": {"reward_funcs": ["own.f"], "num_generations": 4},
     }
     done = written(keys | {"datasets": [{"path": "a/b"}], "micro_batch_size": 4})
-    assert done.cfg["trainer"]["_target_"] == "trl.GRPOTrainer" and not done.faults
+    assert done.cfg["trainer"]["_target_"] == "trl.GRPOTrainer"
+    assert not done.faults
     assert done.args["multi_objective_aggregation"] == "normalize_then_sum"
 
 
@@ -962,8 +964,10 @@ def test_an_optimizer_of_ours_takes_over_the_settings_of_theirs(written):
     optimizer = done.cfg["optimizer"]
     assert optimizer["groups"] == {"lora_B": {"lr_ratio": 8.0}}
     assert (optimizer["weight_decay"], optimizer["betas"]) == (0.1, [0.9, 0.95])
-    assert not {"weight_decay", "adam_beta2", "optim"} & set(done.args) and not done.faults
-    assert done.kinds("optim") == ["no equivalent"] and "optimizer.betas" in done.why("adam_beta2")
+    assert not {"weight_decay", "adam_beta2", "optim"} & set(done.args)
+    assert not done.faults
+    assert done.kinds("optim") == ["no equivalent"]
+    assert "optimizer.betas" in done.why("adam_beta2")
 
 
 def test_no_secret_comes_through_whatever_it_is_called(written):
@@ -1068,7 +1072,8 @@ def test_tokens_and_keys_of_the_model_come_over(written, tool, keys, ours):
     theirs = THEIRS if tool == "llama_factory" else {}
     run = written(WRONG[tool] | keys | theirs)
     [(path, value)] = ours.items()
-    assert select(run.cfg, path) == value and not run.faults
+    assert select(run.cfg, path) == value
+    assert not run.faults
 
 
 @pytest.mark.parametrize(
@@ -1173,11 +1178,9 @@ def test_a_value_that_cannot_be_taken_is_a_fault_that_names_it(tmp_path, capsys,
     path.write_text(yaml.safe_dump(WRONG[tool] | keys))
     assert main(["import", str(path), f"dialect={tool}", "name=x"]) == 2
     error = capsys.readouterr().err
-    assert (
-        f"\n  {where}\n    found " in error
-        and "\n    expected  " in error
-        and "\n    type      mend it" in error
-    )
+    assert f"\n  {where}\n    found " in error
+    assert "\n    expected  " in error
+    assert "\n    type      mend it" in error
 
 
 def test_all_values_that_cannot_be_taken_are_told_at_once(written):
@@ -1211,7 +1214,8 @@ def test_a_value_is_still_taken_where_it_is_a_text_that_means_it(written):
             "seed": "7",
         }
     )
-    assert (done.cfg["learning_rate"], done.cfg["seed"]) == (3e-5, 7) and not done.faults
+    assert (done.cfg["learning_rate"], done.cfg["seed"]) == (3e-5, 7)
+    assert not done.faults
 
 
 def test_the_command_with_flags_counts_and_not_one_that_is_only_named(tmp_path):
@@ -1266,7 +1270,8 @@ def test_each_row_of_a_table_can_be_followed(tool):
         for name in trainers
     }
     for case in cases:
-        assert case.convert in {"", *CONVERSIONS} and case.by in {"", *FUNCTIONS}
+        assert case.convert in {"", *CONVERSIONS}
+        assert case.by in {"", *FUNCTIONS}
         group, _, option = case.choose.partition("=")
         assert not group or option == "null" or (menu / group / f"{option}.yaml").is_file(), case
         wanted = case.when.get("trainer", [])
@@ -1361,9 +1366,8 @@ def test_every_setting_of_a_file_of_deepspeed_is_noted(written, tmp_path):
         '{"zero_optimization": {"stage": 2, "depth": 3}, "config_file": "spread.json"}'
     )
     done = written(AXOLOTL | {"deepspeed": "spread.json"})
-    assert done.draft.spread[0] == "strategy=zero2" and "not a key that is known" in done.why(
-        "deepspeed.depth"
-    )
+    assert done.draft.spread[0] == "strategy=zero2"
+    assert "not a key that is known" in done.why("deepspeed.depth")
 
 
 def test_a_launcher_says_the_machines(written, tmp_path):
@@ -1375,10 +1379,8 @@ def test_a_launcher_says_the_machines(written, tmp_path):
     )
     machines = ["launcher=accelerate", "launcher.num_machines=2", "launcher.num_processes=8"]
     assert sorted(done.draft.spread) == sorted([*words.split(), *machines])
-    assert (
-        done.draft.overrides == ["launcher.num_processes=8"]
-        and "theirs ran on 16, so 32" in done.text
-    )
+    assert done.draft.overrides == ["launcher.num_processes=8"]
+    assert "theirs ran on 16, so 32" in done.text
     done = written(
         f"accelerate launch --use_deepspeed --zero_stage 2 trl sft {command}", "theirs.sh"
     )
@@ -1386,10 +1388,8 @@ def test_a_launcher_says_the_machines(written, tmp_path):
     done = written(
         f"torchrun --nnodes=2 --nproc_per_node=4 trl/scripts/sft.py {command}", "theirs.sh"
     )
-    assert (
-        done.draft.spread == [*machines[:2], "launcher.num_processes=4"]
-        and "theirs ran on 8" in done.text
-    )
+    assert done.draft.spread == [*machines[:2], "launcher.num_processes=4"]
+    assert "theirs ran on 8" in done.text
 
 
 @pytest.mark.parametrize(
@@ -1402,7 +1402,9 @@ def test_a_launcher_says_the_machines(written, tmp_path):
 def test_a_file_that_only_says_the_strategy_is_refused_with_the_words(capsys, name, words):
     assert main(["import", str(SAMPLES / name)]) == 2
     said = capsys.readouterr().err
-    assert "and no training" in said and words in said and "without" not in said
+    assert "and no training" in said
+    assert words in said
+    assert "without" not in said
 
 
 def test_a_strategy_that_does_not_go_with_the_rest_is_said_before_it_runs(
@@ -1413,10 +1415,8 @@ def test_a_strategy_that_does_not_go_with_the_rest_is_said_before_it_runs(
     Path("theirs.yaml").write_text(yaml.safe_dump(keys))
     assert main(["import", "theirs.yaml"]) == 0
     out = capsys.readouterr().out
-    assert (
-        "on GPUs   and strategy=zero3 launcher.num_processes=N\nbefore it runs:" in out
-        and "strategy=none" in out
-    )
+    assert "on GPUs   and strategy=zero3 launcher.num_processes=N\nbefore it runs:" in out
+    assert "strategy=none" in out
 
 
 # --- The command ----------------------------------------------------------------------------------
@@ -1432,13 +1432,16 @@ def test_it_writes_into_the_menu_of_this_folder_and_never_over_a_file(
     words = ["import", str(SAMPLES / "axolotl_dpo.yaml"), "name=mine"]
     assert main(words) == 0
     out = capsys.readouterr().out
-    assert target.read_text() in out and "written   conf/experiment/mine.yaml" in out
-    assert "--config-dir conf" in out and "before it runs" not in out
+    assert target.read_text() in out
+    assert "written   conf/experiment/mine.yaml" in out
+    assert "--config-dir conf" in out
+    assert "before it runs" not in out
     assert main(["experiment=mine", "--config-dir", "conf", "--dry-run"]) == 0
     target.write_text("# edited\n")
     assert main(words) == 2 and target.read_text() == "# edited\n"
     assert "force=true" in capsys.readouterr().err
-    assert main([*words, "force=true"]) == 0 and "axolotl_dpo" in target.read_text()
+    assert main([*words, "force=true"]) == 0
+    assert "axolotl_dpo" in target.read_text()
 
 
 @pytest.mark.parametrize(
@@ -1460,13 +1463,15 @@ def test_a_name_that_is_no_plain_one_is_refused(tmp_path, monkeypatch, capsys, w
     monkeypatch.chdir(here)
     before = sorted(tmp_path.rglob("*"))
     assert main(["import", str(SAMPLES / "axolotl_dpo.yaml"), word]) == 2
-    assert "letters, digits" in capsys.readouterr().err and sorted(tmp_path.rglob("*")) == before
+    assert "letters, digits" in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_without_a_menu_it_only_prints(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["import", str(SAMPLES / "trl_sft.yaml")]) == 0
-    assert "printed only" in capsys.readouterr().out and not list(tmp_path.iterdir())
+    assert "printed only" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -1516,7 +1521,8 @@ def test_a_file_that_could_be_of_two_is_asked_about(tmp_path):
     ],
 )
 def test_texts_are_read_as_they_were_meant(text, meant):
-    assert plain(text) == meant and type(plain(text)) is type(meant)
+    assert plain(text) == meant
+    assert type(plain(text)) is type(meant)
 
 
 @pytest.mark.slow
@@ -1564,7 +1570,8 @@ def test_the_table_that_is_shown_is_all_that_a_dialect_needs(written, monkeypatc
         4,
         3e-4,
     )
-    assert done.cfg["dataset"]["path"] == "c/d" and done.draft.has_held_out
+    assert done.cfg["dataset"]["path"] == "c/d"
+    assert done.draft.has_held_out
 
 
 def test_llama_factory_knows_a_tuner_in_capitals(written):
@@ -1572,7 +1579,8 @@ def test_llama_factory_knows_a_tuner_in_capitals(written):
     small, capital = (
         written(keys | {"finetuning_type": tuner}).cfg["peft"] for tuner in ("lora", "LoRA")
     )
-    assert small == capital and capital["lora_alpha"] == 32
+    assert small == capital
+    assert capital["lora_alpha"] == 32
 
 
 # --- Files as their users write them --------------------------------------------------------------
@@ -1640,9 +1648,8 @@ def test_what_a_script_leaves_open_is_said_once(tmp_path, text, key, said):
     (tmp_path / "a.sh").write_text(text)
     draft = translate(read_file(tmp_path / "a.sh"), "a")
     (note,) = [note for note in draft.notes if note.key == key]
-    assert said in f"{note.target} {note.why}" and not any(
-        note.key == f"{key}.{key}" for note in draft.notes
-    )
+    assert said in f"{note.target} {note.why}"
+    assert not any(note.key == f"{key}.{key}" for note in draft.notes)
 
 
 def test_the_script_of_ppo_holds_out_its_last_rows(tmp_path):
@@ -1689,7 +1696,5 @@ def test_the_command_of_the_old_format_may_name_a_file_of_the_new(tmp_path):
     (tmp_path / "v1.yaml").write_text("model: a/b\ntrain_dataset: c/d\nmicro_batch_size: 2\n")
     (tmp_path / "a.sh").write_text("llamafactory-cli train v1.yaml\n")
     draft = translate(read_file(tmp_path / "a.sh"), "a")
-    assert (
-        draft.table.sections["title"] == "LLaMA-Factory v1"
-        and draft.values["dataset"]["path"] == "c/d"
-    )
+    assert draft.table.sections["title"] == "LLaMA-Factory v1"
+    assert draft.values["dataset"]["path"] == "c/d"

@@ -67,7 +67,8 @@ def add(path: Path, text: str) -> None:
 
 def same_size_and_time(run: Path) -> None:
     path = run / "scores.json"
-    about, text = path.stat(), path.read_text()
+    about = path.stat()
+    text = path.read_text()
     path.write_text(text.replace("0.5", "0.6"))
     os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
     assert path.stat().st_size == about.st_size
@@ -99,7 +100,8 @@ def test_figures_are_those_of_the_files_whatever_changes(group, capsys, monkeypa
     monkeypatch.setattr(
         index, "read_run", lambda folder, **how: (reads.append(folder), read_run(folder, **how))[1]
     )
-    assert told(capsys) == before and not reads
+    assert told(capsys) == before
+    assert not reads
     change(group / FIRST)
     pause()
     after = told(capsys)
@@ -162,7 +164,8 @@ def test_an_index_that_is_damaged_is_made_again_and_no_link_is_followed(
     group, capsys, tmp_path, monkeypatch, damage
 ):
     (tmp_path / "mine").write_text("mine")
-    before, path = told(capsys), group / index.INDEX
+    before = told(capsys)
+    path = group / index.INDEX
     damage(path)
     assert told(capsys) == before
     if not path.is_dir():
@@ -170,7 +173,8 @@ def test_an_index_that_is_damaged_is_made_again_and_no_link_is_followed(
             index, "read_run", lambda *_, **__: pytest.fail("it was not made again")
         )
     assert told(capsys) == before
-    assert (tmp_path / "mine").read_text() == "mine" and not path.is_symlink()
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert not path.is_symlink()
     assert not [name for name in os.listdir(group) if name.startswith(".") and name != index.INDEX]
 
 
@@ -181,7 +185,8 @@ def test_where_nothing_can_be_written_the_report_is_the_same(group, capsys, monk
     before = told(capsys)
     (group / index.INDEX).unlink()
     monkeypatch.setattr(index, "write_bytes", refuse)
-    assert told(capsys) == before and not (group / index.INDEX).exists()
+    assert told(capsys) == before
+    assert not (group / index.INDEX).exists()
 
 
 def test_what_was_written_a_moment_ago_is_not_kept(group, capsys, monkeypatch):
@@ -228,7 +233,8 @@ def test_runs_are_chosen_and_ordered_by_what_a_report_shows(group, capsys):
     from pyarrow import parquet
 
     table = parquet.read_table(group / "summary.parquet")
-    assert table.num_rows == 4 and str(table.schema.field("kl_coef").type) == "double"
+    assert table.num_rows == 4
+    assert str(table.schema.field("kl_coef").type) == "double"
     assert table.column("run").to_pylist()[0].startswith("kl-0.5")
     assert str(table.schema.field("seed").type) == "int64"
 
@@ -289,10 +295,8 @@ def lay_silent(folder: Path, hours: float, lines: list | None = None) -> Path:
 
 def test_a_run_of_another_machine_is_lost_when_it_is_silent_and_its_lock_is_free(tmp_path):
     silent = lay_silent(tmp_path / "x" / "silent", 1.1)
-    assert (
-        read_run(silent).state == "lost"
-        and "process ended without a message" in read_run(silent).cause
-    )
+    assert read_run(silent).state == "lost"
+    assert "process ended without a message" in read_run(silent).cause
     assert read_run(silent).state == "lost", "to look is no sign of life"
     with locked(Run(silent)):
         assert read_run(silent).state == "running"
@@ -312,10 +316,10 @@ def test_a_page_of_many_runs_is_bounded_and_says_where_the_rest_is(group):
         (group / f"copy-{number}" / "config.yaml").write_text(changed)
     assert main(["report", "kl"]) == 0
     text = (group / "report.html").read_text()
-    assert text.count("<tr data-label") == 200 and text.count('<td class="folder"') == 200
-    assert (
-        "And 62 more, in <code>summary.csv" in text and "And 64 more, in <code>summary.csv" in text
-    )
+    assert text.count("<tr data-label") == 200
+    assert text.count('<td class="folder"') == 200
+    assert "And 62 more, in <code>summary.csv" in text
+    assert "And 64 more, in <code>summary.csv" in text
     assert len((group / "summary.csv").read_text().splitlines()) == 265
 
 

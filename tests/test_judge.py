@@ -34,7 +34,8 @@ def test_each_completion_is_judged_with_the_columns_of_its_row():
     figures = judge_completions(
         generator(on_progress=made.append), ROWS, [Metric("length", length, "sampled")]
     )
-    assert asked == [([*"ccddgg"], ["abc"] * 2 + ["d"] * 2 + ["efg"] * 2)] and sum(made) == 6
+    assert asked == [([*"ccddgg"], ["abc"] * 2 + ["d"] * 2 + ["efg"] * 2)]
+    assert sum(made) == 6
     assert [(row["row"], row["sample"]) for row in figures.completions] == [
         (r, n) for r in range(3) for n in range(2)
     ]
@@ -46,7 +47,8 @@ def test_each_completion_is_judged_with_the_columns_of_its_row():
     assert figures.scores == {"length": pytest.approx(mean)}
     # Samples of one prompt are no independent draws: the error is that of the means of the rows.
     expected = math.sqrt(sum((each - mean) ** 2 for each in means) / 2 / 3)
-    assert figures.errors == {"length": pytest.approx(expected)} and expected > 0
+    assert figures.errors == {"length": pytest.approx(expected)}
+    assert expected > 0
 
 
 def test_a_metric_with_a_limit_sees_the_first_rows_and_one_for_all_has_no_error():
@@ -55,16 +57,15 @@ def test_a_metric_with_a_limit_sees_the_first_rows_and_one_for_all_has_no_error(
 
     count = Metric("count", count_all, "sampled", limit=2)
     figures = judge_completions(generator(), ROWS, [count])
-    assert (
-        figures.scores == {"count": 4.0, "count_also": 1.0}
-        and figures.errors == {}
-        and figures.rows == 3
-    )
+    assert figures.scores == {"count": 4.0, "count_also": 1.0}
+    assert figures.errors == {}
+    assert figures.rows == 3
 
 
 def test_rewards_are_means_over_rows_and_may_not_apply():
     def score(completions, rows):
-        assert [each.row for each in completions] == [0, 0, 1, 1, 2, 2] and rows[4] is ROWS[2]
+        assert [each.row for each in completions] == [0, 0, 1, 1, 2, 2]
+        assert rows[4] is ROWS[2]
         return [1.0, 2.0, 3.0, 3.0, 0.0, 0.0], {
             "one": [1.0, math.nan, 3.0, 3.0, math.nan, math.nan],
             "two": [0.0] * 6,
@@ -74,15 +75,14 @@ def test_rewards_are_means_over_rows_and_may_not_apply():
     assert figures.earned == [1.5, 3.0, 0.0]
     assert figures.scores == {"reward": 1.5, "reward_one": 2.0, "reward_two": 0.0}
     assert figures.errors["reward_one"] == pytest.approx(1.0)
-    assert (
-        figures.completions[1]["rewards"] == {"one": None, "two": 0.0}
-        and figures.completions[1]["reward"] == 2.0
-    )
+    assert figures.completions[1]["rewards"] == {"one": None, "two": 0.0}
+    assert figures.completions[1]["reward"] == 2.0
 
 
 @pytest.mark.parametrize("size", [None, 1])
 def test_known_answers_are_read_once_and_each_metric_sees_those_it_asks_for(size):
-    seen, made = {}, []
+    seen = {}
+    made = []
 
     def asked(name, value):
         def ask(label, scores, **given):
@@ -107,9 +107,8 @@ def test_known_answers_are_read_once_and_each_metric_sees_those_it_asks_for(size
         letter_model(), letter_tokenizer(), batch_size=size, on_progress=made.append
     )
     figures = judge_answers(reader, KNOWN, metrics, is_scorer=False)
-    assert (
-        seen == {"right": [True, True], "all": [True, False, True], "first": [True]}
-        and sum(made) == 3
-    )
-    assert 0 < figures.scores["all"] < 1 and figures.scores["first"] == int(figures.scores["first"])
+    assert seen == {"right": [True, True], "all": [True, False, True], "first": [True]}
+    assert sum(made) == 3
+    assert 0 < figures.scores["all"] < 1
+    assert figures.scores["first"] == int(figures.scores["first"])
     assert figures.errors["first"] == 0 < figures.errors["right"]

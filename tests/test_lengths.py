@@ -22,7 +22,8 @@ def order_of(epoch, seed=0, *, drawn_before=0):
 def test_the_order_of_an_epoch_is_the_same_whatever_was_drawn_before():
     first = order_of(1.0)
     assert order_of(1.5, drawn_before=9) == first
-    assert order_of(0.0) != first != order_of(1.0, seed=1) and sorted(first) == list(range(40))
+    assert order_of(0.0) != first != order_of(1.0, seed=1)
+    assert sorted(first) == list(range(40))
 
 
 def test_rows_of_several_texts_get_the_length_of_all(tmp_path):
@@ -34,15 +35,12 @@ def test_rows_of_several_texts_get_the_length_of_all(tmp_path):
         "chosen_ids": [[3, 4], [5]],
         "rejected_ids": [[6], [7, 8, 9]],
     }
-    pairs, alone = (
-        Dataset.from_dict(ids | {"text": ["a", "b"]}),
-        Dataset.from_dict({"input_ids": [[1], [2]]}),
-    )
+    pairs = Dataset.from_dict(ids | {"text": ["a", "b"]})
+    alone = Dataset.from_dict({"input_ids": [[1], [2]]})
     trainer = Trainer(torch.nn.Linear(1, 1), args, train_dataset=pairs, eval_dataset={"one": alone})
     group_lengths(trainer)
-    assert trainer.train_dataset["length"] == [4, 6] and trainer.eval_dataset[
-        "one"
-    ].column_names == ["input_ids"]
+    assert trainer.train_dataset["length"] == [4, 6]
+    assert trainer.eval_dataset["one"].column_names == ["input_ids"]
     assert "length" in next(iter(DataLoader(trainer.train_dataset, collate_fn=list)))[0]
     assert not args.remove_unused_columns
 
@@ -56,4 +54,5 @@ def test_where_nothing_is_grouped_nothing_is_changed(tmp_path):
     )
     before = len(trainer.callback_handler.callbacks)
     group_lengths(trainer)
-    assert trainer.train_dataset is rows and len(trainer.callback_handler.callbacks) == before
+    assert trainer.train_dataset is rows
+    assert len(trainer.callback_handler.callbacks) == before

@@ -45,7 +45,8 @@ def test_each_answer_is_read_as_if_it_were_alone(model, tokenizer):
         ROWS, reading.labels, reading.log_probs, reading.kept["shape"], strict=True
     ):
         ids, start = to_ids(tokenizer, row)
-        assert labels == ids[start:] and shape == (len(labels), model.config.vocab_size)
+        assert labels == ids[start:]
+        assert shape == (len(labels), model.config.vocab_size)
         assert said == pytest.approx(alone(model, ids, start), abs=1e-4)
 
 
@@ -58,7 +59,8 @@ def test_an_answer_is_what_training_would_learn(tokenizer):
     opened = tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
     assert answers[0] == closed.removeprefix(opened)
     # The blank of the prompt is in the first token of the answer, which nobody else would read.
-    assert answers[1] == f" 1 3 7 9 and so on{end}" and answers[3] == end
+    assert answers[1] == f" 1 3 7 9 and so on{end}"
+    assert answers[3] == end
     first = tokenizer.decode(tokenizer("We loved it.")["input_ids"][:1])
     assert answers[2] == f"We loved it.{end}".removeprefix(first)
 

@@ -44,7 +44,8 @@ def test_focal_by_hand():
 
 
 def test_label_smoothing_by_hand():
-    logits, targets = torch.randn(5, 7, dtype=torch.float64), torch.tensor([0, 3, 6, 1, 1])
+    logits = torch.randn(5, 7, dtype=torch.float64)
+    targets = torch.tensor([0, 3, 6, 1, 1])
     logs = logits.log_softmax(-1)
     right = -logs[range(5), targets]
     assert torch.allclose(
@@ -77,7 +78,8 @@ def test_length_normalised_by_hand():
 
 
 def test_margin_with_and_without_a_reference():
-    chosen, rejected = torch.tensor([-1.0, -1.0]), torch.tensor([-2.0, -20.0])
+    chosen = torch.tensor([-1.0, -1.0])
+    rejected = torch.tensor([-2.0, -20.0])
     assert loss.margin(chosen, rejected, beta=0.1, gap=1.0).tolist() == pytest.approx([0.9, 0.0])
     assert loss.margin(chosen, rejected, chosen, rejected, beta=0.1).tolist() == [1.0, 1.0]
 
@@ -109,7 +111,8 @@ def _mean_log_prob(model, batch, side):
     ids, mask, labels = (
         batch[f"{side}_{name}"] for name in ("input_ids", "attention_mask", "labels")
     )
-    logits, labels = model(input_ids=ids, attention_mask=mask).logits[:, :-1], labels[:, 1:]
+    logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1]
+    labels = labels[:, 1:]
     each = -cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
     return each.sum(-1) / (labels != -100).sum(-1)
 
@@ -150,7 +153,8 @@ def test_a_result_of_another_shape_is_refused(result):
 def test_forward_passes_that_nobody_saw_are_sick():
     class Models:
         accelerator = type("Accelerator", (), {"unwrap_model": staticmethod(lambda model: model)})
-        model, ref_model = torch.nn.Linear(1, 1), None
+        model = torch.nn.Linear(1, 1)
+        ref_model = None
 
     ids = torch.tensor([[1, 2]])
     with (
@@ -238,9 +242,8 @@ def test_fields_that_a_loss_or_weights_exclude_are_fields_of_a_trainer():
     choices = {
         text for option in KINDS for text in choices_compared(targets_of(option)[0], "loss_type")
     }
-    assert {"dft", "nll", "sigmoid"} <= choices and "kto" in choices_compared(
-        "trl.KTOTrainer", "loss_type"
-    )
+    assert {"dft", "nll", "sigmoid"} <= choices
+    assert "kto" in choices_compared("trl.KTOTrainer", "loss_type")
 
 
 OWN_TRAINERS = """
@@ -472,7 +475,8 @@ def test_a_loss_that_is_that_of_the_trainer_trains_as_it_does(train, mine, words
 @pytest.mark.slow
 def test_a_loss_of_ppo_that_is_one_number_is_refused(train, mine, capsys):
     done = train("trainer=ppo", "loss._target_=my_losses.one_number", "allow=[my_losses]", *SMALL)
-    assert done.code == 2 and "a loss for each token" in capsys.readouterr().err
+    assert done.code == 2
+    assert "a loss for each token" in capsys.readouterr().err
 
 
 @pytest.mark.grid(2)
@@ -511,9 +515,8 @@ def test_the_loss_counts_tokens_over_all_micro_batches(train):
         )
         for size, rounds in sizes
     ]
-    assert found[1] == pytest.approx(found[0], rel=2e-5) and found[2] == pytest.approx(
-        found[0], rel=2e-5
-    )
+    assert found[1] == pytest.approx(found[0], rel=2e-5)
+    assert found[2] == pytest.approx(found[0], rel=2e-5)
 
 
 @pytest.mark.grid(2)
@@ -527,4 +530,5 @@ def test_the_loss_counts_tokens_over_all_micro_batches(train):
 def test_a_shipped_loss_trains_and_is_evaluated(train, words):
     done = train(*words.split(), *SMALL)
     assert len(losses(done)) == 3
-    assert {"before", "after"} <= set(done.scores) and done.scores["after"]["eval_loss"] < 100
+    assert {"before", "after"} <= set(done.scores)
+    assert done.scores["after"]["eval_loss"] < 100

@@ -187,13 +187,10 @@ def test_figures_against_references_are_those_of_the_libraries():
     pytest.importorskip("rouge_score")
     from runner.metric.reference import bleu, chrf, rouge
 
-    said, known = (
-        ["the cat sat on the mat", "a dog", "not counted"],
-        ["the cat sat on the mat", "a dog", None],
-    )
-    assert bleu(said, reference=known) == pytest.approx(100) and chrf(
-        said, reference=known
-    ) == pytest.approx(100)
+    said = ["the cat sat on the mat", "a dog", "not counted"]
+    known = ["the cat sat on the mat", "a dog", None]
+    assert bleu(said, reference=known) == pytest.approx(100)
+    assert chrf(said, reference=known) == pytest.approx(100)
     assert rouge(said, reference=known) == [1.0, 1.0, None]
     # The shares of words, pairs, triples and fours of words that are in the reference, without a
     # penalty for length.
@@ -238,4 +235,5 @@ def test_what_a_metric_returns_becomes_numbers_by_name():
 def test_a_metric_may_be_of_some_sets_only():
     assert Metric("size", len, "read").measures("any")
     some = Metric("size", len, "read", on=["one"])
-    assert some.measures("one") and not some.measures("two")
+    assert some.measures("one")
+    assert not some.measures("two")

@@ -63,7 +63,8 @@ def test_the_best_checkpoint_is_chosen_by_the_auc_of_pairs(train, trainer):
     done = train(*SMALL, *words, *EVERY_TWO, *SAVED, "trainer.args.metric_for_best_model=eval_auc")
     assert done.code == 0
     areas = {line["step"]: line["eval_auc"] for line in evaluations(done) if line["step"]}
-    assert len(areas) == 3 and all(0 <= area <= 1 for area in areas.values())
+    assert len(areas) == 3
+    assert all(0 <= area <= 1 for area in areas.values())
     assert done.scores["after"]["eval_auc"] == pytest.approx(max(areas.values()), abs=1e-6)
     if trainer == "dpo":  # a rate at which the first evaluation is not the last
         assert len(set(areas.values())) > 1
@@ -120,12 +121,14 @@ def test_other_trainers_measure_while_they_train(train, trainer):
     assert steps == {0, 2, 4}
     answers = [row["completion"] for row in read_rows(done.run.folder / "completions.jsonl")]
     # of four digits
-    assert len(answers) == 24 and max(len(answer.split()) for answer in answers) <= 3
+    assert len(answers) == 24
+    assert max(len(answer.split()) for answer in answers) <= 3
 
 
 def shop(path):
     """Rows of a recommender: what users like is what they liked before, and two of them like everything."""
-    draw, rows = random.Random(0), []
+    draw = random.Random(0)
+    rows = []
     for number in range(96):
         user = f"user {number % 8}"
         likes = number % 8 > 5 or draw.random() < 0.5
@@ -178,7 +181,8 @@ def test_samples_of_several_sets_stay_apart(train):
     assert done.code == 0
     lines = (done.run.folder / "completions.jsonl").read_text().splitlines()
     rows = [(row["step"], row["set"]) for row in map(json.loads, lines)]
-    assert sorted(set(rows)) == [(0, "one"), (0, "two"), (2, "one"), (2, "two")] and len(rows) == 16
+    assert sorted(set(rows)) == [(0, "one"), (0, "two"), (2, "one"), (2, "two")]
+    assert len(rows) == 16
 
 
 def test_metrics_change_nothing_of_the_training(train):

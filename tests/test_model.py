@@ -88,7 +88,8 @@ def test_padding_with_the_end_token_is_the_last_choice_and_is_logged(tmp_path, c
 
 
 def test_a_tokenizer_that_can_pad_is_left_as_it_is(qwen):
-    tokenizer, own = load_tokenizer(str(qwen)), AutoTokenizer.from_pretrained(qwen)
+    tokenizer = load_tokenizer(str(qwen))
+    own = AutoTokenizer.from_pretrained(qwen)
     for name in ("pad_token", "eos_token", "bos_token", "padding_side", "chat_template"):
         assert getattr(tokenizer, name) == getattr(own, name)
 
@@ -217,7 +218,8 @@ def test_an_unknown_template_names_those_that_ship(qwen):
 
 
 def test_weights_come_in_whole_and_in_float32(folder):
-    model, own = load(folder), AutoModelForCausalLM.from_pretrained(folder)
+    model = load(folder)
+    own = AutoModelForCausalLM.from_pretrained(folder)
     for name, weight in own.named_parameters():
         assert torch.equal(model.get_parameter(name), weight)
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
@@ -251,7 +253,8 @@ def test_a_template_whose_mark_stops_nothing_is_said(qwen, caplog):
 
 
 def test_a_score_does_not_depend_on_padding(folder):
-    model, tokenizer = load(folder, head="score"), load_tokenizer(str(folder))
+    model = load(folder, head="score")
+    tokenizer = load_tokenizer(str(folder))
     texts = ["A dog.", "Anna went to the park and saw a dog there."]
     with torch.no_grad():
         together = model(**tokenizer(texts, padding=True, return_tensors="pt")).logits
@@ -264,7 +267,8 @@ def test_a_new_score_head_depends_on_the_seed_alone(folder):
     torch.manual_seed(1)
     state = torch.get_rng_state()
     heads = [load(folder, head="score", seed=seed).score.weight for seed in (0, 0, 1)]
-    assert torch.equal(heads[0], heads[1]) and not torch.equal(heads[0], heads[2])
+    assert torch.equal(heads[0], heads[1])
+    assert not torch.equal(heads[0], heads[2])
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -326,7 +330,8 @@ def test_a_damaged_folder_is_refused_with_its_cause_and_cure(qwen, damage, where
     damage(qwen)
     with pytest.raises(ConfigError, match=found) as caught:
         load_model(str(qwen), tokenizer=tokenizer)
-    assert caught.value.faults[0].where in (where, str(qwen / where)) and fix in fix_of(caught)
+    assert caught.value.faults[0].where in (where, str(qwen / where))
+    assert fix in fix_of(caught)
     seen = find_model_faults({"_target_": LOADER, "path": str(qwen)}, "lm")
     # Of what the config tells there is one check, before anything loads and for the loader; weights
     # only loading reads.
@@ -358,7 +363,8 @@ def test_a_wrong_path_is_a_config_error(loader, path, found):
     assert caught.value.faults[0].where == "model.tokenizer.path"
     with pytest.raises(ConfigError, match=found) as caught:
         load_model(path, tokenizer=tiny_tokenizer())
-    assert caught.value.faults[0].where == "model.path" and caught.value.code == 2
+    assert caught.value.faults[0].where == "model.path"
+    assert caught.value.code == 2
 
 
 def test_an_attention_that_does_not_exist_is_refused(folder):
@@ -426,7 +432,8 @@ def test_an_adapter_comes_on_its_base_and_can_be_trained_further(folder, tmp_pat
     model = load_model(str(tmp_path), tokenizer=tokenizer)
     assert isinstance(model, peft.PeftModel)
     trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
-    assert trained and all("lora_" in name for name in trained)
+    assert trained
+    assert all("lora_" in name for name in trained)
     inputs = tokenizer("Anna saw a dog.", return_tensors="pt")
     with torch.no_grad():
         moved = model(**inputs).logits - load(folder)(**inputs).logits
@@ -465,7 +472,8 @@ def test_a_new_model_depends_on_the_seed_alone(model_type, head, tmp_path):
         for seed in (0, 0, 1)
     ]
     first, same, other = (next(model.parameters()) for model in models)
-    assert torch.equal(first, same) and not torch.equal(first, other)
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
     assert torch.equal(torch.get_rng_state(), state)
     assert models[0].get_input_embeddings().num_embeddings == len(tokenizer)
     models[0].save_pretrained(tmp_path)

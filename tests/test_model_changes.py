@@ -81,9 +81,8 @@ def test_new_tokens_get_rows_near_the_mean_and_the_same_ones_again(kind, tmp_pat
         535,
     )
     assert len(inner) == len(outer) == model.config.vocab_size == len(tokenizer) == 539
-    assert (inner is outer) == (kind == "llama") and torch.equal(
-        inner, again.get_input_embeddings().weight
-    )
+    assert (inner is outer) == (kind == "llama")
+    assert torch.equal(inner, again.get_input_embeddings().weight)
     assert torch.allclose(inner[rows:].mean(0), inner[:rows].mean(0), atol=0.02)
     assert (tokenizer.pad_token, model.config.pad_token_id) == ("[PAD]", 538)
     assert (
@@ -101,7 +100,9 @@ def test_a_token_that_is_misspelt_is_not_taken_for_a_new_one():
         ("eos_token", "<|end|>", "<token>"),
     ):
         (fault,) = of_tokenizer(**{key: token})
-        assert fault.where == f"model.tokenizer.{key}" and fix in fault.fix and token in fault.fix
+        assert fault.where == f"model.tokenizer.{key}"
+        assert fix in fault.fix
+        assert token in fault.fix
     assert of_tokenizer(eos_token="<|end|>", add_special_tokens=["<|end|>"]) == []
     assert [fault.found for fault in of_tokenizer(add_tokens=[""])] == [
         "an empty text among the new tokens"
@@ -160,7 +161,8 @@ def test_an_adapter_trains_the_rows_of_new_tokens_or_is_refused():
 )
 def test_a_key_of_the_config_is_checked_against_the_models_own(config, where, fix):
     (fault,) = of_model(config=config)
-    assert fault.where == f"model.config.{where}" and fix in fault.fix
+    assert fault.where == f"model.config.{where}"
+    assert fix in fault.fix
 
 
 def test_a_new_model_has_its_keys_in_itself():
@@ -172,12 +174,14 @@ def test_a_new_model_has_its_keys_in_itself():
         },
         "lm",
     )
-    assert fault.where == "model.config" and fault.fix == "model.<key>=<value>"
+    assert fault.where == "model.config"
+    assert fault.fix == "model.<key>=<value>"
 
 
 def test_checks_and_the_loaded_model_have_the_overridden_config():
     (fault,) = of_model(config={"max_position_embeddings": 64})
-    assert fault.where == "trainer.args.max_length" and "64 positions" in fault.found
+    assert fault.where == "trainer.args.max_length"
+    assert "64 positions" in fault.found
     (fault,) = of_model(config={"hidden_size": 64})
     assert "does not fit the shapes" in fault.found
     assert (fault.where, fault.fix) == ("model.config", "leave model.config.hidden_size out")
@@ -186,10 +190,8 @@ def test_checks_and_the_loaded_model_have_the_overridden_config():
     with pytest.raises(ConfigError, match=r"leave model\.config\.hidden_act out"):
         load(config={"hidden_act": "nope"})
     model = load(config={"rope_parameters": YARN, "attention_dropout": 0.1}, head="score")
-    assert (
-        model.config.rope_parameters == YARN | {"rope_theta": 10000.0}
-        and model.config.num_labels == 1
-    )
+    assert model.config.rope_parameters == YARN | {"rope_theta": 10000.0}
+    assert model.config.num_labels == 1
     assert model.model.layers[0].self_attn.attention_dropout == 0.1
     with pytest.raises(ConfigError, match="Missing required keys"):
         load(config={"rope_parameters": {"rope_type": "yarn"}})
@@ -229,7 +231,8 @@ def test_a_template_has_the_name_of_its_family_and_trl_finds_the_one_for_trainin
     assert "{% generation %}" in get_training_chat_template(tokenizer)
     assert "qwen3_training" not in family_files()
     (fault,) = of_tokenizer(chat_template="qwen")
-    assert "qwen2_5, " in fault.expected and fault.fix == "model.tokenizer.chat_template=qwen2_5"
+    assert "qwen2_5, " in fault.expected
+    assert fault.fix == "model.tokenizer.chat_template=qwen2_5"
     readme = (Path(shipped("runner://")).parent / "conf/README.md").read_text()
     assert set(family_files()) <= set(re.findall(r"\w+", readme))
 
@@ -242,10 +245,8 @@ def test_marks_that_the_tokenizer_lacks_are_named_and_may_be_added():
         with pytest.raises(ConfigError) as caught:
             load_or_check(chat_template="llama3_1")
         (fault,) = caught.value.faults
-        assert (
-            "<|start_header_id|>, <|end_header_id|>, <|eot_id|>" in fault.found
-            and "eos_token" in fault.fix
-        )
+        assert "<|start_header_id|>, <|end_header_id|>, <|eot_id|>" in fault.found
+        assert "eos_token" in fault.fix
         marks = ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
         load_or_check(chat_template="llama3_1", add_special_tokens=marks, eos_token="<|eot_id|>")
 
@@ -256,10 +257,8 @@ def test_marks_that_the_tokenizer_lacks_are_named_and_may_be_added():
 @pytest.fixture(scope="module")
 def experts(tmp_path_factory) -> Path:
     """A mixture of experts that speaks the shipped tokenizer."""
-    folder, tokenizer = (
-        tmp_path_factory.mktemp("model") / "experts",
-        AutoTokenizer.from_pretrained(shipped(TINY)),
-    )
+    folder = tmp_path_factory.mktemp("model") / "experts"
+    tokenizer = AutoTokenizer.from_pretrained(shipped(TINY))
     sizes = {
         "hidden_size": 32,
         "intermediate_size": 48,
@@ -331,7 +330,8 @@ def test_an_adapter_with_new_tokens_loads_elsewhere_and_is_the_reference_of_what
         "trainer=sft", rows, "peft=lora", *ADDED, *QUICK, "trainer.args.save_steps=1", name="sft"
     )
     folder = done.run.model
-    assert done.code == 0 and "token_adapter.trainable_tokens_delta" in " ".join(
+    assert done.code == 0
+    assert "token_adapter.trainable_tokens_delta" in " ".join(
         load_file(folder / "adapter_model.safetensors")
     )
     weights = load_file(folder / "adapter_model.safetensors")
@@ -355,9 +355,8 @@ def test_an_adapter_with_new_tokens_loads_elsewhere_and_is_the_reference_of_what
     assert main(["export", str(done.run), f"to={tmp_path / 'export'}"]) == 0
     whole = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
     for other in (AutoPeftModelForCausalLM.from_pretrained(folder), load(folder)):
-        assert isinstance(other, PeftModel) and torch.allclose(
-            logits(other), logits(whole), atol=1e-4
-        )
+        assert isinstance(other, PeftModel)
+        assert torch.allclose(logits(other), logits(whole), atol=1e-4)
     # The alarm of the first step's margin would end it where the reference lacks the trained rows.
     assert train("trainer=dpo", rows, f"model={folder}", *QUICK, name="dpo").code == 0
 
@@ -369,7 +368,8 @@ def test_a_reference_that_the_trainer_loads_has_the_rows_and_the_config_of_the_p
     ]
     grpo = ["trainer=grpo", "reward=length", "kl_coef=0.1", "trainer.args.logging_steps=1", *words]
     done = train(*grpo, rows, *ADDED, *QUICK, name="grpo")
-    assert done.code == 0 and read_metrics(done.run.metrics)[0]["kl"] == pytest.approx(0, abs=1e-6)
+    assert done.code == 0
+    assert read_metrics(done.run.metrics)[0]["kl"] == pytest.approx(0, abs=1e-6)
     config = AutoConfig.from_pretrained(done.run.model)
     assert (
         config.vocab_size,
@@ -394,11 +394,13 @@ def test_experts_in_lora_are_trained_by_ppo_and_merge(train, rows, experts, tmp_
         "trainer.args.response_length=4",
     ]
     done = train(*words, rows, *ADDED, *QUICK, name="ppo")
-    assert done.code == 0 and any(
+    assert done.code == 0
+    assert any(
         "experts" in name for name in load_file(done.run.model / "adapter_model.safetensors")
     )
     assert main(["export", str(done.run), f"to={tmp_path / 'export'}"]) == 0
-    merged, own = AutoModelForCausalLM.from_pretrained(tmp_path / "export"), load(done.run.model)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
+    own = load(done.run.model)
     assert torch.allclose(logits(own), logits(merged), atol=1e-4)
     assert not torch.equal(
         logits(

@@ -51,7 +51,8 @@ def test_a_hub_that_never_answers_is_waited_for_in_one_line(address, here, monke
     assert time.monotonic() - began < 60
     said = capsys.readouterr()
     assert said.out == f"waiting   for {address}, at most 0 s\n"
-    assert said.err.count("is not in the cache") == 2 and "model.tokenizer" not in said.err
+    assert said.err.count("is not in the cache") == 2
+    assert "model.tokenizer" not in said.err
     assert not (here / "outputs").exists()
 
 
@@ -60,13 +61,13 @@ def test_a_hub_that_is_not_there_is_told_at_once(here, monkeypatch, capsys):
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    assert (
-        main([*WORDS]) == 5
-        and main(["predict", "model=hub", "model.path=no/where", "file=x.jsonl"]) == 5
-    )
-    assert main(["preview", *WORDS]) == 5 and main(["rehearse", *WORDS]) == 5
+    assert main([*WORDS]) == 5
+    assert main(["predict", "model=hub", "model.path=no/where", "file=x.jsonl"]) == 5
+    assert main(["preview", *WORDS]) == 5
+    assert main(["rehearse", *WORDS]) == 5
     said = capsys.readouterr()
-    assert said.out == "" and said.err.count("127.0.0.1:9 is not reachable") == 4
+    assert said.out == ""
+    assert said.err.count("127.0.0.1:9 is not reachable") == 4
     assert not (here / "outputs").exists()
 
 
@@ -82,7 +83,8 @@ def test_ctrl_c_ends_the_wait_at_once(address, here, monkeypatch):
 
     monkeypatch.setattr(hub, "print", interrupt, raising=False)
     assert main([*WORDS]) == 130
-    assert "waiting" in str(said[0]) and not (here / "outputs").exists()
+    assert "waiting" in str(said[0])
+    assert not (here / "outputs").exists()
 
 
 def test_what_is_in_the_cache_is_used_without_asking_again(address, here, monkeypatch, capsys):
@@ -90,10 +92,8 @@ def test_what_is_in_the_cache_is_used_without_asking_again(address, here, monkey
     node = {"_target_": "runner.model.load.load_model", "path": "org/name"}
     (here / "hf" / "hub" / "models--org--name" / "snapshots" / "abc").mkdir(parents=True)
     settle_hub([{"model": node}])
-    assert (
-        os.environ["HF_HUB_OFFLINE"] == "1"
-        and "what is in the cache is used" in capsys.readouterr().out
-    )
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
+    assert "what is in the cache is used" in capsys.readouterr().out
     monkeypatch.setattr(hub, "hub_answer", pytest.fail)
     with pytest.raises(
         EnvironmentFault, match="org/other is not in the cache, and HF_HUB_OFFLINE is set"
@@ -130,7 +130,8 @@ def test_an_address_that_is_none_and_an_answer_that_is_none_are_no_answer(monkey
         for each in (address, "http://host:port", "http://[::1", "nothing", "http://a b"):
             monkeypatch.setenv("HF_ENDPOINT", each)
             monkeypatch.setenv("no_proxy", "*")
-            assert "is not reachable" in hub.hub_silence() and "\x1b" not in hub.hub_silence()
+            assert "is not reachable" in hub.hub_silence()
+            assert "\x1b" not in hub.hub_silence()
     assert capsys.readouterr().err == ""
 
 
@@ -161,7 +162,8 @@ def test_a_hub_that_leads_in_a_circle_or_away_is_no_answer(here, monkeypatch, ca
         if place.startswith("ftp")
         else "answers 302, a redirect that leads nowhere"
     )
-    assert reason in capsys.readouterr().err and not (here / "outputs").exists()
+    assert reason in capsys.readouterr().err
+    assert not (here / "outputs").exists()
 
 
 @pytest.mark.parametrize("inside", [translate_model_errors, translate_dataset_errors])
@@ -177,7 +179,8 @@ def test_the_password_of_an_address_is_not_said(address, monkeypatch, capsys):
     monkeypatch.setenv("HF_ENDPOINT", address.replace("//", "//me:hunter2@"))
     assert main([*WORDS]) == 5
     said = capsys.readouterr()
-    assert "waiting" in said.out and "hunter2" not in said.out + said.err
+    assert "waiting" in said.out
+    assert "hunter2" not in said.out + said.err
 
 
 @pytest.mark.skipif(not find_spec("bitsandbytes"), reason="bitsandbytes is not installed")
@@ -193,5 +196,6 @@ def test_no_kernel_is_fetched_as_a_library_is_imported(monkeypatch):
             re.findall(r"""get_kernel\(\s*["']([^"']+)""", path.read_text(encoding="utf-8"))
         )
     local = dict(entry.split("=") for entry in os.environ["LOCAL_KERNELS"].split(":"))
-    assert fetched and fetched <= local.keys()
+    assert fetched
+    assert fetched <= local.keys()
     assert not any(Path(place).is_dir() for place in local.values())

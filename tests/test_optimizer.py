@@ -126,10 +126,8 @@ def test_muon_has_the_matrices_inside_and_adamw_the_rest():
     )
     again = build_optimizer(Muon, weights.items(), settings=settings, groups={}, decayed=())
     again.load_state_dict(made.state_dict())
-    assert (
-        again.state.keys() == made.state.keys() == set(weights.values())
-        and again.param_groups[0]["lr"] == 0.0
-    )
+    assert again.state.keys() == made.state.keys() == set(weights.values())
+    assert again.param_groups[0]["lr"] == 0.0
     again.step()
     assert all(torch.equal(weight, before[name]) for name, weight in weights.items())
 
@@ -203,7 +201,8 @@ def rates(done):
 def test_adamw_of_the_group_is_adamw_of_the_trainer(train, trainer):
     ours = train(f"trainer={trainer}", "optimizer=adamw", *FEW, name="ours")
     theirs = train(f"trainer={trainer}", *FEW, name="theirs")
-    assert rates(ours) == rates(theirs) and len(rates(ours)) == 3
+    assert rates(ours) == rates(theirs)
+    assert len(rates(ours)) == 3
     read = [(done.run.model / "model.safetensors").read_bytes() for done in (ours, theirs)]
     assert read[0] == read[1]
 

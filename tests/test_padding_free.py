@@ -46,7 +46,8 @@ def test_padded_rows_are_read_as_before(kind):
     before = trunk(torch.tensor(ROWS[:1])).last_hidden_state
     mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1]])
     masked = trunk(torch.tensor(ROWS[:1]), attention_mask=mask).last_hidden_state
-    assert make_padding_free(trunk) and trunk.config._attn_implementation == ROW_BY_ROW
+    assert make_padding_free(trunk)
+    assert trunk.config._attn_implementation == ROW_BY_ROW
     assert torch.equal(trunk(torch.tensor(ROWS[:1])).last_hidden_state, before)
     assert torch.equal(trunk(torch.tensor(ROWS[:1]), attention_mask=mask).last_hidden_state, masked)
 
@@ -82,7 +83,8 @@ def test_a_model_that_raises_is_left_as_it_was(monkeypatch):
     monkeypatch.setattr(rows_in_a_line, "to_line_arguments", None)
     with pytest.raises(TypeError):
         make_padding_free(trunk)
-    assert trunk.training and trunk.config._attn_implementation == before
+    assert trunk.training
+    assert trunk.config._attn_implementation == before
 
 
 @pytest.mark.grid(1)
@@ -124,6 +126,6 @@ def test_groups_are_few_and_about_equally_long():
     groups = fill_by_tokens(range(40), many, budget=640)
     sizes = [sum(many[row] for row in group) for group in groups]
     assert sorted(itertools.chain(*groups)) == list(range(40))
-    assert (
-        len(groups) == -(-sum(many) // 640) and max(sizes) <= 640 and max(sizes) - min(sizes) <= 8
-    )
+    assert len(groups) == -(-sum(many) // 640)
+    assert max(sizes) <= 640
+    assert max(sizes) - min(sizes) <= 8

@@ -202,7 +202,8 @@ def test_an_option_starts_at_its_reference_and_loads_again(option, folder, tmp_p
     if moves_start(config):
         assert distance(log) > 1e-3
     else:
-        assert distance(log) < 1e-4 and abs(log["loss"] - 0.693147) < 1e-4
+        assert distance(log) < 1e-4
+        assert abs(log["loss"] - 0.693147) < 1e-4
     after = answer(trainer.model, folder)
     assert (after - start).abs().max() > 1e-3
     if config is None:
@@ -259,7 +260,8 @@ def test_other_architectures_start_at_their_reference(option, architecture, fold
     path = folders[architecture]
     model, config, _ = load_adapter_weights(option, path)
     _, log = take_step("dpo", model, path, config)
-    assert distance(log) < 1e-4 and log["grad_norm"] > 0
+    assert distance(log) < 1e-4
+    assert log["grad_norm"] > 0
 
 
 @pytest.mark.slow
@@ -317,7 +319,8 @@ STARTS = ["full", "moved", "lora", "loaded", "pissa", "loaded pissa"]
 )
 def test_the_reference_is_the_start_model(kind, start, folder, tmp_path):
     torch.manual_seed(0)
-    config, how = None, {"init_lora_weights": "pissa"} if "pissa" in start else {}
+    config = None
+    how = {"init_lora_weights": "pissa"} if "pissa" in start else {}
     if "loaded" in start:
         model = load(save_adapter(folder, tmp_path, **how))
     else:
@@ -349,7 +352,8 @@ def test_the_reference_is_the_start_model(kind, start, folder, tmp_path):
 def test_left_to_itself_a_trainer_measures_from_somewhere_else(kind, start, folder):
     """The control: were this ever to pass without our help, the help could go."""
     torch.manual_seed(0)
-    model, config = load(folder), None
+    model = load(folder)
+    config = None
     if start == "moved":
         model = move_weights(model)
     else:
@@ -373,7 +377,8 @@ def test_precomputed_references_are_of_the_start_model(option, folder):
 def test_a_reference_is_a_frozen_copy(folder):
     model = load(folder)
     reference = copy_reference(model)
-    assert not reference.training and not any(w.requires_grad for w in reference.parameters())
+    assert not reference.training
+    assert not any(w.requires_grad for w in reference.parameters())
     assert all(weight.requires_grad for weight in model.parameters())
     move_weights(model)
     assert torch.equal(answer(reference, folder), answer(load(folder), folder))
@@ -424,7 +429,8 @@ def test_activation_checkpointing_changes_no_gradient_of_an_adapter(kind, folder
         )
         _, log = take_step(kind, model, folder, config, activation_checkpointing=checkpointing)
         norms.append(log["grad_norm"])
-    assert norms[0] > 0 and norms[0] == pytest.approx(norms[1], rel=1e-5)
+    assert norms[0] > 0
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
 
 
 # --- What cannot work ---------------------------------------------------------------------------
@@ -531,7 +537,8 @@ def test_only_the_chosen_weights_change(architecture, layers, also, folders):
 def test_a_score_head_is_trained_with_the_last_layer(folder):
     model = train_last_layers(load(folder, head="score"), layers=1, also=["head"])
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
-    assert "score.weight" in trained and "model.embed_tokens.weight" not in trained
+    assert "score.weight" in trained
+    assert "model.embed_tokens.weight" not in trained
 
 
 def test_layers_that_there_are_not_and_other_slips_are_named_at_once(folder, tmp_path):
@@ -563,7 +570,8 @@ def match_shards(words: list[str]) -> None:
     fully_shard(reference, mesh=init_device_mesh("cpu", (2,)))
     accelerator = SimpleNamespace(unwrap_model=lambda model, **_: model)
     trainer = SimpleNamespace(model=policy, ref_model=reference, accelerator=accelerator)
-    assert match_reference(trainer) == ["1.weight", "1.bias"] and match_reference(trainer) == []
+    assert match_reference(trainer) == ["1.weight", "1.bias"]
+    assert match_reference(trainer) == []
     for name, weight in reference.named_parameters():
         assert torch.equal(weight.full_tensor(), policy.get_parameter(name))
 

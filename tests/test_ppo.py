@@ -102,7 +102,8 @@ def test_what_stands_behind_a_row_does_not_change_its_advantages():
 
 
 def test_kl_estimates_worked_by_hand():
-    logprobs, reference = double([-1.0, -2.0]), double([-1.5, -1.0])
+    logprobs = double([-1.0, -2.0])
+    reference = double([-1.5, -1.0])
     assert kl_estimate(logprobs, reference, "k1").tolist() == [[0.5, -1.0]]
     assert kl_estimate(logprobs, reference, "k2").tolist() == [[0.125, 0.5]]
     third = [[math.exp(-0.5) - 0.5, math.e - 2]]
@@ -113,7 +114,8 @@ def test_kl_estimates_have_schulmans_bias_and_spread():
     samples = torch.randn(
         2_000_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64
     )
-    logprobs, reference = -samples.square() / 2, -(samples - 0.1).square() / 2
+    logprobs = -samples.square() / 2
+    reference = -(samples - 0.1).square() / 2
     true = 0.005
     for name, bias, spread, least in (
         ("k1", 0, 20, 0.05),
@@ -144,7 +146,8 @@ def test_whitening_one_token_gives_zero():
 
 
 def test_whitening_takes_the_sums_of_all_processes():
-    parts, mask = [double([1.0, 2.0]), double([3.0, 6.0])], torch.ones(1, 2, dtype=torch.bool)
+    parts = [double([1.0, 2.0]), double([3.0, 6.0])]
+    mask = torch.ones(1, 2, dtype=torch.bool)
     sums = iter([torch.tensor([4.0, 12.0]).double(), torch.tensor(14.0).double()])
     first = whiten(parts[0], mask, total=lambda _: next(sums))
     assert torch.allclose(first, whiten(torch.cat(parts), mask.expand(2, 2))[:1])
@@ -166,7 +169,8 @@ def test_policy_loss_worked_by_hand(ratio, advantage, dual_clip, loss, slope):
     log_ratio = torch.tensor([math.log(ratio)], dtype=torch.float64, requires_grad=True)
     found = policy_losses(log_ratio, double(advantage), 0.2, dual_clip)
     found.sum().backward()
-    assert found.item() == pytest.approx(loss) and log_ratio.grad.item() == pytest.approx(slope)
+    assert found.item() == pytest.approx(loss)
+    assert log_ratio.grad.item() == pytest.approx(slope)
 
 
 @pytest.mark.parametrize(
@@ -195,9 +199,11 @@ def test_what_counts_as_clipped_is_what_trl_counts(tmp_path):
     trainer = letter_trainer(tmp_path)
     rollout = rolled_out(trainer)
     set_advantages(trainer, rollout)
-    batch, generator = rollout.micro_batch(range(8)), torch.Generator().manual_seed(0)
+    batch = rollout.micro_batch(range(8))
+    generator = torch.Generator().manual_seed(0)
     rollout.returns_BR = torch.randn(rollout.returns_BR.shape, generator=generator)
-    old_logprobs, old_values = batch.select(rollout.logprobs_BR), batch.select(rollout.values_BR)
+    old_logprobs = batch.select(rollout.logprobs_BR)
+    old_values = batch.select(rollout.values_BR)
     logprobs = old_logprobs + torch.randn(len(old_logprobs), generator=generator)
     values = old_values + torch.randn(len(old_values), generator=generator)
     rollout.sums.clear()
@@ -210,7 +216,8 @@ def test_what_counts_as_clipped_is_what_trl_counts(tmp_path):
     clipped = (-advantages * ratios.clamp(0.8, 1.2) > -advantages * ratios).sum()
     near = torch.clamp(values, old_values - 0.2, old_values + 0.2)
     value_clipped = ((near - returns).square() > (values - returns).square()).sum()
-    assert 0 < clipped < len(ratios) and 0 < value_clipped < len(ratios)
+    assert 0 < clipped < len(ratios)
+    assert 0 < value_clipped < len(ratios)
     assert [rollout.sums["clipped"], rollout.sums["value_clipped"]] == [clipped, value_clipped]
 
 
@@ -220,7 +227,8 @@ def test_no_figure_has_the_name_of_one_that_trl_computes_otherwise(tmp_path):
     trainer.train()
     (line,) = logs_of(trainer)
     assert not {"policy/entropy_avg", "val/ratio_var"} & line.keys()
-    assert line["policy/sampled_entropy_avg"] > 0 and line["val/token_ratio_var"] > 0
+    assert line["policy/sampled_entropy_avg"] > 0
+    assert line["val/token_ratio_var"] > 0
 
 
 # --- The first mini-batch -----------------------------------------------------------------------
@@ -253,7 +261,8 @@ def test_at_first_the_policy_is_its_reference_and_every_ratio_one(tmp_path, case
     prompts = {len(each.prompt_ids) for each in rollout.completions}
     assert len(prompts) > 3 and len(set(rollout.responses)) > 1  # padded on both sides
     kl = kl_estimate(rollout.logprobs_BR, rollout.ref_logprobs_BR)
-    assert kl.abs().max() < 2e-6 and kl[rollout.mask_BR].mean().abs() < 1e-6
+    assert kl.abs().max() < 2e-6
+    assert kl[rollout.mask_BR].mean().abs() < 1e-6
     trainer.actor_critic.train(twice)
     for rows in ([0, 1, 2, 3, 4, 5, 6, 7], [3], [6, 1]):
         batch = rollout.micro_batch(rows)
@@ -270,7 +279,8 @@ def test_an_adapter_that_the_model_came_with_is_the_reference(tmp_path):
     trainer = letter_trainer(tmp_path, model=model, max_steps=3)
     trainer.train()
     first, *_, last = [line["objective/kl"] for line in logs_of(trainer)]
-    assert abs(first) < 1e-5 and abs(last) > 1e-2
+    assert abs(first) < 1e-5
+    assert abs(last) > 1e-2
 
 
 @pytest.mark.quick(1)
@@ -278,7 +288,8 @@ def test_an_adapter_that_the_model_came_with_is_the_reference(tmp_path):
 def test_without_kl_there_is_no_reference(tmp_path, case):
     trainer = letter_trainer(tmp_path, kl_coef=0.0, max_steps=1, **FIRST[case])
     rollout = rolled_out(trainer)
-    assert trainer.reference is None and not rollout.ref_logprobs_BR.any()
+    assert trainer.reference is None
+    assert not rollout.ref_logprobs_BR.any()
     trainer.train()
     assert "objective/kl" not in logs_of(trainer)[0]
 
@@ -317,7 +328,9 @@ def test_padding_and_what_was_drawn_after_the_end_count_for_nothing(tmp_path):
 @pytest.mark.parametrize("pad", ["<end>", None, slow("a")])
 def test_the_update_does_not_depend_on_the_pad_token(tmp_path, pad):
     def train(pad):
-        tokenizer, model, judge = letter_tokenizer(pad), letter_model(), letter_model(labels=1)
+        tokenizer = letter_tokenizer(pad)
+        model = letter_model()
+        judge = letter_model(labels=1)
         model.config.pad_token_id = judge.config.pad_token_id = tokenizer.pad_token_id
         asked = {"model": model, "reward_funcs": judge, "processing_class": tokenizer}
         return train_weights(tmp_path, max_steps=1, num_ppo_epochs=2, **asked)
@@ -339,7 +352,8 @@ def test_the_end_token_is_learned_where_it_also_pads(tmp_path):
     )  # fmt: skip
     trainer.train()
     found = [line["val/num_eos_tokens"] for line in logs_of(trainer)]
-    assert found[0] < 16 and found[-1] > 28
+    assert found[0] < 16
+    assert found[-1] > 28
 
 
 def test_every_declared_end_token_ends_a_completion(tmp_path):
@@ -348,8 +362,10 @@ def test_every_declared_end_token_ends_a_completion(tmp_path):
         model.generation_config.eos_token_id = [3, END]
         return letter_trainer(tmp_path, model=model, **asked).stop_ids
 
-    assert stops() == (3, END) and stops(stop_token_id=5) == (3, 5, END)
-    assert stops(stop_token=None) == () and stops(stop_token=None, stop_token_id=5) == (5,)
+    assert stops() == (3, END)
+    assert stops(stop_token_id=5) == (3, 5, END)
+    assert stops(stop_token=None) == ()
+    assert stops(stop_token=None, stop_token_id=5) == (5,)
 
 
 @pytest.mark.quick(1)
@@ -377,9 +393,8 @@ def test_without_a_stop_token_every_completion_is_full(tmp_path):
         tmp_path, stop_token=None, model=letter_model(spread=0.05), response_length=30
     )
     rollout = rolled_out(trainer)
-    assert rollout.responses == [30] * 8 and all(
-        each.finish == "stop" for each in rollout.completions
-    )
+    assert rollout.responses == [30] * 8
+    assert all(each.finish == "stop" for each in rollout.completions)
     assert any(END in sequence for sequence in rollout.sequences)
 
 
@@ -403,7 +418,8 @@ def test_prompts_may_be_chats_with_tools_as_text(tmp_path):
     rollout = rolled_out(trainer)
     assert rollout.sequences[2][:3] == [18, 2, 19]
     trainer.train()
-    assert seen[0][0][0]["role"] == "user" and seen[0][1][0]["role"] == "assistant"
+    assert seen[0][0][0]["role"] == "user"
+    assert seen[0][1][0]["role"] == "assistant"
 
 
 # --- Rewards and advantages ---------------------------------------------------------------------
@@ -418,7 +434,8 @@ def test_a_score_is_earned_by_the_last_token(tmp_path):
     set_advantages(trainer, rollout)
     assert torch.equal(rollout.returns_BR, torch.arange(8.0)[:, None] * rollout.mask_BR)
     inside = rollout.advantages_BR[rollout.mask_BR]
-    assert inside.mean().abs() < 1e-6 and inside.std() == pytest.approx(1, abs=1e-5)
+    assert inside.mean().abs() < 1e-6
+    assert inside.std() == pytest.approx(1, abs=1e-5)
     assert not rollout.advantages_BR[~rollout.mask_BR].any()
 
 
@@ -444,7 +461,8 @@ def test_the_kl_is_a_reward_per_token(tmp_path):
     set_advantages(trainer, rollout)
     penalties = -0.5 * (rollout.logprobs_BR - rollout.ref_logprobs_BR) * rollout.mask_BR
     to_come = penalties.flip(1).cumsum(1).flip(1) * rollout.mask_BR
-    assert torch.allclose(rollout.returns_BR, to_come, atol=1e-5) and penalties.abs().max() > 0.1
+    assert torch.allclose(rollout.returns_BR, to_come, atol=1e-5)
+    assert penalties.abs().max() > 0.1
 
 
 def test_rewards_are_whitened_before_anything_is_made_of_them(tmp_path):
@@ -510,14 +528,16 @@ def test_rewards_of_steps_are_scaled_and_clipped_one_by_one_and_nothing_between_
         for steps in by_step([each.token_ids for each in rollout.completions])
         for step in steps
     ]
-    mean, deviation = statistics.fmean(given), statistics.pstdev(given)
+    mean = statistics.fmean(given)
+    deviation = statistics.pstdev(given)
     shift, scale = {"none": (0.0, 1.0), "scale": (0.0, deviation), "whiten": (mean, deviation)}[how]
     expected = [max(-1.5, min(1.5, (step - shift) / scale)) for step in given]
     ends = [
         step_ends(trainer.processing_class, each.token_ids, "q") for each in rollout.completions
     ]
     found = [rewards[row, end].item() for row, row_ends in enumerate(ends) for end in row_ends]
-    assert found == pytest.approx(expected, abs=1e-5) and len(given) > 8
+    assert found == pytest.approx(expected, abs=1e-5)
+    assert len(given) > 8
     assert rewards.sum().item() == pytest.approx(sum(expected), abs=1e-4)  # and 0 elsewhere
     assert trainer.running.count == (0 if how == "none" else len(given))
 
@@ -581,17 +601,20 @@ def test_a_step_follows_the_gradient_of_the_loss_as_it_is_written(tmp_path, aver
     trainer.train()
     taken = {name: before[name] - weight for name, weight in weights(trainer).items()}
 
-    plain, rollout = build().actor_critic, kept["rollout"]
+    plain = build().actor_critic
+    rollout = kept["rollout"]
     losses = []
     for row, sequence in enumerate(rollout.sequences):
-        start, count = len(rollout.completions[row].prompt_ids), rollout.responses[row]
+        start = len(rollout.completions[row].prompt_ids)
+        count = rollout.responses[row]
         ids = torch.tensor([sequence])
         logits = plain.policy(ids).logits[0, start - 1 : -1] / 0.7
         logprobs = torch.log_softmax(logits, -1).gather(1, ids[0, start:, None])[:, 0]
         states = plain.value_model.base_model(ids).last_hidden_state[0, start - 1 : -1]
         values = plain.value_model.score(states)[:, 0]
         ratios = (logprobs - rollout.logprobs_BR[row, :count]).exp()
-        advantages, returns = rollout.advantages_BR[row, :count], rollout.returns_BR[row, :count]
+        advantages = rollout.advantages_BR[row, :count]
+        returns = rollout.returns_BR[row, :count]
         losses.append(-ratios * advantages + 0.5 * (values - returns).square() / 2)
     whole = (
         torch.cat(losses).mean()
@@ -683,7 +706,8 @@ def test_values_and_scores_are_not_rounded_under_bf16(tmp_path, critic):
     given = [values for name, values in figures.items() if name.startswith("rewards/")][:2]
     for exact in (*given, rollout.values_BR[rollout.mask_BR]):
         assert (exact != exact.bfloat16()).float().mean() > 0.5
-    assert not any(seen) and rollout.logprobs_BR.dtype == torch.float32
+    assert not any(seen)
+    assert rollout.logprobs_BR.dtype == torch.float32
 
 
 @pytest.mark.quick(1)
@@ -712,9 +736,8 @@ def test_frozen_weights_in_the_type_of_autocast_give_the_same_bits(tmp_path, cri
             for name, weight in each.named_parameters()
             if weight.dtype == torch.bfloat16
         }
-        assert bool(halves) == stored and not any(
-            "norm" in name or "embed_tokens" in name for name in halves
-        )
+        assert bool(halves) == stored
+        assert not any("norm" in name or "embed_tokens" in name for name in halves)
         trainer.train()
         found.append((trainer.actor_critic.state_dict(), logs_of(trainer)[-1]))
         with torch.no_grad():  # without autocast, as a callback may
@@ -762,7 +785,8 @@ def test_every_mini_batch_of_every_epoch_is_a_clipped_step(tmp_path, parts):
     steps = watch_steps(trainer)
     trainer.train()
     assert len(steps) == 4 * 3 * parts
-    assert max(norm for norm, _ in steps) <= 0.01 * 1.001 and min(norm for norm, _ in steps) > 0
+    assert max(norm for norm, _ in steps) <= 0.01 * 1.001
+    assert min(norm for norm, _ in steps) > 0
     rates = [rate for _, rate in steps]
     assert rates == pytest.approx(
         [1e-3 * (4 - update) / 4 for update in range(4) for _ in range(3 * parts)]
@@ -788,14 +812,17 @@ def test_each_epoch_has_every_row_once(tmp_path):
 
 
 def test_each_update_draws_with_random_numbers_of_its_own(tmp_path):
-    rows, said = Dataset.from_dict({"prompt": [letter_rows()[0]["prompt"]] * 8}), []
+    rows = Dataset.from_dict({"prompt": [letter_rows()[0]["prompt"]] * 8})
+    said = []
 
     def listen(completions, **_):
         said.append(completions)
         return [float(len(text)) for text in completions]
 
     letter_trainer(tmp_path, rows=rows, reward_funcs=listen, learning_rate=0.0).train()
-    assert len(said) == 2 and said[0] != said[1] and len(set(said[0])) > 1
+    assert len(said) == 2
+    assert said[0] != said[1]
+    assert len(set(said[0])) > 1
 
 
 def test_total_episodes_count_prompts(tmp_path):
@@ -808,14 +835,17 @@ def test_total_episodes_count_prompts(tmp_path):
 @pytest.mark.parametrize("case", [{}, {"peft_config": lora()}], ids=["model", "adapter"])
 def test_a_value_warm_up_leaves_the_policy_alone(tmp_path, case):
     trainer = letter_trainer(tmp_path, value_warmup_steps=1, max_steps=2, **case)
-    start, after = weights(trainer), []
+    start = weights(trainer)
+    after = []
     trainer.add_callback(each_step(lambda: after.append(weights(trainer))))
     trainer.train()
     critic = {name for name in start if "value_" in name or ".critic." in name}
     moved = [
         {name for name in start if not torch.equal(start[name], state[name])} for state in after
     ]
-    assert moved[0] and moved[0] <= critic and moved[1] - critic
+    assert moved[0]
+    assert moved[0] <= critic
+    assert moved[1] - critic
 
 
 def each_step(call):
@@ -845,18 +875,21 @@ def test_an_adapter_critic_learns_and_leaves_the_base_alone(tmp_path):
         for n, p in trainer.actor_critic.named_parameters()
         if not p.requires_grad
     }
-    start, last = weights(trainer), []
+    start = weights(trainer)
+    last = []
     gradients = watch_gradients(trainer, last)
     trainer.train()
     after = weights(trainer)
     for name in after:
         assert not torch.equal(start[name], after[name]), name
-    assert gradients and last == [set(after)] * len(last)
+    assert gradients
+    assert last == [set(after)] * len(last)
     policy, critic = (
         torch.cat([after[name].flatten() for name in sorted(after) if f".{own}." in name])
         for own in ("default", "critic")
     )
-    assert len(policy) == len(critic) and not torch.allclose(policy, critic, atol=1e-3)
+    assert len(policy) == len(critic)
+    assert not torch.allclose(policy, critic, atol=1e-3)
     now = dict(trainer.actor_critic.named_parameters())
     assert all(torch.equal(base[name], now[name]) for name in base)
 
@@ -884,7 +917,8 @@ def test_the_critic_begins_as_the_reward_model_that_reads_its_tokens(tmp_path):
     assert letter_trainer(tmp_path).actor_critic.value_model.score.weight.abs().max() == 0
     mine = letter_model(labels=1, seed=8).requires_grad_(False)  # as load_reward_model gives it
     critic = letter_trainer(tmp_path, reward_funcs=judge, value_model=mine).actor_critic.value_model
-    assert critic is mine and all(weight.requires_grad for weight in critic.parameters())
+    assert critic is mine
+    assert all(weight.requires_grad for weight in critic.parameters())
 
 
 def test_what_adapters_start_as_depends_on_the_seed_alone(tmp_path):
@@ -922,7 +956,10 @@ def test_arguments_that_cannot_work_are_refused_with_a_cure(tmp_path, asked, wor
     with pytest.raises(ConfigError, match=words) as error:
         letter_trainer(tmp_path, **asked)
     for fault in error.value.faults:
-        assert fault.where and fault.found and fault.expected and fault.fix
+        assert fault.where
+        assert fault.found
+        assert fault.expected
+        assert fault.fix
 
 
 @pytest.mark.parametrize("parts", [0, 3])
@@ -941,7 +978,8 @@ def test_all_arguments_that_cannot_work_are_named_at_once(tmp_path):
 
 
 def test_a_tokenizer_and_model_without_an_end_are_refused(tmp_path):
-    tokenizer, model = letter_tokenizer(), letter_model()
+    tokenizer = letter_tokenizer()
+    model = letter_model()
     tokenizer.eos_token = model.generation_config.eos_token_id = None
     with pytest.raises(ConfigError, match="no end token") as error:
         letter_trainer(tmp_path, model=model, processing_class=tokenizer)

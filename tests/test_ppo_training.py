@@ -84,12 +84,11 @@ def test_a_resumed_training_ends_with_the_same_bits(tmp_path, case, step):
     torch.rand(5)  # the random numbers of the process that goes on are others
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
     assert farthest(weights(whole), weights(resumed)) == 0
-    assert (
-        whole.running == resumed.running
-        and whole.running.count >= 40
-        and whole.running.kl_coef != 0.05
-    )
-    one, two = whole.optimizer.state_dict()["state"], resumed.optimizer.state_dict()["state"]
+    assert whole.running == resumed.running
+    assert whole.running.count >= 40
+    assert whole.running.kl_coef != 0.05
+    one = whole.optimizer.state_dict()["state"]
+    two = resumed.optimizer.state_dict()["state"]
     assert all(
         torch.equal(one[key][name], two[key][name])
         for key in one
@@ -151,9 +150,8 @@ def test_dynamic_sampling_resumes_to_the_same_bits(tmp_path):
     }
     whole = build(tmp_path / "whole", **asked)
     whole.train()
-    assert logs_of(whole)[-1]["episode"] == 8 and any(
-        line["sampling/prompts_exchanged"] for line in logs_of(whole)
-    )
+    assert logs_of(whole)[-1]["episode"] == 8
+    assert any(line["sampling/prompts_exchanged"] for line in logs_of(whole))
     resumed = build(tmp_path / "resumed", **asked | {"save_strategy": "no"})
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
     assert farthest(weights(whole), weights(resumed)) == 0
@@ -169,7 +167,8 @@ def test_the_newest_checkpoint_is_found(tmp_path):
     build(tmp_path, **asked).train()
     resumed = build(tmp_path, **(asked | {"max_steps": 3, "save_strategy": "no"}))
     resumed.train(resume_from_checkpoint=True)
-    assert resumed.state.global_step == 3 and resumed.running.count == 24
+    assert resumed.state.global_step == 3
+    assert resumed.running.count == 24
     assert (
         RunningStats(**json.loads((tmp_path / "checkpoint-2" / "ppo_state.json").read_text())).count
         == 16
@@ -181,7 +180,8 @@ def test_the_stock_checkpoint_is_what_the_module_takes(tmp_path):
     trainer = build(tmp_path, "gpt_neox")
     trainer.save_model(str(tmp_path / "here"), _internal_call=True)
     state = load_file(tmp_path / "here" / "model.safetensors")
-    assert state.keys() == weights(trainer).keys() and farthest(state, weights(trainer)) == 0
+    assert state.keys() == weights(trainer).keys()
+    assert farthest(state, weights(trainer)) == 0
     trainer.actor_critic.load_state_dict(state)
 
 
@@ -193,7 +193,8 @@ def test_held_out_prompts_are_scored_one_and_all_with_the_same_noise(tmp_path):
         tmp_path, eval_dataset=letter_rows(7), per_device_eval_batch_size=3, missing_eos_penalty=1.0
     )
     before = weights(trainer)
-    first, second = trainer.evaluate(), trainer.evaluate()
+    first = trainer.evaluate()
+    second = trainer.evaluate()
     kept = (
         "eval_objective/scores",
         "eval_objective/kl",
@@ -210,7 +211,8 @@ def test_held_out_prompts_are_scored_one_and_all_with_the_same_noise(tmp_path):
     assert [row["prompt"] for row in rows] == letter_rows(7)["prompt"]
     assert first["eval_objective/scores"] == pytest.approx(sum(row["score"] for row in rows) / 7)
     assert first["eval_objective/scores"] < first["eval_rewards/share_of_wanted/mean"]
-    assert farthest(before, weights(trainer)) == 0 and trainer.running.count == 0
+    assert farthest(before, weights(trainer)) == 0
+    assert trainer.running.count == 0
 
 
 @pytest.mark.slow
@@ -303,7 +305,8 @@ def test_the_best_checkpoint_comes_back_and_callbacks_see_every_event(tmp_path):
         if "eval_objective/kl" in line
     ]
     best = tmp_path / f"checkpoint-{scores.index(max(scores)) + 1}"
-    assert trainer.state.best_model_checkpoint == str(best) and len(set(scores)) > 1
+    assert trainer.state.best_model_checkpoint == str(best)
+    assert len(set(scores)) > 1
     assert farthest(weights(trainer), load_file(best / "model.safetensors")) == 0
     others = [
         load_file(tmp_path / f"checkpoint-{step}" / "model.safetensors") for step in range(1, 5)
@@ -381,7 +384,8 @@ def train_sides(words):
     torch takes it down with the lock of the interpreter in hand, for which a thread of gloo may
     wait, for ever.
     """
-    count, folder = int(words[0]), words[1]
+    count = int(words[0])
+    folder = words[1]
     found = []
     for more in ({}, {"peft_config": lora()}):
         for parts in (1, 2):
@@ -512,7 +516,8 @@ def test_a_bandit_is_solved_whatever_the_seed(tmp_path, case, seed):
     trainer.train()
     after = trainer.evaluate()["eval_objective/scores"]
     # An adapter under a frozen output layer cannot become much surer than this.
-    assert before < 0.2 and after > (0.9 if case == "full" else 0.5)
+    assert before < 0.2
+    assert after > (0.9 if case == "full" else 0.5)
     answers = trainer.actor_critic.policy(torch.arange(4)[:, None]).logits[:, -1].argmax(-1)
     assert answers.tolist() == [1, 2, 3, 4]
 
@@ -529,7 +534,8 @@ def test_the_critic_comes_to_explain_the_returns(tmp_path):
     )  # fmt: skip
     trainer.train()
     found = [line["val/explained_variance"] for line in logs_of(trainer)]
-    assert found[0] < 0.1 and found[-1] > 0.8
+    assert found[0] < 0.1
+    assert found[-1] > 0.8
 
 
 def test_the_tokenizer_needs_no_pad_token(tmp_path):
@@ -540,6 +546,5 @@ def test_the_tokenizer_needs_no_pad_token(tmp_path):
         num_ppo_epochs=1,
     )
     trainer.train()
-    assert (
-        trainer.processing_class.pad_token is None and "eval_objective/scores" in trainer.evaluate()
-    )
+    assert trainer.processing_class.pad_token is None
+    assert "eval_objective/scores" in trainer.evaluate()

@@ -104,7 +104,8 @@ def test_padding_takes_no_position():
     # which learns a vector for each position; rotations only know distances
     model = letter_model("gpt2")
     prompts = [[3, 4, 5, 6, 7, 8, 9], [5], [7, 3], [4, 4, 4]]
-    how, noise = Sampling(9, temperature=0), torch.zeros(4, 9)
+    how = Sampling(9, temperature=0)
+    noise = torch.zeros(4, 9)
     alone, together = (
         sampler.sample(model, prompts, replace(how, rows=rows), noise).tokens for rows in (1, 4)
     )
@@ -112,10 +113,12 @@ def test_padding_takes_no_position():
 
 
 def test_other_seeds_rows_and_samples_are_other_completions(tiny):
-    hot, prompts = Sampling(12, temperature=2.0), CHATS[:1] * 2
+    hot = Sampling(12, temperature=2.0)
+    prompts = CHATS[:1] * 2
     found = [complete(*tiny, hot, prompts=prompts, seed=seed, n=2) for seed in (0, 0, 1)]
     first, again, other = ([tuple(one.token_ids) for one in each] for each in found)
-    assert first == again and len({*first, *other}) == 8
+    assert first == again
+    assert len({*first, *other}) == 8
 
 
 @pytest.mark.parametrize(
@@ -134,7 +137,8 @@ def test_both_engines_complete_alike(tiny, how, monkeypatch):
     )
     short = max(by_loop, key=lambda one: len(one.prompt_ids))
     # no more are left to the longest prompt
-    assert len(short.token_ids) == 2 and short.finish == "length"
+    assert len(short.token_ids) == 2
+    assert short.finish == "length"
 
 
 def test_the_log_probability_is_that_of_the_model_at_temperature_one(tiny):
@@ -161,8 +165,10 @@ def test_a_learnt_prompt_stands_before_the_text(tiny):
 
 
 def test_where_memory_does_not_suffice_half_as_many_are_side_by_side(tiny):
-    model, how = AutoModelForCausalLM.from_pretrained(TINY).eval(), Sampling(6)
-    known, seen = [one.token_ids for one in complete(model, tiny[1], how)], []
+    model = AutoModelForCausalLM.from_pretrained(TINY).eval()
+    how = Sampling(6)
+    known = [one.token_ids for one in complete(model, tiny[1], how)]
+    seen = []
     state = torch.get_rng_state()
 
     def small_memory(module, args, kwargs):
@@ -172,7 +178,9 @@ def test_where_memory_does_not_suffice_half_as_many_are_side_by_side(tiny):
 
     hook = model.register_forward_pre_hook(small_memory, with_kwargs=True)
     assert [one.token_ids for one in complete(model, tiny[1], how)] == known
-    assert seen[0] == 6 and max(seen[-3:]) <= 2 and torch.equal(state, torch.get_rng_state())
+    assert seen[0] == 6
+    assert max(seen[-3:]) <= 2
+    assert torch.equal(state, torch.get_rng_state())
     model.ds_id = torch.nn.Parameter(torch.zeros(1))
     # as of a weight that DeepSpeed has spread over processes, which must all halve
     model.ds_id.ds_id = 0
@@ -180,7 +188,8 @@ def test_where_memory_does_not_suffice_half_as_many_are_side_by_side(tiny):
         complete(model, tiny[1], how)
     del model.ds_id
     # PPO remembers by itself that it has to halve, so that a resume does.
-    prompts, noise = [[1, 2]] * 6, torch.rand(6, 6)
+    prompts = [[1, 2]] * 6
+    noise = torch.rand(6, 6)
     with pytest.raises(torch.OutOfMemoryError):
         sampler.sample(model, prompts, how, noise)
     hook.remove()
@@ -196,17 +205,15 @@ def test_an_evaluation_samples_the_same_whatever_is_side_by_side_and_leaves_all_
     tiny, prompts
 ):
     model = AutoModelForCausalLM.from_pretrained(TINY).train()
-    state, side = torch.get_rng_state(), tiny[1].padding_side
+    state = torch.get_rng_state()
+    side = tiny[1].padding_side
     known = generate(model, tiny[1], prompts, max_new_tokens=8)
-    assert len({*known}) > 1 and [generate(model, tiny[1], prompts[:1], max_new_tokens=8)] == [
-        known[:1]
-    ]
+    assert len({*known}) > 1
+    assert [generate(model, tiny[1], prompts[:1], max_new_tokens=8)] == [known[:1]]
     assert generate(model, tiny[1], prompts, max_new_tokens=8, batch_size=2) == known
-    assert (
-        model.training
-        and torch.equal(state, torch.get_rng_state())
-        and tiny[1].padding_side == side
-    )
+    assert model.training
+    assert torch.equal(state, torch.get_rng_state())
+    assert tiny[1].padding_side == side
 
 
 # --- A file of rows -------------------------------------------------------------------------------
@@ -240,7 +247,8 @@ def test_the_batch_size_changes_nothing(predict, tmp_path):
         [row["completion"] for row in rows_of(tmp_path / name)]
         for name in ("one.jsonl", "all.jsonl")
     ]
-    assert said[0] == said[1] and len(set(said[0])) > 6
+    assert said[0] == said[1]
+    assert len(set(said[0])) > 6
 
 
 @pytest.mark.slow
@@ -253,7 +261,8 @@ def test_a_killed_command_goes_on_and_comes_to_the_same(predict, tmp_path):
     part.write_text("".join(reversed(lines[:14])) + lines[20][:30])
     said = predict(*TOY, "n=2", "seed=5", "to=again.jsonl")
     assert (tmp_path / "again.jsonl").read_text() == whole
-    assert "of them from before" in said.out and not part.exists()
+    assert "of them from before" in said.out
+    assert not part.exists()
     before = (tmp_path / "again.jsonl").stat().st_mtime_ns
     assert "nothing was changed" in predict(*TOY, "n=2", "seed=5", "to=again.jsonl").out
     assert (tmp_path / "again.jsonl").stat().st_mtime_ns == before
@@ -268,9 +277,8 @@ def test_what_somebody_else_wrote_is_left_alone(predict, tmp_path):
 def test_greedy_answers_to_one_prompt_are_the_same(predict, tmp_path):
     predict(*TOY[:3], "n=3", "temperature=0", "to=out.jsonl")
     rows = rows_of(tmp_path / "out.jsonl")
-    assert len(rows) == 36 and all(
-        len({row["completion"] for row in rows[n : n + 3]}) == 1 for n in range(0, 36, 3)
-    )
+    assert len(rows) == 36
+    assert all(len({row["completion"] for row in rows[n : n + 3]}) == 1 for n in range(0, 36, 3))
 
 
 def test_a_file_of_texts_is_continued_as_it_stands(predict, tmp_path, tiny):
@@ -333,7 +341,9 @@ def test_every_wrong_word_is_told_at_once(predict):
     said = predict(
         "model=tiny", "temprature=1", "n=0", "top_p=2", "trainer.args.max_steps=3", code=2
     ).err
-    assert "4 faults" in said and "temperature=1" in said and "a key of a training" in said
+    assert "4 faults" in said
+    assert "temperature=1" in said
+    assert "a key of a training" in said
 
 
 @pytest.mark.parametrize(
@@ -360,7 +370,8 @@ def test_a_device_that_is_not_here_is_told(predict):
     said = predict(
         "model=tiny", "model.device_map={lm_head: cuda:9, model: cpu}", "prompt=x", code=5
     ).err
-    assert "cuda:9, and" in said and "model.device_map=null" in said
+    assert "cuda:9, and" in said
+    assert "model.device_map=null" in said
 
 
 @pytest.fixture
@@ -405,12 +416,11 @@ def test_the_weights_that_are_meant(laid):
     laid.model.mkdir()
     write_json(laid.model / "config.json", {})
     seal(laid.model)
-    assert (
-        find_weights(laid, "model").folder == laid.model
-        and find_weights(laid, None).name == "checkpoint-8"
-    )
+    assert find_weights(laid, "model").folder == laid.model
+    assert find_weights(laid, None).name == "checkpoint-8"
     laid.set_status("finished")
-    assert find_weights(laid, None).name == "model" and find_weights(laid, "start").folder is None
+    assert find_weights(laid, None).name == "model"
+    assert find_weights(laid, "start").folder is None
     assert (laid.checkpoints / "checkpoint-6").is_dir()
 
 
@@ -439,7 +449,8 @@ def test_a_run_answers_from_its_frozen_configuration(predict, laid):
 def test_a_typed_prompt_is_what_the_runs_own_samples_were(predict, laid):
     asked = (str(laid.folder), "checkpoint=start", "prompt=1 2 3", "max_new_tokens=4")
     chat, text = (predict(*asked, f"as={kind}").out for kind in ("chat", "text"))
-    assert chat != text and predict(*asked).out == chat
+    assert chat != text
+    assert predict(*asked).out == chat
     (laid.folder / "samples.jsonl").write_text('{"step": 0, "prompt": "4 5", "completion": "6"}\n')
     assert predict(*asked).out == text
 
@@ -458,9 +469,11 @@ def test_an_adapter_of_a_checkpoint_is_put_on_what_the_training_began_with(tmp_p
     start = adapted(0) if continued else AutoModelForCausalLM.from_pretrained(TINY)
     ids = torch.tensor([[5, 6, 7, 8]])
     with torch.no_grad():
-        before, known = start.eval()(ids).logits, trained(ids).logits
+        before = start.eval()(ids).logits
+        known = trained(ids).logits
         after = load_adapter_weights(start, tmp_path).eval()(ids).logits
-    assert torch.equal(after, known) and not torch.allclose(before, known, atol=1e-2)
+    assert torch.equal(after, known)
+    assert not torch.allclose(before, known, atol=1e-2)
 
 
 # --- Of trainings ---------------------------------------------------------------------------------
@@ -511,9 +524,8 @@ def test_callbacks_hear_of_a_prediction_and_logits_are_written(predict, tmp_path
     for row in rows_of(tmp_path / "out.1"):
         found = load_file(f"out.1.logits/{row['row']}-0.safetensors")
         picked = found["logits"].log_softmax(-1).gather(-1, found["token_ids"][:, None])
-        assert len(picked) == row["tokens"] and picked.sum().item() == pytest.approx(
-            row["log_probability"], abs=1e-4
-        )
+        assert len(picked) == row["tokens"]
+        assert picked.sum().item() == pytest.approx(row["log_probability"], abs=1e-4)
 
 
 def test_logits_are_of_rows_that_a_language_model_answers(predict):
@@ -534,7 +546,8 @@ def test_a_policy_of_ppo_with_an_adapter_answers_from_its_checkpoints(train, pre
         said[wish] = [
             (row["completion"], row["log_probability"]) for row in rows_of(Path(f"{wish}.jsonl"))
         ]
-    assert said["last"] == said["model"] and len(said["model"]) == 8
+    assert said["last"] == said["model"]
+    assert len(said["model"]) == 8
     assert len({tuple(rows) for rows in said.values()}) == 3
 
 

@@ -96,7 +96,9 @@ def fault_of(seen, allowed):
 def test_sound_rows_have_no_fault(tokenizer):
     seen = see(tokenizer, CHATS, prepared(tokenizer, CHATS), limit=1024)
     assert find_faults(seen) == []
-    assert len(seen.ended) == len(CHATS) and not seen.cut and not seen.prompt_mismatches
+    assert len(seen.ended) == len(CHATS)
+    assert not seen.cut
+    assert not seen.prompt_mismatches
     assert 0 < seen.trained < sum(len(row.ids) for row in seen.rows)
 
 
@@ -106,7 +108,8 @@ def test_conversations_of_which_every_token_is_trained_are_noted_until_they_are_
     whole = [{"input_ids": row["input_ids"]} for row in made]
     seen = see(tokenizer, CHATS, whole)
     [note] = find_notes(seen)
-    assert "every token of 3 conversations is trained" in note and "weight=answers" in note
+    assert "every token of 3 conversations is trained" in note
+    assert "weight=answers" in note
     assert note in summary_of(seen)
 
 
@@ -115,9 +118,8 @@ def test_plain_text_in_which_prompt_and_answer_are_one_word_is_noted(tokenizer):
         notes = find_notes(
             see(tokenizer, [{"prompt": prompt, "completion": "1"}], prepared(tokenizer, CHATS))
         )
-        assert len(notes) == count and all(
-            "dataset.columns.target=completion" in note for note in notes
-        )
+        assert len(notes) == count
+        assert all("dataset.columns.target=completion" in note for note in notes)
 
 
 @pytest.mark.slow
@@ -134,7 +136,8 @@ def test_empty_answers_are_noted_before_the_first_step_and_in_the_manifest(train
     )
     trained = train(*words, "trainer.args.max_steps=1")
     [note] = trained.run.manifest()["notes"]
-    assert note in caplog.text and " rows have an empty rejected answer" in note
+    assert note in caplog.text
+    assert " rows have an empty rejected answer" in note
 
 
 def test_no_trained_token_is_refused(tokenizer):
@@ -235,10 +238,8 @@ def test_more_cut_rows_than_a_tenth_are_refused(tokenizer, cut, refused):
         rows += [long]
         seen = see(tokenizer, rows, prepared(tokenizer, rows, 100), limit=100)
         fault = fault_of(seen, ("truncated", 0.15))
-        assert (
-            fault.found.startswith("100: 14% of 21 rows")
-            and fault.expected == "at most 10% of the rows"
-        )
+        assert fault.found.startswith("100: 14% of 21 rows")
+        assert fault.expected == "at most 10% of the rows"
         assert (
             fault.fix == f"trainer.args.max_length={seen.cut[0].length}, or tolerate.truncated=0.15"
         )
@@ -250,7 +251,8 @@ def test_a_row_as_long_as_the_limit_is_whole(tokenizer):
     made = prepared(tokenizer, CHATS)
     longest = max(len(row["input_ids"]) for row in made)
     seen = see(tokenizer, CHATS, made, limit=longest)
-    assert find_faults(seen) == [] and not any(row.whole for row in seen.rows)
+    assert find_faults(seen) == []
+    assert not any(row.whole for row in seen.rows)
 
 
 def test_answers_that_generation_opens_otherwise_are_refused(tokenizer):
@@ -259,7 +261,8 @@ def test_answers_that_generation_opens_otherwise_are_refused(tokenizer):
     )
     tokenizer.chat_template = opened
     fault = fault_of(see(tokenizer, CHATS, prepared(tokenizer, CHATS)), ("other_template", True))
-    assert "3 of 3 answers" in fault.found and "generation with '<think>" in fault.found
+    assert "3 of 3 answers" in fault.found
+    assert "generation with '<think>" in fault.found
 
 
 def test_a_training_template_of_another_text_is_refused(tokenizer):
@@ -278,7 +281,8 @@ def test_a_reward_model_needs_neither_end_nor_prompt(tokenizer):
     ]
     made = [{"chosen_ids": [5, 6, 7], "rejected_ids": [5, 8]}]
     seen = see(tokenizer, rows, made, Scored(pad_token_id=0), form="preference", head="score")
-    assert find_faults(seen) == [] and [row.trained for row in seen.rows] == [
+    assert find_faults(seen) == []
+    assert [row.trained for row in seen.rows] == [
         [False, False, True],
         [False, True],
     ]
@@ -304,7 +308,8 @@ def test_the_rows_and_the_random_numbers_of_a_training_stay_as_they_were(tokeniz
     trainer.get_train_dataloader = load
     inspect_training(trainer, Dataset.from_list(CHATS), form="demonstration", head="lm", count=2)
     assert trainer.train_dataset is whole
-    assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
 
 
 @pytest.mark.parametrize(
@@ -324,7 +329,8 @@ def test_only_what_can_be_found_can_be_tolerated(word, where):
 
 def test_what_is_tolerated_is_kept_in_the_config_and_changes_no_key():
     [plain], [allowed] = (compose_runs(words) for words in ([], ["tolerate.no_end=true"]))
-    assert "tolerate" not in plain.cfg and allowed.cfg["tolerate"] == {"no_end": True}
+    assert "tolerate" not in plain.cfg
+    assert allowed.cfg["tolerate"] == {"no_end": True}
     assert key_of(plain.cfg) == key_of(allowed.cfg)
 
 
@@ -385,7 +391,9 @@ def test_weights_of_tokens_come_along():
 def test_the_texts_of_tokens_make_up_the_text(tokenizer, text):
     ids = tokenizer(text)["input_ids"]
     texts = to_texts(tokenizer, ids)
-    assert len(texts) == len(ids) and "".join(texts) == text and "\ufffd" not in "".join(texts)
+    assert len(texts) == len(ids)
+    assert "".join(texts) == text
+    assert "\ufffd" not in "".join(texts)
 
 
 # --- What is shown ------------------------------------------------------------------------------
@@ -430,13 +438,15 @@ def test_lines_fit_the_width_and_long_stretches_lose_their_middle():
     row = row_of(["字" * 900, "word " * 30], [0, 1])
     lines = format_sheet(Sheet("train", [], [row])).splitlines()
     widths = [sum(2 if ord(character) > 0x2E80 else 1 for character in line) for line in lines]
-    assert max(widths) <= 80 and any("[... 100 characters ...]" in line for line in lines)
+    assert max(widths) <= 80
+    assert any("[... 100 characters ...]" in line for line in lines)
 
 
 def test_colours_take_the_place_of_marks():
     row = row_of(["a", "b"], [0, 1])
     text = format_sheet(Sheet("train", [], [row]), colour=True)
-    assert "\x1b[2ma\x1b[0m\x1b[32;4mb\x1b[0m" in text and "^" not in text
+    assert "\x1b[2ma\x1b[0m\x1b[32;4mb\x1b[0m" in text
+    assert "^" not in text
 
 
 HOSTILE = "\x1b[2Jgone\x07\u202e<script>alert(1)</script>&\r\x9b1m"
@@ -473,17 +483,13 @@ def test_the_page_is_whole_by_itself_and_no_text_of_others_is_part_of_it():
     page = to_preview_page("<b>name", [Sheet("train", ["x < y"], pair)])
     reader = Reader()
     reader.feed(page)
-    assert (
-        "script" not in reader.tags
-        and reader.links == []
-        and "url(" not in page
-        and "http:" not in page
-    )
-    assert (
-        "<script>alert(1)</script>" in reader.text
-        and "x < y" in reader.text
-        and "<b>name" in reader.text
-    )
+    assert "script" not in reader.tags
+    assert reader.links == []
+    assert "url(" not in page
+    assert "http:" not in page
+    assert "<script>alert(1)</script>" in reader.text
+    assert "x < y" in reader.text
+    assert "<b>name" in reader.text
 
 
 def test_the_words_of_the_preview_are_told_apart_from_those_of_a_training():
@@ -518,7 +524,8 @@ def test_a_staged_experiment_shows_its_stages_and_a_run_folder_shows_its_run(run
     assert heads == ["sft train", "reward_model train", "ppo train"]
     [page] = (runner.folder / "outputs").rglob("*.html")
     title = "What toy-rlhf trains on: sft, reward_model, ppo"
-    assert done.stdout.startswith(f"{title}\n") and f"<h1>{title}</h1>" in page.read_text()
+    assert done.stdout.startswith(f"{title}\n")
+    assert f"<h1>{title}</h1>" in page.read_text()
     assert re.fullmatch(r"preview-[0-9a-f]{10}\.html", page.name)
     assert not list((runner.folder / "outputs").rglob("config.yaml"))
     runner(
@@ -559,14 +566,17 @@ def test_several_processes_see_their_rows_together_and_the_first_tells(runner):
         "dataset.limit.train=32",
     )
     first, second = [started.wait() for started in runner.start_two(*words, "dataset.limit.eval=8")]
-    assert first.returncode == 2 and second.returncode != 0
-    assert first.stderr.count("100% of 32 rows are longer") == 1 and not second.stderr
+    assert first.returncode == 2
+    assert second.returncode != 0
+    assert first.stderr.count("100% of 32 rows are longer") == 1
+    assert not second.stderr
 
 
 @pytest.mark.slow
 def test_the_preview_refuses_as_the_training_does(runner):
     done = runner("preview", "trainer.args.max_length=20", "rows=1", "html=page.html", code=2)
-    assert "cut from 22" in done.stdout and "tolerate.truncated=1" in done.stderr
+    assert "cut from 22" in done.stdout
+    assert "tolerate.truncated=1" in done.stderr
     assert "tolerate.truncated=1" in (runner.folder / "page.html").read_text()
     assert "rows=3" in runner("preview", "--help").stdout
 
@@ -612,5 +622,7 @@ def test_a_page_that_cannot_be_written_names_what_was_typed(tmp_path, capsys, pl
     (tmp_path / "file").touch()
     assert main(["preview", "rows=1", f"html={place.format(tmp_path)}"]) == 5
     said = capsys.readouterr().err
-    assert "\n  html\n" in said and f"found     {shown.format(tmp_path)}" in said
-    assert "html=<another place>" in said and list(tmp_path.iterdir()) == [tmp_path / "file"]
+    assert "\n  html\n" in said
+    assert f"found     {shown.format(tmp_path)}" in said
+    assert "html=<another place>" in said
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]

@@ -62,11 +62,13 @@ def state_of_process():
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """The finished run, its words, what was printed, and the state of this process before and after."""
-    folder, before = tmp_path_factory.mktemp("python"), os.getcwd()
+    folder = tmp_path_factory.mktemp("python")
+    before = os.getcwd()
     (folder / "runner.py").write_text("raise AssertionError('it hides the package')")
     (folder / "mine.py").write_text(OWN)
     words = (*QUICK, "allow=[mine]", "callback.say._target_=mine.Say")
-    said, found = io.StringIO(), {}
+    said = io.StringIO()
+    found = {}
 
     def call():
         found["run"] = runner.train(*words)
@@ -88,10 +90,13 @@ def trained(tmp_path_factory):
 @pytest.mark.slow
 def test_a_training_is_a_finished_run_and_leaves_the_process_as_it_was(trained):
     run, _, said, (before, after) = trained
-    assert run.state == "finished" and before == after
-    assert [line["step"] for line in run.metrics] == [0, 2] and run.metrics[-1]["loss"] > 0
+    assert run.state == "finished"
+    assert before == after
+    assert [line["step"] for line in run.metrics] == [0, 2]
+    assert run.metrics[-1]["loss"] > 0
     assert run.scores["before"].keys() == run.scores["after"].keys() >= {"eval_loss"}
-    assert said.count("mine\n") == 2 and "finished  2 steps" in said
+    assert said.count("mine\n") == 2
+    assert "finished  2 steps" in said
 
 
 @pytest.mark.slow
@@ -109,7 +114,8 @@ def test_the_runs_of_a_folder_are_found_and_their_models_load(trained):
         assert [each.folder for each in runner.runs(place)] == [run.folder]
     (found,) = runner.runs()
     assert repr(found) == f"<{found}: finished 2/2>"
-    tokenizer, model = found.tokenizer(), found.model()
+    tokenizer = found.tokenizer()
+    model = found.model()
     ids = tokenizer("3 1 2", return_tensors="pt").to(model.device)
     assert model.generate(**ids, max_new_tokens=3).shape[1] > ids["input_ids"].shape[1]
     assert runner.compose(*words) == dict(run.cfg)
@@ -156,10 +162,10 @@ def test_the_error_of_the_training_is_raised_with_its_faults(tmp_path):
     with pytest.raises(FolderError) as caught, contextlib.redirect_stdout(io.StringIO()) as said:
         runner.train(*words)
     (fault,) = caught.value.faults
-    assert fault.found == "line 1, 2 cannot be read" and fault.fix.startswith(
-        f"rm {folder}/metrics.jsonl"
-    )
-    assert caught.value.code == 4 and str(caught.value) in said.getvalue()
+    assert fault.found == "line 1, 2 cannot be read"
+    assert fault.fix.startswith(f"rm {folder}/metrics.jsonl")
+    assert caught.value.code == 4
+    assert str(caught.value) in said.getvalue()
 
 
 @pytest.mark.slow
@@ -172,7 +178,8 @@ def test_the_error_of_a_command_that_was_refused_before_there_was_a_run(tmp_path
             f"dataset.path={tmp_path}/rows.jsonl",
             f"output_root={tmp_path}/outputs",
         )
-    assert caught.value.code == 2 and str(caught.value) in said.getvalue()
+    assert caught.value.code == 2
+    assert str(caught.value) in said.getvalue()
     assert caught.value.faults[0].where.endswith("rows.jsonl:2")
     assert not (tmp_path / "outputs").exists()
 
@@ -214,9 +221,8 @@ def test_importing_it_imports_nothing():
     code = "import sys; before = {*sys.modules}; import runner; names = {name.split('.')[0] for name in sys.modules}; "
     code += "print(names - before - sys.stdlib_module_names, dir(runner))"
     done = subprocess.run([sys.executable, "-Pc", code], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("{'runner'} ") and all(
-        f"'{name}'" in done.stdout for name in runner.__all__
-    )
+    assert done.stdout.startswith("{'runner'} ")
+    assert all(f"'{name}'" in done.stdout for name in runner.__all__)
     assert (PACKAGE / "py.typed").is_file()
     with pytest.raises(AttributeError, match="no attribute 'tarin'"):
         runner.tarin  # noqa: B018
@@ -233,7 +239,8 @@ def test_a_runner_py_in_the_working_folder_hides_nothing(tmp_path, monkeypatch):
     add_working_folder()
     assert sys.path[-1] == str(tmp_path)
     (tmp_path / "start.py").write_text(START)
-    words, path = [sys.executable, "-P", "start.py"], {"PYTHONPATH": str(PACKAGE.parent)}
+    words = [sys.executable, "-P", "start.py"]
+    path = {"PYTHONPATH": str(PACKAGE.parent)}
     done = subprocess.run(words, capture_output=True, text=True, env=os.environ | path)
     assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
 

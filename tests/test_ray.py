@@ -87,13 +87,12 @@ def tasks_in(folder: Path, *names: str, after: str = "") -> list:
 
 
 def test_a_run_waits_for_what_it_builds_on_and_for_its_turn(cluster, tmp_path, capsys):
-    ray, noted = cluster({"CPU": 4.0}), []
+    ray = cluster({"CPU": 4.0})
+    noted = []
     tasks = tasks_in(tmp_path, "sft", "dpo", after="sft")
     queue.Ray().submit(tasks, {}, lambda task, ticket: noted.append(ticket))
-    assert (
-        noted == [*ray.given] == [str(tmp_path / "sft")]
-        and "submitted 1 to Ray\n" in capsys.readouterr().out
-    )
+    assert noted == [*ray.given] == [str(tmp_path / "sft")]
+    assert "submitted 1 to Ray\n" in capsys.readouterr().out
     Run(tmp_path / "sft").set_status("finished")
     places = {tmp_path / "sft": Place(noted[0], "")}
     queue.Ray(jobs=1).submit(tasks[1:], places, lambda task, ticket: None)
@@ -123,7 +122,8 @@ def test_a_run_gets_a_gpu_for_each_process_where_there_are_any(cluster, tmp_path
 def test_what_no_node_has_is_refused_of_its_own_cluster_and_said_of_one_that_may_grow(
     cluster, tmp_path, capsys
 ):
-    tasks, noted = tasks_in(tmp_path, "one"), []
+    tasks = tasks_in(tmp_path, "one")
+    noted = []
     wanted = queue.Ray(num_gpus=8, resources={"big_disk": 1})
     cluster({"CPU": 4.0, "GPU": 4.0}, {"CPU": 4.0, "GPU": 4.0}, there=False)
     with pytest.raises(EnvironmentFault, match="needs GPU: 8, big_disk: 1"):
@@ -131,13 +131,15 @@ def test_what_no_node_has_is_refused_of_its_own_cluster_and_said_of_one_that_may
     assert not noted
     cluster({"CPU": 4.0})
     wanted.submit(tasks, {}, lambda task, ticket: noted.append(ticket))
-    assert noted and "where no node has GPU: 8, big_disk: 1 now" in capsys.readouterr().out
+    assert noted
+    assert "where no node has GPU: 8, big_disk: 1 now" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="max_restarts must be at least -1"):
         queue.Ray(max_restarts=-2).submit(tasks, {}, lambda task, ticket: None)
 
 
 def test_an_end_in_silence_is_recorded_and_one_that_was_asked_for_is_not(cluster, tmp_path):
-    ray, tasks = cluster({"CPU": 4.0}), tasks_in(tmp_path, "lost", "killed", "says")
+    ray = cluster({"CPU": 4.0})
+    tasks = tasks_in(tmp_path, "lost", "killed", "says")
     assert queue.Ray().look() == {}
 
     def note(task, ticket):
@@ -157,10 +159,8 @@ def test_an_end_in_silence_is_recorded_and_one_that_was_asked_for_is_not(cluster
     assert queue.Ray().look() == {}
     states = {task.folder.name: Run(task.folder).status() for task in tasks}
     assert [status["state"] for status in states.values()] == ["failed", "queued", "failed"]
-    assert (
-        "No module named 'runner'" in states["lost"]["cause"]
-        and states["says"]["cause"] == "its own"
-    )
+    assert "No module named 'runner'" in states["lost"]["cause"]
+    assert states["says"]["cause"] == "its own"
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,8 @@ def test_an_address_of_a_run_folder_is_reached_only_where_it_is_local_or_typed(
     assert asked == ([address] if is_asked else [])
     if not is_asked:
         said = capsys.readouterr().err
-        assert "launcher.address" in said and f"launcher.address={address}" in said.replace("'", "")
+        assert "launcher.address" in said
+        assert f"launcher.address={address}" in said.replace("'", "")
 
 
 @pytest.mark.skipif(bool(find_spec("ray")), reason="ray is installed")
@@ -212,4 +213,5 @@ def test_ray_itself_trains_what_can_be_and_repeats_no_failure(runner):
         "failed",
         "finished",
     ]
-    assert "1 of 2 runs finished" in said and "raylet" not in said
+    assert "1 of 2 runs finished" in said
+    assert "raylet" not in said

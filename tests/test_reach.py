@@ -60,7 +60,8 @@ TALKS = {
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """The folder of a tiny model whose own template is one of TRL's, or this text."""
-    made, base = {}, tiny_model(tmp_path_factory.mktemp("models") / "base")
+    made = {}
+    base = tiny_model(tmp_path_factory.mktemp("models") / "base")
 
     def with_template(name):
         if name not in made:
@@ -99,7 +100,8 @@ def preview(model, tmp_path, capsys):
 @pytest.mark.parametrize("name", TALKS)
 def test_no_template_loses_a_text_without_a_word(name):
     """Of each family every text is in what it writes, or the row is refused, or it is said what is left out."""
-    tokenizer, turns = tiny_tokenizer(), TALKS[name]
+    tokenizer = tiny_tokenizer()
+    turns = TALKS[name]
     tokenizer.bos_token = "<s>"
     read = [turn | {"content": turn["content"] or ""} for turn in turns]
     for turn in read:
@@ -141,7 +143,8 @@ def test_the_habits_of_a_template_are_found():
 # --- By the command -------------------------------------------------------------------------------
 def test_what_a_developer_says_is_a_system_turn_where_the_template_knows_only_that(preview):
     shown, _ = preview(TALKS["developer"], "qwen2_5")
-    assert "<|im_start|>system↵\nsilver<|im_end|>↵" in shown and "Alibaba" not in shown
+    assert "<|im_start|>system↵\nsilver<|im_end|>↵" in shown
+    assert "Alibaba" not in shown
 
 
 @pytest.mark.quick(1)
@@ -157,18 +160,21 @@ def test_a_turn_that_a_template_refuses_or_loses_is_refused_and_what_is_told_wor
     preview, turns, template, join
 ):
     _, said = preview(TALKS[turns], template, code=2)
-    assert f"dataset.join_turns={join}" in said and "chatml" not in said
+    assert f"dataset.join_turns={join}" in said
+    assert "chatml" not in said
     shown, _ = preview(
         TALKS[turns], template, f"dataset.join_turns={join}", "tolerate.other_template=true"
     )
-    assert "silver" in shown and "river?" in shown
+    assert "silver" in shown
+    assert "river?" in shown
 
 
 def test_the_training_refuses_as_the_preview_does_before_a_folder_is_made(preview, tmp_path):
     words = (f"output_root={tmp_path}/outputs", "trainer.args.max_steps=1")
     _, by_preview = preview(TALKS["system"], "gemma", code=2)
     _, by_training = preview(TALKS["system"], "gemma", *words, code=2, verb=())
-    assert by_training == by_preview and "System role not supported" in by_preview
+    assert by_training == by_preview
+    assert "System role not supported" in by_preview
     assert not (tmp_path / "outputs").exists()
 
 
@@ -209,10 +215,13 @@ def test_thoughts_without_a_place_are_told(preview):
 @pytest.mark.slow
 def test_thoughts_are_written_by_choice_or_by_the_template(preview):
     shown, said = preview(TALKS["thought"], "qwen2_5", "dataset.thoughts=inline")
-    assert "<think>↵\nsilver↵\n</think>↵\n↵\npaper<|im_end|>" in shown and "thought" not in said
+    assert "<think>↵\nsilver↵\n</think>↵\n↵\npaper<|im_end|>" in shown
+    assert "thought" not in said
     earlier = [*TALKS["thought"], user("stone?"), bot("copper", thinking="gold")]
     shown, said = preview(earlier, "qwen3")  # which has its own rule
-    assert "gold" in shown and "silver" not in shown and "its own rule" in said
+    assert "gold" in shown
+    assert "silver" not in shown
+    assert "its own rule" in said
 
 
 def test_a_call_in_the_form_of_the_wire_is_trained_as_one(preview):
@@ -225,12 +234,14 @@ def test_a_call_in_the_form_of_the_wire_is_trained_as_one(preview):
         bot("paper"),
     ]
     shown, _ = preview(older, "qwen3_8")
-    assert "<parameter=city>↵\nparis" in shown and "22 degrees" in shown
+    assert "<parameter=city>↵\nparis" in shown
+    assert "22 degrees" in shown
 
 
 def test_what_no_place_is_for_is_refused(preview):
     _, said = preview(TALKS["words beside a call"], "llama3_1", code=2)
-    assert "leaves out what the assistant says" in said and "tolerate.lost_text=true" in said
+    assert "leaves out what the assistant says" in said
+    assert "tolerate.lost_text=true" in said
 
 
 @pytest.mark.slow
@@ -239,7 +250,8 @@ def test_what_no_place_is_for_is_allowed_by_choice(preview):
     assert "leaves out what the assistant says" in said
     tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
     _, said = preview(TALKS["system"], "phi3", code=2, tools=tools)
-    assert "the tools" in said and "dataset.without=[tools]" in said
+    assert "the tools" in said
+    assert "dataset.without=[tools]" in said
     preview(TALKS["system"], "phi3", "dataset.without=[tools]", tools=tools)
 
 
@@ -258,7 +270,8 @@ def test_a_column_is_named_once_and_rows_that_steps_make_are_read_beyond_the_fir
     _, said = preview(
         None, "qwen2_5", prompt="river? ", completion="paper", system="gold", source="web"
     )
-    assert "the column `system` is left out" in said and "not used: the column source" in said
+    assert "the column `system` is left out" in said
+    assert "not used: the column source" in said
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "late_steps.py").write_text(
         "def add(row, seen=[]):\n    seen.append(row)\n    return row | ({'late': 1} if len(seen) % 3 == 0 else {})\n"
@@ -273,7 +286,8 @@ def test_a_rule_of_weights_that_finds_nothing_is_told(preview):
     _, said = preview(
         TALKS["twice"][1:3], "qwen2_5", "weight=[answers,pattern]", "weight.pattern.pattern=zinc"
     )
-    assert "not used: the weights of pattern(pattern=zinc" in said and "answers(" not in said
+    assert "not used: the weights of pattern(pattern=zinc" in said
+    assert "answers(" not in said
     _, said = preview(TALKS["twice"][1:3], "qwen2_5", "weight=pattern", "weight.pattern=paper")
     assert "not used" not in said
 
@@ -297,7 +311,8 @@ def test_a_trainer_that_weighs_no_tokens_says_so(preview):
         "rejected": [bot("copper")],
     }
     _, said = preview(None, "qwen2_5", trainer="reward", code=2, **pair)
-    assert "turns of the rows have a weight" in said and "tolerate.turn_weights=true" in said
+    assert "turns of the rows have a weight" in said
+    assert "tolerate.turn_weights=true" in said
     _, said = preview(None, "qwen2_5", "tolerate.turn_weights=true", trainer="reward", **pair)
     assert "not used: the weights of turns" in said
 
@@ -319,23 +334,22 @@ def test_a_template_without_marks_is_sent_to_weights(preview):
 def test_the_turns_before_a_question_are_asked_with_it(preview):
     row = {"instruction": "river", "input": "", "output": "stone", "history": [["paper", "copper"]]}
     shown, _ = preview(None, "qwen2_5", **row)
-    assert "user↵\npaper" in shown and "assistant↵\ncopper" in shown and "user↵\nriver" in shown
+    assert "user↵\npaper" in shown
+    assert "assistant↵\ncopper" in shown
+    assert "user↵\nriver" in shown
 
 
 @pytest.mark.slow
 def test_a_column_that_is_an_answer_by_its_name_is_told(preview):
     row = {"prompt": "river?", "target": "paper"}
     _, said = preview(None, "qwen2_5", "reward=length", trainer="grpo", **row)
-    assert (
-        "by their names the columns `prompt` and `target`" in said and "dataset.form=prompt" in said
-    )
+    assert "by their names the columns `prompt` and `target`" in said
+    assert "dataset.form=prompt" in said
     _, said = preview(
         None, "qwen2_5", "reward=length", trainer="grpo", code=2, **row | {"target": 5}
     )
-    assert (
-        "by the names of columns: prompt=prompt, target=target" in said
-        and "dataset.form=prompt" in said
-    )
+    assert "by the names of columns: prompt=prompt, target=target" in said
+    assert "dataset.form=prompt" in said
     _, said = preview(
         None,
         "qwen2_5",
@@ -385,7 +399,8 @@ def test_no_tools_are_none(preview, tools):
 
 def test_tools_that_are_no_json_are_refused(preview):
     _, said = preview(TALKS["system"], "qwen2_5", code=2, tools="hammer")
-    assert "found     str 'hammer'" in said and "dataset.without=[tools]" in said
+    assert "found     str 'hammer'" in said
+    assert "dataset.without=[tools]" in said
 
 
 def test_stripped_blanks_and_special_tokens_in_texts_are_told():

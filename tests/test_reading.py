@@ -58,7 +58,8 @@ def alone(folder: Path, texts: list[list[int]]) -> list[float]:
 
 
 def to_completions(tokenizer, *, ended: bool) -> list[Completion]:
-    made, prompt_ids = [], tokenizer(PROMPT)["input_ids"]
+    made = []
+    prompt_ids = tokenizer(PROMPT)["input_ids"]
     for row, text in enumerate(ANSWERS[: 3 if ended else 2]):
         ids = tokenizer(text)["input_ids"] + [tokenizer.eos_token_id] * ended
         made.append(
@@ -69,7 +70,8 @@ def to_completions(tokenizer, *, ended: bool) -> list[Completion]:
 
 @pytest.mark.parametrize("ended", [True, False])
 def test_ppo_and_trainers_of_trl_read_a_text_as_it_is_read_alone(folder, ended):
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), load_reward_model(str(folder))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = load_reward_model(str(folder))
     made = to_completions(tokenizer, ended=ended)
     expected = alone(folder, [[*each.prompt_ids, *each.token_ids] for each in made])
     rewards = Rewards([model], None, tokenizer)

@@ -59,11 +59,9 @@ def test_every_command_composes_and_passes_the_check(command, capsys, tmp_path, 
 
 
 def test_the_first_page_is_short():
-    assert (
-        len(FIRST.split("```")[0].split()) < 120
-        and len(FIRST.splitlines()) <= 200
-        and len(FIRST.split()) <= 2000
-    )
+    assert len(FIRST.split("```")[0].split()) < 120
+    assert len(FIRST.splitlines()) <= 200
+    assert len(FIRST.split()) <= 2000
     assert not [line for line in FIRST.splitlines() if len(line) > 120]
 
 
@@ -85,7 +83,8 @@ def test_the_options_of_the_first_page_are_there():
 def test_the_error_of_the_first_page_is_what_is_printed(capsys):
     (block,) = re.findall(r"```\n\$ python -m runner (.*?)```", FIRST, re.S)
     command, _, printed = block.partition("\n")
-    assert main(shlex.split(command)) == 2 and capsys.readouterr().err == printed
+    assert main(shlex.split(command)) == 2
+    assert capsys.readouterr().err == printed
 
 
 def test_the_settings_of_ppo_are_those_of_the_code():
@@ -150,7 +149,8 @@ def test_every_option_group_is_in_the_table():
 def test_the_python_versions_are_those_of_the_project():
     """pyproject.toml says it for pip, ruff and mypy; the pages that repeat it agree."""
     whole = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    project, tools = whole["project"], whole["tool"]
+    project = whole["project"]
+    tools = whole["tool"]
     versions = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
     beyond = int(versions[-1].removeprefix("3.")) + 1
     assert project["requires-python"] == f">={versions[0]},<3.{beyond}"
@@ -158,4 +158,5 @@ def test_the_python_versions_are_those_of_the_project():
     for page in pages:
         named = set(re.findall(r"[Pp]ython ?(3\.\d+)", page.read_text(encoding="utf-8")))
         assert named <= {*versions} and named, page
-    assert "target-version" not in tools["ruff"] and "python_version" not in tools["mypy"]
+    assert "target-version" not in tools["ruff"]
+    assert "python_version" not in tools["mypy"]

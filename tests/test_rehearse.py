@@ -70,7 +70,8 @@ def test_stages_are_compared_with_what_they_build_on():
         return [first, composed(model={"path": model_of(first)}, trainer={"args": {"beta": 0.1}})]
 
     first, second = group_by_structure([job(1e-4), job(1e-5)])
-    assert second.before is first and (len(first.runs), len(second.runs)) == (2, 2)
+    assert second.before is first
+    assert (len(first.runs), len(second.runs)) == (2, 2)
 
 
 # --- The part that failed ---------------------------------------------------------------------------
@@ -118,7 +119,8 @@ def test_structures_that_are_alike_in_small_have_folders_of_their_own(play, monk
     one = composed(trainer={"_target_": "own.Trainer", "args": {"dataloader_num_workers": 1}})
     other = composed(trainer={"_target_": "own.Trainer", "args": {"dataloader_num_workers": 2}})
     results, code = play([[one], [other]])
-    assert code == 0 and len({result.run.folder.parents[2] for result in results}) == 2
+    assert code == 0
+    assert len({result.run.folder.parents[2] for result in results}) == 2
 
 
 def test_a_stage_is_not_begun_where_the_one_before_has_failed(play, capsys):
@@ -128,13 +130,12 @@ def test_a_stage_is_not_begun_where_the_one_before_has_failed(play, capsys):
         [composed(reward={"_target_": "a.b"})],
     ]
     results, code = play(jobs, 0, -signal.SIGKILL)
-    assert code == 5 and [result.code for result in results] == [5, 5, 0]
+    assert code == 5
+    assert [result.code for result in results] == [5, 5, 0]
     out = capsys.readouterr().out
-    assert (
-        "failed    run seed-1: reading rows" in out
-        and "not begun run" in out
-        and out.count("ok  ") == 1
-    )
+    assert "failed    run seed-1: reading rows" in out
+    assert "not begun run" in out
+    assert out.count("ok  ") == 1
     assert results[0].run.status()["cause"].startswith("the process was killed by SIGKILL")
 
 
@@ -173,12 +174,14 @@ def test_of_a_dataset_the_shortest_of_its_first_rows_are_kept(tmp_path, monkeypa
     Path("rows.jsonl").write_text("\n".join(lines))
     node = {"path": "rows.jsonl", "split": {"train": "train[:30]", "eval": {"tail": "train[30:]"}}}
     head = write_head(node, tmp_path / "head", count=20, train=5, held_out=2)
-    assert head.rows == 30 and head.split == {"train": "train", "eval": {"tail": "eval_0"}}
+    assert head.rows == 30
+    assert head.split == {"train": "train", "eval": {"tail": "eval_0"}}
     whole, short = (
         load_dataset("parquet", data_files=str(folder / "train.parquet"), split="train")["prompt"]
         for folder in (head.whole, head.short)
     )
-    assert len(whole) == 20 and list(short) == list(whole)[-5:]
+    assert len(whole) == 20
+    assert list(short) == list(whole)[-5:]
 
 
 @pytest.mark.slow
@@ -186,19 +189,18 @@ def test_a_run_in_small_tells_no_tracker_and_has_a_narrow_model(tmp_path):
     model = ("model=new", "model.hidden_size=768", "model.num_hidden_layers=6")
     (whole,) = compose_runs(["trainer=sft", "metric=none", "tracker=wandb", *model])
     small = reduce(whole.cfg, tmp_path, Clones(tmp_path / "models"))
-    assert whole.cfg["tracker"]["report_to"] == "wandb" and whole.cfg["tracker"]["environment"]
+    assert whole.cfg["tracker"]["report_to"] == "wandb"
+    assert whole.cfg["tracker"]["environment"]
     assert (small.cfg["tracker"]["report_to"], small.cfg["tracker"]["environment"]) == (
         "none",
         None,
     )
     (whole,) = compose_runs(["trainer=ppo", "trainer.args.rollout_engine=vllm"])
     engine = reduce(whole.cfg, tmp_path, Clones(tmp_path / "models"))
-    assert engine.cfg["trainer"]["args"]["rollout_engine"] == "auto" and "instead of vllm" in str(
-        engine.notes
-    )
-    assert small.cfg["model"]["hidden_size"] < 768 and "made narrow and shallow" in " ".join(
-        small.notes
-    )
+    assert engine.cfg["trainer"]["args"]["rollout_engine"] == "auto"
+    assert "instead of vllm" in str(engine.notes)
+    assert small.cfg["model"]["hidden_size"] < 768
+    assert "made narrow and shallow" in " ".join(small.notes)
 
 
 # --- Models in small ------------------------------------------------------------------------------
@@ -270,17 +272,16 @@ def test_a_sweep_is_played_through_once_for_each_structure_and_nothing_is_left(r
         == 2
     )
     assert re.search(r"training, saving +checkpoint-1", done.stdout)
-    assert (
-        "held-out scores, such as eval_loss" in done.stdout
-        and "as transformers loads it" in done.stdout
-    )
+    assert "held-out scores, such as eval_loss" in done.stdout
+    assert "as transformers loads it" in done.stdout
     assert (
         done.stdout.count(
             "speed=max would set train_sampling_strategy=group_by_length: little padding"
         )
         == 1
     )
-    assert "80 GB" in done.stdout and "a GPU at 200 TFLOP/s (as typed)" in done.stdout
+    assert "80 GB" in done.stdout
+    assert "a GPU at 200 TFLOP/s (as typed)" in done.stdout
     assert not [path for path in runner.folder.iterdir() if path.name != "hf"]
     assert not list(Path(tempfile.gettempdir()).glob("rehearsal-*/*/outputs/leaves-nothing"))
     assert max(map(len, done.stdout.splitlines())) <= 120
@@ -321,17 +322,20 @@ def test_what_only_fails_when_it_is_saved_or_resumed_is_found(runner, name, phas
     )
     done = runner("rehearse", "trainer=sft", *words, code=2)
     assert re.search(rf"^failed +\S+ .*: resuming, scoring, {phase}$", done.stdout, re.MULTILINE)
-    assert "ValueError: no clay" in done.stderr and "forecast" not in done.stdout
+    assert "ValueError: no clay" in done.stderr
+    assert "forecast" not in done.stdout
     folder = kept_folder(done)
     [log] = folder.rglob("log.txt")
-    assert "no clay" in log.read_text() and not (runner.folder / "outputs").exists()
+    assert "no clay" in log.read_text()
+    assert not (runner.folder / "outputs").exists()
     shutil.rmtree(folder)
 
 
 @pytest.mark.slow
 def test_rows_that_a_training_would_refuse_are_refused(runner):
     done = runner("rehearse", "trainer=sft", "trainer.args.max_length=20", code=2)
-    assert "tolerate.truncated=1" in done.stderr and "reading rows" in done.stdout
+    assert "tolerate.truncated=1" in done.stderr
+    assert "reading rows" in done.stdout
     shutil.rmtree(kept_folder(done))
 
 

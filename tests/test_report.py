@@ -32,7 +32,8 @@ def test_one_picture_for_each_kind_of_metric(tmp_path):
     written = write_plots(RunRecord(tmp_path, {}, {}, {}))
     assert {file.stem for file in written} == {"loss", "learning_rate", "reward"}
     for file in written:
-        assert file.read_bytes().startswith(b"\x89PNG") and file.stat().st_size > 5000
+        assert file.read_bytes().startswith(b"\x89PNG")
+        assert file.stat().st_size > 5000
     assert [line["step"] for line in read_metrics(path)] == [1, 2]
 
 
@@ -72,7 +73,8 @@ def test_a_run_differs_from_the_options_that_it_chose_in_what_was_typed(tmp_path
     assert {row.key: row.ours for row in found} == {"kl_coef": "0.3", "trainer.args.max_steps": "5"}
     assert [name for name, _ in first_rows(run.cfg)[0]][:2] == ["prompt", "chosen"]
     text = run_table(run, found)
-    assert "kl_coef=0.3 (0.1)" in text and f"repeat    python -m runner {' '.join(words)}" in text
+    assert "kl_coef=0.3 (0.1)" in text
+    assert f"repeat    python -m runner {' '.join(words)}" in text
 
 
 @pytest.mark.parametrize(
@@ -102,7 +104,8 @@ def test_a_run_with_rows_of_its_own_differs_in_what_was_typed(tmp_path, words):
 def test_a_run_that_does_not_say_how_it_was_made_is_continued(tmp_path):
     folder = lay_run(tmp_path / "x" / "run", words=["-m", "seed=0,1"])
     run = read_run(folder)
-    assert find_changed_keys(run) is None and command_of(run) == f"python -m runner.launch {folder}"
+    assert find_changed_keys(run) is None
+    assert command_of(run) == f"python -m runner.launch {folder}"
 
 
 @pytest.mark.slow
@@ -131,14 +134,13 @@ def test_a_run_page_shows_what_was_said_at_the_first_and_the_last_step(tmp_path)
         "c39",
     ]
     page = write_run_report(run := read_run(folder), find_changed_keys(run))
-    text, changed = page.read_text(), page.stat().st_mtime_ns
-    assert (
-        "<b>9.75</b>" in text
-        and "p&lt;i&gt;" in text
-        and "eval_<wbr>exact" in text
-        and "<svg" in text
-        and text.count("<script") == 2
-    )
+    text = page.read_text()
+    changed = page.stat().st_mtime_ns
+    assert "<b>9.75</b>" in text
+    assert "p&lt;i&gt;" in text
+    assert "eval_<wbr>exact" in text
+    assert "<svg" in text
+    assert text.count("<script") == 2
     write_run_report(run, find_changed_keys(run))
     assert page.stat().st_mtime_ns == changed
 
@@ -164,7 +166,8 @@ def test_a_folder_with_nothing_readable_has_a_page_too(tmp_path):
     ):
         (folder / name).write_bytes(b"\xff[1, {")
     run = read_run(folder)
-    assert run.state == "unknown" and "config.yaml cannot be read" in run.cause
+    assert run.state == "unknown"
+    assert "config.yaml cannot be read" in run.cause
     assert (
         "manifest.json cannot be read" in write_run_report(run, find_changed_keys(run)).read_text()
     )
@@ -172,7 +175,9 @@ def test_a_folder_with_nothing_readable_has_a_page_too(tmp_path):
 
 def test_long_curves_are_averaged_not_cut():
     curve = thinned(Curve(list(range(1000)), [float(step % 2) for step in range(1000)]), 100)
-    assert len(curve.steps) == 100 and set(curve.values) == {0.5} and curve.steps[0] == 4.5
+    assert len(curve.steps) == 100
+    assert set(curve.values) == {0.5}
+    assert curve.steps[0] == 4.5
 
 
 def test_a_stranger_s_run_cannot_write_a_line_of_its_own_into_what_is_printed(

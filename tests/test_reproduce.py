@@ -41,7 +41,8 @@ def test_equal_runs_are_bit_equal_whatever_their_clocks_say(tmp_path):
 
 
 def test_the_first_step_that_differs_is_told_and_by_how_much(tmp_path):
-    ours, theirs = lay(tmp_path, "a"), lay(tmp_path, "b", loss=0.4, digest="b")
+    ours = lay(tmp_path, "a")
+    theirs = lay(tmp_path, "b", loss=0.4, digest="b")
     with pytest.raises(SickRun) as told:
         judge_reproduction(ours, theirs, ["trl 1.15 (here 1.16)"])
     (fault,) = told.value.faults
@@ -49,7 +50,8 @@ def test_the_first_step_that_differs_is_told_and_by_how_much(tmp_path):
         "2 differences, by up to 20 %; the first in metrics.jsonl, step 2: loss 0.5 -> 0.4"
         in fault.found
     )
-    assert "trl 1.15" in fault.expected and "tolerance=0.2" in fault.fix
+    assert "trl 1.15" in fault.expected
+    assert "tolerance=0.2" in fault.fix
     paper = read_json(theirs.folder / "reproduction.json")
     assert (paper["equal"], paper["differences"], paper["unmatched"]) == (
         False,
@@ -85,14 +87,10 @@ def test_what_is_not_as_it_was_is_told_with_how_to_get_it(tmp_path, monkeypatch)
         facts | {"uses": {"model.path": "outputs/sft/gone"}, "git": {"commit": "c" * 40}},
     )
     python, versions, code, uses = obstacles(read_run(run))
-    assert (
-        python.startswith("python 3.9.1, here 3.1")
-        and uses == "model.path: the run outputs/sft/gone is gone"
-    )
-    assert (
-        "trl 1.0.0 (here 1.16" in versions
-        and "pip install trl==1.0.0 no-such-package==2" in versions
-    )
+    assert python.startswith("python 3.9.1, here 3.1")
+    assert uses == "model.path: the run outputs/sft/gone is gone"
+    assert "trl 1.0.0 (here 1.16" in versions
+    assert "pip install trl==1.0.0 no-such-package==2" in versions
     assert "commit cccccccccccc, and there is no git repository here" in code
     write(run / "manifest.json", {"versions": {"trl; touch x": "1", "": "2"}})
     assert "pip install 'trl; touch x==1' ==2" in next(obstacles(read_run(run)))
@@ -126,7 +124,8 @@ def test_a_strangers_configuration_of_other_kinds_is_refused_by_what_uses_it(
     tmp_path, monkeypatch, key, value, code
 ):
     monkeypatch.chdir(tmp_path)
-    folder, cfg = lay(tmp_path, "x").folder, OmegaConf.create(compose([]).cfg)
+    folder = lay(tmp_path, "x").folder
+    cfg = OmegaConf.create(compose([]).cfg)
     OmegaConf.update(cfg, key, value, merge=False)
     write_config(folder, OmegaConf.to_container(cfg))
     for call in (["reproduce", str(folder)], ["preview", str(folder)], [str(folder)]):
@@ -212,11 +211,15 @@ def test_a_toy_run_again_is_bit_equal_and_changed_rows_are_refused(runner):
     (first,) = runner.runs("x")
     before = files_of(first)
     done = runner("reproduce", "x")
-    assert "bit-equal 4 logged steps" in done.stdout and files_of(first) == before
+    assert "bit-equal 4 logged steps" in done.stdout
+    assert files_of(first) == before
     (again,) = runner.runs("x-again")
-    assert again.name == first.name and read_json(again / "reproduction.json")["equal"] is True
+    assert again.name == first.name
+    assert read_json(again / "reproduction.json")["equal"] is True
     assert "it is compared as it is" in runner("reproduce", "x").stdout
     rows.write_text(rows.read_text().replace("sort 12", "sort 21"))
     refused = runner("reproduce", "x", "name=y", code=2).stderr
-    assert "dataset, train" in refused and "8 rows" in refused and "dataset, eval" in refused
+    assert "dataset, train" in refused
+    assert "8 rows" in refused
+    assert "dataset, eval" in refused
     assert runner.runs("y") == []

@@ -181,7 +181,8 @@ def test_a_reward_model_scores_as_when_it_was_saved_and_is_frozen(tmp_path):
     saved, tokenizer = classifier(tmp_path)
     loaded = load_reward_model(str(tmp_path))
     assert torch.equal(scores(loaded, tokenizer), scores(saved, tokenizer))
-    assert not loaded.training and not any(weight.requires_grad for weight in loaded.parameters())
+    assert not loaded.training
+    assert not any(weight.requires_grad for weight in loaded.parameters())
     assert loaded.config._name_or_path == str(tmp_path)  # where the trainer looks for the tokenizer
 
 
@@ -235,14 +236,13 @@ def test_a_classifier_gives_the_class_that_is_asked_for(tmp_path):
 
 def test_a_classifier_reads_a_chat_by_its_template_whether_the_answer_is_a_turn_or_a_text():
     tokenizer = AutoTokenizer.from_pretrained(TINY)
-    prompt, turn = [{"role": "user", "content": "Hi"}], [{"role": "assistant", "content": "Ho"}]
+    prompt = [{"role": "user", "content": "Hi"}]
+    turn = [{"role": "assistant", "content": "Ho"}]
     whole = tokenizer.apply_chat_template(prompt + turn, tokenize=False)
     assert join_texts(tokenizer, prompt, turn) == join_texts(tokenizer, prompt, "Ho") == whole
     tokenizer.chat_template = None
-    assert (
-        join_texts(tokenizer, prompt, turn) == "Hi\nHo"
-        and join_texts(tokenizer, "Hi ", "Ho") == "Hi Ho"
-    )
+    assert join_texts(tokenizer, prompt, turn) == "Hi\nHo"
+    assert join_texts(tokenizer, "Hi ", "Ho") == "Hi Ho"
 
 
 @pytest.mark.quick(1)

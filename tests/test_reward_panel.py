@@ -76,7 +76,8 @@ BAD = [
 @pytest.mark.parametrize(("values", "kind", "found", "prompt"), BAD)
 def test_what_is_no_reward_is_told_with_its_row_and_prompt(values, kind, found, prompt, make):
     said = refused(make(*values), kind)
-    assert said.startswith(found) and repr(prompt) in said
+    assert said.startswith(found)
+    assert repr(prompt) in said
 
 
 @pytest.mark.parametrize("answer", [None, 1.0, "text", {"a": 1}], ids=str)
@@ -142,10 +143,8 @@ def test_a_function_gets_the_columns_that_it_names_and_no_others():
     assert ask(lambda prompts, **columns: [len(columns)] * 3) == [3, 3, 3]
     assert ask(functools.partial(lambda completions, size: [size] * 3, size=7)) == [7, 7, 7]
     said = refused(lambda completions, answer: [1.0] * 3, DataError)
-    assert (
-        "it takes answer, but the rows have no such column" in said
-        and "completions, prompts, size" in said
-    )
+    assert "it takes answer, but the rows have no such column" in said
+    assert "completions, prompts, size" in said
 
 
 class Called:
@@ -155,7 +154,8 @@ class Called:
 
 def test_whatever_can_be_called_has_the_name_of_the_config():
     for call in (Called(), gives(1.0, 1.0, 1.0), functools.partial(gives(1.0, 1.0, 1.0))):
-        assert to_scorer("mine", call).__name__ == "mine" and ask(call) == [1.0] * 3
+        assert to_scorer("mine", call).__name__ == "mine"
+        assert ask(call) == [1.0] * 3
     with pytest.raises(DataError, match="a function, or another callable"):
         to_scorer("mine", 3)
 
@@ -180,10 +180,8 @@ def test_a_row_that_no_reward_applies_to_is_told():
     with pytest.raises(DataError) as error:
         call(["a", "b", "the last"])
     (fault,) = error.value.faults
-    assert (
-        "every reward returned None for completion 2 of 3, and for 0 more" in fault.found
-        and "the last" in fault.expected
-    )
+    assert "every reward returned None for completion 2 of 3, and for 0 more" in fault.found
+    assert "the last" in fault.expected
 
 
 def test_one_reward_that_applies_is_enough_and_batches_are_not_mixed_up():
@@ -248,11 +246,9 @@ def test_a_hang_is_told_in_time(hang):
 
     said = refused(reward, SickRun, timeout=0.2)
     assert ended in ([], ["disturbed"])
-    assert (
-        "no answer after 0.2 s for 3 completions" in said
-        and "reward.mine.timeout" in said
-        and "'How many?'" in said
-    )
+    assert "no answer after 0.2 s for 3 completions" in said
+    assert "reward.mine.timeout" in said
+    assert "'How many?'" in said
 
 
 def test_a_coroutine_that_hangs_is_told_in_time():
@@ -290,7 +286,8 @@ def test_a_reward_leaves_the_training_as_it_was():
         )
         return *numbers, torch.is_grad_enabled(), torch.get_default_dtype(), os.getcwd()
 
-    before, scorer = state(), to_scorer("careless", careless)
+    before = state()
+    scorer = to_scorer("careless", careless)
     for completions in (["a"], ["a"], ["b"]):
         assert scorer(prompts=["?"], completions=completions) == [1.0]
         assert state() == before

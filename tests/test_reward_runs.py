@@ -112,11 +112,9 @@ def test_rewards_of_every_kind_together_each_under_its_name(train, tmp_path, url
     found = {name: line.get(f"{prefix}rewards/{name}/mean") for name in names}
     assert None not in found.values(), found
     assert all(line["grad_norm"] > 0 for line in done.lines if line["step"])
-    assert (
-        -1 <= found["sorted_digits"] <= 1
-        and 0 <= found["process_model"] <= 1
-        and found["remote"] >= 0
-    )
+    assert -1 <= found["sorted_digits"] <= 1
+    assert 0 <= found["process_model"] <= 1
+    assert found["remote"] >= 0
 
 
 def test_ppo_learns_from_what_a_model_says_of_each_step(train, tmp_path):
@@ -201,8 +199,11 @@ def test_a_reward_that_goes_wrong_ends_the_run_with_its_name_row_and_prompt(
         "dataset.limit.train=32",
     )
     said = capsys.readouterr().err
-    assert done.code == code and done.state() == "failed"
-    assert found in said and "reward" in said and "the prompt: 'Sort these digits: " in said
+    assert done.code == code
+    assert done.state() == "failed"
+    assert found in said
+    assert "reward" in said
+    assert "the prompt: 'Sort these digits: " in said
 
 
 @pytest.mark.parametrize("trainer", ["grpo", "ppo"])
@@ -215,8 +216,10 @@ def test_a_reward_that_takes_what_no_row_has_is_refused_before_a_folder_is_made(
     mine += ("reward.exact._target_=runner.reward.rule.exact_match", "reward.exact.column=answer")
     done = train(f"trainer={trainer}", *mine, *FEW)
     said = capsys.readouterr().err
-    assert done.code == 2 and done.run is None
-    assert "it takes solution, but the rows have no such column" in said and "reward.mine" in said
+    assert done.code == 2
+    assert done.run is None
+    assert "it takes solution, but the rows have no such column" in said
+    assert "reward.mine" in said
     assert "type      reward.exact.column=<column>" in said
 
 
@@ -252,8 +255,10 @@ def test_a_model_without_a_trained_score_head_rewards_only_where_that_is_allowed
         "trainer.args.response_length=8",
     )
     refused = runner(*words, code=2)
-    assert f"{key}\n" in refused.stderr and "it has no weights for score.weight" in refused.stderr
-    assert "tolerate.random_head=true" in refused.stderr and not runner.runs("default")
+    assert f"{key}\n" in refused.stderr
+    assert "it has no weights for score.weight" in refused.stderr
+    assert "tolerate.random_head=true" in refused.stderr
+    assert not runner.runs("default")
     runner(*words, "tolerate.random_head=true", "name=run")
     [folder] = runner.runs("run")
     assert Run(folder).status()["state"] == "finished"
@@ -265,7 +270,8 @@ def test_a_reward_model_by_its_name_counts_beside_those_of_the_group(train, tmp_
     done = train("trainer=ppo", *words, *FEW, *SMALL[:2], "trainer.args.response_length=8")
     line = next(line for line in done.lines if line["step"] == 1)
     each = 2.0 * line["rewards/sorted_digits/mean"] + line["rewards/judge/mean"]
-    assert done.code == 0 and line["objective/scores"] == pytest.approx(each, abs=1e-4)
+    assert done.code == 0
+    assert line["objective/scores"] == pytest.approx(each, abs=1e-4)
 
 
 def test_an_address_or_token_in_a_file_is_not_used_unless_it_was_typed(train, tmp_path, capsys):
@@ -274,10 +280,8 @@ def test_an_address_or_token_in_a_file_is_not_used_unless_it_was_typed(train, tm
     (tmp_path / "conf" / "reward" / "theirs.yaml").write_text(node)
     assert train("--config-dir", str(tmp_path / "conf"), "trainer=grpo", "reward=theirs").code == 2
     said = capsys.readouterr().err
-    assert (
-        "sends prompts and completions to a server" in said
-        and "sends a variable of the environment" in said
-    )
+    assert "sends prompts and completions to a server" in said
+    assert "sends a variable of the environment" in said
 
 
 def test_a_server_that_is_away_ends_the_run_and_no_secret_is_written(
@@ -290,7 +294,9 @@ def test_a_server_that_is_away_ends_the_run_and_no_secret_is_written(
         "reward.remote.token_variable=JUDGE_TOKEN",
     )
     done = train("trainer=grpo", *words, "reward.remote.retries=0", *FEW, *SMALL)
-    assert done.code == 5 and "gave no answer to completions" in capsys.readouterr().err
+    assert done.code == 5
+    assert "gave no answer to completions" in capsys.readouterr().err
     texts = [path.read_bytes() for path in done.run.folder.rglob("*") if path.is_file()]
-    assert texts and not any(b"the-secret-of-this-test" in text for text in texts)
+    assert texts
+    assert not any(b"the-secret-of-this-test" in text for text in texts)
     assert read_metrics(done.run.metrics) == []

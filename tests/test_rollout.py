@@ -105,15 +105,15 @@ def play(agent: Agent, rows=ROWS, how=HOW, numbers=None, **options):
 
 def test_tools_answer_between_the_turns_and_an_episode_depends_on_its_own_noise_alone():
     episodes = play(Agent([look]), ROWS * 3)
-    assert (
-        max(each.counts[1] for each in episodes) > 1
-        and min(each.counts[1] for each in episodes) == 0
-    )
+    assert max(each.counts[1] for each in episodes) > 1
+    assert min(each.counts[1] for each in episodes) == 0
     model = flat_model()
     for number, each in enumerate(episodes):
         (alone,) = play(Agent([look]), [ROWS[number % len(ROWS)]], numbers=[number])
         assert (alone.token_ids, alone.own, alone.turns) == (each.token_ids, each.own, each.turns)
-        assert len(each.token_ids) <= SIZE and each.own[-1] and len(each.logprobs) == sum(each.own)
+        assert len(each.token_ids) <= SIZE
+        assert each.own[-1]
+        assert len(each.logprobs) == sum(each.own)
         whole = [*each.prompt_ids, *each.token_ids]
         logprobs = torch.log_softmax(model(torch.tensor([whole])).logits[0], -1)
         places = [len(each.prompt_ids) + place for place, own in enumerate(each.own) if own]
@@ -122,21 +122,22 @@ def test_tools_answer_between_the_turns_and_an_episode_depends_on_its_own_noise_
         # The tokens are those of the conversation as the template writes it, up to the ends that
         # were sampled.
         roles = [turn["role"] for turn in each.turns]
-        assert roles[::2] == ["assistant"] * len(roles[::2]) and set(roles[1::2]) <= {"tool"}
+        assert roles[::2] == ["assistant"] * len(roles[::2])
+        assert set(roles[1::2]) <= {"tool"}
 
 
 def test_a_tool_that_raises_and_one_that_is_not_there_are_answered_as_failures():
     found = play(Agent([look]))
     failed = [each for each in found if each.failures]
-    assert failed and any(
-        "{'error': 'g'}" in turn["content"] for each in failed for turn in each.turns
-    )
+    assert failed
+    assert any("{'error': 'g'}" in turn["content"] for each in failed for turn in each.turns)
     (lost, *_) = [each for each in play(Agent([another])) if each.counts[1]]
     assert lost.failures == lost.calls
 
 
 def test_coroutines_answer_as_functions_do_and_rounds_are_bounded():
-    plain, late = play(Agent([look])), play(Agent([look_late]))
+    plain = play(Agent([look]))
+    late = play(Agent([look_late]))
     assert [each.turns for each in plain] == [each.turns for each in late]
     assert max(each.counts[1] for each in play(Agent([look], rounds=1))) == 1
     assert max(each.counts[1] for each in play(Agent([look], rounds=0))) == 0
@@ -196,9 +197,8 @@ def test_each_episode_has_an_environment_of_its_own_which_a_row_may_name():
     assert len(set(map(id, environments))) == len(rows)
     called = [float(each.counts[1] > 0) for each in episodes]
     paid = [reward(environments=environments) for reward in agent.own_rewards()]
-    assert [reward.__name__ for reward in agent.own_rewards()] == ["Room", "LateRoom"] and {
-        *called
-    } == {0.0, 1.0}
+    assert [reward.__name__ for reward in agent.own_rewards()] == ["Room", "LateRoom"]
+    assert {*called} == {0.0, 1.0}
     assert [one if two is None else two for one, two in zip(*paid, strict=True)] == called
 
 
@@ -214,9 +214,12 @@ def test_advantages_of_two_turns_are_those_worked_out_by_hand():
         torch.device("cpu"),
     )
     batch = rollout.micro_batch([0])
-    assert batch.input_ids_BT.tolist() == [[1, 2, 3, 4, 5, 6]] and rollout.responses == [3]
-    assert batch.targets_N.tolist() == [3, 4, 7] and batch.positions_N.tolist() == [1, 2, 5]
-    values, rewards = torch.tensor([[0.5, 0.25, 1.0]]), torch.tensor([[0.0, 0.0, 2.0]])
+    assert batch.input_ids_BT.tolist() == [[1, 2, 3, 4, 5, 6]]
+    assert rollout.responses == [3]
+    assert batch.targets_N.tolist() == [3, 4, 7]
+    assert batch.positions_N.tolist() == [1, 2, 5]
+    values = torch.tensor([[0.5, 0.25, 1.0]])
+    rewards = torch.tensor([[0.0, 0.0, 2.0]])
     advantages, returns = generalised_advantages(rewards, values, rollout.mask_BR, 0.9, 0.5)
     third = 2.0 - 1.0
     second = 0.9 * 1.0 - 0.25 + 0.45 * third
@@ -249,7 +252,8 @@ def tool_trainer(folder, **changed):
 
 
 def test_ppo_learns_from_the_tokens_of_the_policy_and_from_no_others(tmp_path):
-    trainer, kept = tool_trainer(tmp_path, num_ppo_epochs=1, cliprange=0.2), {}
+    trainer = tool_trainer(tmp_path, num_ppo_epochs=1, cliprange=0.2)
+    kept = {}
 
     def keep(model, rollout, rewards, update=trainer.update):
         kept["rollout"] = rollout
@@ -261,16 +265,16 @@ def test_ppo_learns_from_the_tokens_of_the_policy_and_from_no_others(tmp_path):
     assert rollout.mask_BR.sum().item() == sum(sum(each.own) for each in rollout.completions)
     assert sum(not all(each.own) for each in rollout.completions) > 1
     calls = sum(each.calls[1] for each in rollout.completions)
-    assert logs["tools/call_frequency"] == calls / 8 and logs["tools/turns"] >= 1
+    assert logs["tools/call_frequency"] == calls / 8
+    assert logs["tools/turns"] >= 1
     assert (
         logs["tools/failure_frequency"]
         == sum(each.calls[2] for each in rollout.completions) / calls
     )
-    fresh, row = (
-        flat_model(),
-        next(row for row, each in enumerate(rollout.completions) if not all(each.own)),
-    )
-    whole, each = torch.tensor([rollout.sequences[row]]), rollout.completions[row]
+    fresh = flat_model()
+    row = next(row for row, each in enumerate(rollout.completions) if not all(each.own))
+    whole = torch.tensor([rollout.sequences[row]])
+    each = rollout.completions[row]
     expected = torch.log_softmax(fresh(whole).logits[0] / trainer.args.temperature, -1)
     for number, place in enumerate(rollout.positions[row]):
         want = expected[place - 1, whole[0, place]].item()
@@ -339,9 +343,8 @@ def test_an_environment_pays_beside_the_rewards_and_tools_need_an_engine_of_ours
     trainer = tool_trainer(tmp_path, **parts)
     trainer.train()
     (logs, *_) = logs_of(trainer)
-    assert (
-        0 < logs["rewards/Room/mean"] < 1 and logs["objective/scores"] == logs["rewards/Room/mean"]
-    )
+    assert 0 < logs["rewards/Room/mean"] < 1
+    assert logs["objective/scores"] == logs["rewards/Room/mean"]
     with pytest.raises(ConfigError, match="vllm, with tools"):
         tool_trainer(tmp_path, rollout_engine="vllm")
     # without it no turn ends, and no tool is called
@@ -358,7 +361,5 @@ def test_a_reward_for_each_token_counts_those_of_the_policy(tmp_path):
     earned, _ = trainer.rewards(rollout.completions, rollout.rows, None, 640)
     for number, each in enumerate(rollout.completions):
         places = [float(place) for place, own in enumerate(each.own) if own]
-        assert (
-            earned[number, : len(places)].tolist() == places
-            and earned[number, len(places) :].isnan().all()
-        )
+        assert earned[number, : len(places)].tolist() == places
+        assert earned[number, len(places) :].isnan().all()

@@ -92,18 +92,21 @@ def test_a_source_has_the_keys_of_the_dataset_but_for_its_own(folder):
     cfg = compose([*words, "dataset.split.eval.form=prompt_completion"]).cfg
     one = cfg["dataset"]["split"]["eval"]
     assert (one["path"], one["form"], one["system"]) == ("asked.jsonl", "prompt_completion", "Hi")
-    assert one["split"] == {"train": None, "eval": "train"} and one["limit"] == {
+    assert one["split"] == {"train": None, "eval": "train"}
+    assert one["limit"] == {
         "train": None,
         "eval": 3,
     }
-    assert one["_target_"] == cfg["dataset"]["_target_"] and one["_partial_"] is True
+    assert one["_target_"] == cfg["dataset"]["_target_"]
+    assert one["_partial_"] is True
     assert list(read_fingerprints(cfg)) == ["dataset.split.eval.path"]
 
 
 def test_sets_of_several_sources_have_any_name(folder):
     cfg = compose(["experiment=sets"], [folder / "conf"]).cfg
     train, held_out = main_rows(cfg, "preference")
-    assert len(train) and {name: len(rows) for name, rows in held_out.items()} == {
+    assert len(train)
+    assert {name: len(rows) for name, rows in held_out.items()} == {
         "easy": 2,
         "法": 3,
         "same": 4,
@@ -167,13 +170,15 @@ def main_rows(cfg, to, names=("easy", "法", "same")):
 def test_a_slip_is_found_before_anything_loads(folder, capsys, words, where, said):
     assert main([*words, "metric=none", "--dry-run"]) == 2
     err = capsys.readouterr().err
-    assert where in err and said in err
+    assert where in err
+    assert said in err
 
 
 def test_a_set_is_asked_for_by_any_name(folder, capsys):
     """Where the words of a verb are quoted for Hydra, its own options are not."""
     options, _, faults = split_options(expand(["set=法"], {}), options_of("predict"), "predict")
-    assert options == {"set": "法"} and not faults
+    assert options == {"set": "法"}
+    assert not faults
 
 
 # --- A system prompt in a file ------------------------------------------------------------------
@@ -228,7 +233,8 @@ def test_parts_of_a_mixture_that_have_none_get_empty_ones(folder):
     parts = {name: partial(load_rows, f"{name}.jsonl") for name in ("pairs", "plain")}
     mixed, _ = mix_rows(parts, to="preference")
     found = [row["chat_template_kwargs"] for row in mixed]
-    assert len(found) == 8 and found.count({}) == 5
+    assert len(found) == 8
+    assert found.count({}) == 5
 
 
 @pytest.mark.grid(3)
@@ -253,7 +259,8 @@ def test_arguments_reach_what_is_trained_or_sampled(folder, trainer, words):
     texts = [seen.tokenizer.decode(row.ids) for row in seen.rows]
     assert len([text for text in texts if "assistant\nno:" in text]) == len(texts) / 4
     assert len([text for text in texts if " as 5<|im_end|>" in text]) == len(texts) / 4
-    assert not any("None" in text for text in texts) and not seen.prompt_mismatches
+    assert not any("None" in text for text in texts)
+    assert not seen.prompt_mismatches
 
 
 # --- A run of all of it -------------------------------------------------------------------------
@@ -297,5 +304,6 @@ def test_a_loss_above_the_tolerated_one_ends_the_run_as_sick(train, capsys):
     done = train(
         "tolerate.loss=0.01", "tolerate.loss_steps=2", "trainer.args.max_steps=6", "metric=none"
     )
-    assert done.code == 3 and "at most 0.01 is tolerated" in capsys.readouterr().err
+    assert done.code == 3
+    assert "at most 0.01 is tolerated" in capsys.readouterr().err
     assert "loss at step 2" in done.run.status()["cause"]

@@ -174,7 +174,8 @@ def test_a_folder_with_a_label_of_before_is_found_by_its_key(cfg):
     new = folder_of(cfg, words)
     old = new.with_name(f"_target_-runner.reward.rule.format-{key_of(cfg)}")
     old.mkdir(parents=True)
-    assert new.name.startswith("reward-format-") and folder_of(cfg, words) == old
+    assert new.name.startswith("reward-format-")
+    assert folder_of(cfg, words) == old
 
 
 HOLD = """
@@ -262,8 +263,11 @@ def test_a_folder_of_a_stranger_runs_nothing_that_is_not_on_the_list(tmp_path, c
     monkeypatch.chdir(tmp_path)
     assert start_worker([str(tmp_path)]) == 2
     text = capsys.readouterr().err
-    assert "metric.x._target_" in text and "trust_remote_code" in text and "--trust" in text
-    assert not (tmp_path / "status.json").exists() and not (tmp_path / "harm").exists()
+    assert "metric.x._target_" in text
+    assert "trust_remote_code" in text
+    assert "--trust" in text
+    assert not (tmp_path / "status.json").exists()
+    assert not (tmp_path / "harm").exists()
     assert start_worker([str(tmp_path / "nowhere")]) == 2
 
 
@@ -274,7 +278,8 @@ def test_a_world_of_other_processes_than_the_run_is_trained_by_is_refused(cfg, c
     assert "a world size of 1, that of the run" in capsys.readouterr().err
 
 
-RUN, OTHER = "outputs/old/run", "outputs/old/other"
+RUN = "outputs/old/run"
+OTHER = "outputs/old/other"
 VERBS = {
     "train": ["trainer=sft", "name=old"],
     "dry run": ["trainer=sft", "name=old", "--dry-run"],
@@ -326,7 +331,8 @@ def test_the_format_of_a_folder_is_no_key_and_the_command_against_another_one_wo
     (composed,) = compose_runs(["trainer=sft", "name=old"])
     run = open_run(composed.cfg, composed.overrides, composed.command)
     assert (run.folder / "config.yaml").read_text().startswith("format: 2\nname: old\n")
-    assert run.cfg == composed.cfg and key_of(run.cfg) == key_of(composed.cfg)
+    assert run.cfg == composed.cfg
+    assert key_of(run.cfg) == key_of(composed.cfg)
     assert read_run(run.folder).cfg == composed.cfg
     assert main(["format=2", "--dry-run"]) == 2
     assert (
@@ -338,7 +344,8 @@ def test_the_format_of_a_folder_is_no_key_and_the_command_against_another_one_wo
 def test_a_command_of_a_strangers_folder_is_offered_to_who_trusts_it(tmp_path):
     lay_run(tmp_path / "a", words=("allow=[theirs]", "a\x1b[2J"))
     fix = format_fault(tmp_path / "a", 1).fix
-    assert "(if you trust who wrote its manifest.json)" in fix and "\x1b" not in fix
+    assert "(if you trust who wrote its manifest.json)" in fix
+    assert "\x1b" not in fix
 
 
 def test_the_leftovers_of_a_write_that_was_killed_go(tmp_path, monkeypatch):
@@ -374,12 +381,11 @@ def test_a_report_of_many_names_the_run_of_another_format_and_goes_on(
     (Path(RUN) / "config.yaml").write_text("name: old\n")
     assert main(["report", "outputs/old"]) == 0
     text = capsys.readouterr().out
-    assert (
-        "format 1, of an older runner; expected format 2" in text
-        and "1.5" in text
-        and "2.5" not in text
-    )
-    assert main(["report"]) == 0 and "1 finished, 1 unknown" in capsys.readouterr().out
+    assert "format 1, of an older runner; expected format 2" in text
+    assert "1.5" in text
+    assert "2.5" not in text
+    assert main(["report"]) == 0
+    assert "1 finished, 1 unknown" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("text", ["name: old\n", "a: [1\n b: }"])
@@ -419,7 +425,9 @@ def test_a_group_is_read_once_for_many_runs_and_anew_when_it_changes(tmp_path, m
         os, "listdir", lambda path, real=os.listdir: reads.append(path) or real(path)
     )
     found = [folder_of(cfg | {"seed": seed}, [f"seed={seed}"]).name for seed in range(50)]
-    assert len(reads) == 1 and found[1].startswith("other-") and found[2].startswith("seed-2-")
+    assert len(reads) == 1
+    assert found[1].startswith("other-")
+    assert found[2].startswith("seed-2-")
 
 
 def test_inputs_are_the_same_where_another_node_mounts_them_elsewhere(tmp_path, monkeypatch):
@@ -484,5 +492,7 @@ def test_a_config_that_is_no_utf_8_is_refused_by_its_name(tmp_path, capsys, plac
     (run.folder / "config.yaml").write_bytes(text)
     assert main([*words, *more]) == 4
     said = capsys.readouterr().err
-    assert f"{run.folder}/config.yaml" in said and "rm " in said and "Traceback" not in said
+    assert f"{run.folder}/config.yaml" in said
+    assert "rm " in said
+    assert "Traceback" not in said
     assert read_run(run.folder).damaged == ("config.yaml",)

@@ -78,7 +78,8 @@ def test_the_ends_of_the_noise_draw_no_impossible_token(end):
     logits = torch.full((1, 50_000), -torch.inf)
     logits[0, 7:40_000] = torch.randn(39_993, generator=torch.Generator().manual_seed(0))
     token, logprob = sample_token(logits, torch.tensor([end], dtype=torch.float64), Sampling())
-    assert logprob.isfinite().all() and 7 <= token.item() < 40_000
+    assert logprob.isfinite().all()
+    assert 7 <= token.item() < 40_000
 
 
 def test_of_150000_words_each_is_drawn_as_often_as_its_share_says():
@@ -91,13 +92,15 @@ def test_of_150000_words_each_is_drawn_as_often_as_its_share_says():
         assert torch.equal(sample_token(logits, aims, Sampling())[0], words)
     drawn = uniform(3, 5, generator=seeded_generator(1))
     coarse = torch.rand(3, 5, generator=seeded_generator(1))
-    assert drawn.dtype == torch.float64 and 0 < (drawn - coarse).max() < 2**-24
+    assert drawn.dtype == torch.float64
+    assert 0 < (drawn - coarse).max() < 2**-24
     assert ((drawn * 2**24) % 1).unique().numel() == 15
 
 
 def test_a_scan_that_falls_draws_no_impossible_token(monkeypatch):
     """As one on a GPU may, which is put together from parts that are rounded apart."""
-    logits, plain = torch.full((1, 8), -torch.inf), torch.Tensor.cumsum
+    logits = torch.full((1, 8), -torch.inf)
+    plain = torch.Tensor.cumsum
     logits[0, [1, 6]] = 0.0
     dip = torch.tensor([0, 0, -1e-3, 0, 0, 0, 0, 0], dtype=torch.float64)
     monkeypatch.setattr(
@@ -118,7 +121,8 @@ def test_a_scan_that_falls_draws_no_impossible_token(monkeypatch):
     ids=["top_k", "top_p", "both"],
 )
 def test_of_what_top_k_and_top_p_leave_in_tokens_are_drawn_as_transformers_would(asked, chain):
-    logits, count = torch.randn(12, generator=torch.Generator().manual_seed(1)), 100_000
+    logits = torch.randn(12, generator=torch.Generator().manual_seed(1))
+    count = 100_000
     chain = [TemperatureLogitsWarper(1.3), *chain]
     expected = LogitsProcessorList(chain)(torch.empty(1, 0), logits[None])[0].softmax(-1)
     left = expected > 0
@@ -145,21 +149,20 @@ def test_top_k_and_top_p_leave_out_the_unlikely():
     def kept(**how) -> list[int]:
         return truncate(logits, Sampling(**how))[0].isfinite().nonzero().flatten().tolist()
 
-    assert (
-        kept(top_k=2) == [0, 2] and kept(top_k=0) == [0, 1, 2, 3] and kept(top_k=9) == [0, 1, 2, 3]
-    )
-    assert (
-        kept(top_p=0.39) == [0] and kept(top_p=0.41) == [0, 2] and kept(top_p=0.95) == [0, 1, 2, 3]
-    )
+    assert kept(top_k=2) == [0, 2]
+    assert kept(top_k=0) == [0, 1, 2, 3]
+    assert kept(top_k=9) == [0, 1, 2, 3]
+    assert kept(top_p=0.39) == [0]
+    assert kept(top_p=0.41) == [0, 2]
+    assert kept(top_p=0.95) == [0, 1, 2, 3]
     assert kept(top_k=3, top_p=0.6) == [0, 2]
 
 
 def test_a_temperature_of_zero_takes_the_likeliest_token():
     logits = torch.randn(50, 12, generator=torch.Generator().manual_seed(1))
     tokens, logprobs = sample_token(logits, noise(50, 1)[:, 0], Sampling(temperature=0))
-    assert torch.equal(tokens, logits.argmax(-1)) and torch.equal(
-        logprobs, logits.log_softmax(-1).amax(-1)
-    )
+    assert torch.equal(tokens, logits.argmax(-1))
+    assert torch.equal(logprobs, logits.log_softmax(-1).amax(-1))
 
 
 # --- Whole completions --------------------------------------------------------------------------
@@ -172,11 +175,13 @@ def test_the_loop_gives_the_log_probabilities_of_unpadded_rows(kind):
     samples = sample(model, PROMPTS, Sampling(8, (END,), 0.7), noise(4, 8))
     for prompt, tokens, logprobs in zip(PROMPTS, samples.tokens, samples.logprobs, strict=True):
         assert torch.allclose(logprobs, recomputed(model, prompt, tokens, 0.7), atol=1e-5)
-        assert not (tokens[:-1] == END).any() and (len(tokens) == 8 or tokens[-1] == END)
+        assert not (tokens[:-1] == END).any()
+        assert len(tokens) == 8 or tokens[-1] == END
 
 
 def test_what_is_beside_a_row_does_not_change_it():
-    model, how = letter_model(), Sampling(10, (END, 3, 4), 1.0)
+    model = letter_model()
+    how = Sampling(10, (END, 3, 4), 1.0)
     whole = sample(model, PROMPTS, how, noise(4, 10))
     assert len(set(map(len, whole.tokens))) > 1  # some rows leave before others
     for rows in (1, 2, 3):
@@ -193,7 +198,8 @@ def test_what_is_beside_a_row_does_not_change_it():
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_neox", "opt"])
 @pytest.mark.parametrize("stops", [(END, 3, 4), ()])
 def test_the_steps_of_a_graph_draw_what_the_loop_draws(kind, stops):
-    model, how = letter_model(kind), Sampling(20, stops, 0.7, max_length=24)
+    model = letter_model(kind)
+    how = Sampling(20, stops, 0.7, max_length=24)
     one, other = (
         sample(model, PROMPTS, how, noise(4, 20), engine=engine) for engine in ("loop", "graph")
     )
@@ -230,7 +236,8 @@ def assert_same(one, other):
 
 @pytest.mark.parametrize("engine", ["loop", "graph", "generate"])
 def test_every_engine_draws_from_the_tempered_softmax(engine):
-    model, count = letter_model(), 3000
+    model = letter_model()
+    count = 3000
     with torch.no_grad():
         expected = torch.softmax(model(torch.tensor([[3]])).logits[0, -1] / 0.7, -1)
     # Defaults as checkpoints carry them: none of them may leak into sampling.
@@ -247,7 +254,8 @@ def test_every_engine_draws_from_the_tempered_softmax(engine):
         model, [[3]] * count, Sampling(1, (), 0.7, rows=count), noise(count, 1), engine=engine
     )
     share = torch.stack(samples.tokens)[:, 0].bincount(minlength=WORDS) / count
-    assert (share - expected).abs().max() < 0.03 and (expected > 0.03).sum() > 4
+    assert (share - expected).abs().max() < 0.03
+    assert (expected > 0.03).sum() > 4
     assert model.generation_config.to_dict() == kept
 
 
@@ -261,11 +269,13 @@ def test_a_completion_ends_with_any_of_the_stop_tokens_and_only_those(engine):
     assert {row[-1].item() for row in stops if len(row) < 12} == {END, 7}
     assert all(not torch.isin(row[:-1], torch.tensor([END, 7])).any() for row in stops)
     never = sample(model, PROMPTS * 8, Sampling(12, (), 1.0), noise(32, 12), engine=engine).tokens
-    assert {len(row) for row in never} == {12} and (torch.stack(never) == 5).any()
+    assert {len(row) for row in never} == {12}
+    assert (torch.stack(never) == 5).any()
 
 
 def test_the_generate_engine_takes_its_seed_from_the_noise_alone():
-    model, how = letter_model(), Sampling(6, (END,))
+    model = letter_model()
+    how = Sampling(6, (END,))
     before = torch.get_rng_state()
     found = (
         sample(model, PROMPTS, how, noise(4, 6, seed), engine="generate").tokens
@@ -395,7 +405,8 @@ class Elsewhere(VLLM):
 
 
 def test_what_another_sampler_draws_too_rarely_weighs_more_up_to_a_limit(tmp_path):
-    norms, ratios = {}, {}
+    norms = {}
+    ratios = {}
     for times in (1.0, 2.0, 40.0, math.nan):
         trainer = letter_trainer(tmp_path, max_steps=1, num_ppo_epochs=1, vf_coef=0.0, kl_coef=0.0)
         trainer.vllm = Elsewhere(trainer, times)

@@ -70,7 +70,9 @@ def test_the_table_has_the_end_of_a_prompt_and_the_begin_of_an_answer(
     go(samples(tmp_path, shown=2), 0, 0)
     title, first, second = capsys.readouterr().out.splitlines()
     assert title.split() == ["sample", "of", "step", "0", "completion"]
-    assert first.endswith("  answer to 0") and first.startswith("  ...") and "sky blue?" in first
+    assert first.endswith("  answer to 0")
+    assert first.startswith("  ...")
+    assert "sky blue?" in first
     assert second.split() == ["And", "the", "sea?", "answer", "to", "1"]
     assert all(len(line) <= 50 for line in (title, first, second))
 

@@ -21,9 +21,11 @@ NONE = -9.0  # stands for a token that was given no reward
 
 def completions(*texts: str, prompts: tuple[str, ...] = ("abc", "d", "ef"), **columns):
     """Completions that ended where their text ends with a dot, and their rows."""
-    made, rows = [], []
+    made = []
+    rows = []
     for row, (prompt, text) in enumerate(zip(prompts, texts, strict=False)):
-        finish, text = "stop" if text.endswith(".") else "length", text.removesuffix(".")
+        finish = "stop" if text.endswith(".") else "length"
+        text = text.removesuffix(".")
         ids = TOKENIZER(text)["input_ids"] + [END] * (finish == "stop") if text else [END]
         made.append(Completion(row, 0, prompt, TOKENIZER(prompt)["input_ids"], text, ids, finish))
         rows.append({"prompt": prompt} | {name: values[row] for name, values in columns.items()})
@@ -49,9 +51,8 @@ def score(*rewards, asked=None, weights=None, budget=512, **more):
 def faults(*rewards, **more) -> str:
     with pytest.raises(RunnerError) as error:
         score(*rewards, **more)
-    assert error.value.code in (2, 3) and all(
-        fault.where and fault.found and fault.expected for fault in error.value.faults
-    )
+    assert error.value.code in (2, 3)
+    assert all(fault.where and fault.found and fault.expected for fault in error.value.faults)
     return str(error.value)
 
 
@@ -66,8 +67,10 @@ def test_a_function_gets_the_columns_and_what_grpo_gives():
         return [0.0, 1.0]
 
     Rewards([keep], None, TOKENIZER)(*completions("ab.", "c", wanted=["x", "y"]), "state", 512)
-    assert seen["prompts"] == ["abc", "d"] and seen["completions"] == ["ab", "c"]
-    assert seen["completion_ids"] == [[0, 1, END], [2]] and seen["wanted"] == ["x", "y"]
+    assert seen["prompts"] == ["abc", "d"]
+    assert seen["completions"] == ["ab", "c"]
+    assert seen["completion_ids"] == [[0, 1, END], [2]]
+    assert seen["wanted"] == ["x", "y"]
     assert seen["trainer_state"] == "state"
 
 
@@ -101,7 +104,8 @@ def test_async_rewards_wait_side_by_side():
 
     outcome, _, sums = score(slow, lambda **_: [3.0] * 3, fast)
     assert order == ["slow begins", "fast", "slow ends"]
-    assert outcome.tolist() == [6.0] * 3 and sums[0].tolist() == [1.0, 3.0, 2.0]
+    assert outcome.tolist() == [6.0] * 3
+    assert sums[0].tolist() == [1.0, 3.0, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -123,7 +127,8 @@ def test_a_reward_per_token_or_per_step_lands_where_it_was_earned():
     asked = completions("ab\ncd\ne.", "ab", "a\n")
     by_token = [[*range(8)], [5.0, 6.0], torch.tensor([1.0, 2.0])]
     _, earned, sums = score(lambda **_: by_token, asked=asked)
-    assert earned[0, :8].tolist() == [*range(8)] and earned[2, :2].tolist() == [1.0, 2.0]
+    assert earned[0, :8].tolist() == [*range(8)]
+    assert earned[2, :2].tolist() == [1.0, 2.0]
     assert (earned[1:, 2:] == NONE).all()
     assert sums[:, 0].tolist() == [28.0, 11.0, 3.0]
     by_step = [[1.0, 2.0, 3.0], [4.0], [5.0]]
@@ -174,7 +179,8 @@ def test_weights_of_another_number_are_refused():
 )
 def test_an_answer_that_is_no_reward_is_refused_as_everywhere(answer, said):
     text = faults(lambda **_: [1.0] * 3, named := lambda **_: answer)
-    assert said in text and f"reward.{named.__name__}_1" in text
+    assert said in text
+    assert f"reward.{named.__name__}_1" in text
 
 
 def test_a_model_without_a_finite_score_is_refused():
@@ -191,7 +197,8 @@ def test_a_row_to_which_no_reward_applies_is_refused():
 
 def test_a_list_of_neither_the_tokens_nor_the_steps_is_refused():
     text = faults(lambda **_: [[1.0, 2.0], [1.0], [1.0]], asked=completions("ab.", "c", "de."))
-    assert "2 rewards for a completion of 3 tokens and 1 steps" in text and "step_separator" in text
+    assert "2 rewards for a completion of 3 tokens and 1 steps" in text
+    assert "step_separator" in text
     assert "0 rewards" in faults(lambda **_: [[], [1.0], [1.0]])
 
 
@@ -304,10 +311,8 @@ def test_a_text_that_is_too_long_for_a_model_is_told():
     with pytest.raises(ConfigError) as raised:
         score(model, asked=asked)
     (fault,) = raised.value.faults
-    assert (
-        fault.where == "reward.mine"
-        and "reward.mine._target_=runner.reward.outcome.Classifier" in fault.fix
-    )
+    assert fault.where == "reward.mine"
+    assert "reward.mine._target_=runner.reward.outcome.Classifier" in fault.fix
 
 
 def test_a_model_scores_without_dropout():
@@ -351,4 +356,5 @@ def test_scores_are_float32_where_models_read_in_bfloat16(kind):
     rewards = build(model)
     rewards.autocast = partial(torch.autocast, "cpu", torch.bfloat16)
     half = rewards(*asked, None, 512)[1]
-    assert torch.allclose(whole, half, atol=0.1) and (half != half.bfloat16()).any()
+    assert torch.allclose(whole, half, atol=0.1)
+    assert (half != half.bfloat16()).any()

@@ -41,8 +41,10 @@ def test_a_secret_is_hidden_by_its_value_however_it_is_spelt(monkeypatch):
     secret = SECRETS["PLAIN"]
     packed = base64.b64encode(f"me:{secret}".encode()).decode()
     text = f"{secret} {quote(secret, safe='')} Basic {packed} and no more"
-    assert secret not in hidden(text) and quote(secret, safe="") not in hidden(text)
-    assert packed[6:-4] not in hidden(text) and hidden(text).endswith("and no more")
+    assert secret not in hidden(text)
+    assert quote(secret, safe="") not in hidden(text)
+    assert packed[6:-4] not in hidden(text)
+    assert hidden(text).endswith("and no more")
     # which shift the letters, and no header tells that this is a login
     for before in ("", "m", "me"):
         packed = base64.b64encode(f"{before}{secret}".encode()).decode()
@@ -56,7 +58,9 @@ def test_a_secret_that_is_wrapped_is_hidden_too(monkeypatch, name, width):
     lines = textwrap.wrap(f"reward of {secret}", width, initial_indent="  ", subsequent_indent="  ")
     told = hidden("\n".join(["before", *lines, "after"]))
     assert not any(secret[at : at + 5] in told for at in range(len(secret) - 5))
-    assert told.startswith("before\n") and told.endswith("\nafter") and "  rew" in told
+    assert told.startswith("before\n")
+    assert told.endswith("\nafter")
+    assert "  rew" in told
 
 
 def test_a_piece_of_a_secret_is_hidden_where_its_rest_came_before(monkeypatch):
@@ -74,9 +78,8 @@ def test_no_file_of_ours_holds_a_secret_of_the_environment(monkeypatch, tmp_path
     write_json(tmp_path / "status.json", {"cause": f"401 for {SECRETS['PLAIN']}"})
     replace_rows(tmp_path / "samples.jsonl", [{"step": 1, "completion": SECRETS["PLAIN"]}])
     texts = [path.read_text() for path in sorted(tmp_path.iterdir())]
-    assert [SECRETS["PLAIN"] in text for text in texts] == [False, False] and all(
-        HIDDEN in text for text in texts
-    )
+    assert [SECRETS["PLAIN"] in text for text in texts] == [False, False]
+    assert all(HIDDEN in text for text in texts)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +87,8 @@ def test_no_file_of_ours_holds_a_secret_of_the_environment(monkeypatch, tmp_path
 )
 def test_what_may_stand_in_any_text_is_no_secret_of_the_environment(monkeypatch, value):
     monkeypatch.setenv("MY_TOKEN", value)
-    assert holder_of(value) == "" and without_values(f"a {value} b") == f"a {value} b"
+    assert holder_of(value) == ""
+    assert without_values(f"a {value} b") == f"a {value} b"
 
 
 def test_a_variable_of_a_password_is_known_by_its_name():
@@ -111,7 +115,8 @@ def test_a_variable_of_a_password_is_known_by_its_name():
     ["a", "1", "sk-", "gsk_", "eyJ-", "a.", "A_", "\n", " ", "token: '", "hub_token=", "://a"],
 )
 def test_a_line_of_30_kb_is_looked_through_at_once(piece):
-    text, start = piece * (30_000 // len(piece)), time.process_time()
+    text = piece * (30_000 // len(piece))
+    start = time.process_time()
     for before in ("", "sk-", "gsk_"):
         hidden(before + text), hidden_source(before + text), form_of(before + text)
     assert time.process_time() - start < 4
@@ -141,8 +146,7 @@ def test_a_run_with_secrets_around_it_writes_none(tmp_path, warm):
 @pytest.mark.slow
 def test_the_search_finds_what_others_write(tmp_path):
     found = controls(tmp_path)
-    assert found["trainer"] == ["HUB in training_args.bin"] and found["packed"] == [
-        "PLAIN in a.zip"
-    ]
+    assert found["trainer"] == ["HUB in training_args.bin"]
+    assert found["packed"] == ["PLAIN in a.zip"]
     assert any("overrides.yaml" in hit for hit in found["hydra"])
     assert next(hits(tmp_path, f"say {SECRETS['KEY']}")) == "KEY on the terminal"

@@ -129,7 +129,8 @@ def test_the_script_is_shown_as_it_would_be_submitted_without_slurm(
     shown = re.sub(r"\.[0-9a-f]{8}\b", ".<digest>", shown)  # of the working folder, too
     if pytestconfig.getoption("golden"):
         GOLDEN.write_text(shown)
-    assert shown == GOLDEN.read_text() and not Path("outputs").exists()
+    assert shown == GOLDEN.read_text()
+    assert not Path("outputs").exists()
     subprocess.run(["/bin/bash", "-n"], input=shown, text=True, check=True)
 
 
@@ -137,17 +138,24 @@ def test_a_run_is_submitted_once_and_the_same_command_says_how_far_it_is(cluster
     cluster.mode("held")
     assert cluster() == 0
     (run,) = runs_of()
-    assert run.status["state"] == "queued" and run.status["queued"] == {"slurm": "1_0"}
+    assert run.status["state"] == "queued"
+    assert run.status["queued"] == {"slurm": "1_0"}
     said = capsys.readouterr().out
-    assert "squeue --job=1" in said and "python -m runner cancel outputs/one" in said
-    assert cluster() == 0 and f"queued    {run}: 1_0 PENDING (Priority)" in capsys.readouterr().out
+    assert "squeue --job=1" in said
+    assert "python -m runner cancel outputs/one" in said
+    assert cluster() == 0
+    assert f"queued    {run}: 1_0 PENDING (Priority)" in capsys.readouterr().out
     subprocess.run(["scancel", "1_0"], check=True)  # by hand
     cluster.mode("")
-    assert cluster() == 0 and len(cluster.calls) == 2
+    assert cluster() == 0
+    assert len(cluster.calls) == 2
     said = capsys.readouterr().out
-    assert f"gone      {run}" in said and "squeue --job=2" in said
+    assert f"gone      {run}" in said
+    assert "squeue --job=2" in said
     until(lambda: not cluster.jobs)
-    assert cluster() == 0 and "finished" in capsys.readouterr().out and len(cluster.calls) == 2
+    assert cluster() == 0
+    assert "finished" in capsys.readouterr().out
+    assert len(cluster.calls) == 2
     assert not [
         path
         for path in Path("outputs/one").iterdir()
@@ -156,12 +164,11 @@ def test_a_run_is_submitted_once_and_the_same_command_says_how_far_it_is(cluster
     run.run.set_status("queued", queued={"another": "7"})
     assert cluster() == 0 and len(cluster.calls) == 2  # it is in the queue of another cluster
     run.run.set_status("queued", queued="7")
-    assert main(["cancel", "outputs/one"]) == 0 and "no job" in capsys.readouterr().out
-    assert (
-        cluster() == 4
-        and "status.json: it cannot be read" in capsys.readouterr().out
-        and len(cluster.calls) == 2
-    )
+    assert main(["cancel", "outputs/one"]) == 0
+    assert "no job" in capsys.readouterr().out
+    assert cluster() == 4
+    assert "status.json: it cannot be read" in capsys.readouterr().out
+    assert len(cluster.calls) == 2
 
 
 def test_of_many_runs_some_are_told_and_a_folder_with_a_space_is_quoted(
@@ -174,29 +181,33 @@ def test_of_many_runs_some_are_told_and_a_folder_with_a_space_is_quoted(
     assert cluster(*words) == 0
     assert cluster(*words) == 0
     printed = capsys.readouterr().out
-    assert printed.count("queued    outputs") == 2 and "and 3 more" in printed
+    assert printed.count("queued    outputs") == 2
+    assert "and 3 more" in printed
     assert "runner cancel 'outputs/a b'\n" in printed
     assert main(["cancel", "outputs/a b"]) == 0
     printed = capsys.readouterr().out
-    assert printed.count("cancelled outputs") == 2 and "and 3 more" in printed
+    assert printed.count("cancelled outputs") == 2
+    assert "and 3 more" in printed
     assert not cluster.jobs
 
 
 def test_a_sweep_is_an_array_and_what_failed_is_submitted_again(cluster, capsys):
     Path("codes").write_text("2 0")
-    assert cluster("-m", "seed=0,1,2", "launcher.jobs=2") == 0 and len(cluster.calls) == 1
+    assert cluster("-m", "seed=0,1,2", "launcher.jobs=2") == 0
+    assert len(cluster.calls) == 1
     until(lambda: not cluster.jobs)
     assert states() == ["failed"] * 3
     assert cluster("-m", "seed=1,2,3", "launcher.wait=true") == 2
     said = capsys.readouterr().out
-    assert (
-        said.count("a fault of its own; it is submitted again") == 2
-        and "finished  seed-1" in said
-        and "failed    seed-3  trainer: a fault of its own" in said
-    )
-    assert "2 of 3 runs finished" in said and "page" in said
-    assert cluster("-m", "seed=0,1,2", "launcher.wait=true") == 0 and len(cluster.calls) == 3
-    assert cluster("-m", "seed=0,1,2") == 0 and len(cluster.calls) == 3
+    assert said.count("a fault of its own; it is submitted again") == 2
+    assert "finished  seed-1" in said
+    assert "failed    seed-3  trainer: a fault of its own" in said
+    assert "2 of 3 runs finished" in said
+    assert "page" in said
+    assert cluster("-m", "seed=0,1,2", "launcher.wait=true") == 0
+    assert len(cluster.calls) == 3
+    assert cluster("-m", "seed=0,1,2") == 0
+    assert len(cluster.calls) == 3
 
 
 @pytest.mark.slow
@@ -210,7 +221,8 @@ def test_a_stage_waits_for_the_one_before_and_does_not_begin_where_that_has_fail
         "--parsable --dependency=aftercorr:2 outputs/three-ppo/.queue",
     ]
     said = capsys.readouterr().out
-    assert said.count("not begun") == 4 and "0 of 2 staged runs finished" in said
+    assert said.count("not begun") == 4
+    assert "0 of 2 staged runs finished" in said
     assert states("three-ppo") == ["interrupted"] * 2
     assert cluster(*words, "launcher.wait=true") == 0
     assert states("three-ppo") == states("three-sft") == ["finished"] * 2
@@ -220,29 +232,38 @@ def test_a_job_goes_back_into_the_queue_until_it_has_ended_but_no_more_often_tha
     Path("codes").write_text("143 140 143 0")
     assert cluster("launcher.max_requeues=1", "launcher.wait=true") == 143
     (run,) = runs_of()
-    assert run.status["calls"] == 2 and cluster("launcher.wait=true") == 0
-    assert read_json(run.folder / "status.json")["calls"] == 4 and len(cluster.calls) == 2
+    assert run.status["calls"] == 2
+    assert cluster("launcher.wait=true") == 0
+    assert read_json(run.folder / "status.json")["calls"] == 4
+    assert len(cluster.calls) == 2
 
 
 def test_a_submission_that_ends_badly_is_looked_for_before_it_is_repeated(
     cluster, capsys, monkeypatch
 ):
     cluster.mode("held late")
-    assert cluster() == 5 and "Socket timed out" in capsys.readouterr().err
-    assert cluster() == 0 and len(cluster.calls) == 1 and "1_0 PENDING" in capsys.readouterr().out
+    assert cluster() == 5
+    assert "Socket timed out" in capsys.readouterr().err
+    assert cluster() == 0
+    assert len(cluster.calls) == 1
+    assert "1_0 PENDING" in capsys.readouterr().out
     cluster.mode("held mute")
-    assert cluster("seed=1") == 5 and "no job number in the answer" in capsys.readouterr().err
+    assert cluster("seed=1") == 5
+    assert "no job number in the answer" in capsys.readouterr().err
     assert sorted(states()) == ["created", "queued"]
     # a run that is called the same is not taken for the one above
     with monkeypatch.context() as elsewhere:
         Path("elsewhere").mkdir()
         elsewhere.chdir("elsewhere")
-        assert cluster() == 5 and states() == ["created"]
+        assert cluster() == 5
+        assert states() == ["created"]
     cluster.mode("held garbled")
-    assert cluster() == 5 and "today the cluster is closed" in capsys.readouterr().err
+    assert cluster() == 5
+    assert "today the cluster is closed" in capsys.readouterr().err
     cluster.mode("held hangs")
     monkeypatch.setattr(slurm, "LIMIT", 0.5)
-    assert cluster() == 5 and "no answer in 0.5 s" in capsys.readouterr().err
+    assert cluster() == 5
+    assert "no answer in 0.5 s" in capsys.readouterr().err
     assert len(cluster.calls) == 1
 
 
@@ -263,40 +284,48 @@ def test_ctrl_c_cuts_off_no_submission(cluster):
 def test_two_commands_and_one_that_is_killed_submit_nothing_twice(cluster, capsys):
     cluster.mode("held slow")
     both = [cluster.start(), cluster.start()]
-    assert [bool(one.communicate()[0]) + one.returncode for one in both] == [1, 1] and len(
-        cluster.calls
-    ) == 1
+    assert [bool(one.communicate()[0]) + one.returncode for one in both] == [1, 1]
+    assert len(cluster.calls) == 1
     cluster.mode("held slow kills")
     killed = cluster.start("seed=1")
-    assert not killed.communicate()[0] and killed.returncode == -signal.SIGKILL
+    assert not killed.communicate()[0]
+    assert killed.returncode == -signal.SIGKILL
     cluster.mode("held slow")
     killed = cluster.start("seed=2")
     until(lambda: any(run.cfg.get("seed") == 2 and run.state == "queued" for run in runs_of()))
     killed.kill()  # before sbatch has answered, which keeps the lock
     killed.communicate()
-    assert cluster("-m", "seed=1,2") == 0 and len(cluster.calls) == 3
+    assert cluster("-m", "seed=1,2") == 0
+    assert len(cluster.calls) == 3
     said = capsys.readouterr().out
-    assert "2_0 PENDING" in said and "3_0 PENDING" in said
+    assert "2_0 PENDING" in said
+    assert "3_0 PENDING" in said
 
 
 def test_what_is_queued_or_runs_can_be_cancelled(cluster, capsys):
     cluster.mode("held")
     assert cluster("-m", "seed=0,1") == 0
-    assert main(["cancel", "outputs/one"]) == 0 and capsys.readouterr().out.count("cancelled ") == 2
-    assert states() == ["interrupted"] * 2 and not cluster.jobs
-    assert main(["cancel", "one"]) == 0 and capsys.readouterr().out.count("no job ") == 2
+    assert main(["cancel", "outputs/one"]) == 0
+    assert capsys.readouterr().out.count("cancelled ") == 2
+    assert states() == ["interrupted"] * 2
+    assert not cluster.jobs
+    assert main(["cancel", "one"]) == 0
+    assert capsys.readouterr().out.count("no job ") == 2
     cluster.mode("")
     Path("codes").write_text("sleep")
     waits = cluster.start("seed=2", "launcher.wait=true")
     until(lambda: "2_0" in cluster.jobs and "RUNNING" in Path("queue/2_0").read_text())
     waits.send_signal(signal.SIGINT)
-    assert "cancelled 1" in waits.communicate()[0] and waits.returncode == 130
+    assert "cancelled 1" in waits.communicate()[0]
+    assert waits.returncode == 130
     assert states() == ["interrupted"] * 3
     waits = cluster.start("seed=3", "launcher.wait=true")
     # soon it has begun
     until(lambda: "3_0" in cluster.jobs and {"queued", "running"} & set(states()))
     waits.send_signal(signal.SIGHUP)  # the terminal is closed
-    assert waits.communicate() and waits.returncode == 143 and cluster.jobs == ["3_0"]
+    assert waits.communicate()
+    assert waits.returncode == 143
+    assert cluster.jobs == ["3_0"]
 
 
 @pytest.mark.parametrize(
@@ -322,7 +351,10 @@ def test_what_is_queued_or_runs_can_be_cancelled(cluster, capsys):
 def test_what_cannot_be_submitted_is_refused_in_words(words, code, said, cluster, capsys):
     assert cluster(*words) == code
     error = capsys.readouterr().err
-    assert said in error and "found" in error and "type" in error and not cluster.calls
+    assert said in error
+    assert "found" in error
+    assert "type" in error
+    assert not cluster.calls
     assert "queued" not in states() if Path("outputs/one").exists() else True
 
 
@@ -331,12 +363,15 @@ def test_a_link_in_place_of_our_folder_or_another_command_that_submits_is_not_ov
 ):
     monkeypatch.setattr(queue, "PATIENCE", 0.2)
     with queue.locked_group(Path("outputs/one")):
-        assert cluster() == 5 and "it submits nothing twice" in capsys.readouterr().err
+        assert cluster() == 5
+        assert "it submits nothing twice" in capsys.readouterr().err
     Path("elsewhere").mkdir()
     Path("outputs/one/.queue").rename("outputs/one/.was")
     Path("outputs/one/.queue").symlink_to(Path("elsewhere").absolute())
-    assert cluster() == 4 and "a link to" in capsys.readouterr().err
-    assert not cluster.calls and not list(Path("elsewhere").iterdir())
+    assert cluster() == 4
+    assert "a link to" in capsys.readouterr().err
+    assert not cluster.calls
+    assert not list(Path("elsewhere").iterdir())
 
 
 def test_lines_of_the_shell_in_a_file_need_a_launcher_that_was_typed(tmp_path, monkeypatch, capsys):
@@ -353,19 +388,18 @@ def test_lines_of_the_shell_in_a_file_need_a_launcher_that_was_typed(tmp_path, m
         assert 'launcher.setup="[touch here]"  (if you trust' in capsys.readouterr().err
     assert main([*words, "experiment=theirs", "launcher.setup=[touch here]"]) == 0
     assert "\ntouch here\n" in capsys.readouterr().out
-    assert main([*words, "launcher=theirs"]) == 0 and "\ntouch here\n" in (
-        said := capsys.readouterr().out
-    )
-    assert "\ntouch there" not in said and " touch there" in said
+    assert main([*words, "launcher=theirs"]) == 0
+    assert "\ntouch here\n" in (said := capsys.readouterr().out)
+    assert "\ntouch there" not in said
+    assert " touch there" in said
 
 
 def test_a_machine_without_slurm_says_so_at_once(cluster, capsys, monkeypatch):
     with monkeypatch.context() as here:
         here.setenv("PATH", "/nowhere")
         assert cluster() == 5
-    assert (
-        capsys.readouterr().err.count("is not installed here") == 3 and not Path("outputs").exists()
-    )
+    assert capsys.readouterr().err.count("is not installed here") == 3
+    assert not Path("outputs").exists()
 
 
 @pytest.mark.dear("a real Slurm, and three trainings")

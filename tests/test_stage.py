@@ -151,7 +151,8 @@ def test_what_was_typed_wins_over_the_file_and_names_the_folder(chain, capsys):
     assert composed(*chain, "learning_rate=5e-4")["rl"]["learning_rate"] == 5e-4
     door.main([*chain, "rl.kl_coef=0.2", "--dry-run"])
     sft, _, rl = new_lines(capsys)
-    assert "chain-sft/default-" in sft and "chain-rl/kl_coef-0.2-" in rl
+    assert "chain-sft/default-" in sft
+    assert "chain-rl/kl_coef-0.2-" in rl
 
 
 @pytest.mark.slow
@@ -161,15 +162,14 @@ def test_what_stands_beside_the_stages_is_shared_and_an_inner_experiment_is_laid
     rates = {stage: cfg["learning_rate"] for stage, cfg in cfgs.items()}
     # of its words, of toy_reward, of the file
     assert rates == {"sft": 1e-3, "judge": 1e-3, "rl": 9e-4}
-    assert (
-        cfgs["judge"]["trainer"]["args"]["max_steps"] == 200
-        and cfgs["judge"]["name"] == "chain-judge"
-    )
+    assert cfgs["judge"]["trainer"]["args"]["max_steps"] == 200
+    assert cfgs["judge"]["name"] == "chain-judge"
 
 
 @pytest.mark.slow
 def test_a_word_for_every_stage_cuts_none_off_from_an_earlier_one(chain):
-    before, after = composed(*chain), composed(*chain, "model.path=org/name", "model.dtype=float32")
+    before = composed(*chain)
+    after = composed(*chain, "model.path=org/name", "model.dtype=float32")
     assert after["sft"]["model"]["path"] == "org/name"
     assert "outputs/chain-sft/" in after["rl"]["model"]["path"] != before["rl"]["model"]["path"]
     assert composed(*chain, "rl.model.path=org/name")["rl"]["model"]["path"] == "org/name"
@@ -182,7 +182,8 @@ def test_a_word_for_every_stage_cuts_none_off_from_an_earlier_one(chain):
 def test_what_an_option_is_tuned_for_stays_with_its_own_model_and_what_is_trained_from_that(
     write, tmp_path, capsys
 ):
-    field, words = "per_device_train_batch_size", write(CHAIN)
+    field = "per_device_train_batch_size"
+    words = write(CHAIN)
     kept = [cfg["trainer"]["args"].get(field) for cfg in composed(*words).values()]
     lost = [
         cfg["trainer"]["args"].get(field) for cfg in composed(*words, "model.path=runner").values()
@@ -210,10 +211,8 @@ def test_what_an_option_is_tuned_for_stays_with_its_own_model_and_what_is_traine
     }
     write_option(f"# @package _global_\ndefaults: [hub@model, _self_]\n{yaml.safe_dump(own)}")
     own = ("model=own", "--config-dir", "mine")
-    before, after = (
-        composed(*own)[""],
-        composed(*own, "model.path=c/d", "trainer.args.max_steps=3")[""],
-    )
+    before = composed(*own)[""]
+    after = composed(*own, "model.path=c/d", "trainer.args.max_steps=3")[""]
     assert (before["learning_rate"], before["name"], before["dataset"]["limit"]["train"]) == (
         7e-4,
         "sft-own-toy",
@@ -224,7 +223,8 @@ def test_what_an_option_is_tuned_for_stays_with_its_own_model_and_what_is_traine
         "sft-hub-toy",
         None,
     )
-    assert after["model"]["dtype"] == "bfloat16" and after["trainer"]["args"]["max_steps"] == 3
+    assert after["model"]["dtype"] == "bfloat16"
+    assert after["trainer"]["args"]["max_steps"] == 3
     capsys.readouterr()
     Path("copy").symlink_to(MENU.parent / "runner" / "model" / "tiny")
     assert door.main(["-m", "model.path=copy", "learning_rate=1,2", "--dry-run"]) == 0
@@ -304,7 +304,9 @@ def test_a_fault_of_every_stage_is_told_once_and_one_of_some_says_who_can_take_i
 )
 def test_a_word_that_cannot_be_meant_says_what_to_type(chain, word, found, fix):
     (fault,) = faults(*chain, word)
-    assert found in fault.found and fault.fix == fix and fault.expected
+    assert found in fault.found
+    assert fault.fix == fix
+    assert fault.expected
 
 
 @pytest.mark.quick(2)
@@ -325,7 +327,8 @@ def test_a_word_that_cannot_be_meant_says_what_to_type(chain, word, found, fix):
 )
 def test_stages_that_cannot_work_are_refused(write, stages, where, said):
     (fault,) = faults(*write(stages))
-    assert fault.where == where and said in f"{fault.expected} {fault.fix}"
+    assert fault.where == where
+    assert said in f"{fault.expected} {fault.fix}"
 
 
 def test_stages_outside_of_an_experiment_are_not_overlooked(tmp_path):
@@ -364,7 +367,8 @@ def test_the_configuration_of_each_stage_is_printed(chain, capsys):
         for part in printed.split("# stage ")[1:]
         for part in [part.partition("\n")[2]]
     ]
-    assert documents[2]["kl_coef"] == 0.2 and "stages" not in documents[2]
+    assert documents[2]["kl_coef"] == 0.2
+    assert "stages" not in documents[2]
     assert (
         documents[2]["model"]["path"] == composed(*chain, "rl.kl_coef=0.2")["rl"]["model"]["path"]
     )
@@ -391,11 +395,13 @@ def test_elsewhere_a_reference_is_the_newest_finished_run_of_that_name(tmp_path,
     assert path("my-sft/old-01") == "outputs/my-sft/old-01/model"
     assert path("my-sft", "output_root=elsewhere") == "elsewhere/my-sft/there-01/model"
     (fault,) = faults("model.path=${run:my-stf}")
-    assert "my-sft" in fault.expected and fault.fix == "model.path='${run:my-sft}'"
+    assert "my-sft" in fault.expected
+    assert fault.fix == "model.path='${run:my-sft}'"
     (fault,) = faults("model.path=${run:my-sft/new}")
     assert fault.fix == "model.path='${run:my-sft/new-01}'"
     (fault,) = faults("model.path=${run:my-sft/x-01}")
-    assert "interrupted" in fault.found and "runner.launch outputs/my-sft/x-01" in fault.fix
+    assert "interrupted" in fault.found
+    assert "runner.launch outputs/my-sft/x-01" in fault.fix
     (fault,) = faults("model.path=${run:../outputs/my-sft}")
     assert fault.where == "model.path"
 
@@ -490,9 +496,8 @@ def test_a_staged_experiment_trains_each_stage_as_it_would_be_alone_and_again_ch
         "name=alone",
     )
     alone = Run(runner.runs("alone")[0])
-    assert alone.folder.name[-10:] == stage.folder.name[-10:] and files_of(alone.model) == files_of(
-        stage.model
-    )
+    assert alone.folder.name[-10:] == stage.folder.name[-10:]
+    assert files_of(alone.model) == files_of(stage.model)
     before = files_of(runner.folder / "outputs")
     assert runner(*words).stdout.count("nothing was changed") == 3
     assert files_of(runner.folder / "outputs") == before
@@ -570,4 +575,5 @@ def test_a_stage_takes_rows_and_mappings_as_the_command_line_does(write, tmp_pat
 def test_no_more_stages_than_somebody_could_wait_for(write):
     words = write({f"s{number}": ["trainer=sft"] for number in range(3000)})
     (fault,) = faults(*words)
-    assert fault.where == "stages" and fault.found == "3,000 stages"
+    assert fault.where == "stages"
+    assert fault.found == "3,000 stages"

@@ -73,7 +73,8 @@ def test_a_part_of_a_mixture_has_steps_of_its_own(path):
 def test_columns_that_a_step_makes_go_along_with_their_types(path):
     made = lambda row: row | {"hard": row["number"] / 2, "tags": ["a"]}  # noqa: E731
     rows, _ = load_rows(path, map=made, to="prompt", shuffle=False)
-    assert rows[3]["hard"] == 1.5 and rows[3]["tags"] == ["a"]
+    assert rows[3]["hard"] == 1.5
+    assert rows[3]["tags"] == ["a"]
 
 
 def test_faults_name_the_file_and_the_row_and_the_line_of_code(path):
@@ -84,7 +85,8 @@ def test_faults_name_the_file_and_the_row_and_the_line_of_code(path):
         load_rows(path, map=broken, to="demonstration", shuffle=False)
     fault = error.value.faults[1]
     assert fault.where == f"{path} train row 4, map"
-    assert "KeyError: 'nothing'" in fault.found and "test_step.py:" in fault.fix
+    assert "KeyError: 'nothing'" in fault.found
+    assert "test_step.py:" in fault.fix
 
 
 def test_all_faults_are_told_or_left_out(path):
@@ -186,7 +188,8 @@ def test_names_are_filled_in_wherever_text_is_in_a_row():
         "n": 1,
     }
     filled = apply_steps(row, [functools.partial(fill, names={"NAME": "Ada"})])
-    assert [turn["content"] for turn in filled["messages"]] == ["Ada?", "Ada."] and filled["n"] == 1
+    assert [turn["content"] for turn in filled["messages"]] == ["Ada?", "Ada."]
+    assert filled["n"] == 1
 
 
 @pytest.mark.slow

@@ -50,15 +50,18 @@ def joined(text: str) -> str:
 
 def test_seeds_become_a_mean_and_a_spread(tmp_path):
     summary = summarise(lay_sweep(tmp_path / "kl", SEEDS))
-    assert [axis.key for axis in summary.axes] == ["kl_coef"] and summary.seeds == [0, 1]
+    assert [axis.key for axis in summary.axes] == ["kl_coef"]
+    assert summary.seeds == [0, 1]
     best, other = summary.settings
-    assert best.values == {"kl_coef": 0.5} and best.mean("eval_exact") == pytest.approx(0.85)
-    assert best.sd("eval_exact") == pytest.approx(math.sqrt(0.005)) and other.sd(
-        "eval_loss"
-    ) == pytest.approx(0.02**0.5)
-    assert summary.objective.name == "eval_exact" and summary.objective.maximise
+    assert best.values == {"kl_coef": 0.5}
+    assert best.mean("eval_exact") == pytest.approx(0.85)
+    assert best.sd("eval_exact") == pytest.approx(math.sqrt(0.005))
+    assert other.sd("eval_loss") == pytest.approx(0.02**0.5)
+    assert summary.objective.name == "eval_exact"
+    assert summary.objective.maximise
     text = joined(sweep_table(summary))
-    assert "0.85 ± 0.071" in text and "over 2 seeds" in text
+    assert "0.85 ± 0.071" in text
+    assert "over 2 seeds" in text
     assert (
         "python -m runner -m trainer=dpo kl_coef=0.5 learning_rate=0.0001 name=kl seed=0,1" in text
     )
@@ -130,7 +133,8 @@ def test_the_end_of_a_sweep_shows_nothing_of_a_strangers_run_raw(tmp_path, capsy
     lay_run(group / "another", kl_coef="\x1b[31m")
     print_end([group / "another"], 0, report)
     said = capsys.readouterr().out
-    assert "\x1b" not in said and "␛[31m" in said
+    assert "\x1b" not in said
+    assert "␛[31m" in said
 
 
 def test_the_label_of_a_setting_is_drawn_in_a_moment(tmp_path):
@@ -171,7 +175,8 @@ def test_two_reports_of_a_name_at_once_both_succeed(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Figure, "savefig", meanwhile)
     report(group)
-    assert Figure.savefig is draw and (group / "report.html").exists()
+    assert Figure.savefig is draw
+    assert (group / "report.html").exists()
     assert {path.suffix for path in (group / "plots").iterdir()} == {".png"}
 
 
@@ -181,7 +186,8 @@ def test_no_line_but_a_command_or_a_heading_is_longer_than_the_terminal(tmp_path
     set_status(folder, cause="data\n  rows\n    found     " + "y" * 200)
     for width in (80, 60):
         lines = sweep_table(summarise(group), width).splitlines()
-        assert lines[-1].startswith("model     ") and lines[-1].endswith("/model")
+        assert lines[-1].startswith("model     ")
+        assert lines[-1].endswith("/model")
         assert max(len(line) for line in lines if not line.startswith(("repeat", "model"))) <= width
 
 
@@ -196,16 +202,15 @@ def test_what_follows_from_a_key_is_no_key_of_its_own():
             "peft": {"_target_": "p.Lora", "r": rank},
         }
 
-    dpo, sft = ("trl.DPOTrainer", 1e-6, 0.1), ("trl.SFTTrainer", 2e-5, None)
+    dpo = ("trl.DPOTrainer", 1e-6, 0.1)
+    sft = ("trl.SFTTrainer", 2e-5, None)
     found = {
         axis.key: axis
         for axis in axes_of([config(*one, rank) for one in (dpo, sft) for rank in (8, 16)])
     }
-    assert (
-        found["trainer"].levels == ["DPO", "SFT"]
-        and found["peft.r"].levels == [8, 16]
-        and len(found) == 2
-    )
+    assert found["trainer"].levels == ["DPO", "SFT"]
+    assert found["peft.r"].levels == [8, 16]
+    assert len(found) == 2
     assert {"learning_rate", "kl_coef", "trainer.form", "trainer.args.beta"} <= set(
         found["trainer"].also
     )
@@ -218,7 +223,8 @@ def test_an_option_is_named_as_it_was_typed():
         {"_target_": "peft.LoraConfig", "use_dora": True},
     ]
     (axis,) = axes_of([{"peft": node} for node in nodes], [{}, {"peft": "lora"}, {"peft": "dora"}])
-    assert axis.name == "peft" and axis.column == ("none", "lora", "dora")
+    assert axis.name == "peft"
+    assert axis.column == ("none", "lora", "dora")
 
 
 def test_two_models_are_told_by_their_paths():
@@ -227,7 +233,8 @@ def test_two_models_are_told_by_their_paths():
         for path, dtype in (("a/b", "f"), ("c/d", "g"))
     ]
     (axis,) = axes_of([{"model": node} for node in nodes])
-    assert axis.name == "model.path" and set(axis.also) == {"model.tokenizer.path", "model.dtype"}
+    assert axis.name == "model.path"
+    assert set(axis.also) == {"model.tokenizer.path", "model.dtype"}
 
 
 def test_ties_and_close_calls_are_told(tmp_path):
@@ -259,10 +266,8 @@ def test_one_longer_and_one_interrupted_run_are_no_axis(tmp_path):
     summary = summarise(group)
     assert [axis.key for axis in summary.axes] == ["kl_coef"]
     labels = [setting.label for setting in summary.settings]
-    assert (
-        labels[:2] == ["kl_coef=0.2 extra=60 other=x", "kl_coef=0.3"]
-        and labels[-1] == "kl_coef=0.4 extra=2000"
-    )
+    assert labels[:2] == ["kl_coef=0.2 extra=60 other=x", "kl_coef=0.3"]
+    assert labels[-1] == "kl_coef=0.4 extra=2000"
     assert "\n  0.2 extra=60 other=x" in sweep_table(summary)
     rows = {
         (row["kl_coef"], row["extra"], row["other"])
@@ -297,24 +302,24 @@ def test_the_change_of_the_objective_says_where_it_is_worse(tmp_path):
     assert re.search(r"0\.5 +\+0\.2 .*\n  0\.2 +0\.25 +-0\.15 worse ", text), text
     assert "the same in all runs: objective/kl 0.5, other 1" in joined(text)
     page = (group / "report.html").read_text()
-    assert (
-        '<td class="n worse">-0.15 worse</td>' in page
-        and "The same in all runs: eval_objective/kl 0.5" in page
-    )
+    assert '<td class="n worse">-0.15 worse</td>' in page
+    assert "The same in all runs: eval_objective/kl 0.5" in page
     text = report(group / "kl-0.2+lr-0.0001+seed-0")
     lines = {
         line.split()[0]: line.split()[1:]
         for line in text.splitlines()
         if line.startswith("  eval_")
     }
-    assert next(iter(lines)) == "eval_exact" and lines["eval_exact"] == [
+    assert next(iter(lines)) == "eval_exact"
+    assert lines["eval_exact"] == [
         "0.4",
         "0.25",
         "-0.15",
         "worse",
     ]
     assert lines["eval_loss"] == ["0.5", "0.75", "+0.25", "worse"], "lower is better"
-    assert lines["eval_objective/kl"] == ["0", "0.5", "+0.5"] and lines["eval_other"] == [
+    assert lines["eval_objective/kl"] == ["0", "0.5", "+0.5"]
+    assert lines["eval_other"] == [
         "2",
         "1",
         "-1",
@@ -326,10 +331,8 @@ def test_a_tie_is_said_where_the_best_is(tmp_path):
         tmp_path / "tie", {(kl, 1e-4, 0): 0.435 + kl / 10**6 for kl in (0.1, 0.2, 0.3, 0.4, 0.5)}
     )
     told = "tied with 4 others: kl_coef=0.4, kl_coef=0.3, kl_coef=0.2, ..."
-    assert (
-        told in joined(report(group))
-        and f"{told.capitalize()}." in (group / "report.html").read_text()
-    )
+    assert told in joined(report(group))
+    assert f"{told.capitalize()}." in (group / "report.html").read_text()
 
 
 def test_columns_without_room_are_named(tmp_path):
@@ -344,27 +347,23 @@ def test_columns_without_room_are_named(tmp_path):
     for width in (80, 60):
         lines = sweep_table(summarise(group), width).splitlines()
         assert max(len(line) for line in lines if not line.startswith(("repeat", "model"))) <= width
-        assert any(line.startswith("  no room for ") for line in lines) and "score_c" in joined(
-            "\n".join(lines)
-        )
+        assert any(line.startswith("  no room for ") for line in lines)
+        assert "score_c" in joined("\n".join(lines))
 
 
 def test_one_lucky_seed_does_not_beat_several(tmp_path):
     summary = summarise(lay_sweep(tmp_path / "lucky", SEEDS | {(0.9, 1e-4, 0): 0.99}))
-    assert summary.settings[0].values == {"kl_coef": 0.9} and summary.best.values == {
-        "kl_coef": 0.5
-    }
+    assert summary.settings[0].values == {"kl_coef": 0.9}
+    assert summary.best.values == {"kl_coef": 0.5}
     assert "left out with one seed: kl_coef=0.9" in joined(sweep_table(summary))
 
 
 def test_the_objective_can_be_chosen_and_turned(tmp_path):
     group = lay_sweep(tmp_path / "kl", SEEDS)
     low = summarise(group, "loss")
-    assert (
-        low.objective.name == "eval_loss"
-        and not low.objective.maximise
-        and low.best.values == {"kl_coef": 0.5}
-    )
+    assert low.objective.name == "eval_loss"
+    assert not low.objective.maximise
+    assert low.best.values == {"kl_coef": 0.5}
     assert summarise(group, "eval_loss", "max").best.values == {"kl_coef": 0.1}
     logged = summarise(lay_sweep(tmp_path / "logged", SEEDS, logged=True), "reward")
     assert logged.best.mean("reward") == pytest.approx(5 * 0.85)
@@ -380,7 +379,8 @@ def test_the_objective_is_that_of_the_configuration(tmp_path):
         after = {"eval_loss": 0.1, "eval_margin": margin}
         lay_run(tmp_path / "best" / f"{kl}", after=after, kl_coef=kl, trainer={"args": args})
     summary = summarise(tmp_path / "best")
-    assert summary.objective.name == "eval_margin" and summary.best.values == {"kl_coef": 0.2}
+    assert summary.objective.name == "eval_margin"
+    assert summary.best.values == {"kl_coef": 0.2}
     lay_run(tmp_path / "rl" / "a", after={"eval_loss": 0.1, "eval_reward": 0.4})
     assert summarise(tmp_path / "rl").objective.name == "eval_reward"
     lay_run(
@@ -439,11 +439,9 @@ def test_what_is_no_number_counts_as_no_score(tmp_path):
     )
     summary = summarise(group)
     setting = next(setting for setting in summary.settings if setting.values == {"kl_coef": 0.5})
-    assert (
-        setting.scores["eval_exact"] == [0.9]
-        and len(setting.finished) == 2
-        and setting.sd("eval_exact") is None
-    )
+    assert setting.scores["eval_exact"] == [0.9]
+    assert len(setting.finished) == 2
+    assert setting.sd("eval_exact") is None
     assert summary.best.values == {"kl_coef": 0.1}
     assert "NaN" not in to_jsonl(summary)
 
@@ -531,14 +529,17 @@ def test_every_state_is_shown_as_what_it_is(partial):
 def test_the_rows_are_in_csv_and_in_json_lines(partial):
     summary = summarise(partial)
     rows = list(csv.DictReader(to_csv(summary).splitlines()))
-    assert len(rows) == 12 and rows[0]["run"] == "kl-0.5+lr-0.0001+seed-0"
+    assert len(rows) == 12
+    assert rows[0]["run"] == "kl-0.5+lr-0.0001+seed-0"
     by_name = {row["run"]: row for row in rows}
-    assert by_name["failed"]["state"] == "failed" and by_name["failed"]["eval_exact"] == ""
+    assert by_name["failed"]["state"] == "failed"
+    assert by_name["failed"]["eval_exact"] == ""
     assert (
         by_name["kl-0.1+lr-0.0001+seed-1"] | {"kl_coef": "0.1", "seed": "1", "eval_exact": "0.7"}
         == by_name["kl-0.1+lr-0.0001+seed-1"]
     )
-    formulas, others = ["=HYPERLINK(1)", "@SUM(1)", "+1+cmd", "\t=1"], ["-2e-3", "-0.5", "a=b"]
+    formulas = ["=HYPERLINK(1)", "@SUM(1)", "+1+cmd", "\t=1"]
+    others = ["-2e-3", "-0.5", "a=b"]
     assert [to_cell(text) for text in formulas + others] == [
         *(f"'{text}" for text in formulas),
         *others,
@@ -546,16 +547,15 @@ def test_the_rows_are_in_csv_and_in_json_lines(partial):
     assert to_cell("a\r=1") == "a␍=1"
     lines = [json.loads(line) for line in to_jsonl(summary).splitlines()]
     assert {line["run"]: line["state"] for line in lines}["torn-status"] == "unknown"
-    assert (
-        lines[0]["before"]["eval_exact"] == 0.0
-        and lines[0]["after"]["eval_exact"] == lines[0]["objective"]
-    )
+    assert lines[0]["before"]["eval_exact"] == 0.0
+    assert lines[0]["after"]["eval_exact"] == lines[0]["objective"]
 
 
 @pytest.mark.slow
 def test_nothing_from_a_folder_is_taken_for_html(partial):
     page = (partial / "report.html").read_text()
-    assert page.count("<script") == 2 and "partial<b>" not in page
+    assert page.count("<script") == 2
+    assert "partial<b>" not in page
     for words in (f"{BAD}4", f"{BAD} stopped it", "x<script>"):
         assert html.escape(words) in page
 
@@ -602,7 +602,8 @@ def test_a_report_is_written_again_only_where_something_changed(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in before} == before
     set_status(group / "kl-0.1+lr-0.0001+seed-0", state="failed", cause="gone")
     write_report(summarise(group))
-    assert "gone" in page.read_text() and page.stat().st_mtime_ns > before[page]
+    assert "gone" in page.read_text()
+    assert page.stat().st_mtime_ns > before[page]
     turned = write_report(summarise(group, "eval_loss")).read_text()
     assert "Lower is better" in turned
 
@@ -637,7 +638,8 @@ def test_a_band_is_the_mean_and_deviation_of_the_seeds_at_each_step(tmp_path):
         )
     runs = [read_run(folder) for folder in sorted((tmp_path / "g").iterdir())]
     points = band(runs, "loss")
-    assert points.steps == [1, 2, 3] and points.values == [2.0, 4.0, 9.0]
+    assert points.steps == [1, 2, 3]
+    assert points.values == [2.0, 4.0, 9.0]
     assert points.deviations == pytest.approx([2**0.5, 8**0.5, 0.0])
 
 
@@ -645,7 +647,8 @@ def test_a_heat_map_has_the_scores_in_their_cells(tmp_path):
     summary = summarise(lay_sweep(tmp_path / "grid", GRID))
     axes = {axis.name: axis for axis in summary.axes}
     cells = heat_cells(summary, "eval_exact", axes["kl_coef"], axes["learning_rate"])
-    assert cells[(2, 1)] == [pytest.approx(0.5)] and len(cells) == 6
+    assert cells[(2, 1)] == [pytest.approx(0.5)]
+    assert len(cells) == 6
     torn = lay_run(tmp_path / "grid" / "torn", after={"eval_exact": 1.0})
     (torn / "config.yaml").write_text("a: [1\n b: }")
     assert (
@@ -669,7 +672,8 @@ def test_a_picture_in_a_page_says_what_its_axes_say(tmp_path):
     (axes,) = picture.figure.axes
     told = {label.get_text() for label in (*axes.get_xticklabels(), *axes.get_yticklabels())}
     written = {text for text in re.findall(r">([^<]+)</text>", svg) if text not in ("step", "loss")}
-    assert written <= told and len(written) == 4 + sum("." in text for text in written)
+    assert written <= told
+    assert len(written) == 4 + sum("." in text for text in written)
 
 
 def lay_curves(group: Path, **curves: list) -> dict:
@@ -690,11 +694,9 @@ def test_the_headline_has_a_dashed_line_where_it_was_measured_twice(tmp_path):
     (picture, loss) = run_pictures(read_run(folder).lines, headline_of(read_run(folder)))
     assert (picture.name, loss.name) == ("eval_exact", "loss")
     (points,) = picture.figure.axes[0].lines
-    assert (
-        points.get_linestyle() == "--"
-        and points.get_marker() == "o"
-        and list(points.get_ydata()) == [0.25, 0.5]
-    )
+    assert points.get_linestyle() == "--"
+    assert points.get_marker() == "o"
+    assert list(points.get_ydata()) == [0.25, 0.5]
     assert points.get_markerfacecolor() == "none", "held-out points are hollow"
     assert loss.figure.axes[0].lines[0].get_linestyle() != "None", "three points are a line"
     names = [picture.name for picture in sweep_pictures(summarise(folder.parent))]
@@ -702,7 +704,8 @@ def test_the_headline_has_a_dashed_line_where_it_was_measured_twice(tmp_path):
 
 
 def test_curves_that_lie_on_each_other_differ_in_more_than_their_colour(tmp_path):
-    same, other = [0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1]
+    same = [0.1, 0.2, 0.3, 0.4]
+    other = [0.4, 0.3, 0.2, 0.1]
     picture = lay_curves(tmp_path / "lines", a=same, b=same, c=other)["curve-eval_exact"]
     lines = picture.figure.axes[0].lines
     assert (
@@ -728,11 +731,13 @@ def test_curves_that_lie_on_each_other_differ_in_more_than_their_colour(tmp_path
 def test_one_long_run_runs_out_of_the_picture(tmp_path):
     curves = {name: [0.1, 0.2, 0.3] for name in "abc"} | {"d": [0.1] * 40}
     axes = lay_curves(tmp_path / "long", **curves)["curve-eval_exact"].figure.axes[0]
-    assert axes.get_xlim()[1] < 25 and axes.get_xlabel() == "step (1 setting beyond, to 390)"
+    assert axes.get_xlim()[1] < 25
+    assert axes.get_xlabel() == "step (1 setting beyond, to 390)"
     two = lay_curves(tmp_path / "two", a=[0.1, 0.2, 0.3], d=[0.1] * 40)[
         "curve-eval_exact"
     ].figure.axes[0]
-    assert two.get_xlim()[1] > 390 and two.get_xlabel() == "step"
+    assert two.get_xlim()[1] > 390
+    assert two.get_xlabel() == "step"
 
 
 def test_what_is_written_as_the_same_number_is_drawn_as_the_same(tmp_path):
@@ -783,16 +788,15 @@ def test_the_verb_lists_reports_and_refuses(tmp_path, monkeypatch, capsys):
             overrides=[w for w in words if "=" in w],
         )
 
-    assert main(line()) == 0 and "no runs under outputs/ yet" in capsys.readouterr().out
+    assert main(line()) == 0
+    assert "no runs under outputs/ yet" in capsys.readouterr().out
     lay_sweep(tmp_path / "outputs" / "kl", SEEDS)
     set_status(
         lay_run(tmp_path / "outputs" / "foreign" / "run", state="failed"), cause="\x1b[2Jgone"
     )
-    assert (
-        main(line("foreign")) == 0
-        and "␛[2Jgone" in (told := capsys.readouterr().out)
-        and "\x1b" not in told
-    )
+    assert main(line("foreign")) == 0
+    assert "␛[2Jgone" in (told := capsys.readouterr().out)
+    assert "\x1b" not in told
     shutil.rmtree(tmp_path / "outputs" / "foreign")
     (tmp_path / "outputs" / "empty").mkdir()
     assert listing(Path("outputs")).splitlines()[1].split() == ["outputs/kl", "4", "4", "finished"]
@@ -814,7 +818,8 @@ def test_the_page_fits_a_phone_with_and_without_its_script(partial, tmp_path):
     folder = lay_run(group / ("long-" * 30), state="failed", kl_coef=5.0, learning_rate="w" * 90)
     set_status(folder, cause="c" * 300)
     summary = summarise(group)
-    page, drawn = write_report(summary), len(sweep_pictures(summary))
+    page = write_report(summary)
+    drawn = len(sweep_pictures(summary))
     with browser.browser() as seen:
         for disabled, pictures in ((True, "figure svg"), (False, "figure svg, figure canvas")):
             seen.call("Emulation.setScriptExecutionDisabled", value=disabled)
@@ -913,9 +918,8 @@ def test_reward_models_are_ranked_by_the_pairs_that_they_get_right(tmp_path):
     }
     group = lay_run(tmp_path / "g" / "a", after=scores | {"eval_accuracy": 0.8}).parent
     assert summarise(group).objective.name == "eval_accuracy"
-    assert (
-        is_more_better([], "eval_mean_reward") is None and is_more_better([], "eval_reward") is True
-    )
+    assert is_more_better([], "eval_mean_reward") is None
+    assert is_more_better([], "eval_reward") is True
 
 
 @pytest.mark.parametrize(
@@ -972,7 +976,8 @@ def test_a_loss_that_rises_as_a_model_learns_gives_no_verdict():
     trainer = {"trainer": {"_target_": "trl.SFTTrainer", "args": args}}
     ends = [{"eval_loss": 0.0111, "eval_mean_token_accuracy": 0.043}]
     ends += [{"eval_loss": 0.0426, "eval_mean_token_accuracy": 0.181}]
-    assert "eval_loss" in describe(*ends) and describe(*ends, **trainer) is None
+    assert "eval_loss" in describe(*ends)
+    assert describe(*ends, **trainer) is None
     known = [
         end | {"eval_cross_entropy": value} for end, value in zip(ends, (2.0, 9.0), strict=True)
     ]

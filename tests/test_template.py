@@ -70,11 +70,9 @@ def test_thoughts_and_calls_are_trained_with_their_end_and_observations_are_not(
     end = tokenizer.eos_token
     assert trained_of(tokenizer, AGENT, tools) == end.join(TRAINED[name]) + end
     text = tokenizer.apply_chat_template(AGENT, tools=tools, tokenize=False)
-    assert (
-        "22 degrees" in text
-        and "Be brief." in text
-        and ("The weather of a city." in text) == bool(tools)
-    )
+    assert "22 degrees" in text
+    assert "Be brief." in text
+    assert ("The weather of a city." in text) == bool(tools)
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -106,7 +104,8 @@ def test_a_call_is_spelt_alike_in_every_shape_that_data_has(bare, name):
         tokenizer.apply_chat_template(turns[0], tools=tools, tokenize=False)
         for tools in (TOOLS, [TOOLS[0]["function"]])
     }
-    assert spelt == flat and '{"city": "Rome"}' in spelt
+    assert spelt == flat
+    assert '{"city": "Rome"}' in spelt
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -116,7 +115,8 @@ def test_several_calls_of_one_turn_are_all_trained(bare, name):
     turns = [AGENT[1], {"role": "assistant", "content": "", "tool_calls": [CALL, other]}]
     trained = trained_of(tokenizer, turns)
     assert trained.index("Rome") < trained.index("Oslo")
-    assert trained.count("weather") == 2 and trained.endswith(tokenizer.eos_token)
+    assert trained.count("weather") == 2
+    assert trained.endswith(tokenizer.eos_token)
 
 
 @pytest.mark.slow
@@ -166,7 +166,8 @@ def test_a_template_of_anybody_stays_in_the_sandbox(tmp_path, template):
 
 
 def test_a_template_reaches_nothing_of_python(tmp_path):
-    file, made = tmp_path / "own.jinja", tmp_path / "made"
+    file = tmp_path / "own.jinja"
+    made = tmp_path / "made"
     file.write_text("{{ lipsum.__globals__['os'].mkdir('" + str(made) + "') }}")
     with pytest.raises(ConfigError, match="unsafe"):
         set_template(tiny_tokenizer(), str(file))
@@ -188,6 +189,7 @@ def test_the_template_group_offers_every_shipped_template(name):
 def test_the_template_group_is_a_short_name_and_no_part_of_a_run():
     assert key_of(compose()) == key_of(compose("template=none"))
     same = [compose("template=react"), compose("model.tokenizer.chat_template=react")]
-    assert key_of(same[0]) == key_of(same[1]) and "template" not in same[0]
+    assert key_of(same[0]) == key_of(same[1])
+    assert "template" not in same[0]
     chosen = compose("template=chatml", "model=pythia_160m")
     assert chosen["model"]["tokenizer"]["chat_template"] == "chatml"

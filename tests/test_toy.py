@@ -42,7 +42,8 @@ def test_the_shipped_rows_are_what_the_generator_writes():
 def test_preference_rows_are_many_different_and_never_tied(task):
     train = shipped_rows(f"{task}/train.jsonl")
     held = shipped_rows(f"{task}/eval.jsonl")
-    assert len(train) >= 1800 and len(held) == 200
+    assert len(train) >= 1800
+    assert len(held) == 200
     assert len({json.dumps(row) for row in train + held}) == len(train) + len(held)
     assert all(row["chosen"] != row["rejected"] for row in train + held)
 
@@ -94,10 +95,8 @@ def test_the_shipped_tokenizer_is_what_the_rows_make(tmp_path):
 def test_the_tokenizer_loads_as_it_was_made():
     """Some architectures of transformers put their own rules of splitting in place of those in tokenizer.json."""
     texts = ["Sort these digits: 7 3 9 1", "It's GREAT,  isn't it?\n\n 2026", "Grüße, 漢字"]
-    loaded, made = (
-        AutoTokenizer.from_pretrained(TINY),
-        PreTrainedTokenizerFast.from_pretrained(TINY),
-    )
+    loaded = AutoTokenizer.from_pretrained(TINY)
+    made = PreTrainedTokenizerFast.from_pretrained(TINY)
     assert loaded(texts)["input_ids"] == made(texts)["input_ids"]
     assert loaded.batch_decode(loaded(texts)["input_ids"]) == texts
 
@@ -127,7 +126,8 @@ def test_the_template_marks_the_answer_and_its_end_as_the_assistants():
         if mask
     ]
     assert tokenizer.decode(mine) == "1 3<|im_end|>"
-    assert tokenizer.eos_token == "<|im_end|>" and tokenizer.pad_token == "<|endoftext|>"
+    assert tokenizer.eos_token == "<|im_end|>"
+    assert tokenizer.pad_token == "<|endoftext|>"
 
 
 @pytest.fixture(scope="module")
@@ -143,8 +143,10 @@ def sample(tiny, task: str) -> tuple[list[str], list[dict]]:
 
 def test_the_base_model_is_small_and_whole(tiny):
     model, tokenizer = tiny
-    assert model.num_parameters() < 5e5 and model.dtype == torch.float32
-    assert model.config.vocab_size == len(tokenizer) and model.config.use_cache
+    assert model.num_parameters() < 5e5
+    assert model.dtype == torch.float32
+    assert model.config.vocab_size == len(tokenizer)
+    assert model.config.use_cache
     assert (TINY / "model.safetensors").stat().st_size < 2.1e6
 
 
@@ -168,11 +170,9 @@ def test_prices_are_asked_for_in_one_of_six_answers_and_then_right():
 
     rows = shipped_rows("toy_prices/train.jsonl")
     asked = [row for row in rows if len(row["completion"]) > 1]
-    assert (
-        len(asked) * 6 == len(rows)
-        and not any(map(held_out, rows))
-        and all(map(held_out, shipped_rows("toy_prices/eval.jsonl")))
-    )
+    assert len(asked) * 6 == len(rows)
+    assert not any(map(held_out, rows))
+    assert all(map(held_out, shipped_rows("toy_prices/eval.jsonl")))
     assert {row["completion"][-1]["content"] == row["price"] for row in asked} == {True}
     # The rows show the tool as the trainer of the second stage does.
     set_template(tokenizer := AutoTokenizer.from_pretrained(TINY), "brief")

@@ -63,7 +63,9 @@ def test_a_folder_keeps_its_id_and_another_one_has_another(tmp_path):
     for folder in folders:
         folder.mkdir(parents=True)
     first, second = map(id_of, folders)
-    assert first.startswith("0123456789-") and first != second and id_of(folders[0]) == first
+    assert first.startswith("0123456789-")
+    assert first != second
+    assert id_of(folders[0]) == first
 
 
 def test_only_the_first_process_makes_an_id(tmp_path, monkeypatch):
@@ -82,7 +84,8 @@ def test_a_missing_package_is_a_fault_that_says_what_to_install_for_the_worker_t
     )
     assert worker.work(run) == 5
     told = capsys.readouterr().err
-    assert "pip install 'wandb>=0.19'" in told and "pip install 'tensorboard>=2.18'" in told
+    assert "pip install 'wandb>=0.19'" in told
+    assert "pip install 'tensorboard>=2.18'" in told
 
 
 @pytest.mark.slow
@@ -92,10 +95,10 @@ def test_several_trackers_are_composed_into_one_and_change_no_key(tmp_path):
     (tmp_path / "experiment").mkdir()
     listed = "# @package _global_\ndefaults: [{override /tracker: [tensorboard, ours, none]}]\n"
     (tmp_path / "experiment" / "two.yaml").write_text(listed)
-    one, typed = compose(["tracker=wandb"]).cfg, compose(["tracker=[wandb,tensorboard]"]).cfg
-    assert typed["tracker"]["report_to"] == ["wandb", "tensorboard"] and key_of(one) == key_of(
-        typed
-    )
+    one = compose(["tracker=wandb"]).cfg
+    typed = compose(["tracker=[wandb,tensorboard]"]).cfg
+    assert typed["tracker"]["report_to"] == ["wandb", "tensorboard"]
+    assert key_of(one) == key_of(typed)
     assert typed["tracker"]["environment"].items() > one["tracker"]["environment"].items()
     node = compose(["experiment=two"], [tmp_path]).cfg["tracker"]
     assert (node["report_to"], node["tags"]) == (["tensorboard", "wandb", "mlflow"], ["ours"])
@@ -144,7 +147,8 @@ def trained_twice(runner, tracker: str, *words: str, **variables: str) -> Run:
     shutil.rmtree(run.model)
     run.set_status("interrupted", step=2)
     done = runner(*words, **variables)
-    assert run.status()["state"] == "finished" and "\x1b[" not in done.stdout + done.stderr
+    assert run.status()["state"] == "finished"
+    assert "\x1b[" not in done.stdout + done.stderr
     return run
 
 
@@ -155,7 +159,8 @@ def test_tensorboard(runner):
     run = trained_twice(runner, "tensorboard")
     assert len(list((run.folder / "tensorboard").iterdir())) == 2, "each start writes a file"
     seen = figures_of(run)
-    assert seen["train/loss"] == [1, 2, 3, 4] and seen["eval/loss"] == [0, 4]
+    assert seen["train/loss"] == [1, 2, 3, 4]
+    assert seen["eval/loss"] == [0, 4]
     # below the format of the folder
     frozen = (run.folder / "config.yaml").read_text().partition("\n")[2]
     assert text_of(run, "config") == f"```yaml\n{frozen}```"
@@ -183,7 +188,8 @@ def test_wandb(runner):
         for part in start.config.update
         if part.key == "runner"
     ]
-    assert len(configs) == 2 and all(config == run.cfg for config in configs)
+    assert len(configs) == 2
+    assert all(config == run.cfg for config in configs)
     figures = []
     for record in records:
         row = {
@@ -222,7 +228,9 @@ def wandb_records(path: Path):
     """The records of a file that wandb wrote offline: blocks of 32 kB of chunks with a header of 7 bytes each."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    data, place, whole = path.read_bytes(), 7, b""
+    data = path.read_bytes()
+    place = 7
+    whole = b""
     while place + 7 <= len(data):
         left = 32768 - place % 32768
         if left < 7:

@@ -72,7 +72,8 @@ def targets(group):
 
 @pytest.mark.parametrize(("group", "kind"), [("trainer", Trainer), ("callback", TrainerCallback)])
 def test_whatever_trl_exports_has_an_option_or_a_reason(group, kind):
-    says, known = table(), targets(group)
+    says = table()
+    known = targets(group)
     names = [name for name, part in exported(kind).items() if name.endswith(group.capitalize())]
     assert len(names) > 6
     for name in names:
@@ -178,7 +179,8 @@ def test_a_teacher_on_a_server_teaches(runner):
         for line in read_metrics(runner.runs("run")[0] / "metrics.jsonl")
         if "loss" in line
     ]
-    assert len(losses) == 2 and all(0 < loss < math.inf for loss in losses)
+    assert len(losses) == 2
+    assert all(0 < loss < math.inf for loss in losses)
 
 
 # --- A trainer that loads the weights itself --------------------------------------------------------------------------
@@ -222,4 +224,5 @@ def test_kinds_of_configurations_that_trl_trains_compose(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     found = {f"{kind.trainer}, {kind.name}": compose_kind(kind) for kind in KINDS}
-    assert len(found) > 38 and {name: fault for name, fault in found.items() if fault} == {}
+    assert len(found) > 38
+    assert {name: fault for name, fault in found.items() if fault} == {}

@@ -72,9 +72,8 @@ def test_layers_are_trained_whole_beside_an_adapter():
     }
     low_rank = {name for name in trained(adapted) if "lora_" in name}
     assert whole | low_rank == trained(adapted)
-    assert any("layers.1.mlp" in name for name in low_rank) and not any(
-        "layers.0.mlp" in name for name in low_rank
-    )
+    assert any("layers.1.mlp" in name for name in low_rank)
+    assert not any("layers.0.mlp" in name for name in low_rank)
 
 
 @pytest.mark.parametrize("kind", ["llama4_text", "phimoe", "falcon"])
@@ -105,7 +104,8 @@ def test_layers_that_are_more_than_linear_are_left_alone_by_an_adapter_of_all_li
         if kind == "falcon"
         else names
     )
-    assert len(names) >= 4 and "router" not in names
+    assert len(names) >= 4
+    assert "router" not in names
     adapted.save_pretrained(tmp_path)
     assert LoraConfig.from_pretrained(str(tmp_path)).exclude_modules == (
         None if kind == "falcon" else {"router"}
@@ -122,8 +122,10 @@ def test_embeddings_that_are_shared_stay_shared(pattern):
         next(
             weight for name, weight in adapted.named_parameters() if "modules_to_save" in name
         ).add_(1.0)
-    tokens, words = adapted.get_input_embeddings().weight, adapted.get_output_embeddings().weight
-    assert torch.equal(tokens, words) and tokens.mean() > 0.5
+    tokens = adapted.get_input_embeddings().weight
+    words = adapted.get_output_embeddings().weight
+    assert torch.equal(tokens, words)
+    assert tokens.mean() > 0.5
 
 
 def test_what_cannot_be_trained_whole_is_told():
@@ -185,15 +187,18 @@ def test_a_tuner_of_ones_own_changes_the_model_or_gives_an_adapter(mine):
     model, config = build_tuner(
         AdapterPart.read_chosen({"_target_": "my_tuners.biases"}), load(), "lm"
     )
-    assert config is None and all("norm" in name or "bias" in name for name in trained(model))
+    assert config is None
+    assert all("norm" in name or "bias" in name for name in trained(model))
     _, config = build_tuner(
         AdapterPart.read_chosen({"_target_": "my_tuners.shallow", "r": 3}), load(), "lm"
     )
-    assert (config.r, config.task_type) == (3, "CAUSAL_LM") and len(config.target_modules) == 1
+    assert (config.r, config.task_type) == (3, "CAUSAL_LM")
+    assert len(config.target_modules) == 1
     model, config = build_tuner(
         AdapterPart.read_chosen({"_target_": "my_tuners.load_adapter_weights"}), load(), "lm"
     )
-    assert config is None and isinstance(model, PeftModel)
+    assert config is None
+    assert isinstance(model, PeftModel)
     with pytest.raises(ConfigError, match="returned NoneType"):
         build_tuner(AdapterPart.read_chosen({"_target_": "my_tuners.forgetful"}), load(), "lm")
 
@@ -211,7 +216,8 @@ def test_a_tuner_saves_and_loads_what_it_has_put_on_the_model_by_itself(train, c
     done = train("trainer=sft", *words, "learning_rate=1e-2")
     assert (done.code, done.state()) == (0, "finished")
     files = {path.name for path in done.run.model.iterdir()}
-    assert "scales.safetensors" in files and not files & {"config.json", "model.safetensors"}
+    assert "scales.safetensors" in files
+    assert not files & {"config.json", "model.safetensors"}
     assert "predict" in capsys.readouterr().out.partition("next ")[2]  # nothing else could train on
     saved = load_file(done.run.model / "scales.safetensors")
     assert {name.rpartition(".")[2] for name in saved} == {"scale"}
@@ -237,10 +243,8 @@ def test_a_tuner_saves_and_loads_what_it_has_put_on_the_model_by_itself(train, c
     assert main(["export", str(done.run)]) == 0
     export = load_file(done.run.folder / "export" / "scales.safetensors")
     assert all(torch.equal(saved[name], export[name]) for name in saved)
-    assert (
-        main(["trainer=ppo", *words, "--dry-run"]) == 2
-        and "policy and critic" in capsys.readouterr().err
-    )
+    assert main(["trainer=ppo", *words, "--dry-run"]) == 2
+    assert "policy and critic" in capsys.readouterr().err
 
 
 # --- Merged -------------------------------------------------------------------------------------
@@ -267,9 +271,8 @@ def adapter(tmp_path_factory) -> Path:
 @pytest.mark.slow
 def test_a_merged_adapter_is_a_whole_model_that_answers_like_it(adapter):
     merged = load(adapter, merge=True)
-    assert not isinstance(merged, PeftModel) and all(
-        weight.requires_grad for weight in merged.parameters()
-    )
+    assert not isinstance(merged, PeftModel)
+    assert all(weight.requires_grad for weight in merged.parameters())
     torch.testing.assert_close(logits(merged), logits(load(adapter)), atol=1e-4, rtol=0)
     assert (logits(merged) - logits(load())).abs().max() > 0.1
 
@@ -292,7 +295,8 @@ def test_what_cannot_be_merged_is_told():
 def test_an_adapter_that_could_not_be_saved_is_refused(train, adapter, capsys, words, fix):
     for base in ((f"model.path={adapter}", "model.merge=true"), ("model=new",)):
         done = train("trainer=sft", *words, *base, *FEW)
-        assert done.code == 2 and fix in capsys.readouterr().err
+        assert done.code == 2
+        assert fix in capsys.readouterr().err
 
 
 # --- Saved, loaded elsewhere, and put back ------------------------------------------------------
@@ -424,7 +428,8 @@ def test_each_kind_is_saved_for_others_and_its_best_checkpoint_comes_back(
     words = [word.format(adapter=adapter) for word in words]
     # The last model is the worse one by these, whatever was learnt.
     figures = {"trainer=ppo": "eval_objective/scores", "trainer=grpo": "eval_kl"}
-    figure, greater = figures.get(words[0], "eval_loss"), words[0] != "trainer=grpo"
+    figure = figures.get(words[0], "eval_loss")
+    greater = words[0] != "trainer=grpo"
     best = (
         f"trainer.args.metric_for_best_model={figure}",
         f"trainer.args.greater_is_better={str(greater).lower()}",
@@ -440,13 +445,13 @@ def test_each_kind_is_saved_for_others_and_its_best_checkpoint_comes_back(
     assert step != "4"
     torch.testing.assert_close(back(done.run.model), end, atol=2e-4, rtol=0)
     names = {path.name for path in done.run.model.iterdir()}
-    assert {"tokenizer.json", "training_args.json"} <= names and not any(
-        name.endswith(".bin") for name in names
-    )
+    assert {"tokenizer.json", "training_args.json"} <= names
+    assert not any(name.endswith(".bin") for name in names)
     assert ("adapter_config.json" in names) == (back in (adapted, scored_by_adapter))
     assert AutoTokenizer.from_pretrained(done.run.model)("0 1").input_ids
     args = json.loads((done.run.model / "training_args.json").read_text())
-    assert args["learning_rate"] == 2e-3 and "output_dir" not in args
+    assert args["learning_rate"] == 2e-3
+    assert "output_dir" not in args
     if words[0] == "trainer=ppo":
         assert said["end"]["values"] == said[step]["values"]
         check_values(done.run.model, torch.tensor(said["end"]["values"]))

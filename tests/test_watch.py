@@ -82,20 +82,18 @@ def test_every_page_is_there_and_leads_to_the_others(root):
         ):
             status, text, headers = ask(server, page)
             assert status == 200 and set(re.findall(r'href="([^"]+)"', text)) >= set(links), page
-            assert (
-                headers["Cache-Control"] == "no-store"
-                and headers["X-Content-Type-Options"] == "nosniff"
-            )
-            assert headers["Referrer-Policy"] == "no-referrer" and headers[
-                "Content-Type"
-            ].startswith("text/html")
+            assert headers["Cache-Control"] == "no-store"
+            assert headers["X-Content-Type-Options"] == "nosniff"
+            assert headers["Referrer-Policy"] == "no-referrer"
+            assert headers["Content-Type"].startswith("text/html")
             status, text, others = ask(server, page, "HEAD")
             assert (status, text, others | {"Date": ""}) == (200, "", headers | {"Date": ""})
 
 
 def test_nothing_else_is_served(root):
     lay_run(root / "secret" / "run", lines=LINES)
-    page, inner = "kl/report.html", "kl/kl-0.1+lr-0.0001+seed-0"
+    page = "kl/report.html"
+    inner = "kl/kl-0.1+lr-0.0001+seed-0"
     missing = [
         "/",
         "/{token}",
@@ -138,7 +136,8 @@ def test_a_page_is_drawn_again_when_its_files_grow_and_the_run_may_go(root):
     with served(root) as server:
         _, text, headers = ask(server, "alone/run/report.html")
         same = ask(server, "alone/run/report.html", If_None_Match=headers["ETag"])
-        assert same[:2] == (304, "") and len(data_of(text)["steps"][0]) == 5
+        assert same[:2] == (304, "")
+        assert len(data_of(text)["steps"][0]) == 5
         path = root / "alone" / "run" / "metrics.jsonl"
         for name in ("alone/run/report.html", "alone/report.html", "report.html"):
             etag = ask(server, name)[2]["ETag"]
@@ -176,7 +175,9 @@ def test_to_look_writes_nothing(root):
 
 def test_the_script_is_the_one_that_the_page_names_and_small(root):
     digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
-    assert len(SCRIPT.encode()) <= 100_000 and "</script" not in SCRIPT and "<!--" not in SCRIPT
+    assert len(SCRIPT.encode()) <= 100_000
+    assert "</script" not in SCRIPT
+    assert "<!--" not in SCRIPT
     write_report(summarise(root / "kl"))
     with served(root) as server:
         _, live, headers = ask(server, "kl/report.html")
@@ -187,7 +188,8 @@ def test_the_script_is_the_one_that_the_page_names_and_small(root):
         policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page)[1]
         rules = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
         assert policy == f"{rules}; script-src 'sha256-{digest}'{more}"
-        assert page.count("<script>") == 1 and f"<script>{SCRIPT}</script>" in page
+        assert page.count("<script>") == 1
+        assert f"<script>{SCRIPT}</script>" in page
     assert headers["Content-Security-Policy"].startswith(policy)
 
 
@@ -203,7 +205,8 @@ def test_no_name_of_a_stranger_ends_the_data_or_the_page(tmp_path):
     with served(tmp_path) as server:
         for page in ("x/report.html", "x/one%20%3Cb%3E/report.html", ""):
             text = ask(server, page)[1]
-            assert "alert(1)</script>" not in text and text.count("<script") == 2
+            assert "alert(1)</script>" not in text
+            assert text.count("<script") == 2
         assert BAD in str(data_of(ask(server, "x/report.html")[1])["labels"])
         assert any(
             BAD in label
@@ -222,7 +225,8 @@ def test_the_numbers_of_a_page_are_those_of_the_log(tmp_path):
     data = data_of(page)
     ((name, title, [[label, dashed, at, values, sds]]),) = data["charts"]
     assert (name, title, label, dashed, data["steps"][at]) == ("loss", "loss", 0, False, [1, 2])
-    assert values == [2, 4] and sds == [1.414214, 2.828427]
+    assert values == [2, 4]
+    assert sds == [1.414214, 2.828427]
     assert data["labels"][0][2] == {"tokens": [at, [100, 200]], "time": [at, [2, 4]]}
 
 
@@ -232,7 +236,8 @@ def test_a_setting_keeps_its_colour_while_others_pass_it(root):
         lay_sweep(root / "kl", {(0.9, 1e-4, 0): 0.95, (0.05, 1e-4, 0): 0.1}, logged=True)
         _, text, _ = ask(server, "kl/report.html")
     later = dict(each[:2] for each in data_of(text)["labels"])
-    assert len(later) == len(set(later.values())) == 4 and next(iter(later)) == "kl_coef=0.9"
+    assert len(later) == len(set(later.values())) == 4
+    assert next(iter(later)) == "kl_coef=0.9"
     assert {label: later[label] for label in colours} == colours
     assert "python -m runner report</code> writes.</p>" in text
 
@@ -242,19 +247,25 @@ def test_names_side_by_side_are_one_page_beside_their_own(root, monkeypatch, cap
     words = [f"{root.name}/kl", f"{root.name}/alone/run", f"output_root={root.name}"]
     assert main(["report", *words, "objective=loss"]) == 0
     out = capsys.readouterr().out
-    assert out.count("report    ") == 2 and f"{root.name}/side_by_side.html" in out
+    assert out.count("report    ") == 2
+    assert f"{root.name}/side_by_side.html" in out
     page = (root / "side_by_side.html").read_text()
-    assert "alone" in page and 'href="alone/run/report.html"' in page and ">name</th>" in page
-    assert not (root / "summary.csv").exists() and (root / "kl" / "summary.csv").exists()
+    assert "alone" in page
+    assert 'href="alone/run/report.html"' in page
+    assert ">name</th>" in page
+    assert not (root / "summary.csv").exists()
+    assert (root / "kl" / "summary.csv").exists()
 
 
 @pytest.mark.slow
 def test_the_verb_prints_its_address_and_ends_by_ctrl_c(root, runner):
     started = runner.start("watch", str(root / "kl"))
     try:
-        address, deadline = None, time.monotonic() + 600
+        address = None
+        deadline = time.monotonic() + 600
         while not address:
-            assert not started.ended() and time.monotonic() < deadline
+            assert not started.ended()
+            assert time.monotonic() < deadline
             text = started.out.read_text() if started.out.exists() else ""
             address = re.search(r"page +(http://127\.0\.0\.1:(\d+)/(\S{32})/kl/report\.html)", text)
             time.sleep(0.02)
@@ -262,11 +273,14 @@ def test_the_verb_prints_its_address_and_ends_by_ctrl_c(root, runner):
         connection.request("GET", urlsplit(address[1]).path)
         assert connection.getresponse().status == 200
         taken = runner("watch", f"port={address[2]}", code=5)
-        assert "port=0" in taken.stderr and address[2] in taken.stderr
+        assert "port=0" in taken.stderr
+        assert address[2] in taken.stderr
     finally:
         started.send(signal.SIGINT)
     done = started.wait()
-    assert done.returncode == 0 and done.stderr == "" and done.stdout.count(address[3]) == 1
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert done.stdout.count(address[3]) == 1
 
 
 def test_readers_who_say_nothing_hang_up_or_take_nothing_leave_no_trace(root, monkeypatch, capsys):

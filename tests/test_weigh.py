@@ -104,16 +104,16 @@ def test_the_answers_are_those_that_the_template_marks(tokenizer):
         TALK, return_dict=True, return_assistant_tokens_mask=True
     )
     ids, weights = token_weights({"messages": TALK}, [answers], tokenizer)["token_weights"]
-    assert ids == theirs["input_ids"] and weights == [
-        float(bit) for bit in theirs["assistant_masks"]
-    ]
+    assert ids == theirs["input_ids"]
+    assert weights == [float(bit) for bit in theirs["assistant_masks"]]
 
 
 def test_without_a_lighter_message_all_tokens_weigh_alike(tokenizer):
     ids, weights = token_weights({"messages": TALK}, [partial(answers, rest=1.0)], tokenizer)[
         "token_weights"
     ]
-    assert set(weights) == {1.0} and ids == tokenizer.apply_chat_template(TALK)["input_ids"]
+    assert set(weights) == {1.0}
+    assert ids == tokenizer.apply_chat_template(TALK)["input_ids"]
 
 
 def test_what_the_template_writes_around_weighs_as_little_as_the_lightest(tokenizer):
@@ -255,7 +255,8 @@ def padded(rows, key, side="right"):
     ids = [row[key] + [0] * (longest - len(row[key])) for row in rows]
     mask = [[1] * len(row[key]) + [0] * (longest - len(row[key])) for row in rows]
     if side == "left":
-        ids, mask = [each[::-1] for each in ids], [each[::-1] for each in mask]
+        ids = [each[::-1] for each in ids]
+        mask = [each[::-1] for each in mask]
     return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
 
 
@@ -392,7 +393,8 @@ def expected_weights(trainer, ids, mask):
 
 
 def sums(trainer, model, batch, prefix=""):
-    ids, mask = batch[f"{prefix}input_ids"], batch[f"{prefix}attention_mask"]
+    ids = batch[f"{prefix}input_ids"]
+    mask = batch[f"{prefix}attention_mask"]
     weights = expected_weights(trainer, ids, mask) * batch[f"{prefix}completion_mask"][:, 1:]
     return (logps(model, ids, mask) * weights).sum(1)
 
@@ -445,7 +447,8 @@ def test_dpo_by_hand(laid_out, loss):
     ).chunk(2)
     if loss != "none":
         lengths = batch["completion_mask"].sum(1).chunk(2)
-        chosen, rejected = chosen / lengths[0], rejected / lengths[1]
+        chosen = chosen / lengths[0]
+        rejected = rejected / lengths[1]
     by_hand = -logsigmoid(0.3 * (chosen - rejected)).mean()
     assert abs(chosen - rejected).max() > 1e-3
     assert trainer.compute_loss(trainer.model, dict(batch)).item() == pytest.approx(
@@ -496,14 +499,10 @@ def test_kto_by_hand(laid_out):
 )
 def test_a_loss_costs_no_forward_pass(laid_out, words, passes):
     trainer, batch = laid_out(*words.split())
-    models, seen = (
-        {
-            id(model): model
-            for model in (trainer.model, getattr(trainer, "ref_model", None))
-            if model
-        },
-        [],
-    )
+    models = {
+        id(model): model for model in (trainer.model, getattr(trainer, "ref_model", None)) if model
+    }
+    seen = []
     hooks = [
         model.register_forward_pre_hook(lambda *given: seen.append(given))
         for model in models.values()
@@ -561,10 +560,8 @@ def test_packed_rows_keep_the_weight_of_each_token(strategy):
     ],
 )
 def test_weights_of_one_change_no_bit(train, words):
-    theirs, ours = (
-        train(*words.split(), *SMALL, name="theirs"),
-        train(*words.split(), *ONES, *SMALL, name="ours"),
-    )
+    theirs = train(*words.split(), *SMALL, name="theirs")
+    ours = train(*words.split(), *ONES, *SMALL, name="ours")
     assert weights(ours) == weights(theirs)
 
 
@@ -615,10 +612,8 @@ def test_several_rules_are_typed_as_a_list():
     rules = config.compose(
         expand(["weight=[answers, tool_calls]", "weight.answers.rest=0.1"], read_menu())
     ).cfg["weight"]
-    assert (
-        rules["answers"]["rest"] == 0.1
-        and rules["tool_calls"]["_target_"] == "runner.dataset.weigh.pattern"
-    )
+    assert rules["answers"]["rest"] == 0.1
+    assert rules["tool_calls"]["_target_"] == "runner.dataset.weigh.pattern"
 
 
 @pytest.mark.parametrize("entry", ["override /weight", "/weight"])
@@ -674,4 +669,5 @@ def test_micro_batches_of_any_size_weigh_alike(train):
 @pytest.mark.slow
 def test_a_model_that_cannot_be_weighed_is_told_before_the_first_step(train, capsys):
     done = train("trainer=sft", "weight=pattern", "weight.pattern=nowhere", "weight.rest=0", *SMALL)
-    assert done.code == 2 and "no token of them weighs anything" in capsys.readouterr().err
+    assert done.code == 2
+    assert "no token of them weighs anything" in capsys.readouterr().err

@@ -31,10 +31,8 @@ def test_a_value_is_followed_to_the_file_that_counts_and_past_all_that_it_overro
     text = why(capsys, "trainer.args.learning_rate", "trainer=dpo", "experiment=toy_dpo")
     first, second = re.split(r"^(?=learning_rate)", text, flags=re.MULTILINE)
     assert first.splitlines()[0] == "trainer.args.learning_rate = 0.0001"
-    assert (
-        "is    ${learning_rate}  conf/trainer/dpo.yaml:" in first
-        and "(default of DPOConfig)" in first
-    )
+    assert "is    ${learning_rate}  conf/trainer/dpo.yaml:" in first
+    assert "(default of DPOConfig)" in first
     places = [line.split()[2] for line in second.splitlines()[1:]]
     assert [place.split(":")[0] for place in places] == [
         "conf/experiment/toy_dpo.yaml",
@@ -49,10 +47,8 @@ def test_a_value_is_followed_to_the_file_that_counts_and_past_all_that_it_overro
 
 def test_what_is_left_out_with_another_model_is_no_place_of_a_value(capsys):
     text = why(capsys, "learning_rate", "model.path=org/name")
-    assert (
-        text.startswith("learning_rate = 2e-5\n  is    2e-5  conf/trainer/sft.yaml:")
-        and "tiny.yaml" not in text
-    )
+    assert text.startswith("learning_rate = 2e-5\n  is    2e-5  conf/trainer/sft.yaml:")
+    assert "tiny.yaml" not in text
     assert "conf/model/tiny.yaml" in why(capsys, "model.path", "model.path=org/name")
     assert main(["--cfg", "job", "model.path=org/name", "model=tiny"]) == 0
     assert "\nlearning_rate: 2.0e-05\n" in capsys.readouterr().out
@@ -60,13 +56,15 @@ def test_what_is_left_out_with_another_model_is_no_place_of_a_value(capsys):
 
 def test_a_typed_word_counts_most(capsys):
     lines = why(capsys, "max_steps", "trainer.args.max_steps=7").splitlines()
-    assert lines[0] == "trainer.args.max_steps = 7" and lines[1].split() == [
+    assert lines[0] == "trainer.args.max_steps = 7"
+    assert lines[1].split() == [
         "is",
         "7",
         "command",
         "line",
     ]
-    assert lines[2].split()[:2] == ["over", "80"] and lines[3].split()[:2] == ["over", "-1"]
+    assert lines[2].split()[:2] == ["over", "80"]
+    assert lines[3].split()[:2] == ["over", "-1"]
 
 
 def test_a_typed_mapping_gives_each_of_its_keys(capsys):
@@ -89,19 +87,16 @@ def test_what_nobody_sets_is_the_default_of_the_installed_source(capsys):
 
 def test_what_the_runner_decides_is_read_from_its_own_source(capsys):
     text = why(capsys, "trainer.args.seed", "seed=3")
-    assert (
-        "${seed}  runner/training/components/args.py:" in text
-        and "seed = 3\n  is    3  command line" in text
-    )
+    assert "${seed}  runner/training/components/args.py:" in text
+    assert "seed = 3\n  is    3  command line" in text
     assert "on a machine without a GPU" in why(capsys, "trainer.args.bf16")
     assert text.count("over") == 2  # 42 of transformers, 0 of conf/config.yaml
 
 
 def test_a_node_lists_its_keys(capsys):
     text = why(capsys, "peft", "peft=lora", "peft.r=4")
-    assert re.search(r"peft\.r +4 +command line", text) and re.search(
-        r"peft\.lora_alpha +32 +conf/peft/lora.yaml:\d", text
-    )
+    assert re.search(r"peft\.r +4 +command line", text)
+    assert re.search(r"peft\.lora_alpha +32 +conf/peft/lora.yaml:\d", text)
 
 
 @pytest.mark.slow
@@ -114,10 +109,13 @@ def test_the_words_of_a_stage_have_the_lines_of_its_experiment(capsys):
         re.search(r"conf/experiment/toy_rlhf.yaml:\d+", found[stage])[0]
         for stage in ("sft", "reward_model")
     ]
-    assert len(set(places)) == 2 and all("learning_rate=3e-4" in line_of(place) for place in places)
+    assert len(set(places)) == 2
+    assert all("learning_rate=3e-4" in line_of(place) for place in places)
     assert "is    2e-4  command line" in found["ppo"]
     only = why(capsys, "ppo.kl_coef", "experiment=toy_rlhf")
-    assert "stage ppo" in only and "stage sft" not in only and "kl_coef = 0.1" in only
+    assert "stage ppo" in only
+    assert "stage sft" not in only
+    assert "kl_coef = 0.1" in only
 
 
 def test_a_folder_of_the_users_own_is_shown_as_one_types_it(tmp_path, monkeypatch, capsys):

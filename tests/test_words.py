@@ -422,14 +422,10 @@ def test_of_rows_of_which_none_is_held_out_the_words_of_a_split_are_shown(
 def test_the_expanded_words_are_what_is_composed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1", "completion": "2"}\n' * 8)
-    assert (
-        main(["dataset=rows.jsonl", "--cfg", "job"]) == 0
-        and "path: rows.jsonl" in capsys.readouterr().out
-    )
-    assert (
-        main(["dataset=rows.jsonl", "--dry-run"]) == 0
-        and "sft-tiny-local/path-rows" in capsys.readouterr().out
-    )
+    assert main(["dataset=rows.jsonl", "--cfg", "job"]) == 0
+    assert "path: rows.jsonl" in capsys.readouterr().out
+    assert main(["dataset=rows.jsonl", "--dry-run"]) == 0
+    assert "sft-tiny-local/path-rows" in capsys.readouterr().out
     assert main(["why", "dataset.path", "dataset=rows.jsonl"]) == 0
     assert "  is    rows.jsonl  command line" in capsys.readouterr().out
 
@@ -440,7 +436,8 @@ def test_the_expanded_words_are_what_is_composed(tmp_path, monkeypatch, capsys):
 def test_the_help_fits_a_screen_and_has_every_verb(capsys):
     assert main(["--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 55 and max(map(len, lines)) <= 80
+    assert len(lines) <= 55
+    assert max(map(len, lines)) <= 80
     assert [
         line.split()[0] for line in lines if line.startswith("  ") and line.split()[0] in VERBS
     ] == list(VERBS)
@@ -461,9 +458,8 @@ def test_options_lists_every_option_with_its_first_comment(tmp_path, capsys):
     own.write_text("# My own method.\ntrainer: {_target_: x.Y}\n")
     assert main(["options", "--config-dir", str(tmp_path)]) == 0
     text = capsys.readouterr().out
-    assert max(map(len, text.splitlines())) <= 80 and re.search(
-        r"^  mine +My own method\.$", text, re.MULTILINE
-    )
+    assert max(map(len, text.splitlines())) <= 80
+    assert re.search(r"^  mine +My own method\.$", text, re.MULTILINE)
     for group, options in read_menu().items():
         assert f"\n{group}\n" in f"\n{text}"
         for option in options:
@@ -475,10 +471,8 @@ def test_options_lists_every_option_with_its_first_comment(tmp_path, capsys):
 def test_an_option_or_a_key_is_found_by_its_name(capsys):
     assert main(["options", "beta", "dpo"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert (
-        text.startswith("beta kl_coef= a2po, dpo, ")
-        and "trainer.args.beta= async_distillation, cpo, " in text
-    )
+    assert text.startswith("beta kl_coef= a2po, dpo, ")
+    assert "trainer.args.beta= async_distillation, cpo, " in text
     assert "dpo trainer=dpo Direct preference optimisation" in text
 
 
@@ -521,7 +515,8 @@ def test_no_other_key_of_ours_holds_a_value_that_the_tables_refuse():
 
 
 def test_mappings_of_one_key_are_merged_and_so_are_axes_of_them(capsys):
-    first, second = "model.config={attention_dropout: 0.1}", "model.config={rms_norm_eps: 1e-5}"
+    first = "model.config={attention_dropout: 0.1}"
+    second = "model.config={rms_norm_eps: 1e-5}"
     assert main([first, second, "--dry-run"]) == 0
     assert "attention_dropout-0.1-rms_norm_eps-1e-5" in capsys.readouterr().out.replace(
         "1e-05", "1e-5"

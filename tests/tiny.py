@@ -24,7 +24,8 @@ ANIMALS = ("dog", "cat", "horse", "bird", "fox")
 
 def tell_story(number: int) -> tuple[str, str, str]:
     """A post, a good summary of it and a poor one; no two of 280 numbers in a row agree."""
-    name, place = NAMES[number % len(NAMES)], PLACES[number % len(PLACES)]
+    name = NAMES[number % len(NAMES)]
+    place = PLACES[number % len(PLACES)]
     animal = ANIMALS[number % len(ANIMALS)]
     post = (
         f"On day {number} {name} went to the {place} and saw a {animal} there. Nobody else came by."
@@ -55,7 +56,8 @@ def _descriptiveness(number: int) -> dict:
 
 def _sentiment(number: int) -> dict:
     post, summary, _ = tell_story(number)
-    chosen, rejected = f"A lovely day! {summary}", f"A dreadful day. {summary}"
+    chosen = f"A lovely day! {summary}"
+    rejected = f"A dreadful day. {summary}"
     return {"prompt": post, "chosen": to_chat(post, chosen), "rejected": to_chat(post, rejected)}
 
 
@@ -66,7 +68,8 @@ def _firefly(number: int) -> dict:
 
 
 def _gsm8k(number: int) -> dict:
-    name, more = NAMES[number % len(NAMES)], number % 7 + 2
+    name = NAMES[number % len(NAMES)]
+    more = number % 7 + 2
     question = f"{name} has {number} apples and buys {more} more. How many apples does {name} have?"
     total = number + more
     answer = (
@@ -80,7 +83,8 @@ def _gsm8k_socratic(number: int) -> dict:
     return row | {"answer": f"How many apples are there? ** {row['answer']}"}
 
 
-MANY, FEW = 600, 220
+MANY = 600
+FEW = 220
 ROWS: dict[str, dict[str, dict[str, tuple[Callable[[int], dict], int]]]] = {
     "trl-lib/tldr": {
         "default": {"train": (_tldr, MANY), "validation": (_tldr, MANY), "test": (_tldr, FEW)}
@@ -181,7 +185,8 @@ def rows_of(repo_id: str) -> dict[str, dict[str, list[dict]]]:
 
 
 def _make_splits(splits: dict[str, tuple[Callable[[int], dict], int]]) -> dict[str, list[dict]]:
-    rows, start = {}, 0
+    rows = {}
+    start = 0
     for split, (make, count) in splits.items():
         rows[split] = [make(number) for number in range(start, start + count)]
         start += count

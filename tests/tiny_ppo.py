@@ -18,7 +18,9 @@ from runner.ppo import PPOConfig, PPOTrainer
 
 # Token 0 is a letter, so that padding with zeros would show.
 LETTERS = "abcdefghijklmnopqrst"
-END, PAD, NEWLINE = 20, 21, 22
+END = 20
+PAD = 21
+NEWLINE = 22
 WORDS = 24
 PROMPTS = ["abc", "d", "efghij", "kl", "ghijklm", "b", "cd", "nopqr"]
 

@@ -94,7 +94,8 @@ HELD_OUT = 200  # rows to evaluate on, of each kind
 def sort_row(random: Random) -> Row | None:
     """One preference between the sorted digits and a wrong answer; None where the two would be equal."""
     digits = [random.randrange(10) for _ in range(DIGITS)]
-    right, wrong = _written(sorted(digits)), _written(_badly_sorted(digits, random))
+    right = _written(sorted(digits))
+    wrong = _written(_badly_sorted(digits, random))
     if right == wrong:
         return None
     shown = _written(digits)
@@ -103,7 +104,8 @@ def sort_row(random: Random) -> Row | None:
 
 def review_row(random: Random) -> Row:
     """One preference between a kind and an unkind review of the same thing."""
-    place, topic = random.choice(PLACES), random.choice(TOPICS)
+    place = random.choice(PLACES)
+    topic = random.choice(TOPICS)
     kind = _review(random, place, topic, PRAISE, HAPPY_ENDINGS)
     unkind = _review(random, place, topic, COMPLAINT, UNHAPPY_ENDINGS)
     prompt = f"Review the {place}. Mention the {topic}."
@@ -112,13 +114,17 @@ def review_row(random: Random) -> Row:
 
 def picture_row(random: Random) -> Row:
     """One preference between the name of what a picture shows and that of something else."""
-    colour, shape, light = random.choice([*COLOURS]), random.choice(SHAPES), random.random() < 0.5
+    colour = random.choice([*COLOURS])
+    shape = random.choice(SHAPES)
+    light = random.random() < 0.5
     size = random.randrange(8, 14)
-    left, top = random.randrange(PIXELS - size), random.randrange(PIXELS - size)
+    left = random.randrange(PIXELS - size)
+    top = random.randrange(PIXELS - size)
     arm = range((size - 2) // 2, (size - 2) // 2 + 3)  # of a cross, three pixels wide
 
     def is_set(x: int, y: int) -> bool:
-        x, y = x - left, y - top
+        x = x - left
+        y = y - top
         return 0 <= x < size and 0 <= y < size and (shape == "square" or x in arm or y in arm)
 
     ground = tuple(random.randrange(200, 256) if light else random.randrange(40) for _ in range(3))
@@ -174,7 +180,9 @@ def preferences(
     make: Callable[[Random], Row | None], count: int, seed: int, held: bool
 ) -> list[Row]:
     """``count`` different rows of one task, from one side of the split."""
-    random, rows, seen = Random(seed), [], set()
+    random = Random(seed)
+    rows = []
+    seen = set()
     while len(rows) < count:
         row = make(random)
         if row is None or held_out(row) != held or (text := json.dumps(row)) in seen:
@@ -204,14 +212,13 @@ TOOL = {
 
 def prices(seed: int, held: bool) -> list[Row]:
     """Every question for a price, once answered by asking the tool, and five times by an opinion."""
-    random, rows = Random(seed), list[Row]()
+    random = Random(seed)
+    rows = list[Row]()
     for place in PLACES:
         for topic in TOPICS:
             given = {"place": place, "item": topic}
-            said, call = (
-                str(price(**given)),
-                {"type": "function", "function": {"name": "price", "arguments": given}},
-            )
+            said = str(price(**given))
+            call = {"type": "function", "function": {"name": "price", "arguments": given}}
             asked = [
                 {"role": "assistant", "content": "", "tool_calls": [call]},
                 {"role": "tool", "name": "price", "content": said},
@@ -266,7 +273,8 @@ def _written(digits: list[int]) -> str:
 
 def _badly_sorted(digits: list[int], random: Random) -> list[int]:
     """The digits as they came, in order but for two neighbours, or in order with one misread."""
-    swapped, misread = sorted(digits), sorted(digits)
+    swapped = sorted(digits)
+    misread = sorted(digits)
     first = random.randrange(len(digits) - 1)
     swapped[first], swapped[first + 1] = swapped[first + 1], swapped[first]
     misread[random.randrange(len(digits))] = random.randrange(10)

@@ -17,7 +17,9 @@ from runner.io.files import shipped
 
 SIZE = 640  # more than it needs: every word of the rows is one token before that
 LONGEST = 1024  # tokens; what the tiny model was given positions for
-PAD, TURN, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+PAD = "<|endoftext|>"
+TURN = "<|im_start|>"
+END = "<|im_end|>"
 ROWS = ("runner://dataset/toy_sort/train.jsonl", "runner://dataset/toy_reviews/train.jsonl")
 
 # The generation marks tell trainers which tokens the assistant wrote, its end of turn included.
