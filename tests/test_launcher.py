@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from laid import lay_run
 from warm import world_of_two
 
 from runner.errors import EnvironmentFault
@@ -300,6 +301,7 @@ def test_processes_of_which_one_is_asked_to_stop_stop_together_and_see_one_folde
 def test_machines_that_cannot_meet_say_why(rank, place, said, tmp_path, monkeypatch):
     from runner.launch import accelerate
 
+    folder = lay_run(tmp_path / "run", state="created")
     monkeypatch.setattr(accelerate, "HANDSHAKE", 1)
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
@@ -307,4 +309,4 @@ def test_machines_that_cannot_meet_say_why(rank, place, said, tmp_path, monkeypa
     ):
         place = place.format(taken.getsockname()[1])
         given = {"machine_rank": rank, "rendezvous": place, "rendezvous_seconds": 0.2}
-        accelerate.accelerate(tmp_path, num_machines=2, **given)
+        accelerate.accelerate(folder, num_machines=2, **given)
