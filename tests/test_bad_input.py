@@ -308,7 +308,7 @@ def test_weights_that_are_cut_off_raise_one(tmp_path):
     node, file = save(tmp_path, LLAMA, BODY), tmp_path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-4])
     (fault,) = find_model_faults(node, "lm")
-    assert fault.where == str(file) and "the weights are cut off" in fault.found
+    assert fault.where == str(file) and "the weights are truncated" in fault.found
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,9 @@ def test_muon_is_an_optimizer_of_ours_and_classes_of_texts_are_nothing(tmp_path)
     assert draft.values["optimizer"] == {
         "weight_decay": 0.1
     } and "override /optimizer: muon" in verb.to_file(draft)
-    assert any(note.key == "num_labels" and "classes of texts" in str(note) for note in draft.notes)
+    assert any(
+        note.key == "num_labels" and "classifiers of texts" in str(note) for note in draft.notes
+    )
 
 
 def test_axolotl_dpo(imported):

@@ -333,7 +333,7 @@ def test_every_wrong_word_is_told_at_once(predict):
     said = predict(
         "model=tiny", "temprature=1", "n=0", "top_p=2", "trainer.args.max_steps=3", code=2
     ).err
-    assert "4 faults" in said and "temperature=1" in said and "a key of a training" in said
+    assert "4 faults" in said and "temperature=1" in said and "a key of training" in said
 
 
 @pytest.mark.parametrize(
@@ -517,7 +517,10 @@ def test_callbacks_hear_of_a_prediction_and_logits_are_written(predict, tmp_path
 
 
 def test_logits_are_of_rows_that_a_language_model_answers(predict):
-    assert "true beside prompt" in predict("model=tiny", "prompt=hello", "logits=true", code=2).err
+    assert (
+        "true together with prompt"
+        in predict("model=tiny", "prompt=hello", "logits=true", code=2).err
+    )
 
 
 @pytest.mark.slow

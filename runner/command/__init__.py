@@ -74,7 +74,7 @@ class Option:
                 Fault(
                     where=f"{key}",
                     found=f"looks like {form}",
-                    expected="no secret, which a file or its name would keep",
+                    expected="no secret, because a file or its name would keep it",
                     fix=f"leave {key} out",
                 )
             )
@@ -127,7 +127,7 @@ def split_options(
             kept.append(override)
             continue
         reason = (
-            ": a key of a training, which is over"
+            ": a key of training, which is already over"
             if others and head in GROUPS
             else " has no such key"
         )

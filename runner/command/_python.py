@@ -141,7 +141,7 @@ def train(*overrides: str, config_dir: str | Path | None = None, **keys: object)
             Fault(
                 where=f"{runs[-1]}",
                 found=f"the process {describe_exit(code)}",
-                fix="the same call again, which goes on",
+                fix="the same call again, which continues",
             )
         )
     if code:
@@ -199,7 +199,7 @@ def _quoted(
         Fault(
             where="runner",
             found=f"{word!r}",
-            expected="key=value; several values in a call each",
+            expected="key=value; for several values, one call each",
             fix=f"python -m runner {' '.join(words)}",
         )
         for word in bad
@@ -207,7 +207,7 @@ def _quoted(
     for word in words:
         if len(several := re.split(r"\s+(?=[\w./@]+=)", word)) > 1 and not set(word) & {*"'\""}:
             typed = ", ".join(f'"{each}"' for each in several)
-            faults.append(Fault("runner", repr(word), "a word each", f"runner.{call}({typed})"))
+            faults.append(Fault("runner", repr(word), "one word each", f"runner.{call}({typed})"))
     named = {key: f'runner.{call}("{to_override(key, value)}")' for key, value in keys.items()}
     faults += [
         Fault(key, "an argument of this name", "a word of the command line", fix)

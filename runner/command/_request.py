@@ -130,7 +130,7 @@ def read_request(
     rivals = [word for word in overrides if dotted_key(word) in ("dataset", "dataset.path")]
     if "file" in options and rivals:
         faults.append(
-            Fault("file", f"{' '.join(rivals)} beside it", "one of them", "leave file out")
+            Fault("file", f"{' '.join(rivals)} together with it", "one of them", "leave file out")
         )
     elif "file" in options:
         path = str(options["file"]).replace("\\", "\\\\").replace("'", "\\'")
@@ -140,7 +140,7 @@ def read_request(
         [
             Fault(
                 where="RUN",
-                found="none, and no model",
+                found="neither a run nor a model",
                 expected="a run, or a model",
                 fix=f"python -m runner {verb} outputs/<name>/<run>, or {verb} model=hub "
                 "model.path=<org/name>",
@@ -154,7 +154,7 @@ def read_request(
         faults.append(
             Fault(
                 where=f"{key}",
-                found=f"{word_text} beside {line.runs[0]}",
+                found=f"{word_text} together with {line.runs[0]}",
                 expected=f"either a run, whose model and template are known, or {word_text}",
                 fix="leave it out; model.tokenizer.chat_template=<name> changes the template of a "
                 "run",

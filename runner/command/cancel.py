@@ -20,9 +20,9 @@ def _check_address(address: object, typed: object, run: str) -> None:
         address
     ):
         return
-    found = f"{address}, which config.yaml of {run} says, and nobody typed"
+    found = f"{address}, which config.yaml of {run} sets, but nobody typed"
     fix = f"{to_override('launcher.address', address)}  (if you trust where it leads)"
-    raise ConfigError(Fault("launcher.address", found, "such an address on the command line", fix))
+    raise ConfigError(Fault("launcher.address", found, "this address on the command line", fix))
 
 
 def main(line: CommandLine) -> int:
@@ -37,7 +37,7 @@ def main(line: CommandLine) -> int:
         if "wait" in launcher:
             ConfigError.refuse(
                 find_dangers(
-                    {"launcher": launcher}, "what the cluster itself has to cancel its jobs"
+                    {"launcher": launcher}, "the command of the cluster that cancels its jobs"
                 )
             )
             _check_address(launcher.get("address"), options.get("launcher.address"), str(runs[0]))

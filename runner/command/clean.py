@@ -92,8 +92,8 @@ def main(line: CommandLine) -> int:
             raise ConfigError(
                 Fault(
                     where=f"{folder}",
-                    found="all runs of a name, with neither where nor keep",
-                    expected="which of them go whole, or what of them stays",
+                    found="all runs of a name, without where or keep",
+                    expected="which runs to delete, or which parts to keep",
                     fix=f"python -m runner clean {folder} where=state=failed, or keep=last",
                 )
             )
@@ -152,9 +152,9 @@ def _obstacle(run: RunRecord, keep: str | None) -> str:
     if run.state in ("running", "queued"):
         return run.standing
     if others and not keep:
-        return f"{', '.join(others)} in it, which no run writes: put it elsewhere"
+        return f"{', '.join(others)} in it, which no run writes: move it elsewhere"
     if keep == "model" and (run.state != "finished" or damage_of(run.run.model, touched_only=True)):
-        return f"{run.standing}, and has no whole model to keep: keep=last"
+        return f"{run.standing}, but has no complete model to keep: keep=last"
     return ""
 
 
@@ -189,13 +189,13 @@ def _delete(each: Deletion) -> int:
                 if os.listdir(each.place) == [".lock"]:
                     shutil.rmtree(set_aside(each.place))
                 if not each.run.status.items() <= read_run(each.place).status.items():
-                    raise FolderError(Fault(str(each.place), "it has changed meanwhile"))
+                    raise FolderError(Fault(str(each.place), "it has changed in the meantime"))
                 if each.place / "checkpoints" in {path.parent for path in each.paths}:
                     for newest in sealed_checkpoints(each.place / "checkpoints")[-1:]:
                         check_sealed(each.place / "model" if newest in each.paths else newest)
             aside += map(set_aside, each.paths)
     except (FolderError, FileNotFoundError) as error:
-        why = error.faults[0].found if isinstance(error, FolderError) else "it is gone already"
+        why = error.faults[0].found if isinstance(error, FolderError) else "it is already gone"
         print_visible(f"leave     {display_path(each.place)}: {why}")
         return 0
     for path in aside:  # when the lock is let go, because a network's disk keeps what is open

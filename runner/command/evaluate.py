@@ -132,7 +132,7 @@ def _select_parts(request: InferenceRequest) -> tuple[InferenceRequest, list[str
     unfit = (
         Fault(
             where="reward",
-            found="set, and a reward model writes nothing that could earn one",
+            found="set, but a reward model writes nothing that could earn one",
             expected="none",
             fix="=none",
         )

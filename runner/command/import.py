@@ -54,8 +54,8 @@ def main(line: CommandLine) -> int:
         raise ConfigError(
             Fault(
                 where=f"{target}",
-                found="it is there already",
-                expected="a name that is free",
+                found="it already exists",
+                expected="a free name",
                 fix="name=<another>, or force=true",
             )
         )
@@ -116,7 +116,7 @@ def _describe_batch(draft: Draft) -> str:
         select(draft.values, f"trainer.args.{name}") or fields[name].default for name in names
     ]
     if not all(isinstance(count, int) for count in counts):
-        return "how many rows a step takes is still to be said"
+        return "the number of rows per step is still to be set"
     rows, devices = math.prod(counts), draft.reading.devices
     many = (
         f"; theirs ran on {devices}, so {rows * devices}: launcher.num_processes={devices}"

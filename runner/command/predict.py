@@ -41,7 +41,7 @@ def main(line: CommandLine) -> int:
             Fault(
                 where="command line",
                 found=f"{text!r}",
-                expected="one run; what it is to answer has a key",
+                expected="one run; what it should answer has a key",
                 fix=f"python -m runner predict {line.runs[0]} {word_text}",
             )
         )
@@ -56,7 +56,7 @@ def main(line: CommandLine) -> int:
         faults.append(
             Fault(
                 where="prompt",
-                found="no answer to it, and a reward model scores answers",
+                found="no answer to it, but a reward model scores answers",
                 expected="an answer, too",
                 fix='completion="<text>"',
             )
@@ -65,16 +65,16 @@ def main(line: CommandLine) -> int:
         faults.append(
             Fault(
                 where="completion",
-                found="set, and a language model writes it",
+                found="set, but a language model writes it itself",
                 expected="none",
                 fix="leave it out",
             )
         )
     if options.get("logits") and ("prompt" in options or head == "score"):
         found = (
-            "true, and a reward model's score is its logit"
+            "true, but a reward model's score is its logit"
             if head == "score"
-            else "true beside prompt"
+            else "true together with prompt"
         )
         faults.append(Fault("logits", found, "rows that a language model answers", "leave it out"))
     if head == "lm" and "prompt" not in options:

@@ -64,7 +64,7 @@ def report(folder: Path, **options: Any) -> str:
             raise ConfigError(
                 Fault(
                     where=f"{next(iter(options))}",
-                    found="one run, which nothing is compared with",
+                    found="one run, with nothing to compare it with",
                     expected="several runs",
                     fix=f"python -m runner report {folder.parent}",
                 )

@@ -32,7 +32,9 @@ def main(line: CommandLine) -> int:
     faults = []
     if not is_folder_name(options.get("name", "name")):
         faults.append(
-            Fault("name", options["name"], "a plain folder name, up to 100 letters", "name=<word>")
+            Fault(
+                "name", options["name"], "a plain folder name, up to 100 characters", "name=<word>"
+            )
         )
     if not options.get("trust"):
         fix = (
@@ -87,9 +89,9 @@ def obstacles(run: RunRecord) -> Iterator[str]:
     git, now = then.get("git"), run_git("rev-parse", "HEAD")
     commit = str(git.get("commit")) if isinstance(git, Mapping) else ""
     if not isinstance(git, Mapping):
-        yield "code: the run was made outside a git repository, so that nobody knows which it was"
+        yield "code: the run was made outside a git repository, so its version is unknown"
     elif now is None:
-        yield f"code: commit {commit[:12]}, and there is no git repository here"
+        yield f"code: commit {commit[:12]}, but there is no git repository here"
     elif now != commit:
         is_here = run_git("cat-file", "-e", f"{commit}^{{commit}}") is not None
         fix = f"git worktree add ../at-{commit[:8]} {commit[:12]}" if is_here else "git fetch"
@@ -118,16 +120,16 @@ def compare_data(run: RunRecord, cfg: Mapping[str, Any]) -> None:
         if old != new:
             found = f"{now[f'{name}.rows']} rows, {new[:12]}" if new else "no such rows"
             expected = (
-                f"the {then.get(f'{name}.rows')} rows of then, {old[:12]}"
+                f"the {then.get(f'{name}.rows')} rows of the run, {old[:12]}"
                 if old
-                else "none, as then"
+                else "none, as in the run"
             )
             faults.append(
                 Fault(
                     where=f"dataset, {name}",
                     found=f"{found}",
                     expected=f"{expected}",
-                    fix="the data of then: dataset.path and its files, or its revision",
+                    fix="the data of the run: dataset.path and its files, or its revision",
                 )
             )
     DataError.refuse(faults)
@@ -169,9 +171,9 @@ def judge_reproduction(
         if len(found) == 1
         else f"{len(found)} differences, by up to {number(100 * largest, 2)} %"
     )
-    reason = f", but not alike are: {'; '.join(unmatched)}" if unmatched else ""
+    reason = f", but these differ: {'; '.join(unmatched)}" if unmatched else ""
     fix = (
-        f"tolerance={number(largest * 1.01, 2)}, if so much may differ"
+        f"tolerance={number(largest * 1.01, 2)}, if that much may differ"
         if largest
         else "python -m runner diff"
     )

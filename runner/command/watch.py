@@ -58,8 +58,8 @@ def main(line: CommandLine) -> int:
             Fault(
                 where="port",
                 found=f"{port}: {describe(error)}",
-                expected="a port that nobody has",
-                fix="port=0  (any that is free)",
+                expected="a free port",
+                fix="port=0  (any free one)",
             )
         ) from None
     parts = folders[0].relative_to(groups[0].parent).parts if len(folders) == 1 else ()
@@ -94,9 +94,9 @@ class Server(ThreadingMixIn, WSGIServer):
         path = asked["PATH_INFO"].encode("latin-1").decode(errors="surrogateescape")
         token, slash, address = path.removeprefix("/").partition("/")
         status, etag = "404 Not Found", ""
-        text = "Nothing is here: the address is the whole one that watch has printed."
+        text = "Nothing is here: use the complete address that watch has printed."
         if asked.get("HTTP_HOST") not in self.hosts:
-            status, text = "403 Forbidden", "This server answers to 127.0.0.1 alone."
+            status, text = "403 Forbidden", "This server answers only to 127.0.0.1."
         elif asked["REQUEST_METHOD"] not in ("GET", "HEAD"):
             status, text = "405 Method Not Allowed", "Pages can be read, and nothing else."
         elif slash and secrets.compare_digest(token.encode(errors="replace"), self.token.encode()):
@@ -104,7 +104,7 @@ class Server(ThreadingMixIn, WSGIServer):
                 etag, text = self.page_of(address, asked.get("HTTP_IF_NONE_MATCH", ""))
                 status = "200 OK" if text else "304 Not Modified"
             except (KeyError, FileNotFoundError, NotADirectoryError):
-                text = "No such page: what it showed may have been deleted."
+                text = "No such page: its runs may have been deleted."
             except (RunnerError, OSError) as error:
                 status, text = (
                     "503 Service Unavailable",

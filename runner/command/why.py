@@ -33,7 +33,7 @@ def main(line: CommandLine) -> int:
             Fault(
                 where="KEY",
                 found=f"{found}",
-                expected="one key and the words of one configuration; what a run froze stands in its "
+                expected="one key and the words of one configuration; what a run froze is in its "
                 "config.yaml",
                 fix="python -m runner why learning_rate trainer=dpo",
             )
@@ -127,6 +127,6 @@ def find_key(key: str, cfg: Mapping[str, Any], words: Sequence[str] = ()) -> str
     near = [lasts[name] for name in nearest(key.rpartition(".")[2], lasts)]
     meant = [path for meaning in find_meanings(key, 1) for path in meaning.words if path in known]
     near = set_ones or meant or nearest(key, known) or near
-    found = f"{len(ends)} keys end so" if ends else "no such key"
+    found = f"{len(ends)} keys have this ending" if ends else "no such key"
     fix = shlex.join(["python", "-m", "runner", "why", *[*near, "trainer"][:1], *words])
     raise ConfigError(Fault(key, found, ", ".join(near[:3]) or "a key of this configuration", fix))
