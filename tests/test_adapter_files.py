@@ -117,8 +117,8 @@ def narrower(weights: Weights) -> Weights:
         (lambda weights: {}, {}, "they would be random"),
         (None, {"use_dora": True}, "lora_magnitude_vector"),
         (None, {"modules_to_save": ["lm_head"]}, "lm_head, which it has trained whole"),
-        (None, {"r": 8}, "has rank 4 and not 8"),
-        (None, {"rank_pattern": {"q_proj": 8}}, "has rank 4 and not 8"),
+        (None, {"r": 8}, "has rank 4, not 8"),
+        (None, {"rank_pattern": {"q_proj": 8}}, "has rank 4, not 8"),
         (None, {"target_modules": ["q_proj"]}, "has 12 weights that fit nothing"),
     ],
 )

@@ -318,7 +318,7 @@ def test_weights_that_are_cut_off_raise_one(tmp_path):
     file.write_bytes(file.read_bytes()[:-4])
     (fault,) = find_model_faults(node, "lm")
     assert fault.where == str(file)
-    assert "the weights are cut off" in fault.found
+    assert "the weights are truncated" in fault.found
 
 
 @pytest.mark.parametrize(

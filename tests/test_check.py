@@ -366,7 +366,7 @@ def test_missing_arguments():
     del cfg["model"]["path"], cfg["model"]["tokenizer"], cfg["trainer"]["form"]
     found = faults(cfg)
     assert [fault.where for fault in found] == [*("trainer.form", "model.path", "model.tokenizer")]
-    assert all(fault.found.startswith("missing, and ") for fault in found)
+    assert all(fault.found.startswith("missing, but ") for fault in found)
 
 
 def test_a_partial_may_wait_for_the_rest():

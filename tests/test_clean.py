@@ -72,7 +72,7 @@ def test_it_lists_first_and_deletes_only_when_it_is_told_to(group, capsys, monke
 def test_a_finished_run_keeps_its_model_and_one_that_is_not_its_newest_checkpoint(group, capsys):
     assert main(["clean", "kl", "keep=model", "yes=true"]) == 0
     assert (
-        f"leave     {group / THIRD}: failed 4/8, and has no whole model to keep: keep=last"
+        f"leave     {group / THIRD}: failed 4/8, but has no complete model to keep: keep=last"
         in capsys.readouterr().out
     )
     assert checkpoints(FIRST) == checkpoints(SECOND) == []
@@ -123,7 +123,7 @@ def test_a_live_run_is_not_touched(group, capsys, monkeypatch):
     monkeypatch.setattr(_deletion, "locked", meanwhile)
     assert main(["clean", f"kl/{THIRD}", "yes=true"]) == 0
     assert (group / THIRD).exists()
-    assert "changed meanwhile" in capsys.readouterr().out
+    assert "changed in the meantime" in capsys.readouterr().out
 
 
 def test_a_run_that_is_named_twice_or_gone_meanwhile_is_not_made_again(group, capsys, monkeypatch):
@@ -140,7 +140,7 @@ def test_a_run_that_is_named_twice_or_gone_meanwhile_is_not_made_again(group, ca
 
     monkeypatch.setattr(clean, "sized", meanwhile)
     assert main(["clean", f"kl/{THIRD}", "yes=true"]) == 0
-    assert "meanwhile\nfreed     0 bytes" in capsys.readouterr().out
+    assert "meantime\nfreed     0 bytes" in capsys.readouterr().out
     assert not (group / THIRD).exists()
     monkeypatch.setattr(
         clean, "sized", lambda *given: shutil.rmtree(group / FIRST / "checkpoints", True) or ""
@@ -148,7 +148,7 @@ def test_a_run_that_is_named_twice_or_gone_meanwhile_is_not_made_again(group, ca
     assert main(["clean", "kl", "keep=last", "yes=true"]) == 0, (
         "one that is thinned meanwhile keeps no other from it"
     )
-    assert "gone already" in capsys.readouterr().out
+    assert "already gone" in capsys.readouterr().out
     assert checkpoints(SECOND) == [
         "checkpoint-2",
         "checkpoint-4",

@@ -793,7 +793,7 @@ BAD = [
     ({"messages": None}, "messages", "messages", "null"),
     ({"messages": Q}, "messages", "messages", "a conversation that ends with the user"),
     ({"messages": [*Q, bot(" ")]}, "messages", "messages", "empty text from the assistant"),
-    ({"messages": A}, "prompt", "messages", "an answer alone"),
+    ({"messages": A}, "prompt", "messages", "an answer without a prompt"),
     ({"text": None}, "demonstration", "text", "null"),
     ({"text": 3}, "demonstration", "text", "int '3'"),
     ({"text": "\n"}, "demonstration", "text", "empty text"),
@@ -803,7 +803,7 @@ BAD = [
     ({"prompt": Q, "completion": Q}, "demonstration", "completion", "ends with the user"),
     ({"input": "2+2?", "target": None}, "demonstration", "target", "null"),
     ({"prompt": Q, "chosen": [bot("")], "rejected": B}, "preference", "chosen", "empty text"),
-    ({"prompt": Q, "chosen": "4", "rejected": B}, "preference", "rejected", "text beside"),
+    ({"prompt": Q, "chosen": "4", "rejected": B}, "preference", "rejected", "a text on one side"),
     ({"prompt": Q, "completion": A, "label": None}, "unpaired", "label", "null"),
     ({"prompt": Q, "completion": A, "label": "yes"}, "unpaired", "label", "str 'yes'"),
 ]

@@ -174,7 +174,7 @@ def test_a_missing_file_names_the_nearest(tmp_path):
 
 
 def test_folders_that_hold_no_rows(tmp_path):
-    assert "nothing in it" in faults(tmp_path)[0].found
+    assert "it is empty" in faults(tmp_path)[0].found
     write(tmp_path / "a.jsonl", [exchange(0)])
     (tmp_path / "b.csv").write_text("prompt,completion\n1,2\n")
     assert "/*.csv" in faults(tmp_path)[0].fix
@@ -626,7 +626,7 @@ def test_a_key_that_only_later_rows_have_is_not_lost_where_rows_are_read_again(
     monkeypatch.setattr("runner.dataset.exact.BATCH", 1)
     write(tmp_path / "one.jsonl", [{"prompt": "1", "value": {"day": DATE}}])
     write(tmp_path / "two.jsonl", [{"prompt": "2", "value": {"day": DATE, "hour": "3"}}])
-    with pytest.raises(DataError, match="value has a key that the first rows have not: hour"):
+    with pytest.raises(DataError, match="value has a key that the first rows do not have: hour"):
         load_rows(
             [str(tmp_path / "one.jsonl"), str(tmp_path / "two.jsonl")], to="prompt", keep=["value"]
         )
@@ -671,7 +671,7 @@ def test_every_batch_of_judged_answers_holds_good_and_bad_ones(tmp_path, batch):
 def test_labels_that_are_all_alike_are_told(tmp_path, caplog):
     path = write(tmp_path / "rows.jsonl", [exchange(n) | {"label": True} for n in range(4)])
     load_rows(path, to="unpaired")
-    assert "all labels are alike" in caplog.text
+    assert "all labels are the same" in caplog.text
 
 
 def test_a_stream_is_converted_as_it_flows(tmp_path):
@@ -1203,7 +1203,7 @@ def test_a_list_of_files_is_one_to_train_on(tmp_path):
     other.write_text("prompt,completion\na,b\n")
     for odd, said in (
         (str(other), ".csv and .jsonl files"),
-        ("org/name", "no file here"),
+        ("org/name", "not a file here"),
         (f"{files[0]}x", "there is no"),
     ):
         (fault,) = check_dataset(node | {"path": [*files, odd]}, "demonstration").faults

@@ -170,7 +170,7 @@ def light(*words, code="sys.exit(main())"):
         (
             ["rehearse", "peft=lora", "peft.target_modules=up"],
             2,
-            "up is the whole name of no layer",
+            "up is not the whole name of any layer",
         ),
     ],
 )
@@ -221,7 +221,7 @@ def test_a_tracker_sets_only_variables_of_trackers(capsys):
         (["launcher.num_processes=0", "batch=64"], "at least 1"),
         (["trainer.args.per_device_train_batch_size=0", "batch=64"], "at least 1"),
         (["batch=-4"], "type      batch=1"),
-        (["batch=64", "trainer.args=null"], "missing, and the runner needs it"),
+        (["batch=64", "trainer.args=null"], "missing, but the runner needs it"),
         (["-m", "seed=0,1", "launcher.jobs=1000000"], "at most 1024"),
         (["~seed"], "type      leave ~seed out"),
         (["~output_root"], "type      leave ~output_root out"),
@@ -229,8 +229,8 @@ def test_a_tracker_sets_only_variables_of_trackers(capsys):
         (["~nothing"], "there is no such key to delete"),
         (["dataset.split.train='train[:0]'"], "no row: runner://dataset/toy_sort train[:0]"),
         (["dataset.split.train='train[:200%]'"], "at most 100%"),
-        (["dataset.split.train='train[:_]'"], "which is no slice"),
-        ([f"dataset.split.eval='train[{'9' * 5000}:]'"], "which is no slice"),
+        (["dataset.split.train='train[:_]'"], "which is not a slice"),
+        ([f"dataset.split.eval='train[{'9' * 5000}:]'"], "which is not a slice"),
         (
             ["trainer=grpo", "reward=remote", "reward.remote.url='file:///a'"],
             "begins with http:// or https://",

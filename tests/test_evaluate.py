@@ -275,7 +275,7 @@ def test_a_run_to_compare_with_is_answered_under_its_key(laid, evaluate):
             ["model=tiny", "dataset=toy_sort", "metric=exact", "metric.exact.colum=x"],
             "metric.exact.column",
         ),
-        (["model=tiny", "dataset=toy_sort", "callback=samples"], "a key of a training"),
+        (["model=tiny", "dataset=toy_sort", "callback=samples"], "a key of training"),
         (["laid", "model=hub"], "beside laid"),
     ],
 )

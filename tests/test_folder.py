@@ -89,7 +89,7 @@ def test_a_run_whose_folder_is_moved_ends_in_words_leaves_no_half_of_it_and_goes
         f"callback.x.levels={levels}",
     )
     done = runner(*SMALL, *own, code=4)
-    assert "it was moved or deleted during the run" in done.stderr
+    assert "it was moved or deleted in the meantime" in done.stderr
     (there,) = re.findall(r"^run +(\S+)", done.stdout, re.MULTILINE)
     run = Run(runner.folder / there)
     old = [run.folder, *run.folder.parents][levels]

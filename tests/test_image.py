@@ -340,7 +340,7 @@ def test_large_files_plain_text_and_streams_are_refused(folder, monkeypatch):
     monkeypatch.undo()
     assert (
         faults(write(folder, {"text": "red", "image": "red.png"}))[-1].found
-        == "images beside plain text"
+        == "images with plain text"
     )
     (fault,) = refused(path, streaming=True)
     node = {"_target_": LOADER, "path": path, "split": {"train": "train"}, "streaming": True}

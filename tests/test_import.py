@@ -153,7 +153,9 @@ def test_muon_is_an_optimizer_of_ours_and_classes_of_texts_are_nothing(tmp_path)
     draft = translate(read_file(file), "mine", None)
     assert draft.values["optimizer"] == {"weight_decay": 0.1}
     assert "override /optimizer: muon" in verb.to_file(draft)
-    assert any(note.key == "num_labels" and "classes of texts" in str(note) for note in draft.notes)
+    assert any(
+        note.key == "num_labels" and "classifiers of texts" in str(note) for note in draft.notes
+    )
 
 
 def test_axolotl_dpo(imported):

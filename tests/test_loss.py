@@ -305,7 +305,7 @@ def test_a_trainer_that_nobody_knows_takes_no_loss_and_everything_else(own_train
     capsys.readouterr()
     assert main([*words, {"loss": "loss=focal", "weight": "weight=answers"}[group]]) == 2
     said = capsys.readouterr().err
-    assert "Fresh takes none: it computes its loss in a way of its own" in said
+    assert "Fresh takes none: it computes its loss in its own way" in said
     able = {"loss": "sft, dpo, kto, orpo, cpo, reward, ppo", "weight": "sft, dpo, kto"}[group]
     assert f"one of these trainers: {able}\n" in said
 
@@ -338,7 +338,7 @@ def test_a_trainer_that_nobody_knows_takes_no_loss_and_everything_else(own_train
         (("trainer=dpo", "loss=margin", "trainer.args.loss_type=[ipo]"), "trainer.args.loss_type"),
         (
             ("trainer=dpo", "loss=margin", "trainer.args.label_smoothing=0.1"),
-            "in vain beside a loss",
+            "which has no effect with a loss",
         ),
         (("trainer=sft", "loss=focal", "loss.gama=1"), "gamma"),
         (("loss=focl",), "loss=focal"),

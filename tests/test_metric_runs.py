@@ -194,7 +194,7 @@ def test_metrics_change_nothing_of_the_training(train):
 
 REFUSED = [
     (("trainer=reward", "metric=exact"), "a reward model gives one score per text"),
-    (("trainer=reward", "metric=perplexity"), "what a model says of tokens"),
+    (("trainer=reward", "metric=perplexity"), "a model's predictions of tokens"),
     (("metric=exact", "dataset.split.eval=null"), "there are no held-out rows"),
     (("metric=exact", "metric.exact.on=[one]"), "no held-out set one"),
     (("metric=exact", "metric.exact.colum=x"), "column"),

@@ -321,7 +321,7 @@ CONFIG_DAMAGES = (damage_json, remove_config, damage_architecture, bring_code)
         (bring_code, "model.trust_remote_code", "Python code", "model.trust_remote_code=true"),
         (deepen, "model.path", "lacks 12 weights", "model.path="),
         (widen, "model.path", "does not fit the shapes", "model.path="),
-        (cut_weights, "model.path", "cut off or damaged", "--force-download"),
+        (cut_weights, "model.path", "truncated or damaged", "--force-download"),
         (pickle_weights, "model.path", "no weights in safetensors", "model.safetensors_only=false"),
     ],
 )
@@ -493,8 +493,8 @@ def test_keys_that_an_architecture_lacks_are_named_all_at_once():
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("kind", "found"),
-    [("bert", "still to be written"), ("roberta", "still to be written"), ("xlm", "still to be written"),
-     ("rwkv", "padding"), ("bart", "padding"), ("openai-gpt", "keeps nothing")],
+    [("bert", "after the current"), ("roberta", "after the current"), ("xlm", "after the current"),
+     ("rwkv", "padding"), ("bart", "padding"), ("openai-gpt", "remembers nothing")],
 )  # fmt: skip
 def test_what_cannot_write_is_refused_by_name_before_anything_loads(qwen, kind, found):
     edit_json(qwen / "config.json", model_type=kind)

@@ -364,7 +364,7 @@ def test_a_column_that_is_an_answer_by_its_name_is_told(preview):
 def test_what_should_open_a_conversation_and_does_not_is_told(preview):
     system_first = [system("gold"), *TALKS["twice"][1:3]]
     shown, said = preview(system_first, "qwen2_5", system="silver")
-    assert "not used: the column system where a row's turns open otherwise" in said
+    assert "not used: the column system where a row's turns begin differently" in said
     assert "gold" in shown
 
 
@@ -372,10 +372,10 @@ def test_what_should_open_a_conversation_and_does_not_is_told(preview):
 def test_what_should_open_a_pair_and_does_not_is_told(preview):
     system_first = [system("gold"), *TALKS["twice"][1:3]]
     _, said = preview(system_first, "qwen2_5", "dataset.system=silver")
-    assert "not used: dataset.system where a row's turns open otherwise" in said
+    assert "not used: dataset.system where a row's turns begin differently" in said
     pair = {"chosen": [user("river?"), bot("paper")], "rejected": [user("river?"), bot("copper")]}
     _, said = preview(None, "qwen2_5", trainer="dpo", prompt="silver", **pair)
-    assert "not used: the column prompt where a row's turns open otherwise" in said
+    assert "not used: the column prompt where a row's turns begin differently" in said
     _, said = preview(None, "qwen2_5", trainer="dpo", prompt=" river? ", **pair)
     assert "not used" not in said
 
@@ -415,6 +415,6 @@ def test_stripped_blanks_and_special_tokens_in_texts_are_told():
     for family in ("llama3", "qwen2_5"):
         tokenizer.chat_template = read_template(family)
         told[family] = list(look_at_texts(tokenizer, rows).notes())
-    held = "in 1 of 2 rows what the user says holds <|im_end|>, which the model reads as its own mark and not as text"
+    held = "in 1 of 2 rows what the user says holds <|im_end|>, which the model reads as a special token, not as text"
     stripped = "in 1 of 2 rows the chat template strips blanks of what the assistant says, such as '    x = 1\\n'"
     assert told == {"llama3": [stripped, held], "qwen2_5": [held]}

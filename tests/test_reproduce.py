@@ -91,7 +91,7 @@ def test_what_is_not_as_it_was_is_told_with_how_to_get_it(tmp_path, monkeypatch)
     assert uses == "model.path: the run outputs/sft/gone is gone"
     assert "trl 1.0.0 (here 1.16" in versions
     assert "pip install trl==1.0.0 no-such-package==2" in versions
-    assert "commit cccccccccccc, and there is no git repository here" in code
+    assert "commit cccccccccccc, but there is no git repository here" in code
     write(run / "manifest.json", {"versions": {"trl; touch x": "1", "": "2"}})
     assert "pip install 'trl; touch x==1' ==2" in next(obstacles(read_run(run)))
 

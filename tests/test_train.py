@@ -548,7 +548,7 @@ class Careless(TrainerCallback):
         ),
         (
             ["+callback.m._target_=own_code.Answers"],
-            ("callback.m", "on_step_end gave str", "return control"),
+            ("callback.m", "on_step_end returned str", "return control"),
         ),
         (
             ["+callback.m._target_=own_code.Spoils"],

@@ -153,7 +153,7 @@ def test_a_page_is_drawn_again_when_its_files_grow_and_the_run_may_go(root):
         shutil.rmtree(root / "alone" / "run")
         assert ask(server, "alone/run/report.html")[:2] == (
             404,
-            "No such page: what it showed may have been deleted.",
+            "No such page: its runs may have been deleted.",
         )
         lay_run(root / "kl" / "later", lines=LINES, kl_coef=0.9)
         assert "later/report.html" in ask(server, "kl/report.html")[1]

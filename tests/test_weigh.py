@@ -670,4 +670,4 @@ def test_micro_batches_of_any_size_weigh_alike(train):
 def test_a_model_that_cannot_be_weighed_is_told_before_the_first_step(train, capsys):
     done = train("trainer=sft", "weight=pattern", "weight.pattern=nowhere", "weight.rest=0", *SMALL)
     assert done.code == 2
-    assert "no token of them weighs anything" in capsys.readouterr().err
+    assert "all of whose tokens have weight 0" in capsys.readouterr().err

@@ -142,7 +142,7 @@ def test_a_wrong_configuration_can_be_asked_about(capsys):
         (["path"], "dataset.path, model.path, model.tokenizer.path"),
         (["zzz"], "no such key"),
         ([], "no key"),
-        (["seed", "outputs/name/run"], "what a run froze stands in its config.yaml"),
+        (["seed", "outputs/name/run"], "what a run froze is in its config.yaml"),
         (["seed", "trainer=dop"], "trainer=dpo"),
         (["seed", "-m", "seed=1,2"], "one configuration"),
     ],

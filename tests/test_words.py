@@ -237,7 +237,7 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
         (["chat", "n=2"], ["python -m runner predict outputs/NAME/RUN n=2 prompt=Hello"]),
         (
             ["resume", "outputs/a/b"],
-            ["python -m runner report  (lists the runs; the words that began one go on with it)"],
+            ["python -m runner report  (lists the runs; the words that began one continue it)"],
         ),
         (["resume", "outputs/z"], ["python -m runner.launch outputs/z/run"]),
         (["trainer=sft", "test", "outputs/z"], ["python -m runner evaluate outputs/z/run"]),

@@ -50,11 +50,11 @@ def _describe_versions(old_versions: Mapping[str, Any]) -> str:
 def _describe_code(git: object) -> str:
     """The difference of the code from that of a manifest's ``git``; empty for none."""
     if not isinstance(git, Mapping):
-        return "the run was made outside a git repository, so that nobody knows which it was"
+        return "the run was made outside a git repository, so its version is unknown"
     commit = str(git.get("commit"))
     current = run_git("rev-parse", "HEAD")
     if current is None:
-        return f"commit {commit[:12]}, and there is no git repository here"
+        return f"commit {commit[:12]}, but there is no git repository here"
     if current != commit:
         fix = "git fetch"
         if run_git("cat-file", "-e", f"{commit}^{{commit}}") is not None:
@@ -89,15 +89,15 @@ def compare_data(run: RunRecord, cfg: Config) -> None:
         found = "no such rows"
         if new:
             found = f"{new_data[f'{name}.rows']} rows, {new[:12]}"
-        expected = "none, as then"
+        expected = "none, as in the run"
         if old:
-            expected = f"the {old_data.get(f'{name}.rows')} rows of then, {old[:12]}"
+            expected = f"the {old_data.get(f'{name}.rows')} rows of the run, {old[:12]}"
         faults.append(
             Fault(
                 where=f"dataset, {name}",
                 found=found,
                 expected=expected,
-                fix="the data of then: dataset.path and its files, or its revision",
+                fix="the data of the run: dataset.path and its files, or its revision",
             )
         )
     DataError.refuse(faults)

@@ -64,9 +64,9 @@ def find_obstacle(run: RunRecord, keep: str | None) -> str:
         return run.standing
     strangers = _find_strangers(run.folder)
     if strangers and not keep:
-        return f"{', '.join(strangers)} in it, which no run writes: put it elsewhere"
+        return f"{', '.join(strangers)} in it, which no run writes: move it elsewhere"
     if keep == "model" and (run.state != "finished" or damage_of(run.run.model, touched_only=True)):
-        return f"{run.standing}, and has no whole model to keep: keep=last"
+        return f"{run.standing}, but has no complete model to keep: keep=last"
     return ""
 
 
@@ -125,7 +125,7 @@ def delete(deletion: Deletion) -> int:
             for path in deletion.paths:
                 moved.append(set_aside(path))
     except (FolderError, FileNotFoundError) as error:
-        reason = "it is gone already"
+        reason = "it is already gone"
         if isinstance(error, FolderError):
             reason = error.faults[0].found
         print_visible(f"leave     {display_path(deletion.place)}: {reason}")
@@ -150,7 +150,7 @@ def _check_unchanged(deletion: Deletion, run: RunRecord) -> None:
     if os.listdir(place) == [".lock"]:
         shutil.rmtree(set_aside(place))
     if not run.status.items() <= read_run(place).status.items():
-        raise FolderError(Fault(str(place), "it has changed meanwhile"))
+        raise FolderError(Fault(str(place), "it has changed in the meantime"))
     checkpoints = place / "checkpoints"
     if any(path.parent == checkpoints for path in deletion.paths):
         for newest in sealed_checkpoints(checkpoints)[-1:]:

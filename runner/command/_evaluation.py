@@ -91,7 +91,7 @@ def _find_reward_fault(request: Request) -> Fault | None:
     if request.head == "score":
         return Fault(
             where="reward",
-            found="set, and a reward model writes nothing that could earn one",
+            found="set, but a reward model writes nothing that could earn one",
             expected="none",
             fix="=none",
         )

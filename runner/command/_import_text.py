@@ -79,7 +79,7 @@ def _describe_batch(draft: Draft) -> str:
         count = select(draft.values, f"trainer.args.{name}")
         counts.append(count or draft.config.parameters[name].default)
     if not all(isinstance(count, int) for count in counts):
-        return "how many rows a step takes is still to be said"
+        return "the number of rows per step is still to be set"
     rows = math.prod(counts)
     text = f"{counts[0]} x {counts[1]} = {rows} rows a step on one device"
     devices = draft.reading.devices

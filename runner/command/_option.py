@@ -46,7 +46,7 @@ class Option:
                 Fault(
                     where=key,
                     found=f"looks like {form}",
-                    expected="no secret, which a file or its name would keep",
+                    expected="no secret, because a file or its name would keep it",
                     fix=f"leave {key} out",
                 )
             )
@@ -163,7 +163,7 @@ def split_options(
             continue
         reason = " has no such key"
         if others and head in GROUPS:
-            reason = ": a key of a training, which is over"
+            reason = ": a key of training, which is already over"
         fix = f"{near[0]}={text}" if near else f"python -m runner {verb} --help"
         split.faults.append(Fault(key, f"{verb}{reason}", ", ".join(known), fix))
     return split

@@ -86,7 +86,7 @@ def train(*overrides: str, config_dir: str | Path | None = None, **keys: object)
             Fault(
                 where=str(last_run),
                 found=f"the process {describe_exit(code)}",
-                fix="the same call again, which goes on",
+                fix="the same call again, which continues",
             )
         )
     if code:

@@ -40,11 +40,11 @@ def _find_word_faults(words: Sequence[str], call: str) -> Iterator[Fault]:
             yield Fault(
                 where="runner",
                 found=repr(word),
-                expected="key=value; several values in a call each",
+                expected="key=value; for several values, one call each",
                 fix=f"python -m runner {' '.join(words)}",
             )
     for word in words:
         parts = BETWEEN_WORDS.split(word)
         if len(parts) > 1 and "'" not in word and '"' not in word:
             typed = ", ".join(f'"{part}"' for part in parts)
-            yield Fault("runner", repr(word), "a word each", f"runner.{call}({typed})")
+            yield Fault("runner", repr(word), "one word each", f"runner.{call}({typed})")

@@ -79,7 +79,7 @@ def _find_model_faults(line: CommandLine, typed: Mapping[str, str]) -> list[Faul
         return [
             Fault(
                 where="RUN",
-                found="none, and no model",
+                found="neither a run nor a model",
                 expected="a run, or a model",
                 fix=f"python -m runner {verb} outputs/<name>/<run>, or {model}",
             )

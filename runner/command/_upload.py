@@ -102,7 +102,7 @@ def _note_failed_push(run: Run, error: EnvironmentFault) -> None:
     if run.experiment.model.trusts_code:
         fix += " trust_remote_code=true"
     fault = replace(error.faults[0], where="trainer.args.push_to_hub", fix=fix)
-    add_notes(run, [f"the run is finished, and its model was not pushed\n{fault}"])
+    add_notes(run, [f"the run is finished, but its model was not pushed\n{fault}"])
 
 
 def _repository_name(run: Run) -> str:

@@ -48,10 +48,10 @@ def judge_reproduction(
     count = "1 difference"
     if len(found) > 1:
         count = f"{len(found)} differences, by up to {percent} %"
-    reason = f", but not alike are: {'; '.join(unmatched)}" if unmatched else ""
+    reason = f", but these differ: {'; '.join(unmatched)}" if unmatched else ""
     fix = "python -m runner diff"
     if largest:
-        fix = f"tolerance={number(largest * 1.01, 2)}, if so much may differ"
+        fix = f"tolerance={number(largest * 1.01, 2)}, if that much may differ"
     raise SickRun(
         Fault(
             where=str(again),

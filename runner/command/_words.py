@@ -36,7 +36,7 @@ CALL = "python -m runner"
 FLAG = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 OF_ROWS = ("dataset", "metric", "reward", "quant")  # groups that verbs of a trained model take
 CONFIG_FLAGS = ("config", "config_file", "config_name", "config_path")  # of other tools
-NO_FLAG = "a flag, and there is no such"
+NO_FLAG = "an unknown flag"
 
 
 def read_command_line(words: Sequence[str]) -> CommandLine:
@@ -193,7 +193,7 @@ def _meant_verb(line: CommandLine, rest: str) -> str:
         return ""
     runs = _find_meant_runs(line.runs[1:])
     if command.startswith(f"{CALL}.launch") and not runs:
-        return "report  (lists the runs; the words that began one go on with it)"
+        return "report  (lists the runs; the words that began one continue it)"
     words = runs or line.runs[1:] or ["outputs/NAME/RUN"]
     verb = command.partition(" ")[0]
     options = options_of(verb) if verb in VERBS else {}
@@ -231,7 +231,7 @@ def find_sweep_faults(line: CommandLine) -> Iterator[Fault]:
                 yield Fault(
                     where=word.partition("=")[0],
                     found=word,
-                    expected="a sweep, whose jobs it is for",
+                    expected="a sweep, to whose jobs it applies",
                     fix=f"{CALL} -m {shlex.join(line.overrides)}",
                 )
     swept: list[str] = []

@@ -44,7 +44,7 @@ def _cancel_jobs(runs: Sequence[RunRecord], typed_address: str | None) -> dict[P
     launcher = runs[0].cfg.get("launcher") or {}
     if "wait" not in launcher:
         return {}
-    fix = "what the cluster itself has to cancel its jobs"
+    fix = "the command of the cluster that cancels its jobs"
     ConfigError.refuse(find_dangers({"launcher": launcher}, fix))
     _check_address(launcher.get("address"), typed_address, str(runs[0]))
     queue = build(launcher)
@@ -73,8 +73,8 @@ def _check_address(address: object, typed_address: str | None, run: str) -> None
     raise ConfigError(
         Fault(
             where="launcher.address",
-            found=f"{address}, which config.yaml of {run} says, and nobody typed",
-            expected="such an address on the command line",
+            found=f"{address}, which config.yaml of {run} sets, but nobody typed",
+            expected="this address on the command line",
             fix=f"{word}  (if you trust where it leads)",
         )
     )

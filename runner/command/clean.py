@@ -78,8 +78,8 @@ def _check_place(place: Path, root: Path, options: Options) -> None:
         raise ConfigError(
             Fault(
                 where=folder,
-                found="all runs of a name, with neither where nor keep",
-                expected="which of them go whole, or what of them stays",
+                found="all runs of a name, without where or keep",
+                expected="which runs to delete, or which parts to keep",
                 fix=f"python -m runner clean {folder} where=state=failed, or keep=last",
             )
         )

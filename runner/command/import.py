@@ -42,8 +42,8 @@ def main(line: CommandLine) -> int:
         raise ConfigError(
             Fault(
                 where=str(target),
-                found="it is there already",
-                expected="a name that is free",
+                found="it already exists",
+                expected="a free name",
                 fix="name=<another>, or force=true",
             )
         )

@@ -25,7 +25,7 @@ def main(line: CommandLine) -> int:
             Fault(
                 where="command line",
                 found=repr(text),
-                expected="one run; what it is to answer has a key",
+                expected="one run; what it should answer has a key",
                 fix=f"python -m runner predict {line.runs[0]} {to_override('prompt', text)}",
             )
         )
@@ -50,21 +50,21 @@ def find_faults(request: InferenceRequest[Options]) -> Iterator[Fault]:
     if is_scorer and has_prompt and options.completion is None:
         yield Fault(
             where="prompt",
-            found="no answer to it, and a reward model scores answers",
+            found="no answer to it, but a reward model scores answers",
             expected="an answer, too",
             fix='completion="<text>"',
         )
     if not is_scorer and options.completion is not None:
         yield Fault(
             where="completion",
-            found="set, and a language model writes it",
+            found="set, but a language model writes it itself",
             expected="none",
             fix="leave it out",
         )
     if options.logits and (has_prompt or is_scorer):
-        found = "true beside prompt"
+        found = "true together with prompt"
         if is_scorer:
-            found = "true, and a reward model's score is its logit"
+            found = "true, but a reward model's score is its logit"
         yield Fault("logits", found, "rows that a language model answers", "leave it out")
     if not is_scorer and not has_prompt:
         fault = find_prompt_fault(request.cfg["dataset"], "dataset")

@@ -84,7 +84,7 @@ def report(folder: Path, **choices: Any) -> str:
         raise ConfigError(
             Fault(
                 where=next(iter(choices)),
-                found="one run, which nothing is compared with",
+                found="one run, with nothing to compare it with",
                 expected="several runs",
                 fix=f"python -m runner report {folder.parent}",
             )

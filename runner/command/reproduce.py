@@ -60,7 +60,7 @@ def _check_options(options: Options, run: RunRecord) -> None:
     """Raise ConfigError for a name that is no folder, and where the run is not to be trusted."""
     faults = []
     if options.name is not None and not is_folder_name(options.name):
-        expected = "a plain folder name, up to 100 letters"
+        expected = "a plain folder name, up to 100 characters"
         faults.append(Fault("name", options.name, expected, "name=<word>"))
     if not options.trust:
         words = f"python -m runner reproduce {run} trust=true"

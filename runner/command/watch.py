@@ -59,8 +59,8 @@ def main(line: CommandLine) -> int:
             Fault(
                 where="port",
                 found=f"{options.port}: {describe(error)}",
-                expected="a port that nobody has",
-                fix="port=0  (any that is free)",
+                expected="a free port",
+                fix="port=0  (any free one)",
             )
         ) from None
     # The page of all runs, of those of several names, of one name, or of one run.
@@ -139,18 +139,18 @@ class Server(ThreadingMixIn, WSGIServer):
         path = request["PATH_INFO"].encode("latin-1").decode(errors="surrogateescape")
         token, slash, address = path.removeprefix("/").partition("/")
         if request.get("HTTP_HOST") not in self.hosts:
-            return Answer("403 Forbidden", "This server answers to 127.0.0.1 alone.")
+            return Answer("403 Forbidden", "This server answers only to 127.0.0.1.")
         if request["REQUEST_METHOD"] not in ("GET", "HEAD"):
             return Answer("405 Method Not Allowed", "Pages can be read, and nothing else.")
         is_known = secrets.compare_digest(token.encode(errors="replace"), self.token.encode())
         if not slash or not is_known:
-            text = "Nothing is here: the address is the whole one that watch has printed."
+            text = "Nothing is here: use the complete address that watch has printed."
             return Answer("404 Not Found", text)
         try:
             etag, text = self.page_of(address, request.get("HTTP_IF_NONE_MATCH", ""))
             return Answer("200 OK" if text else "304 Not Modified", text, etag)
         except (KeyError, FileNotFoundError, NotADirectoryError):
-            text = "No such page: what it showed may have been deleted."
+            text = "No such page: its runs may have been deleted."
             return Answer("404 Not Found", text)
         except (RunnerError, OSError) as error:
             return Answer("503 Service Unavailable", f"It cannot be read now: {describe(error)}")

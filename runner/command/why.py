@@ -52,7 +52,7 @@ def _no_single_key(words: Sequence[str]) -> Fault:
     return Fault(
         where="KEY",
         found=" and ".join(words) or "no key",
-        expected="one key and the words of one configuration; what a run froze stands in its "
+        expected="one key and the words of one configuration; what a run froze is in its "
         "config.yaml",
         fix="python -m runner why learning_rate trainer=dpo",
     )
@@ -201,7 +201,7 @@ def _no_such_key(
     likeliest = near[0] if near else "trainer"
     return Fault(
         where=key,
-        found=f"{len(ends)} keys end so" if ends else "no such key",
+        found=f"{len(ends)} keys have this ending" if ends else "no such key",
         expected=", ".join(near[:3]) or "a key of this configuration",
         fix=shlex.join(["python", "-m", "runner", "why", likeliest, *words]),
     )

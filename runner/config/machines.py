@@ -107,7 +107,7 @@ def _is_address(place: str) -> bool:
 
 
 def world_size() -> int:
-    """The number of processes that torchrun or its like has started together with this one."""
+    """The number of processes that torchrun, or its like, started together with this one."""
     return _read_count("WORLD_SIZE", 1)
 
 

@@ -57,7 +57,7 @@ def read_judged(cells: Cells) -> Row:
     """A conversation and a label of its last turn, as prompt and completion."""
     *prompt, last = to_turns(cells["messages"], "messages")
     if not prompt:
-        raise bad_cell("messages", "an answer alone", "something to answer before it")
+        raise bad_cell("messages", "an answer without a prompt", "a question before it")
     return read_exchange({"prompt": prompt, "completion": [last], "label": cells["label"]})
 
 
@@ -96,7 +96,7 @@ def _read_side(cells: Cells, name: str) -> Side:
         if context:
             raise bad_cell(
                 where="context",
-                found="a text beside plain text, which has no place for it",
+                found="a text in addition to plain text, which has no place for it",
                 expected="a question",
                 fix="dataset.columns.input=<column> dataset.columns.target=<column>",
             )
@@ -124,7 +124,7 @@ def _read_history(value: object) -> Turns:
     for index, pair in enumerate(value if isinstance(value, list) else [value]):
         where = f"history[{index}]"
         if not isinstance(pair, list) or len(pair) != 2:
-            expected = "a pair of what was asked and answered"
+            expected = "a pair of question and answer"
             raise bad_cell(where, describe_cell(pair), expected, "dataset.without=[history]")
         turns += one_turn(read_text(pair[0], where), "user")
         turns += one_turn(read_text(pair[1], where), "assistant")
@@ -150,8 +150,8 @@ def read_preference(cells: Cells) -> Row:
     chosen = cells["chosen"]
     rejected = cells["rejected"]
     if isinstance(chosen, list) != isinstance(rejected, list):
-        found = "text beside a conversation, or the reverse"
-        raise bad_cell("rejected", found, "two of a kind")
+        found = "a text on one side and a conversation on the other"
+        raise bad_cell("rejected", found, "two texts or two conversations")
     prompt = None
     if "prompt" in cells or "input" in cells:
         prompt = _read_side(cells, "prompt")
@@ -230,7 +230,7 @@ def _no_shared_prompt(answers: str) -> Fault:
     """The fault of two answers with nothing in common that could be their prompt."""
     return Fault(
         where="chosen",
-        found=f"{answers}, and no prompt",
+        found=f"{answers}, but no prompt",
         expected="a prompt",
         fix="dataset.columns.prompt=<column>",
     )

@@ -189,7 +189,7 @@ class Conversion:
                 self.faults.append(self._in_source(error.faults[0], number))
                 continue
             if made is None:
-                self.left_out["dataset.map gave None"] += 1
+                self.left_out["dataset.map returned None"] += 1
             elif not made:
                 self.left_out[FORMS[self.layout.form].left_out] += 1
             else:

@@ -339,7 +339,7 @@ def mix_labels(rows: Dataset, seed: int, label: str = "rows") -> Dataset:
     random = np.random.default_rng(seed)
     sides = [random.permutation(np.flatnonzero(labels == side)) for side in (True, False)]
     if not all(len(side) for side in sides):
-        log.warning("%s: all labels are alike, so there is nothing to compare", label)
+        log.warning("%s: all labels are the same, so there is nothing to compare", label)
     # Each row stands at a fraction of the way, and both sides go the whole way.
     fractions = [(np.arange(len(side)) + 0.5) / max(1, len(side)) for side in sides]
     order = np.argsort(np.concatenate(fractions), kind="stable")

@@ -162,7 +162,7 @@ def find_media_faults(
         yield Fault(
             where="weight",
             found=f"rows with {many}, whose tokens are made batch by batch",
-            expected=f"no weights of tokens beside {many}",
+            expected=f"no token weights together with {many}",
             fix="weight=none trainer.args.assistant_only_loss=true  (of chats it trains the same "
             "tokens as weight=answers)",
         )
@@ -204,8 +204,8 @@ def _check_source(node: Node, to: str, check: DatasetCheck, *, trains: bool) -> 
         if not check.faults and not HUB_NAME.fullmatch(path_text(path)):
             fault = Fault(
                 where="dataset.path",
-                found=f"{path_text(path)!r} is no file or folder here, and no name that the hub "
-                "could have",
+                found=f"{path_text(path)!r} is neither a file or folder here nor a possible "
+                "name on the hub",
                 expected="a file that ends in .jsonl, .json, .csv, .tsv or .parquet, or org/name",
                 fix=PATH_FIX,
             )
@@ -232,7 +232,7 @@ def _read_cuts(node: Node, check: DatasetCheck, *, trains: bool) -> list[Cut]:
     elif trains:
         fault = Fault(
             where="dataset.split.train",
-            found="null, and a training needs rows",
+            found="null, but a training needs rows",
             expected="a slice of a split",
             fix="=train",
         )
@@ -272,7 +272,7 @@ def _check_columns(node: Node, path: str, files: Files, to: str, check: DatasetC
             where=path,
             found=f"{len(columns):,} columns, such as {columns[-1]}",
             expected=f"at most {MAX_COLUMNS:,}",
-            fix="name values, not columns, by what varies",
+            fix="store what varies in values, not in column names",
         )
         raise DataError(fault)
     used = (*(node.get("without") or ()), *chosen.values())

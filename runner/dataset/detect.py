@@ -39,11 +39,11 @@ def _find_clashes() -> dict[str, str]:
     )
     tokens = ("input_ids", "labels", "attention_mask", "completion_mask", "prompt_ids")
     clashes: dict[str, str] = dict.fromkeys(
-        of_forms - harmless, "TRL would take the rows for another form"
+        of_forms - harmless, "TRL would read the rows as another form"
     )
     why = "TRL gives reward functions an argument of its own by this name"
     clashes |= dict.fromkeys(arguments, why)
-    clashes |= dict.fromkeys(tokens, "TRL would take the rows for tokens")
+    clashes |= dict.fromkeys(tokens, "TRL would read the rows as tokens")
     why = "the trainer has tools of its own, and would render the prompts without these"
     return {**clashes, "tools": why}
 
@@ -187,7 +187,7 @@ def _find_unplayable(columns: Mapping[str, str], row: Cells) -> dict[str, str]:
     cells = {role: row.get(column) for role, column in columns.items()}
     reasons = {}
     if not isinstance(cells.get("history"), list | None):
-        reasons["history"] = "it holds no list of what was asked and answered"
+        reasons["history"] = "it holds no list of questions and answers"
     is_chat = "input" in columns or any(isinstance(cell, list) for cell in cells.values())
     has_history = "history" in columns and "history" not in reasons
     if not is_chat and not has_history:
@@ -206,10 +206,10 @@ def _warn_of_turns(prompt: str, target: str, to: str) -> None:
     """Say how plain text is kept where the names of columns make it a question and its answer."""
     advice = (
         f"dataset.columns.prompt={prompt} dataset.columns.completion={target} continues the text "
-        "as it stands"
+        "without a template"
     )
     if to == "prompt":
-        advice = f"dataset.form=prompt leaves `{target}` to rewards, and the prompt as it stands"
+        advice = f"dataset.form=prompt leaves `{target}` to rewards, and the prompt unchanged"
     log.warning(
         "by their names the columns `%s` and `%s` are a question and its answer, which become "
         "turns of a chat; %s",
@@ -299,7 +299,7 @@ def _check_wanted(
         if name in safe:
             continue
         if name in columns:
-            why = CLASHES.get(name, "the trainer would take the rows for another form")
+            why = CLASHES.get(name, "the trainer would read the rows as another form")
             fault = Fault(
                 where=group,
                 found=f"a {group} asks for the column {name!r}",

@@ -258,7 +258,7 @@ def _refuse_new_keys(values: Iterable[Any], kind: Any, where: str) -> None:
         new = keys - kind.keys()
         if new:
             names = ", ".join(sorted(new))
-            raise ValueError(f"{where} has a key that the first rows have not: {names}")
+            raise ValueError(f"{where} has a key that the first rows do not have: {names}")
         for name, inner in kind.items():
             if isinstance(inner, dict | List):
                 inner_values = [mapping.get(name) for mapping in mappings]

@@ -33,7 +33,7 @@ def stream_of_media(modality: Modality, label: str) -> Fault:
     return Fault(
         where="dataset.streaming",
         found=f"{label} is a stream of rows with {modality.many}",
-        expected=f"rows that are all there, because each {modality.part_type} is looked at before "
+        expected=f"rows that are all there, because each {modality.part_type} is checked before "
         "the training",
         fix="=false",
     )

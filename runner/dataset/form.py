@@ -177,7 +177,7 @@ FORMS: Mapping[str, RowForm] = {
         needs=[("messages",)],
         known_as=CONVERSATIONS,
         answers=["messages"],
-        left_out="it has no answer behind a prompt",
+        left_out="it has no answer after a prompt",
         becomes={
             "demonstration": "check_turns",
             "messages": "check_turns",

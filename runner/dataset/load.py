@@ -121,7 +121,7 @@ def _warn_of_shared_rows(train: Rows | None, held_out: Rows, label: str) -> None
         return
     shared = int(np.isin(digests(held_out), digests(train)).sum())
     if shared:
-        log.warning("%s: %d of %d held-out rows are trained on too", label, shared, len(held_out))
+        log.warning("%s: %d of %d held-out rows are also trained on", label, shared, len(held_out))
 
 
 def _each_in_turn() -> AbstractContextManager[None]:

@@ -65,7 +65,7 @@ class MediaOfRow:
         if self.places != self.listed:
             fault = Fault(
                 where=modality.column,
-                found=f"{self.listed} {modality.many}, and {self.places} places for them in the "
+                found=f"{self.listed} {modality.many}, but {self.places} places for them in the "
                 "texts",
                 expected=f"as many places ({modality.placeholder} in a text, or a part of type "
                 f"{modality.part_type}) as {modality.many}, or none",
@@ -109,7 +109,7 @@ class Marks:
                 modality = next(iter(self.media))
                 fault = Fault(
                     where=role,
-                    found=f"{modality.many} beside plain text",
+                    found=f"{modality.many} with plain text",
                     expected="a conversation, in whose turns they have a place",
                     fix="dataset.columns.input=<column> dataset.columns.target=<column>, or "
                     f"dataset.without=[{modality.column}]",

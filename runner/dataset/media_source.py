@@ -88,7 +88,7 @@ class MediaSource:
             fault = Fault(
                 where=where,
                 found=f"the address {url[:80]}",
-                expected=f"{modality.one} here; rows fetch nothing unless that is typed",
+                expected=f"{modality.one} here; rows fetch nothing unless you type it",
                 fix="dataset.image_urls=true",
             )
             raise DataError(fault)

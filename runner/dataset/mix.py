@@ -174,7 +174,7 @@ def _check_parts(parts: Mapping[str, Part], trains: RowsByPart, to: str | None) 
         where = f"dataset.parts.{with_margin[0]}"
         fault = Fault(
             where=where,
-            found=f"a margin here, and none in {without[0]}",
+            found=f"a margin here, but none in {without[0]}",
             expected="margins in all parts, or in none",
             fix=f"{where}.without=[margin]",
         )

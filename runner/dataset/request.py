@@ -136,7 +136,7 @@ def check_cut(
         if not SLICE.fullmatch(part.strip()):
             fault = Fault(
                 where=where,
-                found=f"{cut!r}, which is no slice",
+                found=f"{cut!r}, which is not a slice",
                 expected=SLICES_EXPECTED,
                 fix=f"='{name}[:90%]'",
             )

@@ -112,7 +112,7 @@ def _open_quote(path: Path, number: int) -> Fault:
     """The fault of a quote that swallows the rest of a file."""
     return Fault(
         where=f"{path}:{number}",
-        found="a quote that nothing closes",
+        found="a quote that is never closed",
         expected='two of them: "a, b"',
         fix=to_see(path, number),
     )

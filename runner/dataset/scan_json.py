@@ -160,7 +160,7 @@ def _to_number(text: str) -> float:
     number = float(text)
     if math.isinf(number):
         shown = text if len(text) <= 20 else f"{text[:20]}..."
-        raise ValueError(f"the number {shown} is beyond what a reader takes")
+        raise ValueError(f"the number {shown} is too large for the reader")
     return int(text) if text.lstrip("-").isdigit() else number
 
 
@@ -201,7 +201,7 @@ def _check_row(value: object, where: str, fix: str, doubts: Doubts) -> Entry:
     if doubts.may_be_deep and _is_too_deep(value):
         return Fault(
             where=where,
-            found="lists or objects in each other without an end",
+            found="lists or objects nested without an end",
             expected=f"at most {MAX_DEPTH} deep",
             fix=fix,
         )
@@ -211,7 +211,7 @@ def _check_row(value: object, where: str, fix: str, doubts: Doubts) -> Entry:
         except UnicodeEncodeError:
             return Fault(
                 where=where,
-                found="half a surrogate pair, which is no character",
+                found="half a surrogate pair, which is not a character",
                 expected="whole characters",
                 fix=fix,
             )

@@ -78,7 +78,7 @@ class BoundedLines:
         return Fault(
             where=f"{self.path}:{number}",
             found=f"a line of more than {max_line:,} bytes",
-            expected="rows with an end",
+            expected="rows that end",
             fix=fix,
         )
 

@@ -53,7 +53,7 @@ def check_parquet(file: io.BufferedReader, path: Path, max_bytes: int | None) ->
                 fault = Fault(
                     where=str(path),
                     found=f"a row of more than {MAX_BYTES_ROW:,} bytes",
-                    expected="rows with an end",
+                    expected="rows that end",
                     fix=f"copy or download {path.name} again",
                 )
                 raise DataError(fault)

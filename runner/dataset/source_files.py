@@ -127,7 +127,7 @@ def find_files(path: Paths) -> Files | None:
     if special:
         raise _no_such_file(path, special.found, f"{special.fix}, or dataset.path=<another one>")
     if "**" in str(local) and str(local).partition("*")[0] in ENDLESS:
-        raise _no_such_file("dataset.path", f"{path}, which is all of this machine")
+        raise _no_such_file("dataset.path", f"{path}, which is the whole machine")
     if has_magic(str(local)) and not local.exists():
         matches = map(Path, glob(str(local), recursive=True))
         files = sorted(file for file in matches if file.is_file())
@@ -153,7 +153,7 @@ def _find_several(paths: list[str]) -> Files:
         if files and "train" in files.splits:
             names |= dict.fromkeys(files.splits["train"])
         elif not problem:
-            problem = f"{path}, which is no file here"
+            problem = f"{path}, which is not a file here"
     if problem:
         fault = Fault(
             where="dataset.path",
@@ -272,6 +272,6 @@ def _several_kinds(path: str, files: Iterable[Path], suffixes: Sequence[str]) ->
 def _listed(names: list[str]) -> str:
     """The first names in words."""
     if not names:
-        return "nothing in it"
+        return "it is empty"
     text = ", ".join(names[:MAX_NAMES_LISTED])
     return f"{text}, ..." if len(names) > MAX_NAMES_LISTED else text

@@ -63,7 +63,7 @@ def apply_steps(row: Row, steps: Sequence[Step]) -> Row | None:
         if not isinstance(made, Mapping):
             function = step.func if isinstance(step, functools.partial) else step
             name = getattr(function, "__name__", type(function).__name__)
-            raise DataError(Fault("map", f"{name} gave {type(made).__name__}", expected))
+            raise DataError(Fault("map", f"{name} returned {type(made).__name__}", expected))
     return dict(made)
 
 

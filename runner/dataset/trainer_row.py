@@ -167,7 +167,7 @@ def ask_last(row: Row) -> list[Row]:
     if last["role"] != "assistant":  # nobody has answered, so all of it is a prompt
         return [{"prompt": row["messages"], "reference": None}]
     if not opening:
-        raise bad_cell("messages", "an answer alone", "something to answer before it")
+        raise bad_cell("messages", "an answer without a prompt", "a question before it")
     return [{"prompt": opening, "reference": last["content"]}]
 
 

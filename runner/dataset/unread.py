@@ -40,7 +40,7 @@ def find_unread(
     if keys:
         words.append(f"of turns {', '.join(keys)}")
     if unheard:
-        words.append(f"{' and '.join(unheard)} where a row's turns open otherwise")
+        words.append(f"{' and '.join(unheard)} where a row's turns begin differently")
     return words
 
 

@@ -55,13 +55,13 @@ def weigh_rows(rows: Rows, weigher: Weigher, key: str, workers: int | None = Non
         teaching = weighed.filter(_teaches, new_fingerprint=cache_key(weighed_key, "teaching"))
     idle = len(weighed) - len(teaching)
     if idle:
-        text = "%d of %d rows left out: all that is trained of them weighs nothing"
+        text = "%d of %d rows left out: all their trained tokens have weight 0"
         log.warning(text, idle, len(weighed))
     if not len(teaching):
         fault = Fault(
             where="weight",
-            found=f"{len(weighed)} rows, and no token of them weighs anything",
-            expected="rules that leave some",
+            found=f"{len(weighed)} rows, all of whose tokens have weight 0",
+            expected="rules that leave some weight",
         )
         raise DataError(fault)
     # Columns that a trainer still needs when its rows are weighed.
@@ -92,7 +92,7 @@ def warn_of_idle_rules(rows: Rows, weigher: Weigher) -> None:
             keywords = rule.keywords.items()
             settings = ", ".join(f"{name}={short_text(value)}" for name, value in keywords)
         log.warning(
-            "not used: the weights of %s(%s), which are alike in all rows looked at, at most %d",
+            "not used: the weights of %s(%s), which are the same in all rows checked, at most %d",
             getattr(function, "__name__", type(function).__name__),
             settings,
             count,
@@ -139,7 +139,7 @@ def _fit_weights(row: Cells, name: str, ids: list[int], weights: list[float]) ->
             return weights[part]
     fault = Fault(
         where="weight",
-        found="the trainer makes other tokens of the row",
+        found="the trainer tokenises the row differently",
         expected="the same tokens",
         fix="=none",
     )
@@ -157,7 +157,7 @@ def rotate_weights(rows: Dataset, size: int) -> Dataset:
         if [answers[-1], *answers[:-1]] != batch["KL_completion_ids"]:
             fault = Fault(
                 where="weight",
-                found="TRL pairs prompts with the answers of others in another order than it did",
+                found="TRL pairs prompts with other answers in a different order than before",
                 expected="the order of TRL 1.16",
                 fix="trainer.args.loss_type=apo_zero_unpaired",
             )

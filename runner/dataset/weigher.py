@@ -63,7 +63,7 @@ class Weigher:
             name = type(self.tokenizer).__name__
             fault = Fault(
                 where="weight",
-                found=f"{name}, which does not tell the place of its tokens",
+                found=f"{name}, which does not report the positions of its tokens",
                 expected="a fast tokenizer",
                 fix="=none",
             )
@@ -146,7 +146,7 @@ class Weigher:
                 fault = Fault(
                     where=f"messages[{index}]",
                     found=str(error),
-                    expected="a template in which each message has a place of its own",
+                    expected="a template in which each message has its own place",
                     fix="weight=none",
                 )
                 raise DataError(fault) from error
@@ -255,7 +255,7 @@ def _changed(text: str, other: str, begin: int) -> tuple[int, int]:
     end = len(text) - len(tail)
     if end < begin or not text.endswith(tail) or not other.startswith(text[:begin]):
         raise ValueError(
-            "the template writes what is around it otherwise, depending on this message"
+            "the template writes the surrounding text differently, depending on this message"
         )
     for index in range(begin, end):
         if text[index] != other[index]:

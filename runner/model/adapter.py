@@ -84,7 +84,7 @@ def check_adapter(model: Model, peft_config: PeftConfig | None) -> None:
             fault = Fault(
                 where="peft",
                 found=f"{initialisation} rewrites the base, whose weights are rounded here",
-                expected="an adapter that leaves the base alone",
+                expected="an adapter that does not change the base",
                 fix="=lora",
             )
             faults.append(fault)
@@ -100,7 +100,8 @@ def _find_method_faults(peft_config: PeftConfig) -> Iterator[Fault]:
     if peft_config.peft_type == PeftType.ADALORA:
         yield Fault(
             where="peft",
-            found="AdaLoRA, whose ranks nothing would move, and no checkpoint could be resumed",
+            found="AdaLoRA, whose ranks would never change, and whose checkpoints could not be "
+            "resumed",
             expected="an adapter whose shape stays",
             fix="=lora",
         )
@@ -192,7 +193,7 @@ def train_beside(model: PreTrainedModel, peft_config: PeftConfig, patterns: Sequ
         raise ConfigError(
             Fault(
                 where="peft.full",
-                found=f"{type(peft_config).__name__} trains no layer whole",
+                found=f"{type(peft_config).__name__} trains no layer in full",
                 expected="an adapter inside the layers",
                 fix="peft=lora",
             )

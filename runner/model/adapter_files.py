@@ -55,14 +55,14 @@ def find_merge_faults(folder: ModelFolder, *, quantized: bool = False) -> Iterat
     if folder.adapter is None:
         yield Fault(
             where="model.merge",
-            found=f"true, and {folder.source} is no adapter",
+            found=f"true, but {folder.source} is not an adapter",
             expected="an adapter",
             fix="=false",
         )
     if quantized:
         yield Fault(
             where="model.merge",
-            found="true, and merging into quantised weights would round the adapter away",
+            found="true, but merging into quantised weights would round the adapter away",
             expected="weights in full precision",
             fix="quant=none",
         )
@@ -119,7 +119,7 @@ def find_adapter_weight_faults(folder: ModelFolder) -> Iterator[Fault]:
     if other_ranks:
         yield Fault(
             where=folder.where,
-            found=f"{folder.source}: {other_ranks[0]}, and its adapter_config.json says another "
+            found=f"{folder.source}: {other_ranks[0]}, but its adapter_config.json gives another "
             "rank",
             expected="the config that the weights were saved with",
             fix="=<another folder>",
@@ -206,7 +206,7 @@ def _list_other_ranks(config: Node, modules: list[LoraModule]) -> list[str]:
                 rank = pattern_rank
                 break
         if module.rank is not None and isinstance(rank, int) and module.rank != rank:
-            lines.append(f"{module.name} has rank {module.rank} and not {rank}")
+            lines.append(f"{module.name} has rank {module.rank}, not {rank}")
     return lines
 
 
@@ -299,7 +299,7 @@ def _find_shape_faults(
             found = f"{folder.source} adapts a matrix of {shape} in {module.name}"
             yield Fault(
                 where=folder.where,
-                found=f"{found}, and that of its base is {base_shape}",
+                found=f"{found}, but that of its base is {base_shape}",
                 expected="an adapter of the base that it names",
                 fix="=<another folder>",
             )

@@ -32,7 +32,7 @@ class UnfitArchitectures:
     unless: str = ""  # a key of the config that makes them fit where it is true
 
 
-READS_AHEAD = "reads words that are still to be written, as encoders do"
+READS_AHEAD = "reads tokens after the current one, as encoders do"
 # Each of these answers a batch of prompts otherwise than one prompt alone. Tried with transformers
 # 5.23 and random weights.
 UNFIT = (
@@ -71,7 +71,7 @@ UNFIT = (
         ),
     ),
     UnfitArchitectures(
-        reason="takes the padding before a short prompt for a part of it",
+        reason="reads the padding before a short prompt as part of it",
         model_types=frozenset(
             [
                 "bart",
@@ -91,7 +91,7 @@ UNFIT = (
         ),
     ),
     UnfitArchitectures(
-        reason="keeps nothing of the words before the one that it writes",
+        reason="remembers nothing of the tokens before the one that it writes",
         model_types=frozenset(["openai-gpt"]),
     ),
 )

@@ -99,9 +99,8 @@ def check_template(
         faults.append(
             Fault(
                 where=KEY,
-                found="the rows call tools, and the template leaves out the calls or what comes "
-                "back",
-                expected="a template that spells them",
+                found="the rows call tools, but the template leaves out the calls or their results",
+                expected="a template that writes them",
                 fix="=hermes, or react",
             )
         )
@@ -113,7 +112,7 @@ def check_template(
         faults.append(
             Fault(
                 where=KEY,
-                found=f"{setting}, and the template does not mark what the assistant says",
+                found=f"{setting}, but the template does not mark what the assistant says",
                 expected="{% generation %} around each answer",
                 fix=fix,
             )
@@ -154,9 +153,9 @@ def check_calls(tokenizer: PreTrainedTokenizerBase) -> None:
     raise ConfigError(
         Fault(
             where=KEY,
-            found="there are tools, and the template does not spell calls, or does not say how "
+            found="there are tools, but the template does not write calls, or does not say how "
             "they are read from an answer",
-            expected="one that TRL knows, or one with a file <name>.response.json beside it",
+            expected="one that TRL knows, or one with a file <name>.response.json next to it",
             fix="=hermes",
         )
     )

@@ -89,7 +89,7 @@ def _find_new_model_faults(node: Node, head: str) -> list[Fault]:
         return [
             Fault(
                 where="model.config",
-                found="keys in a mapping, and those of a new model stand in the model itself",
+                found="keys in a mapping; those of a new model are in the model itself",
                 expected="none",
                 fix="model.<key>=<value>",
             )
@@ -207,8 +207,9 @@ def no_stop_strings(strings: object, path: str) -> Fault:
     copy = f"a copy of {path} without them in its {file}"
     return Fault(
         where="model.path",
-        found=f"{file} of {path} has stop_strings {strings}, and this trainer finds no strings",
-        expected="ends that are tokens",
+        found=f"{file} of {path} has stop_strings {strings}, but this trainer cannot search for "
+        "strings",
+        expected="stop tokens",
         fix=f"{copy}, as model.path=<that folder>",
     )
 
@@ -231,7 +232,7 @@ def find_group_faults(node: Node, patterns: Iterable[str]) -> Iterator[Fault]:
         if not any(re.search(pattern, name) for name in weights):
             yield Fault(
                 where=f"optimizer.groups.{pattern}",
-                found="no weight is called so",
+                found="no weight has such a name",
                 expected=f"a part of a name, such as {weights[0]}",
                 fix="another pattern, or optimizer.groups=null",
             )

@@ -106,7 +106,7 @@ def find_config_faults(
             Fault(
                 where="model.trust_remote_code",
                 found=f"{folder.source} brings Python code of its own",
-                expected="leave to run it, from you",
+                expected="your permission to run it",
                 fix="=true  (if you trust it)",
             )
         ]
@@ -265,8 +265,8 @@ def _find_override_faults(folder: ModelFolder, model_type: str, target: str) -> 
     if positions in folder.overrides and lacks_original:
         yield Fault(
             where=f"{where}.rope_parameters.{original}",
-            found="none, and the new max_position_embeddings would be taken for what the model "
-            "was trained with",
+            found="none, but then the new max_position_embeddings would count as those of the "
+            "training",
             expected="the positions that it was trained with",
             fix=f"={(text_config or config).get(positions)}",
         )
@@ -287,7 +287,7 @@ def find_length_faults(folder: ModelFolder, length: object) -> Iterator[Fault]:
     if positions is not None and isinstance(length, int) and length > positions:
         yield Fault(
             where="trainer.args.max_length",
-            found=f"{length}, and the model has {positions} positions",
+            found=f"{length}, but the model has {positions} positions",
             expected=f"at most {positions}",
             fix=f"trainer.args.max_length={positions}, or tolerate.beyond_positions=true",
         )

@@ -55,7 +55,7 @@ def find_tuning_faults(folder: ModelFolder, peft: object) -> Iterator[Fault]:
     if isinstance(virtual_tokens, int) and positions is not None and virtual_tokens >= positions:
         yield Fault(
             where="peft.num_virtual_tokens",
-            found=f"{virtual_tokens}, and the model has {positions} positions",
+            found=f"{virtual_tokens}, but the model has {positions} positions",
             expected="fewer, which leave room for the rows",
             fix=f"={min(20, positions // 2)}",
         )
@@ -113,7 +113,7 @@ def find_target_faults(
         near = [name for name in sorted(linear) if re.search(rf"\b{re.escape(name)}\b", targets)]
         yield Fault(
             where="peft.target_modules",
-            found=f"{targets} is the whole name of no layer",
+            found=f"{targets} is not the whole name of any layer",
             expected=f"a list, among {layers}, or a pattern",
             fix=f"=[{','.join(near)}]" if near else "=all-linear",
         )
@@ -142,7 +142,7 @@ def find_rank_faults(rank: object, pattern: object, largest: int) -> Iterator[Fa
             sizes = f"{largest} rows or columns"
             yield Fault(
                 where=where,
-                found=f"{value}, and no matrix of the model has more than {sizes}",
+                found=f"{value}, but no matrix of the model has more than {sizes}",
                 expected=f"at most {largest}, far fewer to save anything",
                 fix=f"={min(16, largest)}",
             )
@@ -173,7 +173,7 @@ def _find_block_faults(peft: Node, widths: Collection[int]) -> Iterator[Fault]:
         found = f"{size}, which does not divide the inputs of the layers ({inputs})"
         yield Fault(
             where=f"peft.{field}",
-            found=f"{found}: peft would take another",
+            found=f"{found}: peft would use another one",
             expected="a divisor of all of them",
             fix=f"={divisors[-1]}",
         )
@@ -207,7 +207,7 @@ def _find_layer_number_faults(settings: Node, modules: Collection[str]) -> Itera
         if patterns and not pattern_numbers:
             yield Fault(
                 where="peft.layers_pattern",
-                found=f"{pattern}, and no layers are called so",
+                found=f"{pattern}, but no layers have such a name",
                 expected="layers",
                 fix="=null",
             )
@@ -268,7 +268,7 @@ def find_depth_faults(layers: int, depth: int) -> Iterator[Fault]:
     if not 0 <= layers <= depth:
         yield Fault(
             where="peft.layers",
-            found=f"{layers}, and the model has {depth} layers",
+            found=f"{layers}, but the model has {depth} layers",
             expected=f"0 to {depth}",
             fix=f"={max(1, depth // 2)}",
         )

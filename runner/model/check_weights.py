@@ -42,8 +42,8 @@ def find_weight_faults(folder: ModelFolder, *, safetensors_only: bool) -> list[F
             found.append(
                 Fault(
                     where=folder.where,
-                    found=f"{rounding}, and config.json says nothing of how it was rounded",
-                    expected="a quantization_config, or weights that are numbers as they are",
+                    found=f"{rounding}, but config.json does not say how it was rounded",
+                    expected="a quantization_config, or weights that are not rounded",
                     fix="=<folder or org/name>",
                 )
             )
@@ -108,8 +108,9 @@ def _find_head_faults(folder: ModelFolder) -> Iterator[Fault]:
         if isinstance(heads, int) and isinstance(total, int) and total % heads:
             yield Fault(
                 where=folder.where,
-                found=f"config.json of {folder.source}: {key} is {heads}, and {total_key} {total}",
-                expected="what divides it",
+                found=f"config.json of {folder.source}: {key} is {heads}, but {total_key} is "
+                f"{total}",
+                expected="a divisor of it",
                 fix="=<folder or org/name>",
             )
 
@@ -155,7 +156,7 @@ def _find_size_faults(folder: ModelFolder) -> Iterator[Fault]:
             found = f"config.json does not fit the shapes of its weights: {part} is {shape}"
             yield Fault(
                 where=folder.where,
-                found=f"{found}, and {keys} are {sizes}",
+                found=f"{found}, but {keys} are {sizes}",
                 expected="the config that the weights were saved with",
                 fix="=<folder or org/name>",
             )

@@ -15,7 +15,7 @@ def second_adapter() -> Fault:
     """The fault of an adapter that would go on top of another one."""
     return Fault(
         where="peft",
-        found="model.path is an adapter, and a second one would go on top",
+        found="model.path is an adapter, and a second one would be put on top",
         expected="one adapter",
         fix="peft=none, or model.merge=true",
     )
@@ -25,8 +25,8 @@ def untrained_tokens(*, kind: str) -> Fault:
     """The fault of new tokens whose rows nothing trains; ``kind`` is the class of the adapter."""
     return Fault(
         where="peft",
-        found=f"new tokens, whose rows {kind} leaves as they begin",
-        expected="LoRA, which trains them beside its layers, or all weights",
+        found=f"new tokens, whose rows {kind} does not train",
+        expected="LoRA, which trains them in addition to its layers, or all weights",
         fix="=lora",
     )
 

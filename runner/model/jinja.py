@@ -65,7 +65,7 @@ def no_template() -> Fault:
     names = ", ".join(template_names())
     return Fault(
         where=KEY,
-        found="the rows are chats, and the tokenizer has no chat template",
+        found="the rows are chats, but the tokenizer has no chat template",
         expected=f"one of {names}, or the path of a .jinja file",
         fix="=plain",
     )
@@ -207,8 +207,8 @@ def _missing_marks(name: str, missing: list[str], end: str | None, behind: str) 
         fix += f" {to_override('model.tokenizer.eos_token', last_marks[0])}"
     return Fault(
         where=KEY,
-        found=f"{name} writes {', '.join(missing)}, and they are no tokens of the tokenizer",
-        expected="a token for each mark",
+        found=f"{name} writes {', '.join(missing)}, which are not tokens of the tokenizer",
+        expected="a token for each of these marks",
         fix=fix,
     )
 

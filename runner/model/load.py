@@ -200,8 +200,8 @@ def _add_tokens(tokenizer: PreTrainedTokenizerBase, node: Node) -> None:
             raise ConfigError(
                 Fault(
                     where="model.tokenizer.add_tokens",
-                    found=f"{found}, because its letters stand for others",
-                    expected="a token that is written as it is read, such as one of ASCII",
+                    found=f"{found}, because its characters stand for others",
+                    expected="a token that is written as it is read, such as one in ASCII",
                     fix="=[<token>]",
                 )
             )
@@ -214,7 +214,7 @@ def _choose_pad_token(tokenizer: PreTrainedTokenizerBase, vocabulary: Vocabulary
     for token in PAD_TOKENS:
         if token in vocabulary.tokens and token != tokenizer.eos_token:
             tokenizer.pad_token = token
-            reason = "it ends no text"
+            reason = "it does not end a text"
             break
     log.info("pad token: %s, because %s", tokenizer.pad_token, reason)
 

@@ -98,7 +98,7 @@ KNOWN_FAILURES = (
     ),
     KnownFailure(
         kinds=(json.JSONDecodeError, SafetensorError),
-        found="a file of {path} is cut off or damaged: {message}",
+        found="a file of {path} is truncated or damaged: {message}",
         expected="whole files",
         fix="copy it again, or where it is of the hub: hf download {path} --force-download",
     ),
@@ -112,7 +112,7 @@ KNOWN_FAILURES = (
     KnownFailure(
         kinds=(ImportError,),
         words="Torchvision",
-        found="{path} has a processor of videos beside that of images, and it needs torchvision",
+        found="{path} has a video processor in addition to that of images, which needs torchvision",
         expected="torchvision, or a model without it, such as LLaVA, Idefics3, Gemma 3, Pixtral",
         fix="pip install torchvision",
         is_environment=True,
@@ -129,7 +129,7 @@ KNOWN_FAILURES = (
         words="custom code",
         key="trust_remote_code",
         found="{path} brings Python code of its own",
-        expected="leave to run it, from you",
+        expected="your permission to run it",
         fix="model.trust_remote_code=true",
     ),
     KnownFailure(

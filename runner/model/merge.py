@@ -46,7 +46,7 @@ def write_plain(
         method = adapter.peft_type.value
         fault = Fault(
             where=str(source),
-            found=f"a learnt prompt ({method}), which is no change of weights and cannot be merged",
+            found=f"a learnt prompt ({method}), which does not change weights and cannot be merged",
             expected="an adapter of the weights, or a whole model",
             fix=f"PeftModel.from_pretrained(base, '{source}'), which loads it as it is",
         )
@@ -148,8 +148,8 @@ def _check_same(source: Path, distance: float, largest: float) -> None:
         raise SickRun(
             Fault(
                 where=str(source),
-                found=f"merged, the model answers otherwise: {off}",
+                found=f"the merged model gives other answers: {off}",
                 expected="the same logits",
-                fix="share the adapter in model/ as it is",
+                fix="share the adapter in model/ without merging",
             )
         )

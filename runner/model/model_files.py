@@ -107,7 +107,7 @@ class ModelFolder:
         else:
             if isinstance(value, dict):
                 return value
-            found = f"JSON, and no object: {str(value)[:40]}"
+            found = f"JSON, but not an object: {str(value)[:40]}"
         raise ConfigError(
             Fault(
                 where=str(path),
@@ -208,7 +208,7 @@ class ModelFolder:
             raise ConfigError(
                 Fault(
                     where=self.where,
-                    found=f"{INDEX} names {names}, and it has no such file",
+                    found=f"{INDEX} names {names}, but there is no such file",
                     expected="every file of the index",
                     fix=f"copy or download it again: {INDEX} and its files",
                 )
@@ -301,7 +301,7 @@ def read_shapes(path: Path) -> dict[str, list[int]]:
         raise ConfigError(
             Fault(
                 where=str(path),
-                found=f"the weights are cut off, or no safetensors: {size:,} bytes ({error})",
+                found=f"the weights are truncated, or not safetensors: {size:,} bytes ({error})",
                 expected="a whole file",
                 fix=f"copy or download it again: {path}",
             )

@@ -141,7 +141,7 @@ class Reach:
                 Fault(
                     where="dataset",
                     found=f"the chat template refuses {count} of {self.rows} rows: {error}",
-                    expected="turns that it takes",
+                    expected="turns that it accepts",
                     fix=self._join_words(error, parts) or mend,
                 )
             )
@@ -189,13 +189,13 @@ class Reach:
         if self.unread:
             yield f"not used by the chat template: {', '.join(self.unread)}"
         for part, count in self.altered.items():
-            writes = f"the chat template writes {part} otherwise"
+            writes = f"the chat template writes {part} differently"
             yield f"{self._in_rows(count)} {writes}{self._example(part)}"
         for part, count in self.spaced.items():
             strips = f"the chat template strips blanks of {part}"
             yield f"{self._in_rows(count)} {strips}{self._example(part)}"
         for part, count in self.marked.items():
-            reads = "which the model reads as its own mark and not as text"
+            reads = "which the model reads as a special token, not as text"
             yield f"{self._in_rows(count)} {part}, {reads}"
 
     def _line(self, part: str) -> str:
@@ -209,7 +209,7 @@ class Reach:
         if not self.knows_thoughts:
             return "; dataset.thoughts=inline writes it as <think> before the content"
         if part == THOUGHT:
-            return ", as is its own rule for earlier turns"
+            return ", which is its own rule for earlier turns"
         return ", and it is not learnt; model.tokenizer.chat_template=<another> may write it"
 
     def _example(self, part: str) -> str:

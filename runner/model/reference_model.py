@@ -88,7 +88,7 @@ def _check_switching_off(trainer: Trainer, model: PeftModel) -> None:
     penalizes_kl = hasattr(trainer, "ref_model") and bool(getattr(trainer, "beta", 0))
     has_none = getattr(trainer, "ref_model", None) is None
     if has_none and penalizes_kl and changes_base(loaded_config(model)):
-        found = f"{type(trainer).__name__} cannot tell the start model from below this adapter"
+        found = f"{type(trainer).__name__} cannot recover the start model from below this adapter"
         raise ConfigError(
             Fault(
                 where="peft",

@@ -210,7 +210,8 @@ def load_adapter_weights(model: PreTrainedModel | PeftModel, folder: Path) -> Pe
         raise FolderError(
             Fault(
                 where=str(folder),
-                found=f"an adapter with {report.unexpected_keys[0]}, which the run's own has not",
+                found=f"an adapter with {report.unexpected_keys[0]}, which the run's own adapter "
+                "does not have",
                 expected="the adapter that the run trains",
             )
         )

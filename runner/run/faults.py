@@ -9,7 +9,7 @@ def gone(folder: Path) -> Fault:
     """The fault of a run folder that was there when the work in it began."""
     return Fault(
         where=str(folder),
-        found="it was moved or deleted during the run",
+        found="it was moved or deleted in the meantime",
         expected="the folder of the run",
         fix="the same command again; it continues if the folder is put back",
     )

@@ -88,7 +88,7 @@ def _check_sharded(trainer: Trainer) -> None:
             raise RunnerError(
                 Fault(
                     where=f"trainer.args.{name}",
-                    found=f"set, and the model that was prepared is a {kind}",
+                    found=f"set, but the prepared model is a {kind}",
                     expected="a model that is sharded",
                     fix="=null",
                 )
@@ -104,7 +104,7 @@ def forget_other_best(state: TrainerState, args: TrainingArguments) -> None:
     if state.best_metric is None or any(key in row for row in state.log_history):
         return
     log.warning(
-        "the best checkpoint so far was chosen by another figure than %s, and is forgotten: the "
+        "the best checkpoint so far was chosen by a figure other than %s, and is forgotten: the "
         "best is that of the steps from here on",
         key,
     )

@@ -108,7 +108,7 @@ def find_process_dependence(trainer: Trainer, experiment: Experiment) -> str:
         steps = math.ceil(trainer.args.num_train_epochs * rows / batch)
     if rows % batch and steps > rows // batch:
         return (
-            f"{rows} rows are no multiple of the batch of {batch}, and the last of an epoch are "
-            "shared otherwise"
+            f"{rows} rows are not a multiple of the batch of {batch}, so the last rows of an "
+            "epoch are shared differently"
         )
     return ""

@@ -51,7 +51,7 @@ def find_quantised_faults(context: ValidationContext) -> Iterator[Fault]:
     if overrides_answers(context.mapping("model")):
         yield Fault(
             where="model.config",
-            found="set, and an adapter on a base of 4 or 8 bits cannot be merged into it",
+            found="set, but an adapter on a base of 4 or 8 bits cannot be merged into it",
             expected="a folder of the model whose config.json has these keys",
             fix="quant=none",
         )
@@ -86,7 +86,7 @@ def find_useless_adapter_faults(context: ValidationContext) -> Iterator[Fault]:
         found = "false: its random weights would change the model before the first step"
         yield Fault("peft.init_lora_weights", found, "a start that changes nothing", "=true")
     if start == "eva":
-        found = "eva, a start that is computed from rows, and nobody computes it here"
+        found = "eva, a start that is computed from rows, which is not done here"
         yield Fault("peft.init_lora_weights", found, "another start", "=pissa")
     if peft.get("target_modules") == []:
         found = "[]: no layer would get an adapter"
@@ -101,8 +101,8 @@ def find_adapter_kind_faults(context: ValidationContext) -> Iterator[Fault]:
     if has_critic and has_method(peft.get("_target_"), "prepare_model"):
         yield Fault(
             where="peft",
-            found=f"a tuner that saves and loads itself, and {context.option} saves policy and "
-            "critic side by side",
+            found=f"a tuner that saves and loads itself, but {context.option} saves policy and "
+            "critic together",
             expected="one that changes the model, or a PeftConfig",
             fix="peft=lora",
         )
@@ -111,8 +111,8 @@ def find_adapter_kind_faults(context: ValidationContext) -> Iterator[Fault]:
     if peft.get("full") and context.changes_model(peft):
         yield Fault(
             where="peft.full",
-            found=f"set, and {signature.name} puts on no adapter",
-            expected="an adapter beside which layers are trained whole",
+            found=f"set, but {signature.name} adds no adapter",
+            expected="an adapter, in addition to which layers are trained in full",
             fix="peft=lora",
         )
     is_peft_config = "inference_mode" in signature.parameters
@@ -133,7 +133,7 @@ def find_unseen_model_keys(context: ValidationContext) -> Iterator[Fault]:
             if "router" in str(key):
                 yield Fault(
                     where=f"model.config.{key}",
-                    found="set, and this trainer has no loss of routers",
+                    found="set, but this trainer has no router loss",
                     expected="none, or a trainer that adds one",
                     fix="leave it out",
                 )
@@ -152,7 +152,7 @@ def find_unseen_model_keys(context: ValidationContext) -> Iterator[Fault]:
     for key in unseen:
         yield Fault(
             where=f"model.{key}",
-            found=f"set, and {loader} loads what lies at model.path, without it",
+            found=f"set, but {loader} loads the model at model.path without it",
             expected="a folder of the model that has it, such as the model/ of a run",
             fix="model.path=<that folder>",
         )

@@ -45,16 +45,16 @@ def _find_idle_field(
     if field in upstream.LOADED_BY_GROUP and not _loads_models(context):
         # A key inside of it may be a danger, and is reported as that.
         if where in context.typed:
-            found = f"{text}, and the runner loads the model by keys of its own"
+            found = f"{text}, but the runner loads the model by its own keys"
             yield Fault(where, found, upstream.LOADED_BY_GROUP[field], off)
     elif field in upstream.DONE_BY_RUNNER:
         reason, instead = upstream.DONE_BY_RUNNER[field]
         fix = f"{to_override(instead, value)} in place of it" if instead else off
         yield Fault(where, f"{text}, which nothing reads: {reason}", "none", fix)
     elif context.args.get(newer) is not None:
-        yield Fault(where, f"{text}, and {newer} takes its place", "one of the two", off)
+        yield Fault(where, f"{text}, but {newer} replaces it", "one of the two", off)
     elif group:
-        found = f"{text}, and {group} takes its place"
+        found = f"{text}, but {group} replaces it"
         yield Fault(where, found, "one of the two", _equivalent(field, value, group))
     elif condition:
         yield from _find_unread(context, field, condition)
@@ -156,7 +156,7 @@ def find_idle_adapter_fields(context: ValidationContext) -> Iterator[Fault]:
         elif not isinstance(wanted, list):
             if not current:
                 found = f"{text}, which nothing reads without {other}"
-                yield Fault(where, found, f"peft.{other} beside it", off)
+                yield Fault(where, found, f"peft.{other} in addition", off)
         elif str(current).lower() not in [name.lower() for name in wanted]:
             shown = "its default" if current is UNKNOWN else short_text(current)
             found = f"{text}, which nothing reads while {other} is {shown}"

@@ -98,7 +98,7 @@ def _find_absent_modules(where: str, target: str) -> Iterator[Fault]:
         shown = display_path(Path(place))
         yield Fault(
             where=where,
-            found=f"{shown} imports {name}, which is not there",
+            found=f"{shown} imports {name}, which does not exist",
             expected=f"the module {name}",
             fix=f"pip install <the package of {name}>, or mend {shown}",
         )
@@ -113,7 +113,7 @@ def find_unset_variables(cfg: Config) -> Iterator[Fault]:
     for tracker in trackers:
         needed = LIBRARIES[tracker].needed_variable if tracker in LIBRARIES else ""
         if needed and needed not in variables:
-            found = f"{tracker}, and {needed} is not set"
-            expected = f"{needed} set, as {tracker} does it"
+            found = f"{tracker}, but {needed} is not set"
+            expected = f"{needed} set, as {tracker} requires"
             fix = f"export {needed}=..., or tracker.report_to=none"
             yield Fault("tracker.report_to", found, expected, fix)

@@ -33,7 +33,7 @@ def find_device_faults(composed: Composed, elsewhere: bool) -> Iterator[Fault]:
     if args.get("use_cpu") or (is_here and not has_devices()):
         lacking += find_gpu_faults(args, composed.typed)
         if trainer.get("needs_gpu"):
-            found = "it learns on a GPU alone"
+            found = "it needs a GPU"
             fix = "a machine that has one"
             lacking.append(Fault("trainer", found, "a CUDA GPU", fix))
     yield from lacking or find_lone_faults(args, processes_of(composed.cfg))
@@ -47,7 +47,7 @@ def find_split_faults(composed: Composed, folder: Path) -> Iterator[Fault]:
         checkpoint = display_path(sealed[-1])
         yield Fault(
             where=f"trainer.args.parallelism_config.{split[0]}",
-            found=f"it would go on from {checkpoint}, and it {NOT_RESUMED}",
+            found=f"it would continue from {checkpoint}, but it {NOT_RESUMED}",
             expected="a run from its first step",
             fix="name=<another name>",
         )
@@ -64,8 +64,8 @@ def find_other_worlds(composed: Composed) -> Iterator[Fault]:
             word = f"{NUM_PROCESSES}={processes}"
         yield Fault(
             where="launcher.num_processes",
-            found=f"{processes}, in one of {started} processes that torchrun or its like has "
-            "started",
+            found=f"{processes}, in one of {started} processes that torchrun or a similar "
+            "launcher started",
             expected="one program that starts the processes",
             fix=f"python -m runner <the same words>, or the same line without {word}",
         )
@@ -88,7 +88,7 @@ def find_unnamed_host() -> Iterator[Fault]:
     if world_size() > 1 and "MASTER_ADDR" not in os.environ:
         yield Fault(
             where="MASTER_ADDR",
-            found=f"not set, and WORLD_SIZE is {world_size()}",
+            found=f"not set, but WORLD_SIZE is {world_size()}",
             expected="the host of the first process, as torchrun sets it",
             fix="unset WORLD_SIZE RANK LOCAL_RANK",
         )
@@ -124,7 +124,7 @@ def find_root_faults(roots: Iterable[object]) -> Iterator[Fault]:
         while not nearest.exists():
             nearest = nearest.parent
         if not nearest.is_dir() or not _takes_files(nearest):
-            kind = "closed to you" if nearest.is_dir() else "a file"
+            kind = "not writable for you" if nearest.is_dir() else "a file"
             found = f"{display_path(nearest)} is {kind}"
             yield Fault("output_root", found, "a folder", "=<a folder that you may write>")
 

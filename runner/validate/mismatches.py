@@ -28,7 +28,7 @@ def find_mismatches(cfg: Config, menu: Mapping[str, Sequence[str]]) -> list[Faul
         faults.append(
             Fault(
                 where="dataset.streaming",
-                found="a stream, whose length nobody knows",
+                found="a stream of unknown length",
                 expected="a number of steps",
                 fix="trainer.args.max_steps=<steps>",
             )
@@ -86,7 +86,7 @@ def _find_held_out_faults(cfg: Config) -> Iterator[Fault]:
         )
     objective = str(cfg.get("objective") or "")
     if objective.startswith("eval_"):
-        found = f"{objective}, and nothing is held out"
+        found = f"{objective}, but no rows are held out"
         yield Fault("objective", found, "held-out rows", "=loss")
 
 
@@ -97,7 +97,7 @@ def find_metric_faults(cfg: Config) -> Iterator[Fault]:
     if metrics and not _holds_out(rows):
         yield Fault(
             where="metric",
-            found=f"{', '.join(metrics)}, and there are no held-out rows to measure",
+            found=f"{', '.join(metrics)}, but there are no held-out rows to measure",
             expected="held-out rows, or no metric",
             fix="dataset.split.eval=<split>, or metric=none",
         )
@@ -122,10 +122,10 @@ def _find_faults_of_metric(
         yield Fault(where, found, "another name", fix)
     unknown_sets = _find_unknown_sets(node, rows)
     if gives_scores and (is_sampled or arguments & {"log_probs", "logits", "labels"}):
-        judged = "completions" if is_sampled else "what a model says of tokens"
+        judged = "completions" if is_sampled else "a model's predictions of tokens"
         yield Fault(
             where=where,
-            found=f"it judges {judged}, and a reward model gives one score per text",
+            found=f"it judges {judged}, but a reward model gives one score per text",
             expected="a metric of scores, such as metric=auc",
             fix=leave_out,
         )
@@ -133,7 +133,7 @@ def _find_faults_of_metric(
         wanted = "prompts" if is_sampled else "known answers"
         yield Fault(
             where=where,
-            found=f"{rows['form']} rows ({rows.get('path')}), and it needs {wanted}",
+            found=f"{rows['form']} rows ({rows.get('path')}), but it needs {wanted}",
             expected=f"rows with {wanted}, or no such metric",
             fix=leave_out,
         )
@@ -148,7 +148,7 @@ def _find_faults_of_metric(
     if node.get("preprocess") and (is_sampled or gives_scores):
         yield Fault(
             where=f"{where}.preprocess",
-            found="set, and there are no logits of tokens to make something of",
+            found="set, but there are no logits of tokens to process",
             expected="none",
             fix="=null",
         )
@@ -183,7 +183,7 @@ def _find_callback_faults(cfg: Config) -> Iterator[Fault]:
         if "generate" in needed and cfg["trainer"]["head"] == "score":
             yield Fault(
                 where=where,
-                found="it samples completions, and a reward model writes none",
+                found="it samples completions, but a reward model writes none",
                 expected="a trainer of a language model",
                 fix=f"{where}=null, or callback=none",
             )
@@ -197,7 +197,7 @@ def _find_callback_faults(cfg: Config) -> Iterator[Fault]:
         elif "prompts" in needed and not _holds_out(rows):
             yield Fault(
                 where=f"{where}.prompts",
-                found="none, and there are no held-out rows",
+                found="none, but there are no held-out rows",
                 expected="prompts",
                 fix=f"dataset.split.eval=<split>, or {where}.prompts=[<text>, ...]",
             )

@@ -100,7 +100,7 @@ def _no_object(path: str, value: object, signature: Signature) -> Fault:
         keys = value if isinstance(value, dict) else {"path": value}
         node = {"_target_": "runner.model.load.load_model"} | keys
         fix = as_typed({f"{path}.{name}": entry for name, entry in node.items()})
-    found = f"{short_text(value)}, and {signature.name} takes what is built from a _target_"
+    found = f"{short_text(value)}, but {signature.name} takes what is built from a _target_"
     return Fault(path, found, "keys with a _target_", fix)
 
 
@@ -173,7 +173,7 @@ def _gets_arguments_later(path: str, signature: Signature) -> bool:
 
 def _missing(path: str, name: str, who: str, expected: str) -> Fault:
     where = f"{path}.{name}"
-    return Fault(where, f"missing, and {who} needs it", expected, f"{where}=<value>")
+    return Fault(where, f"missing, but {who} needs it", expected, f"{where}=<value>")
 
 
 def _find_other_config(

@@ -51,12 +51,12 @@ class NeededArgument:
     stands_for: str
 
 
-NEEDS = {"policy": NeededArgument("advantages", "what completions have earned")}
+NEEDS = {"policy": NeededArgument("advantages", "rewards of completions")}
 # Arguments of a loss that makes one number of the whole batch.
 WHOLE_BATCH = ("outputs", "labels", "num_items_in_batch")
 WEIGHED = upstream.WEIGHED
 # The reason why the tokens of some kinds have no weights.
-OWN_AVERAGE = "it cuts rows into tokens and averages over them by itself"
+OWN_AVERAGE = "it tokenises rows and averages over them by itself"
 NOT_WEIGHED = {
     "policy": "it learns from rewards, and has no labels",
     "odds": OWN_AVERAGE,
@@ -91,7 +91,7 @@ def _describe_loss_of(trainer: Signature) -> str:
         return "it learns from rewards, and has no labels"
     if "teacher_model" in trainer.parameters:
         return "its loss is the distance to a teacher"
-    return "it computes its loss in a way of its own"
+    return "it computes its loss in its own way"
 
 
 def _find_overruled(context: ValidationContext) -> Iterator[Fault]:
@@ -103,7 +103,7 @@ def _find_overruled(context: ValidationContext) -> Iterator[Fault]:
     for name in overruled:
         yield Fault(
             where=f"trainer.args.{name}",
-            found=f"{short_text(args[name])}, in vain beside a loss",
+            found=f"{short_text(args[name])}, which has no effect with a loss",
             expected="one of the two",
             fix=f"leave {name} out, or loss=none",
         )
@@ -116,14 +116,14 @@ def _find_beside_weights(context: ValidationContext) -> Iterator[Fault]:
         if name in args and args[name] != right:
             yield Fault(
                 where=f"trainer.args.{name}",
-                found=f"{short_text(args[name])} beside weights of tokens",
+                found=f"{short_text(args[name])}, with token weights",
                 expected=f"{short_text(right)}: {reason}",
                 fix=f"leave {name} out, or weight=none",
             )
     if args.get("loss_type") == "dft":
         yield Fault(
             where="trainer.args.loss_type",
-            found="dft, which weighs tokens itself",
+            found="dft, which weights tokens itself",
             expected="the same as a loss",
             fix="trainer.args.loss_type=nll loss=rescaled",
         )
@@ -131,7 +131,7 @@ def _find_beside_weights(context: ValidationContext) -> Iterator[Fault]:
     if loss and set(loss.parameters) & set(WHOLE_BATCH):
         yield Fault(
             where="weight",
-            found=f"weights of tokens, and {loss.name} makes one number of the whole batch",
+            found=f"token weights, but {loss.name} returns one number for the whole batch",
             expected="a loss of log_probs, or of logits and targets",
             fix="=none",
         )

@@ -28,8 +28,8 @@ def find_optimizer_faults(context: ValidationContext) -> Iterator[Fault]:
     if step and "closure" in step.required:
         yield Fault(
             where="optimizer._target_",
-            found=f"{signature.name}, whose step needs a closure, and the trainer gives it none",
-            expected="an optimizer that steps by gradients alone",
+            found=f"{signature.name}, whose step needs a closure, but the trainer passes none",
+            expected="an optimizer that needs only gradients",
             fix="optimizer=adamw",
         )
     groups = context.mapping(GROUPS)

@@ -72,7 +72,7 @@ def find_missing_teacher(context: ValidationContext) -> Iterator[Fault]:
     if not context.mapping("trainer").get("teacher_model"):
         yield Fault(
             where="trainer.teacher_model",
-            found=f"none, and {trainer.name} learns from a teacher",
+            found=f"none, but {trainer.name} learns from a teacher",
             expected="a model that shares the tokenizer",
             fix="trainer.teacher_model.path=<org/name>",
         )
@@ -88,7 +88,7 @@ def find_missing_reward(context: ValidationContext) -> Iterator[Fault]:
     options = _list_rewards(context)
     yield Fault(
         where="reward",
-        found=f"none, and {trainer.name} learns from rewards",
+        found=f"none, but {trainer.name} learns from rewards",
         expected=f"one of {shortened(options)}" if options else "entries with a _target_",
         fix=f"={options[0]}" if options else "reward.<name>._target_=<module.name>",
     )

@@ -103,7 +103,7 @@ def find_schedule_faults(context: ValidationContext) -> Iterator[Fault]:
     if signature is not None:
         yield from _find_faults_of_schedule(context, name, arguments, signature)
     elif schedule.takes is None and arguments:
-        found = f"{short_text(arguments)}, and {name} takes none"
+        found = f"{short_text(arguments)}, but {name} takes none"
         yield Fault(SCHEDULE, found, "null", "=null")
 
 
@@ -168,7 +168,7 @@ def find_optimizer_argument_faults(context: ValidationContext) -> Iterator[Fault
         if re.fullmatch(pattern, optimizer):
             names = readable
     if not names:
-        found = f"{short_text(text)}, of which {optimizer} reads nothing"
+        found = f"{short_text(text)}, but {optimizer} reads none of it"
         expected = "null: its settings are fields, such as adam_beta1"
         yield Fault(where, found, expected, "=null")
         return

@@ -23,14 +23,14 @@ def find_column_faults(cfg: Config, rows: DatasetCheck) -> Iterator[Fault]:
     if not is_prepared and "input_ids" not in columns:
         yield Fault(
             where="trainer.args.dataset_kwargs",
-            found=f"rows that nobody makes tokens of: {_listed(columns)}",
+            found=f"rows that nothing tokenises: {_listed(columns)}",
             expected="rows with input_ids and labels",
             fix="=null",
         )
     if trainer["head"] != "score" and "chosen_ids" in columns:
         yield Fault(
             where="dataset",
-            found="pairs of tokens, and this trainer makes tokens itself",
+            found="pairs of tokens, but this trainer tokenises rows itself",
             expected="text or conversations",
             fix="trainer=reward, which takes them",
         )
@@ -41,7 +41,7 @@ def find_column_faults(cfg: Config, rows: DatasetCheck) -> Iterator[Fault]:
         yield Fault(
             where="dataset",
             found=f"the rows have neither answers nor a column {reference}",
-            expected="what the trainer's own teacher sees beside the prompt",
+            expected="what the trainer's own teacher sees in addition to the prompt",
             fix="another dataset",
         )
     for path, node in nodes({"reward": cfg.get("reward")}):
@@ -58,7 +58,7 @@ def _find_faults_of_reward(path: str, node: Node, columns: Set[str]) -> Iterator
     for name in sorted(required - set(node) - GIVEN_TO_REWARDS - columns):
         yield Fault(
             where=path,
-            found=f"it takes {name}, and the rows have no such column",
+            found=f"it takes {name}, but the rows have no such column",
             expected=f"some of {listed}",
             fix=f"a column {name} in the data, or {path}.{name}=<value>",
         )

@@ -23,15 +23,15 @@ def find_spread_faults(context: ValidationContext) -> Iterator[Fault]:
     if context.has_field("critic") and fsdp.get("cpu_ram_efficient_loading"):
         yield Fault(
             where="trainer.args.fsdp_config.cpu_ram_efficient_loading",
-            found="true, and accelerate cannot fill a policy and a critic from those of the "
-            "first process",
+            found="true, but accelerate cannot fill a policy and a critic from those of the first "
+            "process",
             expected="false for a trainer that has a critic",
             fix="=false",
         )
     if _list_spreading_fields(context) and context.mapping("model").get("device_map"):
         yield Fault(
             where="model.device_map",
-            found="set, and the processes spread the model themselves",
+            found="set, but the processes spread the model themselves",
             expected="one of the two",
             fix="=null",
         )
@@ -39,7 +39,7 @@ def find_spread_faults(context: ValidationContext) -> Iterator[Fault]:
     if split and context.cfg.get("resume"):
         yield Fault(
             where="resume",
-            found=f"a run, and {split[0]} {sharding.NOT_RESUMED}",
+            found=f"a run, but {split[0]} {sharding.NOT_RESUMED}",
             expected="a model of whole layers",
             fix="=null",
         )
@@ -54,16 +54,16 @@ def find_sharded_adapter_faults(context: ValidationContext) -> Iterator[Fault]:
     if "num_virtual_tokens" in signature.parameters:
         yield Fault(
             where="peft",
-            found=f"{signature.name} on a sharded model, no process of which has its tokens "
-            "whole to save them",
+            found=f"{signature.name} on a sharded model, where no process has all of its tokens "
+            "to save them",
             expected="an adapter inside the layers",
             fix="=lora",
         )
     if model.get("merge") or overrides_answers(model):
         yield Fault(
             where="model.merge",
-            found="true, or a model.config, and no process has the sharded model whole to "
-            "merge the new adapter into it",
+            found="true, or a model.config, but no process has the whole model to merge the new "
+            "adapter into it",
             expected="neither, or no adapter",
             fix="peft=none",
         )
@@ -87,7 +87,7 @@ def find_split_quantised_faults(context: ValidationContext) -> Iterator[Fault]:
     if has_bytes and "fsdp" in spread_by:
         yield Fault(
             where="quant.bnb_4bit_quant_storage",
-            found="bytes, which FSDP does not split beside other weights",
+            found="bytes, which FSDP does not split together with other weights",
             expected="the type of the other weights",
             fix="=bfloat16",
         )
@@ -114,7 +114,7 @@ def find_group_size_faults(context: ValidationContext) -> Iterator[Fault]:
         product = " x ".join(f"{name} {size}" for name, size in sizes.items())
         yield Fault(
             where=PARALLELISM,
-            found=f"{product} = {total}, and {processes} train",
+            found=f"{product} = {total}, but {processes} train",
             expected=f"sizes that multiply to {processes}",
             fix=fix,
         )
@@ -122,7 +122,7 @@ def find_group_size_faults(context: ValidationContext) -> Iterator[Fault]:
         shards = processes // sizes.get("tp_size", 1)
         yield Fault(
             where=f"{PARALLELISM}.dp_shard_size",
-            found="1, so that FSDP has no processes to share a model",
+            found="1, so FSDP has no processes that could share a model",
             expected="at least 2",
             fix=f"{PARALLELISM}.dp_replicate_size=1 {PARALLELISM}.dp_shard_size={shards}",
         )

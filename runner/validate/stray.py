@@ -78,7 +78,7 @@ def _meant_otherwise(path: str, value: object) -> Fault | None:
 def _find_unusable(context: ValidationContext, path: str, value: object) -> Iterator[Fault]:
     """The fault of a value that fits the type of its key, and that no run can have."""
     if path == "name" and isinstance(value, str) and not is_folder_name(value):
-        expected = f"a plain folder name, up to {MAX_NAME_LETTERS} letters"
+        expected = f"a plain folder name, up to {MAX_NAME_LETTERS} characters"
         yield Fault(path, short_text(value), expected, "name=<word>")
     elif path == "output_root" and isinstance(value, str):
         yield from _find_root_faults(value)
@@ -102,8 +102,8 @@ def _find_root_faults(root: str) -> Iterator[Fault]:
         yield Fault(
             where="output_root",
             found=f"{short_text(root)}: a path of {size} bytes",
-            expected=f"at most {MAX_PATH_BYTES}, {MAX_NAME_BYTES} in each folder's name, "
-            "and each of them seen",
+            expected=f"at most {MAX_PATH_BYTES}, {MAX_NAME_BYTES} in each folder's name, all of "
+            "them visible",
             fix="=outputs",
         )
 
@@ -243,7 +243,7 @@ def _required_start(path: str, is_free: bool) -> str:
 def _one_or_several(group: str, key: str, target: object) -> Fault:
     return Fault(
         where=f"{group}.{key}",
-        found=f"a {group} beside the one of {group}._target_",
+        found=f"a {group} in addition to {group}._target_",
         expected=f"one {group}, or several with names",
         fix=f"{group}.mine._target_={target} in place of {group}._target_",
     )
@@ -351,7 +351,7 @@ def _needless(context: ValidationContext, path: str, found: str, meaning: Meanin
     if not meaning.final and not meaning.fix:
         expected = describe_owners(context, last_key(path)) or expected
     if not expected:
-        expected = "what comes nearest" if meaning.fix else "no need of it here"
+        expected = "what comes nearest" if meaning.fix else "no use for it here"
     return Fault(path, found, expected, meaning.fix or f"leave {path} out")
 
 

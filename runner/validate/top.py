@@ -69,7 +69,7 @@ def _find_group_faults(context: ValidationContext, group: str, node: object) -> 
         elif not isinstance(part, dict):
             yield Fault(path, short_text(part), "keys with a _target_", target_fix)
         elif "_target_" not in part:
-            found = f"no _target_ beside {shortened(list(map(str, part)), 40)}"
+            found = f"no _target_ with {shortened(list(map(str, part)), 40)}"
             answers = explain_below(context, path, part, found)
             yield from filter(None, answers)
             if not all(answers):

@@ -40,7 +40,7 @@ def find_step_faults(context: ValidationContext) -> Iterator[Fault]:
         yield Fault(
             where="trainer.args.num_train_epochs",
             found=f"{epochs}, overruled by max_steps={steps}",
-            expected="no number of steps beside it",
+            expected="no number of steps in addition",
             fix="trainer.args.max_steps=-1",
         )
     for name in ("logging_steps", "save_steps", "eval_steps"):
@@ -56,7 +56,7 @@ def find_step_faults(context: ValidationContext) -> Iterator[Fault]:
     if schedule in upstream.SCHEDULES_BY_SCORE and not _is_evaluated(context):
         yield Fault(
             where="trainer.args.lr_scheduler_type",
-            found=f"{schedule}, and nothing is evaluated",
+            found=f"{schedule}, but nothing is evaluated",
             expected="an eval_strategy",
             fix="trainer.args.eval_strategy=steps",
         )
@@ -70,14 +70,14 @@ def find_precision_faults(context: ValidationContext) -> Iterator[Fault]:
     if head == "lm" and "ForSequenceClassification" in target:
         yield Fault(
             where="model._target_",
-            found=f"{target}, whose classes of texts no trainer here learns",
+            found=f"{target}, a classifier of texts, which no trainer here learns",
             expected="a model that writes, or trainer=reward, which gives a text one score",
             fix="model=hub",
         )
     if args.get("fp16") is True and args.get("bf16") is True:
         yield Fault(
             where="trainer.args.fp16",
-            found="true beside bf16: true",
+            found="true, with bf16: true",
             expected="one of the two",
             fix="=false",
         )
@@ -85,7 +85,7 @@ def find_precision_faults(context: ValidationContext) -> Iterator[Fault]:
     if optimizer.startswith(("galore", "apollo")) and not args.get("optim_target_modules"):
         yield Fault(
             where="trainer.args.optim_target_modules",
-            found=f"null, and {optimizer} does not know which layers it projects",
+            found=f"null, but {optimizer} must know which layers it projects",
             expected="names of layers, or a regular expression",
             fix="=all-linear",
         )
@@ -106,7 +106,7 @@ def find_loading_faults(context: ValidationContext) -> Iterator[Fault]:
     if prefetched and context.field("dataloader_num_workers") == 0:
         yield Fault(
             where="trainer.args.dataloader_prefetch_factor",
-            found=f"{prefetched}, and no worker fetches",
+            found=f"{prefetched}, but no worker fetches",
             expected="workers",
             fix="trainer.args.dataloader_num_workers=2",
         )
@@ -116,15 +116,15 @@ def find_loading_faults(context: ValidationContext) -> Iterator[Fault]:
     if asks_for_lengths and form in ("messages", "prompt"):
         yield Fault(
             where="trainer.args.train_sampling_strategy",
-            found=f"{sampling}, and rows of {form} are tokens only in a batch",
-            expected="an order that asks for no length",
+            found=f"{sampling}, but rows of {form} are tokenised only in a batch",
+            expected="an order that does not depend on length",
             fix="=random",
         )
     is_unbounded = "max_length" in args and args["max_length"] is None
     if is_unbounded and context.field("packing") is True:
         yield Fault(
             where="trainer.args.max_length",
-            found="null, and rows are to be packed up to it",
+            found="null, but rows are packed up to it",
             expected="a length",
             fix="=1024",
         )
@@ -181,14 +181,14 @@ def find_best_model_faults(context: ValidationContext) -> Iterator[Fault]:
         if not is_evaluated:
             yield Fault(
                 where="trainer.args.eval_strategy",
-                found="no, and a training is to stop early",
+                found="no, but a training should stop early",
                 expected="evaluations",
                 fix="=steps trainer.args.eval_steps=20",
             )
         if not wanted and not loads_best:
             yield Fault(
                 where="trainer.args.metric_for_best_model",
-                found="none, and a training is to stop early",
+                found="none, but a training should stop early",
                 expected="a held-out figure",
                 fix=f"=eval_{figure}",
             )
@@ -217,7 +217,7 @@ def find_direction_faults(context: ValidationContext) -> Iterator[Fault]:
         right = to_text(better == "higher")
         yield Fault(
             where="trainer.args.greater_is_better",
-            found=f"{wanted} is better when it is {better}, and {chosen} would be chosen",
+            found=f"{wanted} is better when it is {better}, but {chosen} would be chosen",
             expected=right,
             fix=f"={right}",
         )
@@ -239,7 +239,7 @@ def _find_cadence_faults(context: ValidationContext) -> Iterator[Fault]:
         yield Fault(
             where="trainer.args.load_best_model_at_end",
             found=f"true, with save_strategy {saves} and eval_strategy {evaluates}",
-            expected="what is evaluated to be saved too",
+            expected="checkpoints of the evaluated steps",
             fix=f"trainer.args.save_strategy={evaluates}",
         )
     if not saves == evaluates == "steps":
@@ -253,8 +253,8 @@ def _find_cadence_faults(context: ValidationContext) -> Iterator[Fault]:
         multiple = max(1, round(save_steps / eval_steps)) * eval_steps
         yield Fault(
             where="trainer.args.save_steps",
-            found=f"{save_steps}, and evaluations every {eval_steps} steps, so that the best may "
-            "not be saved",
+            found=f"{save_steps}, but evaluations every {eval_steps} steps, so the best may not "
+            "be saved",
             expected=f"a multiple of eval_steps ({eval_steps})",
             fix=f"={multiple}",
         )

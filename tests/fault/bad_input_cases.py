@@ -574,7 +574,7 @@ SYNTAX = [
     bad(
         "output_root of signs",
         OWN,
-        "each of them seen",
+        "all of them visible",
         "output_root=",
         experiment('output_root: "out\\e[31m"'),
     ),
@@ -940,7 +940,7 @@ COMBINATION = [
     bad(
         "rows without tokens",
         'trainer=sft "trainer.args.dataset_kwargs={skip_prepare_dataset: true}"',
-        "nobody makes tokens of",
+        "nothing tokenises",
         f"{A}dataset_kwargs=null",
     ),
     bad(
@@ -953,7 +953,7 @@ COMBINATION = [
     bad(
         "pairs of tokens for DPO",
         f"trainer=dpo {ROWS}",
-        "makes tokens itself",
+        "tokenises rows itself",
         "trainer=reward",
         {"rows.jsonl": IDS},
     ),
@@ -974,7 +974,7 @@ COMBINATION = [
     bad(
         "stream without steps",
         f"{ROWS} dataset.streaming=true {A}max_steps=-1",
-        "nobody knows",
+        "of unknown length",
         f"{A}max_steps=",
         {"rows.jsonl": FOUR},
     ),
@@ -1001,7 +1001,7 @@ COMBINATION = [
         f"{A}generation_batch_size=null",
     ),
     bad("two adapters", "peft=lora model.path=a", "adapter", "peft=none", adapter()),
-    bad("merge of no adapter", "model.merge=true", "no adapter", "model.merge=false"),
+    bad("merge of no adapter", "model.merge=true", "not an adapter", "model.merge=false"),
 ]
 
 # --- Datasets ---------------------------------------------------------------------------------------
@@ -1113,14 +1113,14 @@ DATASET = [
         "20,000 columns",
         ROWS,
         "20,001 columns",
-        "name values",
+        "store what varies",
         {"rows.jsonl": [EXCHANGE | dict.fromkeys(map(str, range(19999)), 0)]},
     ),
     bad(
         "csv of 50,000 columns",
         "dataset=local dataset.path=rows.csv",
         "50,000 columns",
-        "name values",
+        "store what varies",
         {"rows.csv": f"{','.join(map(str, range(50000)))}\n{'1,' * 49999}1\n"},
     ),
     bad(
@@ -1318,7 +1318,7 @@ DATASET = [
     bad(
         "folder without rows",
         "dataset=local dataset.path=rows",
-        "nothing in it",
+        "it is empty",
         "jsonl",
         {"rows": folder},
     ),
@@ -1465,7 +1465,7 @@ DATASET = [
     bad(
         "text beside a conversation",
         PAIRS,
-        "two of a kind",
+        "two texts or two",
         "mend them",
         {
             "rows.jsonl": [
@@ -1694,11 +1694,11 @@ MODELS = [
         "again",
         model(replaced("model.safetensors", b"")),
     ),
-    bad("weights that are cut", MODEL, "cut off", "again", model(cut("model.safetensors", 0.5))),
+    bad("weights that are cut", MODEL, "truncated", "again", model(cut("model.safetensors", 0.5))),
     bad(
         "weights cut in the header",
         MODEL,
-        "cut off",
+        "truncated",
         "again",
         model(cut("model.safetensors", 0.0005)),
     ),
@@ -1869,7 +1869,7 @@ MODELS = [
     bad(
         "index that leads out",
         MODEL,
-        "/etc/passwd, and it has no such file",
+        "/etc/passwd, but there is no such file",
         "again",
         model(indexed({"weight_map": {"a": "/etc/passwd"}})),
     ),
@@ -2389,7 +2389,7 @@ REWARD = [
     bad(
         "pattern over the whole machine",
         "'dataset.path=/**/*.jsonl' dataset=local",
-        "all of this machine",
+        "the whole machine",
         "dataset=",
     ),
     bad("allowed packages as a number", "allow=3", "allow", "leave allow out"),
@@ -2434,7 +2434,7 @@ PLACE = [
     bad(
         "output_root that is not ours",
         "output_root=out",
-        "closed to you",
+        "not writable for you",
         "output_root=",
         {"out": lambda path: path.mkdir(mode=0o500)},
         enter=powerless,
@@ -2451,7 +2451,7 @@ PLACE = [
     ),
     bad("output_root that is too long", f"output_root={DEEP}", "5024 bytes", "output_root="),
     bad("output_root that is empty", "output_root=", "output_root", "output_root=outputs"),
-    bad("name of 300 letters", f"name={'n' * 300}", "100 letters", "name="),
+    bad("name of 300 letters", f"name={'n' * 300}", "100 characters", "name="),
     bad(
         "name of 100 wide letters",
         f"""'name="{"語" * 100}"'""",
