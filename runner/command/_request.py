@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,17 +10,19 @@ from typing import Any
 from runner.command import CommandLine
 from runner.command._inference import InferenceRequest, Options, to_file_name
 from runner.command._option import options_in, split_options, to_record
-from runner.command._request_check import check_used
 from runner.config import resolve
 from runner.config.menu import read_menu
-from runner.config.override import dotted_key, force, parse
+from runner.config.override import dotted_key, force, parse, typed_keys
 from runner.errors import ConfigError, Fault
 from runner.generate.run_weights import find_weights
 from runner.launch.compose.stages import draft
 from runner.run import Run
 from runner.run.record import RunRecord, check_whole, find_runs
 from runner.schema import upstream
+from runner.schema.source import has_method
 from runner.schema.text import Config
+from runner.validate import find_all_faults
+from runner.validate.hub_names import settle_hub
 
 # The parts of a configuration that are used, and the keys of its top level.
 PARTS = ("model", "dataset", "quant", "metric", "reward")
@@ -43,7 +45,7 @@ def read_request(
     rivals = [word for word in overrides if dotted_key(word) in ("dataset", "dataset.path")]
     faults = list(split.faults)
     if options.file is not None and rivals:
-        found = f"{' '.join(rivals)} beside it"
+        found = f"{' '.join(rivals)} together with it"
         faults.append(Fault("file", found, "one of them", "leave file out"))
     elif options.file is not None:
         path = options.file.replace("\\", "\\\\").replace("'", "\\'")
@@ -55,7 +57,7 @@ def read_request(
     record = _find_run(line, root)
     run = record.run if record else None
     cfg = _compose(run, overrides, line.folders)
-    check_used(
+    _check_used(
         cfg,
         (*parts, *SETTINGS, "seed"),
         line.folders,
@@ -91,7 +93,7 @@ def _find_model_faults(line: CommandLine, typed: Mapping[str, str]) -> list[Faul
             faults.append(
                 Fault(
                     where=key,
-                    found=f"{word} beside {line.runs[0]}",
+                    found=f"{word} together with {line.runs[0]}",
                     expected=f"either a run, whose model and template are known, or {word}",
                     fix="leave it out; model.tokenizer.chat_template=<name> changes the template "
                     "of a run",
@@ -189,3 +191,26 @@ def _lay_over(cfg: dict[str, Any], changes: list[str]) -> dict[str, Any]:
     everything = OmegaConf.create({"output_root": cfg["output_root"]} | dict(changed))
     resolved = resolve(everything, changes).cfg
     return cfg | {key: resolved[key] for key in changed}
+
+
+def _check_used(
+    cfg: Config,
+    keys: Sequence[str],
+    folders: Sequence[Path],
+    overrides: Sequence[str],
+    *,
+    is_allowed: bool,
+) -> None:
+    """Raise ConfigError with every fault of the parts that are used, or EnvironmentFault."""
+    used = {key: cfg.get(key) for key in keys}
+    tuner = cfg.get("peft")
+    # Its code puts the weights on the model.
+    if tuner and has_method(tuner.get("_target_"), "prepare_model"):
+        used["peft"] = tuner
+    allowed: Collection[str] = tuple(cfg["allow"]) if is_allowed else ()
+    faults = find_all_faults(
+        used, menu=read_menu(folders), allow=allowed, typed=typed_keys(overrides)
+    )
+    # Nobody needs a trainer here.
+    ConfigError.refuse(fault for fault in faults if fault.where != "trainer")
+    settle_hub([used])
