@@ -258,8 +258,6 @@ def test_a_sweep_is_played_through_once_for_each_structure_and_nothing_is_left(r
     words = (
         "trainer=dpo,kto",
         "learning_rate=1e-6,3e-6",
-        "dataset.limit.train=200",
-        "dataset.limit.eval=8",
         "metric=none",
         "peft=lora",
         "name=leaves-nothing",

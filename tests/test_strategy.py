@@ -420,7 +420,7 @@ def test_a_batch_is_not_shared_otherwise_where_the_rows_of_an_epoch_would_be(run
     runner(*words)
     refused = runner(*words, "launcher.num_processes=2", "--dry-run", code=2).stderr
     assert (
-        "was trained by 1, and others" in refused
+        "was trained by 1, and another number" in refused
         and "20 rows are not a multiple of the batch of 16" in refused
     )
     runner(*words, "launcher.num_processes=2", "name=other", "--dry-run")
