@@ -399,7 +399,7 @@ def test_a_group_of_the_wrong_shape():
     assert only(good(callback=[])).where == "callback"
     assert only(good(collator="")).where == "collator"
     assert only(good(peft="lora")).fix == "peft=lora"
-    assert only(good(peft={"r": 3})).found == "no _target_ beside r"
+    assert only(good(peft={"r": 3})).found == "no _target_ with r"
     assert only(good(callback={"x": 3})).where == "callback.x"
 
 

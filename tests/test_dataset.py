@@ -432,7 +432,7 @@ def test_held_out_rows_that_are_trained_on_are_told(tmp_path, caplog):
     rows = [exchange(number % 8) for number in range(10)]
     path = write(tmp_path / "rows.jsonl", rows)
     load_rows(path, split={"train": "train[:8]", "eval": "train[7:]"}, to="demonstration")
-    assert "3 of 3 held-out rows are trained on too" in caplog.text
+    assert "3 of 3 held-out rows are also trained on" in caplog.text
     caplog.clear()
     load_rows(path, split={"train": "train[:7]", "eval": "train[7:8]"}, to="demonstration")
     assert caplog.text == ""

@@ -291,4 +291,4 @@ def test_a_best_checkpoint_that_another_figure_chose_is_forgotten(caplog):
     forget_other_best(state, args)
     assert state.best_metric is None
     assert state.best_model_checkpoint is None
-    assert "another figure than eval_cross_entropy" in caplog.text
+    assert "a figure other than eval_cross_entropy" in caplog.text

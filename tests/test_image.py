@@ -303,8 +303,8 @@ def test_a_bad_image_is_named_by_its_row(folder, kind):
     ("own", "found"),
     [
         ({"images": ["red.png"] * 65}, "65 images in one row"),
-        ({"images": ["red.png"], "question": "<image> or <image>?"}, "1 images, and 2 places"),
-        ({"images": ["red.png", "blue.png"], "question": "<image>?"}, "2 images, and 1 places"),
+        ({"images": ["red.png"], "question": "<image> or <image>?"}, "1 images, but 2 places"),
+        ({"images": ["red.png", "blue.png"], "question": "<image>?"}, "2 images, but 1 places"),
         ({"images": ["red.png"], "answer": "<image>"}, "an image in an answer"),
         ({"images": [7]}, "int in place of an image"),
         ({"images": ["../secret.png"]}, "../secret.png is not below"),
@@ -314,7 +314,7 @@ def test_a_bad_image_is_named_by_its_row(folder, kind):
         ({"images": [f"{'a' * 300}.png"]}, f"there is no {'a' * 80} below"),
         (
             {"question": None, "answer": None, "messages": ANSWERED, "image": "red.png"},
-            "1 images, and 0 places",
+            "1 images, but 0 places",
         ),
         (
             {"question": None, "answer": None, "messages": HEARD},

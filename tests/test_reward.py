@@ -209,7 +209,7 @@ def test_a_language_model_is_refused_because_its_scores_would_be_random():
 
 def test_a_classifier_of_several_classes_is_refused(tmp_path):
     classifier(tmp_path, labels=2)
-    with pytest.raises(ConfigError, match="it gives 2 scores"):
+    with pytest.raises(ConfigError, match="it returns 2 scores"):
         load_reward_model(str(tmp_path))
 
 

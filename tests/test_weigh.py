@@ -227,7 +227,7 @@ def test_thoughts_and_calls_of_tools_belong_to_the_answer(tokenizer):
 
 def test_a_template_without_a_place_for_a_message_is_refused(tokenizer):
     tokenizer.chat_template = RESTLESS
-    with pytest.raises(DataError, match="otherwise, depending on this message"):
+    with pytest.raises(DataError, match="differently, depending on this message"):
         token_weights({"messages": TALK}, [answers], tokenizer)
 
 
