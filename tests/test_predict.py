@@ -529,7 +529,10 @@ def test_callbacks_hear_of_a_prediction_and_logits_are_written(predict, tmp_path
 
 
 def test_logits_are_of_rows_that_a_language_model_answers(predict):
-    assert "true together with prompt" in predict("model=tiny", "prompt=hello", "logits=true", code=2).err
+    assert (
+        "true together with prompt"
+        in predict("model=tiny", "prompt=hello", "logits=true", code=2).err
+    )
 
 
 @pytest.mark.slow
