@@ -309,7 +309,12 @@ def test_a_trained_run_beats_its_start_and_another_run(train, evaluate):
 
 
 def test_scores_of_a_training_are_neither_clocks_nor_memory():
-    found = {"eval_loss": 1.0, "eval_runtime": 2.0, "memory/peak_gb": 0.5}
+    found = {
+        "eval_loss": 1.0,
+        "eval_runtime": 2.0,
+        "memory/peak_gb": 0.5,
+        "memory/reserved_gb": 0.7,
+    }
     args = SimpleNamespace(metric_for_best_model=None, eval_strategy="no")
     assert held_out_scores(
         SimpleNamespace(eval_dataset=[0], evaluate=lambda: found, args=args)

@@ -4,7 +4,8 @@ A metric knows no trainer, no dataset and no model.
 
 Here are those of plain texts, others in ``binary``, ``likelihood``, and ``reference`` by libraries.
 A new one is a function in any module, whose arguments decide what it gets, with an option in
-``conf/metric`` (``better: lower`` where less is better; further keys are in ``ask``), and a name in
+``conf/metric`` (``better: lower`` where less is better; ``config.experiment.MetricPart`` declares
+further keys), and a name in
 the table of ``conf/README.md``.
 """
 

@@ -30,7 +30,10 @@ from runner.training.components.trainer_parts import loss_interface_of
 SHOWN = 4  # prompts whose answers are written where nothing else asks for any
 BATCH_SIZE = 64  # prompts side by side, until memory runs out
 # How the names of figures end that say how long something took or how far it is.
-CLOCK = ("_runtime", "_per_second", "_time", "epoch", "num_tokens", "peak_gb")
+CLOCK = ("_runtime", "_per_second", "_time", "epoch", "num_tokens")
+# How the names of figures begin that say what a step took of the machine; ``callback.record`` adds
+# them to every line.
+MACHINE = ("time/", "memory/")
 
 
 def held_out_scores(trainer: Trainer) -> dict[str, float]:
@@ -41,7 +44,7 @@ def held_out_scores(trainer: Trainer) -> dict[str, float]:
     if trainer.eval_dataset is None:
         return {}
     figures = trainer.evaluate()
-    names = [name for name in figures if not name.endswith(CLOCK)]
+    names = [name for name in figures if not name.endswith(CLOCK) and not name.startswith(MACHINE)]
     args = trainer.args
     wanted = args.metric_for_best_model
     if wanted is not None and args.eval_strategy != "no":
