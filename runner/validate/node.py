@@ -6,7 +6,13 @@ from runner.errors import Fault
 from runner.schema import upstream
 from runner.schema.read import Parameter, Signature
 from runner.schema.text import Node, as_typed, short_text, to_override
-from runner.validate.context import OWN, SPECIAL, ValidationContext, is_called_later, keys_of
+from runner.validate.context import (
+    RUNNER_KEYS,
+    SPECIAL,
+    ValidationContext,
+    is_called_later,
+    keys_of,
+)
 from runner.validate.stray import explain, find_argument_faults, find_unknown_faults
 from runner.validate.values import is_plain_number
 
@@ -142,8 +148,8 @@ def _find_missing(path: str, node: Node, signature: Signature) -> Iterator[Fault
             break
     for name in NEEDED_KEYS.get(path, ()):
         if node.get(name) is None:
-            is_own = name in OWN[path]
-            expected = str(keys_of(path, signature)[name].type) if is_own else "keys"
+            is_runner_key = name in RUNNER_KEYS[path]
+            expected = str(keys_of(path, signature)[name].type) if is_runner_key else "keys"
             yield _missing(path, name, "the runner", expected)
 
 
