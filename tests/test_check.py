@@ -601,7 +601,8 @@ def test_what_is_known_of_fields_is_of_fields_that_there_are():
         assert named - shipped[group] == set()
     assert {*SET_BY_RUNNER, *upstream.FROM_GROUP} - shipped["trainer"] == set()
     others = {
-        f"{name}Config": signature for name, signature in ValidationContext({}).others.items()
+        f"{name}Config": signature
+        for name, signature in ValidationContext({}).trainer_configs.items()
     }
     others |= {target.rpartition(".")[2]: read_signature(target) for target in (
         "runner.training.callback.Samples", "transformers.EarlyStoppingCallback", "peft.OFTConfig",

@@ -371,7 +371,11 @@ def test_another_speed_is_a_fault_that_names_the_one_there_is():
 
 
 def test_each_speed_is_a_field_of_some_trainer():
-    known = {name for other in ValidationContext({}).others.values() for name in other.parameters}
+    known = {
+        name
+        for other in ValidationContext({}).trainer_configs.values()
+        for name in other.parameters
+    }
     assert set(read_options("speed")["max"]) <= known
 
 

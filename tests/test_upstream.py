@@ -62,7 +62,11 @@ WORDS = {
 @cache
 def fields() -> set[str]:
     """The fields of all configs of TRL's trainers."""
-    return {name for config in ValidationContext({}).others.values() for name in config.parameters}
+    return {
+        name
+        for config in ValidationContext({}).trainer_configs.values()
+        for name in config.parameters
+    }
 
 
 @cache
@@ -225,7 +229,7 @@ def test_nothing_knows_a_trainer_by_its_name():
     """So that one that TRL adds is a file in ``conf/trainer/`` and no Python."""
     names = {
         f"{name}{kind}"
-        for name in ValidationContext({}).others
+        for name in ValidationContext({}).trainer_configs
         for kind in ("", "Config", "Trainer")
     }
     known = [place for text, place in texts() if text.rpartition(".")[2] in names]

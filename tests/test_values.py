@@ -371,7 +371,7 @@ def test_fields_that_are_known_to_be_idle_are_fields():
 def read_all_configs():
     from runner.validate.context import ValidationContext
 
-    return ValidationContext({}).others.values()
+    return ValidationContext({}).trainer_configs.values()
 
 
 # --- Names that match nothing ---

@@ -12,7 +12,7 @@
                                  optimizer_parts, strategy and training_fields
     passed_on                    mappings that a library reads late
     effect                       typed fields that nothing reads
-    refusal                      what the trainer itself would refuse
+    constructor_errors           what the trainer itself would refuse
     model_folders, row_columns   files that a run loads, and rows that its parts need
     libraries, versions          what must be installed; machine, hub_names
 
@@ -29,12 +29,12 @@ from runner.errors import Fault
 from runner.io.temporary import uncollected
 from runner.schema.text import Config, nodes, walk
 from runner.validate.checks import find_combination_faults, find_useless_faults
+from runner.validate.constructor_errors import find_constructor_errors
 from runner.validate.context import ValidationContext
 from runner.validate.dangers import AT_START, find_risks
 from runner.validate.mismatches import find_mismatches
 from runner.validate.node import find_node_faults
 from runner.validate.plain_secrets import find_secrets
-from runner.validate.refusal import find_refused
 from runner.validate.targets import find_target_fault
 from runner.validate.top import find_infinite, find_top_faults
 
@@ -77,7 +77,7 @@ def find_all_faults(
         if not any(place.startswith(fault.where) for place in places):
             faults.append(fault)
     if not faults:
-        faults += find_refused(context)
+        faults += find_constructor_errors(context)
     return _in_order(_each_once(faults), cfg)
 
 

@@ -14,7 +14,7 @@ from runner.run.alarms import ALARMS
 from runner.schema.literal import to_text
 from runner.schema.read import Parameter, Signature, read_signature
 from runner.schema.source import find_module, public_names
-from runner.schema.text import Config, Node, nodes, select
+from runner.schema.text import Config, Node, last_key, nodes, select
 from runner.schema.type import expression
 from runner.schema.upstream.constructor import FROM_GROUP, FROM_TOP
 
@@ -23,16 +23,16 @@ CONFIGS = ("trl", "transformers.training_args")  # where the fields of TRL's tra
 EXPERIMENT = "runner.config.experiment"
 
 
-def read_keys(kind: str) -> dict[str, Parameter]:
+def read_keys(class_name: str) -> dict[str, Parameter]:
     """The keys of ours that a class of ``config.experiment`` declares."""
-    signature = read_signature(f"{EXPERIMENT}.{kind}")
+    signature = read_signature(f"{EXPERIMENT}.{class_name}")
     return dict(signature.parameters) if signature else {}
 
 
 def read_alarm_keys() -> dict[str, Parameter]:
     """The keys of ``tolerate`` that switch an alarm off, or say for how many steps in a row it may ring."""
-    kind = expression("bool | Annotated[int, Range(low=1)]")
-    return {name: Parameter(name, annotation=kind) for name in ALARMS}
+    annotation = expression("bool | Annotated[int, Range(low=1)]")
+    return {name: Parameter(name, annotation=annotation) for name in ALARMS}
 
 
 def read_top_keys() -> dict[str, Parameter]:
@@ -47,12 +47,13 @@ PLAIN_GROUPS = {
     "tracker": read_keys("Tracking"),
     "tolerate": read_alarm_keys() | read_keys("Tolerate"),
 }
-# Keys beside the arguments of a target: of every node, and of the nodes of a group.
+# Keys beside the arguments of a target: those of every node, which Hydra reads, ...
 SPECIAL = {
     "_target_": Parameter("_target_", annotation=expression("str")),
     "_partial_": Parameter("_partial_", annotation=expression("bool")),
 }
-OWN = {
+# ... and those of the nodes of a group, which the runner reads.
+RUNNER_KEYS = {
     "trainer": read_keys("TrainerPart"),
     "model": read_keys("ModelPart"),
     "reward": read_keys("RewardPart"),
@@ -61,7 +62,7 @@ OWN = {
     "optimizer": read_keys("OptimizerPart"),
     "launcher": read_keys("LauncherPart"),
 }
-# Groups of several parts, whose keys of ours are one level deeper.
+# Groups that may hold several parts by name, whose keys of ours are then one level deeper.
 NAMED_PARTS = ("reward", "metric")
 # Arguments by which rewards and metrics say what they judge; the other arguments may be columns of
 # the rows.
@@ -75,7 +76,8 @@ class ValidationContext:
     cfg: Config
     menu: Mapping[str, list[str]] = field(default_factory=dict)  # the options of each group
     allow: Collection[str] = ()  # the packages that the command line opened
-    typed: Collection[str] = ()  # the dotted keys of it
+    typed: Collection[str] = ()  # the dotted keys on the command line
+    # Signatures by target, as far as they were asked for: several checks ask for the same ones.
     signatures: dict[str, Signature | None] = field(default_factory=dict)
 
     def signature(self, node: object) -> Signature | None:
@@ -89,8 +91,8 @@ class ValidationContext:
 
     def mapping(self, path: str) -> Node:
         """The mapping at a dotted key; an empty one where there is none."""
-        found = select(self.cfg, path)
-        return found if isinstance(found, dict) else {}
+        value = select(self.cfg, path)
+        return value if isinstance(value, dict) else {}
 
     @property
     def trainer(self) -> Signature | None:
@@ -105,8 +107,10 @@ class ValidationContext:
     def field(self, name: str) -> Any:
         """A field of the trainer's config: what was given, or else its default; None where it has no such field."""
         signature = self.signature(self.args)
-        known = signature.parameters.get(name) if signature else None
-        return self.args.get(name, known.default) if known else None
+        parameter = signature.parameters.get(name) if signature else None
+        if parameter is None:
+            return None
+        return self.args.get(name, parameter.default)
 
     def has_field(self, name: str) -> bool:
         """True for a field that the trainer's config has, given or not."""
@@ -136,96 +140,114 @@ class ValidationContext:
 
     def origin(self, path: str, value: object) -> str:
         """The key to change for a value: that of the top level where the value comes from there."""
-        top = FROM_TOP.get(path.removeprefix(ARGS), "")
-        given = self.cfg.get(top)
-        if not path.startswith(ARGS) or path in self.typed or given is None:
+        if not path.startswith(ARGS) or path in self.typed:
             return path
-        return top if repr(given) in (repr(value), repr(value).strip("[]")) else path
+        top_key = FROM_TOP.get(path.removeprefix(ARGS), "")
+        top_value = self.cfg.get(top_key)
+        if top_value is None:
+            return path
+        # A trainer's file may put the value into a list, as that of online DPO does. Where the field
+        # differs from the top level, it was set for itself.
+        text = repr(value)
+        return top_key if repr(top_value) in (text, text.strip("[]")) else path
 
     @functools.cached_property
     def option(self) -> str:
         """The option of our menu that the trainer is; empty for one of the user's own."""
-        target, options = self.mapping("trainer").get("_target_"), read_options("trainer")
-        return next(
-            (name for name in options if options[name]["trainer"]["_target_"] == target), ""
-        )
+        target = self.mapping("trainer").get("_target_")
+        for name, content in read_options("trainer").items():
+            if content["trainer"]["_target_"] == target:
+                return name
+        return ""
 
-    def completed(self, words: Mapping[str, Any]) -> dict[str, Any]:
-        """Words for keys of a group, with the option that they need where none is chosen; of a path it is the place."""
-        groups, needed = {word.partition(".")[0] for word in words}, {}
+    def completed(self, words: Mapping[str, Any]) -> Node:
+        """Words for keys of a group, with the options that must be chosen for the keys to exist.
+
+        A path alone becomes the option itself where the menu or the name of a file tells it.
+        """
+        groups = {word.partition(".")[0] for word in words}
+        options: dict[str, Any] = {}
         if groups & {"peft", "quant"} and not self.mapping("peft").get("_target_"):
-            needed["peft"] = "lora"
-        for group in (group for group in HELD if f"{group}.path" in words and groups == {group}):
-            name = words[f"{group}.path"]
-            if name in self.menu.get(group, ()) or find_place(group, to_text(name), self.menu)[0]:
+            options["peft"] = "lora"
+        for group in HELD:
+            path_key = f"{group}.path"
+            if path_key not in words or groups != {group}:
+                continue
+            name = words[path_key]
+            is_option = name in self.menu.get(group, ())
+            if is_option or find_place(group, to_text(name), self.menu)[0]:
                 return {group: name}
-            needed[group] = "local" if isinstance(name, list) else "hub"
-        return {
-            group: option for group, option in needed.items() if group not in self.typed
-        } | dict(words)
+            options[group] = "local" if isinstance(name, list) else "hub"
+        for group in self.typed:
+            options.pop(group, None)  # the user has chosen another option
+        return options | dict(words)
 
     def takes(self, path: str, words: Collection[str]) -> bool:
-        """True for a key that this configuration takes, or would with the options that these words choose."""
-        names = path.split(".")
-        if (
-            (names[1:] and names[0] in words)
-            or path in self.groups
-            or names[0] in ("tracker", "launcher")
-        ):
+        """True for a key that this configuration takes, or would with the options in ``words``."""
+        group, *inner = path.split(".")
+        # The keys of an option that is not chosen yet are unknown; those of these groups are open.
+        if (inner and group in words) or group in ("tracker", "launcher"):
+            return True
+        if path in self.groups:
             return True
         if path in TOP:
+            # These two are null unless the option of the trainer has a use for them.
             return path not in ("learning_rate", "kl_coef") or self.cfg.get(path) is not None
-        for depth in range(len(names) - 1, 0, -1):
-            node = ".".join(names[:depth])
-            if signature := self.signature(self.mapping(node)):
-                return names[depth] in keys_of(node, signature)
+        # The innermost node with a signature decides.
+        owner = path
+        while "." in owner:
+            owner, _, key = owner.rpartition(".")
+            signature = self.signature(self.mapping(owner))
+            if signature:
+                return key in keys_of(owner, signature)
         return False
 
     @functools.cached_property
     def places(self) -> dict[str, list[str]]:
-        """Each key that is right somewhere in this configuration, with where."""
+        """Each key that is right somewhere in this configuration, with its dotted keys there."""
         places = {key: [key] for key in TOP}
         for path, node in nodes(self.cfg):
             signature = self.signature(node)
-            for key in keys_of(path, signature) if signature else ():
-                if not (path == "trainer" and key in FROM_GROUP):
+            keys = keys_of(path, signature) if signature else {}
+            for key in keys:
+                # Such an argument of a trainer is a group of its own at the top level.
+                is_group = path == "trainer" and key in FROM_GROUP
+                if not is_group:
                     places.setdefault(key, []).append(f"{path}.{key}")
         return places
 
     @functools.cached_property
-    def others(self) -> dict[str, Signature]:
+    def trainer_configs(self) -> dict[str, Signature]:
         """The config of each of TRL's trainers, experimental ones too, by the trainer's short name."""
-        found = {}
-        for names in ([f"trl.{name}" for name in public_names("trl")], *experimental_names()):
-            for full in names:
-                short = full.removesuffix("Config")
-                if (
-                    full != short
-                    and f"{short}Trainer" in names
-                    and (signature := read_signature(full))
-                ):
-                    found[short.rpartition(".")[2]] = signature
-        return found
+        configs: dict[str, Signature] = {}
+        stable_names = [f"trl.{name}" for name in public_names("trl")]
+        for names in (stable_names, *experimental_names()):
+            for name in names:
+                stem = name.removesuffix("Config")
+                if stem == name or f"{stem}Trainer" not in names:
+                    continue
+                signature = read_signature(name)
+                if signature:
+                    configs[last_key(stem)] = signature
+        return configs
 
     def owners(self, key: str) -> list[str]:
-        """Those of them that have a field; of a word that no source of a config holds, no config needs to be read."""
-        known = [module for name in CONFIGS if (module := find_module(name))]
-        files = (
-            file
-            for module in known
-            for folder in module.folders
-            for file in Path(folder).rglob("*config.py")
-        )
-        texts = (
-            *(module.text for module in known),
-            *(file.read_text(encoding="utf-8") for file in files),
-        )
-        is_there = any(key in text for text in texts)
-        return (
-            [name for name, other in self.others.items() if key in other.parameters]
-            if is_there
-            else []
-        )
+        """The short names of TRL's trainers whose config has a field."""
+        # To read every config takes long, and most words that are asked for are in none of them.
+        if not any(key in text for text in _config_sources()):
+            return []
+        return [name for name, config in self.trainer_configs.items() if key in config.parameters]
+
+
+def _config_sources() -> Iterator[str]:
+    """The source texts that may declare a field of one of TRL's configs."""
+    modules = [module for name in CONFIGS if (module := find_module(name))]
+    for module in modules:
+        yield module.text
+    for module in modules:
+        for folder in module.folders:
+            for file in Path(folder).rglob("*config.py"):
+                yield file.read_text(encoding="utf-8")
 
 
 def keys_of(path: str, signature: Signature) -> dict[str, Parameter]:
@@ -234,7 +256,7 @@ def keys_of(path: str, signature: Signature) -> dict[str, Parameter]:
     deepest = 1 if group in NAMED_PARTS else 0
     if len(rest) > deepest:
         return dict(signature.parameters)
-    return {**signature.parameters, **OWN.get(group, {})}
+    return {**signature.parameters, **RUNNER_KEYS.get(group, {})}
 
 
 def is_given(node: object) -> bool:
@@ -246,13 +268,12 @@ def is_given(node: object) -> bool:
 
 def is_called_later(path: str, signature: Signature) -> bool:
     """True for a reward or metric that is a function, called with the columns of the rows that it names."""
-    return path.split(".")[0] in ("reward", "metric") and bool(
-        set(JUDGED) & set(signature.parameters)
-    )
+    group = path.partition(".")[0]
+    return group in NAMED_PARTS and any(name in signature.parameters for name in JUDGED)
 
 
 def experimental_names() -> Iterator[list[str]]:
     """The full names in each of TRL's experimental packages."""
     for package in public_names("trl.experimental"):
-        full = f"trl.experimental.{package}"
-        yield [f"{full}.{name}" for name in public_names(full)]
+        module = f"trl.experimental.{package}"
+        yield [f"{module}.{name}" for name in public_names(module)]

@@ -11,7 +11,7 @@ from runner.errors import Fault
 from runner.schema import upstream
 from runner.schema.literal import to_text
 from runner.schema.read import UNKNOWN, Signature
-from runner.schema.text import short_text, to_override
+from runner.schema.text import Node, short_text, to_override
 from runner.schema.upstream.idle_fields import ReadBeside
 from runner.validate.context import ARGS, ValidationContext
 from runner.validate.values import is_plain_number
@@ -28,8 +28,9 @@ def find_idle_fields(context: ValidationContext) -> Iterator[Fault]:
     conditions = _conditions(config)
     for field, value in context.args.items():
         parameter = config.parameters.get(field)
-        is_usual = parameter is None or value in (None, parameter.default)
-        if not is_usual and _is_typed(context, f"{ARGS}{field}"):
+        if parameter is None or value in (None, parameter.default):
+            continue
+        if _is_typed(context, f"{ARGS}{field}"):
             yield from _find_idle_field(context, field, value, conditions.get(field))
 
 
@@ -39,23 +40,43 @@ def _find_idle_field(
     """The fault of a field that was typed and that nothing reads; ``condition`` says when it is."""
     where = f"{ARGS}{field}"
     text = short_text(value)
-    off = f"leave {where} out"
-    newer = upstream.NEWER_NAMES.get(field, "")
+    leave_out = f"leave {where} out"
+    newer_name = upstream.NEWER_NAMES.get(field, "")
     group = _replacing_group(context, field)
     if field in upstream.LOADED_BY_GROUP and not _loads_models(context):
         # A key inside of it may be a danger, and is reported as that.
         if where in context.typed:
-            found = f"{text}, but the runner loads the model by its own keys"
-            yield Fault(where, found, upstream.LOADED_BY_GROUP[field], off)
+            yield Fault(
+                where=where,
+                found=f"{text}, but the runner loads the model by its own keys",
+                expected=upstream.LOADED_BY_GROUP[field],
+                fix=leave_out,
+            )
     elif field in upstream.DONE_BY_RUNNER:
-        reason, instead = upstream.DONE_BY_RUNNER[field]
-        fix = f"{to_override(instead, value)} in place of it" if instead else off
-        yield Fault(where, f"{text}, which nothing reads: {reason}", "none", fix)
-    elif context.args.get(newer) is not None:
-        yield Fault(where, f"{text}, but {newer} replaces it", "one of the two", off)
+        reason, replacement = upstream.DONE_BY_RUNNER[field]
+        fix = leave_out
+        if replacement:
+            fix = f"{to_override(replacement, value)} in place of it"
+        yield Fault(
+            where=where,
+            found=f"{text}, which nothing reads: {reason}",
+            expected="none",
+            fix=fix,
+        )
+    elif context.args.get(newer_name) is not None:
+        yield Fault(
+            where=where,
+            found=f"{text}, but {newer_name} replaces it",
+            expected="one of the two",
+            fix=leave_out,
+        )
     elif group:
-        found = f"{text}, but {group} replaces it"
-        yield Fault(where, found, "one of the two", _equivalent(field, value, group))
+        yield Fault(
+            where=where,
+            found=f"{text}, but {group} replaces it",
+            expected="one of the two",
+            fix=_equivalent(field, value, group),
+        )
     elif condition:
         yield from _find_unread(context, field, condition)
 
@@ -69,7 +90,10 @@ def _replacing_group(context: ValidationContext, field: str) -> str:
 
 
 def _conditions(config: Signature) -> dict[str, ReadBeside | None]:
-    """The fields of a config that count only beside values of another one: that one, its values."""
+    """The condition under which a field counts, for each field of a config that has one.
+
+    What a class says replaces what its bases say; None takes a condition of theirs back.
+    """
     conditions: dict[str, ReadBeside | None] = {}
     for owner in reversed(config.lineage):
         conditions |= upstream.READ_BESIDE.get(owner, {})
@@ -100,34 +124,61 @@ def _equivalent(field: str, value: object, group: str) -> str:
 
 def _find_unread(context: ValidationContext, field: str, condition: ReadBeside) -> Iterator[Fault]:
     """The fault of a field that is read only under a condition that is not met."""
-    other = condition.field
-    wanted = condition.values
     where = f"{ARGS}{field}"
     text = short_text(context.args[field])
-    off = f"leave {where} out"
-    if wanted == []:
-        yield Fault(where, f"{text}, which the loss of this trainer does not read", "none", off)
+    leave_out = f"leave {where} out"
+    if condition.values == []:
+        yield Fault(
+            where=where,
+            found=f"{text}, which the loss of this trainer does not read",
+            expected="none",
+            fix=leave_out,
+        )
         return
-    current = context.args.get(upstream.NEWER_NAMES.get(other, ""))
-    if current is None:
-        current = context.field(other)
-    if current is UNKNOWN and other == "optim":
-        current = upstream.USUAL_OPTIMIZER
+    decider = condition.field
+    current = _current_value(context, decider)
     if current is UNKNOWN:
         return  # a default that is made as the config is
     values = current if isinstance(current, list) else [current]
-    found = f"{text}, which nothing reads while {other} is {short_text(current)}"
-    if not isinstance(wanted, list):
-        if not any(values) or values == ["no"]:
-            yield Fault(where, found, f"another {other}", off)
+    unread = f"{text}, which nothing reads while {decider} is {short_text(current)}"
+    if not isinstance(condition.values, list):
+        is_set = any(values) and values != ["no"]
+        if not is_set:
+            yield Fault(
+                where=where,
+                found=unread,
+                expected=f"another {decider}",
+                fix=leave_out,
+            )
         return
     for value in values:
-        if any(re.fullmatch(pattern, str(value)) for pattern in wanted):
+        if any(re.fullmatch(pattern, str(value)) for pattern in condition.values):
             return
-    names = [pattern.replace(".*", "*") for pattern in wanted]
+    names = [pattern.replace(".*", "*") for pattern in condition.values]
+    fix = leave_out
     if "*" not in names[0]:
-        off += f", or {to_override(f'{ARGS}{other}', names[0])}"
-    yield Fault(where, found, f"{other} one of {', '.join(names)}", off)
+        choice = to_override(f"{ARGS}{decider}", names[0])
+        fix = f"{leave_out}, or {choice}"
+    yield Fault(
+        where=where,
+        found=unread,
+        expected=f"{decider} one of {', '.join(names)}",
+        fix=fix,
+    )
+
+
+def _current_value(context: ValidationContext, field: str) -> object:
+    """The value that a field of the trainer's config will have, under its newer name if it has one.
+
+    UNKNOWN stands for a default that only the library computes.
+    """
+    newer_name = upstream.NEWER_NAMES.get(field, "")
+    value: object = context.args.get(newer_name)
+    if value is None:
+        value = context.field(field)
+    if value is UNKNOWN and field == "optim":
+        return upstream.USUAL_OPTIMIZER
+    return value
 
 
 def find_idle_adapter_fields(context: ValidationContext) -> Iterator[Fault]:
@@ -137,30 +188,47 @@ def find_idle_adapter_fields(context: ValidationContext) -> Iterator[Fault]:
     if config is None:
         return
     for field, condition in _conditions(config).items():
-        where = f"peft.{field}"
-        value = peft.get(field)
         parameter = config.parameters.get(field)
         if parameter is None or condition is None or condition.field not in config.parameters:
             continue
-        if value in (None, parameter.default) or not _is_typed(context, where):
-            continue
-        other = condition.field
-        wanted = condition.values
-        current = peft.get(other, config.parameters[other].default)
-        text = short_text(value)
-        off = f"leave {where} out"
-        if wanted == []:
-            found = f"{text}, which {config.name} does not read"
-            fix = f"{to_override(f'peft.{other}', value)} in place of it"
-            yield Fault(where, found, f"peft.{other}", fix)
-        elif not isinstance(wanted, list):
-            if not current:
-                found = f"{text}, which nothing reads without {other}"
-                yield Fault(where, found, f"peft.{other} in addition", off)
-        elif str(current).lower() not in [name.lower() for name in wanted]:
-            shown = "its default" if current is UNKNOWN else short_text(current)
-            found = f"{text}, which nothing reads while {other} is {shown}"
-            yield Fault(where, found, f"{other} one of {', '.join(wanted)}", off)
+        is_default = peft.get(field) in (None, parameter.default)
+        if not is_default and _is_typed(context, f"peft.{field}"):
+            yield from _find_unread_in_adapter(peft, field, condition, config)
+
+
+def _find_unread_in_adapter(
+    peft: Node, field: str, condition: ReadBeside, config: Signature
+) -> Iterator[Fault]:
+    """The fault of a field of an adapter whose condition is not met."""
+    where = f"peft.{field}"
+    text = short_text(peft[field])
+    leave_out = f"leave {where} out"
+    decider = condition.field
+    current = peft.get(decider, config.parameters[decider].default)
+    if condition.values == []:
+        replacement = to_override(f"peft.{decider}", peft[field])
+        yield Fault(
+            where=where,
+            found=f"{text}, which {config.name} does not read",
+            expected=f"peft.{decider}",
+            fix=f"{replacement} in place of it",
+        )
+    elif not isinstance(condition.values, list):
+        if not current:
+            yield Fault(
+                where=where,
+                found=f"{text}, which nothing reads without {decider}",
+                expected=f"peft.{decider} in addition",
+                fix=leave_out,
+            )
+    elif str(current).lower() not in [name.lower() for name in condition.values]:
+        shown = "its default" if current is UNKNOWN else short_text(current)
+        yield Fault(
+            where=where,
+            found=f"{text}, which nothing reads while {decider} is {shown}",
+            expected=f"{decider} one of {', '.join(condition.values)}",
+            fix=leave_out,
+        )
 
 
 def find_bounds_out_of_order(context: ValidationContext) -> Iterator[Fault]:
@@ -168,10 +236,22 @@ def find_bounds_out_of_order(context: ValidationContext) -> Iterator[Fault]:
     for low, high in upstream.ASCENDING:
         smaller = context.field(low)
         larger = context.field(high)
-        if is_plain_number(smaller) and is_plain_number(larger) and smaller > larger:
-            found = f"{short_text(smaller)}, above {high}: {short_text(larger)}"
-            yield Fault(f"{ARGS}{low}", found, f"at most {high}", f"={short_text(larger)}")
+        if not is_plain_number(smaller) or not is_plain_number(larger):
+            continue
+        if smaller > larger:
+            bound = short_text(larger)
+            yield Fault(
+                where=f"{ARGS}{low}",
+                found=f"{short_text(smaller)}, above {high}: {bound}",
+                expected=f"at most {high}",
+                fix=f"={bound}",
+            )
     ends = context.field("reward_clip_range")
     if isinstance(ends, list) and len(ends) == 2 and ends[0] >= ends[1]:
-        where = "trainer.args.reward_clip_range"
-        yield Fault(where, to_text(ends), "two numbers, the lower end first", f"leave {where} out")
+        where = f"{ARGS}reward_clip_range"
+        yield Fault(
+            where=where,
+            found=to_text(ends),
+            expected="two numbers, the lower end first",
+            fix=f"leave {where} out",
+        )

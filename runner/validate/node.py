@@ -6,7 +6,13 @@ from runner.errors import Fault
 from runner.schema import upstream
 from runner.schema.read import Parameter, Signature
 from runner.schema.text import Node, as_typed, short_text, to_override
-from runner.validate.context import OWN, SPECIAL, ValidationContext, is_called_later, keys_of
+from runner.validate.context import (
+    RUNNER_KEYS,
+    SPECIAL,
+    ValidationContext,
+    is_called_later,
+    keys_of,
+)
 from runner.validate.stray import explain, find_argument_faults, find_unknown_faults
 from runner.validate.values import is_plain_number
 
@@ -22,7 +28,7 @@ NODE_KEYS = ("trainer.args", "trainer.teacher_model", "model.tokenizer")
 OBJECTS = {
     f"trainer.{name}" for name in upstream.SERVED["trainer"] if name not in upstream.FROM_GROUP
 }
-OBJECTS -= {*NODE_KEYS}
+OBJECTS -= set(NODE_KEYS)
 # Fields that the runner sets whatever the config says; to set them would be in vain.
 SET_BY_RUNNER = ("output_dir", "save_only_model", "disable_tqdm", "resume_from_checkpoint", "seed")
 
@@ -59,7 +65,12 @@ def _find_key_faults(
         fix = as_typed({f"{path}.path": value})
         if path == "trainer.args":
             fix = f"leave {path} out"
-        yield Fault(path, short_text(value), "keys", fix)
+        yield Fault(
+            where=path,
+            found=short_text(value),
+            expected="keys",
+            fix=fix,
+        )
     elif path in OBJECTS and not _is_object(value):
         yield _no_object(path, value, signature)
     elif path == "dataset.map" and isinstance(value, str):
@@ -72,14 +83,23 @@ def _find_key_faults(
         )
     elif path == "dataset.limit" and is_plain_number(value):
         number = short_text(value)
-        expected = "a limit of its own for training and held-out rows"
-        yield Fault(path, number, expected, f"{path}.train={number}, or {path}.eval={number}")
+        yield Fault(
+            where=path,
+            found=number,
+            expected="a limit of its own for training and held-out rows",
+            fix=f"{path}.train={number}, or {path}.eval={number}",
+        )
     elif path == "dataset.split" and isinstance(value, str):
-        expected = "a slice of its own for training and held-out rows"
-        yield Fault(path, short_text(value), expected, to_override(f"{path}.train", value))
+        yield Fault(
+            where=path,
+            found=short_text(value),
+            expected="a slice of its own for training and held-out rows",
+            fix=to_override(f"{path}.train", value),
+        )
     else:
         where = context.origin(path, value)
         misfits = find_argument_faults(context, where, path, value, parameter, signature)
+        # Of a value that does not fit, it matters little that it would be in vain.
         yield from misfits or _find_in_vain(context, path, value, signature)
 
 
@@ -97,11 +117,17 @@ def _no_object(path: str, value: object, signature: Signature) -> Fault:
     """The fault of a text, number or mapping in the place of a model or a function."""
     fix = f"leave {path} out"
     if path.endswith("_model"):
-        keys = value if isinstance(value, dict) else {"path": value}
-        node = {"_target_": "runner.model.load.load_model"} | keys
-        fix = as_typed({f"{path}.{name}": entry for name, entry in node.items()})
-    found = f"{short_text(value)}, but {signature.name} takes what is built from a _target_"
-    return Fault(path, found, "keys with a _target_", fix)
+        words: dict[str, object] = {f"{path}._target_": "runner.model.load.load_model"}
+        arguments = value if isinstance(value, dict) else {"path": value}
+        for key, argument in arguments.items():
+            words[f"{path}.{key}"] = argument
+        fix = as_typed(words)
+    return Fault(
+        where=path,
+        found=f"{short_text(value)}, but {signature.name} takes what is built from a _target_",
+        expected="keys with a _target_",
+        fix=fix,
+    )
 
 
 def _find_in_vain(
@@ -111,6 +137,7 @@ def _find_in_vain(
     owner, _, key = path.rpartition(".")
     if owner == "trainer.args" and key in SET_BY_RUNNER:
         default = signature.parameters[key].default
+        # What the runner would set anyway does no harm; the seed is a key of the top level, too.
         if value not in (None, context.cfg.get(key, default)):
             answer = explain(context, path, value, short_text(value), is_placed=True)
             if answer:
@@ -121,7 +148,12 @@ def _find_in_vain(
     if group in context.groups:
         options = context.options(group)
         fix = f"{group}={options[0]}" if options else f"{group}._target_=<module.name>"
-        yield Fault(path, "a part that the runner serves", f"the group {group}", fix)
+        yield Fault(
+            where=path,
+            found="a part that the runner serves",
+            expected=f"the group {group}",
+            fix=fix,
+        )
 
 
 def _find_missing(path: str, node: Node, signature: Signature) -> Iterator[Fault]:
@@ -132,19 +164,24 @@ def _find_missing(path: str, node: Node, signature: Signature) -> Iterator[Fault
         if group in ("reward", "metric"):
             expected += ", or an argument called completions, by which it is asked to judge"
         yield _missing(path, name, signature.name, expected)
-    # Fields whose default is of no use, by the nearest class of the lineage that has any.
-    for owner in (signature.name, *signature.lineage):
-        if owner in upstream.NEEDED_FIELDS:
-            for name in upstream.NEEDED_FIELDS[owner]:
-                if name in signature.parameters and node.get(name) is None:
-                    expected = str(signature.parameters[name].type).removesuffix(" or null")
-                    yield _missing(path, name, signature.name, expected)
-            break
+    for name in _fields_without_default(signature):
+        if name in signature.parameters and node.get(name) is None:
+            expected = str(signature.parameters[name].type).removesuffix(" or null")
+            yield _missing(path, name, signature.name, expected)
     for name in NEEDED_KEYS.get(path, ()):
         if node.get(name) is None:
-            is_own = name in OWN[path]
-            expected = str(keys_of(path, signature)[name].type) if is_own else "keys"
+            expected = "keys"
+            if name in RUNNER_KEYS[path]:
+                expected = str(keys_of(path, signature)[name].type)
             yield _missing(path, name, "the runner", expected)
+
+
+def _fields_without_default(signature: Signature) -> list[str]:
+    """The fields whose default is of no use, by the nearest class of the lineage that has any."""
+    for name in (signature.name, *signature.lineage):
+        if name in upstream.NEEDED_FIELDS:
+            return upstream.NEEDED_FIELDS[name]
+    return []
 
 
 def _list_required(path: str, node: Node, signature: Signature) -> list[str]:
@@ -159,13 +196,14 @@ def _list_required(path: str, node: Node, signature: Signature) -> list[str]:
         served_as = "model"
     elif group == "callback" and path.count(".") < 2:
         served_as = "callback"
-    given = {*node, *SERVED.get(served_as, ())}
-    return [name for name in signature.required if name not in given]
+    supplied = {*node, *SERVED.get(served_as, ())}
+    return [name for name in signature.required if name not in supplied]
 
 
 def _gets_arguments_later(path: str, signature: Signature) -> bool:
     """True for a function that is called with rows, or with what a trainer or a model decides."""
-    if is_called_later(path, signature) or GIVEN_LATER & set(signature.parameters):
+    names_later_argument = not GIVEN_LATER.isdisjoint(signature.parameters)
+    if names_later_argument or is_called_later(path, signature):
         return True
     is_class = bool(signature.lineage)
     return (path == "loss" or path.startswith(TOOLS)) and not is_class
@@ -173,7 +211,12 @@ def _gets_arguments_later(path: str, signature: Signature) -> bool:
 
 def _missing(path: str, name: str, who: str, expected: str) -> Fault:
     where = f"{path}.{name}"
-    return Fault(where, f"missing, but {who} needs it", expected, f"{where}=<value>")
+    return Fault(
+        where=where,
+        found=f"missing, but {who} needs it",
+        expected=expected,
+        fix=f"{where}=<value>",
+    )
 
 
 def _find_other_config(
@@ -184,9 +227,13 @@ def _find_other_config(
     parameter = signature.parameters.get("args")
     if config is None or parameter is None:
         return
-    wanted = sorted(name for name in parameter.names if name.endswith("Config"))
-    if wanted and not set(wanted) & set(config.lineage):
-        module = signature.target.rpartition(".")[0]
-        expected = f"{' or '.join(wanted)}, which {signature.name} takes"
-        fix = f"trainer.args._target_={module}.{wanted[0]}"
-        yield Fault("trainer.args._target_", config.name, expected, fix)
+    accepted = sorted(name for name in parameter.names if name.endswith("Config"))
+    if not accepted or any(name in config.lineage for name in accepted):
+        return
+    module = signature.target.rpartition(".")[0]
+    yield Fault(
+        where="trainer.args._target_",
+        found=config.name,
+        expected=f"{' or '.join(accepted)}, which {signature.name} takes",
+        fix=f"trainer.args._target_={module}.{accepted[0]}",
+    )

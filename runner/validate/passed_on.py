@@ -17,6 +17,7 @@ from runner.schema.read import UNKNOWN, Parameter, Signature, read_signature
 from runner.schema.refusal import find_refusals
 from runner.schema.text import Node, short_text, to_override
 from runner.schema.type import shortened
+from runner.schema.upstream.constructor import PassedOn
 from runner.validate.context import ARGS, ValidationContext
 from runner.validate.values import find_misfits, is_plain_number
 
@@ -27,45 +28,62 @@ SCHEDULE = f"{ARGS}lr_scheduler_kwargs"
 def find_passed_on_faults(context: ValidationContext) -> Iterator[Fault]:
     """A fault for each key or value of a mapping that its taker would refuse, or not read."""
     for field, passed_on in upstream.PASSED_ON.items():
-        value = context.mapping(f"{ARGS}{field}")
-        if not value or _is_read_by_vllm(context, field):
+        mapping = context.mapping(f"{ARGS}{field}")
+        if not mapping or _is_read_by_vllm(context, field):
             continue
-        parameters = {key: Parameter(key) for key in passed_on.keys}
-        if passed_on.to:
-            signature = read_signature(passed_on.to)
-            if signature is None:
-                continue
-            parameters |= signature.parameters
+        parameters = _parameters_of_taker(passed_on)
+        if parameters is None:
+            continue
         if passed_on.prefix:
-            value = {str(key).removeprefix(passed_on.prefix): value[key] for key in value}
-        for name in passed_on.given:
-            parameters.pop(name, None)
+            mapping = {str(key).removeprefix(passed_on.prefix): mapping[key] for key in mapping}
         group = "generation" if field == GENERATION else "trainer"
-        yield from _find_misfits(f"{ARGS}{field}", value, parameters, group)
+        yield from _find_misfits(f"{ARGS}{field}", mapping, parameters, group)
 
 
 def _is_read_by_vllm(context: ValidationContext, field: str) -> bool:
     return field == GENERATION and context.field("use_vllm") is True
 
 
+def _parameters_of_taker(passed_on: PassedOn) -> dict[str, Parameter] | None:
+    """The parameters that a mapping may fill; None for a taker that is not installed."""
+    parameters = {key: Parameter(key) for key in passed_on.keys}
+    if passed_on.to:
+        signature = read_signature(passed_on.to)
+        if signature is None:
+            return None
+        parameters |= signature.parameters
+    for name in passed_on.given:
+        parameters.pop(name, None)
+    return parameters
+
+
 def _find_misfits(
     where: str, mapping: Mapping[str, object], parameters: Mapping[str, Parameter], group: str
 ) -> Iterator[Fault]:
-    """The faults of the keys and values of a mapping, as arguments with these parameters."""
+    """The faults of the keys and values of a mapping, as arguments with these parameters.
+
+    ``group`` is the one whose ranges hold for the numbers.
+    """
     for key, value in mapping.items():
         path = f"{where}.{key}"
-        if key in parameters:
-            if value is not None and not isinstance(value, Mapping):
-                numbers = range_in_group(group, key)
-                yield from find_misfits(path, value, parameters[key], numbers)
-            continue
+        if key not in parameters:
+            yield _unknown_key(where, str(key), value, parameters)
+        # The signature does not say what a mapping inside may hold, and null leaves it to the taker.
+        elif value is not None and not isinstance(value, Mapping):
+            numbers = range_in_group(group, key)
+            yield from find_misfits(path, value, parameters[key], numbers)
+
+
+def _unknown_key(where: str, key: str, value: object, parameters: Mapping[str, Parameter]) -> Fault:
+    path = f"{where}.{key}"
+    similar = best_guess(key, parameters)
+    if similar:
+        expected = similar
+        fix = f"{to_override(f'{where}.{similar}', value)} in place of {key}"
+    else:
         expected = f"one of {shortened(sorted(parameters))}" if parameters else "none"
         fix = f"leave {path} out"
-        similar = best_guess(str(key), parameters)
-        if similar:
-            expected = similar
-            fix = f"{to_override(f'{where}.{similar}', value)} in place of {key}"
-        yield Fault(path, "no such key", expected, fix)
+    return Fault(where=path, found="no such key", expected=expected, fix=fix)
 
 
 def find_generation_faults(context: ValidationContext) -> Iterator[Fault]:
@@ -75,27 +93,46 @@ def find_generation_faults(context: ValidationContext) -> Iterator[Fault]:
     if not keys or _is_read_by_vllm(context, GENERATION):
         return
     fields = upstream.config_fields(context.args)
-    lengths = [name for name in upstream.COMPLETION_LENGTHS if name in fields]
     for key, value in keys.items():
         path = f"{where}.{key}"
-        field = upstream.SAMPLED_BY.get(key, "")
-        if field in upstream.COMPLETION_LENGTHS:
-            field = lengths[0] if lengths else ""
+        field = _field_of_generation_key(key, fields)
         if key in upstream.UNSAMPLED:
             reason, harmless = upstream.UNSAMPLED[key]
             if value != harmless:
-                found = f"{short_text(value)}: {reason}"
-                yield Fault(path, found, to_text(harmless), f"leave {path} out")
+                yield Fault(
+                    where=path,
+                    found=f"{short_text(value)}: {reason}",
+                    expected=to_text(harmless),
+                    fix=f"leave {path} out",
+                )
         elif field in fields:
-            found = f"{short_text(value)}, which the trainer's own {field} does not know of"
-            fix = f"{to_override(f'{ARGS}{field}', value)} in place of it"
-            yield Fault(path, found, f"{ARGS}{field}", fix)
+            yield Fault(
+                where=path,
+                found=f"{short_text(value)}, which the trainer's own {field} does not know of",
+                expected=f"{ARGS}{field}",
+                fix=f"{to_override(f'{ARGS}{field}', value)} in place of it",
+            )
+
+
+def _field_of_generation_key(key: str, fields: Collection[str]) -> str:
+    """The field of a trainer's config that stands for a key of generation_kwargs; empty without one.
+
+    The length of completions goes by several names, of which a config has one.
+    """
+    field = upstream.SAMPLED_BY.get(key, "")
+    if field not in upstream.COMPLETION_LENGTHS:
+        return field
+    for name in upstream.COMPLETION_LENGTHS:
+        if name in fields:
+            return name
+    return ""
 
 
 def find_schedule_faults(context: ValidationContext) -> Iterator[Fault]:
     """The faults of lr_scheduler_kwargs, for the schedule that is chosen."""
     name = context.field("lr_scheduler_type")
     arguments = context.mapping(SCHEDULE)
+    # A scheduler of the optimizer group replaces the field.
     if context.mapping("optimizer.scheduler") or name not in upstream.SCHEDULES:
         return
     schedule = upstream.SCHEDULES[name]
@@ -103,8 +140,12 @@ def find_schedule_faults(context: ValidationContext) -> Iterator[Fault]:
     if signature is not None:
         yield from _find_faults_of_schedule(context, name, arguments, signature)
     elif schedule.takes is None and arguments:
-        found = f"{short_text(arguments)}, but {name} takes none"
-        yield Fault(SCHEDULE, found, "null", "=null")
+        yield Fault(
+            where=SCHEDULE,
+            found=f"{short_text(arguments)}, but {name} takes none",
+            expected="null",
+            fix="=null",
+        )
 
 
 def _find_faults_of_schedule(
@@ -112,8 +153,8 @@ def _find_faults_of_schedule(
 ) -> Iterator[Fault]:
     """The faults of the arguments of a schedule that takes some."""
     parameters = dict(signature.parameters)
-    for given in upstream.GIVEN_TO_SCHEDULES:
-        parameters.pop(given, None)
+    for argument in upstream.GIVEN_TO_SCHEDULES:
+        parameters.pop(argument, None)
     misfits = list(_find_misfits(SCHEDULE, arguments, parameters, "optimizer"))
     if misfits:
         yield from misfits
@@ -124,13 +165,24 @@ def _find_faults_of_schedule(
         fix = f'"{SCHEDULE}={to_text(example)}"'
     for argument, parameter in parameters.items():
         if parameter.required and argument not in arguments:
-            found = f"no {argument}, which {name} needs"
-            yield Fault(SCHEDULE, found, f"a mapping with {argument}", fix)
+            yield Fault(
+                where=SCHEDULE,
+                found=f"no {argument}, which {name} needs",
+                expected=f"a mapping with {argument}",
+                fix=fix,
+            )
             return
     yield from _find_bound_faults(context, arguments)
-    values = {key: arguments.get(key, item.default) for key, item in parameters.items()}
+    values: dict[str, object] = {}
+    for argument, parameter in parameters.items():
+        values[argument] = arguments.get(argument, parameter.default)
     for text in _list_refusals(signature, values):
-        yield Fault(SCHEDULE, f"{name}: {text}", "arguments that the schedule takes", fix)
+        yield Fault(
+            where=SCHEDULE,
+            found=f"{name}: {text}",
+            expected="arguments that the schedule takes",
+            fix=fix,
+        )
 
 
 def _find_bound_faults(
@@ -140,12 +192,19 @@ def _find_bound_faults(
     for name, field in upstream.SCHEDULE_BOUNDS.items():
         value = arguments.get(name)
         bound = context.field(field)
-        if not is_plain_number(value) or not is_plain_number(bound) or not 0 < bound < value:
+        if not is_plain_number(value) or not is_plain_number(bound):
             continue
+        if not 0 < bound < value:
+            continue
+        # What fits any bound, in its unit: a number of steps stays a whole number.
         tenth = max(1, bound // 10) if isinstance(bound, int) else bound / 10
-        found = f"{short_text(value)}, above {field}: {short_text(bound)}"
         path = f"{SCHEDULE}.{name}"
-        yield Fault(path, found, f"at most {field}", to_override(path, tenth))
+        yield Fault(
+            where=path,
+            found=f"{short_text(value)}, above {field}: {short_text(bound)}",
+            expected=f"at most {field}",
+            fix=to_override(path, tenth),
+        )
 
 
 def _list_refusals(signature: Signature, values: dict[str, object]) -> list[str]:
@@ -163,22 +222,38 @@ def find_optimizer_argument_faults(context: ValidationContext) -> Iterator[Fault
     if not isinstance(text, str) or not text:
         return
     optimizer = str(context.args.get("optim", upstream.USUAL_OPTIMIZER))
-    names: Collection[str] = ()
-    for pattern, readable in upstream.OPTIMIZER_ARGS.items():
-        if re.fullmatch(pattern, optimizer):
-            names = readable
+    names = _argument_names(optimizer)
     if not names:
-        found = f"{short_text(text)}, but {optimizer} reads none of it"
-        expected = "null: its settings are fields, such as adam_beta1"
-        yield Fault(where, found, expected, "=null")
+        yield Fault(
+            where=where,
+            found=f"{short_text(text)}, but {optimizer} reads none of it",
+            expected="null: its settings are fields, such as adam_beta1",
+            fix="=null",
+        )
         return
     example = to_override(where, f"{next(iter(names))}=<value>")
     for pair in text.replace(" ", "").split(","):
         key, equals, value = pair.partition("=")
         if not equals or not value or "=" in value:
-            yield Fault(where, short_text(pair), "key=value, with commas between", example)
+            yield Fault(
+                where=where,
+                found=short_text(pair),
+                expected="key=value, with commas between",
+                fix=example,
+            )
         elif key not in names:
             similar = best_guess(key, names)
-            fix = to_override(where, f"{similar}={value}") if similar else example
-            found = f"{key}, which {optimizer} does not read"
-            yield Fault(where, found, f"some of {', '.join(names)}", fix)
+            yield Fault(
+                where=where,
+                found=f"{key}, which {optimizer} does not read",
+                expected=f"some of {', '.join(names)}",
+                fix=to_override(where, f"{similar}={value}") if similar else example,
+            )
+
+
+def _argument_names(optimizer: str) -> Collection[str]:
+    """The arguments that an optimizer of transformers reads from optim_args."""
+    for pattern, arguments in upstream.OPTIMIZER_ARGS.items():
+        if re.fullmatch(pattern, optimizer):
+            return arguments
+    return ()

@@ -27,6 +27,7 @@ from runner.validate.context import (
     keys_of,
 )
 from runner.validate.values import (
+    DEFAULT_REMARK,
     find_misfits,
     misfit_choice,
     misfit_number,
@@ -71,7 +72,12 @@ def _meant_otherwise(path: str, value: object) -> Fault | None:
     """The fault of a value that means in another tool what cannot be had at this key; else None."""
     for meaning in find_meanings(path, value):
         if meaning.final:
-            return Fault(path, short_text(value), meaning.why, meaning.fix or f"leave {path} out")
+            return Fault(
+                where=path,
+                found=short_text(value),
+                expected=meaning.why,
+                fix=meaning.fix or f"leave {path} out",
+            )
     return None
 
 
@@ -79,7 +85,12 @@ def _find_unusable(context: ValidationContext, path: str, value: object) -> Iter
     """The fault of a value that fits the type of its key, and that no run can have."""
     if path == "name" and isinstance(value, str) and not is_folder_name(value):
         expected = f"a plain folder name, up to {MAX_NAME_LETTERS} characters"
-        yield Fault(path, short_text(value), expected, "name=<word>")
+        yield Fault(
+            where=path,
+            found=short_text(value),
+            expected=expected,
+            fix="name=<word>",
+        )
     elif path == "output_root" and isinstance(value, str):
         yield from _find_root_faults(value)
     elif path == "allow" and isinstance(value, list):
@@ -87,13 +98,23 @@ def _find_unusable(context: ValidationContext, path: str, value: object) -> Iter
         if strange:
             text = to_text(strange)
             found = f"{text} in a file"
-            yield Fault(path, found, "allow on the command line only", f"allow={text}")
+            yield Fault(
+                where=path,
+                found=found,
+                expected="allow on the command line only",
+                fix=f"allow={text}",
+            )
 
 
 def _find_root_faults(root: str) -> Iterator[Fault]:
     """The fault of a folder for runs that no system could make, or nobody could read."""
     if not root:
-        yield Fault("output_root", "nothing", "a folder", "output_root=outputs")
+        yield Fault(
+            where="output_root",
+            found="nothing",
+            expected="a folder",
+            fix="output_root=outputs",
+        )
         return
     names = [name.encode(errors="surrogateescape") for name in root.split("/")]
     size = len(root.encode(errors="surrogateescape"))
@@ -171,10 +192,20 @@ def find_stray_faults(context: ValidationContext, key: str, value: object) -> It
     likeliest = _likeliest(key, similar, _find_near_places(context, key))
     if likeliest:
         fix = words_to_type(context, key, {likeliest[0]: value})
-        yield Fault(key, NOT_AT_THE_TOP, likeliest[0], fix)
+        yield Fault(
+            where=key,
+            found=NOT_AT_THE_TOP,
+            expected=likeliest[0],
+            fix=fix,
+        )
     else:
         expected = describe_owners(context, key) or f"one of {shortened(names)}"
-        yield Fault(key, NOT_AT_THE_TOP, expected, f"leave {key} out")
+        yield Fault(
+            where=key,
+            found=NOT_AT_THE_TOP,
+            expected=expected,
+            fix=f"leave {key} out",
+        )
 
 
 def find_unknown_faults(
@@ -202,7 +233,12 @@ def find_unknown_faults(
     trainers = _find_trainers(context, key) if path == "trainer" else []
     if trainers:
         expected = f"a trainer that has: {shortened(trainers)}"
-        yield Fault(where, found, expected, f"trainer={trainers[0]}")
+        yield Fault(
+            where=where,
+            found=found,
+            expected=expected,
+            fix=f"trainer={trainers[0]}",
+        )
         return
     inside = _required_start(path, is_free)
     answer = explain(context, where, value, found, inside, is_placed=is_free or is_alike)
@@ -216,17 +252,37 @@ def find_unknown_faults(
         owners = describe_owners(context, key)
     places = [] if owners or similar else _find_near_places(context, key)
     if owners:
-        yield Fault(where, found, owners, f"leave {key} out")
+        yield Fault(
+            where=where,
+            found=found,
+            expected=owners,
+            fix=f"leave {key} out",
+        )
     elif similar:
         # A key may be the value that was meant for its neighbour, as in loss: sigmoid.
         meant = key if key in keys[similar[0]].type.choices else value
         fix = words_to_type(context, where, {f"{path}.{similar[0]}": meant})
-        yield Fault(where, found, similar[0], fix)
+        yield Fault(
+            where=where,
+            found=found,
+            expected=similar[0],
+            fix=fix,
+        )
     elif places:
-        yield Fault(where, found, places[0], words_to_type(context, where, {places[0]: value}))
+        yield Fault(
+            where=where,
+            found=found,
+            expected=places[0],
+            fix=words_to_type(context, where, {places[0]: value}),
+        )
     else:
         expected = f"one of {shortened(names)}" if names else ""
-        yield Fault(where, found, expected, f"leave {key} out")
+        yield Fault(
+            where=where,
+            found=found,
+            expected=expected,
+            fix=f"leave {key} out",
+        )
 
 
 def _required_start(path: str, is_free: bool) -> str:
@@ -318,7 +374,12 @@ def explain(
                 expected = f"`{key}` is {equivalent} here"
             if meaning.why:
                 expected += f": {meaning.why}"
-            return Fault(path, found, expected, words_to_type(context, path, words))
+            return Fault(
+                where=path,
+                found=found,
+                expected=expected,
+                fix=words_to_type(context, path, words),
+            )
         if not meaning.words and (meaning.final or not (places or inside)):
             return _needless(context, path, found, meaning)
     if not places:
@@ -327,7 +388,12 @@ def explain(
     for place in places[:3]:
         names.append("the top level" if place == key else place)
     expected = f"`{key}` belongs at {' or '.join(names)}"
-    return Fault(path, found, expected, words_to_type(context, path, {places[0]: value}))
+    return Fault(
+        where=path,
+        found=found,
+        expected=expected,
+        fix=words_to_type(context, path, {places[0]: value}),
+    )
 
 
 def _list_meanings(
@@ -352,7 +418,12 @@ def _needless(context: ValidationContext, path: str, found: str, meaning: Meanin
         expected = describe_owners(context, last_key(path)) or expected
     if not expected:
         expected = "what comes nearest" if meaning.fix else "no use for it here"
-    return Fault(path, found, expected, meaning.fix or f"leave {path} out")
+    return Fault(
+        where=path,
+        found=found,
+        expected=expected,
+        fix=meaning.fix or f"leave {path} out",
+    )
 
 
 def _likeliest(key: str, names: list[str], places: list[str]) -> list[str]:
@@ -382,7 +453,7 @@ def words_to_type(context: ValidationContext, where: str, words: Node) -> str:
         text = to_override(path, value)
         faults = _find_faults_at(context, path, value, words)
         if faults:
-            text = faults[0].fix.removesuffix("  (the default)")
+            text = faults[0].fix.removesuffix(DEFAULT_REMARK)
             refused = path
             reason = faults[0].expected
         # The refused value would only be carried to a third key.

@@ -23,6 +23,8 @@ from runner.schema.upstream.losses import loss_interface
 NUMBER = Type("float")
 # Words for true and false in texts that YAML does not read as such, in lower case.
 BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+# Behind a word that would do nothing but type the default.
+DEFAULT_REMARK = "  (the default)"
 NULLS = ("none", "null", "~", "")
 
 
@@ -71,42 +73,77 @@ def find_misfits(
     with. Numbers that are not finite are refused elsewhere.
     """
     accepted = parameter.type
-    if value == "None" and accepted.kind != "any" and accepted.accepts(None):
-        return [Fault(path, "the text None; YAML writes nothing as null", "null", "=null")]
-    if parameter.required and value == "":
-        return [Fault(path, "an empty text", str(accepted), "=<value>")]
-    if isinstance(value, Mapping) and path.endswith("_kwargs"):
-        for key in value:
-            if not isinstance(key, str):
-                expected = "names of arguments, each with a value"
-                return [Fault(path, f"the key {key}", expected, f"{path}=null")]
+    blank = _find_blank(path, value, parameter)
+    if blank:
+        return [blank]
     if not accepted.accepts(value):
-        inner_faults = list(_misfits_inside(path, value, accepted))
+        inner_faults = list(_find_misfits_inside(path, value, accepted))
         return inner_faults or [misfit_type(path, value, accepted, parameter.default)]
     misfit = misfit_choice(path, value, choices)
-    misfit = misfit or misfit_number(path, value, numbers, parameter.default)
+    if misfit is None:
+        misfit = misfit_number(path, value, numbers, parameter.default)
     return [misfit] if misfit else []
 
 
-def _misfits_inside(path: str, value: object, accepted: Type) -> Iterator[Fault]:
+def _find_blank(path: str, value: object, parameter: Parameter) -> Fault | None:
+    """The fault of a text that stands for nothing, or of arguments without names; else None.
+
+    A type of texts or mappings accepts these, so they are looked for first.
+    """
+    accepted = parameter.type
+    if value == "None" and accepted.kind != "any" and accepted.accepts(None):
+        return Fault(
+            where=path,
+            found="the text None; YAML writes nothing as null",
+            expected="null",
+            fix="=null",
+        )
+    if parameter.required and value == "":
+        return Fault(
+            where=path,
+            found="an empty text",
+            expected=str(accepted),
+            fix="=<value>",
+        )
+    if isinstance(value, Mapping) and path.endswith("_kwargs"):
+        for key in value:
+            if not isinstance(key, str):
+                return Fault(
+                    where=path,
+                    found=f"the key {key}",
+                    expected="names of arguments, each with a value",
+                    fix=f"{path}=null",
+                )
+    return None
+
+
+def _find_misfits_inside(path: str, value: object, accepted: Type) -> Iterator[Fault]:
     """The faults of the keys and values of a mapping whose type says both."""
     if not isinstance(value, dict):
         return
-    for mapping in accepted.alternatives:
-        if mapping.kind == "dict" and mapping.parts:
-            key_type, value_type = mapping.parts
-            break
-    else:
-        return
+    for alternative in accepted.alternatives:
+        if alternative.kind == "dict" and alternative.parts:
+            key_type, value_type = alternative.parts
+            yield from _find_misfits_of_mapping(path, value, key_type, value_type)
+            return
+
+
+def _find_misfits_of_mapping(
+    path: str, mapping: Mapping[object, object], key_type: Type, value_type: Type
+) -> Iterator[Fault]:
     words = [str(choice) for choice in key_type.choices]
-    for key, inner_value in value.items():
-        inner = f"{path}.{key}"
+    for key, value in mapping.items():
+        where = f"{path}.{key}"
         if words and key not in words:
             likeliest = best_guess(str(key), words, *words)
-            fix = to_override(f"{path}.{likeliest}", inner_value)
-            yield Fault(inner, "no such key", f"one of {shortened(words)}", fix)
-        elif not value_type.accepts(inner_value):
-            yield misfit_type(inner, inner_value, value_type)
+            yield Fault(
+                where=where,
+                found="no such key",
+                expected=f"one of {shortened(words)}",
+                fix=to_override(f"{path}.{likeliest}", value),
+            )
+        elif not value_type.accepts(value):
+            yield misfit_type(where, value, value_type)
 
 
 def misfit_number(
@@ -117,21 +154,32 @@ def misfit_number(
         return None
     has_list_default = isinstance(default, list | tuple) and bool(default)
     if value == [] and has_list_default:
-        fix = f"{to_override(path, default)}  (the default)"
-        return Fault(path, "no number", f"numbers, each {numbers}", fix)
+        return Fault(
+            where=path,
+            found="no number",
+            expected=f"numbers, each {numbers}",
+            fix=_word_for_default(path, default),
+        )
     values = value if isinstance(value, list) else [value]
-    for number in values:
-        if is_plain_number(number) and math.isfinite(number) and number not in numbers:
-            break
-    else:
+    if not any(_is_outside(number, numbers) for number in values):
         return None
     if not isinstance(value, list):
         fix = _likeliest_fix(path, default, NUMBER, numbers)
     elif has_list_default:  # a single number would be no value for it
-        fix = f"{to_override(path, default)}  (the default)"
+        fix = _word_for_default(path, default)
     else:
         fix = f"leave {path} out"
-    return Fault(path, short_text(value), str(numbers), fix)
+    return Fault(
+        where=path,
+        found=short_text(value),
+        expected=str(numbers),
+        fix=fix,
+    )
+
+
+def _is_outside(value: object, numbers: Range) -> bool:
+    """True for a finite number outside of a range."""
+    return is_plain_number(value) and math.isfinite(value) and value not in numbers
 
 
 def misfit_choice(path: str, value: object, choices: Collection[str]) -> Fault | None:
@@ -140,35 +188,47 @@ def misfit_choice(path: str, value: object, choices: Collection[str]) -> Fault |
     strange = [text for text in values if isinstance(text, str) and text not in choices]
     if not choices or not strange:
         return None
-    meant = []
+    corrected = []
     for text in values:
         if text not in strange:
-            meant.append(text)
+            corrected.append(text)
         else:
             similar = best_guess(text, choices)
             if similar:
-                meant.append(similar)
-    meant = meant or [next(iter(choices))]
-    fix = to_override(path, meant if isinstance(value, list) else meant[0])
-    found = ", ".join(map(short_text, strange))
-    return Fault(path, found, str(Type("choice", values=tuple(choices))), fix)
+                corrected.append(similar)
+    if not corrected:
+        corrected = [next(iter(choices))]
+    return Fault(
+        where=path,
+        found=", ".join(map(short_text, strange)),
+        expected=str(Type("choice", values=tuple(choices))),
+        fix=to_override(path, corrected if isinstance(value, list) else corrected[0]),
+    )
 
 
 def misfit_type(path: str, value: object, accepted: Type, default: object = None) -> Fault:
     """The fault of a value that its type does not accept, with what was probably meant."""
     if isinstance(value, list) and len(value) > 1 and all(map(accepted.accepts, value)):
-        found = f"a list: {short_text(value)}"
-        fix = f"-m {path}={to_text(value)[1:-1]}"
-        return Fault(path, found, f"{accepted}, or a sweep", fix)
+        return Fault(
+            where=path,
+            found=f"a list: {short_text(value)}",
+            expected=f"{accepted}, or a sweep",
+            fix=f"-m {path}={to_text(value)[1:-1]}",
+        )
     meanings = list(find_meanings(path, value))
     meant = _list_meant(value, accepted)
     for meaning in meanings:
         if path in meaning.words and accepted.accepts(meaning.words[path]):
             meant.append(meaning.words[path])
-    found = _describe_value(value, meant)
+    description = _describe_value(value, meant)
     for meaning in meanings:
         if meaning.final:
-            return Fault(path, found, meaning.why, meaning.fix)
+            return Fault(
+                where=path,
+                found=description,
+                expected=meaning.why,
+                fix=meaning.fix,
+            )
     elsewhere = _words_elsewhere(path, value, meanings)
     if elsewhere:
         fix = as_typed(elsewhere)
@@ -176,7 +236,12 @@ def misfit_type(path: str, value: object, accepted: Type, default: object = None
         fix = _likeliest_fix(path, default, accepted)
     else:
         fix = to_override(path, meant[0])
-    return Fault(path, found, str(accepted), fix)
+    return Fault(
+        where=path,
+        found=description,
+        expected=str(accepted),
+        fix=fix,
+    )
 
 
 def _describe_value(value: object, meant: list[object]) -> str:
@@ -209,23 +274,29 @@ def _list_meant(value: object, accepted: Type) -> list[object]:
     """The value of an accepted type that was probably meant, or none."""
     if accepted.kind == "any":
         return []
-    guesses: list[object] = [[value], str(value)]
-    if isinstance(value, bool):
-        # YAML reads no, off, yes and on as true and false.
-        guesses = ["yes", "on", [value]] if value else ["no", "off", [value]]
-    elif isinstance(value, float) and value.is_integer():
-        guesses.insert(0, int(value))
-    elif isinstance(value, str):
-        texts = [choice for choice in accepted.choices if isinstance(choice, str)]
-        guesses = [*_read_text(value), *nearest(value, texts), [value]]
-    elif value is None:
-        guesses = [choice for choice in accepted.choices if choice == "none"]
-    elif isinstance(value, list) and len(value) == 1:
-        guesses = value
-    for guess in guesses:
+    for guess in _list_guesses(value, accepted):
         if accepted.accepts(guess):
             return [guess]
     return []
+
+
+def _list_guesses(value: object, accepted: Type) -> list[object]:
+    """The values of other types that may have been meant, the likeliest first."""
+    if isinstance(value, bool):
+        # YAML reads no, off, yes and on as true and false.
+        words = ["yes", "on"] if value else ["no", "off"]
+        return [*words, [value]]
+    if isinstance(value, str):
+        texts = [choice for choice in accepted.choices if isinstance(choice, str)]
+        return [*_read_text(value), *nearest(value, texts), [value]]
+    if value is None:
+        return [choice for choice in accepted.choices if choice == "none"]
+    if isinstance(value, list) and len(value) == 1:
+        return value
+    guesses: list[object] = [[value], str(value)]
+    if isinstance(value, float) and value.is_integer():
+        guesses.insert(0, int(value))
+    return guesses
 
 
 def _read_text(text: str) -> list[object]:
@@ -248,9 +319,13 @@ def _likeliest_fix(path: str, default: object, accepted: Type, numbers: Range | 
     if numbers is not None and is_accepted:
         is_accepted = is_plain_number(default) and default in numbers
     if is_accepted:
-        return f"{to_override(path, default)}  (the default)"
+        return _word_for_default(path, default)
     if accepted.choices:
         return to_override(path, accepted.choices[0])
     if numbers is not None and numbers.low in numbers and math.isfinite(numbers.low):
         return f"{path}={numbers.low}"
     return f"{path}=null" if accepted.kind == "none" else f"leave {path} out"
+
+
+def _word_for_default(path: str, default: object) -> str:
+    return to_override(path, default) + DEFAULT_REMARK
