@@ -156,10 +156,12 @@ def _sort_by_key(
     objective = choose_objective(runs, sort, direction) if column.is_score else None
     if objective:
         descending = objective.maximise
-    value_of = dict(zip([run.folder for run in runs], column.values, strict=True))
+    folders = [run.folder for run in runs]
+    value_of = dict(zip(folders, column.values, strict=True))
     places = []
     for setting in settings:
-        places.append(_place_of([value_of[run.folder] for run in setting.runs]))
+        values = [value_of[run.folder] for run in setting.runs]
+        places.append(_place_of(values))
     return _sort(settings, places, descending)
 
 
