@@ -173,8 +173,8 @@ def _find_other_names(
     form: RowForm, free: Sequence[str], named: Mapping[str, str], given: Mapping[str, str]
 ) -> dict[str, str]:
     """The columns that play roles under a name that others give to them."""
-    has_text = named.keys() >= {"prompt", "completion"}
-    has_both_turns = has_text or named.keys() >= {"input", "target"}
+    has_completion = named.keys() >= {"prompt", "completion"}
+    has_both_turns = has_completion or named.keys() >= {"input", "target"}
     free_columns = set(free)
     for names in form.known_as:
         if not free_columns.issuperset(names.values()):

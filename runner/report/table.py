@@ -66,11 +66,14 @@ def format_table(columns: Sequence[Column], width: int) -> list[str]:
         if not spare:
             break
         shown.remove(spare[-1])
-    rows = zip(*(column.lines() for column in shown), strict=True)
-    lines = ["  ".join(row) for row in rows]
+    texts_by_column = [column.lines() for column in shown]
+    lines = []
+    for row in zip(*texts_by_column, strict=True):
+        lines.append("  ".join(row))
     dropped = [column.title for column in columns if column not in shown]
     if dropped:
-        lines += textwrap.wrap(f"no room for {', '.join(dropped)}", width - 2)
+        remark = f"no room for {', '.join(dropped)}"
+        lines += textwrap.wrap(remark, width - 2)
     return [f"  {line}".rstrip() for line in lines]
 
 
@@ -177,16 +180,18 @@ def _troubled_lines(summary: Summary, width: int) -> list[str]:
     shown = summary.troubled[: summary.top or MAX_LINES]
     lines = []
     for run in shown:
+        state = run.state.ljust(STATE_WIDTH)
         progress = ""
         if run.progress and run.state not in ("created", "unknown"):
             progress = f" {run.progress}"
         name = short(run.folder.name, room - len(progress))
-        lines.append(f"{run.state:<{STATE_WIDTH}} {name}{progress}")
+        lines.append(f"{state} {name}{progress}")
         cause = run.cause
         if len(cause) > room:
             cause = f"{cause[: room - 1]}…"
         if cause:
-            lines.append(f"{'':<{STATE_WIDTH}} {cause}")
+            indent = " " * STATE_WIDTH
+            lines.append(f"{indent} {cause}")
     remaining = len(summary.troubled) - len(shown)
     return lines + _rest(remaining, "that are not finished, or ended badly")
 

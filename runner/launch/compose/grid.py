@@ -91,15 +91,17 @@ class Grid:
             self.jobs.append(runs)
             return
         family = self.families[structure]
-        if family:
-            numbers = {key: job[key].value for key in self.number_keys}
-            derived = family.derive(words, numbers, self.folders)
-            self.jobs.append([derived])
-            if is_checked and stages.faults_of(derived, self.folders):
-                # This raises the faults, with where each key stands.
-                stages.compose_runs(words, self.folders, self.untyped)
-        elif is_checked or structure not in self.broken:
-            self.jobs.append(stages.compose_runs(words, self.folders, self.untyped))
+        if family is None:
+            if is_checked or structure not in self.broken:
+                runs = stages.compose_runs(words, self.folders, self.untyped)
+                self.jobs.append(runs)
+            return
+        numbers = {key: job[key].value for key in self.number_keys}
+        derived = family.derive(words, numbers, self.folders)
+        self.jobs.append([derived])
+        if is_checked and stages.faults_of(derived, self.folders):
+            # This raises the faults, with where each key stands.
+            stages.compose_runs(words, self.folders, self.untyped)
 
 
 def compose_jobs(
@@ -188,6 +190,7 @@ def _find_family(
     places: dict[str, list[str]] = {key: [] for key in number_keys}
     drafts = []
     for trial in trials:
+        # Each word of the first job, and the word that this trial has in its place.
         replaced = {start[key].word: trial[key].word for key in number_keys}
         trial_words = [replaced.get(word, word) for word in words]
         composed = stages.draft(trial_words, folders)
