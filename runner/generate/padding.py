@@ -94,13 +94,13 @@ def join_media_inputs(prompts: Prompts, device: torch.device, side: str) -> dict
     """
     joined = {}
     for name, first in media_inputs_of(prompts[0]).items():
-        parts = [media_inputs_of(prompt)[name] for prompt in prompts]
+        tensors = [media_inputs_of(prompt)[name] for prompt in prompts]
         if _is_per_token(first, prompts[0]):
-            rows = [part[0] for part in parts]
-            tensor = pad_sequence(rows, batch_first=True, padding_value=0, padding_side=side)
+            rows = [tensor[0] for tensor in tensors]
+            together = pad_sequence(rows, batch_first=True, padding_value=0, padding_side=side)
         else:
-            tensor = torch.cat(parts)
-        joined[name] = tensor.to(device)
+            together = torch.cat(tensors)
+        joined[name] = together.to(device)
     return joined
 
 

@@ -175,9 +175,11 @@ class Summary:
     @cached_property
     def unranked(self) -> list[SweepSetting]:
         """The settings that have finished without the objective."""
-        return [
-            setting for setting in self.settings if setting.finished and not self.count(setting)
-        ]
+        unranked = []
+        for setting in self.settings:
+            if setting.finished and not self.count(setting):
+                unranked.append(setting)
+        return unranked
 
     @property
     def why_no_best(self) -> str:
