@@ -22,7 +22,8 @@ def to_table(sides: Sequence[Side], comparison: Mapping[str, Any]) -> Iterator[s
         title = f"{first.request.data}, {name}, {figures.rows} rows"
         columns = [Column(title, keys, needed=True, left=True)]
         for heading, side in zip(("value", "against"), sides, strict=False):
-            cells = [_to_cell(side.sets[name], key) for key in keys]
+            side_figures = side.sets[name]
+            cells = [_to_cell(side_figures, key) for key in keys]
             columns.append(Column(heading, cells, needed=True))
         yield from format_table(columns, 100)
         if name in comparison:
@@ -33,19 +34,25 @@ def to_table(sides: Sequence[Side], comparison: Mapping[str, Any]) -> Iterator[s
 
 def _to_cell(figures: "Figures", key: str) -> str:
     """A score, with its standard error if it has one."""
-    text = number(figures.scores.get(key))
+    score = number(figures.scores.get(key))
     error = figures.errors.get(key)
-    return text if error is None else f"{text} ± {number(error, 2)}"
+    if error is None:
+        return score
+    return f"{score} ± {number(error, 2)}"
 
 
 def _comparison_lines(comparison: Mapping[str, Any]) -> Iterator[str]:
     """The win rate and the difference of the rewards with their intervals."""
+    wins = comparison["wins"]
+    ties = comparison["ties"]
+    losses = comparison["losses"]
+    counts = f"{wins} wins, {ties} ties, {losses} losses"
     win_rate = number(comparison["win_rate"], 3)
-    counts = f"{comparison['wins']} wins, {comparison['ties']} ties, {comparison['losses']} losses"
     interval = _to_interval(comparison["win_rate_interval"])
     yield f"win rate  {win_rate} {interval}: {counts}; both draw by the same random numbers"
     difference = number(comparison["difference"], 3)
-    yield f"reward    {difference} more {_to_interval(comparison['difference_interval'])}"
+    interval = _to_interval(comparison["difference_interval"])
+    yield f"reward    {difference} more {interval}"
     prompts = comparison["prompts"]
     if prompts < FEW_PROMPTS:
         remark = f"intervals from fewer than {FEW_PROMPTS} can be too narrow"

@@ -21,12 +21,13 @@ EXAMPLE_WIDTH = 22
 def help_text(verb: str, folders: Sequence[Path] = ()) -> str:
     """The help of a verb; that of a training lists all verbs and groups."""
     parts: HelpParts = import_module(f"runner.command.{verb}_options").HELP
-    if verb != "train":
-        return "\n\n".join(map(_to_text, parts))
-    verbs = [list_entry(name, summary) for name, summary in VERBS.items()]
-    groups = textwrap.fill(", ".join(read_menu(folders)), 78)
     text = "\n\n".join(map(_to_text, parts))
-    return text.format(verbs="\n".join(verbs), groups=textwrap.indent(groups, "  "))
+    if verb != "train":
+        return text
+    verbs = [list_entry(name, summary) for name, summary in VERBS.items()]
+    menu = ", ".join(read_menu(folders))
+    groups = textwrap.indent(textwrap.fill(menu, 78), "  ")
+    return text.format(verbs="\n".join(verbs), groups=groups)
 
 
 def list_entry(name: str, text: str) -> str:
@@ -41,7 +42,9 @@ def list_entry(name: str, text: str) -> str:
 def _to_text(part: str | Mapping[str, str]) -> str:
     if isinstance(part, Mapping):
         return "\n".join(_word_lines(part))
-    return part if "\n" in part else textwrap.fill(part, WIDTH)
+    if "\n" in part:
+        return part
+    return textwrap.fill(part, WIDTH)
 
 
 def _word_lines(words: Mapping[str, str]) -> Iterator[str]:
@@ -49,10 +52,10 @@ def _word_lines(words: Mapping[str, str]) -> Iterator[str]:
     indent = " " * INDENT
     column = " " * (INDENT + EXAMPLE_WIDTH)
     for example, text in words.items():
+        if not text:
+            yield indent + example
+            continue
         head = f"{indent}{example:<{EXAMPLE_WIDTH}}"
         if len(example) >= EXAMPLE_WIDTH:
             head = f"{indent}{example}    "
-        if text:
-            yield textwrap.fill(text, WIDTH, initial_indent=head, subsequent_indent=column)
-        else:
-            yield indent + example
+        yield textwrap.fill(text, WIDTH, initial_indent=head, subsequent_indent=column)

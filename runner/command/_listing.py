@@ -15,7 +15,9 @@ def find_names(folders: Iterable[Path]) -> list[tuple[Path, list[RunRecord]]]:
     """The folders in which there are runs, with the states of these, newest first."""
     names = []
     for path in folders:
-        runs = [read_state(folder) for folder in find_folders(path)] if path.is_dir() else []
+        if not path.is_dir():
+            continue
+        runs = [read_state(folder) for folder in find_folders(path)]
         if runs:
             names.append((path, runs))
     return sorted(names, key=_last_update, reverse=True)
@@ -31,13 +33,20 @@ def listing(root: Path) -> str:
     names = find_names(root.glob("*"))
     if not names:
         return f"no runs under {display_path(root)}/ yet"
-    folders = [display_path(path) for path, _ in names]
-    counts = [str(len(runs)) for _, runs in names]
-    states = [list_states(runs) for _, runs in names]
+    folders = []
+    counts = []
+    states = []
+    for path, runs in names:
+        folders.append(short(display_path(path), 50))
+        counts.append(str(len(runs)))
+        states.append(list_states(runs))
     columns = [
-        Column("folder", [short(folder, 50) for folder in folders], needed=True, left=True),
+        Column("folder", folders, needed=True, left=True),
         Column("runs", counts, needed=True),
         Column("states", states, needed=True, left=True),
     ]
+    newest, _ = names[0]
     lines = format_table(columns, 80)
-    return "\n".join([*lines, "", f"next      python -m runner report {folders[0]}"])
+    lines.append("")
+    lines.append(f"next      python -m runner report {display_path(newest)}")
+    return "\n".join(lines)

@@ -23,9 +23,13 @@ def main(line: CommandLine) -> int:
         name = short(str(run), width - 12 - len(run.standing))
         lines.append(f"{letter}         {name}  {run.standing}")
     sections = sections_of(*runs)
-    empty = [section for section in sections if not section.rows]
-    same = [section.title for section in empty if not section.unknown]
-    unknown = [section.title for section in empty if section.unknown]
+    same = []
+    unknown = []
+    for section in sections:
+        if section.unknown and not section.rows:
+            unknown.append(section.title)
+        elif not section.rows:
+            same.append(section.title)
     if same:
         lines.append(f"same      {', '.join(same)}")
     if unknown:

@@ -22,13 +22,16 @@ def main(line: CommandLine) -> int:
     """Print the options of the groups that are named, or of all, with their first comments."""
     menu = read_menu(line.folders)
     words = [*line.runs, *line.overrides] or list(menu)
-    descriptions = {word: find_named(word, menu, line.folders) for word in words}
-    unknown = [word for word, named in descriptions.items() if not named]
+    expected = f"an option, a key, or a group: {', '.join(menu)}"
+    descriptions = {}
     faults = []
-    for word in unknown:
-        fix = f"python -m runner options {best_guess(word, menu)}".rstrip()
-        expected = f"an option, a key, or a group: {', '.join(menu)}"
-        faults.append(Fault(word, "no such name", expected, fix))
+    for word in dict.fromkeys(words):
+        named = find_named(word, menu, line.folders)
+        descriptions[word] = named
+        if not named:
+            guess = best_guess(word, menu)
+            fix = f"python -m runner options {guess}".rstrip()
+            faults.append(Fault(word, "no such name", expected, fix))
     ConfigError.refuse(faults)
     for word, named in descriptions.items():
         print(word)
@@ -52,16 +55,20 @@ def find_named(word: str, menu: Options, folders: Sequence[Path]) -> dict[str, s
     trainers: dict[str, list[str]] = {}
     for trainer in read_options("trainer"):
         for path in _find_keys(word, trainer):
-            trainers.setdefault(f"{path}=", []).append(trainer)
-    return named | {path: ", ".join(names) for path, names in trainers.items()}
+            trainers_of_key = trainers.setdefault(f"{path}=", [])
+            trainers_of_key.append(trainer)
+    for path, names in trainers.items():
+        named[path] = ", ".join(names)
+    return named
 
 
 def _find_keys(word: str, trainer: str) -> list[str]:
     """The keys with a trainer of which a word is the last name, or what another tool calls so."""
     option = read_options("trainer")[trainer]
     cfg = {group: read_options(group)[name] for group, name in WITH_KEYS.items()}
-    places = ValidationContext(cfg | {"trainer": option["trainer"]}).places
-    keys = set(chain(*places.values()))
+    cfg["trainer"] = option["trainer"]
+    places = ValidationContext(cfg).places
+    keys = set(chain.from_iterable(places.values()))
     if "kl_coef" not in option:
         keys.discard("kl_coef")
     paths = list(places.get(word, ()))
@@ -77,5 +84,6 @@ def _describe(group: str, option: str, folders: Sequence[Path]) -> str:
         if file.is_file():
             text = file.read_text(encoding="utf-8", errors="replace")
             header, _, _ = text.partition("# run:")
-            return " ".join(re.findall(r"^# (?!@package)(.*)", header, re.MULTILINE))
+            comments = re.findall(r"^# (?!@package)(.*)", header, re.MULTILINE)
+            return " ".join(comments)
     return ""

@@ -27,7 +27,8 @@ def _find_clashes() -> dict[str, str]:
     harmless = {"prompt", "text", "reference"}
     of_forms: set[str] = set()
     for form in FORMS.values():
-        of_forms.update(group[0] for group in form.needs)
+        needed = [group[0] for group in form.needs]
+        of_forms.update(needed)
     arguments = (
         "prompts",
         "completions",
@@ -38,14 +39,16 @@ def _find_clashes() -> dict[str, str]:
         "log_metric",
     )
     tokens = ("input_ids", "labels", "attention_mask", "completion_mask", "prompt_ids")
-    clashes: dict[str, str] = dict.fromkeys(
-        of_forms - harmless, "TRL would read the rows as another form"
-    )
-    why = "TRL gives reward functions an argument of its own by this name"
-    clashes |= dict.fromkeys(arguments, why)
-    clashes |= dict.fromkeys(tokens, "TRL would read the rows as tokens")
+    clashes: dict[str, str] = {}
+    for name in of_forms - harmless:
+        clashes[name] = "TRL would read the rows as another form"
+    for name in arguments:
+        clashes[name] = "TRL gives reward functions an argument of its own by this name"
+    for name in tokens:
+        clashes[name] = "TRL would read the rows as tokens"
     why = "the trainer has tools of its own, and would render the prompts without these"
-    return {**clashes, "tools": why}
+    clashes["tools"] = why
+    return clashes
 
 
 # Columns that never stand beside `prompt`, because their names alone make TRL do something else,
@@ -80,26 +83,32 @@ def read_layout(
         raise DataError(_no_layout(columns, form, chosen, to))
     useful = [layout for layout in layouts if fits(layout.form, to or None)]
     if not useful:
-        useless = layouts[0]
-        fault = Fault(
-            where="dataset.form",
-            found=f"{useless.form} rows, from the columns {', '.join(useless.columns.values())}",
-            expected=f"rows for a trainer that takes {to}: {', '.join(FORMS_FOR[to])}",
-            fix=_to_type(to),
-        )
-        raise DataError(fault)
+        raise DataError(_useless_layout(layouts[0], to))
     layout = useful[0]
 
     roles = layout.columns
-    unplayable = {}
+    playable = dict(roles)
+    unplayable = []
     for role, why in _find_unplayable(roles, row).items():
         if role in roles and role not in chosen:
-            unplayable[role] = why
-            log.warning("the column `%s` is left out: %s", roles[role], why)
+            dropped = playable.pop(role)
+            unplayable.append(dropped)
+            log.warning("the column `%s` is left out: %s", dropped, why)
     if "prompt" in roles and "target" in roles and "target" not in chosen:
         _warn_of_turns(roles["prompt"], roles["target"], to)
-    playable = {role: column for role, column in roles.items() if role not in unplayable}
-    return RowLayout(layout.form, playable, tuple(roles[role] for role in unplayable))
+    return RowLayout(layout.form, playable, tuple(unplayable))
+
+
+def _useless_layout(layout: RowLayout, to: str) -> Fault:
+    """The fault of rows that no trainer for ``to`` can use."""
+    columns = ", ".join(layout.columns.values())
+    forms = ", ".join(FORMS_FOR[to])
+    return Fault(
+        where="dataset.form",
+        found=f"{layout.form} rows, from the columns {columns}",
+        expected=f"rows for a trainer that takes {to}: {forms}",
+        fix=_to_type(to),
+    )
 
 
 def _check_choices(columns: Sequence[str], form: str | None, chosen: Mapping[str, str]) -> None:
@@ -152,19 +161,23 @@ def _read_as(
         candidates = [role for role in group if role in named]
         preferred = [role for role in candidates if role in given] or candidates
         if preferred:
-            roles[preferred[0]] = named[preferred[0]]
+            role = preferred[0]
+            roles[role] = named[role]
         elif group in form.needs:
             return None
-    return roles if roles.keys() >= given.keys() else None
+    uses_all_given = roles.keys() >= given.keys()
+    return roles if uses_all_given else None
 
 
 def _find_other_names(
     form: RowForm, free: Sequence[str], named: Mapping[str, str], given: Mapping[str, str]
 ) -> dict[str, str]:
     """The columns that play roles under a name that others give to them."""
-    has_both_turns = named.keys() >= {"prompt", "completion"} or named.keys() >= {"input", "target"}
+    has_completion = named.keys() >= {"prompt", "completion"}
+    has_both_turns = has_completion or named.keys() >= {"input", "target"}
+    free_columns = set(free)
     for names in form.known_as:
-        if not set(names.values()) <= set(free):
+        if not free_columns.issuperset(names.values()):
             continue
         if "target" in names and has_both_turns:
             continue
@@ -231,15 +244,18 @@ def _no_layout(
     needs = []
     for name in forms:
         groups = [" or ".join(group) for group in FORMS[name].needs]
-        needs.append(f"{name}: {' with '.join(groups)}")
+        needed = " with ".join(groups)
+        needs.append(f"{name}: {needed}")
     fix = _to_type(form or to or "prompt_completion")
     for name in FORMS_FOR.get(to, ()):
         if _read_as(FORMS[name], columns, chosen) is not None:
             fix = "dataset.form=null"
-    roles = [f", {column} given as {role}" for role, column in chosen.items()]
+    found = f"the columns {', '.join(columns)}"
+    for role, column in chosen.items():
+        found += f", {column} given as {role}"
     return Fault(
         where="dataset.columns",
-        found=f"the columns {', '.join(columns)}{''.join(roles)}",
+        found=found,
         expected="; or ".join(needs),
         fix=fix,
     )
@@ -264,29 +280,33 @@ def kept_columns(
     all. Raises DataError for a named one that is not there.
     """
     columns = list(columns)
+    further = set(columns) - set(layout.columns.values())  # those that play no role
     for_template = ["tools", TEMPLATE_ARGUMENTS]
     if to == "prompt":
         for_template = [TEMPLATE_ARGUMENTS]
         if keep is None:
-            others = set(columns) - set(layout.columns.values())
-            for name in sorted(others & CLASHES.keys()):
+            for name in sorted(further & CLASHES.keys()):
                 log.warning("the column `%s` is left out: %s", name, CLASHES[name])
     else:  # a reward may read the path of a sound, but nothing else can
-        roles = layout.columns.values()
-        refuse_media(name for name in columns if name in UNTRAINED_COLUMNS and name not in roles)
-    templated = [name for name in for_template if name in columns and layout.form != "text"]
+        refuse_media(name for name in columns if name in UNTRAINED_COLUMNS and name in further)
+    templated: list[str] = []
+    if layout.form != "text":
+        templated = [name for name in for_template if name in columns]
     safe = [name for name in columns if name not in CLASHES and name not in templated]
     wanted: Sequence[str]
     if to == "prompt":
+        group = "reward"
+        # We make these ourselves where the source has no such column.
         made = ("prompt",) if layout.form == "prompt" else ("prompt", "reference")
         wanted = safe if keep is None else keep
         wanted = [name for name in wanted if name not in made or name in columns]
     else:
+        group = "weight"
         safe = [name for name in safe if name not in ("prompt", "text")]
         keep = keep or ()
         wanted = safe if EVERY in keep else keep
     wanted = [name for name in wanted if name not in templated]
-    _check_wanted(wanted, columns, safe, "reward" if to == "prompt" else "weight")
+    _check_wanted(wanted, columns, safe, group)
     return (*templated, *(name for name in wanted if name != "prompt"))
 
 
@@ -320,11 +340,12 @@ def refuse_media(names: Iterable[str]) -> None:
     names = list(names)
     if not names:
         return
-    trained = [modality.many for modality in MODALITIES]
+    trained = " or ".join(modality.many for modality in MODALITIES)
+    untrained = " and ".join(UNTRAINED)
     fault = Fault(
         where="dataset",
         found=f"the columns {', '.join(names)}",
-        expected=f"text or {' or '.join(trained)}: {' and '.join(UNTRAINED)} are not trained yet",
+        expected=f"text or {trained}: {untrained} are not trained yet",
         fix=f"dataset.without=[{','.join(names)}]  (to train without them)",
     )
     raise DataError(fault)

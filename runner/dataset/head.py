@@ -49,18 +49,22 @@ def write_head(node: Node, folder: Path, *, count: int, train: int, held_out: in
     source = _open(node, files)
     head = Head(folder / "whole", folder / "short")
     paths = files.paths if files else ()
-    head.media_folder = str(find_media(paths, node.get("image_folder"), False).folder)
+    media = find_media(paths, node.get("image_folder"), False)
+    head.media_folder = str(media.folder)
     if cut:
+        train_limit = limits["train"]
         total = sum(map(len, _slices(source, cut)))
-        head.rows = min(total, limits["train"] or total) or limits["train"]
-        rows = _read(source, "train", cut, min(count, limits["train"] or count))
+        head.rows = min(total, train_limit or total) or train_limit
+        rows = _read(source, "train", cut, min(count, train_limit or count))
         head.split["train"] = _write(rows, source, head, "train", train)
+    eval_count = min(count, limits["eval"] or count)
     held_out_sets = dict(evals)
     for number, (name, eval_cut) in enumerate(evals.items()):
-        if isinstance(eval_cut, str):  # else of another source, which is not written
-            rows = _read(source, "eval", eval_cut, min(count, limits["eval"] or count))
-            file_name = f"eval_{number}" if name else "eval"
-            held_out_sets[name] = _write(rows, source, head, file_name, held_out)
+        if not isinstance(eval_cut, str):  # of another source, which is not written
+            continue
+        rows = _read(source, "eval", eval_cut, eval_count)
+        file_name = f"eval_{number}" if name else "eval"
+        held_out_sets[name] = _write(rows, source, head, file_name, held_out)
     head.split["eval"] = unnamed_sets(held_out_sets)
     return head
 
@@ -71,12 +75,14 @@ def _open(node: Node, files: Files | None) -> RowSource:
     config = node.get("config")
     revision = node.get("revision")
     if files:
-        is_long = sum(file.stat().st_size for file in files.paths) > MAX_BYTES_WHOLE
+        size = sum(file.stat().st_size for file in files.paths)
+        is_long = size > MAX_BYTES_WHOLE
     else:
         with translate_dataset_errors(path):
             builder = load_dataset_builder(path, config, revision=revision)
             is_long = not os.path.exists(builder.cache_dir)
-    return open_source(path, files, config, revision, is_long or bool(node.get("streaming")))
+    is_streamed = is_long or bool(node.get("streaming"))
+    return open_source(path, files, config, revision, is_streamed)
 
 
 def _read(source: RowSource, use: Use, cut: str, count: int) -> list[Row]:
@@ -94,8 +100,9 @@ def _read(source: RowSource, use: Use, cut: str, count: int) -> list[Row]:
         source.check(use, split)
         rows = source.streams[split]
         slices = _slices(source, cut)
-        if slices and slices[0].start:
-            rows = rows.skip(min(slices[0].start, MAX_ROWS_SKIPPED))
+        start = slices[0].start if slices else 0
+        if start:
+            rows = rows.skip(min(start, MAX_ROWS_SKIPPED))
     first = list(itertools.islice(rows, count))
     if not first:
         found = f"{source.path} {cut}: no rows"
@@ -106,9 +113,11 @@ def _read(source: RowSource, use: Use, cut: str, count: int) -> list[Row]:
 def _write(rows: list[Row], source: RowSource, head: Head, name: str, count: int) -> str:
     """Write the rows, and the ``count`` shortest of them, under a name, and return it."""
     features = source.builder.info.features
-    for folder, written in ((head.whole, rows), (head.short, shortest(rows, count))):
+    rows_by_folder = {head.whole: rows, head.short: shortest(rows, count)}
+    for folder, folder_rows in rows_by_folder.items():
         folder.mkdir(parents=True, exist_ok=True)
-        Dataset.from_list(written, features=features).to_parquet(folder / f"{name}.parquet")
+        dataset = Dataset.from_list(folder_rows, features=features)
+        dataset.to_parquet(folder / f"{name}.parquet")
     return name
 
 
@@ -116,7 +125,9 @@ def _slices(source: RowSource, cut: str) -> list[range]:
     """The rows of each part of a slice, none where nobody has counted those of the splits."""
     with translate_dataset_errors(source.path, "dataset.split"):
         lengths = source.lengths.values()
-        return source.slices(cut) if lengths and all(lengths) else []
+        if not lengths or not all(lengths):
+            return []
+        return source.slices(cut)
 
 
 def shortest(rows: Sequence[Row], count: int) -> list[Row]:
@@ -133,4 +144,5 @@ def shortest(rows: Sequence[Row], count: int) -> list[Row]:
     numbers: list[int] = []
     for turn in itertools.zip_longest(*by_label.values()):
         numbers += [number for number in turn if number is not None]
-    return [rows[number] for number in sorted(numbers[:count])]
+    chosen = sorted(numbers[:count])
+    return [rows[number] for number in chosen]

@@ -41,12 +41,14 @@ class Figures:
         answer = metric.ask(**columns)
         if hasattr(answer, "tolist"):
             answer = answer.tolist()
-        for part, value in to_numbers(metric.name, answer, len(numbers)).items():
+        values_by_part = to_numbers(metric.name, answer, len(numbers))
+        for part, value in values_by_part.items():
             name = f"{metric.name}_{part}" if part else metric.name
             self.scores[name] = value
         if isinstance(answer, list | tuple):
             values = [_to_float(value) for value in answer]
-            means = _means_by_row(numbers, values, max(numbers) + 1)
+            row_count = max(numbers) + 1
+            means = _means_by_row(numbers, values, row_count)
             _, self.errors[metric.name] = _mean_and_error(means)
 
     def add_rewards(
@@ -54,10 +56,11 @@ class Figures:
     ) -> None:
         """Take in the rewards of completions of the rows with these numbers."""
         for index, completion in enumerate(self.completions):
-            completion["rewards"] = {}
+            values_by_name: dict[str, float | None] = {}
             for name, values in rewards.items():
                 value = values[index]
-                completion["rewards"][name] = None if math.isnan(value) else value
+                values_by_name[name] = None if math.isnan(value) else value
+            completion["rewards"] = values_by_name
             completion["reward"] = total[index]
         self.earned = _means_by_row(numbers, total, self.rows)
 
@@ -68,8 +71,11 @@ class Figures:
                 named_values[f"reward_{name}"] = values
         for name, values in named_values.items():
             means = _means_by_row(numbers, values, self.rows)
-            if not all(math.isnan(mean) for mean in means):
-                self.scores[name], self.errors[name] = _mean_and_error(means)
+            if all(map(math.isnan, means)):
+                continue
+            mean, error = _mean_and_error(means)
+            self.scores[name] = mean
+            self.errors[name] = error
 
 
 def judge_completions(
@@ -80,18 +86,22 @@ def judge_completions(
 ) -> Figures:
     """Figures of metrics and rewards on the completions that are sampled for these rows."""
     completions = generator.complete_all(rows)
-    figures = Figures(len(rows), completions=[completion.to_row() for completion in completions])
+    figures = Figures(len(rows))
+    for completion in completions:
+        figures.completions.append(completion.to_row())
     for metric in metrics:
         measured = completions
         if metric.limit is not None:
             measured = [completion for completion in completions if completion.row < metric.limit]
         numbers = [completion.row for completion in measured]
         texts = [completion.text for completion in measured]
-        columns = to_columns([rows[number] for number in numbers])
+        answered_rows = [rows[number] for number in numbers]
+        columns = to_columns(answered_rows)
         figures.add(metric, numbers, {**columns, "completions": texts})
     if score is not None:
         numbers = [completion.row for completion in completions]
-        total, rewards = score(completions, [rows[number] for number in numbers])
+        answered_rows = [rows[number] for number in numbers]
+        total, rewards = score(completions, answered_rows)
         figures.add_rewards(numbers, total, rewards)
     return figures
 
@@ -108,8 +118,11 @@ def judge_answers(
         takes_all = is_scorer or metric.answers == "all"
         numbers = [index for index, row in enumerate(rows) if takes_all or row["label"]]
         numbers_by_metric[metric.name] = numbers[: metric.limit]
-    wanted = sorted(set().union(*numbers_by_metric.values()))
-    wanted_rows = [rows[number] for number in wanted]
+    wanted: set[int] = set()
+    for numbers in numbers_by_metric.values():
+        wanted.update(numbers)
+    wanted_numbers = sorted(wanted)
+    wanted_rows = [rows[number] for number in wanted_numbers]
 
     # What the model thinks of the rows, under the names by which metrics ask for it, and what is
     # kept of the logits for one of them.
@@ -118,25 +131,29 @@ def judge_answers(
     if is_scorer:
         read_columns["scores"] = reader.score(wanted_rows)
     else:
-        reading = reader.read(wanted_rows, _functions_of_logits(metrics))
+        functions = _functions_of_logits(metrics)
+        reading = reader.read(wanted_rows, functions)
         read_columns["labels"] = reading.labels
         read_columns["log_probs"] = reading.log_probs
-        read_columns["scores"] = [math.fsum(log_probs) for log_probs in reading.log_probs]
+        read_columns["scores"] = list(map(math.fsum, reading.log_probs))
         kept = reading.kept
 
     figures = Figures(len(rows))
-    indices = {number: index for index, number in enumerate(wanted)}
+    indices = {number: index for index, number in enumerate(wanted_numbers)}
     for metric in metrics:
         metric_columns = dict(read_columns)
         if metric.name in kept:
-            metric_columns["logits"] = [_to_plain(value) for value in kept[metric.name]]
+            logits = [_to_plain(value) for value in kept[metric.name]]
+            metric_columns["logits"] = logits
             if metric.preprocess:
-                metric_columns["scores"] = metric_columns["logits"]
+                metric_columns["scores"] = logits
         numbers = numbers_by_metric[metric.name]
+        metric_rows = [rows[number] for number in numbers]
+        places = [indices[number] for number in numbers]
         columns: dict[str, Sequence[object]] = {}
-        columns.update(to_columns([rows[number] for number in numbers]))
+        columns.update(to_columns(metric_rows))
         for name, values in metric_columns.items():
-            columns[name] = [values[indices[number]] for number in numbers]
+            columns[name] = [values[index] for index in places]
         figures.add(metric, numbers, columns)
     return figures
 
@@ -160,7 +177,9 @@ def _to_plain(value: Any) -> object:
         return value
     if hasattr(value, "cpu"):
         value = value.cpu()
-    return value.tolist() if value.ndim < 2 else value.numpy()
+    if value.ndim < 2:
+        return value.tolist()
+    return value.numpy()
 
 
 def _to_float(value: float | None) -> float:
@@ -178,7 +197,10 @@ def _means_by_row(numbers: Sequence[int], values: Sequence[float], rows: int) ->
             values_by_row[number].append(value)
     means = []
     for row_values in values_by_row:
-        means.append(fmean(row_values) if row_values else math.nan)
+        mean = math.nan
+        if row_values:
+            mean = fmean(row_values)
+        means.append(mean)
     return means
 
 

@@ -26,14 +26,17 @@ def split_by_tokens(rows: Sequence[int], lengths: Sequence[int], budget: int) ->
     cost the least: padded tokens, and ``TOKENS_WORTH_A_PASS`` for each pass.
     """
     ordered = sorted(rows, key=lambda row: -lengths[row])
+    ordered_lengths = [lengths[row] for row in ordered]
     # For the first so many rows: the cost of their best groups, and where the last of these begins.
     costs = [0]
     starts = [0]
-    for end in range(1, len(ordered) + 1):
-        best_start = end - 1
-        best_cost = costs[-1] + lengths[ordered[best_start]] + TOKENS_WORTH_A_PASS
-        for start in range(end - 2, -1, -1):
-            tokens = (end - start) * lengths[ordered[start]]
+    for last, last_length in enumerate(ordered_lengths):
+        # First with the last row alone, then together with more and more rows before it.
+        best_start = last
+        best_cost = costs[last] + last_length + TOKENS_WORTH_A_PASS
+        for start in range(last - 1, -1, -1):
+            count = last + 1 - start
+            tokens = count * ordered_lengths[start]  # padded to the longest, which is the first
             if tokens > budget:
                 break
             cost = costs[start] + tokens + TOKENS_WORTH_A_PASS
@@ -46,15 +49,18 @@ def split_by_tokens(rows: Sequence[int], lengths: Sequence[int], budget: int) ->
     groups = []
     end = len(ordered)
     while end:
-        groups.append(ordered[starts[end] : end])
-        end = starts[end]
-    return groups[::-1]
+        start = starts[end]
+        groups.append(ordered[start:end])
+        end = start
+    groups.reverse()
+    return groups
 
 
 def split_by_rows(lengths: Sequence[int], size: int) -> list[list[int]]:
     """Groups of ``size`` rows of like length, the longest first: lack of memory shows at once."""
-    ordered = sorted(range(len(lengths)), key=lambda row: -lengths[row])
-    return [ordered[start : start + size] for start in range(0, len(ordered), size)]
+    count = len(lengths)
+    ordered = sorted(range(count), key=lambda row: -lengths[row])
+    return [ordered[start : start + size] for start in range(0, count, size)]
 
 
 def media_inputs_of(prompt: Sequence[int]) -> Mapping[str, Tensor]:
@@ -76,7 +82,8 @@ def group_alike(prompts: Prompts) -> list[list[int]]:
         for name, tensor in media_inputs_of(prompt).items():
             if not _is_per_token(tensor, prompt):
                 shapes.append((name, tensor.shape[1:]))
-        groups.setdefault(tuple(shapes), []).append(number)
+        alike = groups.setdefault(tuple(shapes), [])
+        alike.append(number)
     return list(groups.values())
 
 
@@ -87,23 +94,24 @@ def join_media_inputs(prompts: Prompts, device: torch.device, side: str) -> dict
     """
     joined = {}
     for name, first in media_inputs_of(prompts[0]).items():
-        parts = [media_inputs_of(prompt)[name] for prompt in prompts]
+        tensors = [media_inputs_of(prompt)[name] for prompt in prompts]
         if _is_per_token(first, prompts[0]):
-            rows = [part[0] for part in parts]
-            tensor = pad_sequence(rows, batch_first=True, padding_value=0, padding_side=side)
+            rows = [tensor[0] for tensor in tensors]
+            together = pad_sequence(rows, batch_first=True, padding_value=0, padding_side=side)
         else:
-            tensor = torch.cat(parts)
-        joined[name] = tensor.to(device)
+            together = torch.cat(tensors)
+        joined[name] = together.to(device)
     return joined
 
 
 def lengthen(prompt: Sequence[int], ids: Sequence[int]) -> TokenIds:
     """A prompt with further tokens behind it, and the media that it came with."""
     longer = TokenIds([*prompt, *ids])
+    padding = (0, len(ids))
     inputs = dict(media_inputs_of(prompt))
     for name, tensor in inputs.items():
         if _is_per_token(tensor, prompt):
-            inputs[name] = torch.nn.functional.pad(tensor, (0, len(ids)))
+            inputs[name] = torch.nn.functional.pad(tensor, padding)
     longer.media_inputs = inputs
     return longer
 

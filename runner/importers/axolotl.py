@@ -9,9 +9,12 @@ from runner.importers.reward_entries import read_rewards, type_rewards
 
 def read_axolotl(draft: Draft) -> None:
     """Write the datasets and the rewards."""
-    key = "datasets" if draft.keys.get("datasets") is not None else "pretraining_dataset"
+    key = "datasets"
+    if draft.keys.get(key) is None:
+        key = "pretraining_dataset"
+    entries = draft.take(key, to_entries, [])
     nodes = []
-    for index, entry in enumerate(draft.take(key, to_entries, [])):
+    for index, entry in enumerate(entries):
         if draft.trainer == "sft" and entry.get("type") is None:
             entry["type"] = "chat_template"
         node = read_entry(draft, key, f"{key}[{index}]", entry)
@@ -20,19 +23,25 @@ def read_axolotl(draft: Draft) -> None:
         nodes.append(node)
     if not nodes:
         draft.no_equivalent("datasets", "none", "dataset=hub dataset.path=<org/name>")
-    hold_out(draft, nodes, "test_datasets", _read_tests(draft))
+    tests = _read_tests(draft)
+    hold_out(draft, nodes, "test_datasets", tests)
     write_rows(draft, nodes)
-    type_rewards(draft, "trl.reward_funcs", read_rewards(draft, "trl.reward_funcs"))
+    rewards = read_rewards(draft, "trl.reward_funcs")
+    type_rewards(draft, "trl.reward_funcs", rewards)
 
 
 def _read_tests(draft: Draft) -> list[Part]:
     """The nodes of the datasets that are held out."""
     key = "test_datasets"
+    default_type = "chat_template" if draft.trainer == "sft" else None
+    entries = draft.read(key, _to_tests, [])
     tests = []
-    for index, entry in enumerate(draft.read(key, _to_tests, [])):
-        is_file = is_local(str(entry.get("path"))) or "data_files" in entry
-        entry.setdefault("split", "train" if is_file else "test")  # a file has no other split
-        entry.setdefault("type", "chat_template" if draft.trainer == "sft" else None)
+    for index, entry in enumerate(entries):
+        path = str(entry.get("path"))
+        is_file = is_local(path) or "data_files" in entry
+        default_split = "train" if is_file else "test"  # a file has no other split
+        entry.setdefault("split", default_split)
+        entry.setdefault("type", default_type)
         tests.append(read_entry(draft, key, f"{key}[{index}]", entry))
     return tests
 

@@ -9,9 +9,9 @@ from runner.importers.draft import MAPPED, Draft
 
 def divide_batch(draft: Draft, key: str) -> None:
     """Write the whole batch, divided by the micro-batch, as the number of accumulated steps."""
-    micro_batch = draft.read("micro_batch_size", to_whole_number, 1)
+    micro_batch = max(1, draft.read("micro_batch_size", to_whole_number, 1))
     batch = draft.take(key, to_whole_number, 1)
-    steps = max(1, batch // max(1, micro_batch))
+    steps = max(1, batch // micro_batch)
     why = "the whole batch by the small one"
     draft.write(key, "trainer.args.gradient_accumulation_steps", steps, why)
 
@@ -19,7 +19,8 @@ def divide_batch(draft: Draft, key: str) -> None:
 def pair_rows(draft: Draft, key: str) -> None:
     """Write micro-batches of two rows, and half as many of them in a step."""
     count_key = "gradient_accumulation_steps"
-    steps = max(1, draft.take(count_key, to_whole_number, 1) // 2)
+    single_row_steps = draft.take(count_key, to_whole_number, 1)
+    steps = max(1, single_row_steps // 2)
     # It may stand first in their file.
     draft.notes = [note for note in draft.notes if note.key != count_key]
     why = "rows of a micro-batch are compared with each other"
@@ -30,14 +31,16 @@ def pair_rows(draft: Draft, key: str) -> None:
 def divide_epoch(draft: Draft, key: str) -> None:
     """Write how often an epoch is interrupted as a share of all steps."""
     prefix = "eval" if key.startswith("evals") else "save"
+    strategy_key = f"trainer.args.{prefix}_strategy"
     epochs = draft.read("num_epochs", to_number, 1.0)
-    times = draft.take(key, to_number, 1.0) * epochs
+    times_per_epoch = draft.take(key, to_number, 1.0)
+    times = times_per_epoch * epochs
     share = round(1 / times, 6) if times else 1
     if share >= 1:
-        draft.put(f"trainer.args.{prefix}_strategy", "epoch")
-        draft.note(MAPPED, key, f"trainer.args.{prefix}_strategy: epoch")
+        draft.put(strategy_key, "epoch")
+        draft.note(MAPPED, key, f"{strategy_key}: epoch")
     else:
-        draft.put(f"trainer.args.{prefix}_strategy", "steps")
+        draft.put(strategy_key, "steps")
         why = f"a share of all steps: {draft.keys[key]} in each of {epochs:g}"
         draft.write(key, f"trainer.args.{prefix}_steps", share, why)
 
@@ -51,13 +54,18 @@ def pair_betas(draft: Draft, key: str) -> None:
 
 def compare_speakers(draft: Draft, key: str) -> None:
     """Note a role of a dataset whose speakers are not those that ours reads in this role."""
-    role = key.rpartition(".")[2]
+    _, _, role = key.rpartition(".")
     speakers = draft.take(key, to_words, [])
-    if any(SPEAKERS.get(speaker.lower()) != role for speaker in speakers):
-        draft.no_equivalent(key, "", "dataset.map._target_=<function of a row>")
+    for speaker in speakers:
+        if SPEAKERS.get(speaker.lower()) != role:
+            draft.no_equivalent(key, "", "dataset.map._target_=<function of a row>")
+            return
 
 
 FUNCTIONS: dict[str, Callable[[Draft, str], None]] = {
-    function.__name__: function
-    for function in (divide_batch, pair_rows, divide_epoch, pair_betas, compare_speakers)
+    "divide_batch": divide_batch,
+    "pair_rows": pair_rows,
+    "divide_epoch": divide_epoch,
+    "pair_betas": pair_betas,
+    "compare_speakers": compare_speakers,
 }

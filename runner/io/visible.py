@@ -18,7 +18,9 @@ def to_visible(text: str) -> str:
 def _sign_of(character: str) -> str:
     if character in PICTURES:
         return PICTURES[character]
-    return "·" if unicodedata.category(character) in INVISIBLE else character
+    if unicodedata.category(character) in INVISIBLE:
+        return "·"
+    return character
 
 
 def visible_lines(text: str) -> str:

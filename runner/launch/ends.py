@@ -17,17 +17,21 @@ Report = Callable[[Path], str]
 
 def print_end(folders: Sequence[Path], finished: int, report: Report, runs: str = "runs") -> None:
     """Print a report of each group of these runs, and how many of them have finished."""
+    groups = []
     for group in dict.fromkeys(folder.parent for folder in folders):
         if group.is_dir():
+            groups.append(group)
             print_visible(report(group))
     print(f"{finished} of {len(folders)} {runs} finished")
-    if finished == len(folders):
-        wanted = {folder.absolute() for folder in folders}
-        records: list[RunRecord] = []
-        for group in dict.fromkeys(folder.parent for folder in folders):
-            if group.is_dir():
-                records += read_group(group)
-        check_ranking_score([run for run in records if run.folder.absolute() in wanted])
+    if finished != len(folders):
+        return
+    wanted = {folder.absolute() for folder in folders}
+    records = []
+    for group in groups:
+        for run in read_group(group):
+            if run.folder.absolute() in wanted:
+                records.append(run)
+    check_ranking_score(records)
 
 
 def check_ranking_score(records: Sequence[RunRecord]) -> None:

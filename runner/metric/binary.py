@@ -88,9 +88,11 @@ def grouped_auc(
     weights = []
     for rows in groups.values():
         group_labels = [labels[row] for row in rows]
-        if len(set(group_labels)) == 2:
-            areas.append(area([scores[row] for row in rows], group_labels))
-            weights.append(len(rows) if weighted else 1)
+        if len(set(group_labels)) < 2:
+            continue
+        group_scores = [scores[row] for row in rows]
+        areas.append(area(group_scores, group_labels))
+        weights.append(len(rows) if weighted else 1)
     if not areas:
         raise DataError(
             Fault(

@@ -36,8 +36,11 @@ def compare(first: Sequence[float], second: Sequence[float], seed: int = 0) -> J
     lead_interval = score_interval(wins, losses, count)
     # The size of a difference, or where there is none, of the scores.
     size = np.abs(difference).max() or np.ptp([first_values, second_values])
-    steps = difference / size if size else difference
-    if np.isclose(np.abs(steps), steps != 0).all():  # as of right and wrong answers
+    steps = difference
+    if size:
+        steps = difference / size
+    has_one_size = np.isclose(np.abs(steps), steps != 0).all()
+    if has_one_size:  # as of right and wrong answers
         difference_interval = [float(size * end) for end in lead_interval]
     else:
         difference_interval = mean_interval(difference, seed)
@@ -59,15 +62,19 @@ def score_interval(wins: int, losses: int, count: int) -> list[float]:
     Without ties they are Wilson's.
     """
 
+    lead = wins - losses
+
     def is_excluded(gap: float) -> bool:
         slope = (2 * count - wins + losses) * gap - wins - losses
-        root = math.sqrt(max(0.0, slope**2 + 8 * count * losses * gap * (1 - gap)))
+        discriminant = slope**2 + 8 * count * losses * gap * (1 - gap)
+        root = math.sqrt(max(0.0, discriminant))
         lost = (root - slope) / (4 * count)  # the likeliest share of losses, if the gap were this
-        return (wins - losses - count * gap) ** 2 > Z**2 * count * (2 * lost + gap * (1 - gap))
+        distance = (lead - count * gap) ** 2
+        return distance > Z**2 * count * (2 * lost + gap * (1 - gap))
 
     limits = []
     for outer in (-1.0, 1.0):
-        inner = (wins - losses) / count
+        inner = lead / count
         for _ in range(BISECTIONS):
             middle = (inner + outer) / 2
             if is_excluded(middle):
@@ -85,16 +92,21 @@ def mean_interval(values: np.ndarray, seed: int = 0) -> list[float]:
     """
     means = resampled_means(values, seed=seed)
     mean = values.mean()
-    count = len(values)
-    below = float((means < mean).mean() + (means <= mean).mean()) / 2
-    bias = NORMAL.inv_cdf(below)
+    share_below = (means < mean).mean()
+    share_up_to = (means <= mean).mean()
+    bias = NORMAL.inv_cdf(float(share_below + share_up_to) / 2)
     deviations = values - mean
-    skew = (deviations**3).sum() / (6 * (deviations**2).sum() ** 1.5)
+    squares = (deviations**2).sum()
+    cubes = (deviations**3).sum()
+    acceleration = cubes / (6 * squares**1.5)
     # Farther out for few values (Hesterberg 2015), by the first terms of Student's quantile.
-    far = math.sqrt(count / (count - 1)) * (Z + (Z**3 + Z) / (4 * (count - 1)))
+    freedom = len(values) - 1
+    student = Z + (Z**3 + Z) / (4 * freedom)
+    far = math.sqrt(len(values) / freedom) * student
     levels = []
     for distance in (bias - far, bias + far):
-        levels.append(NORMAL.cdf(bias + distance / (1 - skew * distance)))
+        corrected = bias + distance / (1 - acceleration * distance)
+        levels.append(NORMAL.cdf(corrected))
     limits: list[float] = np.quantile(means, levels).tolist()
     return limits
 
@@ -110,6 +122,6 @@ def resampled_means(
     means = []
     for start in range(0, count, rows):
         shape = (min(rows, count - start), size)
-        sample = population[generator.integers(0, size, size=shape)]
-        means.append(sample.mean(1))
+        indices = generator.integers(0, size, size=shape)
+        means.append(population[indices].mean(1))
     return np.concatenate(means)

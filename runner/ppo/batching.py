@@ -40,7 +40,8 @@ def fill_by_tokens(rows: Sequence[int], lengths: Sequence[int], budget: int) -> 
     A row that is longer than the budget is alone.
     """
     longest_first = sorted(rows, key=lambda row: -lengths[row])
-    group_count = math.ceil(sum(lengths[row] for row in rows) / budget)
+    total = sum(lengths[row] for row in rows)
+    group_count = math.ceil(total / budget)
     while True:
         groups: list[list[int]] = [[] for _ in range(group_count)]
         sizes = [(0, number) for number in range(group_count)]  # a heap

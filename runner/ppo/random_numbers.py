@@ -35,7 +35,8 @@ def draw_further_rows(
 ) -> list[int]:
     """Rows of the dataset whose prompts this process tries in place of its own ``prompts``."""
     generator = seeded_generator(args.seed, purpose, step)
-    everyone = torch.randint(dataset_rows, (prompts * args.world_size,), generator=generator)
+    total = prompts * args.world_size
+    everyone = torch.randint(dataset_rows, (total,), generator=generator)
     start = args.process_index * prompts
     rows: list[int] = everyone[start : start + prompts].tolist()
     return rows
@@ -51,12 +52,14 @@ def deal_minibatches(args: PPOConfig, rows: int, step: int) -> list[list[int]]:
     parts = args.num_mini_batches
     shares = rows // parts  # of this process in a mini-batch
     first = args.process_index * rows // parts
+    all_shares = rows * args.world_size // parts  # of all processes
     starts_B1 = torch.arange(0, rows, parts).unsqueeze(1)
     # The word is a part of the seed: another one would change trainings.
     generator = seeded_generator(args.seed, "deal", step)
     minibatches: list[list[int]] = []
     for _ in range(args.num_ppo_epochs):
-        everyone_BP = torch.rand(rows * args.world_size // parts, parts, generator=generator)
-        permutation_BP = everyone_BP.argsort(1)[first : first + shares]
+        everyone_BP = torch.rand(all_shares, parts, generator=generator)
+        permutations_BP = everyone_BP.argsort(1)
+        permutation_BP = permutations_BP[first : first + shares]
         minibatches += (permutation_BP + starts_B1).T.tolist()
     return minibatches

@@ -38,16 +38,17 @@ class Rollout:
     def __init__(self, rows: Sequence[Row], completions: list[Completion], device: torch.device):
         self.rows = rows
         self.completions = completions
-        self.sequences = [
-            [*completion.prompt_ids, *completion.token_ids] for completion in completions
-        ]
+        self.sequences: list[list[int]] = []
+        for completion in completions:
+            self.sequences.append([*completion.prompt_ids, *completion.token_ids])
         self.lengths = [len(sequence) for sequence in self.sequences]
         # Of the tokens that the policy wrote, in their sequence; between them may stand what tools
         # answered.
         self.positions = [_policy_positions(completion) for completion in completions]
         self.responses = [len(positions) for positions in self.positions]
         responses_B1 = torch.tensor(self.responses).unsqueeze(1)
-        self.mask_BR = (torch.arange(max(self.responses)) < responses_B1).to(device)
+        columns_R = torch.arange(max(self.responses))
+        self.mask_BR = (columns_R < responses_B1).to(device)
 
         self.logprobs_BR = self._zeros()
         self.ref_logprobs_BR = self._zeros()
@@ -114,8 +115,11 @@ class Rollout:
         """
         split = fill_by_tokens if padding_free else split_by_tokens
         # The last token of a row is only a target.
-        groups = split(rows, [length - 1 for length in self.lengths], budget)
-        missing = 0 if agree is None else agree(len(groups)) - len(groups)
+        lengths = [length - 1 for length in self.lengths]
+        groups = split(rows, lengths, budget)
+        missing = 0
+        if agree is not None:
+            missing = agree(len(groups)) - len(groups)
         for _ in range(missing):
             largest = max(groups, key=len)
             groups.remove(largest)
@@ -129,7 +133,8 @@ class Rollout:
         inputs = [self.sequences[row][:-1] for row in rows]
         lengths = [len(ids) for ids in inputs]
         if padding_free:
-            input_ids_BT, _ = pad([list(chain(*inputs))], device)
+            joined_ids = list(chain.from_iterable(inputs))
+            input_ids_BT, _ = pad([joined_ids], device)
             starts = list(accumulate(lengths[:-1], initial=0))
         else:
             input_ids_BT, _ = pad(inputs, device)
@@ -139,11 +144,14 @@ class Rollout:
         positions: list[int] = []
         targets: list[int] = []
         indices: list[int] = []
+        columns = self.mask_BR.shape[1]
         for row, start in zip(rows, starts, strict=True):
-            first = row * self.mask_BR.shape[1]
+            sequence = self.sequences[row]
+            row_positions = self.positions[row]
             # The token at a position is predicted from the one before it.
-            positions += [start + position - 1 for position in self.positions[row]]
-            targets += [self.sequences[row][position] for position in self.positions[row]]
+            positions += [start + position - 1 for position in row_positions]
+            targets += [sequence[position] for position in row_positions]
+            first = row * columns
             indices += range(first, first + self.responses[row])
 
         def to_device(numbers: Sequence[int]) -> Tensor:
@@ -178,5 +186,6 @@ def _policy_positions(completion: Completion) -> list[int]:
     """The positions, in prompt and completion, of the tokens that the policy wrote."""
     start = len(completion.prompt_ids)
     if completion.own is None:
-        return list(range(start, start + len(completion.token_ids)))
+        end = start + len(completion.token_ids)
+        return list(range(start, end))
     return [start + index for index, is_own in enumerate(completion.own) if is_own]

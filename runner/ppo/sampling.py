@@ -79,14 +79,12 @@ def roll_out_by_function(
     all_own = [[1] * len(ids) for ids in completion_ids]
     masks = columns.pop("env_mask", all_own)
 
-    fits_rows = all(
-        len(values) == len(rows) for values in (prompts, completion_ids, *columns.values())
-    )
+    lists = (prompts, completion_ids, *columns.values())
+    fits_rows = all(len(values) == len(rows) for values in lists)
     lengths = [len(ids) for ids in completion_ids]
     fits_logprobs = lengths == [len(values) for values in logprobs]
-    fits_masks = lengths == [len(mask) for mask in masks]
-    fits_tokens = fits_logprobs and fits_masks and all(any(mask) for mask in masks)
-    if not fits_rows or not fits_tokens:
+    fits_masks = lengths == [len(mask) for mask in masks] and all(map(any, masks))
+    if not (fits_rows and fits_logprobs and fits_masks):
         raise ConfigError(
             Fault(
                 where="trainer.rollout_func",

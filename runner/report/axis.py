@@ -81,7 +81,8 @@ def axes_of(
         typed = [{}] * len(configs)
     readable = [index for index, cfg in enumerate(configs) if cfg]
     readable_configs = [configs[index] for index in readable]
-    choices = _choice_columns(readable_configs, [typed[index] for index in readable])
+    readable_typed = [typed[index] for index in readable]
+    choices = _choice_columns(readable_configs, readable_typed)
     columns = choices | _key_columns(readable_configs, skip=choices)
 
     axis_columns: Columns = {}
@@ -103,7 +104,8 @@ def axes_of(
         for index, value in zip(readable, axis_columns[key], strict=True):
             values[index] = value
         name = _short_name(key, list(axis_columns))
-        axes.append(Axis(key, name, tuple(values), tuple(followers[key])))
+        also = tuple(followers[key])
+        axes.append(Axis(key, name, tuple(values), also))
     return axes
 
 
@@ -128,12 +130,17 @@ def _choice_columns(configs: Sequence[Config], typed: Sequence[Mapping[str, str]
     columns: Columns = {}
     for group in groups:
         nodes = [cfg.get(group) for cfg in configs]
-        labels = _option_labels(nodes, [words.get(group) for words in typed])
-        paths = tuple(_hashable(select(node, "path")) for node in nodes)
+        words = [options.get(group) for options in typed]
+        labels = _option_labels(nodes, words)
         if len(set(labels)) > 1:
             columns[group] = labels
-        elif len(set(paths)) > 1:
-            columns[f"{group}.path"] = paths
+            continue
+        paths = []
+        for node in nodes:
+            path = select(node, "path")
+            paths.append(_hashable(path))
+        if len(set(paths)) > 1:
+            columns[f"{group}.path"] = tuple(paths)
     return columns
 
 
@@ -177,15 +184,18 @@ def _key_columns(configs: Sequence[Config], skip: Collection[str]) -> Columns:
     ordered = dict.fromkeys([*TOP_KEYS, *first, *varied])
     columns = {}
     for key in ordered:
-        if key in varied and key not in skip:
-            usual = first.get(key, MISSING)
-            columns[key] = tuple(change.get(key, usual) for change in changes)
+        if key not in varied or key in skip:
+            continue
+        usual = first.get(key, MISSING)
+        values = [change.get(key, usual) for change in changes]
+        columns[key] = tuple(values)
     return columns
 
 
 def _leaves_of(cfg: Config) -> Leaves:
     """The values by which a config is compared with others."""
-    return {key: _hashable(value) for key, value in flatten(comparable_part(cfg)).items()}
+    leaves = flatten(comparable_part(cfg))
+    return {key: _hashable(value) for key, value in leaves.items()}
 
 
 def _find_leader(
@@ -197,8 +207,9 @@ def _find_leader(
             return key
         if key in choices:
             # It decides the column if each of its options goes with one value.
+            options = set(leading)
             pairs = set(zip(leading, column, strict=True))
-            if len(pairs) == len(set(leading)):
+            if len(pairs) == len(options):
                 return key
     return None
 
@@ -229,11 +240,12 @@ def _short_name(key: str, keys: Sequence[str]) -> str:
     >>> [_short_name(key, keys) for key in keys]
     ['max_steps', 'dataset.path', 'peft.r']
     """
-    parts = key.split(".")
     rivals = [f".{rival}" for rival in keys if rival != key]
-    for start in range(len(parts) - 1, 0, -1):
-        ending = ".".join(parts[start:])
+    parts = key.split(".")
+    ending = parts.pop()
+    while parts:
         is_shared = any(rival.endswith(f".{ending}") for rival in rivals)
         if len(ending) >= MIN_LETTERS and not is_shared:
             return ending
+        ending = f"{parts.pop()}.{ending}"
     return key

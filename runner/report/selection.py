@@ -156,10 +156,12 @@ def _sort_by_key(
     objective = choose_objective(runs, sort, direction) if column.is_score else None
     if objective:
         descending = objective.maximise
-    value_of = dict(zip([run.folder for run in runs], column.values, strict=True))
+    folders = [run.folder for run in runs]
+    value_of = dict(zip(folders, column.values, strict=True))
     places = []
     for setting in settings:
-        places.append(_place_of([value_of[run.folder] for run in setting.runs]))
+        values = [value_of[run.folder] for run in setting.runs]
+        places.append(_place_of(values))
     return _sort(settings, places, descending)
 
 
@@ -233,7 +235,10 @@ def find_column(
     values: list[object] = []
     if key in RUN_KEYS:
         for run in runs:
-            facts = {**run.status, "run": run.folder.name, "state": run.state, "cause": run.cause}
+            facts = dict(run.status)
+            facts["run"] = run.folder.name
+            facts["state"] = run.state
+            facts["cause"] = run.cause
             values.append(facts.get(key))
         return RunColumn(values)
     for axis in axes:
@@ -270,17 +275,24 @@ def _list_values(axis: Axis) -> list[object]:
     """The values of an axis by run; None where a run has none, or it was not read."""
     values: list[object] = []
     for value in axis.column:
-        values.append(None if value in (MISSING, UNREAD) else value)
+        if value in (MISSING, UNREAD):
+            values.append(None)
+        else:
+            values.append(value)
     return values
 
 
 def _unknown_key(key: str, option: str, shown: Sequence[str], config_keys: Sequence[str]) -> Fault:
     """The fault of a key that no run has, with the keys that reports show and the most similar."""
     endings = [name.rpartition(".")[2] for name in config_keys]
-    similar = best_guess(key, dict.fromkeys([*shown, *config_keys, *endings]))
+    names = dict.fromkeys([*shown, *config_keys, *endings])
+    similar = best_guess(key, names)
+    fix = "one of these"
+    if similar:
+        fix = f"{similar} in place of {key}"
     return Fault(
         where=option,
         found=f"no run has {key!r}",
         expected=f"one of {', '.join(dict.fromkeys(shown))}",
-        fix=f"{similar} in place of {key}" if similar else "one of these",
+        fix=fix,
     )

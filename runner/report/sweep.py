@@ -58,12 +58,15 @@ class SweepSetting:
         if objective is None:
             return ""
         name = objective.name
-        runs = [run for run in self.finished if name in run.before and name in run.after]
-        if not runs:
+        before = []
+        after = []
+        for run in self.finished:
+            if name in run.before and name in run.after:
+                before.append(run.before[name])
+                after.append(run.after[name])
+        if not before:
             return ""
-        before = fmean(run.before[name] for run in runs)
-        after = fmean(run.after[name] for run in runs)
-        return describe_change(objective.maximise, before, after)
+        return describe_change(objective.maximise, fmean(before), fmean(after))
 
     @property
     def state(self) -> str:
@@ -84,10 +87,12 @@ class SweepSetting:
     def label(self) -> str:
         """The setting as one would type it."""
         values = {**self.values, **self.odd}
-        words = [f"{name}={format_value(value)}" for name, value in values.items()]
-        if words:
+        if values:
+            words = [f"{name}={format_value(value)}" for name, value in values.items()]
             return " ".join(words)
-        return "all seeds" if len(self.runs) > 1 else self.runs[0].folder.name
+        if len(self.runs) > 1:
+            return "all seeds"
+        return self.runs[0].folder.name
 
 
 @dataclass(frozen=True)
@@ -125,9 +130,11 @@ class Summary:
         if self.objective is None:
             return alike
         for name in informative(self.score_names):
+            if name == self.objective.name:
+                continue
             scores = [run.score(name) for run in self.runs]
             texts = [number(score) for score in scores if score is not None]
-            if name != self.objective.name and len(texts) > 1 and len(set(texts)) == 1:
+            if len(texts) > 1 and len(set(texts)) == 1:
                 alike[name] = texts[0]
         return alike
 
@@ -144,7 +151,9 @@ class Summary:
         """The number of settings and seeds; empty where every run has the same seed."""
         if not self.seeds:
             return ""
-        return f"{plural(len(self.settings), 'setting')}, {plural(len(self.seeds), 'seed')}"
+        settings = plural(len(self.settings), "setting")
+        seeds = plural(len(self.seeds), "seed")
+        return f"{settings}, {seeds}"
 
     @cached_property
     def best(self) -> SweepSetting | None:
@@ -166,9 +175,11 @@ class Summary:
     @cached_property
     def unranked(self) -> list[SweepSetting]:
         """The settings that have finished without the objective."""
-        return [
-            setting for setting in self.settings if setting.finished and not self.count(setting)
-        ]
+        unranked = []
+        for setting in self.settings:
+            if setting.finished and not self.count(setting):
+                unranked.append(setting)
+        return unranked
 
     @property
     def why_no_best(self) -> str:
@@ -186,7 +197,9 @@ class Summary:
         if self.best is None or not self.best.finished:
             return ""
         runs = self.best.finished
-        seeds = [run.experiment.seed for run in runs] if self.seeds else []
+        seeds = []
+        if self.seeds:
+            seeds = [run.experiment.seed for run in runs]
         return command_of(runs[0], seeds)
 
     @cached_property
@@ -267,7 +280,8 @@ def find_axes(runs: Sequence[RunRecord]) -> list[Axis]:
     hide = cache(hidden)  # most runs share a few options
     typed = []
     for run in runs:
-        typed.append({group: hide(option) for group, option in choices_of(run).items()})
+        choices = choices_of(run)
+        typed.append({group: hide(option) for group, option in choices.items()})
     axes = axes_of([run.cfg for run in runs], typed)
     names = tuple(run.folder.parent.name for run in runs)
     if len(set(names)) > 1:

@@ -66,20 +66,27 @@ def format_table(columns: Sequence[Column], width: int) -> list[str]:
         if not spare:
             break
         shown.remove(spare[-1])
-    rows = zip(*(column.lines() for column in shown), strict=True)
-    lines = ["  ".join(row) for row in rows]
+    texts_by_column = [column.lines() for column in shown]
+    lines = []
+    for row in zip(*texts_by_column, strict=True):
+        lines.append("  ".join(row))
     dropped = [column.title for column in columns if column not in shown]
     if dropped:
-        lines += textwrap.wrap(f"no room for {', '.join(dropped)}", width - 2)
+        remark = f"no room for {', '.join(dropped)}"
+        lines += textwrap.wrap(remark, width - 2)
     return [f"  {line}".rstrip() for line in lines]
 
 
 def sweep_table(summary: Summary, width: int = 80) -> str:
     """The runs of a name: settings, unfinished runs, and the command of the best setting."""
+    group = display_path(summary.group)
+    counts = [plural(len(summary.runs), "run")]
+    if summary.counts:
+        counts.append(summary.counts)
     states = list_states(summary.runs)
-    counts = [plural(len(summary.runs), "run"), summary.counts, states]
-    heading = f"{display_path(summary.group)}: {'; '.join(filter(None, counts))}"
-    lines = [_wrapped("report", heading, width)]
+    if states:
+        counts.append(states)
+    lines = [_wrapped("report", f"{group}: {'; '.join(counts)}", width)]
     if summary.condition:
         lines.append(_wrapped("where", summary.condition, width))
     objective = summary.objective
@@ -96,12 +103,19 @@ def sweep_table(summary: Summary, width: int = 80) -> str:
 def _setting_lines(summary: Summary, width: int) -> list[str]:
     """The table of the settings, and the scores that are the same in all of them."""
     settings = summary.listed[: summary.top or MAX_LINES]
-    lines = ["", *format_table(_setting_columns(summary, settings), width)]
-    alike = [f"{name.removeprefix('eval_')} {text}" for name, text in summary.alike.items()]
+    columns = _setting_columns(summary, settings)
+    lines = ["", *format_table(columns, width)]
+    alike = []
+    for name, text in summary.alike.items():
+        short_name = name.removeprefix("eval_")
+        alike.append(f"{short_name} {text}")
     if alike:
-        lines.append(_wrapped("", f"the same in all runs: {', '.join(alike)}", width))
-    lines += _rest(len(summary.settings) - len(settings), "settings")
-    return [*lines, ""]
+        remark = f"the same in all runs: {', '.join(alike)}"
+        lines.append(_wrapped("", remark, width))
+    remaining = len(summary.settings) - len(settings)
+    lines += _rest(remaining, "settings")
+    lines.append("")
+    return lines
 
 
 def _setting_columns(summary: Summary, settings: Sequence[SweepSetting]) -> list[Column]:
@@ -110,30 +124,32 @@ def _setting_columns(summary: Summary, settings: Sequence[SweepSetting]) -> list
     for axis in summary.axes:
         cells = []
         for setting in settings:
-            cells.append(short(format_value(setting.values[axis.name]), MAX_VALUE_WIDTH))
-        columns.append(Column(short(axis.name, MAX_VALUE_WIDTH), cells, left=True))
+            value = format_value(setting.values[axis.name])
+            cells.append(short(value, MAX_VALUE_WIDTH))
+        title = short(axis.name, MAX_VALUE_WIDTH)
+        columns.append(Column(title, cells, left=True))
     # Odd values are written behind the first value of their setting.
     if columns:
         cells = []
         for cell, setting in zip(columns[0].cells, settings, strict=True):
-            odd = [f" {name}={format_value(value)}" for name, value in setting.odd.items()]
-            cells.append(cell + "".join(odd))
+            text = cell
+            for name, odd_value in setting.odd.items():
+                text += f" {name}={format_value(odd_value)}"
+            cells.append(text)
         columns[0] = replace(columns[0], cells=cells, needed=True)
     else:
         labels = [short(setting.label, MAX_NAME_WIDTH) for setting in settings]
         columns.append(Column("run", labels, needed=True, left=True))
     if summary.seeds:
-        counts = [f"{len(setting.finished)}/{len(setting.runs)}" for setting in settings]
+        counts = []
+        for setting in settings:
+            finished = len(setting.finished)
+            counts.append(f"{finished}/{len(setting.runs)}")
         columns.append(Column("n", counts, needed=True))
 
-    objective = summary.objective
-    scores = []
-    for name in summary.shown_scores:
-        cells = [format_spread(setting.mean(name), setting.sd(name)) for setting in settings]
-        is_objective = objective is not None and name == objective.name
-        scores.append(Column(name.removeprefix("eval_"), cells, needed=is_objective))
+    scores = _score_columns(summary, settings)
     columns += scores[:1]
-    changes = [setting.change(objective) for setting in settings]
+    changes = [setting.change(summary.objective) for setting in settings]
     if any(changes):
         columns.append(Column("change", changes))
     if not summary.all_finished:
@@ -142,22 +158,40 @@ def _setting_columns(summary: Summary, settings: Sequence[SweepSetting]) -> list
     return columns + scores[1:]
 
 
+def _score_columns(summary: Summary, settings: Sequence[SweepSetting]) -> list[Column]:
+    """The mean and the spread of each score that is shown, the objective first."""
+    objective = summary.objective
+    columns = []
+    for name in summary.shown_scores:
+        cells = []
+        for setting in settings:
+            mean = setting.mean(name)
+            sd = setting.sd(name)
+            cells.append(format_spread(mean, sd))
+        title = name.removeprefix("eval_")
+        is_objective = objective is not None and name == objective.name
+        columns.append(Column(title, cells, needed=is_objective))
+    return columns
+
+
 def _troubled_lines(summary: Summary, width: int) -> list[str]:
     """The runs that have not finished or went wrong, each with its cause."""
     room = max(width - STATE_WIDTH - 1, 40)
     shown = summary.troubled[: summary.top or MAX_LINES]
     lines = []
     for run in shown:
+        state = run.state.ljust(STATE_WIDTH)
         progress = ""
         if run.progress and run.state not in ("created", "unknown"):
             progress = f" {run.progress}"
         name = short(run.folder.name, room - len(progress))
-        lines.append(f"{run.state:<{STATE_WIDTH}} {name}{progress}")
+        lines.append(f"{state} {name}{progress}")
         cause = run.cause
         if len(cause) > room:
             cause = f"{cause[: room - 1]}…"
         if cause:
-            lines.append(f"{'':<{STATE_WIDTH}} {cause}")
+            indent = " " * STATE_WIDTH
+            lines.append(f"{indent} {cause}")
     remaining = len(summary.troubled) - len(shown)
     return lines + _rest(remaining, "that are not finished, or ended badly")
 
@@ -166,19 +200,22 @@ def _best_lines(summary: Summary, width: int) -> list[str]:
     """The best setting with its command, or the reason why there is none."""
     best = summary.best
     objective = summary.objective
+    if not summary.runs:
+        return []
     if best is None or objective is None:
-        return [_wrapped("best", summary.why_no_best, width)] if summary.runs else []
-    reached = format_spread(best.mean(objective.name), best.sd(objective.name))
-    text = f"{best.label}: {objective.name} {reached}"
+        return [_wrapped("best", summary.why_no_best, width)]
+    mean = best.mean(objective.name)
+    sd = best.sd(objective.name)
+    text = f"{best.label}: {objective.name} {format_spread(mean, sd)}"
     if summary.seeds:
         text += f" over {plural(summary.count(best), 'seed')}"
     title = "best" if len(summary.settings) > 1 else "result"
-    return [
-        _wrapped(title, text, width),
-        *(_wrapped("", doubt, width) for doubt in summary.doubts),
-        f"repeat    {summary.best_command}",
-        f"model     {best.finished[0]}/model",
-    ]
+    lines = [_wrapped(title, text, width)]
+    for doubt in summary.doubts:
+        lines.append(_wrapped("", doubt, width))
+    lines.append(f"repeat    {summary.best_command}")
+    lines.append(f"model     {best.finished[0]}/model")
+    return lines
 
 
 def run_table(run: RunRecord, changed: Sequence[ChangedKey] | None, width: int = 80) -> str:
@@ -192,8 +229,8 @@ def run_table(run: RunRecord, changed: Sequence[ChangedKey] | None, width: int =
     if changed:
         lines.append("differs   from the defaults of its options in")
         for key in changed:
-            text = f"{key.key}={key.ours} ({key.default})"
-            lines.append(" " * INDENT + short(text, width - INDENT))
+            text = short(f"{key.key}={key.ours} ({key.default})", width - INDENT)
+            lines.append(" " * INDENT + text)
     lines.append(f"repeat    {command_of(run)}")
     return "\n".join(lines)
 
@@ -266,12 +303,19 @@ def table_columns(summary: Summary) -> dict[str, list[Any]]:
     scores: dict[str, None] = {}
     for row in to_rows(summary):
         scores |= dict.fromkeys(row["after"])
-        flat_rows.append(row | row["values"] | {objective: row["objective"]} | row["after"])
-    axes = [axis.key for axis in (*summary.axes, *summary.odd)]
-    names = ["run", "state", "step", "max_steps", *axes, "seed"]
+        flat_row = dict(row)
+        flat_row.update(row["values"])
+        flat_row[objective] = row["objective"]
+        flat_row.update(row["after"])
+        flat_rows.append(flat_row)
+    names = ["run", "state", "step", "max_steps"]
+    for axis in (*summary.axes, *summary.odd):
+        names.append(axis.key)
+    names.append("seed")
     if objective and objective not in scores:
         names.append(objective)
-    names += [*scores, "cause"]
+    names += scores
+    names.append("cause")
     columns = {}
     for name in names:
         columns[name] = [row.get(name) for row in flat_rows]
@@ -308,11 +352,18 @@ def _to_array(values: Sequence[object]) -> "pyarrow.Array":
 
     public = []
     for value in values:
-        public.append(without_values(value) if isinstance(value, str) else value)
+        if isinstance(value, str):
+            value = without_values(value)
+        public.append(value)
     try:
         return pyarrow.array(public)
     except (pyarrow.ArrowException, OverflowError):
-        texts = [None if value is None else format_value(value) for value in public]
+        texts = []
+        for value in public:
+            text = None
+            if value is not None:
+                text = format_value(value)
+            texts.append(text)
         return pyarrow.array(texts)
 
 
@@ -332,7 +383,9 @@ def to_jsonl(summary: Summary) -> str:
 
 def _rest(count: int, what: str) -> list[str]:
     """The line on what a table leaves out; empty where it leaves out nothing."""
-    return [f"  and {count} more {what}, in summary.csv"] if count else []
+    if not count:
+        return []
+    return [f"  and {count} more {what}, in summary.csv"]
 
 
 def _wrapped(title: str, text: str, width: int) -> str:

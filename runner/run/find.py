@@ -52,7 +52,8 @@ def find_run(word: str, verb: str, root: Path) -> Path | Fault:
             return path
     candidates: list[Path] = []
     for path in places:
-        candidates = candidates or find_folders(path)
+        if not candidates:
+            candidates = find_folders(path)
     if word and not places:
         candidates = [path for path in sorted(root.glob(f"*/*-{word}")) if is_run(path)]
     if len(candidates) == 1:
@@ -85,7 +86,8 @@ def _find_alike(word: str, root: Path) -> Path | None:
     folders_by_name = {str(path.relative_to(root)): path for path in folders}
     folders_by_name |= {path.parent.name: path for path in folders}
     path = Path(word)
-    for tail in ("/".join(path.parts[-2:]), path.name):
+    group_and_run = "/".join(path.parts[-2:])
+    for tail in (group_and_run, path.name):
         name = best_guess(tail, folders_by_name, cutoff=MIN_LIKENESS)
         if name:
             return folders_by_name[name]

@@ -26,7 +26,11 @@ from runner.schema.text import nodes
 
 def packages_of(node: Mapping[str, object]) -> set[str]:
     """The packages that the targets of a configuration, or of a part of it, name."""
-    return {str(part["_target_"]).partition(".")[0] for _, part in nodes(node)}
+    packages = set()
+    for _, part in nodes(node):
+        package, _, _ = str(part["_target_"]).partition(".")
+        packages.add(package)
+    return packages
 
 
 def find_code(packages: Iterable[str]) -> dict[str, dict[str, Path]]:
@@ -57,18 +61,22 @@ def code_hash(part: object) -> str:
     code = getattr(part, "func", part)
     if not inspect.isroutine(code) and not inspect.isclass(code):
         code = type(code)
-    source = hash_packages([code.__module__.partition(".")[0]])
-    if not source and code.__module__ != "builtins":  # of a library, or loaded in a special way
+    module = code.__module__
+    package, _, _ = module.partition(".")
+    source = hash_packages([package])
+    if not source and module != "builtins":  # of a library, or loaded in a special way
         file = inspect.getsourcefile(code)
-        source = sha256(Path(file)) if file else ""
-    return f"{code.__module__}.{code.__qualname__} {source}"
+        if file:
+            source = sha256(Path(file))
+    return f"{module}.{code.__qualname__} {source}"
 
 
 def arguments_of(call: Callable[..., object]) -> frozenset[str] | None:
     """The names of the arguments that a part asks for; None if ``**kwargs`` asks for all."""
     parameters = inspect.signature(call).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return None
+    for parameter in parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            return None
     return frozenset(parameters)
 
 
@@ -80,16 +88,18 @@ def hash_packages(packages: Iterable[str]) -> str:
             digests.append(f"{name} {sha256(file)}")
     if not digests:
         return ""
-    return hashlib.sha256("\n".join(digests).encode()).hexdigest()
+    listed = "\n".join(digests)
+    return hashlib.sha256(listed.encode()).hexdigest()
 
 
 def _source_files(module: Module) -> dict[str, Path]:
-    if not module.folders:
-        return {module.file.name: module.file} if module.file else {}
     files: dict[str, Path] = {}
+    if not module.folders and module.file:
+        files[module.file.name] = module.file
     for folder in map(Path, module.folders):
         for file in sorted(folder.rglob("*.py")):
-            files[str(file.relative_to(folder.parent))] = file
+            name = file.relative_to(folder.parent)
+            files[str(name)] = file
     return files
 
 
@@ -97,12 +107,15 @@ def _source_files(module: Module) -> dict[str, Path]:
 def _imported_packages(file: Path, changed: int) -> frozenset[str]:
     """The packages of the user's that a file imports by an absolute name, anywhere in it."""
     tree = parse_module(file.read_text(encoding="utf-8", errors="replace"))
-    packages: set[str] = set()
-    for node in ast.walk(tree) if tree else ():
+    if tree is None:
+        return frozenset()
+    names = []
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            packages |= {alias.name.partition(".")[0] for alias in node.names}
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            packages.add(node.module.partition(".")[0])
+            names.append(node.module)
+    packages = {name.partition(".")[0] for name in names}
     return frozenset(filter(_is_users_package, packages - NOT_OF_THE_USER))
 
 
@@ -144,8 +157,9 @@ def find_absent_imports(
         if not is_new:
             continue
         for node in module.tree.body:
+            place_of_import = f"{module.file}:{node.lineno}"
             for imported in _list_imports(node, module):
-                yield from find_absent_imports(imported, f"{module.file}:{node.lineno}", visited)
+                yield from find_absent_imports(imported, place_of_import, visited)
 
 
 def _list_imports(node: ast.stmt, module: Module) -> list[str]:

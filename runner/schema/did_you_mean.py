@@ -76,7 +76,9 @@ def join_pairs(words: Sequence[str]) -> list[str]:
     """The words, in which those that are a key with its value together are one key=value."""
     typed = "\0".join(words)
     joined = PAIR.sub(r"\1=", typed)
-    return list(words) if joined == typed else joined.split("\0")
+    if joined == typed:
+        return list(words)
+    return joined.split("\0")
 
 
 def to_flag(word: str) -> str:
@@ -102,15 +104,16 @@ def respellings(word: str) -> Iterator[list[str]]:
     text = seen_letters(word)
     key, _, value = text.partition("=")
     if key.strip() == "name":
-        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", value.strip()).strip("-.")
-        yield [f"name={name or 'mine'}"]
+        dashed = re.sub(r"[^A-Za-z0-9_.-]+", "-", value.strip())
+        name = dashed.strip("-.") or "mine"
+        yield [f"name={name}"]
         return
     pieces = re.split(r"\s+(?=[\w./@]+\s*=)", text)
     words = [re.sub(r"\s*=\s*", "=", piece, count=1) for piece in pieces]
     yield words
     closed = words[-1].rstrip(",;")
     for opening, closing in ("[]", "{}"):
-        lacking = closed.count(opening) - closed.count(closing)
         if f"={opening}" in closed:
+            lacking = closed.count(opening) - closed.count(closing)
             closed += closing * max(0, lacking)
     yield [*words[:-1], closed]

@@ -16,20 +16,23 @@ def to_text(value: object) -> str:
         case bool():
             return "true" if value else "false"
         case list() | tuple():
-            return f"[{','.join(map(to_text, value))}]"
+            texts = ",".join(map(to_text, value))
+            return f"[{texts}]"
         case dict():
             items = [f"{key}:{to_text(inner)}" for key, inner in value.items()]
             return "{" + ",".join(items) + "}"
         case str():
-            needs_no_quotes = UNQUOTED.fullmatch(value) and not CONSTANT.fullmatch(value)
-            return value if needs_no_quotes else _quoted(value)
+            if UNQUOTED.fullmatch(value) and not CONSTANT.fullmatch(value):
+                return value
+            return _quoted(value)
     return short_exponent(str(value))
 
 
 def _quoted(text: str) -> str:
     quote = '"' if "'" in text and '"' not in text else "'"
     # Hydra takes a backslash as such unless a quote comes after it.
-    escaped = re.sub(rf"(\\+)({quote}|\Z)", r"\1\1\2", text).replace(quote, f"\\{quote}")
+    doubled = re.sub(rf"(\\+)({quote}|\Z)", r"\1\1\2", text)
+    escaped = doubled.replace(quote, f"\\{quote}")
     return f"{quote}{escaped}{quote}"
 
 

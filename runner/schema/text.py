@@ -47,7 +47,8 @@ def walk(node: object, path: str = "", lists: bool = True) -> Iterator[tuple[str
     elif lists and isinstance(node, list):
         items = enumerate(node)
     for key, value in items:
-        yield from walk(value, f"{path}.{key}".lstrip("."), lists)
+        inner_path = f"{path}.{key}".lstrip(".")
+        yield from walk(value, inner_path, lists)
 
 
 def nodes(value: object, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -111,18 +112,23 @@ def to_override(path: str, value: object) -> str:
     >>> to_override("trainer.args.beta", 0.1), to_override("name", "a b")
     ('trainer.args.beta=0.1', 'name="a b"')
     """
-    is_hidden = isinstance(value, dict) and bool(value)
-    text = "..." if is_hidden or form_of(str(value)) else to_text(value)
-    if SPECIAL_IN_QUOTES & set(text):
+    is_mapping = isinstance(value, dict) and bool(value)
+    if is_mapping or form_of(str(value)):
+        text = "..."
+    else:
+        text = to_text(value)
+    letters = set(text)
+    if SPECIAL_IN_QUOTES & letters:
         return shlex.quote(f"{path}={text}")
-    if SPECIAL_TO_SHELLS & set(text):
+    if SPECIAL_TO_SHELLS & letters:
         return f'{path}="{text}"'
     return f"{path}={text}"
 
 
 def as_typed(values: Node) -> str:
     """The words to type for some keys with their values; of mappings for the keys below them."""
-    return " ".join(to_override(path, value) for path, value in flatten(values).items())
+    words = [to_override(path, value) for path, value in flatten(values).items()]
+    return " ".join(words)
 
 
 def short_text(value: object) -> str:
@@ -130,4 +136,6 @@ def short_text(value: object) -> str:
     text = to_text(value).replace("\n", "\\n")
     if form_of(text):
         return "..."
-    return text if len(text) <= MAX_SHORT_LETTERS else f"{text[: MAX_SHORT_LETTERS - 3]}..."
+    if len(text) <= MAX_SHORT_LETTERS:
+        return text
+    return f"{text[: MAX_SHORT_LETTERS - 3]}..."

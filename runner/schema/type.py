@@ -77,10 +77,14 @@ class Type:
         same_type = [constant for constant in self.values if type(constant) is type(value)]
         if value in same_type:
             return True
+        if not isinstance(value, str):
+            return False
         # "pissa_niter_[number of iters]" is a pattern, not a value.
-        patterns = [text for text in same_type if isinstance(text, str) and "[" in text]
-        starts = tuple(pattern.partition("[")[0] for pattern in patterns)
-        return isinstance(value, str) and value.startswith(starts)
+        for text in same_type:
+            start, bracket, _ = str(text).partition("[")
+            if bracket and value.startswith(start):
+                return True
+        return False
 
     def _accepts_items(self, items: list[object]) -> bool:
         if self.kind == "tuple" and self.parts:
@@ -90,13 +94,17 @@ class Type:
     def _accepts_entries(self, entries: Mapping[object, object]) -> bool:
         if self.kind == "record":
             parts = dict(zip(self.values, self.parts, strict=True))
-            return all(key in parts and parts[key].accepts(entries[key]) for key in entries)
+            for key, value in entries.items():
+                if key not in parts or not parts[key].accepts(value):
+                    return False
+            return True
         if not self.parts:
             return True
         key_type, value_type = self.parts
-        return all(map(key_type.accepts, entries)) and all(
-            map(value_type.accepts, entries.values())
-        )
+        for key, value in entries.items():
+            if not key_type.accepts(key) or not value_type.accepts(value):
+                return False
+        return True
 
     def __str__(self) -> str:
         match self.kind:
@@ -122,7 +130,10 @@ class Type:
     @property
     def choices(self) -> tuple[object, ...]:
         """The constants that it accepts, where it is a choice or has one in it."""
-        return tuple(value for part in self.alternatives for value in part.values)
+        constants: list[object] = []
+        for part in self.alternatives:
+            constants += part.values
+        return tuple(constants)
 
 
 ANY = Type("any")
@@ -176,8 +187,12 @@ def to_type(annotation: ast.expr | None, module: Module | None, depth: int = 0) 
             return _to_generic(last_name(head), [item], inner)
         case ast.Name() | ast.Attribute() if last_name(annotation) in PLAIN:
             return PLAIN[last_name(annotation)]
-    definition = resolve_expression(annotation, module) if module else None
-    return _to_named_type(definition, depth) if isinstance(definition, Definition) else ANY
+    if module is None:
+        return ANY
+    definition = resolve_expression(annotation, module)
+    if not isinstance(definition, Definition):
+        return ANY
+    return _to_named_type(definition, depth)
 
 
 def _to_named_type(definition: Definition, depth: int) -> Type:
@@ -189,10 +204,13 @@ def _to_named_type(definition: Definition, depth: int) -> Type:
     body = definition.node.body
     base_names = {last_name(base) for base in definition.node.bases}
     if "TypedDict" in base_names:
-        fields = [node for node in body if isinstance(node, ast.AnnAssign)]
-        names = tuple(last_name(node.target) for node in fields)
-        parts = [to_type(node.annotation, definition.module, depth + 1) for node in fields]
-        return Type("record", tuple(parts), names)
+        names = []
+        parts = []
+        for node in body:
+            if isinstance(node, ast.AnnAssign):
+                names.append(last_name(node.target))
+                parts.append(to_type(node.annotation, definition.module, depth + 1))
+        return Type("record", tuple(parts), tuple(names))
     if any(name.endswith("Enum") for name in base_names):
         members = [node.value for node in body if isinstance(node, ast.Assign)]
         return Type("enum", values=_constants(members))
@@ -213,14 +231,20 @@ def to_union(*types: Type) -> Type:
         parts = [part for part in parts if part != TEXT]
     if "float" in kinds:
         parts = [part for part in parts if part.kind != "int"]
-    return parts[0] if len(parts) == 1 else Type("union", tuple(parts))
+    if len(parts) == 1:
+        return parts[0]
+    return Type("union", tuple(parts))
 
 
 def documented_types(text: str) -> list[Type]:
     """The types that a docstring gives a parameter: ``(`str` or `list[str]`, *optional*)``."""
-    types = re.split(r",\s*\*?optional|,\s*default|\.\s", text)[0]
-    names = [name.strip("` ") for name in re.split(r" or |, | \| ", types) if name]
-    return [to_type(expression(name), None) for name in names]
+    alternatives = re.split(r",\s*\*?optional|,\s*default|\.\s", text)[0]
+    types = []
+    for name in re.split(r" or |, | \| ", alternatives):
+        if name:
+            annotation = expression(name.strip("` "))
+            types.append(to_type(annotation, None))
+    return types
 
 
 def expression(text: str) -> ast.expr | None:

@@ -49,15 +49,19 @@ class StepFigures:
     def from_numbers(cls, numbers: Sequence[float], reward_names: Sequence[str]) -> "StepFigures":
         """The figures that a process has sent by ``to_numbers``, with rewards of these names."""
         loss, gradient, weight, moved, norm, slope, length, *ranges = numbers
+        has_moved = None
+        if moved != UNSEEN:
+            has_moved = moved > 0
         rewards = {}
         for index, name in enumerate(reward_names):
-            low, high, count = ranges[3 * index : 3 * index + 3]
+            start = 3 * index
+            low, high, count = ranges[start : start + 3]
             rewards[name] = RewardRange(low, high, int(count))
         return cls(
             loss=loss,
             gradient=_size(gradient),
             weight=_size(weight),
-            moved=None if moved < 0 else moved > 0,
+            moved=has_moved,
             norm=_size(norm),
             slope=finite_or_none(slope),
             length=finite_or_none(length),
@@ -82,13 +86,23 @@ def merge_figures(processes: Sequence[StepFigures]) -> StepFigures:
 
     The slope is that of the first process that knows one.
     """
-    moves = [figures.moved for figures in processes if figures.moved is not None]
-    slopes = [figures.slope for figures in processes if figures.slope is not None]
-    lengths = [figures.length for figures in processes if figures.length is not None]
-    knows_lengths = len(lengths) == len(processes)
+    moves = []
+    slopes = []
+    lengths = []
+    for figures in processes:
+        if figures.moved is not None:
+            moves.append(figures.moved)
+        if figures.slope is not None:
+            slopes.append(figures.slope)
+        if figures.length is not None:
+            lengths.append(figures.length)
+    length = None
+    if len(lengths) == len(processes):
+        length = _mean(lengths)
     rewards = {}
     for name in processes[0].rewards:
-        rewards[name] = _merge_ranges([figures.rewards[name] for figures in processes])
+        ranges = [figures.rewards[name] for figures in processes]
+        rewards[name] = _merge_ranges(ranges)
     return StepFigures(
         loss=_mean([figures.loss for figures in processes]),
         gradient=_largest_known([figures.gradient for figures in processes]),
@@ -96,7 +110,7 @@ def merge_figures(processes: Sequence[StepFigures]) -> StepFigures:
         moved=any(moves) if moves else None,
         norm=_largest_known([figures.norm for figures in processes]),
         slope=slopes[0] if slopes else None,
-        length=_mean(lengths) if knows_lengths else None,
+        length=length,
         rewards=rewards,
     )
 
@@ -116,11 +130,14 @@ def _mean(values: Sequence[float]) -> float:
 
 def _largest_known(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return largest(known) if known else None
+    if not known:
+        return None
+    return largest(known)
 
 
 def _merge_ranges(ranges: Sequence[RewardRange]) -> RewardRange:
     """One range around all; NaN where a bound is NaN."""
     low = -largest([-reward.low for reward in ranges])
     high = largest([reward.high for reward in ranges])
-    return RewardRange(low, high, sum(reward.number for reward in ranges))
+    number = sum(reward.number for reward in ranges)
+    return RewardRange(low, high, number)

@@ -45,13 +45,15 @@ class Family:
         """
         cfg = dict(self.first.cfg)
         for key, places in self.places.items():
+            number = numbers[key]
             for place in places:
-                *outer, last = place.split(".")
+                *outer_names, last_name = place.split(".")
                 node = cfg
-                for name in outer:
-                    node[name] = dict(node[name])
-                    node = node[name]
-                node[last] = numbers[key]
+                for name in outer_names:
+                    copied = dict(node[name])
+                    node[name] = copied
+                    node = copied
+                node[last_name] = number
         command = stages.as_command(words, folders)
         return replace(self.first, cfg=cfg, overrides=list(words), command=command)
 
@@ -73,7 +75,11 @@ class Grid:
     def add(self, job: Mapping[str, SweptWord], is_checked: bool) -> None:
         """Compose the job with these words of each key; raises ConfigError with its faults."""
         words = [swept.word for swept in job.values()]
-        structure = tuple(job[key].word for key in job if key not in self.number_keys)
+        other_words = []
+        for key, swept in job.items():
+            if key not in self.number_keys:
+                other_words.append(swept.word)
+        structure = tuple(other_words)
         if structure not in self.families:
             try:
                 runs = stages.compose_runs(words, self.folders, self.untyped)
@@ -85,15 +91,17 @@ class Grid:
             self.jobs.append(runs)
             return
         family = self.families[structure]
-        if family:
-            numbers = {key: job[key].value for key in self.number_keys}
-            derived = family.derive(words, numbers, self.folders)
-            self.jobs.append([derived])
-            if is_checked and stages.faults_of(derived, self.folders):
-                # This raises the faults, with where each key stands.
-                stages.compose_runs(words, self.folders, self.untyped)
-        elif is_checked or structure not in self.broken:
-            self.jobs.append(stages.compose_runs(words, self.folders, self.untyped))
+        if family is None:
+            if is_checked or structure not in self.broken:
+                runs = stages.compose_runs(words, self.folders, self.untyped)
+                self.jobs.append(runs)
+            return
+        numbers = {key: job[key].value for key in self.number_keys}
+        derived = family.derive(words, numbers, self.folders)
+        self.jobs.append([derived])
+        if is_checked and stages.faults_of(derived, self.folders):
+            # This raises the faults, with where each key stands.
+            stages.compose_runs(words, self.folders, self.untyped)
 
 
 def compose_jobs(
@@ -110,14 +118,17 @@ def compose_jobs(
         if all(is_finite(swept.value) for swept in swept_words):
             number_keys[key] = swept_words
     # With so few jobs it would take as long to try whether numbers are plain.
-    if math.prod(map(len, number_keys.values())) < 5 * len(number_keys):
+    if _count_combinations(number_keys) < 5 * len(number_keys):
         number_keys = {}
     checked_words = _words_to_check(number_keys)
     grid = Grid(folders, untyped, number_keys)
     for picked in itertools.product(*options.values()):
         job = dict(zip(options, picked, strict=True))
         words = [swept.word for swept in picked]
-        is_checked = all(job[key].word in checked for key, checked in checked_words.items())
+        is_checked = True
+        for key, checked in checked_words.items():
+            if job[key].word not in checked:
+                is_checked = False
         try:
             grid.add(job, is_checked)
             if is_checked:
@@ -130,13 +141,22 @@ def compose_jobs(
 
 def _words_to_check(number_keys: NumberKeys) -> dict[str, set[str]]:
     """The words of each key that are checked in each combination: all where these are few."""
-    most = max(CHECKED, math.prod(map(len, number_keys.values())) // 50)
-    chosen = {key: {swept.word for swept in words} for key, words in number_keys.items()}
+    most = max(CHECKED, _count_combinations(number_keys) // 50)
+    chosen: dict[str, set[str]] = {}
+    for key, swept_words in number_keys.items():
+        chosen[key] = {swept.word for swept in swept_words}
     longest_first = sorted(number_keys, key=lambda key: len(number_keys[key]), reverse=True)
     for key in longest_first:
-        if math.prod(map(len, chosen.values())) > most:
-            chosen[key] = {swept.word for swept in _telling_words(number_keys[key])}
+        if _count_combinations(chosen) > most:
+            telling = _telling_words(number_keys[key])
+            chosen[key] = {swept.word for swept in telling}
     return chosen
+
+
+def _count_combinations(words: Mapping[str, Collection[object]]) -> int:
+    """The number of ways to pick one word of each key."""
+    lengths = [len(words_of_key) for words_of_key in words.values()]
+    return math.prod(lengths)
 
 
 def _telling_words(words: Sequence[SweptWord]) -> list[SweptWord]:
@@ -165,25 +185,26 @@ def _find_family(
     if len(runs) > 1 or first.stage or not number_keys:
         return None
     start = {key: swept_words[0] for key, swept_words in number_keys.items()}
-    trials = []
-    for key, swept_words in number_keys.items():
-        trials += [start | {key: swept} for swept in _telling_words(swept_words)]
-    trials.append({key: max(listed, key=_value_of) for key, listed in number_keys.items()})
-
+    trials = _make_trials(start, number_keys)
     names_in_texts = _names_in_texts(words, folders)
     places: dict[str, list[str]] = {key: [] for key in number_keys}
     drafts = []
     for trial in trials:
+        # Each word of the first job, and the word that this trial has in its place.
         replaced = {start[key].word: trial[key].word for key in number_keys}
-        composed = stages.draft([replaced.get(word, word) for word in words], folders)
+        trial_words = [replaced.get(word, word) for word in words]
+        composed = stages.draft(trial_words, folders)
         drafts.append(composed)
         changed = [key for key in number_keys if trial[key] != start[key]]
         if len(changed) != 1:
             continue
         (key,) = changed
         for place, _, value in differences(first.cfg, composed.cfg):
-            was_typed = select(first.cfg, place) == start[key].value and value == trial[key].value
-            if not was_typed or place.rpartition(".")[2] in names_in_texts:
+            first_value = select(first.cfg, place)
+            if first_value != start[key].value or value != trial[key].value:
+                return None
+            _, _, name = place.rpartition(".")
+            if name in names_in_texts:
                 return None
             if place not in places[key]:
                 places[key].append(place)
@@ -198,6 +219,24 @@ def _find_family(
     return family
 
 
+def _make_trials(
+    start: Mapping[str, SweptWord], number_keys: NumberKeys
+) -> list[dict[str, SweptWord]]:
+    """The numbers of the jobs by which a family is tried.
+
+    In each at most one number is not that of ``start``; the last has the largest number of each
+    key.
+    """
+    trials = []
+    greatest: dict[str, SweptWord] = {}
+    for key, swept_words in number_keys.items():
+        for swept in _telling_words(swept_words):
+            trials.append({**start, key: swept})
+        greatest[key] = max(swept_words, key=_value_of)
+    trials.append(greatest)
+    return trials
+
+
 def _names_in_texts(words: Sequence[str], folders: Sequence[Path]) -> set[str]:
     """The names of keys that may be a part of a text, as in ``run-${seed}``."""
     from omegaconf import OmegaConf
@@ -209,5 +248,6 @@ def _names_in_texts(words: Sequence[str], folders: Sequence[Path]) -> set[str]:
         if key.startswith("hydra.") or not isinstance(text, str):
             continue
         if "${" in text and not REFERENCE.fullmatch(text):
-            names.update(re.findall(r"\w+", text))
+            words_in_text = re.findall(r"\w+", text)
+            names.update(words_in_text)
     return names

@@ -34,8 +34,9 @@ def cycle_steps(args: Mapping[str, Any]) -> int:
     """Optimizer steps from one generation to the next, where generated rows are used repeatedly."""
     accumulated: int = args["gradient_accumulation_steps"]
     steps_per_generation = args.get("steps_per_generation") or accumulated
-    micro_steps = steps_per_generation * (args.get("num_iterations") or 1)
-    return math.lcm(micro_steps, accumulated) // accumulated
+    iterations = args.get("num_iterations") or 1
+    micro_steps = math.lcm(steps_per_generation * iterations, accumulated)
+    return micro_steps // accumulated
 
 
 def passes(args: Mapping[str, Any], rows: float, processes: int) -> float:
@@ -43,5 +44,6 @@ def passes(args: Mapping[str, Any], rows: float, processes: int) -> float:
     max_steps: int = args["max_steps"]
     if max_steps <= 0:
         return float(args["num_train_epochs"])
-    rows_per_step = batch_size(args) * args["gradient_accumulation_steps"] * processes
+    accumulated: int = args["gradient_accumulation_steps"]
+    rows_per_step = batch_size(args) * accumulated * processes
     return float(max_steps * rows_per_step / max(1, rows))
