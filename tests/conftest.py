@@ -1,4 +1,4 @@
-"""What every test shares: offline by default, one thread, and the public command in a process of its own."""
+"""What every test shares: offline, one thread, and the public command in a process of its own."""
 
 import gc
 import os
@@ -36,9 +36,8 @@ from runner.run.history import read_metrics
 
 sys.dont_write_bytecode = False
 gc.disable()  # until all tests are collected: nothing that is imported becomes garbage
-gc.set_threshold(
-    50_000, 20, 20
-)  # a test leaves little garbage; looking for it took a fifth of the time
+# A test leaves little garbage; looking for it took a fifth of the time.
+gc.set_threshold(50_000, 20, 20)
 # Scripts; they have no doctests, and importing them all takes a second.
 collect_ignore = ["benchmark", "example_project", "fault"]
 ROOT = Path(__file__).parent.parent
@@ -47,6 +46,7 @@ ENTER = "import sys; from pkgutil import resolve_name; resolve_name(sys.argv[1])
 # from the start.
 ENVIRONMENT = dict(os.environ)
 PICTURES = plot_run.PICTURES
+# Variables that no library reads for good.
 OF_A_TEST = {
     "HF_HOME",
     "HF_TOKEN",
@@ -54,7 +54,7 @@ OF_A_TEST = {
     "PYTEST_CURRENT_TEST",
     "RUNNER_TEST_FSDP_ON_CPU",
     "SLURM_CONF",
-}  # variables that no library reads for good
+}
 
 
 class Command:
@@ -112,16 +112,16 @@ class Command:
         return started
 
     def forget_cache(self) -> None:
-        """Empty the cache of rows and models, which all commands share that are forked from one process."""
+        """Empty the cache of rows and models, which all commands forked from one process share."""
         shutil.rmtree(self.warm.environment["HF_HOME"], ignore_errors=True)
 
     def _is_plain(self, environment: dict[str, str]) -> bool:
-        """Whether nothing is set that a library would have read otherwise when the waiting process imported it."""
+        """Whether no variable differs that a library has read in the waiting process."""
         names = (environment.keys() | self.warm.environment.keys()) - OF_A_TEST
         return all(environment.get(name) == self.warm.environment.get(name) for name in names)
 
     def stopped(self, *words: str, name: str, number: int) -> int:
-        """Start it, send a signal when a run of this name has taken its second step, and give back the exit code."""
+        """The exit code after a signal, which is sent at the second step of a run of this name."""
         started = self.start(*words, session=True)
         deadline = time.monotonic() + 600
         while not any(Run(folder).status()["step"] > 1 for folder in self.runs(name)):
@@ -158,7 +158,7 @@ def runner(tmp_path, warm):
 
 @pytest.fixture(scope="session")
 def warm_hub(hub, tmp_path_factory):
-    """A process that has imported the libraries where the loopback hub is the hub; its commands share a cache."""
+    """A waiting process for which the loopback hub is the hub; its commands share a cache."""
     folder = tmp_path_factory.mktemp("warm-hub")
     environment = hub.environment(folder / "hf")
     environment |= {"HF_HUB_OFFLINE": "0", "PYTHONPATH": str(ROOT)}
@@ -194,7 +194,7 @@ class Trained:
 
 @pytest.fixture
 def train(tmp_path, monkeypatch):
-    """The command in this process, in a folder of the test's own; it draws the pictures that are named."""
+    """The command in this process, in a folder of the test's own; it draws the named pictures."""
 
     def call(*words: str, name: str = "run", pictures: tuple[str, ...] = ()) -> Trained:
         chosen = {picture: PICTURES[picture] for picture in pictures}
@@ -210,7 +210,7 @@ def train(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def own_modules(tmp_path_factory):
-    """Forget the modules of a test, and where they lie, after it: the next one's may have the same names."""
+    """Forget the modules of a test, and their folders: the next one's may have the same names."""
     path = sys.path[:]
     before = set(sys.modules)
     yield
@@ -224,12 +224,13 @@ def own_modules(tmp_path_factory):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Keep the cases that the marks ``grid`` and ``quick`` leave to the suite and to its quick part."""
+    """Keep the cases that ``grid`` leaves to the suite; those beyond ``quick`` are slow."""
     if config.getoption("grid"):
         chosen = [item for item in items if item.get_closest_marker("grid")]
     else:
         chosen = representatives(items)
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+    chosen_items = set(chosen)
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen_items])
     items[:] = chosen
     cases = Counter()
     for item in items:
@@ -265,9 +266,9 @@ def pytest_runtest_setup(item):
 
 
 def freeze() -> None:
-    """Have no collection look through the modules, nor through what the tests have read of their sources.
+    """Keep the modules, and what was read of their sources, out of all garbage collections.
 
-    A training asks for several, of half a second each.
+    A training asks for several collections, which would take half a second each.
     """
     global frozen
     gc.collect()

@@ -1,4 +1,4 @@
-"""CPU seconds of each test, with all processes that it starts; the dearest are listed after the tests.
+"""CPU seconds of each test, with all processes that it starts; the dearest are listed at the end.
 
 A machine that does other work makes a test take longer but hardly dearer, so that these figures,
 unlike pytest's ``--durations``, can be compared. A test that takes more than ``MAX_SECONDS`` says

@@ -21,9 +21,11 @@ from bad_input_cases import BAD, GOOD, KINDS
 from fixes import Told, read_ways
 
 from runner.config.override import quote_text
+from runner.dataset.mark import Marks
 from runner.io.files import hub_home
 from runner.model.check import find_model_faults
 from runner.model.jinja import find_template_faults
+from runner.schema.modality import IMAGE
 from runner.validate.versions import find_other_versions, is_within
 
 SCRIPT, FIXES = (Path(__file__).parent / "fault" / name for name in ("bad_input.py", "fixes.py"))
@@ -123,6 +125,19 @@ def test_a_name_of_a_file_is_text(name):
 )
 def test_what_means_something_to_hydra_is_no_name(word):
     assert quote_text(word) == word
+
+
+def test_a_blank_beyond_ascii_in_a_list_is_text():
+    assert quote_text("allow=[a,\u00a0b]") == "allow=[a,'\u00a0b']"
+
+
+@pytest.mark.parametrize("bad", [None, "text"])
+def test_what_is_no_turn_is_left_to_the_conversion(bad):
+    row = {"messages": [{"role": "user", "content": "hi"}, bad], "images": ["a.png"]}
+    assert not IMAGE.is_in({"messages": row["messages"]})
+    marks = Marks(row, {IMAGE: ("images",)})
+    marked = marks.mark(row, {"messages": "messages"})
+    assert marked["messages"][-1] == bad
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def test_a_dry_run_refuses_what_the_run_refuses(words, said, tmp_path, monkeypat
     assert not Path("outputs").exists()
 
 
-@pytest.mark.parametrize("words", [["trian"], ["--verbos"], ["train", "typo"]])
+@pytest.mark.parametrize("words", [["trian"], ["--verbos"], ["train", "typo"], ["resume", ""]])
 def test_unknown_words_are_refused(words):
     with pytest.raises(ConfigError):
         read_command_line(words)

@@ -1,4 +1,4 @@
-"""The public command without its imports: a process that has imported everything forks each command.
+"""The public command without its imports, forked from a process that has imported everything.
 
 Starting Python and the libraries costs 4 s of CPU, and the tests start hundreds of commands. The
 forked child gets the words, the folder and the environment of the command, calls the function that
@@ -45,13 +45,12 @@ LIBRARIES = (
     "pyarrow",
     "runner",
 )
-LENT = (
-    "RUNNER_TEST_WARM"  # two file descriptors: where requests are written, where answers are read
-)
+# Two file descriptors: where requests are written, and where answers are read.
+LENT = "RUNNER_TEST_WARM"
 SUBREAPER = 36  # prctl's PR_SET_CHILD_SUBREAPER
 
 
-# --- What a test sees -------------------------------------------------------------------------------
+# --- What a test sees -----------------------------------------------------------------------------
 
 
 @dataclass
@@ -213,7 +212,7 @@ def world_of_two() -> list[dict[str, str]]:
     return [world | {"RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
 
 
-# --- The process that waits -------------------------------------------------------------------------
+# --- The process that waits -----------------------------------------------------------------------
 
 
 def serve() -> None:
@@ -311,7 +310,7 @@ class Commands:
         return self.codes[pid]
 
     def _note(self, pid: int, status: int) -> None:
-        """Keep the exit code of a command, and import what it had to import for those that come after it."""
+        """Keep the exit code of a command, and import for the next ones what it had to import."""
         if pid not in self.imports:
             return  # left behind by a command
         self.codes[pid] = os.waitstatus_to_exitcode(status)
@@ -323,11 +322,11 @@ class Commands:
                     import_module(name)
 
 
-# --- A forked child ---------------------------------------------------------------------------------
+# --- A forked child -------------------------------------------------------------------------------
 
 
 def leave_with(call: Callable[[], int | None]) -> None:
-    """End this process as Python does: with the exit code of a call, or with that of what it raises."""
+    """End this process as Python does: with the exit code of a call, or of what it raises."""
     code = 1
     try:
         code = call() or 0
@@ -383,7 +382,7 @@ def set_environment(environment: dict[str, str]) -> None:
 
 
 def fork_python(execute: Callable[..., None]) -> Callable[..., None]:
-    """``Popen._execute_child`` that forks this process for a Python that runs a module or a text."""
+    """A ``Popen._execute_child`` that forks this process for a Python with a module or a text."""
     signature = inspect.signature(execute)
 
     def start_or_fork(popen: subprocess.Popen, *arguments: Any) -> None:
@@ -402,7 +401,7 @@ def fork_python(execute: Callable[..., None]) -> Callable[..., None]:
 
 
 def can_be_forked(asked: dict[str, Any]) -> bool:
-    """Whether a Python runs a module or a text, and nothing is piped that :func:`be_python` does not know."""
+    """Whether a Python runs a module or a text, with no pipe that :func:`be_python` cannot set."""
     if isinstance(asked["args"], str) or asked["preexec_fn"]:
         return False
     if (asked["p2cread"], asked["c2pread"], asked["errread"]) != (-1, -1, -1):

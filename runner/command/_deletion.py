@@ -74,7 +74,7 @@ def _find_strangers(folder: Path) -> list[str]:
     """The names in a run folder that no run writes there."""
     strangers = []
     for path in folder.iterdir():
-        # Of a deletion or a write that was killed.
+        # A deletion or a write that was killed has left it.
         is_remainder = path.match(ASIDE) or LEFT_BY_WRITES.fullmatch(path.name)
         if path.name not in WRITTEN and not is_remainder:
             strangers.append(path.name)
@@ -99,9 +99,9 @@ def paths_to_delete(run: RunRecord, keep: str | None) -> list[Path]:
 
 
 def find_users(root: Path, deletions: Collection[Path]) -> dict[Path, str]:
-    """A remark for each run that another one builds on, which names that one.
+    """A remark on each run that another one builds on, which names that other run.
 
-    Runs that are deleted themselves, by their resolved folders, do not count.
+    Other runs that are deleted too do not count; ``deletions`` are the resolved folders.
     """
     users = {}
     for path in root.glob("*/*/manifest.json"):
@@ -130,7 +130,7 @@ def delete(deletion: Deletion) -> int:
             reason = error.faults[0].found
         print_visible(f"leave     {display_path(deletion.place)}: {reason}")
         return 0
-    # Only without the lock, because the disk of a network keeps a file that is open.
+    # After the lock is released, because a network file system keeps a file that is open.
     for path in moved:
         if path.is_dir():
             shutil.rmtree(path)
@@ -146,7 +146,7 @@ def _check_unchanged(deletion: Deletion, run: RunRecord) -> None:
     """
     place = deletion.place
     FolderError.refuse(find_foreign_faults(place))
-    # The run was gone, and to lock it has made its folder again.
+    # Only the lock is there: the run was gone already, and locking it has made its folder anew.
     if os.listdir(place) == [".lock"]:
         shutil.rmtree(set_aside(place))
     if not run.status.items() <= read_run(place).status.items():

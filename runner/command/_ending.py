@@ -18,15 +18,15 @@ from runner.errors import (
 from runner.io.secrets import hidden
 from runner.io.terminal import print_error
 
-# The name of a file before it is whole.
+# A temporary file, which gets the name in its middle once it is complete.
 TEMPORARY = re.compile(r"""(?:^|(?<=[/'"]))\.([^/'"]+)\.[0-9a-f]{16}(?=$|['"])""")
 
 
 def print_end(error: Exception, words: Sequence[str]) -> int:
     """Print the error that has ended a command, and return its exit code.
 
-    An exception that is no fault of the user's is raised again; with ``--debug``, each that is not
-    one of ours.
+    An exception that is no fault of the user's is raised again; with ``--debug``, so is any that is
+    not a RunnerError.
     """
     if isinstance(error, BrokenPipeError):  # whoever reads the output has seen enough
         return 0

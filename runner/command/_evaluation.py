@@ -87,7 +87,7 @@ def _check_metric(request: Request, name: str, node: Node) -> list[Fault]:
 
 
 def _find_reward_fault(request: Request) -> Fault | None:
-    """The reason for which no reward could be earned; None where one could."""
+    """The fault of a reward that nothing could earn; else None."""
     if request.head == "score":
         return Fault(
             where="reward",

@@ -20,7 +20,7 @@ LIBRARIES = ("trl", "transformers", "torch", "peft", "datasets", "accelerate")
 def inspect(line: CommandLine) -> int:
     """Print what the flags of a command line ask for, and return the exit code.
 
-    Hydra prints the configuration, of stages that of each, when its keys have been checked.
+    Hydra prints the configuration, or that of each stage, once the keys have been checked.
     """
     if "--help" in line.inspect:
         print(help_text(line.verb, line.folders))

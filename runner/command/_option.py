@@ -1,7 +1,7 @@
 """The options of a verb: words ``key=value`` that are not keys of a configuration.
 
 A verb declares them as the fields of a dataclass, each with its type, its range and its default.
-The metadata of a field may have a ``key``, where that is no name in Python, and what ``Option``
+The metadata of a field may hold ``key``, for a key that is not a Python name, and what ``Option``
 calls ``parts`` and ``unit``.
 """
 
@@ -34,7 +34,7 @@ class Option:
 
     kind: str = "str"  # bool, int, float or str
     numbers: Range | None = None
-    words: Sequence[str] = ()  # all that it takes
+    words: Sequence[str] = ()  # the only ones that it takes; empty for any
     parts: str = ""  # names with slashes between them, such as org/name
     unit: str = ""  # a pattern of what may stand behind a number
 
@@ -59,7 +59,7 @@ class Option:
     def _value_of(self, key: str, text: str) -> Any:
         if self.kind != "str":
             return plain(re.sub(f"(?i) *({self.unit})$", "", text))
-        # What another tool calls so.
+        # The text may be the word of another tool for one of ours.
         for meaning in find_meanings(key, text):
             for word in meaning.words.values():
                 if not self.words or word in self.words:
@@ -69,7 +69,7 @@ class Option:
     def _misfit_of(self, key: str, value: Any) -> Fault | None:
         """The fault of a value, as that of a key of a configuration; None where there is none."""
         if self.words:
-            # Without the meanings of this key in a training, which is another one.
+            # A training may have another key of this name, whose meanings do not count here.
             return misfit_choice(key, value, self.words)
         accepted = Type(self.kind)
         if not accepted.accepts(value):
@@ -99,14 +99,14 @@ def _key_of(entry: OptionField) -> str:
 def _to_option(entry: OptionField) -> Option:
     """The option that a field declares by its annotation: ``Count | None``, or some words."""
     kind: Any = entry.type
-    for alternative in get_args(kind):
-        if NoneType in get_args(kind) and alternative is not NoneType:
-            kind = alternative
+    alternatives = get_args(kind)
+    if NoneType in alternatives:
+        (kind,) = [alternative for alternative in alternatives if alternative is not NoneType]
     numbers = None
+    words: tuple[str, ...] = ()
     if get_origin(kind) is Annotated:
         kind, numbers = get_args(kind)
-    words: tuple[str, ...] = ()
-    if get_origin(kind) is Literal:
+    elif get_origin(kind) is Literal:
         words = get_args(kind)
         kind = str
     settings = {name: text for name, text in entry.metadata.items() if name != "key"}

@@ -134,7 +134,7 @@ def take_flags(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 # --- Words ----------------------------------------------------------------------------------------
 def find_word_faults(line: CommandLine, words: Sequence[str], menu: Options) -> Iterator[Fault]:
-    """A fault for words that are a key=value together, or for those of a training that are none."""
+    """A fault for words that are one key=value together; else one for stray words of a training."""
     meant_words = join_pairs(words)
     if meant_words != list(words):
         yield Fault(
@@ -147,7 +147,9 @@ def find_word_faults(line: CommandLine, words: Sequence[str], menu: Options) -> 
     if line.verb != "train" or not line.runs:
         return
     meant = _meant_command(line, menu)
-    for word in line.runs[:1] if meant else line.runs:
+    # The command that was meant explains all of the words.
+    stray_words = line.runs[:1] if meant else line.runs
+    for word in stray_words:
         command = meant or best_guess(word, VERBS, "--help")
         if not command.startswith(CALL):
             command = f"{CALL} {command}"
@@ -160,7 +162,7 @@ def find_word_faults(line: CommandLine, words: Sequence[str], menu: Options) -> 
 
 
 def _meant_command(line: CommandLine, menu: Options) -> str:
-    """The command that was meant by words of which the first is no verb; empty if nobody knows."""
+    """The command that was meant by words of which the first is no verb; empty for no guess."""
     first = line.runs[0]
     flag = to_flag(first)
     if flag:
@@ -207,12 +209,13 @@ def _meant_verb(line: CommandLine, rest: str) -> str:
 
 
 def _find_meant_runs(folders: Sequence[str]) -> list[str]:
-    """The runs that some words name, of a folder of runs its newest; without words the newest."""
+    """The runs that some words name; for a folder of runs, and without any words, the newest."""
     runs = []
     for folder in folders or ["outputs/*"]:
         if is_run(Path(folder)):
             runs.append(folder)
-        elif not Path(folder).is_absolute():
+        # An empty word is a variable of the shell that is not set.
+        elif folder and not Path(folder).is_absolute():
             files = list(Path().glob(f"{folder}/*/status.json"))
             if files:
                 newest = max(files, key=lambda file: file.stat().st_mtime)

@@ -17,12 +17,11 @@ from runner.run import Run, add_notes
 from runner.run.continuation import begin_from, copy_history, other_run
 from runner.run.seal import last_checkpoint, step_of
 from runner.tracker.callback import trackers_closed
-from runner.training.beginning import check_steps_taken, prepare_start
+from runner.training.beginning import check_first_rows, check_steps_taken, prepare_start
 from runner.training.callback.stop import StopRequest
 from runner.training.checkpoint import all_steps_taken, gather_long, restore
 from runner.training.components import build_components
 from runner.training.components.types import Components
-from runner.training.first_rows import check_first_rows
 from runner.training.recovery import adjust
 from runner.training.shared_folder import check_shared
 

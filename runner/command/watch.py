@@ -1,8 +1,8 @@
-"""Serves the pages of a report while the runs train: only to be read, and only on this machine.
+"""Serves the pages of a report, read-only and on this machine alone, while the runs train.
 
-Their address holds a random token, which no log names. What it says behind that is never made a
-path, but looked up among the runs that there are. A page is drawn anew when its files have other
-sizes or times; nothing is written.
+Their address holds a random token, which no log names. What follows the token never becomes a path:
+it is looked up among the existing runs. A page is drawn anew when the sizes or times of its files
+change; nothing is written.
 """
 
 import contextlib
@@ -90,7 +90,7 @@ class Page:
     """A page that can be drawn: the ``state`` of the files behind it, and the drawing."""
 
     state: object
-    draw: Callable[[str], str]  # by the etag
+    draw: Callable[[str], str]  # takes the etag, returns the text
 
 
 class Server(ThreadingMixIn, WSGIServer):

@@ -167,6 +167,8 @@ def _find_target(name: str) -> str:
 
     Empty if it means none.
     """
+    if name.endswith(FOREIGN):
+        return ""
     dotted = name.removeprefix("./").removesuffix(".py").replace("/", ".")
     is_module = name.endswith(".py") or os.path.isfile(f"{name}.py")
     is_dotted = re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", dotted)

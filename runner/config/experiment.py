@@ -74,13 +74,14 @@ class TrainerPart(Part):
     """The trainer, of TRL or the runner's own."""
 
     form: str
-    """The form of the rows that it learns from: demonstration, preference, label or prompt."""
+    """The form of the rows that it learns from, such as ``preference`` (``dataset.form``)."""
     head: Literal["lm", "score"]
     """The head of the model: of tokens, or of scores."""
     evaluates: bool = True
     """It measures held-out rows itself."""
     shares_batch: bool | list[str] = False
-    """Its steps are the same on any number of processes; of a run, the arguments made of ``batch``."""
+    """Its steps are the same on any number of processes; in a run, the arguments that ``batch``
+    sets."""
     reads_once: bool = True
     """One process may read the weights and hand them out to the others."""
     reference_column: str = ""
@@ -315,7 +316,7 @@ class Experiment(Part):
     on_memory: Literal["halve", "stop"] = "halve"
     """A run out of memory halves its micro-batches, or ends."""
     attempts: Count = 4
-    """The number of times that it may do either."""
+    """The most times that it may go back to a good checkpoint, and that it may halve."""
 
     @property
     def root(self) -> Path:

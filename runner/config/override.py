@@ -28,11 +28,12 @@ OF_HYDRA = re.compile(
 # Groups whose parts lie in a file or folder, or on the hub.
 HELD = ("dataset", "model")
 # An element of a list, or a key or value of a mapping, with letters beyond ASCII or marks, such as
-# <tokens>, that Hydra's grammar does not know. Blanks are matched once (*+), or the search would
-# take a time that grows with the square of their number.
+# <tokens>, that Hydra's grammar does not know; a blank beyond ASCII is such a letter. Each part is
+# matched once (*+, ++), or the search would take a time that grows with the square of its length.
 BEYOND_ASCII = re.compile(
-    r"""(?<=[\[,:])\s*+"""
-    r"""([^\[\]{}:,'"()=$\x00-\x1f]*[<>\x80-\U0010ffff][^\[\]{}:,'"()=$\x00-\x1f]*)"""
+    r"""(?<=[\[,:])[ \t\r\n]*+"""
+    r"""(?=[^\[\]{}:,'"()=$\x00-\x1f]*[<>\x80-\U0010ffff])"""
+    r"""([^\[\]{}:,'"()=$\x00-\x1f]++)"""
     r"""(?=[,\]}])"""
 )
 # A text that holds no quotes, commas or braces, and does not begin with a bracket.

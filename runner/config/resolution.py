@@ -33,7 +33,7 @@ class Composed:
     """A checked-in or typed experiment, resolved: plain dicts, lists and scalars only."""
 
     cfg: dict[str, Any]
-    # Those that the user typed, of a stage those for it.
+    # Those that the user typed; of a stage, those that apply to it.
     overrides: list[str]
     # The option of each group.
     choices: dict[str, str] = field(default_factory=dict)

@@ -131,7 +131,12 @@ class Marks:
         return marked
 
     def _mark_turn(self, turn: Cells, places: Counter[Modality]) -> Row:
-        """The turn with one text as its content, in which marks stand for its media."""
+        """The turn with one text as its content, in which marks stand for its media.
+
+        What is no turn stays as it is: the conversion, which comes after this, refuses it.
+        """
+        if not isinstance(turn, Mapping):
+            return turn
         content = turn.get("content")
         if content is None:
             content = turn.get("value")
@@ -197,6 +202,8 @@ class Marks:
                 pairs.append(name)
         for name in questions or pairs:
             for turn in row[name] if unplaced else ():
+                if not isinstance(turn, dict):
+                    continue
                 if turn.get("role", turn.get("from")) in ("user", "human"):
                     turn["content"] = marks + (turn.get("content") or "")
                     for media in unplaced:

@@ -120,7 +120,7 @@ def _make_mixable(draft: Draft, key: str, forms: set[object]) -> None:
 def _write_mixture(
     draft: Draft, key: str, nodes: Sequence[Part], weights: Sequence[object]
 ) -> None:
-    """Write a mixture of datasets; the weights count where each has one above 0."""
+    """Write a mixture of datasets; the weights are used only if each of them has one above 0."""
     parts: dict[str, Part] = {}
     for node in nodes:
         name = _to_name(node["path"], parts)
@@ -145,7 +145,7 @@ def _to_name(path: str, taken_names: Container[str]) -> str:
 
 
 def _to_shortest(node: Part) -> Part:
-    """A node without what it would be anyway; a path that is not known is ???."""
+    """A node without values that it would have anyway; ??? takes the place of an unknown path."""
     path = node["path"]
     if is_unset(path) or path in ("", HIDDEN):
         path = "???"
@@ -187,9 +187,9 @@ def hold_out(draft: Draft, nodes: Sequence[Part], key: str, tests: Sequence[Part
 
 
 def _hold_out_last_rows(draft: Draft, key: str, nodes: Sequence[Part]) -> None:
-    """Hold out the share or number of rows that a key says, of each dataset.
+    """Hold out of each dataset the share or number of rows that a key gives.
 
-    Theirs are drawn at random. Ours are the last ones: a slice can be said again, and by others.
+    Theirs are drawn at random. Ours are the last ones: others can repeat a slice.
     """
     follow(draft, key)
     if key in draft.handled:

@@ -123,7 +123,7 @@ def read_lines(path: Path, text: str, variables: Variables) -> Iterator[ShellLin
                 Fault(
                     where=str(path),
                     found=f"more than {MAX_LETTERS:,} letters, with what its variables stand for",
-                    expected="a script of a person's",
+                    expected="a script that a person wrote",
                     fix="import its training command alone",
                 )
             )

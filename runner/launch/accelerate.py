@@ -209,14 +209,16 @@ class Machines(Alone):
         heard = list(self.others)
         for other in self.others:
             try:
-                its = End(*json.loads(self._hear(other, f"end {self.attempt} {other}", patience)))
-            except EnvironmentFault as gone:
+                text = self._hear(other, f"end {self.attempt} {other}", patience)
+                other_end = End(*json.loads(text))
+            except EnvironmentFault as error:  # that machine has gone
                 heard.remove(other)
-                its = End(None, [{"who": f"machine {other}", **record_of("failed", gone)}], 0)
+                failure = {"who": f"machine {other}", **record_of("failed", error)}
+                other_end = End(None, [failure], 0)
             end = End(
-                end.signal or its.signal,
-                end.failures + its.failures,
-                max(end.adjustments, its.adjustments),
+                end.signal or other_end.signal,
+                end.failures + other_end.failures,
+                max(end.adjustments, other_end.adjustments),
             )
         self.store.set(f"all {self.attempt}", json.dumps(astuple(end)))
         self._leave(heard)

@@ -58,7 +58,8 @@ def visible_devices() -> list[str]:
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return [name for name in named.split(",") if name.strip()]
-    return [str(number) for number, _ in enumerate(GPUS.glob("*"))]
+    count = len(list(GPUS.glob("*")))
+    return [str(number) for number in range(count)]
 
 
 def take_devices(model: ModelPart, devices: Sequence[str], count: int = 1) -> None:

@@ -290,11 +290,10 @@ def fill_parts(turns: Turns, media: Iterable[tuple[Modality, object]]) -> list[T
 
 
 def _list_parts(row: Row) -> Iterator[object]:
-    """The parts of all turns of a row."""
+    """The parts of all turns of a row; the conversion refuses what is no turn."""
     for cell in row.values():
-        if not isinstance(cell, list) or not cell or not isinstance(cell[0], Mapping):
-            continue
-        for turn in cell:
-            content = turn.get("content")
+        turns = cell if isinstance(cell, list) else []
+        for turn in turns:
+            content = turn.get("content") if isinstance(turn, Mapping) else None
             if isinstance(content, list):
                 yield from content

@@ -6,14 +6,18 @@ from collections.abc import Callable
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from transformers import Trainer, TrainerState, TrainingArguments
 
-from runner.errors import DataError, Fault, FolderError, RunnerError
+from runner.errors import ConfigError, DataError, Fault, FolderError, RunnerError
 from runner.io.files import write_json
+from runner.model.encoding import stop_ids
 from runner.run import Run, add_notes, write_manifest
 from runner.run.disk import check_space
 from runner.run.inputs import check_fingerprints, find_other_facts, read_fingerprints
 from runner.training.callback.at_start import AtStart
 from runner.training.components.evaluation import check_objective, held_out_scores, sample_training
+from runner.training.components.model import policy_of
 from runner.training.components.types import Components
+from runner.training.inspection import inspect_training
+from runner.training.inspection_faults import find_faults, find_notes
 from runner.training.recovery import record_adjustments
 from runner.training.run_facts import collect_facts, find_process_dependence
 
@@ -21,10 +25,10 @@ log = logging.getLogger(__name__)
 
 
 def prepare_start(run: Run, components: Components, source: Run | None) -> None:
-    """Check rows and room, record the start, and have the start model measured.
+    """Check the rows and the disk space, record the start, and have the start model measured.
 
-    ``source`` is the run whose checkpoint this one begins with, itself where it goes on. It must
-    have been made of the same.
+    ``source`` is the run whose checkpoint this one begins with: itself where it continues. Its
+    rows, tokenizer and other facts must be the same.
     """
     args = components.args
     trainer = components.trainer
@@ -37,7 +41,7 @@ def prepare_start(run: Run, components: Components, source: Run | None) -> None:
 
 
 def _record_start(run: Run, components: Components, source: Run | None) -> None:
-    """Write the facts of this start into the manifest; FolderError where a source's are others."""
+    """Write the facts of this start into the manifest; FolderError where the source's differ."""
     facts = collect_facts(components)
     manifest = run.manifest()
     if source:
@@ -66,7 +70,7 @@ def _measure_start(run: Run, components: Components) -> Callable[[], None]:
         if trainer.state.global_step:
             forget_other_best(trainer.state, trainer.args)
             return
-        sample_training(components.trainer, components.train_rows)
+        sample_training(trainer, components.train_rows)
         scores = held_out_scores(trainer)
         check_objective(run.experiment.objective, scores)
         if trainer.is_world_process_zero():
@@ -138,3 +142,28 @@ def _too_few_rows(run: Run, args: TrainingArguments, rows: int) -> Fault:
         expected=f"at least the {_rows_per_step(args)} that one step needs",
         fix=fix,
     )
+
+
+def check_first_rows(run: Run, components: Components) -> None:
+    """Raise ConfigError where rows are trained wrongly, and note what is only worth a look.
+
+    All processes call it, and the first one tells.
+    """
+    trainer = components.trainer
+    is_first = trainer.is_world_process_zero()
+    part = run.experiment.trainer
+    inspection = inspect_training(
+        trainer,
+        components.train_rows,
+        form=part.form,
+        head=part.head,
+        ends=stop_ids(policy_of(trainer)),
+    )
+    faults = find_faults(inspection, run.experiment.tolerate)
+    if faults:
+        if not is_first:
+            # The first process tells, and ends the others.
+            trainer.accelerator.wait_for_everyone()
+        raise ConfigError(faults)
+    if is_first:
+        add_notes(run, find_notes(inspection))

@@ -90,9 +90,12 @@ def find_process_dependence(trainer: Trainer, experiment: Experiment) -> str:
 
     It concerns runs whose processes share a ``batch``.
     """
-    # PPO has no dropout, and takes whole batches.
     batch = experiment.batch
-    if not batch or not made_of_batch(experiment.node) or experiment.trainer.form == "prompt":
+    if not batch or not made_of_batch(experiment.node):
+        return ""
+    # The only trainer of prompts whose processes share a batch is PPO: it has no dropout, and takes
+    # whole batches.
+    if experiment.trainer.form == "prompt":
         return ""
     for name, module in trainer.accelerator.unwrap_model(trainer.model).named_modules():
         for key, value in vars(module).items():

@@ -40,7 +40,7 @@ def find_device_faults(composed: Composed, elsewhere: bool) -> Iterator[Fault]:
 
 
 def find_split_faults(composed: Composed, folder: Path) -> Iterator[Fault]:
-    """The fault of a run with split layers that would have to go on from a checkpoint of its own."""
+    """The fault of a run with split layers that would have to continue from its own checkpoint."""
     split = split_layers(composed.cfg["trainer"]["args"])
     sealed = sealed_checkpoints(folder / "checkpoints") if split else []
     if sealed:
@@ -54,7 +54,7 @@ def find_split_faults(composed: Composed, folder: Path) -> Iterator[Fault]:
 
 
 def find_other_worlds(composed: Composed) -> Iterator[Fault]:
-    """The faults of other processes than configured, or of machines that would not find each other."""
+    """The faults of a wrong number of processes, and of machines that would not find each other."""
     started = world_size()
     processes = processes_of(composed.cfg)
     rank()  # raises where it is none, before a folder is made

@@ -65,7 +65,7 @@ class Risk:
 
 
 def is_off(value: object) -> bool:
-    """True for what Python takes for false and is written all the same."""
+    """True for a value that is set, and that Python takes for false."""
     return value is not None and not value
 
 
@@ -89,14 +89,14 @@ def is_kernel_config(target: object) -> bool:
 
 
 def is_sending_callback(target: object) -> bool:
-    """True for a callback of a library that may send what a run is, or what it logs, to a server."""
+    """True for a library's callback that may send what a run is, or what it logs, to a server."""
     package, _, name = str(target).rpartition(".")
     is_of_library = package.partition(".")[0] in ("transformers", "trl")
     return is_of_library and name.endswith("Callback") and name not in QUIET_CALLBACKS
 
 
 def is_address_elsewhere(value: object) -> bool:
-    """True for an address of another machine; the values inside of a mapping are looked at alone."""
+    """True for an address of another machine; what is inside of a mapping is judged by itself."""
     return not isinstance(value, dict | list) and is_elsewhere(value)
 
 
@@ -110,8 +110,7 @@ def _risk(danger: str, is_risky: Callable[[Any], bool], *keys: str) -> Risk:
 
 
 RISKS = [
-    _risk(RUNS_CODE, bool, "trust_remote_code"),
-    _risk(RUNS_CODE, bool, "custom_generate", "auto_map", "code_revision"),
+    _risk(RUNS_CODE, bool, "trust_remote_code", "custom_generate", "auto_map", "code_revision"),
     _risk("is what anybody may upload to that repository", is_request, "revision", r"\w+_revision"),
     _risk(LOADS_PICKLES, is_off, "safetensors_only", "use_safetensors", "weights_only"),
     _risk(LOADS_PICKLES, bool, "allow_pickle", "prompt_tuning_init_state_dict_path"),
@@ -144,11 +143,11 @@ RISKS = [
         r"\w+_attn_implementation",
     ),
     _risk(RUNS_KERNELS, is_kernel_config, "_target_"),
-    _risk(PUBLISHES_MODEL, bool, "push_to_hub", "hub_always_push"),
     _risk(
         PUBLISHES_MODEL,
         bool,
-        r"push_to_hub_\w+",
+        r"push_to_hub(_\w+)?",
+        "hub_always_push",
         "hub_model_id",
         "hub_revision",
         "hub_organization",
@@ -159,7 +158,7 @@ RISKS = [
     _risk(SENDS_FIGURES, is_sending_callback, "_target_"),
     _risk(SENDS_FIGURES, bool, r"deepspeed\.(.*\.)?(wandb|comet)\.enabled"),
     _risk(SENDS_TEXTS, bool, "url"),
-    _risk(SENDS_TEXTS, is_host_elsewhere, r"\w*server_host", "server_host"),
+    _risk(SENDS_TEXTS, is_host_elsewhere, r"\w*server_host"),
     _risk(
         SENDS_TEXTS,
         is_address_elsewhere,
@@ -189,7 +188,7 @@ RISKS = [
         "covariance_file",
     ),
 ]
-# The same for the variables of a tracker, of which the choice of one speaks, too.
+# The same for the environment variables of a tracker.
 VARIABLE_RISKS = [
     _risk(SENDS_FIGURES, is_sending_mode, "WANDB_MODE"),
     _risk(SENDS_FIGURES, is_address_elsewhere, "WANDB_BASE_URL"),

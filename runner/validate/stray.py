@@ -1,7 +1,7 @@
 """Keys that nothing takes: the fault of each says where it belongs, or what it is called here.
 
-A key may be misspelt, right at another place, a word of another tool (``config.dialect``), or a field
-of another trainer. A suggested word is checked first, as if it had been typed.
+A key may be misspelt, right at another place, a word of another tool (``config.dialect``), or a
+field of another trainer. A suggested word is checked first, as if it had been typed.
 """
 
 from collections.abc import Iterator
@@ -470,7 +470,7 @@ def words_to_type(context: ValidationContext, where: str, words: Node) -> str:
 def _find_faults_at(
     context: ValidationContext, path: str, value: object, words: Node
 ) -> list[Fault]:
-    """The faults that a value would have at another key, beside words of which some choose options."""
+    """The faults that a value would have at another key, with the options among the words."""
     owner, _, key = path.rpartition(".")
     if owner in PLAIN_GROUPS:
         return list(find_setting_faults(context, path, PLAIN_GROUPS[owner][key], value))

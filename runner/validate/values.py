@@ -254,7 +254,7 @@ def _describe_value(value: object, meant: list[object]) -> str:
 
 
 def _words_elsewhere(path: str, value: object, meanings: list[Meaning]) -> Mapping[str, object]:
-    """The first words that stand for a value at other keys; none that only carry it to one of them."""
+    """The first words that stand for a value at other keys; not those that only carry it."""
     for meaning in meanings:
         chooses_option = bool(meaning.words.keys() & set(GROUPS))
         is_carried = isinstance(value, str) and value in meaning.words.values()
