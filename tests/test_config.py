@@ -72,7 +72,7 @@ def test_missing_options_are_told_together_with_the_nearest():
             "trainer._target_",
             "embeddings",
         ),
-        ("num_labels=3", "num_labels", "one score of a text"),
+        ("num_labels=3", "num_labels", "one score per text"),
         (
             "model._target_=transformers.AutoModelForSequenceClassification.from_pretrained",
             "model._target_",
@@ -175,9 +175,9 @@ def test_a_word_that_hydra_cannot_read_is_a_fault_with_a_fix(word, where, found,
         ),
         (
             f"t: '[{'1,' * 30_000}1]'\nname: ${{oc.decode:${{t}}}}\n",
-            "with what it refers to 60,021 letters",
+            "60,021 characters, with all that it refers to",
         ),
-        (f"t: '{'x' * 9_000}${{seed}}'\nstages: ['{'${t}' * 9}']\n", "with what it refers to 81,"),
+        (f"t: '{'x' * 9_000}${{seed}}'\nstages: ['{'${t}' * 9}']\n", "81,099 characters"),
     ],
 )
 def test_a_file_that_hydra_cannot_read_is_a_fault(tmp_path, text, found):

@@ -299,7 +299,7 @@ def test_what_does_not_fit_is_said_with_what_to_type():
         format_forecasts([counted(configured(), memory=1_000_000, speed=1e9, how="measured")])
     )
     assert "warning" in lines
-    assert "more than the memory that is there" in lines
+    assert "more than the available memory" in lines
     assert "of them trained" in lines
     assert "39 of" in lines
     roomy = "\n".join(format_forecasts([counted(configured(), memory=10**12)]))

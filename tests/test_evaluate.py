@@ -276,7 +276,7 @@ def test_a_run_to_compare_with_is_answered_under_its_key(laid, evaluate):
             "metric.exact.column",
         ),
         (["model=tiny", "dataset=toy_sort", "callback=samples"], "a key of training"),
-        (["laid", "model=hub"], "beside laid"),
+        (["laid", "model=hub"], "together with laid"),
     ],
 )
 def test_words_that_cannot_work_are_refused(evaluate, words, told):

@@ -82,7 +82,7 @@ EFFICIENT = "trainer.args.fsdp_config.cpu_ram_efficient_loading"
             {"RUNNER_TEST_FSDP_ON_CPU": "1"},
             ["strategy=hsdp", "trainer.args.parallelism_config.dp_shard_size=1"],
             2,
-            "dp_replicate_size 2 x dp_shard_size 1 = 2, and 1 train",
+            "dp_replicate_size 2 x dp_shard_size 1 = 2, but 1 train",
         ),
         ({}, ["trainer=ppo", "trainer.args.deepspeed=zero2.json"], 2, "trainer.args.deepspeed"),
         ({}, ["trainer.args.fsdp=true", "peft=prompt"], 2, "peft=lora"),

@@ -329,8 +329,8 @@ def _meant_words(word: str) -> str:
     key = key.strip()
     value = value.strip()
     if value.startswith("{"):
-        file = f"{key} in a file of --config-dir, where a name may have any letters"
-        return f"{file}; Hydra's grammar knows few"
+        file = f"{key} in a file of --config-dir, where a name may have any character"
+        return f"{file}; Hydra's grammar allows few"
     is_key = re.fullmatch(r"[\w/@-]+(\.[\w/@-]+)*", key)
     is_call = re.match(r"\w+\(", value)
     if is_key and not is_call and _is_readable(f"{key}={to_text(value)}"):
