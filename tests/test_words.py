@@ -14,7 +14,7 @@ from runner.config.menu import read_menu
 from runner.errors import ConfigError
 from runner.io.files import MENU
 from runner.validate.context import PLAIN_GROUPS, TOP
-from runner.validate.stray import MEANT_OTHERWISE
+from runner.validate.values_at_keys import MEANT_OTHERWISE
 
 SHARED = read_sections()["shared"]
 # A value for each key of ours that has other names; two for all the rest.

@@ -17,7 +17,7 @@ from runner.importers.translate import translate
 from runner.io.files import MENU, write_text
 from runner.io.terminal import print_visible
 from runner.launch.compose import stages
-from runner.validate.stray import is_folder_name
+from runner.validate.values_at_keys import is_folder_name
 
 HERE = Path("conf/experiment")
 MAX_NAME_LETTERS = 95  # with .yaml it is a file

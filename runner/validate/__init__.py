@@ -6,6 +6,7 @@
 
     top, node, stray             keys of the top level and of nodes, and where a stray one belongs
     values, targets              one value, and one ``_target_``
+    values_at_keys               what a key or the trainer asks of a value
     dangers, plain_secrets       what a configuration would run, publish or give away, by ``risks``
     checks                       the list of what follows
     parts, objective             groups and fields that exclude each other; with adapter_parts,

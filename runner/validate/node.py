@@ -13,8 +13,9 @@ from runner.validate.context import (
     is_called_later,
     keys_of,
 )
-from runner.validate.stray import explain, find_argument_faults, find_unknown_faults
+from runner.validate.stray import explain, find_unknown_faults
 from runner.validate.values import is_plain_number
+from runner.validate.values_at_keys import find_argument_faults
 
 # What the train command gives to a part whose signature names it, so that no config needs to.
 SERVED = upstream.SERVED | {"trainer": [*upstream.SERVED["trainer"], *upstream.FROM_GROUP]}
@@ -98,7 +99,7 @@ def _find_key_faults(
         )
     else:
         where = context.origin(path, value)
-        misfits = find_argument_faults(context, where, path, value, parameter, signature)
+        misfits = find_argument_faults(where, path, value, parameter, signature, context.trainer)
         # Of a value that does not fit, it matters little that it would be in vain.
         yield from misfits or _find_in_vain(context, path, value, signature)
 

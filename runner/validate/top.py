@@ -13,10 +13,10 @@ from runner.validate.context import PLAIN_GROUPS, TOP, ValidationContext
 from runner.validate.stray import (
     NAMED_GROUPS,
     explain_below,
-    find_setting_faults,
     find_stray_faults,
     words_to_type,
 )
+from runner.validate.values_at_keys import find_setting_faults
 
 NEEDED_GROUPS = ("trainer", "model", "dataset")
 # Groups that a frozen configuration may lack; where the key is there, it must choose something.
@@ -29,7 +29,7 @@ def find_top_faults(context: ValidationContext) -> Iterator[Fault]:
         if key in PLAIN_GROUPS and isinstance(value, dict):
             yield from _find_plain_faults(context, key, value)
         elif key in TOP:
-            yield from find_setting_faults(context, key, TOP[key], value)
+            yield from find_setting_faults(key, TOP[key], value, context.allow)
         elif key in context.groups:
             yield from _find_group_faults(context, key, value)
         else:
@@ -46,7 +46,7 @@ def _find_plain_faults(context: ValidationContext, group: str, node: Node) -> It
     for name, value in node.items():
         path = f"{group}.{name}"
         if name in keys:
-            yield from find_setting_faults(context, path, keys[name], value)
+            yield from find_setting_faults(path, keys[name], value, context.allow)
         else:
             likeliest = best_guess(str(name), keys, *keys)
             fix = words_to_type(context, path, {f"{group}.{likeliest}": value})
