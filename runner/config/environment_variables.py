@@ -1,6 +1,7 @@
-"""Variables of the environment that would end an import with a traceback, or change a training in silence.
+"""Variables of the environment that would spoil a run.
 
-Any other variable is left alone.
+They would end an import with a traceback, or change a training in silence. Any other variable is
+left alone.
 """
 
 import os

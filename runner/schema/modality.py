@@ -5,9 +5,9 @@ the record names: where rows have it, how one is checked, stored, named and show
 processors and trainers take it. How media of any kind are fetched is in ``dataset.media_source``,
 and how their places in texts survive the conversion in ``dataset.mark``. Nothing of torch.
 
-A further kind is a further record. It needs its column in ``role.MediaColumn``, a field of that name
-in ``config.experiment.TrainerPart``, and that field set in the trainers' YAML, and its
-name must leave ``UNTRAINED``.
+A further kind is a further record. It needs its column in ``role.MediaColumn``, a field of that
+name in ``config.experiment.TrainerPart``, and that field set in the trainers' YAML. Its name must
+leave ``UNTRAINED``.
 """
 
 import base64

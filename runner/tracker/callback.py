@@ -27,9 +27,9 @@ MAX_TAG_LETTERS = 64  # of wandb
 class Tracker(TrainerCallback):
     """A callback that sends each figure once, and ends only after the last held-out scores.
 
-    A tracker gets the frozen configuration of a run (``experiment``), the trainer, model, dataset and adapter in a word
-    each (``facts``), these and the user's own words as ``tags``, and the name that the runs of a
-    sweep share (``group``).
+    A tracker gets the frozen configuration of a run (``experiment``), the trainer, model, dataset
+    and adapter in a word each (``facts``), these and the user's own words as ``tags``, and the name
+    that the runs of a sweep share (``group``).
     """
 
     # What an earlier start has sent is still there, also of steps that are trained again.

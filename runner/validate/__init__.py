@@ -98,7 +98,7 @@ def _each_once(faults: list[Fault]) -> list[Fault]:
 
 
 def _in_order(faults: list[Fault], cfg: Config) -> list[Fault]:
-    """Faults in the order of the keys of a configuration; that of a missing key by its neighbours."""
+    """Faults in the order of the keys; that of a missing key beside its neighbours."""
     order = {path: index for index, (path, _) in enumerate(walk(cfg))}
 
     def position(fault: Fault) -> int:

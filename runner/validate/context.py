@@ -1,4 +1,4 @@
-"""The surroundings of one configuration: the keys that the runner reads itself, the menu, and what was typed."""
+"""The surroundings of one configuration: the runner's own keys, the menu, and what was typed."""
 
 import functools
 from collections.abc import Collection, Iterator, Mapping
@@ -30,7 +30,7 @@ def read_keys(class_name: str) -> dict[str, Parameter]:
 
 
 def read_alarm_keys() -> dict[str, Parameter]:
-    """The keys of ``tolerate`` that switch an alarm off, or say for how many steps in a row it may ring."""
+    """The keys of ``tolerate`` that allow an alarm: always, or for some steps in a row."""
     annotation = expression("bool | Annotated[int, Range(low=1)]")
     return {name: Parameter(name, annotation=annotation) for name in ALARMS}
 
@@ -81,7 +81,7 @@ class ValidationContext:
     signatures: dict[str, Signature | None] = field(default_factory=dict)
 
     def signature(self, node: object) -> Signature | None:
-        """The signature of a node's target; None where it is no node, or its target does not exist."""
+        """The signature of a node's target; None where there is no node or no such target."""
         target = node.get("_target_") if isinstance(node, dict) else None
         if not isinstance(target, str):
             return None
@@ -105,7 +105,7 @@ class ValidationContext:
         return self.mapping("trainer.args")
 
     def field(self, name: str) -> Any:
-        """A field of the trainer's config: what was given, or else its default; None where it has no such field."""
+        """A field of the trainer's config: its value, else its default; None where it is none."""
         signature = self.signature(self.args)
         parameter = signature.parameters.get(name) if signature else None
         if parameter is None:
@@ -123,7 +123,7 @@ class ValidationContext:
         return signature is not None and "model" in signature.parameters
 
     def entries(self, group: str) -> dict[str, object]:
-        """The parts of a group by their dotted keys, whether it holds one or several with names; null ones too."""
+        """The parts of a group, one or several, by their dotted keys; null ones too."""
         node = self.cfg.get(group)
         if isinstance(node, dict) and "_target_" not in node:
             return {f"{group}.{name}": part for name, part in node.items()}
@@ -146,8 +146,8 @@ class ValidationContext:
         top_value = self.cfg.get(top_key)
         if top_value is None:
             return path
-        # A trainer's file may put the value into a list, as that of online DPO does. Where the field
-        # differs from the top level, it was set for itself.
+        # A trainer's file may put the value into a list, as that of online DPO does. Where the
+        # field differs from the top level, it was set for itself.
         text = repr(value)
         return top_key if repr(top_value) in (text, text.strip("[]")) else path
 
@@ -218,7 +218,7 @@ class ValidationContext:
 
     @functools.cached_property
     def trainer_configs(self) -> dict[str, Signature]:
-        """The config of each of TRL's trainers, experimental ones too, by the trainer's short name."""
+        """The config of each trainer of TRL, experimental ones too, by the trainer's short name."""
         configs: dict[str, Signature] = {}
         stable_names = [f"trl.{name}" for name in public_names("trl")]
         for names in (stable_names, *experimental_names()):
@@ -267,7 +267,7 @@ def is_given(node: object) -> bool:
 
 
 def is_called_later(path: str, signature: Signature) -> bool:
-    """True for a reward or metric that is a function, called with the columns of the rows that it names."""
+    """True for a reward or metric that is a function, which gets the columns that it names."""
     group = path.partition(".")[0]
     return group in NAMED_PARTS and any(name in signature.parameters for name in JUDGED)
 

@@ -1,4 +1,4 @@
-"""Values that run, send, publish, write elsewhere or reveal something: typed by the user, or refused."""
+"""Values that run, send, publish, write elsewhere or reveal something, which the user must type."""
 
 import contextlib
 import json
@@ -205,7 +205,7 @@ def _danger_of_key(cfg: Config, path: str, value: object) -> str:
 
 # --- Whether it was typed -------------------------------------------------------------------------
 def _is_trusted(cfg: Config, path: str, value: object, trusted: Container[str]) -> bool:
-    """True where the user typed this value, the list that it is in, or the same flag further out."""
+    """True where the user typed this value, the list around it, or the same flag further out."""
     words = path.split(".")
     for size in range(len(words), 0, -1):
         place = ".".join(words[:size])

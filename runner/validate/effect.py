@@ -1,7 +1,7 @@
-"""Typed fields of the trainer's config or of an adapter that nothing reads, and bounds out of order.
+"""Typed fields of a trainer's config or an adapter that nothing reads, and bounds out of order.
 
-A field that stands in a file is left alone: a file is made for several trainings, and a word is typed
-for one.
+A field that stands in a file is left alone: a file is made for several trainings, and a word is
+typed for one.
 """
 
 import re

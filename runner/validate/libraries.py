@@ -105,7 +105,7 @@ def _find_absent_modules(where: str, target: str) -> Iterator[Fault]:
 
 
 def find_unset_variables(cfg: Config) -> Iterator[Fault]:
-    """A fault for each tracker whose variable neither the environment nor the configuration sets."""
+    """A fault for each tracker whose variable is set neither here nor in the environment."""
     tracking = cfg["tracker"]
     chosen = tracking.get("report_to") or ()
     trackers = [chosen] if isinstance(chosen, str) else chosen

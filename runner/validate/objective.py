@@ -1,4 +1,4 @@
-"""Losses and token weights of the user's own: the trainers that take them, and what goes with them."""
+"""Losses and token weights of the user's own: the trainers that take them, and what fits them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

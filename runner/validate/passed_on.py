@@ -68,7 +68,7 @@ def _find_misfits(
         path = f"{where}.{key}"
         if key not in parameters:
             yield _unknown_key(where, str(key), value, parameters)
-        # The signature does not say what a mapping inside may hold, and null leaves it to the taker.
+        # The signature does not say what a mapping inside may hold; null leaves it to the taker.
         elif value is not None and not isinstance(value, Mapping):
             numbers = range_in_group(group, key)
             yield from find_misfits(path, value, parameters[key], numbers)
@@ -115,7 +115,7 @@ def find_generation_faults(context: ValidationContext) -> Iterator[Fault]:
 
 
 def _field_of_generation_key(key: str, fields: Collection[str]) -> str:
-    """The field of a trainer's config that stands for a key of generation_kwargs; empty without one.
+    """The field of a trainer's config for a key of generation_kwargs; empty without one.
 
     The length of completions goes by several names, of which a config has one.
     """

@@ -1,4 +1,4 @@
-"""Faults that would stop runs later, looked for before a folder is made or a heavy library imported.
+"""Faults that would stop runs later, found before a folder is made or torch is imported.
 
 The configurations are right by themselves when they come here. This is about the world around them:
 rows and models (``model_folders``, ``row_columns``), libraries (``libraries``, ``versions``), and

@@ -245,7 +245,7 @@ def explain(
 
 
 def _describe_words(path: str, value: object, words: Node, why: str) -> str:
-    """A remark on the words that stand for a key and its value, the last of which is its new key."""
+    """A remark on the words that stand for a key and its value; the last is its new key."""
     last = list(words)[-1]
     if last == path:
         description = "the option that takes it"
@@ -353,7 +353,7 @@ def _find_faults_at(
 
 
 def _field_from_top(context: ValidationContext, key: str) -> str:
-    """The field of the trainer's config that takes its value from a key of the top level, if any."""
+    """The field of the trainer's config that takes its value from a top-level key, if any."""
     for name, top_key in upstream.FROM_TOP.items():
         if top_key == key and name in context.args:
             return name

@@ -1,4 +1,4 @@
-"""Values at the keys of a configuration: at those that the runner reads, and at arguments of targets.
+"""Values at the keys of a configuration: at the runner's own, and at arguments of targets.
 
 What fits a value alone is in ``values``; here the key and the trainer say what else must hold.
 """

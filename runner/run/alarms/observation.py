@@ -18,8 +18,8 @@ PAIRS_APART = "objective/scores_margin"
 LENGTH = "completions/mean_length"  # it scales the alarm ``kl``; no alarm is about lengths
 MUST_BE_NUMBERS = ("reward", "kl", "objective/scores", "objective/kl")
 EARNED = ("reward", "objective/scores", "self_distillation/reward_mean")
-# All that Step.noted may hold. ``training.health`` drops any other figure, and an alarm that looks at
-# it is silent for good.
+# All that Step.noted may hold. ``training.health`` drops any other figure, and an alarm that looks
+# at it is silent for good.
 NOTED = {
     *MARGINS,
     *RANKINGS,
