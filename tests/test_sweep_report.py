@@ -114,6 +114,7 @@ STRANGE = {
 }
 
 
+@pytest.mark.grid(4)
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(("name", "text"), STRANGE.values(), ids=STRANGE)
 def test_what_a_strangers_run_holds_is_its_own_fault_and_not_that_of_the_report(
