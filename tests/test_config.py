@@ -316,7 +316,10 @@ def chosen(monkeypatch):
         assert "speed" not in after.cfg
         assert len(after.speed) == len(read_options("speed")["max"])
         assert not before.speed
-        return set(after.cfg["trainer"]["args"]) - set(before.cfg["trainer"]["args"])
+        args_before = before.cfg["trainer"]["args"]
+        args_after = after.cfg["trainer"]["args"]
+        assert args_after | args_before == args_after, "what was set stays"
+        return set(args_after) - set(args_before)
 
     return call
 

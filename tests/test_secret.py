@@ -21,7 +21,7 @@ from secret import (
 )
 from secret_cases import ENVIRONMENT, REFUSED, SECRETS
 
-from runner.io.files import replace_rows, write_json
+from runner.io.files import replace_rows, write_json, write_text
 from runner.io.secrets import (
     HIDDEN,
     form_of,
@@ -76,9 +76,10 @@ def test_a_piece_of_a_secret_is_hidden_where_its_rest_came_before(monkeypatch):
 def test_no_file_of_ours_holds_a_secret_of_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("MY_TOKEN", SECRETS["PLAIN"])
     write_json(tmp_path / "status.json", {"cause": f"401 for {SECRETS['PLAIN']}"})
+    write_text(tmp_path / "config.yaml", f"name: {SECRETS['PLAIN']}\n")
     replace_rows(tmp_path / "samples.jsonl", [{"step": 1, "completion": SECRETS["PLAIN"]}])
     texts = [path.read_text() for path in sorted(tmp_path.iterdir())]
-    assert [SECRETS["PLAIN"] in text for text in texts] == [False, False]
+    assert [SECRETS["PLAIN"] in text for text in texts] == [False, False, False]
     assert all(HIDDEN in text for text in texts)
 
 
