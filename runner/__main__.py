@@ -17,7 +17,7 @@ from runner.command._inspect import inspect
 from runner.command._words import read_command_line
 from runner.config.user_folder import add_working_folder
 from runner.errors import EnvironmentFault, take_error_file
-from runner.io.terminal import copied_output, print_uncaught
+from runner.io.terminal import copied_output, discard, print_uncaught
 from runner.launch.compose import stages, sweep_axes
 
 # Verbs that begin a training or load a model.
@@ -80,7 +80,7 @@ def _flush_output() -> None:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout.fileno())
 
 
 if __name__ == "__main__":

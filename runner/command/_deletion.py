@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runner.errors import Fault, FolderError
-from runner.io.files import ASIDE, LEFT_BY_WRITES, display_path, read_json, set_aside
+from runner.io.files import ASIDE, LEFT_BY_WRITES, delete_whole, display_path, read_json, set_aside
 from runner.io.terminal import print_visible
 from runner.run import FILES, FOLDERS, find_foreign_faults, is_shaped, locked
 from runner.run.disk import sized
@@ -132,10 +132,7 @@ def delete(deletion: Deletion) -> int:
         return 0
     # After the lock is released, because a network file system keeps a file that is open.
     for path in moved:
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+        delete_whole(path)
     return deletion.bytes
 
 

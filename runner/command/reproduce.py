@@ -14,7 +14,7 @@ from runner.report.facts import split_command, words_of
 from runner.run import open_run, write_manifest
 from runner.run.record import RunRecord, check_finished, check_whole, find_runs, read_run
 from runner.validate import find_dangers, find_frozen_faults
-from runner.validate.values_at_keys import is_folder_name
+from runner.validate.values_at_keys import MAX_NAME_LETTERS, is_folder_name
 
 
 def main(line: CommandLine) -> int:
@@ -60,7 +60,7 @@ def _check_options(options: Options, run: RunRecord) -> None:
     """Raise ConfigError for a name that is no folder, and where the run is not to be trusted."""
     faults = []
     if options.name is not None and not is_folder_name(options.name):
-        expected = "a plain folder name, up to 100 characters"
+        expected = f"a plain folder name, up to {MAX_NAME_LETTERS} characters"
         faults.append(Fault("name", options.name, expected, "name=<word>"))
     if not options.trust:
         words = f"python -m runner reproduce {run} trust=true"

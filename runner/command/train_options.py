@@ -1,7 +1,9 @@
 """The help of the verb ``train``."""
 
+from runner.command import VERBS
+
 HELP = (
-    "Trains one language model, or sweeps over many, from options that go together.",
+    VERBS["train"] + ".",
     """\
   python -m runner                                    a toy, offline, on CPU
   python -m runner trainer=dpo dataset=ultrafeedback model=qwen3_0_6b peft=lora

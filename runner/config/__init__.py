@@ -8,31 +8,21 @@ tells where a value comes from, ``dialect`` knows the keys of other tools.
 """
 
 from runner.config.composition import (
-    as_yaml,
-    call_hydra,
     compose,
     compose_unresolved,
     differences,
-    read_layers,
 )
-from runner.config.groups import GROUPS
 from runner.config.machines import rank, world_size
 from runner.config.menu import read_menu
-from runner.config.resolution import NO_VALUE, NUM_PROCESSES, Composed, resolve
+from runner.config.resolution import Composed, resolve
 from runner.config.user_folder import use_folders
 
 __all__ = [
-    "GROUPS",
-    "NO_VALUE",
-    "NUM_PROCESSES",
     "Composed",
-    "as_yaml",
-    "call_hydra",
     "compose",
     "compose_unresolved",
     "differences",
     "rank",
-    "read_layers",
     "read_menu",
     "resolve",
     "use_folders",

@@ -315,7 +315,12 @@ def remove(folder: Path) -> None:
     set_aside(folder)
     leftovers = glob.escape(f".{folder.name}.") + "*.removed"  # those of a kill, too
     for path in folder.parent.glob(leftovers):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+        delete_whole(path)
+
+
+def delete_whole(path: Path) -> None:
+    """Delete a folder with all that is in it, or a file."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()

@@ -38,14 +38,14 @@ def is_offline() -> bool:
     return os.environ.get(OFFLINE, "").lower() in ("1", "true", "yes", "on")
 
 
-def hub_answer(seconds: float = MAX_SECONDS) -> HubAnswer:
-    """The answer of the hub within so many seconds."""
+def hub_answer() -> HubAnswer:
+    """The answer of the hub within ``MAX_SECONDS``."""
     import urllib.request
 
     address = re.sub("//[^/]*@", "//", os.environ.get("HF_ENDPOINT") or HUB)
     try:
         request = urllib.request.Request(address, method="HEAD", headers={"User-Agent": "runner"})
-        with urllib.request.urlopen(request, timeout=seconds):
+        with urllib.request.urlopen(request, timeout=MAX_SECONDS):
             return HubAnswer(True, "is reachable")
     except urllib.request.HTTPError as error:
         if error.code >= 400:  # a refusal is an answer

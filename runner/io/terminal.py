@@ -74,14 +74,14 @@ def keep_output(*streams: Stream) -> None:
         try:
             os.fstat(number)
         except OSError:
-            _discard(number)
+            discard(number)
         if getattr(stream, "closed", False):
             stream = open(number, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
         outputs.append(stream)
     sys.stdout, sys.stderr = outputs
 
 
-def _discard(descriptor: int) -> None:
+def discard(descriptor: int) -> None:
     """Lead what is written to a descriptor nowhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
@@ -224,7 +224,7 @@ class Copied:
         try:
             call(*args)
         except BrokenPipeError:  # a reader who has seen enough ends no run
-            _discard(self.stream.fileno())
+            discard(self.stream.fileno())
 
     def log_early(self) -> None:
         """Put into the log what is not yet there, once it is open."""
@@ -299,11 +299,11 @@ def print_visible(text: str) -> None:
     print(visible_lines(text), flush=True)
 
 
-def print_answer(text: str, end: str = "\n") -> None:
+def print_answer(text: str) -> None:
     """Print what a model wrote, visible on a terminal, which it could control; else as it is."""
     if sys.stdout.isatty():
         text = visible_lines(text)
-    print(text, end=end, flush=True)
+    print(text, flush=True)
 
 
 def progress_bar(title: str, total: int, unit: str, **options: Any) -> "tqdm":

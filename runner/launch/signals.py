@@ -10,6 +10,7 @@ from types import FrameType
 
 from runner.config.machines import world_size
 from runner.errors import Fault, Interrupted
+from runner.io.terminal import discard
 
 
 @dataclass(eq=False)
@@ -54,7 +55,7 @@ def detach_terminal() -> None:
     """
     for descriptor in (1, 2):
         if stat.S_ISCHR(os.fstat(descriptor).st_mode):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+            discard(descriptor)
 
 
 def stop_signals() -> list[int]:

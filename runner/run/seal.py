@@ -10,7 +10,6 @@ import json
 import logging
 import math
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 from runner.errors import Fault, FolderError
 from runner.io.files import (
     LEFT_BY_WRITES,
+    delete_whole,
     display_path,
     read_json,
     remove,
@@ -220,10 +220,7 @@ def remove_leftovers(run: Run) -> None:
             path.unlink()
     for folder in (run.folder, run.checkpoints):
         for path in folder.glob(".*.removed"):
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+            delete_whole(path)
 
 
 def rotate(folder: Path, keep: int, best: str | None, steps_to_notice: int = 0) -> None:

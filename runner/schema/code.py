@@ -121,11 +121,12 @@ def _imported_packages(file: Path, changed: int) -> frozenset[str]:
 
 def _is_users_package(package: str) -> bool:
     module = find_module(package)
-    if module is None:
-        return False
-    paths = list(module.folders)
-    if module.file:
-        paths.append(str(module.file))
+    return module is not None and _is_of_user(module)
+
+
+def _is_of_user(module: Module) -> bool:
+    """True for a module whose file, or one of whose folders, is the user's own."""
+    paths = [path for path in (module.file, *module.folders) if path]
     return any(is_own(path) for path in paths)
 
 
@@ -148,8 +149,7 @@ def find_absent_imports(
             if is_new and "sys.path" not in visited:
                 yield place, part
             return
-        paths = [path for path in (module.file, *module.folders) if path]
-        if not any(is_own(path) for path in paths):
+        if not _is_of_user(module):
             # Of another's package only the first name counts: it may make the others itself.
             return
         if "sys.path" in module.text:

@@ -5,7 +5,6 @@ A value alone is made a text in ``literal``.
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -20,12 +19,6 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the fast one, where it
 SPECIAL_TO_SHELLS = set("' []()*?;&|<>#~")
 SPECIAL_IN_QUOTES = set('"$`\\!{\n')
 MAX_SHORT_LETTERS = 64  # of a value in a fault
-
-
-def read_tables(module: str) -> dict[str, Any]:
-    """The YAML file that stands beside a module (given by its ``__file__``) under its name."""
-    tables: dict[str, Any] = yaml.load(Path(module).with_suffix(".yaml").read_bytes(), LOADER)
-    return tables
 
 
 # --- Dotted keys ---

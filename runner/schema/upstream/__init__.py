@@ -28,9 +28,7 @@ from runner.schema.upstream.libraries import (
     BESIDE_ROWS,
     ELSEWHERE,
     ON_A_GPU,
-    OTHER_VALUES,
     RAISED_IN,
-    WANTED,
     WITHOUT_NOTE,
 )
 from runner.schema.upstream.losses import (
@@ -73,7 +71,6 @@ from runner.schema.upstream.schedules import (
     USUAL_OPTIMIZER,
 )
 from runner.schema.upstream.steps import (
-    DEFAULT_BATCH_SIZE,
     batch_size,
     config_fields,
     cycle_steps,
@@ -87,7 +84,6 @@ __all__ = [
     "CALLBACK_VISIBLE",
     "COMPLETION_LENGTHS",
     "CROSS_ENTROPY",
-    "DEFAULT_BATCH_SIZE",
     "DONE_BY_RUNNER",
     "ELSEWHERE",
     "EXTENDABLE",
@@ -109,7 +105,6 @@ __all__ = [
     "ON_A_GPU",
     "OPTIMIZER_ARGS",
     "OTHER_STEPS",
-    "OTHER_VALUES",
     "OWN_LOSS",
     "PASSED_ON",
     "PLAIN_LOSS_TYPES",
@@ -125,7 +120,6 @@ __all__ = [
     "UNSAMPLED",
     "UNWEIGHABLE",
     "USUAL_OPTIMIZER",
-    "WANTED",
     "WEIGHED",
     "WITHOUT_NOTE",
     "batch_size",
