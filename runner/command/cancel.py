@@ -52,7 +52,7 @@ def _cancel_jobs(runs: Sequence[RunRecord], typed_address: str | None) -> dict[P
     seen = queue.look()
     places = {}
     for run in runs:
-        place = place_of(run.run, queue, seen)
+        place = place_of(run.run.status(), queue, seen)
         if place:
             places[run.folder] = place
     if places:

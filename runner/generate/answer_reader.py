@@ -15,7 +15,7 @@ from runner.dataset.form import answer_columns
 from runner.generate.padding import group_alike, join_media_inputs, pad, split_by_tokens
 from runner.generate.sampler import evaluating
 from runner.io.turns import Row
-from runner.model.encoding import encode_prompt, encode_row
+from runner.model.encoding import encode_prompt, encode_row, shared_length
 from runner.reward.reading import as_if_alone
 
 TOKENS_PER_BATCH = 4096  # with padding
@@ -128,9 +128,4 @@ def to_ids(tokenizer: PreTrainedTokenizerBase, row: Row) -> tuple[list[int], int
         return ids, 1
     prompt_ids = encode_prompt(tokenizer, row["prompt"], row)
     # A token that joins prompt and answer belongs to the answer.
-    shared = 0
-    for prompt_id, token_id in zip(prompt_ids, ids, strict=False):
-        if prompt_id != token_id:
-            break
-        shared += 1
-    return ids, max(1, shared)
+    return ids, max(1, shared_length(prompt_ids, ids))

@@ -64,9 +64,11 @@ class ClusterQueue(Protocol):
         """Have runs taken out of the queue."""
 
 
-def place_of(run: Run, queue: ClusterQueue, seen: Mapping[str, Place]) -> Place | None:
+def place_of(
+    status: Mapping[str, Any], queue: ClusterQueue, seen: Mapping[str, Place]
+) -> Place | None:
     """The place of a run in a queue, by the ticket in its status."""
-    tickets = run.status().get("queued") or {}
+    tickets = status.get("queued") or {}
     return seen.get(str(tickets.get(_name_of(queue))))
 
 
@@ -213,8 +215,8 @@ class Submission:
     def _is_left(self, task: Task, seen: Mapping[str, Place]) -> bool:
         """True for a task that is to be submitted; the place or the end of any other is noted."""
         run = Run(task.folder.absolute())
-        place = place_of(run, self.queue, seen)
         status = run.status()
+        place = place_of(status, self.queue, seen)
         state = status["state"]
         failed = [folder for folder in task.after if self.codes.get(folder)]
         if failed:

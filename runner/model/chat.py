@@ -22,7 +22,7 @@ from runner.model import jinja
 from runner.model.encoding import render_row, tokenizer_of, write
 from runner.model.faults import costly_template
 from runner.model.jinja import ANSWER, KEY, PROBE, read_template
-from runner.model.reach import MAX_ROWS, Reach, look_at_rows
+from runner.model.reach import Reach, look_at_rows
 from runner.schema.text import short_text
 
 OWN = "the tokenizer's own template"
@@ -179,9 +179,7 @@ def check_rendering(
 
 
 def look_at_texts(
-    tokenizer: PreTrainedTokenizerBase,
-    rows: Iterable[tuple[Row, Sequence[str]]],
-    count: int = MAX_ROWS,
+    tokenizer: PreTrainedTokenizerBase, rows: Iterable[tuple[Row, Sequence[str]]]
 ) -> Reach:
     """The part of the rows that the template of a tokenizer writes.
 
@@ -194,7 +192,7 @@ def look_at_texts(
 
     special_tokens = tokenizer_of(tokenizer).all_special_tokens
     template = str(tokenizer.chat_template)
-    return look_at_rows(rows, write_turns, template, count, special_tokens)
+    return look_at_rows(rows, write_turns, template, special_tokens)
 
 
 def turn_end(tokenizer: PreTrainedTokenizerBase) -> str:

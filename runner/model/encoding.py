@@ -37,6 +37,16 @@ class EncodedRow:
         return max(map(len, self.texts), default=0)
 
 
+def shared_length(first: Iterable[int], second: Iterable[int]) -> int:
+    """The number of ids with which both begin."""
+    length = 0
+    for one_id, other_id in zip(first, second, strict=False):
+        if one_id != other_id:
+            break
+        length += 1
+    return length
+
+
 class TokenIds(list[int]):
     """The token ids of a text, with what a model takes of its media beside them.
 

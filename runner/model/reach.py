@@ -228,7 +228,6 @@ def look_at_rows(
     rows: Iterable[tuple[Row, Sequence[str]]],
     write: WriteRow,
     template: str,
-    count: int = MAX_ROWS,
     special_tokens: Sequence[str] = (),
 ) -> Reach:
     """The losses of the first rows, each of which comes with the columns of its answers.
@@ -239,7 +238,7 @@ def look_at_rows(
     reach = Reach(knows_thoughts=knows_thoughts)
     inspection = _Inspection(write, template, special_tokens, reach)
     for row, answers in rows:
-        if reach.rows == count:
+        if reach.rows == MAX_ROWS:
             break
         reach.rows += 1
         losses = RowLosses()

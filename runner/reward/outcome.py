@@ -8,7 +8,7 @@ serves as a metric as well.
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import transformers
@@ -16,6 +16,7 @@ from peft import AutoPeftModelForSequenceClassification
 from torch import Tensor
 from transformers import (
     AutoModelForSequenceClassification,
+    BatchEncoding,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -193,6 +194,13 @@ class ScoringModel:
         self.longest = min((limit for limit in limits if limit and limit < 1e9), default=None)
         self.model = model.eval().requires_grad_(False).to(self.device or best_device())
 
+    def scores_of(self, batch: BatchEncoding) -> list[Any]:
+        """The score of each text of a padded batch, or of each of its tokens."""
+        with as_if_alone(self.model, batch.pop("input_ids"), batch["attention_mask"]) as ids_BT:
+            logits = self.model(input_ids=ids_BT, **batch).logits.float()
+        scores: list[Any] = to_scores(logits, self.gives)[..., self.column].tolist()
+        return scores
+
     def _column(self, model: PreTrainedModel, key: str) -> int:
         """The index of the score to give."""
         columns = {str(name): int(column) for column, name in model.config.id2label.items()}
@@ -257,9 +265,7 @@ class Classifier(ScoringModel):
         for start in range(0, len(texts), self.batch_size):
             batch_texts = texts[start : start + self.batch_size]
             batch = self.tokenizer(batch_texts, **options).to(self.model.device)
-            with as_if_alone(self.model, batch.pop("input_ids"), batch["attention_mask"]) as ids_BT:
-                logits_BC = self.model(input_ids=ids_BT, **batch).logits.float()
-            scores += to_scores(logits_BC, self.gives)[:, self.column].tolist()
+            scores += self.scores_of(batch)
         return scores
 
 

@@ -19,8 +19,7 @@ from transformers import (
 
 from runner.io.files import shipped
 from runner.io.turns import Completion, text_of, turns_for
-from runner.reward.outcome import AutoClass, Gives, ScoringModel, to_scores, translate_errors
-from runner.reward.reading import as_if_alone
+from runner.reward.outcome import AutoClass, Gives, ScoringModel, translate_errors
 from runner.schema.ranges import Count
 
 Aggregate = Literal["last", "min", "mean", "product"]
@@ -175,10 +174,7 @@ class ProcessModel(ScoringModel):
             cuts.append(cut)
             ids.append(reading.ids[cut:])
         padded = self.tokenizer.pad({"input_ids": ids}, padding_side="right", return_tensors="pt")
-        batch = padded.to(self.model.device)
-        with as_if_alone(self.model, batch.pop("input_ids"), batch["attention_mask"]) as ids_BT:
-            logits = self.model(input_ids=ids_BT, **batch).logits.float()
-        scores = to_scores(logits, self.gives)[..., self.column].tolist()
+        scores = self.scores_of(padded.to(self.model.device))
         if not self.reads_tokens:
             return [[score] for score in scores]
         step_scores = []

@@ -13,7 +13,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from runner.config.experiment import Experiment, Tolerate
 from runner.errors import Fault
 from runner.io.files import shipped
-from runner.model.encoding import decode, stop_ids
+from runner.model.encoding import decode, shared_length, stop_ids
 from runner.model.load import read_adapter
 from runner.training.inspection import Inspection, trained_ids
 
@@ -138,7 +138,7 @@ def find_other_template(inspection: Inspection) -> Fault | None:
     rest = list[int]()
     for row in inspection.rows:
         ids = inspection.without_bos(row.ids)
-        length = _shared_length(prompt, ids)
+        length = shared_length(prompt, ids)
         if length > shared:
             shared = length
             rest = ids[length : length + SHOWN_TOKENS]
@@ -155,16 +155,6 @@ def find_other_template(inspection: Inspection) -> Fault | None:
         expected="one template for both",
         fix="=<one that spells both alike, such as chatml>, or tolerate.other_template=true",
     )
-
-
-def _shared_length(first: list[int], second: list[int]) -> int:
-    """The number of ids with which both lists begin."""
-    length = 0
-    for one_id, other_id in zip(first, second, strict=False):
-        if one_id != other_id:
-            break
-        length += 1
-    return length
 
 
 def _count_prompts(inspection: Inspection) -> int:
