@@ -219,10 +219,10 @@ PLACES = {"of": ["place", "topic"], "place": ["bar", "bar"], "topic": ["view", "
         ),
         (
             [
-                (file.name, file.added)
+                (file.name, file.added, file.removed)
                 for file in changed_files("diff --git a/x.py b/x.py\n@@ -1 +1 @@\n-a\n+b")
             ],
-            [("x.py", 1)],
+            [("x.py", 1, 1)],
         ),
         (thinned(Curve([1, 2, 3, 4], [0.0, 1.0, 2.0, 3.0]), 2), Curve([1.5, 3.5], [0.5, 2.5], [])),
         (str(breakable("a_b/<c>")), "a_<wbr>b/<wbr>&lt;c&gt;"),

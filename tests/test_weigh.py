@@ -327,7 +327,7 @@ def test_sequences_in_one_row_have_their_weights_in_one_row():
         ("trainer=sft trainer.args.loss_type=dft", "loss=rescaled"),
         ("trainer=sft loss._target_=runner.validate.find_all_faults allow=[runner]", ""),
         ("trainer=dpo trainer.args.precompute_ref_log_probs=true", "computed without weights"),
-        ("trainer=dpo trainer.args.use_weighting=true", "without weights"),
+        ("trainer=dpo trainer.args.use_weighting=true", "log-probabilities without weights"),
         ("trainer=kto trainer.args.precompute_ref_log_probs=true", "computed without weights"),
         ("weight.rets=1", "rest"),
         ("weight=anwsers", "weight=answers"),

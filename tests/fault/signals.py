@@ -55,7 +55,7 @@ PHASES = {
     "backward": "torch:Tensor.backward",
     "save": "torch:save",
     "eval": "transformers:Trainer.evaluate",
-    "end": "runner.report.plot_run:write_plots",
+    "end": "runner.command._finish:write_plots",
 }
 STEPPING = ("forward", "backward")
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
@@ -239,6 +239,7 @@ def disturb(
     dropout = 0.1 if trainer in DROPOUT else 0.0
     whole = Place(root / trainer, root, warm, "signals:main", dropout)
     calls = calls_of(whole, words)
+    assert calls.get("end"), "the end of a run is a phase of every trainer"
     wanted = run_files(whole.run)
     entered = [phase for phase in PHASES if calls.get(phase)]
     queue = [phase for _ in range(signals) for phase in chance.sample(entered, len(entered))]
