@@ -1,6 +1,6 @@
-"""Whether the shipped toys learn what they teach: whole trainings, for which the suite has no time.
+"""Checks that the shipped toys learn what they teach: whole trainings, too long for the suite.
 
-python tests/benchmark/learning.py                about eight minutes of one processor
+python tests/benchmark/learning.py                about six minutes of one processor
 python tests/benchmark/learning.py -k prices      the words are those of pytest
 """
 

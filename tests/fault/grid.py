@@ -1,6 +1,6 @@
 """Every case of the grids, of which the suite has representatives: trainers, adapters, losses, trackers and the like.
 
-    python tests/fault/grid.py                    all of them, about ten minutes of one processor
+    python tests/fault/grid.py                    all of them, about twelve minutes of one processor
     python tests/fault/grid.py tests/test_peft.py -k lora
 
 A grid is a test with the mark ``grid(n)``: its first n cases are in the suite. The words are those
