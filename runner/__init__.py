@@ -30,4 +30,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*(name for name in globals() if name.startswith("__")), *__all__])
+    special_names = [name for name in globals() if name.startswith("__")]
+    return sorted([*special_names, *__all__])

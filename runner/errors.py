@@ -247,9 +247,10 @@ def _read_traceback(text: str, heading: str) -> list[Fault]:
     headings = re.finditer(
         rf"^[\w.]+: {re.escape(heading)}(: \d+ faults)?(?=\n  \S)", text, re.MULTILINE
     )
-    end = max((found.end() for found in headings), default=None)
-    if end is None:
+    ends = [heading.end() for heading in headings]
+    if not ends:
         return [Fault("runner", "\n".join(text.splitlines()[-5:]))]
+    end = max(ends)
     faults = []
     for block in re.split(r"\n  (?=\S)", text[end:].rstrip())[1:]:
         where, *parts = re.split(r"\n    (found|expected|type|job) +", block)
@@ -276,7 +277,8 @@ def name_jobs(jobs: Sequence[tuple[Sequence[str], Iterable[Fault]]]) -> list[Fau
     >>> [fault.fix for fault in name_jobs(jobs)]
     ['d=2']
     """
-    common = set.intersection(*(set(words) for words, _ in jobs)) if jobs else set()
+    words_by_job = [set(words) for words, _ in jobs]
+    common = set.intersection(*words_by_job) if jobs else set()
     findings: list[tuple[str, Fault]] = []  # the words that only some jobs have, and a fault of one
     unswept: set[Fault] = set()  # faults whose fix is no value of their job
     for words, faults in jobs:

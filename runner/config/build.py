@@ -66,7 +66,8 @@ def build(node: object, **given: object) -> Any:
 def serve(node: Node, **offered: object) -> Any:
     """Build a node with those of the offered arguments that its signature names."""
     names = asked_for(node["_target_"])
-    return build(node, **{name: value for name, value in offered.items() if name in names})
+    arguments = {name: value for name, value in offered.items() if name in names}
+    return build(node, **arguments)
 
 
 def asked_for(target: str) -> set[str]:
@@ -75,7 +76,8 @@ def asked_for(target: str) -> set[str]:
     for name, parameter in inspect.signature(locate(target)).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
             signature = read_signature(target)
-            names |= set(signature.parameters) if signature else set()
+            if signature:
+                names |= set(signature.parameters)
         elif parameter.kind is not parameter.VAR_POSITIONAL:
             names.add(name)
     return names

@@ -76,7 +76,8 @@ def _sweep_fault(override: "Override", menu: Options) -> Fault:
     if menu.get(group):
         is_list = not takes_one(group)
     else:
-        is_list = bool(OF_TEXTS.search(group)) and not any(map(str.isdigit, names))
+        has_numbers = any(map(str.isdigit, names))
+        is_list = bool(OF_TEXTS.search(group)) and not has_numbers
     if is_list:
         fix += f", or '{group}=[{','.join(names)}]'"
     return Fault(
@@ -155,7 +156,8 @@ def _meant_option(group: str, name: str, menu: Options, meanings: Sequence[Meani
         return f"{group}={option} {group}.path={path}"
     target = _find_target(name) if group in GROUPS else ""
     if target:
-        return f"{group}._target_={target} 'allow=[{target.partition('.')[0]}]'"
+        package = target.partition(".")[0]
+        return f"{group}._target_={target} 'allow=[{package}]'"
     if near:
         return f"={near}"
     parts = [part for part in options if part != "none"]

@@ -50,8 +50,9 @@ def compose(
         lines = _read_option_lines(f"model/{option}.yaml", folders)
         if option == "hub" or not lines or f"path: {path}" in lines:
             return composed
-        own_path = compose_unresolved([f"model={option}"], folders)[0].model.get("path")
-        if _root_of(path, starts) == _root_of(str(own_path), starts):
+        option_cfg, _ = compose_unresolved([f"model={option}"], folders)
+        own_path = str(option_cfg.model.get("path"))
+        if _root_of(path, starts) == _root_of(own_path, starts):
             return composed
 
         words = [word for word in overrides if dotted_key(word) != "model"]
@@ -85,7 +86,8 @@ def _root_of(path: str, starts: Starts) -> str:
             folders = (Path(path), *Path(path).parents)
             runs = [folder for folder in folders if (folder / "status.json").is_file()]
             try:
-                start = str(read_yaml([*runs, Path(path)][0] / "config.yaml")["model"]["path"])
+                run = [*runs, Path(path)][0]
+                start = str(read_yaml(run / "config.yaml")["model"]["path"])
             except (OSError, ConfigError, LookupError, TypeError):  # no run, or its config is lost
                 break
         path = start
@@ -109,7 +111,13 @@ def compose_unresolved(
     values = _find_values(parsed, menu)
     words = [override.input_line for override in parsed if override not in values]
     with as_config_errors():
-        cfg = copy.deepcopy(_compose_choices(tuple(words), tuple(folders), _read_stamps(folders)))
+        # A file that was written since is composed anew.
+        stamps = []
+        for root in (*folders, MENU):
+            for file in sorted(Path(root).resolve().rglob("*.yaml")):
+                stamps.append((str(file), file.stat().st_mtime_ns))
+        composed = _compose_choices(tuple(words), tuple(folders), tuple(stamps))
+        cfg = copy.deepcopy(composed)
         for override in values:
             key = override.key_or_group
             OmegaConf.update(cfg, key, override.value(), merge=True, force_add=True)
@@ -148,15 +156,6 @@ def _find_values(parsed: "Sequence[Override]", menu: Options) -> "list[Override]
         if any(key.startswith(deleted) or deleted.startswith(key) for key in keys):
             return []  # the order in which they are typed matters
     return values
-
-
-def _read_stamps(folders: Sequence[Path]) -> Stamps:
-    """The YAML files of the menu and of the user's folders, and when each was last written."""
-    stamps = []
-    for root in (*folders, MENU):
-        for file in sorted(Path(root).resolve().rglob("*.yaml")):
-            stamps.append((str(file), file.stat().st_mtime_ns))
-    return tuple(stamps)
 
 
 @functools.lru_cache(maxsize=256)
@@ -208,9 +207,8 @@ def as_yaml(overrides: Sequence[str], folders: Sequence[Path] = ()) -> str:
     from omegaconf import OmegaConf
 
     cfg, _ = compose_unresolved(overrides, folders)
-    text: str = OmegaConf.to_yaml(
-        OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"])
-    )
+    keys = [key for key in cfg if key != "hydra"]
+    text: str = OmegaConf.to_yaml(OmegaConf.masked_copy(cfg, keys))
     return text
 
 
@@ -242,7 +240,8 @@ def read_layers(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list[
     words = force(overrides, read_menu(folders))
     with as_config_errors(), _fresh_hydra(folders) as hydra:
         listed = hydra.config_loader().compute_defaults_list("config", words, RunMode.RUN).defaults
-    roots = [*(Path(folder).resolve() for folder in folders), MENU]
+    roots = [Path(folder).resolve() for folder in folders]
+    roots.append(MENU)
     layers = []
     for default in listed:
         files = [root / f"{default.config_path}.yaml" for root in roots]

@@ -64,11 +64,14 @@ def to_list(value: object) -> list[Any]:
 
 def to_words(value: object) -> list[str]:
     """A list of texts; a text is split at its commas."""
-    words = value.split(",") if isinstance(value, str) else to_list(value)
-    for word in words:
+    if isinstance(value, str):
+        value = value.split(",")
+    texts = []
+    for word in to_list(value):
         if isinstance(word, bool) or not isinstance(word, str | int | float):
             raise ValueError("a text, or a list of texts")
-    return [str(word).strip() for word in words if str(word).strip()]
+        texts.append(str(word).strip())
+    return list(filter(None, texts))
 
 
 def to_first(value: object) -> str:

@@ -77,7 +77,10 @@ def _read_texts() -> dict[str, str]:
 @functools.cache
 def read_sections() -> dict[str, dict[str, Any]]:
     """The content of each table, by its dialect."""
-    return {name: yaml.load(text, LOADER) for name, text in _read_texts().items()}
+    sections = {}
+    for name, text in _read_texts().items():
+        sections[name] = yaml.load(text, LOADER)
+    return sections
 
 
 def find_dialects() -> dict[str, dict[str, Any]]:
@@ -170,12 +173,16 @@ def holds(rule: Rule, facts: Mapping[str, Sequence[object]], keys: Node) -> bool
     for name, wanted in rule.when.items():
         if not any(is_wanted(fact, wanted) for fact in facts.get(name, ())):
             return False
-    if rule.like and not re.search(rule.like, to_single_line(facts["value"][0])):
+    value = facts["value"][0]
+    if rule.like and not re.search(rule.like, to_single_line(value)):
         return False
     for key, wanted in rule.beside.items():
         if not is_wanted(keys.get(key), wanted):
             return False
-    return not any(is_wanted(keys.get(key), wanted) for key, wanted in rule.without.items())
+    for key, wanted in rule.without.items():
+        if is_wanted(keys.get(key), wanted):
+            return False
+    return True
 
 
 # --- Other names of our keys and verbs ------------------------------------------------------------

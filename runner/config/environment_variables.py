@@ -155,4 +155,9 @@ def find_variable_faults(machines: int = 1) -> Iterator[Fault]:
                 continue
             if not re.fullmatch(rule.values, value, re.IGNORECASE):
                 shown = hidden(repr(value))[:MAX_LETTERS]
-                yield Fault(name, shown, rule.expected, f"unset {name}")
+                yield Fault(
+                    where=name,
+                    found=shown,
+                    expected=rule.expected,
+                    fix=f"unset {name}",
+                )

@@ -184,8 +184,8 @@ def yaml_fault(error: Exception, where: str) -> Fault:
     mark = getattr(error, "problem_mark", None)
     if mark:
         where = f"{where}:{mark.line + 1}"
-    problem = getattr(error, "problem", None) or " ".join(str(error).split())[:200]
-    found = str(problem)
+    message = " ".join(str(error).split())
+    found = str(getattr(error, "problem", None) or message[:200])
     if "duplicate key" in found:
         return Fault(
             where=where, found=found, expected="each key once", fix="delete one of the two"
@@ -249,7 +249,8 @@ class Growth:
                 self.measure(part, (*path, name))
                 inner_places.append((*path, name))
         parsed = self.letters if "oc.decode" in text else self.parsed
-        self.letters[path] = 1 + len(text) + sum(self.letters[place] for place in inner_places)
+        inner_letters = sum(self.letters[place] for place in inner_places)
+        self.letters[path] = 1 + len(text) + inner_letters
         self.parsed[path] = sum(parsed[place] for place in inner_places)
         if is_reference:
             self.parsed[path] += len(text)

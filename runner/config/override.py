@@ -108,8 +108,11 @@ def quote_text(word: str) -> str:
         return f"{key}={inner}"
     is_call = re.fullmatch(r"\w+\(.*\)", value)
     is_plain = PLAIN.fullmatch(value) and not is_call and value.isprintable()
-    is_paired = value.count("(") == value.count(")") and value.count("[") == value.count("]")
-    return quoted if is_plain and is_paired and NEEDS_QUOTES.search(value) else word
+    are_paired = value.count("(") == value.count(")")
+    are_closed = value.count("[") == value.count("]")
+    if is_plain and are_paired and are_closed and NEEDS_QUOTES.search(value):
+        return quoted
+    return word
 
 
 def expand(words: Sequence[str], menu: Options) -> list[str]:
@@ -146,7 +149,8 @@ def find_place(key: str, name: str, menu: Mapping[str, Sequence[str]]) -> tuple[
     """
     place = os.path.expanduser(name)
     stage, _, group = key.rpartition(".")
-    is_run = os.path.isdir(f"{place}/model") and os.path.isfile(f"{place}/config.yaml")
+    has_model = os.path.isdir(f"{place}/model")
+    is_run = has_model and os.path.isfile(f"{place}/config.yaml")
     if is_run and re.search(r"(^|(?<!dataset)[._])(path|model)$", key):
         name = f"{name.rstrip('/')}/model"
     if group not in HELD or stage in menu or "." in stage:
@@ -162,7 +166,9 @@ def find_place(key: str, name: str, menu: Mapping[str, Sequence[str]]) -> tuple[
 
 def is_local(path: str) -> bool:
     """True for a path of this machine or of a store, as opposed to a name on the hub."""
-    return path.endswith(ROWS) or path.startswith((".", "/", "~")) or "*" in path or "://" in path
+    if path.endswith(ROWS) or path.startswith((".", "/", "~")):
+        return True
+    return "*" in path or "://" in path
 
 
 def latest(overrides: Sequence[str]) -> list[str]:
@@ -349,4 +355,7 @@ def _is_readable(word: str) -> bool:
 
 def _short(text: str) -> str:
     """A text cut to the letters that a fault repeats."""
-    return text if len(text) <= MAX_LETTERS else f"{text[: MAX_LETTERS - 3]}..."
+    if len(text) <= MAX_LETTERS:
+        return text
+    beginning = text[: MAX_LETTERS - 3]
+    return f"{beginning}..."

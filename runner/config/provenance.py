@@ -128,9 +128,12 @@ def _default_settings(target: str, name: str) -> Iterator[Setting]:
         node = parameter.annotation or (definition and definition.node)
         # The file from the top package down.
         parts = module.file.parts
-        depth = len(module.name.split(".")) + (1 if module.file.name == "__init__.py" else 0)
-        file = Path(*parts[max(len(parts) - depth, 0) :]).as_posix()
-        place = f"{file}:{getattr(node, 'lineno', 1)}"
+        depth = len(module.name.split("."))
+        if module.file.name == "__init__.py":
+            depth += 1
+        file = Path(*parts[-depth:]).as_posix()
+        line = getattr(node, "lineno", 1)
+        place = f"{file}:{line}"
     yield Setting(parameter.name, text, place, f"default of {signature.name}")
 
 
@@ -154,7 +157,9 @@ def read_provenance(
         for word, line in read_stage(file, stage) if stage else ():
             lines_by_word |= dict.fromkeys(expand([word], menu), line)
     # What ``force`` puts before the words only makes way for them.
-    overrides = parse(force(words, menu))[-len(words) :] if words else []
+    overrides = []
+    if words:
+        overrides = parse(force(words, menu))[-len(words) :]
     for word, override in zip(words, overrides, strict=True):
         key = override.key_or_group
         if key in menu or override.is_hydra_override():
@@ -243,13 +248,18 @@ class TrustedKeys:
 
 def read_stage(file: Path, stage: str) -> Iterator[tuple[str, str]]:
     """Each word that an experiment's file lists for a stage, with its line."""
-    tree: yaml.Node | None = yaml.compose(file.read_text(encoding="utf-8"), Loader=LOADER)
+    text = file.read_text(encoding="utf-8")
+    tree: yaml.Node | None = yaml.compose(text, Loader=LOADER)
     for name in ("stages", stage):
-        keys = tree.value if isinstance(tree, yaml.MappingNode) else []
-        tree = next((node for key, node in keys if key.value == name), None)
-    words = tree.value if isinstance(tree, yaml.SequenceNode) else []
-    for word in words:
-        yield str(word.value), f"{_to_shown(file)}:{word.start_mark.line + 1}"
+        if not isinstance(tree, yaml.MappingNode):
+            return
+        nodes = [node for key, node in tree.value if key.value == name]
+        tree = nodes[0] if nodes else None
+    if isinstance(tree, yaml.SequenceNode):
+        shown_file = _to_shown(file)
+        for word in tree.value:
+            line = word.start_mark.line + 1
+            yield str(word.value), f"{shown_file}:{line}"
 
 
 def read_settings(file: Path, package: str) -> list[Setting]:
@@ -258,7 +268,11 @@ def read_settings(file: Path, package: str) -> list[Setting]:
     tree = yaml.compose(text, Loader=LOADER)
     if not isinstance(tree, yaml.MappingNode):
         return []
-    tree.value = [(key, node) for key, node in tree.value if key.value not in ("defaults", "hydra")]
+    pairs = []
+    for key, node in tree.value:
+        if key.value not in ("defaults", "hydra"):
+            pairs.append((key, node))
+    tree.value = pairs
     return list(_find_settings(tree, package, text, _to_shown(file)))
 
 
@@ -272,7 +286,8 @@ def _find_settings(tree: yaml.MappingNode, path: str, text: str, file: str) -> I
         value = text[node.start_mark.index : node.end_mark.index].strip()
         if isinstance(node, yaml.SequenceNode):
             value = to_text(yaml.safe_load(value))
-        yield Setting(key, value or "null", f"{file}:{name.start_mark.line + 1}")
+        line = name.start_mark.line + 1
+        yield Setting(key, value or "null", f"{file}:{line}")
 
 
 def _to_shown(file: Path) -> str:

@@ -79,7 +79,8 @@ def resolve(
     """
     from omegaconf import OmegaConf, flag_override
 
-    cfg = OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"])
+    keys = [key for key in cfg if key != "hydra"]
+    cfg = OmegaConf.masked_copy(cfg, keys)
     unread = OmegaConf.to_container(cfg, resolve=False)
     check_growth(unread)
     choices = choices or {}
@@ -109,7 +110,8 @@ def resolve(
         launcher["num_processes"] = world_size()
     write_out_rows(composed.cfg.get("dataset"))
     write_out_functions(composed.cfg.get("trainer"))
-    chosen, left_out = choose_speed(composed.cfg, composed.cfg.pop("speed", None) or {})
+    speed = composed.cfg.pop("speed", None) or {}
+    chosen, left_out = choose_speed(composed.cfg, speed)
     spread_batch(composed.cfg, typed)
     return replace(composed, speed=chosen + left_out)
 
@@ -157,7 +159,8 @@ def _find_missing_faults(unread: Config, choices: Mapping[str, str]) -> Iterator
                 expected="a value",
                 fix=f"leave ~{key} out",
             )
-    for key in sorted(key for key, value in scalars(unread) if value == "???"):
+    missing_keys = [key for key, value in scalars(unread) if value == "???"]
+    for key in sorted(missing_keys):
         yield Fault(
             where=key,
             found=NO_VALUE,

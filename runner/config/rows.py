@@ -24,7 +24,8 @@ def write_out_rows(dataset: object) -> None:
     """
     for path, node in nodes(dataset, "dataset"):
         if re.fullmatch(r"\S+\.(txt|md)", str(node.get("system"))):
-            node["system"] = _read_prompt(Path(node["system"]).expanduser(), f"{path}.system")
+            file = Path(node["system"]).expanduser()
+            node["system"] = _read_prompt(file, f"{path}.system")
         split = node.get("split")
         sources = split.get("eval") if isinstance(split, dict) else None
         if not isinstance(sources, dict) or "_target_" in sources or "parts" in node:
@@ -43,7 +44,9 @@ def _written_out(source: Any, dataset: dict[str, Any]) -> Any:
     omitted = ["split"]
     if "path" in source:
         omitted += ["config", "revision"]  # those of another path
-    node = {key: copy.deepcopy(value) for key, value in dataset.items() if key not in omitted}
+    node = copy.deepcopy(dict(dataset))
+    for key in omitted:
+        node.pop(key, None)
     node["limit"] = {**(dataset.get("limit") or {}), "train": None}
     node |= source
     node["_partial_"] = True

@@ -264,7 +264,9 @@ def _find_hydra_faults(name: str, file: Path, loaded: "ConfigResult") -> Iterato
     if not isinstance(content, dict):
         return
     for default in content.get("defaults") or ():
-        text = " ".join(map(str, default)) if isinstance(default, Mapping) else str(default)
+        text = str(default)
+        if isinstance(default, Mapping):
+            text = " ".join(map(str, default))
         if "hydra" in text and not CHOSEN.fullmatch(text):
             yield _hydra_fault(file, f"defaults: {text}")
     settings = content.get("hydra", {})

@@ -16,7 +16,8 @@ def read_project() -> dict[str, Any]:
     """The project's entries in pyproject.toml; empty where the package is a wheel's."""
     if not PROJECT.is_file():
         return {}
-    project: dict[str, Any] = tomllib.loads(PROJECT.read_text(encoding="utf-8")).get("project", {})
+    content = tomllib.loads(PROJECT.read_text(encoding="utf-8"))
+    project: dict[str, Any] = content.get("project", {})
     # Beside a wheel some other package may have left such a file.
     return project if project.get("name") == NAME else {}
 

@@ -99,7 +99,8 @@ def write_bytes(path: Path, content: bytes, *, again: bool = True, make: bool = 
                 return
     if make:
         path.parent.mkdir(exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}")  # ``LEFT_BY_WRITES``
+    unique = os.urandom(8).hex()
+    temporary = path.with_name(f".{path.name}.{unique}")  # ``LEFT_BY_WRITES``
     try:
         with open(temporary, "xb") as file:
             file.write(content)
@@ -307,7 +308,8 @@ def files_of(folder: Path) -> dict[str, str]:
 
 def set_aside(path: Path) -> Path:
     """Rename what is to be deleted, so that no reader meets half of it; return the new path."""
-    return path.rename(path.with_name(f".{path.name}.{os.urandom(8).hex()}.removed"))
+    unique = os.urandom(8).hex()
+    return path.rename(path.with_name(f".{path.name}.{unique}.removed"))
 
 
 def remove(folder: Path) -> None:

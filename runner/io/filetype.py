@@ -168,7 +168,10 @@ def undecodable(data: bytes, name: str) -> Finding:
     bad_line = _find_bad_line(Path(name)) or BadLine(0, data, data)
     number = bad_line.number
     place = f" (line {number})" if number else ""
-    is_damaged = _is_damaged(bad_line.sample)
+    # Where nearly all letters beyond ASCII are UTF-8, the file is damaged.
+    letters = [letter for letter in bad_line.sample.decode(errors="replace") if letter > "\x7f"]
+    bad = letters.count("\ufffd")
+    is_damaged = len(letters) - bad >= 3 * bad
 
     encoding = None if is_damaged else _sure_encoding(bad_line.sample)
     if encoding:
@@ -180,7 +183,8 @@ def undecodable(data: bytes, name: str) -> Finding:
         )
 
     bad_places = _bad_places(bad_line.line)
-    shown = " ".join(f"0x{bad_line.line[start]:02x}" for start in bad_places[:3])
+    bad_bytes = [bad_line.line[start] for start in bad_places[:3]]
+    shown = " ".join(f"0x{byte:02x}" for byte in bad_bytes)
     verb = "is" if len(bad_places) == 1 else "are"
     found = f"{shown}{place} {verb} not UTF-8"
     if not is_damaged:
@@ -224,13 +228,6 @@ def _around(line: bytes) -> bytes:
     start = _bad_places(line)[0]
     match = re.search(rb"[\x80-\xff][^\x00-\x1f\"]{0,20}", line[start:])
     return match[0] if match else line[start : start + 10]
-
-
-def _is_damaged(sample: bytes) -> bool:
-    """True where nearly all letters beyond ASCII are UTF-8."""
-    letters = [letter for letter in sample.decode(errors="replace") if letter > "\x7f"]
-    bad = letters.count("\ufffd")
-    return len(letters) - bad >= 3 * bad
 
 
 def _sure_encoding(sample: bytes) -> str | None:

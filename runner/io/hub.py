@@ -87,9 +87,12 @@ def is_cached(name: str, kind: str) -> bool:
 
     ``kind`` is ``models`` or ``datasets``.
     """
-    hub_cache = Path(os.environ.get("HF_HUB_CACHE") or hub_home() / "hub").expanduser()
-    rows_cache = Path(os.environ.get("HF_DATASETS_CACHE") or hub_home() / "datasets").expanduser()
-    if kind == "datasets" and (rows_cache / name.replace("/", "___").lower()).is_dir():
-        return True
-    folder = hub_cache / f"{kind}--{name.replace('/', '--')}"
+    if kind == "datasets":
+        rows_cache = os.environ.get("HF_DATASETS_CACHE") or hub_home() / "datasets"
+        folder_name = name.replace("/", "___").lower()
+        if Path(rows_cache, folder_name).expanduser().is_dir():
+            return True
+    hub_cache = os.environ.get("HF_HUB_CACHE") or hub_home() / "hub"
+    folder_name = name.replace("/", "--")
+    folder = Path(hub_cache, f"{kind}--{folder_name}").expanduser()
     return any(folder.glob("snapshots/*"))

@@ -229,8 +229,9 @@ def _pattern(values: tuple[str, ...]) -> re.Pattern[str] | None:
     """A pattern of values and their lines in every spelling, also wrapped; None for nothing."""
     texts = set(values)
     for value in values:
-        lines = [line.strip() for line in value.splitlines() if "-----" not in line]
-        texts.update(line for line in lines if _is_random(line))
+        for line in value.splitlines():
+            if "-----" not in line and _is_random(line.strip()):
+                texts.add(line.strip())
     spellings: set[str] = set()
     for text in texts:
         spellings |= _spellings_of(text)
@@ -255,7 +256,8 @@ def _spellings_of(text: str) -> set[str]:
     spellings |= {digits, digits.upper()}
     # Base64 spells three bytes by four letters; the letters depend on how many bytes come before.
     for shift, first in enumerate((0, 2, 3)):
-        encoded = base64.b64encode(b"\0" * shift + text.encode()).decode().rstrip("=")
+        shifted_text = b"\0" * shift + text.encode()
+        encoded = base64.b64encode(shifted_text).decode().rstrip("=")
         shifted = encoded[first : len(encoded) - 1]
         spellings |= {shifted, shifted.replace("+", "-").replace("/", "_")}
     return spellings

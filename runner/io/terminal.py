@@ -209,7 +209,9 @@ class Copied:
         self.rest += COLOUR.sub("", text)
         if self.rest.endswith("\n"):
             lines = self.rest[:-1].split("\n")
-            self.early.append("\n".join(line.rpartition("\r")[2] for line in lines))
+            # Of a line that was written over, such as that of a progress bar, the last state stays.
+            last_states = [line.rpartition("\r")[2] for line in lines]
+            self.early.append("\n".join(last_states))
             self.rest = ""
             self.log_early()
         return len(text)
@@ -253,7 +255,8 @@ def print_uncaught(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
     """Print an uncaught exception as Python does, without secrets: for ``sys.excepthook``."""
-    sys.stderr.write(hidden("".join(traceback.format_exception(kind, error, trace))))
+    lines = traceback.format_exception(kind, error, trace)
+    sys.stderr.write(hidden("".join(lines)))
 
 
 def to_terminal(level: int = logging.WARNING) -> logging.Handler:

@@ -87,7 +87,8 @@ def thought_of(turn: Turn) -> str:
 # --- What a template takes beside turns ---------------------------------------------------------
 def template_arguments(row: Row) -> dict[str, Any]:
     """The arguments of a template for a row's conversation: its tools, and arguments of its own."""
-    return {"tools": read_tools(row.get("tools"))} | (row.get(TEMPLATE_ARGUMENTS) or {})
+    tools = read_tools(row.get("tools"))
+    return {"tools": tools, **(row.get(TEMPLATE_ARGUMENTS) or {})}
 
 
 def read_tools(value: object) -> list[Any] | None:
@@ -104,7 +105,12 @@ def read_tools(value: object) -> list[Any] | None:
         tools = [tools]
     if not isinstance(tools, list):
         raise ValueError("no list of tools")
-    return [json.loads(tool) if isinstance(tool, str) else tool for tool in tools]
+    read = []
+    for tool in tools:
+        if isinstance(tool, str):
+            tool = json.loads(tool)
+        read.append(tool)
+    return read
 
 
 # --- Turns as a template takes them -------------------------------------------------------------

@@ -30,7 +30,10 @@ from runner.schema.ranges import (
 
 def by_name(*rows: tuple[Range, str]) -> dict[str, Range]:
     """The range of each name; a row is a range with the names that have it."""
-    return {name: numbers for numbers, names in rows for name in names.split()}
+    ranges: dict[str, Range] = {}
+    for numbers, names in rows:
+        ranges |= dict.fromkeys(names.split(), numbers)
+    return ranges
 
 
 PEFT = by_name(

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 # Kinds that no trainer here learns from: columns of these names, and types of datasets.
 UNTRAINED = ("audio", "video")
 UNTRAINED_COLUMNS = (*UNTRAINED, *(f"{name}s" for name in UNTRAINED))
-UNTRAINED_TYPE = re.compile(rf"(?:List\()*(?:{'|'.join(map(str.title, UNTRAINED))})\(")
+_UNTRAINED_NAMES = "|".join(name.title() for name in UNTRAINED)
+UNTRAINED_TYPE = re.compile(rf"(?:List\()*(?:{_UNTRAINED_NAMES})\(")
 
 
 @dataclass(frozen=True)

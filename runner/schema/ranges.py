@@ -106,6 +106,8 @@ def _evaluate(expression: ast.expr, module: Module | None) -> Range | None:
         if isinstance(constant, Definition) and isinstance(constant.node, ast.Call):
             return _evaluate(constant.node, constant.module)
     if isinstance(expression, ast.Call) and last_name(expression) == "Range":
-        options = {str(word.arg): ast.literal_eval(word.value) for word in expression.keywords}
+        options = {}
+        for word in expression.keywords:
+            options[str(word.arg)] = ast.literal_eval(word.value)
         return Range(**options)
     return None

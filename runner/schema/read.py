@@ -61,7 +61,8 @@ class Parameter:
             for part in annotated.alternatives:
                 narrowed.append(choice if part == TEXT else part)
             annotated = to_union(*narrowed)
-        kinds = {"any", *(part.kind for part in annotated.alternatives)}
+        kinds = {part.kind for part in annotated.alternatives}
+        kinds.add("any")
         if annotated.choices:
             kinds.add("str")
         wider = [part for part in (*documented, *self.also) if part.kind not in kinds]

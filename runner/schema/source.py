@@ -183,7 +183,14 @@ def look_up(
     submodule = _submodule(module, name) if submodules else None
     if submodule is not None:
         return submodule
-    for star in _stars_by_likelihood(name, module):
+
+    def rank(star: str) -> int:
+        if not _is_likely(name, star):
+            return 0
+        return -len(star.rpartition(".")[2])
+
+    # Modules that are called like the name come first, and of these those with a longer name.
+    for star in sorted(module.stars, key=rank):
         source = find_module(star)
         if source and (name in source.text or "import *" in source.text):
             definition = look_up(name, source, False, visited)
@@ -209,18 +216,6 @@ def _follow_binding(
     elif isinstance(binding, ast.Attribute):
         definition = resolve_expression(binding, module)
     return definition or Definition(module, name, binding)
-
-
-def _stars_by_likelihood(name: str, module: Module) -> list[str]:
-    """The star imports of a module; those that are called like the name come first.
-
-    Of these longer ones come before shorter ones.
-    """
-
-    def rank(star: str) -> int:
-        return -len(star.rpartition(".")[2]) if _is_likely(name, star) else 0
-
-    return sorted(module.stars, key=rank)
 
 
 def member(name: str, owner: Definition) -> Definition | None:
@@ -355,7 +350,8 @@ def _parse(file: Path, changed: int) -> ast.Module:
 
     def without_body(method: re.Match[str]) -> str:
         indent, head, body = method.groups()
-        return f"{indent}{head} ..." + "\n" * (body.count("\n") + 1)
+        lines = body.count("\n") + 1
+        return f"{indent}{head} ..." + "\n" * lines
 
     text = _read(file, changed)
     bare = METHOD.sub(without_body, text)

@@ -120,7 +120,9 @@ def to_override(path: str, value: object) -> str:
 
 def as_typed(values: Node) -> str:
     """The words to type for some keys with their values; of mappings for the keys below them."""
-    words = [to_override(path, value) for path, value in flatten(values).items()]
+    words = []
+    for path, value in flatten(values).items():
+        words.append(to_override(path, value))
     return " ".join(words)
 
 

@@ -262,8 +262,8 @@ DEFECTS = (
         "shipped_file_shadows",
         "A file of the menu is said to win over the one of the user's folder that shadows it.",
         "runner/config/composition.py",
-        "roots = [*(Path(folder).resolve() for folder in folders), MENU]",
-        "roots = [MENU, *(Path(folder).resolve() for folder in folders)]",
+        "roots.append(MENU)",
+        "roots.insert(0, MENU)",
         tests=("tests/test_why.py::test_a_folder_of_the_users_own_is_shown_as_one_types_it",),
     ),
     # --- Worker, launchers, sweeps ----------------------------------------------------------------
