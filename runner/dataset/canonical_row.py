@@ -187,7 +187,9 @@ def _split_turns(
     end with them.
     """
     shared = 0
-    while shared < min(len(chosen), len(rejected)) - 1 and chosen[shared] == rejected[shared]:
+    for chosen_turn, rejected_turn in zip(chosen[:-1], rejected[:-1], strict=False):
+        if chosen_turn != rejected_turn:
+            break
         shared += 1
     while shared and chosen[shared - 1]["role"] == "assistant":
         shared -= 1
@@ -264,8 +266,8 @@ def read_tokens(cells: Cells) -> Row:
             raise bad_cell(name, describe_cell(value), "a list of whole numbers")
         lengths[name] = len(value)
     if "input_ids" in lengths and len(set(lengths.values())) > 1:
-        found = ", ".join(f"{name} of {length}" for name, length in lengths.items())
-        raise bad_cell("input_ids", found, "as many of each as there are tokens")
+        found = [f"{name} of {length}" for name, length in lengths.items()]
+        raise bad_cell("input_ids", ", ".join(found), "as many of each as there are tokens")
     return _with_margin(cells, cells)
 
 

@@ -136,10 +136,11 @@ def _join_parts(parts: Sequence[object], where: str) -> str:
             raise bad_cell(f"{where}[{number}]", describe_cell(part), expected)
         text = part_text(part)
         if not isinstance(text, str):
+            media = [modality.one for modality in MODALITIES]
             raise bad_cell(
                 where=f"{where}[{number}]",
                 found=f"a part of the type {part.get('type')!r}",
-                expected=" or ".join(["a text", *(modality.one for modality in MODALITIES)]),
+                expected=" or ".join(["a text", *media]),
                 fix="dataset.map._target_=<your function that writes it as text, as tool_calls, or "
                 "as a turn>",
             )

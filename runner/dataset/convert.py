@@ -140,7 +140,8 @@ class Conversion:
         marks = None
         if self.modalities:
             columns = request.media_columns
-            marks = Marks(changed, {modality: columns[modality] for modality in self.modalities})
+            columns_of_media = {modality: columns[modality] for modality in self.modalities}
+            marks = Marks(changed, columns_of_media)
             changed = marks.mark(changed, self.layout.columns)
         made_rows = convert(
             changed,
@@ -180,7 +181,8 @@ class Conversion:
     def batch(self, columns: Batch, numbers: Sequence[int]) -> Batch:
         """The converted batch; ``numbers`` are the numbers of its rows in messages."""
         batch: list[Row] = []
-        for number, cells in zip(numbers, zip(*columns.values(), strict=True), strict=True):
+        rows = zip(*columns.values(), strict=True)
+        for number, cells in zip(numbers, rows, strict=True):
             row = dict(zip(columns, cells, strict=True))
             try:
                 made = self.one(row)
@@ -222,7 +224,8 @@ class Conversion:
         """The fault of a role with the row's number, and the column that plays the role."""
         columns = self.layout.columns
         role = fault.where.split("[")[0]
-        column = columns.get(role) or columns.get(TWINS.get(role, ""), role)
+        twin = TWINS.get(role, "")
+        column = columns.get(role) or columns.get(twin, role)
         place = fault.where.removeprefix(role)
         return replace(fault, where=f"{self.label} row {number}, {column}{place}")
 
@@ -236,7 +239,8 @@ class Conversion:
         self.faults = []
         if not faults:
             return
-        error = DataError([self._summary(len(faults)), *faults[:MAX_FAULTS]])
+        summary = self._summary(len(faults))
+        error = DataError([summary, *faults[:MAX_FAULTS]])
         if self.request.bad_rows != "drop":
             raise error
         log.warning("left out, because dataset.bad_rows=drop:\n%s", error)

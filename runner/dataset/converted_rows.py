@@ -60,7 +60,8 @@ def narrow(rows: Rows, request: RowRequest) -> Rows:
     if not request.to or request.steps:
         return rows
     features = rows.features or {}
-    refuse_media(name for name, kind in features.items() if UNTRAINED_TYPE.match(repr(kind)))
+    untrained = [name for name, kind in features.items() if UNTRAINED_TYPE.match(repr(kind))]
+    refuse_media(untrained)
     for modality, columns in request.media_columns.items():
         for name, kind in features.items():
             stored = modality.undecoded(kind)
@@ -105,7 +106,8 @@ def convert_rows(
     json_columns = [name for name, kind in kept.items() if isinstance(kind, Json)]
 
     def convert_batch(cells: Batch, indices: list[int]) -> Batch:
-        made = conversion.batch(cells, [numbers_in_source[index] for index in indices])
+        numbers = [numbers_in_source[index] for index in indices]
+        made = conversion.batch(cells, numbers)
         for name in json_columns:
             if name in READ_COLUMNS:
                 continue
@@ -265,8 +267,9 @@ def _types_of_kept(rows: Dataset, conversion: Conversion) -> Features:
         arrow_types = {}
         for name in conversion.kept:
             value = conversion.like[name]
-            # Nothing counts as text.
-            arrow_types[name] = pa.string() if value is None else pa.array([value]).type
+            arrow_types[name] = pa.string()  # nothing counts as text
+            if value is not None:
+                arrow_types[name] = pa.array([value]).type
         types = Features.from_arrow_schema(pa.schema(arrow_types))
     else:
         types = Features({name: rows.features[name] for name in conversion.kept})
@@ -282,8 +285,9 @@ def _type_of(name: str, value: object, turn: Turn) -> List | Value:
         if name == modality.column:
             return modality.column_type()
     if isinstance(value, list):
-        inner = turn if isinstance(value[0], dict) else _type_of(name, value[0], turn)
-        return List(inner)
+        if isinstance(value[0], dict):
+            return List(turn)
+        return List(_type_of(name, value[0], turn))
     kinds: dict[type, str] = {bool: "bool", float: "float64", int: "int64"}
     return Value(kinds.get(type(value), "string"))
 
@@ -294,7 +298,11 @@ def fit_rows(rows: Rows, habits: TemplateHabits) -> Rows:
     spoken = [name for name in list_columns(rows) if name in SPOKEN]
 
     def fit(row: Cells) -> Row:
-        return {name: fit_turns(row[name], habits) for name in spoken if is_conversation(row[name])}
+        fitted = {}
+        for name in spoken:
+            if is_conversation(row[name]):
+                fitted[name] = fit_turns(row[name], habits)
+        return fitted
 
     if not isinstance(rows, Dataset):
         return rows.map(fit)
@@ -327,7 +335,10 @@ def _holds_words(column: pa.ChunkedArray, words: Sequence[str]) -> bool:
             return False
         return "developer" in pc.unique(pc.struct_field(turns, "role")).to_pylist()
     texts = turns.cast(pa.string())
-    return any(pc.any(pc.match_substring(texts, word)).as_py() for word in words)
+    for word in words:
+        if pc.any(pc.match_substring(texts, word)).as_py():
+            return True
+    return False
 
 
 def mix_labels(rows: Dataset, seed: int, label: str = "rows") -> Dataset:
@@ -337,11 +348,17 @@ def mix_labels(rows: Dataset, seed: int, label: str = "rows") -> Dataset:
     """
     labels = np.array(rows["label"][:])
     random = np.random.default_rng(seed)
-    sides = [random.permutation(np.flatnonzero(labels == side)) for side in (True, False)]
+    sides = []
+    for is_good in (True, False):
+        places = np.flatnonzero(labels == is_good)
+        sides.append(random.permutation(places))
     if not all(len(side) for side in sides):
         log.warning("%s: all labels are the same, so there is nothing to compare", label)
     # Each row stands at a fraction of the way, and both sides go the whole way.
-    fractions = [(np.arange(len(side)) + 0.5) / max(1, len(side)) for side in sides]
+    fractions = []
+    for side in sides:
+        middles = np.arange(len(side)) + 0.5
+        fractions.append(middles / max(1, len(side)))
     order = np.argsort(np.concatenate(fractions), kind="stable")
     mixed = np.concatenate(sides)[order]
     return rows.select(mixed, new_fingerprint=cache_key(rows._fingerprint, "labels mixed", seed))

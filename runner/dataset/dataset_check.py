@@ -76,10 +76,13 @@ def check_dataset(node: Node, to: str | None, where: str = "dataset") -> Dataset
     check = DatasetCheck()
     inner: dict[str, Node] = {}  # the sources inside this one, by their keys
     if target == MIXER:
-        parts = {name: part for name, part in (node.get("parts") or {}).items() if part is not None}
+        parts = {}
+        for name, part in (node.get("parts") or {}).items():
+            if part is not None:
+                parts[name] = part
+                inner[f"{where}.parts.{name}"] = part
         with check.noting():
             request.check_weights(parts, node.get("weights"))
-        inner = {f"{where}.parts.{name}": part for name, part in parts.items()}
     elif target == LOADER:
         trains = ".split.eval" not in where
         with _without_warnings():
@@ -278,7 +281,8 @@ def _check_columns(node: Node, path: str, files: Files, to: str, check: DatasetC
     used = (*(node.get("without") or ()), *chosen.values())
     unused = [name for name in columns if name not in used]
     if to != "prompt":  # of which a reward may read the path of a sound
-        refuse_media(name for name in unused if name in UNTRAINED_COLUMNS)
+        untrained = [name for name in unused if name in UNTRAINED_COLUMNS]
+        refuse_media(untrained)
     for modality in MODALITIES:
         column = chosen.get(modality.column) or modality.find_column(unused)
         if not column:
@@ -407,4 +411,6 @@ def _is_less(first: object, second: object) -> bool:
     """True for two numbers the first of which is less; a label is no number."""
     if isinstance(first, bool):
         return False
-    return isinstance(first, int | float) and isinstance(second, int | float) and first < second
+    if not isinstance(first, int | float) or not isinstance(second, int | float):
+        return False
+    return first < second

@@ -288,7 +288,8 @@ def kept_columns(
             for name in sorted(further & CLASHES.keys()):
                 log.warning("the column `%s` is left out: %s", name, CLASHES[name])
     else:  # a reward may read the path of a sound, but nothing else can
-        refuse_media(name for name in columns if name in UNTRAINED_COLUMNS and name in further)
+        untrained = [name for name in columns if name in UNTRAINED_COLUMNS and name in further]
+        refuse_media(untrained)
     templated: list[str] = []
     if layout.form != "text":
         templated = [name for name in for_template if name in columns]
@@ -307,7 +308,8 @@ def kept_columns(
         wanted = safe if EVERY in keep else keep
     wanted = [name for name in wanted if name not in templated]
     _check_wanted(wanted, columns, safe, group)
-    return (*templated, *(name for name in wanted if name != "prompt"))
+    kept = [name for name in wanted if name != "prompt"]
+    return (*templated, *kept)
 
 
 def _check_wanted(

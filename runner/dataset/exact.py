@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import (
     ArrowBasedBuilder,
-    Dataset,
     DatasetBuilder,
     DownloadManager,
     Features,
@@ -133,11 +132,17 @@ def _is_misread(builder: DatasetBuilder, *, is_prepared: bool) -> bool:
     files = _files_of(builder)
     if not is_prepared:
         # Of a list of objects the reader knows no types before it has read all of it.
-        return builder.info.features is None and all(os.path.isfile(file) for file in files)
-    if len(files) == 1 and os.path.isfile(files[0]) and os.path.getsize(files[0]) < ONE_BLOCK:
-        # The reader has decided on the type of each column once, by all of its values.
-        return False
-    return _hold_moments(builder.as_dataset())
+        return builder.info.features is None and all(map(os.path.isfile, files))
+    if len(files) == 1 and os.path.isfile(files[0]):
+        # The reader decides on the type of each column once, by all values of a short file.
+        if os.path.getsize(files[0]) < ONE_BLOCK:
+            return False
+    # A text may look like a moment that was made a text again.
+    for rows in builder.as_dataset().values():
+        for batch in rows.with_format("arrow").iter(100 * BATCH):
+            if any(_holds_moment(column.combine_chunks()) for column in batch.columns):
+                return True
+    return False
 
 
 def _files_of(builder: DatasetBuilder) -> list[str]:
@@ -165,15 +170,6 @@ def _guess_types(builder: DatasetBuilder) -> Features:
         except (pa.ArrowInvalid, pa.ArrowTypeError):  # several types
             types[name] = Json()
     return Features(types)
-
-
-def _hold_moments(splits: Mapping[str, Dataset]) -> bool:
-    """True where a text looks like a moment that was made a text again."""
-    for rows in splits.values():
-        for batch in rows.with_format("arrow").iter(100 * BATCH):
-            if any(_holds_moment(column.combine_chunks()) for column in batch.columns):
-                return True
-    return False
 
 
 def _holds_moment(values: pa.Array) -> bool:

@@ -226,10 +226,14 @@ class Marks:
             if mark not in read:
                 modality = mark.modality
                 item = self.media[modality].items[mark.number]
-                read[mark] = source.read(modality, item, f"{modality.column}[{mark.number}]")
+                where = f"{modality.column}[{mark.number}]"
+                read[mark] = source.read(modality, item, where)
         placed = dict(made)
         for name, turns in conversations.items():
-            placed[name] = [{**turn, "content": _to_parts(turn["content"])} for turn in turns]
+            placed[name] = []
+            for turn in turns:
+                parts = _to_parts(turn["content"])
+                placed[name].append({**turn, "content": parts})
         for modality in self.media:
             placed[modality.column] = [read[mark] for mark in order if mark.modality == modality]
         return placed

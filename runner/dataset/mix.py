@@ -17,6 +17,7 @@ from datasets import (
 
 from runner.dataset.converted_rows import STREAM_BUFFER, mix_labels
 from runner.dataset.faults import misnamed
+from runner.dataset.form import Row
 from runner.dataset.loaded_rows import HeldOut, Rows, list_columns
 from runner.dataset.mark import Marks
 from runner.dataset.media_source import MediaSource
@@ -113,7 +114,11 @@ def _with_room_for_media(rows: Rows, like: Features | None) -> Rows:
         types[modality.column] = like[modality.column]
         no_columns[modality] = ()
     source = MediaSource()
-    return rows.map(lambda row: Marks(row, no_columns).place(row, source), features=Features(types))
+
+    def place(row: Row) -> Row:
+        return Marks(row, no_columns).place(row, source)
+
+    return rows.map(place, features=Features(types))
 
 
 def _select_columns(trains: RowsByPart, keep: Sequence[str]) -> RowsByPart:
@@ -225,6 +230,6 @@ def _mix(trains: RowsByPart, weights: Mapping[str, float] | None, seed: int) -> 
     else:
         mixed = concatenate_datasets(rows).shuffle(seed)
     if isinstance(mixed, Dataset):
-        counts = ", ".join(f"{name} {len(part)}" for name, part in trains.items())
-        log.info("mixture of %d rows, from %s", len(mixed), counts)
+        counts = [f"{name} {len(part)}" for name, part in trains.items()]
+        log.info("mixture of %d rows, from %s", len(mixed), ", ".join(counts))
     return mixed

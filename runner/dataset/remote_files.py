@@ -112,8 +112,9 @@ def _copy(url: str) -> str:
     names = sorted(name for name in paths if suffix_of(Path(name)) in READERS)
     if not names:
         raise FileNotFoundError(url)
-    versions = json.dumps([url, *((name, remote.ukey(name)) for name in names)])
-    key = hashlib.sha256(versions.encode()).hexdigest()[:16]
+    versions = [(name, remote.ukey(name)) for name in names]
+    content = json.dumps([url, *versions])
+    key = hashlib.sha256(content.encode()).hexdigest()[:16]
     folder = hub_home() / "runner" / "rows" / key
     folder.mkdir(parents=True, exist_ok=True)
     for number, name in enumerate(names):
@@ -124,7 +125,8 @@ def _copy(url: str) -> str:
         if file.exists():
             continue
         print(f"fetch     {name} from {url.partition('://')[0]}", flush=True)
-        part = folder / f".{file.name}.{os.urandom(8).hex()}"
+        unique = os.urandom(8).hex()
+        part = folder / f".{file.name}.{unique}"
         remote.get_file(name, str(part))
         os.replace(part, file)
     return str(file if is_file else folder)

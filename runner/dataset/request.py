@@ -30,7 +30,9 @@ def split_words(
 ) -> str:
     """The words to type that hold out the rows behind the first ``share`` percent of a split."""
     held_out = held_out or f"{group}.split.eval"
-    return f"{group}.split.train='{split}[:{share}%]' {held_out}='{split}[{share}%:]'"
+    beginning = f"{split}[:{share}%]"
+    rest = f"{split}[{share}%:]"
+    return f"{group}.split.train='{beginning}' {held_out}='{rest}'"
 
 
 def named_sets(evals: object) -> Mapping[str, Any]:

@@ -31,7 +31,8 @@ def read_csv_rows(file: io.BufferedReader, path: Path, max_bytes: int | None) ->
         )
         raise DataError(fault)
     lines = BoundedLines(file, path, None)
-    text = codecs.iterdecode((line for _, line in lines), "utf-8-sig")
+    lines_alone = (line for _, line in lines)
+    text = codecs.iterdecode(lines_alone, "utf-8-sig")
     # A quote behind the last line becomes a part of the last record where that has one open: the
     # record then ends behind the lines of the file.
     delimiter = "\t" if suffix_of(path) == ".tsv" else ","
@@ -73,7 +74,9 @@ def read_csv_rows(file: io.BufferedReader, path: Path, max_bytes: int | None) ->
 
 def _check_header(header: list[str], path: Path) -> Iterator[Fault]:
     """A fault for each name that stands twice; raises DataError for names that no comma divides."""
-    other = re.fullmatch(r"\w+(?:([;|\t])\w+)+", header[0]) if len(header) == 1 else None
+    other = None
+    if len(header) == 1:
+        other = re.fullmatch(r"\w+(?:([;|\t])\w+)+", header[0])
     if other:
         fault = Fault(
             where=f"{path}:1",

@@ -38,12 +38,26 @@ def read_json_rows(file: io.BufferedReader, path: Path, max_bytes: int | None) -
     first_number, first = next(filled, (0, b""))
     if may_be_list and first and (is_list or _parse_or_none(first) is None):
         # Blank lines stand for those that were skipped, so that errors have their right number.
-        text = b"\n" * (first_number - 1) + first + b"".join(line for _, line in numbered)
+        blank_lines = b"\n" * (first_number - 1)
+        rest = [line for _, line in numbered]
+        text = blank_lines + first + b"".join(rest)
         if not lines.is_cut:
             yield from _read_document(text, path)
         return
     if is_list and not may_be_list:
-        raise DataError(_list_in_lines(path, start))
+        # The suffix of the file promises one object in each line.
+        fix = to_see(path, 1)
+        if re.match(rb"\[\s*(\{|$)", start):
+            fix = renamed(path, ".json")
+        first_letters = start.splitlines()[0][:40].decode(errors="replace")
+        raise DataError(
+            Fault(
+                where=f"{path}:1",
+                found=f"a list: {first_letters!r}",
+                expected=ROW_EXPECTED,
+                fix=fix,
+            )
+        )
     count = 0
     beginning = [(first_number, first)] if first else []
     for number, line in chain(beginning, filled):
@@ -55,20 +69,6 @@ def read_json_rows(file: io.BufferedReader, path: Path, max_bytes: int | None) -
         value = _parse_or_none(first)
         if isinstance(value, dict) and _wraps_rows(value):
             yield _wrapped(value, path)
-
-
-def _list_in_lines(path: Path, start: bytes) -> Fault:
-    """The fault of a list in a file whose suffix promises one object in each line."""
-    fix = to_see(path, 1)
-    if re.match(rb"\[\s*(\{|$)", start):
-        fix = renamed(path, ".json")
-    beginning = start.splitlines()[0][:40].decode(errors="replace")
-    return Fault(
-        where=f"{path}:1",
-        found=f"a list: {beginning!r}",
-        expected=ROW_EXPECTED,
-        fix=fix,
-    )
 
 
 def _wraps_rows(value: Row) -> bool:
@@ -84,8 +84,8 @@ def _wrapped(value: Row, path: Path) -> Fault:
     """The fault of one object in place of rows, with the words that take the rows out of it."""
     lists = [name for name, rows in value.items() if isinstance(rows, list)]
     name = lists[0] if lists else "data"
-    rows_file = quote(str(path.with_name(f"{path.stem}-{name}.jsonl")))
-    command = f"jq -c '.{name}[]' {quote(str(path))} > {rows_file}"
+    rows_file = path.with_name(f"{path.stem}-{name}.jsonl")
+    command = f"jq -c '.{name}[]' {quote(str(path))} > {quote(str(rows_file))}"
     return Fault(
         where=str(path),
         found=f"one object with the keys {', '.join(list(value)[:5])}",

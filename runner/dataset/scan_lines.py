@@ -51,7 +51,9 @@ class BoundedLines:
     bytes_read: int = 0
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
-        is_list = suffix_of(self.path) == ".json" and self.file.peek(HEAD).lstrip().startswith(b"[")
+        is_list = False
+        if suffix_of(self.path) == ".json":
+            is_list = self.file.peek(HEAD).lstrip().startswith(b"[")
         max_line = MAX_BYTES_LINE if is_list else MAX_BYTES_ROW
         for number in count(1):
             line = self.file.readline(max_line)
@@ -105,4 +107,5 @@ def then_named(fix: str) -> str:
 
 def renamed(path: Path, suffix: str) -> str:
     """The words to type that give a file another suffix and name it as the path."""
-    return then_named(f"mv {quote(str(path))} {quote(str(path.with_suffix(suffix)))}")
+    new_path = path.with_suffix(suffix)
+    return then_named(f"mv {quote(str(path))} {quote(str(new_path))}")

@@ -1,7 +1,7 @@
 """The files of a dataset on this machine: those that a path means, and the split of each."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from glob import glob, has_magic
 from itertools import chain
@@ -235,12 +235,27 @@ def _to_files(path: str, splits: FilesBySplit) -> Files:
     # Tabs are an option of the reader of csv, so .tsv is a kind of its own.
     kinds = {(READERS[suffix], suffix == ".tsv") for suffix in suffixes}
     if len(kinds) > 1:
-        raise _several_kinds(path, files, suffixes)
+        # The fix chooses the files of the first kind.
+        if Path(shipped(path)).is_dir():
+            fix = f"dataset.path='{path.rstrip('/')}/*{suffixes[0]}'"
+        else:
+            of_first_kind = [str(file) for file in files if suffix_of(file) == suffixes[0]]
+            fix = f"dataset.path=[{','.join(of_first_kind)}]"
+            fix += ", or dataset=mixture with each under dataset.parts"
+        fault = Fault(
+            where=path,
+            found=f"{' and '.join(suffixes)} files",
+            expected="files of one kind",
+            fix=fix,
+        )
+        raise DataError(fault)
     reader, has_tabs = kinds.pop()
     options = dict(READER_OPTIONS[reader])
     if has_tabs:
         options["sep"] = "\t"
-    names = {name: list(map(str, split_files)) for name, split_files in splits.items()}
+    names = {}
+    for name, split_files in splits.items():
+        names[name] = list(map(str, split_files))
     return Files(reader, names, options)
 
 
@@ -251,22 +266,6 @@ def _unknown_suffix(path: str, file: Path) -> DataError:
     if finding and "pickle" in finding.found:
         found = finding.found
     return _no_such_file(path, found, f"save its rows as {file.stem}.jsonl or {file.stem}.csv")
-
-
-def _several_kinds(path: str, files: Iterable[Path], suffixes: Sequence[str]) -> DataError:
-    """The error of files of several kinds; the fix chooses those of the first one."""
-    if Path(shipped(path)).is_dir():
-        fix = f"dataset.path='{path.rstrip('/')}/*{suffixes[0]}'"
-    else:
-        of_first_kind = ",".join(str(file) for file in files if suffix_of(file) == suffixes[0])
-        fix = f"dataset.path=[{of_first_kind}], or dataset=mixture with each under dataset.parts"
-    fault = Fault(
-        where=path,
-        found=f"{' and '.join(suffixes)} files",
-        expected="files of one kind",
-        fix=fix,
-    )
-    return DataError(fault)
 
 
 def _listed(names: list[str]) -> str:

@@ -33,7 +33,13 @@ def list_steps(
     faults: list[Fault] = []
     for step in listed:
         if not callable(step):
-            faults.append(Fault("dataset.map", repr(step), "a function of a row"))
+            faults.append(
+                Fault(
+                    where="dataset.map",
+                    found=repr(step),
+                    expected="a function of a row",
+                )
+            )
     DataError.refuse(faults)
     return listed
 
@@ -63,7 +69,13 @@ def apply_steps(row: Row, steps: Sequence[Step]) -> Row | None:
         if not isinstance(made, Mapping):
             function = step.func if isinstance(step, functools.partial) else step
             name = getattr(function, "__name__", type(function).__name__)
-            raise DataError(Fault("map", f"{name} returned {type(made).__name__}", expected))
+            raise DataError(
+                Fault(
+                    where="map",
+                    found=f"{name} returned {type(made).__name__}",
+                    expected=expected,
+                )
+            )
     return dict(made)
 
 

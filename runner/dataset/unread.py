@@ -30,7 +30,9 @@ def find_unread(
     unheard: dict[str, None] = {}
     for row in rows:
         unheard |= dict.fromkeys(find_unheard(row, layout, request))
-        columns |= dict.fromkeys(name for name in row if name not in read or name in useless)
+        for name in row:
+            if name not in read or name in useless:
+                columns[name] = None
         for name in layout.columns.values():
             keys |= dict.fromkeys(_unread_keys(row.get(name)))
     words = []
@@ -102,8 +104,10 @@ def _texts(cell: object) -> set[str]:
     if isinstance(cell, list):
         inner = cell
     elif isinstance(cell, Mapping):
-        contents = [cell.get(key) for key in ("content", "value", "text")]
-        inner = [content for content in contents if content is not None][:1]
+        for key in ("content", "value", "text"):
+            if cell.get(key) is not None:
+                inner = [cell[key]]
+                break
     texts: set[str] = set()
     for value in inner:
         texts |= _texts(value)

@@ -89,8 +89,8 @@ def warn_of_idle_rules(rows: Rows, weigher: Weigher) -> None:
         settings = ""
         if isinstance(rule, functools.partial):
             function = rule.func
-            keywords = rule.keywords.items()
-            settings = ", ".join(f"{name}={short_text(value)}" for name, value in keywords)
+            words = [f"{name}={short_text(value)}" for name, value in rule.keywords.items()]
+            settings = ", ".join(words)
         log.warning(
             "not used: the weights of %s(%s), which are the same in all rows checked, at most %d",
             getattr(function, "__name__", type(function).__name__),
@@ -204,9 +204,11 @@ class WeightCollator:
             for name in PAIR:
                 weights += [row[name] for row in rows]
             return batch | self._beside(batch, weights)
-        batch |= self._beside(batch, [row[WEIGHTS] for row in rows])
+        weights = [row[WEIGHTS] for row in rows]
+        batch |= self._beside(batch, weights)
         if f"KL_{WEIGHTS}" in rows[0]:
-            batch |= self._beside(batch, [row[f"KL_{WEIGHTS}"] for row in rows], "KL_")
+            weights = [row[f"KL_{WEIGHTS}"] for row in rows]
+            batch |= self._beside(batch, weights, "KL_")
         return batch
 
     def _beside(

@@ -48,7 +48,10 @@ class MessageWeight:
     @property
     def weights(self) -> list[float]:
         """All weights in it."""
-        return [self.base, *(weight for _, _, weight in self.spans)]
+        weights = [self.base]
+        for _, _, weight in self.spans:
+            weights.append(weight)
+        return weights
 
 
 @dataclass(frozen=True)
@@ -208,7 +211,8 @@ class Weigher:
         for rule in self.rules:
             entries = _apply(rule, rendered.messages, row)
             # What no message holds weighs as little as the lightest message.
-            least = float(min((entry.base for entry in entries), default=1.0))
+            bases = [entry.base for entry in entries]
+            least = float(min(bases, default=1.0))
             letters = _weigh_letters(solid, rendered.places, entries, least)
             for index, (start, end) in enumerate(encoded["offset_mapping"]):
                 weight = least
@@ -236,7 +240,8 @@ def _weigh_letters(
     for place, entry in zip(places, entries, strict=True):
         weights[place.start : place.mark_end] = entry.base
         for first, last, weight in entry.spans:
-            span = slice(place.start + first, min(place.start + last, place.end))
+            end = min(place.start + last, place.end)
+            span = slice(place.start + first, end)
             weights[span] = weight
             in_span[span] = True
     return list(zip(solid, in_span.tolist(), weights.tolist(), strict=True))
