@@ -27,7 +27,10 @@ def repetition(completions: Sequence[Completion]) -> list[float]:
     shares = []
     for completion in completions:
         words = _words(completion)
-        shares.append(1 - len(set(words)) / len(words) if words else 0.0)
+        share = 0.0
+        if words:
+            share = 1 - len(set(words)) / len(words)
+        shares.append(share)
     return shares
 
 
@@ -62,7 +65,10 @@ def overlap(
         right_words = _words(right)
         common = (Counter(words) & Counter(right_words)).total()
         # The harmonic mean of precision and recall is twice the common words over all of them.
-        scores.append(2 * common / (len(words) + len(right_words)) if common else 0.0)
+        score = 0.0
+        if common:
+            score = 2 * common / (len(words) + len(right_words))
+        scores.append(score)
     return scores
 
 

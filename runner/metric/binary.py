@@ -62,7 +62,8 @@ def pairs(scores: Sequence[float], label: Sequence[bool]) -> dict[str, float]:
                 fix="metric=auc",
             )
         )
-    margins = [right - wrong for right, wrong in zip(scores[::2], scores[1::2], strict=True)]
+    pairs = zip(scores[::2], scores[1::2], strict=True)
+    margins = [right - wrong for right, wrong in pairs]
     wins = sum(margin > 0 for margin in margins)
     return {"": wins / len(margins), "margin": math.fsum(margins) / len(margins)}
 

@@ -257,7 +257,8 @@ def train_tokens(
         raise ConfigError(untrained_tokens(kind=kind))
     if not getattr(peft_config, TOKEN_ROWS):
         ids = sorted(tokenizer.convert_tokens_to_ids(list(new)))
-        setattr(peft_config, TOKEN_ROWS, {layer.rpartition(".")[2]: ids for layer in layers})
+        rows = {layer.rpartition(".")[2]: ids for layer in layers}
+        setattr(peft_config, TOKEN_ROWS, rows)
 
 
 def _trained_layers(

@@ -180,7 +180,11 @@ def _read_base(folder: ModelFolder) -> dict[str, list[int]]:
         shapes = base.shapes
     except ConfigError:  # which is reported where the base is checked
         return {}
-    return {_short_name(name.removesuffix(".weight")): shape for name, shape in shapes.items()}
+    short_shapes = {}
+    for name, shape in shapes.items():
+        module = name.removesuffix(".weight")
+        short_shapes[_short_name(module)] = shape
+    return short_shapes
 
 
 def _read_modules(shapes: Shapes) -> list[LoraModule]:
@@ -228,7 +232,9 @@ def _list_missing_parts(config: Node, modules: list[LoraModule]) -> list[str]:
 def _list_missing_layers(config: Node, shapes: Shapes) -> list[str]:
     """The layers that the config has trained whole and the file does not hold."""
     layers = config.get("modules_to_save")
-    names = [str(name) for name in layers] if isinstance(layers, list) else []
+    names = []
+    if isinstance(layers, list):
+        names = [str(name) for name in layers]
     saved: set[str] = set()
     for name in names:
         if any(f".{name}." in f".{weight}" for weight in shapes):

@@ -117,7 +117,8 @@ def _lists(table: str, model_type: object) -> bool:
 
 def is_known_architecture(model_type: object) -> bool:
     """True for an architecture that some table of transformers lists."""
-    return any(_lists(table, model_type) for table in (*MODEL_CLASSES.values(), CONFIG_CLASSES))
+    tables = (*MODEL_CLASSES.values(), CONFIG_CLASSES)
+    return any(_lists(table, model_type) for table in tables)
 
 
 def has_head(config: Node, head: str) -> bool:

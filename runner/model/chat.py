@@ -34,7 +34,10 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase | ProcessorMixin) -> str:
     """A hash of what a tokenizer makes of any text or chat; equal however it was used before."""
     tokenizer = tokenizer_of(tokenizer)
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    parts = json.loads(backend.to_str()) if backend else {"vocab": tokenizer.get_vocab()}
+    if backend:
+        parts = json.loads(backend.to_str())
+    else:
+        parts = {"vocab": tokenizer.get_vocab()}
     # Padding and truncation are set anew by each use.
     parts.pop("truncation", None)
     parts.pop("padding", None)
@@ -52,7 +55,9 @@ def set_template(tokenizer: PreTrainedTokenizerBase, name: str | None, where: st
         text = read_template(name)
         if tokenizer.chat_template and tokenizer.chat_template != text:
             log.warning("the tokenizer's own chat template is replaced by %s (%s)", name, KEY)
-        file = Path(shipped(name)) if name.endswith(".jinja") else jinja.SHELF / name
+        file = jinja.SHELF / name
+        if name.endswith(".jinja"):
+            file = Path(shipped(name))
         tokenizer.chat_template = text
         tokenizer.response_template = read_json(file.with_suffix(".response.json"))
     if not tokenizer.chat_template:
@@ -171,7 +176,8 @@ def check_rendering(
     for file in jinja.SHELF.parent.glob("*/*.jinja"):
         if tokenizer.chat_template == file.read_text("utf-8"):
             return
-    number = jinja.find_excess(render_row(tokenizer, row, answers) for row, answers in rows)
+    texts = (render_row(tokenizer, row, answers) for row, answers in rows)
+    number = jinja.find_excess(texts)
     if number is not None:
         row, _ = next(islice(rows, number, None))  # only the fork has gone through them
         text = f"the row {short_text(row)}"

@@ -225,7 +225,8 @@ def find_group_faults(node: Node, patterns: Iterable[str]) -> Iterator[Fault]:
             return
         if not folder.is_plain or not folder.has_weights:
             return
-        weights = [*folder.shapes, *(f"{layer}.weight" for layer in OUTPUT_LAYERS)]
+        output_weights = [f"{layer}.weight" for layer in OUTPUT_LAYERS]
+        weights = [*folder.shapes, *output_weights]
     except ConfigError:  # which is reported where the model is checked
         return
     for pattern in patterns:

@@ -61,7 +61,8 @@ class Vocabulary:
     @property
     def marks(self) -> str:
         """Special tokens to choose from."""
-        return ", ".join([token.content for token in self.added.values() if token.special][:5])
+        marks = [token.content for token in self.added.values() if token.special]
+        return ", ".join(marks[:5])
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ class TokenizerFiles:
         """
         tokens = {}
         for key in SPECIAL_TOKENS:
-            tokens[key] = _text_of(self.node.get(key) or self.config.get(key)) or ""
+            token = self.node.get(key) or self.config.get(key)
+            tokens[key] = _text_of(token) or ""
         return tokens
 
 
@@ -241,7 +243,9 @@ def _read_vocabulary(files: TokenizerFiles) -> Vocabulary:
         Tokenizer.from_file(str(folder.path / "tokenizer.json"))
         # With their numbers, or with their scores.
         entries = (content.get("model") or {}).get("vocab") or {}
-        learnt = list(entries) if isinstance(entries, Mapping) else [token for token, _ in entries]
+        if not isinstance(entries, Mapping):
+            entries = [token for token, _ in entries]
+        learnt = list(entries)
         added = _list_added_tokens(content, config)
     except Exception as error:  # the library raises no narrower class
         found = f"tokenizer.json or tokenizer_config.json of {folder.source} lists no tokens"
@@ -253,8 +257,9 @@ def _read_vocabulary(files: TokenizerFiles) -> Vocabulary:
                 fix="=<folder or org/name>",
             )
         ) from error
+    added_texts = [token.content for _, token in added]
     return Vocabulary(
-        tokens={*learnt, *(token.content for _, token in added)},
+        tokens={*learnt, *added_texts},
         added=dict(added),
         used={*files.special_tokens().values(), _text_of(config.get("unk_token"))},
         template=str(config.get("chat_template") or ""),
@@ -353,15 +358,17 @@ def find_template_argument_faults(node: Node, arguments: Node, where: str) -> It
     if not text:
         return
     words = set(re.findall(r"[A-Za-z_]\w*", text))
+    likely_words = [word for word in words if "_" in word]
     for name, value in arguments.items():
         if name in words:
             continue
-        similar = best_guess(str(name), [word for word in words if "_" in word], cutoff=0.75)
+        similar = best_guess(str(name), likely_words, cutoff=0.75)
         expected = "an argument that it reads"
         fix = f"leave {name} out"
         if similar:
             expected = similar
-            fix = f"{to_override(f'{where}.{similar}', value)} in place of {name}"
+            word = to_override(f"{where}.{similar}", value)
+            fix = f"{word} in place of {name}"
         yield Fault(
             where=f"{where}.{name}",
             found="the chat template does not read it",

@@ -42,7 +42,8 @@ def find_tuning_faults(folder: ModelFolder, peft: object) -> Iterator[Fault]:
     targets = peft.get("target_modules")
     yield from find_target_faults(targets, modules, linear)
     if target.endswith("LoraConfig"):
-        largest = max((max(shape) for shape in matrices.values()), default=0)
+        lengths = [max(shape) for shape in matrices.values()]
+        largest = max(lengths, default=0)
         yield from find_rank_faults(peft.get("r"), peft.get("rank_pattern"), largest)
     if target.endswith("OFTConfig"):
         widths = {shape[1] for name, shape in matrices.items() if _is_target(name, targets)}
@@ -111,11 +112,14 @@ def find_target_faults(
         if targets == "all-linear" or any(re.fullmatch(targets, name) for name in modules):
             return
         near = [name for name in sorted(linear) if re.search(rf"\b{re.escape(name)}\b", targets)]
+        fix = "=all-linear"
+        if near:
+            fix = f"=[{','.join(near)}]"
         yield Fault(
             where="peft.target_modules",
             found=f"{targets} is not the whole name of any layer",
             expected=f"a list, among {layers}, or a pattern",
-            fix=f"=[{','.join(near)}]" if near else "=all-linear",
+            fix=fix,
         )
         return
     for target in sorted(targets) if isinstance(targets, list | set | tuple) else ():
@@ -165,7 +169,9 @@ def _find_block_faults(peft: Node, widths: Collection[int]) -> Iterator[Fault]:
     """
     for field in ("oft_block_size", "r"):
         size = peft.get(field)
-        if not isinstance(size, int) or size <= 0 or not any(width % size for width in widths):
+        if not isinstance(size, int) or size <= 0:
+            continue
+        if not any(width % size for width in widths):
             continue
         common = math.gcd(*widths)
         divisors = [n for n in range(1, min(size, common) + 1) if common % n == 0]

@@ -108,7 +108,8 @@ def write_clone(source: Source, folder: Path) -> str:
     model.save_pretrained(folder)
     text = model.config.get_text_config()
     layers = f"{text.num_hidden_layers} layers of {text.hidden_size}"
-    return f"{text.model_type}, {layers}, {_count(model) / 1e6:.1f} M weights"
+    millions = _count(model) / 1e6
+    return f"{text.model_type}, {layers}, {millions:.1f} M weights"
 
 
 def _write_adapter_clone(source: Source, adapter: PeftConfig, folder: Path) -> str:

@@ -123,10 +123,12 @@ def encode_row(tokenizer: PreTrainedTokenizerBase, row: Row, answers: Iterable[s
         prompt = row.get("prompt") or ""
         end = tokenizer.eos_token or ""
         texts = [f"{prompt}{side.removesuffix(end)}{end}" for side in sides]
-        return EncodedRow([], [tokenizer(text)["input_ids"] for text in texts])
+        sequences = [tokenizer(text)["input_ids"] for text in texts]
+        return EncodedRow([], sequences)
     conversations = _conversations(row, columns)
     prompts = [encode_prompt(tokenizer, turns, row) for turns in conversations.opened]
-    return EncodedRow(prompts, [write(tokenizer, turns, row) for turns in conversations.whole])
+    sequences = [write(tokenizer, turns, row) for turns in conversations.whole]
+    return EncodedRow(prompts, sequences)
 
 
 def render_row(tokenizer: PreTrainedTokenizerBase, row: Row, answers: Iterable[str]) -> str:
@@ -160,7 +162,9 @@ def _conversations(row: Row, answers: Iterable[str]) -> RowConversations:
         for turns in sides:
             if len(turns) > 1 and turns[-1]["role"] == "assistant":
                 opened.append(turns[:-1])
-    return RowConversations(opened, whole=[[*(prompt or ()), *turns] for turns in sides])
+    first_turns = prompt or ()
+    whole: list[Turns] = [[*first_turns, *turns] for turns in sides]
+    return RowConversations(opened, whole)
 
 
 def write(

@@ -285,7 +285,8 @@ def _limit_process() -> None:
     limits = {resource.RLIMIT_CORE: 0}
     with suppress(FileNotFoundError):  # where the system is no Linux, time alone is bounded
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limits[resource.RLIMIT_AS] = pages * resource.getpagesize() + MAX_MEGABYTES * 2**20
+        bytes_used = pages * resource.getpagesize()
+        limits[resource.RLIMIT_AS] = bytes_used + MAX_MEGABYTES * 2**20
     for kind, limit in limits.items():
         with suppress(ValueError):  # the user's own limit is lower
             resource.setrlimit(kind, (limit, limit))

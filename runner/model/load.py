@@ -506,7 +506,10 @@ def adopt_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> 
     ends = list(dict.fromkeys([end, *stop_ids(model)]))
     generation.eos_token_id = ends if len(ends) > 1 else end
     mark = turn_end(tokenizer)
-    if mark and not set(ends) & set(tokenizer.encode(mark, add_special_tokens=False)):
+    if not mark:
+        return
+    mark_ids = tokenizer.encode(mark, add_special_tokens=False)
+    if not set(ends) & set(mark_ids):
         log.warning(
             "the chat template ends an answer with %r, the tokenizer with %r: generation would not "
             "stop there; type model.tokenizer.eos_token=<the template's mark>",

@@ -222,7 +222,9 @@ def _translate(
                 where, fix = changed.blame_overrides()
                 fix = f"{fix}; if that does not help, {fault.fix}"
                 fault = replace(fault, where=where, fix=fix)
-            return EnvironmentFault(fault) if failure.is_environment else ConfigError(fault)
+            if failure.is_environment:
+                return EnvironmentFault(fault)
+            return ConfigError(fault)
     if not is_of_network(error):
         return None
     return EnvironmentFault(

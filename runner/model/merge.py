@@ -62,7 +62,8 @@ def write_plain(
         dtype="float32" if adapter else "auto",
         trust_remote_code=trust,
     ).eval()
-    probe = torch.randint(len(tokenizer), PROBE, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    probe = torch.randint(len(tokenizer), PROBE, generator=generator)
     trained = _logits(model, probe)
     largest = trained.abs().max().item()
     merged = None

@@ -287,9 +287,10 @@ def read_shapes(path: Path) -> dict[str, list[int]]:
     with open(path, "rb") as file:
         head = file.read(HEAD)
     # The header is a JSON object behind its length of eight bytes.
-    finding = None if head[8:9] == b"{" else sniff(head, str(path))
-    if finding:
-        raise ConfigError(faults.other_bytes(path, finding, "weights in safetensors"))
+    if head[8:9] != b"{":
+        finding = sniff(head, str(path))
+        if finding:
+            raise ConfigError(faults.other_bytes(path, finding, "weights in safetensors"))
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -151,7 +151,8 @@ class Reach:
         for part, count in self.lost.items():
             if part not in THOUGHT_PARTS:
                 line = f"{part}, {self._in_rows(count)}{self._example(part)}"
-                lines_by_fix.setdefault(self._fix_of_lost(part, parts), []).append(line)
+                fix = self._fix_of_lost(part, parts)
+                lines_by_fix.setdefault(fix, []).append(line)
         for fix, lines in lines_by_fix.items():
             faults.append(
                 Fault(
@@ -379,7 +380,9 @@ def _find_unread_keys(conversation: Conversation, write: WriteRow, written: str)
     for key in keys:
         turns = []
         for turn in conversation.turns:
-            turns.append({name: value for name, value in turn.items() if name != key})
+            without_key = dict(turn)
+            without_key.pop(key, None)
+            turns.append(without_key)
         try:
             if write(turns, conversation.row, conversation.is_opened) == written:
                 unread.add(key)
@@ -423,7 +426,8 @@ def find_reach_faults(
     def attempt() -> Iterator[str]:
         write = _compile_writer(template, tokens)
         faults = look_at_rows(rows, write, template).faults(parts, tolerated=tolerated)
-        shared.write(json.dumps([astuple(fault) for fault in faults]).encode())
+        content = json.dumps([astuple(fault) for fault in faults])
+        shared.write(content.encode())
         yield ""
 
     excess = find_excess(attempt())

@@ -66,7 +66,18 @@ def match_reference(trainer: Trainer) -> list[str]:
     reference = getattr(trainer, "ref_model", None)
     with torch.no_grad():
         if isinstance(model, PeftModel):
-            _check_switching_off(trainer, model)
+            # The trainer would switch off an adapter that has changed the base.
+            penalizes_kl = hasattr(trainer, "ref_model") and bool(getattr(trainer, "beta", 0))
+            if reference is None and penalizes_kl and changes_base(loaded_config(model)):
+                name = type(trainer).__name__
+                raise ConfigError(
+                    Fault(
+                        where="peft",
+                        found=f"{name} cannot recover the start model from below this adapter",
+                        expected="an adapter that leaves the base as it is, or no KL",
+                        fix="peft=lora, or kl_coef=0",
+                    )
+                )
             # A trainer leaves the rows of tokens out of its copy "ref" of an adapter.
             weights = dict(model.named_parameters())
             for name, weight in weights.items():
@@ -81,22 +92,6 @@ def match_reference(trainer: Trainer) -> list[str]:
             # Another process of this machine has read the weights.
             _give_memory(reference, unwrapped, trainer.accelerator.device)
         return _copy_weights(model, unwrapped)
-
-
-def _check_switching_off(trainer: Trainer, model: PeftModel) -> None:
-    """Raise ConfigError where a trainer would switch off an adapter that has changed the base."""
-    penalizes_kl = hasattr(trainer, "ref_model") and bool(getattr(trainer, "beta", 0))
-    has_none = getattr(trainer, "ref_model", None) is None
-    if has_none and penalizes_kl and changes_base(loaded_config(model)):
-        found = f"{type(trainer).__name__} cannot recover the start model from below this adapter"
-        raise ConfigError(
-            Fault(
-                where="peft",
-                found=found,
-                expected="an adapter that leaves the base as it is, or no KL",
-                fix="peft=lora, or kl_coef=0",
-            )
-        )
 
 
 def _give_memory(reference: nn.Module, unwrapped: nn.Module, device: torch.device) -> None:

@@ -55,7 +55,12 @@ def find_missing(
         if isinstance(model, PeftModel):
             was_merged = (folder / "config.json").exists()
             if not was_merged:
-                return _find_missing_in_adapter(model, folder, weights)
+                names = get_peft_model_state_dict(
+                    model, weights, adapter_name="default", save_embedding_layers=False
+                ).keys()
+                shapes = read_shapes(folder / ADAPTER)
+                saved = {name for name, shape in shapes.items() if all(shape)}
+                return sorted(names - saved)
             model = model.get_base_model()
         # FSDP2 has made a subclass of the model's class in its place.
         kinds: list[Any] = [
@@ -66,18 +71,6 @@ def find_missing(
         return sorted(names.intersection(report["missing_keys"]))
     except (OSError, RuntimeError, ConfigError) as error:
         return [str(error).splitlines()[0]]
-
-
-def _find_missing_in_adapter(
-    model: PeftModel, folder: Path, weights: Mapping[str, Tensor] | None
-) -> list[str]:
-    """The names of the weights of an adapter that its file lacks, or holds without any numbers."""
-    names = get_peft_model_state_dict(
-        model, weights, adapter_name="default", save_embedding_layers=False
-    ).keys()
-    shapes = read_shapes(folder / ADAPTER)
-    saved = {name for name, shape in shapes.items() if all(shape)}
-    return sorted(names - saved)
 
 
 def find_unsaved(model: nn.Module, optimizer: Optimizer, checkpoint: Path) -> list[str]:
@@ -92,7 +85,9 @@ def find_unsaved(model: nn.Module, optimizer: Optimizer, checkpoint: Path) -> li
     saved = _saved_names(model, checkpoint)
     if not saved:
         return []
-    adapters = set(model.peft_config) if isinstance(model, PeftModel) else set()
+    adapters: set[str] = set()
+    if isinstance(model, PeftModel):
+        adapters = set(model.peft_config)
     plain_names = {_plain_name(name, adapters) for name in saved}
     moved: set[int] = set()
     for group in optimizer.param_groups:

@@ -113,9 +113,11 @@ def _remove_layers(part: PretrainedConfig, depth: int) -> None:
     layers = (layers + others)[:count]
 
     for name, value in settings.items():
-        setattr(part, name, [value[layer] for layer in layers])
+        remaining_values = [value[layer] for layer in layers]
+        setattr(part, name, remaining_values)
     for name, value in numbers.items():
-        setattr(part, name, [layer for layer in value if layer < len(layers)])
+        remaining_layers = [layer for layer in value if layer < len(layers)]
+        setattr(part, name, remaining_layers)
     for name in LAYER_COUNTS:
         value = getattr(part, name, None)
         if isinstance(value, int):
@@ -198,7 +200,9 @@ def _narrow_heads(part: PretrainedConfig) -> None:
     for name, count in counts.items():
         if isinstance(_value(part, name), int):
             setattr(part, name, count)
-    part.hidden_size = max(min(2, small_heads) * HEAD_SIZE, 4 * round(width / 4))
+    # A multiple of 4, and room for the heads.
+    width_of_heads = min(2, small_heads) * HEAD_SIZE
+    part.hidden_size = max(width_of_heads, 4 * round(width / 4))
     # Layers of linear attention count their heads apart.
     linear_values = getattr(part, "linear_num_value_heads", None)
     linear_keys = getattr(part, "linear_num_key_heads", None)
@@ -211,12 +215,15 @@ def _narrow_width(width: object, share: float) -> object:
     """A share of a width, or of the width of each layer, as a multiple of 8."""
     if isinstance(width, list):
         return [_narrow_width(layer_width, share) for layer_width in width]
-    return max(8, 8 * round(width * share / 8)) if isinstance(width, int) else width
+    if not isinstance(width, int):
+        return width
+    return max(8, 8 * round(width * share / 8))
 
 
 def _narrow_rotation(settings: dict[str, Any]) -> dict[str, Any]:
     """Rotations of the smaller heads: as many frequencies as they have pairs of units."""
-    pairs = max(1, int(HEAD_SIZE * (settings.get("partial_rotary_factor") or 1.0)) // 2)
+    factor = settings.get("partial_rotary_factor") or 1.0
+    pairs = max(1, int(HEAD_SIZE * factor) // 2)
     small = {}
     for name, value in settings.items():
         if isinstance(value, dict):

@@ -51,22 +51,20 @@ def check_answer(
     for row, value in enumerate(values):
         if isinstance(value, list):
             if not per_step:
-                raise DataError(_step_rewards(where, value, row, prompts))
+                raise DataError(
+                    Fault(
+                        where=where,
+                        found=f"a list of {len(value)} for completion {row} of {len(prompts)}",
+                        expected=f"one number; {quote_prompt(prompts, row)}",
+                        fix=f"{where}.aggregate=last where it has one, or trainer=ppo, which "
+                        "takes rewards per step",
+                    )
+                )
             for number in value:
                 _check_number(where, number, row, prompts)
         elif value is not None:
             _check_number(where, value, row, prompts)
     return values
-
-
-def _step_rewards(where: str, value: list[float], row: int, prompts: Sequence[Prompt]) -> Fault:
-    return Fault(
-        where=where,
-        found=f"a list of {len(value)} for completion {row} of {len(prompts)}",
-        expected=f"one number; {quote_prompt(prompts, row)}",
-        fix=f"{where}.aggregate=last where it has one, or trainer=ppo, which takes rewards per "
-        "step",
-    )
 
 
 def _check_number(where: str, number: object, row: int, prompts: Sequence[Prompt]) -> None:

@@ -191,8 +191,10 @@ class ScoringModel:
         self.column = self._column(model, key)
         # The most tokens of a text; None where neither says.
         limits = [positions_of(model), self.tokenizer.model_max_length]
-        self.longest = min((limit for limit in limits if limit and limit < 1e9), default=None)
-        self.model = model.eval().requires_grad_(False).to(self.device or best_device())
+        known_limits = [limit for limit in limits if limit and limit < 1e9]
+        self.longest = min(known_limits, default=None)
+        device = self.device or best_device()
+        self.model = model.eval().requires_grad_(False).to(device)
 
     def scores_of(self, batch: BatchEncoding) -> list[Any]:
         """The score of each text of a padded batch, or of each of its tokens."""
@@ -292,7 +294,9 @@ def to_scores(logits: Tensor, gives: str) -> Tensor:
     """Logits of classes as they are, or as probabilities; a single one is that of a yes."""
     if gives == "logit":
         return logits
-    return logits.sigmoid() if logits.shape[-1] == 1 else logits.softmax(-1)
+    if logits.shape[-1] == 1:
+        return logits.sigmoid()
+    return logits.softmax(-1)
 
 
 def best_device() -> torch.device:

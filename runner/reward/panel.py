@@ -53,14 +53,17 @@ class RewardTracker:
 
     def spread(self) -> dict[str, tuple[float, float, int]]:
         """The lowest and the highest reward of each name since the start, with their number."""
-        return {name: self.ranges.get(name, (math.inf, -math.inf, 0)) for name in self.earned}
+        nothing_earned = (math.inf, -math.inf, 0)
+        return {name: self.ranges.get(name, nothing_earned) for name in self.earned}
 
     def record(self, name: str, values: Sequence[float]) -> None:
         """Keep what completions earned."""
         self.earned[name] += values
         if values:
             low, high, count = self.ranges.get(name, (math.inf, -math.inf, 0))
-            self.ranges[name] = (min(low, *values), max(high, *values), count + len(values))
+            low = min(low, *values)
+            high = max(high, *values)
+            self.ranges[name] = (low, high, count + len(values))
 
     def record_answer(self, name: str, answer: Answer, prompts: Sequence[Prompt]) -> None:
         """Keep a checked answer.

@@ -179,5 +179,6 @@ class ProcessModel(ScoringModel):
             return [[score] for score in scores]
         step_scores = []
         for reading, cut, token_scores in zip(readings, cuts, scores, strict=True):
-            step_scores.append([token_scores[max(0, end - cut)] for end in reading.ends])
+            ends = [max(0, end - cut) for end in reading.ends]
+            step_scores.append([token_scores[end] for end in ends])
         return step_scores

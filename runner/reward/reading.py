@@ -116,19 +116,14 @@ def as_if_alone(model: nn.Module, ids_BT: Tensor, mask_BT: Tensor) -> Iterator[T
     inner = getattr(model, "module", model)  # of one that DeepSpeed has
     pad = padding_of(inner)
     if pad is None:
-        pad = _token_that_ends_none(ids_BT, mask_BT)
+        # The lowest token with which no text ends.
+        last_B1 = mask_BT.sum(1, keepdim=True) - 1
+        ends = set(ids_BT.gather(1, last_B1).flatten().tolist())
+        pad = 0
+        while pad in ends:
+            pad += 1
     with temporarily(inner.config.get_text_config(), pad_token_id=pad):
         yield torch.where(mask_BT.bool(), ids_BT, pad)
-
-
-def _token_that_ends_none(ids_BT: Tensor, mask_BT: Tensor) -> int:
-    """The lowest token with which no text ends."""
-    last_B1 = mask_BT.sum(1, keepdim=True) - 1
-    ends = set(ids_BT.gather(1, last_B1).flatten().tolist())
-    token = 0
-    while token in ends:
-        token += 1
-    return token
 
 
 def last_hidden_states(

@@ -34,7 +34,8 @@ def find_address_faults(url: str, where: str = "reward.remote.url") -> Iterator[
     is_whole = False
     try:
         parts = urlsplit(url)
-        is_whole = bool(parts.hostname) and parts.scheme in ("http", "https") and parts.port != 0
+        has_host = bool(parts.hostname) and parts.port != 0
+        is_whole = has_host and parts.scheme in ("http", "https")
     except ValueError as error:  # a bracket that is open, or a port that cannot be
         found = f"{url!r}: {error}"
     if not is_whole:
@@ -119,7 +120,10 @@ class Remote:
         batches = []
         for start in starts:
             end = start + self.batch_size
-            batches.append({name: list(values[start:end]) for name, values in sent.items()})
+            batch = {}
+            for name, values in sent.items():
+                batch[name] = list(values[start:end])
+            batches.append(batch)
         rewards: list[float | None] = []
         with ThreadPoolExecutor(self.parallel) as pool:
             for answer in list(pool.map(self._ask, batches, starts)):

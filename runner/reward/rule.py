@@ -120,7 +120,8 @@ def price(place: str, item: str) -> int:
         place: the place.
         item: the thing.
     """
-    return hashlib.sha256(f"{place} {item}".encode()).digest()[1] % 10
+    digest = hashlib.sha256(f"{place} {item}".encode()).digest()
+    return digest[1] % 10
 
 
 def sentiment(
@@ -154,7 +155,11 @@ def format_match(
     """
     form = _compiled(pattern)
     find = form.fullmatch if whole else form.search
-    return [float(find(text_of(completion).strip()) is not None) for completion in completions]
+    rewards = []
+    for completion in completions:
+        match = find(text_of(completion).strip())
+        rewards.append(float(match is not None))
+    return rewards
 
 
 def keywords(

@@ -31,7 +31,8 @@ def set_variables(tracker: Tracking, folder: Path, name: str) -> None:
 
 def variables_of(tracker: Tracking, folder: Path, name: str) -> dict[str, str]:
     """The variables of a tracker with the words in braces replaced; any other braces stay."""
-    variables = {variable: str(text) for variable, text in (tracker.environment or {}).items()}
+    environment = tracker.environment or {}
+    variables = {variable: str(text) for variable, text in environment.items()}
     words = {
         "folder": str(folder),
         "root": str(folder.parent.parent),

@@ -24,7 +24,8 @@ class Wandb(Tracker, WandbCallback):
 
             if wandb.run is not None and wandb.run.id != os.environ.get("WANDB_RUN_ID"):
                 wandb.finish()  # of an earlier run in this process
-            wandb.init(name=args.run_name, tags=self.tags, config={"runner": self.experiment.node})
+            config = {"runner": self.experiment.node}
+            wandb.init(name=args.run_name, tags=self.tags, config=config)
         super().setup(args, state, model, **kwargs)
 
     def close(self, finished: bool) -> None:
