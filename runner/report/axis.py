@@ -38,7 +38,8 @@ class Axis:
     @cached_property
     def usual(self) -> Hashable:
         """The value that most runs have."""
-        counts = Counter(value for value in self.column if value != UNREAD)
+        read_values = [value for value in self.column if value != UNREAD]
+        counts = Counter(read_values)
         return counts.most_common(1)[0][0]
 
     @cached_property

@@ -45,10 +45,28 @@ def to_card(
     notes = [*copy[:1], ", ".join(counts), *copy[1:]]
     scores = []
     for row in score_rows(run):
-        scores.append([row.name.removeprefix("eval_"), row.before, row.after, row.change])
+        name = row.name.removeprefix("eval_")
+        scores.append([name, row.before, row.after, row.change])
     changed = []
     for key in find_changed_keys(run) or ():
         changed.append([f"`{key.key}`", f"`{key.ours}`", f"`{key.default}`"])
+    # Each data set that the run read: its name, number of rows, and fingerprint.
+    rows: list[list[object]] = []
+    for name, node in walk(run.manifest.get("data")):
+        if isinstance(node, Mapping) and "fingerprint" in node:
+            fingerprint = str(node["fingerprint"])[:FINGERPRINT_LETTERS]
+            rows.append([name, node.get("rows"), f"`{fingerprint}`"])
+    # The requirements that install the libraries of the run, quoted for a shell.
+    versions = run.manifest.get("versions") or {}
+    pinned = []
+    for library in LIBRARIES:
+        if versions.get(library):
+            version = versions[library].partition("+")[0]
+            pinned.append(shlex.quote(f"{library}=={version}"))
+    command = ""
+    if words_of(run) is not None:
+        command = command_of(run)
+    shown = {key: node for key, node in run.cfg.items() if key not in NOT_SHOWN}
     text = fill_template(
         "card.md",
         run=run,
@@ -59,37 +77,16 @@ def to_card(
         trainer=short_target(run.cfg.get("trainer")),
         is_scorer=select(run.cfg, "trainer.head") == "score",
         scores=scores,
-        rows=_data_rows(run),
+        rows=rows,
         changed=changed,
         package=NAME,
-        pinned=_pinned_libraries(run),
-        command="" if words_of(run) is None else command_of(run),
+        pinned=pinned,
+        command=command,
         notes=[note for note in notes if note],
         pictures=pictures,
-        shown={key: node for key, node in run.cfg.items() if key not in NOT_SHOWN},
+        shown=shown,
     )
     return public(text)
-
-
-def _data_rows(run: RunRecord) -> list[list[object]]:
-    """The cells of each data set that the run read: name, number of rows, fingerprint."""
-    rows: list[list[object]] = []
-    for name, node in walk(run.manifest.get("data")):
-        if isinstance(node, Mapping) and "fingerprint" in node:
-            fingerprint = str(node["fingerprint"])[:FINGERPRINT_LETTERS]
-            rows.append([name, node.get("rows"), f"`{fingerprint}`"])
-    return rows
-
-
-def _pinned_libraries(run: RunRecord) -> list[str]:
-    """The requirements that install the libraries of the run, quoted for a shell."""
-    versions = run.manifest.get("versions") or {}
-    pinned = []
-    for name in LIBRARIES:
-        if versions.get(name):
-            version = versions[name].partition("+")[0]
-            pinned.append(shlex.quote(f"{name}=={version}"))
-    return pinned
 
 
 def public(text: str) -> str:

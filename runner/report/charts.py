@@ -62,7 +62,8 @@ def to_chart_data(labels: Sequence[Label], charts: Mapping[str, Sequence[ChartCu
     steps: Steps = {}
     data: ChartData = {"labels": [], "charts": []}
     for label in labels:
-        lines = max((run.lines for run in label.runs), key=len)
+        lines_by_run = [run.lines for run in label.runs]
+        lines = max(lines_by_run, key=len)
         clocks = {}
         for clock, metric in CLOCKS.items():
             clock_curve = Curve(*curve(lines, metric))
@@ -81,7 +82,9 @@ def to_chart_data(labels: Sequence[Label], charts: Mapping[str, Sequence[ChartCu
             rows.append([chart_curve.label, chart_curve.is_dashed, index, values, deviations])
         data["charts"].append([file_name(title), title, rows])
     data["steps"] = list(steps)
-    data["looks"] = {colour: [look.glyph, look.dashes] for colour, look in LOOKS.items()}
+    data["looks"] = {}
+    for colour, look in LOOKS.items():
+        data["looks"][colour] = [look.glyph, look.dashes]
     return data
 
 

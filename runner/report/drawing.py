@@ -108,7 +108,10 @@ def thinned(curve: Curve, max_points: int = MAX_POINTS) -> Curve:
     size = ceil(count / max_points)
 
     def averaged(column: Sequence[float]) -> list[float]:
-        return [fmean(column[start : start + size]) for start in range(0, len(column), size)]
+        means = []
+        for start in range(0, len(column), size):
+            means.append(fmean(column[start : start + size]))
+        return means
 
     return Curve(averaged(curve.steps), averaged(curve.values), averaged(curve.deviations))
 
@@ -181,7 +184,8 @@ def draw_curve(
         style["transform"] = axes.transData + shift
         errors = deviations if any(deviations) else None
         axes.errorbar(steps, values, errors, capsize=3, linestyle="", markerfacecolor=face, **style)
-        axes.update_datalim([*zip(steps, low, strict=True), *zip(steps, high, strict=True)])
+        axes.update_datalim([*zip(steps, low, strict=True)])
+        axes.update_datalim([*zip(steps, high, strict=True)])
         axes.margins(x=0.1)
     elif look is PLAIN_LOOK:
         style |= {"linewidth": 0.7, "zorder": 1, "marker": ""}
@@ -220,8 +224,9 @@ def _add_legend(picture: Picture) -> None:
     columns = 1 if max(map(len, labels)) > 26 else 2
     lines = ceil(len(labels) / columns)
     figure.set_figheight(figure.get_figheight() + 0.19 * lines)
+    handles = [handle_of[label] for label in ordered]
     figure.legend(
-        [handle_of[label] for label in ordered],
+        handles,
         ordered,
         loc="outside lower center",
         frameon=False,

@@ -48,7 +48,8 @@ def command_of(run: RunRecord, seeds: Sequence[object] = ()) -> str:
         return shlex.join(["python", "-m", "runner.launch", str(run)])
     if len(seeds) > 1:
         words = [word for word in words if not word.lstrip("+").startswith("seed=")]
-        words = ["-m", *words, f"seed={','.join(map(str, seeds))}"]
+        values = ",".join(map(str, seeds))
+        words = ["-m", *words, f"seed={values}"]
     return shlex.join(["python", "-m", "runner", *words])
 
 
@@ -113,7 +114,8 @@ def first_rows(cfg: Config) -> list[list[tuple[str, str]]]:
         return []
     rows = []
     for row in read_rows(path, MAX_ROWS):
-        rows.append([(column, plain_text(content)) for column, content in row.items()])
+        cells = [(column, plain_text(content)) for column, content in row.items()]
+        rows.append(cells)
     return rows
 
 
@@ -158,7 +160,8 @@ def changed_files(diff: str) -> Iterator[ChangedFile]:
             if line.startswith(("+", "-")) and not is_header:
                 changed.append(line)
         added = sum(line.startswith("+") for line in changed)
-        digest = hashlib.sha256("\n".join(changed).encode()).hexdigest()[:6]
+        content = "\n".join(changed).encode()
+        digest = hashlib.sha256(content).hexdigest()[:6]
         name = head.rpartition(" b/")[2]
         yield ChangedFile(name, added, len(changed) - added, digest)
 

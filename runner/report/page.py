@@ -126,7 +126,8 @@ def _draw_figures(summary: Summary, plots: Path | None) -> list[Figure]:
         picture = pictures.pop(0)  # so that the figure is freed; drawn ones take much memory
         is_curve = picture.name.startswith(plot_sweep.CURVE_PREFIX)
         name = picture.name.removeprefix(plot_sweep.CURVE_PREFIX)
-        figures.append(Figure(picture.caption, to_svg(picture, f"p{number}"), name, is_curve))
+        drawing = to_svg(picture, f"p{number}")
+        figures.append(Figure(picture.caption, drawing, name, is_curve))
         if plots:
             written.add(write_png(picture, plots))
     if plots:
@@ -152,7 +153,8 @@ def to_run_page(run: RunRecord, changed: Sequence[ChangedKey] | None, etag: str 
     if not etag:
         pictures = plot_run.run_pictures(run.lines, headline_of(run))
         for number, picture in enumerate(pictures):
-            figures.append(Figure(picture.caption, to_svg(picture, f"p{number}"), picture.name))
+            drawing = to_svg(picture, f"p{number}")
+            figures.append(Figure(picture.caption, drawing, picture.name))
     return fill_page(
         "run.html",
         plot_run.run_charts(run),

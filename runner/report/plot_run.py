@@ -113,7 +113,8 @@ def curves_by_picture(
 
     first_pictures = {}
     for picture, curves in curves_of.items():
-        if headline.name in [metric_curve.metric for metric_curve in curves]:
+        metrics = [metric_curve.metric for metric_curve in curves]
+        if headline.name in metrics:
             first_pictures[picture] = curves
     if not first_pictures:
         points = logged[headline.name]
@@ -138,8 +139,9 @@ def _belongs(metric: str, endings: Sequence[str]) -> bool:
     """True for a metric of training by its whole name, for one of held-out rows by its ending."""
     if metric in endings:
         return True
-    is_held_out = metric.startswith(HELD_OUT)
-    return is_held_out and metric.endswith(tuple(f"_{ending}" for ending in endings))
+    if not metric.startswith(HELD_OUT):
+        return False
+    return any(metric.endswith(f"_{ending}") for ending in endings)
 
 
 def run_charts(run: RunRecord) -> ChartData:

@@ -169,16 +169,14 @@ def band(runs: Sequence[RunRecord], name: str) -> Curve:
     if len(runs) == 1:  # faster, for pages of many settings
         steps, values = curve(runs[0].lines, name)
         return Curve(steps, values, [0.0] * len(steps))
-    values_at: dict[float, list[float]] = defaultdict(list)
+    values_at: dict[int, list[float]] = defaultdict(list)
     for run in runs[:MAX_SEEDS]:
         for step, value in zip(*curve(run.lines, name), strict=True):
             values_at[step].append(value)
-    points = sorted(values_at.items())
-    return Curve(
-        steps=[step for step, _ in points],
-        values=[fmean(values) for _, values in points],
-        deviations=[sample_sd(values) or 0.0 for _, values in points],
-    )
+    steps = sorted(values_at)
+    means = [fmean(values_at[step]) for step in steps]
+    deviations = [sample_sd(values_at[step]) or 0.0 for step in steps]
+    return Curve(steps, means, deviations)
 
 
 def _axis_picture(
@@ -206,7 +204,8 @@ def _axis_picture(
                 if styled.colour in LOOKS or rank % stride == 0:
                     # The settings of one value share 0.3 of the distance between values.
                     x = place + 0.3 * ((index + 0.5) / len(ranked) - 0.5)
-                    point = Curve([x], [mean], [styled.setting.sd(name) or 0.0])
+                    sd = styled.setting.sd(name) or 0.0
+                    point = Curve([x], [mean], [sd])
                     label = styled.label if has_labels else None
                     draw_curve(axes, point, styled.colour, label)
             if means:
@@ -228,7 +227,8 @@ def _heat_picture(summary: Summary, objective: SweepObjective, across: Axis, up:
     ys = range(len(up.levels))
     means = []
     for y in ys:
-        means.append([fmean(cells.get((x, y), [nan])) for x in xs])
+        row = [cells.get((x, y), [nan]) for x in xs]
+        means.append([fmean(scores) for scores in row])
     with new_axes(up.name, across.name) as axes:
         colours = "viridis" if objective.maximise else "viridis_r"
         mesh = axes.pcolormesh(xs, ys, means, cmap=colours, edgecolors="white", lw=3)

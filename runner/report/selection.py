@@ -177,7 +177,8 @@ def _sort(
         else:
             placed.append((place, setting))
     placed.sort(key=itemgetter(0), reverse=descending)
-    return [setting for _, setting in placed] + unplaced
+    sorted_settings = [setting for _, setting in placed]
+    return sorted_settings + unplaced
 
 
 def _place_of(values: Sequence[object]) -> Place | None:
@@ -250,10 +251,11 @@ def find_column(
     if key in config_keys:
         matching = [key]
     else:
-        scores = {*score_names(runs), *chain.from_iterable(run.logged for run in runs)}
+        scores = set(score_names(runs)).union(*[run.logged for run in runs])
         for name in (f"eval_{key}", key):
             if name in scores:
-                return RunColumn([run.score(name) for run in runs], is_score=True)
+                values = [run.score(name) for run in runs]
+                return RunColumn(values, is_score=True)
         matching = [name for name in config_keys if name.endswith(f".{key}")]
     if len(matching) == 1:
         return RunColumn([config.get(matching[0]) for config in configs])

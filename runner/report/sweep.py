@@ -269,7 +269,8 @@ def count_states(runs: Sequence[RunRecord]) -> dict[str, int]:
 
 def list_states(runs: Sequence[RunRecord]) -> str:
     """The number of runs in each state as a text."""
-    return ", ".join(f"{count} {state}" for state, count in count_states(runs).items())
+    texts = [f"{count} {state}" for state, count in count_states(runs).items()]
+    return ", ".join(texts)
 
 
 def find_axes(runs: Sequence[RunRecord]) -> list[Axis]:
@@ -282,7 +283,8 @@ def find_axes(runs: Sequence[RunRecord]) -> list[Axis]:
     for run in runs:
         choices = choices_of(run)
         typed.append({group: hide(option) for group, option in choices.items()})
-    axes = axes_of([run.cfg for run in runs], typed)
+    configs = [run.cfg for run in runs]
+    axes = axes_of(configs, typed)
     names = tuple(run.folder.parent.name for run in runs)
     if len(set(names)) > 1:
         axes.insert(0, Axis("name", "name", names))

@@ -86,7 +86,8 @@ def sweep_table(summary: Summary, width: int = 80) -> str:
     states = list_states(summary.runs)
     if states:
         counts.append(states)
-    lines = [_wrapped("report", f"{group}: {'; '.join(counts)}", width)]
+    heading = f"{group}: {'; '.join(counts)}"
+    lines = [_wrapped("report", heading, width)]
     if summary.condition:
         lines.append(_wrapped("where", summary.condition, width))
     objective = summary.objective
@@ -229,8 +230,8 @@ def run_table(run: RunRecord, changed: Sequence[ChangedKey] | None, width: int =
     if changed:
         lines.append("differs   from the defaults of its options in")
         for key in changed:
-            text = short(f"{key.key}={key.ours} ({key.default})", width - INDENT)
-            lines.append(" " * INDENT + text)
+            text = f"{key.key}={key.ours} ({key.default})"
+            lines.append(" " * INDENT + short(text, width - INDENT))
     lines.append(f"repeat    {command_of(run)}")
     return "\n".join(lines)
 
@@ -240,11 +241,15 @@ def score_table(run: RunRecord, width: int = 80) -> list[str]:
     rows = score_rows(run)
     if not rows:
         return []
+    names = [row.name for row in rows]
+    before = [row.before for row in rows]
+    after = [row.after for row in rows]
+    changes = [row.change for row in rows]
     columns = [
-        Column("held out", [row.name for row in rows], needed=True, left=True),
-        Column("before", [row.before for row in rows]),
-        Column("after", [row.after for row in rows], needed=True),
-        Column("change", [row.change for row in rows], needed=True, left=True),
+        Column("held out", names, needed=True, left=True),
+        Column("before", before),
+        Column("after", after, needed=True),
+        Column("change", changes, needed=True, left=True),
     ]
     return format_table(columns, width)
 

@@ -105,7 +105,13 @@ def to_blocks(rows: Iterable[TokenRow], scored: bool = False) -> Iterator[list[B
 
 def _pair_blocks(name: str, chosen: TokenRow, rejected: TokenRow, scored: bool) -> list[Block]:
     """The prompt that a pair shares, if there is one, and the rest of both sequences."""
-    shared = _count_shared(chosen, rejected)
+    # The tokens with which both begin and that neither is trained on.
+    shared = 0
+    for index in range(min(len(chosen.ids), len(rejected.ids))):
+        is_trained = chosen.trained[index] or rejected.trained[index]
+        if is_trained or chosen.ids[index] != rejected.ids[index]:
+            break
+        shared += 1
     blocks = []
     if shared:
         blocks.append(Block(f"{name}: {shared} tokens are shared", _part(chosen, 0, shared)))
@@ -113,17 +119,6 @@ def _pair_blocks(name: str, chosen: TokenRow, rejected: TokenRow, scored: bool) 
         heading = f"{row.role}: {_describe_counts(row, scored)}"
         blocks.append(Block(heading, _part(row, shared, len(row.ids)), side=row.role))
     return blocks
-
-
-def _count_shared(chosen: TokenRow, rejected: TokenRow) -> int:
-    """The number of tokens with which both begin and that neither is trained on."""
-    count = 0
-    for index in range(min(len(chosen.ids), len(rejected.ids))):
-        is_trained = chosen.trained[index] or rejected.trained[index]
-        if is_trained or chosen.ids[index] != rejected.ids[index]:
-            break
-        count += 1
-    return count
 
 
 def _part(row: TokenRow, start: int, end: int) -> TokenRow:

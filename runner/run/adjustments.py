@@ -69,7 +69,8 @@ def adjust_logs(adjustments: Sequence[Adjustment], logs: dict[str, float], step:
 
 def in_words(adjustment: Adjustment) -> str:
     """One adjustment as a line."""
-    args = [f"{name}={value}" for name, value in adjustment.get("args", {}).items()]
+    new_args = adjustment.get("args", {})
+    args = [f"{name}={value}" for name, value in new_args.items()]
     change = ", ".join(args) or "half the learning rate"
     line = f"step {adjustment['step']}: {adjustment['cause']}; "
     line += f"again from step {adjustment['from_step']} with {change}"

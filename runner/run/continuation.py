@@ -356,7 +356,7 @@ def _streams(experiment: Experiment) -> bool:
 def _find_reference_faults(other: Run, experiment: Experiment, defaults: Node) -> Iterator[Fault]:
     """The fault of a longer run that would compute its reference once, and the old one did not."""
     manifest = other.manifest()
-    rows = ((manifest.get("data") or {}).get("train") or {}).get("rows")
+    rows = select(manifest, "data.train.rows")
     is_chosen = "precompute_ref_log_probs" in experiment.trainer.args
     if is_chosen or not rows or manifest.get("reference") != EACH_STEP:
         return

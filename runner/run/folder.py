@@ -105,7 +105,8 @@ class Run:
         """The last state that was written; where none can be read, that of a run just created."""
         created = {"state": "created", "step": 0, "max_steps": 0}
         status = read_json(self.folder / "status.json") or {}
-        if status.get("state") not in STATES or not isinstance(status.get("queued") or {}, dict):
+        queued = status.get("queued") or {}
+        if status.get("state") not in STATES or not isinstance(queued, dict):
             return created
         return created | status
 
@@ -159,7 +160,8 @@ def format_fault(folder: Path, number: object) -> Fault:
     fix = "name=<another name>, and the words of the command that made it"
     if isinstance(command, list) and command[:3] == ["python", "-m", "runner"]:
         words = [str(word) for word in command if not str(word).startswith("name=")]
-        fix = to_visible(shlex.join([*words, f"name={folder.parent.name}-again"]))
+        other_name = f"name={folder.parent.name}-again"
+        fix = to_visible(shlex.join([*words, other_name]))
         if any(word.startswith(TRUSTING) or "trust" in word for word in words):
             fix += "  (if you trust who wrote its manifest.json)"
     return Fault(

@@ -94,4 +94,5 @@ def plain_text(content: object) -> str:
         texts.append(dialogue([turn]))
     if len(texts) == 1:
         return texts[0]
-    return "\n".join(f"{role}: {text}" for role, text in zip(roles, texts, strict=True))
+    lines = [f"{role}: {text}" for role, text in zip(roles, texts, strict=True)]
+    return "\n".join(lines)

@@ -171,7 +171,9 @@ def _describe_changes(then: Mapping[str, Fingerprint], now: Mapping[str, Fingerp
         elif old[0] != new[0]:
             lines.append(f"{file}: {old[0]} -> {new[0]} bytes")
         elif old[2] != new[2]:
-            lines.append(f"{file}: {str(old[2])[:10]} -> {str(new[2])[:10]}")
+            old_digest = str(old[2])[:10]
+            new_digest = str(new[2])[:10]
+            lines.append(f"{file}: {old_digest} -> {new_digest}")
     return lines
 
 

@@ -123,7 +123,8 @@ def label_of(overrides: Sequence[str]) -> str:
     words = []
     for override in overrides:
         key, _, value = override.lstrip("+").partition("=")
-        if key.partition(".")[0] in UNNAMED or key in NAMED_BY or key.startswith(("hydra", "~")):
+        group = key.partition(".")[0]
+        if group in UNNAMED or key in NAMED_BY or key.startswith(("hydra", "~")):
             continue
         # Of a class or a function its name is enough, after that of its node.
         if key.endswith("._target_"):

@@ -66,4 +66,9 @@ def foreign_faults(paths: Iterable[Path]) -> Iterator[Fault]:
             command = "rm -r"
         elif found == "a file":
             expected = "a folder"
-        yield Fault(where=str(path), found=found, expected=expected, fix=f"{command} {path}")
+        yield Fault(
+            where=str(path),
+            found=found,
+            expected=expected,
+            fix=f"{command} {path}",
+        )

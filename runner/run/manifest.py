@@ -59,7 +59,8 @@ def add_notes(run: Run, notes: Sequence[str]) -> None:
     for note in notes:
         log.warning("%s", note)
     if notes:
-        all_notes = [*run.manifest().get("notes", []), *map(hidden, notes)]
+        old_notes = run.manifest().get("notes", [])
+        all_notes = [*old_notes, *map(hidden, notes)]
         write_manifest(run, notes=list(dict.fromkeys(all_notes)))
 
 

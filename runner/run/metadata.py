@@ -58,7 +58,10 @@ def is_shaped(content: object) -> TypeGuard[JsonObject]:
     """True for the content of a file of a run in which each key that is read again has its type."""
     if not isinstance(content, dict):
         return False
-    return all(_fits(content[key], shape) for key, shape in SHAPES.items() if key in content)
+    for key, shape in SHAPES.items():
+        if key in content and not _fits(content[key], shape):
+            return False
+    return True
 
 
 def _fits(value: object, shape: Shape) -> bool:

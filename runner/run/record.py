@@ -128,7 +128,8 @@ class RunRecord:
         depth = len(self.folder.parts)
         paths = self.folder.rglob("*")
         written = [path for path in paths if path.parts[depth] not in NOT_OF_TRAINING]
-        silence = time.time() - max(path.lstat().st_mtime for path in written)
+        last_write = max(path.lstat().st_mtime for path in written)
+        silence = time.time() - last_write
         spent = self.logged.get("elapsed_seconds", 0.0) / max(1, len(self.lines))
         return silence > max(SILENT_SECONDS, 10 * spent)
 
@@ -153,7 +154,8 @@ class RunRecord:
         if self.state == "created":
             reasons.append("not started")
         elif self.state == "running":
-            reasons.append(f"since {format_time(self.status.get('started'))}, {heard}")
+            started = format_time(self.status.get("started"))
+            reasons.append(f"since {started}, {heard}")
         elif self.state == "lost":
             reasons.append(f"its process ended without a message, {heard}")
         elif self.state != "unknown":
@@ -215,7 +217,10 @@ def _read_content(path: Path) -> JsonObject | None:
     """The content of a file of metadata; None where it is missing or damaged."""
     content: object = None
     with contextlib.suppress(OSError, ConfigError):
-        content = read_yaml(path) if path.suffix == ".yaml" else read_json(path)
+        if path.suffix == ".yaml":
+            content = read_yaml(path)
+        else:
+            content = read_json(path)
     return content if is_shaped(content) else None
 
 
@@ -262,7 +267,8 @@ def find_runs(
     runs = []
     wrong_words: list[Fault] = []
     for number, word in enumerate(words):
-        folder = find_run(word, " ".join([verb, *words[:number]]), root)
+        words_so_far = " ".join([verb, *words[:number]])
+        folder = find_run(word, words_so_far, root)
         if isinstance(folder, Path):
             runs.append(read_run(folder))
             continue
@@ -354,4 +360,8 @@ def one_line(cause: str, heading: bool = True) -> str:
 def format_time(moment: object) -> str:
     """A time as it was written, without its seconds."""
     text = str(moment or "an unknown time")
-    return f"{text[:10]} {text[11:16]} UTC" if text.endswith("+00:00") else text
+    if not text.endswith("+00:00"):
+        return text
+    date = text[:10]
+    clock = text[11:16]
+    return f"{date} {clock} UTC"

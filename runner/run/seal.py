@@ -124,7 +124,8 @@ def damage_of(folder: Path, *, touched_only: bool = False) -> dict[str, str]:
 
 def describe_damage(damage: Mapping[str, str]) -> str:
     """Damage in one line."""
-    return "; ".join(f"{name}: {wrong}" for name, wrong in damage.items())
+    texts = [f"{name}: {wrong}" for name, wrong in damage.items()]
+    return "; ".join(texts)
 
 
 def check_sealed(folder: Path) -> Path:

@@ -88,7 +88,8 @@ def steps_to_notice(tolerate: Tolerate | None = None) -> int:
         *build_alarms(tolerate, online=True),
         *build_alarms(tolerate, online=False),
     ]
-    return max((alarm.patience + alarm.lag for alarm in alarms), default=1)
+    spans = [alarm.patience + alarm.lag for alarm in alarms]
+    return max(spans, default=1)
 
 
 def build_alarms(

@@ -41,7 +41,8 @@ class EndedWorse(Alarm):
         for name, figure in figures.items():
             if figure is not None and not self.over:
                 self.first.setdefault(name, figure)
-                self.last[name] = [*self.last.get(name, []), figure][-self.STEPS :]
+                last_figures = [*self.last.get(name, []), figure]
+                self.last[name] = last_figures[-self.STEPS :]
         self.width = max(self.width, self.facts.width_of(step.rewards))
         return UNKNOWN
 
@@ -71,7 +72,8 @@ class EndedWorse(Alarm):
                 kind = "loss"
             elif name == TOKENS_RIGHT:
                 kind = "share"
-            changes.append(Change(name, before, after=fmean(self.last[name]), kind=kind))
+            after = fmean(self.last[name])
+            changes.append(Change(name, before, after, kind=kind))
         return changes
 
     def _first_far_worse(self, changes: Sequence[Change]) -> Change | None:

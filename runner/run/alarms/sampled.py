@@ -68,7 +68,8 @@ class ConstantReward(Alarm):
     patience: int = 5
 
     def suspect(self, step: Step) -> str | None:
-        count = min((count for _, _, count in step.rewards.values()), default=0)
+        counts = [count for _, _, count in step.rewards.values()]
+        count = min(counts, default=0)
         if count == 0:  # of some reward function nothing is known yet
             return UNKNOWN
         for low, high, _ in step.rewards.values():
