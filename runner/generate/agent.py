@@ -76,7 +76,8 @@ class Agent:
 
     def open(self, row: Row) -> tuple[list[TurnDict], list[Tool], object]:
         """The prompt of a row, the tools that are offered in it, and its new environment, reset."""
-        prompt = [dict(turn) for turn in row.get("prompt") or [{"role": "user", "content": ""}]]
+        turns = row.get("prompt") or [{"role": "user", "content": ""}]
+        prompt = [dict(turn) for turn in turns]
         environment = self._environment(row)
         if environment is None:
             return prompt, list(self.tools), None
@@ -110,8 +111,8 @@ class Agent:
             makers = [make for make in self.environments.values() if make is not None]
         elif self.environments is not None:
             makers = [self.environments]
-        kinds: dict[type, None] = dict.fromkeys(type(make()) for make in makers)
-        return [_reward_of(kind) for kind in kinds if hasattr(kind, REWARD)]
+        kinds = [type(make()) for make in makers]
+        return [_reward_of(kind) for kind in dict.fromkeys(kinds) if hasattr(kind, REWARD)]
 
     def play(
         self,
@@ -307,7 +308,8 @@ def _encode_answers(
     # Behind the end of the turn the template may write a line break, which was not sampled.
     end = episode.token_ids[-1]
     if end in before:
-        before = before[: len(before) - before[::-1].index(end)]
+        behind = before[::-1].index(end)
+        before = before[: len(before) - behind]
     if with_answers[: len(before)] != before:
         raise DataError(
             Fault(

@@ -57,8 +57,11 @@ class AnswerReader:
             ids, start = to_ids(self.tokenizer, row)
             texts.append(ids)
             starts.append(start)
+        labels_by_row = []
+        for ids, start in zip(texts, starts, strict=True):
+            labels_by_row.append(ids[start : self.max_length])
         reading = AnswerReading(
-            labels=[ids[start : self.max_length] for ids, start in zip(texts, starts, strict=True)],
+            labels=labels_by_row,
             log_probs=[[] for _ in rows],
             kept={name: [None] * len(rows) for name in functions},
         )
@@ -95,9 +98,8 @@ class AnswerReader:
         for rows in self._split(texts, cut_texts):
             padded = [cut_texts[row] for row in rows]
             ids_BT, mask_BT = pad(padded, self.model.device)
-            media_inputs = join_media_inputs(
-                [texts[row] for row in rows], self.model.device, "right"
-            )
+            whole_texts = [texts[row] for row in rows]
+            media_inputs = join_media_inputs(whole_texts, self.model.device, "right")
             with evaluating(self.model), as_if_alone(self.model, ids_BT, mask_BT) as ids_BT:
                 logits = self.model(input_ids=ids_BT, attention_mask=mask_BT, **media_inputs).logits
             if logits.ndim == 3:

@@ -90,7 +90,8 @@ class TextGenerator:
     agent: Agent | None = None  # whose tools the model may call
 
     def __post_init__(self) -> None:
-        self.how = replace(self.how, stop_ids=tuple(stop_ids(self.model)), logprob_temperature=1.0)
+        ends = tuple(stop_ids(self.model))
+        self.how = replace(self.how, stop_ids=ends, logprob_temperature=1.0)
         self.is_greedy = self.how.temperature == 0
 
     def plan(self, rows: Sequence[Row]) -> list[list[Draw]]:
@@ -105,7 +106,8 @@ class TextGenerator:
         draws: list[Draw] = []
         for row in range(len(rows)):
             draws += [(row, number) for number in range(samples)]
-        groups = split_by_rows([lengths[row] for row, _ in draws], self.how.rows)
+        lengths_of_draws = [lengths[row] for row, _ in draws]
+        groups = split_by_rows(lengths_of_draws, self.how.rows)
         batches = []
         for group in groups:
             batches.append([draws[index] for index in group])

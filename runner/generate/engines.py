@@ -68,7 +68,9 @@ class VLLM:
         for ids, candidates in zip(completions, top_logprobs, strict=True):
             tokens_R = cut(torch.tensor(ids), self.stop_ids)
             # Of the candidates for a token the first is the one that was sampled.
-            logprobs = [math.nan if first is None else first for first, *_ in candidates]
+            logprobs = []
+            for first, *_ in candidates:
+                logprobs.append(math.nan if first is None else first)
             responses.tokens.append(tokens_R)
             responses.logprobs.append(torch.tensor(logprobs)[: len(tokens_R)])
         return responses

@@ -148,11 +148,13 @@ def score_texts(
     """
     if isinstance(model, PeftModel):
         model = model.get_base_model()  # whose layers keep their adapters
-    groups = split_by_tokens(range(len(texts)), [len(ids) for ids in texts], budget)
+    lengths = [len(ids) for ids in texts]
+    groups = split_by_tokens(range(len(texts)), lengths, budget)
     parts = []
     with explain_length(model, texts):
         for group in groups:
-            parts.append(_score_group(model, [texts[row] for row in group], autocast))
+            group_texts = [texts[row] for row in group]
+            parts.append(_score_group(model, group_texts, autocast))
     # Only now it waits for the device.
     scores = torch.cat(parts).tolist()
     score_by_row = dict(zip(chain(*groups), scores, strict=True))

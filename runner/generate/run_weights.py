@@ -136,4 +136,9 @@ def _no_weights(
             "or checkpoint=start for the model it begins with"
         )
     progress = f"it is {status['state']}, step {status['step']} of {status['max_steps']}"
-    return Fault(where=str(run), found=f"{found}; {progress}", expected="weights", fix=fix)
+    return Fault(
+        where=str(run),
+        found=f"{found}; {progress}",
+        expected="weights",
+        fix=fix,
+    )

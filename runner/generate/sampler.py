@@ -119,7 +119,8 @@ def sample(
         while waiting:
             rows = waiting.pop(0)
             try:
-                results = decode(model, [prompts[row] for row in rows], how, noise_BR[rows])
+                chosen_prompts = [prompts[row] for row in rows]
+                results = decode(model, chosen_prompts, how, noise_BR[rows])
                 decoded.update(zip(rows, results, strict=True))
                 continue
             except torch.OutOfMemoryError as error:
@@ -127,7 +128,14 @@ def sample(
                 if not halves or _is_sharded(model):
                     raise
                 if len(rows) == 1:
-                    raise _too_little_memory(prompts[rows[0]]) from error
+                    raise EnvironmentFault(
+                        Fault(
+                            where="memory",
+                            found=f"a prompt of {len(prompts[rows[0]])} tokens alone does not fit",
+                            expected="more of it",
+                            fix="model.dtype=bfloat16, or shorter completions",
+                        )
+                    ) from error
             # Behind the handler, because the traceback keeps the tensors.
             if torch.accelerator.is_available():
                 torch.accelerator.empty_cache()
@@ -166,17 +174,6 @@ def _split_prompts(prompts: Prompts, size: int) -> list[list[int]]:
         for group in split_by_rows(lengths, size):
             groups.append([alike[index] for index in group])
     return groups
-
-
-def _too_little_memory(prompt: Sequence[int]) -> EnvironmentFault:
-    return EnvironmentFault(
-        Fault(
-            where="memory",
-            found=f"a prompt of {len(prompt)} tokens alone does not fit",
-            expected="more of it",
-            fix="model.dtype=bfloat16, or shorter completions",
-        )
-    )
 
 
 # --- The model ----------------------------------------------------------------------------------
@@ -368,7 +365,9 @@ def _cut_rows(tokens_BR: Tensor, logprobs_BR: Tensor, lengths_B: Tensor) -> Deco
     logprobs_BR = logprobs_BR.cpu()
     rows = []
     for row, length in enumerate(lengths_B.tolist()):
-        rows.append((tokens_BR[row, :length].clone(), logprobs_BR[row, :length].clone()))
+        tokens_R = tokens_BR[row, :length].clone()
+        logprobs_R = logprobs_BR[row, :length].clone()
+        rows.append((tokens_R, logprobs_R))
     return rows
 
 
@@ -411,7 +410,8 @@ def _decode_by_graph(
     tokens_BR = torch.zeros(rows, longest, dtype=torch.long, device=device)
     logprobs_BR = torch.zeros(tokens_BR.shape, device=device)
     layers = model.config.get_text_config().num_hidden_layers
-    cache = Cache(layers=[CastLayer(max_cache_len=length + longest) for _ in range(layers)])
+    room = length + longest
+    cache = Cache(layers=[CastLayer(max_cache_len=room) for _ in range(layers)])
     prompt_positions_BP = (mask_BP.cumsum(1) - 1).clamp(min=0)
     logits_BV = decode_step(model, cache, ids_BP, mask_BP, prompt_positions_BP)
     mask_B11T = torch.nn.functional.pad(mask_BP.bool(), (0, longest))[:, None, None]
@@ -461,7 +461,9 @@ class CastLayer(StaticLayer):
         dtype = value_states.dtype
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
-        keys, values = super().update(key_states.to(dtype), value_states.to(dtype), *args, **kwargs)
+        key_states = key_states.to(dtype)
+        value_states = value_states.to(dtype)
+        keys, values = super().update(key_states, value_states, *args, **kwargs)
         return keys, values
 
 
@@ -524,4 +526,6 @@ def cut(tokens_R: Tensor, stop_ids: Sequence[int]) -> Tensor:
     """The tokens up to and with the first stop token."""
     stop_ids_N = torch.tensor(stop_ids, dtype=torch.long, device=tokens_R.device)
     stops = torch.isin(tokens_R, stop_ids_N).nonzero()
-    return tokens_R[: int(stops[0]) + 1] if len(stops) else tokens_R
+    if not len(stops):
+        return tokens_R
+    return tokens_R[: int(stops[0]) + 1]

@@ -216,7 +216,8 @@ def _guarded_class(kind: type, where: str, seconds: float) -> type:
     attributes: dict[str, object] = {"__slots__": (), "__module__": kind.__module__}
     for name, method in methods.items():
         guard = Guard(f"{kind.__name__}.{name}", seconds, ends=name in NO_TOOLS)
-        attributes[name] = guard.guard(method, CHECKS.get(name, check_text), {}, where)
+        check = CHECKS.get(name, check_text)
+        attributes[name] = guard.guard(method, check, {}, where)
     return type(kind.__name__, (kind,), attributes)
 
 

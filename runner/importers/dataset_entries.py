@@ -154,7 +154,9 @@ def _to_shortest(node: Part) -> Part:
     shortest = dict(node)
     shortest["path"] = path
     shortest["columns"] = {role: name for role, name in columns.items() if role != name}
-    shortest["split"] = split if split != {"train": "train"} else {}
+    shortest["split"] = split
+    if split == {"train": "train"}:
+        shortest["split"] = {}
     return {key: shortest[key] for key in ORDER if shortest.get(key)}
 
 
@@ -182,7 +184,8 @@ def hold_out(draft: Draft, nodes: Sequence[Part], key: str, tests: Sequence[Part
         held_out = next(iter(sets.values()))
         if isinstance(held_out, str):
             shown = held_out
-    first["split"] = {"train": "train"} | first.get("split", {}) | {"eval": held_out}
+    split = {"train": "train"} | first.get("split", {})
+    first["split"] = {**split, "eval": held_out}
     draft.note(MAPPED, key, f"dataset.split.eval: {shown}")
 
 
@@ -252,4 +255,6 @@ def _cut_off(node: Node, size: float) -> _Cut | None:
             remark += "; a slice counts whole per cents"
     if cut == 0 or (cut < 0 and (end or size < 1)):
         return None
-    return _Cut(f"{name}[:{cut}{unit}]", f"{name}[{cut}{unit}:{end}{percent}]", remark)
+    train = f"{name}[:{cut}{unit}]"
+    held_out = f"{name}[{cut}{unit}:{end}{percent}]"
+    return _Cut(train, held_out, remark)

@@ -34,7 +34,16 @@ def read_strategy(draft: Draft) -> None:
     strategy = follow_settings(draft.reading, keys, max(1, copy_size))
     words = " ".join(strategy.overrides) or "strategy=none"
     if is_strategy_alone:
-        raise ConfigError(_no_training(strategy, words))
+        lost = [f"; not {note.key}" for note in strategy.notes if note.kind == NO_EQUIVALENT]
+        found = f"how a training is spread over devices, and no training: {words}"
+        raise ConfigError(
+            Fault(
+                where=str(strategy.reading.path),
+                found=found + "".join(lost),
+                expected="a training, with which that is typed",
+                fix=words,
+            )
+        )
 
     # The number of processes counts on any machine, all other words only where there are GPUs.
     for word in strategy.overrides[-1:]:
@@ -45,23 +54,13 @@ def read_strategy(draft: Draft) -> None:
     notes = {note.key: note for note in strategy.notes if note.kind != MAPPED}
     why = f"typed; {strategy.where}".removesuffix("; ")
     for key in keys:
-        note = notes.pop(key, Note(MAPPED, key, value="", target=words, why=why))
+        typed = Note(MAPPED, key, value="", target=words, why=why)
+        note = notes.pop(key, typed)
         draft.note(note.kind, key, note.target, note.why)
     # Notes that are left are on settings in a file that one of the keys names.
     for key, note in notes.items():
         first_key = next(iter(keys))
         draft.notes.append(replace(note, key=f"{first_key}.{key}"))
-
-
-def _no_training(strategy: Draft, words: str) -> Fault:
-    path = strategy.reading.path
-    lost = [f"; not {note.key}" for note in strategy.notes if note.kind == NO_EQUIVALENT]
-    return Fault(
-        where=str(path),
-        found=f"how a training is spread over devices, and no training: {words}{''.join(lost)}",
-        expected="a training, with which that is typed",
-        fix=words,
-    )
 
 
 def follow_settings(

@@ -110,7 +110,8 @@ class Draft:
     def find_rules(self, key: str) -> list[Rule]:
         """The rules of a key in the table, in their order."""
         outer_key = key.partition(".")[0]
-        return self.table.keys.get(key) or self.table.keys.get(f"{outer_key}.*", [])
+        rules = self.table.keys
+        return rules.get(key) or rules.get(f"{outer_key}.*", [])
 
     def meets(self, rule: Rule, value: object = None) -> bool:
         """True where the value of a key, and the draft, meet every condition of a rule."""
@@ -253,7 +254,8 @@ class Draft:
             parameter.default, bool
         ) == isinstance(value, bool)
         if is_default and select(self.values, f"trainer.args.{field_name}") is None:
-            self.note(SAME, key, why=why or f"{field_name} is {to_single_line(value)}")
+            default = f"{field_name} is {to_single_line(value)}"
+            self.note(SAME, key, why=why or default)
             return SAME
         if not parameter.type.accepts(value):
             self.no_equivalent(key, f"{field_name} takes {parameter.type}", why)

@@ -96,7 +96,8 @@ def _write_value(draft: Draft, rule: Rule, key: str) -> bool:
         if rule.rest:
             further = draft.convert(key, value, to_words, [])[1:]
             if further:
-                draft.no_equivalent(key, f"{', '.join(further)}: {rule.rest}", rule.nearest)
+                reason = f"{', '.join(further)}: {rule.rest}"
+                draft.no_equivalent(key, reason, rule.nearest)
         value = draft.convert(key, value, CONVERSIONS[rule.convert], None)
     if len(draft.faults) > faults_before:
         return False

@@ -55,7 +55,13 @@ def read_file(path: Path, dialect: str | None = None) -> ForeignConfig:
             reading.dialect = other_dialect
             break
     table = tables[reading.dialect]
-    _unpack_groups(reading, table)
+    # Some tools group their keys, for example by the kind of process.
+    for group in table.get("groups", ()):
+        if group in reading.keys:
+            inner_keys = reading.keys.pop(group)
+            if not isinstance(inner_keys, Mapping):
+                inner_keys = {group: inner_keys}
+            reading.keys |= inner_keys
     _check_trains(reading, table)
     return reading
 
@@ -80,16 +86,6 @@ def _set_dialect(reading: ForeignConfig, tables: Mapping[str, Node]) -> None:
         )
     reading.dialect = likeliest[0]
     reading.why = ", ".join(marks[reading.dialect][:MAX_MARKS])
-
-
-def _unpack_groups(reading: ForeignConfig, table: Node) -> None:
-    """Move the keys of each group of keys, such as those of a kind of process, to the top."""
-    for group in table.get("groups", ()):
-        if group in reading.keys:
-            inner_keys = reading.keys.pop(group)
-            if not isinstance(inner_keys, Mapping):
-                inner_keys = {group: inner_keys}
-            reading.keys |= inner_keys
 
 
 def _check_trains(reading: ForeignConfig, table: Node) -> None:

@@ -42,7 +42,8 @@ def read_rewards(draft: Draft, names_key: str, model_key: str = "") -> list[Fore
             key = name
             entry = dict(our_rewards[name])
             remark = entry.pop("remark", "")
-            draft.note(MAPPED, names_key, f"reward.{name}: {entry['_target_']}", remark)
+            target = entry["_target_"]
+            draft.note(MAPPED, names_key, f"reward.{name}: {target}", remark)
         else:
             foreign_rewards.append(ForeignReward(name, weight))
             continue

@@ -112,12 +112,19 @@ def read_lines(path: Path, text: str, variables: Variables) -> Iterator[ShellLin
 
     Raises ConfigError for a script that grows too long because its variables hold one another.
     """
-    lines = _to_whole_lines(text)
+    # A line goes on behind a backslash, and inside of quotes, where ``BREAK`` takes the place of
+    # the line break. An array becomes a variable of one text.
+    script = "\n".join([*_to_variables(text), ""])
+    script = COMMENT.sub(_without_comment, script)
+    script = ARRAY.sub(_to_variable, script)
+    lines = script.replace("\\\n", " ").split("\n")
     length = 0
     for index, raw_line in enumerate(lines):
         line = variables.unfold(raw_line.replace(BREAK, "\n"))
         # Measured before it is built: twenty lines that double a variable make a million letters.
-        length += len(line) + sum(len(variables.fill(part[0])) for part in VARIABLE.finditer(line))
+        length += len(line)
+        for variable in VARIABLE.finditer(line):
+            length += len(variables.fill(variable[0]))
         if length > MAX_LETTERS:
             raise ConfigError(
                 Fault(
@@ -139,18 +146,6 @@ def read_lines(path: Path, text: str, variables: Variables) -> Iterator[ShellLin
             variables.values[name] = value.rstrip(";")
         below = next(filter(str.strip, lines[index + 1 :]), "")
         yield ShellLine(words, below.lstrip())
-
-
-def _to_whole_lines(text: str) -> list[str]:
-    """The lines of a script without comments, each joined with those that it goes on in.
-
-    A line goes on behind a backslash, and inside of quotes, where ``BREAK`` takes the place of
-    the line break. An array becomes a variable of one text.
-    """
-    script = "\n".join([*_to_variables(text), ""])
-    script = COMMENT.sub(_without_comment, script)
-    script = ARRAY.sub(_to_variable, script)
-    return script.replace("\\\n", " ").split("\n")
 
 
 def _without_comment(match: re.Match[str]) -> str:

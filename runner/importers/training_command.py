@@ -3,7 +3,6 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from pathlib import Path
 
 from runner.config.dialect import find_dialects, read_table
@@ -154,7 +153,10 @@ def _find_training_script(
     word = words[index]
     is_own = re.search(table.get("own_scripts", ""), word)
     why = word if is_own else f"{word}, taken for the one of that name in TRL"
-    flags = {_to_key(flag.lstrip("-").partition("=")[0]) for flag in words[index + 1 :]}
+    flags = set()
+    for flag in words[index + 1 :]:
+        flag_name = flag.lstrip("-").partition("=")[0]
+        flags.add(_to_key(flag_name))
     for pattern in table["scripts"]:
         match = re.search(pattern, word)
         if match and (is_own or flags.intersection(table["marks"])):
@@ -190,7 +192,10 @@ def _take(
             )
         )
     reading.keys = _read_flags(reading.path, line.words[training.first_flag :])
-    starters = [f"--{name}={variables.values.get(name, '')}" for name in SPREAD_VARIABLES]
+    starters = []
+    for name in SPREAD_VARIABLES:
+        value = variables.values.get(name, "")
+        starters.append(f"--{name}={value}")
     starters += line.words[: training.first_flag]
     for flag, value in SPREAD.findall(" ".join(starters)):
         reading.keys[_to_key(flag.lower())] = value
@@ -255,4 +260,7 @@ def _to_key(flag: str) -> str:
 
 def _until_flag(words: Sequence[str]) -> list[str]:
     """The words before the next flag, or before the end of the command."""
-    return list(takewhile(lambda word: not word.startswith("--") and word not in ENDS, words))
+    for index, word in enumerate(words):
+        if word.startswith("--") or word in ENDS:
+            return list(words[:index])
+    return list(words)

@@ -45,7 +45,8 @@ def translate(reading: ForeignConfig, name: str, trainer: str | None = None) -> 
     read = READERS.get(table.sections.get("below", reading.dialect), read_paths)
     read(draft)
     follow_rest(draft)
-    for key in sorted(none_keys - {note.key for note in draft.notes}):
+    noted_keys = {note.key for note in draft.notes}
+    for key in sorted(none_keys - noted_keys):
         draft.note(SAME, key, why="as where it is left out")
     for key, remark in reading.remarks.items():
         draft.keys[key] = remark.value
@@ -58,7 +59,8 @@ def read_paths(draft: Draft) -> None:
     """Write the datasets of a dialect that has a table only: paths, or names on the hub."""
     key = draft.table.sections["datasets"]["keys"][0]
     paths = draft.take(key, to_words, [])
-    write_rows(draft, [{"path": path, "form": draft.form} for path in paths])
+    nodes = [{"path": path, "form": draft.form} for path in paths]
+    write_rows(draft, nodes)
 
 
 # The reader of each dialect; one that has a table below it shares the reader of that.

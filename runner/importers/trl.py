@@ -8,7 +8,7 @@ from runner.config.conversion import to_entries, to_mapping, to_plain_text
 from runner.config.menu import read_options
 from runner.errors import ConfigError, Fault
 from runner.importers.dataset_entries import read_entry, write_rows
-from runner.importers.draft import MAPPED, Draft, Part
+from runner.importers.draft import MAPPED, Draft
 from runner.importers.reward_entries import read_rewards, type_rewards
 
 
@@ -20,7 +20,13 @@ def read_trl(draft: Draft) -> None:
         draft.choices["trainer"] = draft.reading.command
     else:
         _choose_trainer(draft)
-    nodes = _read_datasets(draft)
+    # A mixture, or the one dataset that a name says.
+    nodes = []
+    for index, entry in enumerate(draft.take("datasets", to_entries, [])):
+        nodes.append(read_entry(draft, "datasets", f"datasets[{index}]", entry))
+    if draft.keys.get("datasets") is None:
+        path = draft.take("dataset_name", to_plain_text, "???")
+        nodes = [{**draft.values["dataset"], "path": path}]
     if any(node.get("weight") for node in nodes):
         why = "fraction: theirs leaves rows out, ours repeats small parts"
         draft.no_equivalent("datasets", why, "dataset.weights")
@@ -35,17 +41,6 @@ def read_trl(draft: Draft) -> None:
     variables = draft.keys.get("env")
     if isinstance(variables, Mapping):
         draft.keys["env"] = ", ".join(variables)  # their values may be secrets
-
-
-def _read_datasets(draft: Draft) -> list[Part]:
-    """The nodes of a mixture, or of the one dataset that a name says."""
-    nodes = []
-    for index, entry in enumerate(draft.take("datasets", to_entries, [])):
-        nodes.append(read_entry(draft, "datasets", f"datasets[{index}]", entry))
-    if draft.keys.get("datasets") is None:
-        path = draft.take("dataset_name", to_plain_text, "???")
-        nodes = [{**draft.values["dataset"], "path": path}]
-    return nodes
 
 
 # --- The trainer of a file without a command ------------------------------------------------------
